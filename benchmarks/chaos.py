@@ -35,13 +35,13 @@ from typing import Any
 import chaos_jobs
 import psutil
 
-from harness import results
-from harness.analysis.records.verdicts import status
+from harness import records
+from harness.analysis.verdicts import status
+from harness.base.files import cache_folder
 from harness.models import weights
-from harness.results import ResultsError
+from harness.records import ResultsError
 from harness.stacks import build
 from harness.stacks.header import stacks
-from harness.system.cache import cache_folder
 
 HARNESS = Path(sys.executable).parent / "harness"
 DIE_WITHIN_S = 20.0
@@ -413,7 +413,7 @@ class Watch:
                 report.problems.append(f"changed: {file}")
                 self.seen[file] = digest(file)
         self.look()
-        for stored in results.records(self.root, lambda damage: report.problems.append(str(damage))):
+        for stored in records.records(self.root, lambda damage: report.problems.append(str(damage))):
             if stored.folder not in self.records:
                 self.records[stored.folder] = stored.record
                 report.problems += whole(stored)
@@ -431,11 +431,11 @@ class Watch:
         return Counter(status(record)[0] for record in self.records.values())
 
 
-def whole(stored: results.Stored) -> list[str]:
+def whole(stored: records.Stored) -> list[str]:
     """What is wrong with one finished record: its series must read, and hold as many tokens as it says."""
     record, problems = stored.record, []
     try:
-        columns = results.series(stored)
+        columns = records.series(stored)
         if len(columns.get("latency_ns", [])) != record["tokens"]:
             problems.append(
                 f"{stored.folder}: {record['tokens']} tokens, {len(columns['latency_ns'])} in its series"

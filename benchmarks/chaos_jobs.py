@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from harness import results
+from harness import records
 from harness.models import weights
 
 HARNESS = Path(sys.executable).parent / "harness"
@@ -96,7 +96,7 @@ def _keep(place: Path) -> None:
 def _whole_searches(place: Path, number: int, completed: bool) -> Iterable[str]:
     yield from (damage for damage in _damages(place / "results"))
     if completed:
-        stored = list(results.records(place / "results", lambda damage: None))
+        stored = list(records.records(place / "results", lambda damage: None))
         ok = [s for s in stored if s.record["outcome"] == "ok" and f"search{number}x" in s.record["cell"]]
         if len(ok) != 1:
             yield f"{len(ok)} searches of search{number} are ok where one was to be"
@@ -115,7 +115,7 @@ def _config(place: Path, number: int) -> Path:
 
 def _damages(root: Path) -> list[str]:
     found: list[str] = []
-    list(results.records(root, lambda damage: found.append(str(damage))))
+    list(records.records(root, lambda damage: found.append(str(damage))))
     return found
 
 

@@ -40,16 +40,16 @@ from typing import Any
 
 from instrument import variables
 
-from harness import machine, results
-from harness.analysis.records.disturbances import (
+from harness import machine, records
+from harness.analysis.verdicts import (
     PAGE_BYTES,
     REFAULT_FLOOR_BYTES,
     REFAULT_TOLERANCE,
     STALLED_FLOOR_US,
     STALLED_SHARE,
 )
-from harness.dataset import rows
-from harness.worker.memory_limit import MemoryLimit
+from harness.campaign.worker_memory import MemoryLimit
+from harness.dataset import table
 
 HARNESS = Path(sys.executable).parent / "harness"
 NOISE_FLOOR = 0.02  # from run to run, of a mean of 128 tokens on a shared machine
@@ -186,14 +186,14 @@ def running(command: Sequence[str], folder: Path) -> Iterator[None]:
 def judged(out: Path) -> Iterator[Cell]:
     """Every record that has figures, by both rules."""
     for condition in LOADS:
-        for stored in results.records(out / condition, lambda damage: print(damage, file=sys.stderr)):
+        for stored in records.records(out / condition, lambda damage: print(damage, file=sys.stderr)):
             record, times = stored.record, stored.times
             if record["outcome"] != "ok":
                 print(f"{condition}: not measured: {record['outcome']}: {record['reason']}", file=sys.stderr)
                 continue
-            row = rows.row(record, times, None, None)
+            row = table.repeat_row(record, times, None, None)
             unmarked = record | {"memory": record["memory"] | {"marks": []}}
-            before = rows.row(unmarked, times, None, None)["reasons"] + of_the_machine(record)
+            before = table.repeat_row(unmarked, times, None, None)["reasons"] + of_the_machine(record)
             waited = (
                 (record["done"]["cpu_wait_ns"] or 0) / record["timing"]["last_token_ns"] / record["threads"]
             )

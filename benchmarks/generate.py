@@ -56,8 +56,8 @@ def main() -> int:
 def inside(arguments: argparse.Namespace) -> int:
     """Under the stack's interpreter: load once, then alternate."""
     sys.path.append(str(Path(__file__).absolute().parent.parent))
-    from runners import hf
     from runners.protocol import Request
+    from runners.stacks import hf
 
     options = {"dtype": arguments.dtype, "cache": "dynamic", "attn": "sdpa", "compile": False}
     options |= {"threads": arguments.threads, "n_ctx": 0, "trust_remote_code": False}

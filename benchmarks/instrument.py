@@ -29,11 +29,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import results
-from harness.results import Stored
+from harness import records
+from harness.base.files import cache_folder
+from harness.records import Stored
 from harness.stacks import build
 from harness.stacks.header import stacks
-from harness.system.cache import cache_folder
 
 HARNESS = Path(sys.executable).parent / "harness"
 STAMP_TARGET_NS = 20_000
@@ -147,7 +147,7 @@ def sampler(folder: Path, stack: str, pairs: int, new_tokens: int) -> None:
             if interval_ms == 200:
                 cost_s += stored.record["memory"]["sampling_cost_ns"] / 1e9
                 sampled_s += stored.record["timing"]["wall_s"]
-            median_ms[interval_ms] = statistics.median(results.series(stored)["latency_ns"][1:]) / 1e6
+            median_ms[interval_ms] = statistics.median(records.series(stored)["latency_ns"][1:]) / 1e6
         ratios.append(median_ms[200] / median_ms[60_000])
         on, off = median_ms[200], median_ms[60_000]
         print(f"  pair {pair + 1}: {on:.3f} ms on, {off:.3f} ms off, ratio {ratios[-1]:.4f}", flush=True)
@@ -169,7 +169,7 @@ def measured(config: Path, out: Path, *options: str) -> Stored:
     command = [str(HARNESS), "run", str(config), "--out", str(out), *options]
     env = variables(config.parent)
     ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1800)
-    stored = list(results.records(out, lambda damage: print(damage, file=sys.stderr)))
+    stored = list(records.records(out, lambda damage: print(damage, file=sys.stderr)))
     if len(stored) != 1 or stored[0].record["outcome"] != "ok":
         raise SystemExit(f"the cell did not run, exit code {ran.returncode}: {ran.stderr.strip()[-500:]}")
     return stored[0]

@@ -15,13 +15,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness import results
+from harness import records
 from harness.campaign.forecast import Device
 from harness.config import Model
-from harness.dataset.gather import Gathered
-from harness.recommend.candidates import Candidate, Subject, candidates
-from harness.recommend.places import Place
-from harness.theory.families import SHAPES
+from harness.dataset.study import Gathered
+from harness.recommend.candidates import Candidate, Place, Subject, candidates
+from harness.theory.hf_config import SHAPES
 
 HARNESS = Path(sys.executable).parent / "harness"
 BUDGETS = {"qwen1.5-0.5b": 1_200_000_000, "qwen3-0.6b": 1_000_000_000, "llama-3.2-1b": 1_400_000_000}
@@ -72,7 +71,7 @@ def searched(folder: Path, model: str, budget: int) -> dict[str, int]:
     config.write_text(json.dumps({"protocol": protocol, "models": [{"shape": model}], "variants": variants}))
     command = [str(HARNESS), "max-ctx", str(config), "-o", str(folder / model)]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-    found = Gathered([*results.records(folder / model, print)]).searches
+    found = Gathered([*records.records(folder / model, print)]).searches
     return {each["variant"]: int(each["verified_n_ctx"]) for each in found if each["verified_n_ctx"]}
 
 

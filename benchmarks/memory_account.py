@@ -21,18 +21,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from gguf_holes import header_of
 from test_checkpoint import write
 
-from harness import shipped
-from harness.known import config_of
+from harness import data
+from harness.campaign import worker
 from harness.stacks import build
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
-from harness.theory import decoder, demand
+from harness.theory import decoder, floors
 from harness.theory.architectures import decoder_of
 from harness.theory.decoder import Decoder
-from harness.theory.footprint import LlamaCpp, Model, Parts
-from harness.theory.gguf_types import quantized
-from harness.theory.tensors import Tensor
-from harness.worker import launch
+from harness.theory.known_models import config_of
+from harness.theory.memory import LlamaCpp, Model, Parts
+from harness.theory.tensors import Tensor, quantized
 from runners.protocol import Request
 
 COLUMNS = ("model", "n_ctx", "flash", "weights GB", "KV MB", "compute MB", "llama.cpp: KV", "compute")
@@ -65,7 +64,7 @@ def main() -> int:
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    names = list(shipped.model_names()) if given.models == ["all"] else given.models or known(FAMILIES)
+    names = list(data.model_names()) if given.models == ["all"] else given.models or known(FAMILIES)
     environment = stacks()["llamacpp"].environment_for("cpu")
     interpreter = build.find(environment) if environment else None
     if interpreter is None:
@@ -86,7 +85,7 @@ def main() -> int:
 
 
 def known(names: Sequence[str]) -> list[str]:
-    shipped_names = set(shipped.model_names())
+    shipped_names = set(data.model_names())
     if missing := [name for name in names if name not in shipped_names]:
         print(f"not shipped: {', '.join(missing)}", file=sys.stderr)
     return [name for name in names if name in shipped_names]
@@ -108,7 +107,7 @@ def compared(
     for flash in (False, True):
         try:
             said = account(interpreter, folder, path, lengths, flash_attn=flash)
-        except launch.JobFailed as failed:
+        except worker.JobFailed as failed:
             print(f"{name}: {failed}", file=sys.stderr)
             return
         for at in said["at"]:
@@ -125,14 +124,14 @@ def account(
     model = {"name": path.stem, "path": str(path), "shape": None}
     resolved = defaults | {"threads": 1, "mmap": False} | options
     request = Request("account", "llamacpp", "cpu", model, resolved, [workload])
-    return launch.facts_of(launch.run_job(request, interpreter, folder, 300))
+    return worker.facts_of(worker.run_job(request, interpreter, folder, 300))
 
 
 def row_of(
     name: str, made: Decoder, stored: Sequence[Tensor], flash: bool, said: dict[str, Any], at: dict[str, Any]
 ) -> dict[str, Any]:
     n_ctx = at["n_ctx"]
-    needs = demand.of_tensors(made, stored)
+    needs = floors.demand_of_tensors(made, stored)
     of_token = 2.0 * decoder.kv_elements_per_token(made)
     held = Model(made, sum(tensor.bytes for tensor in stored), needs.embedding_bytes, of_token)
     gpu = LlamaCpp(True, flash).parts(held, n_ctx)

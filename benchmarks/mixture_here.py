@@ -18,13 +18,12 @@ from pathlib import Path
 import gguf
 import numpy
 
-from harness.known import config_of
-from harness.models import gguf_metadata
+from harness.models import gguf as models_gguf
 from harness.theory import decoder
 from harness.theory.architectures import decoder_of
-from harness.theory.gguf_types import quantized
-from harness.theory.tensors import Tensor
-from runners import gguf_file
+from harness.theory.known_models import config_of
+from harness.theory.tensors import Tensor, quantized
+from runners.weights import layout
 
 CHUNK_BLOCKS = 1 << 20
 # Of each type: bytes of a block, where its float16 scales lie, and the elements in it (ggml-common.h).
@@ -68,7 +67,7 @@ def write(path: Path, name: str) -> None:
     writer.add_name(f"{name} (synthetic, random weights)")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     writer.add_tokenizer_model("none")
-    gguf_file.add_keys(writer, made.arch, gguf_metadata.keys(config, made))
+    layout.add_keys(writer, made.arch, models_gguf.metadata_keys(config, made))
     for tensor in stored:
         dtype = numpy.dtype(numpy.float32) if tensor.type == "f32" else numpy.dtype(numpy.uint8)
         shape = tensor.dims

@@ -23,9 +23,9 @@ SETTLE = 3  # steps before those that are timed
 def run(cell: str, model: str, tokens: int, threads: int, module: str, **given: object) -> int:
     """Call `module.measure(session, **given)` under the stack's interpreter; its exit code. `cell`:
     stack:kind; `tokens`: that the context must hold."""
+    from harness.campaign import worker
     from harness.stacks import build
     from harness.stacks.header import stacks
-    from harness.worker import launch
     from runners.protocol import Request
 
     stack, _, kind = cell.partition(":")
@@ -45,7 +45,7 @@ def run(cell: str, model: str, tokens: int, threads: int, module: str, **given: 
         paths = [str(ROOT), str(ROOT / "benchmarks")]
         call = f"import sys; sys.path[:0] = {paths!r}; import one_process; one_process.called"
         call += f"({str(file)!r}, {module!r}, {given!r})"
-        variables = launch.worker_variables("cpu", threads)
+        variables = worker.worker_variables("cpu", threads)
         return subprocess.run([interpreter.python, "-c", call], env=variables).returncode
 
 

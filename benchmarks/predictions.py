@@ -21,10 +21,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from harness import results, shipped
-from harness.predict.speed import Predictor
-from harness.predict.traits import GGML, Example
+from harness import data, records
 from harness.recommend import examples
+from harness.recommend.speed import GGML, Example, Predictor
 
 STUDY = "published/rtx4090-qwen1.5"
 DEEP = 10_000
@@ -45,7 +44,7 @@ def main() -> int:
     )
     parser.add_argument("--by", choices=("size", "type", "row"), default=None)
     arguments = parser.parse_args()
-    found = examples.of_published(results.records(shipped.results(STUDY), print))
+    found = examples.of_published(records.records(data.results(STUDY), print))
     gguf = [each for each in found if each.traits.engine == GGML]
     others = [each for each in found if each.traits.engine != GGML]
     if arguments.by in (None, "size"):

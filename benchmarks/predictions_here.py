@@ -19,12 +19,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness import machine, results
-from harness.cli.recommend import calibration
-from harness.dataset.gather import Gathered
-from harness.predict.speed import Predictor
-from harness.predict.traits import Example
-from harness.recommend import examples, type_rates
+from harness import machine, records
+from harness.cli import recommend_inputs
+from harness.dataset.study import Gathered
+from harness.recommend import candidates, examples
+from harness.recommend.speed import Example, Predictor
 
 HARNESS = Path(sys.executable).parent / "harness"
 TYPES = ["q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0", "q3_k_m", "q2_k"]
@@ -44,17 +43,17 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "predictions.yaml"
     config.write_text(json.dumps(experiment(arguments.tokens, arguments.repeats)))
-    calibration.rates(folder / "results")
+    recommend_inputs.rates(folder / "results")
     run = [str(HARNESS), "run", str(config), "-o", str(folder / "results")]
     if (code := subprocess.run(run, stdout=subprocess.DEVNULL).returncode) not in (0, 1):
         return code
-    calibration.rates(folder / "results")
-    gathered = Gathered([*results.records(folder / "results", print)])
+    recommend_inputs.rates(folder / "results")
+    gathered = Gathered([*records.records(folder / "results", print)])
     found, device = examples.of_own(gathered), machine.facts()["cpu"]
     print("Without the rate of each type:")
     compare(found)
     print("\nWith it:")
-    rates = type_rates.kept(folder / "results", device, machine.physical_cores())
+    rates = candidates.kept_rates(folder / "results", device, machine.physical_cores())
     compare(examples.with_rates(found, device, rates))
     missing = [cell["name"] for cell in gathered.cells if cell["status"] != "ok"]
     print(f"not ok: {', '.join(missing) or 'none'}\n\nrecords: {folder}")

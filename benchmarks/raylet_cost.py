@@ -33,7 +33,7 @@ NORMAL_975 = 1.96  # with fewer than 30 pairs the interval is up to 6% too narro
 
 
 def main() -> int:
-    from harness.fleet import local_cluster
+    from harness.campaign.fleet import cluster as fleet_cluster
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -45,10 +45,10 @@ def main() -> int:
     parser.add_argument("--model", default="qwen1.5-0.5b")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
-    cluster = local_cluster.head()
+    cluster = fleet_cluster.head()
     try:
         of_head = children()
-        local_cluster.add_node(cluster, 1)
+        fleet_cluster.add_node(cluster, 1)
         stopped = sorted(children() if given.head else children() - of_head)
         print(f"{len(stopped)} processes of Ray are stopped in turns", flush=True)
         room = len(PROMPT) + SETTLE + given.steps + 1

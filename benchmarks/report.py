@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from harness.dataset.study import Curve, MemoryCurve, Study
-from harness.report import document, export
+from harness.report import page
 
 TARGETS = {"time": 15.0, "memory": 1.5e9, "size": 5e6}
 BANDWIDTH = 1008e9  # bytes/s
@@ -190,7 +190,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = arguments.out or Path(folder) / "report.html"
         begun = time.perf_counter()
-        document.write(path, made)
+        page.write(path, made)
         seconds, size = time.perf_counter() - begun, path.stat().st_size
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"{len(made.cells)} cells, {len(made.series)} series of {arguments.tokens} tokens")
@@ -204,7 +204,7 @@ def main() -> int:
     _say("page, MB", size / 1e6, "", TARGETS["size"] / 1e6)
     if arguments.png:
         begun = time.perf_counter()
-        files = export.png(arguments.png, made)
+        files = page.png(arguments.png, made)
         print(f"{len(files)} figures as PNG in {time.perf_counter() - begun:.1f} s")
     return 0
 

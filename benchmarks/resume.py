@@ -3,7 +3,7 @@
 1. A campaign of 200 cells of the fake stack is measured; then `harness run` of the same config is timed: the
    whole process, median of 5: import, config, device lock, reading every record, table and page.
    Target: under 2 s.
-2. tokens.parquet of 10,000 tokens, written by harness.results itself: random ids of a 152k vocabulary,
+2. tokens.parquet of 10,000 tokens, written by harness.records itself: random ids of a 152k vocabulary,
    latencies as of a GPU, of a CPU and of one ten times slower. Target: at most 60 KB.
 
     .venv/bin/python benchmarks/resume.py [--cells 200] [--new-tokens 16]
@@ -22,8 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness import results
-from harness.system.cache import cache_folder
+from harness import records
+from harness.base.files import cache_folder
 
 HARNESS = Path(sys.executable).parent / "harness"
 ROUNDS = 5
@@ -112,9 +112,9 @@ def sizes(folder: Path) -> None:
     for name, (first_ms, last_ms, noise) in LATENCIES.items():
         n = list(range(26, 26 + TOKENS))
         series = {"n": n, "token_id": ids, "latency_ns": latencies(chance, first_ms, last_ms, noise)}
-        running = results.begin(folder / "sizes" / name, {"cell": "size"})
-        stored = running.finish({"workload": {"prompt_tokens": 25}}, results.TokenTimes.of_columns(series))
-        if results.series(stored)["latency_ns"] != series["latency_ns"]:
+        running = records.begin(folder / "sizes" / name, {"cell": "size"})
+        stored = running.finish({"workload": {"prompt_tokens": 25}}, records.TokenTimes.of_columns(series))
+        if records.series(stored)["latency_ns"] != series["latency_ns"]:
             raise SystemExit("the series does not read as it was written: cannot measure")
         size = (stored.folder / "tokens.parquet").stat().st_size
         verdict = "reached" if size <= SERIES_TARGET_BYTES else "missed"

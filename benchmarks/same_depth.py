@@ -58,7 +58,7 @@ def room(depth: int, steps: int) -> int:
 
 def measure(session: Any, depth: int, steps: int, rounds: int) -> None:
     """Under the stack's interpreter."""
-    from runners.context import Context
+    from runners.workloads.filling import Context
 
     holds = room(depth, steps)
     context = Context(session, PROMPT, int(DEEPER * depth), holds, time.perf_counter_ns, lambda _: None)

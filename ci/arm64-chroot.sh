@@ -203,7 +203,7 @@ hf() {
     cd /root/harness
     reach="import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=20)"
     if ! .venv/bin/python -c "$reach" https://download.pytorch.org/whl/cpu/; then
-      torch=$(grep -o -m 1 "torch==[0-9.]*" runners/hf.py)
+      torch=$(grep -o -m 1 "torch==[0-9.]*" runners/stacks/hf.py)
       .venv/bin/python -m pip download --quiet --no-deps --dest /root/wheels "$torch"
       export UV_FIND_LINKS=/root/wheels
     fi

@@ -18,8 +18,8 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 from harness.stacks import build
+from harness.stacks.build import build_variables
 from harness.stacks.header import Environment, stacks
-from harness.stacks.steps import build_variables
 
 ROOT = Path(__file__).parent.parent
 LOCKS = ROOT / "runners" / "locks"

@@ -17,14 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import cli, data, shipped
-from harness.known import Known
-from harness.published import TABLES, llama_arithmetic, rtx4090_qwen15
-from harness.results.kinds import schema
-from harness.theory import decoder, demand, floors, gguf_types, passes
-from harness.theory.families import SHAPES
+from harness import cli, data
+from harness.records import kinds as records_kinds
+from harness.theory import decoder, floors, published
+from harness.theory import tensors as theory_tensors
+from harness.theory.decoder import shape_parameters
+from harness.theory.hf_config import SHAPES
+from harness.theory.known_models import Known
 from harness.theory.machines import MACHINES
-from harness.theory.shapes import parameters
+from harness.theory.published import TABLES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -49,15 +50,15 @@ def refreshed(page: str) -> str:
         "modules": modules,
         "controller": lambda: layers("harness"),
         "worker": lambda: layers("runners"),
-        "every_record": lambda: keys(schema.bases(schema.KINDS["reported"])[0]),
-        "own_records": lambda: keys(schema.bases(schema.KINDS["measured"])[1]),
+        "every_record": lambda: keys(records_kinds.bases(records_kinds.KINDS["reported"])[0]),
+        "own_records": lambda: keys(records_kinds.bases(records_kinds.KINDS["measured"])[1]),
         "parts": parts,
         "machines": machines,
         "words_of_machines": words_of_machines,
         "dense_models": dense_models,
         "published_models": published_models,
         "published_files": published_files,
-        **{name: partial(_own_keys, kind) for name, kind in schema.KINDS.items()},
+        **{name: partial(_own_keys, kind) for name, kind in records_kinds.KINDS.items()},
     }
 
     def made(found: re.Match[str]) -> str:
@@ -79,7 +80,7 @@ def dense_models() -> str:
             "FFN": f"{shape.intermediate_size:,}",
             "vocabulary": f"{shape.vocab_size:,}" + (", tied" if shape.tied else ""),
             "context": f"{shape.context:,}" + (f", window {shape.window:,}" if shape.window else ""),
-            "parameters": f"{parameters(shape) / 1e9:.3g}B",
+            "parameters": f"{shape_parameters(shape) / 1e9:.3g}B",
         }
         for name, shape in SHAPES.items()
     ]
@@ -123,7 +124,7 @@ def published_models() -> str:
     """Parameters of the shipped models, as published and as counted."""
     published = json.loads((PUBLIC / "published.json").read_text())
     known, lines = Known(), []
-    for name in shipped.model_names():
+    for name in data.model_names():
         row, made = published.get(name, {}), known[name]
         total = decoder.parameters(made)
         said = row.get("total") or row.get("total_rounded")
@@ -148,7 +149,7 @@ def published_files() -> str:
         if row["file_bytes"] and "differs" not in row and seen[row["model"]] < 3:
             seen[row["model"]] += 1
             quant = {"mxfp4": "mxfp4_moe"}.get(row["type"], row["type"])
-            tensors = gguf_types.quantized(known[row["model"]], quant, imatrix=row["imatrix"])
+            tensors = theory_tensors.quantized(known[row["model"]], quant, imatrix=row["imatrix"])
             size = sum(tensor.bytes for tensor in tensors)
             lines.append(
                 {
@@ -208,7 +209,7 @@ def layers(container: str) -> str:
 def modules() -> str:
     """Path and the first sentence of the docstring of every module. A package stands for its __init__."""
     rows = []
-    for path in sorted([*ROOT.glob("harness/**/*.py"), *ROOT.glob("runners/*.py")]):
+    for path in sorted([*ROOT.glob("harness/**/*.py"), *ROOT.glob("runners/**/*.py")]):
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         sentence = " ".join(re.split(r"(?<=[.?!])\s", docstring, maxsplit=1)[0].split()).rstrip(".")
         relative = path.relative_to(ROOT)
@@ -219,19 +220,19 @@ def modules() -> str:
 
 def record_schema() -> str:
     """docs/record.schema.json."""
-    return json.dumps(schema.json_schema(), indent=1) + "\n"
+    return json.dumps(records_kinds.json_schema(), indent=1) + "\n"
 
 
 def keys(part: Any) -> str:
     """The keys of one type of a record, with what they hold."""
-    return _keys_table(schema.properties_of(part))
+    return _keys_table(records_kinds.properties_of(part))
 
 
 def _own_keys(kind: Any) -> str:
     """The keys that records of this kind alone have."""
-    shared = [base for base in schema.bases(kind) if not base.__name__.startswith("Only")]
-    known = {key for base in shared for key in schema.properties_of(base)}
-    every = schema.json_schema()["$defs"][kind.__name__]["properties"]
+    shared = [base for base in records_kinds.bases(kind) if not base.__name__.startswith("Only")]
+    known = {key for base in shared for key in records_kinds.properties_of(base)}
+    every = records_kinds.json_schema()["$defs"][kind.__name__]["properties"]
     return _keys_table({key: found for key, found in every.items() if key not in known})
 
 
@@ -250,9 +251,9 @@ def _keys_table(properties: dict[str, Any]) -> str:
 
 def parts() -> str:
     """A table for each type that a value of a record has."""
-    kinds = {kind.__name__ for kind in schema.KINDS.values()}
+    kinds = {kind.__name__ for kind in records_kinds.KINDS.values()}
     sections = []
-    for name, part in sorted(schema.json_schema()["$defs"].items()):
+    for name, part in sorted(records_kinds.json_schema()["$defs"].items()):
         if name not in kinds:
             about = " ".join(part.get("description", "").split())
             sections.append(f"\n### {name}\n{about}\n\n{_keys_table(part['properties'])}")
@@ -280,10 +281,10 @@ def _rows(name: str) -> Sequence[dict[str, Any]]:
     if name == "slips":
         return [
             {"table": table, "row": row, "column": column, "printed": cell, "why not": reason}
-            for (table, row, column), (cell, reason) in rtx4090_qwen15.SLIPS.items()
+            for (table, row, column), (cell, reason) in published.SLIPS.items()
         ]
     rows: Any = TABLES[name]()
-    if name in llama_arithmetic.TABLES:
+    if name in published.LLAMA_TABLES:
         return rows
     if name.startswith("gguf_") and "gguf_type" in rows[0]:
         return _per_model(rows)
@@ -357,12 +358,12 @@ def draw() -> None:
         panels, ("qwen1.5-32b-mha", "qwen1.5-32b"), ("without GQA", "with GQA (5 groups)"), strict=True
     ):
         for bits in (16, 8, 4):
-            asked = demand.of_bits(SHAPES[name], bits)
-            per_token = [passes.prefill_floor_s(asked, ceiling, n, kv_block=1) / n * 1e3 for n in lengths]
+            asked = floors.demand_of_bits(SHAPES[name], bits)
+            per_token = [floors.prefill_floor_s(asked, ceiling, n, kv_block=1) / n * 1e3 for n in lengths]
             (drawn,) = panel.loglog(lengths, per_token, label=f"w{bits}")
-            for knee in passes.prefill_knees(asked, ceiling) or ():
+            for knee in floors.prefill_knees(asked, ceiling) or ():
                 if knee is not None:
-                    at = passes.prefill_floor_s(asked, ceiling, round(knee), kv_block=1) / knee * 1e3
+                    at = floors.prefill_floor_s(asked, ceiling, round(knee), kv_block=1) / knee * 1e3
                     panel.plot([knee], [at], "o", markersize=4, color=drawn.get_color())
         panel.set(title=f"Qwen1.5-32B {title}", xlabel="prompt length, tokens")
         panel.grid(alpha=0.3)
@@ -373,11 +374,11 @@ def draw() -> None:
     figure, panel = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     chunks = sorted({round(2 ** (i / 4)) for i in range(49)})
     for bits in (16, 8, 4):
-        asked = demand.of_bits(SHAPES["qwen1.5-14b"], bits)
-        whole = passes.prefill_floor_s(asked, ceiling, 4096)
-        ratios = [passes.prefill_floor_s(asked, ceiling, 4096, chunk=chunk) / whole for chunk in chunks]
+        asked = floors.demand_of_bits(SHAPES["qwen1.5-14b"], bits)
+        whole = floors.prefill_floor_s(asked, ceiling, 4096)
+        ratios = [floors.prefill_floor_s(asked, ceiling, 4096, chunk=chunk) / whole for chunk in chunks]
         (drawn,) = panel.loglog(chunks, ratios, label=f"w{bits}")
-        knees = passes.prefill_knees(asked, ceiling)
+        knees = floors.prefill_knees(asked, ceiling)
         if knees:
             panel.axvline(knees[0], color=drawn.get_color(), linewidth=0.8, linestyle=":")
     panel.set(

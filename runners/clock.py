@@ -1,12 +1,11 @@
-"""The clock: stamp every token as it arrives, and what the clock itself costs. Standard library only.
-
-This is the only clock for latency. A stack's own timings are kept as a check and never used as the latency.
-"""
+"""The clock of the worker, what stamping costs, and the heap."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -15,6 +14,61 @@ from typing import Any
 
 from runners import protocol
 from runners.protocol import Event, Tokens
+
+# The memory of this process, as the kernel counts it and as a budget counts it.
+
+
+UNLIMITED_STACK = 2 << 20  # what glibc then gives a thread, on x86-64 and aarch64
+
+
+def process_accounting(threads: int) -> dict[str, int]:
+    """Bytes of this process: `rss_anon_bytes`, which a cgroup counts; `data_bytes`, private and writable,
+    touched or not, which RLIMIT_DATA counts; and the `stack_bytes` of `threads` still to be started, which
+    RLIMIT_DATA counts whole. For every stack's job `account`; raises OSError off Linux."""
+    anonymous, data = status_bytes("RssAnon"), status_bytes("VmData")
+    if anonymous is None or data is None:
+        raise OSError("the memory of a process is known on Linux only")
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return {
+        "rss_anon_bytes": anonymous,
+        "data_bytes": data,
+        "stack_bytes": threads * (UNLIMITED_STACK if stack == resource.RLIM_INFINITY else stack),
+    }
+
+
+def status_bytes(name: str) -> int | None:
+    """A size in the kernel's status of this process; null if unavailable."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+
+
+def page_faults() -> tuple[int, int]:
+    """Major and minor page faults of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_majflt, usage.ru_minflt
+
+
+def data_bytes() -> int | None:
+    """Memory that RLIMIT_DATA counts: private and writable, touched or not; null except on Linux."""
+    return status_bytes("VmData")
+
+
+def peak_rss_bytes() -> int:
+    """This process's peak resident set, from VmHWM (Linux), else from getrusage."""
+    if highest := status_bytes("VmHWM"):
+        return highest
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+# The clock: stamp every token as it arrives, and what the clock itself costs. Standard library only.
+#
+# This is the only clock for latency. A stack's own timings are kept as a check and never used as the
+# latency.
+
 
 Emit = Callable[[Event], None]
 Clock = Callable[[], int]
@@ -99,3 +153,29 @@ def suspended_ns() -> int | None:
         with_suspends = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         if time.clock_gettime_ns(time.CLOCK_MONOTONIC) - began < 1_000_000:
             return with_suspends - began
+
+
+# Free bytes of the C library's heap: the allocator's slack on a CPU, for every stack.
+
+
+class _MallInfo2(ctypes.Structure):
+    """struct mallinfo2 of glibc's malloc.h; `fordblks`: free."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def free_bytes() -> int | None:
+    """Bytes that malloc holds and nobody uses; null without glibc 2.33 or newer."""
+    if sys.platform != "linux":
+        return None
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is None:
+        return None
+    mallinfo2.restype = _MallInfo2
+    return int(mallinfo2().fordblks)

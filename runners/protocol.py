@@ -221,10 +221,11 @@ class Session(Protocol):
     `chunk`: the most ids to feed at once when filling a context; more would take memory from the context. A
     session may also have `memory_state()`: allocated and reserved bytes of its allocator (null: it has none),
     read now and then as a generation grows; and `routing(prompt, new_tokens)`: the experts chosen in greedy
-    decode steps (see runners.routing; null: no experts). `experts()`: a context manager that hears the
-    experts chosen in it, where the request has files["experts"] (see runners.experts.Heard; null: none, or
-    not heard), and lets routers follow those in files["follow"]. `fix(ids)`: decode steps are then fed these,
-    by position, in place of the id with the highest logit, which is looked for and yielded all the same.
+    decode steps (see runners.workloads.scoring; null: no experts). `experts()`: a context manager that hears
+    the experts chosen in it, where the request has files["experts"] (see runners.workloads.experts.Heard;
+    null: none, or not heard), and lets routers follow those in files["follow"]. `fix(ids)`: decode steps are
+    then fed these, by position, in place of the id with the highest logit, which is looked for and yielded
+    all the same.
     """
 
     chunk: int

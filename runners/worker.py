@@ -16,10 +16,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runners import depth, filling, heap, prefill, protocol, routing, teacher_forced, turns, windows
-from runners.accounting import data_bytes, page_faults, peak_rss_bytes
-from runners.clock import Clock, Emit, cpu_wait_ns, stamp, stamping_cost_ns, suspended_ns
-from runners.growth import Growth
+from runners import clock as runners_clock
+from runners import protocol
+from runners.clock import (
+    Clock,
+    Emit,
+    cpu_wait_ns,
+    data_bytes,
+    page_faults,
+    peak_rss_bytes,
+    stamp,
+    stamping_cost_ns,
+    suspended_ns,
+)
 from runners.protocol import (
     Done,
     Event,
@@ -32,15 +41,22 @@ from runners.protocol import (
     Session,
     reason_of,
 )
+from runners.workloads import filling, prompts, scoring
+from runners.workloads.prompts import Growth
 
 # Jobs on files alone, by the module that does them under the interpreter of any stack.
-MODULES = {"synthesize": "synthetic", "pack": "packed", "unpack": "packed", "differences": "differences"}
+MODULES = {
+    "synthesize": "weights.synthetic",
+    "pack": "weights.packed",
+    "unpack": "weights.packed",
+    "differences": "weights.layout",
+}
 Measure = Callable[..., dict[str, Any]]
 # Workloads that time something other than a stream of tokens.
 SURFACE: dict[Any, Measure] = {
-    "prefill": prefill.measure,
-    "depth": depth.measure,
-    "turns": turns.measure,
+    "prefill": prompts.measure_prefill,
+    "depth": prompts.measure_depth,
+    "turns": prompts.measure_turns,
 }
 
 
@@ -61,7 +77,7 @@ def main(request_path: Path, events_fd: int, go_on_fd: int, alive_fd: int) -> in
     try:
         emit(Phase("import", time.perf_counter_ns()))
         request = Request.read(request_path)
-        runner = importlib.import_module(f"runners.{MODULES.get(request.job, request.stack)}")
+        runner = importlib.import_module(f"runners.{MODULES.get(request.job, f'stacks.{request.stack}')}")
         does_not_fit += getattr(runner, "DOES_NOT_FIT", ())
         if request.job == "import":
             emit(Done({}))
@@ -87,9 +103,9 @@ def answer_of(request: Request, runner: Any, emit: Emit) -> dict[str, Any]:
         emit(Phase(phase, time.perf_counter_ns()))
 
     if request.job == "logits":
-        return teacher_forced.write(runner.load(request), request)
+        return scoring.write_logits(runner.load(request), request)
     if request.job == "score":
-        return teacher_forced.score(runner.load(request), request, say)
+        return scoring.score(runner.load(request), request, say)
     job = getattr(runner, request.job, None)
     if request.job not in protocol.JOBS or job is None:
         raise ValueError(f"stack {request.stack} has no job {request.job!r}")
@@ -117,7 +133,7 @@ def instruments_of(runner: Any, request: Request) -> Instruments:
 def loaded(request: Request, runner: Any, emit: Emit, clock: Clock) -> Session:
     emit(Phase("load", clock()))
     session: Session = runner.load(request)
-    emit(Loaded({**session.facts(), "heap_free_bytes": heap.free_bytes()}))
+    emit(Loaded({**session.facts(), "heap_free_bytes": runners_clock.free_bytes()}))
     return session
 
 
@@ -135,7 +151,7 @@ def fit(request: Request, runner: Any, emit: Emit, instruments: Instruments) -> 
     if workload["fill"]:
         say("fill")
         left_s = workload["most_s"] - (clock() - began) / 1e9
-        with windows.uncollected():
+        with prompts.uncollected():
             filled = filling.fill(
                 session,
                 workload["tokens"],
@@ -165,7 +181,7 @@ def generate(
     """
     session = loaded(request, runner, emit, instruments.clock_ns)
     for workload in request.workloads:
-        measured, fed = SURFACE.get(workload.get("kind")), routing.fix(session, workload)
+        measured, fed = SURFACE.get(workload.get("kind")), scoring.fix_experts(session, workload)
         if measured:
             surface(session, workload, emit, instruments, measured, fed)
         else:
@@ -185,12 +201,12 @@ def decode(
     clock, suspended = instruments.clock_ns, instruments.suspended_ns()
     prompt, new_tokens = workload["prompt"], workload["new_tokens"]
     emit(Phase("warmup", clock()))
-    warmup = windows.warm_up(session, prompt, new_tokens, **workload["warmup"], clock=clock)
+    warmup = prompts.warm_up(session, prompt, new_tokens, **workload["warmup"], clock=clock)
     # One token more than requested shows that a stack does not stop.
     stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
     growth = Growth(session, len(prompt), does_not_fit) if workload.get("kind") == "grow" else None
     emit(Phase("generate", clock()))
-    with windows.uncollected():
+    with prompts.uncollected():
         usage = Usage(instruments)
         timing = growth.stamped(stream, emit, clock) if growth else stamp(stream, emit, clock)
     used = usage.since()
@@ -202,14 +218,14 @@ def decode(
     }
     if not growth:  # which has no memory left
         emit(Phase("control", clock()))
-        ended["control"] = windows.control(session, prompt, new_tokens, warmup, instruments)
+        ended["control"] = prompts.control_windows(session, prompt, new_tokens, warmup, instruments)
     more = {
         "stamp_ns_per_token": stamping_cost_ns(),
         "suspended_ns": _suspended_since(suspended, instruments),
     }
     measured = {**timing, **ended, "warmup": warmup, **used, **after_all(), **more, **fed}
     if not growth:  # after all figures: it takes a little memory of its own
-        measured |= routing.counted(session, prompt, new_tokens, does_not_fit)
+        measured |= scoring.counted_experts(session, prompt, new_tokens, does_not_fit)
     emit(Done(measured))
 
 
@@ -231,9 +247,9 @@ def surface(
     settings, room = workload["warmup"], workload["holds"]  # which may be less than prompt and window
     prompt = workload["prompt"][: room // 2]
     window = min(settings["window_tokens"], room - len(prompt))
-    warmup = windows.warm_up(session, prompt, window, **settings, clock=clock)
+    warmup = prompts.warm_up(session, prompt, window, **settings, clock=clock)
     say("generate")
-    with windows.uncollected():
+    with prompts.uncollected():
         usage, began = Usage(instruments), clock()
         found = measure(session, workload, emit, instruments, say) | {"elapsed_ns": clock() - began}
     used = usage.since() | {"major_faults": found.pop("major_faults")}
@@ -266,7 +282,7 @@ class Usage:
 
 def after_all() -> dict[str, Any]:
     """Memory at the end of a workload."""
-    return {"peak_rss_bytes": peak_rss_bytes(), "heap_free_bytes": heap.free_bytes()}
+    return {"peak_rss_bytes": peak_rss_bytes(), "heap_free_bytes": runners_clock.free_bytes()}
 
 
 def _suspended_since(before: int | None, instruments: Instruments) -> int | None:

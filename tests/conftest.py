@@ -26,15 +26,15 @@ from raylets import nodes as nodes
 from raylets import own_cache as own_cache
 
 from harness import cli, machine
-from harness.analysis.records.verdicts import USABLE
+from harness.analysis.verdicts import USABLE
+from harness.base.files import cache_folder, made
+from harness.base.text import recorded
+from harness.campaign import worker as campaign_worker
 from harness.stacks import adopted, build
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
-from harness.system.cache import cache_folder, made
-from harness.system.variables import recorded
-from harness.theory.families import SHAPES
-from harness.theory.packed import FORMATS
-from harness.worker import launch
+from harness.theory.hf_config import SHAPES
+from harness.theory.tensors import FORMATS
 from runners.protocol import Died, Event, Request
 
 # Later ones use the weights of those before.
@@ -302,7 +302,7 @@ def packed(
         files = {"source": str(source), "target": str(target)}
         model = {"name": "m", "path": str(source), "shape": None}
         request = Request(job, "hf", "cpu", model, options | {"threads": 1}, files=files)
-        launch.facts_of(launch.run_job(request, hf_interpreter, root, 900))
+        campaign_worker.facts_of(campaign_worker.run_job(request, hf_interpreter, root, 900))
 
     return made
 
@@ -319,7 +319,7 @@ def checkpoint(hf_interpreter: Interpreter, tmp_path_factory: pytest.TempPathFac
             model = {"name": name, "path": None, "shape": asdict(shape)}
             options, files = {"seed": 1, "threads": 1}, {"target": str(target)}
             request = Request("synthesize", "hf", "cpu", model, options, files=files)
-            launch.facts_of(launch.run_job(request, hf_interpreter, root, 900))
+            campaign_worker.facts_of(campaign_worker.run_job(request, hf_interpreter, root, 900))
         return target
 
     return made
@@ -342,9 +342,9 @@ def worker(tmp_path: Path, answers: dict[str, list[Event | Died]]) -> Callable[.
         variables = recorded(os.environ)
         key = json.dumps([str(interpreter.python), asdict(request), variables])
         if request.stack not in REAL_STACKS or request.files or fresh:
-            return list(launch.run_job(request, interpreter, tmp_path, timeout_s, threads=2))
+            return list(campaign_worker.run_job(request, interpreter, tmp_path, timeout_s, threads=2))
         if key not in answers:
-            answers[key] = list(launch.run_job(request, interpreter, tmp_path, timeout_s, threads=2))
+            answers[key] = list(campaign_worker.run_job(request, interpreter, tmp_path, timeout_s, threads=2))
         return copy.deepcopy(answers[key])
 
     return run
@@ -360,7 +360,9 @@ def job(llamacpp_interpreter: Interpreter, tmp_path: Path) -> Callable[..., dict
     def run(**fields: Any) -> dict[str, Any]:
         given = {"stack": "llamacpp", "device": "cpu", "model": {"name": "m", "path": None, "shape": None}}
         request = Request(**(given | fields))
-        return launch.facts_of(launch.run_job(request, llamacpp_interpreter, tmp_path, 900, threads=2))
+        return campaign_worker.facts_of(
+            campaign_worker.run_job(request, llamacpp_interpreter, tmp_path, 900, threads=2)
+        )
 
     return run
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.dataset.gather import Gathered
-from harness.results import records
-from harness.results.files import read_columns, write_columns
-from harness.sharing import archive, figures
+from harness.dataset.study import Gathered
+from harness.records import records
+from harness.records.files import read_columns, write_columns
+from harness.share import bundle
 
 HONEST = Path(__file__).parent / "golden" / "bundle-1.tar.zst"
 Members = dict[str, bytes]
@@ -36,7 +36,7 @@ class Forgery:
     """The members of an honest bundle. `cells` finds records by a part of their cell's id, in order."""
 
     def __init__(self, honest: Path = HONEST) -> None:
-        self.members: Members = archive.unpacked(honest)
+        self.members: Members = bundle.unpacked(honest)
         self.manifest: dict[str, Any] = json.loads(self.members["manifest.json"])
         self.claimed = [dict(each) for each in self.manifest["figures"]]
 
@@ -112,7 +112,7 @@ class Forgery:
                     (file := Path(at, name)).parent.mkdir(parents=True, exist_ok=True)
                     file.write_bytes(content)
                 stored = list(records(Path(at), lambda damage: None))
-                computed = figures.of(stored, Gathered(stored))
+                computed = bundle.figures_of(stored, Gathered(stored))
             kept = [{n: v for n, v in each.items() if n in ("status", "verdict")} for each in self.claimed]
             self.manifest["figures"] = [new | old for new, old in zip(computed, kept, strict=False)]
             self.manifest["records"] = len(stored)
@@ -123,7 +123,7 @@ class Forgery:
                 if name != "manifest.json"
             }
         self.members["manifest.json"] = json.dumps(self.manifest).encode()
-        path.write_bytes(archive.packed(self.members))
+        path.write_bytes(bundle.packed(self.members))
         return path
 
 

@@ -10,11 +10,11 @@ import gguf
 import numpy
 from test_checkpoint import write
 
-from harness.models import gguf_metadata
+from harness.models import gguf as models_gguf
 from harness.theory import decoder, tensors
 from harness.theory.architectures import decoder_of
 from harness.theory.decoder import Decoder
-from runners import gguf_file
+from runners.weights import layout
 
 BASE = {
     "vocab_size": 320,
@@ -165,7 +165,7 @@ def header_of(
     writer = gguf.GGUFWriter(path, model.arch)
     writer.add_file_type(file_type)
     writer.add_tokenizer_model("none")
-    gguf_file.add_keys(writer, model.arch, gguf_metadata.keys(config, model))
+    layout.add_keys(writer, model.arch, models_gguf.metadata_keys(config, model))
     return writer
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from conftest import HARNESS
 
-from harness.results.files import write_columns
+from harness.records.files import write_columns
 
 FIRST = datetime(2026, 9, 1, 2, tzinfo=timezone.utc)
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 
-from harness.fleet import local_cluster
-from harness.system.cache import cache_folder, made
+from harness.base.files import cache_folder, made
+from harness.campaign.fleet import cluster as fleet_cluster
 
 
 def processes(node: Any) -> list[psutil.Process]:
@@ -73,7 +73,7 @@ class Elsewhere:
         command = ["ip", "netns", "exec", self.name, ray, "start", "--address", address, "--num-cpus", "1"]
         command += ["--node-ip-address", f"{self.net}.2", "--disable-usage-stats"]
         command += ["--resources", json.dumps({device: 1})]
-        command += ["--object-store-memory", str(local_cluster.STORE_BYTES)]
+        command += ["--object-store-memory", str(fleet_cluster.STORE_BYTES)]
         variables = {**os.environ, "HARNESS_CACHE": str(own), "RAY_worker_niceness": "0"}
         subprocess.run(command, env=variables, check=True, stdout=subprocess.DEVNULL)
 
@@ -96,7 +96,7 @@ def ip(arguments: str) -> None:
 
 
 def main() -> None:
-    cluster = local_cluster.head()
+    cluster = fleet_cluster.head()
     nodes: dict[str, Any] = {}
     elsewhere: dict[str, Elsewhere] = {}
     servers: list[subprocess.Popen[bytes]] = []
@@ -106,7 +106,7 @@ def main() -> None:
         if do == "add":
             number, device, *variables = words
             given = dict(word.split("=", 1) for word in variables)
-            nodes[number] = local_cluster.add_node(cluster, int(number), device, given)
+            nodes[number] = fleet_cluster.add_node(cluster, int(number), device, given)
         elif do == "kill":
             kill(nodes.pop(words[0]))
         elif do == "head":

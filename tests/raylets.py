@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness.system.cache import cache_folder
+from harness.base.files import cache_folder
 
 MARKS = [
     pytest.mark.slow("a Ray cluster takes ten seconds to start"),

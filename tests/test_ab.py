@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from harness import config as configs
-from harness import plan, results
-from harness.analysis.series import paired
-from harness.results import Stored
+from harness import records
+from harness.analysis import differences
+from harness.config import plan
+from harness.records import Stored
 from harness.stacks.header import project_of, stacks
 
 # By the fake's virtual clock and with a wide threshold: a busy machine can neither hide nor make a change.
@@ -21,7 +22,7 @@ SLOW = ("--set-b", "variants.0.B_ms=6.0", "--threshold", "60%")
 
 
 def stored(folder: Path) -> list[Stored]:
-    return list(results.records(folder, lambda damage: pytest.fail(str(damage))))
+    return list(records.records(folder, lambda damage: pytest.fail(str(damage))))
 
 
 def of_campaign(folder: Path) -> Counter[tuple[str, str, int]]:
@@ -46,7 +47,7 @@ def test_a_slower_side_is_slower_and_both_sides_are_one_campaign(harness, config
     assert {(pair, round) for pair, side, round in rounds if side == "A"} == {
         (pair, round) for pair, side, round in rounds if side == "B"
     }
-    assert slow["base_repeats"] == slow["new_repeats"] >= paired.FEWEST_ROUNDS
+    assert slow["base_repeats"] == slow["new_repeats"] >= differences.FEWEST_ROUNDS
 
 
 def test_a_config_against_itself_is_the_same_and_other_commands_read_its_records(harness, config, tmp_path):
@@ -160,8 +161,8 @@ def test_a_change_of_one_percent_is_found_and_none_is_not():
     found = wrong = 0
     for _ in range(20):
         rounds = {str(n): chance.normal(0, 0.0141, 90) + 0.01 * (n == 0) for n in range(6)}
-        changes = paired.changes({name: values.tolist() for name, values in rounds.items()})
-        directions = {name: paired.direction(each, 0.00995) for name, each in changes.items()}
+        changes = differences.changes({name: values.tolist() for name, values in rounds.items()})
+        directions = {name: differences.direction(each, 0.00995) for name, each in changes.items()}
         found += directions.pop("0") == 1 and changes["0"].p < 0.001
         wrong += sum(changes[name].p < 0.001 and abs(sign) for name, sign in directions.items())
     assert (found, wrong) == (20, 0)
@@ -171,22 +172,22 @@ def test_what_drifts_in_both_sides_alike_is_not_in_the_interval():
     drift = np.linspace(0, 0.3, 20)
     noise = np.random.default_rng(8).normal(0, 0.001, (2, 20))
     a, b = drift + noise[0], drift + noise[1]
-    change = paired.changes({"x": (b - a).tolist()})["x"]
-    assert not paired.wide(change, 0.01)
-    assert paired.direction(change, 0.01) == 0
+    change = differences.changes({"x": (b - a).tolist()})["x"]
+    assert not differences.wide(change, 0.01)
+    assert differences.direction(change, 0.01) == 0
 
 
 def test_one_slow_process_does_not_make_a_side_slower():
-    change = paired.changes({"x": [0.0, 0.001, -0.001, 0.0, 0.001, 0.2, 0.0, -0.001]})["x"]
+    change = differences.changes({"x": [0.0, 0.001, -0.001, 0.0, 0.001, 0.2, 0.0, -0.001]})["x"]
     assert change.cost > 0.02
-    assert paired.direction(change, 0.01) == 0
+    assert differences.direction(change, 0.01) == 0
 
 
 def test_rounds_go_on_until_the_interval_is_narrow():
     few, many = ([0.01, -0.01] * count for count in (2, 200))
-    assert paired.wide(paired.changes({"x": few})["x"], 0.01)
-    assert not paired.wide(paired.changes({"x": many})["x"], 0.01)
-    assert paired.wide(paired.changes({"x": [0.0]})["x"], 0.01)  # one round has no spread
+    assert differences.wide(differences.changes({"x": few})["x"], 0.01)
+    assert not differences.wide(differences.changes({"x": many})["x"], 0.01)
+    assert differences.wide(differences.changes({"x": [0.0]})["x"], 0.01)  # one round has no spread
 
 
 def test_compare_judges_the_records_again(harness, config):

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from harness.campaign import worker as campaign_worker
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
-from harness.theory.families import SHAPES
-from harness.theory.footprint import LlamaCpp, Model
-from harness.theory.shapes import kv_bytes_per_token
-from harness.worker import launch
+from harness.theory.decoder import kv_bytes_per_token
+from harness.theory.hf_config import SHAPES
+from harness.theory.memory import LlamaCpp, Model
 from runners.protocol import Done, Loaded, Phase, Request
 
 PROMPT = list(range(1, 26))
@@ -46,7 +46,7 @@ def account_of(
     **options: object,
 ) -> dict[str, Any]:
     request = request_of(stack, "account", path, {"kind": "account", "n_ctx": contexts}, **options)
-    return launch.facts_of(launch.run_job(request, interpreter, folder, 600))
+    return campaign_worker.facts_of(campaign_worker.run_job(request, interpreter, folder, 600))
 
 
 @pytest.mark.parametrize("flash_attn", [False, True])
@@ -102,7 +102,7 @@ def watched(pid: int) -> Iterator[Callable[[], dict[str, int]]]:
 
 def really(request: Request, interpreter: Interpreter, folder: Path) -> tuple[dict, dict, dict, dict]:
     """Memory when loaded, and the most of it, its end included; the facts of Loaded and of Done."""
-    worker = launch.Worker(request, interpreter, folder)
+    worker = campaign_worker.Worker(request, interpreter, folder)
     with watched(worker.pid) as most:
         for event in worker.events(600):
             if isinstance(event, Loaded):

@@ -26,12 +26,12 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HARNESS_RUNNERS", str(tmp_path / "runners"))
     shutil.copytree(ROOT / "runners", tmp_path / "runners", ignore=shutil.ignore_patterns("__pycache__"))
-    text = (tmp_path / "runners" / "fake.py").read_text()
+    text = (tmp_path / "runners" / "stacks" / "fake.py").read_text()
     text = text.replace("# dependencies = []", '# dependencies = ["tiny-good[more]==1.0", "tiny-plain==2.0"]')
     text = text.replace("# [tool.harness]\n", f"# [tool.harness]\n{ACCEPTS}\n").replace(
         "\nimport ", "\nimport tiny_good\nimport ", 1
     )
-    (tmp_path / "runners" / "tiny.py").write_text(text)
+    (tmp_path / "runners" / "stacks" / "tiny.py").write_text(text)
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from golden_record import GOLDEN, record
 
-from harness.analysis.records import traffic
-from harness.analysis.records.verdicts import invalid_because, status
-from harness.dataset import cells, rows
-from harness.results import NO_TOKENS, TokenTimes
+from harness.analysis import traffic
+from harness.analysis.verdicts import invalid_because, status
+from harness.dataset import table
+from harness.records import NO_TOKENS, TokenTimes
 
 THROTTLED = {"conditions__pressure": {"cgroup_throttled_us": 10**6}}  # of the cgroup, which others share
 MB = 10**6
@@ -198,7 +198,7 @@ def test_of_an_older_record_within_a_budget_its_cgroups_counters_decide():
 
 
 def flags_of(**changes: object) -> dict[str, str]:
-    said = rows.row(record(**changes), SERIES, None, None)
+    said = table.repeat_row(record(**changes), SERIES, None, None)
     assert said["status"] == "ok"
     return {flag["code"]: flag["detail"] for flag in said["flags"] if flag["code"] != "early_stop"}
 
@@ -225,7 +225,7 @@ def test_remarks_tell_what_to_know_and_spoil_nothing():
 
 def test_memory_after_loading_is_of_the_device_and_the_peak_that_of_the_allocator():
     def loaded(**changes: object) -> list[int | None]:
-        said = rows.row(record(**changes), SERIES, None, None)
+        said = table.repeat_row(record(**changes), SERIES, None, None)
         return [said["loaded_bytes"], said["peak_allocator_bytes"]]
 
     both = {"memory__after_load_rss_bytes": 7, "memory__after_load_vram_bytes": 8}
@@ -268,19 +268,23 @@ def test_kv_bytes_follow_the_types_of_the_cache():
 
 
 def test_a_cell_is_the_median_of_its_ok_repeats_and_tells_of_the_others():
-    lines = [rows.row(record(repeat=k), SERIES, None, None) | {"B_ms": 2 + k / 100} for k in (-1, 0, 1)]
-    lines.append(rows.row(record(repeat=4, outcome="oom", reason="does not fit"), NO_TOKENS, None, None))
-    (pooled,) = cells.per_cell(lines)
+    lines = [
+        table.repeat_row(record(repeat=k), SERIES, None, None) | {"B_ms": 2 + k / 100} for k in (-1, 0, 1)
+    ]
+    lines.append(
+        table.repeat_row(record(repeat=4, outcome="oom", reason="does not fit"), NO_TOKENS, None, None)
+    )
+    (pooled,) = table.per_cell(lines)
     assert (pooled["B_ms"], pooled["repeats_ok"], pooled["repeats"]) == (pytest.approx(2), 3, 4)
     assert pooled["reasons"] == ["does not fit"]
 
 
 def test_a_cells_W_is_that_of_its_mean_slope_with_the_interval_of_its_repeats():
     def cell(*slopes):
-        lines = [rows.row(record(repeat=k), SERIES, None, None) for k in range(len(slopes))]
+        lines = [table.repeat_row(record(repeat=k), SERIES, None, None) for k in range(len(slopes))]
         known = {"W_identifiable": True}
         lines = [line | known | {"slope_ms": slope} for line, slope in zip(lines, slopes, strict=True)]
-        return cells.per_cell(lines)[0]
+        return table.per_cell(lines)[0]
 
     assert cell(-0.2, -0.1, 0.1)["W_tokens_per_ms"] is None
     found = cell(0.9e-3, 1.0e-3, 1.1e-3)
@@ -291,9 +295,9 @@ def test_a_cells_W_is_that_of_its_mean_slope_with_the_interval_of_its_repeats():
 
 def test_other_versions_or_devices_are_other_rows_and_a_repeat_measured_again_counts_once():
     known = {"B_ms": 8.0, "B_ci95_ms": [7.9, 9.1]}
-    first = rows.row(record(), SERIES, None, None) | known
-    again = rows.row(record(started_utc="2099-01-01T00:00:00+00:00"), SERIES, None, None)
+    first = table.repeat_row(record(), SERIES, None, None) | known
+    again = table.repeat_row(record(started_utc="2099-01-01T00:00:00+00:00"), SERIES, None, None)
     again |= known | {"B_ms": 9.0}
-    other = rows.row(record(content_key="another"), SERIES, None, None) | known
-    pooled = cells.per_cell([first, again, other])
+    other = table.repeat_row(record(content_key="another"), SERIES, None, None) | known
+    pooled = table.per_cell([first, again, other])
     assert [(row["repeats"], row["B_ms"]) for row in pooled] == [(1, 9.0), (1, other["B_ms"])]

@@ -14,19 +14,17 @@ from damage import Edits, edited, edits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import shipped
-from harness.known import config_of
-from harness.stacks.interpreter import Interpreter
-from harness.theory import decoder, demand, floors, passes, shapes
+from harness import data
+from harness.stacks.adopted import Interpreter
+from harness.theory import decoder, floors
 from harness.theory.architectures import KINDS, decoder_of
-from harness.theory.config_values import ConfigJsonError, NoShape
-from harness.theory.decoder import Decoder
-from harness.theory.families import SHAPES
+from harness.theory.decoder import Decoder, distinct_share
 from harness.theory.floors import Ceiling
-from harness.theory.gguf_types import quantized
-from harness.theory.layers import distinct_share
+from harness.theory.hf_config import SHAPES, ConfigJsonError, NoShape
+from harness.theory.known_models import config_of
+from harness.theory.tensors import quantized
 
-NAMES = shipped.model_names()
+NAMES = data.model_names()
 JUNK = [0, -1, 1.5, True, None, "", "x" * 300, 10**30, [], {}, [1, 2], "full_attention", ["conv"]]
 # Elements of the text model that transformers builds, a tied matrix once, and of the routers' corrections,
 # which it keeps as buffers and checkpoints store.
@@ -65,10 +63,10 @@ def test_every_shipped_model_is_known_and_says_where_its_figures_are_from():
 def test_a_dense_shape_and_its_layers_have_the_same_parameters():
     for name, shape in SHAPES.items():
         for norms in (True, False):
-            assert decoder.layer_params(shape, norms) == shapes.layer_params(shape, norms), name
-            assert decoder.parameters(shape, norms) == shapes.parameters(shape, norms), name
-            assert decoder.active_params(shape, norms) == shapes.active_params(shape, norms), name
-        assert decoder.kv_elements_per_token(shape) == shapes.kv_elements_per_token(shape), name
+            assert decoder.layer_params(shape, norms) == decoder.shape_layer_params(shape, norms), name
+            assert decoder.parameters(shape, norms) == decoder.shape_parameters(shape, norms), name
+            assert decoder.active_params(shape, norms) == decoder.shape_active_params(shape, norms), name
+        assert decoder.kv_elements_per_token(shape) == decoder.shape_kv_elements_per_token(shape), name
         assert decoder.queries_to_a_key(shape) == shape.heads // shape.kv_heads, name
 
 
@@ -128,7 +126,7 @@ def test_a_token_computes_with_its_experts_alone():
 
 
 def test_more_tokens_read_more_experts_until_they_read_all():
-    needs = demand.of_bits(decoder_of(MIXTRAL), 16)
+    needs = floors.demand_of_bits(decoder_of(MIXTRAL), 16)
     idle = needs.expert_bytes * 3 / 4
     assert needs.read_by(1) == needs.layer_bytes
     assert needs.read_by(2) == pytest.approx(needs.layer_bytes + needs.expert_bytes * (7 / 16 - 1 / 4))
@@ -137,26 +135,26 @@ def test_more_tokens_read_more_experts_until_they_read_all():
 
 
 def test_a_mixture_is_bound_by_compute_where_a_pass_computes_as_long_as_it_reads():
-    needs, ceiling = demand.of_bits(made("qwen3-30b-a3b"), 4), Ceiling(1e12, 165e12)
-    ridge = passes.prefill_ridge(needs, ceiling)
+    needs, ceiling = floors.demand_of_bits(made("qwen3-30b-a3b"), 4), Ceiling(1e12, 165e12)
+    ridge = floors.prefill_ridge(needs, ceiling)
     assert ridge is not None
-    before, after = (passes.pass_work(needs, n) for n in (math.floor(ridge), math.ceil(ridge)))
+    before, after = (floors.pass_work(needs, n) for n in (math.floor(ridge), math.ceil(ridge)))
     assert before[1] / ceiling.flops < before[0] / ceiling.bytes_per_s
     assert after[1] / ceiling.flops >= after[0] / ceiling.bytes_per_s
     dense = replace(needs, experts=0)
-    assert ridge > 2 * (passes.prefill_ridge(dense, ceiling) or math.inf)
+    assert ridge > 2 * (floors.prefill_ridge(dense, ceiling) or math.inf)
     slow = Ceiling(1e12, 20e12)
-    knees, alone = passes.prefill_knees(needs, slow), passes.prefill_ridge(needs, slow)
+    knees, alone = floors.prefill_knees(needs, slow), floors.prefill_ridge(needs, slow)
     assert knees is not None
     assert alone is not None
     assert knees[0] > alone  # where every token reads the cache again
-    batch = passes.compute_bound_batch(needs, ceiling)
+    batch = floors.compute_bound_batch(needs, ceiling)
     read = needs.read_by(batch) + needs.lm_head_bytes
     assert needs.flops_per_token * batch / ceiling.flops == pytest.approx(read / ceiling.bytes_per_s)
 
 
 def test_latency_has_a_slope_of_its_own_up_to_each_window_and_none_where_nothing_grows():
-    needs, ceiling = demand.of_bits(made("gpt-oss-20b"), 4), Ceiling(1e12, math.inf)
+    needs, ceiling = floors.demand_of_bits(made("gpt-oss-20b"), 4), Ceiling(1e12, math.inf)
     (first, W), (past, flatter) = floors.slopes(needs, ceiling)
     assert (first, past) == (1, 129)
     assert flatter == pytest.approx(2 * (W or 0))  # every second layer has a window

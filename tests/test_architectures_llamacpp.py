@@ -17,20 +17,20 @@ import gguf_holes
 from gguf_holes import KINDS, write_hole
 from test_gguf_types import NUMBERS, ROOT, types
 
-from harness import shipped
-from harness.known import config_of
-from harness.models import gguf_decoder, gguf_header
-from harness.stacks.interpreter import Interpreter
+from harness import data
+from harness.models import gguf, gguf_model
+from harness.stacks.adopted import Interpreter
 from harness.theory import decoder
 from harness.theory.decoder import Decoder
-from harness.theory.footprint import MIB, PADDING, Model
-from harness.theory.gguf_types import QUANTS, model_bytes, quantized
+from harness.theory.known_models import config_of
+from harness.theory.memory import MIB, PADDING, Model
+from harness.theory.tensors import QUANTS, model_bytes, quantized
 
 # The types of the tensors of each file, chosen without computing a value.
 DRY_RUN = r"""
 import json, re, sys
 from pathlib import Path
-from runners.llamacpp_weights import LOG, lib, quantize_params
+from runners.llamacpp.weights import LOG, lib, quantize_params
 line = re.compile(r"\[ *\d+/ *\d+\] +(\S+) +- .*type = +(\w+), size =.*?(?:\((\w+)\))?$")
 for path in sorted(Path(sys.argv[1]).iterdir()):
     for quant, number in json.loads(sys.argv[2]).items():
@@ -45,7 +45,7 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
 LOAD = r"""
 import json, sys
 from pathlib import Path
-from runners.llamacpp_lib import LOG, lib
+from runners.llamacpp.lib import LOG, lib
 for path in sorted(Path(sys.argv[1]).iterdir()):
     said, found = [], {}
     with LOG.listening(said.append):
@@ -131,7 +131,7 @@ def test_every_tensor_of_every_shipped_model_gets_the_type_that_llama_cpp_gives_
     llamacpp_interpreter: Interpreter, tmp_path: Path
 ):
     configs: dict[str, Any] = {}
-    for name in shipped.model_names():
+    for name in data.model_names():
         config = config_of(name)
         configs[name] = config.get("text_config", config)
     assert differences(llamacpp_interpreter, tmp_path, configs, ["q4_k_m"]) == []
@@ -140,7 +140,7 @@ def test_every_tensor_of_every_shipped_model_gets_the_type_that_llama_cpp_gives_
 def test_a_file_describes_the_same_model_as_its_config(tmp_path: Path):
     for kind in KINDS:
         made = write_hole(tmp_path / "hole.gguf", gguf_holes.config(kind))
-        read = gguf_decoder.decoder_of(gguf_header.read(tmp_path / "hole.gguf"))
+        read = gguf_model.decoder_of(gguf.read(tmp_path / "hole.gguf"))
         assert read is not None, kind
         assert decoder.parameters(read) == decoder.parameters(made), kind
         assert decoder.active_params(read) == decoder.active_params(made), kind

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from golden_record import GOLDEN
 
-from harness import results
-from harness.analysis.records import attribution
-from harness.dataset import rows
-from harness.dataset.gather import Gathered
-from harness.results import NO_TOKENS, TokenTimes
-from harness.results.kinds import wrong_with
+from harness import records
+from harness.analysis import memory as analysis_memory
+from harness.dataset import table
+from harness.dataset.study import Gathered
+from harness.records import NO_TOKENS, TokenTimes
+from harness.records.kinds import wrong_with
 
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 MB = 1_000_000
@@ -60,14 +60,14 @@ def attributed(
     }
     record["loaded"] |= {"kv_read": "copied", "memory": memory and parts_of(memory)} | loaded
     record["done"] |= {"start_ns": START_NS, "flushes": []} | (done or {})
-    cell = rows.row(GOLDEN, NO_TOKENS, None, None) | {"name": "it", "device": device}
+    cell = table.repeat_row(GOLDEN, NO_TOKENS, None, None) | {"name": "it", "device": device}
     columns = {"n": list(range(26, 26 + len(latency))), "latency_ns": latency} if latency else {}
-    return attribution.row(cell, record, TokenTimes.of_columns(columns), samples or {})
+    return analysis_memory.attribution_row(cell, record, TokenTimes.of_columns(columns), samples or {})
 
 
 def parts(**told: int) -> dict[str, int | None]:
     """Those told, MB; the others are null."""
-    return dict.fromkeys(attribution.PARTS) | told
+    return dict.fromkeys(analysis_memory.PARTS) | told
 
 
 def megabytes(moment: dict[str, Any]) -> dict[str, float | None]:
@@ -192,7 +192,9 @@ def test_what_was_not_told_is_null_and_not_none():
     assert attributed([], LLAMA)["loaded"] is None
     older = copy.deepcopy(GOLDEN)
     older["memory"].pop("marks", None)
-    row = attribution.row(rows.row(older, NO_TOKENS, None, None) | {"name": "it"}, older, NO_TOKENS, {})
+    row = analysis_memory.attribution_row(
+        table.repeat_row(older, NO_TOKENS, None, None) | {"name": "it"}, older, NO_TOKENS, {}
+    )
     assert row["peak"] is None
     assert row["measured_bytes_per_token"] is None
 
@@ -245,7 +247,7 @@ def test_steps_that_are_no_steps_make_a_record_that_is_passed_over(steps):
 
 
 def test_what_others_published_are_sizes_and_no_parts_of_a_total(harness):
-    stored = list(results.records(STUDY, lambda damage: pytest.fail(str(damage))))
+    stored = list(records.records(STUDY, lambda damage: pytest.fail(str(damage))))
     gathered = Gathered(stored)
     assert len(gathered.memory) == len(gathered.cells)
     files = [row for row in gathered.memory if row["file_bytes"]]

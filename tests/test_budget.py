@@ -19,14 +19,14 @@ from test_hf import request_of, said
 from test_memory_limit import with_cgroup
 
 from harness import config as configs
-from harness import plan
-from harness.analysis.records.verdicts import status
+from harness.analysis.verdicts import status
+from harness.campaign import worker as campaign_worker
 from harness.campaign.repeat import WorkerReport
-from harness.config.sizes import size_bytes
-from harness.machine.limits import cgroups_of, free_memory_bytes
+from harness.campaign.worker_memory import MemoryLimit, mechanism_here
+from harness.config import plan
+from harness.config.experiment import size_bytes
+from harness.machine.host import cgroups_of, free_memory_bytes
 from harness.stacks.header import runners_folder
-from harness.worker import launch
-from harness.worker.memory_limit import MemoryLimit, mechanism_here
 from runners.protocol import Loaded, Phase, Tokens
 
 TINY = """\
@@ -211,7 +211,7 @@ def test_without_mmap_a_checkpoint_is_read_and_is_the_same_model(
     interpreter = own_interpreter(stack)
     path, ids, facts = checkpoint("tiny-llama", tied=True), {}, {}
     for mmap in (True, False):
-        worker = launch.Worker(request_of(path, stack, new=50, mmap=mmap), interpreter, tmp_path)
+        worker = campaign_worker.Worker(request_of(path, stack, new=50, mmap=mmap), interpreter, tmp_path)
         ids[mmap] = []
         for event in worker.events(600):
             if isinstance(event, Loaded):

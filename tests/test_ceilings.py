@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from harness import results
-from harness.analysis.records import traffic
-from harness.dataset import rows
-from harness.results import Stored
-from harness.theory import demand, passes
+from harness import records
+from harness.analysis import traffic
+from harness.dataset import table
+from harness.records import Stored
+from harness.theory import floors
+from harness.theory.decoder import Shape
 from harness.theory.floors import Ceiling
 from harness.theory.machines import MACHINES
 from harness.theory.rows import is_quantized
-from harness.theory.shapes import Shape
 
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 CARD = MACHINES["rtx-4090"]
@@ -24,7 +24,7 @@ BEATEN = 1.02  # by more than this no figure may
 
 
 def study() -> list[Stored]:
-    return list(results.records(STUDY, lambda damage: pytest.fail(str(damage))))
+    return list(records.records(STUDY, lambda damage: pytest.fail(str(damage))))
 
 
 # A flag that accounts for a figure that is too fast, by figure.
@@ -49,7 +49,7 @@ def beaten_by(row: dict[str, Any]) -> dict[str, float]:
 def test_no_published_figure_beats_its_ceiling_unless_a_flag_says_why():
     beaten, looked_at = Counter[str](), 0
     for stored in study():
-        row = rows.row(stored.record, stored.times, None, None)
+        row = table.repeat_row(stored.record, stored.times, None, None)
         if row["B_theory_ms"] is None:
             continue
         looked_at += 1
@@ -64,16 +64,16 @@ def test_no_published_figure_beats_its_ceiling_unless_a_flag_says_why():
 def test_no_published_prefill_is_faster_than_what_its_kernels_multiply_with():
     lengths = 0
     for stored in study():
-        curve = results.prefill_series(stored)
+        curve = records.prefill_series(stored)
         if not curve:
             continue
         bits = traffic.bpw(stored.record) or 16.0
-        asked = demand.of_bits(Shape(**stored.record["model"]["shape"]), bits)
+        asked = floors.demand_of_bits(Shape(**stored.record["model"]["shape"]), bits)
         rate = CARD.kernel_rate(is_quantized(bits))
         assert rate is not None
         ceiling = Ceiling(CARD.bandwidth_bytes_per_s, CARD.rates[rate].value)
         for n, ns in zip(curve["n"], curve["latency_ns"], strict=True):
-            least_ns = passes.prefill_floor_s(asked, ceiling, n) * 1e9
+            least_ns = floors.prefill_floor_s(asked, ceiling, n) * 1e9
             assert least_ns <= BEATEN * ns, (stored.record["cell"], n)
         lengths += len(curve["n"])
     assert lengths > 5000
@@ -131,5 +131,5 @@ def test_an_l4_is_not_said_to_prefill_faster_than_a_4090(harness):
 def test_prefill_turns_compute_bound_at_the_same_prompt_in_a_report_and_in_theory(harness):
     stored = next(each for each in study() if each.record["cell"].startswith("qwen1.5-7b.hf.bf16"))
     (told,) = harness("theory", "qwen1.5-7b", "--machine", "rtx-4090", "--quant", "f16", "--json").json
-    row = rows.row(stored.record, stored.times, None, None)
+    row = table.repeat_row(stored.record, stored.times, None, None)
     assert row["prefill_knees"] == told["prefill_knees"]

@@ -14,15 +14,15 @@ import pytest
 from conftest import settled
 
 from harness import config as configs
-from harness import plan, results
+from harness import records
 from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import Inputs
-from harness.campaign.weights_check.logits import NoLogits, logits_of
-from harness.campaign.weights_check.reference import Reference, free_bytes, precision
-from harness.models import synthetic
+from harness.campaign.weights_reference import NoLogits, Reference, free_bytes, logits_of, precision
+from harness.config import plan
+from harness.models import weights
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
-from harness.theory.families import SHAPES
+from harness.theory.hf_config import SHAPES
 
 
 @pytest.fixture
@@ -117,10 +117,10 @@ def test_every_variant_of_a_users_file_is_held_against_the_file_itself_and_kept(
     again = harness("check-weights", path, "--json")
     assert again.json == ran.json
     assert "reference" not in again.err
-    assert len(list(results.records(tmp_path / "results", pytest.fail))) == 2
+    assert len(list(records.records(tmp_path / "results", pytest.fail))) == 2
     anew = harness("check-weights", path, "--json", "--fresh")
     assert [check["depths"] for check in anew.json] == [check["depths"] for check in ran.json]
-    assert len(list(results.records(tmp_path / "results", pytest.fail))) == 4
+    assert len(list(records.records(tmp_path / "results", pytest.fail))) == 4
 
 
 def test_a_file_whose_matrices_changed_places_is_wrong_and_so_is_its_speed(harness, of, file, tmp_path):
@@ -190,7 +190,7 @@ def test_a_setting_that_the_logits_hardly_show_is_seen_in_the_files_header(harne
 
 def loaded_by(folder: Path, variant: str) -> Path:
     """The file that a variant's check read."""
-    found = {s.record["variant"]: s.record for s in results.records(folder / "results", pytest.fail)}
+    found = {s.record["variant"]: s.record for s in records.records(folder / "results", pytest.fail)}
     return Path(found[variant]["model"]["weights"]["file"])
 
 
@@ -240,7 +240,7 @@ def test_a_file_that_is_neither_16_bits_nor_can_be_dequantized_is_unchecked(
     assert "rope scaling, which needs the model's config.json" in check["reason"]
     again = harness("check-weights", tmp_path / "check.yaml", "--json")
     assert (again.code, again.json) == (0, ran.json)
-    assert len(list(results.records(tmp_path / "results", pytest.fail))) == 2
+    assert len(list(records.records(tmp_path / "results", pytest.fail))) == 2
 
 
 def test_a_variant_that_gives_no_logits_has_failed_and_the_others_go_on(harness, of, file):
@@ -348,7 +348,7 @@ def test_a_reference_that_fails_is_a_failure_and_a_check_is_made_again(harness, 
     model = {"shape": "tiny-llama", "weights": {"synthetic": True, "seed": 7}}
     path = of(model, {"stack": "llamacpp", "quant": "f16"}, check_weights=True)
     assert harness("synth", "tiny-llama", "--seed", "7").code == 0
-    place = synthetic.checkpoint_path(SHAPES["tiny-llama"], 7).parent
+    place = weights.checkpoint_path(SHAPES["tiny-llama"], 7).parent
     shutil.rmtree(place)
     place.touch()
     failed = harness("check-weights", path, "--json")
@@ -385,14 +385,14 @@ def test_the_reference_is_float32_where_that_leaves_room_and_says_so():
 def test_a_check_that_was_cut_off_is_recovered_and_done_again(harness, config, tmp_path):
     path = config({"name": "only"})
     assert harness("check-weights", path).code == 0
-    (stored,) = results.records(tmp_path / "results", pytest.fail)
+    (stored,) = records.records(tmp_path / "results", pytest.fail)
     begun = {key: value for key, value in stored.record.items() if key not in ("schema", "outcome", "reason")}
-    running = results.begin(stored.folder.parent, begun)
+    running = records.begin(stored.folder.parent, begun)
     running.events.close()  # as when the controller dies
     ran = harness("check-weights", path, "--json", "--fresh")
     assert ran.code == 0
     assert "recovered an interrupted" in ran.err
-    outcomes = [each.record["outcome"] for each in results.records(tmp_path / "results", pytest.fail)]
+    outcomes = [each.record["outcome"] for each in records.records(tmp_path / "results", pytest.fail)]
     assert sorted(outcomes) == ["interrupted", "unavailable", "unavailable"]
 
 
@@ -412,12 +412,12 @@ def test_what_makes_no_sense_starts_nothing(harness, config, tmp_path):
 
 def test_a_checked_record_without_its_figures_is_passed_over(harness, config, tmp_path):
     assert harness("check-weights", config({"name": "only"})).code == 0
-    (stored,) = results.records(tmp_path / "results", pytest.fail)
+    (stored,) = records.records(tmp_path / "results", pytest.fail)
     for spoiled, said in (
         ({"outcome": "ok"}, "check.depths"),
         ({"check": {"asked": {}, "speaks_for": []}}, "check.asked.windows"),
         ({"check": stored.record["check"] | {"left_out": [[1, 2, 3]]}}, "check.left_out"),
     ):
         (stored.folder / "record.json").write_text(json.dumps(stored.record | spoiled))
-        with pytest.raises(results.ResultsError, match=said):
-            results.read(stored.folder / "record.json")
+        with pytest.raises(records.ResultsError, match=said):
+            records.read(stored.folder / "record.json")

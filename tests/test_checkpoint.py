@@ -21,13 +21,13 @@ from damage import Edits, Patches, edited, edits, patches
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.models import gguf_split, safetensors_header, weights
-from harness.models.checkpoint import Checkpoint, CheckpointError, read
-from harness.models.safetensors_header import SafetensorsError
-from harness.theory import demand, shapes, tensors
+from harness.models import checkpoint, weights
+from harness.models import gguf as models_gguf
+from harness.models.checkpoint import Checkpoint, CheckpointError, SafetensorsError, read
+from harness.theory import decoder, floors, tensors
 from harness.theory.architectures import decoder_of
-from harness.theory.families import SHAPES
-from harness.theory.shapes import Shape
+from harness.theory.decoder import Shape
+from harness.theory.hf_config import SHAPES
 from harness.theory.tensors import Tensor, streamed_bytes
 
 TINY = SHAPES["tiny-llama"]
@@ -228,7 +228,7 @@ def test_a_gguf_tells_its_shape_and_every_tensor(tmp_path, shape):
     assert checkpoint.quantization == "f16"
     assert checkpoint.tied == shape.tied
     assert not checkpoint.synthetic
-    assert checkpoint.parameters == shapes.parameters(shape)
+    assert checkpoint.parameters == decoder.shape_parameters(shape)
     assert checkpoint.beyond_shape == 0
 
 
@@ -251,7 +251,7 @@ def test_what_a_shape_does_not_account_for_is_told(tmp_path):
     checkpoint = read(write_gguf(tmp_path / "model.gguf", extra=(factors,)))
     assert checkpoint.shape == TINY
     assert checkpoint.beyond_shape == 64
-    assert checkpoint.parameters == shapes.parameters(TINY) + 64
+    assert checkpoint.parameters == decoder.shape_parameters(TINY) + 64
 
 
 def test_our_own_synthetic_weights_say_so(tmp_path):
@@ -362,7 +362,7 @@ def test_of_a_mixture_a_token_reads_the_experts_that_it_uses(tmp_path):
     whole = sum(tensor.bytes for tensor in found.tensors)
     idle = 2 * 3 * 6 * (32 * 32) * 2
     embedding = 64 * 32 * 2
-    needs = demand.of_tensors(found.decoder, found.tensors)
+    needs = floors.demand_of_tensors(found.decoder, found.tensors)
     assert needs.resident_bytes == whole
     assert needs.weight_bytes_per_token == whole - idle - embedding
 
@@ -427,12 +427,12 @@ def test_any_part_of_a_split_model_is_the_whole(parts, tmp_path):
         checkpoint = read(part)
         assert checkpoint.path == part
         assert replace(checkpoint, path=whole.path) == whole
-    assert len({gguf_split.read_whole(part).digest for part in parts}) == 1
+    assert len({models_gguf.read_whole(part).digest for part in parts}) == 1
 
 
 def test_a_plain_file_read_whole_is_the_plain_file(tmp_path):
     path = write_gguf(tmp_path / "model-00001-of-00003.gguf")  # only its name says that it is a part
-    assert gguf_split.read_whole(path) == gguf_split.gguf_header.read(path)
+    assert models_gguf.read_whole(path) == models_gguf.read(path)
 
 
 def test_a_missing_part_is_named(parts):
@@ -513,7 +513,7 @@ def test_a_safetensors_header_gives_names_types_dimensions_and_bytes(tmp_path):
         },
         {"format": "pt"},
     )
-    assert list(safetensors_header.read(path).values()) == [
+    assert list(checkpoint.read_safetensors_header(path).values()) == [
         Tensor("a", "f32", (2, 3), 24),
         Tensor("b", "bf16", (5,), 10),
         Tensor("packed", "i32", (4, 4), 64),
@@ -526,10 +526,10 @@ def test_a_safetensors_header_gives_names_types_dimensions_and_bytes(tmp_path):
 def test_four_bit_elements_take_half_a_byte(tmp_path):
     header = {"x": {"dtype": "F4", "shape": [3, 2], "data_offsets": [0, 3]}}
     path = write_raw(tmp_path / "four.safetensors", header, 3)
-    assert safetensors_header.read(path) == {"x": Tensor("x", "f4", (3, 2), 3)}
+    assert checkpoint.read_safetensors_header(path) == {"x": Tensor("x", "f4", (3, 2), 3)}
     header["x"]["shape"] = [3]
     with pytest.raises(SafetensorsError, match="has 3 bytes, which do not match F4"):
-        safetensors_header.read(write_raw(path, header, 3))
+        checkpoint.read_safetensors_header(write_raw(path, header, 3))
 
 
 def test_tensors_in_any_order_are_read_in_the_order_of_their_data(tmp_path):
@@ -537,7 +537,7 @@ def test_tensors_in_any_order_are_read_in_the_order_of_their_data(tmp_path):
         "second": {"dtype": "U8", "shape": [4], "data_offsets": [2, 6]},
         "first": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
     }
-    assert list(safetensors_header.read(write_raw(tmp_path / "x.safetensors", header, 6))) == [
+    assert list(checkpoint.read_safetensors_header(write_raw(tmp_path / "x.safetensors", header, 6))) == [
         "first",
         "second",
     ]
@@ -552,10 +552,10 @@ def test_a_safetensors_file_cut_anywhere_is_refused(tmp_path):
         cut = tmp_path / "cut.safetensors"
         cut.write_bytes(whole[:kept])
         with pytest.raises(SafetensorsError, match=r"cut short|too short|is empty"):
-            safetensors_header.read(cut)
+            checkpoint.read_safetensors_header(cut)
     os.truncate(path, size + 1)
     with pytest.raises(SafetensorsError, match="has 1 bytes after the last tensor"):
-        safetensors_header.read(path)
+        checkpoint.read_safetensors_header(path)
 
 
 def entry(**changed: Any) -> dict[str, Any]:
@@ -614,7 +614,7 @@ def test_a_hostile_safetensors_header_is_one_sentence_in_bounded_time_and_memory
     header, sentence = HOSTILE[name]
     path = write_raw(tmp_path / "hostile.safetensors", header, 4)
     with within(60, 160), pytest.raises(SafetensorsError, match=sentence) as caught:
-        safetensors_header.read(path)
+        checkpoint.read_safetensors_header(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < len(str(path)) + 250
@@ -627,7 +627,7 @@ def test_a_header_that_claims_more_than_any_has_is_not_read(tmp_path, length):
     os.truncate(path, 200_000_000)
     counted, _ = counting(path, most=8192)
     with within(60, 1), pytest.raises(SafetensorsError, match="a header over 4 MiB"):
-        safetensors_header.read(counted)
+        checkpoint.read_safetensors_header(counted)
 
 
 PIECES = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"-1", b"1e9", b"null", b"true", b"9" * 30, b"\\u"]
@@ -644,7 +644,7 @@ def test_a_damaged_safetensors_header_is_read_or_refused_and_nothing_else(
     assert 8 + length > 2400
     write_over(path, damage)
     try:
-        found = safetensors_header.read(path)
+        found = checkpoint.read_safetensors_header(path)
     except SafetensorsError:
         assert damage != [(0, b"")]
         return
@@ -667,11 +667,11 @@ def test_a_folder_of_config_and_safetensors_is_told_as_stored(tmp_path):
     assert checkpoint.format == "safetensors"
     assert checkpoint.shape is not None
     assert replace(checkpoint.shape, norm_eps=TINY.norm_eps) == TINY
-    assert checkpoint.parameters == shapes.parameters(TINY)
+    assert checkpoint.parameters == decoder.shape_parameters(TINY)
     assert checkpoint.beyond_shape == 0
     assert checkpoint.quantization is None
     assert {t.type for t in checkpoint.tensors} == {"bf16"}
-    assert streamed(checkpoint) == 2 * shapes.active_params(TINY)
+    assert streamed(checkpoint) == 2 * decoder.shape_active_params(TINY)
     beside = read(tmp_path / "model.safetensors")
     assert replace(beside, path=tmp_path) == checkpoint
 
@@ -683,8 +683,8 @@ def test_a_tied_model_streams_its_embedding_once_even_if_a_copy_is_stored(tmp_pa
         checkpoint = read(tmp_path)
         assert checkpoint.tied
         assert ("lm_head.weight" in {t.name for t in checkpoint.tensors}) == stored
-        assert checkpoint.parameters == shapes.parameters(tied)
-        assert streamed(checkpoint) == 2 * shapes.active_params(tied)
+        assert checkpoint.parameters == decoder.shape_parameters(tied)
+        assert streamed(checkpoint) == 2 * decoder.shape_active_params(tied)
 
 
 def test_a_model_that_lacks_its_embedding_or_an_untied_lm_head_is_refused(tmp_path):
@@ -715,7 +715,7 @@ def test_of_a_model_that_also_sees_the_decoder_for_text_is_told(tmp_path):
     write_safetensors(tmp_path / "model.safetensors", stored)
     checkpoint = read(tmp_path)
     assert checkpoint.beyond_shape == 0
-    assert streamed(checkpoint) == 2 * shapes.active_params(TINY)
+    assert streamed(checkpoint) == 2 * decoder.shape_active_params(TINY)
 
 
 def test_packed_weights_are_counted_by_the_shape(tmp_path):
@@ -731,7 +731,7 @@ def test_packed_weights_are_counted_by_the_shape(tmp_path):
     checkpoint = read(tmp_path)
     assert checkpoint.quantization
     assert "awq" in checkpoint.quantization
-    assert checkpoint.parameters == shapes.parameters(TINY)
+    assert checkpoint.parameters == decoder.shape_parameters(TINY)
     assert checkpoint.beyond_shape is None
     (tmp_path / "config.json").unlink()
     assert read(tmp_path).parameters is None
@@ -821,7 +821,7 @@ def test_an_index_may_name_the_lm_head_that_a_tied_model_does_not_store(tmp_path
     index = json.loads(path.read_text())
     index["weight_map"]["lm_head.weight"] = shard
     path.write_text(json.dumps(index))
-    assert read(tmp_path).parameters == shapes.parameters(tied)
+    assert read(tmp_path).parameters == decoder.shape_parameters(tied)
     write_config(tmp_path, TINY)
     with pytest.raises(CheckpointError, match=r"lacks 'lm_head\.weight', though its index names it"):
         read(tmp_path)
@@ -838,7 +838,7 @@ def test_what_a_folder_holds_decides_what_is_read_of_it(tmp_path):
     write_config(tmp_path)
     assert read(tmp_path).format == "config"
     assert read(tmp_path).tensors == ()
-    assert read(tmp_path).parameters == shapes.parameters(TINY)
+    assert read(tmp_path).parameters == decoder.shape_parameters(TINY)
 
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04")
     with pytest.raises(CheckpointError, match="only safetensors and GGUF headers can be read"):
@@ -876,7 +876,7 @@ def test_a_file_without_a_suffix_is_known_by_its_content(tmp_path):
     assert checkpoint.format == "safetensors"
     assert checkpoint.shape is None
     assert not checkpoint.tied
-    assert checkpoint.parameters == shapes.parameters(TINY)
+    assert checkpoint.parameters == decoder.shape_parameters(TINY)
 
 
 def test_experts_without_a_config_json_are_refused(tmp_path):
@@ -1061,7 +1061,7 @@ def test_a_damaged_gguf_is_read_or_refused_and_nothing_else(tmp_path: Path, dama
     assert sum(tensor.bytes for tensor in checkpoint.tensors) <= size
     assert checkpoint.parameters
     if checkpoint.shape is not None:
-        assert shapes.parameters(checkpoint.shape) < 1e7
+        assert decoder.shape_parameters(checkpoint.shape) < 1e7
 
 
 # --- what is read -------------------------------------------------------------------------------------------
@@ -1073,7 +1073,7 @@ def test_of_a_140_gb_model_in_80_shards_the_headers_alone_are_read(tmp_path):
     write_shards(write_config(tmp_path, large), large, 80)
     counted, reads = counting(tmp_path, most=3_000_000)
     checkpoint = read(counted)
-    assert sum(tensor.bytes for tensor in checkpoint.tensors) == 2 * shapes.parameters(large) > 137e9
+    assert sum(tensor.bytes for tensor in checkpoint.tensors) == 2 * decoder.shape_parameters(large) > 137e9
     assert checkpoint.beyond_shape == 0
     assert 80 < len(reads) < 80 * 8
 

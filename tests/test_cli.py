@@ -17,10 +17,11 @@ from test_checkpoint import TINY, entries, write_config, write_gguf, write_safet
 
 import harness
 from harness import machine
-from harness.cli import init
+from harness.cli import setup
 from harness.config import load
+from harness.stacks import build
 from harness.stacks.header import stacks
-from harness.theory import shapes
+from harness.theory import decoder
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -115,10 +116,10 @@ def test_a_published_study_is_a_folder_where_the_user_stands_else_the_shipped_on
 @pytest.mark.parametrize(("built", "then"), [(None, "harness env create llamacpp; "), (object(), "")])
 def test_init_says_what_comes_next(monkeypatch, tmp_path, capsys, built, then):
     facts = machine.facts() | {"gpus": []}
-    monkeypatch.setattr(init.machine, "facts", lambda: facts)
-    monkeypatch.setattr(init, "visible_gpus", list)
-    monkeypatch.setattr(init.build, "find", lambda environment: built)
-    assert init.run(argparse.Namespace(file=tmp_path / "c.yaml")) == 0
+    monkeypatch.setattr(machine, "facts", lambda: facts)
+    monkeypatch.setattr(setup, "visible_gpus", list)
+    monkeypatch.setattr(build, "find", lambda environment: built)
+    assert setup.run_init(argparse.Namespace(file=tmp_path / "c.yaml")) == 0
     assert capsys.readouterr().out.endswith(f"\nnext: {then}harness run {tmp_path / 'c.yaml'}\n")
 
 
@@ -143,7 +144,7 @@ def test_init_writes_a_config_of_this_machine_once(harness, tmp_path):
 )
 def test_the_config_of_a_machine_with_a_gpu_is_for_the_gpu(tmp_path, capability, memory, shape, dtype):
     gpu = {"name": 'NVIDIA "X" 1', "memory_bytes": memory, "compute_capability": capability}
-    (tmp_path / "gpu.yaml").write_text(init.text(machine.facts() | {"gpus": [gpu]}, "gpu.yaml"))
+    (tmp_path / "gpu.yaml").write_text(setup.text(machine.facts() | {"gpus": [gpu]}, "gpu.yaml"))
     made = load(tmp_path / "gpu.yaml")
     assert (made.device, made.gpu, made.models[0].name) == ("cuda", gpu["name"], shape)
     assert {variant.stack for variant in made.variants} == {"llamacpp", "hf", "bnb"}
@@ -151,7 +152,7 @@ def test_the_config_of_a_machine_with_a_gpu_is_for_the_gpu(tmp_path, capability,
 
 
 def test_what_a_made_config_has_in_comments_is_right_too(tmp_path):
-    rows = re.sub(r"(?m)^  # ", "  ", init.text(machine.facts() | {"gpus": []}, "all.yaml"))
+    rows = re.sub(r"(?m)^  # ", "  ", setup.text(machine.facts() | {"gpus": []}, "all.yaml"))
     (tmp_path / "all.yaml").write_text(rows)
     made = load(tmp_path / "all.yaml")
     assert len(made.models) == 3
@@ -324,8 +325,8 @@ def test_a_dry_run_looks_at_weights_that_are_given(harness, tmp_path):
     ]
     assert lines[0]["disk_bytes"] == 0
     kv_bytes = 2 * (TINY.layers + 1) * TINY.kv_heads * TINY.head_dim * 4 * 10_000
-    assert lines[0]["memory_bytes"] == 4 * shapes.parameters(TINY) + kv_bytes + (272 << 20)
-    assert lines[1]["disk_bytes"] > 2 * shapes.parameters(TINY)
+    assert lines[0]["memory_bytes"] == 4 * decoder.shape_parameters(TINY) + kv_bytes + (272 << 20)
+    assert lines[1]["disk_bytes"] > 2 * decoder.shape_parameters(TINY)
 
 
 @pytest.mark.parametrize(

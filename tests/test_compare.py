@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import results
+from harness import records
 from harness.compare import compare
 from harness.compare.judge import Runs, judged
 from harness.compare.sides import side
-from harness.results import Stored
-from harness.results.files import write_columns
+from harness.records import Stored
+from harness.records.files import write_columns
 
 GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
 SLOW = {"slower": {"a": 1.25}}  # more than campaigns of an unknown machine may differ
@@ -346,7 +346,7 @@ def test_a_day_stands_for_the_campaigns_that_began_on_it(harness, runs):
 def test_of_a_repeat_measured_again_the_latest_counts(runs):
     folder = runs("twice")
     runs("twice", night=2)
-    every = list(results.records(folder, lambda damage: pytest.fail(str(damage))))
+    every = list(records.records(folder, lambda damage: pytest.fail(str(damage))))
     (kept,) = side(str(folder), folder).campaigns.values()
     assert (len(every), len(kept)) == (6, 3)
     newest = sorted(str(each.record["started_utc"]) for each in every)[3:]

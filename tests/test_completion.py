@@ -17,6 +17,7 @@ import pytest
 
 from harness import cli
 from harness.cli import completion
+from harness.stacks import header
 
 # What is typed after `harness` before the tab, and what the command then gets.
 TYPED = {
@@ -126,4 +127,4 @@ def test_every_command_and_option_has_its_place():
     assert "--dry-run" in known["run/ -"]
     assert "run/ --dry-run" not in known  # it takes no value
     assert known["run/ --out"] == [completion.FILES]
-    assert known["env/use/"] == [*completion.stacks(), completion.FILES]
+    assert known["env/use/"] == [*header.stacks(), completion.FILES]

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from harness.config import ConfigError, Decode, Experiment, Grow, MaxCtx, load
 from harness.config.schema import schema
 from harness.config.variants import weights_format
-from harness.theory.families import SHAPES
+from harness.theory.hf_config import SHAPES
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))

@@ -12,13 +12,14 @@ import gguf
 import numpy as np
 import pytest
 
-from harness.models import gguf_header
-from harness.theory.families import SHAPES
-from harness.theory.gguf_types import quantized
-from harness.theory.shapes import Shape
-from harness.worker.launch import JobFailed
+from harness.campaign.worker import JobFailed
+from harness.models import gguf as models_gguf
+from harness.theory.decoder import Shape
+from harness.theory.hf_config import SHAPES
+from harness.theory.tensors import quantized
 from runners.protocol import Request
-from runners.synthetic import SHARD_BYTES, synthesize
+from runners.weights.safetensors import SHARD_BYTES
+from runners.weights.synthetic import synthesize
 
 LLAMA = SHAPES["tiny-llama"]  # GQA: 8 heads of 32, 2 for K and V
 LLAMA3 = {
@@ -113,7 +114,7 @@ def in_gguf(path: Path) -> dict[str, np.ndarray]:
 def test_a_synthetic_model_keeps_its_values_in_every_type(convert, tmp_path, dtype, shape):
     source = made(tmp_path / "source", shape)
     facts, path = convert(source, dtype)
-    header, there, here = gguf_header.read(path), stored(source), in_gguf(path)
+    header, there, here = models_gguf.read(path), stored(source), in_gguf(path)
     # Names, order, types and bytes are those of a file that llama.cpp's own converter makes.
     expected = {tensor.name: (tensor.type, tensor.bytes) for tensor in quantized(shape, dtype)}
     assert {name: (tensor.type, tensor.bytes) for name, tensor in header.tensors.items()} == expected
@@ -147,7 +148,7 @@ def test_a_synthetic_model_keeps_its_values_in_every_type(convert, tmp_path, dty
 
 def test_the_header_says_what_the_config_said_and_that_the_weights_are_random(convert, source):
     _, path = convert(source)
-    header = gguf_header.read(path)
+    header = models_gguf.read(path)
     assert header.synthetic
     told = {key.removeprefix("llama."): value for key, value in header.metadata.items()}
     assert told["general.name"] == "m (synthetic, random weights)"
@@ -155,7 +156,7 @@ def test_the_header_says_what_the_config_said_and_that_the_weights_are_random(co
     assert (told["attention.head_count"], told["attention.head_count_kv"]) == (8, 2)
     assert told["attention.key_length"] == told["rope.dimension_count"] == 32
     configure(source, harness_synthetic=False)
-    assert not gguf_header.read(convert(source)[1]).synthetic
+    assert not models_gguf.read(convert(source)[1]).synthetic
 
 
 def test_shards_convert_to_the_bytes_of_the_whole(convert, tmp_path, source):
@@ -173,7 +174,7 @@ def test_a_tied_model_has_no_output_matrix_whatever_copies_and_buffers_are_store
     facts, path = convert(source, "f32")
     assert path.read_bytes() == before
     assert facts["tensors"] == 20
-    assert "output.weight" not in gguf_header.read(path).tensors
+    assert "output.weight" not in models_gguf.read(path).tensors
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])

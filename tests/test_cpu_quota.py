@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_doctor import IN_V1, IN_V2, V1, V2, periods
 
-from harness.machine.limits import cgroups_of, throttled, usable_cpus, whole_cpus
+from harness.machine.host import cgroups_of, throttled, usable_cpus, whole_cpus
 
 AFFINITY = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 PERIOD_US = 100_000
@@ -21,7 +21,7 @@ PERIOD_US = 100_000
 INSIDE = """
 import json, pathlib, sys, time
 from harness import machine
-from harness.worker.memory_sampler import pressure
+from harness.campaign.worker_memory import pressure
 pathlib.Path(sys.argv[1], "cgroup.procs").write_text("0")
 before, until = pressure(), time.monotonic() + 60
 while pressure()["cgroup_throttled_periods"] == before["cgroup_throttled_periods"]:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from harness import cli, data
+from harness.base.files import strict_json
 from harness.config import own_machines
-from harness.config.mistakes import Mistakes
-from harness.system.json_file import strict_json
-from harness.theory import machine_names
-from harness.theory.families import SHAPES
+from harness.config.yaml_text import Mistakes
+from harness.theory import machines, names
+from harness.theory.decoder import shape_parameters
+from harness.theory.hf_config import SHAPES
 from harness.theory.machines import CITED, DOCUMENTS, MACHINES
-from harness.theory.shapes import parameters
 
 RECORDS = {name: record for name, record in data.table("machines.toml").items() if name != DOCUMENTS}
 SOURCES = data.table("machines.toml")[DOCUMENTS]
@@ -66,7 +66,7 @@ def test_most_rates_are_derived_in_words():
 def test_the_records_are_read_one_by_one_as_the_whole_file_has_them():
     assert list(MACHINES) == list(RECORDS)
     assert len(MACHINES) == 161
-    whole = {name: own_machines.machine(record, SOURCES) for name, record in RECORDS.items()}
+    whole = {name: machines.machine(record, SOURCES) for name, record in RECORDS.items()}
     assert dict(MACHINES) == whole
 
 
@@ -102,9 +102,9 @@ def test_aliases_are_of_known_machines_and_resolve():
         assert set(of_name.get("optional", ())) <= key
         assert not set(of_name.get("also", ())) & key
         typed = " ".join([name, *of_name.get("also", ())])
-        assert MACHINES[name].name in {found.name for found in machine_names.machines(typed).values()}
+        assert MACHINES[name].name in {found.name for found in names.machines(typed).values()}
         shorter = "-".join(word for word in name.split("-") if word not in of_name.get("optional", ()))
-        assert MACHINES[name].name in {found.name for found in machine_names.machines(shorter).values()}
+        assert MACHINES[name].name in {found.name for found in names.machines(shorter).values()}
 
 
 def test_no_alias_is_listed_twice():
@@ -245,7 +245,7 @@ def test_a_mistake_in_a_users_file_is_one_sentence_with_its_line(own, capsys, ol
 def test_a_model_has_the_parameters_of_its_name(name):
     if size := re.search(r"-(\d[\d.]*)b\b", name):
         # Small models' names leave out an embedding; Qwen1.5-0.5B ties it on the hub.
-        assert -0.05 < parameters(SHAPES[name]) / (float(size[1]) * 1e9) - 1 < 0.25
+        assert -0.05 < shape_parameters(SHAPES[name]) / (float(size[1]) * 1e9) - 1 < 0.25
     else:
         assert name.startswith("tiny-")
 
@@ -266,7 +266,7 @@ def test_published_speeds_are_of_known_machines_and_models():
         assert row["machine"] in MACHINES
         assert row["model"] in SHAPES
         nominal = float(row["nominal_parameters"])
-        assert nominal == pytest.approx(parameters(SHAPES[row["model"]]), rel=0.05)
+        assert nominal == pytest.approx(shape_parameters(SHAPES[row["model"]]), rel=0.05)
         assert all(0 < float(row[of]) < 1e4 for of in ("published_tok_s", "seen_tok_s") if row[of])
 
 

@@ -13,11 +13,11 @@ import gguf
 import numpy as np
 import pytest
 
+from harness.campaign import worker
+from harness.campaign.worker import JobFailed
 from harness.stacks.header import stacks
-from harness.theory.families import SHAPES
-from harness.theory.shapes import Shape
-from harness.worker import launch
-from harness.worker.launch import JobFailed
+from harness.theory.decoder import Shape
+from harness.theory.hf_config import SHAPES
 from runners.protocol import Request
 
 
@@ -128,7 +128,7 @@ def test_what_bitsandbytes_holds_is_off_by_what_its_type_loses(
     options |= {"quant": quant, "threads": 1, "n_ctx": 64}
     model = {"name": "m", "path": str(source), "shape": None}
     request = Request("dequantize", "bnb", "cpu", model, options, files={"target": str(target)})
-    launch.facts_of(launch.run_job(request, bnb_interpreter, tmp_path, 900, threads=1))
+    worker.facts_of(worker.run_job(request, bnb_interpreter, tmp_path, 900, threads=1))
     found = differences(target, source)
     assert found["missing"] == []
     assert least < found["matrices"][0]["error"] <= found["matrices"][0]["row_error"] < most

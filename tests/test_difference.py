@@ -9,11 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.records.metrics import METRICS
-from harness.analysis.series.baseline import settled
-from harness.analysis.series.between import Repeats
-from harness.analysis.series.difference import Difference, Sample, beyond, discoveries, significant
-from harness.analysis.series.difference import differences as found_by
+from harness.analysis.differences import (
+    Difference,
+    Repeats,
+    Sample,
+    beyond,
+    discoveries,
+    settled,
+    significant,
+)
+from harness.analysis.differences import differences as found_by
+from harness.analysis.line import METRICS
 from harness.compare.judge import BETTER, WORSE, Runs, judged
 
 THRESHOLDS = {"slower": 0.02, "memory": 0.02, "context": 0.02, "quality": 0.02}

@@ -16,15 +16,13 @@ from typing import Any
 import pytest
 
 from harness import machine
-from harness.machine.doctor import clocks, gpu, heat, memory, sharing
-from harness.machine.doctor.builds import builds
-from harness.machine.doctor.finding import LEVELS, Finding
-from harness.machine.doctor.inside import FEATURES
-from harness.results.kinds import wrong_with
-from harness.stacks import compiler
-from harness.stacks.compiler import WHY_NO_AMX
+from harness.machine.doctor import cpu, gpu
+from harness.machine.doctor.findings import LEVELS, Finding, builds
+from harness.records.kinds import wrong_with
+from harness.stacks import adopted
+from harness.stacks.adopted import WHY_NO_AMX, Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
+from harness.stacks.inside.features import FEATURES
 
 CPU = "sys/devices/system/cpu"
 PI = {"proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0"}
@@ -91,7 +89,7 @@ def levels(findings: Iterable[Finding]) -> dict[str, str]:
 )
 def test_a_governor_that_follows_the_load_is_a_fault_of_any_cpu(tree, governors, level, found):
     files = {f"{CPU}/cpu{i}/cpufreq/scaling_governor": name for i, name in enumerate(governors)}
-    finding = clocks.governor(tree(files))
+    finding = cpu.governor(tree(files))
     assert (finding.level, finding.found[: len(found)]) == (level, found)
     assert (finding.fix is not None) == (level == "warn")
 
@@ -118,7 +116,7 @@ def test_a_governor_that_follows_the_load_is_a_fault_of_any_cpu(tree, governors,
     ],
 )
 def test_turbo_is_told_by_the_switch_of_the_driver_and_turned_off_by_it(tree, switch, content, level, fix):
-    finding = clocks.turbo(tree({f"{CPU}/{switch}": content}))
+    finding = cpu.turbo(tree({f"{CPU}/{switch}": content}))
     assert (finding.level, finding.fix) == (level, fix)
 
 
@@ -143,7 +141,7 @@ def supply(name: str, **says: str) -> dict[str, object]:
     ],
 )
 def test_a_battery_that_feeds_the_machine_is_a_fault_and_a_mouses_is_none(tree, supplies, level, found):
-    finding = clocks.power_source(tree(*supplies))
+    finding = cpu.power_source(tree(*supplies))
     assert (finding.level, finding.found[: len(found)]) == (level, found)
 
 
@@ -157,11 +155,11 @@ def test_intels_counters_tell_of_throttling_since_boot(tree):
         f"{CPU}/cpu1/thermal_throttle/package_throttle_count": 12,
         f"{CPU}/cpu1/thermal_throttle/package_throttle_total_time_ms": 1500,
     }
-    assert heat.throttling(tree(counters)).found == "12 times since boot, 1.5 s together"
-    assert heat.throttling(tree(dict.fromkeys(counters, 0))) == Finding(
+    assert cpu.throttling(tree(counters)).found == "12 times since boot, 1.5 s together"
+    assert cpu.throttling(tree(dict.fromkeys(counters, 0))) == Finding(
         "ok", "CPU throttling", "none since boot"
     )
-    assert heat.throttling(tree(dict.fromkeys(counters, "none of your business"))).level == "unknown"
+    assert cpu.throttling(tree(dict.fromkeys(counters, "none of your business"))).level == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +172,7 @@ def test_intels_counters_tell_of_throttling_since_boot(tree):
 )
 def test_a_raspberry_pi_tells_of_throttling_now_and_since_boot(tree, vcgencmd, bits, level, found):
     vcgencmd(firmware(bits))
-    finding = heat.throttling(tree(PI))
+    finding = cpu.throttling(tree(PI))
     assert (finding.level, finding.found) == (level, found)
     if level == "warn":
         assert ("supply" if bits & 0x1 else "fan") in finding.fix
@@ -190,13 +188,13 @@ def test_a_raspberry_pi_tells_of_throttling_now_and_since_boot(tree, vcgencmd, b
 )
 def test_a_vcgencmd_that_fails_is_unknown_and_says_why(tree, vcgencmd, script, why):
     vcgencmd(script)
-    finding = heat.throttling(tree(PI))
+    finding = cpu.throttling(tree(PI))
     assert finding.level == "unknown"
     assert why in finding.found
 
 
 def test_a_raspberry_pi_without_vcgencmd_is_told_where_it_is(tree):
-    assert heat.throttling(tree(PI)).found.endswith("not on PATH (Debian package raspi-utils)")
+    assert cpu.throttling(tree(PI)).found.endswith("not on PATH (Debian package raspi-utils)")
 
 
 HWMON = "sys/class/hwmon/hwmon0"
@@ -240,7 +238,7 @@ ZONE = "sys/class/thermal/thermal_zone0"
     ],
 )
 def test_the_headroom_is_of_the_sensor_nearest_to_its_limit(tree, files, level, found):
-    finding = heat.headroom(tree(files))
+    finding = cpu.headroom(tree(files))
     assert (finding.level, finding.found[: len(found)]) == (level, found)
 
 
@@ -253,26 +251,26 @@ def times(**seconds: float) -> dict[str, float]:
 
 
 def test_other_processes_are_told_by_what_the_cpus_did_meanwhile():
-    quiet = sharing.in_use(times(), times(idle=1001.9, iowait=0.05, user=100.05), 0.1)
+    quiet = cpu.in_use(times(), times(idle=1001.9, iowait=0.05, user=100.05), 0.1)
     assert (quiet.level, quiet.found) == ("ok", "2%, load average 0.1")
-    busy = sharing.in_use(times(), times(idle=1001.0, user=101.0), 3.0)
+    busy = cpu.in_use(times(), times(idle=1001.0, user=101.0), 3.0)
     assert (busy.level, busy.found) == ("warn", "50%, load average 3.0")
-    assert sharing.in_use(times(), times(), 0.0).level == "unknown"
+    assert cpu.in_use(times(), times(), 0.0).level == "unknown"
 
 
 def test_steal_is_a_fault_now_or_over_the_time_since_boot():
     later = times(idle=1002.0)
-    assert sharing.steal(times(), later).level == "ok"
-    assert sharing.steal(times(), later | {"steal": 0.1}).found.startswith("4.8% now, 0.1% of")
-    assert sharing.steal(times(), later | {"steal": 0.1}).level == "warn"
-    long_ago = sharing.steal(times(steal=5.0), later | {"steal": 5.0})
+    assert cpu.steal(times(), later).level == "ok"
+    assert cpu.steal(times(), later | {"steal": 0.1}).found.startswith("4.8% now, 0.1% of")
+    assert cpu.steal(times(), later | {"steal": 0.1}).level == "warn"
+    long_ago = cpu.steal(times(steal=5.0), later | {"steal": 5.0})
     assert (long_ago.level, long_ago.found[:14]) == ("warn", "0.0% now, 4.8%")
     macos = {"user": 1.0, "idle": 1.0}
-    assert sharing.steal(macos, macos).level == "unknown"
+    assert cpu.steal(macos, macos).level == "unknown"
 
 
 def test_a_guests_time_is_counted_once():
-    found = sharing.in_use(times(), times(idle=1001.0, user=101.0, guest=1.0), 0.0).found
+    found = cpu.in_use(times(), times(idle=1001.0, user=101.0, guest=1.0), 0.0).found
     assert found.startswith("50%")
 
 
@@ -313,17 +311,17 @@ def test_a_guests_time_is_counted_once():
 )
 def test_a_quota_of_cpu_time_is_a_fault_in_any_cgroup_around_us(tree, files, level, found):
     root = tree(files)
-    finding, found = sharing.quota(root), found.format(root=root)
+    finding, found = cpu.quota_finding(root), found.format(root=root)
     assert (finding.level, finding.found[: len(found)]) == (level, found)
     if level == "warn":  # all of these are of less than 2 CPUs
         assert finding.found == f"{found}; by default a run uses 1 thread"
 
 
 def test_smt_is_noted_and_windows_is_a_fault(tree):
-    assert sharing.sibling_threads(tree({f"{CPU}/smt/active": 1})).found.startswith("on")
-    assert sharing.sibling_threads(tree({f"{CPU}/smt/active": 0})).found == "off"
-    assert sharing.windows(tree({"proc/version": "Linux version 6.1.0 (gcc)"})) == []
-    (wsl,) = sharing.windows(tree({"proc/version": "Linux version 5.15.90.1-microsoft-standard-WSL2"}))
+    assert cpu.sibling_threads(tree({f"{CPU}/smt/active": 1})).found.startswith("on")
+    assert cpu.sibling_threads(tree({f"{CPU}/smt/active": 0})).found == "off"
+    assert cpu.windows(tree({"proc/version": "Linux version 6.1.0 (gcc)"})) == []
+    (wsl,) = cpu.windows(tree({"proc/version": "Linux version 5.15.90.1-microsoft-standard-WSL2"}))
     assert wsl.level == "warn"
 
 
@@ -331,36 +329,36 @@ def test_smt_is_noted_and_windows_is_a_fault(tree):
 
 
 def test_swap_and_little_memory_are_faults():
-    assert [memory.swap(used).level for used in (0, 1 << 20)] == ["ok", "warn"]
-    assert [memory.free(free).level for free in (8 << 30, 1 << 30)] == ["ok", "warn"]
+    assert [cpu.swap(used).level for used in (0, 1 << 20)] == ["ok", "warn"]
+    assert [cpu.memory_finding(free).level for free in (8 << 30, 1 << 30)] == ["ok", "warn"]
 
 
 def test_a_kernel_that_cannot_bound_or_tell_of_memory_is_told_how_to(tree):
     root = tree({"sys/fs/cgroup/cgroup.controllers": "cpuset cpu io pids"})  # Raspberry Pi OS as it comes
-    absent, silent = memory.cgroup(root), memory.pressure(root)
+    absent, silent = cpu.cgroup(root), cpu.pressure(root)
     assert (absent.level, silent.level) == ("warn", "unknown")
     assert "cgroup_enable=memory" in absent.fix
     assert "psi=1" in silent.fix
     tree({"sys/fs/cgroup/cgroup.controllers": "cpu memory", "proc/pressure/memory": "some avg10=0.00"})
-    assert (memory.cgroup(root).found, memory.pressure(root).level) == ("v2", "ok")
-    assert memory.hugepages(root).level == "unknown"
+    assert (cpu.cgroup(root).found, cpu.pressure(root).level) == ("v2", "ok")
+    assert cpu.hugepages(root).level == "unknown"
     tree({"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never"})
-    assert memory.hugepages(root).found == "madvise"
+    assert cpu.hugepages(root).found == "madvise"
 
 
 def test_a_cgroup_v1_is_one_and_none_at_all_is_unknown(tree):
     root = tree()
-    assert memory.cgroup(root).level == "unknown"
+    assert cpu.cgroup(root).level == "unknown"
     tree({"sys/fs/cgroup/memory/tasks": ""})
-    assert memory.cgroup(root).found == "v1"
+    assert cpu.cgroup(root).found == "v1"
 
 
 def test_where_nothing_can_be_read_nothing_is_ok_but_what_was_looked_at(tree):
     root = tree()
     found = [
-        *(clocks.governor(root), clocks.turbo(root), clocks.power_source(root)),
-        *(heat.throttling(root), heat.headroom(root), sharing.quota(root), sharing.sibling_threads(root)),
-        *(memory.cgroup(root), memory.pressure(root), memory.hugepages(root)),
+        *(cpu.governor(root), cpu.turbo(root), cpu.power_source(root)),
+        *(cpu.throttling(root), cpu.headroom(root), cpu.quota_finding(root), cpu.sibling_threads(root)),
+        *(cpu.cgroup(root), cpu.pressure(root), cpu.hugepages(root)),
     ]
     assert {finding.level for finding in found} == {"unknown"}
     assert all(len(finding.found.split()) > 2 for finding in found)
@@ -645,7 +643,7 @@ def test_a_debug_python_is_a_fault_and_a_broken_one_unknown(tmp_path, tree, scri
 def test_the_real_build_of_llamacpp_is_a_release_for_this_cpu(llamacpp_interpreter):
     (finding,) = builds([llamacpp_interpreter])
     fine = ("ok", "for this CPU, without assertions")
-    assert (finding.level, finding.found) == (("warn", WHY_NO_AMX) if compiler.loses_tiles() else fine)
+    assert (finding.level, finding.found) == (("warn", WHY_NO_AMX) if adopted.loses_tiles() else fine)
 
 
 # The command

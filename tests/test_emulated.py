@@ -12,13 +12,14 @@ import pytest
 from golden_record import GOLDEN
 
 from harness import config as configs
-from harness import machine, plan
-from harness.analysis.records.verdicts import status
+from harness import machine
+from harness.analysis.verdicts import status
+from harness.base.text import for_workers, recorded
 from harness.campaign import forecast
-from harness.machine.doctor import sharing
-from harness.machine.emulated import emulated
-from harness.results.kinds import wrong_with
-from harness.system.variables import for_workers, recorded
+from harness.config import plan
+from harness.machine.doctor import cpu
+from harness.machine.host import emulated
+from harness.records.kinds import wrong_with
 
 PROFILES = Path(__file__).parent.parent / "configs"
 INTEL = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R)\nflags\t\t: fpu avx2\n"
@@ -160,4 +161,4 @@ def test_the_processor_that_qemu_emulates_is_the_workers_too_and_recorded():
 
 
 def test_a_machine_that_is_not_emulated_has_no_finding_about_it():
-    assert sharing.emulator(None) == []
+    assert cpu.emulator(None) == []

@@ -11,23 +11,24 @@ from typing import Any
 import pytest
 from golden_record import GOLDEN
 
-from harness.analysis.records import energy, sensor_summary
-from harness.dataset import rows
-from harness.machine.sensors import SensorSampler, rapl
-from harness.report import columns as shown
-from harness.results import NO_TOKENS
-from harness.results.kinds import wrong_with
+from harness.analysis import sensors as analysis_sensors
+from harness.dataset import table
+from harness.machine import sensors
+from harness.machine.sensors import SensorSampler
+from harness.records import NO_TOKENS
+from harness.records.kinds import wrong_with
+from harness.report import tables as shown
 
 S = 1_000_000_000
 PACKAGE, DRAM, PSYS, GPU = "rapl_package_0_uj", "rapl_dram_0_uj", "rapl_psys_uj", "gpu_energy_mj"
 DOMAINS = {PACKAGE: {"name": "package-0", "range_uj": 262_143_328_850}}
 # A first token after a second, then ten a second.
-DURING = sensor_summary.Timed(100 * S, tuple(101 * S + k * S // 10 for k in range(401)), 26)
+DURING = analysis_sensors.Timed(100 * S, tuple(101 * S + k * S // 10 for k in range(401)), 26)
 
 
 def sampled(joules: list[float | None], column: str = PACKAGE, every_s: float = 1.0) -> dict[str, Any]:
     """Samples from second 99 on."""
-    unit = energy.UNITS[column.rpartition("_")[2]]
+    unit = analysis_sensors.UNITS[column.rpartition("_")[2]]
     values = [None if each is None else round(each / unit) for each in joules]
     return {"t_ns": [int((99 + k * every_s) * S) for k in range(len(values))], column: values}
 
@@ -40,10 +41,10 @@ def row_of(columns: dict[str, Any], domains: Any = DOMAINS, during: Any = DURING
     """The row's figures of a record that has these samples."""
     record: dict[str, Any] = copy.deepcopy(GOLDEN) | changed
     sensors = {"sources": {}, "missing": {}, "samples": 9, "cost_ns": 1, "interval_ms": 1000}
-    said = energy.measured(columns, domains, during)
+    said = analysis_sensors.measured_energy(columns, domains, during)
     record["sensors"] = sensors | {"timed": {}, "throttled": [], "energy": said}
     assert wrong_with(record) is None
-    return rows.row(record, NO_TOKENS, None, None)
+    return table.repeat_row(record, NO_TOKENS, None, None)
 
 
 def test_twenty_watts_at_ten_tokens_a_second_are_two_joules_a_token():
@@ -53,7 +54,7 @@ def test_twenty_watts_at_ten_tokens_a_second_are_two_joules_a_token():
     assert row["energy_source"] == "RAPL: CPU packages, other processes included"
     assert row["energy_reason"] is None
     by_heading = {column.heading: column for column in shown.SHAPE}
-    assert shown.cell(row, by_heading["J/token"]) == "2"
+    assert shown.column_cell(row, by_heading["J/token"]) == "2"
 
 
 def test_what_the_prompt_took_is_none_of_it():
@@ -63,8 +64,8 @@ def test_what_the_prompt_took_is_none_of_it():
 
 
 def test_samples_between_two_tokens_count_the_one_in_the_making_in_part():
-    slow = sensor_summary.Timed(100 * S, tuple((101 + 4 * k) * S for k in range(12)), 26)
-    found = energy.measured(steady(20.0, seconds=43), DOMAINS, slow)
+    slow = analysis_sensors.Timed(100 * S, tuple((101 + 4 * k) * S for k in range(12)), 26)
+    found = analysis_sensors.measured_energy(steady(20.0, seconds=43), DOMAINS, slow)
     assert found is not None
     assert (found["window_s"], found["tokens"]) == (40.0, 10.0)
 
@@ -99,11 +100,11 @@ def test_a_gap_and_a_failed_reading_make_none():
 
 
 def test_under_half_a_minute_there_is_none():
-    short = sensor_summary.Timed(100 * S, tuple(100 * S + k * S // 10 for k in range(1, 121)), 26)
+    short = analysis_sensors.Timed(100 * S, tuple(100 * S + k * S // 10 for k in range(1, 121)), 26)
     row = row_of(steady(20.0), during=short)
     assert row["joules_per_token"] is None
     assert row["energy_reason"] == "timed part of 12 s: energy needs 30 s"
-    late = sensor_summary.Timed(60 * S, DURING.stamps_ns, 26)
+    late = analysis_sensors.Timed(60 * S, DURING.stamps_ns, 26)
     row = row_of(steady(20.0, seconds=20), during=late)
     assert row["energy_reason"] == "energy was read over 17.0 s of decode: it needs 30 s"
 
@@ -130,14 +131,14 @@ def test_a_machine_without_a_counter_says_so_and_an_old_record_nothing():
     missing = {"CPU energy": "no RAPL counters"}
     record["sensors"] = {"sources": {}, "missing": missing, "samples": 0, "cost_ns": 1, "interval_ms": 1000}
     record["sensors"] |= {"timed": {}, "throttled": [], "energy": None}
-    row = rows.row(record, NO_TOKENS, None, None)
+    row = table.repeat_row(record, NO_TOKENS, None, None)
     assert (row["joules_per_token"], row["energy_reason"]) == (None, "no RAPL counters")
-    assert rows.row(GOLDEN, NO_TOKENS, None, None)["energy_reason"] is None
+    assert table.repeat_row(GOLDEN, NO_TOKENS, None, None)["energy_reason"] is None
 
 
 def test_a_run_that_came_to_no_end_has_no_energy():
-    assert energy.measured(steady(20.0), DOMAINS, None) is None
-    assert energy.measured(steady(20.0), {}, DURING) is None
+    assert analysis_sensors.measured_energy(steady(20.0), DOMAINS, None) is None
+    assert analysis_sensors.measured_energy(steady(20.0), {}, DURING) is None
 
 
 def zones(root: Path, *, energy_uj: int = 1_000_000) -> None:
@@ -180,7 +181,7 @@ def test_counters_that_only_root_reads_are_missing_with_what_to_do(tmp_path, mon
         pytest.skip("root reads everything")
     with SensorSampler(None, tmp_path) as sampler:
         pass
-    assert sampler.summary()["missing"]["CPU energy"] == rapl.UNREADABLE
+    assert sampler.summary()["missing"]["CPU energy"] == sensors.UNREADABLE
     assert sampler.energy == {}
 
 

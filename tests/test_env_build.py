@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from harness import machine
-from harness.stacks import build, compiler, cuda
+from harness.stacks import adopted, build
+from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Environment, parse, stacks
-from harness.stacks.interpreter import EnvironmentFailed
 
 ROOT = Path(__file__).parent.parent
 MODULES = ["tiny_good", "tiny_bad", "tiny_dies", "tiny_absent"]
@@ -214,9 +214,9 @@ def test_a_build_for_cuda_is_for_the_cards_and_the_toolkit_that_are_here(tmp_pat
     header = compiled["cuda"].variables["CMAKE_ARGS"]
 
     def here(*capabilities: str) -> Environment:
-        monkeypatch.setattr(cuda, "compute_capabilities", lambda: [*capabilities])
-        made = cuda.for_this_machine(compiled["cuda"])
-        assert cuda.for_this_machine(made) == made
+        monkeypatch.setattr(build, "compute_capabilities", lambda: [*capabilities])
+        made = build.for_this_machine(compiled["cuda"])
+        assert build.for_this_machine(made) == made
         return made
 
     both = here("8.9", "12.0")
@@ -234,13 +234,13 @@ def test_a_build_for_cuda_is_for_the_cards_and_the_toolkit_that_are_here(tmp_pat
     assert here("9.0").toolkit == ""
     assert len({build.key_of(each) for each in (compiled["cuda"], both, swapped, newer)}) == 4
     for other in (compiled["cpu"], compiled["hip"], plain):
-        assert cuda.for_this_machine(other) == other
+        assert build.for_this_machine(other) == other
 
 
 def test_the_build_of_a_cuda_environment_gets_the_architectures_and_is_found_again(tmp_path, monkeypatch):
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{nvcc(tmp_path / 'bin', '13.0.48').parent}:/usr/bin:/bin")
-    monkeypatch.setattr(cuda, "compute_capabilities", lambda: ["9.0"])
+    monkeypatch.setattr(build, "compute_capabilities", lambda: ["9.0"])
     look = "import os; assert os.environ['CMAKE_ARGS'] == '-DX=1 -DCMAKE_CUDA_ARCHITECTURES=90'"
     made = source(tmp_path, "compiled", look)
     lines = (
@@ -251,7 +251,7 @@ def test_the_build_of_a_cuda_environment_gets_the_architectures_and_is_found_aga
     built = build.create(environment, lambda line: None)
     assert built.environment.toolkit == "13.0.48"
     assert build.find(environment) == built
-    monkeypatch.setattr(cuda, "compute_capabilities", lambda: ["12.0"])  # another card
+    monkeypatch.setattr(build, "compute_capabilities", lambda: ["12.0"])  # another card
     assert build.find(environment) is None
 
 
@@ -270,7 +270,7 @@ def test_a_cuda_environment_that_uv_gave_a_torch_without_cuda_is_one_sentence(
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("UV_OFFLINE", "1")
-    monkeypatch.setattr(cuda, "nvidia_gpus", lambda: [{"driver": None}, {"driver": driver}])
+    monkeypatch.setattr(build, "nvidia_gpus", lambda: [{"driver": None}, {"driver": driver}])
     wheel(tmp_path, "torch", {"torch.py": ""}, f"2.0+{build_of}")
     tables = [f"# [tool.harness.env.{of}]\n# device = '{of}'\n# dependencies = ['torch==2.0']" for of in BOTH]
     on_cpu, on_gpu = parse("tiny", RUNNER.format(tables="\n".join(tables))).environments.values()
@@ -327,7 +327,7 @@ def test_env_says_which_kernels_load_and_why_others_do_not(environment, command,
     ours = tmp_path / "ours"  # the project, and a stack that is not in it
     for package in ("harness", "runners"):
         shutil.copytree(ROOT / package, ours / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(tmp_path / "tiny.py", ours / "runners" / "tiny.py")
+    shutil.copy(tmp_path / "tiny.py", ours / "runners" / "stacks" / "tiny.py")
     variables = {"PYTHONPATH": str(ours)}
 
     for device in ("cpu", "cuda"):
@@ -378,18 +378,18 @@ def test_a_compiler_that_loses_amx_tiles_is_told_by_its_own_header(tmp_path, cpu
     cxx = tmp_path / "c++"
     cxx.write_text(f"#!/bin/sh\necho {tmp_path}/tiles.h\n")
     cxx.chmod(0o755)
-    assert compiler.loses_tiles(tmp_path / "cpuinfo", str(cxx)) == loses
-    assert not compiler.loses_tiles(tmp_path / "cpuinfo", str(tmp_path / "no-such-compiler"))
+    assert adopted.loses_tiles(tmp_path / "cpuinfo", str(cxx)) == loses
+    assert not adopted.loses_tiles(tmp_path / "cpuinfo", str(tmp_path / "no-such-compiler"))
 
 
 def test_only_what_is_built_from_source_there_is_built_without_amx(monkeypatch):
     from_source = stacks()["llamacpp"].environments["cpu"]
     wheels = stacks()["hf"].environments["cpu"]
-    monkeypatch.setattr(compiler, "loses_tiles", lambda: True)
+    monkeypatch.setattr(adopted, "loses_tiles", lambda: True)
     monkeypatch.setenv("CXXFLAGS", "-O3")
-    made = compiler.with_workarounds(from_source)
+    made = adopted.with_workarounds(from_source)
     assert made.variables["CXXFLAGS"] == "-O3 -U__AMX_INT8__"
     assert made.variables["CMAKE_ARGS"] == from_source.variables["CMAKE_ARGS"]
-    assert compiler.with_workarounds(made) == made
-    assert compiler.with_workarounds(wheels) == wheels
+    assert adopted.with_workarounds(made) == made
+    assert adopted.with_workarounds(wheels) == wheels
     assert build.key_of(made) != build.key_of(from_source)

@@ -7,12 +7,11 @@ import subprocess
 
 import pytest
 
-from harness.recommend import kinds
+from harness.recommend import candidates
 from harness.stacks import build
-from harness.stacks.header import parse, stacks
-from harness.stacks.interpreter import EnvironmentFailed
-from harness.stacks.rules import Context, HeaderError, KernelChange
-from harness.stacks.steps import build_variables
+from harness.stacks.adopted import EnvironmentFailed
+from harness.stacks.build import build_variables
+from harness.stacks.header import Context, HeaderError, KernelChange, parse, stacks
 
 HEADER = """# /// script
 # requires-python = ">=3.10"
@@ -42,7 +41,7 @@ def test_a_header_is_read_as_text():
     "text", [HEADER + HEADER, "print(1)\n", HEADER.replace("summary", "sumary"), HEADER.replace('"x"', '"x')]
 )
 def test_a_wrong_header_names_its_file(text):
-    with pytest.raises(HeaderError, match=r"runners/x\.py"):
+    with pytest.raises(HeaderError, match=r"runners/stacks/x\.py"):
         parse("x", text)
 
 
@@ -130,7 +129,7 @@ def test_the_context_of_every_stack_is_set_by_its_own_option_or_grows(stack, opt
     ],
 )
 def test_a_wrong_context_in_a_header_is_one_sentence(given, wrong, sentence):
-    with pytest.raises(HeaderError, match=re.escape(f"runners/x.py: a context {sentence}")):
+    with pytest.raises(HeaderError, match=re.escape(f"runners/stacks/x.py: a context {sentence}")):
         parse("x", WITH_CONTEXT.replace(given, wrong, 1))
 
 
@@ -201,7 +200,7 @@ def test_a_stack_says_where_its_kernels_change_with_the_length_of_a_pass():
 )
 def test_a_wrong_kernel_change_in_a_header_is_one_sentence(given, wrong):
     changes = CHANGES.replace(given, wrong)
-    with pytest.raises(HeaderError, match=re.escape("runners/x.py: ")):
+    with pytest.raises(HeaderError, match=re.escape("runners/stacks/x.py: ")):
         parse("x", HEADER.replace("# [tool.harness.env.cpu]\n", changes + "# [tool.harness.env.cpu]\n"))
 
 
@@ -236,5 +235,5 @@ def test_known_changes_of_kernel_are_those_of_the_stack_and_its_variant(stack, v
 )
 def test_fused_layers_and_waiting_products_are_known_by_the_variants_name(stack, variant, engine, waits):
     header = stacks()[stack]
-    group = kinds.group(header, variant, {})
-    assert (kinds.engine(header, group), kinds.waits(header, group)) == (engine, waits)
+    group = candidates.cost_group(header, variant, {})
+    assert (candidates.engine(header, group), candidates.waits(header, group)) == (engine, waits)

@@ -15,9 +15,10 @@ from conftest import Ran
 from test_other_models_run import made
 from test_same_model import PROMPT, relative_error, stack
 
-from harness.analysis.records import agreement, own_weights
-from harness.models import layout, yarn
-from runners.experts import Heard, gaps
+from harness.analysis import quality
+from harness.models import gguf as models_gguf
+from harness.models import layout
+from runners.workloads.experts import Heard, gaps
 
 __all__ = ["made", "stack"]  # fixtures
 
@@ -39,7 +40,7 @@ def test_choices_by_scores_with_an_error_are_explained_by_it_and_those_of_anothe
         scores = random.normal(size=(5_000, count))
         chosen = np.argsort(right * scores + error * random.normal(size=scores.shape))[:, -used:]
         gap = float(np.sqrt(np.square(gaps(scores, chosen)).mean()))
-        return own_weights.experts_wrong({"experts": count, "gap": gap}, error, "its own weights")
+        return quality.experts_wrong({"experts": count, "gap": gap}, error, "its own weights")
 
     for experts in ((4, 1), (8, 2), (32, 4), (128, 8), (256, 8)):
         for error in (0.05, 0.2, 0.6):
@@ -93,8 +94,8 @@ def checked(error: float, **experts: Any) -> dict[str, Any]:
 )
 def test_a_mixture_is_judged_at_equal_routing_by_the_bounds_of_any_model(error, experts, word, said):
     record: Any = checked(error, **experts)
-    assert own_weights.allowed(record) == 0.1
-    found, reason = agreement.verdict(record)
+    assert quality.allowed_own_weights(record) == 0.1
+    found, reason = quality.agreement_verdict(record)
     assert found == word
     assert (said or "") in (reason or "")
 
@@ -104,11 +105,11 @@ def test_logits_that_yarns_rounding_moves_are_unchecked_between_stacks():
     record["model"]["weights"]["yarn_difference"] = 0.76
     record |= {"stack": "llamacpp"}
     record["check"]["reference"] = {"stack": "hf"}
-    found, reason = agreement.verdict(record)
+    found, reason = quality.agreement_verdict(record)
     assert found == "unchecked"
     assert "truncate: false" in str(reason)
     record["check"]["reference"] = {"stack": "llamacpp"}
-    assert agreement.verdict(record)[0] == "wrong"
+    assert quality.agreement_verdict(record)[0] == "wrong"
 
 
 @pytest.mark.slow  # real stacks: 20 s a kind
@@ -195,13 +196,13 @@ def test_rounding_yarns_range_moves_frequencies_by_the_formulas_of_both():
     """Its ends are 8.09 and 17.40 for llama.cpp's 8 and 18; the worst is the frequency of pair 17."""
     exact, rounded = ((17 - low) / (high - low) for low, high in ((8.0928, 17.3980), (8, 18)))
     expected = (1 - rounded + rounded / 32) / (1 - exact + exact / 32) - 1
-    assert yarn.difference(gpt_oss()) == pytest.approx(expected, rel=1e-3)
-    assert yarn.difference(gpt_oss()) == pytest.approx(0.763, abs=0.001)
-    assert yarn.difference(gpt_oss(**{yarn.TRUNCATED: 1})) == 0
-    assert yarn.difference(gpt_oss(**{yarn.TRUNCATED: 0})) > 0.5
-    assert yarn.difference(gpt_oss(**{"rope.scaling.type": None})) == 0
-    assert yarn.difference(gpt_oss(**{"rope.freq_base": "much"})) == 0
-    assert yarn.difference({**gpt_oss(), "general.architecture": "llama"}) == 0
+    assert models_gguf.yarn_difference(gpt_oss()) == pytest.approx(expected, rel=1e-3)
+    assert models_gguf.yarn_difference(gpt_oss()) == pytest.approx(0.763, abs=0.001)
+    assert models_gguf.yarn_difference(gpt_oss(**{models_gguf.TRUNCATED: 1})) == 0
+    assert models_gguf.yarn_difference(gpt_oss(**{models_gguf.TRUNCATED: 0})) > 0.5
+    assert models_gguf.yarn_difference(gpt_oss(**{"rope.scaling.type": None})) == 0
+    assert models_gguf.yarn_difference(gpt_oss(**{"rope.freq_base": "much"})) == 0
+    assert models_gguf.yarn_difference({**gpt_oss(), "general.architecture": "llama"}) == 0
 
 
 def test_a_gguf_made_here_says_whether_yarn_is_truncated():
@@ -210,7 +211,7 @@ def test_a_gguf_made_here_says_whether_yarn_is_truncated():
         layout.of(tiny_models.config("gpt_oss", rope_scaling=each)).metadata
         for each in (scaling, scaling | {"truncate": False})
     ]
-    assert [each[yarn.TRUNCATED] for each in made] == [1, 0]
+    assert [each[models_gguf.TRUNCATED] for each in made] == [1, 0]
     with pytest.raises(layout.NoLayout, match="without a rope_scaling"):
         layout.check_gguf(tiny_models.config("gpt_oss", rope_scaling=None))
 

@@ -24,10 +24,10 @@ import pytest
 import uv
 from made_nights import Nights, measured
 
-from harness import results
-from harness.export import llama_bench
-from harness.export.chosen import Chosen
-from harness.results.files import read_columns, write_columns
+from harness import records as harness_records
+from harness.records.files import read_columns, write_columns
+from harness.share import export
+from harness.share.export import Chosen
 
 GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
 PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-0.5b"
@@ -48,7 +48,7 @@ def grown(records: list[Path], tmp_path: Path) -> Nights:
 def llama_cpp(cache: Path) -> Path:
     """The two files of llama.cpp that are read here, as llama-cpp-python has them: in uv's cache, where this
     machine built it, else in its source distribution on the package index."""
-    runner = Path(__file__).parent.parent / "runners" / "llamacpp.py"
+    runner = Path(__file__).parent.parent / "runners" / "stacks" / "llamacpp.py"
     (version,) = set(re.findall(r"llama-cpp-python==([\d.]+)", runner.read_text()))
     built = subprocess.run([uv.find_uv_bin(), "cache", "dir"], capture_output=True, text=True, check=True)
     of_uv = f"sdists-*/pypi/llama-cpp-python/{version}/*/src/vendor/llama.cpp/{SCRIPT}"
@@ -165,8 +165,10 @@ def test_a_cell_of_llama_cpp_says_its_options(tmp_path: Path):
     n = list(range(26, 66))
     ns = [9_000_000, *(1_000_000 + 10 * each for each in n[1:])]
     write_columns(tmp_path / "r" / "tokens.parquet", {"n": n, "latency_ns": ns})
-    chosen = Chosen(results.records(tmp_path, lambda damage: pytest.fail(str(damage))), llama_bench.fits)
-    rows = list(llama_bench.rows(chosen.by_campaign()))
+    chosen = Chosen(
+        harness_records.records(tmp_path, lambda damage: pytest.fail(str(damage))), export.fits_llama_bench
+    )
+    rows = list(export.llama_bench_rows(chosen.by_campaign()))
     assert chosen.left_out == {}
     said = {"type_k": "f16", "flash_attn": 0, "n_batch": 65, "load_mode": "mmap", "repack": True}
     said |= {"n_gpu_layers": 0, "model_size": 980480, "model_n_params": 1575680, "backends": "CPU"}

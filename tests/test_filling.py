@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.stacks.header import stacks
-from runners import filling
 from runners.protocol import Died, Done, Failed, Instruments, Loaded, Phase, Request, Tokens
+from runners.workloads import filling
 
 PROMPT = [1, 2, 3]
 WARMUP = {"window_tokens": 4, "max_windows": 5, "tolerance": 0.5}

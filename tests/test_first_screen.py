@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from harness.dataset.study import Study
-from harness.report import answers, document, goals, marks, picture, views
-from harness.report.answers import Answer
+from harness.report import page as report_page
+from harness.report import picture, plots, summary
+from harness.report.summary import Answer
 
 
 def row(name: str, **figures: Any) -> dict[str, Any]:
@@ -27,13 +28,13 @@ CELLS = [
 ]
 
 
-def group(*cells: dict[str, Any]) -> goals.Group:
-    (found,) = goals.groups(Study("t", list(cells)))
+def group(*cells: dict[str, Any]) -> summary.Group:
+    (found,) = summary.groups(Study("t", list(cells)))
     return found
 
 
 def test_each_goal_has_a_sentence_with_its_variant_and_what_that_costs():
-    fastest, quality, longest = answers.answers(group(*CELLS))
+    fastest, quality, longest = summary.answers(group(*CELLS))
     assert fastest == Answer("Fastest", ("a q4_0",), "90.0 tok/s, 4.0 GB peak RSS")
     assert quality.leaders == ("a q8_0",)
     assert quality.text == "perplexity 8.00, 50.0 tok/s, 8.0 GB peak RSS"
@@ -42,29 +43,29 @@ def test_each_goal_has_a_sentence_with_its_variant_and_what_that_costs():
 
 
 def test_what_did_not_fit_has_no_best_quality_however_low_its_perplexity():
-    assert "b gone" not in answers.answers(group(*CELLS))[1].leaders
+    assert "b gone" not in summary.answers(group(*CELLS))[1].leaders
 
 
 def test_variants_that_are_not_distinguishable_lead_together_with_their_range():
     close = row("c v", tokens_per_s=89.0, tokens_per_s_ci95=[87.0, 91.0])
-    fastest, *_ = answers.answers(group(*CELLS, close))
+    fastest, *_ = summary.answers(group(*CELLS, close))
     assert fastest.leaders == ("a q4_0", "c v")
     assert fastest.text == "not distinguishable: 89.0 to 90.0 tok/s"
 
 
 def test_speed_is_at_zero_context_where_more_cells_have_a_B():
     cells = [row(f"a v{B}", kind="reported", B_ms=B, B_ci95_ms=[B, B]) for B in (5.0, 10.0)]
-    assert answers.answers(group(*cells))[0].text == "200.0 tok/s at zero context"
+    assert summary.answers(group(*cells))[0].text == "200.0 tok/s at zero context"
 
 
 def test_without_perplexity_the_best_quality_is_the_most_bits_and_the_page_says_so():
-    found = answers.answers(group(row("a q4", bpw=4.5, tokens_per_s=1.0), row("a q8", bpw=8.5)))[1]
+    found = summary.answers(group(row("a q4", bpw=4.5, tokens_per_s=1.0), row("a q8", bpw=8.5)))[1]
     assert (found.leaders, found.text) == (("a q8",), "8.50 bits per weight")
     assert "no perplexity is known" in found.note
 
 
 def test_a_goal_without_figures_says_why_instead_of_naming_a_variant():
-    found = answers.answers(group(row("a v")))
+    found = summary.answers(group(row("a v")))
     assert [each.leaders for each in found] == [(), (), ()]
     assert [each.text for each in found] == [
         *("no speed is known", "no perplexity is known", "no search and no growing run")
@@ -73,20 +74,20 @@ def test_a_goal_without_figures_says_why_instead_of_naming_a_variant():
 
 def test_a_target_that_was_reached_is_a_note_beside_the_longest_that_ended():
     target = row("c v", max_ctx=10_000, max_ctx_is_target=True)
-    found = answers.answers(group(*CELLS, target))[2]
+    found = summary.answers(group(*CELLS, target))[2]
     assert found.leaders == ("b slow",)
     assert found.note == "c v stopped at a target of 10,000+ tokens and may hold more"
 
 
 def test_published_figures_and_our_own_are_answered_apart():
     cells = [row("a v", machine="here", tokens_per_s=1.0), row("a w", machine="there", kind="reported")]
-    (view,) = views.views(Study("t", [*cells, row("a x", machine="here", tokens_per_s=2.0)]))
+    (view,) = report_page.views(Study("t", [*cells, row("a x", machine="here", tokens_per_s=2.0)]))
     assert [panel.title for panel in view.panels] == ["m on here", "m on there, third-party"]
     assert [panel.answers[0].leaders for panel in view.panels] == [("a x",), ()]
 
 
 def pictured(*cells: dict[str, Any]) -> dict[str, picture.Picture]:
-    drawn = picture.pictures(group(*cells), marks.marks(Study("t", list(cells))))
+    drawn = picture.pictures(group(*cells), plots.marks(Study("t", list(cells))))
     return {each.name: each for each in drawn}
 
 
@@ -138,10 +139,10 @@ def test_where_kl_divergence_is_known_it_stands_for_quality_with_a_cross_of_inte
 
 
 def test_the_best_quality_is_the_least_divergence_though_perplexities_are_not_distinguishable():
-    found = answers.answers(group(*SCORED))[1]
+    found = summary.answers(group(*SCORED))[1]
     assert (found.leaders, found.text) == (("a q8_0",), "KLD 0.00020, 50.0 tok/s, 8.0 GB peak RSS")
     exact = SCORED[0] | {"kld_mean": 6e-8, "kld_mean_ci95": [5e-8, 7e-8]}
-    assert answers.answers(group(exact, *SCORED[1:]))[1].text.startswith("KLD under 0.00001, 50.0 tok/s")
+    assert summary.answers(group(exact, *SCORED[1:]))[1].text.startswith("KLD under 0.00001, 50.0 tok/s")
 
 
 def test_without_perplexity_there_is_one_picture_and_with_one_point_none():
@@ -166,16 +167,16 @@ def test_differences_of_no_matter_do_not_fill_the_picture():
 
 def test_a_model_is_a_view_of_its_own_and_all_models_are_another():
     cells = [*CELLS, row("a q8_0") | {"model": "n", "name": "n a q8_0", "tokens_per_s": 5.0}]
-    page = document.page(Study("t", cells))
+    page = report_page.page(Study("t", cells))
     shown = re.findall(r'<section class=view id="?(\w+)"?[^>]*?( hidden)?>', page)
     assert shown == [("m0", ""), ("m1", " hidden"), ("all", " hidden")]
     assert ".view[hidden] { display: block }" in page.partition("<noscript>")[2]  # without a script: all
-    assert "id=all" not in document.page(Study("t", CELLS))
+    assert "id=all" not in report_page.page(Study("t", CELLS))
 
 
 def test_a_model_without_an_ok_cell_says_so_in_its_view_and_among_all_models():
     failed = row("a q8_0", status="oom", reasons=["no room"]) | {"model": "n", "name": "n a q8_0"}
-    page = document.page(Study("t", [*CELLS, failed]))
+    page = report_page.page(Study("t", [*CELLS, failed]))
     assert page.count("No cell is ok.") == 2
 
 
@@ -183,6 +184,6 @@ def test_a_model_without_an_ok_cell_says_so_in_its_view_and_among_all_models():
 def test_no_name_is_markup_on_the_first_screen(place: str):
     evil = "\"'><img src=x onerror=alert(1)>"
     cells = [cell | {place: f"{cell[place]} {evil}"} for cell in CELLS]
-    page = document.page(Study("t", cells))
+    page = report_page.page(Study("t", cells))
     assert "<img" not in page.partition('id="plotly"')[0]
     assert "&lt;img" in page

@@ -18,18 +18,13 @@ from hypothesis import strategies as st
 
 import harness as harness_itself
 from harness import config as configs
-from harness import plan
-from harness.cli import on_fleet
-from harness.fleet import copies, parcels, share, spool
-from harness.fleet.cluster import Cluster, Node, devices_of
-from harness.fleet.copies import Copy, CopyFailed, File
-from harness.fleet.events import DeviceProgress
-from harness.fleet.jobs import portable
-from harness.fleet.known import Known, just_before
-from harness.fleet.nodes import Nodes
-from harness.fleet.on_node import Lines, sha256
-from harness.fleet.parcels import Damaged
-from harness.fleet.place import FleetError, place_of
+from harness.campaign.fleet import files as fleet_files
+from harness.campaign.fleet.cluster import Cluster, FleetError, Node, Nodes, devices_of, place_of
+from harness.campaign.fleet.devices import DeviceProgress, portable
+from harness.campaign.fleet.files import Copy, CopyFailed, Damaged, File, Known, just_before
+from harness.campaign.fleet.on_node import Lines, sha256
+from harness.cli import run
+from harness.config import plan
 
 
 def nothing(*_: object) -> None:
@@ -50,7 +45,7 @@ def measured(harness, config, tmp_path) -> list[Path]:
 @given(st.lists(st.floats(0.1, 1000), max_size=60), st.integers(1, 6))
 def test_every_cell_is_in_one_portion(seconds, devices):
     work = {str(number): each for number, each in enumerate(seconds)}
-    found = [cell for portion in share.portions(work, devices) for cell in portion]
+    found = [cell for portion in fleet_files.portions(work, devices) for cell in portion]
     assert sorted(found) == sorted(work)
 
 
@@ -58,22 +53,22 @@ def test_every_cell_is_in_one_portion(seconds, devices):
 def test_portions_taken_one_after_the_other_keep_equal_devices_busy_alike(seconds, devices):
     work = {str(number): each for number, each in enumerate(seconds)}
     busy = [0.0] * devices
-    for portion in share.portions(work, devices):
+    for portion in fleet_files.portions(work, devices):
         busy[busy.index(min(busy))] += sum(work[cell] for cell in portion)
     assert max(busy) - min(busy) <= 2 * max(seconds)  # the last cells decide
 
 
 def test_a_device_alone_has_all_cells_in_one_campaign():
-    assert share.portions({"a": 1, "b": 2}, 1) == [["a", "b"]]
+    assert fleet_files.portions({"a": 1, "b": 2}, 1) == [["a", "b"]]
 
 
 def test_a_cell_of_unknown_length_counts_as_the_median():
-    assert share.weights({"a": 1.0, "b": None, "c": 3.0}, {"a": 1, "b": 2, "c": 1}) == {
+    assert fleet_files.share_weights({"a": 1.0, "b": None, "c": 3.0}, {"a": 1, "b": 2, "c": 1}) == {
         "a": 1,
         "b": 4,
         "c": 3,
     }
-    assert share.weights({"a": None, "b": None}, {"a": 3, "b": 1}) == {"a": 3, "b": 1}
+    assert fleet_files.share_weights({"a": None, "b": None}, {"a": 3, "b": 1}) == {"a": 3, "b": 1}
 
 
 def test_where_of_a_model_and_of_a_variant_both_choose_devices(tmp_path):
@@ -83,9 +78,9 @@ def test_where_of_a_model_and_of_a_variant_both_choose_devices(tmp_path):
     path.write_text(json.dumps({"models": models, "variants": rows}))
     cells = {cell.variant.name: cell for cell in plan.cells(configs.load(path))}
     devices = ["rtx4090", "rtx5090", "rpi5"]
-    goes = {name: [d for d in devices if share.goes_to(cell, d)] for name, cell in cells.items()}
+    goes = {name: [d for d in devices if fleet_files.goes_to(cell, d)] for name, cell in cells.items()}
     assert goes == {"all": ["rtx4090", "rpi5"], "gpus": ["rtx4090"]}
-    assert share.unknown_devices(cells.values(), ["rtx4090"]) == ["rpi5"]
+    assert fleet_files.unknown_devices(cells.values(), ["rtx4090"]) == ["rpi5"]
 
 
 def test_where_does_not_change_the_id_of_a_cell(config, tmp_path):
@@ -149,31 +144,31 @@ def test_a_config_for_other_machines_names_shipped_weights_and_has_whole_paths(t
 
 def test_a_record_arrives_byte_for_byte_and_only_once(measured, tmp_path):
     root = tmp_path / "results"
-    stored = parcels.store(root, parcels.packed(measured[0]))
+    stored = fleet_files.store_parcel(root, fleet_files.packed_parcel(measured[0]))
     assert stored is not None
     sent = {path.name: path.read_bytes() for path in measured[0].iterdir()}
     assert {path.name: path.read_bytes() for path in stored.folder.iterdir()} == sent
     assert stored.folder.relative_to(root) == measured[0].relative_to(tmp_path / "elsewhere")
-    assert parcels.store(root, parcels.packed(measured[0])) is None
+    assert fleet_files.store_parcel(root, fleet_files.packed_parcel(measured[0])) is None
 
 
 def test_a_record_never_overwrites_another_that_began_at_the_same_moment(measured, tmp_path):
-    parcel = parcels.packed(measured[0])
-    first = parcels.store(tmp_path / "results", parcel)
+    parcel = fleet_files.packed_parcel(measured[0])
+    first = fleet_files.store_parcel(tmp_path / "results", parcel)
     other = parcel["files"] | {"record.json": changed(parcel, lambda record: record.update(reason="other"))}
-    second = parcels.store(tmp_path / "results", hashed(parcel, other))
+    second = fleet_files.store_parcel(tmp_path / "results", hashed(parcel, other))
     assert first is not None
     assert second is not None
     assert first.folder != second.folder
-    assert parcels.digest_of(first.folder) == parcel["hashes"]["record.json"]
+    assert fleet_files.digest_of(first.folder) == parcel["hashes"]["record.json"]
 
 
 def test_what_a_crash_left_of_a_record_is_completed(measured, tmp_path):
-    root, parcel = tmp_path / "results", parcels.packed(measured[0])
+    root, parcel = tmp_path / "results", fleet_files.packed_parcel(measured[0])
     left = root / measured[0].relative_to(tmp_path / "elsewhere")
     left.mkdir(parents=True)
     (left / "tokens.parquet").write_bytes(b"half")
-    stored = parcels.store(root, parcel)
+    stored = fleet_files.store_parcel(root, parcel)
     assert stored is not None
     assert stored.folder == left
     assert len(stored.times) == 40
@@ -186,7 +181,7 @@ def changed(parcel, change) -> str:
 
 
 def hashed(parcel, files):
-    hashes = {name: parcels.sha256(base64.b64decode(text)) for name, text in files.items()}
+    hashes = {name: fleet_files.parcels_sha256(base64.b64decode(text)) for name, text in files.items()}
     return {**parcel, "files": files, "hashes": hashes}
 
 
@@ -210,7 +205,7 @@ HARMS = {
 @pytest.mark.parametrize(("harm", "says"), HARMS.values(), ids=HARMS)
 def test_a_damaged_parcel_is_refused_and_writes_nothing(measured, tmp_path, harm, says):
     with pytest.raises(Damaged, match=says):
-        parcels.store(tmp_path / "results", harm(parcels.packed(measured[0])))
+        fleet_files.store_parcel(tmp_path / "results", harm(fleet_files.packed_parcel(measured[0])))
     assert not (tmp_path / "results").exists()
 
 
@@ -218,7 +213,7 @@ def test_the_interrupted_record_of_a_lost_node_is_not_doubled_when_the_node_come
     def interrupted(start):
         return lambda record: record.update(outcome="interrupted", started_utc=start)
 
-    parcel = parcels.packed(measured[0])
+    parcel = fleet_files.packed_parcel(measured[0])
     start = json.loads((measured[0] / "record.json").read_text())["started_utc"]
     known = Known(tmp_path / "results", nothing)
     ours = changed(parcel, interrupted(just_before(start)))  # as the fleet writes it
@@ -231,13 +226,13 @@ def test_the_interrupted_record_of_a_lost_node_is_not_doubled_when_the_node_come
 
 
 def test_a_spool_offers_what_the_fleet_does_not_have_and_goes_when_it_has_all(measured, cache):
-    with spool.folder("tag") as here:
+    with fleet_files.spool_folder("tag") as here:
         for folder in measured:
-            parcels.store(here / "results", parcels.packed(folder))
-        assert list(spool.unsent("tag", ())) == []  # its campaign runs
-    digests = [parcels.digest_of(folder) for folder in measured]
-    assert [p["hashes"]["record.json"] for p in spool.unsent("tag", digests[:1])] == digests[1:]
-    assert list(spool.unsent("tag", digests)) == []
+            fleet_files.store_parcel(here / "results", fleet_files.packed_parcel(folder))
+        assert list(fleet_files.unsent_parcels("tag", ())) == []  # its campaign runs
+    digests = [fleet_files.digest_of(folder) for folder in measured]
+    assert [p["hashes"]["record.json"] for p in fleet_files.unsent_parcels("tag", digests[:1])] == digests[1:]
+    assert list(fleet_files.unsent_parcels("tag", digests)) == []
     assert not here.exists()
 
 
@@ -265,7 +260,7 @@ def job_of(do: str, path: Path, **more: Any) -> dict[str, Any]:
 
 
 def done(job: dict[str, Any], *answers: dict[str, Any]) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "harness.fleet.node", str(os.getpid()), "n"]
+    command = [sys.executable, "-m", "harness.campaign.fleet.node", str(os.getpid()), "n"]
     given = "".join(json.dumps(line) + "\n" for line in (job, *answers))
     ran = subprocess.run(command, input=given, capture_output=True, text=True, timeout=600)
     assert ran.stderr == ""
@@ -279,12 +274,12 @@ def test_a_campaign_of_a_node_measures_nothing_that_the_fleet_has(config, fake_i
         *("begins", "record", "begins", "record", "ended")
     ]
     records = [line["parcel"] for line in lines if line["event"] == "record"]
-    first = parcels.record_of(records[0])
+    first = fleet_files.record_of(records[0])
     assert first["campaign"]["fleet"] == {"device": "local", "clock_ahead_s": 0.5}
     assert first["campaign"]["config_path"] == str(path)
     again = done(job_of("measure", path, earlier=records[:1]))
-    new = [parcels.record_of(line["parcel"]) for line in again if line["event"] == "record"]
-    assert [record["cell"] for record in new] == [parcels.record_of(records[1])["cell"]]
+    new = [fleet_files.record_of(line["parcel"]) for line in again if line["event"] == "record"]
+    assert [record["cell"] for record in new] == [fleet_files.record_of(records[1])["cell"]]
     assert len(again[-1]["records"]) == 2
 
 
@@ -329,10 +324,10 @@ def empty_cache(tmp_path, cache, monkeypatch) -> Path:
 
 def test_a_copy_of_weights_is_whole_and_as_old_as_its_source_and_comes_once(tmp_path, empty_cache):
     copy = offered(tmp_path, "0123/hf", a=b"one", b=b"two")
-    assert copies.receive(copy, fetched)
+    assert fleet_files.receive_copy(copy, fetched)
     assert in_cache(empty_cache) == ["0123/hf/a.bin", "0123/hf/b.bin"]
     assert (empty_cache / "weights" / "0123" / "hf" / "a.bin").stat().st_mtime_ns == 10**18
-    assert not copies.receive(copy, nothing)  # which would raise
+    assert not fleet_files.receive_copy(copy, nothing)  # which would raise
 
 
 def test_a_copy_that_changed_on_its_way_or_ends_early_is_not_in_the_cache(tmp_path, empty_cache):
@@ -347,14 +342,14 @@ def test_a_copy_that_changed_on_its_way_or_ends_early_is_not_in_the_cache(tmp_pa
 
     for fetch, says in ((bad, "changed on its way"), (ends, "gone")):
         with pytest.raises(CopyFailed, match=says):
-            copies.receive(offered(tmp_path, "0123/hf", a=b"one", b=b"two"), fetch)
+            fleet_files.receive_copy(offered(tmp_path, "0123/hf", a=b"one", b=b"two"), fetch)
         assert in_cache(empty_cache) == []
 
 
 @pytest.mark.parametrize("target", ["../envs/x", "/etc/x", "0123/../../envs/x"])
 def test_a_copy_leads_nowhere_but_into_the_weights_of_the_cache(tmp_path, empty_cache, target):
     with pytest.raises(CopyFailed, match="out of the cache"):
-        copies.receive(offered(tmp_path, target, a=b"one"), fetched)
+        fleet_files.receive_copy(offered(tmp_path, target, a=b"one"), fetched)
 
 
 def test_a_node_makes_weights_itself_that_it_gets_no_good_copy_of(
@@ -460,7 +455,7 @@ def test_the_table_of_a_terminal_has_a_line_per_device():
         "eta_s": 90.0,
     }
     idle: DeviceProgress = {**busy, "device": "b", "nodes": 0, "now": [], "repeats_done": 0, "eta_s": None}
-    shown = on_fleet.table([busy, idle])
+    shown = run.table([busy, idle])
     assert [list(column.cells) for column in shown.columns] == [
         ["a", "b"],
         ["2", "0"],
@@ -477,7 +472,7 @@ def test_a_place_that_is_no_file_raises_before_anything_is_started():
 
 STOPPED_WHILE_PRINTING = """
 import os, signal, sys
-from harness.fleet import node
+from harness.campaign.fleet import node
 class Interrupted:
     def write(self, text):
         if text.startswith("{") and "first" in text:

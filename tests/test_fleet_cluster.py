@@ -27,8 +27,8 @@ from raylets import (
     wait_for,
 )
 
-from harness.campaign.device_lock import device_lock
-from harness.system.cache import cache_folder
+from harness.base.files import cache_folder
+from harness.campaign.conditions import device_lock
 
 pytestmark = MARKS
 DONE = "fleet/*/*/results/*/*/*/*/record.json"

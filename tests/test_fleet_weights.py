@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from raylets import MARKS, MEASURED, caches, check, ended, records, wait_for
 
-from harness.fleet.on_node import sha256
-from harness.theory.families import SHAPES
+from harness.campaign.fleet.on_node import sha256
+from harness.theory.hf_config import SHAPES
 
 pytestmark = MARKS
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -12,16 +12,15 @@ from typing import Any
 import gguf_holes
 import pytest
 
-from harness.theory import decoder, gguf_types
+from harness.theory import decoder
+from harness.theory import tensors as theory_tensors
 from harness.theory.architectures import decoder_of
 from harness.theory.compute_buffer import compute_bytes
-from harness.theory.families import SHAPES
-from harness.theory.footprint import Engine, LlamaCpp, Model, Torch, exllama_v2_scratch, longest
-from harness.theory.loaded import loaded_bytes
+from harness.theory.decoder import Shape, kv_bytes_per_token, shape_lm_head_params
+from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES
-from harness.theory.packed import Packing, packed_bytes
-from harness.theory.shapes import Shape, kv_bytes_per_token, lm_head_params
-from harness.theory.tensors import of_shape
+from harness.theory.memory import Engine, LlamaCpp, Model, Torch, exllama_v2_scratch, longest_context
+from harness.theory.tensors import Packing, loaded_bytes, of_shape, packed_bytes
 
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 CARD = MACHINES["rtx-4090"]
@@ -33,7 +32,7 @@ def of_study(record: dict[str, Any]) -> tuple[Engine, Model]:
     shape, stack, variant = Shape(**record["model"]["shape"]), record["stack"], record["variant"]
     kv = kv_bytes_per_token(shape)
     if stack == "llamacpp":
-        tensors = gguf_types.quantized(shape, "f16" if variant == "fp16" else variant, as_published=True)
+        tensors = theory_tensors.quantized(shape, "f16" if variant == "fp16" else variant, as_published=True)
         embedding = sum(tensor.bytes for tensor in tensors if tensor.part == "embedding")
         return LlamaCpp(on_gpu=True), Model(shape, sum(t.bytes for t in tensors), embedding, kv)
     quant = {"int8": "int8", "int4": "nf4"}.get(variant) if stack == "bnb" else None
@@ -43,7 +42,7 @@ def of_study(record: dict[str, Any]) -> tuple[Engine, Model]:
         weights = sum(packed_bytes(of_shape(shape), packing).values())
         weights = max(weights, record["reported"]["file_bytes"] or 0)
     scratch = exllama_v2_scratch(shape) if "exllamav2" in variant else 0.0
-    embedding = 2.0 * lm_head_params(shape)
+    embedding = 2.0 * shape_lm_head_params(shape)
     engine = Torch(on_gpu=True, cache="rebuilt", scratch_bytes=scratch, rope_tables=True)
     return engine, Model(shape, weights, embedding, kv)
 
@@ -60,7 +59,7 @@ def test_the_longest_contexts_of_the_published_study_are_predicted_within_5_perc
     errors = {}
     for record in measured():
         said = record["reported"]["printed"]["max_ctx_measured_4090.csv"]["max_ctx"]
-        found = longest(*of_study(record), AVAILABLE)
+        found = longest_context(*of_study(record), AVAILABLE)
         if said == "oom":
             assert found is None, record["cell"]
         elif said.endswith("+"):
@@ -79,7 +78,7 @@ def test_a_static_cache_searched_on_a_cpu_is_predicted_within_a_granule_and_1_pe
     """Qwen1.5-0.5B in bf16, one thread; 2,560 tokens were filled too."""
     shape = SHAPES["qwen1.5-0.5b"]
     model = Model(shape, loaded_bytes(of_shape(shape), "bf16", None), 0.0, kv_bytes_per_token(shape))
-    found = longest(Torch(on_gpu=False, cache="static", granule=256), model, budget_mib * 2**20)
+    found = longest_context(Torch(on_gpu=False, cache="static", granule=256), model, budget_mib * 2**20)
     assert found is not None
     assert abs(found - searched) <= 256 + 0.01 * searched
 
@@ -87,9 +86,9 @@ def test_a_static_cache_searched_on_a_cpu_is_predicted_within_a_granule_and_1_pe
 @pytest.mark.parametrize(("quant", "searched"), [("q8_0", 2304), ("q4_k_m", 4096), ("q4_0", 4096)])
 def test_the_longest_contexts_searched_on_a_cpu_are_predicted_within_a_granule_and_1_percent(quant, searched):
     """What `harness max-ctx configs/quickstart.yaml --set memory_budget=1GiB` found and proved: README.md."""
-    shape, tensors = SHAPES["qwen1.5-0.5b"], gguf_types.quantized(SHAPES["qwen1.5-0.5b"], quant)
+    shape, tensors = SHAPES["qwen1.5-0.5b"], theory_tensors.quantized(SHAPES["qwen1.5-0.5b"], quant)
     model = Model(shape, sum(tensor.bytes for tensor in tensors), 0, kv_bytes_per_token(shape))
-    found = longest(LlamaCpp(on_gpu=False), model, 2**30)
+    found = longest_context(LlamaCpp(on_gpu=False), model, 2**30)
     assert found is not None
     assert abs(found - searched) <= 256 + 0.01 * searched
 

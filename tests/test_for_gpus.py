@@ -35,7 +35,7 @@ def test_importing_gptqmodel_changes_no_setting_of_the_allocator(gptqm_interpret
     code = f"""
 import os
 os.environ.update({variables})
-import runners.gptqm
+import runners.stacks.gptqm
 print(os.environ["PYTORCH_ALLOC_CONF"])
 """
     assert told(gptqm_interpreter, code)[-1] == settings
@@ -55,7 +55,7 @@ def test_a_kernel_that_needs_a_download_is_reported_so_and_nothing_is_downloaded
 import os, tempfile, urllib.request
 os.environ["GPTQMODEL_CACHE_DIR"] = tempfile.mkdtemp()
 urllib.request.urlopen = print
-from runners import gptqm
+from runners.stacks import gptqm
 from gptqmodel.utils.machete import _ensure_cutlass_source
 
 class OnHopper(gptqm.BaseQuantLinear):
@@ -70,8 +70,8 @@ print(gptqm._refusal(OnHopper, gptqm.torch.device("cpu")))
 
 def test_memory_that_runs_out_where_the_device_is_waited_for_is_a_memory_error(hf_interpreter):
     code = """
-from runners import torch_device
-from runners.hf_session import HfSession
+from runners.hf import device as torch_device
+from runners.hf.session import HfSession
 
 class Late:
     def __getitem__(self, place):
@@ -95,7 +95,7 @@ def test_transformers_takes_steps_at_each_doubling_and_at_the_last_position(
 ):
     code = f"""
 from pathlib import Path
-from runners import hf
+from runners.stacks import hf
 from runners.protocol import Request
 
 session = hf.load(Request.read(Path({str(tmp_path / "request.json")!r})))
@@ -123,8 +123,8 @@ def test_llama_cpp_takes_steps_at_each_doubling_and_at_the_last_position(
 ):
     code = f"""
 from pathlib import Path
-from runners import llamacpp
-from runners.llamacpp_lib import lib
+from runners.stacks import llamacpp
+from runners.llamacpp.lib import lib
 from runners.protocol import Request
 
 lib.llama_supports_gpu_offload = lambda: True
@@ -152,7 +152,7 @@ def test_llama_cpp_reports_the_splits_of_its_graph(worker, harness, llamacpp_int
 
 def test_what_cuda_s_flash_attention_converts_is_in_the_record(llamacpp_interpreter):
     code = f"""
-from runners.llamacpp_lib import LOG
+from runners.llamacpp.lib import LOG
 for level, line in ((2, {GRAPH!r}), (3, "ggml_cuda_flash_attn_ext_vec: " + {CONVERTS!r})):
     LOG._hear(level, line.encode() + b"\\n", None)
 print(LOG.splits)
@@ -168,7 +168,8 @@ print(*LOG.warnings)
 def test_cuda_graphs_that_are_left_out_are_counted_and_a_warning(checkpoint, hf_interpreter, tmp_path):
     code = f"""
 from pathlib import Path
-from runners import hf, torch_device
+from runners.stacks import hf
+from runners.hf import device as torch_device
 from runners.protocol import Request
 
 torch_device.compile_mode = lambda device, static: torch_device.GRAPHS  # a CPU has none: all are left out

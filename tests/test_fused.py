@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from test_hf import PROMPT, request_of, said
 
-from harness.analysis.records import verdicts
+from harness.analysis import verdicts
+from harness.stacks.adopted import Interpreter
 from harness.stacks.build import uv_binary
-from harness.stacks.interpreter import Interpreter
-from harness.theory.families import SHAPES
-from harness.theory.shapes import kv_bytes_per_token
+from harness.theory.decoder import kv_bytes_per_token
+from harness.theory.hf_config import SHAPES
 from runners.protocol import Done, Failed
 
 STAND_INS = Path(__file__).parent / "stand_ins"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import results
-from harness.dataset.gather import Gathered
-from harness.report import export
+from harness import records
+from harness.dataset.study import Gathered
+from harness.report import page
 
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
 
 @pytest.fixture(scope="module")
 def study() -> Gathered:
-    return Gathered(list(results.records(STUDY, lambda damage: pytest.fail(str(damage)))))
+    return Gathered(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
 
 
 def test_no_gguf_row_is_flagged_as_broken(study):
@@ -163,7 +163,7 @@ def test_a_folder_without_records_is_one_sentence(harness, tmp_path, make):
 def test_a_folder_with_searches_alone_says_on_which_machine_and_how_they_were_made(harness, config, tmp_path):
     path = config({"oom_above_n_ctx": 2000}, memory_budget="256MiB")
     assert harness("max-ctx", path, "--no-fill").code == 0
-    gathered = Gathered(list(results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))))
+    gathered = Gathered(list(records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))))
     study = gathered.study("x")
     assert (study.cells, len(study.searches)) == ([], 1)
     (machine,) = study.machines
@@ -175,7 +175,7 @@ def test_a_folder_with_searches_alone_says_on_which_machine_and_how_they_were_ma
 
 
 def test_markdown_says_which_first_token_is_too_fast_and_how_figures_are_formed(study):
-    text = export.markdown(study.study("x"))
+    text = page.markdown(study.study("x"))
     (speed,) = (part for part in text.split("\n## ") if part.startswith("Speed\n"))
     (line,) = (line for line in speed.splitlines() if line.startswith("| qwen1.5-7b hf bf16"))
     assert "| 4.5, too fast |" in line

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 
-from harness.models import gguf_header
+from harness.models import gguf
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
-from harness.theory import ggml
-from harness.theory.choices import OF_MIXTURES
-from harness.theory.families import SHAPES
-from harness.theory.gguf_types import ALL_QUANTS, QUANTS, Mix, quantized, retyped
-from harness.theory.shapes import Shape
-from harness.theory.tensors import Tensor
+from harness.theory import tensors
+from harness.theory.decoder import Shape
+from harness.theory.hf_config import SHAPES
+from harness.theory.memory import OF_MIXTURES
+from harness.theory.tensors import ALL_QUANTS, QUANTS, Mix, Tensor, quantized, retyped
 
-NUMBERS = {name: number for number, name in ggml.FILE_TYPES.items() if name in ALL_QUANTS}
+NUMBERS = {name: number for number, name in tensors.FILE_TYPES.items() if name in ALL_QUANTS}
 ROOT = Path(__file__).parent.parent
 MODELS = [f"qwen1.5-{size}" for size in ("0.5b", "1.8b", "4b", "7b", "14b", "32b", "72b", "110b")]
 QWEN2, LLAMA = SHAPES["tiny-qwen2"], SHAPES["tiny-llama"]
@@ -51,8 +50,8 @@ SHAPES_TO_COMPARE = {
 DRY_RUN = r"""
 import json, re, sys
 from pathlib import Path
-from runners.llamacpp_convert import write_header
-from runners.llamacpp_weights import FTYPES, LOG, lib, quantize_params
+from runners.llamacpp.weights import write_header
+from runners.llamacpp.weights import FTYPES, LOG, lib, quantize_params
 target, shapes, quants = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])  # name: number
 line = re.compile(r"\[ *\d+/ *\d+\] +(\S+) +- .*type = +(\w+), size =.*?(?:\((\w+)\))?$")
 types = {}
@@ -188,7 +187,7 @@ def test_a_file_that_llama_cpp_makes_has_these_types_and_bytes(job: Any, tmp_pat
     job(job="convert", options={"dtype": "f16"}, files={"source": str(made), "target": str(source)})
     files = {"source": str(source), "target": str(target)}
     facts = job(job="quantize", options={"quant": quant, "threads": 2}, files=files)
-    tensors, header = quantized(shape, quant), gguf_header.read(target)
+    tensors, header = quantized(shape, quant), gguf.read(target)
     assert {name: (t.type, t.bytes) for name, t in header.tensors.items()} == {
         t.name: (t.type, t.bytes) for t in tensors
     }

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from harness.compare import Comparison, gha
+from harness.compare import Comparison, show
 from harness.compare.judge import WORSE
 
 
@@ -39,7 +39,7 @@ def row(**changed):
 def commands(rows=(), **lost):
     """Of a comparison with these rows; `lost`: what it could not compare."""
     nothing = {key: [] for key in ("environment", "not_compared", "partial", "damages", "notes")}
-    return gha.commands(Comparison(base="base", new="new", rows=rows, **nothing | lost))
+    return show.commands(Comparison(base="base", new="new", rows=rows, **nothing | lost))
 
 
 MEMORY = {"metric": "memory_bytes", "unit": "bytes", "better": "lower", "family": "memory"}
@@ -107,7 +107,7 @@ def test_text_cannot_break_out_of_its_command():
 
 def test_figures_are_costs_so_that_smaller_is_better():
     slope = row(metric="W_tokens_per_ms", unit="tok/ms", new=2000.0, base=2000.0, change=0.0, verdict="SAME")
-    first, second, third = gha.benchmark([row(), slope, row(**MEMORY, base=1e9, new=1.1e9, spread=None)])
+    first, second, third = show.benchmark([row(), slope, row(**MEMORY, base=1e9, new=1.1e9, spread=None)])
     assert first["name"] == "qwen1.5-0.5b-llamacpp-q8_0-1234abcd ms_per_token (a-cpu, cpu)"
     assert (first["unit"], first["value"]) == ("ms/token", 1000 / 19)
     assert (second["unit"], second["value"]) == ("us/token", 0.5)
@@ -119,7 +119,9 @@ def test_figures_are_costs_so_that_smaller_is_better():
 
 def test_a_range_is_a_bare_number_in_the_unit_of_the_value():
     """As the action's src/extractRangeInfo.ts parses it."""
-    for entry in gha.benchmark([row(), row(metric="B_ms", unit="ms", better="lower", new=1e-4, spread=1e-3)]):
+    for entry in show.benchmark(
+        [row(), row(metric="B_ms", unit="ms", better="lower", new=1e-4, spread=1e-3)]
+    ):
         number = re.fullmatch(r"± (\d.*)", entry["range"])[1]
         assert float(number) < 0.02 * entry["value"]
     assert float(number) == 1e-7
@@ -131,7 +133,7 @@ def test_figures_that_have_no_place_there_are_left_out():
     )
     invalid = row(verdict="INVALID", fails=False)
     gone = row(new=None, change=None, change_ci90=None, spread=None)
-    assert gha.benchmark([longest, invalid, gone]) == []
+    assert show.benchmark([longest, invalid, gone]) == []
 
 
 def test_names_are_unique_and_the_file_is_json_without_nan():
@@ -142,9 +144,9 @@ def test_names_are_unique_and_the_file_is_json_without_nan():
         for machine in ("a", "b")
         for device in ("cpu", "cuda")
     ]
-    entries = gha.benchmark(rows)
+    entries = show.benchmark(rows)
     assert len({entry["name"] for entry in entries}) == len(rows)
-    assert json.loads(gha.as_json(rows)) == entries
+    assert json.loads(show.as_json(rows)) == entries
 
 
 def test_no_text_of_a_record_is_obeyed():

@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from harness import results
-from harness.analysis.records.verdicts import verdict
-from harness.dataset.gather import Gathered
-from harness.results import Stored
+from harness import records
+from harness.analysis.verdicts import verdict
+from harness.dataset.study import Gathered
+from harness.records import Stored
 
 ROOT = Path(__file__).parent.parent
 # Of the fake stack: a pass takes max(4, 0.02 n) ms, a step 1 ms and 1/8000 ms per token of context.
@@ -27,7 +27,7 @@ ROWS = {"prefill": 5 * 11 * 2, "depth": 4 * 3 * 64, "turns": 3 * 2}  # rounds, l
 
 
 def stored(kind: str) -> Stored:
-    (found,) = results.records(FOLDERS[kind], lambda damage: pytest.fail(str(damage)))
+    (found,) = records.records(FOLDERS[kind], lambda damage: pytest.fail(str(damage)))
     return found
 
 
@@ -38,18 +38,18 @@ def row(kind: str) -> Any:
 
 
 def judged(each: Stored, record: Any) -> tuple[str, str]:
-    found = verdict(record, None, True, None, results.table(each))
+    found = verdict(record, None, True, None, records.table(each))
     return found.status, " ".join(found.reasons)
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_a_golden_record_of_a_workload_is_read_with_its_table(kind):
     each = stored(kind)
-    assert (each.record["schema"], each.record["workload"]["kind"]) == (results.SCHEMA, kind)
-    table = results.table(each)
+    assert (each.record["schema"], each.record["workload"]["kind"]) == (records.SCHEMA, kind)
+    table = records.table(each)
     assert set(table) == COLUMNS[kind]
     assert {len(column) for column in table.values()} == {ROWS[kind]}
-    assert results.series(each) == {}
+    assert records.series(each) == {}
     schema = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "record.schema.json").read_text()))
     assert [*schema.iter_errors(json.loads((each.folder / "record.json").read_text()))] == []
 

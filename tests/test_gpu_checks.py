@@ -64,10 +64,10 @@ def test_a_check_that_fails_says_what_it_saw_and_the_others_go_on(tmp_path, monk
 
 def test_the_clock_that_lies_is_one_line_of_the_runner(tmp_path):
     bench = Bench("cpu", tmp_path / "results")
-    lying = bench.runners_with("hf_session.py", WAITS, LIES)
-    assert LIES in (lying / "hf_session.py").read_text()
+    lying = bench.runners_with("hf/session.py", WAITS, LIES)
+    assert LIES in (lying / "hf/session.py").read_text()
     with pytest.raises(CheckFailed, match="no single"):
-        bench.runners_with("hf_session.py", "no such line", "")
+        bench.runners_with("hf/session.py", "no such line", "")
 
 
 def test_names_of_checks_are_different():

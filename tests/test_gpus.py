@@ -13,14 +13,14 @@ import pynvml
 import pytest
 
 from harness import machine
+from harness.base.gpus import compute_capabilities, nvidia_gpus, visible_gpus
+from harness.campaign.context_search import NoHeadroom, headroom_on
 from harness.campaign.forecast import device_of
-from harness.campaign.max_context.memory_headroom import NoHeadroom, headroom_on
-from harness.campaign.weights_check.reference import free_bytes
+from harness.campaign.weights_reference import free_bytes
+from harness.campaign.worker_memory import watched
 from harness.config.load import load
+from harness.machine import sensors
 from harness.machine.doctor import gpu as doctor
-from harness.machine.sensors import nvml as sensors
-from harness.system.gpus import compute_capabilities, nvidia_gpus, visible_gpus
-from harness.worker.memory_sampler import watched
 
 GB = 10**9
 UNSUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -291,7 +291,7 @@ def test_free_memory_leaves_out_what_the_driver_reserves(nvml):
 
 
 def test_a_search_is_refused_on_a_gpu_that_does_not_report_its_memory(nvml, monkeypatch):
-    monkeypatch.setattr("harness.campaign.max_context.memory_headroom.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("harness.campaign.context_search.LOOK_EVERY_S", 0.0)
     nvml(RTX, OTHER | {"memory": UNSUPPORTED})
     with headroom_on("GPU-aaaa-1", "cuda", None) as headroom:
         assert (headroom.limit_bytes, headroom.held_bytes, headroom.free()) == (23 * GB, GB, 23 * GB)
@@ -316,7 +316,7 @@ def test_an_instance_has_the_temperature_of_its_gpu_and_not_the_power_of_all_ins
     nvml(a100(temperature=55, power=300_000))
     missing: dict[str, str] = {}
     with ExitStack() as opened:
-        source = sensors.gpu("MIG-1", opened, missing)
+        source = sensors.nvml_gpu("MIG-1", opened, missing)
         assert source is not None
         assert source.read() == {"gpu_temp_degrees_c": 55}
     shared = "NVML has it for the whole GPU, not for an instance of it"

@@ -13,14 +13,14 @@ import pytest
 from conftest import Ran
 from test_memory_limit import with_cgroup
 
-from harness import results
-from harness.analysis.records import grow_results
+from harness import records
+from harness.analysis import verdicts
 
 # A worker's growth until not even 10 kB are left, and a session that needs 4 MiB to count.
 UNTIL_NOTHING_IS_LEFT = """
 import json, resource, time
-from runners.accounting import status_bytes
-from runners.growth import Growth
+from runners.clock import status_bytes
+from runners.workloads.prompts import Growth
 
 class Session:
     def counters(self):
@@ -65,8 +65,8 @@ def test_memory_that_ran_out_is_the_answer_to_the_exact_token(grow, tmp_path: Pa
     (row,) = grow({"die_at_token": 700, "die_by": "oom"})
     assert (row["status"], row["max_ctx"], row["max_ctx_is_target"]) == ("ok", 25 + 699, False)
     assert row["limit_reason"] == "the fake ran out of memory, as asked"
-    (stored,) = results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
-    assert len(results.series(stored)["latency_ns"]) == 699  # none of the last batch is lost
+    (stored,) = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    assert len(records.series(stored)["latency_ns"]) == 699  # none of the last batch is lost
     assert stored.record["outcome"] == "ok"
 
 
@@ -82,14 +82,14 @@ def test_a_kill_at_the_budget_is_the_answer_as_far_as_it_is_known(grow, tmp_path
     assert row["status"] == "ok"
     assert "killed at the memory budget of 0.10 GiB" in row["limit_reason"]
     assert 512 <= row["max_ctx"] - 25 <= 100 * 2**20 / 65536
-    (stored,) = results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    (stored,) = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
     assert stored.record["outcome"] == "oom"
     assert stored.record["memory_budget"]["bytes"] == 100 * 2**20
 
 
 def test_the_allocators_state_is_kept_step_by_step(grow, tmp_path: Path) -> None:
     grow({"leak_bytes_per_token": 4096, "B_ms": 0.05}, target=1200)
-    (stored,) = results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    (stored,) = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
     steps = stored.record["done"]["memory_steps"]
     assert [n for n, _, _ in steps] == sorted(n for n, _, _ in steps)
     n, allocated, reserved = steps[-1]
@@ -144,19 +144,19 @@ def record(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_share_is_of_what_was_free_when_the_model_was_loaded() -> None:
-    assert grow_results.row(record(), None, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 1000)
+    assert verdicts.growth_row(record(), None, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 1000)
     on_gpu = record(device="GPU-1", memory_budget=None)
-    assert grow_results.row(on_gpu, 3000, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 2000)
+    assert verdicts.growth_row(on_gpu, 3000, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 2000)
 
 
 @pytest.mark.parametrize(
     "unknown", [{"memory": {}}, {"memory_budget": None}, {"memory_budget": {"bytes": 300, "means": "x"}}]
 )
 def test_without_knowing_what_was_free_there_is_no_share(unknown: dict[str, Any]) -> None:
-    said = grow_results.row(record(**unknown), None, 5.0)
+    said = verdicts.growth_row(record(**unknown), None, 5.0)
     assert (said["max_ctx"], said["kv_share_of_free"]) == (100, None)
 
 
 def test_other_workloads_grow_to_nothing() -> None:
     decode = record(workload={"kind": "decode", "prompt_tokens": 25, "new_tokens": 75})
-    assert set(grow_results.row(decode, None, 5.0).values()) == {None, False}
+    assert set(verdicts.growth_row(decode, None, 5.0).values()) == {None, False}

@@ -16,11 +16,11 @@ import pytest
 from conftest import told
 from stored_again import stored_again
 
-from harness.models import safetensors_header
+from harness.campaign import worker as campaign_worker
+from harness.models import checkpoint as models_checkpoint
 from harness.stacks.header import stacks
-from harness.theory.families import SHAPES
-from harness.theory.shapes import kv_bytes_per_token, parameters
-from harness.worker import launch
+from harness.theory.decoder import kv_bytes_per_token, shape_parameters
+from harness.theory.hf_config import SHAPES
 from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens
 
 WARMUP = {"window_tokens": 4, "max_windows": 3, "tolerance": 0.9}
@@ -50,10 +50,10 @@ def test_the_bytes_counted_from_the_modules_are_those_of_the_checkpoint(
 ):
     path = checkpoint("tiny-qwen2")
     loaded, _, _ = said(worker(request_of(path, dtype=dtype), hf_interpreter))
-    stored = safetensors_header.read(path / "model.safetensors").values()
+    stored = models_checkpoint.read_safetensors_header(path / "model.safetensors").values()
     size = {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
     assert loaded["model_bytes"] == sum(t.elements for t in stored) * size
-    assert loaded["parameters"] == parameters(SHAPES["tiny-qwen2"])
+    assert loaded["parameters"] == shape_parameters(SHAPES["tiny-qwen2"])
     assert loaded["kv_bytes_per_token"] == kv_bytes_per_token(SHAPES["tiny-qwen2"], size, size)
     assert loaded["options"]["dtype"] == dtype
     assert loaded["devices"]["parameters"] == {"cpu": len(stored)}
@@ -63,8 +63,8 @@ def test_a_tied_embedding_is_counted_once(worker, checkpoint, hf_interpreter):
     loaded, _, _ = said(worker(request_of(checkpoint("tiny-llama", tied=True)), hf_interpreter))
     tied = replace(SHAPES["tiny-llama"], tied=True)
     assert loaded["tied"] is True
-    assert loaded["parameters"] == parameters(tied)
-    assert loaded["model_bytes"] == 2 * parameters(tied)
+    assert loaded["parameters"] == shape_parameters(tied)
+    assert loaded["model_bytes"] == 2 * shape_parameters(tied)
 
 
 def test_a_dynamic_cache_is_copied_and_a_static_one_is_read_whole(worker, checkpoint, hf_interpreter):
@@ -118,7 +118,7 @@ def test_a_cache_that_does_not_fit_is_out_of_memory(worker, checkpoint, hf_inter
 )
 def test_what_torch_says_of_memory_it_could_not_have_is_a_memory_error(hf_interpreter, said, raised):
     code = f"""
-from runners import torch_device
+from runners.hf import device as torch_device
 try:
     with torch_device.memory_errors():
         raise RuntimeError({said!r})
@@ -151,7 +151,7 @@ def test_a_dynamic_cache_grows_to_its_target(worker, checkpoint, hf_interpreter)
 def test_growth_ends_well_where_memory_does(checkpoint, own_interpreter, tmp_path, left):
     request = request_of(checkpoint("tiny-llama"), new=20_000, n_ctx=1)
     grow = request.workloads[0] | {"kind": "grow"}
-    worker = launch.Worker(replace(request, workloads=[grow]), own_interpreter("hf"), tmp_path)
+    worker = campaign_worker.Worker(replace(request, workloads=[grow]), own_interpreter("hf"), tmp_path)
     came = 0
     for event in worker.events(900):
         if isinstance(event, Phase) and event.name == "generate":
@@ -289,7 +289,9 @@ def test_the_probe_measures_what_it_is_asked(worker, hf_interpreter):
 
 
 def test_a_worker_killed_while_it_decodes_has_said_the_tokens_before(checkpoint, hf_interpreter, tmp_path):
-    worker = launch.Worker(request_of(checkpoint("tiny-llama"), new=100_000), hf_interpreter, tmp_path)
+    worker = campaign_worker.Worker(
+        request_of(checkpoint("tiny-llama"), new=100_000), hf_interpreter, tmp_path
+    )
     seen = []
     for event in worker.events(900):
         seen.append(event)

@@ -12,19 +12,23 @@ from typing import Any
 import pytest
 from made_nights import FIRST, Nights, measured
 
-from harness import results
-from harness.history import nights, page, steps
+from harness import records as harness_records
+from harness.compare import history as compare_history
 
 A, B = "tiny-qwen2 fake a", "tiny-qwen2 fake b"
 
 
 class Grown(Nights):
-    def history(self) -> nights.History:
-        return nights.history(results.records(self.root, lambda damage: pytest.fail(str(damage))))
+    def history(self) -> compare_history.History:
+        return compare_history.history(
+            harness_records.records(self.root, lambda damage: pytest.fail(str(damage)))
+        )
 
     def steps(self, metric: str = "tokens_per_s") -> list[dict[str, Any]]:
         return [
-            row for each in steps.found_in(self.history()) if (row := steps.row(each))["metric"] == metric
+            row
+            for each in compare_history.found_in(self.history())
+            if (row := compare_history.step_row(each))["metric"] == metric
         ]
 
 
@@ -94,7 +98,7 @@ def test_a_failed_night_is_a_gap_with_its_reason_and_no_zero(grown: Grown):
     assert series.nights[5].why == "oom: out of memory"
     step = next(row for row in grown.steps() if row["name"] == A)
     assert (step["verdict"], step["when"]) == ("FASTER", "between 2026-09-05 and 2026-09-07")
-    drawn = page.figure(series, [])
+    drawn = compare_history.figure(series, [])
     assert None in drawn.data[0]["y"]
     assert 0 not in drawn.data[0]["y"]
     assert drawn.data[2]["text"] == ["oom: out of memory"]

@@ -27,7 +27,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FETCH = """
 import json, sys
 from harness.config import Weights
-from harness.models.hub_weights import from_hub
+from harness.models.hub import from_hub
 from harness.models.weights import WeightsError
 weights = Weights(kind="hub", repo="org/name", revision="main", file=sys.argv[1] or None)
 try:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from conftest import Ran
 
-from harness.campaign.facts import source_digest
+from harness.campaign.repeat import source_digest
+from harness.stacks.adopted import Interpreter
 from harness.stacks.build import key_of
-from harness.stacks.interpreter import Interpreter
 
 pytestmark = [
     pytest.mark.slow("builds and installs the project"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.series.copies import copies
+from harness.analysis.line import copies
 
 NO_B = "B_not_identifiable"
 

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from conftest import gone
 
+from harness.campaign import worker as campaign_worker
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import runners_folder, stacks
-from harness.stacks.interpreter import Interpreter
-from harness.worker import launch
 from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens, holds
 
 WARMUP = {"window_tokens": 4, "max_windows": 5, "tolerance": 0.5}
@@ -47,7 +47,7 @@ def test_a_worker_says_load_tokens_done(worker, fake_interpreter):
 
 def test_a_worker_stands_still_at_a_moment_until_it_was_seen_to(tmp_path, fake_interpreter):
     request = request_of(clock="real")
-    worker, seen_to_ns, waited = launch.Worker(request, fake_interpreter, tmp_path), 0, []
+    worker, seen_to_ns, waited = campaign_worker.Worker(request, fake_interpreter, tmp_path), 0, []
     for event in worker.events(600):
         if isinstance(event, Phase) and waited:
             assert event.t_ns > seen_to_ns
@@ -123,9 +123,11 @@ def test_an_unknown_job_fails_in_one_line(worker, fake_interpreter):
 
 
 def test_a_job_that_fails_tells_the_worker_s_own_reason(tmp_path, fake_interpreter):
-    events = launch.run_job(Request("generate_all", "fake", "cpu", {}), fake_interpreter, tmp_path, 600)
-    with pytest.raises(launch.JobFailed, match="stack fake has no job 'generate_all'"):
-        launch.facts_of(events)
+    events = campaign_worker.run_job(
+        Request("generate_all", "fake", "cpu", {}), fake_interpreter, tmp_path, 600
+    )
+    with pytest.raises(campaign_worker.JobFailed, match="stack fake has no job 'generate_all'"):
+        campaign_worker.facts_of(events)
 
 
 def test_tokens_said_before_a_hang_are_kept(worker, fake_interpreter):
@@ -144,7 +146,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from harness.worker import launch
+from harness.campaign import worker as launch
 from harness.stacks import build
 from harness.stacks.header import stacks
 from test_launch import request_of
@@ -167,7 +169,7 @@ for event in worker.events(1000):
 
 def test_a_worker_that_was_reaped_before_it_was_noted_has_ended(tmp_path, fake_interpreter):
     """As where Ctrl-C comes between the two."""
-    worker = launch.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
+    worker = campaign_worker.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
     os.kill(worker.pid, signal.SIGKILL)
     os.waitpid(worker.pid, 0)
     worker.stop()
@@ -177,7 +179,7 @@ def test_a_worker_that_was_reaped_before_it_was_noted_has_ended(tmp_path, fake_i
 def test_the_time_in_which_the_controller_was_stopped_does_not_count(tmp_path):
     script = """
 import os, signal, time
-from harness.worker import launch
+from harness.campaign import worker as launch
 launch.WAIT_S = 0.001
 lines = launch.lines(0, 1.0)
 print(next(lines), flush=True)
@@ -196,21 +198,21 @@ print(*lines, flush=True)
 
 
 def test_stopping_kills_the_whole_group_and_reaps_it(tmp_path, fake_interpreter):
-    worker = launch.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
+    worker = campaign_worker.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
     worker.stop()
     assert not psutil.pid_exists(worker.pid)
     worker.stop()  # harmless
 
 
 def test_the_worker_cannot_import_its_own_stacks_by_bare_name(tmp_path, fake_interpreter):
-    """`import fake` inside a library must not find runners/fake.py."""
+    """`import fake` inside a library must not find runners/stacks/fake.py."""
     ours = [str(runners_folder()), str(runners_folder().parent)]
     code = (
         "import sys, runpy; sys.argv = ['x']\n"
         f"sys.path.insert(0, {ours[0]!r})\n"
         f"runpy.run_path({str(runners_folder() / '__main__.py')!r}, run_name='not main')\n"
         f"assert not [p for p in sys.path if p in {ours!r}], sys.path\n"
-        "import runners.fake\n"
+        "import runners.stacks.fake\n"
         "try:\n    import fake\nexcept ImportError:\n    print('good')\n"
     )
     said = subprocess.run(
@@ -227,17 +229,17 @@ def test_a_worker_finds_the_commands_of_its_environment_first(tmp_path, monkeypa
     python.chmod(0o755)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     interpreter = Interpreter(stacks()["fake"].environments["cpu"], python, ())
-    list(launch.run_job(request_of(), interpreter, tmp_path, 600))
+    list(campaign_worker.run_job(request_of(), interpreter, tmp_path, 600))
     assert (tmp_path / "worker.log").read_text() == f"{python.parent}:/usr/bin:/bin\n"
 
 
 def test_the_worker_sees_one_device_and_the_threads_asked_for(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    on_cpu = launch.worker_variables("cpu", 3)
+    on_cpu = campaign_worker.worker_variables("cpu", 3)
     assert on_cpu["CUDA_VISIBLE_DEVICES"] == ""
     assert on_cpu["OMP_NUM_THREADS"] == "3"
     assert "PYTHONPATH" not in on_cpu
-    assert launch.worker_variables("GPU-1", 3)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert campaign_worker.worker_variables("GPU-1", 3)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert "CUDA_VISIBLE_DEVICES" not in launch.worker_variables("hip", 3)
+    assert "CUDA_VISIBLE_DEVICES" not in campaign_worker.worker_variables("hip", 3)

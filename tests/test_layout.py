@@ -11,17 +11,16 @@ import pytest
 import tiny_models
 from tiny_models import KINDS
 
-from harness import plan
-from harness.analysis.records import routing
-from harness.config import load
-from harness.known import Described, config_of
-from harness.models import layout, synthetic, weights
+from harness.analysis import flags
+from harness.config import load, plan
+from harness.models import layout, weights
 from harness.theory import decoder
 from harness.theory.architectures import decoder_of
-from runners.layout import Back, Row, backwards, parts, rows_of, stored, turned, values
+from harness.theory.known_models import Described, config_of
 from runners.protocol import Request
-from runners.safetensors_folder import floats, stored_in
-from runners.synthetic import synthesize
+from runners.weights.layout import Back, Row, backwards, layout_parts, rows_of, stored, turned, values
+from runners.weights.safetensors import floats, stored_in
+from runners.weights.synthetic import synthesize
 
 # Names that llama.cpp's own map lacks: its converter splits or renames them beforehand (conversion/*.py).
 CONVERTED = ("gate_up_proj", "down_proj", "sinks", "expert_bias", "experts")
@@ -80,7 +79,7 @@ def test_the_way_to_a_gguf_and_back_keeps_every_value(kind: str, tmp_path: Path)
 
     made: dict[Row, np.ndarray] = {}
     for row in rows:
-        pieces = [values(row, first, count, read) for first, count in parts(row)]
+        pieces = [values(row, first, count, read) for first, count in layout_parts(row)]
         made[row] = np.concatenate(pieces).reshape(row.dims)
     names = set()
     for name, back in backwards(rows):
@@ -119,16 +118,16 @@ def test_values_do_not_depend_on_shards_or_the_other_tensors(tmp_path: Path) -> 
 def test_what_llama_cpp_computes_otherwise_has_no_gguf(kind: str, changes: dict[str, Any], why: str) -> None:
     model = tiny_models.config(kind, **changes)
     described = Described(model, decoder_of(model))
-    synthetic.check_synthetic(described, "hf")
+    weights.check_synthetic(described, "hf")
     with pytest.raises(weights.WeightsUnavailable, match=why):
-        synthetic.check_synthetic(described, "gguf")
+        weights.check_synthetic(described, "gguf")
 
 
 def test_a_kind_without_a_layout_is_unavailable_in_every_format() -> None:
     model = config_of("deepseek-v2-lite")
     for form in ("hf", "gguf"):
         with pytest.raises(weights.WeightsUnavailable, match="deepseek_v2 is neither synthesized"):
-            synthetic.check_synthetic(Described(model, decoder_of(model)), form)
+            weights.check_synthetic(Described(model, decoder_of(model)), form)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +170,7 @@ def test_values_of_a_config_json_that_make_no_sense_are_a_sentence(changes: dict
     model = tiny_models.config("mixtral", **changes)
     key = next(iter(changes))
     with pytest.raises(weights.WeightsUnavailable, match=f"{key}|factor"):
-        synthetic.check_synthetic(Described(model, decoder_of(model)), "gguf")
+        weights.check_synthetic(Described(model, decoder_of(model)), "gguf")
 
 
 def test_a_config_names_a_known_model_or_a_config_json(tmp_path: Path) -> None:
@@ -196,9 +195,9 @@ def test_of_one_repeated_token_the_experts_are_said_to_be_pinned() -> None:
         return {"kind": "measured", "done": {"routing": found}, "model": {"weights": {"synthetic": True}}}
 
     even, pinned = record(19, [5] * 8), record(1, [20, 20, *[0] * 6])
-    assert [flag.code for flag in routing.notes(even)] == ["synthetic_routing"]
-    assert "busiest expert 1.0 times" in routing.notes(even)[0].detail
-    assert [flag.code for flag in routing.notes(pinned)] == ["synthetic_routing", "pinned_experts"]
-    assert "fed 1 different tokens, and used 2 of 8 experts" in routing.notes(pinned)[1].detail
+    assert [flag.code for flag in flags.routing_notes(even)] == ["synthetic_routing"]
+    assert "busiest expert 1.0 times" in flags.routing_notes(even)[0].detail
+    assert [flag.code for flag in flags.routing_notes(pinned)] == ["synthetic_routing", "pinned_experts"]
+    assert "fed 1 different tokens, and used 2 of 8 experts" in flags.routing_notes(pinned)[1].detail
     pinned["model"]["weights"]["synthetic"] = False
-    assert [flag.code for flag in routing.notes(pinned)] == ["pinned_experts"]
+    assert [flag.code for flag in flags.routing_notes(pinned)] == ["pinned_experts"]

@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 from test_packed import SMALL, made, packed
 
-from harness import results
-from harness.stacks.header import parse, stacks
-from harness.stacks.limits import Known, broken
-from harness.stacks.rules import HeaderError
-from harness.theory.families import SHAPES
-from harness.theory.footprint import Model, Torch, exllama_v2_scratch, total
-from harness.theory.packed import Packing, packed_bytes
-from harness.theory.shapes import Shape, kv_bytes_per_token
-from harness.theory.tensors import of_shape
+from harness import records as harness_records
+from harness.stacks.header import HeaderError, Known, broken, parse, stacks
+from harness.theory.decoder import Shape, kv_bytes_per_token
+from harness.theory.hf_config import SHAPES
+from harness.theory.memory import Model, Torch, exllama_v2_scratch, total_bytes
+from harness.theory.tensors import Packing, of_shape, packed_bytes
 
 PUBLISHED = Path(__file__).parent.parent / "results" / "published"
 GPTQ = Packing("gptq")
@@ -161,7 +158,7 @@ def test_every_rule_that_is_broken_is_told_once_whatever_the_number_of_layers():
     ],
 )
 def test_a_mistake_in_a_header_is_told_with_the_file_it_is_in(lines, told):
-    with pytest.raises(HeaderError, match=r"runners/x\.py: ") as mistake:
+    with pytest.raises(HeaderError, match=r"runners/stacks/x\.py: ") as mistake:
         parse("x", header(*lines))
     assert told in str(mistake.value)
 
@@ -217,7 +214,7 @@ def test_what_marlin_cannot_do_is_known_from_shape_size_and_bits(harness, tmp_pa
 def on_a_gpu(shape: Shape, stored: int) -> int:
     """What the estimator says of 10,000 tokens by ExLlamaV2's kernels, of weights of so many bytes."""
     engine = Torch(True, "dynamic", exllama_v2_scratch(shape))
-    return round(total(engine, Model(shape, stored, 0, kv_bytes_per_token(shape)), 10_000))
+    return round(total_bytes(engine, Model(shape, stored, 0, kv_bytes_per_token(shape)), 10_000))
 
 
 def test_a_named_gpu_that_is_too_old_or_no_gpu_at_all_is_known_too(harness, tmp_path):
@@ -297,7 +294,7 @@ def test_nothing_is_said_not_to_fit_that_the_study_ran_and_llamacpp_fits_where_i
     said = {key: line["will_not_fit"] for key, line in lines.items()}
     reached = {
         (each.record["model"]["name"], each.record["variant"]): each.record["reported"]["max_ctx"]
-        for each in results.records(PUBLISHED, pytest.fail)
+        for each in harness_records.records(PUBLISHED, pytest.fail)
     }
     assert len(said) == len(sizes) * (len(quants) + 7)
     for key, not_fitting in said.items():
@@ -337,7 +334,7 @@ SHORT = "oom_above_n_ctx 50 does not cover the 65 tokens of prompt and decode"
 
 
 def records(root: Path) -> dict[str, dict]:
-    return {each.record["variant"]: each.record for each in results.records(root, pytest.fail)}
+    return {each.record["variant"]: each.record for each in harness_records.records(root, pytest.fail)}
 
 
 def test_a_refused_cell_is_not_started_and_says_why_and_the_rest_runs(harness, config, tmp_path):

@@ -16,10 +16,10 @@ import pytest
 from conftest import failures, settled
 
 from harness import config as configs
-from harness import plan
+from harness.config import plan
 from harness.stacks.header import stacks
-from harness.theory.families import SHAPES
-from harness.theory.shapes import kv_bytes_per_token
+from harness.theory.decoder import kv_bytes_per_token
+from harness.theory.hf_config import SHAPES
 from runners.protocol import Done, Failed, Loaded, Request, Tokens
 
 TYPES = [str(choice) for choice in stacks()["llamacpp"].options["quant"].choices]
@@ -414,7 +414,7 @@ PINNED = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from runners import llamacpp
+from runners.stacks import llamacpp
 from runners.protocol import Request
 request = Request("generate", "llamacpp", "cpu", {"name": "m", "path": sys.argv[2]}, json.loads(sys.argv[3]))
 session = llamacpp.load(request)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.logs.log import Log, LogError
-from harness.logs.read import read
-from harness.logs.table import Options
-from harness.shipped import model, model_names
+from harness.data import model, model_names
+from harness.records.foreign.log import Log, LogError
+from harness.records.foreign.read import read_log
+from harness.records.foreign.table import Options
 
 CPP = """{0}:        load time =     812{1}11 ms
 {0}: prompt eval time =    1149{1}49 ms / 10715 tokens (    0{1}11 ms per token,  9321{1}55 tokens per second)
@@ -89,7 +89,7 @@ def vllm(gaps: list[list[float]], tokens: list[int], ttft: float = 0.35, **chang
 def logged(tmp_path: Path, content: str | dict[str, Any] | list[Any]) -> Log:
     path = tmp_path / "log"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return read(path, Options())
+    return read_log(path, Options())
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from harness import config, results
-from harness.dataset import baseline_match
-from harness.dataset.gather import Gathered
-from harness.dataset.study import Row, Study
-from harness.report import contexts, document, export, longest, summary
+from harness import config, records
+from harness.dataset import study
+from harness.dataset.study import Gathered, Row, Study
+from harness.report import memory, summary, tables
+from harness.report import page as report_page
 
 ROOT = Path(__file__).parent.parent
 STUDY = ROOT / "results" / "published" / "rtx4090-qwen1.5"
@@ -52,7 +52,7 @@ OTHERS = [
 
 @pytest.fixture(scope="module")
 def published() -> Gathered:
-    return Gathered(list(results.records(STUDY, lambda damage: pytest.fail(str(damage)))))
+    return Gathered(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
 
 
 def named(stack: str, variant: str, model: str = "qwen1.5-1.8b", **more: Any) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def test_every_variant_of_the_studys_config_stands_beside_its_own_row_of_the_stu
     variants = [(v.stack, v.name) for v in config.load(ROOT / "configs" / "4090-qwen15.yaml").variants]
     assert set(variants) == set(PUBLISHED)
     ours = [named(*variant) for variant in (*variants, *OTHERS)]
-    found = baseline_match.baseline_rows(ours, published.cells)
+    found = study.baseline_rows(ours, published.cells)
     tables = {each.record["cell"]: each.record["source"]["tables"] for each in published.stored}
     for row in ours:
         expected = PUBLISHED.get((row["stack"], row["variant"]))
@@ -120,20 +120,15 @@ def test_every_variant_of_the_studys_config_stands_beside_its_own_row_of_the_stu
 
 def test_the_same_name_goes_before_the_studys(published):
     own = named("hf", "bf16-dynamic", kind="measured", B_ms=1.0)
-    assert baseline_match.baseline_rows([named("hf", "bf16-dynamic")], [*published.cells, own]) == {
-        own["name"]: own
-    }
-    assert (
-        baseline_match.baseline_rows([named("hf", "bf16-dynamic")], [named("hf", "bf16", kind="measured")])
-        == {}
-    )
+    assert study.baseline_rows([named("hf", "bf16-dynamic")], [*published.cells, own]) == {own["name"]: own}
+    assert study.baseline_rows([named("hf", "bf16-dynamic")], [named("hf", "bf16", kind="measured")]) == {}
 
 
 def test_the_theory_of_the_published_rows_is_the_published_theory(published):
     with THEORY.open(encoding="utf-8", newline="") as file:
         table = {f"qwen1.5-{row['model'].lower()}": row for row in csv.DictReader(file)}
     compared, none = 0, []
-    for row in contexts.rows(published.study("x")):
+    for row in tables.context_rows(published.study("x")):
         bits = {"bf16": 16, "int8": 8}.get(str(row["variant"]), 4)
         if row["stack"] == "llamacpp" or row["published_theory_n_ctx"] is None:
             continue
@@ -149,7 +144,7 @@ def test_the_theory_of_the_published_rows_is_the_published_theory(published):
 
 
 def test_published_lengths_targets_and_failures_are_the_studys(published):
-    found = contexts.rows(published.study("x"))
+    found = tables.context_rows(published.study("x"))
     assert len(found) == 124
     rows = [row | {"at": f"{row['model'][8:]} {row['stack']} {row['variant']}"} for row in found]
     q2_k = of(rows, at="32b llamacpp q2_k")
@@ -165,14 +160,14 @@ def test_published_lengths_targets_and_failures_are_the_studys(published):
 
 def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_the_longest(published):
     study = published.study("x")
-    rows = [row for row in contexts.rows(study) if row["model"] == "qwen1.5-14b"]
+    rows = [row for row in tables.context_rows(study) if row["model"] == "qwen1.5-14b"]
     beyond = [row for row in rows if (row["published_share"] or 0) > 1]
     assert {row["variant"] for row in beyond} == {"gemm-fused", "exllama-fused", "exllamav2-fused"}
-    column = next(column for column in longest.COLUMNS if column.key == "published_share")
+    column = next(column for column in memory.COLUMNS if column.key == "published_share")
     assert {column.text(row, column.key) for row in beyond} == {"429.5%, not held"}
-    column = next(column for column in longest.COLUMNS if column.key == "published_n_ctx")
+    column = next(column for column in memory.COLUMNS if column.key == "published_n_ctx")
     assert {column.text(row, column.key) for row in beyond} == {"100,000+, not held"}
-    (note,) = longest.notes("qwen1.5-14b", rows)
+    (note,) = memory.longest_notes("qwen1.5-14b", rows)
     assert note.startswith("longer than the memory holds")
     assert all(variant in note for variant in ("gemm-fused", "exllama-fused", "exllamav2-fused"))
     told = dict(summary.per_model(study))
@@ -181,7 +176,7 @@ def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_th
 
 def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose_memory_it_is(published):
     study = replace(published.study("x"), searches=[search()])
-    found = contexts.rows(study)
+    found = tables.context_rows(study)
     assert len(found) == 124, "the published row stands beside the search, and not again"
     row = of(found, name="qwen1.5-0.5b llamacpp q4_0")
     assert (row["n_ctx"], row["how"], row["prediction_off"]) == (4096, "decoding", 0)
@@ -191,7 +186,7 @@ def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose
     assert row["published_n_ctx"] == 181_744
     assert row["published_share"] == pytest.approx(0.701, abs=1e-3)
     of_baseline = replace(study, cells=[], baseline={row["name"]: published.cells[0]})
-    (alone,) = contexts.rows(of_baseline)
+    (alone,) = tables.context_rows(of_baseline)
     assert alone["published_n_ctx"] == 100_000
 
 
@@ -210,45 +205,45 @@ def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose
     ],
 )
 def test_memory_is_the_budget_or_what_was_free(more, memory, which):
-    (row,) = contexts.rows(Study("t", [], searches=[search(**more)]))
+    (row,) = tables.context_rows(Study("t", [], searches=[search(**more)]))
     assert row["memory_bytes"] == (memory and memory * GIB)
     assert row["memory_is"] == which
 
 
 def test_on_a_gpu_theory_leaves_the_embedding_out_and_without_sizes_there_is_none():
-    (row,) = contexts.rows(Study("t", [], searches=[search(device="GPU-1")]))
+    (row,) = tables.context_rows(Study("t", [], searches=[search(device="GPU-1")]))
     assert row["theory_n_ctx"] == (GIB - 301_530_112) // 98_304
     unknown = search(kv_bytes_per_token=None)
-    assert contexts.rows(Study("t", [], searches=[unknown]))[0]["theory_n_ctx"] is None
+    assert tables.context_rows(Study("t", [], searches=[unknown]))[0]["theory_n_ctx"] is None
     cell = search() | {"kind": "measured", "workload": "decode"}
-    assert contexts.rows(Study("t", [cell], searches=[unknown]))[0]["theory_n_ctx"] == 6965
+    assert tables.context_rows(Study("t", [cell], searches=[unknown]))[0]["theory_n_ctx"] == 6965
 
 
 def test_a_run_that_grew_is_a_row_and_one_that_decoded_is_none():
     target = grown(name="b", variant="b", max_ctx=20_000, max_ctx_is_target=True, kv_share_of_free=0.49)
     decoded = grown(name="c", variant="c", workload="decode")
-    chapter = longest.chapter(Study("t", [grown(), target, decoded]))
+    chapter = memory.longest_chapter(Study("t", [grown(), target, decoded]))
     ended, reached = chapter.rows["qwen1.5-1.8b"]
     assert (ended["n_ctx"], ended["how"], ended["memory_is"]) == (7000, "growing", "all VRAM")
     assert ended["theory_n_ctx"] == (8 * GIB - 3_000_000_000) // 196_608
-    here = longest.COLUMNS[0]
+    here = memory.COLUMNS[0]
     assert here.text(ended, "n_ctx") == "7,000"
     assert here.text(reached, "n_ctx") == "20,000+"
-    assert longest.chapter(Study("t", [decoded])) is None
+    assert memory.longest_chapter(Study("t", [decoded])) is None
 
 
 def test_a_variant_searched_and_grown_has_two_rows_with_names_of_their_own():
-    both = contexts.rows(Study("t", [grown()], searches=[search(name=grown()["name"])]))
+    both = tables.context_rows(Study("t", [grown()], searches=[search(name=grown()["name"])]))
     assert [row["name"][-10:] for row in both] == ["(decoding)", " (growing)"]
 
 
 def test_a_search_without_an_answer_tells_what_became_of_it_and_no_length():
     failed = search(status="oom", reasons=["not even 256 tokens fit: killed"], verified_n_ctx=256)
     study = Study("t", [], searches=[failed, search(name="q8", variant="q8_0", verified_by="allocation")])
-    chapter = longest.chapter(study)
+    chapter = memory.longest_chapter(study)
     row, allocated = chapter.rows["qwen1.5-0.5b"]
     assert (row["n_ctx"], row["how"], row["share"]) == (None, None, None)
-    assert longest.COLUMNS[0].text(row, "n_ctx") == "oom"
+    assert memory.COLUMNS[0].text(row, "n_ctx") == "oom"
     assert allocated["how"] == "allocation"
     assert chapter.notes["qwen1.5-0.5b"] == [
         "q8, limit: at 4352 tokens: killed at the memory budget of 1.00 GiB (cgroup v1)"
@@ -262,7 +257,7 @@ def test_the_figure_has_a_dot_a_figure_and_opens_what_is_not_proved(published):
     left = search("q8_0", 1536, verified_by="allocation", not_filled="it would take 3 h")
     failed = search("q2_k", None, status="error", reasons=["no driver"])
     study = replace(published.study("x"), searches=[search(), left, failed])
-    (drawn,) = longest.chapter(study).figures["qwen1.5-0.5b"]
+    (drawn,) = memory.longest_chapter(study).figures["qwen1.5-0.5b"]
     traces = {trace.get("name"): trace for trace in drawn.data}
     assert traces["longest here"]["x"][:3] == [4096, 1536, None]
     assert traces["longest here"]["marker"]["symbol"][:2] == ["circle", "circle-open"]
@@ -272,24 +267,24 @@ def test_the_figure_has_a_dot_a_figure_and_opens_what_is_not_proved(published):
     assert len(drawn.rows) == len(traces["published"]["y"]) == 19
     low, high = drawn.layout["xaxis"]["range"]
     assert 10**low < 1536 < 259_913 < 10**high
-    assert 2 <= len(drawn.layout["xaxis"]["tickvals"]) <= longest.MOST_TICKS
+    assert 2 <= len(drawn.layout["xaxis"]["tickvals"]) <= memory.MOST_TICKS
 
 
 def test_page_and_markdown_hold_the_chapter_only_where_someone_looked(published):
     bare = Study("t", [named("hf", "bf16-dynamic", status="ok", B_ms=1.0, max_ctx=10, kind="measured")])
-    assert '-longest"' not in document.page(bare)
-    assert longest.TITLE not in export.markdown(bare)
+    assert '-longest"' not in report_page.page(bare)
+    assert memory.LONGEST_TITLE not in report_page.markdown(bare)
     evil = search(
         name="m </script><img src=x>", stack="s", variant="</script><img src=x>", model="<img src=x>"
     )
     study = replace(bare, searches=[evil])
-    page = document.page(study)
+    page = report_page.page(study)
     assert page.count('<section id="m1-longest">') == 1
     assert 'id="m1-longest"><h3>The longest context</h3>' in page
     assert "<img src=x" not in page
-    text = export.markdown(study)
+    text = report_page.markdown(study)
     assert "## The longest context" in text
     assert "| ok | 4,096 | decoding | 1.00 | budget (cgroup v1) | 6,965 | 58.8% |" in text
-    tables = export.markdown(bare).partition("\n## ")[2].partition("\n## Methods")[0]
+    tables = report_page.markdown(bare).partition("\n## ")[2].partition("\n## Methods")[0]
     assert tables in text
-    assert '-tables"' not in document.page(Study("t", [], searches=[evil]))
+    assert '-tables"' not in report_page.page(Study("t", [], searches=[evil]))

@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from harness import machine
-from harness.campaign import probes
-from harness.campaign.device_lock import device_lock
+from harness.campaign import repeat as campaign_repeat
+from harness.campaign import worker
+from harness.campaign.conditions import device_lock
 from harness.campaign.repeat import Inputs
-from harness.machine.limits import free_memory_bytes
-from harness.worker import launch
+from harness.machine.host import free_memory_bytes
 
 FACTS = {
     *("device", "family", "name", "memory_bytes", "architecture", "physical_cores", "logical_cpus"),
@@ -179,7 +179,9 @@ def inputs(interpreter, device_id: str, threads: int) -> Inputs:
 
 def test_a_campaign_goes_on_without_a_probe_that_fails(fake_interpreter):
     said: list[str] = []
-    asked = probes.Probes([inputs(fake_interpreter, "cpu", 0)], said.append, bandwidth=True, matrix=True)
+    asked = campaign_repeat.Probes(
+        [inputs(fake_interpreter, "cpu", 0)], said.append, bandwidth=True, matrix=True
+    )
     assert asked.so_far(1) == {"bandwidth_probes": [], "matrix_probe": None}
     assert len(said) == 2
     assert all(line.startswith("probe failed: ") and "threads must be at least 1" in line for line in said)
@@ -212,7 +214,7 @@ def test_ggml_measures_the_device_by_its_own_products(job):
     ],
 )
 def test_what_ggml_cannot_measure_is_a_sentence(job, fields, reason):
-    with pytest.raises(launch.JobFailed, match=reason):
+    with pytest.raises(worker.JobFailed, match=reason):
         job(job="probe", **fields)
 
 
@@ -225,7 +227,7 @@ def test_ggml_measures_how_fast_it_multiplies_each_type(job):
 
 
 def test_a_cpus_matrix_rate_is_the_best_of_numpy_and_the_stacks(llamacpp_interpreter):
-    probe = probes.cpu_matrix_rate(2, [llamacpp_interpreter], pytest.fail)
+    probe = campaign_repeat.cpu_matrix_rate(2, [llamacpp_interpreter], pytest.fail)
     assert is_the_best(probe["flops_per_s"], probe["kernel"], probe["kernels"])
     assert {name.split()[0] for name in probe["kernels"]} == {"sgemm,", "ggml"}
 
@@ -233,7 +235,7 @@ def test_a_cpus_matrix_rate_is_the_best_of_numpy_and_the_stacks(llamacpp_interpr
 def test_a_gpu_that_the_stack_does_not_see_is_said_once_and_not_tried_again(llamacpp_interpreter):
     said: list[str] = []
     cells = [inputs(llamacpp_interpreter, "metal", 1)] * 2
-    asked = probes.Probes(cells, said.append, bandwidth=True, matrix=True)
+    asked = campaign_repeat.Probes(cells, said.append, bandwidth=True, matrix=True)
     for repeat in (1, 2):
         assert asked.so_far(repeat) == {"bandwidth_probes": [], "matrix_probe": None}
     assert len(said) == 1

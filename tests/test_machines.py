@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.theory import machine_names
-from harness.theory.machine import Figure, Machine
-from harness.theory.machines import MACHINES
+from harness.theory import names
+from harness.theory.machines import MACHINES, Figure, Machine
 
 LAPTOPS = {name: m for name, m in MACHINES.items() if m.name.startswith("GeForce") and "Laptop" in m.name}
 GEFORCE = {name: m for name, m in MACHINES.items() if m.name.startswith("GeForce") and name not in LAPTOPS}
@@ -182,11 +181,11 @@ def test_a_laptops_gpu_never_has_the_desktops_figures():
     desktops = {(m.memory.value, m.bandwidth.value, m.flops) for m in GEFORCE.values()}
     for machine in LAPTOPS.values():
         typed = f"NVIDIA {re.sub(r' [0-9]+ GB', '', machine.name)} GPU"
-        found = machine_names.of_gpu(typed, machine.memory_bytes)
+        found = names.of_gpu(typed, machine.memory_bytes)
         assert found is not None
         assert replace(found, memory=machine.memory, sold_gib=machine.sold_gib) == machine
         assert (machine.memory.value, machine.bandwidth.value, machine.flops) not in desktops
-        desktop = machine_names.of_gpu(typed.removesuffix(" Laptop GPU"), machine.memory_bytes)
+        desktop = names.of_gpu(typed.removesuffix(" Laptop GPU"), machine.memory_bytes)
         assert desktop is None or desktop in GEFORCE.values()
 
 
@@ -308,7 +307,7 @@ SEVERAL = {
 
 @pytest.mark.parametrize(("name", "mib", "found"), NVML)
 def test_a_gpu_is_known_as_nvml_names_it(name, mib, found):
-    assert machine_names.of_gpu(name, mib << 20 or None) == MACHINES[found]
+    assert names.of_gpu(name, mib << 20 or None) == MACHINES[found]
 
 
 def test_every_known_gpu_has_a_name_of_nvmls():
@@ -321,24 +320,24 @@ def test_every_known_gpu_has_a_name_of_nvmls():
 def test_a_geforce_is_known_as_nvml_names_it(name):
     machine = GEFORCE[name]
     of_nvml = "NVIDIA " + re.sub(r" (\d+ GB|GDDR6X?)$", "", machine.name)
-    found = machine_names.of_gpu(of_nvml, machine.memory_bytes - (12 << 20))
+    found = names.of_gpu(of_nvml, machine.memory_bytes - (12 << 20))
     assert found == (None if of_nvml in SEVERAL else machine)
 
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_a_name_of_several_gpus_with_one_memory_size_is_not_known(name):
-    assert machine_names.of_gpu(name, SEVERAL[name] << 20) is None
-    assert len(machine_names.machines(name)) > 1
+    assert names.of_gpu(name, SEVERAL[name] << 20) is None
+    assert len(names.machines(name)) > 1
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_gpu_is_never_taken_for_a_known_one(name):
-    assert machine_names.of_gpu(name, 80 << 30) is None
+    assert names.of_gpu(name, 80 << 30) is None
 
 
 def test_a_gpu_sold_with_two_sizes_is_not_known_without_its_memory():
-    assert machine_names.of_gpu("NVIDIA GeForce RTX 4060 Ti") is None
-    assert machine_names.of_gpu("NVIDIA GeForce RTX 4090") == MACHINES["rtx-4090"]
+    assert names.of_gpu("NVIDIA GeForce RTX 4060 Ti") is None
+    assert names.of_gpu("NVIDIA GeForce RTX 4090") == MACHINES["rtx-4090"]
 
 
 def test_a_card_of_two_sizes_differs_in_memory_alone():

@@ -17,9 +17,9 @@ import pytest
 from conftest import Ran, gone
 from test_memory_limit import with_cgroup
 
-from harness import results
-from harness.campaign.max_context.memory_headroom import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on
-from harness.results.writing import begun_by
+from harness import records
+from harness.campaign.context_search import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on
+from harness.records.write import begun_by
 
 MIB = 2**20
 KV = 65536  # bytes a token: a granule is 16 MiB, far more than what the interpreter's own memory varies by
@@ -168,8 +168,8 @@ def test_a_killed_search_goes_on_from_its_probes(
     assert no_cgroup_is_left()
 
 
-def kept(folder: Path) -> list[results.Stored]:
-    return list(results.records(folder / "results", lambda damage: pytest.fail(str(damage))))
+def kept(folder: Path) -> list[records.Stored]:
+    return list(records.records(folder / "results", lambda damage: pytest.fail(str(damage))))
 
 
 def no_cgroup_is_left() -> bool:
@@ -271,7 +271,7 @@ def test_without_a_budget_the_free_memory_less_a_margin_is_the_limit() -> None:
 def test_memory_that_others_have_taken_is_waited_for_and_then_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("harness.campaign.max_context.memory_headroom.GIVEN_BACK_S", 0.5)
+    monkeypatch.setattr("harness.campaign.context_search.GIVEN_BACK_S", 0.5)
     given_back = iter([50, 50, 100])
     headroom = MemoryHeadroom(100, False, 0, None, lambda: next(given_back))
     waited, free = headroom.settle()

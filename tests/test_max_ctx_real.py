@@ -15,10 +15,10 @@ from conftest import HARNESS
 from gguf_holes import config as config_of
 from gguf_holes import write_random
 
-from harness import results
-from harness.stacks.interpreter import Interpreter
-from harness.worker import launch
-from harness.worker.memory_limit import MemoryLimit
+from harness import records
+from harness.campaign import worker
+from harness.campaign.worker_memory import MemoryLimit
+from harness.stacks.adopted import Interpreter
 from runners.protocol import Done, Request
 
 # Little to compute and much to hold: 32 KiB of KV cache a token beside 46 MB of weights.
@@ -46,7 +46,7 @@ def found(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         command = [*before, HARNESS, "max-ctx", str(path), "--fresh"]
         ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=1700)
         assert ran.returncode == 0, ran.stderr
-        stored = results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+        stored = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
         record = max((each.record for each in stored), key=lambda record: str(record["started_utc"]))
         return {"record": record, **record["search"]}
 
@@ -66,7 +66,7 @@ def fits(record: dict[str, Any], n_ctx: int, interpreter: Interpreter, folder: P
         workloads=[workload | {"prompt": record["workload"]["prompt"]}],
     )
     with MemoryLimit(record["memory_budget"]["bytes"], record["memory_budget"]["means"]) as memory_limit:
-        *_, last = launch.run_job(request, interpreter, folder, 900, memory_limit=memory_limit)
+        *_, last = worker.run_job(request, interpreter, folder, 900, memory_limit=memory_limit)
     return isinstance(last, Done)
 
 
@@ -121,7 +121,7 @@ def test_without_a_cgroup_the_limit_is_of_what_is_allocated(
 def test_a_budget_below_the_weights_is_refused_before_anything_is_tried(found, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"the weights take 47\.3 MB and .* 41\.9 MB"):
         found(WIDE, "40MiB", stack="llamacpp")
-    (stored,) = results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    (stored,) = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
     assert (stored.record["outcome"], stored.record["search"]["probes"]) == ("refused", [])
 
 

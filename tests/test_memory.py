@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.worker.memory_sampler import (
+from harness.campaign.worker_memory import (
     MemorySampler,
     Resident,
     _in_status,

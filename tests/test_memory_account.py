@@ -10,8 +10,8 @@ import pytest
 from conftest import told
 from gguf_holes import config, write_random
 
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
 from runners.protocol import Request
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -60,7 +60,7 @@ def test_a_cache_of_windows_is_as_small_and_goes_back_as_far_as_the_option_has_i
     Request("fit", "llamacpp", "cpu", model, options, []).write(tmp_path / "request.json")
     code = f"""
 from pathlib import Path
-from runners import llamacpp
+from runners.stacks import llamacpp
 from runners.protocol import Request
 
 session = llamacpp.load(Request.read(Path({str(tmp_path / "request.json")!r})))

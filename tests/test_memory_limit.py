@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from test_launch import request_of
 
-from harness.machine.spill import UNIFIED, spills
+from harness.campaign import worker as campaign_worker
+from harness.campaign.worker_memory import CGROUP_V2, RLIMIT_DATA, MemoryLimit, mechanism_here
+from harness.machine.host import UNIFIED, spills
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
-from harness.worker import launch
-from harness.worker.memory_limit import CGROUP_V2, RLIMIT_DATA, MemoryLimit, mechanism_here
 from runners.protocol import Died, Done, Event, Failed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory can be bounded on Linux alone")
@@ -35,7 +35,7 @@ def last_event(
     folder: Path, interpreter: Interpreter, memory_limit: MemoryLimit, **options: object
 ) -> Event | Died:
     request = request_of(new_tokens=500, **options)
-    return list(launch.run_job(request, interpreter, folder, 600, memory_limit=memory_limit))[-1]
+    return list(campaign_worker.run_job(request, interpreter, folder, 600, memory_limit=memory_limit))[-1]
 
 
 @pytest.mark.parametrize("mechanism", sorted({HERE, RLIMIT_DATA}))
@@ -80,7 +80,7 @@ def test_no_cgroup_is_left_of_an_interrupt_while_it_is_made(monkeypatch):
         assert made[0].is_dir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.worker.memory_limit.subprocess.run", interrupted)
+    monkeypatch.setattr("harness.campaign.worker_memory.subprocess.run", interrupted)
     with pytest.raises(KeyboardInterrupt), MemoryLimit(200 * MIB):
         pass
     assert not made[0].exists()
@@ -88,7 +88,7 @@ def test_no_cgroup_is_left_of_an_interrupt_while_it_is_made(monkeypatch):
 
 @with_cgroup
 def test_a_kill_for_memory_elsewhere_is_not_taken_for_the_workers(tmp_path, fake_interpreter):
-    worker = launch.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
+    worker = campaign_worker.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
     with MemoryLimit(30 * MIB) as elsewhere:
         hog = [*elsewhere.prefix, sys.executable, "-c", "bytearray(2**28)"]
         assert subprocess.run(hog).returncode == -signal.SIGKILL
@@ -110,7 +110,7 @@ def test_what_is_still_in_it_at_the_end_is_killed():
 @with_cgroup
 def test_the_next_memory_limit_removes_what_a_killed_controller_left():
     script = (
-        "import os, signal; from harness.worker.memory_limit import MemoryLimit\n"
+        "import os, signal; from harness.campaign.worker_memory import MemoryLimit\n"
         "with MemoryLimit(1 << 28) as limit:\n"
         "    print(limit.prefix[-1], flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -187,11 +187,11 @@ def test_a_worker_that_ends_for_want_of_memory_is_out_of_memory(tmp_path, words,
     python.write_text(f'#!/bin/sh\necho "{words}"\n{end}\n')
     python.chmod(0o755)
     interpreter = Interpreter(stacks()["fake"].environments["cpu"], python, ())
-    (died,) = launch.run_job(request_of(), interpreter, tmp_path, 600)
+    (died,) = campaign_worker.run_job(request_of(), interpreter, tmp_path, 600)
     assert isinstance(died, Died)
     assert died.outcome == alone
     with MemoryLimit(200 * MIB, RLIMIT_DATA) as memory_limit:
-        (died,) = launch.run_job(request_of(), interpreter, tmp_path, 600, memory_limit=memory_limit)
+        (died,) = campaign_worker.run_job(request_of(), interpreter, tmp_path, 600, memory_limit=memory_limit)
     assert isinstance(died, Died)
     assert died.outcome == fenced
     assert words.removeprefix("/some/where/") in died.reason
@@ -231,7 +231,7 @@ kill -ABRT $$
     )
     python.chmod(0o755)
     interpreter = Interpreter(stacks()["fake"].environments["cpu"], python, ())
-    (died,) = launch.run_job(request_of(), interpreter, tmp_path, 600)
+    (died,) = campaign_worker.run_job(request_of(), interpreter, tmp_path, 600)
     place = "current device: 0, in function alloc at ggml-cuda.cu:512; "
     assert died == Died(outcome, f"{reason}{place}cuMemCreate(&handle, reserve_size, &prop, 0)")
 
@@ -262,7 +262,7 @@ def test_a_limit_that_the_machine_ignores_is_refused(tmp_path, monkeypatch):
     shell = tmp_path / "sh"
     shell.write_text("#!/bin/sh\necho unlimited\n")
     shell.chmod(0o755)
-    monkeypatch.setattr("harness.worker.memory_limit.LIMITED", [str(shell)])
+    monkeypatch.setattr("harness.campaign.worker_memory.LIMITED", [str(shell)])
     with (
         pytest.raises(OSError, match="RLIMIT_DATA set to 1024 KiB, but it stays unlimited"),
         MemoryLimit(1 << 20, RLIMIT_DATA),

@@ -13,11 +13,11 @@ from conftest import Ran
 from gguf_holes import config as config_of
 from gguf_holes import write_random
 
-from harness.analysis.records import traffic
-from harness.results import Record
-from harness.stacks.interpreter import Interpreter
-from harness.theory import decoder, demand
-from harness.theory.gguf_types import quantized
+from harness.analysis import traffic
+from harness.records import Record
+from harness.stacks.adopted import Interpreter
+from harness.theory import decoder, floors
+from harness.theory.tensors import quantized
 
 PROMPT, NEW = 25, 40
 
@@ -56,7 +56,7 @@ def test_of_a_mixture_a_step_reads_only_the_experts_of_one_token(
     kind: str, harness: Callable[..., Ran], llamacpp_interpreter: Interpreter, tmp_path: Path
 ) -> None:
     record, made = measured(harness, tmp_path, kind, "q8_0")
-    expected = demand.of_tensors(made, quantized(made, "q8_0"))
+    expected = floors.demand_of_tensors(made, quantized(made, "q8_0"))
     assert traffic.weight_bytes_per_token(record) == pytest.approx(expected.weight_bytes_per_token, rel=1e-4)
     assert traffic.model_bytes(record) == pytest.approx(expected.resident_bytes, rel=1e-4)
     assert traffic.kv_bytes_per_token(record) == expected.kv_bytes_per_token
@@ -81,7 +81,7 @@ def test_a_hybrid_reads_and_writes_its_states_at_every_step(
     step = traffic.prefill_demand(record)
     assert step is not None
     states = sum(cache.state * layers for cache, layers in decoder.kinds(made).items())
-    assert step.state_bytes == states * demand.STATE_BYTES > 0
+    assert step.state_bytes == states * floors.STATE_BYTES > 0
     limit = traffic.limits(record, 1e9)["measured"]
     assert limit.B_ms == pytest.approx((step.weight_bytes_per_token + 2 * step.state_bytes) / 1e6)
 

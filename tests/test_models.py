@@ -17,11 +17,12 @@ from damage import Patches, patched, patches
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.models import gguf_header, synthetic, weights
-from harness.models.gguf_header import GgufError, GgufHeader
+from harness.models import gguf as models_gguf
+from harness.models import weights
+from harness.models.gguf import GgufError, GgufHeader
 from harness.models.weights import WeightsError
-from harness.theory import ggml
-from harness.theory.families import SHAPES
+from harness.theory import tensors
+from harness.theory.hf_config import SHAPES
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_a_header_says_what_the_gguf_library_wrote(small):
-    header = gguf_header.read(small)
+    header = models_gguf.read(small)
     assert header.architecture == "llama"
     assert header.quant == "f16"
     assert header.has_vocabulary
@@ -74,7 +75,7 @@ def test_a_file_cut_anywhere_is_refused(small: Path, tmp_path: Path, data: Any) 
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(whole[:length])
     with pytest.raises(GgufError, match=r"cut short|not a GGUF|is empty"):
-        gguf_header.read(cut)
+        models_gguf.read(cut)
 
 
 def test_hostile_headers_are_refused_in_bounded_memory(tmp_path):
@@ -104,7 +105,7 @@ def test_hostile_headers_are_refused_in_bounded_memory(tmp_path):
             path = tmp_path / "hostile.gguf"
             path.write_bytes(content + b"\0" * 64 if name != "empty" else b"")
             with pytest.raises(GgufError):
-                gguf_header.read(path)
+                models_gguf.read(path)
         assert tracemalloc.get_traced_memory()[1] < 10e6
     finally:
         tracemalloc.stop()
@@ -166,15 +167,15 @@ REFUSED = {
 def test_what_ggml_refuses_or_no_model_has_is_one_sentence(tmp_path, name):
     keys, tensors, sentence = REFUSED[name]
     with pytest.raises(GgufError, match=sentence) as caught:
-        gguf_header.read(write(tmp_path / "hostile.gguf", keys, tensors))
+        models_gguf.read(write(tmp_path / "hostile.gguf", keys, tensors))
     assert str(caught.value).startswith(f"{tmp_path}/hostile.gguf: ")
 
 
 def test_block_sizes_are_those_of_the_gguf_library():
     theirs = {int(kind): (kind.name.lower(), *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
     del theirs[gguf.GGMLQuantizationType.Q8_1]  # the library counts its scales in 32 bits, ggml.c in 16
-    assert {number: ggml.TYPES[number] for number in theirs} == theirs
-    assert {ggml.TYPES[number] for number in ggml.TYPES.keys() - theirs} == {
+    assert {number: tensors.TYPES[number] for number in theirs} == theirs
+    assert {tensors.TYPES[number] for number in tensors.TYPES.keys() - theirs} == {
         ("q8_1", 32, 36),
         ("q2_0", 64, 18),  # newer than the library
     }
@@ -187,7 +188,7 @@ def test_the_digest_is_of_all_bytes_but_the_elements_of_arrays(tmp_path):
         strings = STRINGS + struct.pack("<Q", len(words)) + b"".join(map(text, words))
         scores = struct.pack("<IQ2f", 6, 2, 0.5, 0.25)
         keys = [key(b"words", 9, strings), key(b"scores", 9, scores), key(b"n", U32, b"1234")]
-        return gguf_header.read(write(tmp_path / "x.gguf", keys, [tensor(b"a", [4])])).digest
+        return models_gguf.read(write(tmp_path / "x.gguf", keys, [tensor(b"a", [4])])).digest
 
     taken = b"GGUF" + struct.pack("<IQQ", 3, 1, 3) + key(b"words", 9, STRINGS + struct.pack("<QQQ", 2, 3, 5))
     taken += key(b"scores", 9, struct.pack("<IQ", 6, 2)) + key(b"n", U32, b"1234") + tensor(b"a", [4])
@@ -205,10 +206,10 @@ def test_arrays_are_told_from_numbers(tmp_path):
     heads = key(b"llama.attention.head_count", U32, struct.pack("<I", 4))
     array = struct.pack("<IQ8I", U32, 8, *[4] * 8)
     keys = [arch, *counts, heads]
-    assert gguf_header.read(write(tmp_path / "x.gguf", keys, [])).attention() is not None
+    assert models_gguf.read(write(tmp_path / "x.gguf", keys, [])).attention() is not None
     for wrong in (b"llama.attention.head_count", b"llama.attention.head_count_kv"):
         odd = [k for k in keys if wrong not in k] + [key(wrong, 9, array)]
-        header = gguf_header.read(write(tmp_path / "x.gguf", odd, []))
+        header = models_gguf.read(write(tmp_path / "x.gguf", odd, []))
         assert header.attention() is None
         assert header.integer(wrong.decode()) is None
         assert header.metadata[wrong.decode()] == 8
@@ -217,7 +218,7 @@ def test_arrays_are_told_from_numbers(tmp_path):
 def read_in_calls(path: Path) -> tuple[GgufHeader, int]:
     """A header, and the Python functions that reading it enters: time, as no other process can stretch it."""
     profile = cProfile.Profile(builtins=False)
-    header = profile.runcall(gguf_header.read, path)
+    header = profile.runcall(models_gguf.read, path)
     return header, sum(entry.callcount for entry in profile.getstats())
 
 
@@ -262,7 +263,7 @@ def test_a_hostile_header_takes_calls_for_its_keys_and_tensors_and_none_for_its_
     assert calls < 2_000_000 * share  # 17 for a key or tensor: 0.6 s on two cores, uncounted
     tracemalloc.start()
     try:
-        gguf_header.read(path)
+        models_gguf.read(path)
         assert tracemalloc.get_traced_memory()[1] < 5e6 + 55e6 * share
     finally:
         tracemalloc.stop()
@@ -276,7 +277,7 @@ def test_a_header_with_bytes_flipped_is_read_or_refused_and_nothing_else(
     path = tmp_path / "flipped.gguf"
     path.write_bytes(patched(small.read_bytes(), damage))
     try:
-        header = gguf_header.read(path)
+        header = models_gguf.read(path)
     except GgufError:
         assert damage != [(0, b"G")]
         return
@@ -302,9 +303,9 @@ def test_the_fingerprint_changes_when_the_file_does(small):
 
 def test_weights_we_make_are_named_by_all_that_makes_their_bytes():
     shape, other = SHAPES["tiny-qwen2"], SHAPES["tiny-llama"]
-    name = synthetic.synthetic_name(shape, 0)
-    assert len({name, synthetic.synthetic_name(shape, 1), synthetic.synthetic_name(other, 0)}) == 3
-    folders = {synthetic.checkpoint_path(*made) for made in ((shape, 0), (shape, 1), (other, 0))}
+    name = weights.synthetic_name(shape, 0)
+    assert len({name, weights.synthetic_name(shape, 1), weights.synthetic_name(other, 0)}) == 3
+    folders = {weights.checkpoint_path(*made) for made in ((shape, 0), (shape, 1), (other, 0))}
     assert len(folders) == 3
     paths = {
         weights.converted_path(name, "q4_0", "llama.cpp 1"),

@@ -11,12 +11,13 @@ import pytest
 from gguf_holes import config, header_of
 from test_checkpoint import TINY, gguf_writer, write, write_config, write_gguf
 
-from harness.models import gguf_header, weights
+from harness.models import gguf as models_gguf
+from harness.models import weights
 from harness.models.checkpoint import CheckpointError, read
-from harness.theory import decoder, demand, gguf_types, tensors
+from harness.theory import decoder, floors, tensors
 from harness.theory.architectures import decoder_of
-from harness.theory.families import SHAPES
-from harness.theory.gguf_types import ALL_QUANTS, quantized
+from harness.theory.hf_config import SHAPES
+from harness.theory.tensors import ALL_QUANTS, quantized
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"ab" * 32 + b"\nsize 4920739232\n"
 PAGE = b"\n<!DOCTYPE html>\n<html><head><title>Hugging Face</title></head></html>"
@@ -136,7 +137,7 @@ def test_a_folder_with_a_model_and_its_projector_is_the_model(tmp_path, name):
 @pytest.mark.parametrize("name", ["qwen2.5-0.5b", "llama-3-8b", "qwen1.5-14b"])
 def test_a_file_has_the_type_it_names_if_its_tensors_have(name, quant):
     stored = quantized(SHAPES[name], quant)
-    assert gguf_types.type_of_file(stored, quant) == quant
+    assert tensors.type_of_file(stored, quant) == quant
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,9 @@ def test_a_draft_head_is_not_read_in_plain_decode(tmp_path, kind):
     assert with_head.decoder == without.decoder
     assert with_head.tensors == without.tensors
     assert with_head.decoder is not None
-    assert demand.of_tensors(with_head.decoder, with_head.tensors) == demand.of_tensors(model, stored)
-    sizes, of_plain = gguf_header.read(drafting).weights(), gguf_header.read(plain).weights()
+    assert floors.demand_of_tensors(with_head.decoder, with_head.tensors) == floors.demand_of_tensors(
+        model, stored
+    )
+    sizes, of_plain = models_gguf.read(drafting).weights(), models_gguf.read(plain).weights()
     assert sizes["model_bytes"] - sizes["draft_bytes"] == of_plain["model_bytes"]  # llama.cpp counts them all
     assert sizes.get("expert_bytes") == of_plain.get("expert_bytes")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import Ran, failures
 
-from harness.stacks.build import Interpreter
+from harness.stacks.adopted import Interpreter
 
 pytestmark = pytest.mark.network
 # A machine for research: torch for CUDA, transformers and what they need, and the scientific packages.

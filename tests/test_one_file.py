@@ -123,11 +123,14 @@ def add_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
     def add(*others: str) -> None:
         folder = tmp_path / "runners"
-        folder.mkdir()
-        for path in runners_folder().glob("*.py"):
-            if path.stem not in stacks() or path.stem in others:
+        (folder / "stacks").mkdir(parents=True)
+        for path in runners_folder().iterdir():
+            if path.name != "stacks":
                 (folder / path.name).symlink_to(path)
-        (folder / "rule.py").write_text(RUNNER)
+        for path in (runners_folder() / "stacks").glob("*.py"):
+            if path.stem not in stacks() or path.stem in others:
+                (folder / "stacks" / path.name).symlink_to(path)
+        (folder / "stacks" / "rule.py").write_text(RUNNER)
         monkeypatch.setenv("HARNESS_RUNNERS", str(folder))
 
     return add

@@ -21,10 +21,10 @@ from test_same_model import (
 )
 from tiny_models import KINDS, MIXTURES
 
-from harness.known import config_of
-from harness.models import gguf_header, layout
+from harness.models import gguf, layout
 from harness.theory.architectures import decoder_of
-from harness.theory.gguf_types import model_bytes, quantized
+from harness.theory.known_models import config_of
+from harness.theory.tensors import model_bytes, quantized
 
 SOME = ("qwen3_moe", "gemma3_text", "gpt_oss", "lfm2")  # that differ most
 __all__ = ["logits", "stack"]  # fixtures
@@ -82,7 +82,7 @@ def test_quantized_files_have_the_tensors_types_and_bytes_that_theory_gives(
         if quant != "f16":
             files, options = {"source": str(source), "target": str(target)}, {"quant": quant, "threads": 1}
             stack("llamacpp", "quantize", source, options=options, files=files)
-        header = gguf_header.read(target)
+        header = gguf.read(target)
         found = {name: (t.type, t.shape[::-1]) for name, t in header.tensors.items()}
         assert found == {t.name: (t.type, t.dims) for t in quantized(model, quant)}
         assert header.weights()["model_bytes"] == model_bytes(model, quant)

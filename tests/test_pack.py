@@ -20,10 +20,8 @@ from pathlib import Path
 import pytest
 from conftest import Ran
 
-from harness.stacks import pack
-from harness.stacks.pack import trim
-from harness.stacks.pack.known import Have, have
-from harness.stacks.pack.target import PackError, Target
+from harness.stacks.pack import build
+from harness.stacks.pack.wheels import Have, PackError, Target, have
 
 pytestmark = pytest.mark.xdist_group("pack")
 ROOT = Path(__file__).parent.parent
@@ -109,11 +107,13 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "runners", runners := root / "runners", ignore=ignored)
     text = (
-        (runners / "fake.py").read_text().replace("# dependencies = []", f"# dependencies = {DEPENDENCIES}")
+        (runners / "stacks" / "fake.py")
+        .read_text()
+        .replace("# dependencies = []", f"# dependencies = {DEPENDENCIES}")
     )
     text = text.replace('# device = "cpu"\n', '# device = "cpu"\n# source-builds = ["compiled"]\n', 1)
     text = text.replace("\nimport ", "\nimport compiled, deep, there, tiny_good\nimport ", 1)
-    (runners / "tiny.py").write_text(text)
+    (runners / "stacks" / "tiny.py").write_text(text)
     lock(runners, {path.name.partition("-")[0]: path for path in folder.iterdir()})
     with pytest.MonkeyPatch.context() as variables:
         variables.setenv("HARNESS_RUNNERS", str(runners))
@@ -135,7 +135,7 @@ HAS = "there @ file:///croot/there-2.5-py3-none-any.whl"
 def made(index: Path) -> Path:
     """A pack of the tiny stack, for a Python that has `there` and all that the controller needs."""
     folder = index.parent / "pack"
-    pack.pack(folder, ["tiny"], HERE, have(freeze(HAS), "have.txt"), lambda line: None)
+    build.pack(folder, ["tiny"], HERE, have(freeze(HAS), "have.txt"), lambda line: None)
     return folder
 
 
@@ -292,7 +292,7 @@ def retarget(folder: Path, target: Target) -> None:
     manifest["target"] |= {"python": target.python, "platform": target.platform}
     (folder / "manifest.json").write_text(text := json.dumps(manifest))
     digest = hashlib.sha256(text.encode()).hexdigest()
-    (folder / "install.sh").write_text(pack.script(target, digest))
+    (folder / "install.sh").write_text(build.script(target, digest))
 
 
 OTHER = {"x86_64": "aarch64", "aarch64": "x86_64"}.get(platform.machine(), "x86_64")
@@ -394,13 +394,13 @@ def test_the_wheel_of_the_project_has_its_files_its_locks_and_its_command(made):
         assert "harness = harness.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
         record = [line.partition(",")[0] for line in wheel.read(f"{info}/RECORD").decode().splitlines()]
     assert set(record) == names
-    assert {"harness/shipped/configs/quickstart.yaml", "runners/locks/hf.txt"} <= names
+    assert {"harness/data/configs/quickstart.yaml", "runners/locks/hf.txt"} <= names
     assert not [name for name in names if "__pycache__" in name]
 
 
 @pytest.mark.slow("packs again")
 def test_packs_of_the_same_packages_are_the_same_bytes(made, tmp_path):
-    pack.pack(tmp_path / "again", ["tiny"], HERE, have(freeze(HAS), "have.txt"), lambda line: None)
+    build.pack(tmp_path / "again", ["tiny"], HERE, have(freeze(HAS), "have.txt"), lambda line: None)
     assert (tmp_path / "again" / "install.sh").read_bytes() == (made / "install.sh").read_bytes()
 
 
@@ -487,7 +487,7 @@ def test_what_pip_freeze_prints_is_understood():
 
 def test_a_version_that_is_too_old_for_a_packed_package_is_packed_anew(index, tmp_path):
     text = freeze(HAS.replace("2.5", "3.5"), "deep==0.5")
-    manifest, notes = pack.pack(tmp_path / "out", ["tiny"], HERE, have(text, "x"), lambda line: None)
+    manifest, notes = build.pack(tmp_path / "out", ["tiny"], HERE, have(text, "x"), lambda line: None)
     assert manifest["environments"]["tiny"]["expects"] == {"there": "3.5"}  # deep needs there>=3
     assert "packages/deep-1.0-py3-none-any.whl" in manifest["environments"]["tiny"]["wheels"]
     assert notes == ["tiny: there 3.5 is there; there==2.0 is what is tested"]
@@ -508,7 +508,7 @@ def test_bitsandbytes_keeps_the_libraries_of_the_device_and_lists_no_others(tmp_
     names = ["cpu", "cuda126", "cuda130", "rocm64", "xpu2026"]
     files = {f"bitsandbytes/libbitsandbytes_{name}.so": name for name in names}
     (tmp_path / "out").mkdir()
-    path = trim.trimmed(
+    path = build.trimmed(
         wheel(tmp_path, "bitsandbytes", files=files),
         tmp_path / "out",
         Target(PYTHON, HERE.platform, device, cuda),
@@ -525,7 +525,7 @@ def test_bitsandbytes_keeps_the_libraries_of_the_device_and_lists_no_others(tmp_
 def test_a_cuda_version_that_bitsandbytes_lacks_is_a_sentence(tmp_path):
     made = wheel(tmp_path, "bitsandbytes", files={"bitsandbytes/libbitsandbytes_cuda130.so": ""})
     with pytest.raises(PackError, match=r"has no library for CUDA 14\.1; it has 13\.0"):
-        trim.trimmed(made, tmp_path, Target(PYTHON, HERE.platform, "cuda", "14.1"))
+        build.trimmed(made, tmp_path, Target(PYTHON, HERE.platform, "cuda", "14.1"))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -543,6 +543,6 @@ def test_the_source_of_llama_cpp_has_no_models_docs_tests_and_other_backends(tmp
     files = [*kept, "docs/a.md", "tests/a.py", *(f"{inside}/{each}/a" for each in folders)]
     (tmp_path / "out").mkdir()
     path = source(tmp_path, "llama_cpp_python", dict.fromkeys(files, ""))
-    trim.trimmed(path, tmp_path / "out", Target(PYTHON, HERE.platform, device))
+    build.trimmed(path, tmp_path / "out", Target(PYTHON, HERE.platform, device))
     with tarfile.open(tmp_path / "out" / path.name) as archive:
         assert sorted(archive.getnames()) == sorted(f"llama_cpp_python-1.0/{each}" for each in kept)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.theory.shapes import Shape, parameters
-from runners.packed import pack, unpack
+from harness.theory.decoder import Shape, shape_parameters
 from runners.protocol import Request
-from runners.synthetic import synthesize
+from runners.weights.packed import pack, unpack
+from runners.weights.synthetic import synthesize
 
 SMALL = Shape("qwen2", 64, 64, 1, 96, 2, 1, 32, qkv_bias=True)
 GROUP = 32
@@ -253,10 +253,10 @@ def test_pack_and_unpack_tell_what_they_made(tmp_path, source):
     assert said[-1] == "flushing to disk"
     assert told["bytes"] == sum(path.stat().st_size for path in (tmp_path / "packed").iterdir())
     assert told["tensors"] == len(read(tmp_path / "packed"))
-    assert told["parameters"] == parameters(SMALL)
+    assert told["parameters"] == shape_parameters(SMALL)
     files = {"source": str(tmp_path / "packed"), "target": str(tmp_path / "back")}
     told = unpack(Request("unpack", "any", "cpu", {"name": "m"}, {}, [], files), said.append)
-    assert (told["tensors"], told["parameters"]) == (len(read(source)), parameters(SMALL))
+    assert (told["tensors"], told["parameters"]) == (len(read(source)), shape_parameters(SMALL))
 
 
 def without(name: str) -> Callable[[dict[str, np.ndarray], dict[str, Any]], None]:

@@ -12,12 +12,12 @@ from stored_again import Tensors, read, stored_again
 from test_hf import request_of, said
 from test_stacks import written
 
-from harness.analysis.records import agreement, verdicts
+from harness.analysis import quality, verdicts
 from harness.models import weights
-from harness.theory.families import SHAPES
-from harness.theory.shapes import parameters
+from harness.theory.decoder import shape_parameters
+from harness.theory.hf_config import SHAPES
 from runners.protocol import Done, Failed
-from runners.safetensors_folder import ITEM_BYTES
+from runners.weights.safetensors import ITEM_BYTES
 
 SHAPE = SHAPES["tiny-qwen2"]
 LINEARS = 7 * SHAPE.layers
@@ -54,7 +54,7 @@ def test_each_kernel_decodes_and_is_named_and_its_bytes_are_those_of_the_headers
     assert (len(ids), end["counters"]["evaluated_tokens"]) == (12, 25 + 11)
     assert (loaded["kernel_asked"], loaded["kernels"][kernel]) == (kernel, LINEARS)
     assert (loaded["leftovers"], loaded["quant"]) == ([], f"{format}-int{bits}")
-    assert loaded["parameters"] == parameters(SHAPE)
+    assert loaded["parameters"] == shape_parameters(SHAPE)
     assert loaded["lm_head"]["dtype"] == "float16"
     stored = weights.local(path).sizes["bytes_by_type"]
     found = loaded["bytes_by_type"]
@@ -207,8 +207,8 @@ def test_biases_of_zero_that_auto_gptq_saves_are_none_of_the_models(
     path = changed(packed("tiny-qwen2", "gptq"), tmp_path / "saved", **zeros)
     (path / "quantize_config.json").unlink()  # then config.json tells
     loaded, ids, _ = said(worker(request_of(path, "gptq", kernel="torch"), gptq_interpreter))
-    assert (loaded["parameters"], len(ids)) == (parameters(SHAPE), 12)
-    assert weights.local(path).sizes["parameters"] == parameters(SHAPE)
+    assert (loaded["parameters"], len(ids)) == (shape_parameters(SHAPE), 12)
+    assert weights.local(path).sizes["parameters"] == shape_parameters(SHAPE)
 
 
 def test_zero_points_that_auto_gptq_would_misread_are_refused(worker, packed, gptq_interpreter, tmp_path):
@@ -234,7 +234,7 @@ def test_layers_that_call_another_kernel_than_the_rest_are_left_over(hf_interpre
     code = """
 from types import SimpleNamespace
 from torch import nn
-from runners.packed_loaded import kernel_facts
+from runners.hf.loading import kernel_facts
 
 class Model(nn.Module):
     config = SimpleNamespace(tie_word_embeddings=False)
@@ -258,7 +258,7 @@ def test_a_gpu_of_too_low_a_compute_capability_is_a_reason(gptqm_interpreter):
     code = """
 import torch
 torch.cuda.get_device_capability = lambda device: (7, 5)
-from runners.packed_loaded import lacks
+from runners.hf.loading import lacks
 print(lacks("json", torch.device("cuda", 0), (8, 0)))
 print(lacks("json", torch.device("cuda", 0), (7, 5)))
 """
@@ -301,7 +301,9 @@ def test_one_campaign_has_each_kernel_as_it_ran_and_says_why_the_others_did_not(
     checks = [json.loads(p.read_text()) for p in (tmp_path / "results").rglob("record.json")]
     checked = {c["stack"] + " " + c["variant"]: c for c in checks if c["kind"] == "checked"}
     fine = [name for name, status in expected.items() if status in verdicts.USABLE]
-    assert {agreement.verdict(checked[name])[0] for name in fine} == {"agrees"}
-    assert agreement.verdict(checked["gptq exllamav2-4"])[0] == "unchecked"  # it was another kernel's logits
+    assert {quality.agreement_verdict(checked[name])[0] for name in fine} == {"agrees"}
+    assert (
+        quality.agreement_verdict(checked["gptq exllamav2-4"])[0] == "unchecked"
+    )  # it was another kernel's logits
     assert checked["autoawq torch"]["check"]["reference"]["unpacked"] is True
     assert max(d["relative_error"] for d in checked["autoawq torch"]["check"]["depths"]) < 0.01

@@ -13,18 +13,15 @@ from test_checkpoint import ENTRY, TINY, entries, write_config, write_safetensor
 from test_weights import cell as cell_of
 from test_weights import write_checkpoint, write_gguf
 
-from harness import config, plan
+from harness import config
 from harness.campaign.prepare import NotReady, Preparation
-from harness.config import Model, Weights
-from harness.models import checkpoint, packed, synthetic, weights
-from harness.models.config_json import PACKING_FILES
+from harness.config import Model, Weights, plan
+from harness.models import checkpoint, weights
+from harness.models.checkpoint import PACKING_FILES
 from harness.models.weights import WeightsError
-from harness.theory import shapes
-from harness.theory.config_values import ConfigJsonError
-from harness.theory.families import SHAPES
-from harness.theory.packed import Packing, linears, packed_bytes
-from harness.theory.packed_config import packing_in, packing_of
-from harness.theory.tensors import of_shape
+from harness.theory import decoder
+from harness.theory.hf_config import SHAPES, ConfigJsonError, packing_in, packing_of
+from harness.theory.tensors import Packing, linears, of_shape, packed_bytes
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
@@ -41,7 +38,7 @@ def cell(stack: str, path: Path | None = None, **options: Any) -> plan.Cell:
     return replace(found, model=found.model.model_copy(update={"weights": Weights(seed=SEED)}))
 
 
-def packed_entries(shape: shapes.Shape, packing: Packing) -> dict[str, ENTRY]:
+def packed_entries(shape: decoder.Shape, packing: Packing) -> dict[str, ENTRY]:
     """A shape's tensors as the libraries store them, the rest in f16."""
     found: dict[str, ENTRY] = {}
     for name, (_, dims, _) in entries(shape).items():
@@ -191,7 +188,7 @@ def test_bytes_of_a_packed_checkpoint_are_told_by_what_they_hold(tmp_path, setti
     expected = packed_bytes(of_shape(TINY), packing)
     assert ready.sizes["bytes_by_type"] == expected
     assert ready.sizes["model_bytes"] == sum(expected.values())
-    assert ready.sizes["parameters"] == shapes.parameters(TINY)
+    assert ready.sizes["parameters"] == decoder.shape_parameters(TINY)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +206,7 @@ def test_settings_may_stand_in_a_file_of_their_own(tmp_path, name, settings):
     assert ready.packing is not None
     assert asked is not None
     assert (ready.packing.method, ready.quant) == (asked.method, f"{asked.method}-int4")
-    packed.check(ready, asked, stack)
+    weights.check(ready, asked, stack)
     (folder / name).write_text(json.dumps(settings | {"damp_percent": 0.1}))
     assert weights.local(folder).fingerprint != ready.fingerprint  # libraries load by it
     (folder / name).write_text("{")
@@ -465,20 +462,20 @@ def test_synthetic_weights_are_packed_once_for_all_stacks_and_unpacked_for_a_ref
         assert not said
     reference = preparation._producer.unpacked(cell("hf"), made)
     assert (reference.quant, reference.packing, reference.format) == ("f16", None, "hf")
-    assert reference.sizes["bytes_by_type"] == {"f16": 2 * shapes.parameters(shape)}
+    assert reference.sizes["bytes_by_type"] == {"f16": 2 * decoder.shape_parameters(shape)}
     assert preparation.unpacked(cell(stack)) == reference
     assert said.count("unpack tiny-qwen2 f16: import") == 1
 
 
 def _name() -> str:
-    return synthetic.synthetic_name(SHAPES["tiny-qwen2"], SEED)
+    return weights.synthetic_name(SHAPES["tiny-qwen2"], SEED)
 
 
 def test_a_synthetic_checkpoint_at_a_path_is_packed_too(tmp_path, hf_interpreter, preparation):
     """Its stack would do it by itself; another's environment is at hand here."""
     folder = preparation.checkpoint(cell("hf")).path
     given = weights.local(folder)
-    packed.check(given, Packing("gptq"), "gptq")
+    weights.check(given, Packing("gptq"), "gptq")
     made = preparation._producer.packed(cell("hf", folder), Packing("gptq"), given)
     asked = cell("gptq", folder)
     assert preparation.weights(asked) == made
@@ -489,14 +486,14 @@ def test_a_synthetic_checkpoint_at_a_path_is_packed_too(tmp_path, hf_interpreter
 @pytest.mark.parametrize(("hidden", "ffn", "group_size"), [(256, 512, 128), (320, 512, 64), (256, 480, 32)])
 def test_groups_are_as_large_as_divides_every_input(hidden, ffn, group_size):
     shape = replace(SHAPES["tiny-qwen2"], hidden_size=hidden, intermediate_size=ffn)
-    assert packed.grouped(Packing("gptq"), shape).group_size == group_size
+    assert weights.grouped_layers(Packing("gptq"), shape).group_size == group_size
     assert {tensor.dims[1] for tensor in linears(shape)} == {256, hidden, ffn}
 
 
 def test_inputs_that_no_group_divides_are_a_sentence():
     shape = replace(SHAPES["tiny-qwen2"], intermediate_size=500)
     with pytest.raises(WeightsError) as odd:
-        packed.grouped(Packing("awq"), shape)
+        weights.grouped_layers(Packing("awq"), shape)
     assert str(odd.value) == "cannot be packed: 500 inputs of a matrix are not a multiple of 32"
 
 
@@ -505,7 +502,7 @@ def test_synth_packs_and_says_the_exact_sizes(harness, hf_interpreter):
     (row,) = harness(*asked, "--json").json
     expected = packed_bytes(of_shape(TINY), Packing("gptq", 8))
     assert (row["format"], row["quant"], row["bytes_by_type"]) == ("hf", "gptq-int8", expected)
-    assert row["bpw"] == 8 * sum(expected.values()) / shapes.parameters(TINY)
+    assert row["bpw"] == 8 * sum(expected.values()) / decoder.shape_parameters(TINY)
     stored = checkpoint.read(Path(row["path"]))
     assert sum(tensor.bytes for tensor in stored.tensors) == row["model_bytes"]
     assert harness(*asked).out.strip() == row["path"]

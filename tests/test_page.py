@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from harness.dataset.study import Study
-from harness.report import document
+from harness.report import page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -45,7 +45,7 @@ def study() -> Study:
 @pytest.fixture(scope="module")
 def path(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("page") / "report.html"
-    document.write(found, study)
+    page.write(found, study)
     return found
 
 
@@ -397,7 +397,7 @@ def test_every_figure_of_a_study_with_an_evil_name_is_drawn_and_the_name_is_only
     path = tmp_path / "evil.html"
     study: Study = SYNTHETIC(tokens=600, odd_name=EVIL)
     kept = [cell for cell in study.cells if cell["model"] in ("qwen1.5-0.5b", "qwen1.5-14b")]
-    document.write(path, Study(**(vars(study) | {"cells": kept, "title": f"A study of {EVIL}"})))
+    page.write(path, Study(**(vars(study) | {"cells": kept, "title": f"A study of {EVIL}"})))
     reader = Reader(browser, path, viewport={"width": 1280, "height": 900})
     assert reader.page.title() == f"A study of {EVIL}"
     for section in ("all", "m0", "m1"):
@@ -432,7 +432,7 @@ def test_checks_of_weights_stand_in_a_table_of_their_own_and_an_evil_name_is_onl
     wrong = check | {"name": f"m {EVIL}", "verdict": "wrong", "reason": "another model", "left_out_n": [2100]}
     few = {"cells": study.cells[:1], "series": {}, "memory": {}, "checks": [check, wrong]}
     path = tmp_path / "checks.html"
-    document.write(path, Study(**(vars(study) | few)))
+    page.write(path, Study(**(vars(study) | few)))
     reader = Reader(browser, path, viewport={"width": 390, "height": 844})
     reader.page.get_by_role("link", name="Same model?").click()
     section = reader.page.locator("#agreement")
@@ -464,7 +464,7 @@ def test_chapters_of_context_and_memory_are_drawn_and_a_part_is_hidden(browser: 
     moment["parts"] = {"weights": 4e8, "kv": 9e7}
     path = tmp_path / "chapters.html"
     study = Study("t", [], searches=[search], attributions=[known | {"loaded": moment, "peak": None}])
-    document.write(path, study)
+    page.write(path, study)
     reader = Reader(browser, path, viewport={"width": 390, "height": 844})
     context, memory = reader.figure(0, "m0-longest"), reader.figure(0, "m0-memory")
     assert reader.page.evaluate("document.documentElement.scrollWidth") == 390

@@ -15,28 +15,28 @@ from gguf_holes import write_hole, write_random
 from golden_record import record
 from test_limits import planned
 
-from harness.analysis.records.verdicts import status
-from harness.known import Known
-from harness.report import tuned
+from harness.analysis.verdicts import status
+from harness.report import comparisons
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
-from harness.theory import demand, placement
-from harness.theory.gguf_types import quantized
+from harness.theory import floors, memory
+from harness.theory.known_models import Known
 from harness.theory.machines import MACHINES
-from harness.theory.placement import Placement, PlacementError, Split
+from harness.theory.memory import Placement, PlacementError, Split
+from harness.theory.tensors import quantized
 
 CARD = MACHINES["rtx-4090"]
 
 
 def sides_of(name: str, quant: str, wanted: Placement) -> Split:
     made = Known()[name]
-    return placement.split(wanted, made, quantized(made, quant))
+    return memory.split_layers(wanted, made, quantized(made, quant))
 
 
 def test_experts_of_the_first_layers_are_on_the_cpu_and_nothing_is_lost_or_read_twice():
     made = Known()["qwen3-30b-a3b"]
     tensors = quantized(made, "q4_k_m")
-    needs = demand.of_tensors(made, tensors)
+    needs = floors.demand_of_tensors(made, tensors)
     experts = [tensor for tensor in tensors if "_exps." in tensor.name]
     for layers in (1, 20, 48):
         sides = sides_of("qwen3-30b-a3b", "q4_k_m", Placement(layers))
@@ -57,7 +57,7 @@ def test_the_first_pattern_that_a_name_contains_decides():
 
 
 def test_the_times_of_both_sides_add():
-    assert placement.step_s(Split(0, 0, 80 * 10**9, 2016 * 10**9), 80e9, 1008e9) == 3.0
+    assert memory.step_s(Split(0, 0, 80 * 10**9, 2016 * 10**9), 80e9, 1008e9) == 3.0
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_a_dry_run_says_what_lies_on_each_side_and_how_fast_it_can_be(harness, t
     lines = [json_line(harness, tmp_path, models, variants, number) for number in (0, 1)]
     whole, apart = lines
     assert (whole["weights_on_cpu_bytes"], whole["most_tokens_per_s"]) == (None, None)
-    sides = placement.split(Placement(6), made, quantized(made, "f16"))
+    sides = memory.split_layers(Placement(6), made, quantized(made, "f16"))
     assert (apart["weights_on_cpu_bytes"], apart["weights_on_gpu_bytes"]) == (
         sides.cpu_bytes,
         sides.gpu_bytes,
     )
-    everything = placement.split(Placement(), made, quantized(made, "f16"))
+    everything = memory.split_layers(Placement(), made, quantized(made, "f16"))
     assert whole["memory_bytes"] - apart["memory_bytes"] == everything.gpu_bytes - sides.gpu_bytes
     assert f"{sides.cpu_bytes / 1e9:.1f} GB on the CPU" in apart["note"]
     if most := apart["most_tokens_per_s"]:  # null where this machine was too busy to be measured
@@ -173,10 +173,10 @@ def test_a_cell_with_such_a_placement_is_refused_before_anything_is_made(
 def test_the_command_line_of_llama_server_has_both_as_a_shell_takes_them():
     header = stacks()["llamacpp"]
     options = {name: option.default for name, option in header.options.items()}
-    assert "moe" not in (tuned.command(header, options, "m.gguf") or "")
+    assert "moe" not in (comparisons.tuned_command(header, options, "m.gguf") or "")
     options |= {"n_cpu_moe": 4, "override_tensor": r"blk\.(1|2)\.=CPU"}
     assert r"--n-cpu-moe 4 --override-tensor 'blk\.(1|2)\.=CPU'" in (
-        tuned.command(header, options, "m") or ""
+        comparisons.tuned_command(header, options, "m") or ""
     )
 
 
@@ -184,7 +184,7 @@ def test_the_command_line_of_llama_server_has_both_as_a_shell_takes_them():
 
 LOADED = """
 from runners import llamacpp_lib as lib
-from runners.llamacpp_placement import overrides, placed
+from runners.llamacpp.lib import overrides, placed
 for name, buffer in {logged}:
     lib.LOG._read(f"tensor {{name}} (12 MiB q4_K) buffer type overridden to {{buffer}}")
 wanted = overrides({options})
@@ -258,8 +258,8 @@ def test_a_buffer_type_that_the_build_lacks_is_named_with_those_that_it_has(
     llamacpp_interpreter, harness, tmp_path
 ):
     code = """
-from runners import llamacpp_lib
-from runners.llamacpp_placement import array_of
+from runners.llamacpp import lib as llamacpp_lib
+from runners.llamacpp.lib import array_of
 try:
     array_of([("exps", "CUDA7")])
 except ValueError as wrong:

@@ -8,13 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness import results, shipped
-from harness.predict import robust
-from harness.predict.attention import Attention
-from harness.predict.speed import Predictor
-from harness.predict.sums import added, read_s
-from harness.predict.traits import DENSE, EXPERTS, GGML, TORCH, Example, Range, Traits
-from harness.recommend import examples
+from harness import data, records
+from harness.recommend import examples, speed
+from harness.recommend.speed import (
+    DENSE,
+    EXPERTS,
+    GGML,
+    TORCH,
+    Attention,
+    Example,
+    Predictor,
+    Range,
+    Traits,
+    added,
+    read_s,
+)
 from harness.theory.floors import Reach, attended
 
 CARD = Traits(
@@ -36,7 +44,7 @@ CPU = replace(CARD, device="a CPU", family="cpu", bytes_per_s=2e10, flops=None)
 
 @pytest.fixture(scope="module")
 def published() -> list[Example]:
-    return examples.of_published(results.records(shipped.results("published/rtx4090-qwen1.5"), print))
+    return examples.of_published(records.records(data.results("published/rtx4090-qwen1.5"), print))
 
 
 def test_a_whole_size_of_the_published_study_is_predicted_from_the_others(published):
@@ -208,8 +216,8 @@ def test_one_wrong_value_of_twenty_moves_no_fit():
     y = 2 + 3 * x
     y[7] = 100
     design = np.column_stack([np.ones(20), x])
-    scales = np.full(20, robust.NORMAL)
-    found, covariance = robust.fitted(
+    scales = np.full(20, speed.NORMAL)
+    found, covariance = speed.fitted(
         lambda v: (design @ v - y) / 0.1, lambda v: design / 0.1, np.zeros(2), scales
     )
     assert found == pytest.approx([2, 3], abs=0.01)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks.validity import prefill as simulated
-from harness import results
-from harness.analysis.records import prefill as prefills
-from harness.analysis.series.prefill import Prefill, analyse
-from harness.dataset.gather import Gathered
-from harness.report import export, figures
-from harness.results.files import write_columns
-from harness.theory import passes
+from harness import records
+from harness.analysis import prefill as prefills
+from harness.analysis.prefill import Prefill, analyse
+from harness.dataset.study import Gathered
+from harness.records.files import write_columns
+from harness.report import page
+from harness.theory import floors
 from harness.theory.floors import Ceiling, Demand, Reach
 
 PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-7b"
@@ -148,18 +148,18 @@ def test_a_pass_without_a_positive_latency_is_refused():
 def test_theorys_ridge_is_where_its_least_time_leaves_the_reading_of_weights(lm_head):
     demand = Demand(10**9, 10**8, 2e9, 2e8, 2e8, (Reach(1e5, 4e5),))
     ceiling = Ceiling(1e12, 2e14)
-    ridge = passes.prefill_ridge(demand, ceiling, lm_head)
+    ridge = floors.prefill_ridge(demand, ceiling, lm_head)
     for n in (int(ridge), int(ridge) + 1):
-        read, flops = passes.pass_work(demand, n, 0, lm_head)
+        read, flops = floors.pass_work(demand, n, 0, lm_head)
         assert (flops / ceiling.flops > read / ceiling.bytes_per_s) == (n > ridge)
-        least = passes.prefill_floor_s(demand, ceiling, n, lm_head)
+        least = floors.prefill_floor_s(demand, ceiling, n, lm_head)
         assert least == pytest.approx(max(read / ceiling.bytes_per_s, flops / ceiling.flops))
 
 
 def test_a_pass_at_depth_attends_to_what_the_cache_holds():
     demand = Demand(10**9, 10**8, 2e9, 2e8, 2e8, (Reach(1e5, 4e5),))
-    whole, before = passes.pass_work(demand, 300), passes.pass_work(demand, 200)
-    read, flops = passes.pass_work(demand, 100, depth=200)
+    whole, before = floors.pass_work(demand, 300), floors.pass_work(demand, 200)
+    read, flops = floors.pass_work(demand, 100, depth=200)
     assert read == whole[0]
     assert flops == pytest.approx(whole[1] - before[1] + 2 * demand.lm_head_params)
 
@@ -167,7 +167,7 @@ def test_a_pass_at_depth_attends_to_what_the_cache_holds():
 @functools.cache
 def published():
     damages: list[str] = []
-    study = Gathered([*results.records(PUBLISHED, lambda damage: damages.append(str(damage)))]).study("t")
+    study = Gathered([*records.records(PUBLISHED, lambda damage: damages.append(str(damage)))]).study("t")
     assert not damages
     return study
 
@@ -226,8 +226,8 @@ def test_a_gemm_that_changes_at_1024_tokens_has_no_ttft_of_2048():
 
 
 def test_passes_faster_than_the_machine_allows_are_flagged():
-    each = next(s for s in results.records(PUBLISHED, print) if "hf.bf16" in s.record["cell"])
-    n, ms, rounds = prefills.by_depth([results.prefill_series(each)])[0]
+    each = next(s for s in records.records(PUBLISHED, print) if "hf.bf16" in s.record["cell"])
+    n, ms, rounds = prefills.by_depth([records.prefill_series(each)])[0]
     assert prefills.faster_than_possible(each.record, {0: (n, ms, rounds)}, None) == []
     (flag,) = prefills.faster_than_possible(each.record, {0: (n, ms / 3, rounds)}, None)
     assert flag.code == "prefill_faster_than_limit"
@@ -235,25 +235,25 @@ def test_passes_faster_than_the_machine_allows_are_flagged():
 
 
 def test_rounds_and_depths_are_read_and_a_file_without_them_has_one_pass_at_depth_zero(tmp_path):
-    each = next(s for s in results.records(PUBLISHED, print) if "hf.bf16" in s.record["cell"])
-    columns = results.prefill_series(each)
+    each = next(s for s in records.records(PUBLISHED, print) if "hf.bf16" in s.record["cell"])
+    columns = records.prefill_series(each)
     assert set(columns["depth"]) == {0}
     assert set(columns["round"]) == {1}
     own = {"round": [1, 1, 2, 2], "depth": [0, 512, 0, 512], "n": [8] * 4, "latency_ns": [5, 6, 7, 8]}
     write_columns(tmp_path / "prefill.parquet", own)
-    assert results.prefill_series(results.Stored(tmp_path, each.record)) == own
+    assert records.prefill_series(records.Stored(tmp_path, each.record)) == own
     depths = prefills.by_depth([own, own])
     assert depths[512][1].tolist() == [6e-6, 8e-6] * 2
     assert len(set(depths[0][2])) == 4  # the rounds of two repeats
 
 
 def test_the_chapter_draws_both_conventions_of_the_lm_head_and_the_measured_ridge():
-    time, rate = figures.chapters(published())["prefill"].figures["qwen1.5-7b"]
+    time, rate = page.figures_chapters(published())["prefill"].figures["qwen1.5-7b"]
     for figure in (time, rate):
         kinds = [trace["meta"].get("kind") for trace in figure.data]
         assert kinds.count(None) == kinds.count("every") == kinds.count("last") == 18
         assert kinds.count("ridge") == 16
-    text = export.markdown(published())
+    text = page.markdown(published())
     assert "| qwen1.5-7b autoawq gemm on cuda | reported | 10.8 |" in text
     assert "90.8\\*" in text
     assert "- autoawq gemm: earlier than in theory" in text

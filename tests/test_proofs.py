@@ -15,7 +15,7 @@ from benchmarks.faults.__main__ import RECORD
 from benchmarks.faults.place import Place
 from benchmarks.hostile import __main__ as hostile
 from benchmarks.hostile.inputs import formats
-from harness.results import TokenTimes
+from harness.records import TokenTimes
 
 TIMES = TokenTimes.of_columns(
     {"n": list(range(26, 26 + RECORD["tokens"])), "latency_ns": [10**6] * RECORD["tokens"]}

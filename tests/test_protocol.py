@@ -10,7 +10,7 @@ from damage import JSON
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.results import events_in
+from harness.records import events_in
 from runners import protocol
 from runners.protocol import Done, Failed, Loaded, NonsenseError, Phase, Request, Rows, Tokens, decode, encode
 

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.known import Known
 from harness.theory import decoder
-from harness.theory.gguf_types import ALL_QUANTS, quantized
+from harness.theory.known_models import Known
+from harness.theory.tensors import ALL_QUANTS, quantized
 
 HERE = Path(__file__).parent / "models"
 KNOWN = Known()

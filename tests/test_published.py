@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from golden_record import record as measured
 
-from harness import results
-from harness.results import ResultsError, Stored
-from harness.theory.families import SHAPES
-from harness.theory.shapes import Shape
+from harness import records
+from harness.records import ResultsError, Stored
+from harness.theory.decoder import Shape
+from harness.theory.hf_config import SHAPES
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = ROOT / "results" / "published" / "rtx4090-qwen1.5"
@@ -60,13 +60,13 @@ def refuse(damage: ResultsError) -> None:
 
 @pytest.fixture(scope="module")
 def shipped() -> list[Stored]:
-    return list(results.records(SHIPPED, refuse))
+    return list(records.records(SHIPPED, refuse))
 
 
 def of_14b(shipped: list[Stored]) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray]]:
     """Each 14B record that has a series, with its n and latency in ms."""
     for stored in shipped:
-        columns = results.series(stored)
+        columns = records.series(stored)
         if columns and stored.record["model"]["name"] == "qwen1.5-14b":
             yield stored.record, np.array(columns["n"]), np.array(columns["latency_ns"]) / 1e6
 
@@ -192,7 +192,7 @@ def test_what_did_not_run_is_an_outcome(shipped):
 def test_series_are_whole_and_where_they_should_be(shipped):
     tokens, prefill = {}, set()
     for stored in shipped:
-        columns, prompts = results.series(stored), results.prefill_series(stored)
+        columns, prompts = records.series(stored), records.prefill_series(stored)
         assert stored.record["tokens"] == len(columns.get("n", []))
         assert bool(columns) == (stored.record["source"]["series"] is not None)
         assert bool(prompts) == (stored.record["source"]["prefill_series"] is not None)
@@ -254,8 +254,8 @@ def test_the_script_makes_what_is_shipped(shipped, tmp_path):
     lines: dict[str, list[list[object]]] = {}
     for stored in shipped:
         for key, columns in (
-            ("series", results.series(stored)),
-            ("prefill_series", results.prefill_series(stored)),
+            ("series", records.series(stored)),
+            ("prefill_series", records.prefill_series(stored)),
         ):
             file, _, variant = (stored.record["source"][key] or "").partition(": ")
             for n, ns in zip(columns.get("n", []), columns.get("latency_ns", []), strict=True):
@@ -270,8 +270,8 @@ def test_the_script_makes_what_is_shipped(shipped, tmp_path):
         folder = tmp_path / "out" / stored.folder.relative_to(SHIPPED)
         assert json.loads((folder / "record.json").read_text()) == stored.record
         again = Stored(folder, stored.record)
-        assert results.series(again) == results.series(stored)
-        assert results.prefill_series(again) == results.prefill_series(stored)
+        assert records.series(again) == records.series(stored)
+        assert records.prefill_series(again) == records.prefill_series(stored)
     with pytest.raises(SystemExit, match="never overwritten"):
         MAKE["main"](tmp_path, tmp_path / "out")
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from harness import config as configs
-from harness import plan, results, shipped
-from harness.campaign.quality import texts
-from harness.campaign.quality.texts import TextError
-from harness.config import Quality
-from harness.config.mistakes import ConfigError
+from harness import data, records
+from harness.campaign import reference_scores
+from harness.campaign.reference_scores import TextError
+from harness.config import Quality, plan
+from harness.config.yaml_text import ConfigError
 from harness.models import tokenizer
 
 MODEL = "austen-4m"
@@ -50,10 +50,10 @@ def by_variant(ran) -> dict[str, dict]:
 
 
 def test_the_shipped_model_and_text_are_those_of_its_readme():
-    folder = shipped.weights(MODEL)
+    folder = data.weights(MODEL)
     readme = (folder / "README.md").read_text()
     files = [path for path in sorted(folder.iterdir()) if path.name != "README.md"]
-    for path in (*files, shipped.text()):
+    for path in (*files, data.shipped_text()):
         size, digest = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
         assert f"| {path.name} | {size:,} | `{digest}` |" in readme
     assert (folder / "model.safetensors").stat().st_size < 12e6
@@ -61,7 +61,7 @@ def test_the_shipped_model_and_text_are_those_of_its_readme():
 
 def test_the_shipped_text_has_windows_enough_for_the_default_workload():
     ids = tokenizer.tokenized(
-        shipped.weights(MODEL) / "tokenizer.json", shipped.text().read_text(), 1 << 62
+        data.weights(MODEL) / "tokenizer.json", data.shipped_text().read_text(), 1 << 62
     ).ids
     assert len(ids) >= Quality().n_ctx * Quality().chunks
 
@@ -69,7 +69,7 @@ def test_the_shipped_text_has_windows_enough_for_the_default_workload():
 def test_a_shipped_model_is_named_in_a_config(of):
     experiment = configs.load(of({"weights": MODEL}, {"stack": "hf"}))
     assert experiment.models[0].name == MODEL
-    assert experiment.models[0].weights.path == str(shipped.weights(MODEL))
+    assert experiment.models[0].weights.path == str(data.weights(MODEL))
     assert [cell.scores for cell in plan.cells(experiment)] == [True]
 
 
@@ -83,7 +83,7 @@ def test_a_text_is_looked_for_beside_the_config(of, tmp_path):
     experiment = configs.load(of({"weights": MODEL}, {"stack": "hf"}, text="mine.txt"))
     workload = experiment.workloads[0]
     assert isinstance(workload, Quality)
-    assert texts.read(workload).content == "Words.\n"
+    assert reference_scores.read(workload).content == "Words.\n"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_text_that_cannot_be_read_is_one_sentence(content, wrong, tmp_path):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(TextError, match=re.escape(f"{path}: {wrong}")):
-        texts.read(Quality(text=str(path)))
+        reference_scores.read(Quality(text=str(path)))
 
 
 def test_nothing_is_started_without_the_text(harness, of, tmp_path):
@@ -110,7 +110,7 @@ def test_nothing_is_started_without_the_text(harness, of, tmp_path):
     assert ran.code == 2
     assert ran.err == f"harness: {tmp_path / 'none.txt'}: no such file or directory\n"
     assert (
-        not list(results.records(tmp_path / "results", pytest.fail))
+        not list(records.records(tmp_path / "results", pytest.fail))
         if (tmp_path / "results").exists()
         else True
     )
@@ -132,7 +132,7 @@ def test_random_weights_are_refused_with_a_sentence(harness, of, llamacpp_interp
 
 
 def test_a_text_that_is_too_short_says_how_much_fits(harness, of, tmp_path, hf_interpreter):
-    (tmp_path / "short.txt").write_text(shipped.text().read_text()[:1000])
+    (tmp_path / "short.txt").write_text(data.shipped_text().read_text()[:1000])
     ran = harness("quality", of({"weights": MODEL}, {"stack": "hf"}, text="short.txt", chunks=20), "--json")
     assert ran.code == 1
     (row,) = ran.json
@@ -196,14 +196,14 @@ def test_types_are_scored_against_the_checkpoint_in_order_and_kept(
     table = harness("quality", path).out
     assert "PPL" in table
     assert "scored 378 tokens of" in table
-    assert len(list(results.records(tmp_path / "results", pytest.fail))) == 4
+    assert len(list(records.records(tmp_path / "results", pytest.fail))) == 4
 
 
 def test_a_bos_begins_each_window_in_every_stack_where_the_tokenizer_asks_for_one(
     harness, of, tmp_path, hf_interpreter, llamacpp_interpreter
 ):
     folder = tmp_path / "bos"
-    shutil.copytree(shipped.weights(MODEL), folder)
+    shutil.copytree(data.weights(MODEL), folder)
     settings = {"add_bos_token": True, "bos_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     stacks = {"stack": "hf", "dtype": "fp32"}, {"stack": "llamacpp", "quant": "f32"}
@@ -226,7 +226,7 @@ def test_a_bos_begins_each_window_in_every_stack_where_the_tokenizer_asks_for_on
 
 def test_a_model_whose_logits_overflow_is_invalid_with_the_position(harness, of, tmp_path, hf_interpreter):
     folder = tmp_path / "broken"
-    shutil.copytree(shipped.weights(MODEL), folder)
+    shutil.copytree(data.weights(MODEL), folder)
     raw = (folder / "model.safetensors").read_bytes()
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
@@ -234,7 +234,7 @@ def test_a_model_whose_logits_overflow_is_invalid_with_the_position(harness, of,
     at = 8 + length
     largest = np.full((end - first) // 2, 0x7F7F, "<u2").tobytes()  # of bfloat16: products overflow
     (folder / "model.safetensors").write_bytes(raw[: at + first] + largest + raw[at + end :])
-    model = {"name": "broken", "weights": {"hf": str(shipped.weights(MODEL)), "gguf": str(folder)}}
+    model = {"name": "broken", "weights": {"hf": str(data.weights(MODEL)), "gguf": str(folder)}}
     ran = harness("quality", of(model, {"stack": "llamacpp", "quant": "f32"}), "--json")
     assert ran.code == 1
     (row,) = ran.json
@@ -247,11 +247,11 @@ def test_a_model_whose_logits_overflow_is_invalid_with_the_position(harness, of,
 
 def test_a_model_with_another_tokenizer_than_its_reference_is_refused(harness, of, tmp_path, hf_interpreter):
     folder = tmp_path / "other"
-    shutil.copytree(shipped.weights(MODEL), folder)
+    shutil.copytree(data.weights(MODEL), folder)
     made = json.loads((folder / "tokenizer.json").read_text())
     made["model"]["merges"] = made["model"]["merges"][: len(made["model"]["merges"]) // 2]
     (folder / "tokenizer.json").write_text(json.dumps(made))
-    model = {"name": "other", "weights": {"hf": str(shipped.weights(MODEL)), "gguf": str(folder)}}
+    model = {"name": "other", "weights": {"hf": str(data.weights(MODEL)), "gguf": str(folder)}}
     ran = harness("quality", of(model, {"stack": "llamacpp", "quant": "f32"}), "--json")
     assert ran.code == 1
     (row,) = ran.json
@@ -261,10 +261,11 @@ def test_a_model_with_another_tokenizer_than_its_reference_is_refused(harness, o
 
 def test_cells_and_fingerprints_of_a_shipped_model_are_the_same_in_every_installation(of, tmp_path):
     program = (
-        "import sys\nfrom pathlib import Path\nfrom harness import config, plan, shipped\n"
-        "from harness.models import weights\nprint(shipped.weights('austen-4m'))\n"
+        "import sys\nfrom pathlib import Path\nfrom harness import config, data\n"
+        "from harness.config import plan\n"
+        "from harness.models import weights\nprint(data.weights('austen-4m'))\n"
         "print([cell.id for cell in plan.cells(config.load(Path(sys.argv[1])))])\n"
-        "print(weights.local(shipped.weights('austen-4m')).fingerprint)\n"
+        "print(weights.local(data.weights('austen-4m')).fingerprint)\n"
     )
     path = of({"weights": MODEL}, {"stack": "llamacpp", "quant": ["q8_0", "q2_k"]}, {"stack": "hf"})
     found = []
@@ -289,7 +290,7 @@ def test_cells_and_fingerprints_of_a_shipped_model_are_the_same_in_every_install
     assert first != second
     assert one == other
     copied = tmp_path / "mine"
-    shutil.copytree(shipped.weights(MODEL), copied)
+    shutil.copytree(data.weights(MODEL), copied)
     mine = configs.load(of({"name": MODEL, "weights": str(copied)}, {"stack": "hf"}))
     assert plan.cells(mine)[0].id not in one[0]
 
@@ -300,7 +301,7 @@ def test_an_exported_reference_gives_the_same_figures_without_the_reference_stac
     path, file = of({"weights": MODEL}, {"stack": "llamacpp", "quant": "q2_k"}), tmp_path / "reference.zip"
     exported = harness("quality", path, "--export-reference", file, "-o", tmp_path / "there")
     assert exported.code == 0, exported.err
-    assert not list(results.records(tmp_path / "there", pytest.fail))
+    assert not list(records.records(tmp_path / "there", pytest.fail))
     computed = harness("quality", path, "--json", "-o", tmp_path / "computed").json[0]
     row = harness("quality", path, "--json", "-o", tmp_path / "given", "--reference", file).json[0]
     assert row["figures"] == computed["figures"]

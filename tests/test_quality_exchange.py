@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import shipped
-from harness.analysis.series.divergence import kept as kept_form
-from harness.campaign.quality import kept
-from harness.campaign.quality.exchange import BadReference, GivenReference, Origin, write
-from harness.campaign.quality.scoring import no_room
+from harness import data
+from harness.analysis.scores import kept as kept_form
+from harness.campaign import reference_scores
+from harness.campaign.quality import no_room
+from harness.campaign.reference_scores import BadReference, GivenReference, Origin, write_reference
 from harness.config import Quality
 from harness.models import weights
 
@@ -26,30 +26,30 @@ VOCABULARY = 40
 
 
 @pytest.fixture
-def reference(tmp_path, monkeypatch) -> kept.KeptReference:
+def reference(tmp_path, monkeypatch) -> reference_scores.KeptReference:
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     chance = np.random.default_rng(5)
 
-    def make(made: kept.Made) -> dict:
+    def make(made: reference_scores.Made) -> dict:
         for number in range(WORKLOAD.chunks):
             logits = chance.normal(0, 3, (WORKLOAD.positions, VOCABULARY)).astype(np.float32)
             made(number, kept_form(logits, [0] * WORKLOAD.positions))
         return {"name": "hf fp32", "why": "it fits", "weights": {"file": "/home/someone/model"}}
 
-    return kept.of({"test": 1}, WORKLOAD.chunks, make)
+    return reference_scores.scores_of({"test": 1}, WORKLOAD.chunks, make)
 
 
 @pytest.fixture
 def file(reference, tmp_path) -> Path:
     path = tmp_path / "reference.zip"
-    write(path, reference, ORIGIN, MODEL, weights.local(shipped.weights(MODEL)))
+    write_reference(path, reference, ORIGIN, MODEL, weights.local(data.weights(MODEL)))
     return path
 
 
 def test_what_is_written_is_what_is_read_on_another_machine(reference, file, tmp_path, monkeypatch):
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "other"))
     given = GivenReference(file)
-    assert given.mismatch(ORIGIN, [weights.local(shipped.weights(MODEL))]) is None
+    assert given.mismatch(ORIGIN, [weights.local(data.weights(MODEL))]) is None
     found = given.kept()
     assert found.folder != reference.folder
     for number in range(WORKLOAD.chunks):
@@ -62,12 +62,12 @@ def test_what_is_written_is_what_is_read_on_another_machine(reference, file, tmp
 
 def test_a_copy_of_the_weights_is_the_same_model(file, tmp_path):
     copy = tmp_path / "copy"
-    shutil.copytree(shipped.weights(MODEL), copy, copy_function=shutil.copyfile)
+    shutil.copytree(data.weights(MODEL), copy, copy_function=shutil.copyfile)
     assert GivenReference(file).mismatch(ORIGIN, [weights.local(copy)]) is None
 
 
 def test_a_reference_of_something_else_is_one_sentence(file):
-    given, ours = GivenReference(file), weights.local(shipped.weights(MODEL))
+    given, ours = GivenReference(file), weights.local(data.weights(MODEL))
     others = {
         "is the reference of another text": replace(ORIGIN, text_sha256="other"),
         "has windows of 16 tokens, 3 of them, not 16 tokens, 4 of them": replace(
@@ -87,7 +87,7 @@ def test_a_reference_of_something_else_is_one_sentence(file):
 def test_a_file_that_exists_is_not_overwritten(reference, file):
     before = file.read_bytes()
     with pytest.raises(BadReference, match="exists already"):
-        write(file, reference, ORIGIN, MODEL, weights.local(shipped.weights(MODEL)))
+        write_reference(file, reference, ORIGIN, MODEL, weights.local(data.weights(MODEL)))
     assert file.read_bytes() == before
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import shipped
-from harness.worker import launch
+from harness import data
+from harness.campaign import worker
 from runners.protocol import Request
 
 MODEL = "austen-4m"
@@ -41,13 +41,13 @@ def test_bitsandbytes_loses_more_at_four_bits_than_at_eight(
 def test_kernels_agree_on_the_divergence_of_a_packed_checkpoint(
     harness, tmp_path, hf_interpreter, gptqm_interpreter
 ):
-    source = str(shipped.weights(MODEL))
+    source = str(data.weights(MODEL))
     for method, bits in (("gptq", 4), ("gptq", 8), ("awq", 4)):
         options = {"format": method, "bits": bits, "group_size": 128, "threads": 1}
         files = {"source": source, "target": str(tmp_path / f"{method}-{bits}")}
         model = {"name": MODEL, "path": source, "shape": None}
         request = Request("pack", "hf", "cpu", model, options, files=files)
-        launch.facts_of(launch.run_job(request, hf_interpreter, tmp_path, 900))
+        worker.facts_of(worker.run_job(request, hf_interpreter, tmp_path, 900))
     paths = {"hf": source} | {method: str(tmp_path / f"{method}-{{bits}}") for method in ("gptq", "awq")}
     variants = [
         {"name": "gptq", "stack": "gptqm", "kernel": "torch"},

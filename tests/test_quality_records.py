@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from golden_record import record as measured
 
-from harness import results
-from harness.analysis.records import quality
-from harness.dataset.by_campaign import campaigns
-from harness.dataset.gather import Gathered
-from harness.history import nights
+from harness import records
+from harness.analysis import quality
+from harness.compare import history
+from harness.dataset.study import Gathered, campaigns
+from harness.records import Stored
+from harness.records.kinds import wrong_with
 from harness.report import quality as report
 from harness.report import tables
-from harness.results import Stored
-from harness.results.kinds import wrong_with
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "scored" / "record.json").read_text())
 
@@ -204,5 +203,5 @@ def test_a_score_behind_a_bos_is_not_compared_with_one_without(harness, folder):
 
 
 def test_a_history_has_the_quality_of_each_campaign(folder):
-    found = nights.history(results.records(folder("a"), pytest.fail))
+    found = history.history(records.records(folder("a"), pytest.fail))
     assert [(each.metric.name, len(each.nights)) for each in found.series] == [("perplexity", 1)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import shipped
+from harness import data
 
 MODEL = "austen-4m"
 MORE = 256  # tokens
@@ -35,7 +35,7 @@ def reasons(harness, tmp_path: Path) -> Callable[..., list[tuple[str, str]]]:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(shipped.weights(MODEL), tmp_path / "copied"))
+    return Path(shutil.copytree(data.weights(MODEL), tmp_path / "copied"))
 
 
 def widened(folder: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_larger_vocabulary_than_the_references_is_refused(
     reasons, copied, hf_interpreter, llamacpp_interpreter
 ):
     widened(copied)
-    ((status, reason),) = reasons({"hf": str(shipped.weights(MODEL)), "gguf": str(copied)})
+    ((status, reason),) = reasons({"hf": str(data.weights(MODEL)), "gguf": str(copied)})
     assert (status, reason) == (
         "refused",
         "its vocabulary has 2304 tokens, and the reference's 2048: a KL divergence needs the same tokens",

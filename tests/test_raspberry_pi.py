@@ -13,17 +13,17 @@ import pytest
 from golden_record import GOLDEN
 
 from harness import config as configs
-from harness import machine, plan
-from harness.analysis.records import traffic
-from harness.analysis.records.verdicts import status
-from harness.analysis.series import latency
+from harness import machine
+from harness.analysis import latency, traffic
+from harness.analysis.verdicts import status
 from harness.campaign import forecast
+from harness.campaign.worker_memory import RLIMIT_DATA, mechanism_here
 from harness.cli import dry_run
-from harness.dataset import rows
-from harness.results import TokenTimes
+from harness.config import plan
+from harness.dataset import table
+from harness.records import TokenTimes
 from harness.stacks.header import stacks
 from harness.theory.machines import MACHINES
-from harness.worker.memory_limit import RLIMIT_DATA, mechanism_here
 
 PROFILES = Path(__file__).parent.parent / "configs"
 # /proc/cpuinfo as boards have it: https://github.com/hrw/arm-socs-table/issues/96 (a Pi 5), and 28 (a Pi 4 of
@@ -93,7 +93,7 @@ def on_a_pi(board: str, share_of_sheet: float) -> tuple[dict, dict]:
     ns = (read / (share_of_sheet * sheet) * 1e9).astype(int)
     made["timing"] |= {"first_token_ns": int(ns[0]), "last_token_ns": int(ns.sum())}
     columns = {"n": list(range(26, 3026)), "latency_ns": ns.tolist()}
-    return made, rows.row(made, TokenTimes.of_columns(columns), "x", None)
+    return made, table.repeat_row(made, TokenTimes.of_columns(columns), "x", None)
 
 
 @pytest.mark.parametrize("board", ["Raspberry Pi 4", "Raspberry Pi 5"])

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import config
-from harness.cli import exits
+from harness import cli, config
 from harness.config import Experiment, Protocol, Warmup
 from harness.stacks.header import stacks
 
@@ -76,7 +75,7 @@ def test_what_pages_take_from_the_code_is_what_the_code_says():
 
 def test_the_exit_codes_are_those_of_the_code():
     text = (ROOT / "docs" / "cli.md").read_text()
-    codes = {exits.OK, exits.NOT_OK, exits.NOT_STARTED, exits.REGRESSION, exits.INTERRUPTED}
+    codes = {cli.OK, cli.NOT_OK, cli.NOT_STARTED, cli.REGRESSION, cli.INTERRUPTED}
     assert {int(code) for code in re.findall(r"\*\*(\d+)\*\*", text)} == codes
 
 

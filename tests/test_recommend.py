@@ -12,29 +12,25 @@ from typing import Any
 import pytest
 import tiny_models
 
-from harness import shipped
-from harness.cli.recommend import inputs
-from harness.cli.recommend.inputs import Given
+from harness import data
+from harness.cli import recommend_inputs
+from harness.cli.recommend_inputs import Given
 from harness.config import Model, load
 from harness.dataset.study import Study
-from harness.known import Known
 from harness.models import weights
-from harness.predict.speed import Predictor
-from harness.recommend import commands, examples, outcomes, quality, type_rates
-from harness.recommend.candidates import Candidate, Subject, candidates
-from harness.recommend.commands import Source
-from harness.recommend.errors import with_predictions
-from harness.recommend.places import place_of
-from harness.recommend.quality import Perplexity
-from harness.recommend.splits import Memory, divided
+from harness.recommend import answer, examples
+from harness.recommend import candidates as recommend_candidates
+from harness.recommend.answer import Perplexity, Source, with_predictions
+from harness.recommend.candidates import Candidate, Memory, Subject, candidates, divided_split, place_of
+from harness.recommend.speed import Predictor
 from harness.theory import decoder
-from harness.theory.demand import of_tensors
-from harness.theory.footprint import LlamaCpp, longest
-from harness.theory.footprint import Model as Held
-from harness.theory.ggml import element_bytes
-from harness.theory.gguf_types import quantized
+from harness.theory.decoder import Shape
+from harness.theory.floors import demand_of_tensors
+from harness.theory.known_models import Known
 from harness.theory.machines import MACHINES
-from harness.theory.shapes import Shape
+from harness.theory.memory import LlamaCpp, longest_context
+from harness.theory.memory import Model as Held
+from harness.theory.tensors import element_bytes, quantized
 
 
 def offered(model: str, machine: str, context: int = 8192, stacks: tuple[str, ...] = ()) -> list[Candidate]:
@@ -200,10 +196,10 @@ def test_what_was_partly_on_the_cpu_is_no_example_of_a_card(options, counts):
 
 
 def test_weights_of_mixtures_by_name_can_be_measured_where_they_can_be_made(tmp_path):
-    assert inputs.model("qwen3-30b-a3b").source.row == {"shape": "qwen3-30b-a3b"}
-    assert inputs.model("deepseek-v3").source.row is None
+    assert recommend_inputs.model_from("qwen3-30b-a3b").source.row == {"shape": "qwen3-30b-a3b"}
+    assert recommend_inputs.model_from("deepseek-v3").source.row is None
     tiny_models.written(tmp_path, "mixtral").rename(tmp_path / "config.json")
-    row = inputs.model(str(tmp_path / "config.json")).source.row
+    row = recommend_inputs.model_from(str(tmp_path / "config.json")).source.row
     assert row
     path = tmp_path / "proof.yaml"
     path.write_text(f"models: [{json.dumps(row)}]\nvariants: [{{stack: llamacpp, quant: q4_0}}]\n")
@@ -326,7 +322,7 @@ def test_quality_is_of_the_same_weights_or_of_the_nearest_size_and_never_of_othe
         Perplexity("qwen1.5-0.5b", "llamacpp", "q4_0", 22.0, "a study"),
     ]
     found = named(offered("qwen1.5-4b", "rtx-4090"))
-    of = quality.known(known, "qwen1.5-4b", {})
+    of = answer.known_quality(known, "qwen1.5-4b", {})
     near = of(found["llamacpp q4_0"])
     assert near is not None
     assert near.loss == pytest.approx(0.01)
@@ -334,7 +330,7 @@ def test_quality_is_of_the_same_weights_or_of_the_nearest_size_and_never_of_othe
     assert of(found["llamacpp q8_0"]) is None
     assert of(found["hf bf16-dynamic"]) is None
     assert of(found["llamacpp q4_0-flash_attn=true-type_k=q8_0-type_v=q8_0"]) is None
-    assert quality.known(known, "llama-3-8b", {})(found["llamacpp q4_0"]) is None
+    assert answer.known_quality(known, "llama-3-8b", {})(found["llamacpp q4_0"]) is None
 
 
 def scored(kld: float, **changes: object) -> dict:
@@ -352,14 +348,14 @@ def test_a_quality_that_was_scored_here_stands_before_a_published_one_and_for_it
         Perplexity("qwen1.5-4b", "llamacpp", "q4_0", 10.1, "a study"),
     ]
     found = named(offered("qwen1.5-4b", "rtx-4090"))
-    here = quality.measured([scored(0.004), scored(0.5, outcome="error")], "qwen1.5-4b")
-    of = quality.known(published, "qwen1.5-4b", here)
+    here = answer.measured_quality([scored(0.004), scored(0.5, outcome="error")], "qwen1.5-4b")
+    of = answer.known_quality(published, "qwen1.5-4b", here)
     for name in ("llamacpp q4_0", "llamacpp q4_0-flash_attn=true"):
         known = of(found[name])
         assert known is not None
         assert (known.source, known.kld) == ("measured here", 0.004)
     assert of(found["llamacpp q4_0-flash_attn=true-type_k=q8_0-type_v=q8_0"]) is None
-    assert quality.measured([scored(0.004)], "qwen1.5-7b") == {}
+    assert answer.measured_quality([scored(0.004)], "qwen1.5-7b") == {}
 
 
 def test_measured_divergence_orders_quality_and_decides_what_balance_keeps(harness, tmp_path):
@@ -393,14 +389,14 @@ def test_a_shipped_model_is_recommended_by_name_and_by_path_alike(harness, tmp_p
     record = scored(0.006, options={"quant": "q4_k_m", "type_k": "f16", "type_v": "f16"})
     record["model"]["name"] = "austen-4m"
     reference = record["quality"]["reference"]["weights"]
-    reference["fingerprint"] = weights.local(shipped.weights("austen-4m")).fingerprint
+    reference["fingerprint"] = weights.local(data.weights("austen-4m")).fingerprint
     folder = tmp_path / "results" / "machine" / "austen-4m" / "cell" / "20261101T000000.000000Z"
     folder.mkdir(parents=True)
     (folder / "record.json").write_text(json.dumps(record))
     command = ("--machine", "rtx-4090", "--stacks", "llamacpp", "--context", "1k", "--json")
     command = (*command, "--results", tmp_path / "results")
     by_name, by_path = (
-        harness("recommend", given, *command) for given in ("austen-4m", shipped.weights("austen-4m"))
+        harness("recommend", given, *command) for given in ("austen-4m", data.weights("austen-4m"))
     )
     assert (by_name.code, by_name.err) == (0, "")
     assert by_name.json == by_path.json
@@ -425,14 +421,14 @@ def test_a_score_counts_for_the_weights_that_were_loaded_or_compared_with():
         (of_file, "1f2e-5a3b"),
         (record, None),
     ):
-        assert len(quality.measured([found], "qwen1.5-4b", fingerprint)) == 1
-    assert quality.measured([record], "qwen1.5-4b", "1f2e-5a3b") == {}
+        assert len(answer.measured_quality([found], "qwen1.5-4b", fingerprint)) == 1
+    assert answer.measured_quality([record], "qwen1.5-4b", "1f2e-5a3b") == {}
 
 
 def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):
     found = [*named(offered("tiny-qwen2", "rtx-4090")).values()]
     path = tmp_path / "proof.yaml"
-    path.write_text(commands.config([each.cell for each in found], {"shape": "tiny-qwen2"}, "cuda", 4096))
+    path.write_text(answer.config_text([each.cell for each in found], {"shape": "tiny-qwen2"}, "cuda", 4096))
     experiment = load(path)
     assert len(experiment.variants) == len(found)
     assert [workload.kind for workload in experiment.workloads] == ["decode", "depth"]
@@ -446,16 +442,16 @@ def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):
         ["llamacpp"],
     )
     cells = [each.cell for each in as_is]
-    path.write_text(commands.config(cells, {"name": "m", "weights": "m.gguf"}, "cuda", 4096))
+    path.write_text(answer.config_text(cells, {"name": "m", "weights": "m.gguf"}, "cuda", 4096))
     names = [v.name for v in load(path).variants]
-    assert names == [commands.measured_name(each) for each in cells]
+    assert names == [answer.measured_name(each) for each in cells]
     assert len(set(names)) == 3
 
 
 def test_the_commands_carry_context_cache_and_threads():
     found = named(offered("qwen1.5-7b", "rtx-4090"))
     cached = found["llamacpp q4_0-flash_attn=true-type_k=q8_0-type_v=q8_0"]
-    on_card = commands.of_candidate(cached, Source("model", "org/model"), 8192, "cuda", threads=4)
+    on_card = answer.commands_of_candidate(cached, Source("model", "org/model"), 8192, "cuda", threads=4)
     assert on_card["llama-server"] == (
         "llama-server -m model-Q4_0.gguf -c 8192 -ngl 999 -fa on -ctk q8_0 -ctv q8_0"
     )
@@ -466,16 +462,18 @@ def test_the_commands_carry_context_cache_and_threads():
     ]
     assert "OLLAMA_KV_CACHE_TYPE=q8_0" in on_card["Modelfile"]
     given = Source("my", gguf="/at/my.gguf", gguf_type="q4_0")
-    on_cpu = commands.of_candidate(found["llamacpp q4_0"], given, 4096, "cpu", threads=4)
+    on_cpu = answer.commands_of_candidate(found["llamacpp q4_0"], given, 4096, "cpu", threads=4)
     assert on_cpu["llama-cli"] == "llama-cli -m /at/my.gguf -c 4096 -fa off -t 4"
     assert on_cpu["Modelfile"].startswith("FROM /at/my.gguf\n")
     assert "first" not in on_cpu
-    of_bnb = commands.of_candidate(found["bnb int8-dynamic"], Source("m"), 4096, "cuda", threads=None)
+    of_bnb = answer.commands_of_candidate(found["bnb int8-dynamic"], Source("m"), 4096, "cuda", threads=None)
     assert "load_in_8bit=True" in of_bnb["transformers"]
     assert "a checkpoint of m" in of_bnb["transformers"]
-    of_hf = commands.of_candidate(found["hf bf16-dynamic"], Source("m", "org/m"), 4096, "cuda", threads=None)
+    of_hf = answer.commands_of_candidate(
+        found["hf bf16-dynamic"], Source("m", "org/m"), 4096, "cuda", threads=None
+    )
     assert of_hf["vLLM"] == 'vllm serve "org/m" --dtype bfloat16 --max-model-len 4096'
-    beyond = commands.of_candidate(
+    beyond = answer.commands_of_candidate(
         named(offered("qwen1.5-7b", "rtx-4090", 40_000))["hf bf16-dynamic"], Source("m"), 40_000, "cuda", None
     )
     assert beyond["vLLM"].startswith("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve ")
@@ -560,9 +558,9 @@ def test_the_longest_context_of_any_architecture_is_that_of_the_theory(model):
     for each in offered(model, "rtx-4090"):
         options = each.cell.options(4)
         engine = LlamaCpp(True, bool(options["flash_attn"]))
-        needs = of_tensors(Known()[model], quantized(Known()[model], each.type), kv_bits(options))
+        needs = demand_of_tensors(Known()[model], quantized(Known()[model], each.type), kv_bits(options))
         held = Held(Known()[model], needs.resident_bytes, needs.embedding_bytes, needs.kv_bytes_per_token)
-        most = longest(engine, held, each.available_bytes)
+        most = longest_context(engine, held, each.available_bytes)
         assert each.longest == (most and min(most, max(each.trained, 8192)))
 
 
@@ -597,9 +595,9 @@ def test_what_fits_no_card_is_split_between_the_card_and_main_memory(harness):
 @pytest.mark.parametrize("model", ["qwen2.5-72b", "qwen3-30b-a3b", "gemma-3-27b", "llama-3.2-3b"])
 def test_both_sides_of_a_split_are_the_whole(model):
     made, tensors = decoder.made(Known()[model]), quantized(Known()[model], "q4_k_m")
-    whole = of_tensors(made, tensors, 16)
+    whole = demand_of_tensors(made, tensors, 16)
     memories = [Memory(LlamaCpp(on_gpu), whole.resident_bytes * 0.6 + 2e9) for on_gpu in (True, False)]
-    sides = divided(made, tensors, 2.0, *memories, 4096)
+    sides = divided_split(made, tensors, 2.0, *memories, 4096)
     assert sides is not None
     read = sum(size for side in sides for _, size in side.types)
     assert read == pytest.approx(whole.weight_bytes_per_token)
@@ -615,16 +613,16 @@ def test_rates_of_types_are_kept_by_device_and_damaged_lines_do_not_count(tmp_pa
     def rate(stored: float, repacked: float | None = None) -> dict[str, float | None]:
         return {"bytes_per_s": stored, "repacked_bytes_per_s": repacked}
 
-    assert type_rates.kept(tmp_path, "a CPU", 2) == {}
+    assert recommend_candidates.kept_rates(tmp_path, "a CPU", 2) == {}
     for factor in (1, 3):
         measured = {"q4_0": rate(1e9, factor * 2e9), "f32": rate(factor * 3e9)}
-        type_rates.keep(tmp_path, "a CPU", 2, measured)
-    type_rates.keep(tmp_path, "a CPU", 4, {"q4_0": rate(9e9)})
-    with (tmp_path / type_rates.FOLDER / type_rates.NAME).open("a") as file:
+        recommend_candidates.keep_rates(tmp_path, "a CPU", 2, measured)
+    recommend_candidates.keep_rates(tmp_path, "a CPU", 4, {"q4_0": rate(9e9)})
+    with (tmp_path / recommend_candidates.FOLDER / recommend_candidates.NAME).open("a") as file:
         file.write(
             '[1]\n{"device": "a CPU", "threads": 2, "rates": {"q4_0": {"bytes_per_s": "x"}}}\nnot json\n'
         )
-    rates = type_rates.kept(tmp_path, "a CPU", 2)
+    rates = recommend_candidates.kept_rates(tmp_path, "a CPU", 2)
     assert rates == {"q4_0": 6e9, "f32": 9e9}
     found = named(offered("qwen1.5-0.5b", "rpi-5"))
     assert (
@@ -632,7 +630,7 @@ def test_rates_of_types_are_kept_by_device_and_damaged_lines_do_not_count(tmp_pa
         is None
     )
     known = found["llamacpp q4_0"].traits
-    with_q6_k = type_rates.given(known, {**rates, "q6_k": 2e9})
+    with_q6_k = recommend_candidates.given_rates(known, {**rates, "q6_k": 2e9})
     by_type = dict(known.of_types)
     assert with_q6_k.multiply_s == pytest.approx(
         by_type["q4_0"] / 6e9 + by_type["q6_k"] / 2e9 + by_type["f32"] / 9e9
@@ -642,16 +640,16 @@ def test_rates_of_types_are_kept_by_device_and_damaged_lines_do_not_count(tmp_pa
 def test_the_page_says_what_became_of_predictions(tmp_path):
     study = Study("a study", [], methods={"protocol": "as usual"})
     assert with_predictions(study, [tmp_path]) == study
-    (tmp_path / type_rates.FOLDER).mkdir()
+    (tmp_path / recommend_candidates.FOLDER).mkdir()
     assert with_predictions(study, [tmp_path]) == study
-    outcomes.keep(tmp_path, OUTCOME)
+    answer.keep_outcome(tmp_path, OUTCOME)
     said = with_predictions(study, [tmp_path]).methods["predictions"]
     assert isinstance(said, list)
     assert "of 1 predictions that were measured, 1 lie in their interval" in said[0]
     assert "RTX 4090" in said[1]
 
 
-OUTCOME: outcomes.Outcome = {
+OUTCOME: answer.Outcome = {
     "model": "m",
     "stack": "llamacpp",
     "variant": "q4_0",
@@ -665,14 +663,14 @@ OUTCOME: outcomes.Outcome = {
 
 
 def test_outcomes_are_kept_and_damaged_ones_do_not_count(tmp_path):
-    (tmp_path / type_rates.FOLDER).mkdir()
-    assert outcomes.so_far(tmp_path) is None
-    outcomes.keep(tmp_path, OUTCOME)
-    outcomes.keep(tmp_path, {**OUTCOME, "measured": 20.0})
-    outcomes.keep(tmp_path, {**OUTCOME, "predicted": 1e308, "measured": 1e-308})
-    with (tmp_path / type_rates.FOLDER / outcomes.NAME).open("a") as file:
+    (tmp_path / recommend_candidates.FOLDER).mkdir()
+    assert answer.outcomes_so_far(tmp_path) is None
+    answer.keep_outcome(tmp_path, OUTCOME)
+    answer.keep_outcome(tmp_path, {**OUTCOME, "measured": 20.0})
+    answer.keep_outcome(tmp_path, {**OUTCOME, "predicted": 1e308, "measured": 1e-308})
+    with (tmp_path / recommend_candidates.FOLDER / answer.NAME).open("a") as file:
         file.write('{"predicted": 1}\nnot json\n')
-    assert outcomes.so_far(tmp_path) == (
+    assert answer.outcomes_so_far(tmp_path) == (
         "of 2 predictions that were measured, 1 lie in their interval; median error 27.5%, largest 45.0%"
     )
 
@@ -684,7 +682,7 @@ def test_a_proof_measures_and_keeps_what_came_of_it(harness, tmp_path, llamacpp_
     assert ran.code == 0, ran.err
     assert "llamacpp " in ran.out
     # A busy machine may leave no repeat that is ok; then the sentence says so.
-    kept = tmp_path / "results" / type_rates.FOLDER / outcomes.NAME
+    kept = tmp_path / "results" / recommend_candidates.FOLDER / answer.NAME
     assert kept.exists() or "no measurement is ok" in ran.err
     again = harness("recommend", *given)
     assert ("1 predictions that were measured" in again.out) == kept.exists()

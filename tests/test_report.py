@@ -18,22 +18,10 @@ import pytest
 from jinja2 import UndefinedError
 
 from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
-from harness.report import (
-    bars,
-    cell_text,
-    columns,
-    comparisons,
-    curves,
-    document,
-    drawing,
-    export,
-    figures,
-    marks,
-    markup,
-    summary,
-)
+from harness.records import ResultsError
+from harness.report import comparisons, plots, summary, tables
+from harness.report import page as report_page
 from harness.report.table import Table
-from harness.results import ResultsError
 
 SYNTHETIC = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "report.py"))["study"]
 
@@ -44,8 +32,8 @@ def row(name: str = "m llamacpp q4_0", **figures: Any) -> dict[str, Any]:
     return known | {"repeats_ok": 3, "cell": name} | figures
 
 
-def column(heading: str) -> columns.Column:
-    return next(c for table in columns.TABLES.values() for c in table if c.heading == heading)
+def column(heading: str) -> tables.Column:
+    return next(c for table in tables.TABLES.values() for c in table if c.heading == heading)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +69,13 @@ def column(heading: str) -> columns.Column:
     ],
 )
 def test_a_cell_tells_its_figure_or_what_became_of_it(heading: str, figures: Any, text: str):
-    assert columns.cell(row(**figures), column(heading)) == text
+    assert tables.column_cell(row(**figures), column(heading)) == text
 
 
 def test_a_reported_row_says_so_and_a_measured_one_how_many_repeats_were_ok():
-    assert cell_text.state(row(kind="reported")) == "reported"
-    assert cell_text.state(row(kind="reported", status="oom")) == "reported oom"
-    assert cell_text.state(row()) == "ok 3/3"
+    assert tables.state(row(kind="reported")) == "reported"
+    assert tables.state(row(kind="reported", status="oom")) == "reported oom"
+    assert tables.state(row()) == "ok 3/3"
 
 
 def test_the_summary_names_the_fastest_smallest_longest_and_what_failed():
@@ -115,7 +103,7 @@ def test_a_thinned_curve_is_made_of_measured_points_and_keeps_its_highest():
     ms = 10 + n / 1000 + chance.normal(0, 0.05, len(n))
     spikes = chance.choice(np.arange(1, len(n) - 1), 60, replace=False)
     ms[spikes] += 100
-    x, y = drawing.thinned(n, ms)
+    x, y = plots.thinned(n, ms)
     assert len(x) <= 1500
     assert set(zip(x, y, strict=True)) <= set(zip(n, ms, strict=True))
     assert n[ms.argmax()] in x
@@ -124,10 +112,10 @@ def test_a_thinned_curve_is_made_of_measured_points_and_keeps_its_highest():
 
 
 def test_packed_numbers_are_those_that_were_given():
-    whole = drawing.packed(np.array([26.0, 9999.0]))
+    whole = plots.packed(np.array([26.0, 9999.0]))
     assert whole["dtype"] == "u2"
     assert np.frombuffer(base64.b64decode(whole["bdata"]), "<u2").tolist() == [26, 9999]
-    broken = drawing.packed(np.array([12.345678, 70_000.0]))
+    broken = plots.packed(np.array([12.345678, 70_000.0]))
     assert np.frombuffer(base64.b64decode(broken["bdata"]), "<f4") == pytest.approx(
         [12.345678, 70_000], rel=1e-6
     )
@@ -136,7 +124,7 @@ def test_packed_numbers_are_those_that_were_given():
 def test_the_colour_is_the_stack_the_shape_is_the_bits_and_alike_in_every_model():
     names = ("llamacpp q8_0", "llamacpp q4_k_m", "llamacpp q2_k", "hf bf16", "bnb nf4", "gptq int4-marlin")
     cells = [row(f"{model} {name}") for model in "ab" for name in names]
-    found = marks.marks(Study("t", cells))
+    found = plots.marks(Study("t", cells))
     looks = [found[f"a {name}"] for name in names]
     assert looks == [found[f"b {name}"] for name in names]
     assert len({mark.colour for mark in looks[:3]}) == 1
@@ -155,18 +143,18 @@ def test_the_colour_is_the_stack_the_shape_is_the_bits_and_alike_in_every_model(
     ],
 )
 def test_bits_are_those_of_the_types_name_before_the_bits_per_weight(known: Any, word: str):
-    assert marks.bits(known)[0] == word
+    assert plots.bits(known)[0] == word
 
 
 def test_a_study_of_one_stack_has_a_colour_per_variant():
     cells = [row(f"m s v{i}") for i in range(6)]
-    assert len({mark.colour for mark in marks.marks(Study("t", cells)).values()}) == 6
+    assert len({mark.colour for mark in plots.marks(Study("t", cells)).values()}) == 6
 
 
 def test_a_seventh_stack_has_no_hue_of_another():
-    found = marks.hues_of(Study("t", [row(f"m s{i} v") for i in range(7)]))
+    found = plots.hues_of(Study("t", [row(f"m s{i} v") for i in range(7)]))
     assert len(set(found.values())) == 7
-    assert found["s6"] == drawing.FAINT
+    assert found["s6"] == plots.FAINT
 
 
 def _light(colour: str) -> np.ndarray[Any, Any]:
@@ -195,8 +183,8 @@ def test_the_hues_differ_also_for_colour_blind_readers_and_stand_out_from_the_pa
         f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
         return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
-    hues = list(drawing.HUES.values() if night else drawing.HUES)
-    paper = float((to_xyz @ _light(drawing.NIGHT[drawing.PAPER] if night else drawing.PAPER))[1])
+    hues = list(plots.HUES.values() if night else plots.HUES)
+    paper = float((to_xyz @ _light(plots.NIGHT[plots.PAPER] if night else plots.PAPER))[1])
     for hue in hues:
         low, high = sorted((paper, float((to_xyz @ _light(hue))[1])))
         assert (high + 0.05) / (low + 0.05) > 3
@@ -213,8 +201,8 @@ def test_the_view_opens_on_the_usual_latency_and_leaves_the_first_token_out():
     n = np.arange(26.0, 5026)
     ms = np.full(5000, 10.0)
     ms[0], ms[300::500] = 500.0, 200.0
-    figure = curves.latency(
-        "m", [("v", row())], {row()["name"]: Curve(n, ms)}, marks.marks(Study("t", [row()]))
+    figure = plots.latency_curves(
+        "m", [("v", row())], {row()["name"]: Curve(n, ms)}, plots.marks(Study("t", [row()]))
     )
     assert figure is not None
     assert figure.layout["yaxis"]["range"][1] < 15
@@ -222,7 +210,7 @@ def test_the_view_opens_on_the_usual_latency_and_leaves_the_first_token_out():
     assert curve["meta"] == {"v": 0, "low": 10.0, "top": 11.0, "peak": 10.0}  # the first token is not drawn
     assert ticks["customdata"] == [200.0] * 10
     assert len(np.frombuffer(base64.b64decode(ticks["x"]["bdata"]), "<u2")) == 10
-    assert {*ticks["y"]} == {round(1 - curves.EDGE, 3)}
+    assert {*ticks["y"]} == {round(1 - plots.EDGE, 3)}
     assert (name["x"], name["y"]) == ([5025.0], [10.0])
 
 
@@ -234,7 +222,7 @@ def test_names_at_the_ends_of_lines_do_not_touch_and_the_others_wait_for_a_selec
         for cell, ms in zip(cells, (10.0, 10.1, 20.0, 5.0), strict=True)
     }
     named = [(cell["variant"], cell) for cell in cells]
-    figure = curves.latency("m", named, series, marks.marks(Study("t", cells)))
+    figure = plots.latency_curves("m", named, series, plots.marks(Study("t", cells)))
     assert figure is not None
     waiting = [
         trace["meta"].get("chosen", False) for trace in figure.data if trace["meta"].get("kind") == "name"
@@ -247,7 +235,7 @@ def test_the_limits_of_all_variants_are_one_band_and_a_variants_own_waits_for_a_
     cells = [row(f"m s v{B}", B_theory_ms=B, W_theory_tokens_per_ms=100.0, B_ms=2 * B) for B in (1.0, 3.0)]
     series = {cell["name"]: Curve(n, np.full(100, cell["B_ms"])) for cell in cells}
     named = [(cell["variant"], cell) for cell in cells]
-    figure = curves.latency("m", named, series, marks.marks(Study("t", cells)))
+    figure = plots.latency_curves("m", named, series, plots.marks(Study("t", cells)))
     assert figure is not None
     band, *others = (trace for trace in figure.data if trace["meta"].get("kind") == "theory")
     half = len(band["y"]) // 2
@@ -266,7 +254,7 @@ def test_limits_and_baseline_stand_beside_the_bars_and_an_unknown_W_has_none():
         W_tokens_per_ms=1000.0,
         W_identifiable=False,
     )
-    drawn = bars.bars("m", [("v", cell)], marks.marks(Study("t", [cell])))
+    drawn = comparisons.bars("m", [("v", cell)], plots.marks(Study("t", [cell])))
     assert [figure.name for figure in drawn] == ["B"]
     bar, sheet, measured, baseline = drawn[0].data
     assert (bar["error_x"]["arrayminus"], bar["error_x"]["array"]) == ([1.0], [2.0])
@@ -275,14 +263,14 @@ def test_limits_and_baseline_stand_beside_the_bars_and_an_unknown_W_has_none():
 
 def test_every_figure_has_its_text_and_its_data_as_a_table():
     study = SYNTHETIC(tokens=600)
-    in_chapters = figures.chapters(study)["prefill"].figures.items()
-    for title, drawn in [*figures.sections(study).values(), *in_chapters]:
+    in_chapters = report_page.figures_chapters(study)["prefill"].figures.items()
+    for title, drawn in [*report_page.sections(study).values(), *in_chapters]:
         assert drawn, title
         for figure in drawn:
             assert figure.text.endswith(".")
             assert figure.rows
             assert {len(line) for line in figure.rows} == {len(figure.headers)}
-    names = [figure.name for figure in figures.sections(study)["m0"][1]]
+    names = [figure.name for figure in report_page.sections(study)["m0"][1]]
     assert names == [
         *("latency", "B", "W", "size-latency", "latency-perplexity", "size-perplexity", "memory-over-time")
     ]
@@ -290,17 +278,19 @@ def test_every_figure_has_its_text_and_its_data_as_a_table():
 
 def test_figures_need_no_more_than_a_row_has():
     bare = Study("t", [{"name": "x", "status": "ok"}, {"name": "y", "status": "error", "reasons": []}])
-    assert figures.sections(bare) == {"m0": ("None", [])}
-    assert "Nothing to draw" in document.page(bare)
-    assert "No cells." in document.page(Study("t", []))
+    assert report_page.sections(bare) == {"m0": ("None", [])}
+    assert "Nothing to draw" in report_page.page(bare)
+    assert "No cells." in report_page.page(Study("t", []))
     assert failure(bare.cells[1]) == "error"
     short = Study("t", [row()], series={row()["name"]: Curve(np.array([26.0]), np.array([1.0]))})
     memory = {row()["name"]: MemoryCurve(np.array([0.0, 1.0]), None, np.array([np.nan, 2e9]))}
-    assert [f.name for f in figures.sections(replace(short, memory=memory))["m0"][1]] == ["memory-over-time"]
+    assert [f.name for f in report_page.sections(replace(short, memory=memory))["m0"][1]] == [
+        "memory-over-time"
+    ]
 
 
 def test_markdown_has_the_pages_tables_and_no_name_breaks_them():
-    text = export.markdown(Study("t", [row("m s a|b<i>", B_ms=12.5), row("m s q4", status="oom")]))
+    text = report_page.markdown(Study("t", [row("m s a|b<i>", B_ms=12.5), row("m s q4", status="oom")]))
     assert text.startswith("2 cells: 1 ok, 1 oom.\n\n- **m**: ")
     assert "- oom (m s q4)" in text
     assert "| cell | status | B ms |" in text
@@ -309,7 +299,7 @@ def test_markdown_has_the_pages_tables_and_no_name_breaks_them():
 
 
 def test_csv_has_every_figure_in_full_and_empty_where_there_is_none():
-    text = export.csv(
+    text = report_page.csv(
         [row(B_ms=12.345678, B_ci95_ms=[12.0, None], baseline={"B_ms": 11.0}), row(status="oom")]
     )
     first, second = csv.DictReader(io.StringIO(text))
@@ -318,7 +308,7 @@ def test_csv_has_every_figure_in_full_and_empty_where_there_is_none():
 
 
 def test_json_is_one_array_without_nan():
-    text = export.json([row(B_ms=float("nan"), W_ci95=[1.0, float("inf")])])
+    text = report_page.json([row(B_ms=float("nan"), W_ci95=[1.0, float("inf")])])
     (cell,) = json.loads(text, parse_constant=lambda name: pytest.fail(name))
     assert cell["B_ms"] is None
     assert cell["W_ci95"] == [1.0, None]
@@ -326,7 +316,7 @@ def test_json_is_one_array_without_nan():
 
 def test_a_name_can_break_neither_the_pages_html_nor_its_json():
     evil = "</script><img/onerror=alert(1)/src=x>"
-    page = document.page(SYNTHETIC(tokens=300, odd_name=evil))
+    page = report_page.page(SYNTHETIC(tokens=300, odd_name=evil))
     assert evil not in page
     assert "<img" not in page.split("<script>")[0]
     assert "&lt;/script&gt;&lt;img/onerror" in page
@@ -335,9 +325,9 @@ def test_a_name_can_break_neither_the_pages_html_nor_its_json():
 def test_no_text_of_a_comparison_is_markup():
     evil = "</script><img src=x>'\""
     table = Table([evil, evil], [[evil, evil]], marked=[True], title=evil, meanings=[evil, evil])
-    drawn = drawing.Figure(evil, evil, evil, [{"name": evil}], {"title": evil}, [evil, evil], [[evil, evil]])
+    drawn = plots.Figure(evil, evil, evil, [{"name": evil}], {"title": evil}, [evil, evil], [[evil, evil]])
     texts = {"title": evil, "notes": [evil], "counts": evil, "meaning": [evil]}
-    page = markup.filled("comparison.html", **texts, tables=[table], figures=[drawn])
+    page = report_page.filled("comparison.html", **texts, tables=[table], figures=[drawn])
     assert "<img" not in page.split("<script>")[0]
     assert evil not in page
     (figure,) = re.findall(r'<script type="application/json">(.*?)</script>', page)
@@ -346,30 +336,30 @@ def test_no_text_of_a_comparison_is_markup():
 
 def test_a_page_without_one_of_its_values_is_an_error():
     with pytest.raises(UndefinedError, match="'lead' is undefined"):
-        markup.filled("history.html", title="t", warnings=[])
+        report_page.filled("history.html", title="t", warnings=[])
 
 
 def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match="cannot be written"):
-        document.write(tmp_path / "file" / "page.html", Study("t", [row()]))
+        report_page.write(tmp_path / "file" / "page.html", Study("t", [row()]))
 
 
 def test_figures_are_written_as_png_files(tmp_path: Path):
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))):
         pytest.skip("no chromium or chrome on PATH")
     study = Study("t", [row("../../m s q4", B_ms=12.0), row("../../m s q8", B_ms=14.0)])
-    (path,) = export.png(tmp_path, study)
+    (path,) = report_page.png(tmp_path, study)
     assert path == tmp_path / "m-B.png"
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_png_file_leaves_out_what_waits_for_a_selection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     drawn: list[Any] = []
-    monkeypatch.setattr(export, "_draw", drawn.extend)
+    monkeypatch.setattr(report_page, "_draw", drawn.extend)
     cell = row(B_theory_ms=1.0, W_theory_tokens_per_ms=100.0)
     n = np.arange(26.0, 126)
-    export.latency_png(tmp_path / "x.png", Study("t", [cell], series={cell["name"]: Curve(n, n)}))
+    report_page.latency_png(tmp_path / "x.png", Study("t", [cell], series={cell["name"]: Curve(n, n)}))
     names = [trace["name"] for trace in drawn[0]["fig"]["data"]]
     assert names == ["limits by the data sheet", "llamacpp q4_0", "llamacpp q4_0, name"]
 
@@ -378,8 +368,8 @@ def test_without_a_browser_the_figures_are_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("BROWSER_PATH", "/nonexistent")
-    with pytest.raises(export.FiguresError, match="none was found; install one"):
-        export.png(tmp_path, Study("t", [row(B_ms=12.0)]))
+    with pytest.raises(report_page.FiguresError, match="none was found; install one"):
+        report_page.png(tmp_path, Study("t", [row(B_ms=12.0)]))
 
 
 def test_a_label_leaves_out_what_all_cells_of_a_model_share():

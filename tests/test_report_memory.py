@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import results
-from harness.dataset.gather import Gathered
-from harness.dataset.study import MemoryCurve, Study
-from harness.report import chapters, columns, document, export, figures, memory
+from harness import records
+from harness.dataset.study import Gathered, MemoryCurve, Study
+from harness.report import memory, plots, tables
+from harness.report import page as report_page
 
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 MIB, GIB = 2**20, 2**30
@@ -21,7 +21,7 @@ MIB, GIB = 2**20, 2**30
 
 @pytest.fixture(scope="module")
 def published() -> Gathered:
-    return Gathered(list(results.records(STUDY, lambda damage: pytest.fail(str(damage)))))
+    return Gathered(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
 
 
 def moment(total: int | None, rest: int | None, **parts: int | None) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def attributed(stack: str = "llamacpp", variant: str = "q4_0", **more: Any) -> d
 
 
 def texts(table: str, row: Any) -> dict[str, str]:
-    return {column.heading: columns.cell(row, column) for column in memory.TABLES[table]}
+    return {column.heading: tables.column_cell(row, column) for column in memory.TABLES[table]}
 
 
 def test_a_row_tells_each_part_the_rest_with_its_share_and_what_was_published_of_it(published):
@@ -134,8 +134,8 @@ def test_rows_of_published_sizes_among_the_attributions_are_not_told_twice(publi
 
 def test_a_table_leaves_out_rows_that_it_has_nothing_to_tell_of(published):
     study = replace(published.study("x"), attributions=[attributed()])
-    chapter = figures.chapters(study)["memory"]
-    told = {heading: rows for heading, _, rows in chapters.lines(chapter)}
+    chapter = report_page.figures_chapters(study)["memory"]
+    told = {heading: rows for heading, _, rows in plots.chapter_lines(chapter)}
     assert len(told["Where the memory goes: Once loaded"]) > 100
     assert [row["name"] for row in told["Where the memory goes: At its peak"]] == [
         "qwen1.5-0.5b llamacpp q4_0"
@@ -173,15 +173,15 @@ def test_what_was_never_loaded_has_its_file_and_no_bar():
     )
     chapter = memory.chapter(study)
     assert chapter.figures == {}
-    assert [heading for heading, *_ in chapters.lines(chapter)] == ["Where the memory goes: Once loaded"]
-    assert re.search(r"<tr [^>]*class=bad>", document.page(study))
+    assert [heading for heading, *_ in plots.chapter_lines(chapter)] == ["Where the memory goes: Once loaded"]
+    assert re.search(r"<tr [^>]*class=bad>", report_page.page(study))
 
 
 def test_the_chapter_and_the_curves_over_time_have_anchors_of_their_own():
     cell = {"name": "m s v", "model": "m", "stack": "s", "variant": "v", "status": "ok", "kind": "measured"}
     curve = MemoryCurve(np.array([0.0, 1.0]), np.array([1e9, 2e9]), None)
     known = {"memory": {"m s v": curve}, "attributions": [attributed(model="m", name="m s v")]}
-    anchors = re.findall(r' id="?([\w-]+)', document.page(Study("t", [cell | {"B_ms": 1.0}], **known)))
+    anchors = re.findall(r' id="?([\w-]+)', report_page.page(Study("t", [cell | {"B_ms": 1.0}], **known)))
     assert {"m0-memory", "m0-memory-over-time"} <= set(anchors)
     assert len(anchors) == len(set(anchors))
 
@@ -189,16 +189,16 @@ def test_the_chapter_and_the_curves_over_time_have_anchors_of_their_own():
 def test_page_and_markdown_hold_the_chapter_only_where_memory_is_attributed():
     cell = {"name": "m s v", "model": "m", "stack": "s", "variant": "v", "status": "ok", "kind": "measured"}
     bare = Study("t", [cell | {"B_ms": 1.0, "file_bytes": 1e9}])
-    assert '-memory"' not in document.page(bare)
+    assert '-memory"' not in report_page.page(bare)
     evil = attributed(
         name="m </script><img src=x>", stack="s", variant="</script><img src=x>", model="<img src=x>"
     )
     study = replace(bare, attributions=[evil])
-    page = document.page(study)
+    page = report_page.page(study)
     assert page.count('<section id="m1-memory">') == 1
     assert "<h4>Once loaded</h4>" in page
     assert "<h4>At its peak</h4>" in page
     assert "<img src=x" not in page
-    text = export.markdown(study)
+    text = report_page.markdown(study)
     assert "## Where the memory goes: At its peak" in text
     assert "| 389 | 26 | 240 | 80 | -35 (-5.0%) | 700 | 98,304 |" in text

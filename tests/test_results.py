@@ -26,12 +26,12 @@ from golden_record import BEGUN, GOLDEN
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness import results
+from harness import records
 from harness.cli import STOPS, main
-from harness.dataset import rows
-from harness.results import NO_TOKENS, ResultsError, Running, Stored, TokenTimes, files
-from harness.results.kinds.parts import ShapeFields
-from harness.theory.shapes import Shape
+from harness.dataset import table
+from harness.records import NO_TOKENS, ResultsError, Running, Stored, TokenTimes, files
+from harness.records.parts import ShapeFields
+from harness.theory.decoder import Shape
 from runners.protocol import Loaded, Phase, Tokens, encode
 
 GOLDENS = Path(__file__).parent / "golden"
@@ -47,7 +47,7 @@ SAID = [
 
 def test_a_series_is_written_without_pandas_which_takes_as_long_to_import_as_a_campaign_takes(tmp_path):
     columns = {"n": [1, 2, 3], "vram_bytes": [None, 2**62, -1]}
-    code = "import sys, pathlib; from harness.results import files; files.write_columns(pathlib.Path('x'), "
+    code = "import sys, pathlib; from harness.records import files; files.write_columns(pathlib.Path('x'), "
     code += f"{columns}); print('pandas' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (ran.stdout.strip(), ran.stderr) == ("False", "")
@@ -91,29 +91,29 @@ SERIES = TokenTimes.of_columns(
 @pytest.fixture(scope="module")
 def parquet(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A series as it is stored."""
-    running = results.begin(tmp_path_factory.mktemp("series") / "cell", BEGUN)
+    running = records.begin(tmp_path_factory.mktemp("series") / "cell", BEGUN)
     return (running.finish(GOLDEN, SERIES).folder / "tokens.parquet").read_bytes()
 
 
 def abandon(root: Path, said: bytes) -> Path:
     """A folder as a controller that was killed leaves it."""
-    running = results.begin(root / "machine" / "m" / "cell", BEGUN)
+    running = records.begin(root / "machine" / "m" / "cell", BEGUN)
     running.events.write(said)
     running.events.close()
     return running.folder
 
 
 def test_a_finished_repeat_is_a_record_and_a_series_and_nothing_else(tmp_path):
-    running = results.begin(tmp_path / "machine" / "m" / "cell", BEGUN)
+    running = records.begin(tmp_path / "machine" / "m" / "cell", BEGUN)
     memory = {"t_ns": [1, 2], "rss_anon_bytes": [3, 4], "rss_file_bytes": [5, 6], "vram_bytes": [None, None]}
     series = {"n": [26, 27], "token_id": [1, 2], "latency_ns": [10, 11]}
     stored = running.finish(GOLDEN, TokenTimes.of_columns(series), memory)
     names = {path.name for path in stored.folder.iterdir()}
     assert names == {"record.json", "tokens.parquet", "memory.parquet"}
-    assert results.series(stored) == stored.times.columns() == series
-    assert results.memory_series(stored) == memory
-    assert results.prefill_series(stored) == {}
-    assert [s.record["schema"] for s in results.records(tmp_path, refuse)] == [results.SCHEMA]
+    assert records.series(stored) == stored.times.columns() == series
+    assert records.memory_series(stored) == memory
+    assert records.prefill_series(stored) == {}
+    assert [s.record["schema"] for s in records.records(tmp_path, refuse)] == [records.SCHEMA]
 
 
 def test_two_repeats_never_share_a_folder(tmp_path):
@@ -131,38 +131,38 @@ def test_what_a_killed_controller_had_is_recovered_whatever_the_cut(tmp_path, cu
     root = tmp_path / "results"
     shutil.rmtree(root, ignore_errors=True)
     abandon(root, STREAM[:cut])
-    (stored,) = results.recover(root, refuse)
+    (stored,) = records.recover(root, refuse)
     assert stored.record["outcome"] == "interrupted"
     ends = {len(STREAM) - len(encode(SAID[-1])): 2, len(STREAM): 4}
     whole = max((tokens for end, tokens in ends.items() if cut >= end), default=0)
     assert stored.record["tokens"] == whole
-    assert results.series(stored).get("latency_ns", []) == [10, 10, 11, 9][:whole]
-    assert results.recover(root, refuse) == []
+    assert records.series(stored).get("latency_ns", []) == [10, 10, 11, 9][:whole]
+    assert records.recover(root, refuse) == []
 
 
 def test_a_repeat_that_is_still_running_is_left_alone(tmp_path):
-    running = results.begin(tmp_path / "cell", BEGUN)
-    assert results.recover(tmp_path, refuse) == []
+    running = records.begin(tmp_path / "cell", BEGUN)
+    assert records.recover(tmp_path, refuse) == []
     assert not (running.folder / "record.json").exists()
     running.events.close()
-    assert len(results.recover(tmp_path, refuse)) == 1
+    assert len(records.recover(tmp_path, refuse)) == 1
 
 
 def test_a_record_already_written_is_never_made_interrupted(tmp_path):
     folder = abandon(tmp_path, b"")
     (folder / "record.json").write_text(json.dumps(BEGUN | {"schema": 1, "outcome": "ok"}))
-    assert results.recover(tmp_path, refuse) == []
+    assert records.recover(tmp_path, refuse) == []
     assert json.loads((folder / "record.json").read_text())["outcome"] == "ok"
     assert not (folder / "begun.json").exists()
 
 
 def test_the_golden_record_of_every_schema_still_reads():
     samples = sorted(GOLDENS.glob("record-*.json"))
-    assert [path.name for path in samples] == [f"record-{n}.json" for n in range(1, results.SCHEMA + 1)]
+    assert [path.name for path in samples] == [f"record-{n}.json" for n in range(1, records.SCHEMA + 1)]
     for path in samples:
-        record = results.read(path)
-        assert record["schema"] == results.SCHEMA
-        assert record["outcome"] in results.OUTCOMES
+        record = records.read(path)
+        assert record["schema"] == records.SCHEMA
+        assert record["outcome"] in records.OUTCOMES
 
 
 def test_the_published_schema_takes_what_is_read_and_refuses_what_is_not():
@@ -190,7 +190,7 @@ def test_a_record_of_a_newer_harness_is_told_and_passed_over(tmp_path):
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "record.json").write_text('{"schema": 1, "cell"')
     told: list[str] = []
-    found = list(results.records(tmp_path, lambda damage: told.append(str(damage))))
+    found = list(records.records(tmp_path, lambda damage: told.append(str(damage))))
     assert [s.folder.name for s in found] == ["good"]
     assert len(told) == 4
     assert any("newer than this harness reads" in line for line in told)
@@ -227,7 +227,7 @@ def test_what_a_record_lacks_is_told_in_one_sentence(tmp_path):
         path.parent.mkdir()
         path.write_text(content if isinstance(content, str) else json.dumps(content))
         with pytest.raises(ResultsError) as told:
-            results.read(path)
+            records.read(path)
         assert sentence in str(told.value)
         assert str(told.value).startswith(f"{path}: ")
         assert str(told.value).isprintable()
@@ -237,7 +237,7 @@ def test_a_record_with_more_than_is_read_is_read(tmp_path):
     (tmp_path / "record.json").write_text(
         json.dumps(GOLDEN | {"later": [1], "loaded": GOLDEN["loaded"] | {"more": 1}})
     )
-    assert results.read(tmp_path / "record.json")["later"] == [1]
+    assert records.read(tmp_path / "record.json")["later"] == [1]
 
 
 DAMAGES = st.tuples(EDITS, st.none() | st.just([]) | st.integers(0, 10**6) | patches(10**6, max_size=20))
@@ -294,7 +294,7 @@ def test_a_folder_that_may_not_be_read_is_not_an_empty_one(harness, tmp_path):
 
 
 def test_a_folder_that_is_still_to_be_made_has_no_records_and_no_damage(tmp_path):
-    assert list(results.records(tmp_path / "later", refuse)) == []
+    assert list(records.records(tmp_path / "later", refuse)) == []
 
 
 def test_the_command_lists_what_is_whole_and_names_what_it_passes_over(harness, tmp_path, parquet):
@@ -314,7 +314,7 @@ def test_the_command_lists_what_is_whole_and_names_what_it_passes_over(harness, 
 def test_a_damaged_series_is_columns_or_one_sentence(tmp_path, parquet, damage):
     (tmp_path / "tokens.parquet").write_bytes(damaged_series(parquet, damage))
     try:
-        columns = results.series(Stored(tmp_path, GOLDEN))
+        columns = records.series(Stored(tmp_path, GOLDEN))
     except ResultsError:
         return
     assert {"n", "latency_ns"} <= columns.keys()
@@ -325,7 +325,7 @@ def test_a_damaged_series_is_columns_or_one_sentence(tmp_path, parquet, damage):
 def test_a_series_that_is_cut_or_has_lost_its_last_byte_is_refused(tmp_path, parquet, damage):
     (tmp_path / "tokens.parquet").write_bytes(damaged_series(parquet, damage))
     with pytest.raises(ResultsError, match="not a series"):
-        results.series(Stored(tmp_path, GOLDEN))
+        records.series(Stored(tmp_path, GOLDEN))
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_a_series_that_is_cut_or_has_lost_its_last_byte_is_refused(tmp_path, par
 def test_a_series_of_other_columns_is_told(tmp_path, columns, sentence):
     pq.write_table(pa.table(columns), tmp_path / "tokens.parquet")
     with pytest.raises(ResultsError, match=sentence):
-        results.series(Stored(tmp_path, GOLDEN))
+        records.series(Stored(tmp_path, GOLDEN))
 
 
 def test_a_record_is_read_in_some_thousands_of_calls(tmp_path):
@@ -348,7 +348,7 @@ def test_a_record_is_read_in_some_thousands_of_calls(tmp_path):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "record.json").write_text(json.dumps(GOLDEN, indent=1))
     profile = cProfile.Profile(builtins=False)
-    assert len(profile.runcall(lambda: list(results.records(tmp_path, refuse)))) == 200
+    assert len(profile.runcall(lambda: list(records.records(tmp_path, refuse)))) == 200
     assert sum(entry.callcount for entry in profile.getstats()) < 200 * 2500
 
 
@@ -356,14 +356,14 @@ def test_a_reported_record_is_kept_once_and_read_back(tmp_path):
     path = next(PUBLISHED.rglob("record.json"))
     record = {key: value for key, value in json.loads(path.read_text()).items() if key != "schema"}
     series, prefill = {"n": [25, 26], "latency_ns": [9, 10]}, {"n": [1], "latency_ns": [11]}
-    stored = results.keep(tmp_path / "cell", record, series, prefill)
-    assert [s.record for s in results.records(tmp_path, refuse)] == [stored.record]
-    assert results.series(stored) == series
-    assert results.prefill_series(stored) == prefill | {"depth": [0], "round": [1]}
+    stored = records.keep(tmp_path / "cell", record, series, prefill)
+    assert [s.record for s in records.records(tmp_path, refuse)] == [stored.record]
+    assert records.series(stored) == series
+    assert records.prefill_series(stored) == prefill | {"depth": [0], "round": [1]}
     with pytest.raises(ResultsError, match="cannot write results here"):
-        results.keep(tmp_path / "cell", record, {}, {})
+        records.keep(tmp_path / "cell", record, {}, {})
     with pytest.raises(ResultsError, match=r"source\.license is missing"):
-        results.keep(tmp_path / "other", record | {"source": {"title": "t", "url": "u"}}, {}, {})
+        records.keep(tmp_path / "other", record | {"source": {"title": "t", "url": "u"}}, {}, {})
     assert not (tmp_path / "other").exists()
 
 
@@ -380,11 +380,11 @@ def test_a_damaged_reported_record_is_read_or_refused_in_one_sentence(tmp_path: 
 def read_or_refused(folder: Path, record: Any) -> None:
     refused: list[str] = []
     (folder / "record.json").write_text(json.dumps(record))
-    found = list(results.records(folder, lambda damage: refused.append(str(damage))))
+    found = list(records.records(folder, lambda damage: refused.append(str(damage))))
     assert len(found) + len(refused) == 1
     assert not any("\n" in sentence for sentence in refused)
     for stored in found:
-        rows.row(stored.record, NO_TOKENS, None, None)
+        table.repeat_row(stored.record, NO_TOKENS, None, None)
 
 
 @pytest.mark.parametrize("good", [GOLDEN, REPORTED], ids=["measured", "reported"])
@@ -396,7 +396,7 @@ def read_or_refused(folder: Path, record: Any) -> None:
 def test_a_record_is_refused_for_a_part_that_is_read_and_for_no_other(tmp_path, good, changes, refusals):
     (tmp_path / "record.json").write_text(json.dumps(edited(good, changes)))
     refused: list[ResultsError] = []
-    assert len(list(results.records(tmp_path, refused.append))) == 1 - refusals
+    assert len(list(records.records(tmp_path, refused.append))) == 1 - refusals
     assert len(refused) == refusals
 
 
@@ -405,14 +405,14 @@ def test_a_folder_that_cannot_be_recovered_is_told_and_passed_over(tmp_path, beg
     folder = abandon(tmp_path, b"")
     (folder / "begun.json").write_text(begun)
     told: list[str] = []
-    assert results.recover(tmp_path, lambda damage: told.append(str(damage))) == []
+    assert records.recover(tmp_path, lambda damage: told.append(str(damage))) == []
     assert "cannot be recovered" in told[0]
 
 
 def test_a_corrupt_series_is_an_error_in_one_sentence(tmp_path):
     (tmp_path / "tokens.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(ResultsError, match="not a series"):
-        results.series(Stored(tmp_path, BEGUN))
+        records.series(Stored(tmp_path, BEGUN))
 
 
 def test_ten_thousand_tokens_with_random_ids_take_at_most_60_kb(tmp_path):
@@ -423,7 +423,7 @@ def test_ten_thousand_tokens_with_random_ids_take_at_most_60_kb(tmp_path):
         "token_id": [chance.randrange(151_936) for _ in range(10_000)],
         "latency_ns": latency,
     }
-    stored = results.begin(tmp_path / "cell", BEGUN).finish(
+    stored = records.begin(tmp_path / "cell", BEGUN).finish(
         BEGUN | {"outcome": "ok"}, TokenTimes.of_columns(series)
     )
     assert stored.series_path is not None
@@ -431,7 +431,7 @@ def test_ten_thousand_tokens_with_random_ids_take_at_most_60_kb(tmp_path):
 
 
 def test_nan_never_enters_a_record(tmp_path):
-    running = results.begin(tmp_path / "cell", BEGUN)
+    running = records.begin(tmp_path / "cell", BEGUN)
     with pytest.raises(ValueError, match="not JSON compliant"):
         running.finish(BEGUN | {"B_ms": float("nan")})
 
@@ -439,15 +439,15 @@ def test_nan_never_enters_a_record(tmp_path):
 def test_a_results_folder_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match="cannot write results here"):
-        results.check_writable(tmp_path / "file")
+        records.check_writable(tmp_path / "file")
     with pytest.raises(ResultsError, match="cannot write results"):
-        results.begin(tmp_path / "file" / "cell", BEGUN)
+        records.begin(tmp_path / "file" / "cell", BEGUN)
 
 
 def test_a_full_disk_is_an_error_and_loses_nothing_finished(small_disk):
     disk = small_disk("128k")
-    finished = results.begin(disk / "cell", BEGUN).finish(GOLDEN)
-    running: Running = results.begin(disk / "cell", BEGUN)
+    finished = records.begin(disk / "cell", BEGUN).finish(GOLDEN)
+    running: Running = records.begin(disk / "cell", BEGUN)
     with pytest.raises(ResultsError, match="cannot be written"):
         running.finish(BEGUN | {"outcome": "ok", "log_tail": ["x" * 200_000]})
-    assert [s.folder for s in results.records(disk, refuse)] == [finished.folder]
+    assert [s.folder for s in records.records(disk, refuse)] == [finished.folder]

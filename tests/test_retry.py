@@ -16,13 +16,12 @@ import pytest
 from golden_record import GOLDEN, record
 
 from harness import config as configs
-from harness import plan
-from harness.analysis.records.disturbances import BusyProcess, summary
-from harness.analysis.records.verdicts import status, verdict
-from harness.campaign import quiet, rounds
+from harness.analysis.verdicts import BusyProcess, disturbance_summary, status, verdict
+from harness.campaign import conditions, rounds
 from harness.compare.sides import side
-from harness.dataset import cells, rows
-from harness.results import Stored, TokenTimes
+from harness.config import plan
+from harness.dataset import table
+from harness.records import Stored, TokenTimes
 
 SLOW = {"B_ms": 10.0, "threads": 1}  # so that 30% of its time is a wait that counts
 MS = 1_000_000
@@ -42,7 +41,7 @@ threads = [threading.Thread(target=hash_on) for _ in range(4 * os.cpu_count())]
 def disturb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
     """Has so many of the next fake workers say that they had no CPU; the file counts down."""
     file = tmp_path / "disturbed"
-    monkeypatch.setattr(quiet, "AT_MOST_S", 1.0)  # a busy machine need not take 30 s
+    monkeypatch.setattr(conditions, "AT_MOST_S", 1.0)  # a busy machine need not take 30 s
     monkeypatch.setenv("HARNESS_FAKE_DISTURBED", str(file))
 
     def so_many(workers: int) -> Path:
@@ -138,11 +137,11 @@ def test_clocks_that_differ_by_one_wait_are_measured_again_and_by_more_the_stack
     assert disturbed(80.0, 100.0) is None  # no pause makes ours shorter
 
 
-def rows_of(*attempts: tuple[dict, str], repeat: int = 1) -> list[rows.Row]:
+def rows_of(*attempts: tuple[dict, str], repeat: int = 1) -> list[table.Row]:
     """Rows of attempts at a repeat: what differs from the golden record, and the second it began."""
     times = TokenTimes.of_columns({"n": list(range(26, 66)), "latency_ns": [9 * MS, *[MS] * 39]})
     return [
-        rows.row(
+        table.repeat_row(
             record(repeat=repeat, started_utc=f"2026-01-01T00:00:0{at}+00:00", **changes), times, "x", None
         )
         for changes, at in attempts
@@ -152,7 +151,7 @@ def rows_of(*attempts: tuple[dict, str], repeat: int = 1) -> list[rows.Row]:
 def test_of_a_repeat_the_latest_counts_unless_that_was_disturbed_and_another_is_ok():
     def counts(*attempts: dict) -> int:
         found = rows_of(*((changes, str(at)) for at, changes in enumerate(attempts)))
-        (row,) = cells.counted(found)
+        (row,) = table.counted(found)
         return found.index(row)
 
     oom = {"outcome": "oom", "reason": "does not fit"}
@@ -170,7 +169,7 @@ def test_of_a_repeat_the_latest_counts_unless_that_was_disturbed_and_another_is_
 
 def test_a_cell_counts_its_disturbed_attempts_apart_from_its_repeats():
     found = [*rows_of((WAITED, "0"), ({}, "1")), *rows_of((WAITED, "2"), (WAITED, "3"), repeat=2)]
-    (cell,) = cells.per_cell(found)
+    (cell,) = table.per_cell(found)
     assert (cell["status"], cell["repeats_ok"], cell["repeats"]) == ("ok", 1, 2)
     assert cell["disturbed_attempts"] == 3
     assert cell["stayed_disturbed"] == ["cpu"]
@@ -179,36 +178,36 @@ def test_a_cell_counts_its_disturbed_attempts_apart_from_its_repeats():
 def test_the_summary_names_the_process_that_took_the_cpus_and_what_to_do():
     cells = [{"kind": "measured", "repeats": 6, "stayed_disturbed": ["cpu", "cpu", "warmup"]}]
     cells.append({"kind": "measured", "repeats": 3, "stayed_disturbed": []})
-    assert summary(cells, BusyProcess("chromium", 4242, 1.44, 2)) == (
+    assert disturbance_summary(cells, BusyProcess("chromium", 4242, 1.44, 2)) == (
         "3 of 9 repeats stayed disturbed: `chromium` (pid 4242) used 1.4 of 2 CPUs meanwhile; close it, or "
         "lower `threads`, then run again with --retry-failed"
     )
     nobody = "3 of 9 repeats stayed disturbed: other processes used the CPUs; close them"
-    assert str(summary(cells)).startswith(nobody)
-    assert str(summary(cells, BusyProcess("idle", 1, 0.01, 2))).startswith(nobody)
+    assert str(disturbance_summary(cells)).startswith(nobody)
+    assert str(disturbance_summary(cells, BusyProcess("idle", 1, 0.01, 2))).startswith(nobody)
     hot = [{"kind": "measured", "repeats": 1, "stayed_disturbed": ["heat"]}]
-    assert "let it cool" in str(summary(hot, BusyProcess("chromium", 4242, 1.44, 2)))
+    assert "let it cool" in str(disturbance_summary(hot, BusyProcess("chromium", 4242, 1.44, 2)))
     throttled = [{"kind": "measured", "repeats": 1, "stayed_disturbed": ["quota"]}]
-    assert str(summary(throttled, BusyProcess("chromium", 4242, 1.44, 2))) == (
+    assert str(disturbance_summary(throttled, BusyProcess("chromium", 4242, 1.44, 2))) == (
         "1 of 1 repeat stayed disturbed: a CPU quota throttled its threads; raise or remove it (--cpus, "
         "CPUQuota), then run again with --retry-failed"
     )
-    assert summary(cells[1:]) is None
+    assert disturbance_summary(cells[1:]) is None
 
 
 def test_the_process_that_took_most_cpu_time_is_named_and_none_of_ours(busy):
     ours = subprocess.Popen([sys.executable, "-c", HASHES])
     try:
-        assert not {os.getpid(), ours.pid} & {pid for pid, _ in quiet.look().cpu_s}
+        assert not {os.getpid(), ours.pid} & {pid for pid, _ in conditions.look().cpu_s}
     finally:
         ours.kill()
         ours.wait()
     named = None
     for _ in range(300):  # whatever else runs here has fewer threads, but may have its moment
-        disturbers, before = quiet.Disturbers(), quiet.look()
+        disturbers, before = conditions.Disturbers(), conditions.look()
         assert disturbers.busiest() is None
         time.sleep(0.5)
-        disturbers.add(before, quiet.look())
+        disturbers.add(before, conditions.look())
         named = disturbers.busiest()
         if named and named.pid == busy:
             break
@@ -220,11 +219,11 @@ def test_the_process_that_took_most_cpu_time_is_named_and_none_of_ours(busy):
 
 def test_waiting_for_a_quiet_moment_ends_though_none_comes_and_says_once_why_it_waits(busy):
     lines: list[str] = []
-    waited = quiet.wait(lines.append, at_most_s=1.5, look_s=0.3)
+    waited = conditions.wait_until_quiet(lines.append, at_most_s=1.5, look_s=0.3)
     assert waited["busy_share"] > 0.1
     (line,) = lines
     assert line.startswith("waiting up to ")
-    assert quiet.wait(lines.append, at_most_s=0.0, look_s=0.3)["busy_share"] > 0.1
+    assert conditions.wait_until_quiet(lines.append, at_most_s=0.0, look_s=0.3)["busy_share"] > 0.1
     assert lines == [line]
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from test_convert import LLAMA3
 
+from harness.campaign import worker
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
-from harness.worker import launch
 from runners.protocol import Done, Request, Tokens
 
 PROMPT = [(37 * i + 11) % 512 for i in range(25)]
@@ -39,7 +39,7 @@ def stack(hf_interpreter: Interpreter, llamacpp_interpreter: Interpreter, tmp_pa
         model = {"name": "m", "path": str(path), "shape": None}
         given = {"model": model, "options": options} | fields
         request = Request(job, name, "cpu", **given)
-        events = list(launch.run_job(request, interpreters[name], tmp_path, 900, threads=1))
+        events = list(worker.run_job(request, interpreters[name], tmp_path, 900, threads=1))
         assert isinstance(events[-1], Done), events[-1]
         return [i for e in events if isinstance(e, Tokens) for i in e.ids], events[-1].facts
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from golden_record import GOLDEN
 
-from harness.analysis.records.verdicts import status
+from harness.analysis.verdicts import status
 from harness.campaign.repeat import WorkerReport
-from harness.dataset import rows
-from harness.results import TokenTimes
+from harness.dataset import table
+from harness.records import TokenTimes
 from runners.protocol import Died, Done, Loaded, Phase, Tokens
 
 TOKENS = 40
@@ -31,7 +31,7 @@ def timed(host: list[int], device: list[int] | None = None, **done: Any) -> tupl
     columns = {"n": list(range(26, 26 + len(host))), "latency_ns": host}
     columns |= {} if device is None else {"device_ns": device}
     times = TokenTimes.of_columns(columns)
-    return status(record, times=times)[1], rows.row(record, times, "x", None)
+    return status(record, times=times)[1], table.repeat_row(record, times, "x", None)
 
 
 def test_two_clocks_that_agree_leave_a_record_as_it_is():

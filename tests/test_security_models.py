@@ -16,12 +16,11 @@ from conftest import built
 from test_hf import request_of, said
 from test_weights import write_checkpoint, write_tokenizer
 
-from harness.campaign.device_lock import DeviceBusy, device_lock, is_busy
-from harness.models import sampled, tokenizer, weights
+from harness.base.files import CacheError, LockError, cache_folder, exclusive, made, shared_folder
+from harness.campaign.conditions import DeviceBusy, device_lock, is_busy
+from harness.models import layout, tokenizer, weights
 from harness.models.weights import WeightsError
-from harness.system.cache import CacheError, cache_folder, exclusive, made
-from harness.system.locks import LockError, shared_folder
-from runners.safetensors_folder import staged
+from runners.weights.safetensors import staged
 
 # --- what is loaded -----------------------------------------------------------------------------------------
 
@@ -108,19 +107,19 @@ def holes(path: Path, size: int) -> Path:
 
 
 def test_a_fingerprint_reads_a_bounded_part(tmp_path):
-    assert sampled.sampled([holes(tmp_path / "a", 1 << 40)])  # all of it would take minutes
+    assert layout.sampled([holes(tmp_path / "a", 1 << 40)])  # all of it would take minutes
 
 
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_fingerprint_samples_every_shard(tmp_path, shard):
     size = 256 << 20
     shards = [holes(tmp_path / name, size) for name in "ab"]
-    before = sampled.sampled(shards)
+    before = layout.sampled(shards)
     replaced = holes(tmp_path / "replaced", size)
     with replaced.open("r+b") as file:  # a stretch of three 64ths, which holds a place for sure
-        os.pwrite(file.fileno(), b"x" * (3 * 2 * size // sampled.PIECES), size // 2)
+        os.pwrite(file.fileno(), b"x" * (3 * 2 * size // layout.PIECES), size // 2)
     replaced.replace(shards[shard])
-    assert sampled.sampled(shards) != before
+    assert layout.sampled(shards) != before
 
 
 # --- tokenizers ---------------------------------------------------------------------------------------------
@@ -215,7 +214,7 @@ def test_the_locks_of_the_machine_are_for_every_user(public, monkeypatch):
     assert stat.S_IMODE((public / "harness-cpu.lock").stat().st_mode) == 0o666
     code = (
         "import os\n"
-        "from harness.campaign.device_lock import DeviceBusy, device_lock\n"
+        "from harness.campaign.conditions import DeviceBusy, device_lock\n"
         "os.setuid(65534)\n"
         "try:\n    device_lock('cpu', False, print).__enter__(); print('locked')\n"
         "except DeviceBusy:\n    print('busy')\n"

@@ -18,21 +18,21 @@ import pyarrow.parquet as pq
 import pytest
 from golden_record import BEGUN, GOLDEN, record
 
-from harness import results
-from harness.logs.log import LogError
-from harness.logs.read import read as read_log
-from harness.logs.table import Options
-from harness.results import NO_TOKENS, ResultsError, Stored
-from harness.results.files import read_columns
+from harness import records
+from harness.base import files
+from harness.records import NO_TOKENS, ResultsError, Stored
+from harness.records.files import read_columns
+from harness.records.foreign.log import LogError
+from harness.records.foreign.read import read_log
+from harness.records.foreign.table import Options
 from harness.stacks import build
+from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Environment, stacks
-from harness.stacks.interpreter import EnvironmentFailed
-from harness.system import files
 
 
 def begun_in(root: Path) -> Path:
     """A folder as a controller of this machine and user leaves it that was killed."""
-    running = results.begin(root / "machine" / "m" / "cell", BEGUN)
+    running = records.begin(root / "machine" / "m" / "cell", BEGUN)
     running.events.close()
     return running.folder
 
@@ -69,7 +69,7 @@ def test_recovery_writes_through_no_link_and_reads_through_none(tmp_path):
     folder = begun_in(tmp_path / "results")
     (folder / "record.json.partial").symlink_to(victim)
     (folder / "worker.log").symlink_to(private)
-    (stored,) = results.recover(tmp_path / "results", print)
+    (stored,) = records.recover(tmp_path / "results", print)
     assert victim.read_text() == "precious"
     assert stored.record["log_tail"] == []
     assert victim.exists()
@@ -81,7 +81,7 @@ def test_recovery_passes_over_a_folder_whose_files_are_links(tmp_path, name):
     (folder / name).rename(tmp_path / name)
     (folder / name).symlink_to(tmp_path / name)
     told: list[str] = []
-    assert results.recover(tmp_path / "results", lambda damage: told.append(str(damage))) == []
+    assert records.recover(tmp_path / "results", lambda damage: told.append(str(damage))) == []
     assert [name in each or "begun.json" in each for each in told] == [True]
     assert "it is a symbolic link" in told[0]
     assert not (folder / "record.json").exists()
@@ -91,7 +91,7 @@ def test_what_another_machine_or_user_began_is_left_as_it_is(tmp_path):
     ours, theirs = begun_in(tmp_path), begun_elsewhere(tmp_path)
     before = {path.name: path.read_bytes() for path in theirs.iterdir()}
     told: list[str] = []
-    found = results.recover(tmp_path, lambda damage: told.append(str(damage)))
+    found = records.recover(tmp_path, lambda damage: told.append(str(damage)))
     assert [stored.folder for stored in found] == [ours]
     assert "begun_by" not in found[0].record
     assert [("another machine or user began it" in each, str(theirs) in each) for each in told] == [
@@ -109,7 +109,7 @@ def test_one_begun_folder_that_makes_no_sense_does_not_stop_the_others(tmp_path,
     content = json.loads((strange / "begun.json").read_text())
     (strange / "begun.json").write_text(json.dumps(content | begun))
     told: list[ResultsError] = []
-    found = results.recover(tmp_path, told.append)
+    found = records.recover(tmp_path, told.append)
     assert ours in [stored.folder for stored in found]
     assert len(found) + len(told) == 2
 
@@ -122,7 +122,7 @@ def test_no_repeat_is_begun_behind_a_link_in_the_results(tmp_path, above):
     link.parent.mkdir(parents=True)
     link.symlink_to(elsewhere)
     with pytest.raises(ResultsError, match="a symbolic link is where a results folder must be"):
-        results.begin(tmp_path / "results" / "machine" / "m" / "cell", BEGUN)
+        records.begin(tmp_path / "results" / "machine" / "m" / "cell", BEGUN)
     assert list(elsewhere.iterdir()) == []
 
 
@@ -130,7 +130,7 @@ def test_looking_whether_results_can_be_written_leaves_every_file_alone(tmp_path
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / f".writable-{os.getpid()}").symlink_to(victim)
-    results.check_writable(tmp_path)
+    records.check_writable(tmp_path)
     assert victim.read_text() == "precious"
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -149,13 +149,13 @@ def test_what_is_no_regular_file_is_neither_waited_for_nor_read(tmp_path, name, 
     (folder / name).unlink(missing_ok=True)
     make(folder / name)
     damages: list[ResultsError] = []
-    for stored in results.records(tmp_path, damages.append):
+    for stored in records.records(tmp_path, damages.append):
         assert not stored.has_series
         with pytest.raises(ResultsError, match="not a series"):
-            results.series(stored)
-    results.recover(tmp_path, damages.append)
+            records.series(stored)
+    records.recover(tmp_path, damages.append)
     assert len(damages) == (name in ("record.json", "begun.json"))
-    assert results.tail(folder / name) == []
+    assert records.tail(folder / name) == []
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, endless], ids=["fifo", "endless"])
@@ -175,7 +175,7 @@ def test_a_record_that_is_too_large_is_refused_unread(tmp_path):
     folder = record_in(tmp_path)
     os.truncate(folder / "record.json", 1 << 40)  # a hole: it takes no space
     with pytest.raises(ResultsError, match="it is larger than 12 MiB"):
-        results.read(folder / "record.json")
+        records.read(folder / "record.json")
 
 
 def test_a_series_that_is_small_on_disk_and_large_in_memory_is_refused_unread(tmp_path):
@@ -274,18 +274,18 @@ def test_figures_beyond_64_bits_do_not_end_a_report(harness, tmp_path):
 
 def test_a_record_that_cannot_be_analysed_is_named_and_the_others_are_shown(harness, tmp_path, monkeypatch):
     """No such record is known: the fault is put where every record passes."""
-    from harness.dataset import rows
+    from harness.dataset import table
 
     record_in(tmp_path / "results")
     bad = record_in(tmp_path / "results", 2)
-    whole = rows.row
+    whole = table.repeat_row
 
     def breaks(record: Any, *others: Any) -> Any:
         if record["repeat"] == 2:
             raise KeyError("nobody thought of it")
         return whole(record, *others)
 
-    monkeypatch.setattr(rows, "row", breaks)
+    monkeypatch.setattr(table, "repeat_row", breaks)
     ran = harness("list", tmp_path / "results", "--json")
     assert ran.code == 0
     assert [row["repeat"] for row in ran.json] == [1]
@@ -385,12 +385,12 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_record_survives_a_power_failure_in_its_folder_and_in_the_folders_above(tmp_path, monkeypatch):
     done = synced(monkeypatch)
-    running = results.begin(tmp_path / "results" / "machine" / "m" / "cell", BEGUN)
+    running = records.begin(tmp_path / "results" / "machine" / "m" / "cell", BEGUN)
     assert {"sync cell", "sync m", "sync machine", "sync results"} <= set(done)
     running.finish(GOLDEN, NO_TOKENS)
     written = done[done.index("rename record.json") :]
     assert written == ["rename record.json", f"sync {running.folder.name}"]
-    assert [each.folder for each in results.records(tmp_path, print)] == [running.folder]
+    assert [each.folder for each in records.records(tmp_path, print)] == [running.folder]
     assert Stored(running.folder, GOLDEN).series_path is None
 
 

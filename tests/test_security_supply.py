@@ -15,11 +15,11 @@ from packaging.utils import canonicalize_name
 from test_env_build import RUNNER, source, wheel
 from test_launch import request_of
 
+from harness.base import text as base_text
+from harness.campaign import worker as campaign_worker
 from harness.stacks import build
+from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Environment, parse, stacks
-from harness.stacks.interpreter import EnvironmentFailed
-from harness.system import variables
-from harness.worker import launch
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -162,14 +162,14 @@ def test_a_worker_gets_what_it_needs_and_no_credential(fake_interpreter, tmp_pat
     }
     for name, value in (CREDENTIALS | UNKNOWN | of_kernels | {"SOMETHING": "else"}).items():
         monkeypatch.setenv(name, value)
-    worker = launch.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
+    worker = campaign_worker.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
     try:
         while not (has := psutil.Process(worker.pid).environ()):  # empty until it has executed python
             time.sleep(0.01)
     finally:
         worker.stop()
     assert has.items() >= (of_kernels | {"OMP_NUM_THREADS": "1"}).items()
-    assert variables.recorded(has).items() >= of_kernels.items()
+    assert base_text.recorded(has).items() >= of_kernels.items()
     assert {"PATH", "HOME"} <= has.keys()
     assert not has.keys() & {*CREDENTIALS, *UNKNOWN, "SOMETHING"}
 
@@ -226,4 +226,4 @@ def test_the_credentials_of_an_index_are_neither_in_the_log_of_a_build_nor_in_it
     ],
 )
 def test_an_address_is_shown_without_user_password_and_query(text, shown):
-    assert variables.redacted(text) == shown
+    assert base_text.redacted(text) == shown

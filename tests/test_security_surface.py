@@ -10,10 +10,11 @@ import pytest
 from golden_record import GOLDEN, record
 from test_launch import request_of
 
-from harness.analysis.records.verdicts import verdict
-from harness.system.printing import printable, printable_lines
-from runners import clock, fake, worker
+from harness.analysis.verdicts import verdict
+from harness.base.text import printable, printable_lines
+from runners import clock, worker
 from runners.protocol import Done, Instruments
+from runners.stacks import fake
 
 
 @pytest.fixture

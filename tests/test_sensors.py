@@ -17,23 +17,23 @@ from damage import Edits, Place, edited, edits, places
 from golden_record import GOLDEN
 from hypothesis import example, given
 
-from harness.analysis.records import sensor_summary, throttling
-from harness.analysis.records.verdicts import notes, status
+from harness.analysis import flags, sensors
+from harness.analysis.verdicts import notes, status
 from harness.config.load import load
-from harness.dataset import rows
-from harness.machine.sensors import SensorSampler, find, nvml, sysfs, vcgencmd
-from harness.machine.sensors.bits import CONDITIONS, NVML_BITS
-from harness.machine.sensors.cooling import Cooling
-from harness.report import columns as shown
-from harness.results import NO_TOKENS, TokenTimes, read
-from harness.results.kinds import wrong_with
+from harness.dataset import table
+from harness.machine import sensors as machine_sensors
+from harness.machine.sensor_values import CONDITIONS, NVML_BITS
+from harness.machine.sensors import Cooling, SensorSampler, find
+from harness.records import NO_TOKENS, TokenTimes, read
+from harness.records.kinds import wrong_with
+from harness.report import tables as shown
 
 NOTHING = {"sources": {}, "missing": {}, "samples": 0, "cost_ns": 1, "interval_ms": 1000}
 NOTHING |= {"timed": {}, "throttled": [], "energy": None}
 S = 1_000_000_000
 SHORT = {"window_tokens": 4, "max_windows": 20, "tolerance": 0.9, "at_least_s": 0}
 # Of 100 tokens from n = 26 on, one each 100 ms, that began at second 10.
-DURING = sensor_summary.Timed(10 * S, tuple(10 * S + k * S // 10 for k in range(1, 101)), 26)
+DURING = sensors.Timed(10 * S, tuple(10 * S + k * S // 10 for k in range(1, 101)), 26)
 
 
 def put(root: Path, files: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ def test_the_hottest_zone_of_the_cpu_is_its_temperature_and_the_mainboards_is_no
     )
     values, missing = sample_of(tmp_path)
     assert values == {"cpu_temp_millidegrees_c": 63_000}
-    assert sysfs.TEMPERATURE not in missing
+    assert machine_sensors.TEMPERATURE not in missing
 
 
 @pytest.mark.usefixtures("no_firmware")
@@ -163,7 +163,7 @@ def test_a_tree_that_changes_is_sampled_as_it_changes(tmp_path):
 def test_a_core_that_was_hot_before_does_not_hide_one_that_gets_hot_now(tmp_path):
     put(tmp_path, cpu(0, core_ms=90_000) | cpu(1, core_ms=5))
     with ExitStack() as opened:
-        source = sysfs.throttling(tmp_path, opened, {})
+        source = machine_sensors.sysfs_throttling(tmp_path, opened, {})
         assert source is not None
         assert source.read()["core_throttle_ms"] == 0
         put(tmp_path, cpu(1, core_ms=705))
@@ -174,7 +174,7 @@ def test_a_core_that_was_hot_before_does_not_hide_one_that_gets_hot_now(tmp_path
 def test_a_sensor_that_fails_while_it_samples_is_null_then(tmp_path):
     put(tmp_path, zone(0, "cpu-thermal", 40_000))
     with ExitStack() as opened:
-        source = sysfs.temperature(tmp_path, opened, {})
+        source = machine_sensors.sysfs_temperature(tmp_path, opened, {})
         assert source is not None
         assert source.read() == {"cpu_temp_millidegrees_c": 40_000}
         (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("N/A")
@@ -210,7 +210,7 @@ def test_firmware_that_fails_is_missing_and_asked_once(tmp_path, firmware, scrip
 
 def test_firmware_that_fails_once_later_is_null_then_and_asked_again(firmware):
     firmware(board("echo throttled=0x0"))
-    source = vcgencmd.board(missing := {})
+    source = machine_sensors.vcgencmd_board(missing := {})
     assert source is not None
     values = []
     for now in ("echo throttled=0x0", "exit 1", "echo throttled=0x4"):
@@ -261,7 +261,7 @@ class FakeNvml(SimpleNamespace):
 def test_of_a_gpu_what_it_supports_is_read_and_the_rest_is_missing():
     missing: dict[str, str] = {}
     with ExitStack() as opened:
-        source = nvml.gpu("GPU-1", opened, missing, FakeNvml())
+        source = machine_sensors.nvml_gpu("GPU-1", opened, missing, FakeNvml())
         assert source is not None
         values = source.read()
     assert values == {
@@ -297,7 +297,7 @@ def record_of(**said: Any) -> dict[str, Any]:
 
 
 def throttled(columns: dict[str, list[int | None]], **changed: Any) -> dict[str, Any]:
-    record = record_of(throttled=throttling.seen(columns, DURING), **changed)
+    record = record_of(throttled=flags.throttling_seen(columns, DURING), **changed)
     record["timing"]["last_token_ns"] = 10 * S
     return record
 
@@ -310,44 +310,44 @@ def bits(*values: int | None, name: str = "pi_throttled_bits") -> dict[str, list
 def test_a_quiet_board_is_no_reason():
     record = throttled(bits(0, 0, 0, 0))
     assert record["sensors"]["throttled"] == []
-    assert throttling.invalid_because(record) == []
+    assert flags.invalid_because(record) == []
 
 
 def test_a_bit_that_is_set_while_timing_is_a_reason_with_its_token():
     record = throttled(bits(0, 0, 0x20002, 0x20002, 0x20002))
-    (reason,) = throttling.invalid_because(record)
+    (reason,) = flags.invalid_because(record)
     assert "ARM frequency capped from n = 76 on, in 2 of 3 samples" in reason
 
 
 def test_a_bit_that_was_set_before_the_timed_part_alone_is_none():
-    assert throttling.invalid_because(throttled(bits(0xF000F, 0xF0000, 0xF0000, 0xF0000))) == []
+    assert flags.invalid_because(throttled(bits(0xF000F, 0xF0000, 0xF0000, 0xF0000))) == []
 
 
 def test_what_fell_between_two_samples_is_seen_by_the_bit_that_stays():
     record = throttled(bits(0, 0, 0x10000, 0x10000))
-    (reason,) = throttling.invalid_because(record)
+    (reason,) = flags.invalid_because(record)
     assert "under-voltage between two samples, from n = 26 to 76" in reason
     record = throttled(bits(0, 0, 0, 0x80000))
-    (reason,) = throttling.invalid_because(record)
+    (reason,) = flags.invalid_because(record)
     assert "soft temperature limit between two samples, from n = 76 to 125" in reason
 
 
 def test_where_the_bit_that_stays_was_set_before_the_record_says_what_cannot_be_seen():
-    said = throttling.unseen(bits(0x50000, 0x50000, 0x50000), DURING)
+    said = flags.throttling_unseen(bits(0x50000, 0x50000, 0x50000), DURING)
     assert list(said) == ["under-voltage between samples", "throttled between samples"]
-    assert throttling.unseen(bits(0, 0, 0x50000), DURING) == {}
+    assert flags.throttling_unseen(bits(0, 0, 0x50000), DURING) == {}
 
 
 def test_what_nobody_looked_at_is_missing():
-    said = throttling.unseen(bits(0x50000, None, None, None), DURING)
+    said = flags.throttling_unseen(bits(0x50000, None, None, None), DURING)
     assert list(said) == ["vcgencmd get_throttled while timing"]
     assert (
-        throttling.unseen(bits(0, None, None, 0), DURING) == {}
+        flags.throttling_unseen(bits(0, None, None, 0), DURING) == {}
     )  # the look after it tells of the time before
-    assert throttling.unseen(bits(0, 0, None, None), DURING) == {}
-    assert throttling.unseen(bits(None, 0, 0, name="gpu_event_reasons"), DURING) == {}
-    assert throttling.seen(bits(0, 4, 4), None) == []
-    assert throttling.unseen(bits(0, 4, 4), None)["throttling"].startswith("not checked: ")
+    assert flags.throttling_unseen(bits(0, 0, None, None), DURING) == {}
+    assert flags.throttling_unseen(bits(None, 0, 0, name="gpu_event_reasons"), DURING) == {}
+    assert flags.throttling_seen(bits(0, 4, 4), None) == []
+    assert flags.throttling_unseen(bits(0, 4, 4), None)["throttling"].startswith("not checked: ")
 
 
 @pytest.mark.parametrize(
@@ -356,29 +356,29 @@ def test_what_nobody_looked_at_is_missing():
 def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, invalidates):
     columns = bits(*ms, name="core_throttle_ms") | {"core_throttle_events": [1, 0, 1, 1]}
     record = throttled(columns)
-    reasons = throttling.invalid_because(record)
+    reasons = flags.invalid_because(record)
     assert [f"core too hot for {sum(ms) / 1e3:.2f} s of 10.00" in reason for reason in reasons] == [
         True
     ] * invalidates
-    noted = [flag.code for flag in throttling.notes(record)]
+    noted = [flag.code for flag in flags.throttling_notes(record)]
     assert noted == ([] if invalidates else ["thermal_events"])
 
 
 def test_a_hot_cpu_beside_a_gpu_is_a_remark():
     record = throttled({"t_ns": [9 * S, 15 * S], "package_throttle_ms": [0, 4000]})
-    assert len(throttling.invalid_because(record)) == 1
+    assert len(flags.invalid_because(record)) == 1
     record["device"] = "GPU-1"
-    assert throttling.invalid_because(record) == []
-    (flag,) = throttling.notes(record)
+    assert flags.invalid_because(record) == []
+    (flag,) = flags.throttling_notes(record)
     assert (flag.code, flag.invalidates) == ("thermal_events", None)
     assert "4000 ms in all" in flag.detail
     beside_a_gpu = throttled(bits(0, 0, 0x4, 0)) | {"device": "vulkan"}
-    assert len(throttling.invalid_because(beside_a_gpu)) == 1  # a Raspberry Pi's clocks are one board's
+    assert len(flags.invalid_because(beside_a_gpu)) == 1  # a Raspberry Pi's clocks are one board's
 
 
 def test_events_whose_length_the_kernel_does_not_tell_are_a_remark():
     record = throttled({"t_ns": [9 * S, 12 * S], "package_throttle_events": [0, 7]})
-    assert throttling.invalid_because(record) == []
+    assert flags.invalid_because(record) == []
     (flag,) = notes(record)
     assert "7 events" in flag.detail
     assert "of unknown length" in flag.detail
@@ -386,40 +386,40 @@ def test_events_whose_length_the_kernel_does_not_tell_are_a_remark():
 
 def test_of_a_gpu_a_slowdown_is_a_fault_and_a_power_cap_a_condition():
     record = throttled(bits(0, 0x4, 0x44, 0x1, name="gpu_event_reasons"))
-    (reason,) = throttling.invalid_because(record)
+    (reason,) = flags.invalid_because(record)
     assert "hardware thermal slowdown from n = 76" in reason
-    (flag,) = throttling.notes(record)
+    (flag,) = flags.throttling_notes(record)
     assert flag.code == "power_cap"
     assert flag.invalidates is None
     only_capped = throttled(bits(0x4, 0x4, 0x4, 0x4, name="gpu_event_reasons"))
-    assert throttling.invalid_because(only_capped) == []
+    assert flags.invalid_because(only_capped) == []
 
 
 def test_a_sample_is_placed_at_its_token_with_the_flushes_between():
     done = {"start_ns": 1000, "flushes": [[2, 500]]}
     times = TokenTimes.of_columns({"n": [26, 27, 28, 29], "latency_ns": [10] * 4})
-    during = sensor_summary.timed(done, times)
+    during = sensors.timed(done, times)
     assert during is not None
     assert during.stamps_ns == (1010, 1020, 1530, 1540)
     assert [during.n_at(t) for t in (0, 1010, 1011, 1525, 1531, 9999)] == [26, 26, 27, 28, 29, 29]
     assert during.tokens_by(1535) == 3.5
-    assert sensor_summary.timed(None, times) is None
-    assert sensor_summary.timed(done, NO_TOKENS) is None
+    assert sensors.timed(None, times) is None
+    assert sensors.timed(done, NO_TOKENS) is None
 
 
 def test_gauges_are_of_the_timed_part_and_stand_in_a_row():
     columns = bits(90_000, 50_000, 60_000, 95_000, name="cpu_temp_millidegrees_c")
     columns |= {"cpu_clock_max_khz": [1, 3_000_000, None, 1], "pi_throttled_bits": [0, 0, 0, 0]}
-    found = sensor_summary.gauges(columns, DURING)
+    found = sensors.gauges(columns, DURING)
     assert found["cpu_temp_millidegrees_c"] == {"lowest": 50_000, "median": 55_000, "highest": 60_000}
     assert found["cpu_clock_max_khz"]["median"] == 3_000_000
     assert "pi_throttled_bits" not in found
-    row = rows.row(record_of(timed=found), NO_TOKENS, None, None)
+    row = table.repeat_row(record_of(timed=found), NO_TOKENS, None, None)
     assert (row["hottest_c"], row["median_clock_mhz"]) == (60.0, 3000.0)
     by_heading = {column.heading: column for column in shown.SHAPE}
-    assert shown.cell(row, by_heading["hottest °C"]) == "60"
-    assert shown.cell(row, by_heading["clock MHz"]) == "3,000"
-    assert rows.row(GOLDEN, NO_TOKENS, None, None)["hottest_c"] is None
+    assert shown.column_cell(row, by_heading["hottest °C"]) == "60"
+    assert shown.column_cell(row, by_heading["clock MHz"]) == "3,000"
+    assert table.repeat_row(GOLDEN, NO_TOKENS, None, None)["hottest_c"] is None
 
 
 def test_a_throttled_repeat_is_invalid_on_reading():
@@ -431,7 +431,7 @@ def test_a_throttled_repeat_is_invalid_on_reading():
 
 DOMAIN = {"name": "package-0", "joules": 4.5, "failed_reads": 0, "set_back": 0}
 ENERGY = {"timed_s": 40.0, "window_s": 38.0, "tokens": 99.5, "longest_gap_s": 1.0}
-SEEN = throttling.seen(bits(0, 0, 0x5, 0) | {"core_throttle_ms": [0, 0, 7, 900]}, DURING)
+SEEN = flags.throttling_seen(bits(0, 0, 0x5, 0) | {"core_throttle_ms": [0, 0, 7, 900]}, DURING)
 GAUGE = {"cpu_temp_millidegrees_c": {"lowest": 1, "median": 2.5, "highest": 3}}
 SENSED = record_of(timed=GAUGE, throttled=SEEN, energy=ENERGY | {"domains": {"rapl_package_0_uj": DOMAIN}})
 
@@ -443,7 +443,7 @@ def test_a_record_whose_sensors_are_damaged_is_read_or_refused(changes: Edits) -
     wrong = wrong_with(record)
     assert changes or not wrong
     if not wrong:
-        rows.row(record, NO_TOKENS, None, None)
+        table.repeat_row(record, NO_TOKENS, None, None)
 
 
 @pytest.mark.parametrize(

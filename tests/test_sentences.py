@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from harness import results
-from harness.dataset.gather import Gathered
-from harness.dataset.study import Study, labels
-from harness.report import document, export, ranking, summary
+from harness import records
+from harness.dataset.study import Gathered, Study, labels
+from harness.report import page as report_page
+from harness.report import summary
 
 PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?\+?")
@@ -22,7 +22,7 @@ COUNTS = re.compile(r"\d+ cells|and \d+ more|in \d+ of \d+")
 
 
 def gathered(folder: Path) -> Study:
-    return Gathered(list(results.records(folder, lambda damage: pytest.fail(str(damage))))).study("x")
+    return Gathered(list(records.records(folder, lambda damage: pytest.fail(str(damage))))).study("x")
 
 
 def ran(harness: Any, config: Any, folder: Path, *variants: dict[str, Any], repeats: int = 1) -> Study:
@@ -40,7 +40,7 @@ def published() -> Study:
 
 def in_tables(study: Study) -> dict[str, set[str]]:
     """By a cell's name: the numbers of its rows in the Markdown."""
-    text = export.markdown(study)
+    text = report_page.markdown(study)
     found: dict[str, set[str]] = {}
     for line in text.splitlines():
         if line.startswith("| "):
@@ -99,7 +99,7 @@ def test_with_one_cell_there_is_no_superlative(harness: Any, config: Any, tmp_pa
     assert model == "tiny-qwen2"
     assert re.fullmatch(r"fake v0: [\d.,]+ tok/s; fake v0: [\d.,]+ MB, peak RSS\.", said)
     assert check(study) == 2
-    assert ranking.CRITERION not in document.page(study)
+    assert summary.CRITERION not in report_page.page(study)
 
 
 def row(name: str, **figures: Any) -> dict[str, Any]:
@@ -199,9 +199,9 @@ def test_a_page_of_published_figures_says_on_top_whose_they_are_and_of_which_yea
     assert "51 of 148 cells: bpw is nominal: scales, zeros and the 16-bit lm_head come on top." in notes
     assert said.startswith("148 of 148 cells hold third-party figures, not measured here: ")
     assert all(part in said for part in ("by noooop, 2024", "github.com/noooop", "CC0-1.0"))
-    page = document.page(published)
+    page = report_page.page(published)
     assert page.index("third-party figures") < page.index("148 cells of 8 models")
-    assert export.markdown(published).startswith(f"> {said}\n")
+    assert report_page.markdown(published).startswith(f"> {said}\n")
     ours = row("a") | {"baseline": published.rows[0]}
     (beside,) = summary.third_party([ours])
     assert beside.startswith("1 of 1 cells are compared with third-party figures")
@@ -209,7 +209,7 @@ def test_a_page_of_published_figures_says_on_top_whose_they_are_and_of_which_yea
 
 
 def test_a_length_that_the_memory_cannot_hold_is_not_held_in_every_table(published: Study):
-    text = export.markdown(published)
+    text = report_page.markdown(published)
     lines = [
         line for line in text.splitlines() if line.startswith("| qwen1.5-14b autoawq gemm-fused on cuda ")
     ]

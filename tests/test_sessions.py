@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from conftest import Ran, failures, told
 
-from harness import results
-from harness.analysis.records import surface
+from harness import records
+from harness.analysis import depth as analysis_depth
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
 from runners.protocol import Request
 
 N_CTX = 128
@@ -28,7 +28,7 @@ WORKLOADS: list[dict[str, Any]] = [
 MOVES = """
 import json, sys
 import numpy as np
-from runners import {stack}
+from runners.stacks import {stack}
 from runners.protocol import Request
 
 session = {stack}.load(Request(**json.loads({request!r})))
@@ -63,7 +63,7 @@ print(json.dumps(said))
 """
 UNCUT = """
 import json
-from runners import hf
+from runners.stacks import hf
 from runners.protocol import Request
 
 session = hf.load(Request(**json.loads({request!r})))
@@ -136,12 +136,12 @@ def measured(harness: Callable[..., Ran], folder: Path, *variants: dict[str, Any
     (folder / "real.yaml").write_text(json.dumps(given))
     rows = harness("run", "real.yaml", "--json").json
     assert failures(row for row in rows if row["workload"] != "turns") == []
-    stored = [*results.records(folder / "results", lambda damage: pytest.fail(str(damage)))]
+    stored = [*records.records(folder / "results", lambda damage: pytest.fail(str(damage)))]
     assert len(stored) == len(variants) * len(WORKLOADS)
     for each in stored:
         assert each.record["outcome"] == "ok", each.record["reason"]
-        assert surface.faults(each.record, {}) == []  # without a table no times are compared
-        assert results.table(each)
+        assert analysis_depth.surface_faults(each.record, {}) == []  # without a table no times are compared
+        assert records.table(each)
     return {each.record["workload"]["kind"]: each.record["done"]["surface"] for each in stored}
 
 
@@ -183,6 +183,6 @@ def test_a_static_cache_times_first_passes_and_turns_without_a_prefix(
     }
     (tmp_path / "real.yaml").write_text(json.dumps(given))
     harness("run", "real.yaml")
-    (stored,) = results.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    (stored,) = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
     assert stored.record["outcome"] == "ok", stored.record["reason"]
-    assert len(results.table(stored)["n"]) == 4
+    assert len(records.table(stored)["n"]) == 4

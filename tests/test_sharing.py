@@ -16,11 +16,11 @@ import pytest
 from forging import HONEST, Forgery, tar_of, zstd
 from golden_record import GOLDEN
 
-from harness import results
-from harness.results.kinds import wrong_with
-from harness.sharing import archive, bundle, keys
-from harness.sharing.anonymous import Anonymizer
-from harness.sharing.verify import verify
+from harness import records
+from harness.records.kinds import wrong_with
+from harness.share import bundle
+from harness.share.bundle import Anonymizer
+from harness.share.verify import verify
 
 PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-0.5b"
 UUID = "6f1c2d3e-aaaa-bbbb-cccc-0123456789ab"
@@ -48,7 +48,7 @@ def test_the_same_results_give_the_same_bytes_wherever_they_lie(harness, folder,
 def test_a_bundle_has_records_series_tables_and_hashes_and_no_log(folder, harness, tmp_path):
     (next(folder.rglob("record.json")).parent / "worker.log").write_text("what the stack said")
     assert harness("bundle", folder, "-o", "a.tar.zst").code == 0
-    members = archive.unpacked(tmp_path / "a.tar.zst")
+    members = bundle.unpacked(tmp_path / "a.tar.zst")
     assert {Path(name).name for name in members} >= {
         "manifest.json",
         "record.json",
@@ -163,11 +163,11 @@ NOT_BUNDLES: dict[str, tuple[Callable[[], bytes], str]] = {
     "text": (lambda: b"hello", "not a bundle: it is not compressed with zstd"),
     "another archive": (lambda: zstd(bytes(1024)), "not a bundle: it has no manifest.json"),
     "another manifest": (
-        lambda: archive.packed({"manifest.json": b"[]"}),
+        lambda: bundle.packed({"manifest.json": b"[]"}),
         "its manifest.json is not that of one",
     ),
     "a newer version": (
-        lambda: archive.packed({"manifest.json": b'{"format": "harness bundle", "version": 9}'}),
+        lambda: bundle.packed({"manifest.json": b'{"format": "harness bundle", "version": 9}'}),
         "a bundle of version 9: this harness reads version 1",
     ),
 }
@@ -302,10 +302,10 @@ def test_paths_credentials_and_serial_numbers_do_not_stay(text, shared):
 
 
 def test_content_keys_follow_from_what_is_shared(folder):
-    stored = list(results.records(folder, print))
+    stored = list(records.records(folder, print))
     assert stored
     for each in stored:
-        assert keys.shared(each.record) in (None, each.record["content_key"])
+        assert bundle.shared_keys(each.record) in (None, each.record["content_key"])
 
 
 def test_verifying_writes_nothing_where_it_runs(harness, tmp_path):

@@ -19,11 +19,10 @@ import pytest
 from forging import HONEST, Forgery, tar_of, with_member, zstd
 
 from harness.machine import slug
-from harness.results.kinds import Record
-from harness.sharing import bundle, keys
-from harness.sharing.anonymous import Anonymizer
-from harness.sharing.bundle import records_in
-from harness.sharing.verify import verify
+from harness.records.kinds import Record
+from harness.share import bundle
+from harness.share.bundle import Anonymizer, records_in
+from harness.share.verify import verify
 
 PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-14b"
 OTHER_CPU = "AMD Ryzen 9 9950X 16-Core Processor"
@@ -174,7 +173,7 @@ def _machine(forgery: Forgery, rekey: bool = False, **facts: Any) -> None:
 
 def _rekey(forgery: Forgery, folder: str) -> None:
     record: Record = forgery.record(folder)  # type: ignore[assignment]
-    if key := keys.shared(record):
+    if key := bundle.shared_keys(record):
         forgery.edit(folder, content_key=key)
 
 

@@ -6,8 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from harness import plan
-from harness.config import load
+from harness.config import load, plan
 
 
 def written(tmp_path: Path, models: list[dict], variants: list[dict], **protocol: object) -> Path:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.validity import nights as simulated
-from harness.analysis.series.steps import Level, levels
+from harness.compare.history import Level, levels
 
 NIGHTS = 60
 Nights = list[float | None]

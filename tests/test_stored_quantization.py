@@ -17,7 +17,7 @@ from harness.models import layout, weights
 from harness.models.checkpoint import CheckpointError, read
 from harness.models.weights import WeightsError, WeightsRefused, WeightsUnavailable
 from harness.stacks.header import stacks
-from harness.theory.packed_config import packing_in
+from harness.theory.hf_config import packing_in
 
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 LAYER = "model.layers.0.self_attn.q_proj"
@@ -262,8 +262,10 @@ def test_a_scaling_of_positions_that_is_not_converted_is_known_before_a_run(tmp_
 
 
 def test_what_a_header_says_of_conversion_is_what_the_runner_converts():
-    """The header names what runners/llamacpp_convert.py knows."""
-    source = (Path(__file__).parent.parent / "runners" / "llamacpp_convert.py").read_text(encoding="utf-8")
+    """The header names what runners/llamacpp/weights.py knows."""
+    source = (Path(__file__).parent.parent / "runners" / "llamacpp" / "weights.py").read_text(
+        encoding="utf-8"
+    )
     for kind, scalings in stacks()["llamacpp"].converts.items():
         assert f'    "{kind}": ("' in source
         assert all(f'    "{scaling}": {{' in source for scaling in scalings)

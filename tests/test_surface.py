@@ -15,12 +15,12 @@ import psutil
 import pytest
 from conftest import Ran, gone, settled
 
-from harness import results
-from harness.campaign import contexts, quiet
+from harness import records
+from harness.campaign import conditions, prepare
 from harness.campaign.rounds import judge
-from harness.results import Stored
-from harness.results.files import write_columns
-from runners import depth
+from harness.records import Stored
+from harness.records.files import write_columns
+from runners.workloads import prompts
 
 PREFILL = {"kind": "prefill", "lengths": [1, 4, 32]}
 DEPTHS = {"kind": "depth", "depths": [0, 1000, 4000], "window": 16}
@@ -46,14 +46,14 @@ def timed(config: Callable[..., Path], harness: Callable[..., Ran], tmp_path: Pa
 
 def all_of(root: Path) -> list[Stored]:
     return sorted(
-        results.records(root / "results", lambda damage: pytest.fail(str(damage))),
+        records.records(root / "results", lambda damage: pytest.fail(str(damage))),
         key=lambda each: each.record["started_utc"],
     )
 
 
 def only(root: Path) -> tuple[Stored, dict[str, list[int]]]:
     (stored,) = all_of(root)
-    return stored, results.table(stored)
+    return stored, records.table(stored)
 
 
 def rows_of(table: dict[str, list[int]]) -> list[dict[str, int]]:
@@ -110,9 +110,9 @@ def test_a_quiet_machine_needs_the_fewest_windows_and_a_noisy_one_more_up_to_the
     quiet_easy, quiet_hard, noisy_easy, noisy_hard = (
         [at["windows"] for at in row["depths"]["at"]] for row in rows
     )
-    assert quiet_easy == quiet_hard == [depth.FEWEST] * 3
-    assert depth.FEWEST * 3 < sum(noisy_easy) < 60 * 3
-    assert min(noisy_easy) >= depth.FEWEST
+    assert quiet_easy == quiet_hard == [prompts.FEWEST] * 3
+    assert prompts.FEWEST * 3 < sum(noisy_easy) < 60 * 3
+    assert min(noisy_easy) >= prompts.FEWEST
     assert sum(noisy_hard) == 6 * 3
 
 
@@ -149,7 +149,7 @@ def test_a_damaged_kept_context_is_filled_again(
 def test_the_oldest_contexts_make_room(timed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (cache := tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.setenv("HARNESS_CACHE", str(cache))
-    monkeypatch.setattr(contexts, "MOST_BYTES", 40_000)  # of the others; one of 4,128 tokens has 33,024
+    monkeypatch.setattr(prepare, "MOST_BYTES", 40_000)  # of the others; one of 4,128 tokens has 33,024
     for deepest in (4000, 4001, 4002):
         timed([DEPTHS | {"depths": [0, deepest], "keep_context": True}], {"W_tokens_per_ms": 1000})
     sizes = [each.stat().st_size for each in (cache / "contexts").iterdir()]
@@ -242,13 +242,13 @@ def test_rows_of_a_controller_that_was_killed_are_recovered(
     assert settled(row) == "ok"
     interrupted, finished = all_of(tmp_path)
     assert interrupted.record["outcome"] == "interrupted"
-    assert seen <= len(results.table(interrupted)["n"]) < 60
-    assert len(results.table(finished)["n"]) == 60
+    assert seen <= len(records.table(interrupted)["n"]) < 60
+    assert len(records.table(finished)["n"]) == 60
     assert not list(tmp_path.rglob("events.jsonl"))
 
 
 def test_disturbed_rows_are_measured_again(timed, monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(quiet, "AT_MOST_S", 1.0)
+    monkeypatch.setattr(conditions, "AT_MOST_S", 1.0)
     monkeypatch.setenv("HARNESS_FAKE_DISTURBED", str(tmp_path / "left"))
     (tmp_path / "left").write_text("3")
     slow = {"B_ms": 10.0, "prefill_ms": 50.0, "threads": 1}

@@ -17,18 +17,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness import shipped
-from harness.published import llama_arithmetic
-from harness.published.rtx4090_qwen15 import SLIPS, TABLES
-from harness.theory import demand, floors, machine_names, passes
-from harness.theory.families import SHAPES
-from harness.theory.floors import Ceiling, Demand, Reach
+from harness import data
+from harness.theory import floors, published
+from harness.theory import names as theory_names
+from harness.theory.decoder import kv_bytes_per_token, shape_parameters
+from harness.theory.floors import PUBLISHED, SI, Ceiling, Demand, Reach
+from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES
-from harness.theory.shapes import kv_bytes_per_token, parameters
-from harness.theory.units import PUBLISHED, SI
+from harness.theory.published import SLIPS, STUDY_TABLES
 
 PRINTED = Path(__file__).parent / "published"
-PUBLISHED_RECORDS = shipped.HERE / shipped.PUBLISHED
+PUBLISHED_RECORDS = data.HERE / data.PUBLISHED
 CARD = Ceiling(1008e9, 82.58e12)
 
 
@@ -40,9 +39,9 @@ def printed(table: str) -> list[dict[str, str]]:
 # --- the published study
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", STUDY_TABLES)
 def test_every_cell_of_a_published_table_comes_out_as_printed_or_is_a_listed_slip(table):
-    ours, theirs = TABLES[table](), printed(table)
+    ours, theirs = STUDY_TABLES[table](), printed(table)
     assert len(ours) == len(theirs) > 0
     for mine, row in zip(ours, theirs, strict=True):
         assert list(mine) == list(row)
@@ -53,7 +52,7 @@ def test_every_cell_of_a_published_table_comes_out_as_printed_or_is_a_listed_sli
 
 
 def test_every_listed_slip_stands_in_a_table():
-    cells = {(t, row["model"], column) for t in TABLES for row in printed(t) for column in row}
+    cells = {(t, row["model"], column) for t in STUDY_TABLES for row in printed(t) for column in row}
     assert SLIPS.keys() <= cells
 
 
@@ -88,7 +87,7 @@ def test_si_units_are_the_data_sheets(harness):
     (row,) = harness("theory", "qwen1.5-7b", "--machine", "rtx-4090", "--bpw", "16", "--json").json
     active = row["layer_params"] + row["lm_head_params"]
     assert row["active_params"] == active
-    assert row["total_params"] == parameters(SHAPES["qwen1.5-7b"]) == 7_721_324_544
+    assert row["total_params"] == shape_parameters(SHAPES["qwen1.5-7b"]) == 7_721_324_544
     assert row["B_ms"] == pytest.approx(active * 2 / 1008e9 * 1e3)
     assert row["W_tokens_per_ms"] == pytest.approx(1008e9 / 524_288 / 1e3)
     published_B = 13.12
@@ -122,7 +121,7 @@ DEMANDS = st.builds(
 @example(Demand(1, 0, 1.0, 0.0, 0, (Reach(1.0, 2.0), Reach(3.0, 1.0, 2))), 1.0, "every")  # touches at its end
 def test_knees_are_where_a_count_token_by_token_sees_them(asked: Demand, flops: float, lm_head: str) -> None:
     ceiling = Ceiling(1, flops)
-    knees = passes.prefill_knees(asked, ceiling, lm_head)
+    knees = floors.prefill_knees(asked, ceiling, lm_head)
     assert crossings(knees, 600) == counted(asked, ceiling, lm_head, 600)[:2]
 
 
@@ -132,7 +131,7 @@ def test_knees_are_where_a_count_token_by_token_sees_them(asked: Demand, flops: 
 )
 def test_there_may_be_no_knee_one_or_two(flops: float, window: int | None, expected: Any) -> None:
     asked = Demand(1000, 0, 2000.0, 0.0, 0, (Reach(1.0, 1.0, window),))
-    knees = passes.prefill_knees(asked, Ceiling(1, flops))
+    knees = floors.prefill_knees(asked, Ceiling(1, flops))
     assert (knees and [knee is None for knee in knees]) == expected
 
 
@@ -162,8 +161,8 @@ def counted(asked: Demand, ceiling: Ceiling, lm_head: str, most: int) -> list[in
 
 
 def test_prefill_is_bound_by_compute_between_the_knees_and_by_reading_outside():
-    asked = demand.of_bits(SHAPES["qwen1.5-7b"], 16)
-    first, second = passes.prefill_knees(asked, CARD)
+    asked = floors.demand_of_bits(SHAPES["qwen1.5-7b"], 16)
+    first, second = floors.prefill_knees(asked, CARD)
     assert second is not None
 
     def computing_s(n: int) -> float:
@@ -171,32 +170,32 @@ def test_prefill_is_bound_by_compute_between_the_knees_and_by_reading_outside():
         return flops / CARD.flops
 
     for n, bound in ((first - 2, False), (first + 2, True), (second - 2, True), (second + 2, False)):
-        total = passes.prefill_floor_s(asked, CARD, round(n), kv_block=1)
+        total = floors.prefill_floor_s(asked, CARD, round(n), kv_block=1)
         assert (total == pytest.approx(computing_s(round(n)))) == bound
 
 
 def test_chunked_prefill_loses_nothing_while_chunks_exceed_the_first_knee():
-    asked = demand.of_bits(SHAPES["qwen1.5-14b"], 16)
-    first, _ = passes.prefill_knees(asked, CARD)
+    asked = floors.demand_of_bits(SHAPES["qwen1.5-14b"], 16)
+    first, _ = floors.prefill_knees(asked, CARD)
     n = 4096
-    whole = passes.prefill_floor_s(asked, CARD, n)
+    whole = floors.prefill_floor_s(asked, CARD, n)
     for chunk in (128, 256, 512, 2048):
         assert chunk > first
-        assert passes.prefill_floor_s(asked, CARD, n, chunk=chunk) == pytest.approx(whole, rel=1e-9)
-    below = [passes.prefill_floor_s(asked, CARD, n, chunk=chunk) for chunk in (64, 32, 16, 8)]
+        assert floors.prefill_floor_s(asked, CARD, n, chunk=chunk) == pytest.approx(whole, rel=1e-9)
+    below = [floors.prefill_floor_s(asked, CARD, n, chunk=chunk) for chunk in (64, 32, 16, 8)]
     assert whole * 1.25 < below[0]
     assert all(more > 1.5 * less for less, more in pairwise(below))
 
 
 def test_a_prefill_of_chunks_of_one_token_is_decoding():
-    asked = demand.of_bits(SHAPES["qwen1.5-0.5b"], 4)
-    one_by_one = passes.prefill_floor_s(asked, CARD, 50, lm_head="every", chunk=1)
+    asked = floors.demand_of_bits(SHAPES["qwen1.5-0.5b"], 4)
+    one_by_one = floors.prefill_floor_s(asked, CARD, 50, lm_head="every", chunk=1)
     assert one_by_one == pytest.approx(sum(floors.decode_floor_s(asked, CARD, n) for n in range(1, 51)))
 
 
 def test_reading_the_cache_once_a_block_lies_between_once_a_token_and_once():
-    asked = demand.of_bits(SHAPES["qwen1.5-14b"], 4)
-    token, block, once = (passes.prefill_floor_s(asked, CARD, 3000, kv_block=size) for size in (1, 64, None))
+    asked = floors.demand_of_bits(SHAPES["qwen1.5-14b"], 4)
+    token, block, once = (floors.prefill_floor_s(asked, CARD, 3000, kv_block=size) for size in (1, 64, None))
     assert once < block * 1.0001
     assert block < token / 2
 
@@ -212,7 +211,7 @@ def test_reading_the_cache_once_a_block_lies_between_once_a_token_and_once():
     ],
 )
 def test_a_step_reads_the_cache_as_its_stack_does(kv_read, length, tokens):
-    asked = demand.of_bits(SHAPES["qwen1.5-0.5b"], 4)
+    asked = floors.demand_of_bits(SHAPES["qwen1.5-0.5b"], 4)
     slow = Ceiling(1e9, 1e18)
     seen = [floors.decode_floor_s(asked, slow, n, kv_read, length) for n in (1, 256, 257, 5000)]
     weights_s = asked.weight_bytes_per_token / 1e9
@@ -220,7 +219,7 @@ def test_a_step_reads_the_cache_as_its_stack_does(kv_read, length, tokens):
 
 
 def test_a_static_cache_has_no_W_and_its_B_reads_all_of_it():
-    asked = demand.of_bits(SHAPES["qwen1.5-0.5b"], 16)
+    asked = floors.demand_of_bits(SHAPES["qwen1.5-0.5b"], 16)
     assert floors.W_tokens_per_s(asked, CARD, "full") is None
     read = asked.weight_bytes_per_token + 10_000 * asked.kv_bytes_per_token
     assert floors.B_s(asked, CARD, "full", 10_000) == read / CARD.bytes_per_s
@@ -228,7 +227,7 @@ def test_a_static_cache_has_no_W_and_its_B_reads_all_of_it():
 
 def test_a_model_with_a_window_reads_no_more_than_it():
     shape = SHAPES["mistral-7b-v0.1"]
-    asked = demand.of_bits(shape, 16)
+    asked = floors.demand_of_bits(shape, 16)
     assert shape.window == 4096
     assert floors.decode_floor_s(asked, CARD, 4096) == floors.decode_floor_s(asked, CARD, 30_000)
     assert floors.decode_floor_s(asked, CARD, 4096) > floors.decode_floor_s(asked, CARD, 4000)
@@ -238,12 +237,12 @@ def test_an_a100_decodes_161_sequences_before_computing_takes_longer():
     a100 = MACHINES["a100-80gb-pcie"]
     ceiling = Ceiling(a100.bandwidth.value, a100.rates["fp16"].value)
     for name in ("llama-7b", "qwen1.5-14b"):
-        weights_alone = replace(demand.of_bits(SHAPES[name], 16, norms=False), reaches=())
-        assert math.floor(passes.compute_bound_batch(weights_alone, ceiling)) == 161
+        weights_alone = replace(floors.demand_of_bits(SHAPES[name], 16, norms=False), reaches=())
+        assert math.floor(floors.compute_bound_batch(weights_alone, ceiling)) == 161
 
 
 def test_the_longest_context_is_the_last_that_fits():
-    asked = demand.of_bits(SHAPES["qwen1.5-7b"], 8)
+    asked = floors.demand_of_bits(SHAPES["qwen1.5-7b"], 8)
     memory, resident = 24 * 2**30, asked.weight_bytes_per_token
     longest = floors.max_ctx(memory, resident, asked.kv_bytes_per_token)
     assert longest is not None
@@ -268,7 +267,7 @@ def test_speculative_decoding_gains_what_drawing_it_gives():
 
 def test_a_cache_of_8_or_4_bits_halves_and_quarters_what_a_token_adds():
     shape = SHAPES["qwen1.5-32b"]
-    sizes = [demand.of_bits(shape, 16, kv_bits).kv_bytes_per_token for kv_bits in (16, 8, 4)]
+    sizes = [floors.demand_of_bits(shape, 16, kv_bits).kv_bytes_per_token for kv_bits in (16, 8, 4)]
     assert sizes == [kv_bytes_per_token(shape), kv_bytes_per_token(shape) / 2, kv_bytes_per_token(shape) / 4]
 
 
@@ -282,7 +281,7 @@ def test_units_round_a_knee_as_each_counts_it():
 
 
 def test_the_articles_speeds_follow_from_twice_the_bytes_and_ours_from_once():
-    rows = {(row["machine"], row["model"]): row for row in llama_arithmetic.speeds()}
+    rows = {(row["machine"], row["model"]): row for row in published.speeds()}
     for row in rows.values():
         if row["published_tok_s"] and row["machine"] != "rpi-4":
             assert row["article_formula_tok_s"] == pytest.approx(row["published_tok_s"], rel=0.06)
@@ -295,7 +294,7 @@ def test_the_articles_speeds_follow_from_twice_the_bytes_and_ours_from_once():
 
 
 def test_the_articles_memory_is_that_of_33b_for_weights_and_65b_for_the_cache():
-    rows = {row["model"]: row for row in llama_arithmetic.memory()}
+    rows = {row["model"]: row for row in published.memory()}
     assert rows["llama-33b"]["weights_gb"] == pytest.approx(16.25, abs=0.02)
     assert rows["llama-65b"]["kv_gb"] == pytest.approx(1.33, abs=0.02)
     assert rows["llama-33b"]["kv_gb"] == pytest.approx(0.82, abs=0.01)
@@ -558,7 +557,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(harness, arguments, said):
 
 def test_lists_name_every_model_and_machine_with_sources(harness):
     models = harness("theory", "--list-models", "--json").json
-    assert [row["model"] for row in models] == [*SHAPES, *shipped.model_names()]
+    assert [row["model"] for row in models] == [*SHAPES, *data.model_names()]
     assert all(0 < row["active_params"] <= row["total_params"] for row in models)
     machines = harness("theory", "--list-machines", "--json").json
     assert [row["machine"] for row in machines] == list(MACHINES)
@@ -590,4 +589,4 @@ def test_no_figure_in_json_is_nan_or_infinite(harness, shapes, names):
         raise AssertionError(constant)
 
     rows = json.loads(out, parse_constant=refuse)
-    assert len(rows) == len(shapes) * len({name for key in names for name in machine_names.machines(key)})
+    assert len(rows) == len(shapes) * len({name for key in names for name in theory_names.machines(key)})

@@ -13,15 +13,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.theory import demand, floors, gguf_types, passes, rows
-from harness.theory.families import SHAPES
-from harness.theory.floors import Ceiling, Demand, Reach
-from harness.theory.machine import Figure, Machine
-from harness.theory.machines import MACHINES
-from harness.theory.rows import Ask, Form
-from harness.theory.shapes import Shape
+from harness.theory import floors, rows, tensors
+from harness.theory.decoder import Shape
+from harness.theory.floors import PUBLISHED, SI, Ceiling, Demand, Reach
+from harness.theory.hf_config import SHAPES
+from harness.theory.machines import MACHINES, Figure, Machine
+from harness.theory.memory import Form
+from harness.theory.rows import Ask
 from harness.theory.tensors import Tensor
-from harness.theory.units import PUBLISHED, SI
 
 # A model with GQA, its queries wider than its hidden size, and what it takes by hand: queries of 4 x 32, keys
 # and values of 2 x 32.
@@ -145,7 +144,7 @@ def test_prefill_takes_what_a_count_token_by_token_gives(
     asked: Demand, ceiling: Ceiling, n: int, lm_head: str, kv_block: int | None, chunk: int | None
 ) -> None:
     counted = prefill_s(asked, ceiling, n, lm_head, kv_block, chunk)
-    assert passes.prefill_floor_s(asked, ceiling, n, lm_head, kv_block, chunk) == pytest.approx(counted)
+    assert floors.prefill_floor_s(asked, ceiling, n, lm_head, kv_block, chunk) == pytest.approx(counted)
 
 
 FORMS = [Form("bits", 16), Form("bits", 4.5), Form("types", tensors=STORED)]
@@ -259,7 +258,7 @@ def test_a_stack_takes_more_than_the_ideal_and_has_less_of_the_memory():
 
 def test_weights_have_the_stacks_that_load_them():
     card = MACHINES["rtx-4090"]
-    quantized = tuple(gguf_types.quantized(MODEL, "q8_0"))
+    quantized = tuple(tensors.quantized(MODEL, "q8_0"))
     packed = tuple(replace(t, name=t.name.replace("blk", "layers"), type="i32") for t in quantized)
     loads = {
         "8 bits": {"llama.cpp", "llama.cpp flash_attn", "transformers"},
@@ -272,7 +271,7 @@ def test_weights_have_the_stacks_that_load_them():
         Form("8 bits", 8),
         Form("5 bits", 5),
         Form("q8_0", tensors=quantized),
-        Form("bf16", tensors=tuple(gguf_types.quantized(MODEL, "bf16"))),
+        Form("bf16", tensors=tuple(tensors.quantized(MODEL, "bf16"))),
         Form("gptq-int4", tensors=packed),
     ]
     for form in forms:
@@ -281,12 +280,12 @@ def test_weights_have_the_stacks_that_load_them():
 
 
 def test_a_tied_embedding_is_streamed_as_the_lm_head_and_a_copy_of_it_is_not():
-    untied = demand.of_tensors(MODEL, STORED)
+    untied = floors.demand_of_tensors(MODEL, STORED)
     assert untied == by_hand(Form("", tensors=STORED), 16, None)
     tied = replace(MODEL, tied=True)
     for stored in (STORED, STORED[:-1]):
         expected = replace(untied, lm_head_bytes=EMBEDDING, embedding_bytes=0)
-        assert demand.of_tensors(tied, stored) == expected
+        assert floors.demand_of_tensors(tied, stored) == expected
         said = row(Form("", tensors=stored), tied)
         assert said["model_bytes"] == said["weight_bytes_per_token"] == IN_LAYERS + EMBEDDING
         assert said["flop_per_byte"] == pytest.approx(2 * ACTIVE / (IN_LAYERS + EMBEDDING))
@@ -301,7 +300,7 @@ def test_every_option_reaches_the_row(harness):
     where = ["--context", "3000", "--prompt", "700", "--chunk", "300", "50", "--rate", "fp16-tensor"]
     draft = ["--acceptance", "0.7", "--draft-length", "6", "--draft-cost", "0.2"]
     given = ["--quant", "q4_k_m", "--units", "published", *cache, *where, *draft]
-    form = Form("q4_k_m", tensors=tuple(gguf_types.quantized(SHAPES[name], "q4_k_m")))
+    form = Form("q4_k_m", tensors=tuple(tensors.quantized(SHAPES[name], "q4_k_m")))
     asked: dict[str, Any] = {
         "kv_bits": 8,
         "kv_read": "window",

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from harness import results
-from harness.analysis.records import metrics
-from harness.analysis.records import prefill as prefills
-from harness.analysis.records.verdicts import verdict
-from harness.dataset.gather import Gathered
-from harness.dataset.study import Study
-from harness.report import depth, document, export, figures, summary, turns
+from harness import records
+from harness.analysis import line
+from harness.analysis import prefill as prefills
+from harness.analysis.verdicts import verdict
+from harness.dataset.study import Gathered, Study
+from harness.report import page as report_page
+from harness.report import prompts, summary
 
 WORKLOADS: list[dict[str, Any]] = [
     {"kind": "decode"},
@@ -24,7 +24,7 @@ WORKLOADS: list[dict[str, Any]] = [
     {"kind": "depth", "depths": [0, 1024, 16384], "most_windows": 4},
     {"kind": "turns", "first": 500, "each": 50, "new_tokens": 10, "turns": 3},
 ]
-METRICS = {metric.name: metric.value for metric in metrics.METRICS}
+METRICS = {metric.name: metric.value for metric in line.METRICS}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path, fake_interpret
 
 @pytest.fixture(scope="module")
 def gathered(folder: Path) -> Gathered:
-    return Gathered(list(results.records(folder, lambda damage: pytest.fail(str(damage)))))
+    return Gathered(list(records.records(folder, lambda damage: pytest.fail(str(damage)))))
 
 
 @pytest.fixture(scope="module")
@@ -111,16 +111,16 @@ def test_figures_of_a_decode_are_those_of_decodes_alone(study: Study):
     (line,) = (text for _, text in summary.per_model(study))
     assert "depth" not in line
     assert "prefill" not in line
-    (_, drawn) = figures.sections(study)["m0"]
+    (_, drawn) = report_page.sections(study)["m0"]
     (latency,) = (figure for figure in drawn if figure.name == "latency")
     assert {trace["name"] for trace in latency.data} == {"fake v", "fake v, name"}
-    speed = export.markdown(study).partition("## Speed")[2].partition("\n## ")[0]
+    speed = report_page.markdown(study).partition("## Speed")[2].partition("\n## ")[0]
     assert "v prefill" not in speed
     assert not [each for each in study.attributions if "depth" in each["name"]]
 
 
 def test_the_chapter_on_depth_draws_points_with_intervals_and_theorys_ceiling(study: Study):
-    (figure,) = depth.chapter(study).figures["tiny-qwen2"]
+    (figure,) = prompts.depth_chapter(study).figures["tiny-qwen2"]
     kinds = [trace["meta"].get("kind") for trace in figure.data]
     assert kinds == [None, "line"]
     assert figure.data[0]["x"] == [0, 1024, 16384]
@@ -131,17 +131,17 @@ def test_the_chapter_on_depth_draws_points_with_intervals_and_theorys_ceiling(st
         else row
         for row in study.cells
     ]
-    chapter = depth.chapter(replace(study, cells=bent))
+    chapter = prompts.depth_chapter(replace(study, cells=bent))
     (figure,) = chapter.figures["tiny-qwen2"]
     assert "theory" in figure.overlays
     assert "no line holds" in chapter.notes["tiny-qwen2"][0]
-    text = export.markdown(replace(study, cells=bent))
+    text = report_page.markdown(replace(study, cells=bent))
     assert ", curved |" in text
     assert "**tok/s at 1,024**: with 1,024 tokens" in text
 
 
 def test_the_chapter_on_turns_stacks_prefill_and_decode_of_both_conversations(study: Study):
-    chapter = turns.chapter(study)
+    chapter = prompts.turns_chapter(study)
     (figure,) = chapter.figures["tiny-qwen2"]
     prefill, decode = figure.data
     assert (prefill["name"], decode["name"]) == ("prefill", "decode")
@@ -149,12 +149,12 @@ def test_the_chapter_on_turns_stacks_prefill_and_decode_of_both_conversations(st
     assert prefill["y"][5] < prefill["y"][2]  # the last turn, with its prefix and without
     ((_, table, _),) = chapter.tables_of("tiny-qwen2")
     assert [line[2] for line in table.lines] == ["not kept", "kept"]
-    assert "Turns" in document.page(study)
+    assert "Turns" in report_page.page(study)
 
 
 def test_a_pass_faster_than_its_limit_makes_our_record_invalid(gathered: Gathered):
     each = next(each for each in gathered.stored if each.record["workload"]["kind"] == "prefill")
-    table = results.table(each)
+    table = records.table(each)
     assert verdict(each.record, 1e9, True, None, table).status == "ok"
     large = json.loads(json.dumps(each.record))
     large["model"]["shape"]["layers"] = 10**6
@@ -215,17 +215,17 @@ def test_csv_has_the_figures_of_timed_rows_and_parquet_leaves_them_out(
 
 def test_a_report_of_timed_rows_alone_has_their_chapters_and_no_table_of_decodes(study: Study):
     alone = replace(study, cells=[row for row in study.cells if row["workload"] != "decode"])
-    page = document.page(alone)
+    page = report_page.page(alone)
     assert '-tables"' not in page
     assert all(f'id="m0-{name}"' in page for name in ("prefill", "depth", "turns"))
     ((_, text),) = summary.per_model(alone)
     assert text == "nothing to compare."
-    assert "## Speed" not in export.markdown(alone)
+    assert "## Speed" not in report_page.markdown(alone)
 
 
 def test_a_sweep_behind_tokens_alone_is_shown_at_its_depth_without_a_ttft(gathered: Gathered):
     each = next(each for each in gathered.stored if each.record["workload"]["kind"] == "prefill")
-    passes = prefills.by_depth([results.table(each)])
+    passes = prefills.by_depth([records.table(each)])
     found = prefills.row(each.record, {1024: passes[1024]}, None)
     assert (found["depth"], found["ttft"], found["depths"]) == (1024, [], [])
     assert found["longest_ms"] == pytest.approx(20.48, rel=0.05)

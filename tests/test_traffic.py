@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from golden_record import GOLDEN
 
-from harness.analysis.records import traffic
-from harness.analysis.records.verdicts import invalid_because, status
-from harness.dataset import rows
-from harness.report import cell_text, columns, tables
-from harness.results import TokenTimes
-from harness.results.kinds import wrong_with
+from harness.analysis import traffic
+from harness.analysis.verdicts import invalid_because, status
+from harness.dataset import table
+from harness.records import TokenTimes
+from harness.records.kinds import wrong_with
+from harness.report import table as report_table
+from harness.report import tables
 
 RATE = 1008e9  # of the data sheet below
 WEIGHTS, KV, PROMPT, NEW = 4_000_000_000, 500_000, 25, 9975
@@ -47,7 +48,7 @@ def record(ms: np.ndarray | None = None, device: str = "GPU-1", **facts: Any) ->
 
 def row(made: dict[str, Any], ms: np.ndarray, ceiling: float | None = None) -> dict[str, Any]:
     columns = {"n": list(range(PROMPT + 1, PROMPT + 1 + len(ms))), "latency_ns": [int(v * 1e6) for v in ms]}
-    return rows.row(made, TokenTimes.of_columns(columns), "x", ceiling)
+    return table.repeat_row(made, TokenTimes.of_columns(columns), "x", ceiling)
 
 
 @pytest.mark.parametrize(("number", "sheet"), [(0, "GeForce RTX 3090"), (1, "H100 SXM"), (2, None)])
@@ -59,10 +60,10 @@ def test_the_data_sheet_is_that_of_the_gpu_which_was_measured_and_not_of_another
     ]
     found = traffic.data_sheet(made)
     assert (found and found.name) == sheet
-    assert rows.device_memory_bytes(made) == 24 << 30
+    assert table.device_memory_bytes(made) == 24 << 30
     made["machine"]["gpus"][number] |= {"name": None, "memory_bytes": None}
     assert wrong_with(made) is None
-    assert (traffic.data_sheet(made), rows.device_memory_bytes(made)) == (None, None)
+    assert (traffic.data_sheet(made), table.device_memory_bytes(made)) == (None, None)
 
 
 def test_which_of_several_gpus_a_family_of_devices_means_is_not_known():
@@ -192,12 +193,12 @@ def test_a_static_cache_is_a_floor_of_weights_and_all_of_it_and_has_no_W():
     assert said["B_ratio"] == pytest.approx(1, abs=0.02)
     assert not said["W_identifiable"]
     assert (said["W_theory_tokens_per_ms"], said["W_ratio"], said["W_declared_ratio"]) == (None, None, None)
-    assert cell_text.W(said, "W_tokens_per_ms") == "not applicable"
+    assert tables.W(said, "W_tokens_per_ms") == "not applicable"
     assert tables.shown(said, "W_tokens_per_ms", "{:.0f}") == "not applicable"
-    (shown,) = (c for c in columns.SPEED if c.key == "W_declared_ratio")
-    assert columns.cell(said, shown) == columns.NONE
+    (shown,) = (c for c in tables.SPEED if c.key == "W_declared_ratio")
+    assert tables.column_cell(said, shown) == report_table.NONE
     copied = honest("copied", 0)
-    assert columns.cell(row(record(copied), copied), shown) in ("99%", "100%", "101%")
+    assert tables.column_cell(row(record(copied), copied), shown) in ("99%", "100%", "101%")
 
 
 def test_a_window_is_read_up_to_its_length_and_has_a_slope_only_before_it():

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import results
-from harness.analysis.series.halving import DEFAULTS, Race, Search, Setting, changed, label, looks
-from harness.report import tuned
-from harness.stacks.candidates import candidates, without_effect
-from harness.stacks.header import stacks
+from harness import records
+from harness.analysis.stopping import DEFAULTS, Race, Search, Setting, changed, looks, options_label
+from harness.report import comparisons
+from harness.stacks.header import candidates, stacks, without_effect
 
 Truth = Callable[[Mapping[str, object]], float]
 OPTIONS = [[{"threads": n} for n in (1, 2, 4, 8)], [{"fa": True}], [{"kv": "q8"}, {"kv": "q8", "fa": True}]]
@@ -149,8 +148,8 @@ def test_nothing_is_tried_where_the_defaults_do_not_run():
 def test_values_of_the_defaults_are_no_change():
     assert changed((("a", 2),), {"a": 1, "b": True}, {"a": 1}) == (("b", True),)
     assert Search([[{"a": 1}]], {"a": 1}, rounds=16, threshold=0.01).due() == []
-    assert label((("b", True), ("c", "x"))) == "b=true c=x"
-    assert label(DEFAULTS) == "defaults"
+    assert options_label((("b", True), ("c", "x"))) == "b=true c=x"
+    assert options_label(DEFAULTS) == "defaults"
     assert looks(4, 16) == [4, 8, 16]
     assert looks(8, 5) == [5]
 
@@ -179,13 +178,13 @@ def test_the_command_line_of_llama_cpp_has_the_options_by_its_own_names():
     header = stacks()["llamacpp"]
     options = {name: option.default for name, option in header.options.items()}
     options |= {"threads": 2, "n_ctx": 89, "flash_attn": True, "mmap": False, "quant": "q4_0"}
-    assert tuned.command(header, options, "/models/my model.gguf") == (
+    assert comparisons.tuned_command(header, options, "/models/my model.gguf") == (
         "llama-server --model '/models/my model.gguf' --threads 2 --batch-size 512 --ubatch-size 512 "
         "--flash-attn on --cache-type-k f16 --cache-type-v f16 --no-mmap"
     )
-    assert "--gpu-layers 7" in tuned.command(header, options | {"gpu_layers": 7}, "m.gguf")
-    assert tuned.command(stacks()["hf"], {"threads": 2}, "m") is None
-    row = tuned.config_row("hf", {"dtype": "bf16", "compile": True, "threads": 2})
+    assert "--gpu-layers 7" in comparisons.tuned_command(header, options | {"gpu_layers": 7}, "m.gguf")
+    assert comparisons.tuned_command(stacks()["hf"], {"threads": 2}, "m") is None
+    row = comparisons.config_row("hf", {"dtype": "bf16", "compile": True, "threads": 2})
     assert row == "{stack: hf, dtype: bf16, compile: true, threads: 2}"
 
 
@@ -194,7 +193,7 @@ CELL = {"B_ms": 3.0, "clock": "virtual"}
 
 
 def stored(folder: Path) -> list[dict]:
-    return [each.record for each in results.records(folder, lambda damage: pytest.fail(str(damage)))]
+    return [each.record for each in records.records(folder, lambda damage: pytest.fail(str(damage)))]
 
 
 def test_the_fastest_setting_is_found_with_its_gain_and_how_to_run_it(harness, config, tmp_path):

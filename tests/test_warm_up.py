@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.validity.warm_up import WINDOWS, Cooling, warmed
 from harness.config import Warmup
-from runners.windows import warm_up
+from runners.workloads.prompts import warm_up
 
 
 def test_an_excess_that_still_falls_is_not_settled_after_three_windows():

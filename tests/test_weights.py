@@ -29,19 +29,18 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from harness.campaign.prepare import PROMPT_TEXT, NotReady, Preparation
 from harness.config import Decode, Model, Variant, Weights
-from harness.models import synthetic, tokenizer, weights
+from harness.config.plan import Cell
+from harness.models import tokenizer, weights
 from harness.models.weights import WeightsError
-from harness.plan import Cell
 from harness.stacks.header import stacks
-from harness.theory import gguf_types, shapes
-from harness.theory.families import SHAPES
-from harness.theory.loaded import loaded_bytes
-from harness.theory.tensors import Tensor, of_shape
+from harness.theory import decoder, tensors
+from harness.theory.hf_config import SHAPES
+from harness.theory.tensors import Tensor, loaded_bytes, of_shape
 
 TIED = replace(TINY, tied=True)
 
 
-def write_checkpoint(folder: Path, shape: shapes.Shape = TINY, **changed: Any) -> Path:
+def write_checkpoint(folder: Path, shape: decoder.Shape = TINY, **changed: Any) -> Path:
     folder.mkdir(exist_ok=True)
     write_safetensors(folder / "model.safetensors", entries(shape), {"format": "pt"})
     return write_config(folder, shape, **changed)
@@ -89,7 +88,7 @@ def test_a_checkpoints_folder_tells_all_that_a_gguf_tells(tmp_path, count):
     write_config(tmp_path)
     write_shards(tmp_path, TINY, count)
     ready = weights.local(tmp_path)
-    parameters = shapes.parameters(TINY)
+    parameters = decoder.shape_parameters(TINY)
     assert (ready.format, ready.quant, ready.architecture) == ("hf", "bf16", "llama")
     assert ready.vocab_size == TINY.vocab_size
     assert ready.attention == {"layers": TINY.layers, "kv_heads": TINY.kv_heads, "head_dim": TINY.head_dim}
@@ -113,9 +112,9 @@ def test_what_transformers_does_not_load_is_not_counted(tmp_path):
     stored["model.layers.0.self_attn.masked_bias"] = ("F32", [], 4)
     write_safetensors(tmp_path / "model.safetensors", stored)
     ready = weights.local(write_config(tmp_path, TIED))
-    assert ready.sizes["parameters"] == shapes.parameters(TIED)
+    assert ready.sizes["parameters"] == decoder.shape_parameters(TIED)
     assert ready.sizes["bytes_by_type"] == {"bf16": ready.sizes["model_bytes"]}
-    assert ready.sizes["model_bytes"] == 2 * shapes.parameters(TIED)
+    assert ready.sizes["model_bytes"] == 2 * decoder.shape_parameters(TIED)
     assert ready.sizes["tied"]
     assert ready.quant == "bf16"
 
@@ -158,7 +157,7 @@ def test_our_own_checkpoints_are_synthetic(tmp_path):
 def test_an_architecture_that_only_transformers_knows_is_taken_but_not_converted(tmp_path):
     ready = weights.local(write_checkpoint(tmp_path, model_type="gemma9"))
     assert (ready.architecture, ready.attention) == ("gemma9", None)
-    assert ready.sizes["parameters"] == shapes.parameters(TINY)
+    assert ready.sizes["parameters"] == decoder.shape_parameters(TINY)
     assert ready.vocab_size == TINY.vocab_size
     with pytest.raises(WeightsError, match="is gemma9, which is not converted to GGUF"):
         weights.check_convertible(ready, stacks()["llamacpp"].converts)
@@ -291,11 +290,11 @@ def test_one_synthetic_checkpoint_is_made_and_every_gguf_from_it(llamacpp_interp
     assert q8_0 is not None
     assert checkpoint is not None
     shape = SHAPES["tiny-qwen2"]
-    assert checkpoint.path == synthetic.checkpoint_path(shape, SEED)
+    assert checkpoint.path == weights.checkpoint_path(shape, SEED)
     assert (checkpoint.quant, f16.quant, q8_0.quant) == ("bf16", "f16", "q8_0")
     assert all(ready.synthetic for ready in (checkpoint, f16, q8_0))
-    assert checkpoint.sizes["parameters"] == f16.sizes["parameters"] == shapes.parameters(shape)
-    assert q8_0.sizes["model_bytes"] == gguf_types.model_bytes(shape, "q8_0")
+    assert checkpoint.sizes["parameters"] == f16.sizes["parameters"] == decoder.shape_parameters(shape)
+    assert q8_0.sizes["model_bytes"] == tensors.model_bytes(shape, "q8_0")
     assert [line.split(":")[0] for line in said if line.endswith(": import")] == [
         "synthesize tiny-qwen2 hf",
         "convert tiny-qwen2 f16",
@@ -481,10 +480,10 @@ def test_loaded_bytes_are_those_of_the_hand():
 def test_a_7b_in_4_bits_takes_what_is_known_of_it():
     """Qwen1.5-7B: 6,476,005,376 weights in its layers' matrices, 1,245,184,000 of embedding and lm_head."""
     shape = SHAPES["qwen1.5-7b"]
-    matrices = shapes.layer_params(replace(shape, qkv_bias=False), norms=False)
-    rest = shapes.parameters(shape) - matrices
+    matrices = decoder.shape_layer_params(replace(shape, qkv_bias=False), norms=False)
+    rest = decoder.shape_parameters(shape) - matrices
     assert loaded_bytes(of_shape(shape), "bf16", "nf4") == matrices // 2 + matrices // 64 * 4 + 2 * rest
-    assert loaded_bytes(of_shape(shape), "bf16") == 2 * shapes.parameters(shape)
+    assert loaded_bytes(of_shape(shape), "bf16") == 2 * decoder.shape_parameters(shape)
     assert np.isclose(loaded_bytes(of_shape(shape), "bf16", "nf4") / 1e9, 6.1, atol=0.1)
 
 

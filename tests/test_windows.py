@@ -6,8 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from harness.analysis.records import surface
-from harness.analysis.series import windows
+from harness.analysis import depth, windows
 from runners import protocol
 
 
@@ -40,7 +39,7 @@ def test_the_intervals_of_a_line_cover_the_truth() -> None:
     """Of 300 simulated tables: B in 96%, the slope in 96%, the depths in 96%, 93% and 95%."""
     covered: Counter[str] = Counter()
     for seed in range(300):
-        found = windows.analyse(simulated(line, seed))
+        found = windows.analyse_windows(simulated(line, seed))
         assert found is not None
         assert found.B_ends_ms is not None
         assert found.slope_ends_ms is not None
@@ -57,7 +56,7 @@ def test_a_curve_is_found_and_a_line_is_not_called_one() -> None:
     flags: Counter[str] = Counter()
     for seed in range(100):
         for what, rise in (("line", line), ("bent", bent)):
-            found = surface.depths([simulated(rise, seed)])
+            found = depth.depths([simulated(rise, seed)])
             assert found is not None
             flags[what] += found["curved"]
     assert flags["bent"] == 100
@@ -65,14 +64,14 @@ def test_a_curve_is_found_and_a_line_is_not_called_one() -> None:
 
 
 def test_two_depths_give_a_line_and_no_statement_on_its_curve() -> None:
-    found = windows.analyse(simulated(line, 0, depths=(0, 4096)))
+    found = windows.analyse_windows(simulated(line, 0, depths=(0, 4096)))
     assert found is not None
     assert found.line is not None
     assert found.curved is None
 
 
 def test_one_depth_gives_its_speed_and_no_line() -> None:
-    found = windows.analyse(simulated(line, 0, depths=(4096,)))
+    found = windows.analyse_windows(simulated(line, 0, depths=(4096,)))
     assert found is not None
     assert (found.line, found.curved, found.at[0].windows) == (None, None, 8)
-    assert windows.analyse({}) is None
+    assert windows.analyse_windows({}) is None

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import pytest
 
-from harness.campaign import work
+from harness.campaign import forecast
 from harness.config import Prefill, Turns, Windows
-from harness.theory.families import SHAPES
-from harness.theory.footprint import Model
-from harness.theory.shapes import Shape, parameters
+from harness.theory import floors
+from harness.theory.decoder import Shape, shape_parameters
+from harness.theory.hf_config import SHAPES
+from harness.theory.memory import Model
 
 SHAPE = SHAPES["qwen2.5-0.5b"]
 BYTES_PER_S, FLOPS = 20e9, 200e9
-HELD = Model(SHAPE, weight_bytes=parameters(SHAPE) * 4.5 / 8, embedding_bytes=0, kv_bytes_per_token=12_288)
+HELD = Model(
+    SHAPE, weight_bytes=shape_parameters(SHAPE) * 4.5 / 8, embedding_bytes=0, kv_bytes_per_token=12_288
+)
 
 
 def test_a_sweep_takes_its_passes_and_those_that_are_not_timed() -> None:
-    takes, filling = work.seconds(Prefill(lengths=[512], passes=5), HELD, BYTES_PER_S, FLOPS)
+    takes, filling = forecast.work_seconds(Prefill(lengths=[512], passes=5), HELD, BYTES_PER_S, FLOPS)
     one = 2 * 358e6 * 512 / FLOPS  # the layers' parameters; the lm_head and attention are some percent
-    assert takes - work.START_S == pytest.approx(8 * one, rel=0.1)
+    assert takes - floors.START_S == pytest.approx(8 * one, rel=0.1)
     assert filling == 0
 
 
 def test_windows_take_their_filling_and_steps_that_read_weights_and_cache() -> None:
     asked = Windows(depths=[0, 8192], window=61)
-    takes, filling = work.seconds(asked, HELD, BYTES_PER_S, FLOPS)
-    steps = 4 * 64 * (2 * HELD.weight_bytes + 8192 * 12_288) / (work.CPU_SHARE * BYTES_PER_S)
-    assert takes == pytest.approx(work.START_S + filling + steps)
+    takes, filling = forecast.work_seconds(asked, HELD, BYTES_PER_S, FLOPS)
+    steps = 4 * 64 * (2 * HELD.weight_bytes + 8192 * 12_288) / (floors.CPU_SHARE * BYTES_PER_S)
+    assert takes == pytest.approx(floors.START_S + filling + steps)
     assert filling > 8192 * 2 * 358e6 / FLOPS
 
 
 def test_a_kept_prefix_takes_a_fraction_of_the_time_of_one_read_again() -> None:
     off, on = (
-        work.seconds(Turns(new_tokens=1, prefix_cache=[kept]), HELD, BYTES_PER_S, FLOPS)[0] - work.START_S
+        forecast.work_seconds(Turns(new_tokens=1, prefix_cache=[kept]), HELD, BYTES_PER_S, FLOPS)[0]
+        - floors.START_S
         for kept in (False, True)
     )
     assert 5 < off / on < 8  # 30,845 tokens against 3,800, with attention
@@ -40,4 +44,4 @@ def test_a_kept_prefix_takes_a_fraction_of_the_time_of_one_read_again() -> None:
 
 def test_a_model_of_unknown_shape_has_no_estimate() -> None:
     unknown = Model(Shape("", 0, 0, 0, 0, 0, 0, 0), 1e9, 0, 0)
-    assert work.seconds(Prefill(), unknown, BYTES_PER_S, FLOPS) is None
+    assert forecast.work_seconds(Prefill(), unknown, BYTES_PER_S, FLOPS) is None

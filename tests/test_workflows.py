@@ -146,7 +146,7 @@ def test_a_night_is_the_script_on_a_gpu_runner_and_leaves_what_it_made_however_i
     (upload,) = [step for step in job["steps"] if "actions/upload-artifact" in step.get("uses", "")]
     assert upload["if"] == "always()"
     (cached,) = [step for step in job["steps"] if "actions/cache" in step.get("uses", "")]
-    assert "hashFiles('runners/*.py', 'runners/locks/*.txt')" in cached["with"]["key"]
+    assert "hashFiles('runners/stacks/*.py', 'runners/locks/*.txt')" in cached["with"]["key"]
 
 
 def test_pull_requests_are_tested_without_a_gpu():
@@ -180,8 +180,8 @@ def test_each_environment_is_cached_by_the_header_and_the_locks_it_is_built_from
         key = f"env-{stack}-{machine}-${{{{ hashFiles({header}, 'runners/locks/*.txt') }}}}"
         return {"path": f"~/.cache/harness/envs/{stack}-*", "key": key}
 
-    always = [entry(stack, f"'runners/{stack}.py'") for stack in ("llamacpp", "hf")]
-    own = entry("${{ matrix.stack }}", "format('runners/{0}.py', matrix.stack)")
+    always = [entry(stack, f"'runners/stacks/{stack}.py'") for stack in ("llamacpp", "hf")]
+    own = entry("${{ matrix.stack }}", "format('runners/stacks/{0}.py', matrix.stack)")
     cached = {
         name: [step["with"] for step in job["steps"] if "actions/cache" in step.get("uses", "")]
         for name, job in jobs(CI).items()

@@ -12,13 +12,13 @@ import jsonschema
 import pytest
 from conftest import Ran
 
-from harness import config, plan
+from harness import config
 from harness.campaign import forecast
 from harness.campaign.forecast import Device
-from harness.config import ConfigError, Experiment
+from harness.config import ConfigError, Experiment, plan
+from harness.config.experiment import Prefill, Turns, Windows
+from harness.config.plan import Cell
 from harness.config.schema import schema
-from harness.config.workloads import Prefill, Turns, Windows
-from harness.plan import Cell
 
 SMALL: dict[str, Any] = {
     "models": [{"shape": "tiny-qwen2"}],

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.faults import clock, disk, power
 from benchmarks.faults.place import Place
-from harness.results import TokenTimes
+from harness.records import TokenTimes
 
 RECORD = json.loads((Path(__file__).parents[2] / "tests" / "golden" / "record-1.json").read_text())
 NAMES = ("full", "short", "read-only", "clock", "power")

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness import results
-from harness.results import ResultsError
-from harness.system.cache import cache_folder
+from harness import records
+from harness.base.files import cache_folder
+from harness.records import ResultsError
 
 HARNESS = Path(sys.executable).parent / "harness"
 LIMIT_S = 900.0
@@ -84,7 +84,7 @@ class Place:
         """The records below a folder by their files, checked: each must read, with a whole series if it ended
         well."""
         found = {}
-        for stored in results.records(root, lambda damage: self.problems.append(str(damage))):
+        for stored in records.records(root, lambda damage: self.problems.append(str(damage))):
             try:
                 tokens = len(stored.times)
             except ResultsError as damage:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import results
-from harness.results import ResultsError
+from harness import records
+from harness.records import ResultsError
 
 
 @dataclass
@@ -119,9 +119,9 @@ def problems(journal: Journal, target: Path, strict: bool) -> list[str]:
         after_loss(journal, steps, strict, target)
         why = f"{'strict' if strict else 'ordered'} disk, after {steps} of {len(journal.steps)} steps"
         damages: list[str] = []
-        results.recover(target, lambda damage, damages=damages: damages.append(str(damage)))  # type: ignore[misc]
+        records.recover(target, lambda damage, damages=damages: damages.append(str(damage)))  # type: ignore[misc]
         there = {}
-        for stored in results.records(target, lambda damage, damages=damages: damages.append(str(damage))):  # type: ignore[misc]
+        for stored in records.records(target, lambda damage, damages=damages: damages.append(str(damage))):  # type: ignore[misc]
             try:
                 tokens = len(stored.times)
             except ResultsError as damage:
@@ -143,7 +143,7 @@ def written(root: Path, count: int, begun: Any, record: Any, times: Any) -> Jour
     root.mkdir(parents=True, exist_ok=True)
     with noted(root) as journal:
         for number in range(count):
-            running = results.begin(root / "machine" / f"cell{number}", begun)
+            running = records.begin(root / "machine" / f"cell{number}", begun)
             stored = running.finish(record, times)
             journal.finished[stored.folder.absolute()] = len(journal.steps)
     return journal

@@ -28,10 +28,10 @@ from typing import Any
 import psutil
 
 from benchmarks.fidelity import compared, ours, tools
+from harness.campaign import worker
 from harness.stacks import build
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
-from harness.worker import launch
 
 TARGET = 0.02
 DRAWS = 10_000
@@ -54,7 +54,7 @@ def main() -> int:
     interpreter = build.create(environment, lambda line: print(line, file=sys.stderr, flush=True))
     libraries = library_folder(interpreter)
     folder = tools.built(environment)
-    variables = launch.worker_variables("cpu", arguments.threads)
+    variables = worker.worker_variables("cpu", arguments.threads)
     # Goes before the RUNPATH that the build left in the tools, so the environment's own files are loaded.
     theirs = compared.Tools(folder, arguments, variables | {"LD_LIBRARY_PATH": str(libraries)})
     theirs.model = arguments.model or synthetic_model()

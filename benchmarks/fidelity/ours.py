@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.campaign import worker as campaign_worker
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
-from harness.worker import launch
 from runners.protocol import Died, Done, Failed, Loaded, Request, Rows, Tokens
 
 TIMEOUT_S = 600
@@ -50,7 +50,7 @@ class Side:
         )
         ran, last = Ran(), None
         with tempfile.TemporaryDirectory(prefix="fidelity-") as folder:
-            worker = launch.Worker(request, self.interpreter, Path(folder), self.threads)
+            worker = campaign_worker.Worker(request, self.interpreter, Path(folder), self.threads)
             for last in worker.events(TIMEOUT_S):
                 if isinstance(last, Loaded):
                     ran.loaded, ran.libraries = last.facts, named(mapped(worker.pid))

@@ -11,9 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.base.files import cache_folder, exclusive
 from harness.stacks import build
 from harness.stacks.header import Environment
-from harness.system.cache import cache_folder, exclusive
 
 PACKAGE = "llama-cpp-python"
 TOOLS = ("llama-bench", "llama-batched-bench")

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from benchmarks.hostile.encoders import gguf, lines, parquet, rows, safetensors
 from benchmarks.hostile.mutations import Format, damaged, documents, dumped, json_files, one_of_them
-from harness import results
-from harness.sharing import archive
+from harness import records
+from harness.share import bundle
 
 TESTS = Path(__file__).parents[2] / "tests"
 PUBLISHED = sorted((TESTS.parent / "results" / "published").rglob("record.json"))
@@ -244,7 +244,7 @@ def _begun() -> Format:
     events = b'{"event":"phase","name":"load","t_ns":1}\n' * 3
     folder = "results/a/r2/"
     with tempfile.TemporaryDirectory() as made:  # it names the machine and the user
-        running = results.begin(Path(made) / "cell", BEGUN)
+        running = records.begin(Path(made) / "cell", BEGUN)
         begun = json.loads((running.folder / "begun.json").read_bytes())
         running.events.close()
     left = {"begun.json": dumped(begun), "events.jsonl": events, "worker.log": b"log\n" * 30}
@@ -293,7 +293,7 @@ def _bundle() -> Format:
     import pyarrow as pa
 
     whole = TESTS / "golden" / "bundle-1.tar.zst"
-    members = archive.unpacked(whole)
+    members = bundle.unpacked(whole)
     with pa.CompressedInputStream(pa.BufferReader(whole.read_bytes()), "zstd") as stream:
         tar = bytes(stream.read())
     codec = pa.Codec("zstd", compression_level=1)
@@ -304,13 +304,13 @@ def _bundle() -> Format:
         files = manifest["files"] | {
             name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
         }
-        return archive.packed(members | {"manifest.json": dumped(manifest | {"files": files}), name: content})
+        return bundle.packed(members | {"manifest.json": dumped(manifest | {"files": files}), name: content})
 
     damage = damaged([whole.read_bytes()]) | st.sampled_from(bombs)
     damage |= damaged([tar], [b"../", b"/etc", b"ustar", b"2", b"x", b"L"]).map(
         lambda data: bytes(codec.compress(data, asbytes=True))
     )
-    damage |= json_files([manifest]).map(lambda content: archive.packed(members | {"manifest.json": content}))
+    damage |= json_files([manifest]).map(lambda content: bundle.packed(members | {"manifest.json": content}))
     damage |= json_files([json.loads(members[name])]).map(with_record)
     return one_of_them({"b.tar.zst": whole.read_bytes()}, {"b.tar.zst": damage})
 

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from benchmarks.hostile.inputs import formats
 from benchmarks.hostile.mutations import Content, Special
-from harness import cli, results
-from harness.models import packed, tokenizer, weights
+from harness import cli, records
+from harness.models import tokenizer, weights
 from harness.stacks.header import stacks
 
 MOST_S = 5.0  # of CPU time: a busy machine must not find anything
@@ -91,7 +91,7 @@ def planned(path: str) -> Reader:
             options = {name: option.default for name, option in header.options.items()}
             with contextlib.suppress(weights.WeightsError):
                 if ready.format == "hf":
-                    packed.check_loadable(ready, None, header, options)
+                    weights.check_loadable(ready, None, header, options)
                     weights.check_convertible(ready, header.converts)
                 taken = True
         return taken
@@ -110,8 +110,8 @@ def tokenized() -> bool:
 
 def recovered() -> bool:
     damages: list[object] = []
-    results.recover(Path("results"), damages.append)
-    list(results.records(Path("results"), damages.append))
+    records.recover(Path("results"), damages.append)
+    list(records.records(Path("results"), damages.append))
     return not damages
 
 

@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fidelity import tools
-from harness import results, shipped
+from harness import data, records
+from harness.campaign import worker
 from harness.stacks import build
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
-from harness.worker import launch
 from runners.protocol import Request
 
 HARNESS = Path(sys.executable).parent / "harness"
@@ -118,7 +118,7 @@ def compare(folder: Path, threads: int, chunks: int) -> int:
     variables = libraries(interpreter, threads)
     base = folder / "base.kld"
     command = [str(binary), "-c", str(N_CTX), "-b", str(N_CTX), "--chunks", str(chunks), "-t", str(threads)]
-    command += ["-fa", "off", "-ngl", "0", "-f", str(shipped.text()), "--kl-divergence-base", str(base)]
+    command += ["-fa", "off", "-ngl", "0", "-f", str(data.shipped_text()), "--kl-divergence-base", str(base)]
     run([*command, "-m", str(whole), "-ctk", "f32", "-ctv", "f32"], variables, folder / "base.log")
     missed = []
     print(f"{'':8}" + "".join(f"{name:>10} {'theirs':>10}" for name in SHOWN))
@@ -183,23 +183,23 @@ def scored(folder: Path, config: dict[str, Any]) -> list[Any]:
     file.write_text(json.dumps(config))  # JSON is YAML
     command = [str(HARNESS), "quality", str(file), "-o", str(folder / "results"), "--wait"]
     subprocess.run(command, check=True)
-    found = results.records(folder / "results", lambda damage: print(damage, file=sys.stderr))
+    found = records.records(folder / "results", lambda damage: print(damage, file=sys.stderr))
     return [each.record for each in found]
 
 
 def libraries(interpreter: Interpreter, threads: int) -> dict[str, str]:
     """Variables under which the tools load the environment's own libllama and libggml."""
     folder = next(interpreter.python.parent.parent.glob("lib/python*/site-packages/llama_cpp/lib"))
-    return launch.worker_variables("cpu", threads) | {"LD_LIBRARY_PATH": str(folder)}
+    return worker.worker_variables("cpu", threads) | {"LD_LIBRARY_PATH": str(folder)}
 
 
 def with_vocabulary(interpreter: Interpreter, target: Path, folder: Path) -> None:
     """The shipped model as a GGUF of 32 bits, with its vocabulary."""
-    source, bare = shipped.weights(MODEL), folder / "bare.gguf"
+    source, bare = data.weights(MODEL), folder / "bare.gguf"
     model = {"name": MODEL, "path": None, "shape": None}
     files = {"source": str(source), "target": str(bare)}
     request = Request("convert", "llamacpp", "cpu", model, {"dtype": "f32", "threads": 2}, files=files)
-    launch.facts_of(launch.run_job(request, interpreter, folder, 600))
+    worker.facts_of(worker.run_job(request, interpreter, folder, 600))
     script = Path(__file__).with_name("vocabulary.py")
     words = [str(interpreter.python), str(script), str(bare), str(source / "tokenizer.json"), str(target)]
     subprocess.run(words, check=True)

@@ -32,12 +32,12 @@ from benchmarks.quality.__main__ import (
     scored,
     with_vocabulary,
 )
-from harness import shipped
+from harness import data
+from harness.campaign import worker
 from harness.models import tokenizer
 from harness.stacks import build
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
-from harness.worker import launch
 from runners.protocol import Request
 
 TYPES = ("q4_k_m", "q3_k_m", "q2_k", "iq4_xs", "iq3_xxs", "iq2_xs")
@@ -61,7 +61,7 @@ def main() -> int:
 def compare(folder: Path, threads: int) -> None:
     text = folder / "calibration.txt"
     text.write_text(behind_the_windows(), encoding="utf-8")
-    count = len(tokenizer.tokenized(shipped.weights(MODEL) / "tokenizer.json", text.read_text(), 1 << 62).ids)
+    count = len(tokenizer.tokenized(data.weights(MODEL) / "tokenizer.json", text.read_text(), 1 << 62).ids)
     print(f"calibrated on {count // N_CTX} windows of {N_CTX} tokens", file=sys.stderr, flush=True)
     missing: Missing = {}
     models = ggufs(folder, text, threads, missing)
@@ -104,22 +104,22 @@ def rounded(folder: Path, method: str, threads: int) -> Path:
     """The folder of the model packed as `method` stores it, rounded to nearest."""
     path = folder / f"{method}-rounded"
     if not path.exists():
-        files = {"source": str(shipped.weights(MODEL)), "target": str(path)}
+        files = {"source": str(data.weights(MODEL)), "target": str(path)}
         model = {"name": MODEL, "path": None, "shape": None}
         options = {"format": method, "bits": BITS, "group_size": GROUP, "threads": threads}
         request = Request("pack", "llamacpp", "cpu", model, options, files=files)
-        launch.facts_of(launch.run_job(request, _interpreter("llamacpp"), folder, JOB_S))
+        worker.facts_of(worker.run_job(request, _interpreter("llamacpp"), folder, JOB_S))
     return path
 
 
 def packed(folder: Path, text: Path, method: str, threads: int, missing: Missing) -> Models:
     """The model packed by `method`, rounded and calibrated."""
-    source, interpreter = shipped.weights(MODEL), _interpreter("gptqm")
+    source, interpreter = data.weights(MODEL), _interpreter("gptqm")
     paths = {"rounded": rounded(folder, method, threads), "calibrated": folder / f"{method}-calibrated"}
     if not paths["calibrated"].exists():
         words = [str(interpreter.python), str(Path(__file__).with_name("packed.py")), str(source)]
         words += [str(paths["calibrated"]), method, str(text), str(N_CTX)]
-        variables = launch.worker_variables("cpu", threads)
+        variables = worker.worker_variables("cpu", threads)
         if reason := refusal(words, variables, folder / f"{method}.log"):
             missing[paths["calibrated"].name] = reason
     given = [path for path in paths.values() if path.exists()]
@@ -166,7 +166,7 @@ def _columns(record: Any) -> list[str]:
 
 def behind_the_windows() -> str:
     """The paragraphs of the shipped text that begin behind the windows that are scored."""
-    source, paragraphs = shipped.weights(MODEL) / "tokenizer.json", shipped.text().read_text().split("\n\n")
+    source, paragraphs = data.weights(MODEL) / "tokenizer.json", data.shipped_text().read_text().split("\n\n")
 
     def tokens(count: int) -> int:
         return len(tokenizer.tokenized(source, "\n\n".join(paragraphs[:count]), 1 << 62).ids)

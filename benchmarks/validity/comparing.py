@@ -19,10 +19,17 @@ from itertools import product
 import numpy as np
 
 from benchmarks.validity.row import Row
-from harness.analysis.series import paired
-from harness.analysis.series.baseline import settled
-from harness.analysis.series.between import Repeats
-from harness.analysis.series.difference import Change, Sample, beyond, differences, discoveries, significant
+from harness.analysis import differences as analysis_differences
+from harness.analysis.differences import (
+    Change,
+    Repeats,
+    Sample,
+    beyond,
+    differences,
+    discoveries,
+    settled,
+    significant,
+)
 from harness.compare.judge import ASSUMED
 
 PART = 1
@@ -108,8 +115,10 @@ def of_ab(case: Paired, campaigns: int) -> tuple[Rates, float]:
     chance = np.random.default_rng(19)
     bound, truth = math.log1p(AB_THRESHOLD), math.log1p(case.change)
     normal = 1.645 * math.sqrt(2) * case.repeat / (bound / 4)
-    expected = max(paired.FEWEST_ROUNDS, normal**2)
-    steps = sorted({max(paired.FEWEST_ROUNDS, round(expected * 1.05**step)) for step in range(-12, 13)})
+    expected = max(analysis_differences.FEWEST_ROUNDS, normal**2)
+    steps = sorted(
+        {max(analysis_differences.FEWEST_ROUNDS, round(expected * 1.05**step)) for step in range(-12, 13)}
+    )
     false = found = 0
     covered: list[bool] = []
     rounds = []
@@ -121,13 +130,15 @@ def of_ab(case: Paired, campaigns: int) -> tuple[Rates, float]:
         changes: dict[int, Change] = {}
         for count in steps:
             measured = {str(n): differ[n, :count].tolist() for n in range(case.cells)}
-            changes = {int(n): each for n, each in paired.changes(measured).items()}
-            if not any(paired.wide(each, bound) for each in changes.values()):
+            changes = {int(n): each for n, each in analysis_differences.changes(measured).items()}
+            if not any(analysis_differences.wide(each, bound) for each in changes.values()):
                 break
         rounds.append(count)
         p = {n: each.p for n, each in changes.items() if each.p is not None}
-        significant = discoveries(p, paired.FALSE_DISCOVERIES)
-        verdicts = [paired.direction(changes[n], bound) * (n in significant) for n in range(case.cells)]
+        significant = discoveries(p, analysis_differences.FALSE_DISCOVERIES_AB)
+        verdicts = [
+            analysis_differences.direction(changes[n], bound) * (n in significant) for n in range(case.cells)
+        ]
         false += any(verdicts[1:] if case.change else verdicts)
         found += verdicts[0] == 1
         for n, each in changes.items():

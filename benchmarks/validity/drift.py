@@ -14,8 +14,8 @@ import numpy as np
 from scipy.signal import lfilter
 
 from benchmarks.validity.row import Row
-from harness.analysis.series import drift, latency
-from harness.analysis.series.line import Floats
+from harness.analysis import latency
+from harness.analysis.line import Floats
 
 B_MS, TOKENS, PROMPT, RHO = 20.0, 9975, 25, 0.7
 WINDOW = 128
@@ -55,7 +55,9 @@ def simulated(W: float, share: float, noise: float, draws: int, seed: int = 0) -
     for _ in range(draws):
         ms = plain * (1 + share * np.cumsum(plain) / plain.sum()) * (1 + noise * _noise(chance, TOKENS))
         again = plain[1:WINDOW] * (1 + share) * (1 + noise * _noise(chance, WINDOW - 1))
-        for found, kept in zip((latency.analyse(n, ms), drift.analyse(n, ms, again)[0]), seen, strict=True):
+        for found, kept in zip(
+            (latency.analyse(n, ms), latency.analyse_drift(n, ms, again)[0]), seen, strict=True
+        ):
             known = found.interval
             assert known is not None
             off_B, off = known.centre.B_ms - B_MS, known.centre.slope_ms - 1 / W

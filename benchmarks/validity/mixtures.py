@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 import tiny_models
 from weights import DEPTH, PROMPT, STACK, built, change
 
-from harness.analysis.records import agreement
+from harness.analysis import quality
+from harness.campaign import worker
 from harness.models import layout
 from harness.stacks.header import stacks
-from harness.worker import launch
 from runners.protocol import Request
 
 KINDS = ("gpt_oss", "qwen3_moe", "mixtral")
@@ -94,7 +94,7 @@ class Bench:
         model = {"name": "m", "path": str(path) if path else None, "shape": None, "layout": laid}
         named = {name: str(file) for name, file in files.items()}
         request = Request(job, stack, "cpu", model, given | (options or {}), workloads or [], named)
-        return launch.facts_of(launch.run_job(request, built(stack), self.folder, 1800, 1))
+        return worker.facts_of(worker.run_job(request, built(stack), self.folder, 1800, 1))
 
     def faulty(self, name: str) -> tuple[Path, dict[str, Any]]:
         """The checkpoint with a fault, and its layout."""
@@ -155,7 +155,7 @@ class Bench:
         for of, path in (("16 bits", self.sound), ("own", self.own(quant))):
             for way, follow in [*[("free", None)][: not fault], ("follow", chosen)]:
                 theirs, facts, _ = self.logits(path, "fp32", follow)
-                depths = agreement.compare(theirs, POSITIONS, ours, POSITIONS, WINDOWS)
+                depths = quality.compare(theirs, POSITIONS, ours, POSITIONS, WINDOWS)
                 found[f"{of} {way}"] = max(depth["relative_error"] for depth in depths)
                 found["scale"] = sum(depth["scale"] for depth in depths) / len(depths) - 1
                 if follow:

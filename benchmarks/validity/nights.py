@@ -11,8 +11,8 @@ import numpy as np
 from scipy.signal import lfilter
 
 from benchmarks.validity.row import Row
-from harness.analysis.series.line import Floats
-from harness.analysis.series.steps import levels
+from harness.analysis.line import Floats
+from harness.compare.history import levels
 
 SPREAD, STEP = 0.013, 0.03
 BEFORE_STEP, SINCE_STEP = 30, 5

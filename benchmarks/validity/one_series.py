@@ -14,7 +14,7 @@ import numpy as np
 from scipy.signal import lfilter
 
 from benchmarks.validity.row import Row
-from harness.analysis.series.line import Floats, differing_halves, interval
+from harness.analysis.line import Floats, differing_halves, interval
 
 B_MS, SLOPE_MS = 20.0, 1e-3
 LENGTHS = (2048, 9975)  # the fewest tokens of which W is reported, and those of the published series

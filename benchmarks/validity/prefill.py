@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.validity.row import Row
-from harness.analysis.series.line import Floats
-from harness.analysis.series.prefill import analyse
+from harness.analysis.line import Floats
+from harness.analysis.prefill import analyse
 
 PLATEAU_MS, SLOPE_MS, NOISE = 20.0, 0.1, 0.01
 TILES = 16, 64  # tokens, of which a pass takes the next multiple

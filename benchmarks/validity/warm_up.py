@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.validity.row import Row
-from runners.windows import warm_up
+from runners.workloads.prompts import warm_up
 
 EXCESS, NOISE, AFTERWARDS = 0.20, 0.02, 256
 WINDOWS = {"window_tokens": 16, "max_windows": 20, "tolerance": 0.02}

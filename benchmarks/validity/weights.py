@@ -31,13 +31,13 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parent))
 from row import Row
 
-from harness.analysis.records import agreement, own_weights
+from harness.analysis import quality
+from harness.campaign import worker
 from harness.models import checkpoint
 from harness.stacks import build
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.interpreter import Interpreter
-from harness.theory.shapes import Shape
-from harness.worker import launch
+from harness.theory.decoder import Shape
 from runners.protocol import Request
 
 # Grouped-query attention with biases, as Qwen2; the window is that of a Mistral of the same sizes.
@@ -122,7 +122,7 @@ class Bench:
         model = {"name": "m", "path": str(path) if path else None, "shape": shape}
         named = {name: str(file) for name, file in files.items()}
         request = Request(job, stack, "cpu", model, options | more.pop("options", {}), files=named, **more)
-        return launch.facts_of(launch.run_job(request, built(stack), self.folder, 1800, 1))
+        return worker.facts_of(worker.run_job(request, built(stack), self.folder, 1800, 1))
 
     def sound(self, shape: Shape) -> Path:
         target = self.folder / f"{shape.arch}-{shape.window}-{shape.layers}-{self.seed}"
@@ -170,7 +170,7 @@ class Bench:
         model = {"name": "m", "path": str(source), "shape": None}
         named = {name: str(file) for name, file in files.items()}
         request = Request("quantize", "llamacpp", "cpu", model, options, files=named)
-        launch.facts_of(launch.run_job(request, built("llamacpp"), self.folder, 1800, 1))
+        worker.facts_of(worker.run_job(request, built("llamacpp"), self.folder, 1800, 1))
 
     def own(self, source: Path, quant: str) -> Path:
         """The weights that a stack holds, in 16 bits."""
@@ -217,21 +217,21 @@ class Bench:
         source = self.faulty(sound, fault) if fault else sound
         ours = self.logits(self.made(source, quant), quant)
         windows = [[0, PROMPT], [DEPTH - 25, DEPTH]]
-        own = agreement.compare(*self.logits(self.own(sound, quant), "fp32"), *ours, windows)
-        first = agreement.compare(*self.logits(sound, "fp32"), *ours, windows)
+        own = quality.compare(*self.logits(self.own(sound, quant), "fp32"), *ours, windows)
+        first = quality.compare(*self.logits(sound, "fp32"), *ours, windows)
         judged = own if quant == "gptq" else first  # a packed checkpoint had its own weights already
         found: dict[str, Any] = {
             "error": max(depth["relative_error"] for depth in own),
             "scale": sum(depth["scale"] for depth in own) / len(own) - 1,
             "error_16_bits": max(depth["relative_error"] for depth in first),
             "before": max(depth["relative_error"] for depth in judged)
-            > agreement.allowed(record(quant, judged)),
+            > quality.allowed_agreement(record(quant, judged)),
             "kernels": self._word(quant, first, {"depths": own, "settings": []}),
         }
         if quant != "gptq":  # made with calibration data, its values are not the rounded ones
             settings, values = [], None
             if fault:
-                settings = own_weights.other_settings(settings_of(source), settings_of(sound))
+                settings = quality.other_settings(settings_of(source), settings_of(sound))
             files = {"source": self.own(source, quant), "original": sound}
             values = self.job("llamacpp", "differences", None, files)
             sound_depths = [depth | {"relative_error": 0.0, "scale": 1.0} for depth in own]
@@ -241,7 +241,7 @@ class Bench:
         return found
 
     def _word(self, quant: str, depths: list[Any], own: dict[str, Any]) -> bool:
-        return agreement.verdict(record(quant, depths, own))[0] == "wrong"
+        return quality.agreement_verdict(record(quant, depths, own))[0] == "wrong"
 
 
 def record(quant: str, depths: list[Any], own: dict[str, Any] | None = None) -> Any:

@@ -9,8 +9,8 @@ import pyarrow.parquet
 
 from ci.gpu.bench import Bench, CheckFailed, NotPossible, expect, expect_ok
 from ci.table import Check
-from harness.system.gpus import visible_gpus
-from harness.theory.machine_names import of_gpu
+from harness.base.gpus import visible_gpus
+from harness.theory.names import of_gpu
 
 GB = 1e9
 PARTS_WITHIN = 0.03
@@ -101,7 +101,7 @@ def same_weights(bench: Bench) -> str:
 
 def unsynchronised(bench: Bench) -> str:
     """A clock that is read before the device is done must not pass."""
-    lying = bench.runners_with("hf_session.py", WAITS, LIES)
+    lying = bench.runners_with("hf/session.py", WAITS, LIES)
     (row,) = bench.run({"stack": "hf"}, variables={"HARNESS_RUNNERS": str(lying)})
     expect(row["status"] == "invalid" and LOST in str(row["reasons"]), f"{row['status']}: {row['reasons']}")
     return f"invalid: {row['reasons'][0]}"

@@ -1,1 +1,1 @@
-"""Analysis of records and series. Pure: values in, values out."""
+"""What is said about records: figures, their intervals, verdicts. Pure: records in, values out."""

@@ -7,15 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness import plan
 from harness.campaign import rounds
-from harness.campaign.attempts import Attempts
-from harness.campaign.device_lock import device_lock
-from harness.campaign.opened import Campaign, RunOptions, Watcher, examined, preparation_of, prepared, recover
-from harness.campaign.rounds import Due
-from harness.config import Experiment
-from harness.plan import Cell
-from harness.results import Stored
+from harness.campaign.conditions import device_lock
+from harness.campaign.rounds import (
+    AttemptRunner,
+    Campaign,
+    Due,
+    RunOptions,
+    Watcher,
+    examined,
+    preparation_of,
+    prepared,
+    recover,
+)
+from harness.config import Experiment, plan
+from harness.config.plan import Cell
+from harness.records import Stored
 
 OnRound = Callable[[Sequence[Stored]], Sequence[str]]
 """Gets the records of a round; returns the pairs that need another one."""
@@ -61,7 +68,7 @@ def run(
             campaigns[side] = examined(campaign) if side == "A" else campaign
         a, b = campaigns["A"], campaigns["B"]
         campaigns = {side: replace(each, shared=_shared(each, a)) for side, each in (("A", a), ("B", b))}
-        attempts = {side: Attempts(each, each.cells) for side, each in campaigns.items()}
+        attempts = {side: AttemptRunner(each, each.cells) for side, each in campaigns.items()}
         return _rounds(wanted, limits, campaigns, attempts, watcher, on_round)
 
 
@@ -84,7 +91,7 @@ def _rounds(
     wanted: Plan,
     limits: Limits,
     campaigns: Mapping[str, Campaign],
-    attempts: Mapping[str, Attempts],
+    attempts: Mapping[str, AttemptRunner],
     watcher: Watcher,
     on_round: OnRound,
 ) -> str:
@@ -119,7 +126,7 @@ def _rounds(
             for side in order:
                 repeat = number if name not in alike else 2 * number - (side == "A")
                 todo.append(Due(wanted.pairs[name]["AB".index(side)], repeat, side=side))
-        stored, busiest = rounds.measure(todo, attempt, True, watcher.say, watcher.repeat_ends)
+        stored, busiest = rounds.measure_round(todo, attempt, True, watcher.say, watcher.repeat_ends)
         done += len(stored)
         if busiest is not None:
             watcher.disturbed_by(busiest)

@@ -1,32 +1,292 @@
-"""Forecast a cell's memory, time and known failures from its config and local weights. Starts nothing."""
+"""The expected time, memory and disk of a cell."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import machine, plan
-from harness.campaign import placed, work
-from harness.campaign.held import dense, engine_of, held_model, made_of, packing_of, step_bytes
-from harness.config import Decode, Experiment, Quality
-from harness.machine.limits import free_memory_bytes
-from harness.models import packed, synthetic, weights
-from harness.models.hub_weights import in_hub_cache
+from harness import machine
+from harness.config import Decode, Experiment, Prefill, Quality, Turns, Windows, Workload, plan
+from harness.config.plan import Cell
+from harness.machine.host import free_memory_bytes
+from harness.models import checkpoint, weights
+from harness.models.gguf_model import shape_of
+from harness.models.hub import in_hub_cache
 from harness.models.weights import Ready, WeightsError
-from harness.plan import Cell
-from harness.stacks.limits import Broken
-from harness.theory import footprint, machine_names
-from harness.theory.estimate import seconds
-from harness.theory.machine import (
+from harness.stacks.header import Broken, Options, holds
+from harness.theory import floors, names
+from harness.theory import memory as theory_memory
+from harness.theory.decoder import (
+    Decoder,
+    Shape,
+    expert_params,
+    kv_elements_per_token,
+    lm_head_params,
+    parameters,
+)
+from harness.theory.floors import CPU_SHARE, START_S, seconds
+from harness.theory.machines import (
     DISPLAY_RESERVE_BYTES,
     DRIVER_RESERVE_BYTES,
+    MACHINES,
     SYSTEM_RESERVE_BYTES,
     drives_display,
 )
-from harness.theory.machines import MACHINES
+from harness.theory.memory import (
+    BITSANDBYTES,
+    LLAMA_CPP,
+    Engine,
+    LlamaCpp,
+    Model,
+    Placement,
+    PlacementError,
+    Split,
+    Torch,
+)
 from harness.theory.names import NotUnderstood
-from harness.theory.placement import Split
+from harness.theory.tensors import (
+    ELEMENT_BYTES,
+    Packing,
+    Tensor,
+    element_bytes,
+    loaded_bytes,
+    of_shape,
+    packed_bytes,
+    quantized,
+)
+
+# A model as the stack of a cell holds it in memory: weights and KV cache in bytes, by config and headers.
+
+
+def engine_of(cell: Cell, options: Options, on_gpu: bool, model: Shape | Decoder) -> Engine:
+    """The memory model of the cell's stack. `options`: resolved."""
+    if cell.header.memory == LLAMA_CPP:
+        ubatch = min(int(options.get("n_ubatch") or 512), int(options.get("n_batch") or 512))
+        return LlamaCpp(on_gpu, bool(options.get("flash_attn")), ubatch, bool(options.get("swa_full")))
+    scratch = 0.0
+    if on_gpu and cell.header.scratch and holds(cell.header.scratch, options):
+        scratch = theory_memory.exllama_v2_scratch(model)
+    return Torch(on_gpu, "static" if cell.header.context_of(options) else "dynamic", scratch)
+
+
+def kv_element_bytes(options: Options) -> float:
+    """Mean bytes per K or V element; 16 bits if the stack has no option for it."""
+    if "dtype" in options:
+        return ELEMENT_BYTES[str(options["dtype"])]
+    types = (str(options.get(name, "f16")) for name in ("type_k", "type_v"))
+    return sum(map(element_bytes, types)) / 2
+
+
+def made_of(cell: Cell, ready: Ready | None) -> Shape | Decoder | None:
+    """The model, by its config or its weights."""
+    if cell.model.made or ready is None:
+        return cell.model.made
+    if ready.decoder or ready.header:
+        return ready.decoder or (shape_of(ready.header) if ready.header else None)
+    return checkpoint.read(ready.path, needs_shape=False).shape if ready.format == "hf" else None
+
+
+def dense(made: Shape | Decoder | None) -> Shape | None:
+    return made if isinstance(made, Shape) else None
+
+
+def packing_of(cell: Cell, shape: Shape | None, ready: Ready | None) -> Packing | None:
+    """How the cell's weights are packed, or will be packed when they are made."""
+    if ready and ready.packing:
+        return ready.packing
+    made_here = ready is not None or (cell.source is not None and cell.source.kind == "synthetic")
+    if cell.packing and made_here and shape:
+        with contextlib.suppress(WeightsError):  # reported when the weights are packed
+            return weights.grouped_layers(cell.packing, shape)
+    return cell.packing
+
+
+def held_model(cell: Cell, ready: Ready | None, options: Options) -> Model | None:
+    """The weights and KV cache as the cell's stack holds them; null if neither shape nor weights are known,
+    or if its header names no memory model. `options`: resolved."""
+    made = made_of(cell, ready)
+    if cell.header.memory is None or (ready is None and made is None):
+        return None
+    known = ready.attention if ready else None
+    loaded = bytes_of_shape(cell, made) if made else None
+    if ready:
+        loaded = _bytes_of(cell, ready) or loaded
+    if loaded is None or (made is None and known is None):
+        return None
+    # Of an unknown architecture only the attention is known; its buffers are not counted.
+    made = made or Shape("", 0, 0, 0, 0, 0, 0, 0)
+    if known and isinstance(made, Shape):
+        layers, kv_heads, head_dim = known["layers"], known["kv_heads"], known["head_dim"]
+        made = replace(made, layers=layers, kv_heads=kv_heads, head_dim=head_dim)
+    embedding = 0.0
+    if ready and not ready.sizes["tied"]:
+        embedding = loaded * ready.sizes["input_embedding_bytes"] / ready.sizes["model_bytes"]
+    elif ready is None and not made.tied:
+        embedding = loaded * lm_head_params(made) / parameters(made)
+    return Model(made, loaded, embedding, kv_elements_per_token(made) * kv_element_bytes(options))
+
+
+def bytes_of_shape(cell: Cell, made: Shape | Decoder) -> float:
+    """Bytes of a model's weights in the format the cell's stack loads."""
+    if packing := packing_of(cell, dense(made), None):
+        return sum(packed_bytes(of_shape(made), packing).values())
+    if cell.weights_format == "hf":
+        return _as_loaded(cell, of_shape(made))
+    return weights.synthetic_bytes(made, cell.quant or weights.SOURCE_QUANT)
+
+
+def _bytes_of(cell: Cell, ready: Ready) -> float | None:
+    """As bytes_of_shape, for weights on this machine; null if they will be packed first."""
+    if cell.packing and not ready.packing:
+        return None
+    if cell.weights_format == "hf" and ready.quant in weights.FULL_TYPES:
+        return _as_loaded(cell, checkpoint.read(ready.path, needs_shape=False).loaded)
+    if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
+        return float(ready.sizes["model_bytes"])
+    return weights.quantized_bytes(ready.header, str(cell.quant)) if ready.header else None
+
+
+def _as_loaded(cell: Cell, tensors: Sequence[Tensor]) -> float:
+    options = cell.options(1)
+    if "dtype" not in options:
+        return float(sum(tensor.bytes for tensor in tensors))
+    quant = cell.quant if cell.header.memory == BITSANDBYTES else None
+    return loaded_bytes(tensors, str(options["dtype"]), quant, bool(options.get("double_quant")))
+
+
+def step_bytes(held: Model, ready: Ready | None) -> float:
+    """Of the weights, those that a step reads: of experts, a token's."""
+    if not held.made.experts:
+        return held.weight_bytes
+    experts = ready.sizes.get("expert_bytes", 0) / ready.sizes["model_bytes"] if ready else None
+    share = expert_params(held.made) / parameters(held.made) if experts is None else experts
+    return held.weight_bytes * (1 - share * (1 - held.made.expert_share))
+
+
+# A cell whose options put weights on the CPU beside its GPU: what is wrong with them, and the bytes of each
+# side. The options are llama.cpp's `n_cpu_moe` and `override_tensor`.
+
+
+def placement_of(options: Options) -> Placement | None:
+    """Null: every tensor goes where its layer is."""
+    experts, tensors = int(options.get("n_cpu_moe") or 0), str(options.get("override_tensor") or "")
+    return Placement(experts, tensors) if experts or tensors else None
+
+
+def placement_error(cell: Cell, ready: Ready | None, options: Options) -> str | None:
+    """Why the cell's placement cannot be meant, as far as is known of its model; null otherwise."""
+    if (wanted := placement_of(options)) is None:
+        return None
+    tensors = _tensors(cell, ready)
+    try:
+        wanted.check(made_of(cell, ready), [tensor.name for tensor in tensors] if tensors else None)
+    except PlacementError as wrong:
+        return str(wrong)
+    return None
+
+
+def bytes_per_device(cell: Cell, ready: Ready | None, options: Options) -> Split | None:
+    """Bytes on the CPU and on the GPU; null: no placement is asked for, or the model is not known."""
+    wanted, made = placement_of(options), made_of(cell, ready)
+    if wanted is None or made is None or options.get("gpu_layers", -1) != -1:
+        return None
+    return theory_memory.split_layers(wanted, made, _tensors(cell, ready))
+
+
+def _tensors(cell: Cell, ready: Ready | None) -> Sequence[Tensor]:
+    """As the stack loads them; empty if they are not known."""
+    if ready and ready.header and cell.quant in (None, ready.quant):
+        return [Tensor(each.name, each.type, each.dims, each.bytes) for each in ready.header.listed()]
+    made = made_of(cell, ready)
+    return quantized(made, cell.quant or weights.SOURCE_QUANT) if made else ()
+
+
+# How long a workload of timed rows or a score takes, before it runs: its passes and decode steps. Pure.
+
+
+CHUNK = 512  # tokens at once while filling, as in runners/workloads/filling.py
+UNTIMED = 3  # passes of a length and depth beside the timed ones: a warm-up, and two of the check
+FEWEST = 4  # windows of a depth
+SETTLE = 3  # steps of a window that are not timed
+# Of a score in the controller, per logit: softmax of both sides in float64, and the largest five.
+SCORING_S = 50e-9  # 46 and 50 ns of CPU time with 2,048 and 152,000 tokens (2 cores, 2026)
+
+Pass = tuple[int, int]
+"""Tokens, and tokens in the cache before."""
+
+
+def work_seconds(
+    workload: Workload, held: Model, bytes_per_s: float, flops: float
+) -> tuple[float, float] | None:
+    """Time of one repeat, and the filling within it: passes at the rate of reading or computing, whichever is
+    slower; steps at that of reading. Of windows: the fewest. Null: the model's shape is unknown."""
+    if not (count := parameters(held.shape)):
+        return None
+    needs = floors.demand_of_bits(held.shape, 8 * held.weight_bytes / count)
+    rate = CPU_SHARE * bytes_per_s
+
+    def passing(several: Iterator[Pass]) -> float:
+        works = (floors.pass_work(needs, n, depth) for n, depth in several)
+        return sum(max(read / rate, operations / flops) for read, operations in works)
+
+    filling = passing(_filled(workload))
+    steps = sum(
+        number * (held.weight_bytes + held.kv_bytes_per_token * depth) / rate
+        for number, depth in _steps(workload)
+    )
+    return START_S + filling + passing(_passes(workload)) + steps, filling
+
+
+def scoring_seconds(workload: Quality, held: Model, bytes_per_s: float, flops: float) -> float | None:
+    """Time of a score: each window as one pass with logits for every token, and their comparison. The
+    reference takes as long once more, where it is not kept. Null: the model's shape is unknown."""
+    if not (count := parameters(held.shape)):
+        return None
+    needs = floors.demand_of_bits(held.shape, 8 * held.weight_bytes / count)
+    windows = [end - first for first, end in workload.windows()]
+    works = (floors.pass_work(needs, n, lm_head="every") for n in windows)
+    passing = sum(max(read / (CPU_SHARE * bytes_per_s), operations / flops) for read, operations in works)
+    return START_S + passing + SCORING_S * len(windows) * workload.positions * held.made.vocab_size
+
+
+def _filled(workload: Workload) -> Iterator[Pass]:
+    depths = [0]
+    if isinstance(workload, Prefill):
+        depths = workload.depth
+    elif isinstance(workload, Windows):
+        depths = workload.depths
+    yield from ((CHUNK, at) for at in range(0, max(depths), CHUNK))
+
+
+def _passes(workload: Workload) -> Iterator[Pass]:
+    if isinstance(workload, Prefill):
+        longest = workload.longest
+        lengths = workload.lengths or [2**k for k in range(longest.bit_length())]
+        for depth in workload.depth:
+            yield from ((n, depth) for n in lengths for _ in range(workload.passes + UNTIMED))
+    elif isinstance(workload, Turns):
+        for reuse in workload.prefix_cache:
+            for turn in range(workload.turns):
+                before = workload.first + turn * (workload.each + workload.new_tokens) if turn else 0
+                new = workload.each if turn else workload.first
+                yield (new, before) if reuse else (before + new, 0)
+
+
+def _steps(workload: Workload) -> Iterator[tuple[int, int]]:
+    """Decode steps, and the tokens that they attend to."""
+    if isinstance(workload, Windows):
+        for depth in workload.depths:
+            yield FEWEST * (workload.window + SETTLE), depth
+    elif isinstance(workload, Turns):
+        for turn in range(1, workload.turns + 1):
+            depth = workload.first + turn * (workload.each + workload.new_tokens)
+            yield len(workload.prefix_cache) * workload.new_tokens, depth
+
+
+# Forecast a cell's memory, time and known failures from its config and local weights. Starts nothing.
+
 
 LOGITS_HELD = 2 * 4  # bytes a logit: a window's, float32, as the stack has them and as they are handed over
 
@@ -103,7 +363,7 @@ def device_of(experiment: Experiment) -> Device:
             capability = (int(major), int(minor)) if major else None
             reserve = DISPLAY_RESERVE_BYTES if drives_display(gpu["name"] or "") else DRIVER_RESERVE_BYTES
             name = f"the {gpu['name'] or 'GPU'}"
-            known = machine_names.of_gpu(gpu["name"], gpu["memory_bytes"])
+            known = names.of_gpu(gpu["name"], gpu["memory_bytes"])
             bytes_per_s = known.bandwidth_bytes_per_s if known else None
             return Device(
                 family,
@@ -123,7 +383,7 @@ def _named(gpu: str | None) -> Device:
     if gpu is None:
         return Device("cuda", "the GPU", None)
     try:
-        known = [m for m in machine_names.machines(gpu).values() if m.compute_capability]
+        known = [m for m in names.machines(gpu).values() if m.compute_capability]
     except NotUnderstood:
         part = gpu.lower().removeprefix("nvidia ")
         known = [m for m in MACHINES.values() if m.compute_capability and part in m.name.lower()]
@@ -154,9 +414,9 @@ def local_weights(cell: Cell) -> Ready | None:
         raise weights.not_named(cell.model.name, cell.weights_format)
     if source.kind == "synthetic":
         if cell.packing and cell.model.shape:
-            packed.grouped(cell.packing, cell.model.shape)
+            weights.grouped_layers(cell.packing, cell.model.shape)
         if cell.model.described:
-            synthetic.check_synthetic(cell.model.described, cell.weights_format)
+            weights.check_synthetic(cell.model.described, cell.weights_format)
         return None
     ready = weights.local(Path(str(source.path))) if source.kind == "path" else in_hub_cache(source)
     if ready is not None:
@@ -166,7 +426,7 @@ def local_weights(cell: Cell) -> Ready | None:
 
 def _check(cell: Cell, ready: Ready) -> None:
     if cell.weights_format != "gguf":
-        packed.check_loadable(ready, cell.packing, cell.header, cell.options(threads=1))
+        weights.check_loadable(ready, cell.packing, cell.header, cell.options(threads=1))
     elif ready.format == "hf":
         weights.check_convertible(ready, cell.header.converts)
     elif cell.quant not in (None, ready.quant):
@@ -205,7 +465,7 @@ def forecast_cell(
     if uncut := cell.uncut(threads):
         broken.append(Broken(uncut, uncut, refuses=False))
     options = cell.options(threads)
-    if wrong := placed.mistake(cell, ready, options):
+    if wrong := placement_error(cell, ready, options):
         broken.append(Broken(wrong, wrong, refuses=True))
         return Forecast(None, None, tuple(broken), None, None)
     held = held_model(cell, ready, options)
@@ -218,10 +478,12 @@ def forecast_cell(
     context = cell.header.context_of(options)  # null: the cache grows with its tokens
     holds = cell.tokens if cell.workload.timed == "rows" or cell.scores else prompt + new
     n_ctx = int(options[context.option] or holds) if context else holds
-    sides = placed.sides(cell, ready, options) if device.family != "cpu" else None
+    sides = bytes_per_device(cell, ready, options) if device.family != "cpu" else None
     if sides:
         held = replace(held, weight_bytes=sides.gpu_bytes + held.embedding_bytes)
-    memory = round(footprint.total(engine_of(cell, options, device.family != "cpu", held.shape), held, n_ctx))
+    memory = round(
+        theory_memory.total_bytes(engine_of(cell, options, device.family != "cpu", held.shape), held, n_ctx)
+    )
     if isinstance(cell.workload, Quality):
         memory += LOGITS_HELD * (cell.workload.positions + 1) * held.made.vocab_size
     has = device.memory_bytes
@@ -236,9 +498,9 @@ def forecast_cell(
         static = n_ctx if options.get("cache") == "static" else None
         takes = seconds(step_bytes(held, ready), held.kv_bytes_per_token, prompt, new, static, bandwidth)
     if bandwidth is not None and timed and flops and cell.workload.timed == "rows":
-        takes, fill_s = work.seconds(cell.workload, held, bandwidth, flops) or (None, None)
+        takes, fill_s = work_seconds(cell.workload, held, bandwidth, flops) or (None, None)
     if bandwidth is not None and timed and flops and isinstance(cell.workload, Quality):
-        takes = work.scoring_seconds(cell.workload, held, bandwidth, flops)
+        takes = scoring_seconds(cell.workload, held, bandwidth, flops)
     no_room = None if has is None or fits else _no_room(device, has)
     too_deep = None
     if no_room and cell.workload.timed == "rows":

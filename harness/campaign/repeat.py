@@ -1,25 +1,41 @@
-"""Measure one repeat of one cell in one worker process, and write its outcome as one record."""
+"""One repeat: one process, one record."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ast
+import hashlib
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from harness import results
-from harness.analysis.records import energy, sensor_summary, throttling
+import harness
+from harness import machine, records
+from harness.analysis import flags, sensors
+from harness.base.text import recorded, redacted
+from harness.campaign import worker
+from harness.campaign.worker_memory import MemoryLimit, pressure
+from harness.config import Experiment
+from harness.config.plan import Cell
+from harness.machine import ProbeError
+from harness.machine.probes import MatrixRate
 from harness.machine.sensors import SensorSampler
+from harness.models import gguf
 from harness.models.weights import Ready
-from harness.plan import Cell
-from harness.results import Draft, ResultsError, Stored, TokenTimes
-from harness.results.kinds.measured import EndFacts, Mark
-from harness.stacks.interpreter import Interpreter
-from harness.stacks.rules import Value
-from harness.system.variables import recorded
-from harness.worker import launch, life
-from harness.worker.memory_limit import MemoryLimit
-from harness.worker.memory_sampler import pressure
+from harness.records import Draft, ResultsError, Stored, TokenTimes
+from harness.records.measured import EndFacts, Mark
+from harness.stacks.adopted import Interpreter
+from harness.stacks.build import key_of
+from harness.stacks.header import Value, runners_folder
+from harness.theory import floors
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, Rows, Tokens
+
+# Measure one repeat of one cell in one worker process, and write its outcome as one record.
+
 
 # Facts that the Done event of a decode must have, because the verdicts read them.
 DONE_FACTS = {"counters", "warmup", "facts_after", "major_faults", "start_ns", "flushes"}
@@ -53,7 +69,7 @@ class Inputs:
     @property
     def nvml_uuid(self) -> str | None:
         """The device's NVML UUID; null for a CPU or a GPU that is not NVIDIA's."""
-        return self.device_id if self.device_id.startswith(launch.NVML_UUIDS) else None
+        return self.device_id if self.device_id.startswith(worker.NVML_UUIDS) else None
 
     def request(
         self, cell: Cell, job: str, workload: dict[str, object], files: dict[str, str] | None = None
@@ -79,12 +95,12 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
     if inputs.context_file:
         workload["context"] = str(inputs.context_file)
     request = inputs.request(cell, "generate", workload)
-    variables = launch.worker_variables(inputs.device_id, inputs.threads)
+    variables = worker.worker_variables(inputs.device_id, inputs.threads)
     begun = begun | {"variables": recorded(variables)}
-    running = results.begin(folder / cell.model.name / cell.id, begun)
+    running = records.begin(folder / cell.model.name / cell.id, begun)
     memory_limit = None if cell.budget_bytes is None else MemoryLimit(cell.budget_bytes)
     report = WorkerReport(memory_limit)
-    job = life.Job(
+    job = worker.Job(
         request,
         inputs.interpreter,
         running.folder,
@@ -98,9 +114,9 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
         keep=running.events,
     )
     try:
-        seen = life.run(job, lambda event: report.add(event, shown))
+        seen = worker.run(job, lambda event: report.add(event, shown))
     except OSError as refusal:
-        if refusal.errno in results.FULL:
+        if refusal.errno in records.FULL:
             raise ResultsError(f"cannot write results to {running.folder}: {refusal.strerror}") from refusal
         raise
     record = begun | ({"memory_budget": memory_limit.facts()} if memory_limit else {}) | report.record()
@@ -117,7 +133,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
     if seen.sensors is not None:
         record["sensors"] = _sensor_record(seen.sensors, report, times)
     record["exit_status"] = seen.exit_status
-    record["log_tail"] = results.tail(running.folder / "worker.log") if record["outcome"] != "ok" else []
+    record["log_tail"] = records.tail(running.folder / "worker.log") if record["outcome"] != "ok" else []
     sensor_columns = seen.sensors.columns if seen.sensors else None
     stored = running.finish(record, times, seen.memory_columns, sensor_columns, report.tables)
     if seen.interrupted:
@@ -127,7 +143,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
 
 def not_measured(folder: Path, cell: Cell, begun: Draft, outcome: str, reason: str) -> Stored:
     """Write the record of a repeat that could not start."""
-    running = results.begin(folder / cell.model.name / cell.id, begun)
+    running = records.begin(folder / cell.model.name / cell.id, begun)
     ending = {
         "outcome": outcome,
         "phase": "prepare",
@@ -151,10 +167,10 @@ def _sensor_record(sampler: SensorSampler, report: WorkerReport, times: TokenTim
     """The summary of the sensors, and their readings during the timed section."""
     during, summary, columns = report.timed(times), sampler.summary(), sampler.columns
     return summary | {
-        "missing": summary["missing"] | throttling.unseen(columns, during),
-        "timed": sensor_summary.gauges(columns, during),
-        "throttled": throttling.seen(columns, during),
-        "energy": energy.measured(columns, sampler.energy, during),
+        "missing": summary["missing"] | flags.throttling_unseen(columns, during),
+        "timed": sensors.gauges(columns, during),
+        "throttled": flags.throttling_seen(columns, during),
+        "energy": sensors.measured_energy(columns, sampler.energy, during),
     }
 
 
@@ -191,7 +207,7 @@ class WorkerReport:
         self.worker_pressure: dict[str, int] = {}
         self._before: tuple[dict[str, int], dict[str, int]] = {}, {}
         self._count, self._last_ns = 0, 0
-        self.tables: results.Tables = {}
+        self.tables: records.Tables = {}
 
     def add(self, event: Event | Died, shown: Shown) -> None:
         if isinstance(event, Phase):
@@ -215,7 +231,7 @@ class WorkerReport:
             self._last_ns = event.t_ns[-1]
             shown.tokens(self._count, self._last_ns - before_ns)
         elif isinstance(event, Rows):
-            results.add_rows(self.tables, event)
+            records.add_rows(self.tables, event)
             shown.rows(event)
         elif isinstance(event, Done) and (problem := _done_error(event.facts)):
             self.ended = Died("error", f"worker protocol error: {problem}")
@@ -259,7 +275,255 @@ class WorkerReport:
     def times(self, prompt_tokens: int) -> TokenTimes:
         return TokenTimes.of_events(self.tokens, prompt_tokens, self._device_ns())
 
-    def timed(self, times: TokenTimes) -> sensor_summary.Timed | None:
+    def timed(self, times: TokenTimes) -> sensors.Timed | None:
         """The timed section, to select sensor samples; null if it did not finish."""
         done = cast(EndFacts, self.ended.facts) if isinstance(self.ended, Done) else None
-        return sensor_summary.timed(done, times)
+        return sensors.timed(done, times)
+
+
+# The part of a record that is not a measurement: everything needed to repeat the run.
+
+
+def campaign_fields(experiment: Experiment, config_path: Path, command_line: Sequence[str]) -> Draft:
+    """Fields shared by every record of a campaign: config as given, resolved protocol, machine, harness."""
+    return {
+        "kind": "measured",
+        "campaign": {
+            "id": utc_now(),
+            "name": experiment.name,
+            "config_path": str(config_path.absolute()),
+            "config": experiment.source,
+            "command_line": [redacted(word) for word in command_line],
+        },
+        "protocol": experiment.protocol.model_dump(mode="json"),
+        "harness": {"version": harness.__version__, "git_commit": git_commit()},
+        "machine": machine.facts(),
+    }
+
+
+def repeat_fields(cell: Cell, repeat: int, content_key: str, device: str, gpu: str | None) -> Draft:
+    """The requested cell and repeat, and the machine's conditions at the start."""
+    shape = cell.model.shape
+    source = cell.model.weights_for(cell.weights_format) or cell.model.weights
+    return {
+        "cell": cell.id,
+        "repeat": repeat,
+        "content_key": content_key,
+        "started_utc": utc_now(),
+        "stack": cell.variant.stack,
+        "variant": cell.variant.name,
+        "asked": {"options": cell.variant.options, "device": device, "gpu": gpu},
+        "model": {
+            "name": cell.model.name,
+            "shape": asdict(shape) if shape else None,
+            **({"config": cell.model.described.config} if cell.model.described else {}),
+            "weights": source.model_dump(mode="json"),
+        },
+        "workload": cell.workload.model_dump(mode="json") | {"new_tokens": cell.workload.new_tokens},
+        "conditions": machine.conditions(),
+    }
+
+
+def input_fields(cell: Cell, inputs: Inputs, begun: Draft) -> Draft:
+    """Fields known once a cell is ready: resolved options, prompt, environment, and the weights by their
+    headers (`revision`: the commit on the hub that the requested branch or tag stood for)."""
+    model: Draft = dict(begun["model"])
+    if inputs.weights is not None:
+        ready = inputs.weights
+        model["weights"] = model["weights"] | {
+            "file": str(ready.path),
+            "format": ready.format,
+            "fingerprint": ready.fingerprint,
+            "architecture": ready.architecture,
+            "synthetic": ready.synthetic,
+            "quant": ready.quant,
+            "revision": ready.revision,
+            "header": ready.sizes,
+            "attention": ready.attention,
+            "decoder": floors.decoder_facts(ready.decoder) if ready.decoder else None,
+            "packing": asdict(ready.packing) if ready.packing else None,
+            "shards": ready.shards,
+            "file_bytes": ready.file_bytes,
+        }
+        if ready.header and (off := gguf.yarn_difference(ready.header.metadata)):
+            model["weights"]["yarn_difference"] = off
+    return {
+        "model": model,
+        "options": inputs.options,
+        "device": inputs.device_id,
+        "threads": inputs.threads,
+        "workload": begun["workload"] | {"prompt": inputs.prompt, "prompt_source": inputs.prompt_source},
+        "environment": {
+            "name": inputs.interpreter.environment.name,
+            **_made(inputs.interpreter),
+            "lock": list(inputs.interpreter.lock),
+            "runner": source_digest(cell.variant.stack),
+        },
+    }
+
+
+def _made(interpreter: Interpreter) -> Draft:
+    """How an environment was built; of an adopted interpreter, what is not as pinned. Its path is nobody's
+    business."""
+    if adopted := interpreter.adopted:
+        return {"adopted": {"python": adopted.python_version, "pins_not_met": list(adopted.pins_not_met)}}
+    made = interpreter.environment
+    return {"key": key_of(made), "variables": made.variables, "toolkit": made.toolkit or None}
+
+
+def git_commit() -> str | None:
+    """The harness's git commit, with `+` if files differ from it; null if it is not a git checkout."""
+    root = Path(__file__).resolve().parent.parent.parent
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel").rstrip("\n")) != root:
+            return None  # installed inside another project's checkout
+        return git("rev-parse", "HEAD").strip() + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def source_digest(stack: str) -> str:
+    """Hash of the runner's source and of the runner modules it imports: the code that measured."""
+    folder, sources = runners_folder(), dict[Path, str]()
+    todo = [folder / "worker.py", folder / "stacks" / f"{stack}.py"]
+    while todo:
+        path = todo.pop()
+        if path not in sources:
+            sources[path] = path.read_text(encoding="utf-8")
+            todo += [each for each in _imported_runners(folder, sources[path]) if each.is_file()]
+    digest = hashlib.sha256("".join(sources[path] for path in sorted(sources)).encode())
+    return digest.hexdigest()[:12]
+
+
+def _imported_runners(folder: Path, source: str) -> Iterator[Path]:
+    """Where the modules of runners/ would be that a source imports, or imports names of."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "runners":
+            parts = str(node.module).split(".")[1:]
+            for name in ("", *(each.name for each in node.names)):
+                yield folder.joinpath(*parts, *[name] * bool(name)).with_suffix(".py")
+
+
+def utc_now() -> str:
+    return datetime.now(timezone.utc).isoformat()
+
+
+# Measure the device's peak between cells: read bandwidth, and the matrix rate (FLOP/s) once.
+#
+# NumPy and the C library measure a CPU; a stack's own kernels measure a GPU, under the stack's interpreter.
+# If a probe fails, the campaign reports it and continues without.
+
+
+PROBE_EVERY_S = 60.0  # a probe takes a second on a CPU, five through a stack
+STACK_TIMEOUT_S = 120.0
+
+Say = Callable[[str], None]
+
+
+class Probes:
+    """The probes of one campaign: one before each round of repeats, and one a minute."""
+
+    def __init__(self, ready: Iterable[object], say: Say, bandwidth: bool, matrix: bool) -> None:
+        """`ready`: the Inputs of the cells that are ready; anything else is ignored."""
+        cells = [each for each in ready if isinstance(each, Inputs)]
+        self._device_id = cells[0].device_id if cells else None
+        self._threads = max((cell.threads for cell in cells), default=0)
+        self._stacks = measuring(cell.interpreter for cell in cells)
+        self._say, self._wants_bandwidth, self._wants_matrix = say, bandwidth, matrix
+        self._taken: list[Mapping[str, object]] = []
+        self._matrix: Mapping[str, object] | None = None
+        self._round, self._at = 0, 0.0
+
+    def so_far(self, repeat: int) -> Draft:
+        """Run the probes that are due. Returns all results so far: `bandwidth_probes`, `matrix_probe`."""
+        due = repeat != self._round or time.monotonic() > self._at + PROBE_EVERY_S
+        if self._device_id is not None and due and (self._wants_bandwidth or self._wants_matrix):
+            if self._device_id == "cpu":
+                self._of_cpu()
+            else:
+                self._of_gpu(self._device_id)
+            self._wants_matrix = False  # once, before the first repeat
+            self._round, self._at = repeat, time.monotonic()
+        return {"bandwidth_probes": list(self._taken), "matrix_probe": self._matrix}
+
+    def _of_cpu(self) -> None:
+        try:
+            if self._wants_bandwidth:
+                self._taken.append(machine.read_bandwidth(self._threads))
+        except ProbeError as failure:
+            self._say(f"probe failed: {failure}")
+        try:
+            if self._wants_matrix:
+                self._matrix = cpu_matrix_rate(self._threads, self._stacks, self._say)
+        except ProbeError as failure:
+            self._say(f"probe failed: {failure}")
+
+    def _of_gpu(self, device_id: str) -> None:
+        for interpreter in tuple(self._stacks):
+            measures = ["read"] * self._wants_bandwidth + ["matrix"] * self._wants_matrix
+            try:
+                rates = through_stack(interpreter, device_id, self._threads, measures)
+            except ProbeError as failure:
+                self._say(f"probe failed: {failure}")
+                self._stacks.remove(interpreter)  # it would fail again
+                continue
+            if self._wants_bandwidth:
+                self._taken.append(rates["read"])
+            if self._wants_matrix:
+                self._matrix = rates["matrix"]
+            return
+
+
+def measuring(interpreters: Iterable[Interpreter]) -> list[Interpreter]:
+    """One interpreter per stack, by name; without stacks that have no dependencies (no kernels to run)."""
+    found = {each.environment.stack: each for each in interpreters if each.environment.dependencies}
+    return [found[stack] for stack in sorted(found)]
+
+
+def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> MatrixRate:
+    """The fastest matrix product of NumPy and the stacks. A stack may be far faster (on one CPU OpenBLAS's
+    float32 gave 250 GFLOP/s, ggml's f16 400, its repacked q4_0 585), and no MFU should exceed 100%.
+
+    Raises ProbeError if NumPy fails; the failure of a stack is only reported.
+    """
+    probe = machine.matrix_rate(threads)
+    for interpreter in stacks:
+        try:
+            matrix = through_stack(interpreter, "cpu", threads, ["matrix"])["matrix"]
+        except ProbeError as failure:
+            say(f"probe failed: {failure}")
+            continue
+        probe["kernels"] |= matrix["kernels"]
+    fastest = max(probe["kernels"], key=lambda name: float(probe["kernels"][name]))
+    return probe | {"kernel": fastest, "flops_per_s": probe["kernels"][fastest]}
+
+
+def through_stack(
+    interpreter: Interpreter, device_id: str, threads: int, measures: Sequence[str]
+) -> dict[str, Draft]:
+    """Run a stack's `probe` job. `measures`: `read`, `matrix`, or both. Returns the result of each.
+
+    Raises ProbeError.
+    """
+    stack = interpreter.environment.stack
+    if device_id == "cpu":
+        machine.check_quota(threads, "the CPU")
+    options = {"measure": list(measures), "threads": threads}
+    request = Request("probe", stack, device_id, {"name": "none", "path": None, "shape": None}, options)
+    with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder:
+        try:
+            job = worker.run_job(request, interpreter, Path(folder), STACK_TIMEOUT_S, threads)
+            facts = worker.facts_of(job)
+        except (worker.JobFailed, OSError) as failure:
+            raise ProbeError(f"{device_id} could not be measured by {stack}: {failure}") from failure
+    if missing := [part for part in measures if part not in facts]:
+        raise ProbeError(
+            f"{device_id} could not be measured by {stack}: its probe did not return {missing[0]}"
+        )
+    shared = {"threads": facts.get("threads"), "stack": stack}
+    return {part: facts[part] | shared for part in measures}

@@ -1,23 +1,43 @@
-"""Select the repeats to measure and run them round by round; disturbed ones are retried at the end of their
-round."""
+"""The rounds of a campaign: open it, attempt what is due, judge, attempt again."""
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
 
-from harness import plan, results
-from harness.analysis.records.disturbances import BusyProcess, counting
-from harness.analysis.records.verdicts import USABLE, Verdict, attempts_left, verdict
-from harness.campaign import quiet
-from harness.plan import Cell
-from harness.results import ResultsError, Stored
-from harness.results.kinds import done_of
-from harness.results.kinds.measured import WaitedForQuiet
+from harness import machine, records
+from harness.analysis.verdicts import USABLE, BusyProcess, Verdict, attempts_left, counting, verdict
+from harness.base.files import NotFinished
+from harness.base.text import plural
+from harness.campaign import conditions, prepare
+from harness.campaign import repeat as campaign_repeat
+from harness.campaign.conditions import device_lock
+from harness.campaign.forecast import Device, device_of, forecast_cell
+from harness.campaign.prepare import NotReady, Preparation
+from harness.campaign.repeat import Inputs, Probes, measure, not_measured
+from harness.config import Experiment, plan
+from harness.config.plan import Cell
+from harness.dataset import table
+from harness.machine import doctor
+from harness.machine.sensors import Cooling
+from harness.records import Draft, ResultsError, Stored
+from harness.records.kinds import done_of
+from harness.records.measured import WaitedForQuiet
+from harness.records.parts import Fleet
+from harness.stacks import build
+from runners.protocol import Rows
 
-Attempts = Mapping[tuple[str, int], Sequence[Stored]]
+# Select the repeats to measure and run them round by round; disturbed ones are retried at the end of their
+# round.
+
+
+RecordsByRepeat = Mapping[tuple[str, int], Sequence[Stored]]
 """Earlier records by content key and repeat, oldest first."""
 
 
@@ -41,7 +61,7 @@ def judge(stored: Stored) -> Verdict:
     if whole:
         try:
             times = stored.times if "device_tokens" in counters else None
-            table = results.table(stored)
+            table = records.table(stored)
         except ResultsError:
             whole = False
     return verdict(stored.record, has_series=whole, times=times, table=table)
@@ -50,7 +70,7 @@ def judge(stored: Stored) -> Verdict:
 def due(
     order: Iterable[tuple[Cell, int]],
     keys: Mapping[str, str],
-    attempts: Attempts,
+    attempts: RecordsByRepeat,
     retries: int,
     fresh: bool,
     retry_failed: bool,
@@ -77,7 +97,7 @@ def due(
     return kept, todo
 
 
-def measure(
+def measure_round(
     todo: Sequence[Due],
     attempt: Callable[[Due, int, int], Stored],
     watched: bool,
@@ -92,21 +112,220 @@ def measure(
     processes around each attempt; the one that used most in disturbed attempts is returned.
     """
     found: list[Stored] = []
-    disturbers, of = quiet.Disturbers(), len(todo)
+    disturbers, of = conditions.Disturbers(), len(todo)
     for _, members in groupby(todo, key=lambda each: None if each.side else each.repeat):
         waiting = deque(members)
         while waiting:
             each = waiting.popleft()
             if each.attempt > 1:
-                each = replace(each, quiet=quiet.wait(say, quiet.AT_MOST_S))
-            before = quiet.look() if watched else None
+                each = replace(each, quiet=conditions.wait_until_quiet(say, conditions.AT_MOST_S))
+            before = conditions.look() if watched else None
             stored = attempt(each, len(found) + 1, of)
             found.append(stored)
             judged = judge(stored)
             ended(stored, judged)
             if before and judged.disturbed:
-                disturbers.add(before, quiet.look())
+                disturbers.add(before, conditions.look())
             if attempts_left(stored.record, judged):
                 waiting.append(replace(each, attempt=each.attempt + 1, quiet=None))
                 of += 1
     return found, disturbers.busiest()
+
+
+# Open a campaign: lock the device, recover interrupted repeats, load earlier records, run the doctor.
+
+
+class Stopped(NotFinished):
+    """The campaign had to stop; finished repeats are kept."""
+
+
+class Watcher(Protocol):
+    """Receives a campaign's progress and shows it to the user."""
+
+    def say(self, line: str) -> None: ...
+    def warn(self, line: str) -> None: ...
+    def repeat_begins(self, number: int, of: int, cell: Cell, begun: Draft) -> None: ...
+    def tokens(self, count: int, latency_ns: int) -> None: ...
+    def rows(self, rows: Rows) -> None: ...
+    def repeat_ends(self, stored: Stored, found: Verdict) -> None: ...
+    def disturbed_by(self, process: BusyProcess) -> None: ...
+    def search_ends(self, stored: Stored) -> None: ...
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of one run that are not in the config. `root`: the results folder, absolute. `reference`: a
+    file with the reference of quality, in place of computing it. `fleet`: the place in a fleet that its
+    records name; null without one."""
+
+    root: Path
+    config_path: Path
+    command_line: Sequence[str]
+    fresh: bool = False
+    retry_failed: bool = False
+    wait: bool = False
+    reference: Path | None = None
+    fleet: Fleet | None = None
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """One campaign while it holds the device. `device`: its known properties; `keys`: content key by cell;
+    `folder`: results of this machine; `shared`: the part that all its records have in common; `attempts`,
+    `checks`, `searches`, `scores`: earlier records."""
+
+    experiment: Experiment
+    cells: Sequence[Cell]
+    options: RunOptions
+    watcher: Watcher
+    preparation: Preparation
+    device: Device
+    mechanism: str | None
+    keys: dict[str, str]
+    folder: Path
+    shared: Draft
+    attempts: RecordsByRepeat
+    checks: list[Stored]
+    searches: dict[str, Stored]
+    scores: list[Stored]
+
+
+@contextmanager
+def opened(
+    experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watcher: Watcher
+) -> Iterator[Campaign]:
+    """Lock the device, recover interrupted repeats, and load earlier records. Raises as run()."""
+    records.check_writable(options.root)
+    preparation = preparation_of(experiment, watcher)
+    # The fake's time is virtual: without a probe of the machine it neither measures nor disturbs.
+    protocol = experiment.protocol
+    probes = protocol.measure_bandwidth or protocol.measure_matrix_rate
+    measures = probes or any(cell.weights_format != "none" for cell in cells)
+    with device_lock(preparation.device_id, options.wait, watcher.say, measures):
+        recover(options, watcher)
+        yield prepared(experiment, cells, options, watcher, preparation)
+
+
+def preparation_of(experiment: Experiment, watcher: Watcher, packages: Sequence[str] = ()) -> Preparation:
+    """`packages`: requirements of the environments in place of the pinned ones."""
+    threads = experiment.protocol.threads
+    return Preparation(experiment.device, experiment.gpu, threads, watcher.say, packages)
+
+
+def recover(options: RunOptions, watcher: Watcher) -> None:
+    """Finish the records of interrupted repeats."""
+    for stored in records.recover(options.root, _passed_over(watcher)):
+        watcher.say(f"recovered an interrupted repeat: {stored.folder}")
+
+
+def prepared(
+    experiment: Experiment,
+    cells: Sequence[Cell],
+    options: RunOptions,
+    watcher: Watcher,
+    preparation: Preparation,
+) -> Campaign:
+    """A campaign whose device is locked already."""
+    slug, device = machine.facts()["slug"], device_of(experiment)
+    mechanism, timeout_s = prepare.mechanism(cells, preparation), experiment.protocol.timeout_s
+    known_by = (preparation, device, slug, mechanism, timeout_s)
+    keys = {cell.id: prepare.content_key(cell, *known_by) for cell in cells}
+    folder = options.root / slug
+    shared = campaign_repeat.campaign_fields(experiment, options.config_path, options.command_line)
+    attempts, checks, searches, scores = before = _before(folder, watcher)
+    earlier = itertools.chain(*attempts.values(), checks, searches.values(), scores)
+    if place := table.next_place(shared["campaign"]["id"], (each.record for each in earlier)):
+        shared["campaign"]["order"] = place
+    if options.fleet is not None:
+        shared["campaign"]["fleet"] = options.fleet
+    return Campaign(
+        experiment, cells, options, watcher, preparation, device, mechanism, keys, folder, shared, *before
+    )
+
+
+def examined(campaign: Campaign) -> Campaign:
+    """The campaign after the doctor has checked the machine. Shows its warnings and adds the findings to
+    every record. Does nothing if the device is not on this machine."""
+    if campaign.device.absent:
+        return campaign
+    headers = {cell.header.stack: cell.header for cell in campaign.cells}.values()
+    environments = [header.environment_for(campaign.device.family) for header in headers]
+    # Every environment that can be built is built by now; refused cells need none.
+    interpreters = [built for each in environments if each and (built := build.find(each))]
+    found = doctor.run_findings(campaign.preparation.device_id, interpreters)
+    for finding in found:
+        if finding.level == "warn":
+            campaign.watcher.warn(finding.line)
+    return replace(campaign, shared=campaign.shared | {"doctor": [each.record() for each in found]})
+
+
+def _before(
+    folder: Path, watcher: Watcher
+) -> tuple[dict[tuple[str, int], list[Stored]], list[Stored], dict[str, Stored], list[Stored]]:
+    """Earlier records of this machine: repeats by content key and number, oldest first; weight checks; the
+    latest search of each content key; and scores."""
+    kinds: dict[str, list[Stored]] = {"measured": [], "checked": [], "searched": [], "scored": []}
+    for each in records.records(folder, _passed_over(watcher)):
+        kinds.setdefault(each.record["kind"], []).append(each)
+    by_time = {
+        kind: sorted(found, key=lambda each: str(each.record["started_utc"])) for kind, found in kinds.items()
+    }
+    attempts: dict[tuple[str, int], list[Stored]] = {}
+    for each in by_time["measured"]:
+        attempts.setdefault((each.record["content_key"], each.record["repeat"]), []).append(each)
+    searches = {each.record["content_key"]: each for each in by_time["searched"]}
+    return attempts, kinds["checked"], searches, kinds["scored"]
+
+
+def _passed_over(watcher: Watcher) -> Callable[[records.ResultsError], None]:
+    return lambda damage: watcher.say(f"passed over: {damage}")
+
+
+# Measure attempts of a campaign's cells: a cell is prepared once, an attempt is a worker and a record.
+
+
+class AttemptRunner:
+    """The cells of a campaign, ready to be measured, or with the reason why not."""
+
+    def __init__(self, campaign: Campaign, cells: Iterable[Cell]) -> None:
+        experiment, protocol = campaign.experiment, campaign.experiment.protocol
+        preparation, device = campaign.preparation, campaign.device
+        self._campaign = campaign
+        pending = {cell.id: cell for cell in cells}
+        self._ready = {
+            key: prepare.inputs_or_refusal(cell, experiment, preparation, device)
+            for key, cell in pending.items()
+        }
+        self._known = {
+            key: forecast_cell(pending[key], inputs.weights, device, preparation.threads).failures
+            for key, inputs in self._ready.items()
+            if isinstance(inputs, Inputs)
+        }
+        say, cool = campaign.watcher.say, protocol.cool_down
+        probed = protocol.measure_bandwidth, protocol.measure_matrix_rate
+        self._probes = Probes(self._ready.values(), say, *probed)
+        self._cooling = Cooling(cool.to_c, cool.at_most_s, say) if cool else None
+
+    def measure(self, due: Due, number: int, of: int, **more: Any) -> Stored:
+        """Measure once and write the record. `number`: the place among `of` attempts; `more`: fields of the
+        record. Raises Stopped if the record cannot be written."""
+        campaign, cell, inputs = self._campaign, due.cell, self._ready[due.cell.id]
+        device, gpu = campaign.experiment.device, campaign.experiment.gpu
+        repeat_facts = campaign_repeat.repeat_fields(cell, due.repeat, campaign.keys[cell.id], device, gpu)
+        begun = campaign.shared | repeat_facts | {"attempt": due.attempt, "place_in_order": [number, of]}
+        begun |= self._probes.so_far(due.repeat) | more
+        if due.quiet is not None:
+            begun["waited_for_quiet"] = due.quiet
+        campaign.watcher.repeat_begins(number, of, cell, begun)
+        try:
+            if isinstance(inputs, NotReady):
+                return not_measured(campaign.folder, cell, begun, inputs.outcome, str(inputs))
+            begun |= campaign_repeat.input_fields(cell, inputs, begun)
+            if self._known[cell.id]:
+                begun["known_failure"] = self._known[cell.id]
+            if self._cooling is not None:
+                begun["cooled"] = self._cooling.wait(inputs.device_id)
+            return measure(campaign.folder, cell, begun, inputs, campaign.watcher)
+        except records.ResultsError as full:
+            finished = f"{plural(number - 1, 'repeat')} finished and kept"
+            raise Stopped(f"stopped at {cell.id}: {full}; {finished}") from full

@@ -6,22 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness import plan, results
-from harness.analysis.records import disturbances
-from harness.analysis.records.metrics import Metric
-from harness.analysis.records.verdicts import USABLE
-from harness.analysis.series.halving import DEFAULTS, Search, Setting, label
+from harness import records
+from harness.analysis import verdicts
+from harness.analysis.line import Metric
+from harness.analysis.stopping import DEFAULTS, Search, Setting, options_label
+from harness.analysis.verdicts import USABLE
 from harness.campaign import rounds
-from harness.campaign.attempts import Attempts
-from harness.campaign.device_lock import device_lock
-from harness.campaign.opened import Campaign, RunOptions, Watcher, examined, preparation_of, prepared, recover
+from harness.campaign.conditions import device_lock
 from harness.campaign.prepare import Preparation
-from harness.campaign.rounds import Due
-from harness.config import Experiment, Model, Variant, Workload
+from harness.campaign.rounds import (
+    AttemptRunner,
+    Campaign,
+    Due,
+    RunOptions,
+    Watcher,
+    examined,
+    preparation_of,
+    prepared,
+    recover,
+)
+from harness.config import Experiment, Model, Variant, Workload, plan
+from harness.config.plan import Cell
 from harness.config.variants import varied
-from harness.dataset.gather import Gathered
-from harness.plan import Cell
-from harness.results import Record, Stored
+from harness.dataset.study import Gathered
+from harness.records import Record, Stored
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class Outcome:
 def run(tuned: Tuned, search: Search, options: RunOptions, watcher: Watcher) -> Outcome:
     """Measure rounds until the search is over. Nothing measured before is reused. Raises as
     campaign.run()."""
-    results.check_writable(options.root)
+    records.check_writable(options.root)
     tuned = replace(tuned, experiment=_short(tuned.experiment))
     preparation = preparation_of(tuned.experiment, watcher)
     measures = tuned.cell(DEFAULTS).weights_format != "none"
@@ -87,7 +95,7 @@ class _Rounds:
         self._tuned, self._options, self._watcher = tuned, options, watcher
         self._preparation = preparation
         self._first: Campaign | None = None
-        self._attempts: dict[str, Attempts] = {}
+        self._attempts: dict[str, AttemptRunner] = {}
         self._settings: dict[str, Setting] = {}
         self._reasons: dict[Setting, str] = {}
         self._weights: str | None = None
@@ -101,7 +109,7 @@ class _Rounds:
             self._settings |= {cell.id: each for cell, each in zip(cells, settings, strict=True)}
             self._prepare([cell for cell in cells if cell.id not in self._attempts])
             search.add(*self._costs(self._round(cells, number)))
-            left = ", ".join(label(each) for each in search.due() if each)
+            left = ", ".join(options_label(each) for each in search.due() if each)
             self._watcher.say(f"round {number}: {left or 'no setting'} goes on")
         return Outcome(self._reasons, self._weights)
 
@@ -115,12 +123,12 @@ class _Rounds:
             # A name of its own keeps the records out of a nightly baseline (compare --baseline).
             of = {**campaign.shared["campaign"], "name": f"{self._tuned.experiment.name}-tune"}
             self._first = replace(campaign, shared=campaign.shared | {"campaign": of})
-        attempts = Attempts(replace(campaign, shared=self._first.shared), cells)
+        attempts = AttemptRunner(replace(campaign, shared=self._first.shared), cells)
         self._attempts |= dict.fromkeys((cell.id for cell in cells), attempts)
 
     def _round(self, cells: Sequence[Cell], number: int) -> list[Stored]:
         order = plan.shuffled(cells, self._tuned.experiment.protocol.order_seed, number)
-        stored, busiest = rounds.measure(
+        stored, busiest = rounds.measure_round(
             [Due(cell, number) for cell in order],
             lambda due, place, of: self._attempt(due, self._done + place, self._done + of),
             True,
@@ -135,7 +143,7 @@ class _Rounds:
     def _attempt(self, due: Due, place: int, of: int) -> Stored:
         assert self._first is not None  # _prepare() comes before
         setting = self._settings[due.cell.id]
-        facts: dict[str, Any] = {"round": due.repeat, "setting": label(setting)}
+        facts: dict[str, Any] = {"round": due.repeat, "setting": options_label(setting)}
         facts = dict(self._first.shared["campaign"]) | facts
         return self._attempts[due.cell.id].measure(due, place, of, campaign=facts)
 
@@ -163,6 +171,6 @@ def _counts(status: str, reasons: Sequence[str], record: Record, busy: bool) -> 
     cost, and no disturbance."""
     if status in USABLE:
         return True
-    if record["outcome"] != "ok" or not (busy or disturbances.oversubscribed(record)):
+    if record["outcome"] != "ok" or not (busy or verdicts.oversubscribed(record)):
         return False
-    return set(reasons) <= {reason.text for reason in disturbances.reasons(record)}
+    return set(reasons) <= {reason.text for reason in verdicts.disturbance_reasons(record)}

@@ -1,7 +1,7 @@
 """The command line: find the command, run it, end with its exit code.
 
-Each command is a module of this folder with `add(parser)` and `run(arguments)`. Only the named one is
-imported, so that --help is fast.
+A command is the functions `add(parser)` and `run(arguments)` of the module with its name, or `add_NAME` and
+`run_NAME` of a module that holds several. Only the named one is imported, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -11,15 +11,28 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import redirect_stderr, redirect_stdout
-from types import ModuleType
+from typing import Any
 
 import harness
-from harness.cli.exits import INTERRUPTED, NOT_OK, NOT_STARTED, say
-from harness.system.endings import NotFinished, NotStarted
-from harness.system.files import FULL
-from harness.system.printing import filtered
+from harness.base.files import FULL, NotFinished, NotStarted
+from harness.base.text import filtered
+
+# Exit codes, and the mistake in a command line that ends a command.
+
+
+OK, NOT_OK, NOT_STARTED, REGRESSION, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+class Mistake(NotStarted):
+    """The command line is invalid; the message is one sentence."""
+
+
+def say(sentence: object) -> None:
+    """Print a message for the user to standard error."""
+    print(f"harness: {sentence}", file=sys.stderr)
+
 
 COMMANDS = {
     "run": "measure every cell of a config; keeps existing measurements",
@@ -48,6 +61,13 @@ COMMANDS = {
     "doctor": "list conditions on this machine that disturb measurements",
     "completion": "print the script that completes commands and names in bash, zsh or fish",
 }
+# Modules that hold several commands.
+SEVERAL = {
+    "run": ("check-weights", "quality", "max-ctx"),
+    "setup": ("init", "validate", "doctor"),
+    "results": ("list", "memory", "report", "open"),
+    "share": ("export", "bundle", "verify"),
+}
 RESUMABLE = ("run", "quality", "max-ctx")
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -56,9 +76,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code; without one, say where the user stands."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv:
-        from harness.cli import start
+        from harness.cli import results
 
-        return start.show()
+        return results.show()
     # Options of `harness` itself take no value, so the first word is the command.
     named = [word for word in argv if not word.startswith("-")][:1]
     arguments, unknown = parser(named).parse_known_args(argv)
@@ -87,7 +107,7 @@ def _stop(number: int, frame: object) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        code: int = _module(arguments.command).run(arguments)
+        code: int = _function("run", arguments.command)(arguments)
         return code
     except NotStarted as mistake:
         print(f"{mistake.prefix}{mistake}", file=sys.stderr)
@@ -126,9 +146,13 @@ def parser(named: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary)
         command.set_defaults(parser=command)
         if name in named:
-            _module(name).add(command)
+            _function("add", name)(command)
     return parser
 
 
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"harness.cli.{name.replace('-', '_')}")
+def _function(what: str, command: str) -> Callable[..., Any]:
+    name = command.replace("-", "_")
+    module = next((module for module, held in SEVERAL.items() if command in held), None)
+    imported = importlib.import_module(f"harness.cli.{module or name}")
+    found: Callable[..., Any] = getattr(imported, f"{what}_{name}" if module else what)
+    return found

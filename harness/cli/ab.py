@@ -6,18 +6,18 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import config, plan, shipped
-from harness.campaign import RunOptions, ab
-from harness.cli import compare, dry_run
-from harness.cli.exits import Mistake, say
-from harness.cli.inputs import CONFIG, WAIT, add_chosen, chosen
+from harness import config, data
+from harness.base.text import list_named, plural
+from harness.campaign import ab
+from harness.campaign.rounds import RunOptions
+from harness.cli import Mistake, compare, dry_run, say
+from harness.cli.options import CONFIG, WAIT, add_chosen, chosen
 from harness.cli.progress import Progress
 from harness.compare.ab import Rounds
-from harness.config import Experiment
-from harness.plan import Cell
-from harness.results import Stored
+from harness.config import Experiment, plan
+from harness.config.plan import Cell
+from harness.records import Stored
 from harness.stacks.header import project_of
-from harness.system.wording import named, plural
 
 EPILOG = """The day of the machine, and all that drifts slowly, is in both sides and cancels. So this finds a
 change of 1%, which no comparison of two campaigns can show. Each round measures every pair of cells once on
@@ -34,11 +34,11 @@ examples:
 def add(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    parser.add_argument("a", type=shipped.config, metavar="A", help=f"side A: {CONFIG}")
+    parser.add_argument("a", type=data.config, metavar="A", help=f"side A: {CONFIG}")
     parser.add_argument(
         "b",
         nargs="?",
-        type=shipped.config,
+        type=data.config,
         metavar="B",
         help="side B (default: A, changed by --set-b or --package-b)",
     )
@@ -136,7 +136,7 @@ def _pairs(sides: tuple[Experiment, Experiment], arguments: argparse.Namespace) 
         wanted = {cell.id for cell in chosen([cell for pair in pairs for cell in pair], arguments)}
         pairs = [pair for pair in pairs if wanted & {cell.id for cell in pair}]
     if alone and not arguments.only:
-        ids = named([cell.id for cell in alone], 3)
+        ids = list_named([cell.id for cell in alone], 3)
         raise Mistake(
             f"{plural(len(alone), 'cell')} without a partner on the other side: {ids}; choose with --only"
         )
@@ -159,7 +159,7 @@ def _check(
         known = {project_of(each) for environment in environments for each in environment.dependencies}
         for each in given:
             if project_of(each) not in known:
-                side, needed = "ab"[number], named(sorted(known), 20)
+                side, needed = "ab"[number], list_named(sorted(known), 20)
                 where = f"--package-{side} {each}"
                 raise Mistake(f"{where}: no stack of side {side.upper()} needs it; they need {needed}")
 

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import shipped
-from harness.analysis.records.metrics import FAMILIES
-from harness.cli.exits import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say
-from harness.compare import Comparison, ab, compare, gha, page, sides, text
-from harness.results.files import write_output
-from harness.system.printing import printable_lines, unfiltered
+from harness import data
+from harness.analysis.line import FAMILIES
+from harness.base.text import printable_lines, unfiltered
+from harness.cli import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say
+from harness.compare import Comparison, ab, compare, sides
+from harness.compare import show as compare_show
+from harness.records.files import write_output
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 
@@ -115,7 +116,7 @@ def share(option: str, given: str) -> float:
 
 
 def _sides(arguments: argparse.Namespace) -> tuple[sides.Side, sides.Side]:
-    given, results = [str(shipped.results(each)) for each in arguments.of], arguments.results
+    given, results = [str(data.results(each)) for each in arguments.of], arguments.results
     if arguments.baseline is None:
         if len(given) != 2:
             raise Mistake("compare takes two results folders or days, or one folder with --baseline last:N")
@@ -138,10 +139,14 @@ def show(found: Comparison, form: str | None, output: Path | None) -> None:
         _on_github(found, output or Path("reports") / "benchmark.json")
     elif form == "html":
         path = output or Path("reports") / "compare.html"
-        write_output(path, page.page(found))
+        write_output(path, compare_show.comparison_page(found))
         print(path.absolute())
     else:
-        made = printable_lines({"md": text.markdown, "json": text.array, None: text.terminal}[form](found))
+        made = printable_lines(
+            {"md": compare_show.markdown, "json": compare_show.array, None: compare_show.terminal}[form](
+                found
+            )
+        )
         if output:
             write_output(output, made)
         else:
@@ -150,11 +155,11 @@ def show(found: Comparison, form: str | None, output: Path | None) -> None:
 
 def _on_github(found: Comparison, path: Path) -> None:
     """Print annotations, append the tables to the job summary if there is one, write figures to a file."""
-    print("\n".join(gha.commands(found)), file=unfiltered(sys.stdout))
+    print("\n".join(compare_show.commands(found)), file=unfiltered(sys.stdout))
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as lines:
-            lines.write(printable_lines(text.markdown(found)))
-    write_output(path, gha.as_json(found.rows))
+            lines.write(printable_lines(compare_show.markdown(found)))
+    write_output(path, compare_show.as_json(found.rows))
 
 
 def exit_code(found: Comparison) -> int:

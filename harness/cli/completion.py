@@ -7,14 +7,14 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from harness import shipped
-from harness.cli.exits import OK
+from harness import data
+from harness.cli import OK
 from harness.stacks.header import stacks
-from harness.theory.families import SHAPES
+from harness.theory.hf_config import SHAPES
 
 FILES = "@files"  # in place of a word: the files that match too
 NAMES: dict[str, Callable[[], list[str]]] = {  # of arguments, by how help shows them
-    **dict.fromkeys(("CONFIG", "A", "B"), lambda: [*shipped.config_names(), FILES]),
+    **dict.fromkeys(("CONFIG", "A", "B"), lambda: [*data.config_names(), FILES]),
     "stack": lambda: [*stacks()],
     "SHAPE": lambda: [*SHAPES],
     "MODEL": lambda: [*SHAPES, FILES],

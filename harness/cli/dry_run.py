@@ -10,29 +10,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from harness import machine, results
-from harness.analysis.records import traffic
+from harness import machine, records
+from harness.analysis import traffic
+from harness.base.text import plural
 from harness.campaign import forecast
-from harness.campaign.device_lock import is_busy
-from harness.campaign.held import bytes_of_shape, dense, packing_of
-from harness.campaign.quality.scoring import RANDOM
-from harness.cli.exits import NOT_OK, OK, say
+from harness.campaign.conditions import is_busy
+from harness.campaign.forecast import bytes_of_shape, dense, packing_of
+from harness.campaign.quality import RANDOM
+from harness.cli import NOT_OK, OK, say
 from harness.config import Experiment
-from harness.models import checkpoint, packed, synthetic, weights
+from harness.config.plan import Cell
+from harness.models import checkpoint, weights
 from harness.models.weights import Ready
-from harness.plan import Cell
-from harness.results import ResultsError
+from harness.records import ResultsError
 from harness.stacks import adopted, build
+from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Header
-from harness.stacks.interpreter import EnvironmentFailed
-from harness.system.wording import plural
-from harness.theory import placement
-from harness.theory.decoder import Decoder, parameters
-from harness.theory.placement import Split
-from harness.theory.shapes import Shape
+from harness.theory import memory
+from harness.theory.decoder import Decoder, Shape, parameters
+from harness.theory.memory import Split
 
 NOT_OK_AS = ("will_fail", "will_be_refused", "will_not_fit")
-# Of a GPU's data sheet, in prompts of the published study: 0.2 to 0.5 (harness/predict/priors.py).
+# Of a GPU's data sheet, in prompts of the published study: 0.2 to 0.5 (harness/recommend/speed.py).
 GPU_MFU = 0.3
 LATEST = 20  # newest records searched for a bandwidth probe; all records of a run have one, or none has
 
@@ -121,7 +120,7 @@ def _known_bandwidth(results_here: Path) -> tuple[float, str] | None:
     newest = sorted(results_here.glob("*/*/*/record.json"), key=lambda each: each.parent.name)[-LATEST:]
     for path in reversed(newest):
         with contextlib.suppress(ResultsError):
-            record = results.read(path)
+            record = records.read(path)
             seen = traffic.ceiling_bytes_per_s([record])
             if seen is not None and record.get("device") == "cpu":
                 return seen, "measured here before"
@@ -185,7 +184,7 @@ class Here:
     def _ceiling(self, sides: Split) -> float | None:
         """The most tokens per second, at zero context; null where a bandwidth is not known."""
         gpu, cpu = self.device.bytes_per_s, self._cpu_bandwidth
-        return 1 / placement.step_s(sides, cpu, gpu) if gpu and cpu else None
+        return 1 / memory.step_s(sides, cpu, gpu) if gpu and cpu else None
 
     def _rates(self, cell: Cell) -> tuple[float | None, float | None]:
         """Bytes/s and FLOP/s for the time of a cell; null where it is not estimated."""
@@ -242,7 +241,7 @@ class Here:
         if cell.weights_format == "none" or source is None:
             return Source("no weights", 0)
         if source.kind == "synthetic" and made and model:
-            name = synthetic.synthetic_name(model, source.seed)
+            name = weights.synthetic_name(model, source.seed)
             words, disk = self._made(cell, name, made, source.seed)
             return Source(words or "synthetic, nothing more to make", disk)
         name = source.path or source.file or ""
@@ -276,12 +275,12 @@ class Here:
         """
         steps: list[tuple[str, Path, float]] = []
         if seed is not None:
-            folder = synthetic.named_folder(name)
+            folder = weights.named_folder(name)
             steps.append(
-                ("synthesize checkpoint", folder, parameters(made) * synthetic.CHECKPOINT_ELEMENT_BYTES)
+                ("synthesize checkpoint", folder, parameters(made) * weights.CHECKPOINT_ELEMENT_BYTES)
             )
         if packing := packing_of(cell, dense(made), None):
-            path = packed.packed_path(name, packing)
+            path = weights.packed_path(name, packing)
             steps.append((f"pack {packing.words}", path, bytes_of_shape(cell, made)))
         if cell.weights_format == "gguf":
             environment = cell.header.environment_for(self.device.family)
@@ -292,7 +291,7 @@ class Here:
             for kind in dict.fromkeys((source, quant)):
                 path = weights.converted_path(name, kind, quantizer)
                 word = "convert" if kind == source else "quantize"
-                steps.append((f"{word} {kind}", path, synthetic.synthetic_bytes(made, kind)))
+                steps.append((f"{word} {kind}", path, weights.synthetic_bytes(made, kind)))
         missing: list[tuple[str, Path, float]] = []
         for step in reversed(steps):  # an existing file needs none of the steps before it
             if step[1].exists() or step[1] in self._planned:

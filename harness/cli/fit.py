@@ -8,34 +8,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.analysis.records import known
-from harness.analysis.records.flags import CEILING_TOLERANCE, Flag, Limit, flags, identical
-from harness.analysis.rows import Figures
-from harness.analysis.series import latency
-from harness.analysis.series.latency import Analysis, Unusable
-from harness.analysis.series.line import Floats
-from harness.cli import machines
-from harness.cli.exits import NOT_OK, OK, REGRESSION, Mistake, say
-from harness.cli.inputs import add_json
-from harness.cli.names import unknown
-from harness.dataset.rows import drop_intervals, flag_kernel_changes
-from harness.known import NoModel, described
-from harness.logs.log import Log, LogError, Request, Series
-from harness.logs.read import read
-from harness.logs.table import Options
-from harness.results import ResultsError
-from harness.system.printing import printable
-from harness.system.wording import shortened
-from harness.theory import demand, floors, machine_names
-from harness.theory.decoder import Decoder
-from harness.theory.machine import Machine
+from harness.analysis import flags as analysis_flags
+from harness.analysis import latency
+from harness.analysis.columns import Figures
+from harness.analysis.flags import CEILING_TOLERANCE, Flag, Limit, flags, identical
+from harness.analysis.latency import Analysis, Unusable
+from harness.analysis.line import Floats
+from harness.base.text import printable, shortened
+from harness.cli import NOT_OK, OK, REGRESSION, Mistake, options, say
+from harness.cli.options import add_json, unknown
+from harness.dataset.table import drop_intervals, flag_kernel_changes
+from harness.records import ResultsError
+from harness.records.foreign.log import Log, LogError, Request, Series
+from harness.records.foreign.read import read_log
+from harness.records.foreign.table import Options
+from harness.theory import floors, names
+from harness.theory.decoder import Decoder, Shape
+from harness.theory.floors import UNITS, Units
+from harness.theory.known_models import NoModel, described
+from harness.theory.machines import Machine
 from harness.theory.names import NotUnderstood
-from harness.theory.shapes import Shape
-from harness.theory.units import UNITS, Units
 
 if TYPE_CHECKING:
     from harness.dataset.study import Study
-    from harness.report.fits import Against, Row, RowAgainst
+    from harness.report.fit_text import Against, Row, RowAgainst
 
 LEAST_TOKENS = 3  # the first token, and two for a line
 OF_WEIGHTS = ("faster_than_limit", "first_token_faster_than_limit")
@@ -110,9 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
         for note in notes:
             say(f"{path}: {note}")
     else:
-        from harness.report import fits
+        from harness.report import fit_text
 
-        fits.show(rows, notes)
+        fit_text.show_fits(rows, notes)
     usable = any(row["unusable"] is None for row in rows)
     code = OK if usable else NOT_OK
     if usable and (arguments.output or arguments.png):
@@ -136,7 +132,7 @@ def _check_gate(fail_on: Sequence[str], log: Log, theory: Theory | None, bpw: di
 
 def study(path: Path) -> Study:
     """The Study of one log, for `harness report`. Raises LogError."""
-    from harness.report import fits
+    from harness.report import fit_text
 
     try:
         log = _read(path, Options())
@@ -147,29 +143,30 @@ def study(path: Path) -> Study:
         if "--" not in str(wrong):
             raise
         raise type(wrong)(f"{wrong}, with `harness fit`") from wrong
-    return fits.study(path.name, rows, log)
+    return fit_text.fit_study(path.name, rows, log)
 
 
 def _read(path: Path, options: Options) -> Log:
     """Read a log. Raises LogError with the file name in its message."""
     try:
-        return read(path, options)
+        return read_log(path, options)
     except LogError as error:
         raise type(error)(f"{path}: {error}") from error
 
 
 def _draw(path: Path, log: Log, rows: list[Row], page: Path | None, picture: Path | None) -> int:
-    from harness.report import document, export, fits
+    from harness.report import fit_text
+    from harness.report import page as report_page
 
-    made = fits.study(path.name, rows, log)
+    made = fit_text.fit_study(path.name, rows, log)
     try:
         if page:
-            document.write(page, made)
+            report_page.write(page, made)
             print(page.absolute())
         if picture:
-            export.latency_png(picture, made)
+            report_page.latency_png(picture, made)
             print(picture.absolute())
-    except (ResultsError, export.FiguresError) as refusal:
+    except (ResultsError, report_page.FiguresError) as refusal:
         say(refusal)
         return NOT_OK
     return OK
@@ -187,7 +184,7 @@ class Theory:
 
         The slope is that at `last_n`, the least of a series: past its window a layer reads no more.
         """
-        required = demand.of_bits(self._model, bpw or 16, norms=self._units.norms)
+        required = floors.demand_of_bits(self._model, bpw or 16, norms=self._units.norms)
         W = floors.W_tokens_per_s(required, self._ceiling, n=int(last_n))
         slope_ms = 1e3 / W if W else None
         B_ms = floors.B_s(required, self._ceiling) * 1e3 if bpw else 0.0
@@ -219,7 +216,7 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
     flag_kernel_changes(rows)
     drop_intervals(rows)
     for row in rows:
-        known.withhold(row)
+        analysis_flags.withhold(row)
     return rows + [_totals(name, each, bpw.get(name), theory) for name, each in log.requests.items()]
 
 
@@ -305,7 +302,7 @@ def _theory(model: str | None, machine: str | None, units: Units) -> Theory | No
         raise Mistake(f"--model: {why}") from why
     made = found if isinstance(found, Shape) else found.decoder
     try:
-        return Theory(made, machine_names.one(machine, any_size=True, known=machines.known()), units)
+        return Theory(made, names.one_machine(machine, any_size=True, known=options.known()), units)
     except NotUnderstood as why:
         raise Mistake(why.sentence("machine", shortened(machine))) from why
 

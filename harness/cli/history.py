@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cli.exits import NOT_OK, OK, say
-from harness.cli.inputs import add_json, add_results, stored
-from harness.history import nights, page, steps
-from harness.history.steps import Step
+from harness.cli import NOT_OK, OK, say
+from harness.cli.options import add_json, add_results, stored
+from harness.compare import history as compare_history
+from harness.compare.history import Step
+from harness.records import ResultsError
+from harness.records.files import write_output
 from harness.report.table import Table
-from harness.results import ResultsError
-from harness.results.files import write_output
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -34,32 +34,32 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the page and print the steps, the latest first; not ok if no night has a figure. Raises
     ResultsError: no folder, no records, or the page cannot be written."""
     folder, target, as_json = arguments.dir, arguments.output, arguments.json
-    history = nights.history(stored(folder))
+    history = compare_history.history(stored(folder))
     for warning in history.warnings:
         say(warning)
     if not history.campaigns:
         raise ResultsError(f"{folder}: no records of measurements")
     for name, (count, why) in history.cells_without_data.items():
-        say(f"{name}: no figure in {page.counted(count, 'night')}; the last: {why}")
+        say(f"{name}: no figure in {compare_history.counted(count, 'night')}; the last: {why}")
     if not history.series:
         say(f"{folder}: no night of any cell has a figure; no page was written")
         if as_json:
             print("[]")
         return NOT_OK
-    found = steps.found_in(history)
-    write_output(target, page.page(f"History of {folder.resolve().name}", history, found))
+    found = compare_history.found_in(history)
+    write_output(target, compare_history.history_page(f"History of {folder.resolve().name}", history, found))
     if as_json:
-        print(json.dumps([steps.row(step) for step in found], indent=1, allow_nan=False))
+        print(json.dumps([compare_history.step_row(step) for step in found], indent=1, allow_nan=False))
     elif found:
         _print(found)
     else:
-        figures = page.counted(len(history.series), "figure")
+        figures = compare_history.counted(len(history.series), "figure")
         reason = (
             "no change"
-            if page.enough(history)
-            else f"too few: detecting a step needs {page.FEWEST} campaigns"
+            if compare_history.enough(history)
+            else f"too few: detecting a step needs {compare_history.FEWEST} campaigns"
         )
-        print(f"no steps: {figures} over {page.counted(history.campaigns, 'campaign')}, {reason}")
+        print(f"no steps: {figures} over {compare_history.counted(history.campaigns, 'campaign')}, {reason}")
     print(f"history: {target.absolute()}", file=sys.stderr if as_json else sys.stdout)
     return OK
 
@@ -68,8 +68,11 @@ def _print(found: Sequence[Step]) -> None:
     lines = [
         [
             *(step.when.removeprefix("on "), step.series.name, step.series.metric.name, step.word),
-            *(steps.shown(step.series.metric, side.value) for side in (step.before, step.after)),
-            *(f"{step.change:+.1%}", steps.changes(step)),
+            *(
+                compare_history.shown_steps(step.series.metric, side.value)
+                for side in (step.before, step.after)
+            ),
+            *(f"{step.change:+.1%}", compare_history.step_changes(step)),
         ]
         for step in found
     ]

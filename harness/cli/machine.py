@@ -9,19 +9,19 @@ from contextlib import ExitStack
 from typing import Any
 
 from harness import machine
-from harness.campaign import DeviceBusy, probes
-from harness.campaign.device_lock import device_lock
-from harness.cli.exits import NOT_OK, OK, Mistake, say
-from harness.cli.inputs import add_json
+from harness.base.gpus import visible_gpus
+from harness.base.text import plural
+from harness.campaign import repeat
+from harness.campaign.conditions import DeviceBusy, device_lock
+from harness.cli import NOT_OK, OK, Mistake, say
+from harness.cli.options import add_json
 from harness.cli.progress import Progress
 from harness.machine import ProbeError
-from harness.machine.limits import usable_memory_bytes
+from harness.machine.host import usable_memory_bytes
 from harness.stacks import build
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import references, stacks
-from harness.stacks.interpreter import Interpreter
-from harness.system.gpus import visible_gpus
-from harness.system.wording import plural
-from harness.theory.machine import Figure, Machine
+from harness.theory.machines import Figure, Machine
 
 Row = dict[str, Any]
 Rate = Mapping[str, object]
@@ -129,15 +129,15 @@ def _devices() -> Iterator[Row]:
 
 def _measure(row: Row, progress: Progress) -> bool:
     """Fill in the rates; false if a probe failed. A missing environment is a note."""
-    threads, built = machine.physical_cores(), probes.measuring(_built(row["family"]))
+    threads, built = machine.physical_cores(), repeat.measuring(_built(row["family"]))
     try:
         if row["family"] == "cpu":
             _fill(row, read=machine.read_bandwidth(threads))
-            _fill(row, matrix=probes.cpu_matrix_rate(threads, built, progress.say))
+            _fill(row, matrix=repeat.cpu_matrix_rate(threads, built, progress.say))
             if not built:
                 row["note"] = f"the kernels of a stack may be faster, but none is built; run: {_create(row)}"
         elif built:
-            rates = probes.through_stack(built[0], row["device"], threads, ["read", "matrix"])
+            rates = repeat.through_stack(built[0], row["device"], threads, ["read", "matrix"])
             _fill(row, rates["read"], rates["matrix"])
         else:
             row["note"] = f"no stack is built for this device; run: {_create(row)}"

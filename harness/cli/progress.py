@@ -1,20 +1,28 @@
-"""Progress of a campaign on standard error: a live line on a terminal, else a line per repeat."""
+"""What a user sees of a run: progress lines."""
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import statistics
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
-from harness.analysis.records import searches, surface
-from harness.analysis.records.disturbances import BusyProcess
-from harness.analysis.records.verdicts import USABLE, Verdict, attempts_left, status
-from harness.plan import Cell
-from harness.results import Draft, ResultsError, Stored, table
-from harness.system.printing import printable, unfiltered
-from harness.system.wording import plural
+from harness.analysis import depth
+from harness.analysis.verdicts import USABLE, BusyProcess, Verdict, attempts_left, status
+from harness.base.text import plural, printable, unfiltered
+from harness.campaign import rounds, run
+from harness.cli.options import chosen
+from harness.config import Experiment, Workload, plan
+from harness.config.plan import Cell
+from harness.dataset import table as dataset_table
+from harness.records import Draft, ResultsError, Stored, table
 from runners.protocol import Rows
+
+# Progress of a campaign on standard error: a live line on a terminal, else a line per repeat.
+
 
 REPEAT_MESSAGE_S = 10.0
 PASS = 512  # tokens of the prefill pass in the line of a repeat
@@ -113,7 +121,7 @@ class Progress:
         if found.get("verified_n_ctx") and (way := found["verified_by"]):
             by = {"decode": "filled and decoding", "allocation": "allocated"}[way]
             line += f"  {found['verified_n_ctx']} tokens, {by}"
-        reasons = [*reasons, *(flag.detail for flag in searches.notes(stored.record))]
+        reasons = [*reasons, *(flag.detail for flag in dataset_table.searches_notes(stored.record))]
         self.clear()
         print(line + (f": {'; '.join(reasons)}" if reasons else ""), file=sys.stderr, flush=True)
 
@@ -128,7 +136,7 @@ def _of_rows(stored: Stored) -> str:
     """`pp512 812.0 ms`, `tok/s 94.1 at 0, 61.0 at 4,096`, or `task 12.3 s, 4.1 s with its prefix kept`; empty
     for a workload without timed rows."""
     try:
-        found = surface.row(stored.record["workload"]["kind"], [table(stored)])
+        found = depth.surface_row(stored.record["workload"]["kind"], [table(stored)])
     except ResultsError:  # the verdict has the reason
         return ""
     if passes := found["passes"]:
@@ -141,3 +149,38 @@ def _of_rows(stored: Stored) -> str:
         )
     tasks = [f"{each['task_s']:.1f} s" + KEPT * each["prefix_kept"] for each in found["tasks"]]
     return f"task {', '.join(tasks)}" if tasks else ""
+
+
+# A campaign of the workloads of one kind alone, for `harness max-ctx` and `harness quality`.
+
+
+def run_one_kind(
+    experiment: Experiment, workloads: Sequence[Workload], arguments: argparse.Namespace
+) -> tuple[list[Stored], Path]:
+    """Run these workloads with all variants. Returns the records, and their results folder."""
+    alone, cells = command_of_kind(experiment, workloads, arguments)
+    request, progress = kind_options(arguments), Progress()
+    stored = run.run(alone, cells, request, progress)
+    progress.clear()
+    return stored, request.root
+
+
+def command_of_kind(
+    experiment: Experiment, workloads: Sequence[Workload], arguments: argparse.Namespace
+) -> tuple[Experiment, Sequence[Cell]]:
+    """The experiment with these workloads alone, and the chosen cells of it."""
+    protocol = experiment.protocol.model_copy(update={"check_weights": False})
+    alone = experiment.model_copy(update={"workloads": tuple(workloads), "protocol": protocol})
+    return alone, chosen(plan.cells(alone), arguments)
+
+
+def kind_options(arguments: argparse.Namespace) -> rounds.RunOptions:
+    return rounds.RunOptions(
+        (arguments.out or Path("results")).absolute(),
+        arguments.config,
+        arguments.command_line,
+        arguments.fresh,
+        arguments.retry_failed,
+        arguments.wait,
+        getattr(arguments, "reference", None),
+    )

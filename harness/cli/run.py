@@ -1,25 +1,283 @@
-"""`harness run`: measure every cell of a config, print the table, write the page."""
+"""`harness run`, `quality`, `max-ctx`, `check-weights`: measure what a config names, here or on a fleet."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness import campaign, config, plan, shipped
-from harness.analysis.records.verdicts import USABLE
-from harness.campaign import forecast
-from harness.cli import cells_table, dry_run, on_fleet
-from harness.cli.exits import NOT_OK, OK, Mistake, say
-from harness.cli.inputs import WAIT, add_cells, chosen
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from harness import config, data
+from harness.analysis.verdicts import USABLE
+from harness.base.text import list_named, printable, shortened, unfiltered
+from harness.campaign import fleet, forecast, rounds
+from harness.campaign import run as campaign_run
+from harness.campaign.fleet import DeviceProgress, Event, FleetWatcher
+from harness.campaign.rounds import RunOptions
+from harness.cli import NOT_OK, OK, Mistake, dry_run, say, tables
+from harness.cli import progress as cli_progress
+from harness.cli.dry_run import in_words
+from harness.cli.options import WAIT, add_cells, add_json, chosen
 from harness.cli.progress import Progress
-from harness.config import Experiment
-from harness.dataset.cells import counted
-from harness.dataset.gather import Gathered
-from harness.recommend.errors import with_predictions
-from harness.report import document
-from harness.results import ResultsError
+from harness.config import Experiment, MaxCtx, Quality, plan
+from harness.config.plan import Cell
+from harness.dataset.study import Gathered
+from harness.dataset.table import counted
+from harness.recommend.answer import with_predictions
+from harness.records import ResultsError, Stored
+from harness.report import page as report_page
+from harness.report import quality
+from harness.report.table import note
+
+# `harness check-weights`: the logits of every variant of a config against the 16-bit reference.
+
+
+PASSING = ("agrees", "unchecked")  # unchecked: nothing is known to be wrong
+
+
+def add_check_weights(parser: argparse.ArgumentParser) -> None:
+    add_cells(parser)
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="time limit per variant; skips depths that would take longer (default: 60)",
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="check every variant again, also those already checked"
+    )
+    add_json(parser, "one object per check")
+
+
+def run_check_weights(arguments: argparse.Namespace) -> int:
+    """Check, then print the table or one array. Not ok when a variant is wrong, or when its logits or
+    those of its reference are missing; such a check runs again next time."""
+    seconds = campaign_run.CHECK_SECONDS if arguments.seconds is None else arguments.seconds
+    if not 0 < seconds <= 1e6:
+        raise Mistake(f"--seconds {seconds:g}: must be above 0 and at most 1e6")
+    experiment = config.load(arguments.config, arguments.set)
+    cells = chosen(plan.cells(experiment), arguments)
+    root = (arguments.out or Path("results")).absolute()
+    command_line, fresh = arguments.command_line, arguments.fresh
+    request = rounds.RunOptions(root, arguments.config, command_line, fresh=fresh, retry_failed=True)
+    progress = Progress()
+    stored = campaign_run.check_weights(experiment, cells, request, progress, seconds)
+    progress.clear()
+    checks = Gathered(stored).checks
+    if arguments.json:
+        print(json.dumps(checks, indent=1, allow_nan=False))
+    else:
+        quality.agreement_table(checks).show()
+        for sentence in quality.agreement_notes(checks):
+            note(sentence, "yellow")
+        print(f"records: {root}")
+    return OK if all(check["verdict"] in PASSING for check in checks) else NOT_OK
+
+
+# `harness max-ctx`: predict and verify the longest context of each variant.
+
+
+def add_max_ctx(parser: argparse.ArgumentParser) -> None:
+    add_cells(parser)
+    parser.add_argument(
+        "--no-fill", action="store_true", help="only allocate the context; filling it to verify takes time"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="search every variant again, also those already searched"
+    )
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="search again the variants that are not ok"
+    )
+    parser.add_argument("--wait", action="store_true", help=WAIT)
+    add_json(parser, "one object per search")
+
+
+def run_max_ctx(arguments: argparse.Namespace) -> int:
+    """Search, then print the table or one array."""
+    experiment = config.load(arguments.config, arguments.set)
+    # Without a workload of this kind, a search of all variants.
+    given = [each for each in experiment.workloads if isinstance(each, MaxCtx)] or [MaxCtx()]
+    if arguments.no_fill:
+        given = list(dict.fromkeys(each.model_copy(update={"fill": False}) for each in given))
+    stored, root = cli_progress.run_one_kind(experiment, given, arguments)
+    searches = Gathered(stored).searches
+    if arguments.json:
+        print(json.dumps(searches, indent=1, allow_nan=False))
+    else:
+        tables.show_searches_table(searches)
+        print(f"records: {root}")
+    return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
+
+
+# `harness run --on`: a fleet's progress, live on a terminal, as lines elsewhere, or as events in JSON.
+
+
+HELP = (
+    "run on a fleet of machines (docs/fleet.md): a file such as fleet.yaml, a Ray address (ray://HOST:10001, "
+    "HOST:6379, auto), or local-cluster:N; --json then prints one event per line"
+)
+_REASONS = 2  # shown of a repeat that is not ok
+
+
+def run_on_fleet(
+    experiment: Experiment, cells: Sequence[Cell], request: RunOptions, arguments: argparse.Namespace
+) -> list[Stored]:
+    """The records that count. Raises as fleet.run does."""
+    place = fleet.place_of(arguments.on)
+    with _watcher(arguments.json) as watcher, fleet.connected(place) as cluster:
+        return fleet.run(experiment, cells, request, place, cluster, watcher)
+
+
+@contextlib.contextmanager
+def _watcher(as_json: bool) -> Iterator[FleetWatcher]:
+    if as_json:
+        yield _Events()
+        return
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    console = Console(file=unfiltered(sys.stderr), highlight=False)
+    with Live(console=console, refresh_per_second=2, transient=True) as live:
+        yield _View(live)
+
+
+class _Events:
+    """One JSON object per line on standard output."""
+
+    def happened(self, event: Event) -> None:
+        print(json.dumps(event, allow_nan=False), flush=True)
+
+
+class _Lines:
+    """A line per repeat and per change of the fleet on standard error."""
+
+    def __init__(self) -> None:
+        self._topics: set[str] = set()
+
+    def happened(self, event: Event) -> None:
+        if (line := text_of(event)) and self._is_new(event, line):
+            self.show(line)
+
+    def _is_new(self, event: Event, line: str) -> bool:
+        """What campaigns say of their machine comes once: each of a node's says it again."""
+        if event["event"] not in ("message", "warning"):
+            return True
+        topic = ":".join(line.split(":")[:2])
+        new = topic not in self._topics
+        self._topics.add(topic)
+        return new
+
+    def show(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+class _View(_Lines):
+    """Lines that stay, above a table that is drawn again as it changes."""
+
+    def __init__(self, live: Live) -> None:
+        super().__init__()
+        self._live = live
+
+    def happened(self, event: Event) -> None:
+        if event["event"] == "progress":
+            self._live.update(table(event["devices"]))
+        else:
+            super().happened(event)
+
+    def show(self, line: str) -> None:
+        self._live.console.print(printable(line), markup=False, soft_wrap=True)
+
+
+def text_of(event: Event) -> str | None:
+    """What happened, on one line; null for what a table shows, or a log has no need of."""
+    kind, device = event["event"], event.get("device", "")
+    where = " ".join(word for word in (device, event.get("node", "")) if word)
+    if kind == "record":
+        repeat = f"{event['cell']} #{event['repeat']}" if "repeat" in event else event["cell"]
+        reasons = "; ".join(list(event.get("reasons", ()))[:_REASONS])
+        return f"{device}: {repeat}  {event['status']}" + (f": {reasons}" if reasons else "")
+    if kind in ("begins", "progress", "ended"):
+        return None
+    subject = f"{where}: " if where else ""
+    cell = f"{event['cell']} left out: " if kind == "left_out" else ""
+    return f"{subject}{cell}{event.get('text', kind)}"
+
+
+def table(devices: Sequence[DeviceProgress]) -> Table:
+    """A line per device: nodes, repeats done, time left, and what it measures now."""
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("device", "nodes", "repeats", "left", "now"):
+        shown.add_column(heading, no_wrap=True)
+    for each in devices:
+        left = "-" if each["eta_s"] is None else in_words(each["eta_s"])
+        now = list_named([shortened(printable(cell), 50) for cell in each["now"]], 2) or "-"
+        done = f"{each['repeats_done']}/{each['repeats']}"
+        shown.add_row(printable(each["device"]), str(each["nodes"]), done, left, now)
+    return shown
+
+
+# `harness quality`: perplexity, KL divergence and agreement of every variant on one text.
+
+
+def add_quality(parser: argparse.ArgumentParser) -> None:
+    add_cells(parser)
+    parser.add_argument(
+        "--fresh", action="store_true", help="score every variant again, also those already scored"
+    )
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="score again the variants that are not ok"
+    )
+    parser.add_argument("--wait", action="store_true", help=WAIT)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print a forecast per score (weights, disk, memory, time) and exit",
+    )
+    references = parser.add_mutually_exclusive_group()
+    references.add_argument(
+        "--export-reference",
+        type=Path,
+        metavar="FILE",
+        help="write the reference to a file, and score nothing",
+    )
+    references.add_argument(
+        "--reference", type=Path, metavar="FILE", help="compare with an exported reference; none is computed"
+    )
+    add_json(parser, "one object per score")
+
+
+def run_quality(arguments: argparse.Namespace) -> int:
+    """Score, then print the table or one array. Not ok when a score is."""
+    experiment = config.load(arguments.config, arguments.set)
+    # Without a workload of this kind, the shipped text with all variants.
+    given = [each for each in experiment.workloads if isinstance(each, Quality)] or [Quality()]
+    if arguments.dry_run:
+        return dry_run.show(*cli_progress.command_of_kind(experiment, given, arguments), arguments.json)
+    if path := arguments.export_reference:
+        alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
+        campaign_run.export_reference(
+            alone, cells, cli_progress.kind_options(arguments), progress := Progress(), path
+        )
+        progress.clear()
+        print(f"reference: {path.absolute()}")
+        return OK
+    stored, root = cli_progress.run_one_kind(experiment, given, arguments)
+    scores = Gathered(stored).scores
+    if arguments.json:
+        print(json.dumps(scores, indent=1, allow_nan=False))
+    else:
+        quality.show(scores)
+        print(f"records: {root}")
+    return OK if all(row["status"] == "ok" for row in scores) else NOT_OK
+
+
+# `harness run`: measure every cell of a config, print the table, write the page.
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +292,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="skip and list cells known to fail on this machine",
     )
     parser.add_argument("--wait", action="store_true", help=WAIT)
-    parser.add_argument("--on", metavar="FLEET", help=on_fleet.HELP)
+    parser.add_argument("--on", metavar="FLEET", help=HELP)
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -49,7 +307,7 @@ def _offer() -> str:
     """The configs that there are, for a command line without one."""
     here = sorted({str(path) for pattern in ("*.yaml", "configs/*.yaml") for path in Path().glob(pattern)})
     own = f"here: {', '.join(here)}; " if here else ""
-    return f"name a CONFIG; {own}shipped: {', '.join(shipped.config_names())}; or write one: harness init"
+    return f"name a CONFIG; {own}shipped: {', '.join(data.config_names())}; or write one: harness init"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,7 +325,7 @@ def run(arguments: argparse.Namespace) -> int:
     root = (arguments.out or Path("results")).absolute()
     if not arguments.on and (estimate := dry_run.estimate(experiment, cells, root)):
         say(estimate)
-    request = campaign.RunOptions(
+    request = rounds.RunOptions(
         root=root,
         config_path=arguments.config,
         command_line=arguments.command_line,
@@ -76,17 +334,17 @@ def run(arguments: argparse.Namespace) -> int:
         wait=arguments.wait,
     )
     if arguments.on:
-        gathered, busiest = Gathered(on_fleet.run(experiment, cells, request, arguments)), None
+        gathered, busiest = Gathered(run_on_fleet(experiment, cells, request, arguments)), None
     else:
-        gathered = Gathered(campaign.run(experiment, cells, request, progress := Progress()))
+        gathered = Gathered(campaign_run.run(experiment, cells, request, progress := Progress()))
         busiest = progress.busiest
     if not (arguments.on and arguments.json):  # its events have been printed
-        cells_table.show(gathered, arguments.json, busiest)
+        tables.show_cells_table(gathered, arguments.json, busiest)
     # A run of some cells must not overwrite the page of all cells.
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"
     try:
-        document.write(page, with_predictions(gathered.study(name), [root]))
+        report_page.write(page, with_predictions(gathered.study(name), [root]))
     except ResultsError as refusal:  # everything is measured, so this is not NOT_STARTED
         say(refusal)
         return NOT_OK

@@ -8,18 +8,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.campaign.prepare import NotReady, Preparation
-from harness.cli.exits import NOT_OK, OK, Mistake, say
-from harness.cli.inputs import add_json
-from harness.cli.names import unknown
+from harness.cli import NOT_OK, OK, Mistake, say
+from harness.cli.options import add_json, unknown
 from harness.cli.progress import Progress
 from harness.config import Decode, Model, Variant, Weights
-from harness.config.rows import safe_name
-from harness.known import Described, NoModel, described
+from harness.config.plan import Cell
+from harness.config.variants import safe_name
 from harness.models.weights import SOURCE_QUANT, Ready
-from harness.plan import Cell
 from harness.stacks import build
 from harness.stacks.header import references, stacks
-from harness.theory.packed import FORMATS, Packing
+from harness.theory.known_models import Described, NoModel, described
+from harness.theory.tensors import FORMATS, Packing
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -7,24 +7,24 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness import config, machine, plan
-from harness.analysis.records.metrics import METRICS
-from harness.analysis.series.halving import DEFAULTS, FIRST_LOOK, Search, label
-from harness.campaign import RunOptions, tune
+from harness import config, machine
+from harness.analysis.line import METRICS
+from harness.analysis.stopping import DEFAULTS, FIRST_LOOK, Search, options_label
+from harness.base.text import list_named, plural
+from harness.campaign import tune
+from harness.campaign.rounds import RunOptions
 from harness.campaign.tune import Tuned
+from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.compare import share
-from harness.cli.exits import NOT_OK, OK, Mistake, say
-from harness.cli.inputs import WAIT, add_cells, add_json, chosen
+from harness.cli.options import WAIT, add_cells, add_json, chosen
 from harness.cli.progress import Progress
-from harness.config import Decode, Experiment, Prefill, Workload
+from harness.config import Decode, Experiment, Prefill, Workload, plan
 from harness.config.experiment import Scalar
+from harness.config.plan import Cell
 from harness.config.variants import given_values
-from harness.machine.limits import usable_cpus
-from harness.plan import Cell
-from harness.report import tuned as text
-from harness.stacks.candidates import candidates, without_effect
-from harness.stacks.rules import PURPOSES
-from harness.system.wording import named, plural
+from harness.machine.host import usable_cpus
+from harness.report import comparisons as text
+from harness.stacks.header import PURPOSES, candidates, without_effect
 
 Changes = Mapping[str, Scalar]
 
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print(f"defaults: {text.config_row(tuned.variant.stack, tuned.variant.options)}")
         for values in options:
-            print(f"tried: {', '.join(label(tuple(each.items())) for each in values)}")
+            print(f"tried: {', '.join(options_label(tuple(each.items())) for each in values)}")
         return OK
     root = (arguments.out or Path("results")).absolute()
     request = RunOptions(root, arguments.config, arguments.command_line, fresh=True, wait=arguments.wait)
@@ -117,15 +117,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _show(found: text.Found, tuned: Tuned, threads: int, weights: str | None, as_json: bool) -> None:
     cell = tuned.cell(found.winner or DEFAULTS)
     row = text.config_row(cell.variant.stack, cell.variant.options)
-    command = text.command(cell.header, cell.options(threads), weights)
+    command = text.tuned_command(cell.header, cell.options(threads), weights)
     if as_json:
         more = {"config_row": row, "command": command}
-        every = [each | (more if each["winner"] else dict.fromkeys(more)) for each in text.rows(found)]
+        every = [each | (more if each["winner"] else dict.fromkeys(more)) for each in text.tuned_rows(found)]
         print(json.dumps(every, indent=1, allow_nan=False))
-        say(text.verdict(found))
+        say(text.tuned_verdict(found))
         return
-    text.table(found).show()
-    print(text.verdict(found))
+    text.tuned_table(found).show()
+    print(text.tuned_verdict(found))
     if found.winner is not None:
         print(f"config row: {row}")
         if command:
@@ -139,7 +139,7 @@ def _tuned(experiment: Experiment, arguments: argparse.Namespace) -> Tuned:
     variants = list(dict.fromkeys(f"{cell.variant.stack} {cell.variant.name}" for cell in cells))
     for what, names in (("model", models), ("variant", variants)):
         if len(names) > 1:
-            listed = f"{plural(len(names), what)}: {named(names, 3)}"
+            listed = f"{plural(len(names), what)}: {list_named(names, 3)}"
             raise Mistake(f"{arguments.config.name} has {listed}; tune takes one: choose with --only")
     workload: Workload = Decode(new_tokens=arguments.tokens)
     if arguments.purpose == "prefill":
@@ -166,7 +166,7 @@ def _options(tuned: Tuned, arguments: argparse.Namespace, threads: int) -> list[
             raise Mistake(f"--option {given}: {name} has no effect on the device {family}")
         for each in found[-1]:
             if why := _refused(tuned, each, threads):
-                raise Mistake(f"--option {label(tuple(each.items()))}: {why}")
+                raise Mistake(f"--option {options_label(tuple(each.items()))}: {why}")
     return found
 
 

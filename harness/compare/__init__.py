@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.analysis.records.metrics import FAMILIES
-from harness.analysis.records.surroundings import changed
-from harness.compare import matched, sides
-from harness.compare.cells import NAMES_SHOWN, Cells
+from harness.analysis.line import FAMILIES
+from harness.analysis.sensors import changed
+from harness.base.text import plural
+from harness.compare import sides
 from harness.compare.judge import INVALID, WORSE, Runs, judged
-from harness.compare.sides import Key, Side
-from harness.results import ResultsError
-from harness.system.wording import plural
+from harness.compare.sides import NAMES_SHOWN, Cells, Key, Side
+from harness.records import ResultsError
 
 __all__ = ["DEFAULT_THRESHOLD", "Comparison", "compare"]
 
@@ -63,7 +62,7 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
     DEFAULT_THRESHOLD and never fail.
     """
     before, after = Cells(base), Cells(new)
-    moved = matched.same_weights(before.examples(), after.examples())
+    moved = sides.same_weights(before.examples(), after.examples())
     after.rename(moved)
     names = before.names() | after.names()
     common = [key for key in before if key in after]
@@ -128,7 +127,7 @@ def _why_not(before: Cells, after: Cells, key: Key) -> str | None:
 def _moved(before: Cells, after: Cells, keys: Iterable[Key], names: Mapping[Key, str]) -> Iterator[str]:
     was, now = before.examples(), after.examples()
     for key in keys:
-        paths = matched.path(was[key]), matched.path(now[key])
+        paths = sides.path(was[key]), sides.path(now[key])
         if paths[0] != paths[1]:
             yield f"{names[key]}: the weights have the same content in {paths[0]} and in {paths[1]}"
 
@@ -145,7 +144,7 @@ def _alone(cells: Cells, others: Cells, where: str, names: Mapping[Key, str]) ->
         elsewhere = [f"{m} ({d})" for m, d, c in others if c == cell]
         found[key] = f"only the {where} it on this machine and device"
         if other := named.get((machine, device, names[key])):
-            apart = matched.difference(mine[key], theirs[other])
+            apart = sides.difference(mine[key], theirs[other])
             found[key] += f"; the other side's cell of this name has {apart}: harness ab compares two"
         if elsewhere:
             found[key] = (

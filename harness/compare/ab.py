@@ -8,19 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import results
-from harness.analysis.records.disturbances import counting
-from harness.analysis.records.metrics import METRICS, Metric
-from harness.analysis.records.surroundings import changed
-from harness.analysis.records.verdicts import USABLE
-from harness.analysis.series import paired
-from harness.analysis.series.difference import Change, discoveries
+from harness import records
+from harness.analysis import differences as analysis_differences
+from harness.analysis.differences import Change, discoveries
+from harness.analysis.line import METRICS, Metric
+from harness.analysis.sensors import changed
+from harness.analysis.verdicts import USABLE, counting
+from harness.base.text import list_named, plural
 from harness.compare import Comparison
 from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE
-from harness.dataset import order
-from harness.dataset.gather import Gathered
-from harness.results import Record, ResultsError, Stored
-from harness.system.wording import named, plural
+from harness.dataset import table
+from harness.dataset.study import Gathered
+from harness.records import Record, ResultsError, Stored
 
 Row = dict[str, Any]
 SIDES = ("A", "B")
@@ -54,16 +53,16 @@ class Rounds:
         for metric in (metric for name in STEERING for metric in METRICS if metric.name == name):
             for pair, values in self._differences(metric).items():
                 differences[pair] = differences[pair] or values
-        found = paired.changes({pair: values for pair, values in differences.items() if values})
+        found = analysis_differences.changes({pair: values for pair, values in differences.items() if values})
         bound = math.log1p(self.threshold)
         names = []
         for pair, values in differences.items():
             rows = [row for (of, _, _), tried in self._rows.items() if of == pair for row, _ in tried]
             rounds = max((round for of, _, round in self._rows if of == pair), default=0)
-            if len(values) >= paired.FEWEST_ROUNDS:
-                again = paired.wide(found[pair], bound)
+            if len(values) >= analysis_differences.FEWEST_ROUNDS:
+                again = analysis_differences.wide(found[pair], bound)
             elif any(row["disturbed"] for row in rows) and not values:
-                again = rounds < 2 * paired.FEWEST_ROUNDS
+                again = rounds < 2 * analysis_differences.FEWEST_ROUNDS
             else:
                 again = bool(values) or rounds < 2
             if again:
@@ -77,12 +76,14 @@ class Rounds:
         changes: dict[tuple[str, str], tuple[Metric, Change]] = {}
         for metric in METRICS:
             differences = self._differences(metric)
-            found = paired.changes({pair: values for pair, values in differences.items() if values})
+            found = analysis_differences.changes(
+                {pair: values for pair, values in differences.items() if values}
+            )
             for pair, change in found.items():
                 rows[metric.name, pair] = self._row(metric, pair, len(differences[pair]), change)
                 changes[metric.name, pair] = metric, change
         p = {key: each.p for key, (_, each) in changes.items() if each.p is not None}
-        significant = discoveries(p, paired.FALSE_DISCOVERIES)
+        significant = discoveries(p, analysis_differences.FALSE_DISCOVERIES_AB)
         bound = math.log1p(self.threshold)
         for key, (metric, change) in changes.items():
             rows[key] |= _verdict(metric, change, key in significant, bound)
@@ -197,7 +198,7 @@ class Rounds:
             rows = [row for row, _ in self._counting(pair, side).values()]
             bad = [row for row in rows if row["status"] not in USABLE and (disturbed or not row["disturbed"])]
             if bad:
-                why = named(
+                why = list_named(
                     list(dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in bad)), 2
                 )
                 parts.append(f"on side {side} {len(bad)} of {plural(len(rows), 'repeat')}: {why}")
@@ -209,13 +210,13 @@ def latest(folder: Path, threshold: float, campaign: str | None = None) -> tuple
 
     Raises ResultsError: no such campaign.
     """
-    results.check_folder(folder)
+    records.check_folder(folder)
     damages: list[str] = []
-    every = list(results.records(folder, lambda damage: damages.append(f"passed over: {damage}")))
+    every = list(records.records(folder, lambda damage: damages.append(f"passed over: {damage}")))
     of_two = [each for each in every if each.record["campaign"].get("side")]
-    ids = {each.record["campaign"]["id"]: order.place(each.record) for each in of_two}
-    future = list(filter(order.from_the_future, ids))
-    notes = [order.left_out(future)] if future else []
+    ids = {each.record["campaign"]["id"]: table.place(each.record) for each in of_two}
+    future = list(filter(table.from_the_future, ids))
+    notes = [table.left_out(future)] if future else []
     known = [each for each in ids if each not in future and campaign in (None, each)]
     if not known:
         which = f"no campaign {campaign} of" if campaign else "no campaign of"
@@ -235,7 +236,7 @@ def latest(folder: Path, threshold: float, campaign: str | None = None) -> tuple
 def _verdict(metric: Metric, change: Change, significant: bool, bound: float) -> Row:
     if change.ends is None:
         return {"verdict": INVALID, "reason": "run-to-run noise is unknown: fewer than two rounds"}
-    sign = paired.direction(change, bound)
+    sign = analysis_differences.direction(change, bound)
     if sign and significant:
         return {"verdict": metric.worse if sign > 0 else metric.improved, "reason": None}
     least, most = change.ends

@@ -7,19 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.analysis.records.metrics import METRICS, Metric
-from harness.analysis.series import quality
-from harness.analysis.series.baseline import settled
-from harness.analysis.series.between import Between, Repeats
-from harness.analysis.series.difference import (
+from harness.analysis import scores
+from harness.analysis.differences import (
+    Between,
     Change,
     Difference,
+    Repeats,
     Sample,
     Shared,
     beyond,
     differences,
+    settled,
     significant,
 )
+from harness.analysis.line import METRICS, Metric
 
 Row = Mapping[str, Any]
 SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"
@@ -283,7 +284,7 @@ def _quality(metric: Metric, base: Row, new: Row, threshold: float) -> dict[str,
     row: dict[str, Any] = {"base": metric.value(base), "new": metric.value(new)}
     if any(base[key] != new[key] for key in ("ids_sha256", "n_ctx", "windows")):
         return row | {"verdict": INVALID, "reason": "the two scores are of other text, tokens or windows"}
-    cost, least, most = quality.change(base["means"]["nll"], new["means"]["nll"], LEVEL)
+    cost, least, most = scores.change(base["means"]["nll"], new["means"]["nll"], LEVEL)
     row["change"] = metric.change(cost)
     row["change_ci90"] = [metric.change(least), metric.change(most)]
     bound = math.log1p(threshold)

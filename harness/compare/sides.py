@@ -1,23 +1,29 @@
-"""Choose the records of each side of a comparison: a folder, a day, or the latest campaign and those before
-it."""
+"""Which cell is compared with which."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness import results
-from harness.analysis.records import quality
-from harness.analysis.records.disturbances import counting
-from harness.analysis.records.verdicts import USABLE, verdict
-from harness.analysis.series.between import FEWEST_CAMPAIGNS
-from harness.dataset import order
-from harness.results import ResultsError, Stored
-from harness.system.endings import FAULTS
-from harness.system.wording import plural
+from harness import records as harness_records
+from harness.analysis import quality
+from harness.analysis.columns import Repeat, Score, Search
+from harness.analysis.differences import FEWEST_CAMPAIGNS
+from harness.analysis.identity import weights_content
+from harness.analysis.verdicts import USABLE, counting, verdict
+from harness.base.files import FAULTS
+from harness.base.text import list_named, plural
+from harness.compare.judge import Runs
+from harness.dataset import table
+from harness.dataset.study import Gathered
+from harness.records import Record, ResultsError, Stored
+
+# Choose the records of each side of a comparison: a folder, a day, or the latest campaign and those before
+# it.
+
 
 KINDS = ("measured", "searched", "scored")  # published figures have no repeats, and a check times nothing
 MOST_CAMPAIGNS = 14  # of a history; older ones may be of another state of the machine
@@ -100,7 +106,7 @@ def rolling(path: Path, count: int, campaign: str | None = None) -> tuple[Side, 
     folder = _read(path)
     known = [each for each in folder.found if campaign in (None, each.campaign)]
     if not known:
-        late = folder.notes if order.from_the_future(str(campaign)) else [f"no campaign {campaign}"]
+        late = folder.notes if table.from_the_future(str(campaign)) else [f"no campaign {campaign}"]
         raise ResultsError(f"{path}: {'; '.join(late)}")
     newest = max(known, key=lambda each: each.place)
     last, name = newest.campaign, newest.config
@@ -172,19 +178,19 @@ def _when(damage: str) -> str:
 
 def _read(folder: Path) -> _Folder:
     """Raises ResultsError: no folder, or no comparable record."""
-    results.check_folder(folder)
+    harness_records.check_folder(folder)
     damages: list[str] = []
     found, checks, others = [], [], 0
     future: set[str] = set()
-    for each in results.records(folder, lambda damage: damages.append(f"passed over: {damage}")):
+    for each in harness_records.records(folder, lambda damage: damages.append(f"passed over: {damage}")):
         record = each.record
-        if order.from_the_future(record["campaign"]["id"]):
+        if table.from_the_future(record["campaign"]["id"]):
             future.add(record["campaign"]["id"])
             continue
         if record["kind"] == "checked":
             checks.append(each)
         elif record["kind"] in KINDS:
-            campaign = record["campaign"]["id"], order.place(record), record["campaign"]["name"]
+            campaign = record["campaign"]["id"], table.place(record), record["campaign"]["name"]
             known = (record["kind"], record["repeat"], *campaign)
             when = (str(record["started_utc"]), record["content_key"])
             try:
@@ -196,7 +202,7 @@ def _read(folder: Path) -> _Folder:
             found.append(_Found(each.folder, cell_of(each), *known, *when, *worth))
         else:
             others += 1
-    notes = [order.left_out(future)] if future else []
+    notes = [table.left_out(future)] if future else []
     if not found:
         if future:
             raise ResultsError(f"{folder}: {notes[0]}")
@@ -204,7 +210,7 @@ def _read(folder: Path) -> _Folder:
             raise ResultsError(f"{folder}: no measurements: {others} records hold published figures alone")
         if damages:
             raise ResultsError(f"{folder}: no records that can be read ({damages[0]})")
-        raise results.no_records(folder)
+        raise harness_records.no_records(folder)
     return _Folder(found, checks, damages, notes)
 
 
@@ -248,5 +254,155 @@ def _newest(every: Iterable[_Found], campaign: Callable[[_Found], str]) -> dict[
     by_place = sorted(attempts.items(), key=lambda item: (item[0][0] and item[1][0].place, item[0]))
     for (of, *_), records in by_place:
         folder = counting(records, lambda each: each.usable, lambda each: each.disturbed).folder
-        found.setdefault(of, []).append(Stored(folder, results.read(folder / "record.json")))
+        found.setdefault(of, []).append(Stored(folder, harness_records.read(folder / "record.json")))
     return found
+
+
+# The cells of one side: rows of repeats, searches and scores by campaign, and why figures are missing.
+
+
+Row = Repeat | Search | Score
+NAMES_SHOWN = 3
+
+
+class Cells:
+    """The cells of one side; each file is read once."""
+
+    def __init__(self, side: Side) -> None:
+        self._rows: dict[Key, dict[str, list[Row]]] = {}
+        self._records: dict[Key, list[Record]] = {}
+        of = {each.folder: name for name, found in side.campaigns.items() for each in found}
+        every = [each for found in side.campaigns.values() for each in found]
+        measured = [each for each in every if each.record["kind"] in ("measured", "scored")]
+        gathered = Gathered([*measured, *side.checks])
+        self.damages = [*side.damages, *gathered.warnings]
+        rows: list[tuple[Stored, Row]] = [*zip(gathered.stored, gathered.repeats, strict=True)]
+        rows += [(each, table.search_row(each.record)) for each in every if each.record["kind"] == "searched"]
+        rows += [(each, quality.row(each.record)) for each in every if each.record["kind"] == "scored"]
+        for each, row in rows:
+            key = cell_of(each)
+            self._rows.setdefault(key, {}).setdefault(of[each.folder], []).append(row)
+            self._records.setdefault(key, []).append(each.record)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._rows)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._rows
+
+    def rename(self, keys: Mapping[Key, Key]) -> None:
+        """Give cells the keys of those that they are compared with."""
+        for mine, theirs in keys.items():
+            self._rows[theirs], self._records[theirs] = self._rows.pop(mine), self._records.pop(mine)
+
+    def runs(self, key: Key) -> Runs:
+        """The usable rows by campaign, oldest first."""
+        usable = {
+            name: [row for row in rows if row["status"] in USABLE] for name, rows in self._rows[key].items()
+        }
+        return Runs({name: rows for name, rows in usable.items() if rows})
+
+    def records(self, key: Key) -> list[Record]:
+        return self._records[key]
+
+    def examples(self) -> dict[Key, Record]:
+        """A record of each cell: of those that got ready to run, if there are any."""
+        return {key: max(found, key=_got_ready) for key, found in self._records.items()}
+
+    def lacks(self, key: Key) -> str | None:
+        """Why a cell has no figure at all, as a clause; null where it has one."""
+        rows = self._every(key)
+        if any(row["status"] in USABLE for row in rows):
+            return None
+        return _statuses(rows)
+
+    def lost(self, key: Key) -> str | None:
+        """How many repeats are not usable, and why, as a clause; null: none."""
+        rows = self._every(key)
+        bad = [row for row in rows if row["status"] not in USABLE]
+        return f"{len(bad)} of {plural(len(rows), 'repeat')}: {_statuses(bad)}" if bad else None
+
+    def weights(self, key: Key) -> set[str]:
+        """Sources of its weights: synthetic, path or hub."""
+        return {row["weights"] for row in self._every(key)}
+
+    def _every(self, key: Key) -> list[Row]:
+        return [row for of_campaign in self._rows[key].values() for row in of_campaign]
+
+    def names(self) -> dict[Key, str]:
+        """A unique name for each cell."""
+        first = {key: self._every(key)[0] for key in self._rows}
+        found: dict[Key, str] = {}
+        for searched in (False, True):
+            of_kind = {key: row for key, row in first.items() if (row["kind"] == "searched") == searched}
+            named = table.with_unique_names(list(of_kind.values()))
+            words = " max_ctx" if searched else ""
+            found |= {key: row["name"] + words for key, row in zip(of_kind, named, strict=True)}
+        return found
+
+
+def _got_ready(record: Record) -> bool:
+    return "environment" in record
+
+
+def _statuses(rows: Sequence[Row]) -> str:
+    """`crash (killed by SIGSEGV), oom (...)`, without duplicates."""
+    statuses = dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in rows)
+    return ", ".join([*statuses][:NAMES_SHOWN])
+
+
+# Match cells of two sides that differ in the path of their weights alone, or say what else differs. Pure.
+
+
+NOT_ASKED = ("prompt", "prompt_source")  # of a workload: they follow from the weights
+
+
+def same_weights(before: Mapping[Key, Record], after: Mapping[Key, Record]) -> dict[Key, Key]:
+    """By key of a new cell, that of the baseline's cell with weights of the same content, and all else as it
+    is; without those that both sides have, and where several would do."""
+    theirs = _by_content({key: record for key, record in before.items() if key not in after})
+    ours = _by_content({key: record for key, record in after.items() if key not in before})
+    return {
+        keys[0]: theirs[what][0] for what, keys in ours.items() if len(keys) == len(theirs.get(what, ())) == 1
+    }
+
+
+def _by_content(records: Mapping[Key, Record]) -> dict[str, list[Key]]:
+    found: dict[str, list[Key]] = {}
+    for key, record in records.items():
+        if content := weights_content(record):
+            what = [key[:2], record["stack"], record["variant"], content, _options(record), _workload(record)]
+            found.setdefault(json.dumps(what, sort_keys=True), []).append(key)
+    return found
+
+
+def path(record: Record) -> str:
+    """Of its weights."""
+    return str(record["model"]["weights"].get("file"))
+
+
+def difference(one: Record, other: Record) -> str:
+    """What two cells of one name have apart, as `other weights (a.gguf and b.gguf)`."""
+    found = []
+    contents = [weights_content(each) for each in (one, other)]
+    if None not in contents and contents[0] != contents[1]:
+        found.append(f"other weights ({path(one)} and {path(other)})")
+    for what, of in (("other options", _options), ("another workload", _workload)):
+        if values := [*_apart(of(one), of(other))]:
+            found.append(f"{what} ({list_named(values, NAMES_SHOWN)})")
+    return " and ".join(found) or "another config"
+
+
+def _apart(one: Mapping[str, object], other: Mapping[str, object]) -> Iterator[str]:
+    for name in dict.fromkeys([*one, *other]):
+        if one.get(name) != other.get(name):
+            yield f"{name}: {one.get(name, 'default')} and {other.get(name, 'default')}"
+
+
+def _options(record: Record) -> Mapping[str, object]:
+    options: Mapping[str, object] = record["asked"]["options"]
+    return options
+
+
+def _workload(record: Record) -> dict[str, object]:
+    return {name: value for name, value in record["workload"].items() if name not in NOT_ASKED}

@@ -1,17 +1,24 @@
 """Parse a YAML file into a typed Experiment; each mistake is one sentence. Reads only that file."""
 
 from harness.config.experiment import (
+    Decode,
     Exclude,
     Experiment,
+    Grow,
+    MaxCtx,
     Model,
+    Prefill,
     Protocol,
+    Quality,
+    Turns,
     Variant,
     Warmup,
     Weights,
+    Windows,
+    Workload,
 )
 from harness.config.load import load
-from harness.config.mistakes import ConfigError
-from harness.config.workloads import Decode, Grow, MaxCtx, Prefill, Quality, Turns, Windows, Workload
+from harness.config.yaml_text import ConfigError
 
 __all__ = [
     "ConfigError",

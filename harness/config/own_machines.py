@@ -9,12 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from harness import data
-from harness.config.frozen import Frozen
-from harness.config.mistakes import ConfigError, Loc, Mistakes, expected, suggestion
-from harness.config.yaml_text import Document
-from harness.system.files import read_regular
-from harness.theory.machine import Machine
-from harness.theory.machines import CITED, DOCUMENTS, MACHINES, Machines, machine
+from harness.base.files import read_regular
+from harness.config.experiment import Frozen
+from harness.config.yaml_text import ConfigError, Document, Loc, Mistakes, expected, suggestion
+from harness.theory.machines import CITED, DOCUMENTS, MACHINES, Machine, Machines, machine
 from harness.theory.names import LONGEST
 
 MAX_BYTES = 1 << 20

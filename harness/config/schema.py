@@ -11,7 +11,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from harness.config.forms import (
+from harness.config.experiment import KINDS
+from harness.config.variants import (
+    EXCLUDED_BY,
     File,
     FormatWeights,
     HubWeights,
@@ -21,12 +23,9 @@ from harness.config.forms import (
     SyntheticWeights,
     VariantRow,
 )
-from harness.config.variants import EXCLUDED_BY
-from harness.config.workloads import KINDS
-from harness.stacks.header import Header, stacks
-from harness.stacks.rules import Option
-from harness.theory import counts
-from harness.theory.families import SHAPES
+from harness.stacks.header import Header, Option, stacks
+from harness.theory import names
+from harness.theory.hf_config import SHAPES
 
 _JSON_TYPES = {"string": "string", "int": "integer", "float": "number", "bool": "boolean"}
 
@@ -104,7 +103,7 @@ def _scalar(option: Option) -> dict[str, Any]:
     if option.maximum is not None:
         value["maximum"] = option.maximum
     if option.type == "int" and not option.choices:
-        value |= {"type": ["integer", "string"], "pattern": counts.TOKENS}
+        value |= {"type": ["integer", "string"], "pattern": names.TOKENS}
     return value
 
 

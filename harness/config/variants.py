@@ -1,4 +1,4 @@
-"""Parse the rows of variants and exclusions: check options by the stack's header, expand matrices."""
+"""One variant: its stack, its weights format, its options."""
 
 from __future__ import annotations
 
@@ -7,17 +7,355 @@ import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from itertools import product
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from pydantic import Field, model_validator
+
+from harness import data
+from harness.base.text import shortened
 from harness.config import yaml_text
-from harness.config.experiment import Exclude, Scalar, Variant
-from harness.config.forms import VariantRow
-from harness.config.frozen import tokens_of
-from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
-from harness.stacks.header import stacks
-from harness.stacks.rules import Option, Options, Value
-from harness.system.wording import shortened
-from harness.theory.packed import FORMATS
+from harness.config.experiment import (
+    DEVICE,
+    KINDS,
+    REPO,
+    Exclude,
+    Frozen,
+    Model,
+    Name,
+    Protocol,
+    Quality,
+    Scalar,
+    Seed,
+    Tokens,
+    Variant,
+    Weights,
+    Workload,
+    tokens_of,
+)
+from harness.config.yaml_text import Loc, Mistakes, expected, shown, suggestion
+from harness.stacks.header import Option, Options, Value, stacks
+from harness.theory import names
+from harness.theory.decoder import Shape
+from harness.theory.known_models import Described, NoModel, described
+from harness.theory.names import NotUnderstood
+from harness.theory.tensors import FORMATS
+
+# The form of the file: the keys of each mapping, and their descriptions for editors.
+
+
+Count = Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class File(Frozen):
+    """The whole file."""
+
+    name: Name | None = None
+    """Name of the experiment; by default the file's."""
+    device: str = Field(default="cpu", pattern=DEVICE)
+    """cpu, cuda, cuda:N, metal, vulkan or hip."""
+    gpu: str | None = Field(default=None, min_length=1)
+    """Run only where the GPU's name contains this, as in "RTX 4090"."""
+    protocol: Protocol = Protocol()
+    """How every cell is measured."""
+    models: list[Any] = Field(min_length=1)
+    """What to measure."""
+    variants: list[Any] = Field(min_length=1)
+    """How to run it: a stack and its options; a list of values makes a matrix."""
+    include: list[Any] = Field(default=[])
+    """Variants added after the exclusion."""
+    exclude: list[Any] = Field(default=[], max_length=100)
+    """Combinations to leave out: globs of model, stack and variant names, and values of options."""
+    workloads: list[Any] = Field(default=[{"kind": "decode"}], min_length=1)
+    """What to run on each model."""
+
+
+class InlineShape(Frozen):
+    """A model's shape, spelled out."""
+
+    arch: Literal["qwen2", "llama"]
+    vocab_size: Count
+    hidden_size: Count
+    layers: Annotated[int, Field(ge=1, le=10_000)]
+    intermediate_size: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Annotated[int, Field(ge=2, le=10_000)] | None = None
+    """By default hidden_size / heads."""
+    tied: bool = False
+    """The output matrix is the embedding."""
+    qkv_bias: bool | None = None
+    """Biases on q, k and v; by default as the arch has them."""
+    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    norm_eps: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    context: Tokens = 4096
+
+    @model_validator(mode="after")
+    def _has_sense(self) -> InlineShape:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        if self.head_dim is None and self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of heads {self.heads}")
+        if (self.head_dim or self.hidden_size // self.heads) % 2:
+            raise ValueError("head_dim is odd, and rotary embedding needs pairs")
+        return self
+
+    def shape(self) -> Shape:
+        given = self.model_dump()
+        given["head_dim"] = self.head_dim or self.hidden_size // self.heads
+        given["qkv_bias"] = self.arch == "qwen2" if self.qkv_bias is None else self.qkv_bias
+        return Shape(**given)
+
+
+class PathWeights(Frozen):
+    """A GGUF file or a checkpoint's folder here; `{quant}` and `{bits}` stand for the variant's."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """Relative to this file's folder, absolute, or from ~."""
+
+
+class HubWeights(Frozen):
+    """A checkpoint of the Hugging Face hub, or one GGUF file of a repository there."""
+
+    repo: Annotated[str, Field(pattern=REPO)]
+    """org/name; `{quant}` and `{bits}` stand for the variant's."""
+    file: Annotated[str, Field(min_length=1)] | None = None
+    """A GGUF in the repository, `{quant}` the variant's quantization; without it, the checkpoint."""
+    revision: Annotated[str, Field(min_length=1)] = "main"
+    """A branch, a tag or a commit; records have the commit."""
+
+    @model_validator(mode="after")
+    def _one_gguf_inside(self) -> HubWeights:
+        if self.file is None:
+            return self
+        if self.file.startswith("/") or ".." in self.file.split("/"):
+            raise ValueError("file must be a path inside the repository")
+        if not self.file.lower().endswith(".gguf"):
+            raise ValueError("file must be a .gguf; omit it to use the checkpoint")
+        return self
+
+
+class SyntheticWeights(Frozen):
+    """Random weights of the model's shape, made on this machine."""
+
+    synthetic: Literal[True]
+    seed: Seed = 0
+
+
+class FormatWeights(Frozen):
+    """Weights by the format that a stack loads, each as weights for all stacks are given."""
+
+    hf: Any = None
+    """A checkpoint of 16 or 32 bits; GGUF stacks convert it unless they have their own file."""
+    gguf: Any = None
+    """A GGUF, for llama.cpp."""
+    gptq: Any = None
+    """A GPTQ checkpoint."""
+    awq: Any = None
+    """An AWQ checkpoint."""
+
+
+class ModelRow(Frozen):
+    """A model: a shape, weights, or both."""
+
+    name: Name | None = None
+    """By default the shape's name, else that of the weights' file, folder or repository."""
+    shape: Any = None
+    """A known model's name (of the hub or of Ollama too), the path of a config.json (it ends in .json), or a
+    dense shape spelled out; the weights may bring their own."""
+    weights: Any = "synthetic"
+    """synthetic, the name of a shipped model, a path, or a mapping: path; repo, file and revision; synthetic
+    and seed; or one of these by format: hf, gguf, gptq, awq."""
+    where: list[str] = Field(default=["*"], min_length=1)
+    """Globs: the devices of a fleet that this model is for; read by run --on alone."""
+
+
+class VariantRow(Frozen):
+    """The keys of a variant other than the options of its stack."""
+
+    stack: str
+    """The name of a file in runners/."""
+    name: Name | None = None
+    """By default the quantization and the options that differ from the stack's defaults."""
+    models: list[str] = Field(default=["*"], min_length=1)
+    """Globs: the models this variant is for."""
+    where: list[str] = Field(default=["*"], min_length=1)
+    """Globs: the devices of a fleet that this variant is for; read by run --on alone."""
+
+
+# Parse the rows of models and of workloads.
+
+
+QUANT, BITS = "{quant}", "{bits}"
+_FORMATS = tuple(FormatWeights.model_fields)
+
+
+def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | None:
+    """The model of a row; null after adding its mistakes. Relative paths start at `folder`."""
+    row = mistakes.checked(ModelRow, given, loc)
+    if row is None:
+        return None
+    before = len(mistakes.found)
+    known, made = _shape(row.shape, (*loc, "shape"), folder, mistakes)
+    by_format = isinstance(row.weights, dict) and any(form in row.weights for form in _FORMATS)
+    of_format: dict[str, Weights] = {}
+    if by_format:
+        of_format = _of_format(row.weights, (*loc, "weights"), folder, mistakes)
+        weights = next(iter(of_format.values()), None)
+    else:
+        weights = _weights(row.weights, (*loc, "weights"), folder, mistakes)
+    if weights is None or len(mistakes.found) > before:
+        return None
+    if made is None and any(given.kind == "synthetic" for given in (weights, *of_format.values())):
+        mistakes.add(loc, "synthetic weights need a shape; harness theory --list-models has them")
+        return None
+    # A file of the user's goes by its own name: the shape alone does not make it the model of that name.
+    name = row.name or (_name_of(weights) if weights.kind == "path" else known or _name_of(weights))
+    if name is None:
+        mistakes.add(loc, "an inline shape needs a name; add the key name")
+        return None
+    dense, other = (None, made) if isinstance(made, Described) else (made, None)
+    return Model(
+        name=name,
+        shape=dense,
+        described=other,
+        weights=weights,
+        of_format=of_format,
+        where=tuple(row.where),
+    )
+
+
+def _shape(
+    given: Any, loc: Loc, folder: Path, mistakes: Mistakes
+) -> tuple[str | None, Shape | Described | None]:
+    """The name of a known model, and its shape."""
+    if isinstance(given, dict):
+        row = mistakes.checked(InlineShape, given, loc)
+        return None, row.shape() if row else None
+    if isinstance(given, str):
+        try:
+            name, made = described(given, folder, otherwise="spell the shape out")
+            return safe_name(name) or None, made
+        except NoModel as why:
+            mistakes.add(loc, str(why))
+            return None, None
+    if given is not None:
+        mistakes.add(loc, expected("a shape's name", given))
+    return None, None
+
+
+def named_shape(given: str, loc: Loc, mistakes: Mistakes) -> names.Model | None:
+    """The known shape that a name stands for; null after adding the mistake."""
+    try:
+        return names.model(given, otherwise="spell the shape out")
+    except NotUnderstood as why:
+        mistakes.add(loc, why.sentence("shape", shown(given)))
+        return None
+
+
+def _of_format(given: dict[str, Any], loc: Loc, folder: Path, mistakes: Mistakes) -> dict[str, Weights]:
+    """Weights by format, in the order of the forms, without invalid ones."""
+    if mistakes.checked(FormatWeights, given, loc) is None:
+        return {}
+    found: dict[str, Weights] = {}
+    for form in _FORMATS:
+        weights = _weights(given[form], (*loc, form), folder, mistakes) if form in given else None
+        if weights and weights.file is not None and form != "gguf":
+            mistakes.add((*loc, form, "file"), f"{form} weights are a checkpoint: a repo without file")
+        elif weights:
+            found[form] = weights
+    return found
+
+
+def _weights(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Weights | None:
+    if isinstance(given, str):
+        if given == "synthetic":
+            return Weights()
+        if given in data.weights_names() and not (folder / given).exists():  # the user's own goes first
+            return Weights(kind="path", path=str(data.weights(given)))
+        named = ["synthetic", *data.weights_names()]
+        is_misspelt = not re.search(r"[./~{]", given) and "did you mean" in (hint := suggestion(given, named))
+        if is_misspelt and not (folder / given).exists():
+            mistakes.add(loc, f"unknown weights {shown(given)}{hint}")
+            return None
+        return _weights({"path": given}, loc, folder, mistakes)
+    if not isinstance(given, dict):
+        mistakes.add(loc, expected("synthetic, a path or a mapping", given))
+    elif "repo" in given or "file" in given:
+        hub = mistakes.checked(HubWeights, given, loc)
+        known = hub and [
+            _known_placeholders(text, (*loc, key), mistakes)
+            for key, text in (("repo", hub.repo), ("file", hub.file or ""))
+        ]
+        if hub and known and all(known):
+            return Weights(kind="hub", **hub.model_dump())
+    elif "path" in given:
+        local = mistakes.checked(PathWeights, given, loc)
+        if local and _known_placeholders(local.path, loc, mistakes):
+            path = _absolute(local.path, loc, folder, mistakes)
+            return Weights(kind="path", path=path) if path else None
+    elif "synthetic" in given:
+        made = mistakes.checked(SyntheticWeights, given, loc)
+        return Weights(seed=made.seed) if made else None
+    else:
+        formats = () if loc[-1] in _FORMATS else _FORMATS
+        for key in given:
+            hint = suggestion(key, ("path", "repo", "file", "synthetic", *formats))
+            mistakes.add((*loc, key), "unknown key" + hint)
+        if not given:
+            mistakes.add(loc, "expected path, repo, or synthetic: true")
+    return None
+
+
+def _known_placeholders(text: str, loc: Loc, mistakes: Mistakes) -> bool:
+    unknown = [found for found in re.findall(r"\{[^{}]*\}", text) if found not in (QUANT, BITS)]
+    if unknown:
+        mistakes.add(loc, f"unknown placeholder {shown(unknown[0])}; known: {QUANT}, {BITS}")
+    return not unknown
+
+
+def _name_of(weights: Weights) -> str | None:
+    source = weights.path or weights.file or weights.repo
+    if source is None:
+        return None
+    name = Path(source).name
+    is_file = source != weights.repo and name.lower().endswith(".gguf")
+    stem = name[:-5] if is_file else name  # a folder's name may contain dots
+    return safe_name(stem.replace(QUANT, "").replace(BITS, "")) or "model"
+
+
+def safe_name(text: str) -> str:
+    """The text as a folder's name; may be empty."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64]
+
+
+def workload_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Workload | None:
+    """The workload of a row; null after adding its mistakes. A relative path starts at `folder`."""
+    if not isinstance(given, dict):
+        mistakes.add(loc, expected("a mapping such as {kind: decode}", given))
+    elif "kind" not in given:
+        mistakes.add((*loc, "kind"), "is missing" + suggestion(None, KINDS))
+    elif (kind := given["kind"]) not in list(KINDS):
+        mistakes.add((*loc, "kind"), f"unknown workload {shown(kind)}" + suggestion(kind, KINDS))
+    else:
+        workload: Workload | None = mistakes.checked(KINDS[kind], given, loc)
+        if isinstance(workload, Quality) and workload.text != "default":
+            text = _absolute(workload.text, (*loc, "text"), folder, mistakes)
+            return workload.model_copy(update={"text": text}) if text else None
+        return workload
+    return None
+
+
+def _absolute(path: str, loc: Loc, folder: Path, mistakes: Mistakes) -> str | None:
+    try:
+        return str(folder.absolute() / Path(path).expanduser())
+    except RuntimeError:
+        mistakes.add(loc, f"no such user's home folder: {shown(path)}")
+        return None
+
+
+# Parse the rows of variants and exclusions: check options by the stack's header, expand matrices.
+
 
 EXCLUDED_BY = ("model", "stack", "variant", "workload")  # globs; other keys are values of options
 MAX_CELLS = 10_000  # more is a mistake in a matrix: at a minute each, a week

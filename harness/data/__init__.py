@@ -1,4 +1,4 @@
-"""Tables that ship with the package, as data files, and the user's own; each is read when it is asked for."""
+"""Data files that come with the harness (machines, models, configs, the published study): where they are."""
 
 from __future__ import annotations
 
@@ -9,12 +9,91 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# Files shipped with the package, by name: configs, their schema, the published study, models' config.json, a
+# small model's weights, and a text to score.
+#
+# In a checkout `configs` and `published` are links to the top-level folders; an installed package has files.
+
+
+HERE = Path(__file__).parent
+PUBLISHED = "published"
+
+
+def config_names() -> list[str]:
+    """The shipped configs, by the names that `harness run NAME` takes."""
+    return sorted(path.stem for path in (HERE / "configs").glob("*.yaml"))
+
+
+def schema() -> Path:
+    return (HERE / "configs" / "schema.json").resolve()
+
+
+def config(given: str) -> Path:
+    """The config for a name: a file in the working directory, with or without `.yaml`, else a shipped one. A
+    path with a folder, or an unknown name, is returned unchanged."""
+    path = Path(given)
+    if path.is_file() or not is_name(path):
+        return path
+    name = f"{path.name.removesuffix('.yaml')}.yaml"
+    if (here := Path(name)).is_file():
+        return here
+    return shipped.resolve() if (shipped := HERE / "configs" / name).is_file() else path
+
+
+@cache
+def model_names() -> tuple[str, ...]:
+    """The models whose config.json is shipped."""
+    return tuple(sorted(path.stem for path in (HERE / "models").glob("*.json")))
+
+
+def model(name: str) -> Path:
+    return HERE / "models" / f"{name}.json"
+
+
+@cache
+def weights_names() -> tuple[str, ...]:
+    """The models whose weights are shipped."""
+    return tuple(sorted(path.parent.name for path in (HERE / "weights").glob("*/model.safetensors")))
+
+
+def weights(name: str) -> Path:
+    """The folder of a shipped checkpoint."""
+    return HERE / "weights" / name
+
+
+def weights_name(path: str | Path | None) -> str | None:
+    """The name of the shipped checkpoint in this folder: the same in every installation; null: none."""
+    folder = Path(path) if path else HERE
+    return folder.name if folder == weights(folder.name) and folder.name in weights_names() else None
+
+
+def shipped_text() -> Path:
+    """The text that quality is scored on by default: in the public domain, and held out from the training of
+    the shipped model."""
+    return HERE / "weights" / "held-out.txt"
+
+
+def results(given: str) -> Path:
+    """The results folder for a name: an existing path, else the shipped `published/NAME`."""
+    path = Path(given)
+    shipped = HERE / path
+    if path.exists() or path.parts[:1] != (PUBLISHED,) or ".." in path.parts or not shipped.is_dir():
+        return path
+    return shipped.resolve()
+
+
+def is_name(path: Path) -> bool:
+    """Whether a path is a bare name, without a folder."""
+    return path.parts == (path.name,)
+
+
+# Tables that ship with the package, as data files, and the user's own; each is read when it is asked for.
+
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-HERE = Path(__file__).parent
 
 
 def text(name: str) -> str:

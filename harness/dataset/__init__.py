@@ -1,1 +1,1 @@
-"""Records -> rows and series for report, compare, history and export."""
+"""Records as rows per repeat and per cell, and as the Study that report, compare and share read."""

@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from typing_extensions import TypedDict
 
-from harness.machine.emulated import emulated
-from harness.machine.limits import known_cpu_quota, usable_cpus
-from harness.system.gpus import VISIBLE, Gpu, nvidia_gpus, visible_gpus
-from harness.system.small_files import text
-from harness.system.wording import plural
+from harness.base.files import small_text
+from harness.base.gpus import VISIBLE, Gpu, nvidia_gpus, visible_gpus
+from harness.base.text import plural
+from harness.machine.host import emulated, known_cpu_quota, usable_cpus
 
 if TYPE_CHECKING:
-    from harness.machine.bandwidth import ReadRate
-    from harness.machine.matrix import MatrixRate
+    from harness.machine.probes import MatrixRate, ReadRate
 
 # Thread counts of OpenBLAS (also its OpenMP builds), MKL, Accelerate and BLIS, read when they start.
 BLAS_THREADS = (
@@ -109,10 +107,10 @@ def conditions() -> dict[str, object]:
     """Conditions that may change between runs: governor, turbo, CPU quota, swap, load, free memory."""
     swap = psutil.swap_memory()
     return {
-        "governor": text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
-        "turbo_off": text(Path("/sys/devices/system/cpu/intel_pstate/no_turbo")),
-        "smt": text(Path("/sys/devices/system/cpu/smt/control")),
-        "transparent_hugepages": text(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "governor": small_text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+        "turbo_off": small_text(Path("/sys/devices/system/cpu/intel_pstate/no_turbo")),
+        "smt": small_text(Path("/sys/devices/system/cpu/smt/control")),
+        "transparent_hugepages": small_text(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
         "cpu_quota": known_cpu_quota(),
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
         "load_1min": os.getloadavg()[0],
@@ -133,7 +131,7 @@ def last_level_cache_bytes() -> int | None:
     sizes: dict[str, int] = {}
     highest = 0
     for index in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
-        level, size, shared = (text(index / name) for name in ("level", "size", "shared_cpu_list"))
+        level, size, shared = (small_text(index / name) for name in ("level", "size", "shared_cpu_list"))
         if level is None or size is None or not size.endswith("K"):
             continue
         if int(level) > highest:
@@ -182,7 +180,7 @@ def _visible_gpu(index: int, name: str | None) -> Gpu:
 
 
 def read_bandwidth(threads: int) -> ReadRate:
-    """Measure this machine's read bandwidth in a separate process (about a second): see bandwidth.py.
+    """Measure this machine's read bandwidth in a separate process (about a second): see probes.py.
 
     Raises ProbeError.
     """
@@ -207,9 +205,9 @@ def check_quota(threads: int, what: str) -> None:
         raise ProbeError(f"{what} could not be measured: {throttles}; raise or remove it (--cpus, CPUQuota)")
 
 
-def _probe(module: str, threads: int, blas_threads: int, what: str) -> Any:
+def _probe(peak: str, threads: int, blas_threads: int, what: str) -> Any:
     check_quota(threads, what)
-    command = [sys.executable, "-m", f"harness.machine.{module}", str(threads), str(os.getpid())]
+    command = [sys.executable, "-m", "harness.machine.probes", peak, str(threads), str(os.getpid())]
     variables = os.environ | dict.fromkeys(BLAS_THREADS, str(blas_threads))
     folder = Path(__file__).parent.parent.parent  # `-m` searches this folder first, not the user's files
     try:
@@ -227,9 +225,9 @@ def _probe(module: str, threads: int, blas_threads: int, what: str) -> Any:
 def cpu_name(proc: Path = Path("/proc")) -> str:
     """The CPU name from /proc/cpuinfo. For a single-board computer the board's name, which implies its memory
     (`Model`; on kernels without that line, from the device tree)."""
-    lines = (text(proc / "cpuinfo") or "").splitlines()
+    lines = (small_text(proc / "cpuinfo") or "").splitlines()
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    board = text(proc / "device-tree" / "model")
+    board = small_text(proc / "device-tree" / "model")
     named = fields.get("Model") or board or fields.get("model name")
     return named or platform.processor() or platform.machine()
 

@@ -1,1 +1,1 @@
-"""Where weights come from (a path, the hub, synthesized), their names in the cache, their fingerprints."""
+"""Weights and the files that hold them: GGUF, checkpoints, the hub, synthetic ones; names in the cache."""

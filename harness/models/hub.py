@@ -1,17 +1,22 @@
-"""Files of the Hugging Face hub: from its cache without a request, else downloaded.
-
-A download shows the library's own progress bar. A broken connection resumes; an interrupted download keeps
-its complete files. Of a checkpoint only safetensors, configuration and tokenizer are downloaded: pickles and
-Python files may run code.
-"""
+"""Weights from the hub."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from harness.models.checkpoint import INDEX, SINGLE
-from harness.models.config_json import PACKING_FILES
-from harness.system.variables import redacted
+from harness.base.files import cache_folder
+from harness.base.text import redacted
+from harness.config import Weights
+from harness.models.checkpoint import INDEX, PACKING_FILES, SINGLE
+from harness.models.weights import Ready, WeightsError, digest, local
+
+# Files of the Hugging Face hub: from its cache without a request, else downloaded.
+#
+# A download shows the library's own progress bar. A broken connection resumes; an interrupted download
+# keeps its complete files. Of a checkpoint only safetensors, configuration and tokenizer are downloaded:
+# pickles and Python files may run code.
+
 
 ASK_TIMEOUT_S = 5.0  # wait for the first answer; the library alone would retry six times, 23 s in all
 WANTED = (
@@ -136,3 +141,68 @@ def _unreadable(repo: str, refusal: OSError) -> HubError:
 def _clause(refusal: Exception) -> str:
     line = (str(refusal).strip() or type(refusal).__name__).splitlines()[0]
     return redacted(line)[:200].rstrip(".")
+
+
+# Weights on the Hugging Face hub: from its cache, from a copy in our own (of a fleet), else downloaded.
+
+
+def from_hub(source: Weights) -> Ready:
+    """A GGUF or a checkpoint without placeholders: from a cache if complete there, else downloaded.
+
+    Raises WeightsError.
+    """
+    repo, revision = str(source.repo), source.revision or "main"
+    found = _in_cache(source)
+    if isinstance(found, Ready):
+        return found
+    cached = f"the copy in the cache is unusable ({found})" if found else "is not complete in the cache"
+    try:  # an unusable copy is most likely truncated: a download completes it, or fails with the reason
+        if source.file is None:
+            return _of_commit(download_checkpoint(repo, revision))
+        return _of_commit(download_file(repo, source.file, revision), source.file)
+    except Unreachable as silence:
+        raise WeightsError(f"hub {repo}: {cached}, and {silence}") from silence
+    except HubError as refusal:
+        raise WeightsError(f"{refusal}; {cached}" if found else str(refusal)) from refusal
+
+
+def in_hub_cache(source: Weights) -> Ready | None:
+    """Complete weights in the hub's cache, or copied, without a request; null if there are none.
+
+    Raises WeightsError if the cache itself is unusable.
+    """
+    found = _in_cache(source)
+    return found if isinstance(found, Ready) else None
+
+
+def _in_cache(source: Weights) -> Ready | WeightsError | None:
+    """Weights, or the error of an unusable copy. Raises WeightsError if the cache is unusable."""
+    repo, file, revision = str(source.repo), source.file, source.revision or "main"
+    try:
+        path = cached_file(repo, file, revision) if file else cached_checkpoint(repo, revision)
+    except HubError as mistake:
+        raise WeightsError(str(mistake)) from mistake
+    damaged: WeightsError | None = None
+    for each in filter(None, (path, _copied(source))):
+        try:
+            return _of_commit(each, file)
+        except WeightsError as damage:
+            damaged = damaged or damage
+    return damaged
+
+
+def copies_folder(source: Weights) -> Path:
+    """Where copies from another node of a fleet are, in a folder named by their commit."""
+    name = digest([source.repo, source.file, source.revision or "main"])
+    return cache_folder() / "weights" / name / "hub"
+
+
+def _copied(source: Weights) -> Path | None:
+    commit = next(copies_folder(source).glob("*"), None)
+    return commit / (source.file or "") if commit else None
+
+
+def _of_commit(path: Path, file: str | None = None) -> Ready:
+    """Weights of a folder snapshots/COMMIT in the hub's cache, or of a file in one."""
+    commit = path if file is None else path.parents[file.count("/")]
+    return replace(local(path), revision=commit.name)

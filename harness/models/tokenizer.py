@@ -10,10 +10,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.base.text import for_workers
 from harness.models import limited_tokenizer
 from harness.models.limited_tokenizer import CPU_S, MEMORY_BYTES
 from harness.models.weights import WeightsError
-from harness.system.variables import for_workers
 
 
 @dataclass(frozen=True)

@@ -1,34 +1,46 @@
-"""Name, find and fingerprint the weights of a cell, in either format. The campaign creates them."""
+"""The weights of a cell: where they lie, in which format, real or synthetic."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from harness import shipped
-from harness.models import checkpoint, gguf_decoder, gguf_header, gguf_split, layout
-from harness.models.agreement import FLOATS
-from harness.models.checkpoint import INDEX, SINGLE, Checkpoint, CheckpointError
-from harness.models.config_json import PACKING_FILES
-from harness.models.gguf_metadata import rotary_of
-from harness.models.gguf_shape import Contradiction, is_mixture
-from harness.models.sampled import sampled
-from harness.system.cache import cache_folder
-from harness.system.json_file import CONFIG_JSON_BYTES, object_of
-from harness.theory import gguf_types
-from harness.theory.config_values import ConfigJsonError, shown
-from harness.theory.decoder import Decoder, parameters
-from harness.theory.hf_config import Quantization
-from harness.theory.packed import KINDS, Packing
-from harness.theory.shapes import Shape, attention
-from harness.theory.tensors import Sizes, bytes_by_type, read_in_part
+from harness import data
+from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, cache_folder, exclusive, object_of
+from harness.models import checkpoint, gguf, gguf_model, layout
+from harness.models.checkpoint import FLOATS, INDEX, PACKING_FILES, SINGLE, Checkpoint, CheckpointError
+from harness.models.gguf import rotary_of
+from harness.models.gguf_model import Contradiction, is_mixture_gguf
+from harness.models.layout import Layout, NoLayout, sampled
+from harness.stacks.header import Header, Options, stacks
+from harness.theory import tensors
+from harness.theory.decoder import Decoder, Shape, attention, parameters
+from harness.theory.hf_config import ConfigJsonError, Quantization, quantization_configs, shown
+from harness.theory.known_models import Described
+from harness.theory.tensors import (
+    FORMATS,
+    KINDS,
+    LINEAR,
+    USUAL_GROUP,
+    Packing,
+    Sizes,
+    Tensor,
+    bytes_by_type,
+    linears,
+    read_in_part,
+)
 
-CONVERSION = 1  # bump when runners/llamacpp_convert.py makes other files of the same checkpoint
+# Name, find and fingerprint the weights of a cell, in either format. The campaign creates them.
+
+
+CONVERSION = 1  # bump when runners/llamacpp/weights.py makes other files of the same checkpoint
 SOURCE_QUANT = "f16"  # checkpoints are converted to it, and every other type is quantized from it
 FULL_TYPES = ("f32", "f16", "bf16")  # weights of these can be converted and quantized to anything
 TOKENIZER = "tokenizer.json"
@@ -70,7 +82,7 @@ class Ready:
     sizes: Sizes
     attention: dict[str, int] | None
     revision: str | None = None
-    header: gguf_header.GgufHeader | None = None
+    header: gguf.GgufHeader | None = None
     packing: Packing | None = None
     shards: int = 1
     file_bytes: int | None = None
@@ -112,7 +124,7 @@ def local(path: Path) -> Ready:
         return _gguf(path)
     except checkpoint.Contradicted as wrong:
         raise WeightsRefused(str(wrong)) from wrong
-    except (CheckpointError, gguf_header.GgufError) as damage:
+    except (CheckpointError, gguf.GgufError) as damage:
         raise WeightsError(str(damage)) from damage
     except Contradiction as wrong:
         raise WeightsRefused(f"{path}: {wrong}") from wrong
@@ -130,14 +142,14 @@ def _unknown_mixture(path: Path, architecture: str) -> WeightsRefused:
 def _gguf(path: Path) -> Ready:
     if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
         raise WeightsError(f"{path}: is not a regular file")
-    header = gguf_split.read_whole(path)
-    files = gguf_split.files_of(path, header)
+    header = gguf.read_whole(path)
+    files = gguf.files_of(path, header)
     statuses = [each.stat() for each in files]
     path, size = files[0], sum(status.st_size for status in statuses)  # llama.cpp finds the rest by the first
-    made = _not_dense(gguf_decoder.decoder_of(header))
-    if made is None and is_mixture(header):
+    made = _not_dense(gguf_model.decoder_of(header))
+    if made is None and is_mixture_gguf(header):
         raise _unknown_mixture(path, header.architecture)
-    gguf_decoder.check_is_model(path, header)
+    gguf_model.check_is_model(path, header)
     return Ready(
         path=path,
         format="gguf",
@@ -234,21 +246,21 @@ def _fingerprint(found: Checkpoint) -> str:
     every = [(path.name, path.stat()) for path in (*found.files, *others)]
     for name, status in every:
         known.update(f"{name} {status.st_size} ".encode())
-    timeless = shipped.weights_name(found.path) is not None
+    timeless = data.weights_name(found.path) is not None
     times = digest([] if timeless else [status.st_mtime_ns for _, status in every])
     parts = known.hexdigest()[:16], sum(status.st_size for _, status in every), times
     return "-".join(map(str, (*parts, digest([sampled(found.files), sampled(others)]))))
 
 
-def quantized_bytes(header: gguf_header.GgufHeader, quant: str) -> int:
+def quantized_bytes(header: gguf.GgufHeader, quant: str) -> int:
     """Bytes of the tensors of a model's file once llama.cpp has quantized it."""
-    if decoder := _not_dense(gguf_decoder.decoder_of(header)):
-        return gguf_types.model_bytes(decoder, quant)
+    if decoder := _not_dense(gguf_model.decoder_of(header)):
+        return tensors.model_bytes(decoder, quant)
     heads = header.integer(f"{header.architecture}.attention.head_count") or 1
     attention = header.attention() or {"layers": 0, "kv_heads": heads}
     n_gqa = heads // attention["kv_heads"]
-    mix = gguf_types.Mix(header.architecture, attention["layers"], n_gqa)
-    made = gguf_types.retyped(header.listed(), quant, mix)
+    mix = tensors.Mix(header.architecture, attention["layers"], n_gqa)
+    made = tensors.retyped(header.listed(), quant, mix)
     return sum(tensor.bytes for tensor in made)
 
 
@@ -326,3 +338,288 @@ def drop(path: Path) -> None:
 def digest(data: object) -> str:
     """16 digits of a hash of plain data, for names in the cache."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# GPTQ and AWQ checkpoints: names in our cache, and checks of given ones.
+
+
+PACKING = 1  # bump when runners/weights/packed.py packs the same checkpoint to other values
+UNPACKING = 1  # bump when it unpacks to other values
+GROUPS = (USUAL_GROUP, 64, 32)
+_LAYOUTS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}  # layouts that we can count and unpack
+_INT32_BITS = 32
+
+
+def packed_path(source: str, packing: Packing) -> Path:
+    """The cache folder of a checkpoint packed here, by the identity of its source."""
+    name = digest([source, "packed", PACKING, asdict(packing)])
+    return cache_folder() / "weights" / name / packing.words
+
+
+def unpacked_path(source: str) -> Path:
+    """The cache folder of the 16-bit checkpoint unpacked from one with this fingerprint."""
+    return cache_folder() / "weights" / digest([source, "unpacked", UNPACKING]) / "f16"
+
+
+def grouped_layers(requested: Packing, shape: Shape) -> Packing:
+    """The requested packing with the largest group size that divides every matrix's input.
+
+    Raises WeightsError.
+    """
+    widths = sorted({tensor.dims[1] for tensor in linears(shape)})
+    for group_size in GROUPS:
+        if all(width % group_size == 0 for width in widths):
+            return replace(requested, group_size=group_size)
+    odd = next(width for width in widths if width % GROUPS[-1])
+    raise WeightsError(f"cannot be packed: {odd} inputs of a matrix are not a multiple of {GROUPS[-1]}")
+
+
+def check_loadable(ready: Ready, requested: Packing | None, header: Header, options: Options) -> None:
+    """Raises WeightsError for weights that a checkpoint stack does not load as they are: a GGUF, weights with
+    other packing than requested (null: none), and quantized ones that the stack does not apply, which its
+    libraries may load as another model. `options`: resolved."""
+    stack, stored = header.stack, ready.stored
+    if ready.format != "hf":
+        raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, but {ready.path} is a GGUF")
+    _check_wrapper(ready, header)
+    if requested:
+        check(ready, requested, stack)
+    elif stored and stored.method not in header.applies:
+        loading = [name for name, each in stacks().items() if stored.method in (*each.formats, *each.applies)]
+        if not loading:
+            raise WeightsRefused(f"{ready.path}: is {ready.quant}, which no stack here applies")
+        others = f"stacks {' and '.join(loading)} load" if len(loading) > 1 else f"stack {loading[0]} loads"
+        raise WeightsRefused(f"{ready.path}: is {ready.quant}; {others} that, {stack} does not")
+    elif stored:
+        for name in header.applies[stored.method]:
+            if options.get(name) != stored.options.get(name):
+                has, asked = _as_json(stored.options.get(name)), _as_json(options.get(name))
+                raise WeightsRefused(
+                    f"{ready.path}: is {ready.quant}, which stack {stack} loads as it is stored;"
+                    f" {name} {asked} was asked for, set {name}: {has}"
+                )
+
+
+def _check_wrapper(ready: Ready, header: Header) -> None:
+    """Raises WeightsUnavailable for a multimodal model that the stack does not load."""
+    config = object_of(ready.path / "config.json", CONFIG_JSON_BYTES)
+    kind = config.get("model_type")
+    wraps = isinstance(config.get("text_config"), Mapping)
+    if wraps and header.wrappers is not None and kind not in header.wrappers:
+        raise WeightsUnavailable(
+            f"{ready.path}: is {kind}, a multimodal model that stack {header.stack} does not load;"
+            " name a checkpoint of its language model"
+        )
+
+
+def check(ready: Ready, requested: Packing, stack: str) -> None:
+    """Raises WeightsError for a checkpoint with another packing than requested or stated in its config.
+
+    A synthetic one of 16 or 32 bits is valid: it is packed here.
+    """
+    wanted, has = requested.method.upper(), ready.packing
+    if has is None:
+        if ready.quant not in FULL_TYPES:
+            raise WeightsRefused(f"stack {stack} needs {wanted} weights, but {ready.path} is {ready.quant}")
+        if ready.synthetic:
+            return
+        needs = f"quantizing to {wanted} needs calibration data, which the harness lacks"
+        raise WeightsError(f"{ready.path}: is {ready.quant}; {needs}: name a quantized checkpoint")
+    if has.method != requested.method:
+        theirs = f"{has.method.upper()} ({has.bits} bits)"
+        raise WeightsError(f"stack {stack} needs {wanted} weights, but {ready.path} is {theirs}")
+    if has.bits != requested.bits:
+        raise WeightsError(
+            f"{ready.path}: has {has.bits} bits, and stack {stack} was asked for {requested.bits}"
+        )
+    try:
+        if rules := _rules(ready.path):
+            raise WeightsRefused(
+                f"{ready.path}: has rules for single layers (dynamic: {rules}), so its weights are not all"
+                f" {has.words}"
+            )
+        name = _settings(ready.path, has)
+        found = checkpoint.read(ready.path, needs_shape=False)
+        _check_tensors(ready.path, name, has, {tensor.name: tensor for tensor in found.tensors})
+    except (CheckpointError, JsonFileError) as damage:
+        raise WeightsError(str(damage)) from damage
+
+
+def _settings(folder: Path, packing: Packing) -> str:
+    """The name of the file with a folder's packing settings. Libraries read one or the other: both must
+    agree, in a known layout. Raises WeightsError, JsonFileError."""
+    inline = checkpoint.read_config_json(folder / "config.json", needs_shape=False).packing
+    separate = checkpoint.separate_packing(folder)
+    name, layout = "config.json", packing.layout
+    if separate and separate[1].method == packing.method:
+        name, layout = separate[0].name, separate[1].layout
+        for key in ("bits", "group_size", "act_order", "symmetric"):
+            ours, theirs = getattr(packing, key), getattr(separate[1], key)
+            if ours != theirs:
+                words = f"config.json has {key} {_as_json(ours)}, but {name} has {_as_json(theirs)}"
+                raise WeightsError(f"{folder}: {words}")
+    for named in (packing.layout, layout):
+        if named not in _LAYOUTS[packing.method]:
+            known, method = " or ".join(_LAYOUTS[packing.method]), packing.method.upper()
+            raise WeightsError(f"{folder}: is {method} in the layout {named}; only {known} is loaded here")
+    return "config.json" if inline else name
+
+
+def _rules(folder: Path) -> str | None:
+    """The first of GPTQModel's rules by layer, which override its settings; null without one."""
+    for path in (folder / "config.json", *(folder / name for name in checkpoint.PACKING_FILES)):
+        config = object_of(path, CONFIG_JSON_BYTES) if path.exists() else {}
+        for given in (config, *(each for _, each in quantization_configs(config))):
+            if isinstance(rules := given.get("dynamic"), Mapping) and rules:
+                return shown(next(iter(rules)))
+    return None
+
+
+def _as_json(value: object) -> str:
+    return str(value).lower()
+
+
+def _check_tensors(folder: Path, name: str, packing: Packing, tensors: Mapping[str, Tensor]) -> None:
+    """Check that every packed layer has all its tensors, in the sizes given by bits and group size."""
+    kinds = KINDS if packing.method == "gptq" else KINDS[:3]
+    split = (tensor.rpartition(".") for tensor in tensors)
+    layers = dict.fromkeys(layer for layer, _, kind in split if kind in KINDS)
+    if not layers:
+        raise WeightsError(f"{folder}: its {name} has {packing.words}, but no tensor is packed")
+    for tensor in tensors.values():
+        if tensor.part == "lm_head" and tensor.name.rpartition(".")[2] in KINDS:
+            raise WeightsRefused(f"{folder}: {tensor.name} is packed; only the layers' matrices may be here")
+        if tensor.part in LINEAR and tensor.name.endswith(".weight"):
+            raise WeightsRefused(
+                f"{folder}: {tensor.name[:80]} is {tensor.type}, so its weights are not all {packing.words}"
+            )
+    for layer in layers:
+        for kind in kinds:
+            if f"{layer}.{kind}" not in tensors:
+                raise WeightsError(f"{folder}: {layer} lacks its {kind}")
+        if wrong := _mismatch(packing, layer, {kind: tensors[f"{layer}.{kind}"].dims for kind in kinds}):
+            raise WeightsError(f"{folder}: its {name} has {wrong}")
+
+
+def _mismatch(packing: Packing, layer: str, dims: Mapping[str, tuple[int, ...]]) -> str | None:
+    """How a layer's tensors contradict the settings; null if they agree."""
+    for kind, size in dims.items():
+        if len(size) != (1 if kind == "g_idx" else 2) or 0 in size:
+            return f"{packing.words}, but {layer}.{kind} is {_by(size) or 'a number'}"
+    gptq = packing.method == "gptq"
+    (rows, columns), (groups, n_out) = dims["qweight"], dims["scales"]
+    n_in = dims["g_idx"][0] if gptq else rows
+    held, of = _INT32_BITS * (rows if gptq else columns), n_in if gptq else n_out
+    if held != of * packing.bits:
+        stored = f"is {_by(dims['qweight'])}" if held % of else f"holds {held // of}"
+        return f"{packing.bits} bits, but {layer}.qweight {stored}"
+    wide = n_in if packing.group_size == -1 else packing.group_size
+    if groups != -(-n_in // wide):
+        stored = f"has groups of {-(-n_in // groups)}"
+        return f"group_size {packing.group_size}, but {layer}.scales {stored}"
+    packed_columns = n_out * packing.bits // _INT32_BITS
+    expected = {"qweight": (rows, n_out) if gptq else (n_in, columns), "qzeros": (groups, packed_columns)}
+    for kind, wanted in expected.items():
+        if dims[kind] != wanted:
+            return f"{packing.words}: {layer}.{kind} should be {_by(wanted)}, but is {_by(dims[kind])}"
+    return None
+
+
+def _by(dims: tuple[int, ...]) -> str:
+    return " x ".join(map(str, dims))
+
+
+# Synthetic weights: their identity and place in the cache, their layout and bytes, and what has none.
+
+
+# Bump when runners/weights/synthetic.py makes other values for the same shape and seed.
+# 2: a Hugging Face checkpoint, from which GGUF files are converted; 1 was a GGUF.
+SYNTHESIS = 2
+CHECKPOINT_ELEMENT_BYTES = 2  # of 16-bit checkpoints that are made here
+
+
+def synthetic_name(model: Shape | Described, seed: int) -> str:
+    """The identity of a synthetic model: shape or config.json, seed and generator version."""
+    known = (
+        {"shape": asdict(model)} if isinstance(model, Shape) else {"config": layout_of(model.config).config}
+    )
+    return "synthetic-" + digest({**known, "seed": seed, "synthesis": SYNTHESIS})
+
+
+def checkpoint_path(model: Shape | Described, seed: int) -> Path:
+    """The cache folder of a synthetic checkpoint."""
+    return named_folder(synthetic_name(model, seed))
+
+
+def named_folder(name: str) -> Path:
+    """The same, by its identity."""
+    return cache_folder() / "weights" / name.rpartition("-")[2] / "hf"
+
+
+def layout_of(config: Mapping[str, object]) -> Layout:
+    """Raises WeightsUnavailable."""
+    try:
+        return layout.of(config)
+    except (NoLayout, ConfigJsonError) as why:
+        raise WeightsUnavailable(str(why)) from why
+
+
+def gguf_layout_of(config: Mapping[str, object]) -> Layout:
+    """The same for a GGUF. Raises WeightsUnavailable, also if llama.cpp would compute another model."""
+    try:
+        layout.check_gguf(config)
+    except ConfigJsonError as why:
+        raise WeightsUnavailable(str(why)) from why
+    except NoLayout as why:
+        raise WeightsUnavailable(f"its GGUF would be another model: {why}") from why
+    return layout_of(config)
+
+
+def check_synthetic(model: Described, form: str) -> None:
+    """Raises WeightsUnavailable for a model that cannot be synthesized in a stack's format."""
+    if form in FORMATS:
+        raise WeightsUnavailable(
+            f"only dense models are packed as {form} here; this one is {model.decoder.arch}"
+        )
+    (gguf_layout_of if form == "gguf" else layout_of)(model.config)
+
+
+def synthetic_bytes(shape: Shape | Decoder, quant: str) -> int:
+    """Bytes of the tensors of a synthetic file; a dense one stands in for a published one."""
+    return tensors.model_bytes(shape, quant, as_published=isinstance(shape, Shape))
+
+
+# Write a file or a folder of weights into the cache: one process at a time, and whole or not at all.
+
+
+SPARE_DISK_BYTES = 1 << 30
+
+
+@contextmanager
+def written(
+    target: Path, expected_bytes: float, what: str, there: Callable[[Path], object] = cached
+) -> Iterator[Path | None]:
+    """A temporary name beside the target, which becomes the target if the block ends without an error; null
+    if another process has made the target. `what`: names it in messages; `there`: whether it is made.
+
+    Raises WeightsError (too little free disk), CacheError.
+    """
+    with exclusive(target.with_suffix(".lock")):
+        if there(target):
+            yield None
+            return
+        for leftover in target.parent.glob(f"{target.name}.partial-*"):
+            drop(leftover)
+        free = shutil.disk_usage(target.parent).free
+        needed = expected_bytes + SPARE_DISK_BYTES
+        if free < needed:
+            raise WeightsError(
+                f"{what} needs {needed / 1e9:.1f} GB of disk, but only "
+                f"{free / 1e9:.1f} GB is free in {target.parent}"
+            )
+        partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
+        try:
+            yield partial
+            partial.replace(target)
+        finally:
+            drop(partial)

@@ -1,1 +1,1 @@
-"""Which stack and quantization to run on a machine: predicted from what was measured, ranked, and proved."""
+"""Which stack and quantization to run on a machine, from what was measured and what memory allows."""

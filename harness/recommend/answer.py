@@ -1,14 +1,28 @@
-"""Predictions of all candidates -> the answer: rows, ranked by a goal, with one sentence each. Pure."""
+"""The choice, its reasons and its commands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from harness.predict.speed import Predictor
-from harness.predict.sums import added
-from harness.predict.traits import Example, Range, Traits
-from harness.recommend.candidates import Candidate
+from typing_extensions import TypedDict
+
+from harness.analysis import quality as scores
+from harness.analysis.columns import Cell as ColumnsCell
+from harness.config.plan import Cell
+from harness.dataset.study import Study
+from harness.recommend.candidates import FOLDER, Candidate
+from harness.recommend.speed import Example, Predictor, Range, Traits, added
+from harness.records.kinds import Record
+
+# Predictions of all candidates -> the answer: rows, ranked by a goal, with one sentence each. Pure.
+
 
 SHORT_PROMPT = 2048
 MOST_LOSS = 0.02  # of the perplexity of 16-bit weights; more is not `balance`
@@ -250,3 +264,382 @@ def _dominated(choice: Choice, others: Sequence[Choice]) -> bool:
 
 def _merits(choice: Choice) -> tuple[float, ...]:
     return _pace(choice)[0], choice.candidate.bits, choice.candidate.keeps_cache
+
+
+# What to type to run a chosen variant: commands and files of common programs, and a config of ours. Pure.
+
+
+_ALL_LAYERS = 999
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model's weights come from. `checkpoint`: what transformers loads, a hub repository or a folder;
+    null: none is known. `gguf`: the file that was given, and `gguf_type` its type. `row`: of a config; null
+    where none can name the model."""
+
+    name: str
+    checkpoint: str | None = None
+    gguf: str | None = None
+    gguf_type: str | None = None
+    row: Mapping[str, object] | None = None
+
+
+def commands_of_candidate(
+    candidate: Candidate, source: Source, context: int, family: str, threads: int | None
+) -> dict[str, str]:
+    """By program, how to run the variant on a device of this family. `threads`: null where the machine is not
+    this one."""
+    cell, on_gpu = candidate.cell, family != "cpu"
+    pairs = {"stack": cell.variant.stack, **cell.variant.options}.items()
+    variant = f"variants: [{{{', '.join(f'{key}: {_yaml(value)}' for key, value in pairs)}}}]"
+    whole = [f"device: {family}", f"models: [{json.dumps(source.row)}]"] if source.row else []
+    ours = {"harness run": "\n".join([*whole, variant])}
+    if cell.weights_format == "gguf":
+        return _llama_cpp(candidate, source, context, on_gpu, threads) | ours
+    return _of_torch(candidate, source, context, on_gpu) | ours
+
+
+def _of_torch(candidate: Candidate, source: Source, context: int, on_gpu: bool) -> dict[str, str]:
+    cell, checkpoint = candidate.cell, _checkpoint(source)
+    where = ', device_map="cuda"' if on_gpu else ""
+    load = f'AutoModelForCausalLM.from_pretrained("{checkpoint}", '
+    if cell.variant.stack == "bnb":
+        bits = "load_in_8bit=True" if cell.quant == "int8" else "load_in_4bit=True"
+        more = ', bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16"' if cell.quant == "nf4" else ""
+        return {"transformers": f"{load}quantization_config=BitsAndBytesConfig({bits}{more}){where})"}
+    if cell.variant.stack == "hf":
+        found = {"transformers": f'{load}dtype="bfloat16"{where})'}
+        served = f'"{checkpoint}" --dtype bfloat16'
+    else:
+        kind = "an AWQ" if cell.weights_format == "awq" else "a GPTQ"
+        found, served = {}, f'"{kind} checkpoint of {source.name}"'
+    longer = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 " if context > candidate.trained else ""
+    return found | ({"vLLM": f"{longer}vllm serve {served} --max-model-len {context}"} if on_gpu else {})
+
+
+def _checkpoint(source: Source) -> str:
+    return source.checkpoint or f"a checkpoint of {source.name}"
+
+
+def config_text(cells: Sequence[Cell], model: Mapping[str, object], device: str, context: int) -> str:
+    """YAML for `harness run` that measures the variants: a short decode, and windows up to the context.
+    `model`: its row."""
+    depths = sorted({0, context // 4, context - 1})
+    rows = [
+        {
+            "stack": cell.variant.stack,
+            **({"name": measured_name(cell)} if _takes_file_as_it_is(cell) else {}),
+            **cell.variant.options,
+        }
+        for cell in cells
+    ]
+    return (
+        f"device: {device}\n"
+        "protocol: {new_tokens: 128, repeats: 2, retry_disturbed: 1}\n"
+        f"models: [{json.dumps(model)}]\n"
+        "variants:\n" + "".join(f"  - {json.dumps(row)}\n" for row in rows) + "workloads:\n"
+        "  - {kind: decode}\n"
+        f"  - {{kind: depth, depths: {depths}, window: 16, most_windows: 6, stop_at: 1%}}\n"
+    )
+
+
+def measured_name(cell: Cell) -> str:
+    """Of the variant in that config, where given names have no `=`."""
+    name = cell.variant.name
+    return name.replace("=", "-") if _takes_file_as_it_is(cell) else name
+
+
+def _takes_file_as_it_is(cell: Cell) -> bool:
+    """Then its options do not tell the type, so its row has a name."""
+    return cell.weights_format == "gguf" and cell.quant is None
+
+
+def calibration_command(device: str) -> str:
+    """YAML for `harness run` that measures what other variants are predicted from: two sizes, three types."""
+    return (
+        f"device: {device}\n"
+        "protocol: {new_tokens: 64, repeats: 3, retry_disturbed: 1}\n"
+        "models: [{shape: qwen1.5-0.5b}, {shape: qwen1.5-1.8b}]\n"
+        "variants: [{stack: llamacpp, quant: [q8_0, q4_0, q4_k_m]}]\n"
+    )
+
+
+def _llama_cpp(
+    candidate: Candidate, source: Source, context: int, on_gpu: bool, threads: int | None
+) -> dict[str, str]:
+    options, quant = candidate.cell.options(threads or 1), candidate.type
+    layers = candidate.split.gpu_layers if candidate.split else _ALL_LAYERS if on_gpu else 0
+    is_given = source.gguf is not None and source.gguf_type == quant
+    file = str(source.gguf) if is_given else f"{source.name}-{quant.upper()}.gguf"
+    whole = source.gguf or f"{source.name}-F16.gguf"
+    flash, cache = bool(options.get("flash_attn")), [str(options.get(k)) for k in ("type_k", "type_v")]
+    given = f"-m {file} -c {context} {f'-ngl {layers} ' if on_gpu else ''}-fa {'on' if flash else 'off'}"
+    given += f" -t {threads}" if threads and (not on_gpu or candidate.split) else ""
+    given += f" -ctk {cache[0]} -ctv {cache[1]}" if cache != ["f16", "f16"] else ""
+    lines = [f"FROM {file if file.startswith('/') else './' + file}", f"PARAMETER num_ctx {context}"]
+    lines += [f"PARAMETER num_gpu {layers}"]
+    lines += [f"PARAMETER num_thread {threads}"] if threads and not on_gpu else []
+    variables = ["OLLAMA_FLASH_ATTENTION=1"] if flash else []
+    variables += [f"OLLAMA_KV_CACHE_TYPE={cache[0]}"] if cache[0] != "f16" else []
+    lines += [f"# start the server with {' '.join(variables)}"] if variables else []
+    made = [] if source.gguf else _converted(source, whole)
+    made += [] if is_given or file == whole else [f"llama-quantize {whole} {file} {quant.upper()}"]
+    makes = {"first": "\n".join(made)} if made else {}
+    servers = {"llama-server": f"llama-server {given}", "llama-cli": f"llama-cli {given}"}
+    return makes | servers | {"Modelfile": "\n".join(lines)}
+
+
+def _converted(source: Source, file: str) -> list[str]:
+    """How a checkpoint becomes a GGUF of 16 bits, with the script in llama.cpp's repository."""
+    folder, found = _checkpoint(source), []
+    if source.checkpoint and not source.checkpoint.startswith("/"):
+        folder = source.name
+        found = [f"hf download {source.checkpoint} --local-dir {folder}"]
+    return [*found, f'python convert_hf_to_gguf.py "{folder}" --outtype f16 --outfile {file}']
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# How far off predictions have been: of the published study, and of those that were measured here.
+
+
+# As benchmarks/predictions.py and benchmarks/predictions_here.py print them.
+KNOWN: Mapping[str, str] = {
+    "cuda": (
+        "how far off: on an RTX 4090, with a whole model size left out, B by 0.8% (median) in llama.cpp and "
+        "2.3% in PyTorch's stacks; 89% and 86% of rows lay in their interval."
+    ),
+    "cpu": (
+        "how far off: on one CPU, calibrated with three variants and the rate of each type, 5.6 to 5.9% in "
+        "three runs (median of 18; 13 to 21% without the rates); 13 to 17 of 18 lay in their interval."
+    ),
+}
+HEADING = "predictions"
+
+
+def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
+    """The study with what became of predictions that `harness recommend --prove` kept in these results."""
+    proved = [folder for folder in folders if (folder / FOLDER).is_dir()]
+    if not proved:
+        return study
+
+    found = [said for folder in proved if (said := outcomes_so_far(folder))]
+    return replace(study, methods={**study.methods, HEADING: [*found, *KNOWN.values()]}) if found else study
+
+
+# Predictions that were measured later: kept beside the records, and how far off they were so far.
+
+
+NAME = "outcomes.jsonl"  # in that folder of the results
+
+
+class Outcome(TypedDict):
+    """Tokens per second at the last position of `context`, predicted with its interval, and measured."""
+
+    model: str
+    stack: str
+    variant: str
+    device: str
+    context: int
+    predicted: float
+    low: float
+    high: float
+    measured: float
+
+
+def outcome_of_choice(choice: Choice, windows: Sequence[ColumnsCell], context: int) -> Outcome | None:
+    """A prediction beside what was measured at its context, the latest if several; null if nothing was."""
+    cell, found = choice.candidate.cell, choice.deep
+    wanted = cell.model.name, cell.variant.stack, measured_name(cell)
+    mine = [
+        row for row in windows if (row["model"], row["stack"], row["variant"]) == wanted and row["depths"]
+    ]
+    for row in sorted(mine, key=lambda row: row["started_utc"], reverse=True):
+        for at in row["depths"]["at"] if row["depths"] else []:
+            if at["depth"] == context - 1 and row["status"] == "ok":
+                return {
+                    "model": wanted[0],
+                    "stack": wanted[1],
+                    "variant": wanted[2],
+                    "device": choice.candidate.traits.device,
+                    "context": context,
+                    "predicted": found.value,
+                    "low": found.low,
+                    "high": found.high,
+                    "measured": at["tokens_per_s"],
+                }
+    return None
+
+
+def outcome_sentence(choice: Choice, outcome: Outcome | None) -> str:
+    """What came of a prediction."""
+    found = choice.deep
+    said = f"{choice.title}: predicted {found.value:.3g} tok/s ({found.low:.3g} to {found.high:.3g})"
+    if outcome is None:
+        return f"{said}, no measurement is ok"
+    return f"{said}, measured {outcome['measured']:.3g}: off by {error(outcome):+.1%}"
+
+
+def error(outcome: Outcome) -> float:
+    """Predicted over measured, less 1."""
+    return outcome["predicted"] / outcome["measured"] - 1
+
+
+def keep_outcome(results: Path, outcome: Outcome) -> None:
+    """Append an outcome."""
+    with (results / FOLDER / NAME).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(outcome) + "\n")
+
+
+def outcomes_so_far(results: Path) -> str | None:
+    """The error of all predictions that were measured; null without any. A damaged line does not count."""
+    try:
+        lines = (results / FOLDER / NAME).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    errors, inside = [], 0
+    for line in lines:
+        try:
+            outcome: Outcome = json.loads(line)
+            off, lies_in = abs(error(outcome)), outcome["low"] <= outcome["measured"] <= outcome["high"]
+        except (ValueError, KeyError, TypeError, ZeroDivisionError):
+            continue
+        if math.isfinite(off):
+            errors.append(off)
+            inside += lies_in
+    if not errors:
+        return None
+    return (
+        f"of {len(errors)} predictions that were measured, {inside} lie in their interval; median error "
+        f"{statistics.median(errors):.1%}, largest {max(errors):.1%}"
+    )
+
+
+# What is known of a variant's quality: scored here, else published for the same kind of weights. Pure.
+
+
+HERE = "measured here"
+# Options that make the weights and the cache what they are; the others change speed and rounding alone.
+_OPTIONS = ("double_quant", "dtype", "format", "bits", "type_k", "type_v")
+_16_BITS = ("f16", "fp16", "bf16")
+_SIZE = re.compile(r"\d+(?:\.\d+)?b\b", re.IGNORECASE)
+
+
+_Key = tuple[str, ...]
+
+
+class Perplexity(NamedTuple):
+    """Of a variant's weights. `source`: who measured it."""
+
+    model: str
+    stack: str
+    quant: str
+    value: float
+    source: str
+
+
+def published_quality(records: Iterable[Record]) -> list[Perplexity]:
+    """Those of published records."""
+    found = []
+    for record in records:
+        value, source = (record.get("reported") or {}).get("perplexity"), record.get("source")
+        if value and source:
+            name = record["model"]["name"], record["stack"], record["variant"]
+            found.append(Perplexity(*name, float(value), source["title"]))
+    return found
+
+
+def measured_quality(
+    records: Iterable[Record], model: str, fingerprint: str | None = None
+) -> dict[_Key, Quality]:
+    """The quality of each variant of a model that was last scored, on the text that most of them have.
+
+    `fingerprint`: of the model's weights: scores of other weights under the same name do not count. Null:
+    not known, and all of the name do.
+    """
+    found = [each for each in records if each["kind"] == "scored" and each["model"]["name"] == model]
+    if fingerprint is not None:
+        found = [each for each in found if _content(fingerprint) in _scored_weights(each)]
+    found.sort(key=lambda each: each["started_utc"])
+    rows = [scores.row(each) for each in found]
+    chosen = scores.comparable(rows)
+    of: dict[_Key, Quality] = {}
+    for record, row in zip(found, rows, strict=True):
+        if row in chosen:
+            figures = row["figures"]
+            options, kld = record["options"], figures["kld_mean"]
+            weights = record["model"]["weights"]
+            stored = weights.get("quant") if weights.get("format") == "gguf" else options.get("dtype")
+            quant = options.get("quant") or stored
+            ends = None if kld["low"] is None or kld["high"] is None else (kld["low"], kld["high"])
+            loss = math.expm1(figures["ln_ppl_ratio"]["value"])
+            of[_key(record["stack"], quant, options)] = Quality(loss, HERE, kld["value"], ends)
+    return of
+
+
+def _scored_weights(record: Record) -> list[object]:
+    """The content of the weights that were loaded, and of the 16-bit ones that they were compared with."""
+    reference: Mapping[str, Any] = record["quality"].get("reference") or {}
+    whole = reference.get("weights") or {}
+    given = record["model"]["weights"].get("fingerprint"), whole.get("fingerprint")
+    # A reference out of a file has the digest of the content alone.
+    return [whole.get("sample"), *(_content(str(each)) for each in given if each)]
+
+
+def _content(fingerprint: str) -> str:
+    """Without what a copy may change, such as times."""
+    return fingerprint.rpartition("-")[2]
+
+
+def _key(stack: str, quant: object, options: Mapping[str, object]) -> _Key:
+    return stack, str(quant).lower(), *(str(options.get(name)) for name in _OPTIONS)
+
+
+def known_quality(
+    perplexities: Sequence[Perplexity], model: str, scored: Mapping[_Key, Quality]
+) -> Callable[[Candidate], Quality | None]:
+    """Looks up the quality of a candidate's weights: scored here, else published of this model, else of the
+    nearest size of its family; null where none is known. Never that of another kind of weights."""
+    of_model: dict[str, dict[tuple[str, str], float]] = {}
+    sources: dict[str, str] = {}
+    for each in perplexities:
+        of_model.setdefault(each.model, {})[each.stack, each.quant] = each.value
+        sources[each.model] = each.source
+    alike = [name for name in of_model if _family(name) == _family(model)]
+    near = sorted(alike, key=lambda name: _far(name, model))
+
+    def of(candidate: Candidate) -> Quality | None:
+        cell, options = candidate.cell, candidate.cell.options(1)
+        given = candidate.type or options.get("quant") or options.get("dtype")
+        if here := scored.get(_key(cell.variant.stack, given, options)):
+            return here
+        stack, quant = candidate.cell.variant.stack, candidate.type or str(candidate.cell.quant)
+        if any(candidate.cell.variant.options.get(name, "f16") != "f16" for name in ("type_k", "type_v")):
+            return None  # a quantized cache adds a loss of its own
+        for name in near:
+            found = of_model[name]
+            plain = next((found[stack, q] for q in _16_BITS if (stack, q) in found), None)
+            mine = found.get((stack, quant))
+            if plain and mine:
+                of_whom = "" if name == model else f"{name}, "
+                return Quality(mine / plain - 1, f"{of_whom}{sources[name]}")
+        return None
+
+    return of
+
+
+def _family(model: str) -> str:
+    return _SIZE.split(model.lower(), maxsplit=1)[0]
+
+
+def _far(name: str, model: str) -> float:
+    sizes = [_SIZE.search(each.lower()) for each in (name, model)]
+    if name == model:
+        return -1.0
+    if not all(sizes):
+        return math.inf
+    one, other = (float(found[0][:-1]) for found in sizes if found)
+    return abs(math.log(max(one, 1e-9) / max(other, 1e-9)))

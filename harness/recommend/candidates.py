@@ -1,35 +1,347 @@
-"""Every way to run a model on a device: the variants that stacks offer, which fit, and how much context."""
+"""What could run on a machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from harness import plan
+from typing_extensions import TypedDict
+
 from harness.campaign import forecast
-from harness.campaign.held import engine_of, held_model, kv_element_bytes
-from harness.config import Decode, Experiment, Model, Protocol
-from harness.config.mistakes import Mistakes
-from harness.config.variants import expanded
-from harness.plan import Cell
-from harness.predict.traits import Traits
-from harness.recommend import kinds, splits, type_rates
-from harness.recommend.places import Place
-from harness.recommend.splits import Memory, Split
-from harness.recommend.type_rates import Rates
-from harness.stacks.header import Header, stacks
-from harness.stacks.rules import Options
-from harness.theory import decoder, demand, footprint
-from harness.theory.choices import OF_MIXTURES, released_in
-from harness.theory.decoder import Decoder
-from harness.theory.floors import MOVED_STATE
-from harness.theory.footprint import LLAMA_CPP
-from harness.theory.gguf_types import quantized
+from harness.campaign.forecast import Device, engine_of, held_model, kv_element_bytes
+from harness.config import Decode, Experiment, Model, Protocol, plan
+from harness.config.plan import Cell
+from harness.config.variants import expanded, varied
+from harness.config.yaml_text import Mistakes
+from harness.recommend.speed import DENSE, EXPERTS, FUSED, GGML, STATES, TORCH, Traits
+from harness.stacks.header import Header, Options, stacks
+from harness.theory import decoder, floors
+from harness.theory import memory as theory_memory
+from harness.theory.decoder import Decoder, Shape, in_runs, shape_lm_head_params
+from harness.theory.floors import MOVED_STATE, Demand, Reach
+from harness.theory.machines import Machine
+from harness.theory.memory import BITSANDBYTES, LLAMA_CPP, OF_MIXTURES, Engine, released_in
 from harness.theory.rows import is_quantized
-from harness.theory.shapes import Shape
-from harness.theory.tensors import Tensor, of_shape
+from harness.theory.tensors import (
+    FORMATS,
+    Packing,
+    Tensor,
+    is_of_experts,
+    loaded_bytes,
+    of_shape,
+    packed_bytes,
+    quantized,
+    streamed_bytes,
+)
+
+# Which variants share their costs, and what a model costs in each: for predictions.
+
+
+NOT_REPACKED = "not repacked"
+_PLAIN = "f16"
+_BYTES_16 = 2
+_HEAD_ELEMENTS = 128  # where a record does not say; most models' heads have as many
+
+
+class OfModel(TypedDict):
+    """What the traits of all variants of a model have in common, besides the bytes of its weights."""
+
+    layers: int
+    reaches: tuple[Reach, ...]
+    head_elements: int
+    pass_flops: float
+    kind: str
+
+
+def kind_of_model(model: Shape | Decoder, kv_bytes_per_token: float) -> OfModel:
+    """Of a model, with a cache of so many bytes a token."""
+    made = decoder.made(model)
+    found = kind_of_demand(floors.with_kv(floors.demand_of_bits(made, 16), kv_bytes_per_token), made.count)
+    return found | {"head_elements": made.shape.head_dim} if made.shape else found
+
+
+def kind_of_demand(needs: Demand, layers: int) -> OfModel:
+    """Of a model of which a record has the demand alone."""
+    return {
+        "layers": layers,
+        "reaches": needs.reaches,
+        "head_elements": _HEAD_ELEMENTS,
+        "pass_flops": needs.flops_per_token,
+        "kind": STATES if needs.state_bytes else EXPERTS if needs.experts else DENSE,
+    }
+
+
+def kind_of_types(model: Shape | Decoder, tensors: Sequence[Tensor]) -> tuple[tuple[str, float], ...]:
+    """Bytes that a step reads by the type of the tensors."""
+    made = decoder.made(model)
+    found: dict[str, float] = {}
+    for each in tensors:
+        streamed = streamed_bytes(each, made.tied, made.expert_share)
+        found[each.type] = found.get(each.type, 0.0) + streamed
+    return tuple((name, size) for name, size in found.items() if size)
+
+
+def cost_group(header: Header, variant: str, options: Mapping[str, object]) -> str:
+    """The stack and what decides its kernels. `options`: of llama.cpp, resolved; empty for the defaults.
+    Names of the published study stand for the variants that they are here."""
+    if header.memory != LLAMA_CPP:
+        return f"{header.stack} {header.published.get(variant, variant)}"
+    cache = [str(options.get(name, _PLAIN)) for name in ("type_k", "type_v")]
+    parts = [header.stack, *(["flash"] if options.get("flash_attn") else [])]
+    parts += [each for each in dict.fromkeys(cache) if each != _PLAIN]
+    return " ".join([*parts, *([NOT_REPACKED] if options.get("repack") is False else [])])
+
+
+def engine(header: Header, of_group: str) -> str:
+    """The kind of engine that runs a group."""
+    if header.memory == LLAMA_CPP:
+        return GGML
+    return FUSED if any(part in of_group for part in header.fused) else TORCH
+
+
+def waits(header: Header, of_group: str) -> bool:
+    """Whether a matrix product waits for the device in a group."""
+    return any(part in of_group for part in header.waits)
+
+
+def read_bytes(header: Header, shape: Shape, quant: str | None, bits: float | None) -> float | None:
+    """Bytes of weights that a decode step reads, in the format that a PyTorch stack loads; null for others.
+    `quant`: of bitsandbytes; `bits`: of a packed checkpoint. All stay 16 bits wide but the linear layers."""
+    tensors = of_shape(shape)
+    if header.memory == BITSANDBYTES:
+        whole = float(loaded_bytes(tensors, "bf16", quant))
+    elif form := next((each for each in header.formats if each in FORMATS), None):
+        whole = float(sum(packed_bytes(tensors, Packing(form, int(bits or 4))).values()))
+    elif header.memory != LLAMA_CPP and header.formats:
+        whole = float(loaded_bytes(tensors, "bf16"))
+    else:
+        return None
+    return whole - (0 if shape.tied else shape_lm_head_params(shape) * _BYTES_16)
+
+
+# Some layers of a model on a GPU, the others on the CPU beside it: how many, and the bytes of each. Pure.
+
+
+OPTION, ALL = "gpu_layers", -1
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """`engine`: how the stack uses it."""
+
+    engine: Engine
+    available_bytes: float
+
+
+@dataclass(frozen=True)
+class Side:
+    """The layers of one memory. `model`: as the stack holds it there; `types`: bytes that a step reads, by
+    type."""
+
+    model: theory_memory.Model
+    types: tuple[tuple[str, float], ...]
+    expert_bytes: float
+    memory: Memory
+
+    def bytes_at(self, context: int) -> float:
+        return theory_memory.total_bytes(self.memory.engine, self.model, context)
+
+    def fits(self, context: int) -> bool:
+        return self.bytes_at(context) <= self.memory.available_bytes
+
+    @property
+    def longest(self) -> int | None:
+        return theory_memory.longest_context(self.memory.engine, self.model, self.memory.available_bytes)
+
+    def of(self, whole: Traits) -> Traits:
+        """This side's part of a model's traits. A prompt's products are not known of either."""
+        model = kind_of_model(self.model.made, self.model.kv_bytes_per_token)
+        return replace(
+            whole,
+            layers=model["layers"],
+            reaches=model["reaches"],
+            read_bytes=sum(size for _, size in self.types),
+            of_types=self.types,
+            expert_bytes=self.expert_bytes,
+            flops=None,
+        )
+
+
+@dataclass(frozen=True)
+class Split:
+    """`gpu_layers`: as llama.cpp counts them, the output among them. `traits`: of the CPU's part."""
+
+    gpu_layers: int
+    traits: Traits
+    memory_bytes: float
+    available_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_bytes <= self.available_bytes
+
+
+def divided_split(
+    made: Decoder, tensors: Sequence[Tensor], kv_element_bytes: float, gpu: Memory, host: Memory, context: int
+) -> tuple[Side, Side] | None:
+    """The GPU's side with as many of the last layers as fit with the context, and the CPU's; null: not one
+    fits."""
+    few, many = 0, made.count  # layers that fit, and that do not
+    while many - few > 1:
+        middle = (few + many) // 2
+        if _side(made, tensors, kv_element_bytes, gpu, made.count - middle, True).fits(context):
+            few = middle
+        else:
+            many = middle
+    if not few:
+        return None
+    first = made.count - few
+    return (
+        _side(made, tensors, kv_element_bytes, gpu, first, True),
+        _side(made, tensors, kv_element_bytes, host, first, False),
+    )
+
+
+def _side(
+    made: Decoder,
+    tensors: Sequence[Tensor],
+    kv_element_bytes: float,
+    memory: Memory,
+    first: int,
+    on_gpu: bool,
+) -> Side:
+    """The layers from `first` on and the output, as llama.cpp puts them on the GPU (load_tensors in
+    llama-model.cpp, `i_gpu_start`), or the others and the input embedding."""
+    layers = list(made.layers())
+    part = replace(made, runs=in_runs(layers[first:] if on_gpu else layers[:first]))
+    # A tied embedding is in both: rows are looked up on the CPU, and the output is computed on the GPU.
+    held = [
+        each
+        for each in tensors
+        if _is_on_gpu(each, first, made.tied) == on_gpu or (not on_gpu and each.part == "embedding")
+    ]
+    computed = [each for each in held if on_gpu or each.part != "embedding"]
+    model = theory_memory.Model(
+        part, sum(each.bytes for each in held), 0.0, decoder.kv_elements_per_token(part) * kv_element_bytes
+    )
+    experts = sum(each.bytes for each in held if is_of_experts(each.name))
+    return Side(model, kind_of_types(made, computed), experts, memory)
+
+
+def _is_on_gpu(tensor: Tensor, first: int, tied: bool) -> bool:
+    if found := _LAYER.match(tensor.name):
+        return int(found[1]) >= first
+    return tied or tensor.part != "embedding"
+
+
+def with_layers(cell: Cell, gpu_layers: int) -> Cell:
+    """The cell with so many on the GPU."""
+    return replace(cell, variant=varied(cell.variant, {OPTION: gpu_layers}))
+
+
+# How fast a CPU multiplies each type of weights: measured by a probe of ggml, kept, and given to traits.
+
+
+FOLDER, NAME = "recommended", "types.jsonl"  # in the results folder
+Rates = Mapping[str, float]
+"""Bytes of weights per second by ggml's type, in the layout that llama.cpp uses."""
+
+
+def keep_rates(
+    results: Path, device: str, threads: int, measured: Mapping[str, Mapping[str, float | None]]
+) -> None:
+    """Append what a probe measured on a device. Raises OSError."""
+    (results / FOLDER).mkdir(parents=True, exist_ok=True)
+    with (results / FOLDER / NAME).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"device": device, "threads": threads, "rates": measured}) + "\n")
+
+
+def kept_rates(results: Path, device: str, threads: int) -> Rates:
+    """The best of those measured on a device with so many threads, by type: other processes only slow them.
+    Empty without any. A damaged line does not count."""
+    try:
+        lines = (results / FOLDER / NAME).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    found: dict[str, float] = {}
+    for line in lines:
+        try:
+            each = json.loads(line)
+            if (each["device"], each["threads"]) == (device, threads):
+                for name, rate in each["rates"].items():
+                    found[name] = max(found.get(name, 0.0), _used(rate))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def _used(rate: Mapping[str, Any]) -> float:
+    """Of the layout that llama.cpp uses: a repacked one where there is one. Raises ValueError."""
+    used = float(rate["repacked_bytes_per_s"] or rate["bytes_per_s"])
+    if not 0 < used < 1e15:
+        raise ValueError(used)
+    return used
+
+
+def given_rates(traits: Traits, rates: Rates) -> Traits:
+    """With the time of a step's weights by these rates, where all of its types have one."""
+    on_cpu = traits.engine == GGML and traits.family == "cpu" and not traits.group.endswith(NOT_REPACKED)
+    if not on_cpu or not traits.of_types or any(name not in rates for name, _ in traits.of_types):
+        return traits
+    weights_s = sum(size / rates[name] for name, size in traits.of_types)
+    others = traits.read_bytes - sum(size for _, size in traits.of_types)
+    return replace(traits, multiply_s=weights_s + others / traits.bytes_per_s)
+
+
+# Where a model would run: a device, its bandwidth and rates, and the CPU beside a GPU.
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model would run. `bytes_per_s`: read bandwidth, `rates`: FLOP/s by whether weights are
+    quantized; null: unknown. `here`: it is this machine. `host`: of a GPU, the CPU and main memory beside it,
+    where layers may be too; null: not known."""
+
+    device: Device
+    name: str
+    bytes_per_s: float
+    rates: dict[bool, float | None]
+    threads: int
+    here: bool = False
+    host: Place | None = None
+
+    @property
+    def devices(self) -> list[Place]:
+        """It, and the one beside it."""
+        return [self, *([self.host] if self.host else [])]
+
+    @property
+    def available_bytes(self) -> float:
+        """That a model can use."""
+        return float(self.device.memory_bytes or 0) - self.device.reserve_bytes
+
+
+def place_of(machine: Machine, name: str, threads: int) -> Place:
+    """A machine from a data sheet."""
+    device = Device(
+        machine.family,
+        name,
+        machine.memory_bytes,
+        machine.compute_capability,
+        reserve_bytes=machine.reserve.value,
+    )
+    rates = {quantized: machine.kernel_flops(quantized) for quantized in (False, True)}
+    return Place(device, machine.name, machine.bandwidth_bytes_per_s, rates, threads)
+
+
+# Every way to run a model on a device: the variants that stacks offer, which fit, and how much context.
+
 
 PROMPT = 25  # tokens, as in the study
 WHOLE_BITS = 16  # per weight: the reference of quality
@@ -95,10 +407,10 @@ class Candidate:
 
     def given(self, device: str, rates: Rates) -> Candidate:
         """With the rates by type of a device."""
-        traits = type_rates.given(self.traits, rates) if self.traits.device == device else self.traits
+        traits = given_rates(self.traits, rates) if self.traits.device == device else self.traits
         split = self.split
         if split and split.traits.device == device:
-            split = replace(split, traits=type_rates.given(split.traits, rates))
+            split = replace(split, traits=given_rates(split.traits, rates))
         return replace(self, traits=traits, split=split)
 
 
@@ -177,14 +489,14 @@ def _candidate(subject: Subject, cell: Cell, place: Place, context: int) -> Cand
     if expected.broken or held is None:
         return None
     engine = engine_of(cell, options, device.family != "cpu", held.shape)
-    uncapped = footprint.longest(engine, held, place.available_bytes)
+    uncapped = theory_memory.longest_context(engine, held, place.available_bytes)
     bits = held.weight_bytes * 8 / decoder.parameters(held.shape)
     trained = held.shape.context
     return Candidate(
         cell=cell,
         type=_type(subject, cell) if cell.weights_format == "gguf" else "",
         traits=_traits(subject, cell, held, options, place, bits),
-        memory_bytes=footprint.total(engine, held, context),
+        memory_bytes=theory_memory.total_bytes(engine, held, context),
         available_bytes=place.available_bytes,
         weight_bytes=held.weight_bytes,
         bits=_linear_bits(subject, cell, held),
@@ -193,13 +505,13 @@ def _candidate(subject: Subject, cell: Cell, place: Place, context: int) -> Cand
     )
 
 
-def _held(subject: Subject, cell: Cell, options: Options) -> footprint.Model | None:
+def _held(subject: Subject, cell: Cell, options: Options) -> theory_memory.Model | None:
     """As the stack of the cell holds it; null: not known."""
     if cell.weights_format != "gguf":
         return held_model(cell, None, options)
     tensors = subject.stored_as(_type(subject, cell))
-    needs = demand.of_tensors(subject.made, tensors, 8 * kv_element_bytes(options))
-    return footprint.Model(
+    needs = floors.demand_of_tensors(subject.made, tensors, 8 * kv_element_bytes(options))
+    return theory_memory.Model(
         subject.made, needs.resident_bytes, needs.embedding_bytes, needs.kv_bytes_per_token
     )
 
@@ -209,18 +521,18 @@ def _type(subject: Subject, cell: Cell) -> str:
 
 
 def _traits(
-    subject: Subject, cell: Cell, held: footprint.Model, options: Options, place: Place, bits: float
+    subject: Subject, cell: Cell, held: theory_memory.Model, options: Options, place: Place, bits: float
 ) -> Traits:
-    group, made = kinds.group(cell.header, cell.variant.name, options), held.made
+    group, made = cost_group(cell.header, cell.variant.name, options), held.made
     read, needs = held.weight_bytes - held.embedding_bytes, None
     types: tuple[tuple[str, float], ...] = ()
     if cell.weights_format == "gguf":
         tensors = subject.stored_as(_type(subject, cell))
-        needs = demand.of_tensors(made, tensors)
-        read, types = needs.weight_bytes_per_token, kinds.of_types(made, tensors)
+        needs = floors.demand_of_tensors(made, tensors)
+        read, types = needs.weight_bytes_per_token, kind_of_types(made, tensors)
     return Traits(
         group=group,
-        engine=kinds.engine(cell.header, group),
+        engine=engine(cell.header, group),
         type=_type(subject, cell) if cell.weights_format == "gguf" else "",
         model=cell.model.name,
         device=place.name,
@@ -232,8 +544,8 @@ def _traits(
         expert_bytes=needs.expert_bytes if needs else 0.0,
         expert_share=made.expert_share,
         of_types=types,
-        waits=kinds.waits(cell.header, group),
-        **kinds.of_model(made, held.kv_bytes_per_token),
+        waits=waits(cell.header, group),
+        **kind_of_model(made, held.kv_bytes_per_token),
     )
 
 
@@ -249,7 +561,7 @@ def _split(subject: Subject, whole: Candidate, place: Place, context: int) -> Ca
         for each in (place, host)
     )
     tensors = subject.stored_as(_type(subject, cell))
-    sides = splits.divided(decoder.made(subject.made), tensors, kv_element_bytes(options), gpu, cpu, context)
+    sides = divided_split(decoder.made(subject.made), tensors, kv_element_bytes(options), gpu, cpu, context)
     if sides is None:
         return None
     on_gpu, on_cpu = sides
@@ -260,7 +572,7 @@ def _split(subject: Subject, whole: Candidate, place: Place, context: int) -> Ca
     )
     return replace(
         whole,
-        cell=splits.with_layers(cell, layers),
+        cell=with_layers(cell, layers),
         traits=on_gpu.of(whole.traits),
         memory_bytes=on_gpu.bytes_at(context),
         longest=min(longest, max(whole.trained, context)) or None,
@@ -268,7 +580,7 @@ def _split(subject: Subject, whole: Candidate, place: Place, context: int) -> Ca
     )
 
 
-def _linear_bits(subject: Subject, cell: Cell, held: footprint.Model) -> float:
+def _linear_bits(subject: Subject, cell: Cell, held: theory_memory.Model) -> float:
     """Per weight of the linear layers: embedding and lm_head have more, by other rules in each stack."""
     if cell.weights_format == "gguf":
         linear = [t for t in subject.stored_as(_type(subject, cell)) if _is_linear(t)]

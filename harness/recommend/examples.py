@@ -7,21 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 
-from harness.analysis.records import traffic
-from harness.analysis.rows import Cell
-from harness.analysis.surface_rows import DepthsRow
-from harness.dataset.gather import Gathered
-from harness.predict.traits import GGML, PUBLISHED, Example, Traits
-from harness.recommend import kinds, splits, type_rates
-from harness.recommend.kinds import OfModel
-from harness.recommend.type_rates import Rates
-from harness.results import ResultsError, Stored, prefill_series
-from harness.results.kinds import Record, loaded_of
+from harness.analysis import traffic
+from harness.analysis.columns import Cell, DepthsRow
+from harness.dataset.study import Gathered
+from harness.recommend import candidates
+from harness.recommend.candidates import OfModel, Rates
+from harness.recommend.speed import GGML, PUBLISHED, Example, Traits
+from harness.records import ResultsError, Stored, prefill_series
+from harness.records.kinds import Record, loaded_of
 from harness.stacks.header import Header, stacks
+from harness.theory.decoder import Shape
 from harness.theory.floors import MOVED_STATE
-from harness.theory.gguf_types import ALL_QUANTS, quantized
 from harness.theory.rows import is_quantized
-from harness.theory.shapes import Shape
+from harness.theory.tensors import ALL_QUANTS, quantized
 
 PROMPT_TOKENS = 64  # a shorter prompt tells nothing of the compute rate
 _PASSES = ("n", "latency_ns", "depth")
@@ -81,7 +79,9 @@ def with_bandwidths(examples: Iterable[Example], of_device: Mapping[str, float])
 def with_rates(examples: Iterable[Example], device: str, rates: Rates) -> list[Example]:
     """The examples, those of a device with its rates by type."""
     return [
-        replace(each, traits=type_rates.given(each.traits, rates)) if each.traits.device == device else each
+        replace(each, traits=candidates.given_rates(each.traits, rates))
+        if each.traits.device == device
+        else each
         for each in examples
     ]
 
@@ -95,8 +95,8 @@ def _traits(
     bandwidth = sheet.data_sheet_bytes_per_s if sheet else measured_bytes_per_s
     if header is None or not bandwidth or (model := _of_model(record)) is None or is_special(record):
         return None
-    group = kinds.group(header, variant, record.get("options") or {})
-    engine, on_cpu = kinds.engine(header, group), record.get("device") == "cpu"
+    group = candidates.cost_group(header, variant, record.get("options") or {})
+    engine, on_cpu = candidates.engine(header, group), record.get("device") == "cpu"
     quant = _type(str(loaded_of(record).get("quant") or variant)) if engine == GGML else ""
     if not (read := _read_bytes(record, header, variant, quant)):
         return None
@@ -118,7 +118,7 @@ def _traits(
         expert_bytes=experts,
         expert_share=needs.experts_used / needs.experts if needs and needs.experts else 1.0,
         of_types=_of_types(record, quant, read),
-        waits=kinds.waits(header, group),
+        waits=candidates.waits(header, group),
         **model,
     )
 
@@ -131,7 +131,9 @@ def _type(quant: str) -> str:
 def is_special(record: Record) -> bool:
     """Whether some of its layers or tensors were on the CPU beside the GPU, or a search tried its options."""
     options = record.get("options") or {}
-    is_split = record.get("device") != "cpu" and options.get(splits.OPTION, splits.ALL) != splits.ALL
+    is_split = (
+        record.get("device") != "cpu" and options.get(candidates.OPTION, candidates.ALL) != candidates.ALL
+    )
     is_placed = any(options.get(name) for name in ("n_cpu_moe", "override_tensor"))
     return is_split or is_placed or "setting" in (record.get("campaign") or {})
 
@@ -140,9 +142,9 @@ def _of_model(record: Record) -> OfModel | None:
     """Null where neither its shape nor its layers are known."""
     given, made = record["model"].get("shape"), record["model"]["weights"].get("decoder")
     if made and (needs := traffic.prefill_demand(record)):
-        return kinds.of_demand(needs, sum(each["layers"] for each in made["caches"]))
+        return candidates.kind_of_demand(needs, sum(each["layers"] for each in made["caches"]))
     kv_bytes = traffic.kv_bytes_per_token(record)
-    return kinds.of_model(Shape(**given), kv_bytes) if given and kv_bytes else None
+    return candidates.kind_of_model(Shape(**given), kv_bytes) if given and kv_bytes else None
 
 
 def _read_bytes(record: Record, header: Header, variant: str, quant: str) -> float | None:
@@ -152,7 +154,7 @@ def _read_bytes(record: Record, header: Header, variant: str, quant: str) -> flo
     if record.get("reported") and given:
         if quant in ALL_QUANTS:
             return sum(size for _, size in _types_of(Shape(**given), quant))
-        found = kinds.read_bytes(header, Shape(**given), _BNB.get(variant), traffic.bpw(record))
+        found = candidates.read_bytes(header, Shape(**given), _BNB.get(variant), traffic.bpw(record))
         if found:
             return found
     return traffic.weight_bytes_per_token(record)
@@ -172,7 +174,7 @@ def _of_types(record: Record, quant: str, read: float) -> tuple[tuple[str, float
 
 @cache
 def _types_of(shape: Shape, quant: str) -> tuple[tuple[str, float], ...]:
-    return kinds.of_types(shape, quantized(shape, quant, as_published=True))
+    return candidates.kind_of_types(shape, quantized(shape, quant, as_published=True))
 
 
 def _of_cell(cell: Cell, stored: Stored, traits: Traits) -> Iterator[Example]:

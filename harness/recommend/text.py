@@ -6,16 +6,12 @@ import re
 import textwrap
 from collections.abc import Sequence, Set
 
-from harness.predict.sums import read_s
-from harness.predict.traits import DENSE, EXPERTS, PUBLISHED, Example, Range
-from harness.recommend import commands
-from harness.recommend.answer import SHORT_PROMPT, THEORY, Choice, Ranked
-from harness.recommend.commands import Source
-from harness.recommend.errors import KNOWN
-from harness.recommend.places import Place
-from harness.recommend.quality import HERE
+from harness.recommend import answer
+from harness.recommend.answer import HERE, KNOWN, SHORT_PROMPT, THEORY, Choice, Ranked, Source
+from harness.recommend.candidates import Place
+from harness.recommend.speed import DENSE, EXPERTS, PUBLISHED, Example, Range, read_s
 from harness.report.table import NONE, Table
-from harness.report.theory import short
+from harness.report.theory_text import short
 
 _ALWAYS = ("longest context",)
 _PPL = "PPL: perplexity above that of 16-bit weights"
@@ -207,7 +203,7 @@ def show_commands(choice: Choice, source: Source, context: int, place: Place) ->
     """Print how to run the first of the ranking."""
     print(f"\nrun {_title(choice)}:")
     threads = place.threads if place.here else None
-    found = commands.of_candidate(choice.candidate, source, context, place.device.family, threads)
+    found = answer.commands_of_candidate(choice.candidate, source, context, place.device.family, threads)
     for program, command in found.items():
         first, *others = command.splitlines()
         print("\n".join([f"  {program + ':':14}{first}", *(" " * 16 + line for line in others)]))

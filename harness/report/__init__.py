@@ -1,1 +1,1 @@
-"""Rows and series -> terminal tables and one HTML page. Rebuilt from results/ alone."""
+"""Rows and series as terminal tables and one HTML page, made anew from results alone."""

@@ -1,15 +1,204 @@
-"""Figures that compare variants and models: trade-offs, and MBU against model size."""
+"""Cells beside each other: bars, pairs, tuning."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from harness.analysis.rows import ShownCell
-from harness.dataset.study import Study, bounds, figure, labels
-from harness.report.drawing import FAINT, Figure, Mark, Named, Trace, layout, legend, plain
-from harness.report.goals import LEAST_KLD, quality_is_kld
-from harness.system import wording
+from harness.analysis.columns import ShownCell
+from harness.analysis.line import Metric
+from harness.analysis.stopping import DEFAULTS, Result, Setting, options_label
+from harness.base import text
+from harness.base.text import plural
+from harness.dataset.study import Study, bounds, failure, figure, labels
+from harness.report.plots import (
+    FAINT,
+    INK,
+    NO_COLOUR,
+    Figure,
+    Mark,
+    Named,
+    Trace,
+    figure_layout,
+    legend,
+    named_axis,
+    plain_figure,
+    words,
+)
+from harness.report.summary import LEAST_KLD, quality_is_kld
+from harness.report.table import NONE, Table, formatted
+from harness.report.tables import B, W, hidden, interval
+from harness.stacks.header import Header, Options
+
+# Figures of B and W: one bar per variant with its confidence interval and its limits.
+
+
+BAR_HEIGHT = 24
+CEILINGS = {"": "limit by the data sheet", "_measured": "limit measured here"}
+
+
+def bars(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Figure]:
+    """B and W of each variant with the confidence interval and the limits."""
+    drawn = (
+        _bars(model, named, marks, "B", "B_ms", "B_ci95_ms", "B: TPOT at zero context, ms", limit=_B_limit),
+        _bars(
+            *(model, named, marks, "W", "W_tokens_per_ms", "W_ci95"),
+            "W: tokens of context per further ms of TPOT",
+            limit=_W_limit,
+        ),
+    )
+    return [each for each in drawn if each]
+
+
+def _B_limit(row: ShownCell, which: str) -> float | None:
+    B_ms, ratio = figure(row, "B_ms"), figure(row, f"B{which}_ratio")
+    theory = figure(row, "B_theory_ms") if not which else None
+    return theory if theory is not None else B_ms * ratio if B_ms is not None and ratio is not None else None
+
+
+def _W_limit(row: ShownCell, which: str) -> float | None:
+    W, ratio = figure(row, "W_tokens_per_ms"), figure(row, f"W{which}_ratio")
+    theory = figure(row, "W_theory_tokens_per_ms") if not which else None
+    return theory if theory is not None else W / ratio if W is not None and ratio else None
+
+
+def _bars(
+    model: str,
+    named: Named,
+    marks: Mapping[str, Mark],
+    name: str,
+    key: str,
+    interval_key: str,
+    title: str,
+    limit: Callable[[ShownCell, str], float | None],
+) -> Figure | None:
+    values = [_shown(row, key) for _, row in named]
+    if not any(value is not None for value in values):
+        return None
+    axis = named_axis([label for label, _ in named])
+    names = axis["tickvals"]  # escaped
+    low, high = zip(*(bounds(row, interval_key) for _, row in named), strict=True)
+    data: list[Trace] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": names,
+            "x": values,
+            "marker": {
+                "color": [marks[row["name"]].colour for _, row in named],
+                "opacity": 0.6,  # overlays stay visible
+                "pattern": {"shape": ["/" if row.get("status") == "invalid" else "" for _, row in named]},
+            },
+            "error_x": {
+                "type": "data",
+                "symmetric": False,
+                "array": [_over(v, end) for v, end in zip(values, high, strict=True)],
+                "arrayminus": [_over(end, v) for v, end in zip(values, low, strict=True)],
+                "color": INK,
+                "thickness": 1.5,
+                "width": 4,
+            },
+            "showlegend": False,
+            "hovertemplate": f"%{{y}}: {name} %{{x:,.2f}}<extra></extra>",
+        }
+    ]
+    limits = {which: [limit(row, which) for _, row in named] for which in CEILINGS}
+    baselines = [figure(row.get("baseline"), key) for _, row in named]
+    overlays = {}
+    for points, word, symbol, sign in (
+        (limits[""], CEILINGS[""], "line-ns-open", "|"),
+        (limits["_measured"], CEILINGS["_measured"], "x-thin-open", "x"),
+        (baselines, "baseline", "diamond-open", "◇"),
+    ):
+        if any(point is not None for point in points):
+            data.append(_ticks(names, points, word, symbol))
+            overlays[word] = f"{sign} {word}"
+    missing = {
+        y: _why(row, key) for y, value, (_, row) in zip(names, values, named, strict=True) if value is None
+    }
+    if missing:
+        data.append(words(missing, at=0))
+    digits = 3 if name == "B" else 0
+    form = f"{{:,.{digits}f}}"
+    return Figure(
+        name,
+        title,
+        f"{title}, of each variant of {model}{_drawn([*low, *high], overlays)}.",
+        data,
+        figure_layout(
+            "",
+            "",
+            yaxis={**axis, "gridcolor": NO_COLOUR},
+            xaxis={"rangemode": "tozero", "tickformat": ",~r"},
+            margin={"l": 50, "r": 16, "t": 8, "b": 30},
+            bargap=0.35,
+        ),
+        ["variant", name, "95% CI", *CEILINGS.values(), "baseline"],
+        [
+            [
+                label,
+                formatted(value, form) if value is not None else _why(row, key),
+                interval(row, interval_key, digits),
+                *(formatted(limits[which][place], form) for which in CEILINGS),
+                formatted(baselines[place], form),
+            ]
+            for place, ((label, row), value) in enumerate(zip(named, values, strict=True))
+        ],
+        height=60 + BAR_HEIGHT * len(named),
+        across=2,
+        overlays=overlays,
+    )
+
+
+def _drawn(ends: Sequence[float | None], overlays: Mapping[str, str]) -> str:
+    """The overlays of the bars, in words; many published figures have neither interval nor limit."""
+    whiskers = (
+        ", with 95% confidence intervals (an open end has no whisker)"
+        if any(e is not None for e in ends)
+        else ""
+    )
+    return whiskers + (f", compared with: {', '.join(overlays)}" if overlays else "")
+
+
+def _shown(row: ShownCell, key: str) -> float | None:
+    """The figure; null for a W that is not identifiable."""
+    return None if key == "W_tokens_per_ms" and hidden(row) else figure(row, key)
+
+
+def _why(row: ShownCell, key: str) -> str:
+    text = (B if key == "B_ms" else W)(row, key)
+    return text if text != NONE else failure(row) or NONE
+
+
+def _over(low: float | None, high: float | None) -> float:
+    return max(0.0, high - low) if low is not None and high is not None else 0.0
+
+
+def _ticks(names: Sequence[str], points: Sequence[float | None], word: str, symbol: str) -> Trace:
+    big = symbol.startswith("line")
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": word,
+        "y": names,
+        "x": points,
+        "marker": {
+            "symbol": symbol,
+            "size": 16 if big else 9,
+            "color": INK,
+            "line": {"width": 2.5 if big else 1.5, "color": INK},
+        },
+        "meta": {"kind": word},
+        "hovertemplate": f"%{{y}}: {word} %{{x:,.2f}}<extra></extra>",
+    }
+
+
+# Figures that compare variants and models: trade-offs, and MBU against model size.
+
 
 FRONT_NAMED = 6  # variants of a Pareto front named in the caption
 INTERVALS = {"B_ms": "B_ci95_ms", "kld_mean": "kld_mean_ci95"}
@@ -55,10 +244,10 @@ def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": plain(label),
+                "name": plain_figure(label),
                 "x": [round(x, 6) for x, _, _ in points],
                 "y": [round(y, 5) for _, y, _ in points],
-                "text": [plain(str(row["model"])) for *_, row in points],
+                "text": [plain_figure(str(row["model"])) for *_, row in points],
                 "line": {"color": mark.colour, "width": 1.3},
                 "marker": {"color": mark.colour, "symbol": mark.symbol, "size": 8},
                 "hovertemplate": "%{text}: MBU %{y:.1%}, %{x:.3f} GB per token"
@@ -72,7 +261,7 @@ def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
         "Model bandwidth utilisation (MBU) of each variant at B, of the bandwidth of the data sheet, against"
         " the GB of weights read per token. A fixed cost per token matters most for small models.",
         data,
-        layout(
+        figure_layout(
             "weights read per token, GB",
             "MBU at B",
             xaxis={"type": "log", "dtick": "D2"},
@@ -127,10 +316,10 @@ def _tradeoff(
             {
                 "type": "scatter",
                 "mode": "markers+text" if shows_name else "markers",
-                "name": plain(label),
+                "name": plain_figure(label),
                 "x": [x],
                 "y": [y],
-                "text": [plain(str(row.get("variant") or label))],
+                "text": [plain_figure(str(row.get("variant") or label))],
                 "textposition": "top right",
                 "textfont": {"size": 11},
                 "cliponaxis": False,
@@ -154,9 +343,9 @@ def _tradeoff(
         name,
         title,
         f"{title} of {model}'s variants; lower is better in both. Pareto front (dotted), which no other"
-        f" variant beats in both: {wording.named(best, FRONT_NAMED)}.",
+        f" variant beats in both: {text.list_named(best, FRONT_NAMED)}.",
         data,
-        layout(x_title, y_title, yaxis={"type": "log"} if y_key == "kld_mean" else {}),
+        figure_layout(x_title, y_title, yaxis={"type": "log"} if y_key == "kld_mean" else {}),
         ["variant", x_title, y_title, "Pareto front"],
         [
             [label, f"{x:.3f}", f"{y:.{DIGITS.get(y_key, 3)}f}", "yes" if i in front else ""]
@@ -191,3 +380,116 @@ def pareto(points: Sequence[tuple[float, float]]) -> set[int]:
             found.add(i)
             best, last = points[i][1], points[i]
     return found
+
+
+# The result of `harness tune`: a table of settings, the verdict, and how to run the winner.
+
+
+@dataclass(frozen=True)
+class Found:
+    """`winner`: null: none. `finalist`: the setting of the last race, if there was one. `metric`: of which
+    more is better. `threshold`: the smallest relative gain that matters. `reasons`: by setting, why it has no
+    figure."""
+
+    results: Sequence[Result]
+    winner: Setting | None
+    finalist: Setting | None
+    metric: Metric
+    threshold: float
+    reasons: Mapping[Setting, str]
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is a figure of the defaults, without which there is no verdict."""
+        return any(each.setting == DEFAULTS and each.cost is not None for each in self.results)
+
+
+def tuned_table(found: Found) -> Table:
+    """A line for each setting."""
+    headings = ["setting", "rounds", found.metric.unit, "gain", "95% CI", ""]
+    lines = []
+    for row in tuned_rows(found):
+        interval = " to ".join(map(_signed, row["gain_ci95"] or ())) or NONE
+        figures = [_number(row["figure"]), NONE if row["gain"] is None else _signed(row["gain"]), interval]
+        lines.append([row["name"], str(row["rounds"]), *figures, _mark(row)])
+    return Table(headings, lines, [False, True, True, True, True, False])
+
+
+def tuned_rows(found: Found) -> list[dict[str, Any]]:
+    """A flat object for each setting: `figure` in `unit`, `gain` against the defaults with its interval, both
+    as a share of the defaults' figure; null: not measured, or of the defaults themselves."""
+    return [
+        {
+            "name": options_label(each.setting),
+            "options": dict(each.setting),
+            "rounds": each.rounds,
+            "metric": found.metric.name,
+            "unit": found.metric.unit,
+            "figure": None if each.cost is None else found.metric.figure(each.cost),
+            **_gain(found.metric, each),
+            "winner": each.setting == found.winner,
+            "reason": found.reasons.get(each.setting) if each.cost is None else None,
+        }
+        for each in found.results
+    ]
+
+
+def tuned_verdict(found: Found) -> str:
+    """One sentence."""
+    if not found.measured:
+        why = found.reasons.get(DEFAULTS, "no round of it has a valid figure")
+        return f"the defaults could not be measured: {why}"
+    without = sum(each.cost is None for each in found.results)
+    lost = f"; {plural(without, 'setting')} gave no valid figure" if without else ""
+    none = f"no setting is significantly faster than the defaults{lost}"
+    if found.finalist is None:
+        return f"{none}; gains below {100 * found.threshold:.3g}% are not looked for"
+    (row,) = (each for each in tuned_rows(found) if each["name"] == options_label(found.finalist))
+    gain = f"{_signed(row['gain'])} {row['unit']}, 95% CI {' to '.join(map(_signed, row['gain_ci95']))}"
+    if found.winner is None:
+        return f"{none}; the best of them, {row['name']}, has {gain}"
+    return f"{row['name']} is significantly faster than the defaults: {gain}"
+
+
+def tuned_command(header: Header, options: Options, weights: str | None) -> str | None:
+    """The command line of the stack's own program with these options (resolved), but for the length of the
+    context; null: it has none."""
+    if not header.program or weights is None:
+        return None
+    words = [
+        option.flag_for(options[name])
+        for name, option in header.options.items()
+        if option.default_from != "tokens"
+    ]
+    return " ".join([header.program.replace("{}", shlex.quote(weights)), *filter(None, words)])
+
+
+def config_row(stack: str, options: Options) -> str:
+    """`{stack: llamacpp, quant: q4_0, threads: 2}`, for the variants of a config."""
+    pairs = (f"{key}: {_tuned_word(value)}" for key, value in {"stack": stack, **options}.items())
+    return f"{{{', '.join(pairs)}}}"
+
+
+def _gain(metric: Metric, result: Result) -> dict[str, Any]:
+    if result.setting == DEFAULTS or not result.rounds:
+        return {"gain": None, "gain_ci95": None}
+    ends = result.change.ends
+    known = sorted(metric.change(end) for end in ends) if ends else None
+    return {"gain": metric.change(result.change.cost), "gain_ci95": known}
+
+
+def _mark(row: Mapping[str, Any]) -> str:
+    return "winner" if row["winner"] else row["reason"] or ""
+
+
+def _number(value: float | None) -> str:
+    return NONE if value is None else f"{value:,.1f}"
+
+
+def _signed(share: float) -> str:
+    return f"{round(share, 3) + 0.0:+.1%}"  # no minus before a zero
+
+
+def _tuned_word(value: object) -> str:
+    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", value)
+    return str(value) if plain else json.dumps(value)

@@ -1,20 +1,261 @@
-"""The chapter on memory: use of each variant after loading and at its peak, part by part.
-
-BY_DIFFERENCE marks an inferred part: the total minus the reported parts.
-"""
+"""Chapters on memory and the longest context."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from harness.dataset.baseline_match import matched
-from harness.dataset.study import Row, Study, figure, labels, part
-from harness.report import cell_text, chapters
-from harness.report.chapters import Chapter
-from harness.report.columns import Column
-from harness.report.drawing import COLOURS, FAINT, NO_COLOUR, Figure, Mark, Trace, layout, named_axis, plain
+from harness.dataset.study import Row, Study, failure, figure, labels, matched, ok, part
+from harness.report import plots, tables
+from harness.report.plots import (
+    COLOURS,
+    FAINT,
+    INK,
+    NO_COLOUR,
+    Chapter,
+    Figure,
+    Mark,
+    Trace,
+    figure_layout,
+    named_axis,
+    plain_figure,
+    words,
+)
 from harness.report.table import NONE
+from harness.report.tables import NOT_HELD, PAST_TRAINING, Column, past_training
+
+# The chapter on the longest context: found here, published, and by theory.
+
+
+LONGEST_TITLE = "The longest context"
+LONGEST_MEANING = (
+    "Longest context of each variant, in tokens. Here: found by search and verified by filling it and"
+    " decoding at its end (decoding), or only allocated (allocation); a growing cache is decoded until memory"
+    " runs out, or up to a target (+). Theory: memory minus weights, over the KV cache per token; nothing"
+    " else counts. On a GPU only the weights read per token count, as an input embedding may stay outside."
+    " Published figures come from devices with other memory sizes: compare shares of theory, not tokens."
+)
+SHOWN = {
+    "n_ctx": ("longest here", Mark(COLOURS[0], "circle")),
+    "predicted_n_ctx": ("predicted", Mark(COLOURS[2], "triangle-down")),
+    "theory_n_ctx": ("theory (memory here)", Mark(INK, "x")),
+    "published_n_ctx": ("published", Mark(COLOURS[1], "diamond")),
+    "published_theory_n_ctx": ("theory (published memory)", Mark(FAINT, "cross")),
+}
+ROW_HEIGHT = 24
+MOST_TICKS = 5
+
+
+def longest_chapter(study: Study) -> Chapter | None:
+    """Null without any search, growing run or published figure."""
+    return plots.chapters_of_models(
+        LONGEST_TITLE,
+        LONGEST_MEANING,
+        {LONGEST_TITLE: COLUMNS},
+        tables.context_rows(study),
+        longest_notes,
+        _longest_figure,
+    )
+
+
+def longest_notes(model: str, rows: Sequence[Row]) -> list[str]:
+    """Why each search or growing run ended, why a context was not filled, and lengths beyond the memory."""
+    found, beyond = [], []
+    for name, row in zip(labels(rows, model), rows, strict=True):
+        if row.get("limit_reason") and ok(row):
+            found.append(f"{name}, limit: {row['limit_reason']}")
+        if row.get("not_filled"):
+            found.append(f"{name}, not filled: {row['not_filled']}")
+        found += [f"{name}: {why}" for why in past_training(row)]
+        if _beyond(row, "share") or _beyond(row, "published_share"):
+            beyond.append(name)
+    if beyond:
+        found.append(f"longer than the memory holds, so the cache dropped tokens: {', '.join(beyond)}")
+    return found
+
+
+def _beyond(row: Row, share: str) -> bool:
+    return (figure(row, share) or 0.0) > 1
+
+
+def _here(row: Row, name: str) -> str:
+    """`36,096`, `100,000+`, or the status of the search; a dash for a variant that was only published."""
+    if figure(row, name) is None:
+        return NONE if row.get("kind") == "reported" else failure(row) or NONE
+    length = tables.number(row, name, "{:,.0f}") + "+" * bool(row.get("is_target"))
+    return length + NOT_HELD * _beyond(row, "share") + PAST_TRAINING * bool(past_training(row))
+
+
+def _longest_published(row: Row, name: str) -> str:
+    if figure(row, name) is None:
+        return str(row.get("published_failure") or NONE)
+    length = tables.number(row, name, "{:,.0f}") + "+" * bool(row.get("published_is_target"))
+    return length + NOT_HELD * _beyond(row, "published_share")
+
+
+def _allocated(row: Row, name: str) -> str:
+    """Shown where it differs from the verified length."""
+    return NONE if figure(row, name) == figure(row, "n_ctx") else tables.number(row, name, "{:,.0f}")
+
+
+def _longest_theory(row: Row, name: str) -> str:
+    return "none" if figure(row, name) == 0 else tables.number(row, name, "{:,.0f}")
+
+
+def _share(row: Row, name: str) -> str:
+    return tables.number(row, name, "{:.1%}") + NOT_HELD * _beyond(row, name)
+
+
+_GIB = partial(tables.number, unit=2**30)
+_TOKENS = partial(tables.number, form="{:,.0f}")
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "longest here",
+        "n_ctx",
+        _here,
+        "tokens of context that fit; +: stopped at a target; past training: beyond the trained context",
+    ),
+    Column("verified by", "how", tables.word, "decoding at its end, allocation, or growing", numeric=False),
+    Column("memory GiB", "memory_bytes", _GIB, "memory available here"),
+    Column(
+        "which", "memory_is", tables.word, "a stated budget, the free memory, or all memory", numeric=False
+    ),
+    Column(
+        "theory", "theory_n_ctx", _longest_theory, "tokens that fit in this memory together with the weights"
+    ),
+    Column("of theory", "share", _share, "longest here over theory"),
+    Column(
+        "published", "published_n_ctx", _longest_published, "tokens, as published; +: stopped at a target"
+    ),
+    Column("published GiB", "published_memory_bytes", _GIB, "memory of the device of the published figure"),
+    Column("published on", "published_memory_is", tables.word, "that device", numeric=False),
+    Column(
+        "published theory",
+        "published_theory_n_ctx",
+        _longest_theory,
+        "tokens that fit there with the weights",
+    ),
+    Column("published of theory", "published_share", _share, "published over published theory"),
+    Column("predicted", "predicted_n_ctx", _TOKENS, "tokens predicted before allocating that many"),
+    Column(
+        "predicted from",
+        "predicted_from",
+        tables.word,
+        "memory estimate of the stack before any allocation, or the first probe",
+        numeric=False,
+    ),
+    Column(
+        "prediction error",
+        "prediction_off",
+        partial(tables.number, form="{:+.1%}"),
+        "predicted over longest, minus one",
+    ),
+    Column(
+        "allocated",
+        "allocated_n_ctx",
+        _allocated,
+        "most tokens allocated successfully, where it differs; more may fit",
+    ),
+    Column(
+        "of free",
+        "kv_share_of_free",
+        partial(tables.number, form="{:.0%}"),
+        "size of a grown cache over the memory free after the model was loaded",
+    ),
+    Column("probes", "live_probes", _TOKENS, "contexts actually allocated"),
+    Column("search s", "search_s", partial(tables.number, form="{:,.1f}"), "seconds, without filling"),
+    Column("filling s", "fill_s", partial(tables.number, form="{:,.1f}"), "seconds, of all probes"),
+)
+
+
+def _longest_figure(model: str, rows: Sequence[Row]) -> Figure | None:
+    """One line per variant, one symbol per figure, on a logarithmic axis."""
+    values = {name: [figure(row, name) or None for row in rows] for name in SHOWN}
+    known = [value for of in values.values() for value in of if value]
+    if not known:
+        return None
+    names = labels(rows, model)
+    low, high = min(known) * 0.8, max(known) * 1.25
+    data = [_dots(place, name, values[name], rows, names) for place, name in enumerate(SHOWN)]
+    shown = tables.used_columns(COLUMNS, rows)
+    return Figure(
+        "longest-context",
+        LONGEST_TITLE,
+        f"Tokens of context of each variant of {model}, on a logarithmic axis: "
+        + ", ".join(word for name, (word, _) in SHOWN.items() if any(values[name]))
+        + ". Open circle: allocated but not filled. Open diamond: longer than the memory holds.",
+        [trace for trace in (*data, _failures(rows, names, low)) if any(trace["x"])],
+        figure_layout(
+            "tokens of context",
+            "",
+            xaxis={
+                "type": "log",
+                "range": [math.log10(low), math.log10(high)],
+                "tickvals": _ticks(low, high),
+                "tickformat": "~s",
+            },
+            yaxis=named_axis(names, in_order=True),
+            margin={"l": 50, "r": 16, "t": 8, "b": 44},
+        ),
+        ["variant", *(column.heading for column in shown)],
+        [
+            [name, *(tables.column_cell(row, column) for column in shown)]
+            for name, row in zip(names, rows, strict=True)
+        ],
+        height=90 + ROW_HEIGHT * len(rows),
+        legend=list(SHOWN.values()),
+        legend_of="Figures",
+    )
+
+
+def _ticks(low: float, high: float) -> list[int]:
+    """Round lengths, few enough for a phone."""
+    known = [step * 10**power for power in range(10) for step in (1, 2, 5) if low < step * 10**power < high]
+    return known[:: math.ceil(len(known) / MOST_TICKS)] if known else []
+
+
+def _dots(
+    place: int, name: str, values: Sequence[float | None], rows: Sequence[Row], names: Sequence[str]
+) -> Trace:
+    word, mark = SHOWN[name]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": word,
+        "y": [plain_figure(each) for each in names],
+        "x": list(values),
+        "marker": {
+            "color": mark.colour,
+            "symbol": [mark.symbol + "-open" * _is_open(row, name) for row in rows],
+            "size": 17 if name == "predicted_n_ctx" else 10,  # visible around the measured symbol
+            "line": {"width": 1.5, "color": mark.colour},
+        },
+        "hovertemplate": f"%{{y}}: {word} %{{x:,.0f}} tokens<extra></extra>",
+        "meta": {"v": place},
+    }
+
+
+def _failures(rows: Sequence[Row], names: Sequence[str], low: float) -> Trace:
+    """The status of rows without a length."""
+    ended = (
+        (plain_figure(name), row) for name, row in zip(names, rows, strict=True) if not figure(row, "n_ctx")
+    )
+    return words({name: failure(row) for name, row in ended if row.get("kind") != "reported"}, low)
+
+
+def _is_open(row: Row, name: str) -> bool:
+    if name == "predicted_n_ctx":
+        return True
+    if name == "n_ctx":
+        return _beyond(row, "share") or row.get("how") == tables.HOW["allocation"]
+    return name == "published_n_ctx" and _beyond(row, "published_share")
+
+
+# The chapter on memory: use of each variant after loading and at its peak, part by part.
+#
+# BY_DIFFERENCE marks an inferred part: the total minus the reported parts.
+
 
 TITLE = "Where the memory goes"
 MEANING = (
@@ -45,7 +286,7 @@ BAR_HEIGHT = 22
 
 def chapter(study: Study) -> Chapter | None:
     """Null if the memory of no variant is known."""
-    return chapters.of_models(TITLE, MEANING, TABLES, rows(study), notes, _figure)
+    return plots.chapters_of_models(TITLE, MEANING, TABLES, rows(study), notes, _figure)
 
 
 def rows(study: Study) -> list[Row]:
@@ -92,7 +333,7 @@ def _mb(row: Row, name: str) -> str:
     """With one decimal below 10 MB."""
     value = figure(row, name)
     form = "{:,.0f}" if value is None or abs(value) >= 10e6 else "{:,.1f}"
-    return cell_text.number(row, name, form, 1e6)
+    return tables.number(row, name, form, 1e6)
 
 
 def _part(row: Row, name: str) -> str:
@@ -104,13 +345,13 @@ def _part(row: Row, name: str) -> str:
 
 def _rest(row: Row, name: str) -> str:
     """`12 (1.5%)`."""
-    share = cell_text.number(row, name.replace("_bytes", "_share"), "{:.1%}")
+    share = tables.number(row, name.replace("_bytes", "_share"), "{:.1%}")
     return _mb(row, name) + (f" ({share})" if share != NONE else "")
 
 
 def _theory(row: Row, name: str) -> str:
     """A dash for a cell that did not run."""
-    return cell_text.number(row, name, "{:,.0f}") if row.get("peak_total_bytes") is not None else NONE
+    return tables.number(row, name, "{:,.0f}") if row.get("peak_total_bytes") is not None else NONE
 
 
 def _parts(moment: str) -> tuple[Column, ...]:
@@ -154,11 +395,11 @@ TABLES: Mapping[str, Sequence[Column]] = {
         Column(
             "B/token",
             "measured_bytes_per_token",
-            partial(cell_text.number, form="{:,.0f}"),
+            partial(tables.number, form="{:,.0f}"),
             "measured memory growth per token of context",
         ),
         Column("B/token by theory", "kv_bytes_per_token", _theory, "KV cache per token for its data type"),
-        Column("of theory", "slope_ratio", partial(cell_text.number, form="{:.2f}x"), "measured over theory"),
+        Column("of theory", "slope_ratio", partial(tables.number, form="{:.2f}x"), "measured over theory"),
     ),
 }
 
@@ -181,7 +422,7 @@ def _figure(model: str, found: Sequence[Row]) -> Figure | None:
         + ", ".join(str(trace["name"]) for trace in data if any(trace["x"]))
         + ".",
         [trace for trace in data if any(trace["x"])],
-        layout(
+        figure_layout(
             "memory, MB",
             "",
             barmode="relative",
@@ -208,7 +449,7 @@ def _bar(place: int, part: str, bars: Sequence[tuple[str, Row, str]]) -> Trace:
         "type": "bar",
         "orientation": "h",
         "name": word,
-        "y": [plain(name) for name, *_ in bars],
+        "y": [plain_figure(name) for name, *_ in bars],
         "x": [None if value is None else round(value / 1e6, 3) for value in values],
         "marker": {"color": PARTS[part].colour, "line": {"width": 0}},
         "hovertemplate": f"%{{y}}: {word} %{{x:,.1f}} MB<extra></extra>",

@@ -9,16 +9,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.base import text as base_text
 from harness.dataset.study import Row, bounds, figure
-from harness.report import goals
-from harness.report.cell_text import B, number
+from harness.report import summary
 from harness.report.comparisons import pareto
-from harness.report.drawing import Mark
-from harness.report.goals import Group
-from harness.report.marks import bits
-from harness.report.ranking import STANDARD_ERRORS
+from harness.report.plots import Mark, bits
+from harness.report.summary import STANDARD_ERRORS, Group
 from harness.report.table import NONE
-from harness.system import wording
+from harness.report.tables import B, number
 
 LEAST_SPAN = 0.2  # of an axis, as a share of its highest value
 PAD = 0.07  # of an axis, beyond its outermost points
@@ -101,17 +99,17 @@ class Picture:
 def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
     """Speed against size; where quality is known, quality against size, and speed against quality: by KL
     divergence, else by perplexity."""
-    by_B = goals.speed_is_B(group.named)
-    key = goals.size_measure(group.named)[0]
+    by_B = summary.speed_is_B(group.named)
+    key = summary.size_measure(group.named)[0]
     speed = Measure(
-        f"tok/s{' at zero context' * by_B}", lambda row: goals.rate(row, by_B), "{:,.1f}", False, True
+        f"tok/s{' at zero context' * by_B}", lambda row: summary.rate(row, by_B), "{:,.1f}", False, True
     )
-    largest = max((goals.size(row, key)[0] or 0.0 for _, row in group.named), default=0.0)
-    unit, per, form = ("GB", 1e9, "{:,.2f}") if largest >= goals.GB_FROM else ("MB", 1e6, "{:,.0f}")
-    size = Measure(f"{unit}, {goals.SIZE_WORDS[key]}", lambda row: _size(row, key, per), form, sizes=True)
+    largest = max((summary.goals_size(row, key)[0] or 0.0 for _, row in group.named), default=0.0)
+    unit, per, form = ("GB", 1e9, "{:,.2f}") if largest >= summary.GB_FROM else ("MB", 1e6, "{:,.0f}")
+    size = Measure(f"{unit}, {summary.SIZE_WORDS[key]}", lambda row: _size(row, key, per), form, sizes=True)
     quality = Measure("perplexity", _perplexity, "{:,.2f}")
-    if goals.quality_is_kld(group.named):
-        quality = Measure("KLD, nats per token", _divergence, "{:g}", least=goals.LEAST_KLD)
+    if summary.quality_is_kld(group.named):
+        quality = Measure("KLD, nats per token", _divergence, "{:g}", least=summary.LEAST_KLD)
     drawn = (
         _picture("speed", "Speed against size", group, marks, size, speed, key),
         _picture("quality", "Quality against size", group, marks, size, quality, key),
@@ -121,7 +119,7 @@ def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
 
 
 def _size(row: Row, measure: str, per: float) -> Value:
-    value, _ = goals.size(row, measure)
+    value, _ = summary.goals_size(row, measure)
     return (value / per if value is not None else None), None, None
 
 
@@ -161,7 +159,7 @@ def _picture(
                 _whisker(upright, up, not y.falls),
                 _whisker(across, left, False),
                 place in front,
-                x.sizes and goals.size(row, size_key)[1] != size_key,
+                x.sizes and summary.goals_size(row, size_key)[1] != size_key,
                 lines,
             )
         )
@@ -170,7 +168,7 @@ def _picture(
     missing = len(group.named) - len(known)
     text = (
         f"{switch} of {group.title}: best at top left. Line: the Pareto front, which no variant beats in"
-        f" both: {wording.named(best, FRONT_NAMED)}; the others are pale."
+        f" both: {base_text.list_named(best, FRONT_NAMED)}; the others are pale."
         + (" Crosses: 95% intervals." if any(p.across for p in points) else "")
         + (" Open symbols: their size is by another measure." if any(p.open for p in points) else "")
         + (f" {missing} of {len(group.named)} ok cells lack a figure." if missing else "")
@@ -195,28 +193,28 @@ def _picture(
 
 def _lines(label: str, row: Row, group: Group) -> list[str]:
     """A row as the tooltip shows it: its name, then the figures that it has."""
-    by_B = goals.speed_is_B(group.named)
-    value, low, high = goals.rate(row, by_B)
+    by_B = summary.speed_is_B(group.named)
+    value, low, high = summary.rate(row, by_B)
     speed = "" if value is None else f"{value:,.1f} tok/s{' at zero context' * by_B}"
     if value is not None and low is not None and high is not None:
         speed += f" (95% CI {low:,.1f} to {high:,.1f})"
-    size, measure = goals.size(row, goals.size_measure(group.named)[0])
+    size, measure = summary.goals_size(row, summary.size_measure(group.named)[0])
     flagged = row.get("flags")
     warnings = len(flagged) if isinstance(flagged, Sequence) else 0
     shown = {
         "": speed,
-        " size": "" if size is None else f"{goals.sized(size)} {goals.SIZE_WORDS[measure]}",
+        " size": "" if size is None else f"{summary.sized(size)} {summary.SIZE_WORDS[measure]}",
         "perplexity ": number(row, "perplexity"),
         "KLD ": number(row, "kld_mean", "{:.5f}"),
         "top-1 ": number(row, "top1", "{:.1%}"),
         "bits ": bits(row)[0].removesuffix(" bits"),
         "B ms ": B(row, "B_ms"),
-        "longest context ": goals.text(row, "max_ctx"),
+        "longest context ": summary.goal_text(row, "max_ctx"),
     }
     lines = [
         f"{name if name != ' size' else ''}{text}" for name, text in shown.items() if text and text != NONE
     ]
-    return [label, *lines, *([wording.plural(warnings, "warning")] if warnings else [])]
+    return [label, *lines, *([base_text.plural(warnings, "warning")] if warnings else [])]
 
 
 def _whisker(axis: tuple[float, float], value: Value, rises: bool) -> tuple[float, float] | None:

@@ -1,12 +1,210 @@
-"""The table of scores of a text, for the terminal, the page and Markdown."""
+"""Chapters on quality, agreement and the models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from harness.analysis.rows import Score
-from harness.report.table import NONE, Table, note
-from harness.results.kinds.scored import Figure
+import numpy as np
+
+from harness.analysis import quality
+from harness.analysis.columns import Check, Score
+from harness.base.text import plural
+from harness.dataset.study import Curve, Row, figure, labels, ok, parts
+from harness.records.kinds import Depth, Experts, Figure
+from harness.report import tables
+from harness.report.table import NONE, Table, formatted, note
+from harness.report.tables import Column
+
+# Weight checks as one table for the terminal, the page and Markdown.
+
+
+AGREEMENT_HEADING = "Same model? Logits against the 16-bit reference"
+AGREEMENT_MEANING = (
+    "Every variant reads the same token ids. Its logits are compared with those of the model's 16-bit weights"
+    " (a GPTQ or AWQ checkpoint: with those of its own weights, unpacked). Logits are taken after each of the"
+    " last tokens of the prompt and after each of the last tokens before a depth n; the latter are fed one by"
+    " one, as in decoding. Error: norm of the difference over norm of the reference, mean over the positions;"
+    " two unrelated models differ by 141%. Own weights: the worst error of a quantized variant against its"
+    " own weights, dequantized and run in float32, which only arithmetic explains; in brackets the largest"
+    " that it explains. Top-1: share of positions where both rank the same token first."
+    " Near tie: a position where they do not, but the reference itself hardly prefers one token. Allowed: the"
+    " error that the coarsest type of the variant explains; a larger one means a different model. The verdict"
+    " covers all depths compared; the table shows the prompt, n = 300, n = 2,100 and the deepest."
+)
+
+
+def headings(checks: Sequence[Check]) -> list[str]:
+    depths = [f"{metric} n={n:,}" for n in _depths(checks) for metric in ("error", "top-1")]
+    own = ["own weights"] if any(check["own"] for check in checks) else []
+    return ["cell", "reference", *depths, "allowed", *own, "verdict"]
+
+
+def cells(check: Check, checks: Sequence[Check]) -> list[str]:
+    """One check as cells, in the order of the headings."""
+    depths = {depth["n"]: depth for depth in check["depths"]}
+    metrics = [text for n in _depths(checks) for text in (_error(depths.get(n)), _top1(depths.get(n)))]
+    return [
+        str(check["name"]),
+        str(check["reference"] or NONE),
+        *metrics,
+        formatted(figure(check, "allowed_error"), "{:.0%}"),
+        *([_own(check)] if any(each["own"] for each in checks) else []),
+        str(check["verdict"]),
+    ]
+
+
+def agreement_table(checks: Sequence[Check]) -> Table:
+    """One line per check."""
+    named = headings(checks)
+    numeric = [False, False, *[True] * (len(named) - 3), False]
+    marked = [check["verdict"] != "agrees" for check in checks]
+    return Table(named, [cells(check, checks) for check in checks], numeric, marked, AGREEMENT_HEADING)
+
+
+def agreement_notes(checks: Sequence[Check]) -> list[str]:
+    """Reasons of checks that do not agree, and depths that were skipped because of the time limit."""
+    reasons = [f"{check['name']}: {check['reason']}" for check in checks if check["reason"]]
+    limited = [check for check in checks if check["left_out_n"]]
+    skipped = [
+        f"{check['name']}: n = {', '.join(f'{n:,}' for n in check['left_out_n'])}" for check in limited
+    ]
+    reasons += [
+        f"{check['name']}: not compared with its own weights: {check['own_failure']}"
+        for check in checks
+        if check["own_failure"]
+    ]
+    reasons += [f"{check['name']}: {_experts(found)}" for check in checks if (found := check["experts"])]
+    reasons += [f"{check['name']}: {_unfused(check)}" for check in checks if check["unfused"]]
+    return reasons + [f"not compared, over the time limit: {depths}" for depths in skipped]
+
+
+def _depths(checks: Sequence[Check]) -> list[int]:
+    """The depths that have columns. The records hold the other depths, which count for the verdict too."""
+    compared = [sorted(depth["n"] for depth in check["depths"]) for check in checks if check["depths"]]
+    return sorted({n for depths in compared for n in quality.shown_checks(depths)})
+
+
+def _error(depth: Depth | None) -> str:
+    if depth is None:
+        return NONE
+    error = figure(depth, "relative_error")
+    return "NaN" if error is None else f"{error:.2%}" if error < 0.1 else f"{error:.0%}"
+
+
+def _top1(depth: Depth | None) -> str:
+    """`96%`, `84% (2 near ties)`."""
+    share = figure(depth, "top1_agreement")
+    if depth is None or share is None:
+        return NONE
+    return f"{share:.0%}" + (
+        f" ({plural(round(ties), 'near tie')})" if (ties := figure(depth, "near_ties")) else ""
+    )
+
+
+def _own(check: Check) -> str:
+    """`4.1% (10%)`."""
+    if not check["own"]:
+        return NONE
+    worst = max(check["own"], key=lambda depth: figure(depth, "relative_error") or 0.0)
+    return f"{_error(worst)} ({formatted(figure(check, 'own_allowed_error'), '{:.0%}')})"
+
+
+def _experts(found: Experts) -> str:
+    share = f"{found['others']:,} of {found['choices']:,} choices of experts"
+    return f"compared with the experts that it chose: {share} were others than the reference's own"
+
+
+def _unfused(check: Check) -> str:
+    worst = max(check["unfused"], key=lambda depth: figure(depth, "relative_error") or 0.0)
+    error = f"fused layers differ from the unfused by {_error(worst)} up to n = {worst['n']:,}"
+    return f"{error}; top-1 agreement {_top1(worst)}"
+
+
+# The tables of one model on the page: few columns at first, a sparkline of latency and badges per row.
+
+
+MOST = 8  # columns of a table until the reader asks for all, with the cell, its status and its sparkline
+# The columns that a table begins with.
+FIRST = {
+    "Speed": ("tok/s", "B ms", "W tok/ms", "TTFT ms", "perplexity", "BPW", "B MBU, spec"),
+    "Memory": ("file MB", "after load MB", "peak RSS MB", "peak VRAM MB", "longest context", "MB/token"),
+    "Shape and cost": ("tokens", "shape", "spikes", "fixed ms", "dominated by", "MBU"),
+}
+# Of a model that was scored on a text: speed, memory and quality in one line.
+WITH_QUALITY = ("tok/s", "TTFT ms", "peak MB", "perplexity", "KLD", "top-1", "B ms", "W tok/ms", "BPW")
+WHY = "why"  # badge of a cell that is not ok
+BLOCKS, WIDTH, HEIGHT = 30, 72, 18  # of a sparkline: medians, and its size in pixels
+
+
+@dataclass(frozen=True)
+class Spark:
+    """`points`: of an SVG polyline. `text`: the same in words."""
+
+    points: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """`more`: per heading, whether it waits for "all columns". Per row, and empty in all but the first table:
+    `sparks`, null without a series; `badges`, code and sentence."""
+
+    table: Table
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    more: Sequence[bool]
+    sparks: Sequence[Spark | None]
+    badges: Sequence[Sequence[tuple[str, str]]]
+
+
+def tables_of_model(model: str, rows: Sequence[Row], series: Mapping[str, Curve]) -> list[ModelTable]:
+    """The tables in which a model's decodes have figures."""
+    names = labels(rows, model)
+    found: list[ModelTable] = []
+    for title, every in tables.TABLES.items():
+        scored = title == "Speed" and any(row.get("quality") for row in rows)
+        used = tables.used_columns([*every, tables.PEAK] if scored else every, rows)
+        if not used:
+            continue
+        first = WITH_QUALITY if scored else FIRST[title]
+        used.sort(key=lambda each: first.index(each.heading) if each.heading in first else len(first))
+        sparks = [] if found else [spark(series.get(str(row["name"]))) for row in rows]
+        sparks = sparks if any(sparks) else []
+        table = tables.of_columns(title, used, rows, names)
+        badges = [] if found else [badges_of(row) for row in rows]
+        room = MOST - bool(sparks)
+        more = [place >= room for place in range(2 + len(used))]
+        found.append(ModelTable(table, used, rows, more, sparks, badges))
+    return found
+
+
+def badges_of(row: Row) -> list[tuple[str, str]]:
+    """Code and sentences of each warning of a row, and why it is not ok."""
+    reasons = row.get("reasons")
+    found: dict[str, list[str]] = {}
+    if not ok(row) and isinstance(reasons, Sequence) and reasons:
+        found[WHY] = [str(reason) for reason in reasons]
+    for flag in parts(row, "flags"):
+        found.setdefault(str(flag.get("code")).replace("_", " "), []).append(str(flag.get("detail") or ""))
+    return [(code, "; ".join(details)) for code, details in found.items()]
+
+
+def spark(curve: Curve | None) -> Spark | None:
+    """Latency over positions from zero to its highest median, without the first token; null: too short."""
+    if curve is None or len(curve.ms) <= BLOCKS:
+        return None
+    medians = np.array([np.median(block) for block in np.array_split(curve.decode.ms, BLOCKS)])
+    if not np.isfinite(medians).all() or medians.max() <= 0:
+        return None
+    x = np.linspace(1, WIDTH - 1, BLOCKS)
+    y = HEIGHT - 1 - (HEIGHT - 2) * medians / medians.max()
+    points = " ".join(f"{left:.0f},{up:.1f}" for left, up in zip(x, y, strict=True))
+    return Spark(points, f"{medians[0]:.1f} to {medians[-1]:.1f} ms by position {curve.n[-1]:,.0f}")
+
+
+# The table of scores of a text, for the terminal, the page and Markdown.
+
 
 HEADING = "Quality: perplexity, and divergence from the 16-bit reference"
 MEANING = (

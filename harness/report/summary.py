@@ -1,16 +1,397 @@
-"""Summary of a study: counts, the fastest, smallest and longest cells, failures with reasons."""
+"""The answers of a study: rankings, first lines."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from harness.analysis.rows import Cell, ShownCell
-from harness.dataset.study import Row, Study, figure, ok
-from harness.report import goals
-from harness.report.goals import Group, Named, Ranked
-from harness.report.ranking import Entry, leaders
-from harness.system import wording
+from harness.analysis.columns import Cell, ShownCell
+from harness.base import text
+from harness.dataset.study import Row, Study, bounds, figure, labels, ok, timed
+from harness.report import tables
+from harness.report.tables import PAST_TRAINING, held, past_training
+
+# Which cells lead in a figure, and which of them are not distinguishable. Pure.
+#
+# Two cells are distinguishable if their 95% confidence intervals do not overlap. A figure without an
+# interval gets the relative noise stated here.
+
+
+# Half of a 95% interval, as a share of the figure.
+SPEED_NOISE = 0.02  # of one run; repeats on an idle machine differ by about 1%
+MEMORY_NOISE = 0.01  # RSS of repeats of one cell
+# llama.cpp prints 6.2332 +/- 0.0378 for Llama 3 8B on the test part of wikitext-2: a standard error of 0.6%
+# (ggml-org/llama.cpp, pull request 6936).
+PERPLEXITY_NOISE = 0.012
+STANDARD_ERRORS = 1.96
+CRITERION = (
+    "Cells whose 95% confidence interval overlaps that of the best are listed with it. Where no interval is"
+    " known, the report"
+    f" assumes ±{SPEED_NOISE:.0%} for a speed, ±{MEMORY_NOISE:.0%} for memory in use, and"
+    f" ±{PERPLEXITY_NOISE:.1%} for a perplexity (llama.cpp prints a standard error of 0.6% on"
+    " wikitext-2)."
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell's figure, with the ends of its 95% interval; `text`: as the table shows it."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    text: str
+
+
+def entry(label: str, value: float, noise: float, text: str) -> Entry:
+    """A figure with this relative noise."""
+    return Entry(label, value, value * (1 - noise), value * (1 + noise), text)
+
+
+def speed(label: str, row: Row, key: str, interval_key: str, text: str) -> Entry | None:
+    """A speed with its interval. The interval of a single run ignores run-to-run noise, so it is widened to
+    at least SPEED_NOISE."""
+    value = figure(row, key)
+    if value is None:
+        return None
+    stated = entry(label, value, SPEED_NOISE, text)
+    if not row.get(interval_key):
+        return stated
+    low, high = bounds(row, interval_key)
+    low, high = 0.0 if low is None else low, float("inf") if high is None else high
+    if (row.get("repeats") or 1) == 1:
+        low, high = min(low, stated.low), max(high, stated.high)
+    return Entry(label, value, low, high, text)
+
+
+def perplexity(label: str, row: Row, text: str) -> Entry | None:
+    value, error = figure(row, "perplexity"), figure(row, "perplexity_stderr")
+    if value is None:
+        return None
+    return entry(label, value, STANDARD_ERRORS * error / value if error else PERPLEXITY_NOISE, text)
+
+
+def divergence(label: str, row: Row, text: str) -> Entry | None:
+    """A KL divergence with its interval; a point where none is known."""
+    value = figure(row, "kld_mean")
+    if value is None:
+        return None
+    low, high = bounds(row, "kld_mean_ci95")
+    return Entry(label, value, value if low is None else low, value if high is None else high, text)
+
+
+def leaders(entries: Sequence[Entry], most: bool = False) -> list[Entry]:
+    """The lowest (or highest) entry and those whose intervals overlap with it, in order."""
+    ordered = sorted(entries, key=lambda each: -each.value if most else each.value)
+    first = ordered[0]
+    return [each for each in ordered if each.low <= first.high and first.low <= each.high]
+
+
+# Which cells of a model lead by each goal: speed, size, longest context, quality. Pure.
+
+
+# Measures of size with their noise; the smallest cell is by the first measure that the most ok cells have.
+SIZES = (
+    ("peak_vram_bytes", "least peak VRAM", MEMORY_NOISE),
+    ("peak_rss_bytes", "least peak RSS", MEMORY_NOISE),
+    ("loaded_bytes", "least memory after load", MEMORY_NOISE),
+    ("file_bytes", "smallest file", 0.0),
+    ("model_bytes", "smallest tensors", 0.0),
+)
+
+LEAST_KLD = 1e-6  # nats; figures draw what is less here: 16 bits differ by rounding alone
+GB_FROM = 1e9  # bytes; smaller sizes are in MB
+SIZE_WORDS = {
+    "peak_vram_bytes": "peak VRAM",
+    "peak_rss_bytes": "peak RSS",
+    "loaded_bytes": "after load",
+    "file_bytes": "file",
+    "model_bytes": "tensors",
+}
+
+Named = Sequence[tuple[str, Row]]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The entries of one goal. `superlative`: such as `fastest over 256 tokens`; `cells`: how many could have
+    had an entry; `most`: the highest leads."""
+
+    superlative: str
+    entries: Sequence[Entry]
+    cells: int
+    most: bool = False
+
+    @property
+    def measure(self) -> str:
+        """What the lowest of is the best."""
+        return self.superlative.removeprefix("lowest ")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells that may be ranked together: one model on one machine, measured here or published. With labels:
+    `every` cell, `named`, the decodes that are ok, and `searched`, the searches that are ok."""
+
+    model: str
+    title: str
+    every: Named
+    named: Named
+    searched: Named
+
+
+def groups(study: Study) -> list[Group]:
+    """In the order of the models; the title says machine and origin where a model has several groups."""
+    places: dict[tuple[str, str, bool], tuple[list[Row], list[Row]]] = {}
+    for number, rows in enumerate((study.rows, study.searches)):
+        for row in rows:
+            place = str(row.get("model")), str(row.get("machine")), row.get("kind") == "reported"
+            places.setdefault(place, ([], []))[number].append(row)
+    order = list(dict.fromkeys((*study.models, *(str(row.get("model")) for row in study.searches))))
+    models = Counter(model for model, *_ in places)
+    found = []
+    for (model, machine, reported), of in sorted(places.items(), key=lambda each: order.index(each[0][0])):
+        where = f" on {machine}{', third-party' * reported}" if models[model] > 1 else ""
+        every, searched = (list(zip(labels(rows, model), rows, strict=True)) for rows in of)
+        named = [(label, row) for label, row in every if ok(row) and not timed(row)]
+        tried = [(label, row) for label, row in searched if ok(row)]
+        found.append(Group(model, model + where, every, named, tried))
+    return found
+
+
+def goal_text(row: Row, key: str) -> str:
+    """A figure as the tables show it."""
+    column = next(each for table in tables.TABLES.values() for each in table if each.key == key)
+    return column.text(row, key)
+
+
+def speed_is_B(named: Named) -> bool:
+    """Whether speeds compare by B: more cells have an identifiable one than tok/s over as many tokens."""
+    by_tokens: dict[object, int] = {}
+    for _, row in named:
+        if figure(row, "tokens_per_s") is not None:
+            by_tokens[row.get("tokens")] = by_tokens.get(row.get("tokens"), 0) + 1
+    at_zero = sum(figure(row, "B_ms") is not None and B_identifiable(row) for _, row in named)
+    return at_zero > max(by_tokens.values(), default=0)
+
+
+def fastest(named: Named) -> Ranked:
+    """By tokens per second among cells with the same number of tokens; by B if more cells have one."""
+    if speed_is_B(named):
+        found = (
+            speed(label, row, "B_ms", "B_ci95_ms", f"B {goal_text(row, 'B_ms')} ms")
+            for label, row in named
+            if B_identifiable(row)
+        )
+        return Ranked("fastest at zero context", [each for each in found if each], len(named))
+    by_tokens: dict[object, list[Entry]] = {}
+    for label, row in named:
+        rate = speed(
+            label, row, "tokens_per_s", "tokens_per_s_ci95", f"{goal_text(row, 'tokens_per_s')} tok/s"
+        )
+        if rate:
+            by_tokens.setdefault(row.get("tokens"), []).append(rate)
+    tokens, rates = max(by_tokens.items(), key=lambda each: len(each[1]), default=(None, []))
+    over = f" over {tokens:,} tokens" if isinstance(tokens, int) else ""
+    return Ranked(f"fastest{over}", rates, len(named), most=True)
+
+
+def B_identifiable(row: Row) -> bool:
+    """Whether B is more than an extrapolation: an identifiable or flat line, or a published figure."""
+    line = row.get("W_identifiable") is True or row.get("shape") == "flat"
+    return line or (row.get("kind") == "reported" and not row.get("shape"))
+
+
+def size_measure(named: Named) -> tuple[str, str, float]:
+    """The measure of size that the most cells have: key, superlative, noise."""
+    return max(SIZES, key=lambda each: sum(bool(figure(row, each[0])) for _, row in named))
+
+
+def goals_size(row: Row, measure: str) -> tuple[float | None, str]:
+    """Bytes of a row by this measure, else by the first other that it has; and the measure."""
+    for key in (measure, *(key for key, *_ in SIZES)):
+        if (value := figure(row, key)) is not None:
+            return value, key
+    return None, measure
+
+
+def sized(size: float) -> str:
+    """`9.7 GB`, `660 MB`"""
+    return f"{size / 1e9:,.1f} GB" if size >= GB_FROM else f"{size / 1e6:,.0f} MB"
+
+
+def rate(row: Row, by_B: bool) -> tuple[float | None, float | None, float | None]:
+    """Tokens per second with the ends of their 95% interval, null where unknown. `by_B`: at zero context."""
+    if not by_B:
+        return figure(row, "tokens_per_s"), *bounds(row, "tokens_per_s_ci95")
+    fast, slow = (1e3 / end if end else None for end in bounds(row, "B_ci95_ms"))
+    value = figure(row, "B_ms")
+    return (1e3 / value if value and B_identifiable(row) else None), slow, fast
+
+
+def smallest(named: Named, every: Named) -> Ranked:
+    """By the measure that the most cells have, with the perplexity of the cell."""
+    key, words, noise = size_measure(named)
+    known = [(label, row) for label, row in named if figure(row, key)]
+    quality = [value for _, row in every if (value := figure(row, "perplexity")) is not None]
+    entries = []
+    for label, row in known:
+        perplexity_of = figure(row, "perplexity")
+        shown = f"{goal_text(row, key)} MB"
+        if len(known) == 1:
+            shown += f", {words.partition(' ')[2]}"
+        elif perplexity_of is not None and len(quality) > 1 and perplexity_of > min(quality):
+            shown += f", perplexity {goal_text(row, 'perplexity')}"
+        entries.append(entry(label, figure(row, key) or 0.0, noise, shown))
+    return Ranked(words, entries, len(named))
+
+
+def longest(named: Named, searched: Named) -> tuple[list[Entry], list[Entry]]:
+    """Lengths that memory ended, and those that stopped at a target and may hold more. Skips cells that ran
+    past their memory, as they dropped tokens."""
+    ended: list[Entry] = []
+    targets: list[Entry] = []
+    for label, row in named:
+        if (length := figure(row, "max_ctx")) is None or not held(row):
+            continue
+        found = entry(label, length, 0.0, _tokens(row, length))
+        (targets if row.get("max_ctx_is_target") else ended).append(found)
+    for label, row in searched:
+        if (length := figure(row, "verified_n_ctx")) is not None:
+            ended.append(entry(label, length, 0.0, _tokens(row, length)))
+    return ended, targets
+
+
+def _tokens(row: Row, length: float) -> str:
+    target = "+" * bool(row.get("max_ctx_is_target"))
+    return f"{length:,.0f}{target} tokens" + PAST_TRAINING * bool(past_training(row))
+
+
+def quality_is_kld(named: Named) -> bool:
+    """Whether qualities compare by KL divergence, whose interval is far narrower than a perplexity's: as many
+    cells have one."""
+    known = [[row for _, row in named if figure(row, key) is not None] for key in ("kld_mean", "perplexity")]
+    return bool(known[0]) and len(known[0]) >= len(known[1])
+
+
+def best_quality(every: Named) -> Ranked:
+    """By KL divergence, else by perplexity. A property of the weights, so it counts even if no run is ok."""
+    valid = [(label, row) for label, row in every if row.get("status") != "invalid"]
+    if quality_is_kld(valid):
+        measure, found = "KLD", [divergence(label, row, goal_text(row, "kld_mean")) for label, row in valid]
+    else:
+        measure, found = (
+            "perplexity",
+            [perplexity(label, row, goal_text(row, "perplexity")) for label, row in valid],
+        )
+    entries = [each for each in found if each]
+    return Ranked(f"lowest {measure}", entries, len(entries))
+
+
+# The answer to each goal, first on the page: fastest, best quality that fits, longest context.
+
+
+GOALS = ("Fastest", "Best quality that fits", "Longest context")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`leaders`: labels of the cells that lead; several are not distinguishable, and none wins. `text`: their
+    figures, or why there is no answer. `note`: what else to know."""
+
+    goal: str
+    leaders: Sequence[str]
+    text: str
+    note: str = ""
+
+
+def answers(group: Group) -> list[Answer]:
+    """One answer per goal, in order."""
+    return [_answers_fastest(group), _answers_quality(group), _answers_longest(group)]
+
+
+def _answers_fastest(group: Group) -> Answer:
+    ranked = fastest(group.named)
+    if not ranked.entries:
+        return Answer(GOALS[0], (), "no speed is known")
+    return _answer(GOALS[0], group, leaders(ranked.entries, ranked.most), ("speed", "size"))
+
+
+def _answers_quality(group: Group) -> Answer:
+    """Of what ran: the lowest KL divergence or perplexity; the most bits per weight where none is known."""
+    ranked = best_quality(group.named)
+    if ranked.entries:
+        measure = ranked.measure
+        missing = len(group.named) - len(ranked.entries)
+        note = f"{missing} of {len(group.named)} cells have no {measure}" if missing else ""
+        return _answer(GOALS[1], group, leaders(ranked.entries), (measure, "speed", "size"), note)
+    known = [
+        entry(label, bits, 0.0, "") for label, row in group.named if (bits := figure(row, "bpw")) is not None
+    ]
+    if not known:
+        return Answer(GOALS[1], (), "no perplexity is known")
+    note = "by bits per weight: no perplexity is known"
+    return _answer(GOALS[1], group, leaders(known, most=True), ("bits", "speed", "size"), note)
+
+
+def _answers_longest(group: Group) -> Answer:
+    ended, targets = longest(group.named, group.searched)
+    if not ended and not targets:
+        return Answer(GOALS[2], (), "no search and no growing run")
+    leading = leaders(ended or targets, most=True)
+    note = ""
+    if ended and targets:
+        count = f"{len(targets)} cells" if len(targets) > 1 else targets[0].label
+        least = min(targets, key=lambda each: each.value)
+        note = f"{count} stopped at a target of {least.text} and may hold more"
+    shown = _answer(GOALS[2], group, leading, ("speed",), note)
+    if len(leading) > 1:
+        return Answer(GOALS[2], shown.leaders, f"{leading[0].text} each", note)
+    return Answer(GOALS[2], shown.leaders, ", ".join(filter(None, (leading[0].text, shown.text))), note)
+
+
+def _answer(
+    goal: str, group: Group, leading: Sequence[Entry], shown: Sequence[str], note: str = ""
+) -> Answer:
+    """One leader with all figures shown; of several, the range of the first figure."""
+    rows = [dict(group.every).get(each.label, {}) for each in leading]
+    labels = tuple(each.label for each in leading)
+    if len(rows) == 1:
+        return Answer(goal, labels, ", ".join(filter(None, (_text(group, rows[0], w) for w in shown))), note)
+    values = [value for row in rows if (value := _value(group, row, shown[0])) is not None]
+    text = _worded(group, shown[0], min(values), max(values))
+    return Answer(goal, labels, f"not distinguishable: {text}", note)
+
+
+def _value(group: Group, row: Row, what: str) -> float | None:
+    if what == "speed":
+        return rate(row, speed_is_B(group.named))[0]
+    return figure(row, {"perplexity": "perplexity", "KLD": "kld_mean", "bits": "bpw"}[what])
+
+
+def _worded(group: Group, what: str, low: float, high: float) -> str:
+    """`89.0 to 90.0 tok/s`, `perplexity 10.88`"""
+    form = {"speed": "{:,.1f}", "KLD": "{:.5f}"}.get(what, "{:.2f}")
+    ends = ("under 0.00001" if what == "KLD" and end < 1e-5 else form.format(end) for end in (low, high))
+    text = " to ".join(dict.fromkeys(ends))
+    if what == "speed":
+        return f"{text} tok/s{' at zero context' * speed_is_B(group.named)}"
+    return f"{text} bits per weight" if what == "bits" else f"{what} {text}"
+
+
+def _text(group: Group, row: Row, what: str) -> str:
+    """A figure of a row in words; empty without it."""
+    if what == "size":
+        size, measure = goals_size(row, size_measure(group.named)[0])
+        return "" if size is None else f"{sized(size)} {SIZE_WORDS[measure]}"
+    value = _value(group, row, what)
+    return "" if value is None else _worded(group, what, value, value)
+
+
+# Summary of a study: counts, the fastest, smallest and longest cells, failures with reasons.
+
 
 NAMES_SHOWN = 12
 TIES_SHOWN = 4
@@ -34,7 +415,7 @@ def counts(study: Study) -> str:
     """`114 cells of 6 models: 100 ok, 10 oom, 4 invalid.`"""
     models = len(study.models)
     of_models = f" of {models} models" if models > 1 else ""
-    cells = wording.plural(len(study.cells), "cell")
+    cells = text.plural(len(study.cells), "cell")
     sentences = [f"{cells}{of_models}: {_outcomes(study.cells)}."] if study.cells else []
     if study.searches:
         count = f"{len(study.searches)} {'search' if len(study.searches) == 1 else 'searches'}"
@@ -87,7 +468,7 @@ def _source(row: Cell) -> str:
 
 def per_model(study: Study) -> list[tuple[str, str]]:
     """Model and its best cells; separate entries for other machines and for published figures."""
-    return [(group.title, sentence(group)) for group in goals.groups(study)]
+    return [(group.title, sentence(group)) for group in groups(study)]
 
 
 def sentence(group: Group) -> str:
@@ -117,7 +498,7 @@ def costs(study: Study) -> list[str]:
             which = [f"{text} in {by[key]} of {len(group)} cells" for key, text in words.items() if by[key]]
             dominates = f"; {' and '.join(which)}" if which else ""
             found.append(
-                f"{model}, {stack}{where}: fixed cost {goals.text(group[0], 'fixed_ms')} ms per token,"
+                f"{model}, {stack}{where}: fixed cost {goal_text(group[0], 'fixed_ms')} ms per token,"
                 f" independent of the bytes read{dominates}."
             )
     return found
@@ -165,19 +546,19 @@ def _clause(best: str, entries: Sequence[Entry], cells: int, most: bool = False)
         ends = least.text if least.text == last.text else f"{least.text} to {last.text}"
         return f"{best}{of}: not distinguishable ({ends})"
     leading = [f"{each.label} ({each.text})" for each in (first, *tied)]
-    return f"{best}{of}, not distinguishable: {wording.named(leading, TIES_SHOWN)}"
+    return f"{best}{of}, not distinguishable: {text.list_named(leading, TIES_SHOWN)}"
 
 
 def _fastest(named: Named) -> str | None:
-    return _ranked(goals.fastest(named))
+    return _ranked(fastest(named))
 
 
 def _smallest(named: Named, every: Named) -> str | None:
-    return _ranked(goals.smallest(named, every))
+    return _ranked(smallest(named, every))
 
 
 def _longest(named: Named, searched: Named) -> str | None:
-    entries, targets = goals.longest(named, searched)
+    entries, targets = longest(named, searched)
     if len(entries) + len(targets) == 1:
         (only,) = entries + targets
         return f"{only.label}: {only.text} of context"
@@ -190,7 +571,7 @@ def _longest(named: Named, searched: Named) -> str | None:
 
 
 def _quality(every: Named) -> str | None:
-    ranked = goals.best_quality(every)
+    ranked = best_quality(every)
     if len(ranked.entries) == 1:
         return f"{ranked.entries[0].label}: {ranked.measure} {ranked.entries[0].text}"
     return _ranked(ranked)

@@ -12,7 +12,7 @@ from operator import itemgetter
 from rich.cells import cell_len
 from rich.console import Console
 
-from harness.system.printing import printable, unfiltered
+from harness.base.text import printable, unfiltered
 
 NONE = "-"  # a figure that is missing or unknown
 _FIGURE = re.compile(r"[-+~<>]? ?\d.*|-|oom|", re.DOTALL)

@@ -1,1 +1,1 @@
-"""Runners' headers and the interpreters built from them."""
+"""The headers of stacks, and the interpreters that stacks run under: built or adopted."""

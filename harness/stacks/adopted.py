@@ -1,8 +1,4 @@
-"""Interpreters that are already there, adopted for a stack in place of a built environment.
-
-The cache keeps only the path. Versions are read again in every process, since someone may have installed
-into it.
-"""
+"""An interpreter that the user already has, for a stack."""
 
 from __future__ import annotations
 
@@ -10,11 +6,12 @@ import contextlib
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,15 +20,151 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from harness.stacks import compiled
+from harness.base.files import cache_folder, made, small_text, write_whole
+from harness.base.text import for_builds
 from harness.stacks.header import Environment, stacks
-from harness.stacks.interpreter import Adopted, EnvironmentFailed, Interpreter
-from harness.system.cache import cache_folder, made
-from harness.system.files import write_whole
-from harness.system.variables import for_builds
+
+# Whether the compiled modules of an environment import: each in a separate process.
+
+
+COMPILED_LIMIT_S = 300.0  # torch's CUDA build takes ten seconds on a cold disk
+# Kernels link to torch's libraries, which only its own import finds.
+_IMPORT = """
+import importlib, importlib.util, sys
+if importlib.util.find_spec("torch"):
+    import torch
+importlib.import_module(sys.argv[1])
+"""
+_PYTHON_ERROR = re.compile(r"[\w.]*(?:Error|Exception): (?P<what>.+)")
+
+
+def why_not(python: Path, module: str) -> str | None:
+    """Why a module does not import under an environment's python, e.g. built for another torch or a missing
+    library; null if it imports."""
+    # Importing a kernel needs no GPU; hide it, since a measurement may be using it.
+    variables = for_builds(os.environ) | {"CUDA_VISIBLE_DEVICES": ""}
+    try:
+        ran = subprocess.run(
+            [python, "-I", "-c", _IMPORT, module],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=variables,
+            timeout=COMPILED_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"not imported within {COMPILED_LIMIT_S / 60:g} min"
+    if not ran.returncode:
+        return None
+    if ran.returncode < 0:
+        return f"its import is killed by {signal.Signals(-ran.returncode).name}"
+    lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
+    errors = [match["what"] for line in lines if (match := _PYTHON_ERROR.fullmatch(line))] or lines
+    # Drop the environment's own folders from the message.
+    return re.sub(r"(?<!\S)/\S*/", "", errors[-1])[:300] if errors else f"exit status {ran.returncode}"
+
+
+# Faults of this machine's C++ compiler that would crash the builds, and flags that work around them.
+
+
+# GCC before 11.5, 12.4, 13.3 and 14 declares only the first 8 of the 64 bytes that _tile_loadconfig reads,
+# and drops the others as unused (GCC bug 114098; seen with 12.2). llama.cpp's first product on a CPU with AMX
+# then ends in SIGILL (its pull request 26954). Without the macro it uses its AVX-512 kernels.
+_TILES = "include/amxtileintrin.h"
+_FAULTY = '__asm__ volatile ("ldtilecfg'
+NO_AMX = "-U__AMX_INT8__"
+WHY_NO_AMX = "built without AMX, whose tiles this compiler loses (GCC bug 114098)"
+
+
+def with_workarounds(environment: Environment) -> Environment:
+    """The environment with the flags that its source builds need on this machine; unchanged if none."""
+    if not environment.source_builds or not loses_tiles():
+        return environment
+    flags = {name: f"{os.environ.get(name, '')} {NO_AMX}".strip() for name in ("CFLAGS", "CXXFLAGS")}
+    return replace(environment, variables=environment.variables | flags)
+
+
+@cache
+def loses_tiles(cpuinfo: Path = Path("/proc/cpuinfo"), compiler: str = "c++") -> bool:
+    """Whether code that is compiled here for this CPU would set AMX up wrongly."""
+    if " amx_int8" not in (small_text(cpuinfo) or ""):
+        return False
+    try:
+        answer = subprocess.run([compiler, f"-print-file-name={_TILES}"], capture_output=True, text=True)
+    except OSError:
+        return False
+    return _FAULTY in (small_text(Path(answer.stdout.strip())) or "")
+
+
+# An interpreter that a stack runs under: built by the harness, or adopted from the user.
+
+
+class EnvironmentFailed(RuntimeError):
+    """An environment could not be built or adopted; the message is a sentence."""
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """What differs from a built environment: the version of its Python, and each package that has another
+    version than the header pins, e.g. `torch 2.11.0+cu130, pinned 2.13.0`."""
+
+    python_version: str
+    pins_not_met: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        return f"adopted, Python {self.python_version}{', not pinned' if self.pins_not_met else ''}"
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """An environment that exists: its python (never resolved: following the symlink leaves it), versions.
+
+    `imports`: each compiled module of its kernels, null or why it does not import; `lacking`: each optional
+    package that it does not have, and why. `adopted`: null where the harness built it.
+    """
+
+    environment: Environment
+    python: Path
+    lock: tuple[str, ...]
+    imports: Mapping[str, str | None] = field(default_factory=dict)
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    adopted: Adopted | None = None
+
+    @property
+    def words(self) -> str:
+        """Built or adopted, in words."""
+        return self.adopted.words if self.adopted else "built"
+
+    @property
+    def without_amx(self) -> bool:
+        """Whether it was compiled without a feature of the CPU because of a compiler fault."""
+        return NO_AMX in self.environment.variables.get("CXXFLAGS", "")
+
+    def gaps(self) -> list[str]:
+        """Features and packages that it lacks, and versions that are not the pinned ones, a sentence each."""
+        name = self.environment.title
+        return [
+            *([f"{name} is {WHY_NO_AMX}"] if self.without_amx else []),
+            *(f"{name} is not pinned: {pin}" for pin in (self.adopted.pins_not_met if self.adopted else ())),
+            *(f"{name} lacks {package}: {why}" for package, why in self.lacking.items()),
+            *(
+                f"kernel module {module} of {name} does not load: {why}"
+                for module, why in self.imports.items()
+                if why
+            ),
+        ]
+
+
+# Interpreters that are already there, adopted for a stack in place of a built environment.
+#
+# The cache keeps only the path. Versions are read again in every process, since someone may have installed
+# into it.
+
 
 LIMIT_S = 60.0
-_DESCRIBE = Path(__file__).with_name("describe.py")
+_DESCRIBE = Path(__file__).parent / "inside" / "describe.py"
 Distributions = Mapping[str, Mapping[str, Any]]
 """By canonical name: `name` as written, `version`, `requires`, and `cuda` of torch."""
 
@@ -110,7 +243,7 @@ def _python(environment: Environment) -> Path | None:
         return None
 
 
-_why_not = cache(compiled.why_not)  # it imports torch
+_why_not = cache(why_not)  # it imports torch
 
 
 @cache

@@ -1,36 +1,222 @@
-"""Read the PEP 723 header of a runner, the one place where the controller learns of a stack. Imports no
-stack."""
+"""The header of a stack's file: environments, options, limits."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from harness.base.text import plural
+from harness.theory.decoder import Shape
+from harness.theory.memory import MEMORY_MODELS
+from harness.theory.tensors import Packing, linears
+
+# Rules in a runner's header: options, limits, and how a context's length is set. Pure.
+
+
+Given = str | int | float
+"""A value of an option, also true and false."""
+Value = Given | None
+"""Null: the stack's own."""
+Options = Mapping[str, Value]
+When = dict[str, tuple[Value, ...]]
+"""The values that options must have, by option."""
+
+
+class HeaderError(ValueError):
+    """A runner's header is missing or wrong: a mistake in this project, not in the user's config."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a stack. `default` null means: `default_from` (threads or tokens), else the stack's
+    own. `flag`: what sets it on the command line of the stack's own program, `{}` for the value; or by value,
+    where that differs, an empty name for all others; empty: nothing does."""
+
+    name: str
+    type: str
+    help: str
+    choices: tuple[Value, ...] = ()
+    default: Value = None
+    default_from: str | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    flag: str | Mapping[str, str] = ""
+
+    def flag_for(self, value: Value) -> str:
+        """The words that set it to a value, as a shell takes them; empty: it cannot be set, or needs none."""
+        word = ("off", "on")[value] if isinstance(value, bool) else str(value)
+        form = self.flag if isinstance(self.flag, str) else self.flag.get(word, self.flag.get("", ""))
+        return "" if value is None else form.replace("{}", shlex.quote(word))
+
+
+@dataclass(frozen=True)
+class KernelChange:
+    """Of variants whose name contains `variant` (empty: of all): a pass of more tokens than `longest` runs
+    other kernels, and `then` says from what to what."""
+
+    longest: int
+    then: str
+    variant: str = ""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limitation of a stack; `says` is the library's own message. Where every option in `when` has one of
+    its values, the given rules must hold: on linear layers, packing of the weights, their files, the device.
+    `covers`: an option that must be at least prompt + new tokens. `never`: the combination is impossible.
+    `refuses`: such a cell is not started; otherwise it runs, and the library itself fails."""
+
+    says: str
+    when: When = field(default_factory=dict)
+    in_features_multiple_of: int | None = None
+    out_features_multiple_of: int | None = None
+    bits: tuple[int, ...] = ()
+    group_sizes: tuple[int, ...] = ()
+    symmetric: bool | None = None
+    act_order: bool | None = None
+    sharded: bool | None = None
+    compute_capability: tuple[int, int] | None = None
+    compute_capability_below: tuple[int, int] | None = None
+    device: str | None = None
+    covers: str | None = None
+    never: bool = False
+    refuses: bool = False
+
+
+@dataclass(frozen=True)
+class Context:
+    """How to set the length of a context that is allocated as a whole, where every option in `when` has one
+    of its values. `option`: takes the length in tokens. `granule`: lengths are multiples of this. `dry`: the
+    runner's job `account` computes the memory of a length without allocating it."""
+
+    option: str
+    granule: int
+    dry: bool
+    when: When = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Values that `harness tune` tries of options that belong together, each set at once. `device`: cpu or
+    gpu, where they have no effect elsewhere; `purpose`: decode or prefill alone; null: all."""
+
+    settings: tuple[Mapping[str, Given], ...]
+    device: str | None = None
+    purpose: str | None = None
+
+
+PURPOSES, KINDS_OF_DEVICES = ("decode", "prefill"), ("cpu", "gpu")
+
+
+def holds(when: When, options: Options) -> bool:
+    """Whether every option in `when` has one of its values. `options`: resolved."""
+    return all(options.get(name) in values for name, values in when.items())
+
+
+# The type of each rule; of the switches, the one value that has an effect.
+_RULES: dict[str, type] = {"says": str, "when": dict, "covers": str, "device": str}
+_CAPABILITIES = ("compute_capability", "compute_capability_below")
+_RULES |= dict.fromkeys(_CAPABILITIES, str)
+_RULES |= {"in_features_multiple_of": int, "out_features_multiple_of": int, "bits": list, "group_sizes": list}
+_SWITCHES = {"symmetric": True, "act_order": False, "sharded": False, "never": True, "refuses": True}
+
+
+def limit_rule(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Limit:
+    def wrong(sentence: str) -> HeaderError:
+        return HeaderError(f"runners/stacks/{stack}.py: a limit {sentence}")
+
+    for key, value in given.items():
+        if key not in _RULES and key not in _SWITCHES:
+            raise wrong(f"has no rule {key}; there are {', '.join([*_RULES, *_SWITCHES])}")
+        if key in _SWITCHES and value is not _SWITCHES[key]:
+            raise wrong(f"accepts only {key} = {str(_SWITCHES[key]).lower()}")
+        if key in _RULES and type(value) is not _RULES[key]:
+            raise wrong(f"has {key} = {value!r}, expected {_RULES[key].__name__}")
+    if not given.get("says"):
+        raise wrong("lacks says, the message of the library")
+    if not given.keys() - {"says", "when", "refuses"}:
+        raise wrong("has no rule")
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    required = when(given, options, wrong)
+    if "covers" in given and (given["covers"] not in options or options[given["covers"]].type != "int"):
+        raise wrong(f"has covers = {given['covers']!r}, which is no option of type int")
+    for key in known.keys() & set(_CAPABILITIES):
+        if not re.fullmatch(r"\d+\.\d", given[key]):
+            raise wrong(f"has {key} = {given[key]!r}, expected a version such as 8.0")
+        known[key] = tuple(map(int, given[key].split(".")))
+    return Limit(**(known | {"when": required}))
+
+
+def context_rule(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Context:
+    def wrong(sentence: str) -> HeaderError:
+        return HeaderError(f"runners/stacks/{stack}.py: a context {sentence}")
+
+    if given.keys() - {"when"} != {"option", "granule", "dry"}:
+        raise wrong("needs option, granule and dry; when is optional")
+    option, granule, dry = given["option"], given["granule"], given["dry"]
+    if option not in options or options[option].type != "int":
+        raise wrong(f"has option = {option!r}, which is no option of type int")
+    if type(granule) is not int or granule < 1:
+        raise wrong(f"has granule = {granule!r}, expected a whole number of tokens, at least 1")
+    if type(dry) is not bool:
+        raise wrong(f"has dry = {dry!r}, expected true or false")
+    return Context(option, granule, dry, when(given, options, wrong))
+
+
+def trial_rule(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Trial:
+    """Raises HeaderError."""
+
+    def wrong(sentence: str) -> HeaderError:
+        return HeaderError(f"runners/stacks/{stack}.py: tune {sentence}")
+
+    if given.keys() - {"device", "purpose"} != {"settings"}:
+        raise wrong("needs settings; device and purpose are optional")
+    for key, known in (("purpose", PURPOSES), ("device", KINDS_OF_DEVICES)):
+        if given.get(key, known[0]) not in known:
+            raise wrong(f"has {key} = {given[key]!r}, expected {' or '.join(known)}")
+    for each in given["settings"]:
+        when({"when": each}, options, wrong)
+    return Trial(tuple(given["settings"]), given.get("device"), given.get("purpose"))
+
+
+def only_rule(stack: str, key: str, given: dict[str, Any], options: dict[str, Option]) -> When:
+    """The options with which a key of the header holds."""
+
+    def wrong(sentence: str) -> HeaderError:
+        return HeaderError(f"runners/stacks/{stack}.py: {key} {sentence}")
+
+    return when({"when": given}, options, wrong)
+
+
+def when(given: dict[str, Any], options: dict[str, Option], wrong: Callable[[str], HeaderError]) -> When:
+    """The values in `when` that options must have, by option. Raises `wrong` for an unknown option or
+    value."""
+    found = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in given.get("when", {}).items()}
+    for name, values in found.items():
+        if name not in options:
+            raise wrong(f"has when = {name}, which is no option")
+        choices = (True, False) if options[name].type == "bool" else options[name].choices or values
+        if strange := [value for value in values if value not in choices]:
+            raise wrong(f"has when = {name} {strange[0]}, which is no choice")
+    return found
+
+
+# Read the PEP 723 header of a runner, the one place where the controller learns of a stack. Imports no
+# stack.
+
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-from harness.stacks import rules
-from harness.stacks.rules import (
-    Context,
-    Given,
-    HeaderError,
-    KernelChange,
-    Limit,
-    Option,
-    Options,
-    Trial,
-    When,
-    holds,
-)
-from harness.theory.footprint import MEMORY_MODELS
 
 # The reference pattern of PEP 723.
 _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
@@ -163,7 +349,7 @@ def stacks() -> dict[str, Header]:
 
 @cache
 def _stacks(folder: Path) -> dict[str, Header]:
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted((folder / "stacks").glob("*.py"))}
     return {name: parse(name, text) for name, text in texts.items() if "\n# /// script\n" in "\n" + text}
 
 
@@ -179,8 +365,8 @@ def parse(stack: str, text: str) -> Header:
         tool = table["tool"]["harness"]
         lender = _lender(stack, tool["borrows"]) if "borrows" in tool else None
         options = _own_options(tool) | _lent(stack, tool, lender)
-        limits = tuple(rules.limit(stack, given, options) for given in tool.get("limits", ()))
-        contexts = tuple(rules.context(stack, given, options) for given in tool.get("context", ()))
+        limits = tuple(limit_rule(stack, given, options) for given in tool.get("limits", ()))
+        contexts = tuple(context_rule(stack, given, options) for given in tool.get("context", ()))
         header = Header(
             stack,
             tool["summary"],
@@ -193,14 +379,14 @@ def parse(stack: str, text: str) -> Header:
             contexts + (lender.contexts if lender else ()),
             tuple(tool.get("lends", ())),
             tool.get("memory", lender.memory if lender else None),
-            rules.only(stack, "scratch", tool["scratch"], options) if "scratch" in tool else None,
+            only_rule(stack, "scratch", tool["scratch"], options) if "scratch" in tool else None,
             tool.get("reference"),
             (lender.uncut if lender else ())
-            + tuple(rules.only(stack, "uncut", given, options) for given in tool.get("uncut", ())),
+            + tuple(only_rule(stack, "uncut", given, options) for given in tool.get("uncut", ())),
             dict(tool.get("unfused", {})),
             dict(tool.get("published", {})),
             tuple(tool.get("offers", ())),
-            tuple(rules.trial(stack, given, options) for given in tool.get("tune", ())),
+            tuple(trial_rule(stack, given, options) for given in tool.get("tune", ())),
             tool.get("program", ""),
             tuple(KernelChange(**given) for given in tool.get("kernel_changes", ())),
             tuple(tool.get("fused", ())),
@@ -210,7 +396,7 @@ def parse(stack: str, text: str) -> Header:
             converts=tool.get("converts", {}),
         )
     except (AttributeError, KeyError, TypeError) as mistake:
-        raise HeaderError(f"runners/{stack}.py: header: {mistake!r}") from mistake
+        raise HeaderError(f"runners/stacks/{stack}.py: header: {mistake!r}") from mistake
     _check(header)
     return header
 
@@ -219,7 +405,7 @@ def _check(header: Header) -> None:
     """Raises HeaderError for names that the header uses and does not define."""
 
     def wrong(sentence: str) -> HeaderError:
-        return HeaderError(f"runners/{header.stack}.py: {sentence}")
+        return HeaderError(f"runners/stacks/{header.stack}.py: {sentence}")
 
     devices = {environment.device for environment in header.environments.values()}
     if strange := header.functional.keys() - devices:
@@ -264,12 +450,12 @@ def _environments(stack: str, table: dict[str, Any]) -> dict[str, Environment]:
 def _table(stack: str, text: str) -> dict[str, Any]:
     blocks = [m for m in _BLOCK.finditer(text) if m["type"] == "script"]
     if len(blocks) != 1:
-        raise HeaderError(f"runners/{stack}.py: {len(blocks)} script blocks, expected one")
+        raise HeaderError(f"runners/stacks/{stack}.py: {len(blocks)} script blocks, expected one")
     lines = blocks[0]["content"].splitlines()
     try:
         table: dict[str, Any] = tomllib.loads("\n".join(line[2:] for line in lines))
     except tomllib.TOMLDecodeError as mistake:
-        raise HeaderError(f"runners/{stack}.py: header: {mistake}") from mistake
+        raise HeaderError(f"runners/stacks/{stack}.py: header: {mistake}") from mistake
     return table
 
 
@@ -284,12 +470,12 @@ def _option(name: str, given: dict[str, Any]) -> Option:
 
 
 def _lender(stack: str, lender: str) -> Header:
-    path = runners_folder() / f"{lender}.py"
+    path = runners_folder() / "stacks" / f"{lender}.py"
     if not path.exists():
-        raise HeaderError(f"runners/{stack}.py: borrows from {lender}, which is no stack")
+        raise HeaderError(f"runners/stacks/{stack}.py: borrows from {lender}, which is no stack")
     text = path.read_text(encoding="utf-8")
     if "lends" not in _table(lender, text)["tool"]["harness"]:
-        raise HeaderError(f"runners/{stack}.py: borrows from {lender}, which lends nothing")
+        raise HeaderError(f"runners/stacks/{stack}.py: borrows from {lender}, which lends nothing")
     return parse(lender, text)
 
 
@@ -298,5 +484,134 @@ def _lent(stack: str, tool: dict[str, Any], lender: Header | None) -> dict[str, 
     if lender is None:
         return {}
     if has := [name for name in lender.lends if name in tool.get("options", {})]:
-        raise HeaderError(f"runners/{stack}.py: borrows {has[0]} from {lender.stack}, but already has it")
+        raise HeaderError(
+            f"runners/stacks/{stack}.py: borrows {has[0]} from {lender.stack}, but already has it"
+        )
     return {name: lender.options[name] for name in lender.lends}
+
+
+# Which values of a stack's options are worth trying on a device, as its header says. Pure.
+
+
+Changes = Mapping[str, Given]
+PINNED = "cpus"  # the option of a stack that can keep its threads on these
+
+
+def candidates(
+    header: Header, device: str, purpose: str, cores: int, logical: int, cpus: str | None = None
+) -> list[Sequence[Changes]]:
+    """The changes to try, one option (or group that belongs together) after the other: threads first, as the
+    others depend on them, then threads that stay on a CPU each. `device`: its family; `purpose`: decode or
+    prefill; `cores`: physical cores, `logical`: CPUs, both usable; `cpus`: which, as in 0-3; null: any."""
+    counts = [threads for threads in _halved(cores, logical) if device == "cpu"]
+    found: list[Sequence[Changes]] = [
+        [{name: count} for count in counts]
+        for name, option in header.options.items()
+        if option.default_from == "threads"
+    ]
+    if device == "cpu" and cpus and PINNED in header.options:
+        found.append([{PINNED: cpus}])
+    fitting = [each for each in header.trials if _on(each, device) and each.purpose in (None, purpose)]
+    return [each for each in [*found, *(trial.settings for trial in fitting)] if each]
+
+
+def without_effect(header: Header, name: str, device: str) -> bool:
+    """Whether an option does nothing on this family of devices, as far as the header says."""
+    having = [each for each in header.trials if any(name in changes for changes in each.settings)]
+    return bool(having) and not any(_on(each, device) for each in having)
+
+
+def _on(trial: Trial, device: str) -> bool:
+    return trial.device in (None, "cpu" if device == "cpu" else "gpu")
+
+
+def _halved(cores: int, logical: int) -> list[int]:
+    """`[1, 2, 4, 8, 16]` of 8 cores with two threads each."""
+    counts = {cores, logical}
+    while cores > 1:
+        cores //= 2
+        counts.add(cores)
+    return sorted(counts)
+
+
+# Which limits of a stack a cell would break, as known before a run. Pure.
+
+
+@dataclass(frozen=True)
+class Known:
+    """Known facts of a cell besides its options; null is not checked. `device`: its family.
+    `sharded`: the weights are in several files. `tokens`: prompt + decode."""
+
+    device: str
+    tokens: int
+    compute_capability: tuple[int, int] | None = None
+    shape: Shape | None = None
+    packing: Packing | None = None
+    sharded: bool | None = None
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A rule that a cell breaks: the reason, and the library's message. `refuses`: do not start the cell."""
+
+    reason: str
+    says: str
+    refuses: bool
+
+
+def broken(header: Header, options: Options, known: Known) -> list[Broken]:
+    """The rules that a cell breaks, each once. `options`: all of the stack's, resolved."""
+    return [
+        Broken(reason, limit.says, limit.refuses)
+        for limit in header.limits
+        if holds(limit.when, options)
+        for reason in _reasons(limit, options, known)
+    ]
+
+
+def _reasons(limit: Limit, options: Options, known: Known) -> Iterator[str]:
+    if limit.never:
+        yield limit.says
+    if limit.device is not None and known.device != limit.device:
+        yield f"needs a GPU ({limit.device})"
+    has, least = known.compute_capability, limit.compute_capability
+    if has and least and has < least:
+        yield f"compute capability {has[0]}.{has[1]}; at least {least[0]}.{least[1]} is needed"
+    if has and (below := limit.compute_capability_below) and has >= below:
+        yield f"compute capability {has[0]}.{has[1]}; less than {below[0]}.{below[1]} is needed"
+    if known.shape is not None:
+        yield from _features(limit, known.shape)
+    if known.packing is not None:
+        yield from _packing(limit, known.packing)
+    if limit.sharded is False and known.sharded:
+        yield "its weights are in several files"
+    held = options[limit.covers] if limit.covers else None
+    if isinstance(held, int) and held < known.tokens:
+        yield f"{limit.covers} {held} does not cover the {plural(known.tokens, 'token')} of prompt and decode"
+
+
+def _features(limit: Limit, shape: Shape) -> Iterator[str]:
+    """The first linear layer whose size is not a multiple, for each side."""
+    for side, (name, multiple) in enumerate(
+        (("out_features", limit.out_features_multiple_of), ("in_features", limit.in_features_multiple_of))
+    ):
+        sizes = (matrix.dims[side] for matrix in linears(shape)) if multiple else ()
+        odd = next((size for size in sizes if size % multiple), None) if multiple else None
+        if odd is not None:
+            yield f"{name} {odd} is not divisible by {multiple}"
+
+
+def _packing(limit: Limit, packing: Packing) -> Iterator[str]:
+    if limit.bits and packing.bits not in limit.bits:
+        yield f"{packing.bits} bits; only {_listed(limit.bits)}"
+    if limit.group_sizes and packing.group_size not in limit.group_sizes:
+        yield f"group_size {packing.group_size}; only {_listed(limit.group_sizes)}"
+    if limit.act_order is False and packing.act_order:
+        yield "act-order"
+    if limit.symmetric and not packing.symmetric:
+        yield "asymmetric"
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    *first, last = sorted(values)
+    return f"{', '.join(map(str, first))} and {last}" if first else str(last)

@@ -1,1 +1,1 @@
-"""Memory and speed estimates before a run. Pure: values in, values out."""
+"""Memory and least time of a model on a machine, before anything runs. Pure: values in, values out."""

@@ -1,32 +1,93 @@
-"""The shape of a checkpoint from its parsed config.json, as transformers would build the model. Pure.
-
-The file is not trusted: for any content the result is a Shape or a ConfigJsonError.
-Defaults and biases: configuration_*.py and modeling_*.py of transformers' llama, mistral, qwen2 and qwen3.
-"""
+"""config.json as a Decoder. Pure."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.theory.config_values import (
-    MOST,
-    MOST_HEAD_DIM,
-    MOST_LAYERS,
-    MOST_THETA,
-    MOST_TOKENS,
-    NAME,
-    ConfigJsonError,
-    NoShape,
-    count,
-    flag,
-    mapping,
-    number,
-    shown,
-    within,
-)
-from harness.theory.shapes import Shape
+from harness import data
+from harness.theory.decoder import Shape
+from harness.theory.tensors import FORMATS, Packing
+
+# Values of a parsed config.json, checked: nothing in the file is trusted. Pure.
+
+
+MOST = 10_000_000  # of a width; Llama 3.1 405B has 128,256 at most
+MOST_LAYERS = 10_000
+MOST_HEAD_DIM = 10_000
+MOST_TOKENS = 1_000_000_000
+MOST_THETA = 1e15
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+
+
+class ConfigJsonError(ValueError):
+    """This config.json gives no shape; the message is one printable line of bounded length."""
+
+
+class NoShape(ConfigJsonError):
+    """A valid file, but of a model that cannot be described; transformers may support it."""
+
+
+def mapping(given: object, what: str) -> Mapping[str, object]:
+    if not isinstance(given, Mapping):
+        raise ConfigJsonError(f"{what} must be a mapping, not {shown(given)}")
+    return given
+
+
+def within_values(given: object, most: int, least: int = 1) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and least <= given <= most
+
+
+def count_value(
+    config: Mapping[str, object], key: str, most: int = MOST, default: int | None = None, least: int = 1
+) -> int:
+    given = config.get(key)
+    if given is None:
+        if default is None:
+            raise ConfigJsonError(f"{key} is missing")
+        given = default
+    if not isinstance(given, int) or not within_values(given, most, least):
+        raise ConfigJsonError(f"{key} must be a whole number from {least} to {most}, not {shown(given)}")
+    return given
+
+
+def number(config: Mapping[str, object], key: str, below: float, default: float | None = None) -> float:
+    given = config.get(key)
+    if given is None:
+        given = default
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < below:
+        raise ConfigJsonError(f"{key} must be a number between 0 and {below:g}, not {shown(given)}")
+    return float(given)
+
+
+def flag_value(config: Mapping[str, object], key: str) -> bool:
+    given = config.get(key)
+    if given is not None and not isinstance(given, bool):
+        raise ConfigJsonError(f"{key} must be true or false, not {shown(given)}")
+    return bool(given)
+
+
+def shown(given: object) -> str:
+    """A value as a message quotes it: short, printable, on one line."""
+    if given is None or isinstance(given, bool):
+        return {None: "null", True: "true", False: "false"}[given]
+    if isinstance(given, str):
+        return ascii(given[:40]) + ("..." if len(given) > 40 else "")
+    if isinstance(given, int):
+        return str(given) if abs(given) < 10**15 else "a huge number"
+    if isinstance(given, float):
+        return f"{given:g}"
+    return "a mapping" if isinstance(given, Mapping) else "a list"
+
+
+# The shape of a checkpoint from its parsed config.json, as transformers would build the model. Pure.
+#
+# The file is not trusted: for any content the result is a Shape or a ConfigJsonError.
+# Defaults and biases: configuration_*.py and modeling_*.py of transformers' llama, mistral, qwen2 and qwen3.
+
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -63,34 +124,34 @@ def shape_of(config: Mapping[str, object]) -> Shape:
     config = mapping(config, "config.json")
     kind, text = _decoder(config)
     family = _FAMILIES[kind]
-    hidden = count(text, "hidden_size")
-    layers = count(text, "num_hidden_layers", MOST_LAYERS)
-    heads = count(text, "num_attention_heads")
-    kv_heads = count(text, "num_key_value_heads", default=heads)
+    hidden = count_value(text, "hidden_size")
+    layers = count_value(text, "num_hidden_layers", MOST_LAYERS)
+    heads = count_value(text, "num_attention_heads")
+    kv_heads = count_value(text, "num_key_value_heads", default=heads)
     if heads % kv_heads:
         pair = f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
         raise ConfigJsonError(pair)
     if text.get("head_dim") is None and family.head_dim is None and hidden % heads:
         raise ConfigJsonError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
-    attention_bias = kind in ("llama", "qwen3") and flag(text, "attention_bias")
+    attention_bias = kind in ("llama", "qwen3") and flag_value(text, "attention_bias")
     tied = "tie_word_embeddings"
     return Shape(
         arch=family.arch,
-        vocab_size=count(text, "vocab_size"),
+        vocab_size=count_value(text, "vocab_size"),
         hidden_size=hidden,
         layers=layers,
-        intermediate_size=count(text, "intermediate_size"),
+        intermediate_size=count_value(text, "intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=count(text, "head_dim", MOST_HEAD_DIM, default=family.head_dim or hidden // heads),
-        tied=flag(text if text.get(tied) is not None else config, tied),
+        head_dim=count_value(text, "head_dim", MOST_HEAD_DIM, default=family.head_dim or hidden // heads),
+        tied=flag_value(text if text.get(tied) is not None else config, tied),
         qkv_bias=kind == "qwen2" or attention_bias,
         o_bias=attention_bias,
-        mlp_bias=kind == "llama" and flag(text, "mlp_bias"),
+        mlp_bias=kind == "llama" and flag_value(text, "mlp_bias"),
         qk_norm=kind == "qwen3",
         rope_theta=_theta(text),
         norm_eps=number(text, "rms_norm_eps", 1, default=1e-6),
-        context=count(text, "max_position_embeddings", MOST_TOKENS, default=family.context),
+        context=count_value(text, "max_position_embeddings", MOST_TOKENS, default=family.context),
         window=_window(text, kind, layers),
     )
 
@@ -183,15 +244,15 @@ def _details(given: Mapping[str, object]) -> tuple[int | None, str, str]:
     """Bits, group and blocks; null or empty if not given."""
     settings = _of_weights(given)
     names = ("bits", "w_bit", "num_bits", "nbits")
-    bits = next((settings[name] for name in names if within(settings.get(name), 64)), None)
+    bits = next((settings[name] for name in names if within_values(settings.get(name), 64)), None)
     if bits is None:
         bits = (
             4 if settings.get("load_in_4bit") is True else 8 if settings.get("load_in_8bit") is True else None
         )
     size = settings.get("group_size", settings.get("q_group_size"))
-    group = f"group {size}" if within(size, MOST) else "one group a row" if size == -1 else ""
+    group = f"group {size}" if within_values(size, MOST) else "one group a row" if size == -1 else ""
     block = settings.get("weight_block_size")
-    if isinstance(block, list) and len(block) == 2 and all(within(side, MOST) for side in block):
+    if isinstance(block, list) and len(block) == 2 and all(within_values(side, MOST) for side in block):
         return bits, group, f"blocks of {block[0]} x {block[1]}"
     return bits, group, ""
 
@@ -201,7 +262,7 @@ def _decoder(config: Mapping[str, object], nested: bool = False) -> tuple[str, M
     kind = config.get("model_type")
     named = kind if isinstance(kind, str) and NAME.fullmatch(kind) else "this model"
     for key in _EXPERTS:
-        if count(config, key, default=1, least=0) > 1:
+        if count_value(config, key, default=1, least=0) > 1:
             raise ConfigJsonError(f"{named} is a mixture of experts; only dense models are known")
     if kind is None and not nested:
         kind = next((name for name in _FAMILIES if _is_causal(config, name)), None)
@@ -237,11 +298,11 @@ def _theta(config: Mapping[str, object]) -> float:
 
 
 def _window(config: Mapping[str, object], kind: str, layers: int) -> int | None:
-    if kind == "llama" or (kind != "mistral" and not flag(config, "use_sliding_window")):
+    if kind == "llama" or (kind != "mistral" and not flag_value(config, "use_sliding_window")):
         return None
     if config.get("sliding_window", 4096) is None:  # a missing key is 4096, null is none
         return None
-    window = count(config, "sliding_window", MOST_TOKENS, default=4096)
+    window = count_value(config, "sliding_window", MOST_TOKENS, default=4096)
     if kind == "mistral":
         return window
     types = config.get("layer_types")
@@ -250,7 +311,104 @@ def _window(config: Mapping[str, object], kind: str, layers: int) -> int | None:
             raise ConfigJsonError(f"layer_types must be a list of {layers}, one for each layer")
         sliding = sum(1 for layer in types if layer == "sliding_attention")
     else:
-        sliding = max(0, layers - count(config, "max_window_layers", default=28, least=0))
+        sliding = max(0, layers - count_value(config, "max_window_layers", default=28, least=0))
     if 0 < sliding < layers:
         raise NoShape(f"a sliding window over {sliding} of {layers} layers; known: over all or none")
     return window if sliding else None
+
+
+# Parse the settings of GPTQ or AWQ weights, as the libraries that write them define them. Pure.
+#
+# Keys: BaseQuantizeConfig of auto-gptq 0.7.1, AwqConfig of autoawq 0.2.9, QuantizeConfig of gptqmodel 7.6.0.
+
+
+_MOST_BITS = 8
+_LARGEST_GROUP = 1 << 20
+_USUAL_LAYOUT = {"gptq": "gptq", "awq": "gemm"}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+
+
+def packing_of(config: Mapping[str, object]) -> Packing | None:
+    """The GPTQ or AWQ settings of a config.json; null if it has none.
+
+    Raises ConfigJsonError.
+    """
+    for key, given in quantization_configs(config):
+        if found := packing_in(given, f"{key}."):
+            return found
+    return None
+
+
+def packing_in(given: Mapping[str, object], prefix: str = "", method: str | None = None) -> Packing | None:
+    """As packing_of, from the settings only. `prefix`: of their keys in messages. `method`: if they name
+    none."""
+    named = given.get("quant_method") or method
+    method = named.lower() if isinstance(named, str) else None
+    if method not in FORMATS:
+        return None
+    asymmetric = _flag(given, "zero_point", prefix)
+    symmetric = _flag(given, "sym", prefix)
+    if symmetric is None:
+        symmetric = not asymmetric if asymmetric is not None else method == "gptq"
+    marlin = _flag(given, "is_marlin_format", prefix)
+    return Packing(
+        method=method,
+        bits=_bits(given, prefix),
+        group_size=_group_size(given, prefix),
+        symmetric=symmetric,
+        act_order=bool(_flag(given, "desc_act", prefix)),
+        layout="marlin" if marlin else _layout(given, method, prefix),
+    )
+
+
+def _layout(given: Mapping[str, object], method: str, prefix: str) -> str:
+    for key in ("checkpoint_format", "format", *(("version",) if method == "awq" else ())):
+        if (name := given.get(key)) is None:
+            continue
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigJsonError(f"{prefix}{key} must be a name, not {shown(name)}")
+        return name.lower()
+    return _USUAL_LAYOUT[method]
+
+
+def _bits(given: Mapping[str, object], prefix: str) -> int:
+    name, value = _first(given, ("bits", "w_bit"), prefix)
+    if type(value) is not int or not 2 <= value <= _MOST_BITS:
+        raise ConfigJsonError(f"{prefix}{name} must be from 2 to {_MOST_BITS}, not {shown(value)}")
+    return value
+
+
+def _group_size(given: Mapping[str, object], prefix: str) -> int:
+    name, value = _first(given, ("group_size", "q_group_size"), prefix)
+    if type(value) is not int or (value != -1 and not 0 < value <= _LARGEST_GROUP):
+        raise ConfigJsonError(f"{prefix}{name} must be a size, or -1 for a whole column, not {shown(value)}")
+    return value
+
+
+def _first(given: Mapping[str, object], names: tuple[str, ...], prefix: str) -> tuple[str, object]:
+    """The value of the first of the names that exists."""
+    found = next((name for name in names if given.get(name) is not None), None)
+    if found is None:
+        raise ConfigJsonError(f"{prefix}{names[0]} is missing")
+    return found, given[found]
+
+
+def _flag(given: Mapping[str, object], name: str, prefix: str) -> bool | None:
+    value = given.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ConfigJsonError(f"{prefix}{name} must be true or false, not {shown(value)}")
+    return value
+
+
+# Shapes of common model families by name, from the config.json of each in data/models.json. Pure.
+#
+# A name stands for the base model as the hub has it (Qwen3: the one without a suffix). `vocab_size` is the
+# rows stored, padding included: Qwen2's are 151,936 in small models and 152,064 in large ones. Qwen1.5: all
+# untied, as in the published tables and the GGUF files (on the hub 0.5B ties its embeddings). -mha: without
+# GQA, which the published study lists besides the real ones. The tiny ones are for tests and first tries:
+# their speed is meaningless.
+
+
+SHAPES: dict[str, Shape] = {
+    name: shape_of(config) for name, config in json.loads(data.text("models.json")).items()
+}

@@ -1,4 +1,4 @@
-"""The output of `harness theory`: one flat object per model, machine and form of the weights. Pure."""
+"""The table of `harness theory`. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,148 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from harness.theory import decoder, demand, floors, passes, placement
-from harness.theory.decoder import Decoder
-from harness.theory.fits import Form, by_stack
-from harness.theory.floors import Ceiling, Demand
-from harness.theory.footprint import IDEAL
-from harness.theory.machine import Machine
-from harness.theory.placement import Placement, Split
-from harness.theory.row_types import Knees, OfShape, OnMachine, Row, Sides
-from harness.theory.shapes import Shape
+from typing_extensions import TypedDict
+
+from harness.theory import decoder, floors, memory
+from harness.theory.decoder import Decoder, Shape
+from harness.theory.floors import Ceiling, Demand, Units
+from harness.theory.machines import Machine
+from harness.theory.memory import IDEAL, Fit, Form, Placement, Split, by_stack
 from harness.theory.tensors import Tensor, bytes_by_part, of_shape, streamed_bytes
-from harness.theory.units import Units
+
+# The rows of `harness theory`: every key with its type; null where it is not known.
+
+
+Knees = dict[str, list[int | None] | None]
+
+
+class Chunk(TypedDict):
+    chunk: int
+    ms: float
+    ratio: float
+
+
+class Reached(TypedDict):
+    """The fastest measured decode; `share` of the ceiling at the same context."""
+
+    tokens_per_s: float
+    share: float
+    stack: str
+    variant: str
+    source: str
+
+
+class ReachedPrefill(TypedDict):
+    """The fastest measured prefill of a prompt as long; `share`: limit / `ms`."""
+
+    ms: float
+    share: float
+    stack: str
+    variant: str
+    source: str
+
+
+class TensorRow(TypedDict):
+    name: str
+    part: str
+    type: str
+    dims: list[int]
+    bytes: int
+    streamed_bytes: int
+
+
+class Slope(TypedDict):
+    """A part of latency(n) from this position on; null: flat."""
+
+    from_n: int
+    W_tokens_per_ms: float | None
+
+
+class Sides(TypedDict):
+    """Weights on a GPU and on the CPU beside it: bytes, those of them that a token reads, and the CPU's
+    bandwidth."""
+
+    n_cpu_moe: int
+    cpu_bytes: int
+    gpu_bytes: int
+    cpu_bytes_per_token: int
+    gpu_bytes_per_token: int
+    cpu_bytes_per_s: float
+
+
+class OfShape(TypedDict):
+    """What only a known shape tells. `kv_bytes_per_token`: that a token adds until a window is full.
+    `window`: that all layers have; `experts`: in a layer; `state_bytes`: what linear attention and Mamba
+    keep, whatever the context."""
+
+    layer_params: int | None
+    lm_head_params: int | None
+    active_params: int | None
+    kv_elements_per_token: int | None
+    kv_bytes_per_token: float | None
+    kv_bytes_per_token_past_windows: float | None
+    window: int | None
+    experts: int | None
+    experts_used: int | None
+    state_bytes: float | None
+    flop_per_byte: float | None
+    speculative_speedup: float | None
+
+
+class OnMachine(TypedDict):
+    """What only a machine tells; of an unknown shape, its bytes and B alone."""
+
+    bytes_per_s: float | None
+    flops: float | None
+    rate: str | None
+    rates: dict[str, float] | None
+    balance_flop_per_byte: float | None
+    memory_bytes: int | None
+    reserve_bytes: float | None
+    reserve_for: str | None
+    fits: dict[str, Fit | None] | None
+    sides: Sides | None
+    reached: Reached | None
+    reached_prefill: ReachedPrefill | None
+    kv_read: str | None
+    W_tokens_per_ms: float | None
+    slopes: list[Slope] | None
+    B_ms: float | None
+    compute_ms: float | None
+    bound: str | None
+    tokens_per_s: float | None
+    context: int | None
+    latency_ms_at_context: float | None
+    tokens_per_s_at_context: float | None
+    compute_bound_batch: float | None
+    prompt_tokens: int | None
+    prefill_ms: dict[str, float] | None
+    prefill_knees: Knees | None
+    chunked_prefill: list[Chunk] | None
+
+
+class Row(OfShape, OnMachine):
+    """Counts are whole numbers, sizes bytes; a value that is not known is null."""
+
+    model: str
+    machine: str | None
+    weights: str
+    weight_bits: float | None
+    units: str
+    total_params: int | None
+    kv_bits: float
+    model_bytes: float
+    weight_bytes_per_token: float
+    bytes_by_part: dict[str, dict[str, int]] | None
+    bytes_by_type: dict[str, dict[str, int]] | None
+
+
+class RowWithTensors(Row):
+    tensors: list[TensorRow]
+
+
+# The output of `harness theory`: one flat object per model, machine and form of the weights. Pure.
+
 
 _NO_SHAPE = cast(OfShape, dict.fromkeys(OfShape.__annotations__))
 _NO_MACHINE = cast(OnMachine, dict.fromkeys(OnMachine.__annotations__))
@@ -59,9 +190,9 @@ def row(
     """Values that need a machine are null without one."""
     made = decoder.made(model)
     if form.bits is not None:
-        needs = demand.of_bits(made, form.bits, ask.kv_bits, ask.units.norms)
+        needs = floors.demand_of_bits(made, form.bits, ask.kv_bits, ask.units.norms)
     else:
-        needs = demand.of_tensors(made, form.tensors, ask.kv_bits)
+        needs = floors.demand_of_tensors(made, form.tensors, ask.kv_bits)
     resident = needs.resident_bytes
     norms = ask.units.norms
     fields: Row = {
@@ -135,10 +266,10 @@ def _on_machine(fields: Row, made: Decoder, form: Form, needs: Demand, machine: 
     ceiling = Ceiling(machine.bandwidth_bytes_per_s * ask.units.giga / 1e9, flops)
     on_gpu, waits_s, sides = needs, 0.0, None
     if ask.n_cpu_moe:
-        apart = placement.split(
+        apart = memory.split_layers(
             Placement(ask.n_cpu_moe), made, form.tensors or _tensors(made, form.bits or 0)
         )
-        waits_s = placement.step_s(apart, ask.cpu_bytes_per_s)
+        waits_s = memory.step_s(apart, ask.cpu_bytes_per_s)
         on_gpu = replace(needs, layer_bytes=needs.layer_bytes - apart.cpu_read)
         sides = _sides(apart, ask)
     fits = by_stack(made, form, needs, machine, ask.context, ask.kv_bits, sides and sides["gpu_bytes"])
@@ -225,11 +356,11 @@ def _prefill(fields: Row, needs: Demand, ceiling: Ceiling, ask: Ask) -> Row:
     """The fields that need a compute rate."""
 
     def prefill_ms(lm_head: str, chunk: int | None = None) -> float:
-        return passes.prefill_floor_s(needs, ceiling, ask.prompt, lm_head, ask.kv_block, chunk) * 1e3
+        return floors.prefill_floor_s(needs, ceiling, ask.prompt, lm_head, ask.kv_block, chunk) * 1e3
 
     whole = prefill_ms("last")
     return fields | {
-        "compute_bound_batch": passes.compute_bound_batch(needs, ceiling),
+        "compute_bound_batch": floors.compute_bound_batch(needs, ceiling),
         "speculative_speedup": _speedup(needs, ceiling, *ask.speculation) if ask.speculation else None,
         "prefill_ms": {"every": prefill_ms("every"), "last": whole},
         "prefill_knees": knees(needs, ceiling, ask.units),
@@ -247,7 +378,7 @@ def _speedup(needs: Demand, ceiling: Ceiling, acceptance: float, length: int, co
 
 def knees(needs: Demand, ceiling: Ceiling, units: Units) -> Knees:
     """By lm_head, the crossings as whole prompt lengths; null if prefill is never compute-bound."""
-    crossings = {which: passes.prefill_knees(needs, ceiling, which) for which in ("every", "last")}
+    crossings = {which: floors.prefill_knees(needs, ceiling, which) for which in ("every", "last")}
     return {
         which: ends and [None if end is None else units.knee(end) for end in ends]
         for which, ends in crossings.items()

@@ -1,19 +1,115 @@
-"""A model's tensors: name, type, bytes, part, and the bytes that a decode step streams. Pure."""
+"""The tensors of a model, and their bytes in each quantization type. Pure."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
 from typing_extensions import NotRequired, TypedDict
 
-from harness.theory import decoder, ggml
-from harness.theory.decoder import Decoder
-from harness.theory.shapes import Shape
+from harness.theory import decoder
+from harness.theory.decoder import Decoder, Shape, is_quantized
+
+# ggml's tensor types: name, elements and bytes of a block. Pure.
+#
+# Source: enum ggml_type in ggml.h, the type traits in ggml.c and the sizes of blocks in ggml-common.h,
+# vendored by llama-cpp-python 0.3.36. Missing numbers (4, 5, 31 to 33, 36 to 38) were removed from ggml.
+
+
+# By ggml's type number, as in a GGUF file.
+TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("f32", 1, 4),
+    1: ("f16", 1, 2),
+    2: ("q4_0", 32, 18),
+    3: ("q4_1", 32, 20),
+    6: ("q5_0", 32, 22),
+    7: ("q5_1", 32, 24),
+    8: ("q8_0", 32, 34),
+    9: ("q8_1", 32, 36),
+    10: ("q2_k", 256, 84),
+    11: ("q3_k", 256, 110),
+    12: ("q4_k", 256, 144),
+    13: ("q5_k", 256, 176),
+    14: ("q6_k", 256, 210),
+    15: ("q8_k", 256, 292),
+    16: ("iq2_xxs", 256, 66),
+    17: ("iq2_xs", 256, 74),
+    18: ("iq3_xxs", 256, 98),
+    19: ("iq1_s", 256, 50),
+    20: ("iq4_nl", 32, 18),
+    21: ("iq3_s", 256, 110),
+    22: ("iq2_s", 256, 82),
+    23: ("iq4_xs", 256, 136),
+    24: ("i8", 1, 1),
+    25: ("i16", 1, 2),
+    26: ("i32", 1, 4),
+    27: ("i64", 1, 8),
+    28: ("f64", 1, 8),
+    29: ("iq1_m", 256, 56),
+    30: ("bf16", 1, 2),
+    34: ("tq1_0", 256, 54),
+    35: ("tq2_0", 256, 66),
+    39: ("mxfp4", 32, 17),
+    40: ("nvfp4", 64, 36),
+    41: ("q1_0", 128, 18),
+    42: ("q2_0", 64, 18),
+}
+
+# llama.cpp's general.file_type (llama.h, enum llama_ftype) -> the quantization's name here.
+FILE_TYPES = {
+    0: "f32",
+    1: "f16",
+    2: "q4_0",
+    3: "q4_1",
+    7: "q8_0",
+    8: "q5_0",
+    9: "q5_1",
+    10: "q2_k",
+    11: "q3_k_s",
+    12: "q3_k_m",
+    13: "q3_k_l",
+    14: "q4_k_s",
+    15: "q4_k_m",
+    16: "q5_k_s",
+    17: "q5_k_m",
+    18: "q6_k",
+    19: "iq2_xxs",
+    20: "iq2_xs",
+    21: "q2_k_s",
+    22: "iq3_xs",
+    23: "iq3_xxs",
+    24: "iq1_s",
+    25: "iq4_nl",
+    26: "iq3_s",
+    27: "iq3_m",
+    28: "iq2_s",
+    29: "iq2_m",
+    30: "iq4_xs",
+    31: "iq1_m",
+    32: "bf16",
+    36: "tq1_0",
+    37: "tq2_0",
+    38: "mxfp4_moe",
+    39: "nvfp4",
+    40: "q1_0",
+    41: "q2_0",
+}
+
+_BYTES = {name: block_bytes / block for name, block, block_bytes in TYPES.values()}
+
+
+def element_bytes(name: str) -> float:
+    """Bytes of one element of a type, scales included. Raises KeyError for a type ggml lacks."""
+    return _BYTES[name]
+
+
+# A model's tensors: name, type, bytes, part, and the bytes that a decode step streams. Pure.
+
 
 # Of one expert or of all experts of a layer, but not of those that every token uses: llama.cpp's names, and
 # those of Hugging Face checkpoints.
@@ -86,7 +182,7 @@ def _part(name: str) -> str:
 def typed(name: str, type_name: str, dims: tuple[int, ...]) -> Tensor:
     """A tensor stored in a ggml type. Raises KeyError for a type ggml lacks."""
     elements = math.prod(dims)
-    return Tensor(name, type_name, dims, round(elements * ggml.element_bytes(type_name)))
+    return Tensor(name, type_name, dims, round(elements * element_bytes(type_name)))
 
 
 @cache
@@ -151,3 +247,406 @@ def of_shape(model: Shape | Decoder) -> list[Tensor]:
     if not model.tied:
         found.append(typed("output.weight", "f16", (model.vocab_size, width)))
     return found
+
+
+# The ggml type that llama.cpp gives each tensor when it quantizes a model. Pure.
+#
+# Source: llama_tensor_get_type and its callees in llama.cpp's src/llama-quant.cpp, as of llama-cpp-python
+# 0.3.36.
+
+
+# The type of every matrix without a rule below, by decreasing size of Qwen1.5-7B files (f16 and bf16 have the
+# same size there, as have q5_k_s and q5_0). Other shapes may differ.
+_USUAL = {
+    "f32": "f32",
+    "f16": "f16",
+    "bf16": "bf16",
+    "q8_0": "q8_0",
+    "q6_k": "q6_k",
+    "q5_1": "q5_1",
+    "q5_k_m": "q5_k",
+    "q5_k_s": "q5_k",
+    "q5_0": "q5_0",
+    "q4_1": "q4_1",
+    "q4_k_m": "q4_k",
+    "q4_k_s": "q4_k",
+    "q4_0": "q4_0",
+    "q3_k_l": "q3_k",
+    "q3_k_m": "q3_k",
+    "q3_k_s": "q3_k",
+    "q2_k": "q2_k",
+}
+_BASE = _USUAL | {
+    "iq4_nl": "iq4_nl",
+    "iq4_xs": "iq4_xs",
+    "iq3_m": "iq3_s",
+    "iq3_s": "iq3_s",
+    "iq3_xs": "iq3_s",
+    "iq3_xxs": "iq3_xxs",
+    "q2_k_s": "q2_k",
+    "iq2_m": "iq2_s",
+    "iq2_s": "iq2_xs",
+    "iq2_xs": "iq2_xs",
+    "iq2_xxs": "iq2_xxs",
+    "iq1_m": "iq1_m",
+    "iq1_s": "iq1_s",
+    "tq2_0": "tq2_0",
+    "tq1_0": "tq1_0",
+    "mxfp4_moe": "mxfp4",
+}
+QUANTS: tuple[str, ...] = tuple(_USUAL)
+"""Types of whole files that llama.cpp makes without an importance matrix, and that users know."""
+ALL_QUANTS: tuple[str, ...] = tuple(_BASE)
+
+UNQUANTIZED = ("f32", "f16", "bf16")
+_ONE_AND_TWO_BITS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq1_s", "iq1_m")
+# With eight experts, as Mixtral has, the attention's output is small beside them and gets more bits.
+_EIGHT = (
+    *("q2_k", "iq3_xs", "iq3_xxs", "q3_k_s", "q3_k_m", "iq4_nl", "q4_k_s", "q4_k_m", "iq3_s", "iq3_m"),
+    "iq4_xs",
+)
+# Types in blocks of 256 -> the fallback of a matrix whose row length is not a multiple of 256.
+_FALLBACK = {
+    "q6_k": "q8_0",
+    "q5_k": "q5_1",
+    "q4_k": "q5_0",
+    **dict.fromkeys(("q3_k", "q2_k", "tq1_0", "tq2_0"), "q4_0"),
+    **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs"), "iq4_nl"),
+}
+# Q3_K fell back to Q4_1 when the published files of Qwen1.5 were made (llama.cpp 1182cf4, January 2024): 1.8B
+# and 14B have such rows in ffn_down. All else was as today for untied models, such as these.
+_FALLBACK_AS_PUBLISHED = _FALLBACK | {"q3_k": "q4_1"}
+_GGUF_TYPES_BLOCK = {name: block for name, block, _ in TYPES.values()}
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What the rules ask of a model besides its tensors. `arch`: llama.cpp's name. `n_gqa`: query heads to a
+    KV head. `imatrix`: with an importance matrix, as most published files are. `as_published`: by the rules
+    of the published Qwen1.5 files, not today's."""
+
+    arch: str
+    layers: int
+    n_gqa: int
+    experts: int = 0
+    imatrix: bool = False
+    as_published: bool = False
+
+    @property
+    def is_70b(self) -> bool:
+        """To llama.cpp, whatever its width."""
+        return self.layers == 80 and (
+            self.arch in ("qwen2", "olmo", "deci")
+            or (self.arch == "llama" and self.n_gqa > 1 and self.experts != 8)
+        )
+
+
+def quantized(
+    model: Shape | Decoder, quant: str, as_published: bool = False, imatrix: bool = False
+) -> list[Tensor]:
+    """All tensors of a model as llama.cpp stores them in a file of type `quant`, one of ALL_QUANTS.
+
+    Raises KeyError for an unknown quant.
+    """
+    made = decoder.made(model)
+    mix = Mix(made.arch, made.count, _n_gqa(made), made.experts, imatrix, as_published)
+    return retyped(of_shape(made), quant, mix)
+
+
+def _n_gqa(made: Decoder) -> int:
+    """Of the first layer, as llama.cpp asks: 0 if files give heads by layer and it has none."""
+    by_layer = made.arch in ("granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe")
+    return 0 if by_layer and not made.runs[0][0].cache.k else decoder.queries_to_a_key(made)
+
+
+def model_bytes(model: Shape | Decoder, quant: str, as_published: bool = False) -> int:
+    """Bytes of all tensors of such a file, as llama.cpp prints them. Raises KeyError as `quantized`."""
+    return sum(tensor.bytes for tensor in quantized(model, quant, as_published))
+
+
+def retyped(tensors: Sequence[Tensor], quant: str, mix: Mix) -> list[Tensor]:
+    """All tensors of a file, by llama.cpp's names, as it would store them in a file of type `quant`. What it
+    does not quantize keeps its type. Raises KeyError for an unknown quant."""
+    base = _BASE[quant]
+    rules = _Rules(
+        quant,
+        base,
+        mix,
+        tied=all(tensor.name != "output.weight" for tensor in tensors),
+        values=sum(_gguf_types_part(tensor.name) == "attn_v" for tensor in tensors),
+    )
+
+    def stored(tensor: Tensor) -> str:
+        if not is_quantized(tensor.name, tensor.dims):
+            return tensor.type
+        return base if base in UNQUANTIZED else rules.type_of(tensor)
+
+    # llama.cpp goes by layer, then by name, whatever the order in the file.
+    types = {
+        tensor.name: stored(tensor) for tensor in sorted(tensors, key=lambda t: (layer_of(t.name), t.name))
+    }
+    return [typed(tensor.name, types[tensor.name], tensor.dims) for tensor in tensors]
+
+
+def type_of_file(tensors: Sequence[Tensor], named: str | None) -> str | None:
+    """The type of a whole file: `named`, one of ALL_QUANTS, if most of its layers' weights have the type that
+    such a file has, else that of most weights. "f16-q8_0": 16 bits, but not all of it. Null: there are
+    no matrices."""
+    matrices = [tensor for tensor in tensors if len(tensor.dims) > 1]
+    elements: Counter[str] = Counter()
+    for tensor in [t for t in matrices if layer_of(t.name) >= 0] or matrices:
+        elements[tensor.type] += tensor.elements
+    if not elements:
+        return None
+    most = max(elements, key=elements.__getitem__)
+    if most in UNQUANTIZED:
+        packed = sorted({tensor.type for tensor in matrices} - set(UNQUANTIZED))
+        return "-".join([most, *packed[:1]])
+    base = _BASE.get(named, named) if named else None
+    has_it = most in (base, _FALLBACK.get(base or ""), _FALLBACK_AS_PUBLISHED.get(base or ""))
+    return named if has_it or (named, most) == ("iq3_xs", "iq3_xxs") else most
+
+
+_GGUF_TYPES_PARTS = (
+    ("lm_head", r"^output\.weight$"),
+    ("embedding", r"^(per_layer_)?token_embd\.weight$"),
+    ("attn_v", r"attn_(qkv|kv_b|v)\.weight"),
+    ("attn_k", r"attn_k\.weight"),
+    ("attn_q", r"attn_q\.weight"),
+    ("attn_output", r"attn_output\.weight"),
+    ("ffn_up", r"ffn_up"),
+    ("ffn_gate", r"ffn_gate"),
+    ("ffn_down", r"ffn_down"),
+)
+
+
+@cache
+def _gguf_types_part(name: str) -> str:
+    return next((part for part, pattern in _GGUF_TYPES_PARTS if re.search(pattern, name)), "other")
+
+
+def _more_bits(number: int, count: int) -> bool:
+    """The first eighth, the last, and every third between."""
+    eighth = count // 8
+    return number < eighth or number >= 7 * count // 8 or (number - eighth) % 3 == 2
+
+
+@dataclass
+class _Rules:
+    """The rules of one file, which count tensors as they come. `values`: tensors that count as attn_v."""
+
+    quant: str
+    base: str
+    mix: Mix
+    tied: bool
+    values: int
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def type_of(self, tensor: Tensor) -> str:
+        part, n_in = _gguf_types_part(tensor.name), tensor.dims[-1]
+        number = self.seen[part]
+        if self.mix.experts > 1 and part.startswith("ffn") and self.quant not in _ONE_AND_TWO_BITS:
+            number = layer_of(tensor.name)
+        self.seen[part] += 1
+        if part == "lm_head" or (self.tied and part == "embedding"):
+            chosen = self._lm_head(n_in)
+        elif self.quant == "mxfp4_moe":
+            chosen = "mxfp4" if len(tensor.dims) == 3 and tensor.dims[0] > 1 else "q8_0"
+        elif part == "embedding":
+            chosen = self._embedding()
+        elif self.quant in _ONE_AND_TWO_BITS:
+            chosen = self._one_or_two_bits(part, number)
+        else:
+            chosen = self._usual(part, number, tensor.name)
+        if n_in % _GGUF_TYPES_BLOCK[chosen]:
+            fallback = _FALLBACK_AS_PUBLISHED if self.mix.as_published else _FALLBACK
+            chosen = fallback.get(chosen, chosen)
+            chosen = "f16" if n_in % _GGUF_TYPES_BLOCK[chosen] else chosen
+        return chosen
+
+    def _lm_head(self, n_in: int) -> str:
+        if self.quant == "mxfp4_moe" or n_in % _GGUF_TYPES_BLOCK[self.base]:
+            return "q8_0"
+        if self.quant == "iq3_xxs" or (self.quant in _ONE_AND_TWO_BITS):
+            return "q5_k"
+        return "q8_0" if self.base == "q8_0" else "q6_k"
+
+    def _embedding(self) -> str:
+        if self.quant in ("iq2_xxs", "iq2_xs", "iq1_s", "iq1_m"):
+            return "q2_k"
+        if self.quant in ("iq2_s", "iq2_m", "iq3_xxs"):
+            return "iq3_s"
+        return "q4_k" if self.quant in ("tq1_0", "tq2_0") else self.base
+
+    def _one_or_two_bits(self, part: str, number: int) -> str:
+        mix, wider = self.mix, self.quant in ("iq2_s", "iq2_m")
+        if part == "attn_v":
+            return "q4_k" if mix.n_gqa >= 4 or mix.experts >= 4 else "iq3_s" if wider else "q2_k"
+        if part == "attn_k" and mix.experts == 8:
+            return "q4_k"
+        if part == "ffn_down" and number < mix.layers // 8:
+            return "iq3_s" if wider else "q2_k"
+        if part == "attn_output":
+            if mix.experts == 8:
+                return "q5_k"
+            return "iq3_s" if wider else "iq2_xxs" if self.quant in ("iq1_s", "iq1_m") else self.base
+        return self.base
+
+    def _usual(self, part: str, number: int, name: str) -> str:
+        if part == "attn_v":
+            return self._value(number)
+        if part in ("attn_k", "attn_q"):
+            if part == "attn_k" and self.mix.experts == 8:
+                return "q8_0"
+            return {"iq3_xs": "iq3_xxs", "iq3_xxs": "iq2_s"}.get(self.quant, self.base)
+        if part == "ffn_down":
+            return self._down(number)
+        if part == "attn_output":
+            if self.mix.experts == 8:
+                return "q5_k" if self.quant in _EIGHT else self.base
+            more = {"q2_k": "q3_k", "iq3_xxs": "iq3_s", "q3_k_m": "q4_k", "q3_k_l": "q5_k", "iq3_m": "q4_k"}
+            return more.get(self.quant, self.base)
+        between = self.mix.layers // 8 <= number < 7 * self.mix.layers // 8
+        if part in ("ffn_gate", "ffn_up") and self.quant == "iq3_xs" and between:
+            return "iq3_xxs"
+        return self.base
+
+    def _value(self, number: int) -> str:
+        """Also of q, k and v in one matrix."""
+        mix, chosen = self.mix, self.base
+        many = mix.n_gqa >= 4
+        if self.quant == "q2_k":
+            chosen = "q4_k" if many else "q3_k"
+        elif self.quant == "iq3_xxs":
+            chosen = "q4_k" if many else "iq3_xxs" if mix.imatrix else "iq3_s"
+        elif (self.quant in ("q2_k_s", "iq3_xs", "iq3_s") and many) or self.quant == "iq3_m":
+            chosen = "q4_k"
+        elif self.quant == "q3_k_m":
+            chosen = "q5_k" if number < 2 else "q4_k"
+        elif self.quant == "q3_k_l" or (self.quant in ("iq4_nl", "iq4_xs") and many):
+            chosen = "q5_k"
+        elif self.quant in ("q4_k_m", "q5_k_m") and _more_bits(number, self.values):
+            chosen = "q6_k"
+        elif self.quant == "q4_k_s" and number < 4:
+            chosen = "q5_k"
+        if mix.is_70b and chosen in ("q3_k", "q4_k"):
+            chosen = "q5_k"
+        return "q8_0" if mix.experts == 8 else chosen
+
+    def _down(self, number: int) -> str:
+        layers, first = self.mix.layers, number < self.mix.layers // 8
+        more = _more_bits(number, layers)
+        imatrix, quant = self.mix.imatrix, self.quant
+        if quant == "q2_k":
+            return "q3_k"
+        if quant == "iq3_xxs" and not imatrix:
+            return "q4_k" if first else "q3_k"
+        if quant == "q3_k_m":
+            return "q5_k" if number < layers // 16 else "q4_k"
+        if quant == "q3_k_l":
+            return "q5_k"
+        if quant in ("q4_k_m", "q5_k_m") and more:
+            return "q6_k"
+        if quant == "iq3_m" and (first or (self.mix.experts == 8 and more)):
+            return "q4_k"
+        of_first = {"q2_k_s": "q4_k", "q4_k_s": "q5_k"}
+        of_first |= {"q4_0": "q4_1", "q5_0": "q5_1"} if imatrix else {"iq4_nl": "q5_k", "iq4_xs": "q5_k"}
+        return of_first.get(quant, self.base) if first else self.base
+
+
+def layer_of(name: str) -> int:
+    """The number of a tensor's layer, by its name in llama.cpp; -1: it is of none."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else -1
+
+
+# Bytes of a checkpoint's weights once torch has loaded them, as typed or as bitsandbytes packs them. Pure.
+#
+# Source: bitsandbytes 0.50's Linear8bitLt and Linear4bit, as transformers substitutes them for every linear
+# layer but lm_head; embeddings, norms and biases keep the requested dtype.
+
+
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_LOADED_BLOCK = 64  # weights that share a scale (absmax) in nf4 and fp4
+_NESTED_BLOCK = 256  # scales that share one of their own, with double_quant
+_SCALE_BYTES = 4
+_LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+
+
+def loaded_bytes(
+    tensors: Iterable[Tensor], dtype: str, quant: str | None = None, double_quant: bool = False
+) -> int:
+    """Bytes of all tensors, scales included. Tables of nf4 and fp4 (64 bytes a layer) are left out.
+
+    `dtype`: bf16, fp16 or fp32. `quant`: int8, nf4 or fp4; null for none. Raises KeyError for another dtype.
+    """
+    element_bytes = ELEMENT_BYTES[dtype]
+    return sum(
+        _packed_bytes(tensor, quant, double_quant)
+        if quant and tensor.part in _LINEAR and len(tensor.dims) == 2
+        else tensor.elements * element_bytes
+        for tensor in tensors
+    )
+
+
+def _packed_bytes(matrix: Tensor, quant: str, double_quant: bool) -> int:
+    if quant == "int8":  # a scale a row
+        return matrix.elements + matrix.dims[0] * _SCALE_BYTES
+    scales = math.ceil(matrix.elements / _LOADED_BLOCK)
+    packed = math.ceil(matrix.elements / 2)
+    if not double_quant:
+        return packed + scales * _SCALE_BYTES
+    return packed + scales + math.ceil(scales / _NESTED_BLOCK) * _SCALE_BYTES
+
+
+# GPTQ and AWQ checkpoints: their settings, and the bytes of each kind of tensor. Pure.
+#
+# Layout: auto-gptq 0.7.1 (qlinear_cuda_old.py) and autoawq 0.2.9 (gemm.py); both pack 32 bits into an int32.
+
+
+FORMATS = ("gptq", "awq")
+USUAL_GROUP = 128
+KINDS = ("qweight", "qzeros", "scales", "g_idx")  # by the ends of their names
+LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_FLOAT16_BYTES, _INT32_BYTES = 2, 4
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How the linear layers of a checkpoint are quantized. `method`: gptq or awq. `group_size`: input rows
+    that share a scale; -1: all of a column. `act_order`: rows are grouped by importance (desc_act).
+    `layout`: gptq, gptq_v2 or marlin; gemm, gemv, gemv_fast or marlin."""
+
+    method: str
+    bits: int = 4
+    group_size: int = USUAL_GROUP
+    symmetric: bool = True
+    act_order: bool = False
+    layout: str = ""
+
+    @property
+    def words(self) -> str:
+        """The name in tables, such as gptq-int4."""
+        return f"{self.method}-int{self.bits}"
+
+
+def linears(shape: Shape) -> Iterator[Tensor]:
+    """The matrices that are packed, (n_out, n_in) each: all but embedding and lm_head."""
+    return (t for t in of_shape(shape) if t.part in LINEAR and len(t.dims) == 2)
+
+
+def packed_bytes(tensors: Iterable[Tensor], packing: Packing) -> dict[str, int]:
+    """Bytes by kind, `f16` those of all that is not packed. `tensors`: of a 16- or 32-bit model."""
+    found: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.part not in LINEAR or len(tensor.dims) != 2:
+            found["f16"] += tensor.elements * _FLOAT16_BYTES
+            continue
+        n_out, n_in = tensor.dims
+        groups = 1 if packing.group_size == -1 else -(-n_in // packing.group_size)
+        found["qweight"] += tensor.elements * packing.bits // 8
+        found["qzeros"] += groups * n_out * packing.bits // 8
+        found["scales"] += groups * n_out * _FLOAT16_BYTES
+        if packing.method == "gptq":
+            found["g_idx"] += n_in * _INT32_BYTES
+    return {kind: found[kind] for kind in (*KINDS, "f16") if found[kind]}

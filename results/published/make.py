@@ -18,8 +18,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from harness import results
-from harness.theory.families import SHAPES
+from harness.records import keep
+from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES
 
 MODELS = ("0.5B", "1.8B", "4B", "7B", "14B", "32B", "72B", "110B")
@@ -326,7 +326,7 @@ def main(reference: Path, out: Path) -> None:
         sys.exit(f"{out}: is there already; records are never overwritten")
     count = 0
     for record, series, prefill in records(Study(reference)):
-        results.keep(out / record["model"]["name"] / record["cell"], record, series, prefill)
+        keep(out / record["model"]["name"] / record["cell"], record, series, prefill)
         count += 1
     print(f"{count} records: {out}")
 

@@ -8,10 +8,10 @@ from collections.abc import Collection, Sequence
 import psutil
 
 from harness import machine
-from harness.machine.doctor import builds, clocks, gpu, heat, here, memory, sharing
-from harness.machine.doctor.finding import LEVELS, Finding
-from harness.machine.limits import free_memory_bytes
-from harness.stacks.interpreter import Interpreter
+from harness.machine.doctor import cpu, findings, gpu
+from harness.machine.doctor.findings import LEVELS, Finding
+from harness.machine.host import free_memory_bytes
+from harness.stacks.adopted import Interpreter
 
 __all__ = ["LEVELS", "Finding", "examine", "run_findings"]
 
@@ -34,8 +34,8 @@ def examine(
             stop = [
                 Finding("stop", f"device {device}", str(absent), "none of its cells can be measured", fix)
             ]
-    states, built = here.environments((device or "cpu").partition(":")[0], stacks)
-    found = [*stop, *_findings(device_id, built, SAMPLE_S), here.disk(), here.compiler(), *states]
+    states, built = findings.environments((device or "cpu").partition(":")[0], stacks)
+    found = [*stop, *_findings(device_id, built, SAMPLE_S), findings.disk(), findings.compiler(), *states]
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
@@ -47,21 +47,21 @@ def run_findings(device_id: str, interpreters: Sequence[Interpreter]) -> list[Fi
 
 def _findings(device_id: str | None, interpreters: Sequence[Interpreter], sample_s: float) -> list[Finding]:
     return [
-        *sharing.load(sample_s),
-        sharing.quota(),
-        clocks.governor(),
-        clocks.turbo(),
-        clocks.power_source(),
-        heat.throttling(),
-        heat.headroom(),
-        memory.swap(psutil.swap_memory().used),
-        memory.free(free_memory_bytes()),
-        memory.cgroup(),
-        memory.pressure(),
-        memory.hugepages(),
-        sharing.sibling_threads(),
-        *sharing.windows(),
-        *sharing.emulator(machine.facts()["emulated"]),
+        *cpu.load_finding(sample_s),
+        cpu.quota_finding(),
+        cpu.governor(),
+        cpu.turbo(),
+        cpu.power_source(),
+        cpu.throttling(),
+        cpu.headroom(),
+        cpu.swap(psutil.swap_memory().used),
+        cpu.memory_finding(free_memory_bytes()),
+        cpu.cgroup(),
+        cpu.pressure(),
+        cpu.hugepages(),
+        cpu.sibling_threads(),
+        *cpu.windows(),
+        *cpu.emulator(machine.facts()["emulated"]),
         *gpu.findings(device_id),
-        *builds.builds(interpreters),
+        *findings.builds(interpreters),
     ]

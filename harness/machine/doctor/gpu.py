@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.machine.doctor.finding import Finding, ok, unknown, warn
-from harness.machine.sensors.bits import CONDITIONS, NVML_BITS
-from harness.system.gpus import mig_instances, reported
-from harness.system.small_files import text
+from harness.base.files import small_text
+from harness.base.gpus import mig_instances, reported
+from harness.machine.doctor.findings import Finding, ok, unknown, warn
+from harness.machine.sensor_values import CONDITIONS, NVML_BITS
 
 HEADROOM_C = 20.0
 BUSY_PERCENT = 5
@@ -83,8 +83,8 @@ def _gpus(nvml: Any, device_id: str | None) -> Iterator[Gpu]:
 def _without_driver(root: Path, why: str) -> list[Finding]:
     """A finding if there is an NVIDIA display device (PCI vendor 10de, class 03) without a working driver."""
     for device in root.glob("sys/bus/pci/devices/*"):
-        is_display = (text(device / "class") or "").startswith("0x03")
-        if is_display and text(device / "vendor") == "0x10de":
+        is_display = (small_text(device / "class") or "").startswith("0x03")
+        if is_display and small_text(device / "vendor") == "0x10de":
             return [unknown("NVIDIA GPU", f"there is one, but its driver does not work: {why}")]
     return []
 

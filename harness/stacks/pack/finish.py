@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.stacks import compiler, cuda
+from harness.stacks import adopted, build
+from harness.stacks.build import Steps
 from harness.stacks.header import Environment, stacks
 from harness.stacks.pack import install
 from harness.stacks.pack.install import Stop
-from harness.stacks.steps import Steps
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -65,7 +65,7 @@ class Installation:
         """What the runner's header says of a stack's environment for the pack's device."""
         found = stacks()[stack].environment_for(self.manifest["target"]["device"])
         assert found is not None
-        return cuda.for_this_machine(compiler.with_workarounds(found))
+        return build.for_this_machine(adopted.with_workarounds(found))
 
     def python(self, stack: str) -> Path:
         return self.folder / install.place_of(stack) / "bin" / "python"

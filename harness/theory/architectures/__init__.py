@@ -10,18 +10,17 @@ import difflib
 from collections.abc import Mapping
 
 from harness.theory import decoder
-from harness.theory.architectures import dense, gemma3n, hybrids, latent, mixtures
+from harness.theory.architectures import attention, hybrids
 from harness.theory.architectures.values import Build, Values
-from harness.theory.config_values import ConfigJsonError, NoShape, mapping, shown
 from harness.theory.decoder import Decoder
-from harness.theory.hf_config import DENSE, shape_of
+from harness.theory.hf_config import DENSE, ConfigJsonError, NoShape, mapping, shape_of, shown
 
 _BUILD: dict[str, Build] = {
-    **dense.BUILD,
-    **mixtures.BUILD,
-    **latent.BUILD,
+    **attention.DENSE_BUILD,
+    **attention.MIXTURES_BUILD,
+    **attention.LATENT_BUILD,
     **hybrids.BUILD,
-    **gemma3n.BUILD,
+    **attention.GEMMA3N_BUILD,
 }
 KINDS = tuple(sorted({*DENSE, *_BUILD}))
 """All known model_type, without those of wrappers."""

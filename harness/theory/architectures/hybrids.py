@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from harness.theory.architectures.dense import USUAL, assembled
+from harness.theory.architectures.attention import USUAL, assembled
 from harness.theory.architectures.values import FULL, Build, Values
-from harness.theory.config_values import ConfigJsonError, shown
-from harness.theory.decoder import Decoder
-from harness.theory.layers import (
+from harness.theory.decoder import (
     Cache,
+    Decoder,
     Delta,
     Experts,
     Layer,
@@ -22,6 +21,7 @@ from harness.theory.layers import (
     plain,
     short_convolution,
 )
+from harness.theory.hf_config import ConfigJsonError, shown
 
 LINEAR = "linear_attention"
 

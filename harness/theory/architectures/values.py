@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.theory import config_values as check
-from harness.theory.config_values import ConfigJsonError, shown
-from harness.theory.decoder import Decoder
-from harness.theory.layers import Experts, Heads
+from harness.theory import hf_config as check
+from harness.theory.decoder import Decoder, Experts, Heads
+from harness.theory.hf_config import ConfigJsonError, shown
 
 Build = Callable[["Values"], Decoder]
 FULL, WINDOW, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -35,14 +34,14 @@ class Values:
     def count(self, *keys: str, default: int | None = None, least: int = 1, most: int = check.MOST) -> int:
         """The first of these keys that is there. Raises ConfigJsonError."""
         key = next((key for key in keys if self.get(key) is not None), keys[0])
-        return check.count({key: self.get(key)}, key, most, default, least)
+        return check.count_value({key: self.get(key)}, key, most, default, least)
 
     def maybe(self, key: str, least: int = 1) -> int | None:
         """A whole number, or null."""
         return None if self.get(key) is None else self.count(key, least=least, most=check.MOST_TOKENS)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        return default if self.get(key) is None else check.flag({key: self.get(key)}, key)
+        return default if self.get(key) is None else check.flag_value({key: self.get(key)}, key)
 
     @property
     def hidden(self) -> int:
@@ -64,7 +63,7 @@ class Values:
     def tied(self) -> bool:
         for values in (self.text, self.whole):
             if values.get("tie_word_embeddings") is not None:
-                return check.flag(values, "tie_word_embeddings")
+                return check.flag_value(values, "tie_word_embeddings")
         return bool((self.defaults or {}).get("tie_word_embeddings"))
 
     def heads(
@@ -105,7 +104,7 @@ class Values:
             if isinstance(given, list) and given and all(each == given[0] for each in given):
                 given = given[0]
             if given is not None:
-                return check.count({key: given}, key)
+                return check.count_value({key: given}, key)
         return self.count("num_experts_per_tok")
 
     def kinds(self, known: Sequence[str], otherwise: Callable[[int], str]) -> list[str]:
@@ -143,7 +142,9 @@ class Values:
         given = self.get(key)
         if given is None:
             return []
-        if not isinstance(given, list) or not all(check.within(each, self.layers - 1, 0) for each in given):
+        if not isinstance(given, list) or not all(
+            check.within_values(each, self.layers - 1, 0) for each in given
+        ):
             raise ConfigJsonError(f"{key} must be a list of layers from 0 to {self.layers - 1}")
         return [int(each) for each in given]
 

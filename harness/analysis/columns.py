@@ -1,0 +1,500 @@
+"""Every column of the data set, with its meaning."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from typing_extensions import NotRequired, TypedDict
+
+from harness.records.kinds import AtDepth, Depth, Experts, Figure, Probe, WindowMeans
+from harness.records.measured import Source
+
+# The part of a row that a sweep of prefill passes becomes. Missing values are null.
+
+
+Ends = list[float | None]
+"""Low and high end of an interval; null: open."""
+
+
+class PrefillStep(TypedDict):
+    n: int
+    jump_ms: float
+
+
+class FirstTokenRow(TypedDict):
+    """TTFT of a prompt of `n` tokens. `how`: measured, extrapolated, or null with the `reason`."""
+
+    n: int
+    ms: float | None
+    ci95_ms: Ends | None
+    how: str | None
+    reason: str | None
+
+
+class Utilisation(TypedDict):
+    """Of the data sheet's rates at a pass of `n` tokens; `mbu_measured`: of the bandwidth measured here."""
+
+    n: int
+    ms: float
+    mfu: float | None
+    mbu: float | None
+    mbu_measured: float | None
+
+
+class PrefillDepth(TypedDict):
+    """Passes behind `depth` tokens in the cache."""
+
+    depth: int
+    longest_n: int
+    longest_ms: float
+    kernel_from_n: int | None
+    plateau_ms: float | None
+    slope_ms: float | None
+    ridge_n: float | None
+    ridge_ci95: Ends | None
+    ridge_reason: str | None
+
+
+class PrefillRow(PrefillDepth):
+    """A sweep of prefill passes; see series.prefill and records.prefill. TTFT, theory and the comparison with
+    it are of an empty cache alone."""
+
+    rounds: int
+    shortest_n: int
+    plateau_ci95_ms: Ends | None
+    slope_ci95_ms: Ends | None
+    quadratic_ms: float | None
+    ridge_theory: dict[str, float | None]
+    """by lm_head: on `every` token, or on the `last`"""
+    bytes_per_s: float | None
+    flops: float | None
+    floors: dict[str, list[list[float]]] | None
+    """by lm_head, theory's least time as [n, ms]"""
+    comparison: str | None
+    steps: list[PrefillStep]
+    ttft: list[FirstTokenRow]
+    utilisation: list[Utilisation]
+    depths: list[PrefillDepth]
+    """the deeper ones"""
+
+
+# Columns of energy and of sensors in the row of a repeat; missing values are null.
+
+
+class EnergyFigures(TypedDict):
+    """See records.energy."""
+
+    joules_per_token: float | None
+    energy_window_s: float | None
+    energy_source: str | None
+    energy_reason: str | None
+
+
+class SensorFigures(TypedDict):
+    """See records.sensor_summary."""
+
+    hottest_c: float | None
+    median_clock_mhz: float | None
+
+
+# The parts of a row that tables of timed rows become. Missing values are null.
+
+
+class PassRow(TypedDict):
+    """Prefill passes over `n` tokens behind `depth` tokens in the cache. `ms`: their median."""
+
+    depth: int
+    n: int
+    ms: float
+    passes: int
+
+
+class AtDepthRow(TypedDict):
+    """Decode with `depth` tokens in the cache."""
+
+    depth: int
+    ms: float
+    tokens_per_s: float
+    tokens_per_s_ci95: Ends | None
+    windows: int
+
+
+class DepthsRow(TypedDict):
+    """Windows of decode; see series.windows. `curved`: a line does not describe them."""
+
+    at: list[AtDepthRow]
+    curved: bool
+
+
+class TurnRow(TypedDict):
+    """`depth`: tokens in the cache before; `evaluated`: of the turn's prefill; `decoded`: after the first
+    token, which `prefill_ms` includes."""
+
+    turn: int
+    depth: int
+    evaluated: int
+    prefill_ms: float
+    decode_ms: float
+    decoded: int
+
+
+class TaskRow(TypedDict):
+    """A conversation; see records.surface."""
+
+    prefix_kept: bool
+    first_ttft_ms: float
+    later_ttft_ms: float | None
+    prefill_s: float
+    task_s: float
+    turns: list[TurnRow]
+
+
+class SurfaceFigures(TypedDict):
+    """Of workloads whose result is a table."""
+
+    passes: list[PassRow]
+    depths: DepthsRow | None
+    tasks: list[TaskRow]
+
+
+# The rows of each table that records become: every column with its type. Missing values are null.
+#
+# They are plain dicts. Code that reads a column by a name it was given takes a row as `Mapping[str,
+# object]`.
+
+
+"""Low and high end of an interval; null: open."""
+Disturbance = Literal["cpu", "quota", "memory", "heat", "warmup", "suspend"]
+
+
+class FlagRow(TypedDict):
+    code: str
+    detail: str
+
+
+class Flagged(TypedDict):
+    mode_changes_at: int | None
+    flags: list[FlagRow]
+    B_ci95_ms: Ends | None
+
+
+class Lined(Flagged):
+    """What `records.known` reads of a row with a line."""
+
+    n_tokens: int | None
+    B_ms: float | None
+    W_identifiable: bool
+    median_ms: float | None
+    median_n: int | None
+
+
+class SegmentRow(TypedDict):
+    from_n: int
+    to_n: int
+    B_ms: float
+    W_tokens_per_ms: float | None
+    flat: bool
+
+
+class SpikesRow(TypedDict):
+    count: int
+    size_ms: float | None
+    period_tokens: float | None
+
+
+class Figures(TypedDict):
+    """Of one series; see series.latency."""
+
+    n_tokens: int | None
+    last_n: int | None
+    first_token_ms: NotRequired[float | None]
+    """`ttft_ms` in the row of a repeat"""
+    B_ms: float | None
+    B_ci95_ms: Ends | None
+    slope_ms: float | None
+    slope_ci95_ms: list[float] | None
+    W_tokens_per_ms: float | None
+    W_ci95: Ends | None
+    W_identifiable: bool
+    robust_B_ms: float | None
+    robust_W_tokens_per_ms: float | None
+    plain_B_ms: float | None
+    """least squares with the spikes that `B_ms` leaves out"""
+    plain_W_tokens_per_ms: float | None
+    shape: str | None
+    segments: list[SegmentRow]
+    mode_changes_at: int | None
+    spikes: SpikesRow
+    median_ms: float | None
+    median_n: int | None
+    """tokens of context at which it is `median_ms`"""
+    tokens_per_s: float | None
+    tokens_per_s_ci95: Ends | None
+    start_tokens_per_s: float | None
+    end_tokens_per_s: float | None
+    slow_from_n: float | None
+
+
+class Identity(TypedDict):
+    """Of every row; see records.identity."""
+
+    name: NotRequired[str]
+    """unique in its table"""
+    cell: str
+    model: str
+    stack: str
+    variant: str
+    machine: str
+    device: str | None
+    content_key: str
+    campaign: str
+    started_utc: str
+
+
+class Result(Identity):
+    """What the rows of repeats and of searches share."""
+
+    kind: str
+    weights: str
+    status: str
+    reasons: list[str]
+    model_bytes: int | None
+    weight_bytes_per_token: float | None
+    kv_bytes_per_token: float | None
+    memory_budget_bytes: int | None
+    budget_means: str | None
+
+
+class Growth(TypedDict):
+    """The longest context of a growing generation, or the published one; see records.grow_results."""
+
+    max_ctx: int | None
+    max_ctx_is_target: bool
+    limit_reason: NotRequired[str | None]
+    kv_share_of_free: NotRequired[float | None]
+
+
+class Sizes(TypedDict):
+    """As the stack reports them, or as published."""
+
+    prefill_ms: float | None
+    file_bytes: int | None
+    vram_bytes: int | None
+    model_buffer_bytes: int | None
+    kv_buffer_bytes: int | None
+    perplexity: float | None
+    perplexity_stderr: float | None
+    compute_buffer_bytes: int | None
+
+
+class Limits(TypedDict):
+    """What bandwidth allows, and the shares reached."""
+
+    B_as_w16_ms: float | None
+    B_theory_ms: float | None
+    W_theory_tokens_per_ms: float | None
+    B_ratio: float | None
+    W_ratio: float | None
+    W_declared_theory_tokens_per_ms: float | None
+    W_declared_ratio: float | None
+    B_measured_theory_ms: float | None
+    W_measured_theory_tokens_per_ms: float | None
+    B_measured_ratio: float | None
+    W_measured_ratio: float | None
+    W_declared_measured_theory_tokens_per_ms: float | None
+    W_declared_measured_ratio: float | None
+
+
+class Repeat(Result, Figures, Growth, EnergyFigures, SensorFigures, Sizes, SurfaceFigures, Limits):
+    """One repeat; see dataset.rows."""
+
+    source: Source | None
+    repeat: int
+    attempt: int
+    disturbed: Disturbance | None
+    flags: list[FlagRow]
+    device_memory_bytes: int | None
+    workload: str
+    prompt_tokens: int
+    new_tokens: int
+    tokens: int
+    n_ctx: int | None
+    kv_read: str | None
+    ttft_ms: float | None
+    bpw: float | None
+    nominal_bits: float | None
+    bandwidth_share: float | None
+    past_cache_share: float | None
+    bandwidth_bytes_per_s: float | None
+    bandwidth_probes_bytes_per_s: list[float]
+    peak_rss_bytes: int | None
+    peak_vram_bytes: int | None
+    loaded_bytes: float | None
+    peak_allocator_bytes: int | None
+    prefill_knees: dict[str, list[int | None] | None] | None
+    series: str | None
+    weights_check: str | None
+    computes: str | None
+    """see records.identity; equal where logits are"""
+    quality: str | None
+    """status of its variant's score; where others of its model have one, `not scored` or `other text`"""
+    kld_mean: float | None
+    kld_mean_ci95: Ends | None
+    top1: float | None
+    drift: float | None
+    """rise of latency from before to after the run, at the same tokens"""
+    drift_ci95: list[float] | None
+
+
+class TimeSplit(TypedDict):
+    """B as a fixed cost and the time to read the bytes; see series.budget."""
+
+    fixed_ms: float | None
+    bytes_ms: float | None
+    dominated_by: str | None
+
+
+class CellFigures(TypedDict, total=False):
+    """The figures of a cell that come from all of its repeats; see series.intervals."""
+
+    B_ms: float | None
+    B_ci95_ms: Ends | None
+    slope_ms: float | None
+    slope_ci95_ms: list[float] | None
+    W_tokens_per_ms: float | None
+    W_ci95: Ends | None
+    W_identifiable: bool
+    tokens_per_s_ci95: Ends | None
+
+
+class Cell(Repeat, TimeSplit):
+    """One cell: its last repeat, with the figures of all."""
+
+    repeats: int
+    repeats_ok: int
+    ok_series: list[str]
+    disturbed_attempts: int
+    stayed_disturbed: list[Disturbance]
+    prefill: PrefillRow | None
+    """of a sweep of prefill passes; see dataset.gather.Gathered.swept"""
+
+
+class ShownCell(Cell):
+    """A cell beside the one to compare it with."""
+
+    baseline: Cell | None
+
+
+class Search(Result):
+    """One search for the longest context; see records.searches."""
+
+    predicted_n_ctx: int | None
+    predicted_allocated_n_ctx: int | None
+    verified_n_ctx: int | None
+    verified_by: str | None
+    allocated_n_ctx: int | None
+    limit_reason: str | None
+    limit_bytes: int | None
+    limit_stated: bool | None
+    not_filled: str | None
+    trained_context: int | None
+    flags: list[FlagRow]
+    granule: int | None
+    need: dict[str, float] | None
+    predicted_from: str | None
+    live_probes: int
+    fill_s: float
+    search_s: float
+    speed_ratio: float | None
+    probes: list[Probe]
+
+
+class Check(Identity):
+    """One check of a variant's logits; see records.agreement."""
+
+    speaks_for: list[str]
+    outcome: str
+    verdict: str
+    reason: str | None
+    reference: str | None
+    unpacked: bool
+    unfused: list[Depth]
+    own: list[Depth]
+    own_allowed_error: float | None
+    own_failure: str | None
+    experts: Experts | None
+    allowed_error: float | None
+    depths: list[Depth]
+    left_out_n: list[int]
+
+
+class Score(Identity):
+    """The quality of one variant on a text; see records.quality."""
+
+    computes: str | None
+    kind: str
+    workload: str
+    weights: str
+    status: str
+    reasons: list[str]
+    reference: str | None
+    text: str | None
+    text_sha256: str | None
+    n_ctx: int | None
+    windows: int | None
+    scored: int | None
+    bos: int | None
+    bos_wanted: bool
+    """`bos`: what each window begins with; wanted: where the tokenizer asks for one"""
+    ids_sha256: str | None
+    """of the ids of the windows"""
+    figures: dict[str, Figure]
+    perplexity: float | None
+    kld_mean: float | None
+    top1: float | None
+    wrong: str | None
+    """where its logits are NaN or infinite, which makes the speed of its variant invalid; null: nowhere"""
+    means: WindowMeans | None
+    at_depth: list[AtDepth]
+    trained_context: int | None
+    loss_nats: float | None
+    seconds: float | None
+
+
+class Moment(TypedDict):
+    """A worker's memory at one moment, part by part."""
+
+    total_bytes: int | None
+    parts: dict[str, int | None]
+    by_difference: list[str]
+    unattributed_bytes: int | None
+    unattributed_share: float | None
+
+
+class MemoryGrowth(TypedDict):
+    measured_bytes_per_token: float | None
+    not_measured: str | None
+
+
+class Attribution(MemoryGrowth):
+    """Where the memory of a cell goes; see records.attribution."""
+
+    cell: str
+    name: str
+    kind: str
+    model: str
+    stack: str
+    variant: str
+    weights: str
+    machine: str
+    device: str | None
+    content_key: str
+    status: str
+    n_ctx: int | None
+    prompt_tokens: int
+    new_tokens: int
+    tokens: int
+    kv_bytes_per_token: float | None
+    file_bytes: int | None
+    loaded: Moment | None
+    peak: Moment | None

@@ -1,0 +1,187 @@
+"""What tables of timed rows say: speed at each depth, seconds per turn, whether the cache was right. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from harness.analysis import latency, windows
+from harness.analysis.columns import AtDepthRow, DepthsRow, Figures, PassRow, SurfaceFigures, TaskRow, TurnRow
+from harness.base.text import plural
+from harness.records import tables
+from harness.records.kinds import Record, done_of
+from harness.records.measured import Surface
+
+Columns = Mapping[str, Sequence[int]]
+
+LEAST_CONTROL = 0.01  # of the logits: below, they do not show whether keys and values were written
+FAR_LESS = 0.5  # of the first turn's time, for more tokens
+AS_LONG = 0.9  # as without the prefix
+GROWS = 1.2  # times the first turn's time: prefill is no plateau there
+
+
+def surface_row(workload: str, found: Sequence[Columns]) -> SurfaceFigures:
+    """Figures of a kind of workload, from the tables of its repeats together; null or empty for others."""
+    return {
+        "passes": passes(found) if workload == "prefill" else [],
+        "depths": depths(found) if workload == "depth" else None,
+        "tasks": tasks(found) if workload == "turns" else [],
+    }
+
+
+def surface_faults(record: Record, table: Columns) -> list[str]:
+    """Reasons why the rows are wrong, one sentence each. `table`: empty if it was not read."""
+    surface = done_of(record).get("surface") or Surface()
+    found = []
+    for each in surface.get("checks", []):
+        if each["control"] > LEAST_CONTROL and each["distance"] > each["control"] / 2:
+            found.append(
+                f"a pass of {plural(each['n'], 'token')} at depth {each['depth']} did not write its keys and "
+                f"values: the next logits are {each['distance']:.0%} from the right ones, without the pass "
+                f"{each['control']:.0%}"
+            )
+            break
+    for turn in surface.get("counted", []):
+        fed, evaluated = turn["fed"], turn["evaluated"]
+        if evaluated != fed:
+            what = _word(bool(turn["reuse"]), evaluated < fed)
+            found.append(f"turn {turn['turn']}: {what} ({evaluated} tokens evaluated, {fed} given)")
+            break
+    if not found and tables.name_of(record) == "turns" and (seen := _by_time(table)):
+        found.append(seen)
+    return found
+
+
+def _word(reuse: bool, fewer: bool) -> str:
+    if fewer:
+        return "a prefix was reused" if not reuse else "tokens were left out"
+    return "its prefix was not reused" if reuse else "tokens were evaluated twice"
+
+
+def _by_time(table: Columns) -> str:
+    """A prefix that times show to be reused, or not to be; empty: none."""
+    rows = _by_row(table)
+    cold = {row["turn"]: row for row in rows if not row["reuse"]}
+    if not (first := cold.get(1)):
+        return ""
+    for turn, row in cold.items():
+        if row["evaluated"] >= first["evaluated"] and row["prefill_ns"] < FAR_LESS * first["prefill_ns"]:
+            less = f"{row['prefill_ns'] / 1e6:.1f} ms for {plural(row['evaluated'], 'token')}"
+            than = f"{first['prefill_ns'] / 1e6:.1f} ms for {first['evaluated']}"
+            return f"turn {turn}: a prefix was reused ({less}, the first turn took {than})"
+    for row in rows:
+        other = cold.get(row["turn"]) if row["reuse"] else None
+        if other is None or other["prefill_ns"] <= GROWS * first["prefill_ns"]:
+            continue
+        fewer = 4 * row["evaluated"] <= other["evaluated"]
+        if fewer and row["prefill_ns"] > AS_LONG * other["prefill_ns"]:
+            both = f"{row['prefill_ns'] / 1e6:.1f} ms, {other['prefill_ns'] / 1e6:.1f} without a prefix"
+            return f"turn {row['turn']}: its prefix was not reused ({both})"
+    return ""
+
+
+def passes(found: Sequence[Columns]) -> list[PassRow]:
+    """Of prefill; those of several repeats count together."""
+    ms: dict[tuple[int, int], list[float]] = {}
+    for columns in found:
+        for depth, n, ns in zip(
+            *(columns.get(name, ()) for name in ("depth", "n", "latency_ns")), strict=True
+        ):
+            ms.setdefault((depth, n), []).append(ns / 1e6)
+    return [
+        PassRow(depth=depth, n=n, ms=statistics.median(took), passes=len(took))
+        for (depth, n), took in sorted(ms.items())
+    ]
+
+
+def depths(found: Sequence[Columns]) -> DepthsRow | None:
+    """Of windows; those of several repeats count together."""
+    if (of := windows.analyse_windows(_joined(found))) is None:
+        return None
+    return {
+        "at": [
+            AtDepthRow(
+                depth=each.depth,
+                ms=each.ms,
+                tokens_per_s=1e3 / each.ms,
+                tokens_per_s_ci95=each.ends_ms and [1e3 / end for end in reversed(each.ends_ms)],
+                windows=each.windows,
+            )
+            for each in of.at
+        ],
+        "curved": of.curved is not None and of.curved < windows.CURVED,
+    }
+
+
+def surface_figures(table: Columns) -> Figures | None:
+    """B, W and tok/s of one repeat's windows; null without a line."""
+    found = windows.analyse_windows(table)
+    if found is None:
+        return None
+    line, slope = found.line, found.slope_ends_ms
+    row = latency.row(latency.Analysis(n_tokens=found.tokens))
+    row |= {
+        "last_n": found.deepest,
+        "median_ms": found.mean_ms,
+        "B_ms": line.B_ms if line else None,
+        "B_ci95_ms": [*found.B_ends_ms] if found.B_ends_ms else None,
+        "slope_ms": line.slope_ms if line else None,
+        "slope_ci95_ms": [*slope] if slope else None,
+        "W_tokens_per_ms": line.W_tokens_per_ms if line else None,
+        "W_ci95": latency.inverse(slope) if slope else None,
+        "W_identifiable": slope is not None and slope[0] > 0,
+    }
+    return row
+
+
+def tasks(given: Sequence[Columns]) -> list[TaskRow]:
+    """Of turns: a conversation without its prefix kept, and one with it; medians over repeats."""
+    rows = _by_row(_joined(given))
+    found = []
+    for reuse in sorted({row["reuse"] for row in rows}):
+        turns = []
+        for turn in sorted({row["turn"] for row in rows if row["reuse"] == reuse}):
+            same = [row for row in rows if row["reuse"] == reuse and row["turn"] == turn]
+            prefill, decode = (
+                statistics.median(row[name] / 1e6 for row in same) for name in ("prefill_ns", "decode_ns")
+            )
+            last = same[-1]
+            turns.append(
+                TurnRow(
+                    turn=turn,
+                    depth=last["depth"],
+                    evaluated=last["evaluated"],
+                    prefill_ms=prefill,
+                    decode_ms=decode,
+                    decoded=last["decoded"],
+                )
+            )
+        later = [each["prefill_ms"] for each in turns[1:]]
+        prefill_s = sum(each["prefill_ms"] for each in turns) / 1e3
+        found.append(
+            TaskRow(
+                prefix_kept=bool(reuse),
+                first_ttft_ms=turns[0]["prefill_ms"],
+                later_ttft_ms=statistics.median(later) if later else None,
+                prefill_s=prefill_s,
+                task_s=prefill_s + sum(each["decode_ms"] for each in turns) / 1e3,
+                turns=turns,
+            )
+        )
+    return found
+
+
+def _by_row(columns: Columns) -> list[dict[str, int]]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _joined(given: Sequence[Columns]) -> dict[str, list[int]]:
+    """One table of all; rounds go on counting, so that windows of two repeats stay apart."""
+    joined: dict[str, list[int]] = {}
+    last = 0
+    for table in given:
+        for name, column in table.items():
+            shift = last if name == "round" else 0
+            joined.setdefault(name, []).extend(value + shift for value in column)
+        last = max(joined.get("round", [0]), default=0)
+    return joined

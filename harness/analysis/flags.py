@@ -1,0 +1,565 @@
+"""What makes a repeat suspect, one function a flag."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+
+from harness.analysis.columns import FlagRow, Lined
+from harness.analysis.latency import LATE_SECOND, SWEEP, Analysis, Drift, jump, plateau
+from harness.analysis.line import Floats, Segment, is_flat
+from harness.analysis.sensors import Columns, Timed
+from harness.base.text import list_named, plural
+from harness.machine.sensor_values import CONDITIONS, FIRMWARE_BITS, NVML_BITS, SINCE_BOOT
+from harness.records.kinds import Record, done_of
+from harness.records.measured import Routing, Throttled
+from harness.theory import floors
+from harness.theory.decoder import distinct_share
+
+# Flags for what is wrong with a series: codes and sentences, from the series and the ceiling alone. Pure.
+
+
+CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is a measurement error
+# The same for figures without a series, against a data sheet's ceiling: allows for rounding.
+DATA_SHEET_TOLERANCE = 1.02
+NAMED = 8  # of series that are equal
+ONE_LINE = ("line", "staircase", "flat")  # shapes that one line describes
+SAME_N = 3  # tokens: how precisely the position of a change is known
+DRIFTED = 0.01  # share; a drift between the windows below this is no news
+
+
+@dataclass(frozen=True)
+class Flag:
+    """`invalidates`: which figures: `all`, `W` or `first token`; null for a note."""
+
+    code: str
+    detail: str
+    invalidates: str | None = "all"
+
+    def row(self) -> FlagRow:
+        return {"code": self.code, "detail": self.detail}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The least time that the higher ceiling allows.
+
+    `B_ms`: to read the weights once. `slope_ms`: per token of context; null: no limit. `first_ms`: for the
+    first token, where it reads less than a later step; null: as B_ms. `declared_slope_ms`: per token of
+    context, with the cache read as the stack declares, which may be more than once.
+    """
+
+    B_ms: float
+    slope_ms: float | None
+    first_ms: float | None = None
+    declared_slope_ms: float | None = None
+
+    @property
+    def W_tokens_per_ms(self) -> float | None:
+        return 1 / self.slope_ms if self.slope_ms else None
+
+    @property
+    def W_declared_tokens_per_ms(self) -> float | None:
+        return 1 / self.declared_slope_ms if self.declared_slope_ms else None
+
+    def shares(
+        self, B_ms: float | None, W: float | None, identifiable: bool
+    ) -> tuple[float | None, float | None]:
+        """Shares of the ceiling that B and W reach; null where there is no figure or no limit."""
+        allows = self.W_tokens_per_ms
+        B_share = self.B_ms / B_ms if self.B_ms and B_ms and B_ms > 0 else None
+        return B_share, W / allows if W and allows and identifiable else None
+
+
+def flags(
+    found: Analysis,
+    limit: Limit | None = None,
+    expected_tokens: int | None = None,
+    kv_read: str | None = None,
+) -> list[Flag]:
+    """All flags of one series. `expected_tokens`: how many were requested; null: not known.
+
+    `kv_read`: as the stack declares it. With a static cache (`full`) a step may read more than prefill does.
+    With a sliding window (`window`) latency is flat past the window.
+    """
+    raised = [*(_first_token(found) if kv_read != "full" else []), *_shape(found, kv_read == "window")]
+    raised += _line(found)
+    sweep = found.shape is not None and found.shape.name == SWEEP
+    if expected_tokens is not None and found.n_tokens != expected_tokens and not sweep:
+        raised.append(
+            Flag("early_stop", f"{plural(found.n_tokens, 'token')} of {expected_tokens}", invalidates=None)
+        )
+    if limit is not None:
+        raised += _faster_than(found, limit)
+    return raised
+
+
+def published(
+    B_ms: float | None, W_tokens_per_ms: float | None, first_token_ms: float | None, limit: Limit | None
+) -> list[Flag]:
+    """Flags of figures without a series: those faster than the ceiling allows."""
+    if limit is None:
+        return []
+    raised = []
+    for code, what, ms in (
+        ("faster_than_limit", "B", B_ms),
+        ("first_token_faster_than_limit", "the first token", first_token_ms),
+    ):
+        if ms is not None and ms < limit.B_ms / DATA_SHEET_TOLERANCE:
+            detail = f"{what} took {ms:.2f} ms, but reading the weights takes {limit.B_ms:.2f}"
+            raised.append(Flag(code, detail, "first token" if what != "B" else "all"))
+    if limit.slope_ms and W_tokens_per_ms and 1 / W_tokens_per_ms < limit.slope_ms / DATA_SHEET_TOLERANCE:
+        raised.append(_slope(W_tokens_per_ms, limit.slope_ms))
+    return raised
+
+
+def machine_drift(drift: Drift | None) -> list[Flag]:
+    """The flag of a machine that changed between the two windows of a run, beyond the interval and 1%."""
+    if drift is None or not drift.significant or abs(drift.share) <= DRIFTED:
+        return []
+    longer = "longer" if drift.share > 0 else "less"
+    detail = f"the same tokens took {abs(drift.share):.1%} {longer} after the run: the machine changed"
+    return [Flag("machine_drift", f"{detail}; B and W are without it", invalidates=None)]
+
+
+def identical(series: Mapping[str, Floats]) -> dict[str, Flag]:
+    """Flags by name: series equal to another one to the last digit."""
+    names: dict[bytes, list[str]] = {}
+    for name, ms in series.items():
+        names.setdefault(hashlib.sha256(np.ascontiguousarray(ms).tobytes()).digest(), []).append(name)
+    return {
+        name: Flag(
+            "identical_series",
+            f"equal to the last digit to {list_named([o for o in same if o != name], NAMED)}",
+        )
+        for same in names.values()
+        if len(same) > 1
+        for name in same
+    }
+
+
+def same_changes(changes: Mapping[str, int | None]) -> dict[str, Flag]:
+    """Flags by name: series of one stack whose mode changes at the same n. `changes`: see change_of_mode.
+
+    A hot or disturbed machine changes at a different token in each series. A kernel chosen by context length
+    changes at the same token in all.
+    """
+    raised = {}
+    for name, at in changes.items():
+        if at is None:
+            continue
+        alike = sum(other is not None and abs(other - at) <= SAME_N for other in changes.values())
+        if alike > 1:
+            detail = f"{alike} series of this stack change at n = {at:,}: a change of kernel"
+            raised[name] = Flag("kernel_change", detail, invalidates=None)
+    return raised
+
+
+def _first_token(found: Analysis) -> list[Flag]:
+    first, second, settled = found.first_token_ms, found.second_ms, found.settled_ms
+    if first is None or second is None or settled is None or first >= floors.UNSYNCHRONISED * settled:
+        return []
+    detail = f"the first token took {first:.2f} ms, later steps {settled:.2f}: prefill reads all weights too"
+    if second > LATE_SECOND * settled:
+        detail += f"; the second took {second:.0f}: the clock was read before the device was done"
+    return [Flag("first_token_unsynchronised", detail, invalidates="first token")]
+
+
+def _line(found: Analysis) -> list[Flag]:
+    """What the line leaves out, and why it may have no interval."""
+    raised = []
+    if found.late_ms is not None and found.settled_ms is not None:
+        gap = f"the gap before the second token took {found.late_ms:,.0f} ms"
+        detail = (
+            f"{gap}, later ones {found.settled_ms:.2f}: it belongs to prefill, and no figure of decode has it"
+        )
+        raised.append(Flag("late_second_token", detail, invalidates=None))
+    if found.plain and found.line:
+        W = found.plain.W_tokens_per_ms
+        plain = f"B {found.plain.B_ms:.2f} ms" + (f", W {W:,.0f}" if W and found.W_identifiable else "")
+        detail = "B and W are without spikes; with them least squares gives"
+        raised.append(Flag("spikes_left_out", f"{detail} {plain}", invalidates=None))
+    if found.copied:
+        detail = f"{found.copied:,} of {found.n_tokens:,} latencies repeat earlier ones in blocks"
+        raised.append(Flag("repeated_blocks", f"{detail}: copies give no interval", invalidates=None))
+    if found.bends:
+        raised.append(Flag("bends", "latency bends with depth: no line describes it well", invalidates=None))
+    return raised
+
+
+def _shape(found: Analysis, slides: bool) -> list[Flag]:
+    if found.shape is None or found.median_ms is None:
+        return []
+    flat = plateau(found.shape, found.median_ms)
+    if flat and slides:
+        return []
+    if flat:
+        detail = f"latency rises up to n = {flat.from_n - 1} and is flat from there: the cache rolled over"
+        return [Flag("plateau_past_window", detail)]
+    if levels := jump(found.shape):
+        at = found.shape.segments[1].from_n
+        detail = f"latency jumps from {levels[0]:.2f} to {levels[1]:.2f} ms at n = {at:,}"
+        return [
+            Flag("drift", f"{detail}: the machine or the kernel changed, not the workload", invalidates=None)
+        ]
+    if found.halves and found.shape.name in ONE_LINE:
+        first, second = found.halves
+        detail = f"the first half gives B {first.B_ms:.2f} ms, the second {second.B_ms:.2f}"
+        rises = f"{first.slope_ms * 1e3:.3g} and {second.slope_ms * 1e3:.3g} ms"
+        detail += f"; latency rises by {rises} per 1,000 tokens"
+        return [Flag("halves_differ", f"{detail}: noise is slow here, and the intervals allow for it", None)]
+    return []
+
+
+def _faster_than(found: Analysis, limit: Limit) -> list[Flag]:
+    raised = []
+    allowed = limit.B_ms / CEILING_TOLERANCE
+    if found.fastest_ms is not None and found.fastest_ms < allowed:
+        raised.append(
+            Flag(
+                "faster_than_limit",
+                f"{found.fastest_ms:.2f} ms, but reading the weights takes {limit.B_ms:.2f}",
+            )
+        )
+    first_ms = limit.B_ms if limit.first_ms is None else limit.first_ms
+    if found.first_token_ms is not None and found.first_token_ms < first_ms / CEILING_TOLERANCE:
+        detail = f"the first token took {found.first_token_ms:.2f} ms, but reading the weights takes"
+        raised.append(Flag("first_token_faster_than_limit", f"{detail} {first_ms:.2f}", "first token"))
+    if limit.slope_ms and found.line and found.W_identifiable:
+        most = _steepest_ms(found)
+        if most is not None and most < limit.slope_ms / CEILING_TOLERANCE:
+            raised.append(_slope(1 / found.line.slope_ms, limit.slope_ms))
+    return raised
+
+
+def _steepest_ms(found: Analysis) -> float | None:
+    """Upper end of the slope's interval, in ms per token of context; null where it is not reliable.
+
+    A host that is slower than its device up to some position makes the line too flat, and the series bends
+    upwards: a correct series may then have any slope. So may one that hardly rises.
+    """
+    known, shape = found.interval, found.shape
+    if known is None or shape is None or found.median_ms is None or found.bends_up:
+        return None
+    whole = Segment(shape.segments[0].from_n, shape.segments[-1].to_n, known.centre)
+    return None if is_flat(whole, found.median_ms) else known.centre.slope_ms + known.slope_half_ms
+
+
+def _slope(W: float, slope_ms: float) -> Flag:
+    detail = f"W is {W:.0f} tokens/ms, but bandwidth allows {1 / slope_ms:.0f}"
+    return Flag("slope_faster_than_limit", detail, "W")
+
+
+# Where llama.cpp rotates positions otherwise than the model's config.json says. Pure.
+
+
+def rotary_clause(record: Record) -> str | None:
+    """Null where it does not."""
+    off = record["model"]["weights"].get("yarn_difference")
+    if not off:
+        return None
+    return (
+        f"llama.cpp rounds YaRN's range, which the model's config.json rules out (truncate: false): rotary"
+        f" frequencies are up to {off:.0%} off, so it computes another model than transformers"
+    )
+
+
+def rotary_notes(record: Record) -> list[Flag]:
+    found = rotary_clause(record)
+    return [Flag("yarn_rounded", f"{found}, at the same speed", invalidates=None)] if found else []
+
+
+# What a mixture's routers chose, and how far its speed stands for real text. Pure.
+
+
+PINNED = 0.5  # fewer than this share of the experts that an even choice is expected to use
+
+
+def routing_notes(record: Record) -> list[Flag]:
+    """That random routers choose more evenly than trained ones, and that one repeated token was measured."""
+    found = done_of(record).get("routing")
+    if not found or not found["layers"] or not found["tokens"]:
+        return []
+    raised = []
+    if record["model"]["weights"].get("synthetic"):
+        detail = (
+            f"random routers chose a layer's busiest expert {busiest(found):.1f} times as often as its mean;"
+            " trained ones are less even on real text, which matters where experts are cached or offloaded"
+        )
+        if done_of(record).get("fed"):
+            detail += "; steps were fed fixed ids, not those with the highest logit, which may repeat"
+        raised.append(Flag("synthetic_routing", detail, invalidates=None))
+    used, expected = distinct(found), expected_distinct(found)
+    if used < PINNED * expected:
+        detail = (
+            f"{found['tokens']} decode steps were fed {found['distinct_tokens']} different tokens, and used"
+            f" {used:.0f} of {found['experts']} experts in a layer; an even choice uses {expected:.0f}:"
+            " repeated tokens keep to the same experts, which may stay in a CPU's cache"
+        )
+        raised.append(Flag("pinned_experts", detail, invalidates=None))
+    return raised
+
+
+def busiest(found: Routing) -> float:
+    """How often a layer's most chosen expert was chosen, over its mean expert: the mean of the layers."""
+    shares = [max(counts) * len(counts) / sum(counts) for counts in found["layers"] if sum(counts)]
+    return sum(shares) / len(shares) if shares else 1.0
+
+
+def distinct(found: Routing) -> float:
+    """Experts that were chosen at least once, the mean of the layers."""
+    return sum(sum(count > 0 for count in counts) for counts in found["layers"]) / len(found["layers"])
+
+
+def expected_distinct(found: Routing) -> float:
+    """The same, if each step had chosen uniformly."""
+    used = sum(map(sum, found["layers"])) / len(found["layers"]) / found["tokens"]
+    return found["experts"] * distinct_share(found["experts"], round(used), found["tokens"])
+
+
+# Was the device throttled while timing, by its sensors, and does that invalidate a figure? Pure.
+
+
+FIRMWARE = "vcgencmd get_throttled"
+KERNEL = "thermal_throttle"
+NVML = "NVML"
+PI_BITS = "pi_throttled_bits"
+# The last sample is taken when the last token arrives, so what it shows applied at that token.
+CLOSING_NS = 1_000_000_000
+# Throttling for 1% of the time at half the clock moves a mean by 1%, less than run-to-run noise. A single
+# event of a few ms is common on a laptop and does not count.
+THROTTLED_SHARE = 0.01
+THROTTLED_FLOOR_MS = 10  # a jiffy: the kernel cannot time shorter ones
+
+
+def throttling_seen(columns: Columns, during: Timed | None) -> list[Throttled]:
+    """Throttling in the timed part, as facts.
+
+    A fact has `source`, `what`, `from_n` and `to_n` (positions of the tokens being generated). For bits it
+    has `samples` of `of_samples` that showed it; for counters `ms` and `events`. `samples` is 0 where only
+    the bit that stays set until the next boot was seen. Empty where the timed part has no end: see `unseen`.
+    """
+    if during is None or not columns.get("t_ns"):
+        return []
+    return [*_firmware(columns, during), *_kernel(columns, during), *_nvml(columns, during)]
+
+
+def throttling_unseen(columns: Columns, during: Timed | None) -> dict[str, str]:
+    """Throttling that could not be observed, with the reason.
+
+    All of it where the timed part has no end, or where a Pi's firmware gave no reading. On a Pi also what had
+    already occurred since boot: its bit cannot rise again.
+    """
+    if during is None:
+        return {"throttling": "not checked: the worker did not finish the timed part"}
+    if PI_BITS not in columns:
+        return {}
+    bits = _read(columns, PI_BITS)
+    if not _to_the_end(bits, during):
+        return {f"{FIRMWARE} while timing": "no reading in the timed part or after it succeeded"}
+    before = [value for t, value in bits if t <= during.start_ns][-1:]
+    occurred = [name for bit, name in FIRMWARE_BITS.items() if before and before[0] & bit << SINCE_BOOT]
+    why = "it had occurred since boot before this repeat: an event between two samples could not be seen"
+    return {f"{name} between samples": why for name in occurred}
+
+
+def invalid_because(record: Record) -> list[str]:
+    """Each throttling in the timed part that invalidates a repeat, as a sentence. A hot CPU that is not the
+    device invalidates nothing."""
+    reasons = []
+    for fact in _facts(record):
+        if fact["source"] == KERNEL:
+            if _invalidates(record, fact):
+                span = f"{(fact['ms'] or 0) / 1e3:.2f} s of {_timed_ms(record) / 1e3:.2f}, {_span(fact)}"
+                reasons.append(f"throttled while timing: {fact['what']} for {span} ({KERNEL})")
+        elif fact["what"] not in CONDITIONS:
+            reasons.append(f"throttled while timing: {_bits_text(fact)}")
+    return reasons
+
+
+def throttling_notes(record: Record) -> list[Flag]:
+    """Notes: conditions that held the device's clocks down, and throttling that does not invalidate (too
+    short, of unknown length, or of a CPU that is not the device)."""
+    raised = []
+    for fact in _facts(record):
+        if fact["what"] in CONDITIONS:
+            raised.append(
+                Flag("power_cap", f"a condition of the device: {_bits_text(fact)}", invalidates=None)
+            )
+        elif fact["source"] == KERNEL and not _invalidates(record, fact):
+            lasted = "of unknown length" if fact["ms"] is None else f"{fact['ms']} ms in all"
+            detail = f"{fact['what']}: {fact['events'] or 0} events, {_span(fact)}, {lasted}"
+            raised.append(Flag("thermal_events", detail, invalidates=None))
+    return raised
+
+
+def _timed_ms(record: Record) -> float:
+    return (record["timing"].get("last_token_ns") or 0) / 1e6
+
+
+def _invalidates(record: Record, fact: Throttled) -> bool:
+    """Whether a throttle counted by the kernel is of the device and lasted long enough."""
+    long = max(THROTTLED_SHARE * _timed_ms(record), THROTTLED_FLOOR_MS)
+    return record.get("device") == "cpu" and (fact["ms"] or 0) > long
+
+
+def _facts(record: Record) -> list[Throttled]:
+    sensors = record.get("sensors")
+    return sensors["throttled"] if sensors else []
+
+
+def _bits_text(fact: Throttled) -> str:
+    if not fact["samples"]:
+        return f"{fact['what']} between two samples, {_span(fact)} ({fact['source']})"
+    of = f"{fact['samples']} of {plural(fact['of_samples'] or 0, 'sample')}"
+    return f"{fact['what']} from n = {fact['from_n']} on, in {of} ({fact['source']})"
+
+
+def _span(fact: Throttled) -> str:
+    return f"from n = {fact['from_n']} to {fact['to_n']}"
+
+
+def _read(columns: Columns, name: str) -> list[tuple[int, int]]:
+    """Time and value of each sample that has a value."""
+    pairs = zip(columns.get("t_ns", ()), columns.get(name, ()), strict=False)
+    return [(t, value) for t, value in pairs if t is not None and value is not None]
+
+
+def _to_the_end(samples: Sequence[tuple[int, int]], during: Timed) -> list[tuple[int, int]]:
+    """Samples of the timed part and the first one after it, which shows counters that rose before the end."""
+    after = next((t for t, _ in samples if t > during.end_ns), during.end_ns)
+    return [(t, value) for t, value in samples if during.start_ns < t <= after]
+
+
+def _active(
+    source: str, names: Mapping[int, str], samples: Sequence[tuple[int, int]], during: Timed
+) -> list[Throttled]:
+    """A fact per bit that was set in a sample of the timed part or in its closing sample."""
+    inside = [(t, bits) for t, bits in _to_the_end(samples, during) if t <= during.end_ns + CLOSING_NS]
+    facts: list[Throttled] = []
+    for bit, name in names.items():
+        if times := [t for t, bits in inside if bits & bit]:
+            facts.append(
+                {
+                    "source": source,
+                    "what": name,
+                    "from_n": during.n_at(times[0]),
+                    "to_n": during.n_at(times[-1]),
+                    "samples": len(times),
+                    "of_samples": len(inside),
+                    "ms": None,
+                    "events": None,
+                }
+            )
+    return facts
+
+
+def _firmware(columns: Columns, during: Timed) -> list[Throttled]:
+    samples = _read(columns, PI_BITS)
+    facts = _active(FIRMWARE, FIRMWARE_BITS, samples, during)
+    reported = {fact["what"] for fact in facts}
+    before = [each for each in samples if each[0] <= during.start_ns][-1:]
+    watched = [*before, *_to_the_end(samples, during)]
+    for bit, name in FIRMWARE_BITS.items():
+        for (earlier, was), (later, now) in pairwise(watched):
+            if name not in reported and now & ~was & bit << SINCE_BOOT:
+                fact = Throttled(
+                    source=FIRMWARE,
+                    what=name,
+                    from_n=during.n_at(earlier),
+                    to_n=during.n_at(later),
+                    samples=0,
+                    of_samples=len(watched) - len(before),
+                    ms=None,
+                    events=None,
+                )
+                facts.append(fact)
+    return facts
+
+
+def _kernel(columns: Columns, during: Timed) -> list[Throttled]:
+    facts: list[Throttled] = []
+    for level in ("core", "package"):
+        events, times = (
+            _to_the_end(_read(columns, f"{level}_throttle_{name}"), during) for name in ("events", "ms")
+        )
+        rose = [t for t, rise in sorted([*events, *times]) if rise]
+        if rose:
+            facts.append(
+                {
+                    "source": KERNEL,
+                    "what": f"{level} too hot",
+                    "from_n": during.n_at(rose[0]),
+                    "to_n": during.n_at(rose[-1]),
+                    "samples": None,
+                    "of_samples": None,
+                    "ms": sum(rise for _, rise in times) if times else None,
+                    "events": sum(rise for _, rise in events) if events else None,
+                }
+            )
+    return facts
+
+
+def _nvml(columns: Columns, during: Timed) -> list[Throttled]:
+    return _active(NVML, NVML_BITS, _read(columns, "gpu_event_reasons"), during)
+
+
+# Withhold B and W where a row's data do not determine them: null beside their intervals, with a flag. Pure.
+#
+# The one rule for every output: B is known where its 95% interval reaches at most 10% to each side, W where
+# the interval of the slope does not hold zero. Published figures are shown as published.
+
+
+WIDE = 0.10  # share of B, to each side
+OF_B = ("B_ms", "robust_B_ms", "plain_B_ms", "B_as_w16_ms", "B_ratio", "B_measured_ratio")
+OF_W = (
+    *("W_tokens_per_ms", "robust_W_tokens_per_ms", "plain_W_tokens_per_ms"),
+    *("W_ratio", "W_measured_ratio", "W_declared_ratio", "W_declared_measured_ratio"),
+)
+CODE = "B_not_identifiable"
+OF_LINE = ("late_second_token", "spikes_left_out", "repeated_blocks", "bends", CODE)
+"""Codes of the flags on what B and W rest on."""
+
+
+def B_known(row: Lined) -> bool:
+    """Whether the interval of B is narrow enough; false without an interval."""
+    B_ms, ends = row["B_ms"], row["B_ci95_ms"]
+    if B_ms is None or ends is None:
+        return False
+    low, high = ends
+    return low is not None and high is not None and high - low <= 2 * WIDE * B_ms
+
+
+def withhold(row: Lined, repeats: Sequence[Lined] = ()) -> None:
+    """Make B and W null where they are not known, with all that follows from them, and flag the B.
+
+    `repeats`: of a cell. Where they are too few for an interval of their own, B is known if each of them
+    knows it.
+    """
+    figures = cast(MutableMapping[str, object], row)
+    if row["B_ms"] is None or figures.get("kind") == "reported":
+        return
+    several = len(repeats) > 1 and row["B_ci95_ms"] is None
+    if not (all(map(B_known, repeats)) if several else B_known(row)):
+        row["flags"] = [*row["flags"], _flag(row).row()]
+        figures.update(dict.fromkeys(figures.keys() & OF_B))
+    if not row["W_identifiable"]:
+        figures.update(dict.fromkeys(figures.keys() & OF_W))
+
+
+def _flag(row: Lined) -> Flag:
+    detail = "B at zero context is not known to 10%"
+    if ends := row["B_ci95_ms"]:
+        low, high = ends
+        detail += ": 95% interval "
+        detail += f"< {high:.2f} ms" if low is None else f"{low:.2f} to {high:.2f} ms"
+    else:
+        detail += f": its {row['n_tokens']:,} tokens give no interval"
+    if row["median_ms"] is not None and row["median_n"] is not None:
+        detail += f"; TPOT is {row['median_ms']:.4g} ms at {row['median_n']:,} tokens of context"
+    return Flag(CODE, detail, invalidates=None)

@@ -1,0 +1,312 @@
+"""Where the memory of a repeat went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from harness.analysis import traffic
+from harness.analysis.columns import Attribution, Cell, MemoryGrowth, Moment
+from harness.records.kinds import Record, done_of, loaded_of, memory_of
+from harness.records.measured import Counters, EndFacts, Mark, PeakAllocator, Reported
+from harness.records.parts import Allocator, StackFacts
+from harness.records.tables import TokenTimes
+
+# Measure how much memory a token of context takes: the slope of memory against tokens held. Pure.
+
+
+Columns = Mapping[str, Sequence[Any]]
+
+FEWEST_SAMPLES = 8  # for a slope
+SIGNIFICANT_GROWTH = 5.0  # times the scatter about the line: memory that grew less is noise
+HIDING = 0.1  # of that growth: a cache first fills free memory that the allocator holds, and hides there
+
+
+def memory_growth_row(record: Record, times: TokenTimes, samples: Columns) -> MemoryGrowth:
+    """Measured bytes per token of context: the least-squares slope of memory against tokens held.
+
+    Null where the cache does not grow or the run is too short; `not_measured` gives the reason.
+    """
+    loaded, done = loaded_of(record), done_of(record)
+    if not done:
+        return {"measured_bytes_per_token": None, "not_measured": "the run did not finish"}
+    kv = (loaded.get("memory") or {}).get("kv") or {}
+    if sum(kv.values()) or loaded.get("kv_read") not in ("grows", "copied"):
+        return {"measured_bytes_per_token": None, "not_measured": "its cache is allocated when it is loaded"}
+    steps = done.get("memory_steps")
+    n, held = _of_steps(steps) if steps else _of_samples(record, times, samples)
+    slope = _line(n, held, 0 if steps else _free(record))
+    return {
+        "measured_bytes_per_token": slope,
+        "not_measured": None
+        if slope is not None
+        else "the run is too short: growth is not distinguishable from noise or from free memory being used",
+    }
+
+
+def _of_steps(steps: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+    """Tokens held, and bytes allocated by the stack's allocator."""
+    found = np.asarray(steps, dtype=float)
+    return found[:, 0], found[:, 1]
+
+
+def _of_samples(record: Record, times: TokenTimes, samples: Columns) -> tuple[Any, Any]:
+    """Tokens held at each sample during generation, and bytes held: anonymous memory, or the device's."""
+    key = "rss_anon_bytes" if record.get("device") == "cpu" else "vram_bytes"
+    pairs = zip(samples.get("t_ns", ()), samples.get(key, ()), strict=False)
+    known = [(t_ns, held) for t_ns, held in pairs if held is not None]
+    done = done_of(record)
+    began = done.get("start_ns")
+    if not known or not len(times) or began is None:
+        return np.empty(0), np.empty(0)
+    stamps = times.stamps_ns(began, done.get("flushes") or ())
+    t_ns, held = np.asarray(known, dtype=float).T
+    within = (t_ns >= stamps[0]) & (t_ns <= stamps[-1])
+    n = record["workload"]["prompt_tokens"] + np.searchsorted(stamps, t_ns[within], side="right")
+    return n, held[within]
+
+
+def _free(record: Record) -> int:
+    """Free bytes held by the allocator once the model was loaded."""
+    loaded = loaded_of(record)
+    if record.get("device") == "cpu":
+        return int(loaded.get("heap_free_bytes") or 0)
+    state = loaded.get("allocator") or Allocator()
+    return int((state.get("reserved_bytes") or 0) - (state.get("allocated_bytes") or 0))
+
+
+def _line(n: Any, held: Any, free: int) -> float | None:
+    if len(n) < FEWEST_SAMPLES or np.ptp(n) == 0:
+        return None
+    slope, at_zero = np.polyfit(n, held, 1)
+    scatter = float(np.std(held - slope * n - at_zero))
+    growth = float(slope * np.ptp(n))
+    return float(slope) if growth > SIGNIFICANT_GROWTH * scatter and HIDING * growth >= free else None
+
+
+# Split a worker's memory into parts, once loaded and at the peak: records -> parts in bytes. Pure.
+#
+# The total is the resident set on a CPU. On a GPU it is the device's memory in use, less that before the
+# worker started. `unattributed` is the total minus the parts. It is negative where the parts add up to more
+# than the total: parts are never scaled to fit. `by_difference` names an inferred part, computed as the
+# total minus the reported parts; `unattributed` is then null. docs/memory.md defines the parts.
+
+
+PARTS = ("weights", "kv", "compute", "workspace", "slack", "runtime")
+
+
+def attribution_row(cell: Cell, record: Record, times: TokenTimes, samples: Columns) -> Attribution:
+    """Where the memory of a cell goes. `record`: the one behind the cell's row; `times`, `samples`: of
+    its tokens, and its memory samples, each empty where missing.
+
+    `loaded` and `peak` have total_bytes, parts (null: not reported), by_difference (names of parts),
+    unattributed_bytes and unattributed_share. They are null where the worker did not get that far. Published
+    figures have sizes only.
+    """
+    growth = MemoryGrowth(measured_bytes_per_token=None, not_measured=None)
+    peak: Moment | None
+    if record["kind"] == "reported":
+        figures = record["reported"]
+        file_bytes, once_loaded, peak = figures.get("file_bytes"), _reported(figures), None
+    else:
+        file_bytes = record["model"]["weights"].get("file_bytes")
+        once_loaded, peak = (_on_cpu if cell["device"] == "cpu" else _on_gpu)(record, samples)
+        growth = memory_growth_row(record, times, samples)
+    return {
+        "cell": cell["cell"],
+        "name": cell["name"],
+        "kind": cell["kind"],
+        "model": cell["model"],
+        "stack": cell["stack"],
+        "variant": cell["variant"],
+        "weights": cell["weights"],
+        "machine": cell["machine"],
+        "device": cell["device"],
+        "content_key": cell["content_key"],
+        "status": cell["status"],
+        "n_ctx": cell["n_ctx"],
+        "prompt_tokens": cell["prompt_tokens"],
+        "new_tokens": cell["new_tokens"],
+        "tokens": cell["tokens"],
+        "kv_bytes_per_token": traffic.kv_bytes_per_token(record),
+        "file_bytes": file_bytes,
+        "loaded": once_loaded,
+        "peak": peak,
+        **growth,
+    }
+
+
+def _reported(figures: Reported) -> Moment | None:
+    """Published sizes. They come from several runs, so unattributed memory is unknown."""
+    buffers = {"weights": figures.get("model_buffer_bytes"), "kv": figures.get("kv_buffer_bytes")}
+    total = figures.get("vram_bytes")
+    known = total is not None or any(value is not None for value in buffers.values())
+    moment: Moment = {
+        "total_bytes": total,
+        "parts": {part: buffers.get(part) for part in PARTS},
+        "by_difference": [],
+        "unattributed_bytes": None,
+        "unattributed_share": None,
+    }
+    return moment if known else None
+
+
+def _on_cpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | None]:
+    """Parts of the resident set.
+
+    llama.cpp's log reports the reserved size of the compute buffer, but only touched pages are resident: none
+    once loaded; at the peak at most the growth since then that is in no other part.
+    """
+    before, after, done = _facts(record)
+    memory, marks = memory_of(record), _marks(record)
+    total = memory.get("after_load_rss_bytes")
+    if not before or total is None:
+        return None, None
+    imported, loaded, finished = (marks.get(at, _unread(at)) for at in ("imported", "loaded", "finished"))
+    weights, kv = _sum(before, "model"), _sum(before, "kv")
+    logits = _sum(before, "output") if "compute" in (before.get("memory") or {}) else None
+    slack, runtime = _slack(before, before, loaded), _interpreter(imported, loaded)
+    reported_once_loaded = {"weights": weights, "kv": kv, "slack": slack, "runtime": runtime}
+    once_loaded = _moment(total, reported_once_loaded | {"compute": logits})
+    highest = _highest_resident(record, samples)
+    if "finished" not in marks or highest is None:
+        return once_loaded, None
+    reported = {
+        "weights": _sum(after, "model"),
+        "kv": _sum(after, "kv"),
+        "slack": _slack(after, done, finished),
+        "runtime": _interpreter(imported, finished),
+    }
+    since = sum((reported[part] or 0) - (then or 0) for part, then in reported_once_loaded.items())
+    taken = max(0, highest - total - since)  # growth since loading that nothing reports
+    if logits is not None:
+        reserved = _sum(after, "compute") or 0
+        inferred = ("compute",) if 0 < taken < reserved else ()
+        return once_loaded, _moment(highest, reported | {"compute": logits + min(taken, reserved)}, inferred)
+    if kv is None:  # the stack reports nothing about its memory
+        return once_loaded, _moment(highest, reported)
+    return once_loaded, _moment(highest, reported | {"workspace": taken}, ("workspace",) if taken else ())
+
+
+def _interpreter(imported: Mark, now: Mark) -> int | None:
+    """Bytes of interpreter and libraries: anonymous memory before loading, and files mapped now other than
+    the weights. Mapped files grow during a run: library code is read when it first runs."""
+    anon, files = imported.get("rss_anon_bytes"), imported.get("rss_file_bytes")
+    if anon is None or files is None:
+        return None
+    ours, mapped = now.get("rss_weights_bytes"), now.get("rss_file_bytes")
+    return int(anon + (files if ours is None or mapped is None else mapped - ours))
+
+
+def _slack(facts: StackFacts, heap: StackFacts | EndFacts, mark: Mark) -> int | None:
+    """Bytes held but unused: free memory in malloc's heap, and pages of the weights' file that hold no weight
+    in use. Null where neither is reported."""
+    free, pages = heap.get("heap_free_bytes"), mark.get("rss_weights_bytes")
+    if free is None and pages is None:
+        return None
+    held = (facts.get("memory") or {}).get("model") or {}
+    in_place = sum(size for place, size in held.items() if "mapped" in place.lower())
+    return int((free or 0) + max(0, (pages or 0) - in_place))
+
+
+def _highest_resident(record: Record, samples: Columns) -> int | None:
+    """Largest resident set since generation began, in bytes; null where it was never read."""
+    finished = _marks(record).get("finished", _unread("finished"))
+    pairs = zip(
+        samples.get("t_ns", ()),
+        samples.get("rss_anon_bytes", ()),
+        samples.get("rss_file_bytes", ()),
+        strict=False,
+    )
+    began = done_of(record).get("start_ns") or 0
+    seen = [(anon, files) for t_ns, anon, files in pairs if t_ns >= began]
+    seen.append((finished.get("rss_anon_bytes"), finished.get("rss_file_bytes")))
+    return max((anon + files for anon, files in seen if anon is not None and files is not None), default=None)
+
+
+def _on_gpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | None]:
+    """Parts of the device's memory. The driver's part (context and kernels; for llama.cpp also the pools of
+    its backend) is inferred: total minus the parts of the stack and its allocator."""
+    before, after, done = _facts(record)
+    if not before:
+        return None, None
+    marks = _marks(record)
+    started = marks.get("started", _unread("started"))["vram_bytes"]
+    began = done_of(record).get("start_ns") or 0
+    pairs = zip(samples.get("t_ns", ()), samples.get("vram_bytes", ()), strict=False)
+    seen = [vram for t_ns, vram in pairs if t_ns >= began and vram is not None]
+    if (last := marks.get("finished", _unread("finished"))["vram_bytes"]) is not None:
+        seen.append(last)
+    state = before.get("allocator") or Allocator()
+    once_loaded = _on_device(
+        memory_of(record).get("after_load_vram_bytes"),
+        started,
+        before,
+        state.get("allocated_bytes"),
+        state.get("reserved_bytes"),
+    )
+    if "finished" not in marks:
+        return once_loaded, None
+    peak = done.get("counters", Counters()).get("allocator") or PeakAllocator()
+    allocated, reserved = peak.get("peak_allocated_bytes"), peak.get("peak_reserved_bytes")
+    return once_loaded, _on_device(max(seen, default=None), started, after, allocated, reserved)
+
+
+def _on_device(
+    held: int | None, started: int | None, facts: StackFacts, allocated: int | None, reserved: int | None
+) -> Moment:
+    total = None if held is None or started is None else held - started
+    weights, kv = _sum(facts, "model", on_gpu=True), _sum(facts, "kv", on_gpu=True)
+    compute = None
+    if "compute" in (facts.get("memory") or {}):
+        compute = (_sum(facts, "compute", on_gpu=True) or 0) + (_sum(facts, "output", on_gpu=True) or 0)
+    workspace = None if allocated is None else max(0, allocated - (weights or 0) - (kv or 0))
+    slack = None if allocated is None or reserved is None else reserved - allocated
+    reported = {"weights": weights, "kv": kv, "compute": compute, "workspace": workspace, "slack": slack}
+    known = [part for part in reported.values() if part is not None]
+    if total is None or not known or sum(known) > total:  # nothing remains for the driver
+        return _moment(total, reported)
+    return _moment(total, reported | {"runtime": total - sum(known)}, ("runtime",))
+
+
+def _moment(
+    total: int | None, reported: Mapping[str, int | None], by_difference: Sequence[str] = ()
+) -> Moment:
+    known = sum(part for part in reported.values() if part is not None)
+    rest = None if total is None or by_difference else total - known
+    return {
+        "total_bytes": total,
+        "parts": {part: reported.get(part) for part in PARTS},
+        "by_difference": list(by_difference),
+        "unattributed_bytes": rest,
+        "unattributed_share": rest / total if rest is not None and total and total > 0 else None,
+    }
+
+
+def _facts(record: Record) -> tuple[StackFacts, StackFacts, EndFacts]:
+    """What the stack reported once loaded, after the run, and about the run; empty where nothing."""
+    before, done = loaded_of(record), done_of(record)
+    return before, before | done.get("facts_changed", StackFacts()), done
+
+
+def _marks(record: Record) -> dict[str, Mark]:
+    return {each["at"]: each for each in memory_of(record).get("marks") or []}
+
+
+def _unread(at: str) -> Mark:
+    return {"at": at, "rss_anon_bytes": None, "rss_file_bytes": None, "vram_bytes": None}
+
+
+def _sum(facts: StackFacts, part: str, on_gpu: bool = False) -> int | None:
+    """Reported bytes of a part, summed over all places or those on a GPU; null: not reported."""
+    places = (facts.get("memory") or {}).get(part)
+    if places is None:
+        return None
+    return int(sum(size for place, size in places.items() if not (on_gpu and _is_host(place))))
+
+
+def _is_host(place: str) -> bool:
+    """Whether a place is host memory: `cpu`, `CPU_Mapped`, `CUDA_Host`."""
+    return place.lower().startswith("cpu") or place.endswith("_Host")

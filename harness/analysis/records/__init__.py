@@ -1,1 +1,0 @@
-"""Analysis of records: verdicts with reasons, memory, bandwidth, sensors, logits. Pure."""

@@ -1,0 +1,257 @@
+"""Scores of a text: perplexity, and the divergence of two distributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.records.kinds import Figure, WindowMeans
+
+# Logits after each token of a text -> how likely the text is, and how far from a reference. Pure, in slices.
+#
+# Definitions are those of llama.cpp's llama-perplexity (tools/perplexity/perplexity.cpp).
+
+
+Floats = NDArray[np.float64]
+Logits = NDArray[np.float32]
+
+SLICE_BYTES = 32 << 20  # of float64 at once: a vocabulary of 152,000 has 1.2 MB a position
+TOP = 5
+# A reference is kept in 16 bits a logit: the root of its distance in nats from the most likely token, so that
+# steps are small where probability is. Tokens less likely than 24 nats below count as 24: 152,000 of them
+# have less than 6e-6 together.
+RANGE_NATS = 24.0
+CODES = int(np.iinfo(np.uint16).max)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The reference after each position: `codes` (positions, vocabulary), see nats_below, the ids of the TOP
+    most likely tokens, best first, and the text's `nll` in nats, exact."""
+
+    codes: NDArray[np.uint16]
+    top: NDArray[np.int64]
+    nll: Floats
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One value a position. `nll`: -ln of the probability of the text's token. The others compare with the
+    reference: `kld` in nats, KL(reference || this); `same_top`: 1 where both rank the same token first;
+    `same_top5`: the share of the reference's first five among this one's; `change`: of the probability of the
+    text's token; `loss`: by how much `kld` may be off for the rounding of the reference, to first order.
+    Without a reference they are empty."""
+
+    nll: Floats
+    kld: Floats
+    same_top: Floats
+    same_top5: Floats
+    change: Floats
+    loss: Floats
+
+
+class OtherVocabulary(Exception):
+    """Two models have different vocabularies; the message is a clause."""
+
+
+def first_not_finite(logits: Logits) -> int | None:
+    """The first position with a logit that is NaN or infinite; null if there is none."""
+    bad = ~np.isfinite(logits).all(axis=1)
+    return int(bad.argmax()) if bad.any() else None
+
+
+def kept(logits: Logits, targets: Sequence[int]) -> Kept:
+    """A reference's logits (positions, vocabulary), to be kept. `targets`: the text's token after each."""
+    codes, tops, nll = [], [], []
+    for rows, wanted in _slices(logits, targets):
+        log_p = _log_softmax(rows)
+        below = np.minimum(log_p.max(axis=1, keepdims=True) - log_p, RANGE_NATS)
+        codes.append(np.rint(CODES * np.sqrt(below / RANGE_NATS)).astype(np.uint16))
+        tops.append(_top(rows))
+        nll.append(-_of(log_p, wanted))
+    return Kept(np.concatenate(codes), np.concatenate(tops), np.concatenate(nll))
+
+
+def scores(logits: Logits, targets: Sequence[int], reference: Kept | None) -> Scores:
+    """Raises OtherVocabulary."""
+    if reference is not None and reference.codes.shape != logits.shape:
+        ours, theirs = logits.shape[1], reference.codes.shape[1]
+        raise OtherVocabulary(f"its vocabulary has {ours} tokens, and the reference's {theirs}")
+    parts, at = [], 0
+    for rows, wanted in _slices(logits, targets):
+        log_q = _log_softmax(rows)
+        nll = -_of(log_q, wanted)
+        if reference is None:
+            nothing = np.empty(0)
+            parts.append(Scores(nll, *[nothing] * 5))
+            continue
+        here = slice(at, at := at + len(rows))
+        codes = reference.codes[here].astype(np.float64)
+        log_p = _log_softmax(-nats_below(codes))
+        theirs, ours = reference.top[here], _top(rows)
+        p, ratio = np.exp(log_p), log_p - log_q
+        kld = (p * ratio).sum(axis=1)
+        parts.append(
+            Scores(
+                nll=nll,
+                kld=kld,
+                same_top=(theirs[:, 0] == ours[:, 0]).astype(float),
+                same_top5=(theirs[:, :, None] == ours[:, None, :]).any(axis=2).mean(axis=1),
+                change=np.exp(-nll) - np.exp(-reference.nll[here]),
+                loss=(p * np.abs(ratio - kld[:, None]) * _half_steps(codes)).sum(axis=1),
+            )
+        )
+    return Scores(
+        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Scores))
+    )
+
+
+def nats_below(codes: Floats) -> Floats:
+    """Distances from the most likely token that codes stand for."""
+    return RANGE_NATS * (codes / CODES) ** 2
+
+
+def _half_steps(codes: Floats) -> Floats:
+    """The largest error of those distances, in nats."""
+    return RANGE_NATS * (codes + 0.25) / CODES**2
+
+
+def _slices(logits: Logits, targets: Sequence[int]) -> Iterator[tuple[Logits, NDArray[np.int64]]]:
+    step = max(1, SLICE_BYTES // (8 * logits.shape[1]))
+    wanted = np.asarray(targets, np.int64)
+    for first in range(0, len(logits), step):
+        yield logits[first : first + step], wanted[first : first + step]
+
+
+def _log_softmax(logits: NDArray[np.floating]) -> Floats:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted
+
+
+def _of(log_p: Floats, wanted: NDArray[np.int64]) -> Floats:
+    found: Floats = np.take_along_axis(log_p, wanted[:, None], axis=1)[:, 0]
+    return found
+
+
+def _top(rows: Logits) -> NDArray[np.int64]:
+    """The ids of the TOP largest logits of each row, best first; of equal ones the lowest id first."""
+    few = np.sort(np.argpartition(-rows, TOP - 1, axis=1)[:, :TOP], axis=1)
+    order = np.argsort(-np.take_along_axis(rows, few, axis=1), axis=1, kind="stable")
+    found: NDArray[np.int64] = np.take_along_axis(few, order, axis=1)
+    return found
+
+
+# Scores of the windows of a text -> perplexity, KL divergence and agreement, each with its interval. Pure.
+#
+# Windows, not tokens, are the unit: tokens of one window depend on each other. Intervals are bootstrap ones,
+# the 2.5th and 97.5th percentile of windows drawn with replacement (Efron and Tibshirani 1993, chapter 13).
+
+
+DRAWS, SEED = 1000, 0
+DRAWS_AT_ONCE = 100
+HIGHEST_NLL = 40.0  # nats; the perplexity of a broken model would be no number
+PERCENTILES = {"kld_median": 50.0, "kld_p90": 90.0, "kld_p99": 99.0, "kld_p99_9": 99.9}
+
+
+def figures(windows: Sequence[Scores], reference_nll: Sequence[Floats] | None) -> dict[str, Figure]:
+    """The figures of windows of equal length; those that compare only with a reference's nll.
+
+    `ppl`; `ln_ppl_ratio` to the reference, from the difference in each window; `kld_mean` and its percentiles
+    and `kld_max`, in nats; `top1` and `top5`, shares; `rms_dp`, root mean square of the change of the
+    probability of the text's tokens. Standard errors are of means over windows.
+    """
+    nll = np.array([each.nll for each in windows])
+    draws = _draws(len(windows))
+    means = nll.mean(axis=1)
+    found = {"ppl": _figure(means, draws, _perplexity, lambda value, error: value * error)}
+    if reference_nll is None:
+        return found
+    kld = np.array([each.kld for each in windows])
+    square = np.array([(each.change**2).mean() for each in windows])
+    found["ln_ppl_ratio"] = _figure(means - np.array(reference_nll).mean(axis=1), draws)
+    found["kld_mean"] = _figure(kld.mean(axis=1), draws, lambda mean: np.maximum(0, mean))
+    found |= _percentiles(kld, draws)
+    found["kld_max"] = {"value": float(kld.max()), "low": None, "high": None}
+    found["top1"] = _figure(np.array([each.same_top.mean() for each in windows]), draws)
+    found["top5"] = _figure(np.array([each.same_top5.mean() for each in windows]), draws)
+    found["rms_dp"] = _figure(
+        square, draws, np.sqrt, lambda value, error: error / (2 * value) if value else 0.0
+    )
+    return found
+
+
+def means(windows: Sequence[Scores], reference_nll: Sequence[Floats] | None) -> WindowMeans:
+    """The mean of each window, so that two variants can be compared window by window."""
+    found: WindowMeans = {"nll": [float(each.nll.mean()) for each in windows]}
+    if reference_nll is not None:
+        found["reference_nll"] = [float(each.mean()) for each in reference_nll]
+        found["kld"] = [float(each.kld.mean()) for each in windows]
+        found["top1"] = [float(each.same_top.mean()) for each in windows]
+    return found
+
+
+def change(base: Sequence[float], new: Sequence[float], level: float) -> tuple[float, float, float]:
+    """The change of ln PPL between two scores of the same windows, and its interval at this level, from the
+    difference of their mean nll in each window."""
+    difference = np.subtract(new, base)
+    tail = 50 * (1 - level)
+    low, high = np.percentile(difference[_draws(len(difference))].mean(axis=1), (tail, 100 - tail))
+    return float(difference.mean()), float(low), float(high)
+
+
+def loss_nats(windows: Sequence[Scores]) -> float:
+    """By how much the mean KLD may be off, because the reference is kept in 16 bits."""
+    return float(np.mean([each.loss for each in windows]))
+
+
+def _perplexity(nll: Floats) -> Floats:
+    found: Floats = np.exp(np.minimum(nll, HIGHEST_NLL))
+    return found
+
+
+def _draws(count: int) -> NDArray[np.int64]:
+    """Windows of each draw: (DRAWS, count)."""
+    return np.random.default_rng(SEED).integers(count, size=(DRAWS, count))
+
+
+def _figure(
+    values: Floats,
+    draws: NDArray[np.int64],
+    of_mean: Callable[[Floats], Floats] = lambda mean: mean,
+    of_error: Callable[[float, float], float] = lambda value, error: error,
+) -> Figure:
+    """A function of the mean of the windows' values, with the standard error that `of_error` makes of the
+    mean's. One window has no interval."""
+    value = float(of_mean(values.mean()))
+    if len(values) == 1:
+        return {"value": value, "low": None, "high": None, "standard_error": None}
+    low, high = np.percentile(of_mean(values[draws].mean(axis=1)), (2.5, 97.5))
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    found: Figure = {"value": value, "low": float(low), "high": float(high)}
+    return found | {"standard_error": of_error(value, error)}
+
+
+def _percentiles(kld: Floats, draws: NDArray[np.int64]) -> dict[str, Figure]:
+    """Percentiles over positions; each draw takes whole windows."""
+    wanted = list(PERCENTILES.values())
+    values = np.percentile(kld, wanted)
+    drawn = np.concatenate(
+        [
+            np.percentile(kld[some].reshape(len(some), -1), wanted, axis=1)
+            for some in np.array_split(draws, DRAWS // DRAWS_AT_ONCE)
+        ],
+        axis=1,
+    )
+    found: dict[str, Figure] = {}
+    for name, value, of_draws in zip(PERCENTILES, values, drawn, strict=True):
+        found[name] = {"value": max(0.0, float(value)), "low": None, "high": None}
+        if len(kld) > 1:
+            low, high = np.percentile(of_draws, (2.5, 97.5))
+            found[name] |= {"low": max(0.0, float(low)), "high": max(0.0, float(high))}
+    return found

@@ -1,0 +1,310 @@
+"""How many repeats are needed, and which variants go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Literal
+
+import numpy as np
+
+from harness.analysis import differences as analysis_differences
+from harness.analysis.columns import Cell, TimeSplit
+from harness.analysis.differences import Change
+from harness.analysis.line import least_squares
+
+# Split the time of a token into a fixed cost, which quantization does not reduce, and a bandwidth. Pure.
+#
+# Across the quantizations of one model in one stack, B against the bytes that a step reads is a line. Its
+# intercept is the time of kernel launches, the host and small kernels; its slope gives the achieved
+# bandwidth. Across the models of one stack, 1 / W against bytes of KV cache per token gives the same for
+# attention.
+
+
+Place = Literal["model", "stack", "machine", "device"]
+Size = Literal["weight_bytes_per_token", "kv_bytes_per_token"]
+FEWEST = 3  # different sizes; two always fit a line
+
+
+@dataclass(frozen=True)
+class Budget:
+    """`of`: B or W. `group`: the values its rows share. `fixed_ms`: per token; for W per token of context.
+    `bytes_per_s`: null where more bytes do not take longer."""
+
+    of: str
+    group: tuple[str, ...]
+    cells: int
+    fixed_ms: float
+    bytes_per_s: float | None
+
+
+def budgets(rows: Sequence[Cell]) -> list[Budget]:
+    """Budgets of B per model, stack and machine, and of W per stack and machine, where sizes differ."""
+    ok = [row for row in rows if row["status"] == "ok"]
+    place: tuple[Place, ...] = ("stack", "machine", "device")
+    found = _fitted(ok, "B", ("model", *place), "weight_bytes_per_token", lambda row: row["B_ms"])
+    sloped = [row for row in ok if row["W_identifiable"] and row["W_tokens_per_ms"]]
+    return found + _fitted(sloped, "W", place, "kv_bytes_per_token", _slope_ms)
+
+
+def _slope_ms(row: Cell) -> float | None:
+    W = row["W_tokens_per_ms"]
+    return 1 / W if W else None
+
+
+def split_time(rows: Sequence[Cell]) -> list[Cell]:
+    """The rows with `fixed_ms`, `bytes_ms` and `dominated_by` (fixed or bytes) for B; null: not known."""
+    known: dict[tuple[str | None, ...], Budget]
+    known = {budget.group: budget for budget in budgets(rows) if budget.of == "B"}
+    split: list[Cell] = []
+    for row in rows:
+        budget = known.get((row["model"], row["stack"], row["machine"], row["device"]))
+        parts = TimeSplit(fixed_ms=None, bytes_ms=None, dominated_by=None)
+        if row["status"] == "ok" and budget and budget.bytes_per_s and row["weight_bytes_per_token"]:
+            fixed, streamed = budget.fixed_ms, row["weight_bytes_per_token"] / budget.bytes_per_s * 1e3
+            parts = {
+                "fixed_ms": fixed,
+                "bytes_ms": streamed,
+                "dominated_by": "fixed" if fixed > streamed else "bytes",
+            }
+        split.append({**row, **parts})
+    return split
+
+
+def _fitted(
+    rows: Sequence[Cell], of: str, keys: Sequence[Place], size: Size, ms: Callable[[Cell], float | None]
+) -> list[Budget]:
+    grouped: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for row in rows:
+        latency = ms(row)
+        if (read := row[size]) and latency is not None:
+            grouped.setdefault(tuple(str(row[key]) for key in keys), []).append((read, latency))
+    found = []
+    for group, points in grouped.items():
+        if len({bytes_read for bytes_read, _ in points}) < FEWEST:
+            continue
+        sizes, latencies = np.array(points, dtype=float).T
+        line = least_squares(sizes, latencies)
+        rate = 1e3 / line.slope_ms if line.slope_ms > 0 else None
+        found.append(Budget(of, group, len(points), line.B_ms, rate))
+    return found
+
+
+# Which settings of a stack to measure next, and whether one is faster than the defaults: successive halving.
+# Pure.
+#
+# One option at a time: its values race against the best setting so far, at every look the worse half goes,
+# and the winner becomes the best so far. The best is then measured against the defaults in rounds that took
+# no part in choosing it. These alone give its gain and decide, so what was tried before cannot make a false
+# winner.
+
+
+Value = str | int | float | bool
+Setting = tuple[tuple[str, Value], ...]
+"""The options that differ from the defaults, by name."""
+Costs = Mapping[Setting, float | None]
+"""Of one round, as metrics.Metric.cost; null: no valid figure."""
+
+DEFAULTS: Setting = ()
+FALSE_WINNERS = 0.01  # probability that a race of equal settings has a winner, split over settings and looks
+CONFIDENCE = 0.95
+FIRST_LOOK = 4  # rounds: below that the interval of a mean is several times its spread
+FEWEST_TRIES = 2  # a setting that gave no figure in so many rounds, and failed, is given up
+
+
+def looks(first: int, limit: int) -> list[int]:
+    """The numbers of rounds after which a race is judged: doubled from `first` up to `limit`."""
+    found = [min(first, limit)]
+    while 2 * found[-1] <= limit:
+        found.append(2 * found[-1])
+    return found
+
+
+def options_label(setting: Setting) -> str:
+    """`threads=2 flash_attn=true`"""
+    words = (f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in setting)
+    return " ".join(words) or "defaults"
+
+
+def changed(best: Setting, changes: Mapping[str, Value], base: Mapping[str, object]) -> Setting:
+    """`best` with more changes, in one spelling: values of `base`, the resolved defaults, are no change."""
+    return tuple(sorted((k, v) for k, v in (dict(best) | dict(changes)).items() if base.get(k) != v))
+
+
+@dataclass
+class Race:
+    """Settings against a reference, each measured once a round. `looks`: the rounds after which they are
+    judged. `threshold`: the smallest relative gain that matters."""
+
+    reference: Setting
+    settings: Sequence[Setting]
+    looks: Sequence[int]
+    threshold: float
+    remaining: list[Setting] = field(init=False)
+    winner: Setting | None = field(default=None, init=False)
+    over: bool = field(default=False, init=False)
+    _costs: dict[Setting, list[float | None]] = field(default_factory=dict, init=False)
+    _looked: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.remaining = list(self.settings)
+
+    def due(self) -> list[Setting]:
+        """The settings of the next round, the defaults always among them; empty: the race is over."""
+        return [] if self.over else list(dict.fromkeys([DEFAULTS, self.reference, *self.remaining]))
+
+    def add(self, costs: Costs, failed: Collection[Setting] = ()) -> None:
+        """The costs of one round of all that was due. `failed`: those without one by their own fault."""
+        for each in self.due():
+            self._costs.setdefault(each, []).append(costs.get(each))
+        tried = len(self._costs[self.reference])
+        if tried >= FEWEST_TRIES:
+            given_up = {each for each in failed if not self.costs(each)}
+            self.remaining = [s for s in self.remaining if not given_up & {s, self.reference}]
+        if not self.remaining:
+            self.over = True
+            return
+        compared = min(len(self.differences(each, self.reference)) for each in self.remaining)
+        look = self.looks[self._looked]
+        if compared >= look or tried >= 2 * look:  # rounds without a figure are made up for, up to a limit
+            self._judge()
+
+    def costs(self, setting: Setting) -> list[float]:
+        """Of the rounds in which it has a valid figure."""
+        return [cost for cost in self._costs.get(setting, ()) if cost is not None]
+
+    def differences(self, setting: Setting, against: Setting) -> list[float]:
+        """Its cost minus that of another, in each round that has both; all settings begin in one round."""
+        both = zip(self._costs.get(setting, ()), self._costs.get(against, ()), strict=False)
+        return [a - b for a, b in both if a is not None and b is not None]
+
+    def ahead(self, setting: Setting) -> bool:
+        """Whether its gain over the reference is one that chance explains too rarely: mean and median are at
+        least half of the threshold, and p is small for the number of settings and looks."""
+        differences = self.differences(setting, self.reference)
+        change = change_of(differences)
+        faster = analysis_differences.direction(change, math.log1p(self.threshold)) < 0
+        if change.p is None or len(differences) < FIRST_LOOK:
+            return False
+        return faster and change.p <= self.limit
+
+    @property
+    def limit(self) -> float:
+        """The p-value of a significant gain."""
+        return FALSE_WINNERS / (len(self.settings) * len(self.looks))
+
+    def _judge(self) -> None:
+        """Drop what cannot be worth it or is behind the leader, then all but the better half."""
+        self._looked += 1
+        last = self._looked == len(self.looks)
+        found = {each: change_of(self.differences(each, self.reference)) for each in self.remaining}
+        alive = [each for each, change in found.items() if self._hopeful(each, change, last)]
+        alive.sort(key=lambda each: found[each].cost)
+        if alive:
+            leader = alive[0]
+            level = [leader, *(each for each in alive[1:] if not self._behind(each, leader))]
+            alive = level[: math.ceil(len(self.remaining) / 2)]
+            if self.ahead(leader) and (last or len(alive) == 1):
+                self.winner = leader
+        self.remaining = alive
+        self.over = last or not alive or self.winner is not None
+
+    def _hopeful(self, setting: Setting, change: Change, last: bool) -> bool:
+        """Whether its gain may still reach the threshold; with too few figures for an interval, whether there
+        are rounds left for more."""
+        if change.ends is None:
+            return not last and bool(self.costs(setting) and self.costs(self.reference))
+        return change.ends[0] < -math.log1p(self.threshold)
+
+    def _behind(self, setting: Setting, leader: Setting) -> bool:
+        ends = change_of(self.differences(setting, leader)).ends
+        return ends is not None and ends[0] > 0
+
+
+def change_of(differences: Sequence[float]) -> Change:
+    """The change with its 95% interval; none, and without an interval, where there is no round."""
+    if not differences:
+        return Change(0.0, 0.0)
+    return analysis_differences.changes({"": differences}, CONFIDENCE)[""]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured of a setting. `cost`: the mean; null: no round had a valid figure. `change`: against
+    the defaults, from `rounds` rounds that have both."""
+
+    setting: Setting
+    rounds: int
+    cost: float | None
+    change: Change
+
+
+class Search:
+    """The races of all options, then that of the best setting against the defaults."""
+
+    def __init__(
+        self,
+        options: Sequence[Sequence[Mapping[str, Value]]],
+        base: Mapping[str, object],
+        rounds: int,
+        threshold: float,
+    ) -> None:
+        """`options`: for each option, or each group that belongs together, the changes to try. `base`: the
+        defaults, resolved. `rounds`: at most in the race of an option; twice that in the last race.
+        `threshold`: the smallest relative gain that matters."""
+        self.best = DEFAULTS
+        self.final: Race | None = None
+        self.races: list[Race] = []
+        self._options, self._base = list(options), base
+        self._rounds, self._threshold = rounds, threshold
+        self._next()
+
+    @property
+    def winner(self) -> Setting | None:
+        """The setting that is significantly faster than the defaults; null: none is, or not known yet."""
+        return self.final.winner if self.final else None
+
+    def due(self) -> list[Setting]:
+        """The settings of the next round; empty: the search is over."""
+        return self.races[-1].due() if self.races else []
+
+    def add(self, costs: Costs, failed: Collection[Setting] = ()) -> None:
+        """The costs of one round of all that was due. `failed`: those without one by their own fault."""
+        race = self.races[-1]
+        race.add(costs, failed)
+        if race.over and race is not self.final:
+            if not race.costs(DEFAULTS):
+                self._options.clear()  # nothing to compare with
+            self.best = self.best if race.winner is None else race.winner
+            self._next()
+
+    def results(self) -> list[Result]:
+        """The defaults, then every setting in the order measured. The gain of the best setting is from the
+        last race alone: that of the race it was chosen in is too high on average."""
+        every = dict.fromkeys(each for race in self.races for each in (DEFAULTS, *race.settings))
+        return [self._result(each) for each in every]
+
+    def _result(self, setting: Setting) -> Result:
+        races = [self.final] if self.final and setting in self.final.settings else self.races
+        differences = [each for race in races for each in race.differences(setting, DEFAULTS)]
+        costs = [cost for race in races for cost in race.costs(setting)]
+        change = change_of(differences)
+        return Result(setting, len(differences), fmean(costs) if costs else None, change)
+
+    def _next(self) -> None:
+        """Begin the race of the next option with something to try, else the last one."""
+        while self._options:
+            settings = [changed(self.best, each, self._base) for each in self._options.pop(0)]
+            settings = [each for each in dict.fromkeys(settings) if each not in (DEFAULTS, self.best)]
+            if settings:
+                self._begin(self.best, settings, looks(FIRST_LOOK, self._rounds))
+                return
+        if self.best != DEFAULTS:
+            first = max(FIRST_LOOK, min(analysis_differences.FEWEST_ROUNDS, self._rounds))
+            self.final = self._begin(DEFAULTS, [self.best], looks(first, 2 * self._rounds))
+
+    def _begin(self, reference: Setting, settings: Sequence[Setting], at: Sequence[int]) -> Race:
+        self.races.append(Race(reference, settings, at, self._threshold))
+        return self.races[-1]

@@ -1,0 +1,305 @@
+"""Bytes that a decode step reads from memory, and the share of bandwidth reached. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from harness.analysis.flags import Limit
+from harness.analysis.identity import recorded_gpu
+from harness.records.kinds import Record, loaded_of
+from harness.records.parts import Attention, DecoderFacts, Header, StackFacts
+from harness.theory import decoder, floors, names
+from harness.theory.decoder import Shape
+from harness.theory.floors import SI
+from harness.theory.machines import MACHINES, Machine
+from harness.theory.rows import is_quantized, knees
+from harness.theory.tensors import ELEMENT_BYTES, element_bytes
+
+
+def model_bytes(record: Record) -> int | None:
+    """Bytes of all tensors: as loaded where the stack counts them exactly, else from the file's header."""
+    return _weights(record).get("model_bytes")
+
+
+def bpw(record: Record) -> float | None:
+    """Bits per weight: model_bytes * 8 / parameters."""
+    if reported := (record.get("reported") or {}).get("bpw"):
+        return float(reported)
+    weights = _weights(record)
+    size, parameters = weights.get("model_bytes"), weights.get("parameters")
+    return size * 8 / parameters if size is not None and parameters else None
+
+
+def nominal_bits(quant: str | None) -> int | None:
+    """The bits in a type's name, without scales and without tensors kept in 16 bits; null for none.
+
+    `q4_k_m`, `nf4` and `gptq-int4` 4; `int8` 8; f16, bf16 and fp32 16.
+    """
+    if re.fullmatch(r"(f|bf|fp)(16|32)", quant or ""):
+        return 16
+    found = re.search(r"\d+", quant or "")
+    return int(found[0]) if found else None
+
+
+def weight_bytes_per_token(record: Record) -> int | None:
+    """Bytes of weights that one decode step reads: all but an untied input embedding, where it reads one row,
+    and layers that only draft tokens; of experts those that a token uses.
+
+    From bits per weight and shape where only those are known.
+    """
+    weights, shape, bits = _weights(record), _shape(record), bpw(record)
+    if (size := weights.get("model_bytes")) is None:
+        return round(floors.demand_of_bits(shape, bits).weight_bytes_per_token) if shape and bits else None
+    size -= weights.get("draft_bytes", 0)
+    if not weights.get("tied", True):
+        size -= weights["input_embedding_bytes"] or 0
+    if decoder := _decoder(record):
+        size -= weights.get("table_bytes", 0)
+        idle = 1 - decoder["experts_used"] / decoder["experts"] if decoder["experts"] else 0.0
+        size -= round(weights.get("expert_bytes", 0) * idle)
+    return size
+
+
+def kv_bytes_per_token(record: Record) -> float | None:
+    """Bytes of KV cache per token, before any window is full: as the stack reports, else 2 * layers *
+    kv_heads * head_dim * element bytes, with the types of K and V."""
+    if known := _known_step(record):
+        return known.kv_bytes_per_token
+    reported = loaded_of(record).get("kv_bytes_per_token")
+    if reported is not None:
+        return float(reported)
+    attention: Mapping[str, int] | Attention | None = record["model"]["weights"].get("attention")
+    if not attention and (shape := _shape(record)):
+        attention = decoder.attention(shape)
+    if not attention:
+        return None
+    return float(attention["layers"] * attention["kv_heads"] * attention["head_dim"] * sum(_kv_types(record)))
+
+
+def probed_bytes_per_s(records: Iterable[Record]) -> list[float]:
+    """All read bandwidths measured on this machine in these records' campaigns."""
+    return [float(p["read_bytes_per_s"]) for r in records for p in r.get("bandwidth_probes", [])]
+
+
+def ceiling_bytes_per_s(records: Iterable[Record]) -> float | None:
+    """The best of them; null: not measured."""
+    return max(probed_bytes_per_s(records), default=None)
+
+
+def spread(rates: Sequence[float]) -> str:
+    """`25 GB/s, the highest read bandwidth measured here (probes read 24 to 25 GB/s)`."""
+    low, high = (f"{rate / 1e9:.0f}" for rate in (min(rates), max(rates)))
+    return f"{high} GB/s, the highest read bandwidth measured here (probes read {low} to {high} GB/s)"
+
+
+def data_sheet(record: Record) -> Machine | None:
+    """The data sheet of the GPU that it ran on, or of the board with this CPU; null: unknown, and for other
+    CPUs, whose name does not determine their memory."""
+    if record.get("device") == "cpu":
+        return board(record["machine"].get("cpu"))
+    gpu = recorded_gpu(record)
+    return names.of_gpu(gpu["name"], gpu["memory_bytes"]) if gpu else None
+
+
+def board(cpu: str | None) -> Machine | None:
+    """The single-board computer with this CPU name; null for others.
+
+    `Raspberry Pi 5 Model B Rev 1.0` is a Raspberry Pi 5; a `Raspberry Pi 500` is not.
+    """
+    known = (m for m in MACHINES.values() if m.board and f"{cpu} ".startswith(f"{m.name} "))
+    return next(known, None)
+
+
+def prefill_demand(record: Record) -> floors.Demand | None:
+    """Bytes and FLOP of its model by shape and bits per weight; null where those are not known."""
+    if known := _known_step(record):
+        return known
+    shape, bits = _shape(record), bpw(record)
+    return floors.demand_of_bits(shape, bits) if shape and bits else None
+
+
+def prefill_ceiling(record: Record) -> floors.Ceiling | None:
+    """The data sheet's bandwidth, and its rate for such weights; null where the rate is unknown, and for a
+    board, whose rate depends on the kernel of each type."""
+    machine, bits = data_sheet(record), bpw(record)
+    if machine is None or machine.board or bits is None:
+        return None
+    if (flops := machine.kernel_flops(is_quantized(bits))) is None:
+        return None
+    return floors.Ceiling(machine.data_sheet_bytes_per_s, flops)
+
+
+def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
+    """Prompt lengths between which prefill is compute-bound, as in `harness theory`; null without a
+    `prefill_demand` or `prefill_ceiling`."""
+    needs, ceiling = prefill_demand(record), prefill_ceiling(record)
+    return knees(needs, ceiling, SI) if needs and ceiling else None
+
+
+def limits(record: Record, ceiling: float | None, past_cache: bool = False) -> dict[str, Limit]:
+    """Limits by the data sheet's bandwidth and by the measured one, by name, where known.
+
+    `past_cache`: without the bytes that fit a CPU's last-level cache, which need not be read from memory
+    again: nothing is faster than that. A KV cache that is read in full is part of B but not
+    of the first token: prefill need not attend to empty cells.
+    """
+    step, (kv_read, length) = _step(record), _reading(record)
+    if step is None:
+        return {}
+    cached = cache_bytes(record) if past_cache else 0
+    machine = data_sheet(record)
+    found = {}
+    for name, rate in (
+        ("data sheet", machine and machine.data_sheet_bytes_per_s),
+        ("measured", ceiling),
+    ):
+        if not rate:
+            continue
+        at_most = floors.Ceiling(rate, math.inf)
+        B_s, first_s = (floors.B_s(step, at_most, read, length) for read in (kv_read, "grows"))
+        found[name] = Limit(
+            max(0.0, B_s - cached / rate) * 1e3,
+            _slope_ms(record, step, at_most, "grows"),
+            max(0.0, first_s - cached / rate) * 1e3,
+            _slope_ms(record, step, at_most, kv_read),
+        )
+    return found
+
+
+def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
+    """MBU on a CPU: bytes per mean decode step over its time, as a share of ceiling. Null on a GPU.
+
+    A step reads the weights, and the context so far once: a static KV cache in full, a sliding one up to its
+    window. All of these bytes count, so a model that fits the CPU's cache may exceed 100%.
+    """
+    return _share(record, ceiling, cached=0)
+
+
+def past_cache_share(record: Record, ceiling: float | None) -> float | None:
+    """The same without the bytes that fit the last-level cache, which need not be read from memory again: no
+    honest run exceeds 100%. Null where all weights fit."""
+    step, cached = _step(record), cache_bytes(record)
+    if step is None or step.weight_bytes_per_token <= cached:
+        return None
+    return _share(record, ceiling, cached)
+
+
+def _share(record: Record, ceiling: float | None, cached: int) -> float | None:
+    timing, step = record.get("timing", {}), _step(record)
+    steps = record["tokens"] - 1
+    on_cpu = record.get("device") == "cpu"
+    if ceiling is None or step is None or steps < 1 or "last_token_ns" not in timing or not on_cpu:
+        return None
+    read = step.weight_bytes_per_token + _mean_kv_bytes(record, step) - cached
+    seconds = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e9 / steps
+    return float(read / seconds / ceiling)
+
+
+def cache_bytes(record: Record) -> int:
+    """Of a CPU's last-level cache; 0 on a GPU, or where it is not known."""
+    return (record["machine"].get("last_level_cache_bytes") or 0) if record.get("device") == "cpu" else 0
+
+
+def _step(record: Record) -> floors.Demand | None:
+    """The bytes of a decode step, without its compute; null where they are not known."""
+    weights = weight_bytes_per_token(record)
+    if weights is None:
+        return None
+    if known := _known_step(record):
+        return replace(known, reaches=tuple(replace(reach, flops=0.0) for reach in known.reaches))
+    return floors.Demand(0, 0, weights, 0, 0, (floors.Reach(kv_bytes_per_token(record) or 0),))
+
+
+def _reading(record: Record) -> tuple[str, int]:
+    """How the stack reads its KV cache, and the size in tokens of a static cache or a window; 0: unreported,
+    which gives the loosest limit."""
+    loaded = loaded_of(record)
+    kv_read, shape = loaded.get("kv_read") or "grows", _shape(record)
+    if kv_read == "window":
+        return kv_read, loaded.get("window") or (shape and shape.window) or 0
+    return kv_read, (loaded.get("options") or {}).get("n_ctx") or 0
+
+
+def _slope_ms(record: Record, step: floors.Demand, ceiling: floors.Ceiling, kv_read: str) -> float | None:
+    """The least ms that a token of context adds, with the cache read as `kv_read`.
+
+    Null where latency has no one slope: a static cache, or a run past a sliding window.
+    """
+    declared, length = _reading(record)
+    past = declared == "window" and record["workload"]["prompt_tokens"] + record["tokens"] > length
+    if declared == "full" or past or not step.kv_bytes_per_token:
+        return None
+    ends = record["workload"]["prompt_tokens"] + record["tokens"]
+    if any(reach.window and reach.window < ends for reach in step.reaches):
+        return None
+    W = floors.W_tokens_per_s(step, ceiling, kv_read)
+    return 1e3 / W if W else None
+
+
+def _mean_kv_bytes(record: Record, step: floors.Demand) -> float:
+    """Mean bytes of KV cache that a decode step attends to, and of states that it reads and writes."""
+    means = (reach.kv_bytes * _mean_attended(record, reach) for reach in step.reaches)
+    return sum(means) + floors.MOVED_STATE * step.state_bytes
+
+
+def _mean_attended(record: Record, reach: floors.Reach) -> float:
+    """Mean tokens that the decode steps attend to."""
+    kv_read, length = _reading(record)
+    first = record["workload"]["prompt_tokens"] + 1
+    last = first + record["tokens"] - 2
+    if reach.chunked:
+        return sum(floors.attended(reach, n, kv_read, length) for n in range(first, last + 1)) / (
+            last - first + 1
+        )
+    most = floors.attended(reach, last, kv_read, length)
+    if kv_read == "full" or most <= first:
+        return most
+    growing = (first + most) / 2 * (most - first + 1)
+    return float((growing + most * (last - most)) / (last - first + 1))
+
+
+def _weights(record: Record) -> StackFacts | Header:
+    """Sizes of the weights: from a stack that reports `tied`, which counts exactly, else from the file's
+    header."""
+    loaded = loaded_of(record)
+    if "tied" in loaded and loaded.get("model_bytes") is not None:
+        return loaded
+    return record["model"]["weights"].get("header") or loaded
+
+
+def _known_step(record: Record) -> floors.Demand | None:
+    """Of a model that is not dense; null for others, and where its bytes are not known."""
+    decoder, weights = _decoder(record), weight_bytes_per_token(record)
+    if decoder is None or weights is None:
+        return None
+    bits = bpw(record) or 16
+    k_bytes, v_bytes = _kv_types(record)
+    return floors.demand_of(
+        decoder,
+        weights,
+        decoder["lm_head_params"] * bits / 8,
+        _weights(record).get("expert_bytes", 0),
+        k_bytes,
+        v_bytes,
+        latent=record["model"]["weights"].get("format") == "gguf",
+    )
+
+
+def _kv_types(record: Record) -> tuple[float, float]:
+    """Bytes of an element of K and of V; 16 bits if the stack has no option for it."""
+    options = record.get("options", {})
+    if dtype := options.get("dtype"):
+        return (ELEMENT_BYTES[dtype],) * 2
+    return element_bytes(options.get("type_k", "f16")), element_bytes(options.get("type_v", "f16"))
+
+
+def _decoder(record: Record) -> DecoderFacts | None:
+    return record["model"]["weights"].get("decoder")
+
+
+def _shape(record: Record) -> Shape | None:
+    shape = record["model"].get("shape")
+    return Shape(**shape) if shape else None

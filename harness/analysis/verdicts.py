@@ -1,0 +1,674 @@
+"""The status of a record: ok, disturbed or invalid, and the reasons."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from harness.analysis import depth, flags, prefill, traffic
+from harness.analysis.columns import Cell, Disturbance, Growth
+from harness.analysis.flags import Flag
+from harness.analysis.traffic import ceiling_bytes_per_s, past_cache_share, probed_bytes_per_s, spread
+from harness.base.text import plural
+from harness.records import tables
+from harness.records.kinds import Record, done_of, loaded_of, memory_of
+from harness.records.measured import Counters, Surface
+from harness.records.parts import Conditions, Misplaced, Placed, StackFacts
+from harness.records.tables import TokenTimes
+from harness.stacks.header import Options
+
+# Find disturbances: repeats that the machine, not the stack, made invalid, and what to do about them. Pure.
+#
+# A repeat that is invalid only for a disturbance is measured again. Counters of the worker (page faults,
+# waits for a CPU, memory) decide. Counters of the whole machine, which other processes may have raised,
+# give notes.
+
+
+CONTENTION_TOLERANCE = 0.05  # of threads x time; a quiet machine has 0.1%
+CONTENTION_FLOOR_NS = 50_000_000  # one or two normal waits are a large share of a very short run
+STALLED_SHARE = 0.01  # of the timed part
+STALLED_FLOOR_US = 10_000
+PAGE_BYTES = 4096
+REFAULT_FLOOR_BYTES = 64 << 20
+REFAULT_TOLERANCE = 0.05  # of the model
+PAGED_IN_FLOOR_BYTES = 4 << 20
+PAGED_IN_TOLERANCE = 0.01  # of the weights that each step reads; the warm-up has read them all
+SUSPENDED_FLOOR_NS = 10_000_000  # the two clocks are read to 1 ms
+NAMED_CPUS = 0.1  # a process that used fewer CPUs than this is not named
+
+T = TypeVar("T")
+Pressure = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a repeat is invalid. `disturbance`: what on the machine caused it, so that another attempt may be
+    ok; null: the stack or the config caused it."""
+
+    text: str
+    disturbance: Disturbance | None = None
+
+
+@dataclass(frozen=True)
+class BusyProcess:
+    """The process that used most CPU time while repeats were disturbed: on average `cpus` of `of_cpus`."""
+
+    name: str
+    pid: int
+    cpus: float
+    of_cpus: int
+
+
+def disturbance_reasons(record: Record) -> list[Reason]:
+    """Each disturbance that makes a finished repeat invalid."""
+    found = []
+    if (suspended_ns := done_of(record).get("suspended_ns") or 0) > SUSPENDED_FLOOR_NS:
+        found.append(Reason(f"the machine was suspended for {suspended_ns / 1e9:.1f} s", "suspend"))
+    found += _quota(record)  # before the warm-up, which a quota keeps from settling too
+    if not done_of(record)["warmup"]["agreed"]:
+        detail = "no window agreed with the one before and the one four before"
+        found.append(Reason(f"warm-up never settled: {detail}", "warmup"))
+    found += _paging(record)
+    found += _contention(record)
+    return found + [Reason(text, "heat") for text in flags.invalid_because(record)]
+
+
+def disturbance_notes(record: Record) -> list[Flag]:
+    """Notes on pressure on the whole machine while timing; the worker need not have been affected."""
+    if record["outcome"] != "ok" or not record.get("done"):
+        return []
+    _, machine = _pressures(record)
+    details = _memory_was_short(record, machine)
+    if machine.get("pswpin"):
+        details.append(f"{plural(round(machine['pswpin']), 'page')} swapped in")
+    if not _quota(record) and (throttled := _throttled(record)):
+        details.append(f"the CPU quota throttled the cgroups around it {throttled}")
+    if not details:
+        return []
+    return [
+        Flag(
+            "machine_under_pressure",
+            f"the whole machine, while timing: {'; '.join(details)}",
+            invalidates=None,
+        )
+    ]
+
+
+def _paging(record: Record) -> list[Reason]:
+    # Within a memory budget the worker's own limit causes the pressure: another attempt would meet it again.
+    kind: Disturbance | None = None if record.get("memory_budget") else "memory"
+    found = []
+    if faults := done_of(record)["major_faults"]:
+        found.append(f"{plural(faults, 'major page fault')} while timing")
+    own, _ = _pressures(record)
+    found += [f"its own cgroup, while timing: {text}" for text in _memory_was_short(record, own)]
+    if paged_in := _weights_paged_in(record):
+        found.append(f"{paged_in / 1e6:.0f} MB of its weights were paged in while timing")
+    return [Reason(text, kind) for text in found]
+
+
+def _pressures(record: Record) -> tuple[Pressure, Pressure]:
+    """Pressure counters while timing: of the worker's own cgroup, if it had one, and of the machine.
+
+    Older records keep both under one name: within a budget the cgroup's counters replaced the machine's.
+    """
+    conditions = record.get("conditions") or Conditions()
+    machine = conditions.get("pressure") or {}
+    if (own := conditions.get("worker_pressure")) is not None:
+        return own, machine
+    budget = record.get("memory_budget")
+    names = _OWN_IN_OLDER.get(budget["means"], ()) if budget else ()
+    own = {name: rise for name, rise in machine.items() if name in names}
+    return own, {name: rise for name, rise in machine.items() if name not in names}
+
+
+_OWN_IN_OLDER = {
+    "cgroup v2": ("workingset_refault_file", "memory_stall_us"),
+    "cgroup v1": ("workingset_refault_file",),  # which has no PSI
+}
+
+
+def _memory_was_short(record: Record, pressure: Pressure) -> list[str]:
+    page_bytes = record["machine"].get("page_bytes") or PAGE_BYTES
+    refaulted = page_bytes * pressure.get("workingset_refault_file", 0)
+    allowed = REFAULT_TOLERANCE * (loaded_of(record).get("model_bytes") or math.inf)
+    found = []
+    if refaulted > max(allowed, REFAULT_FLOOR_BYTES):
+        found.append(f"{refaulted / 1e6:.0f} MB of evicted file pages were read again")
+    if stalled := _stalled(record, pressure, "memory_stall_us"):
+        found.append(f"memory pressure stalled it for {stalled}")
+    return found
+
+
+def _stalled(record: Record, pressure: Pressure, name: str) -> str | None:
+    """How long it stalled; null where too short to matter."""
+    timed_us, stalled_us = _timed_ns(record) / 1e3, pressure.get(name, 0)
+    if stalled_us <= max(STALLED_SHARE * timed_us, STALLED_FLOOR_US):
+        return None
+    return f"{stalled_us / 1e6:.2f} s of {timed_us / 1e6:.2f}"
+
+
+def _throttled(record: Record) -> str | None:
+    """How often and how long a CPU quota throttled its cgroups; null where too short to matter. The kernel
+    adds up the time of all CPUs, so that it may exceed the time that passed."""
+    _, machine = _pressures(record)
+    if not _stalled(record, machine, "cgroup_throttled_us"):
+        return None
+    periods, us = machine.get("cgroup_throttled_periods"), machine["cgroup_throttled_us"]
+    often = "" if periods is None else f"in {plural(round(periods), 'period')}, "
+    return f"{often}for {us / 1e6:.2f} s over all CPUs ({_timed_ns(record) / 1e9:.2f} s timed)"
+
+
+def _timed_ns(record: Record) -> int:
+    surface = done_of(record).get("surface") or Surface()
+    return record["timing"].get("last_token_ns") or surface.get("elapsed_ns") or 0
+
+
+def _weights_paged_in(record: Record) -> int | None:
+    """Bytes of mapped weights paged in while timing, though the warm-up had read them; null: few or unknown.
+
+    A token that waits for a read already under way has no major fault, so faults alone do not show this.
+    Rows of an input embedding are allowed: they are read when their tokens come.
+    """
+    weights = {mark["at"]: mark.get("rss_weights_bytes") for mark in memory_of(record).get("marks") or []}
+    before, after = weights.get("warmed"), weights.get("finished")
+    model_bytes, step_bytes = traffic.model_bytes(record), traffic.weight_bytes_per_token(record)
+    if before is None or after is None or model_bytes is None or step_bytes is None:
+        return None
+    allowed = model_bytes - step_bytes + max(PAGED_IN_TOLERANCE * step_bytes, PAGED_IN_FLOOR_BYTES)
+    return int(after - before) if after - before > allowed else None
+
+
+def _quota(record: Record) -> list[Reason]:
+    """Throttling by a CPU quota. Other processes may share the cgroup, so the worker's own CPU wait must
+    confirm it, where known."""
+    waited_ns, throttled = done_of(record).get("cpu_wait_ns"), _throttled(record)
+    if not throttled or (waited_ns is not None and waited_ns <= STALLED_SHARE * _timed_ns(record)):
+        return []
+    quota = (record.get("conditions") or Conditions()).get("cpu_quota")
+    of = f" of {quota:.2f} CPUs" if quota is not None else ""
+    return [Reason(f"the CPU quota{of} throttled it {throttled}", "quota")]
+
+
+def _contention(record: Record) -> list[Reason]:
+    """Threads that waited for a CPU. A barrier per tensor makes them lose far more than this share."""
+    waited_ns, timed_ns = done_of(record).get("cpu_wait_ns"), _timed_ns(record)
+    if waited_ns is None or not timed_ns:
+        return []
+    if _quota(record):  # its threads waited for the quota too
+        _, machine = _pressures(record)
+        waited_ns -= round(1e3 * machine["cgroup_throttled_us"])
+    share = waited_ns / (timed_ns * record["threads"])
+    if share <= CONTENTION_TOLERANCE or waited_ns <= CONTENTION_FLOOR_NS:
+        return []
+    why, many = "other processes were running", oversubscribed(record)
+    if many:
+        why = f"{record['threads']} of them share {plural(record['machine']['usable_cpus'] or 0, 'CPU')}"
+    text = f"its threads waited for a CPU {share:.0%} of the time: {why}"
+    return [Reason(text, None if many else "cpu")]
+
+
+def oversubscribed(record: Record) -> bool:
+    """Whether it has more threads than this machine has CPUs, which then wait for each other."""
+    cpus = record["machine"].get("usable_cpus")
+    return cpus is not None and record["threads"] > cpus
+
+
+def disturbance_summary(cells: Iterable[Cell], busiest: BusyProcess | None = None) -> str | None:
+    """How many repeats stayed disturbed, why, and what to do, in one sentence; null: none did.
+
+    `cells`: rows of dataset.cells.per_cell.
+    """
+    rows = [row for row in cells if row.get("kind") == "measured"]
+    kinds = Counter(kind for row in rows for kind in row["stayed_disturbed"])
+    stayed, of = kinds.total(), sum(row["repeats"] for row in rows)
+    if not stayed:
+        return None
+    (kind, _), *_ = kinds.most_common(1)
+    if busiest and busiest.cpus >= NAMED_CPUS and kind in ("cpu", "warmup"):
+        cpus = f"{busiest.cpus:.1f} of {busiest.of_cpus} CPUs"
+        why = f"`{busiest.name}` (pid {busiest.pid}) used {cpus} meanwhile"
+        advice = "close it, or lower `threads`"
+    else:
+        why, advice = _CAUSES[kind]
+    which = f"{stayed} of {plural(of, 'repeat')} stayed disturbed"
+    return f"{which}: {why}; {advice}, then run again with --retry-failed"
+
+
+_CAUSES: dict[Disturbance, tuple[str, str]] = {
+    "cpu": ("other processes used the CPUs", "close them, or lower `threads`"),
+    "quota": ("a CPU quota throttled its threads", "raise or remove it (--cpus, CPUQuota)"),
+    "memory": ("memory was short and pages were read from disk", "close programs that use memory"),
+    "heat": ("the device was throttled", "let it cool (protocol.cool_down)"),
+    "warmup": ("warm-up never settled", "close other programs"),
+    "suspend": ("the machine was suspended", "keep it awake (systemd-inhibit)"),
+}
+
+
+def disturbance_kind(found: Sequence[Reason]) -> Disturbance | None:
+    """The first disturbance, if all reasons are disturbances; null otherwise."""
+    kinds = [reason.disturbance for reason in found]
+    return kinds[0] if kinds and None not in kinds else None
+
+
+def counting(attempts: Sequence[T], usable: Callable[[T], bool], disturbed: Callable[[T], object]) -> T:
+    """The attempt at a repeat that counts: the latest, or, if it was disturbed, the latest usable one if any.
+
+    `attempts`: oldest first.
+    """
+    latest = attempts[-1]
+    usables = (each for each in reversed(attempts) if usable(each))
+    return next(usables, latest) if disturbed(latest) else latest
+
+
+# The stack's or the device's own clock against ours, on one run. Pure.
+
+
+# Two clocks on one run: llama.cpp's own counters and our timestamps.
+CLOCK_TOLERANCE = 0.02
+CLOCK_TOLERANCE_MS_PER_TOKEN = 0.02
+OUR_LOOP_MS_PER_TOKEN = 0.1  # between two steps, where the stack's runner does not time the steps alone
+# Per token, for a device's own clock: the larger of the two.
+DEVICE_CLOCK_TOLERANCE = 0.01
+DEVICE_CLOCK_TOLERANCE_NS = 50_000
+# Share of tokens that a busy host delivered late; any machine has some in 10,000.
+BUSY_HOST_SHARE = 0.01
+FIRST_TOKENS = 5  # none of these may be late: an unsynchronised clock shows there
+
+
+def clock_of_stack(record: Record) -> list[Reason]:
+    """Compare the stack's own decode time with ours, less our work between steps. A wait for a CPU between
+    the two clocks makes ours longer, by at most the process's total wait. A hypervisor's waits are not
+    counted: a difference as short as one or two of them may be a disturbance."""
+    counters, timing = done_of(record)["counters"], record["timing"]
+    theirs, steps = counters.get("stack_decode_ms"), record["tokens"] - 1
+    if theirs is None or steps < 1:
+        return []
+    between = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e6 - counters.get("sampling_ms", 0.0)
+    timed = counters.get("steps_ms")
+    loop = OUR_LOOP_MS_PER_TOKEN * steps
+    compared = [(between, loop)] if timed is None else [(timed, 0.0), (between, loop)]
+    waited = (done_of(record).get("cpu_wait_ns") or 0) / 1e6
+    for ours, more in compared:
+        allowed = CLOCK_TOLERANCE * theirs + CLOCK_TOLERANCE_MS_PER_TOKEN * steps
+        late = ours - theirs - (allowed + more + waited)
+        if theirs - ours > allowed or late > 0:
+            both = f"{ours / steps:.3f} ms/token here, {theirs / steps:.3f} by the stack's own"
+            paused = 0 < late <= CONTENTION_FLOOR_NS / 1e6
+            return [Reason(f"two clocks differ: {both}", "cpu" if paused else None)]
+    return []
+
+
+def clock_of_device(record: Record, times: TokenTimes | None) -> list[Reason]:
+    """Compare each token's time on the device's own clock (CUDA events) with ours. Our flushes fall between
+    two events and are not part of our latencies."""
+    timed = done_of(record)["counters"].get("device_tokens")
+    if timed is None:
+        return []
+    if timed != record["tokens"]:
+        return [Reason(f"the device's clock timed {timed} tokens, but {record['tokens']} were generated")]
+    if not times:
+        return []
+    device = times.device_gaps_ns(done_of(record).get("flushes", []))
+    if device is None:
+        return [Reason("its times by the device's clock are missing or damaged")]
+    host = times.gaps_ns
+    gaps, allowed = host - device, np.maximum(DEVICE_CLOCK_TOLERANCE * device, DEVICE_CLOCK_TOLERANCE_NS)
+    differ = np.abs(gaps) > allowed
+    if not differ.any():
+        return []
+    at = int(np.argmax(np.abs(gaps)))
+    reason = (
+        f"two clocks differ on {int(differ.sum())} of {len(host)} tokens by more than 1% and 0.05 ms; most "
+        f"at n = {times.n[at]}: {host[at] / 1e6:.3f} ms here, {device[at] / 1e6:.3f} by the device's own"
+    )
+    in_all = max(DEVICE_CLOCK_TOLERANCE * float(device.sum()), DEVICE_CLOCK_TOLERANCE_NS)
+    if abs(float(gaps.sum())) > in_all:
+        return [Reason(reason)]
+    # A short token after a long one only makes up for a busy host's delay.
+    late_before = np.concatenate([[False], (gaps > allowed / 2)[:-1]])
+    if (differ & (gaps < 0) & ~late_before).any():
+        return [Reason(f"{reason}; their totals agree: ours was read before the device was done")]
+    if differ.mean() <= BUSY_HOST_SHARE and not differ[:FIRST_TOKENS].any():
+        return []
+    text = f"{reason}; their totals agree: the device was done before ours was read, on a busy host"
+    return [Reason(text, "cpu")]
+
+
+# How far a growing generation got before memory ran out, and its cache's share of the free memory. Pure.
+
+
+def ended_by_memory(record: Record) -> bool:
+    """Whether running out of memory is the result, not a failure: a `grow` workload that decoded a token."""
+    ran_out = record["workload"]["kind"] == "grow" and record["outcome"] == "oom"
+    return bool(ran_out and record["tokens"])
+
+
+def growth_stopped(record: Record) -> str | None:
+    """Why a `grow` workload ended before its target, in the reporter's words; null where it did not."""
+    return record.get("reason") if ended_by_memory(record) else done_of(record).get("stopped")
+
+
+def growth_row(record: Record, device_bytes: int | None, kv_bytes_per_token: float | None) -> Growth:
+    """Results of a `grow` workload; null for others.
+
+    `max_ctx`: tokens of prompt and decode held, a lower bound. `max_ctx_is_target`: it reached its target.
+    `limit_reason`: what ended it. `kv_share_of_free`: size of the KV cache at the end over the memory free on
+    the device, or in the budget, once the model was loaded.
+    """
+    found = Growth(max_ctx=None, limit_reason=None, kv_share_of_free=None, max_ctx_is_target=False)
+    ended = record["outcome"] == "ok" or ended_by_memory(record)
+    if record["workload"]["kind"] != "grow" or not ended:
+        return found
+    length, why = record["workload"]["prompt_tokens"] + record["tokens"], growth_stopped(record)
+    found |= {"max_ctx": length, "limit_reason": why, "max_ctx_is_target": why is None}
+    free = _free_when_loaded(record, device_bytes)
+    if free and kv_bytes_per_token:
+        found["kv_share_of_free"] = kv_bytes_per_token * length / free
+    return found
+
+
+def _free_when_loaded(record: Record, device_bytes: int | None) -> int | None:
+    """Bytes free once loaded: of the budget, less anonymous memory; or of the device."""
+    marks = {mark["at"]: mark for mark in memory_of(record).get("marks", [])}
+    loaded, budget = marks.get("loaded"), record.get("memory_budget")
+    if record.get("device") == "cpu":
+        limit, taken = budget and budget["bytes"], loaded and loaded["rss_anon_bytes"]
+    else:
+        limit, taken = device_bytes, loaded and loaded["vram_bytes"]
+    return limit - taken if limit is not None and taken is not None and taken < limit else None
+
+
+# Are weights and KV cache on the requested device, and tensors in the requested buffers? Pure.
+
+
+ELSEWHERE = ("cpu", "meta", "disk")  # not on a GPU; on a CPU only the first is correct
+NAMES_SHOWN = 3
+# Of llama.cpp's graph with all layers on a GPU: the input embedding, always on the CPU, and all else.
+OFFLOADED_SPLITS = 2
+
+
+def placement_mismatches(device: str, options: Options, facts: StackFacts) -> list[str]:
+    """Weights, tables or KV cache on another device, or tensors in another buffer, than the requested one."""
+    if misplaced := (facts.get("placement") or Placed(misplaced=[]))["misplaced"]:
+        return [_misplaced(misplaced)]
+    wrong: Sequence[str]
+    if device == "cpu":
+        wrong = ELSEWHERE[1:]
+    elif options.get("gpu_layers", -1) == -1:
+        wrong = ELSEWHERE
+    else:
+        return []
+    mismatches = [
+        f"{part}: {count} on {'the CPU' if name.lower() == 'cpu' else name}"
+        for part, on in (facts.get("devices") or {}).items()
+        if isinstance(on, dict)
+        for name, count in on.items()
+        if name.lower() in wrong and count
+    ]
+    if mismatches:
+        return [f"offloaded, not all on the requested device ({'; '.join(mismatches)})"]
+    return [] if facts.get("placement") else _splits(device, facts)  # else split on purpose
+
+
+def _misplaced(misplaced: Sequence[Misplaced]) -> str:
+    """The tensors that are not where they were asked to be."""
+    where = [
+        f"{each['tensor']} ({each['asked']} was requested, {each['found'] or 'its layer'} has it)"
+        for each in misplaced[:NAMES_SHOWN]
+    ]
+    more = ", ..." if len(misplaced) > NAMES_SHOWN else ""
+    return f"{plural(len(misplaced), 'tensor')} not where requested: {', '.join(where)}{more}"
+
+
+def _splits(device: str, facts: StackFacts) -> list[str]:
+    """Operations without a kernel for the GPU: llama.cpp runs them on the CPU, whatever it reports of layers.
+    Its graph is split at each change of device."""
+    most = max((facts.get("graph_splits") or {}).values(), default=0)
+    if device == "cpu" or most <= OFFLOADED_SPLITS:
+        return []
+    why = f"llama.cpp's graph has {most} splits, and {OFFLOADED_SPLITS} if all is on the GPU"
+    return [f"some operations ran on the CPU: {why}"]
+
+
+# Is this record's measurement valid? Reasons why not, and notes on it. Pure.
+
+
+CEILING_TOLERANCE = 1.05  # a larger share of the measured bandwidth is a measurement error
+
+BEYOND_TRAINED = "beyond_trained_context"
+USABLE = ("ok", "functional")  # it ran as requested, but the speed of a functional one means nothing
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A repeat's status and reasons. `disturbed`: the disturbance, where only disturbances made it invalid;
+    null otherwise."""
+
+    status: str
+    reasons: list[str]
+    disturbed: Disturbance | None = None
+
+
+def status(
+    record: Record, ceiling: float | None = None, has_series: bool = True, times: TokenTimes | None = None
+) -> tuple[str, list[str]]:
+    """Status and reasons of `verdict`."""
+    found = verdict(record, ceiling, has_series, times)
+    return found.status, found.reasons
+
+
+def verdict(
+    record: Record,
+    ceiling: float | None = None,
+    has_series: bool = True,
+    times: TokenTimes | None = None,
+    table: depth.Columns | None = None,
+) -> Verdict:
+    """The status of a record: its outcome, or `invalid` or `functional`, with the reasons.
+
+    `ceiling`: read bandwidth in bytes/s; null: the best of the record's own probes. `has_series`: whether the
+    file of its tokens or timed rows is intact. `times`, `table`: these, if read; without them a device's
+    clock is not compared, and no turn with another.
+    """
+    known = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
+    functional = loaded_of(record).get("functional") or _emulated(record)
+    usable = Verdict("functional", [str(functional)]) if functional else Verdict("ok", [])
+    if ended_by_memory(record) and (
+        reasons := option_mismatches(record["device"], record["options"], loaded_of(record))
+    ):
+        return Verdict("invalid", [*reasons, *known])
+    if ended_by_memory(record) or (record["kind"] == "searched" and record["outcome"] == "ok"):
+        return usable
+    if record["outcome"] != "ok" or record["kind"] == "reported":  # published figures are shown as they are
+        reason = record.get("reason")
+        return Verdict(record["outcome"], [reason, *known] if reason else [])
+    ceiling = ceiling or ceiling_bytes_per_s([record])
+    found = _reasons(record, ceiling)
+    found += clock_of_device(record, times)
+    found += map(Reason, depth.surface_faults(record, table or {}))
+    if table and tables.name_of(record) == "prefill":
+        fast = prefill.faster_than_possible(record, prefill.by_depth([table]), ceiling)
+        found += [Reason(f"faster than its limit: {flag.detail}") for flag in fast]
+    if not has_series:
+        what = "table of timed rows" if tables.name_of(record) else "series of tokens"
+        found.append(Reason(f"its {what} is missing or damaged"))
+    if found:
+        texts = [reason.text for reason in found]
+        return Verdict("invalid", [*texts, *known], disturbance_kind(found))
+    return usable
+
+
+def _emulated(record: Record) -> str | None:
+    """Why no speed of the record's machine means anything; null for a real one."""
+    shown = (record.get("machine") or {}).get("emulated")
+    return f"the machine is emulated ({shown}): its speeds mean nothing" if shown else None
+
+
+def attempts_left(record: Record, found: Verdict) -> bool:
+    """Whether the campaign measures this repeat again."""
+    retries = (record.get("protocol") or {}).get("retry_disturbed", 0)
+    return found.disturbed is not None and record.get("attempt", 1) <= retries
+
+
+def option_mismatches(device: str, options: Options, facts: StackFacts) -> list[str]:
+    """Differences between what a stack loaded and what was requested, one sentence each."""
+    return [
+        *other_kernels(facts),
+        *placement_mismatches(device, options, facts),
+        *other_options(options, facts),
+    ]
+
+
+def invalid_because(record: Record, ceiling: float | None) -> list[str]:
+    """Each reason why a finished repeat is invalid, as a sentence; empty for a valid one."""
+    return [reason.text for reason in _reasons(record, ceiling)]
+
+
+def _reasons(record: Record, ceiling: float | None) -> list[Reason]:
+    """Faults of the stack first, then disturbances by the machine."""
+    return [
+        *map(Reason, _stack_faults(record, ceiling)),
+        *clock_of_stack(record),
+        *disturbance_reasons(record),
+    ]
+
+
+def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
+    loaded, done = loaded_of(record), done_of(record)
+    prompt, new = record["workload"]["prompt_tokens"], record["workload"]["new_tokens"]
+    reasons = []
+    stopped = growth_stopped(record)
+    if record["tokens"] != new and not stopped and not tables.name_of(record):
+        reasons.append(f"{plural(record['tokens'], 'token')} generated, {new} requested")
+    evaluated = done["counters"].get("evaluated_tokens")
+    if evaluated is not None and evaluated != prompt + record["tokens"] - 1 and not stopped:
+        expected = prompt + record["tokens"] - 1
+        reasons.append(
+            f"{evaluated} tokens were evaluated, {expected} expected: a prefix was reused or added"
+        )
+    # The stack's report after loading, then the one after the run.
+    for facts in (loaded, loaded | done["facts_changed"]):
+        if mismatches := [
+            *other_kernels(facts),
+            *placement_mismatches(record["device"], record["options"], facts),
+        ]:
+            reasons += mismatches
+            break
+    reasons += _window(record)
+    reasons += _weights(record)
+    reasons += other_options(record["options"], loaded_of(record))
+    if compiled := done["counters"].get("compilations"):
+        reasons.append(f"{plural(compiled, 'compilation')} while timing")
+    share = past_cache_share(record, ceiling)
+    if ceiling is not None and share is not None and share > CEILING_TOLERANCE:
+        measured = spread([*probed_bytes_per_s([record]), ceiling])
+        reasons.append(f"faster than memory allows: past the CPU's cache it reads {share:.0%} of {measured}")
+    return reasons
+
+
+def notes(record: Record) -> list[Flag]:
+    """Notes on a repeat that invalidate none of its figures."""
+    loaded, done = loaded_of(record), done_of(record)
+    facts, workload = loaded | done.get("facts_changed", StackFacts()), record["workload"]
+    raised = []
+    decoded = record["tokens"] if workload["kind"] == "grow" else workload["new_tokens"]
+    raised += beyond_trained(facts, workload["prompt_tokens"] + decoded, "the context grows to")
+    if pins := ((record.get("environment") or {}).get("adopted") or {}).get("pins_not_met"):
+        raised.append(Flag("not_pinned", f"an adopted interpreter, not pinned: {'; '.join(pins)}", None))
+    raised += [Flag("stack_warning", warning, invalidates=None) for warning in facts.get("warnings") or []]
+    if retries := done.get("counters", Counters()).get("allocator_retries"):
+        places = ", ".join(str(n) for n, _ in retries[:NAMES_SHOWN])
+        more = f" and {len(retries) - NAMES_SHOWN} more places" if len(retries) > NAMES_SHOWN else ""
+        times = plural(sum(count for _, count in retries), "time")
+        detail = f"{times} the allocator had to free memory and try again"
+        raised.append(Flag("allocator_retries", f"{detail}, at n = {places}{more}", invalidates=None))
+    raised += [*flags.routing_notes(record), *flags.rotary_notes(record)]
+    return [*raised, *flags.throttling_notes(record), *disturbance_notes(record)]
+
+
+def beyond_trained(facts: StackFacts, length: int | None, reaches: str) -> list[Flag]:
+    """A flag for a context that is longer than any in the model's training; empty where either is unknown."""
+    trained = facts.get("trained_context")
+    if not trained or not length or length <= trained:
+        return []
+    detail = f"{reaches} {length} tokens, but the model was trained on at most {trained}"
+    return [Flag(BEYOND_TRAINED, detail, invalidates=None)]
+
+
+def other_kernels(facts: StackFacts) -> list[str]:
+    """Differences between the kernels that ran and the requested ones, one sentence each."""
+    return [*_kernels(facts), *_leftovers(facts)]
+
+
+def _kernels(facts: StackFacts) -> list[str]:
+    requested = facts.get("kernel_asked")
+    if requested is None or requested in (ran := facts["kernels"]):
+        return []
+    # For a torch model these are all classes of layers; the one that replaced the requested one is linear.
+    linear = [name for name in ran if "Linear" in name and name != "Linear"] or list(ran)
+    return [f"kernel {requested} was requested but {', '.join(linear) or 'none'} ran"]
+
+
+def _leftovers(facts: StackFacts) -> list[str]:
+    """Linear layers that should be quantized but are not."""
+    names = facts.get("leftovers") or []
+    if not names:
+        return []
+    more = ", ..." if len(names) > NAMES_SHOWN else ""
+    layers = f"{len(names)} linear layers are" if len(names) > 1 else "1 linear layer is"
+    return [f"{layers} not quantized as requested: {', '.join(names[:NAMES_SHOWN])}{more}"]
+
+
+def _window(record: Record) -> list[str]:
+    """A KV cache shorter than the run: the stack discarded tokens and continued."""
+    holds, workload = loaded_of(record).get("holds_tokens"), record["workload"]
+    needed = workload["prompt_tokens"] + workload["new_tokens"]
+    if holds is None or holds >= needed:
+        return []
+    return [
+        f"its cache holds {holds} tokens of {needed}: past them it discards tokens, so latency stops growing"
+    ]
+
+
+def _weights(record: Record) -> list[str]:
+    """Compare the loaded weights with the file's header. Bytes are compared only where the stack keeps the
+    stored types: of a GGUF, and of a checkpoint with a single type (it is cast to one type)."""
+    weights, loaded = record["model"]["weights"], loaded_of(record)
+    header, stored, found = weights.get("header"), weights.get("quant"), loaded.get("quant")
+    reasons = []
+    if header:
+        cast = weights.get("format") == "hf" and len(header.get("bytes_by_type") or ()) != 1
+        cast = cast or bool(stored and found and stored != found)
+        sizes = [
+            ("parameters", loaded.get("parameters"), header["parameters"]),
+            ("draft_bytes", loaded.get("draft_bytes"), header.get("draft_bytes", 0)),
+        ]
+        if not cast:
+            sizes.insert(0, ("model_bytes", loaded.get("model_bytes"), header["model_bytes"]))
+        reasons += [
+            f"{name} is {ours} in the stack but {theirs} in the file's header"
+            for name, ours, theirs in sizes
+            if ours is not None and ours != theirs
+        ]
+    requested = record["options"].get("quant")
+    if requested is not None and found is not None and requested != found:
+        reasons.append(f"weights of type {requested} were requested but {found} were loaded")
+    return reasons
+
+
+def other_options(requested: Options, facts: StackFacts) -> list[str]:
+    """Switches, names and thread counts that the stack resolved differently. It may round sizes."""
+    resolved: Mapping[str, object] = facts.get("options") or {}
+    given = {k: v for k, v in requested.items() if isinstance(v, bool | str) or k == "threads"}
+    changed = [k for k, v in given.items() if resolved.get(k) is not None and resolved[k] != v]
+    return [f"{name} {_word(given[name])} was requested but {_word(resolved[name])} ran" for name in changed]
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,301 @@
+"""Files: written atomically, cached, locked, read with limits."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+# Exceptions that end a command: the message is what the user reads.
+
+
+# What code raises that meets values of a file which nobody thought of.
+FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+class NotStarted(Exception):
+    """Nothing was started, because what the user gave cannot be used."""
+
+    prefix = "harness: "  # empty where the message begins with FILE:LINE
+
+
+class NotFinished(Exception):
+    """What was asked for was not done, or not to its end; what is finished is kept."""
+
+
+# Read files that a stranger may have made: regular ones, up to a size. Write files whole or not at all.
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after an OSError with one of these, nothing can be written
+MOST_RECORD_BYTES = 12 << 20  # 11 MB of prompt: a million tokens
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> BinaryIO:
+    """Open a regular file, without waiting for anybody: no device, no FIFO, and no symbolic link unless
+    `links`. Raises OSError."""
+    try:
+        opened = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW))
+    except OSError as refusal:
+        if refusal.errno == errno.ELOOP and path.is_symlink():
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from None
+        raise
+    mode = os.fstat(opened).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(opened, "rb" if flags == os.O_RDONLY else "rb+")
+    os.close(opened)
+    why = (
+        (errno.EISDIR, "it is a folder") if stat.S_ISDIR(mode) else (errno.EINVAL, "it is not a regular file")
+    )
+    raise OSError(*why, str(path))
+
+
+def sha256(stream: IO[bytes]) -> str:
+    """Of all that is left in it, in pieces of 1 MiB."""
+    found = hashlib.sha256()
+    while piece := stream.read(1 << 20):
+        found.update(piece)
+    return found.hexdigest()
+
+
+def read_regular(path: Path, most_bytes: int, *, links: bool = False) -> bytes:
+    """The content of a regular file. Raises OSError, also for a file larger than that."""
+    with open_regular(path, links=links) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", str(path))
+    return content
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a temporary file, fsync, rename, fsync the folder: a reader, and a power failure, find the
+    complete file or none. Raises OSError."""
+    # A random name that must be new: in a stranger's folder a known one may be a link to another file.
+    partial = path.with_name(f"{secrets.token_hex(8)}.partial")
+    try:
+        with partial.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file that the user named: its folders are made, its link is followed, and a device or a pipe is
+    written as it is. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+    else:
+        write_whole(Path(os.path.realpath(path)), content)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power failure, on file systems that can."""
+    with contextlib.suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+# Lock files, opened so that nobody can turn them into a file of someone else; the folder of those that all
+# users of the machine share.
+
+
+# World-writable where they exist and are what they should be. Not $TMPDIR: it may differ between users.
+_SHARED = ("/run/lock", "/tmp")
+
+
+class LockError(NotStarted):
+    """A lock file, or the folder for one, cannot be used; the message is one sentence."""
+
+
+def shared_folder() -> Path:
+    """Where all users of this machine keep their locks: $HARNESS_LOCKS, else /run/lock, else /tmp; the same
+    for each of them. Raises LockError."""
+    configured = os.environ.get("HARNESS_LOCKS")
+    tried = (configured,) if configured else _SHARED
+    for folder in map(Path, tried):
+        with contextlib.suppress(OSError):
+            read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+            if folder.stat().st_mode & stat.S_IWOTH and not read_only:
+                return folder
+    raise LockError(
+        f"{' and '.join(tried)}: no folder that every user can write (mode 1777), which the locks of devices "
+        "need; set HARNESS_LOCKS to one"
+    )
+
+
+def opened(path: Path, mode: int = 0o600) -> BinaryIO:
+    """A lock file to read and write, created if it is missing. `mode`: of a new one, whatever the umask.
+
+    Others may be able to write in its folder: a symbolic or hard link there leads to a file that is not
+    ours, and a pipe would block. Raises LockError.
+    """
+    try:
+        # O_CREAT alone is refused by Linux for another user's file in a sticky folder (protected_regular).
+        with contextlib.suppress(FileExistsError):
+            new = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+            os.fchmod(new, mode)
+            os.close(new)
+        lock = open_regular(path, os.O_RDWR)
+    except OSError as refusal:
+        raise LockError(f"{path}: cannot be used as a lock: {refusal.strerror}") from refusal
+    if os.fstat(lock.fileno()).st_nlink > 1:
+        lock.close()
+        raise LockError(f"{path}: cannot be used as a lock: it is a hard link")
+    return lock
+
+
+# The cache folder of environments, weights and locks, shared between campaigns and processes.
+
+
+class CacheError(NotStarted):
+    """The cache folder cannot be used; the message is one sentence."""
+
+
+def cache_folder() -> Path:
+    """$HARNESS_CACHE, else `harness` in the user's cache folder. Its programs are run and its files trusted,
+    so another user's is refused: raises CacheError."""
+    if configured := os.environ.get("HARNESS_CACHE"):
+        folder = Path(configured).absolute()
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harness"
+    try:
+        owner = folder.stat().st_uid
+    except OSError:  # missing: `made` creates it, or says why it cannot
+        return folder
+    if owner != os.geteuid():
+        raise CacheError(
+            f"{folder}: belongs to another user (uid {owner}); set HARNESS_CACHE to a folder of your own"
+        )
+    return folder
+
+
+def made(folder: Path) -> Path:
+    """Create a folder of the cache if it does not exist, and return it. The cache itself is created for its
+    owner alone. Raises CacheError."""
+    try:
+        cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as refusal:
+        raise CacheError(
+            f"{folder}: cannot be created: {refusal.strerror}; set HARNESS_CACHE to another folder"
+        ) from refusal
+    return folder
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold a lock file, waiting while another process holds it. The kernel releases it when the holder dies.
+
+    Raises CacheError if the file cannot be created, or is no lock file.
+    """
+    try:
+        lock = opened(made(path.parent) / path.name)
+    except LockError as refusal:
+        raise CacheError(f"{refusal}; set HARNESS_CACHE to another folder") from refusal
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+# Read a JSON file that is not trusted: strictly, and only up to a length.
+
+
+CONFIG_JSON_BYTES = 1 << 20  # at most; a config.json has a few kB
+_MOST_DIGITS = 20  # of an unsigned 64-bit number
+
+
+class JsonFileError(ValueError):
+    """The file is invalid; the message is one sentence."""
+
+
+def object_of(path: Path, longest: int) -> dict[str, object]:
+    """A JSON object of a file of at most `longest` bytes. Raises JsonFileError, OSError."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise JsonFileError(f"{path}: is not a regular file")
+    with path.open("rb") as file:
+        text = file.read(longest + 1)
+    if len(text) > longest:
+        raise JsonFileError(f"{path}: is longer than {longest >> 20} MiB")
+    try:
+        value = strict_json(text)
+    except ValueError as mistake:
+        raise JsonFileError(f"{path}: {mistake}") from None
+    if not isinstance(value, dict):
+        raise JsonFileError(f"{path}: is not a JSON object")
+    return value
+
+
+def strict_json(text: bytes) -> Any:
+    """Strict JSON: UTF-8, no duplicate keys, no NaN. Raises ValueError, its message a clause."""
+    try:
+        return json.loads(
+            text.decode(), object_pairs_hook=_object, parse_int=_integer, parse_constant=_constant
+        )
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8") from None
+    except json.JSONDecodeError as mistake:
+        raise ValueError(f"is not JSON at character {mistake.pos}: {mistake.msg.lower()}") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"has key {twice[:60]!r} twice")
+    return found
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"has a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _constant(name: str) -> None:
+    raise ValueError(f"has {name}, which is not JSON")
+
+
+# Read one small file of sysfs, procfs or a cgroup; null if it is missing or unreadable.
+
+
+def small_text(path: Path) -> str | None:
+    """The file without surrounding whitespace. Some files of sysfs cannot be read: null too."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip("\0 \n")
+    except OSError:
+        return None
+
+
+def number(path: Path) -> int | None:
+    """An integer; null if the file holds none."""
+    try:
+        return int(small_text(path) or "")
+    except ValueError:
+        return None
+
+
+def counters(path: Path) -> dict[str, int]:
+    """The numbers of a file with lines `key number`; empty if it is missing."""
+    lines = (line.split() for line in (small_text(path) or "").splitlines())
+    return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}

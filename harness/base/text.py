@@ -1,0 +1,136 @@
+"""Words for people: printable text, plurals, variables without secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TextIO, cast
+
+# Print text of records, configs and files: it is shown, and no terminal or CI service obeys it.
+
+
+# Read by GitHub at the start of a line, and anywhere in it; the latter also by Azure and TeamCity.
+_COMMAND = re.compile(r"^ *::|##\w*\[")
+
+
+def printable(text: str) -> str:
+    """The text on one line, with control characters and the marks of CI commands escaped."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return _COMMAND.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", text)
+
+
+def printable_lines(text: str) -> str:
+    """As printable, line by line."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def filtered(stream: TextIO) -> TextIO:
+    """A stream that writes only what is printable."""
+    return cast(TextIO, _Filtered(stream))
+
+
+def unfiltered(stream: TextIO) -> TextIO:
+    """The stream below, for escapes and commands of the harness's own; their text is made printable first."""
+    return stream.below if isinstance(stream, _Filtered) else stream
+
+
+class _Filtered:
+    def __init__(self, below: TextIO) -> None:
+        self.below = below
+
+    def write(self, text: str) -> int:
+        self.below.write(printable_lines(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.below, name)
+
+
+# Which environment variables other processes and records get; text without the credentials of URLs.
+
+
+_SECRET = re.compile(r"KEY|TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+# uv asks its indexes with these, and a proxy has its name and password in its URL.
+_OF_INDEX = re.compile(r"UV_(?!PUBLISH_)|\w+_PROXY$", re.IGNORECASE)
+# What may change a measurement is recorded: by prefix, where only the libraries below a worker read such
+# names, and one by one, where services share the prefix (LLAMA_CLOUD_API_KEY).
+_LIBRARY = re.compile(
+    r"""(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|DNNL|ONEDNN|MALLOC|GGML|CUBLAS|CUBLASLT|CUDNN|NVIDIA_TF32|HIP|HSA|ROCR
+    |ROCBLAS|HIPBLASLT|MIOPEN|VK|PYTORCH|TORCHINDUCTOR|TORCHDYNAMO|TORCH_BLAS|TORCH_CUDNN|TORCH_MKLDNN|TRITON
+    |GPTQMODEL|GPTQ|AWQ)_\w+
+    |LD_(LIBRARY_PATH|PRELOAD|BIND_NOW)|GLIBC_TUNABLES|ATEN_CPU_CAPABILITY|TOKENIZERS_PARALLELISM
+    |CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING|MODULE_LOADING|AUTO_BOOST|HOME|PATH
+        |FORCE_PTX_JIT|DISABLE_PTX_JIT|CACHE_DISABLE|CACHE_MAXSIZE|CACHE_PATH|SCALE_LAUNCH_QUEUES
+        |MPS_PIPE_DIRECTORY|MPS_ACTIVE_THREAD_PERCENTAGE)
+    |LLAMA_(ATTN_ROT_DISABLE|GRAPH_REUSE_DISABLE|SET_ROWS|TRACE|CPP_LIB_PATH)
+    |QEMU_CPU
+    |TORCH_(ALLOW_TF32_CUBLAS_OVERRIDE|COMPILE_DISABLE|LOGS)|TRANSFORMERS_VERBOSITY|BNB_(CUDA|ROCM)_VERSION|HARNESS_LOCKS""",
+    re.VERBOSE,
+)
+# A worker gets those, and what places files and finds compilers: torch.compile and Triton start one.
+_PLAIN = re.compile(
+    r"""PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_CACHE_HOME|HF_HOME|HF_HUB_CACHE|HF_MODULES_CACHE
+    |CC|CXX|ROCM_PATH|HARNESS_\w+|COVERAGE_\w+""",
+    re.VERBOSE,
+)
+_USER = re.compile(r"(://)[^\s/?#'\"<>]*@")
+_QUERY = re.compile(r"(://[^\s?'\"<>]*)\?[^\s'\"<>`)]+")
+
+
+def recorded(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a record has: those that may change a measurement."""
+    known = sorted(name for name in variables if _LIBRARY.fullmatch(name) and not _SECRET.search(name))
+    return {name: variables[name] for name in known}
+
+
+def for_workers(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a worker gets: a stack runs the code of many, and needs no credential."""
+    plain = [name for name in variables if _PLAIN.fullmatch(name) and not _SECRET.search(name)]
+    return {name: variables[name] for name in plain} | recorded(variables)
+
+
+def for_builds(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that uv and the builds it starts get: of credentials, those of package indexes alone."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if _OF_INDEX.match(name) or not (_SECRET.search(name) or redacted(value) != value)
+    }
+
+
+def redacted(text: str) -> str:
+    """The text with *** for the user, the password and the query of each URL."""
+    return _QUERY.sub(r"\1?***", _USER.sub(r"\1***@", text))
+
+
+# Counts, names and quoted text in messages: `1 cell`, `2 cells`, `a, b and 3 more`.
+
+
+def plural(number: int, one: str) -> str:
+    """The number and its noun, with an s unless the number is 1."""
+    return f"{number} {one}{'' if number == 1 else 's'}"
+
+
+def list_named(names: Sequence[str], most: int) -> str:
+    """At most so many names, and the number of the others."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def csv_cell(value: object) -> object:
+    """A value as a cell of a CSV file: text that a spreadsheet would take for a formula gets a quote in
+    front, and no text ends its line."""
+    if not isinstance(value, str):
+        return value
+    line = value.replace("\r", " ")  # csv writes it without quotes, as the end of a line
+    return f"'{line}" if line.lstrip().startswith(("=", "+", "-", "@")) else line
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """One printable line of bounded length; user input may have any length and any character."""
+    line = printable(text[: most + 1])
+    return line if len(line) <= most else line[: most - 3] + "..."

@@ -1,0 +1,152 @@
+"""Conditions of measuring: a quiet machine, and the lock on the device."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+from harness.analysis.verdicts import BusyProcess
+from harness.base import files
+from harness.base.files import NotFinished, cache_folder, made, open_regular
+from harness.machine.doctor.cpu import BUSY_SHARE, busy_share
+from harness.records.measured import WaitedForQuiet
+
+# Allow one campaign on a device at a time: one of this cache, and one of all users of this machine.
+
+
+class DeviceBusy(NotFinished):
+    """Another campaign is measuring on this device."""
+
+
+@contextmanager
+def device_lock(
+    device_id: str, wait: bool, say: Callable[[str], None], measures: bool = True
+) -> Iterator[None]:
+    """Lock the device until the block ends or the process dies. If it is taken: waits, or raises DeviceBusy.
+
+    `measures`: false for what no other process can disturb, and that disturbs none: then it is locked only
+    for campaigns of the same cache. Raises CacheError, LockError when a lock file cannot be used.
+    """
+    made(_path(device_id).parent)
+    with ExitStack() as held:
+        _hold(held.enter_context(files.opened(_path(device_id))), device_id, wait, say)
+        if measures:
+            _hold(held.enter_context(files.opened(_shared_path(device_id), 0o666)), device_id, wait, say)
+        yield
+
+
+def _hold(lock: BinaryIO, device_id: str, wait: bool, say: Callable[[str], None]) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        written = lock.read(20)  # maybe by another user: anything
+        holder = written.decode() if written.isdigit() else "unknown"
+        if not wait:
+            raise DeviceBusy(
+                f"another campaign (process {holder}) is measuring on {device_id}; use --wait to wait for it"
+            ) from None
+        say(f"waiting for another campaign (process {holder}) on {device_id}")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    lock.seek(0)
+    lock.truncate()
+    lock.write(str(os.getpid()).encode())
+    lock.flush()
+
+
+def is_busy(device_id: str) -> bool:
+    """Whether a campaign is measuring on the device now. Creates no file. Raises CacheError, LockError."""
+    for path in (_path(device_id), _shared_path(device_id)):
+        try:
+            with open_regular(path) as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+def _path(device_id: str) -> Path:
+    return cache_folder() / "locks" / f"{device_id.replace(':', '-')}.lock"
+
+
+def _shared_path(device_id: str) -> Path:
+    return files.shared_folder() / f"harness-{_path(device_id).name}"
+
+
+# Wait until the CPUs are idle before a disturbed repeat is retried, and find the process that used them.
+# Never runs during a timed section.
+
+
+AT_MOST_S = 30.0
+LOOK_S = 0.5  # 50 ticks a CPU of the clock that counts CPU time
+
+
+def wait_until_quiet(say: Callable[[str], None], at_most_s: float, look_s: float = LOOK_S) -> WaitedForQuiet:
+    """Wait until the CPUs are idle over one sample, or `at_most_s` has passed. Returns `waited_s`, and
+    `busy_share`, the CPU share used by others in the last sample (null if it cannot be read)."""
+    began, announced = time.monotonic(), False
+    while True:
+        before = psutil.cpu_times()._asdict()
+        time.sleep(look_s)
+        share = busy_share(before, psutil.cpu_times()._asdict())
+        waited_s = time.monotonic() - began
+        if share is None or share <= BUSY_SHARE or waited_s + look_s > at_most_s:
+            share = share if share is None else round(share, 3)
+            return {"waited_s": round(waited_s, 3), "busy_share": share}
+        if not announced:
+            say(f"waiting up to {at_most_s:g} s until the CPUs are idle: {share:.0%} busy")
+            announced = True
+
+
+@dataclass(frozen=True)
+class Look:
+    """CPU seconds of every process except our own at one moment, by pid and start time."""
+
+    at_s: float
+    cpu_s: Mapping[tuple[int, float], float]
+    names: Mapping[tuple[int, float], str]
+
+
+def look() -> Look:
+    """Take a snapshot, without the processes that cannot be read."""
+    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    cpu_s, names = {}, {}
+    for process in psutil.process_iter(["name", "cpu_times", "create_time"]):
+        times = process.info["cpu_times"]
+        if process.pid not in ours and times is not None:
+            key = (process.pid, process.info["create_time"] or 0.0)
+            cpu_s[key], names[key] = times.user + times.system, process.info["name"] or "?"
+    return Look(time.monotonic(), cpu_s, names)
+
+
+class Disturbers:
+    """CPU time of other processes, summed over the disturbed attempts."""
+
+    def __init__(self) -> None:
+        self._cpu_s: dict[tuple[int, float], float] = {}
+        self._names: dict[tuple[int, float], str] = {}
+        self._seconds = 0.0
+
+    def add(self, before: Look, after: Look) -> None:
+        """Add one disturbed attempt. A process that is only in `after` started at 0 CPU seconds."""
+        self._seconds += after.at_s - before.at_s
+        self._names |= after.names
+        for key, cpu_s in after.cpu_s.items():
+            self._cpu_s[key] = self._cpu_s.get(key, 0.0) + cpu_s - before.cpu_s.get(key, 0.0)
+
+    def busiest(self) -> BusyProcess | None:
+        """The process that used the most CPU time; null if nothing was disturbed or no process is visible."""
+        if not self._cpu_s or self._seconds <= 0:
+            return None
+        key = max(self._cpu_s, key=lambda each: self._cpu_s[each])
+        cpus = self._cpu_s[key] / self._seconds
+        return BusyProcess(self._names[key], key[0], cpus, psutil.cpu_count() or os.cpu_count() or 1)

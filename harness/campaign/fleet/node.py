@@ -1,0 +1,262 @@
+"""`python -m harness.campaign.fleet.node PARENT_PID NODE`: one job of a fleet on this node. The job comes as
+a line of JSON on standard input, what happens goes as lines of JSON to standard output.
+
+It is an ordinary campaign, with the device lock of its own, into a folder of the cache. While a token is
+timed it prints nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness import config, machine
+from harness.analysis.verdicts import BusyProcess, Verdict, attempts_left, status
+from harness.base.files import FULL, NotFinished, NotStarted
+from harness.campaign import forecast, prepare, repeat, run
+from harness.campaign.conditions import device_lock
+from harness.campaign.fleet import files
+from harness.campaign.prepare import NotReady
+from harness.campaign.rounds import RunOptions, preparation_of
+from harness.config import Experiment, plan
+from harness.config.plan import Cell
+from harness.models.weights import WeightsError
+from harness.records import Draft, Stored
+from harness.stacks.inside.guard import end_with
+from runners.protocol import Rows
+
+MESSAGE_S = 2.0  # between transient messages
+# Cells are only compared with each other, so any rates will do where time is estimated before a run.
+NOMINAL_BYTES_PER_S, NOMINAL_FLOPS = 20e9, 1e11
+
+Job = dict[str, Any]
+
+
+def main(parent_pid: int, node: str) -> int:
+    """Do the job on standard input; it ends with its parent. 1: a line `failed` has the reason."""
+    end_with(parent_pid, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, _stop)
+    with contextlib.suppress(OSError):  # Ray starts its workers with a niceness of 15
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    job: Job = json.loads(sys.stdin.readline())
+    job["node"] = node
+    if node in job["clocks"]:
+        job["fleet"]["clock_ahead_s"] = job["clocks"][node]
+    try:
+        JOBS[job["do"]](job)
+    except (NotStarted, NotFinished) as reason:
+        say("failed", reason=str(reason))
+    except KeyboardInterrupt:
+        say("failed", reason="it was stopped")
+    except OSError as refusal:
+        if refusal.errno not in FULL:
+            raise
+        say("failed", reason=f"{refusal.filename or 'a file'} cannot be written: {refusal.strerror}")
+    else:
+        return 0
+    return 1
+
+
+class _Printing:
+    """Whether a line is being printed, and whether the process is to stop after it: half a line would run
+    into the next one."""
+
+    now = stop = False
+
+
+def _stop(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: the record is written now
+    if _Printing.now:
+        _Printing.stop = True
+    else:
+        raise KeyboardInterrupt
+
+
+def say(event: str, **values: Any) -> None:
+    """Print what happens. A parent that is gone reads nothing, and what was measured is in the spool."""
+    line = json.dumps({"event": event, **values})
+    _Printing.now = True
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            print(line, flush=True)
+    finally:
+        _Printing.now = False
+    if _Printing.stop:
+        _Printing.stop = False
+        raise KeyboardInterrupt
+
+
+def survey(job: Job) -> None:
+    """Records that the fleet does not have yet; then what is known of the cells here before they run:
+    `seconds` of a repeat (null: unknown; comparable among cells, not a time), `no_room`, and `facts` of a
+    record, which together with `shared` are one that was not measured."""
+    for parcel in files.unsent_parcels(job["tag"], job["known"]):
+        say("record", parcel=parcel)
+    with tempfile.TemporaryDirectory() as here:
+        experiment, cells = _wanted(job, Path(here))
+    device = forecast.device_of(experiment)
+    threads = experiment.protocol.threads or machine.physical_cores()
+    shared = repeat.campaign_fields(experiment, Path(job["config_path"]), job["command_line"])
+    shared["campaign"]["fleet"] = job["fleet"]
+    found = {}
+    for cell in cells:
+        ready = None
+        with contextlib.suppress(WeightsError):  # the campaign will say so
+            ready = forecast.local_weights(cell)
+        known = forecast.forecast_cell(cell, ready, device, threads, NOMINAL_BYTES_PER_S, NOMINAL_FLOPS)
+        options, slug = cell.options(threads), shared["machine"]["slug"]
+        key = plan.content_key(cell, options, ("unavailable",), None, slug, experiment.device)
+        found[cell.id] = {
+            "seconds": known.seconds,
+            "no_room": known.no_room,
+            "facts": repeat.repeat_fields(cell, 1, key, experiment.device, experiment.gpu),
+        }
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    say("surveyed", shared=shared, cells=found, niceness=niceness)
+
+
+def measure(job: Job) -> None:
+    """Run a campaign of some cells. `earlier`: records of them that the fleet has, which are not measured
+    again. Ends with the identities of all records that count: content key, repeat, start."""
+    with files.spool_folder(job["tag"]) as here:
+        experiment, cells = _wanted(job, here)
+        root = here / "results"
+        earlier = [files.store_parcel(root, parcel) for parcel in job["earlier"]]
+        lines = Lines({stored.folder for stored in earlier if stored})
+        options = RunOptions(
+            root=root,
+            config_path=Path(job["config_path"]),
+            command_line=job["command_line"],
+            fresh=job["fresh"],
+            retry_failed=job["retry_failed"],
+            wait=job["wait"],
+            fleet=job["fleet"],
+        )
+        try:
+            stored = run.run(experiment, cells, options, lines)
+        finally:
+            lines.send_rest(root)
+    say("ended", records=[_identity(each) for each in stored])
+
+
+def stock(job: Job) -> None:
+    """Have the weights of some cells here before a campaign: those that other nodes offer (`copies`) are
+    copied, the others made or downloaded. Ends with what this node can offer, and whether it lacks
+    any: why, is the campaign's to say."""
+    with tempfile.TemporaryDirectory() as here:
+        experiment, cells = _wanted(job, Path(here))
+    lines = Lines(set())
+    preparation = preparation_of(experiment, lines)
+    device = forecast.device_of(experiment)
+    offered: dict[str, files.Copy] = {}
+    lacks = False
+    with device_lock(preparation.device_id, job["wait"], lines.say):
+        for each in job["copies"]:
+            _copy_one(each)
+        for cell in cells:
+            found = prepare.inputs_or_refusal(cell, experiment, preparation, device)
+            if isinstance(found, NotReady):
+                lacks = True
+            else:
+                offered |= {
+                    each["target"]: each for each in files.copies_of(cell, found.weights, job["node"])
+                }
+    say("stocked", copies=list(offered.values()), lacks=lacks)
+
+
+def _copy_one(each: files.Copy) -> None:
+    try:
+        if files.receive_copy(each, _fetch):
+            say("message", line=f"copied weights {each['target']} from another node")
+    except (files.CopyFailed, WeightsError) as failure:
+        say("warning", line=f"weights {each['target']} are made here: {failure}")
+
+
+def _fetch(node: str, file: files.File, path: Path) -> str:
+    """Ask the process that started this one, which is Ray's."""
+    say("copy", node=node, source=file["source"], bytes=file["bytes"], target=str(path))
+    answer = json.loads(sys.stdin.readline() or '{"sha256": null, "lacks": "no answer"}')
+    if answer["sha256"] is None:
+        raise files.CopyFailed(f"it cannot be copied ({answer['lacks']})")
+    return str(answer["sha256"])
+
+
+def tidy(job: Job) -> None:
+    """Remove what the fleet has stored."""
+    for parcel in files.unsent_parcels(job["tag"], job["known"]):
+        say("record", parcel=parcel)
+
+
+JOBS: dict[str, Callable[[Job], None]] = {"survey": survey, "stock": stock, "measure": measure, "tidy": tidy}
+
+
+def _wanted(job: Job, here: Path) -> tuple[Experiment, list[Cell]]:
+    path = here / "config.yaml"
+    path.write_text(json.dumps(job["config"]), encoding="utf-8")  # JSON is YAML
+    experiment = config.load(path)
+    wanted = set(job["cells"])
+    return experiment, [cell for cell in plan.cells(experiment) if cell.id in wanted]
+
+
+def _identity(stored: Stored) -> list[object]:
+    record = stored.record
+    return [record["content_key"], record["repeat"], record["started_utc"]]
+
+
+class Lines:
+    """A campaign's Watcher: each repeat as a line when it begins, and as a record when it ends."""
+
+    def __init__(self, sent: set[Path]) -> None:
+        """`sent`: folders of records that the fleet has."""
+        self._sent = sent
+        self._said_s = 0.0
+
+    def say(self, line: str) -> None:
+        if time.monotonic() >= self._said_s + MESSAGE_S:
+            self._said_s = time.monotonic()
+            say("message", line=line)
+
+    def warn(self, line: str) -> None:
+        say("warning", line=line)
+
+    def repeat_begins(self, number: int, of: int, cell: Cell, begun: Draft) -> None:
+        say("begins", number=number, of=of, begun=begun)
+
+    def tokens(self, count: int, latency_ns: int) -> None:
+        """Nothing: a line would disturb the tokens that follow."""
+
+    def rows(self, rows: Rows) -> None:
+        """Nothing, as for tokens."""
+
+    def repeat_ends(self, stored: Stored, found: Verdict) -> None:
+        again = attempts_left(stored.record, found)
+        self._send(stored.folder, status=found.status, reasons=list(found.reasons), again=again)
+
+    def disturbed_by(self, process: BusyProcess) -> None:
+        say("warning", line=f"repeats were disturbed by {process.name}")
+
+    def search_ends(self, stored: Stored) -> None:
+        state, reasons = status(stored.record)
+        self._send(stored.folder, status=state, reasons=list(reasons), again=False)
+
+    def send_rest(self, root: Path) -> None:
+        """Records that no call announced: checks of weights, and a repeat that was interrupted."""
+        for path in sorted(root.rglob("record.json")):
+            if path.parent not in self._sent:
+                self._send(path.parent)
+
+    def _send(self, folder: Path, **values: Any) -> None:
+        self._sent.add(folder)
+        say("record", parcel=files.packed_parcel(folder), **values)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))

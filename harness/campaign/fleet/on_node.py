@@ -1,0 +1,209 @@
+"""What Ray runs on a node: the harness that is installed there, as a process, and its lines to a mailbox.
+
+Ray sends this file's functions by value, so they also run where another harness is installed, or none. They
+import nothing but the standard library, and Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Printed by the harness on the node.
+VERSION = """
+import harness
+from harness.campaign.repeat import git_commit
+print(harness.__version__, git_commit() or "")
+"""
+WAKES_S = 1.0
+CHUNK = 4 << 20
+ANSWERS_WITHIN_S = 60.0  # for a chunk
+SLOWEST_BYTES_PER_S = 20e6  # at which a node reads and hashes a file
+COPY = '{"event": "copy"'  # how the line of a job begins that asks for one
+ENDS_WITHIN_S = 60.0  # a campaign that is stopped writes the record of its repeat first
+
+
+class Mailbox:
+    """An actor on the head: keeps the lines of all jobs until the fleet takes them."""
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[str, str]] = []
+        self._came = asyncio.Event()
+
+    async def put(self, name: str, line: str) -> None:
+        self._lines.append((name, line))
+        self._came.set()
+
+    async def take(self, wait_s: float) -> list[tuple[str, str]]:
+        """All lines so far; waits for the first at most so long."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._came.wait(), wait_s)
+        found, self._lines = self._lines, []
+        self._came.clear()
+        return found
+
+
+def node_version() -> dict[str, Any]:
+    """`version` and git `commit` (may be empty) of the harness on this node, or why there is none (`lacks`);
+    `time_s`: seconds since 1970 by its clock, at the end."""
+    ran = subprocess.run(
+        [sys.executable, "-c", VERSION], capture_output=True, text=True, env=_environment(), cwd="/"
+    )
+    words = ran.stdout.split()
+    lacks = ran.stderr.strip().splitlines()[-1:] if ran.returncode else []
+    return {
+        "version": words[0] if words else None,
+        "commit": words[1] if len(words) > 1 else "",
+        "lacks": lacks[0] if lacks else None,
+        "time_s": time.time(),
+    }
+
+
+class Lines:
+    """The lines of a pipe as they come, until it ends. Can be interrupted and gone on with."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe, self._rest = pipe, b""
+        self._whole: list[bytes] = []
+
+    def __iter__(self) -> Iterator[str]:
+        while True:
+            while self._whole:
+                yield self._whole.pop(0).decode()
+            # Ray's cancellation is an interrupt that Python sees between its steps, not while it waits.
+            if not select.select([self._pipe], [], [], WAKES_S)[0]:
+                continue
+            if not (data := os.read(self._pipe, 1 << 16)):
+                return
+            *self._whole, self._rest = (self._rest + data).split(b"\n")
+
+
+def piece(path: str, offset: int) -> bytes:
+    """At most CHUNK bytes of a file on this node."""
+    with Path(path).open("rb") as file:
+        file.seek(offset)
+        return file.read(CHUNK)
+
+
+def sha256(path: str) -> str:
+    """Of a file on this node."""
+    found = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while content := file.read(CHUNK):
+            found.update(content)
+    return found.hexdigest()
+
+
+def copy(node: str, source: str, size: int, target: str) -> str:
+    """Copy a file from another node through Ray's object store, of which it takes two chunks at a time.
+    Returns the hash that the file has there. Raises OSError, and what Ray raises."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = {
+        "num_cpus": 0,
+        "max_retries": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+    }
+    read = ray.remote(piece).options(**there)
+    begun: list[Any] = []
+    with Path(target).open("wb") as file:
+        for offset in range(0, size, CHUNK):
+            begun.append(read.remote(source, offset))
+            if len(begun) == 2:
+                file.write(ray.get(begun.pop(0), timeout=ANSWERS_WITHIN_S))
+        for last in begun:
+            file.write(ray.get(last, timeout=ANSWERS_WITHIN_S))
+    hashed = ray.remote(sha256).options(**there).remote(source)
+    return str(ray.get(hashed, timeout=ANSWERS_WITHIN_S + size / SLOWEST_BYTES_PER_S))
+
+
+def copied(line: str) -> str:
+    """The answer to a job that asks for a copy: a line of JSON with its hash, or why there is none."""
+    wanted = json.loads(line)
+    try:
+        found = copy(wanted["node"], wanted["source"], wanted["bytes"], wanted["target"])
+    except Exception as failure:  # of Ray, the network or the disk
+        why = getattr(failure, "strerror", None) or type(failure).__name__
+        return json.dumps({"sha256": None, "lacks": why})
+    return json.dumps({"sha256": found})
+
+
+def node_work(job: str, name: str, mailbox: Any) -> dict[str, Any]:
+    """Run one job of node.py, and put each line that it prints into the mailbox, under `name`;
+    where it asks for a file of another node, copy that. Returns its exit code and the last line of its
+    standard error.
+
+    Ray's cancellation, which comes as KeyboardInterrupt, ends the job as Ctrl-C does.
+    """
+    import ray
+
+    # Ray's cancellation does nothing where SIGINT is ignored, as below `nohup ray start ... &`.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    node = ray.get_runtime_context().get_node_id()
+
+    def put(line: str) -> None:
+        ray.get(mailbox.put.remote(name, line))
+
+    put(json.dumps({"event": "started", "node": node}))
+    with tempfile.TemporaryFile() as errors:
+        command = [sys.executable, "-m", "harness.campaign.fleet.node", str(os.getpid()), node]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=_environment(),
+            cwd="/",
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        printed = Lines(process.stdout.fileno())
+        try:
+            answers = process.stdin
+            answers.write(job.encode() + b"\n")
+            answers.flush()
+            for line in printed:
+                if not line.startswith(COPY):
+                    put(line)
+                    continue
+                with contextlib.suppress(BrokenPipeError):  # it has ended, and its outcome says why
+                    answers.write(copied(line).encode() + b"\n")
+                    answers.flush()
+            process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                for line in printed:
+                    put(line)
+                try:
+                    process.wait(ENDS_WITHIN_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        errors.seek(0)
+        last = errors.read().decode("utf-8", "replace").strip().splitlines()[-1:]
+    return {"code": process.returncode, "error": last[0] if last else ""}
+
+
+def _environment() -> dict[str, str]:
+    """The variables that `ray start` got: Ray hides GPUs from its workers, and sets OMP_NUM_THREADS. Those of
+    this worker where the system does not show them."""
+    try:
+        pairs = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return dict(os.environ)
+    return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)

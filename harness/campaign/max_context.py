@@ -1,0 +1,491 @@
+"""The longest context, tried on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from harness import records
+from harness.analysis import line
+from harness.analysis.verdicts import (
+    CONTENTION_TOLERANCE,
+    REFAULT_FLOOR_BYTES,
+    REFAULT_TOLERANCE,
+    option_mismatches,
+)
+from harness.campaign import context_search, worker
+from harness.campaign.context_search import (
+    PAGES_TO_A_TABLE,
+    Account,
+    DeviceLost,
+    MemoryHeadroom,
+    Need,
+    NoHeadroom,
+    Space,
+    Try,
+    by_shape,
+    headroom_on,
+)
+from harness.campaign.prepare import NotReady
+from harness.campaign.repeat import Inputs
+from harness.campaign.worker_memory import MemoryLimit
+from harness.config import MaxCtx
+from harness.config.plan import Cell
+from harness.records import Draft, Running, Stored
+from harness.records.kinds import Probe
+from harness.records.parts import StackFacts
+from harness.stacks.header import Context
+from runners.protocol import Died, Done, Event, Failed, Loaded, Phase
+
+# Run one live probe of a search: a worker process allocates a context and, on request, fills it.
+
+
+FILL_SHARE = 0.9  # of a probe's time that filling may take; the rest is loading
+SAMPLE_MS = 100  # denser than in timed runs, to catch the peak
+TROUBLE = ("error", "refused", "interrupted")  # not by memory; any other failure means "does not fit"
+BEFORE_LOADING = ("start", "import")
+Found = dict[str, Any]
+
+
+@dataclass
+class Probing:
+    """State shared by all probes of a search. `option`: the name of the context length option; `mechanism`:
+    how memory is limited, null on a GPU."""
+
+    cell: Cell
+    inputs: Inputs
+    option: str
+    headroom: MemoryHeadroom
+    mechanism: str | None
+    folder: Path
+    say: Callable[[str], None]
+    number: int = 0
+    """Number of probes so far."""
+    loaded: Found | None = None
+    """Facts of the last probe that loaded."""
+
+    def run(self, n_ctx: int, fill: bool) -> Found:
+        """Try one context. `fits`: it was allocated and, if requested, filled, and decode at full depth is
+        not slower than the shallower depths predict. `outcome` error: it failed, but not for lack of memory.
+
+        Raises DeviceLost, KeyboardInterrupt; the worker has ended in every case.
+        """
+        waited_s, free = self.headroom.settle()
+        self.number += 1
+        folder = self.folder / f"probe-{self.number}"
+        folder.mkdir()
+        limited = MemoryLimit(self.headroom.limit_bytes, self.mechanism) if self.mechanism else None
+        seen = _ProbeState(limited, lambda phase: self.say(f"{self.cell.id} at {n_ctx}: {phase}"))
+        inputs = self.inputs
+        job = worker.Job(
+            self._request(n_ctx, fill),
+            inputs.interpreter,
+            folder,
+            inputs.threads,
+            inputs.timeout_s,
+            SAMPLE_MS,
+            inputs.nvml_uuid,
+            limited,
+        )
+        ran = worker.run(job, seen.add)
+        if ran.interrupted:
+            raise KeyboardInterrupt
+        (folder / "request.json").unlink(missing_ok=True)
+        found = {
+            "n_ctx": n_ctx,
+            **_outcome(seen, fill, inputs.threads),
+            "seconds": ran.wall_s,
+            "peak_bytes": self._peak_bytes(ran.memory, seen.ended),
+            "free_before_bytes": free,
+            "waited_s": waited_s,
+            "pressure": seen.pressure,
+        }
+        self.loaded = seen.loaded or self.loaded
+        return found | self._objections(found, seen.loaded)
+
+    def _objections(self, found: Found, loaded: Found | None) -> Found:
+        """Corrections to a probe that seemed to fit: an error if the worker ran with other options than
+        requested; "does not fit" if pages were evicted and read again."""
+        if not found["fits"] or loaded is None:
+            return {}
+        n_ctx = found["n_ctx"]
+        requested = {k: v for k, v in self.inputs.options.items() if k != self.option}
+        mismatches = option_mismatches(self.inputs.device_id, requested, cast(StackFacts, loaded))
+        held = (loaded.get("options") or {}).get(self.option)
+        if not isinstance(held, int) or held < n_ctx:
+            mismatches.append(f"{self.option} {n_ctx} was asked for and {held} ran")
+        if mismatches:
+            return {"fits": None, "outcome": "error", "reason": "; ".join(mismatches)}
+        refaulted = os.sysconf("SC_PAGE_SIZE") * found["pressure"].get("workingset_refault_file", 0)
+        if refaulted > max(REFAULT_FLOOR_BYTES, REFAULT_TOLERANCE * self.headroom.limit_bytes):
+            paged = f"paging: {refaulted / 1e6:.0f} MB of evicted pages were read again"
+            return {"fits": False, "decodes": False, "reason": paged}
+        return {}
+
+    def _peak_bytes(self, sampled: Mapping[str, int | None], ended: Event | Died | None) -> int | None:
+        """The peak memory of the probe, counted the way its limit counts."""
+        if self.mechanism == "RLIMIT_DATA":
+            return ended.facts.get("data_bytes") if isinstance(ended, Done) else None
+        if self.mechanism:
+            peak = sampled.get("peak_rss_anon_bytes")
+            return None if peak is None else int(peak) * (PAGES_TO_A_TABLE + 1) // PAGES_TO_A_TABLE
+        peak, held = sampled.get("peak_vram_bytes"), self.headroom.held_bytes
+        # Negative if other processes released memory meanwhile.
+        return None if peak is None or peak < held else int(peak) - held
+
+    def _request(self, n_ctx: int, fill: bool) -> Any:
+        inputs = replace(self.inputs, options=self.inputs.options | {self.option: n_ctx})
+        workload = {"kind": "fit", "tokens": n_ctx, "fill": fill, "prompt": self.inputs.prompt}
+        return inputs.request(self.cell, "fit", workload | {"most_s": FILL_SHARE * self.inputs.timeout_s})
+
+
+class _ProbeState:
+    """The phase a probe has reached, and its paging while filling. Loading reads files, so its paging does
+    not count."""
+
+    def __init__(self, memory_limit: MemoryLimit | None, say: Callable[[str], None]) -> None:
+        self.pressure: dict[str, int] = {}
+        self.ended: Event | Died | None = None
+        self._memory_limit = memory_limit
+        self._say = say
+        self._before: dict[str, int] = {}
+        self.loaded: dict[str, Any] | None = None
+        self.phase = "start"
+        self._filling: float | None = None
+
+    def fill_s(self, facts: dict[str, Any]) -> float | None:
+        """Seconds of filling as the worker reports them; if it did not finish, up to now."""
+        if "fill_s" in facts or self._filling is None:
+            return facts.get("fill_s")
+        return time.monotonic() - self._filling
+
+    def add(self, event: Event | Died) -> None:
+        self.ended = event
+        if isinstance(event, Loaded):
+            self.loaded = event.facts
+        elif isinstance(event, Phase):
+            self.phase = event.name.partition(":")[0]
+            now = self._memory_limit.pressure() if self._memory_limit else {}
+            if self.phase == "fill" and self._filling is None:
+                self._filling, self._before = time.monotonic(), now
+            elif self._filling is not None:
+                self.pressure = {name: now[name] - count for name, count in self._before.items()}
+            if ":" in event.name:
+                self._say(event.name)
+
+
+def _outcome(seen: _ProbeState, fill: bool, threads: int) -> Found:
+    """The outcome of a probe. `held`: tokens in the context at the end; `cpu_wait_share`: share of the
+    threads' decode time spent waiting for a CPU; `memory`, `allocator`: as the stack reports at the end."""
+    ended = seen.ended
+    facts = ended.facts if isinstance(ended, Done) else {}
+    decode, decode_ns = facts.get("decode") or [], (facts.get("decode_s") or 0) * 1e9
+    held = facts.get("facts_after") or seen.loaded or {}
+    found: Found = {
+        "fits": isinstance(ended, Done),
+        "allocates": seen.loaded is not None,
+        "decodes": None,
+        "outcome": "ok",
+        "reason": None,
+        "phase": seen.phase,
+        "held": facts.get("held"),
+        "fill_s": seen.fill_s(facts),
+        "estimate_s": facts.get("estimate_s"),
+        "left_out": facts.get("left_out"),
+        "decode": decode,
+        "speed_ratio": line.speed_ratio(decode),
+        "cpu_wait_share": facts["decode_wait_ns"] / (decode_ns * threads) if decode_ns else None,
+        "memory": held.get("memory"),
+        "allocator": held.get("allocator"),
+    }
+    if isinstance(ended, (Failed, Died)):
+        # A crash before loading, not for lack of memory, would happen at any context length.
+        trouble = ended.outcome in TROUBLE or (ended.outcome == "crash" and seen.phase in BEFORE_LOADING)
+        found |= {"outcome": ended.outcome, "reason": ended.reason, "fits": None if trouble else False}
+        if fill and seen.loaded is not None and not trouble:
+            found["decodes"] = False
+    elif fill and facts.get("left_out") is None:
+        slow = line.too_slow(decode)
+        found |= {"fits": slow is None, "decodes": slow is None, "reason": slow}
+    return found
+
+
+# Search the longest context of one cell: predict it, verify it with live probes, write one record.
+
+
+MOST_PROBES = 32  # enough to double up to a context that fails, and bisect back
+ACCOUNT_MARGIN = 0.03  # of a GPU's free memory: kernels and pools that a stack's account leaves out
+MOST = "the stack allows no longer context"
+BEYOND = 1.1  # of a device's memory: an allocation of this size can only succeed by spilling
+
+_INT32 = 2**31 - 1
+
+
+class Fails(RuntimeError):
+    """A search cannot start or has no result: `outcome`, and the reason in one sentence."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True)
+class Searching:
+    """Arguments that all searches of a campaign share. `folder`: results of this machine; `mechanism`: how
+    memory is limited on a CPU, null elsewhere; `say`: shows a line to the user."""
+
+    folder: Path
+    device_family: str
+    budget_bytes: int | None
+    mechanism: str | None
+    say: Callable[[str], None]
+
+
+def refusal(cell: Cell, threads: int) -> NotReady | None:
+    """Why a cell has no context to search, checked before anything is built for it; null if it has one."""
+    if cell.header.context_of(cell.options(threads)):
+        return None
+    options = ", ".join(f"{name}: {value}" for name, value in sorted(cell.variant.options.items()))
+    which = f"stack {cell.variant.stack}" + (f" with {options}" if options else "")
+    return NotReady(
+        "refused", f"{which} has no context length option: its cache grows; use workload kind grow"
+    )
+
+
+def find(
+    cell: Cell, inputs: Inputs | NotReady, begun: Draft, given: Searching, before: Stored | None
+) -> Stored:
+    """Search, and write the record. `before`: an interrupted search of the same cell; its probes are reused.
+
+    Raises ResultsError if the record cannot be written, and KeyboardInterrupt after writing an interrupted
+    record.
+    """
+    probes = [probe.copy() for probe in before.record["search"]["probes"]] if before else []
+    begun = begun | {"kind": "searched", "search": {"probes": probes}}
+    running = records.begin(given.folder / cell.model.name / cell.id, begun)
+    began, search_run = time.monotonic(), _Search(cell, given, running, probes)
+    outcome, reason, interrupted = "ok", None, False
+    try:
+        if isinstance(inputs, NotReady):
+            raise Fails(inputs.outcome, str(inputs))
+        search_run.go(inputs)
+    except Fails as failure:
+        outcome, reason = failure.outcome, str(failure)
+    except NoHeadroom as lack:
+        outcome, reason = "refused", str(lack)
+    except DeviceLost as loss:
+        outcome, reason = "error", str(loss)
+    except OSError as failure:
+        if failure.errno in records.FULL:
+            raise records.ResultsError(
+                f"cannot write results to {running.folder}: {failure.strerror}"
+            ) from failure
+        outcome, reason = "error", f"a probe could not be started: {failure}"
+    except KeyboardInterrupt:
+        interrupted, outcome, reason = True, "interrupted", "stopped by the user"
+    ending: Draft = {"outcome": outcome, "reason": reason, "phase": "search", "tokens": 0}
+    ending |= {"search": search_run.result, "loaded": search_run.loaded}
+    timing = {"started_utc": begun["started_utc"], "wall_s": time.monotonic() - began}
+    stored = running.finish(begun | search_run.budget | ending | {"timing": timing})
+    if interrupted:
+        raise KeyboardInterrupt
+    return stored
+
+
+class _Search:
+    """One running search. `result`: the `search` part of its record; `budget`: how its memory is limited;
+    `loaded`: facts of the last probe that loaded."""
+
+    def __init__(self, cell: Cell, given: Searching, running: Running, probes: Sequence[Probe]) -> None:
+        self._cell, self._given, self._running = cell, given, running
+        self._fill = isinstance(cell.workload, MaxCtx) and cell.workload.fill
+        self.budget: Draft = {}
+        self.loaded: Found | None = None
+        self.result: Draft = {
+            "probes": list(probes),
+            **dict.fromkeys(("predicted_n_ctx", "verified_n_ctx", "allocated_n_ctx", "verified_by")),
+            **dict.fromkeys(("predicted_allocated_n_ctx", "predicted_from", "need", "limit_reason")),
+            **dict.fromkeys(("limit_bytes", "not_filled")),
+            "account_s": 0.0,
+        }
+
+    def go(self, inputs: Inputs) -> None:
+        """Run the search. Raises Fails, NoHeadroom, DeviceLost, KeyboardInterrupt."""
+        cell, given = self._cell, self._given
+        context = cell.header.context_of(inputs.options)
+        assert context is not None  # otherwise refusal() refused the cell
+        with headroom_on(inputs.device_id, given.device_family, given.budget_bytes) as headroom:
+            headroom = self._as_before(headroom)
+            began = time.monotonic()
+            if given.mechanism:
+                self.budget = {"memory_budget": {"bytes": headroom.limit_bytes, "means": given.mechanism}}
+            space = _space(cell, context)
+            self.result |= {"granule": space.granule, "lowest": space.lowest, "highest": space.highest}
+            self.result |= {"limit_bytes": headroom.limit_bytes, "limit_stated": headroom.stated}
+            self.result["held_by_others_bytes"] = headroom.held_bytes
+            probing = Probing(
+                cell, inputs, context.option, headroom, given.mechanism, self._running.folder, given.say
+            )
+            needs = self._needs(context, inputs, space, headroom)
+            self.result["account_s"] = time.monotonic() - began
+            try:
+                self._prove_no_spill(probing, space, needs)
+                self._search(probing, space, needs, context.dry)
+            finally:
+                self.loaded = probing.loaded
+
+    def _as_before(self, headroom: MemoryHeadroom) -> MemoryHeadroom:
+        """The headroom, with the memory limit of the earlier probes if that much is still free. Drops probes
+        that had another limit."""
+        probes: list[Probe] = self.result["probes"]
+        if probes:
+            before = replace(headroom, limit_bytes=int(probes[-1]["limit_bytes"]))
+            if headroom.stated or not before.missing(headroom.free()):
+                headroom = before
+        kept = [probe for probe in probes if probe["limit_bytes"] == headroom.limit_bytes]
+        self.result["probes"] = kept
+        self.result["not_filled"] = next((probe["left_out"] for probe in kept if probe["left_out"]), None)
+        return headroom
+
+    def _needs(
+        self, context: Context, inputs: Inputs, space: Space, headroom: MemoryHeadroom
+    ) -> Callable[[bool], Need | None]:
+        """Expected bytes by context length, filled or only allocated. Adds the predictions to the result."""
+        limit = self.result["limit_bytes"]
+        if not context.dry:
+            need = by_shape(self._cell, inputs)
+            return lambda filled: need
+        account = Account(self._cell, inputs, self._running.folder, self._given.mechanism, headroom.free)
+        try:
+            both = {filled: account.predicted(space, limit, filled) for filled in (True, False)}
+        except worker.JobFailed as failure:
+            raise Fails("error", f"the stack could not account for its memory: {failure}") from failure
+        found = both[self._fill]
+        self.result |= {"predicted_n_ctx": found, "predicted_allocated_n_ctx": both[False]}
+        parts = account.parts(found or space.lowest, self._fill)
+        self.result["need"] = {part: round(size) for part, size in parts.items()}
+        if account.knows_lengths:
+            self.result["predicted_from"] = "account"
+            return account.need
+        self.result["predicted_n_ctx"] = self.result["predicted_allocated_n_ctx"] = None
+        return lambda filled: None
+
+    def _prove_no_spill(self, probing: Probing, space: Space, needs: Callable[[bool], Need | None]) -> None:
+        """If device memory may spill, show that it does not: a context beyond its size must fail."""
+        need, why = needs(False), probing.headroom.may_spill
+        if why is None:
+            return
+        beyond = need and context_search.predicted(space, need, BEYOND * probing.headroom.limit_bytes)
+        beyond = beyond and beyond + space.granule
+        if not beyond or beyond > space.highest:
+            raise Fails("refused", f"{why}, and no context is long enough to rule that out")
+        found = self._probe(probing, beyond, fill=False)
+        if found["fits"]:
+            raise Fails("refused", f"{why}: {beyond} tokens, more than fit on the device, were allocated")
+        if found["outcome"] != "oom":  # a driver that moves memory may also hang
+            raise Fails("refused", f"{why}, and {beyond} tokens did not run out of memory: {found['reason']}")
+
+    def _search(
+        self, probing: Probing, space: Space, needs: Callable[[bool], Need | None], dry: bool
+    ) -> None:
+        limit, margin = (
+            probing.headroom.limit_bytes,
+            0 if probing.mechanism else ACCOUNT_MARGIN * probing.headroom.limit_bytes,
+        )
+        while True:
+            fill = self._fill and not self.result["not_filled"]
+            if self._fill and not fill and dry:  # then the result is what can be allocated
+                self.result["predicted_n_ctx"] = self.result["predicted_allocated_n_ctx"]
+            tries = _tries(self.result["probes"], fill)
+            self._note_progress(space, tries, fill)
+            n_ctx = context_search.following(space, tries, needs(fill), limit, dry, margin)
+            if n_ctx is None:
+                break
+            if len(tries) >= MOST_PROBES:
+                raise Fails("error", f"no answer in {MOST_PROBES} probes")
+            if not dry and any(each.peak_bytes for each in tries) and not self.result["predicted_from"]:
+                self.result |= {"predicted_n_ctx": n_ctx, "predicted_from": "first probe"}
+            found = self._probe(probing, n_ctx, fill)
+            if _once(self.result["probes"], n_ctx):
+                continue  # the next round tries it again
+            busy = found["cpu_wait_share"] or 0.0
+            if _slow(found) and busy > CONTENTION_TOLERANCE:
+                waited = f"its threads waited for a CPU {busy:.0%} of the time"
+                raise Fails("error", f"at {n_ctx} tokens: {found['reason']}; {waited}")
+            if found["fits"] is None:
+                raise Fails("error", f"at {n_ctx} tokens: {found['reason']}")
+            self.result["not_filled"] = found["left_out"] or self.result["not_filled"]
+        if self.result["verified_n_ctx"] is None:
+            raise Fails("oom", f"not even {space.lowest} tokens fit: {self.result['limit_reason']}")
+
+    def _note_progress(self, space: Space, tries: Sequence[Try], fill: bool) -> None:
+        """Add the state of the search to the result, in case it ends here."""
+        probes: list[Probe] = self.result["probes"]
+        verified = context_search.longest(space, tries)
+        allocated = [probe["n_ctx"] for probe in probes if probe["allocates"]]
+        least = min((each.n_ctx for each in tries if not each.fits), default=None)
+        reasons = [p["reason"] for p in probes if p["n_ctx"] == least and p["fits"] is False]
+        why = f"at {least} tokens: {reasons[-1]}" if least else None
+        self.result |= {
+            "verified_n_ctx": verified,
+            "verified_by": verified and ("decode" if fill else "allocation"),
+            "allocated_n_ctx": max(allocated, default=None),
+            "limit_reason": why or (MOST if verified == space.highest else None),
+        }
+
+    def _probe(self, probing: Probing, n_ctx: int, fill: bool) -> Probe:
+        """Try one context, and store the probe at once."""
+        self._given.say(f"{self._cell.id} tries {n_ctx} tokens: {'fill' if fill else 'allocate only'}")
+        held_to = {"filled": fill, "limit_bytes": probing.headroom.limit_bytes}
+        found = cast(Probe, held_to | probing.run(n_ctx, fill))
+        self.result["probes"].append(found)
+        self._running.note(found)
+        fits: bool | None = found["fits"]
+        word = {True: "fits", False: "does not fit", None: "failed"}[fits]
+        why = f" ({found['reason']})" if found["reason"] else ""
+        self._given.say(f"{self._cell.id} with {n_ctx} tokens {word}{why} after {found['seconds']:.1f} s")
+        if fits is False:
+            _, free = probing.headroom.settle()
+            if missing := probing.headroom.missing(min(free, found["free_before_bytes"])):
+                raise Fails(
+                    "error",
+                    f"other processes took {missing / 1e6:.0f} MB of the search's memory",
+                )
+        return found
+
+
+def _space(cell: Cell, context: Context) -> Space:
+    most = int(cell.header.options[context.option].maximum or _INT32)
+    return Space(context.granule, context.granule, most // context.granule * context.granule)
+
+
+def _tries(probes: Sequence[Probe], fill: bool) -> list[Try]:
+    """The tries of contexts that are filled, or only allocated. A context that cannot be allocated cannot be
+    filled; the peak of a filled one is not that of an allocated one."""
+    tries = {}
+    for probe in probes:
+        if _slow(probe) and _once(probes, probe["n_ctx"]):
+            continue
+        fits, peak = probe["fits"], probe["peak_bytes"]
+        if fill and not (probe["filled"] and not probe["left_out"]):
+            fits, peak = (None if fits else fits), None
+        elif not fill and probe["filled"]:
+            fits, peak = (probe["allocates"] if fits is not None else None), None
+        if fits is not None:
+            tries[probe["n_ctx"]] = Try(probe["n_ctx"], fits, peak)
+    return list(tries.values())
+
+
+def _slow(probe: Probe) -> bool:
+    """Whether the context was filled to its end, and was too slow there or paged."""
+    return probe["fits"] is False and bool(probe["held"])
+
+
+def _once(probes: Sequence[Probe], n_ctx: int) -> bool:
+    """Whether a context was slow only once. Other processes may have disturbed it, so it is tried again."""
+    tried = [probe for probe in probes if probe["n_ctx"] == n_ctx]
+    return sum(map(_slow, tried)) == 1 and _slow(tried[-1])

@@ -1,0 +1,661 @@
+"""Before a cell is measured: its weights and prompt on disk, and its content key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness import machine
+from harness.base import files
+from harness.base.files import cache_folder, made
+from harness.base.text import plural
+from harness.campaign import worker
+from harness.campaign.forecast import Device, expected, forecast_cell, placement_of
+from harness.campaign.repeat import Inputs
+from harness.campaign.worker_memory import mechanism_here
+from harness.config import Experiment, Weights, Windows, plan
+from harness.config.plan import Cell
+from harness.models import checkpoint, gguf_model, tokenizer, weights
+from harness.models.checkpoint import CONFIG
+from harness.models.hub import from_hub
+from harness.models.layout import Layout
+from harness.models.tokenizer import Tokenized
+from harness.models.weights import Ready, WeightsError, WeightsRefused, WeightsUnavailable, written
+from harness.records import Record
+from harness.stacks import build
+from harness.stacks.adopted import EnvironmentFailed, Interpreter
+from harness.stacks.header import Header
+from harness.theory.decoder import Shape, parameters
+from harness.theory.known_models import Described
+from harness.theory.tensors import Packing, element_bytes, of_shape, packed_bytes
+from runners.protocol import Request
+
+# Filled contexts in the cache folder, which spare further repeats the filling; the oldest make room.
+
+
+MOST_BYTES = 6 << 30  # of the others; a worker keeps none above 2 GiB
+# Options that keys and values do not depend on.
+WITHOUT_EFFECT = ("n_ctx", "threads", "mmap")
+
+
+def context_file_of(cell: Cell, inputs: Inputs) -> Path | None:
+    """The file for a cell's filled context, which need not exist yet; null where none is kept. The worker
+    adds a checksum to its name.
+
+    Deletes the oldest others until they take at most MOST_BYTES.
+    """
+    if not isinstance(cell.workload, Windows) or not cell.workload.keep_context:
+        return None
+    made(folder := cache_folder() / "contexts")
+    options = {name: value for name, value in inputs.options.items() if name not in WITHOUT_EFFECT}
+    fingerprint = inputs.weights.fingerprint if inputs.weights else None
+    known = [cell.variant.stack, list(inputs.interpreter.lock), fingerprint, options, inputs.prompt]
+    deepest = max(cell.workload.depths)
+    digest = hashlib.sha256(json.dumps([*known, deepest], sort_keys=True).encode()).hexdigest()[:20]
+    wanted = folder / f"{digest}.context"
+    others = [path for path in folder.iterdir() if not path.name.startswith(f"{digest}.")]
+    others.sort(key=lambda each: each.stat().st_mtime)
+    while sum(path.stat().st_size for path in others) > MOST_BYTES:
+        others.pop(0).unlink()
+    return wanted
+
+
+# Make weights with jobs of the cell's stack: synthesize, convert, quantize. Each result is cached.
+
+
+Say = Callable[[str], None]
+
+JOB_TIMEOUT_S = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class Producer:
+    """`interpreter`: returns a stack's interpreter, built if missing; its exceptions are not caught."""
+
+    device_id: str
+    threads: int
+    say: Say
+    interpreter: Callable[[Header], Interpreter]
+
+    def checkpoint(self, cell: Cell) -> Ready:
+        """The synthetic checkpoint of a cell's model. Raises WeightsError, CacheError."""
+        model, seed = _described(cell), _seed(cell)
+        target = weights.checkpoint_path(model, seed)
+        if ready := weights.cached(target):
+            return ready
+        made = model.decoder if isinstance(model, Described) else model
+        expected = parameters(made) * weights.CHECKPOINT_ELEMENT_BYTES
+        options = {"seed": seed, "threads": self.threads}
+        laid = weights.layout_of(model.config) if isinstance(model, Described) else None
+        return self._make(cell, "synthesize", options, None, target, expected, layout=laid)
+
+    def gguf(self, cell: Cell, given: Ready | None) -> Ready:
+        """The GGUF that a cell loads, made from given weights or from its synthetic checkpoint.
+
+        Raises WeightsError, CacheError.
+        """
+        if given is None:
+            quant = cell.quant or weights.SOURCE_QUANT
+            return self._converted(cell, synthetic_name(cell), self.checkpoint, quant)
+        if given.format == "hf":
+            weights.check_convertible(given, cell.header.converts)
+            quant = cell.quant or weights.SOURCE_QUANT
+            made = self._converted(cell, given.fingerprint, lambda cell: given, quant)
+            return replace(made, tokenizer=given.tokenizer, revision=given.revision)
+        if cell.quant in (None, given.quant):
+            return given
+        weights.check_quantizable(given, str(cell.quant))
+        target = weights.quantized_path(given.fingerprint, str(cell.quant), self.quantizer(cell))
+        return self._quantized(cell, given, target)
+
+    def packed(self, cell: Cell, requested: Packing, given: Ready | None = None) -> Ready:
+        """A checkpoint packed by rounding to nearest: the given one, or the synthetic one of the model.
+
+        Raises WeightsError, CacheError.
+        """
+        shape, packing, target = self.packed_target(cell, requested, given)
+        if ready := weights.cached(target):
+            return ready
+        source = given or self.checkpoint(cell)
+        options = {"format": packing.method, "bits": packing.bits, "group_size": packing.group_size}
+        expected = sum(packed_bytes(of_shape(shape), packing).values())
+        return self._make(cell, "pack", options | {"threads": self.threads}, source.path, target, expected)
+
+    def packed_target(
+        self, cell: Cell, requested: Packing, given: Ready | None
+    ) -> tuple[Shape, Packing, Path]:
+        """The model's shape, the packing with its group size, and the folder that `packed` writes. Raises
+        WeightsError."""
+        if given is None:
+            _described(cell)  # which refuses what is not dense
+        shape = checkpoint.read(given.path).shape if given and given.attention else cell.model.shape
+        if shape is None:
+            kind = given.architecture if given else "without a shape"
+            raise WeightsError(f"model {cell.model.name} is {kind}, which cannot be packed")
+        packing = weights.grouped_layers(requested, shape)
+        name = given.fingerprint if given else synthetic_name(cell)
+        return shape, packing, weights.packed_path(name, packing)
+
+    def unpacked(self, cell: Cell, ready: Ready) -> Ready:
+        """A packed checkpoint unpacked to 16 bits: the reference for the kernels of its stacks.
+
+        Raises WeightsError, CacheError.
+        """
+        target = weights.unpacked_path(ready.fingerprint)
+        made = weights.cached(target)
+        if made is None:
+            expected = ready.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+            options = {"threads": self.threads}
+            made = self._make(cell, "unpack", options, ready.path, target, expected)
+        return replace(made, tokenizer=ready.tokenizer, revision=ready.revision)
+
+    def dequantized(self, cell: Cell, given: Ready, original: Ready | None) -> Ready:
+        """`given`, which the cell's stack holds quantized, dequantized to 16 bits; for the caller to remove.
+
+        `original`: the 16-bit weights, whose config.json or header describes the model. Raises WeightsError,
+        CacheError.
+        """
+        described, options = original or given, cell.options(self.threads)
+        files: dict[str, str] = {}
+        shape: Shape | None = None
+        laid: Layout | None = None
+        if given.format == "gguf" and described.format == "hf" and described.decoder:
+            laid = _gguf_layout(described)
+        elif given.format == "gguf" and described.format == "hf":
+            files["config"] = str(described.path / "config.json")
+        elif given.format == "gguf":
+            shape = gguf_model.shape_of(described.header) if described.header else None
+            if shape is None:
+                raise WeightsError(f"{given.path}: is {given.architecture}, which is not dequantized here")
+        target = weights.dequantized_path(given.fingerprint, {"stack": cell.variant.stack, **options})
+        expected = given.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+        return self._make(cell, "dequantize", options, given.path, target, expected, files, shape, laid)
+
+    def differences(self, cell: Cell, folder: Path, original: Path) -> dict[str, Any]:
+        """Two checkpoints, tensor by tensor: see runners/weights/layout.py. Raises WeightsError."""
+        files = {"source": str(folder), "original": str(original)}
+        return self.run(cell, self.request(cell, "differences", None, files=files))
+
+    def quantizer(self, cell: Cell) -> str:
+        """Identifies the program that quantizes a cell's weights: the exact package versions of its stack."""
+        return " ".join(self.interpreter(cell.header).lock)
+
+    def _converted(self, cell: Cell, name: str, source: Callable[[Cell], Ready], quant: str) -> Ready:
+        """The GGUF of a checkpoint. Calls `source` only if the checkpoint has to be read."""
+        target = weights.converted_path(name, quant, self.quantizer(cell))
+        if ready := weights.cached(target):
+            return ready
+        if quant not in weights.FULL_TYPES:
+            return self._quantized(cell, self._converted(cell, name, source, weights.SOURCE_QUANT), target)
+        given = source(cell)
+        expected = given.sizes["parameters"] * element_bytes(quant)
+        laid = _gguf_layout(given) if given.decoder else None
+        return self._make(cell, "convert", {"dtype": quant}, given.path, target, expected, layout=laid)
+
+    def _quantized(self, cell: Cell, source: Ready, target: Path) -> Ready:
+        if ready := weights.cached(target):
+            return ready
+        # Synthetic weights stand in for published files; a user's own are quantized as llama.cpp does it.
+        # Of models that are not dense today's rules give the published sizes.
+        dense = cell.model.shape is not None and cell.source is not None and cell.source.kind == "synthetic"
+        options = {"quant": cell.quant, "threads": self.threads, "as_published": dense}
+        assert source.header is not None  # it is a GGUF
+        expected = weights.quantized_bytes(source.header, str(cell.quant))
+        return self._make(cell, "quantize", options, source.path, target, expected)
+
+    def _make(
+        self,
+        cell: Cell,
+        job: str,
+        options: dict[str, Any],
+        source: Path | None,
+        target: Path,
+        expected_bytes: float,
+        more: Mapping[str, str] | None = None,
+        shape: Shape | None = None,
+        layout: Layout | None = None,
+    ) -> Ready:
+        """Run a job that writes a large file or folder, if it is not there. `more`: files besides source and
+        target; `shape`: null for that of the cell's model; `layout`: of one that is not dense."""
+        with written(target, expected_bytes, f"{target.name} of {cell.model.name}") as partial:
+            if partial is not None:
+                files = {"target": str(partial)} | ({"source": str(source)} if source else {})
+                files |= dict(more or {})
+                request = self.request(cell, job, source, shape, layout, options=options, files=files)
+                self.run(cell, request, f"{cell.model.name} {target.stem}")
+        return weights.local(target)
+
+    def request(
+        self,
+        cell: Cell,
+        job: str,
+        path: Path | None,
+        shape: Shape | None = None,
+        layout: Layout | None = None,
+        **fields: Any,
+    ) -> Request:
+        """A job for the cell's stack and model. `path`: the weights that it loads or reads; `shape`: null for
+        that of the model; `layout`: of one that is not dense, for jobs that make its files."""
+        shape = shape or cell.model.shape
+        described = asdict(shape) if shape else None
+        model = {"name": cell.model.name, "path": str(path) if path else None, "shape": described}
+        model |= {"layout": layout.plain()} if layout else {}
+        return Request(job, cell.variant.stack, self.device_id, model, **fields)
+
+    def run(self, cell: Cell, request: Request, what: str = "") -> dict[str, Any]:
+        """Run one job in the cell's stack and return the facts of Done. With `what`, reports its phases.
+
+        Raises WeightsError.
+        """
+        interpreter = self.interpreter(cell.header)
+
+        def on_phase(phase: str) -> None:
+            if what:
+                self.say(f"{request.job} {what}: {phase}")
+
+        with tempfile.TemporaryDirectory(prefix="harness-job-") as folder:
+            events = worker.run_job(request, interpreter, Path(folder), JOB_TIMEOUT_S, self.threads)
+            try:
+                return worker.facts_of(events, on_phase)
+            except worker.JobFailed as failure:
+                raise WeightsError(f"{request.job} {what or cell.model.name}: {failure}") from failure
+
+
+def synthetic_name(cell: Cell) -> str:
+    """The name of the synthetic checkpoint of a cell's model, unique to it. Raises WeightsError."""
+    return weights.synthetic_name(_described(cell), _seed(cell))
+
+
+def _seed(cell: Cell) -> int:
+    return cell.source.seed if cell.source else 0
+
+
+def _described(cell: Cell) -> Shape | Described:
+    model = cell.model.described or cell.model.shape
+    if model is None:
+        raise WeightsError(f"model {cell.model.name} has no shape to synthesize")
+    if isinstance(model, Described):
+        weights.check_synthetic(model, cell.weights_format)
+    return model
+
+
+def _gguf_layout(given: Ready) -> Layout:
+    """Of a checkpoint. Raises WeightsUnavailable."""
+    return weights.gguf_layout_of(files.object_of(given.path / CONFIG, files.CONFIG_JSON_BYTES))
+
+
+# Prepare the interpreter, weights and prompt of a cell before it is timed. Makes missing weights.
+
+
+# Filler text for prompts, repeated until there are enough tokens.
+PROMPT_TEXT = (
+    "A harness compares what several stacks make of one model on one machine: it sends the same words to "
+    "each, waits for every token, and writes down when it came. "
+)
+# The sources of a prompt.
+NO_PROMPT = "no prompt"
+TOKENIZED = "the harness's fixed text, by the model's own tokenizer"
+FIXED = "fixed ids (no tokenizer)"
+FAKE_VOCABULARY = 512  # for a stack that loads no weights
+
+
+class NotReady(RuntimeError):
+    """A cell cannot be measured: `outcome` (error, unavailable or refused) and a reason, one sentence."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+class NoVocabulary(NotReady):
+    """A text has no token ids: llama.cpp does not read the vocabulary of a GGUF."""
+
+
+@contextmanager
+def _not_ready() -> Iterator[None]:
+    """Turn a WeightsError into NotReady."""
+    try:
+        yield
+    except WeightsError as failure:
+        outcome = "refused" if isinstance(failure, WeightsRefused) else "error"
+        outcome = "unavailable" if isinstance(failure, WeightsUnavailable) else outcome
+        raise NotReady(outcome, str(failure)) from failure
+
+
+class Preparation:
+    """Prepares each thing once per campaign: caches what is ready, and what failed."""
+
+    def __init__(
+        self, device: str, gpu: str | None, threads: int | None, say: Say, packages: Sequence[str] = ()
+    ) -> None:
+        """`threads`: null for one per physical core. `packages`: requirements in place of the pinned ones."""
+        self.device, self.say, self._packages = device, say, packages
+        self.threads = threads or machine.physical_cores()
+        self._no_device: str | None = None
+        try:
+            self.device_id = machine.device_id(device, gpu)
+        except machine.DeviceError as absent:
+            self.device_id, self._no_device = device, str(absent)
+        self._producer = Producer(self.device_id, self.threads, say, self.interpreter)
+        self._interpreters: dict[str, Interpreter | NotReady] = {}
+        self._from_hub: dict[Weights, Ready | WeightsError] = {}
+        self._tokenized: dict[tuple[Path, int], list[int]] = {}
+        self._prompts: dict[tuple[str, int], tuple[str, list[int], str]] = {}
+
+    def interpreter(self, header: Header) -> Interpreter:
+        """The stack's interpreter for the requested device, built if missing. Raises NotReady."""
+        if header.stack not in self._interpreters:
+            self._interpreters[header.stack] = self._interpreter(header)
+        found = self._interpreters[header.stack]
+        if isinstance(found, NotReady):
+            raise found
+        return found
+
+    def _interpreter(self, header: Header) -> Interpreter | NotReady:
+        if self._no_device is not None:
+            return NotReady("unavailable", self._no_device)
+        family = self.device.partition(":")[0]
+        environment = header.environment_for(family)
+        if environment is None:
+            return NotReady("unavailable", f"stack {header.stack} has no environment for device {family}")
+        environment = environment.with_packages(self._packages)
+        try:
+            return build.find(environment) or build.create(environment, self.say)
+        except EnvironmentFailed as failure:
+            return NotReady("unavailable", str(failure))
+
+    def fingerprint(self, cell: Cell) -> str | None:
+        """Identifies the cell's weights before they are made or converted; null if they are unavailable."""
+        if cell.weights_format == "none":
+            return "none"
+        try:
+            given = self._given(cell)
+            name = given.fingerprint if given else synthetic_name(cell)
+            if cell.packing and not (given and given.packing):
+                _, packing, path = self._producer.packed_target(cell, cell.packing, given)
+                return f"{name}-{path.parent.name}-{packing.words}"
+            if given is not None:
+                return f"{name}-{cell.quant}"
+            if cell.weights_format == "hf":
+                return name
+            quant = cell.quant or weights.SOURCE_QUANT
+            path = weights.converted_path(name, quant, self._producer.quantizer(cell))
+            return f"{name}-{path.parent.name}-{quant}"
+        except WeightsError:
+            return None
+
+    def weights(self, cell: Cell) -> Ready | None:
+        """The weights of a cell, made or downloaded if missing; null if its stack loads none.
+
+        Those without a tokenizer get that of the model's checkpoint: all stacks need the same ids. Raises
+        NotReady.
+        """
+        if cell.weights_format == "none":
+            return None
+        with _not_ready():
+            ready = self._loaded(cell, self._given(cell))
+        return ready if ready.tokenizer else replace(ready, tokenizer=_tokenizer_of(cell))
+
+    def _loaded(self, cell: Cell, given: Ready | None) -> Ready:
+        """Raises WeightsError."""
+        if cell.weights_format == "gguf":
+            return self._producer.gguf(cell, given)
+        if cell.packing and not (given and given.packing):
+            return self._producer.packed(cell, cell.packing, given)
+        return given or self._producer.checkpoint(cell)
+
+    def checkpoint(self, cell: Cell) -> Ready:
+        """The synthetic checkpoint of a cell's model, for any stack. Raises NotReady."""
+        with _not_ready():
+            return self._producer.checkpoint(cell)
+
+    def packed(self, cell: Cell, packing: Packing) -> Ready:
+        """The synthetic checkpoint, packed (GPTQ or AWQ), for any stack. Raises NotReady."""
+        with _not_ready():
+            return self._producer.packed(cell, packing)
+
+    def unpacked(self, cell: Cell) -> Ready:
+        """The weights of a GPTQ or AWQ cell, unpacked to 16 bits. Raises NotReady."""
+        ready = self.weights(cell)
+        assert ready is not None  # these stacks load weights
+        with _not_ready():
+            return self._producer.unpacked(cell, ready)
+
+    @contextmanager
+    def dequantized(self, cell: Cell, given: Ready, original: Ready | None) -> Iterator[Ready]:
+        """The weights of a quantized cell in 16 bits, removed after the block. `original`: the 16-bit weights
+        that they were made of; null: not known. Raises NotReady."""
+        with _not_ready():
+            made = self._producer.dequantized(cell, given, original)
+        try:
+            yield made
+        finally:
+            weights.drop(made.path)
+
+    def differences(self, cell: Cell, folder: Path, original: Ready) -> dict[str, Any]:
+        """A checkpoint's tensors against those of the 16-bit weights. Raises NotReady."""
+        with ExitStack() as stack:
+            if original.format == "gguf":
+                original = stack.enter_context(self.dequantized(cell, original, None))
+            with _not_ready():
+                return self._producer.differences(cell, folder, original.path)
+
+    def know_prompts(self, records: Iterable[Record]) -> None:
+        """Remember the prompts of kept records: every source of a model must tokenize the same."""
+        for record in records:
+            workload, file = record["workload"], record["model"]["weights"].get("file")
+            if file and (source := workload.get("prompt_source")) in (TOKENIZED, FIXED):
+                known = (str(file), workload["prompt"], str(source))
+                self._prompts.setdefault((record["model"]["name"], workload["prompt_tokens"]), known)
+
+    def prompt(self, cell: Cell, ready: Ready | None) -> tuple[list[int], str]:
+        """The prompt's token ids, the same for every stack and variant of a model, and their source.
+
+        Raises NotReady: the tokenizer returns too few ids, or another source of the model has other ids.
+        """
+        count = int(cell.workload.prompt_tokens or 0)
+        if not count:
+            return [], NO_PROMPT
+        if ready is None:
+            return _fixed_ids(FAKE_VOCABULARY, count), FIXED
+        if ready.tokenizer is not None:
+            try:
+                ids, source = self._tokenize(cell, ready, ready.tokenizer, count), TOKENIZED
+            except NoVocabulary:
+                return self.prompt(cell, replace(ready, tokenizer=None))
+        elif ready.vocab_size:
+            ids, source = _fixed_ids(ready.vocab_size, count), FIXED
+        else:
+            raise NotReady("error", f"{ready.path}: has no input embedding, so its vocabulary is unknown")
+        known = self._prompts.setdefault((cell.model.name, count), (str(ready.path), ids, source))
+        if ids != known[1]:
+            raise NotReady(
+                "refused",
+                f"{ready.path} and {known[0]} would get different prompts ({source}; {known[2]}): all stacks"
+                " of a model need the same token ids; give both one tokenizer, or name them as two models",
+            )
+        return ids, source
+
+    def _tokenize(self, cell: Cell, ready: Ready, source: Path, count: int) -> list[int]:
+        if (source, count) not in self._tokenized:
+            ids = self.tokenized(cell, ready, PROMPT_TEXT * (1 + count // 20), count).ids
+            if len(ids) < count:
+                raise NotReady(
+                    "error",
+                    f"{source}: its tokenizer returns fewer than {plural(count, 'token')} for the prompt",
+                )
+            self._tokenized[source, count] = ids
+        return self._tokenized[source, count]
+
+    def tokenized(self, cell: Cell, ready: Ready, text: str, count: int) -> Tokenized:
+        """The first `count` ids of a text by the weights' own tokenizer, or all if they are fewer.
+
+        Raises NotReady: there is no tokenizer, it fails, or the model has no such ids.
+        """
+        source = ready.tokenizer
+        if source is None:
+            raise NotReady("refused", f"{ready.path}: has no tokenizer, so a text has no token ids")
+        try:
+            if source == ready.path:  # a GGUF: only llama.cpp can read its vocabulary
+                job = self._producer.request(cell, "tokenize", source, workloads=[{"text": text}])
+                answer = self._producer.run(cell, job)
+                if answer["ids"] is None:
+                    why = f"{source}: llama.cpp does not read its vocabulary, so a text has no token ids"
+                    raise NoVocabulary("refused", why)
+                found = Tokenized(list(answer["ids"])[:count], answer["bos"])
+            else:
+                found = tokenizer.tokenized(source, text, count)
+        except WeightsError as failure:
+            raise NotReady("error", f"{ready.path}: cannot tokenize: {failure}") from failure
+        largest = max([*found.ids, found.bos or 0])
+        if ready.vocab_size is not None and largest >= ready.vocab_size:
+            reason = f"its tokenizer returns id {largest}, but the model has {ready.vocab_size}"
+            raise NotReady("error", f"{source}: {reason}")
+        return found
+
+    def _given(self, cell: Cell) -> Ready | None:
+        """Weights from a local path or the hub, in a format the stack loads; null for synthetic weights.
+
+        Raises WeightsError.
+        """
+        source, stack = cell.source, cell.variant.stack
+        if source is None:
+            raise weights.not_named(cell.model.name, cell.weights_format)
+        if source.kind == "synthetic":
+            return None
+        if source.kind == "path":
+            given = weights.local(Path(str(source.path)))
+        elif source.file is not None and cell.weights_format != "gguf":  # known before the download
+            name = f"{source.repo}/{source.file}"
+            raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, but {name} is a GGUF")
+        else:
+            given = self._of_hub(cell, source)
+        if cell.weights_format != "gguf":
+            weights.check_loadable(given, cell.packing, cell.header, cell.options(self.threads))
+        if cell.model.made is not None:
+            weights.check_shape(given, cell.model.made)
+        return given
+
+    def _of_hub(self, cell: Cell, source: Weights) -> Ready:
+        """Download once per campaign; a failure is not retried. Raises WeightsError."""
+        if cell.variant.options.get("trust_remote_code"):
+            raise WeightsError("trust_remote_code needs a local folder: Python files are not downloaded")
+        if source not in self._from_hub:
+            try:
+                self._from_hub[source] = from_hub(source)
+            except WeightsError as failure:
+                self._from_hub[source] = failure
+        found = self._from_hub[source]
+        if isinstance(found, WeightsError):
+            raise found
+        return found
+
+
+def _tokenizer_of(cell: Cell) -> Path | None:
+    """That of the checkpoint on this machine which the config names beside the cell's own weights; null:
+    none."""
+    checkpoint = cell.model.of_format.get("hf")
+    path = checkpoint and checkpoint.path and Path(checkpoint.path) / weights.TOKENIZER
+    return path if path and path.is_file() else None
+
+
+def _fixed_ids(vocabulary: int, count: int) -> list[int]:
+    return [(1013 + 7919 * i) % vocabulary for i in range(count)]
+
+
+# Collect the inputs of a cell, or the reason why it cannot run, and compute its content key.
+
+
+def inputs_or_refusal(
+    cell: Cell, experiment: Experiment, preparation: Preparation, device: Device
+) -> Inputs | NotReady:
+    """Everything the cell needs to run, or the reason why it cannot or must not run."""
+    protocol = experiment.protocol
+    try:
+        if uncut := cell.uncut(preparation.threads):
+            raise NotReady("unavailable", uncut)
+        if refusal := _refusal(cell, preparation, device):
+            raise NotReady("refused", refusal)
+        interpreter = preparation.interpreter(cell.header)
+        ready = preparation.weights(cell)
+        if refusal := forecast_cell(cell, ready, device, preparation.threads).refusal:  # weights are read now
+            raise NotReady("refused", refusal)
+        prompt, source = preparation.prompt(cell, ready)
+    except NotReady as reason:
+        return reason
+    options = cell.options(preparation.threads)
+    found = Inputs(
+        interpreter=interpreter,
+        device_id=preparation.device_id,
+        weights=ready,
+        prompt=prompt,
+        prompt_source=source,
+        options=options,
+        threads=int(options.get("threads") or preparation.threads),
+        timeout_s=protocol.timeout_s,
+        sample_interval_ms=protocol.sample_interval_ms,
+        warmup=protocol.warmup.on(preparation.device_id),
+    )
+    return replace(found, context_file=context_file_of(cell, found))
+
+
+def _refusal(cell: Cell, preparation: Preparation, device: Device) -> str | None:
+    """Why a cell must not be started, checked before anything is built or downloaded for it."""
+    may_refuse = any(limit.refuses for limit in cell.header.limits) or cell.workload.timed == "rows"
+    may_refuse = may_refuse or placement_of(cell.options(preparation.threads)) is not None
+    if device.free_bytes is None and not may_refuse:
+        return None
+    return expected(cell, device, preparation.threads).refusal
+
+
+def mechanism(cells: Sequence[Cell], preparation: Preparation) -> str | None:
+    """How this machine limits a worker's memory; null if it cannot, or if no cell on a CPU has a limit."""
+    if preparation.device_id != "cpu" or not any(cell.bounded for cell in cells):
+        return None
+    try:
+        return mechanism_here()
+    except OSError:
+        return None
+
+
+def _bounds(cell: Cell, mechanism: str | None, timeout_s: float) -> list[str]:
+    """The parts of a content key that concern memory: the mechanism that limits it, and for a search the
+    timeout of a probe, because a probe that times out counts as not fitting."""
+    counted = [str(mechanism)] if cell.bounded else []
+    return counted + ([f"{timeout_s:g} s a probe"] if cell.searches else [])
+
+
+def content_key(
+    cell: Cell,
+    preparation: Preparation,
+    device: Device,
+    slug: str,
+    mechanism: str | None,
+    timeout_s: float,
+) -> str:
+    """The content key of a cell's records on the machine with this slug. Free memory is not part of it,
+    because it changes all the time."""
+    options, device_id = cell.options(preparation.threads), preparation.device_id
+    if _refusal(cell, preparation, replace(device, free_bytes=None)):
+        return plan.content_key(cell, options, ("refused",), None, slug, device_id)
+    if cell.uncut(preparation.threads):
+        return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)
+    try:
+        interpreter = preparation.interpreter(cell.header)
+    except NotReady:
+        return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)
+    built = [f"{name}={value}" for name, value in interpreter.environment.variables.items()]
+    if adopted := interpreter.adopted:
+        built.append(f"adopted, Python {adopted.python_version}")
+    stack = [interpreter.environment.name, *built, *interpreter.lock]
+    stack += _bounds(cell, mechanism, timeout_s)
+    made = cell.model.described
+    if made and made.decoder.experts and cell.model.weights.kind == "synthetic":
+        stack.append("fed fixed ids")  # see runners/workloads/scoring.py
+    return plan.content_key(cell, options, stack, preparation.fingerprint(cell), slug, device_id)

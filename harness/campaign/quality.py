@@ -1,0 +1,394 @@
+"""Score a text with a cell, against the reference."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from harness import records
+from harness.analysis import quality
+from harness.analysis import scores as analysis_scores
+from harness.analysis.scores import Scores
+from harness.base.files import CacheError, NotFinished
+from harness.campaign import forecast, prepare, reference_scores, repeat
+from harness.campaign.forecast import made_of
+from harness.campaign.prepare import NotReady
+from harness.campaign.reference_scores import (
+    BadReference,
+    GivenReference,
+    KeptReference,
+    Made,
+    Origin,
+    Text,
+    TextError,
+    Tokens,
+    read,
+    tokens_of,
+)
+from harness.campaign.repeat import Inputs
+from harness.campaign.rounds import Campaign
+from harness.campaign.weights_reference import NoLogits, NoReference, Reference, free_bytes, windows_of_logits
+from harness.config import Quality, Variant, plan
+from harness.config.plan import Cell
+from harness.models.weights import Ready, WeightsError
+from harness.records import Draft, Stored
+from harness.stacks.header import references
+
+# Score the cells of one model and workload against one reference, which is computed or read from a file.
+
+
+METHOD = 2  # bump when other positions are scored, or figures mean something else
+RANDOM = (
+    "random weights: their agreement says nothing of any text (harness check-weights compares their logits)"
+)
+ELSEWHERE = (
+    "compute it on a larger machine (harness quality --export-reference FILE), and give it here"
+    " (--reference FILE)"
+)
+OTHER_TOKENS = "its tokenizer makes other tokens of the text: a KL divergence needs the same tokens"
+OTHER_BOS = (
+    "its tokenizer and that of the reference disagree on a BOS in front of a text: a KL divergence needs the"
+    " same tokens; score both without it (bos: false)"
+)
+
+Add = Callable[[int, analysis_scores.Logits], None]
+"""Takes the logits of a window."""
+
+
+class _NotFinite(Exception):
+    """A window's logits are NaN or infinite after this position; both counted from 1."""
+
+    def __init__(self, window: int, position: int) -> None:
+        super().__init__(window, position)
+        self.window, self.position = window, position
+
+
+class NotExported(NotFinished):
+    """A reference was not written; the message is one sentence."""
+
+
+def _unpacked(cell: Cell) -> Cell:
+    """The cell whose model's 16-bit weights are the reference: of a packed one, those of the model."""
+    return cell if cell.packing is None else _as_checkpoint(cell)
+
+
+def _as_checkpoint(cell: Cell) -> Cell:
+    """The cell in the reference stack of checkpoints, if there is one."""
+    if (stack := references().get("hf")) is None:
+        return cell
+    return replace(cell, variant=Variant(stack=stack.stack, name="reference", options=stack.reference or {}))
+
+
+class Scoring:
+    """The cells of one model and workload: their text, and their reference, computed when first needed."""
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        workload: Quality,
+        campaign: Campaign,
+        text: Text,
+        arrays: Path,
+        given: GivenReference | None = None,
+    ) -> None:
+        self._workload, self._campaign, self._text, self._arrays = workload, campaign, text, arrays
+        self._cells, self._given = cells, given
+        self._kept: KeptReference | None = None
+        self._tokens: Tokens | None = None
+
+    @cached_property
+    def _reference(self) -> Reference:
+        loading = [_unpacked(cell) for cell in self._cells]
+        return Reference(loading, self._campaign.preparation, self._inputs, np.inf, self._arrays)
+
+    def _inputs(self, cell: Cell) -> Inputs | NotReady:
+        campaign = self._campaign
+        return prepare.inputs_or_refusal(cell, campaign.experiment, campaign.preparation, campaign.device)
+
+    def stored(self, cell: Cell) -> Stored:
+        """The record of a cell: an earlier one of the same score, or a new one."""
+        campaign = self._campaign
+        key, options = campaign.keys[cell.id], campaign.options
+        asked: Draft = {"method": METHOD, "text": self._text.sha256}
+        asked["reference"] = {"file": self._given.identity} if self._given else self._reference.identity
+        before = [
+            each
+            for each in campaign.scores
+            if each.record["content_key"] == key and each.record["quality"]["asked"] == asked
+        ]
+        last = max(before, key=lambda each: str(each.record["started_utc"]), default=None)
+        if last and plan.is_done(quality.verdict(last.record).status, options.fresh, options.retry_failed):
+            campaign.watcher.say(f"{cell.id} has already been scored")
+            return last
+        campaign.watcher.say(f"scoring {cell.id}")
+        return self._scored(cell, asked)
+
+    def _scored(self, cell: Cell, asked: Draft) -> Stored:
+        campaign = self._campaign
+        begun = campaign.shared | {"kind": "scored", "quality": {"asked": asked}}
+        experiment = campaign.experiment
+        begun |= repeat.repeat_fields(cell, 1, campaign.keys[cell.id], experiment.device, experiment.gpu)
+        begun["workload"] |= {"prompt_tokens": 0}
+        inputs = self._inputs(cell)
+        if isinstance(inputs, Inputs):
+            begun |= repeat.input_fields(cell, inputs, begun)
+        running = records.begin(campaign.folder / cell.model.name / cell.id, begun)
+        started, interrupted, outcome, reason = time.monotonic(), False, "ok", None
+        found: Draft = {"asked": asked}
+        try:
+            if isinstance(inputs, NotReady):
+                raise inputs
+            self._compare(cell, inputs, running.folder, found)
+        except _NotFinite as where:
+            found["not_finite"] = {"window": where.window, "position": where.position}
+        except NoReference as lack:
+            outcome, reason = "unavailable", str(lack)
+        except (NoLogits, NotReady) as failure:
+            outcome, reason = failure.outcome, str(failure)
+        except KeyboardInterrupt:
+            interrupted, outcome, reason = True, "interrupted", "stopped by the user"
+        ending: Draft = {
+            "quality": found,
+            "outcome": outcome,
+            "reason": reason,
+            "phase": "score",
+            "tokens": 0,
+        }
+        wall_s = time.monotonic() - started
+        ending["timing"] = {"started_utc": begun["started_utc"], "wall_s": wall_s}
+        ending["log_tail"] = records.tail(running.folder / "worker.log") if outcome != "ok" else []
+        stored = running.finish(begun | ending)
+        if interrupted:
+            raise KeyboardInterrupt
+        return stored
+
+    def _compare(self, cell: Cell, inputs: Inputs, folder: Path, found: Draft) -> None:
+        """Score the windows, and add what is found. Raises NoReference, NoLogits, NotReady, _NotFinite."""
+        if inputs.weights is None:
+            raise NotReady("unavailable", "its stack loads no weights: there is no text model to score")
+        if inputs.weights.synthetic:
+            raise NotReady("refused", RANDOM)
+        tokens = self._tokenized(cell, inputs)
+        ids = tokens.windows
+        found["bos"] = tokens.bos
+        found["text"] = {
+            "file": str(self._text.path),
+            "sha256": self._text.sha256,
+            "license": self._text.license,
+            "tokens": tokens.total,
+            "ids_sha256": tokens.sha256,
+        }
+        self._same(tokens)
+        reference = self._kept = self._of_file(cell, inputs) if self._given else self._computed()
+        scores: list[Scores] = []
+
+        def add(number: int, logits: analysis_scores.Logits) -> None:
+            rows = _finite(number, logits, self._workload)
+            scores.append(analysis_scores.scores(rows, self._targets(ids[number]), reference.window(number)))
+
+        try:
+            job_facts = self._windows(cell, inputs, ids, folder, add)
+        except analysis_scores.OtherVocabulary as other:
+            raise NotReady("refused", f"{other}: a KL divergence needs the same tokens") from other
+        nll = [reference.window(number).nll for number in range(len(ids))]
+        made = made_of(cell, inputs.weights)
+        found |= {
+            "windows": self._workload.chunks,
+            "n_ctx": self._workload.n_ctx,
+            "scored": self._workload.chunks * self._workload.positions,
+            "trained_context": made.context if made else None,
+            "vocabulary": reference.vocabulary,
+            "reference": reference.description,
+            "loss_nats": analysis_scores.loss_nats(scores),
+            **self._figures(scores, nll),
+            **{key: job_facts.get(key) for key in ("ran", "versions", "seconds")},
+        }
+
+    def _computed(self) -> KeptReference:
+        """The model's own reference. Raises NoReference, NoLogits."""
+        try:
+            return self._kept or self._reference.run(self._kept_reference)
+        except NoLogits as failure:
+            hint = f"; {ELSEWHERE}" if failure.outcome == "oom" else ""
+            raise NoLogits(failure.outcome, f"{failure}{hint}") from failure
+
+    def _of_file(self, cell: Cell, inputs: Inputs) -> KeptReference:
+        """The given reference. Raises NotReady: it is of something else, or damaged."""
+        assert self._given is not None
+        here = [ready for ready in (inputs.weights, _whole(cell)) if ready is not None]
+        if wrong := self._given.mismatch(self._origin, here):
+            raise NotReady("refused", wrong)
+        try:
+            return self._kept or self._given.kept()
+        except (BadReference, CacheError, reference_scores.TooLarge) as refusal:
+            raise NotReady("refused", str(refusal)) from refusal
+
+    @property
+    def _origin(self) -> Origin:
+        assert self._tokens is not None  # of the cell, or of the reference that has run
+        return Origin(self._text.sha256, self._workload, self._tokens.sha256, self._tokens.bos)
+
+    def export(self, path: Path) -> None:
+        """Raises BadReference, NotExported."""
+        try:
+            weights = self._reference.original()
+            if weights and weights.synthetic:
+                raise NotReady("refused", RANDOM)
+            reference = self._computed()
+        except (NoReference, NoLogits, NotReady) as failure:
+            raise NotExported(str(failure)) from failure
+        assert weights is not None  # it has run
+        reference_scores.write_reference(path, reference, self._origin, self._cells[0].model.name, weights)
+
+    def _figures(self, scores: list[Scores], nll: list[analysis_scores.Floats]) -> Draft:
+        """Of the windows of n_ctx, and of those of each depth."""
+        chunks = self._workload.chunks
+        parts = [slice(first, first + chunks) for first in range(0, len(scores), chunks)]
+        each = [
+            {
+                "figures": analysis_scores.figures(scores[part], nll[part]),
+                "means": analysis_scores.means(scores[part], nll[part]),
+            }
+            for part in parts
+        ]
+        count = {"windows": chunks, "scored": chunks * self._workload.positions}
+        deep = zip(self._workload.depths, each[1:], strict=True)
+        return each[0] | {"at_depth": [{"depth": depth, **count, **found} for depth, found in deep]}
+
+    def _tokenized(self, cell: Cell, inputs: Inputs) -> Tokens:
+        """Raises NotReady."""
+        return tokens_of(cell, inputs, self._campaign.preparation, self._workload, self._text)
+
+    def _same(self, tokens: Tokens) -> None:
+        """All cells of a reference score the same tokens. Raises NotReady."""
+        known = self._tokens = self._tokens or tokens
+        if tokens.bos != known.bos:
+            raise NotReady("refused", OTHER_BOS)
+        if tokens.windows != known.windows:
+            raise NotReady("refused", OTHER_TOKENS)
+
+    def _kept_reference(self, cell: Cell, inputs: Inputs, why: str, log: Path) -> KeptReference:
+        """Raises NoLogits, NotReady, CacheError, OSError."""
+        self._same(tokens := self._tokenized(cell, inputs))
+        ids = tokens.windows
+
+        def make(made: Made) -> Draft:
+            assert inputs.weights is not None  # tokens_of has used their tokenizer
+            free = free_bytes(self._campaign.preparation.device_id)
+            if reason := no_room(inputs.weights.sizes["parameters"], inputs.options.get("dtype"), free):
+                raise NoLogits("oom", reason)
+
+            def add(number: int, logits: analysis_scores.Logits) -> None:
+                rows = _finite(number, logits, self._workload)
+                made(number, analysis_scores.kept(rows, self._targets(ids[number])))
+
+            job_facts = self._windows(cell, inputs, ids, log, add)
+            return self._reference.described(cell, inputs, why, job_facts)
+
+        known_by = {"reference": self._reference.identity, "options": inputs.options, "ids": ids}
+        try:
+            return reference_scores.scores_of(known_by, len(ids), make)
+        except reference_scores.TooLarge as large:
+            raise NotReady("refused", str(large)) from large
+        except _NotFinite as where:
+            at = f"position {where.position} of window {where.window}"
+            raise NoLogits("error", f"NaN or infinite logits at {at}") from where
+
+    def _windows(self, cell: Cell, inputs: Inputs, ids: list[list[int]], log: Path, add: Add) -> Draft:
+        # One position more than are scored: llama-perplexity evaluates whole windows too.
+        return windows_of_logits(cell, inputs, ids, self._workload.positions + 1, log, self._arrays, add)
+
+    def _targets(self, window: list[int]) -> list[int]:
+        """The text's token after each scored position."""
+        return window[-self._workload.positions :]
+
+
+def _whole(cell: Cell) -> Ready | None:
+    """The model's 16-bit checkpoint, if it is on this machine."""
+    try:
+        return forecast.local_weights(_as_checkpoint(cell))
+    except WeightsError:
+        return None
+
+
+def no_room(parameters: int, dtype: object, free: int | None) -> str | None:
+    """Why a reference's weights do not fit in `free` bytes; null if they do, or if that is not known."""
+    needed = parameters * (4 if dtype == "fp32" else 2)
+    if dtype is None or free is None or needed <= free:
+        return None
+    return f"in {dtype} its weights take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+
+
+def _finite(number: int, logits: analysis_scores.Logits, workload: Quality) -> analysis_scores.Logits:
+    """The logits after the scored positions. Raises _NotFinite."""
+    rows = logits[: workload.positions]
+    if (place := analysis_scores.first_not_finite(rows)) is not None:
+        first, end = workload.windows()[number]
+        raise _NotFinite(number + 1, end - first - workload.positions + place)
+    return rows
+
+
+# Score every variant on a text, teacher-forced: perplexity, and the divergence from the 16-bit weights.
+#
+# Writes one record per variant; finished scores are kept. The reference of a model is computed once.
+
+
+__all__ = ["BadReference", "GivenReference", "NotExported", "TextError", "export", "score", "texts_of"]
+
+
+def texts_of(cells: Sequence[Cell]) -> dict[str, Text]:
+    """The texts of the cells that are scored, by their names in the config. Raises TextError."""
+    found: dict[str, Text] = {}
+    for cell in cells:
+        if isinstance(cell.workload, Quality) and cell.workload.text not in found:
+            found[cell.workload.text] = read(cell.workload)
+    return found
+
+
+def score(
+    cells: Sequence[Cell], campaign: Campaign, texts: dict[str, Text], given: GivenReference | None = None
+) -> list[Stored]:
+    """Score cells whose workload is Quality, `given` in place of references that are computed. Returns one
+    record per cell, kept ones included.
+
+    Raises ResultsError (the results cannot be written), KeyboardInterrupt after an interrupted record.
+    """
+    found = []
+    for group in _groups(cells):
+        workload = group[0].workload
+        assert isinstance(workload, Quality)
+        with tempfile.TemporaryDirectory(prefix="harness-quality-") as folder:
+            scoring = Scoring(group, workload, campaign, texts[workload.text], Path(folder), given)
+            found += [scoring.stored(cell) for cell in group]
+    return found
+
+
+def export(cells: Sequence[Cell], campaign: Campaign, texts: dict[str, Text], path: Path) -> None:
+    """Write the reference of the cells to a file, computed if it is not kept.
+
+    Raises BadReference (they have several, or the file cannot be written), NotExported.
+    """
+    group, *others = _groups(cells)
+    if others:
+        raise BadReference(
+            f"a file holds one reference, and these cells have {1 + len(others)}: one per model and workload;"
+            " choose with --only"
+        )
+    workload = group[0].workload
+    assert isinstance(workload, Quality)
+    with tempfile.TemporaryDirectory(prefix="harness-quality-") as folder:
+        Scoring(group, workload, campaign, texts[workload.text], Path(folder)).export(path)
+
+
+def _groups(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+    """Cells that share a reference."""
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.model.name, cell.workload.model_dump_json()), []).append(cell)
+    yield from groups.values()

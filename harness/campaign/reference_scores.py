@@ -1,0 +1,421 @@
+"""The reference of quality: its texts and its logits, made once and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from harness import data
+from harness.analysis.scores import TOP, Kept
+from harness.base.files import (
+    NotStarted,
+    cache_folder,
+    exclusive,
+    made,
+    open_regular,
+    read_regular,
+    sha256,
+    strict_json,
+)
+from harness.campaign.prepare import NotReady, Preparation
+from harness.campaign.repeat import Inputs
+from harness.config import Quality
+from harness.config.plan import Cell
+from harness.models.weights import FULL_TYPES, Ready
+from harness.records import Draft
+
+# Logits of references in the cache folder, 16 bits each, known by content; the oldest make room.
+
+
+METHOD = 2  # bump when other values are kept
+KEPT_MOST_BYTES = 8 << 30  # of all references together
+ARRAYS = ("codes.npy", "top.npy", "nll.npy")
+_COMPLETE = "description.json"
+
+
+class TooLarge(ValueError):
+    """A reference would take more than MOST_BYTES; the message is one sentence."""
+
+
+class KeptReference:
+    """The windows of one reference, in `folder` as ARRAYS. `description`: of a reference that has run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._codes, self._top, self._nll = (np.load(folder / name, mmap_mode="r") for name in ARRAYS)
+        self.description: Draft = json.loads((folder / _COMPLETE).read_text())
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self._codes.shape[2])
+
+    def window(self, number: int) -> Kept:
+        """A window, from 0."""
+        return Kept(self._codes[number], self._top[number], self._nll[number])
+
+
+Made = Callable[[int, Kept], None]
+
+
+def scores_of(known_by: Draft, windows: int, make: Callable[[Made], Draft]) -> KeptReference:
+    """The reference that `known_by` identifies: kept, or made now. `make`: is given what takes each window,
+    and returns the description.
+
+    Raises TooLarge, CacheError, OSError, and what `make` raises.
+    """
+    digest = hashlib.sha256(json.dumps([METHOD, known_by], sort_keys=True, default=str).encode()).hexdigest()
+    parent = made(cache_folder() / "references")
+    folder = parent / digest[:20]
+    with exclusive(parent / "lock"):
+        if not (folder / _COMPLETE).exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+            folder.mkdir()
+            writer = _Writer(folder, windows)
+            try:
+                description = make(writer.add)
+                writer.close()
+                (folder / _COMPLETE).write_text(json.dumps(description))
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        os.utime(folder)
+        _make_room(folder)
+    return KeptReference(folder)
+
+
+class _Writer:
+    """Writes windows to arrays whose vocabulary the first window shows."""
+
+    def __init__(self, folder: Path, windows: int) -> None:
+        self._folder, self._windows = folder, windows
+        self._arrays: dict[str, np.memmap] = {}
+
+    def add(self, number: int, window: Kept) -> None:
+        if not self._arrays:
+            positions, vocabulary = window.codes.shape
+            size = window.codes.nbytes * self._windows
+            if size > KEPT_MOST_BYTES:
+                fit = KEPT_MOST_BYTES // window.codes.nbytes
+                raise TooLarge(
+                    f"the reference's logits would take {size / 1e9:.1f} GB of the cache folder, and at most"
+                    f" {KEPT_MOST_BYTES / 1e9:.1f} GB are kept: {fit} windows fit (chunks: {fit})"
+                )
+            for name, shape, kind in (
+                ("codes", (positions, vocabulary), np.uint16),
+                ("top", (positions, TOP), np.int64),
+                ("nll", (positions,), np.float64),
+            ):
+                path = self._folder / f"{name}.npy"
+                whole = (self._windows, *shape)
+                self._arrays[name] = np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=whole)
+        for name, array in self._arrays.items():
+            array[number] = getattr(window, name)
+
+    def close(self) -> None:
+        for array in self._arrays.values():
+            array.flush()
+        self._arrays = {}
+
+
+def _make_room(kept: Path) -> None:
+    """Delete the oldest others until all take at most MOST_BYTES."""
+    others = [path for path in kept.parent.iterdir() if path.is_dir() and path != kept]
+    others.sort(key=lambda each: each.stat().st_mtime)
+    sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in (kept, *others)}
+    while others and sum(sizes.values()) > KEPT_MOST_BYTES:
+        shutil.rmtree(oldest := others.pop(0), ignore_errors=True)
+        del sizes[oldest]
+
+
+# References as files: written on a machine that holds the 16-bit weights, read on one that does not.
+#
+# A zip archive without compression: description.json, and the arrays that kept.py keeps. The description has
+# their hashes, so its own hash identifies the whole.
+
+
+FORMAT = 1  # bump when a file's content means something else
+DESCRIPTION = "description.json"
+MOST_DESCRIPTION_BYTES = 4 << 20
+APART = 0.01  # of two counts of parameters: a conversion adds a few vectors, another size of a model far more
+_TYPES: dict[str, DTypeLike] = {"codes": np.uint16, "top": np.int64, "nll": np.float64}
+_KNOWN = ("name", "why", "stack", "options", "unpacked", "versions", "seconds")
+
+
+class BadReference(NotStarted):
+    """A file cannot be used as a reference, or not be written; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a reference was computed from: the text, the windows, their ids. `bos`: the first of each; null:
+    none."""
+
+    text_sha256: str
+    workload: Quality
+    ids_sha256: str
+    bos: int | None = None
+
+    @property
+    def windows(self) -> dict[str, object]:
+        return {name: getattr(self.workload, name) for name in ("n_ctx", "chunks", "depths")}
+
+
+def write_reference(path: Path, reference: KeptReference, origin: Origin, model: str, weights: Ready) -> None:
+    """Write a reference, whole or not at all; `weights`: of 16 bits, those it was computed with.
+
+    Raises BadReference: the file exists, or cannot be written.
+    """
+    hashes = {}
+    for name in ARRAYS:
+        with (reference.folder / name).open("rb") as array:
+            hashes[name] = sha256(array)
+    described = {
+        "format": FORMAT,
+        "text_sha256": origin.text_sha256,
+        "ids_sha256": origin.ids_sha256,
+        "bos": origin.bos,
+        "windows": origin.windows,
+        "model": {"name": model} | _facts(weights),
+        "reference": {key: reference.description.get(key) for key in _KNOWN},
+        "sha256": hashes,
+    }
+    partial = path.with_name(f"{secrets.token_hex(8)}.partial")
+    try:
+        if path.exists():
+            raise BadReference(f"{path}: exists already")
+        with zipfile.ZipFile(partial, "x") as archive:
+            archive.writestr(DESCRIPTION, json.dumps(described, indent=1, sort_keys=True))
+            for name in ARRAYS:
+                archive.write(reference.folder / name, name)
+        partial.replace(path)
+    except OSError as refusal:
+        raise BadReference(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+class GivenReference:
+    """A reference out of a file. `identity`: the hash of its content."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the description alone. Raises BadReference."""
+        self._path = path
+        try:
+            with open_regular(path, links=True) as file, zipfile.ZipFile(file) as archive:
+                if sorted(archive.namelist()) != sorted((DESCRIPTION, *ARRAYS)):
+                    raise ValueError("its members are others")
+                if archive.getinfo(DESCRIPTION).file_size > MOST_DESCRIPTION_BYTES:
+                    raise ValueError("its description is too long")
+                raw = archive.read(DESCRIPTION)
+            self._described: Any = strict_json(raw)
+            if self._described["format"] != FORMAT:
+                raise ValueError(f"its format is {self._described['format']}, not {FORMAT}")
+            self.identity = hashlib.sha256(raw).hexdigest()
+            self._hashes = {name: str(self._described["sha256"][name]) for name in ARRAYS}
+            self._model = {str(key): value for key, value in self._described["model"].items()}
+            self._parameters = int(self._model["parameters"])
+            self._windows = dict(self._described["windows"])
+            self.description: Draft = {
+                "name": str(self._described["reference"]["name"]),
+                "why": str(self._described["reference"]["why"]),
+                "file": {"name": path.name, "sha256_of_description": self.identity},
+                **{key: self._described["reference"].get(key) for key in _KNOWN[2:]},
+                "weights": self._model,
+            }
+        except OSError as refusal:
+            raise BadReference(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
+        except _DAMAGES as damage:
+            raise BadReference(f"{path}: is no reference that --export-reference wrote: {damage}") from damage
+
+    def mismatch(self, origin: Origin, weights: Sequence[Ready]) -> str | None:
+        """Why this is the reference of something else, in one sentence; null if it fits. `weights`: of the
+        model, as far as they are on this machine."""
+        if self._described.get("text_sha256") != origin.text_sha256:
+            return f"{self._path}: is the reference of another text"
+        if self._windows != origin.windows:
+            return f"{self._path}: has windows of {_words(self._windows)}, not {_words(origin.windows)}"
+        if (theirs := self._described.get("bos")) != origin.bos:
+            has, wanted = (f"BOS {each}" if each is not None else "no BOS" for each in (theirs, origin.bos))
+            return f"{self._path}: has {has} in front of each window, and here it is {wanted}"
+        if self._described.get("ids_sha256") != origin.ids_sha256:
+            return f"{self._path}: its model's tokenizer makes other tokens of the text"
+        for ready in weights:
+            ours = _facts(ready)
+            if ready.quant in FULL_TYPES and ready.format == self._model.get("format"):
+                same = ours["sample"] == self._model.get("sample")
+            elif ready.packing is None:
+                same = abs(int(ours["parameters"]) - self._parameters) <= APART * self._parameters
+            else:
+                continue
+            if not same:
+                return f"{self._path}: is the reference of {self._model.get('name')}, with other weights"
+        return None
+
+    def kept(self) -> KeptReference:
+        """The reference, in the cache folder. Raises BadReference: it is damaged; TooLarge, CacheError."""
+        try:
+            return scores_of({"file": self.identity}, self._number, self._make)
+        except TooLarge:
+            raise
+        except (OSError, *_DAMAGES) as damage:
+            raise BadReference(f"{self._path}: is damaged: {damage}") from damage
+
+    @property
+    def _number(self) -> int:
+        return len(Quality.model_validate({"kind": "quality", **self._windows}).windows())
+
+    def _make(self, made: Made) -> Draft:
+        with ExitStack() as stack:
+            file = stack.enter_context(open_regular(self._path, links=True))
+            archive = stack.enter_context(zipfile.ZipFile(file))
+            members = [stack.enter_context(archive.open(name)) for name in ARRAYS]
+            read = [
+                _rows(member, kind, self._number)
+                for member, kind in zip(members, _TYPES.values(), strict=True)
+            ]
+            for number in range(self._number):
+                window = Kept(*(each() for each in read))
+                if window.top.shape[-1] != TOP or not np.isfinite(window.nll).all():
+                    raise ValueError("values that no reference has")
+                made(number, window)
+        with zipfile.ZipFile(self._path) as archive:
+            for name in ARRAYS:
+                with archive.open(name) as member:
+                    if sha256(member) != self._hashes[name]:
+                        raise ValueError(f"the SHA-256 of {name} is another")
+        return self.description
+
+
+_DAMAGES = (
+    zipfile.BadZipFile,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    NotImplementedError,
+    EOFError,
+)
+
+
+def _facts(weights: Ready) -> dict[str, Any]:
+    """What tells a copy of the weights from others: a fingerprint without times."""
+    return {
+        "format": weights.format,
+        "architecture": weights.architecture,
+        "quant": weights.quant,
+        "parameters": weights.sizes["parameters"],
+        "sample": weights.fingerprint.rpartition("-")[2],
+    }
+
+
+def _words(windows: dict[str, object]) -> str:
+    depths = windows.get("depths")
+    deep = f" and at {', '.join(map(str, depths))}" if isinstance(depths, list) and depths else ""
+    return f"{windows.get('n_ctx')} tokens, {windows.get('chunks')} of them{deep}"
+
+
+def _rows(member: IO[bytes], kind: DTypeLike, count: int) -> Callable[[], NDArray[Any]]:
+    """Reads an .npy of `count` windows, one a call. Raises ValueError: it is of another type or count."""
+    if np.lib.format.read_magic(member) != (1, 0):
+        raise ValueError("an array of another version")
+    shape, by_column, found = np.lib.format.read_array_header_1_0(member)
+    if by_column or found != np.dtype(kind) or not shape or shape[0] != count:
+        raise ValueError(f"an array of {found}, {shape}")
+    size = int(np.prod(shape[1:], dtype=object)) * found.itemsize
+    if size * count > KEPT_MOST_BYTES:
+        raise ValueError(f"an array of {size * count:,} bytes")
+
+    def following() -> NDArray[Any]:
+        raw = member.read(size)
+        return np.frombuffer(raw, found).reshape(shape[1:])
+
+    return following
+
+
+# Read the text that quality is scored on; every mistake in it is one sentence.
+
+
+TEXTS_MOST_BYTES = 64 << 20
+LICENSE = (
+    "public domain: the end of Jane Austen's Persuasion (1818), from Debian's r-cran-janeaustenr 1.0.0-1"
+)
+
+
+class TextError(NotStarted):
+    """A text cannot be scored; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """`license`: of the shipped text; null for the user's own."""
+
+    path: Path
+    content: str
+    sha256: str
+    license: str | None
+
+
+def read(workload: Quality) -> Text:
+    """The text of a workload. Raises TextError: it is missing, too large, binary, or not UTF-8."""
+    is_default = workload.text == "default"
+    path = data.shipped_text() if is_default else Path(workload.text)
+    try:
+        raw = read_regular(path, TEXTS_MOST_BYTES, links=True)
+    except OSError as refusal:
+        raise TextError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
+    if b"\0" in raw:
+        raise TextError(f"{path}: is binary, not a text in UTF-8")
+    try:
+        content = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as wrong:
+        raise TextError(f"{path}: byte {wrong.start} is not UTF-8; convert the text to UTF-8") from wrong
+    if not content.strip():
+        raise TextError(f"{path}: is empty")
+    return Text(path, content, hashlib.sha256(raw).hexdigest(), LICENSE if is_default else None)
+
+
+# The token ids of a text's windows, behind the BOS that the model's tokenizer asks for.
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Ids of each window. `bos`: the first of each; null: the tokenizer or the workload wants none. `total`:
+    tokens of the whole text."""
+
+    windows: list[list[int]]
+    bos: int | None
+    total: int
+
+    @property
+    def sha256(self) -> str:
+        """Of all ids, as 64-bit integers, little-endian."""
+        return hashlib.sha256(np.concatenate(self.windows).astype("<i8").tobytes()).hexdigest()
+
+
+def tokens_of(cell: Cell, inputs: Inputs, preparation: Preparation, workload: Quality, text: Text) -> Tokens:
+    """As llama-perplexity: a BOS before the text, and in place of the first token of each window. Raises
+    NotReady."""
+    assert inputs.weights is not None
+    windows = workload.windows()
+    found = preparation.tokenized(cell, inputs.weights, text.content, 1 << 62)
+    bos = [found.bos] if workload.bos and found.bos is not None else []
+    ids = bos + found.ids
+    if len(ids) < (needed := max(end for _, end in windows)):
+        fits = workload.fitting(len(ids))
+        hint = f"chunks: {fits} would fit" if fits else "give a longer text, or shorter windows"
+        needs = f"{workload.chunks} windows of {workload.holds} tokens need {needed:,}"
+        raise NotReady("refused", f"{text.path}: has {len(ids):,} tokens, and {needs}; {hint}")
+    of_windows = [bos + ids[first + len(bos) : end] for first, end in windows]
+    return Tokens(of_windows, bos[0] if bos else None, len(found.ids))

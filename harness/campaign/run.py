@@ -1,0 +1,153 @@
+"""Run a campaign: plan, prepare, measure each repeat, save. A failure is recorded; the campaign continues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness import records
+from harness.analysis import quality
+from harness.analysis.verdicts import USABLE, status
+from harness.base.text import plural
+from harness.campaign import max_context, prepare, reference_scores, repeat, rounds, weights_check
+from harness.campaign import quality as campaign_quality
+from harness.campaign.conditions import DeviceBusy
+from harness.campaign.prepare import NotReady
+from harness.campaign.repeat import Inputs
+from harness.campaign.rounds import AttemptRunner, Campaign, RunOptions, Stopped, Watcher, examined, opened
+from harness.config import Experiment, plan
+from harness.config.plan import Cell
+from harness.records import Stored
+
+__all__ = ["CHECK_SECONDS", "DeviceBusy", "RunOptions", "Stopped", "Watcher", "check_weights", "run"]
+
+CHECK_SECONDS = weights_check.SECONDS
+
+
+def run(experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watcher: Watcher) -> list[Stored]:
+    """Measure every repeat that has no result yet, score texts, then search the longest contexts (last,
+    because a search takes all free memory). Returns all records, kept ones included: repeats, scores,
+    searches, and weight checks if the protocol has them.
+
+    Raises ResultsError, CacheError, TextError, BadReference (nothing was started), DeviceBusy, Stopped, and
+    KeyboardInterrupt (after the record of the current repeat is written).
+    """
+    protocol, texts = experiment.protocol, campaign_quality.texts_of(cells)
+    given = reference_scores.GivenReference(options.reference) if options.reference else None
+    with opened(experiment, cells, options, watcher) as campaign:
+        keys, preparation = campaign.keys, campaign.preparation
+        timed = [cell for cell in cells if not cell.searches and not cell.scores]
+        order = plan.order(timed, protocol.repeats, protocol.order_seed)
+        wanted = (protocol.retry_disturbed, options.fresh, options.retry_failed)
+        kept, todo = rounds.due(order, keys, campaign.attempts, *wanted)
+        if todo or any(cell.searches and _kept(campaign, cell) is None for cell in cells):
+            campaign = examined(campaign)
+        checks = _checked(campaign, CHECK_SECONDS) if protocol.check_weights else []
+        if kept:
+            count = len({(each.record["cell"], each.record["repeat"]) for each in kept})
+            watcher.say(f"{plural(count, 'repeat')} measured already and kept; use --fresh to measure again")
+            preparation.know_prompts(each.record for each in kept)
+        attempts = AttemptRunner(campaign, {each.cell.id: each.cell for each in todo}.values())
+        measured, busiest = rounds.measure_round(
+            todo, attempts.measure, protocol.retry_disturbed > 0, watcher.say, watcher.repeat_ends
+        )
+        if busiest is not None:
+            watcher.disturbed_by(busiest)
+        found = kept + measured
+        try:
+            scores = campaign_quality.score([cell for cell in cells if cell.scores], campaign, texts, given)
+        except records.ResultsError as full:
+            raise Stopped(f"stopped while scoring a text: {full}") from full
+        searches = [_searched(campaign, cell) for cell in cells if cell.searches]
+    place = {cell.id: number for number, cell in enumerate(cells)}
+    found.sort(key=lambda s: (place[s.record["cell"]], s.record["repeat"], s.record["started_utc"]))
+    return found + scores + searches + checks
+
+
+def export_reference(
+    experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watcher: Watcher, path: Path
+) -> None:
+    """Write the reference of cells whose workload is Quality to a file, and score nothing.
+
+    Raises as run() does, and NotExported.
+    """
+    texts = campaign_quality.texts_of(cells)
+    with opened(experiment, cells, options, watcher) as campaign:
+        campaign_quality.export(cells, campaign, texts, path)
+
+
+def _searched(campaign: Campaign, cell: Cell) -> Stored:
+    """The longest context of a cell: from an earlier search, or from a new one."""
+    experiment, watcher = campaign.experiment, campaign.watcher
+    key = campaign.keys[cell.id]
+    before = campaign.searches.get(key)
+    was = status(before.record)[0] if before else None
+    if kept := _kept(campaign, cell):
+        answer = f"{kept.record['search'].get('verified_n_ctx')} tokens" if was in USABLE else was
+        again = "" if was in USABLE else "; use --retry-failed to search again"
+        watcher.say(f"{cell.id} has already been searched: {answer}{again}")
+        return kept
+    preparation, refused = campaign.preparation, max_context.refusal(cell, campaign.preparation.threads)
+    if preparation.device_id == "cpu" and campaign.mechanism is None:  # the machine itself would run out
+        refused = refused or NotReady("refused", "this machine has no way to limit the memory of a worker")
+    inputs = refused or prepare.inputs_or_refusal(cell, experiment, preparation, campaign.device)
+    begun = campaign.shared | repeat.repeat_fields(cell, 1, key, experiment.device, experiment.gpu)
+    if isinstance(inputs, Inputs):
+        begun |= repeat.input_fields(cell, inputs, begun)
+    searching = max_context.Searching(
+        folder=campaign.folder,
+        device_family=experiment.device.partition(":")[0],
+        budget_bytes=experiment.protocol.memory_budget_bytes,
+        mechanism=campaign.mechanism,
+        say=watcher.say,
+    )
+    try:
+        stored = max_context.find(cell, inputs, begun, searching, before if was == "interrupted" else None)
+    except records.ResultsError as full:
+        raise Stopped(f"stopped at {cell.id}: {full}") from full
+    watcher.search_ends(stored)
+    return stored
+
+
+def _kept(campaign: Campaign, cell: Cell) -> Stored | None:
+    """The earlier search, if it is still valid; null: search the cell now."""
+    options, before = campaign.options, campaign.searches.get(campaign.keys[cell.id])
+    was = status(before.record)[0] if before else None
+    return before if before and plan.is_done(was, options.fresh, options.retry_failed) else None
+
+
+def check_weights(
+    experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watcher: Watcher, seconds: float
+) -> list[Stored]:
+    """Compare the logits of every model and variant with the 16-bit reference, without timing anything.
+    Returns one record per variant, kept ones included. `seconds`: compute time per variant.
+
+    Raises as run() does.
+    """
+    with opened(experiment, cells, options, watcher) as campaign:
+        return _checked(campaign, seconds)
+
+
+def _checked(campaign: Campaign, seconds: float) -> list[Stored]:
+    """Check the weights, and report every verdict other than "agrees"."""
+    experiment, preparation, watcher = campaign.experiment, campaign.preparation, campaign.watcher
+    checking = weights_check.Checking(
+        experiment=experiment,
+        preparation=preparation,
+        inputs=lambda cell: prepare.inputs_or_refusal(cell, experiment, preparation, campaign.device),
+        keys=campaign.keys,
+        folder=campaign.folder,
+        shared=campaign.shared,
+        seconds=seconds,
+        fresh=campaign.options.fresh,
+        retry_failed=campaign.options.retry_failed,
+    )
+    try:
+        cells = [cell for cell in campaign.cells if not cell.scores]
+        found = weights_check.check(cells, checking, campaign.checks)
+    except records.ResultsError as full:
+        raise Stopped(f"stopped while checking weights: {full}") from full
+    for row in map(quality.agreement_row, (stored.record for stored in found)):
+        if row["verdict"] != "agrees":
+            watcher.say(f"weights of {row['cell']}: {row['verdict']}: {row['reason']}")
+    return found

@@ -1,0 +1,467 @@
+"""The reference logits that weights are checked against."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis import quality
+from harness.base.files import CacheError
+from harness.campaign import repeat, worker
+from harness.campaign.prepare import NotReady, Preparation
+from harness.campaign.repeat import Inputs
+from harness.campaign.worker_memory import vram_reader
+from harness.config import Variant, Weights
+from harness.config.plan import Cell
+from harness.machine.host import free_memory_bytes
+from harness.models import checkpoint, gguf_model
+from harness.models.checkpoint import CheckpointError
+from harness.models.weights import FULL_TYPES, Ready
+from harness.records import Draft
+from harness.stacks.adopted import Interpreter
+from harness.stacks.header import references
+from harness.theory.decoder import Shape
+from harness.theory.tensors import element_bytes
+from runners.protocol import SCORED, Died, Done, Event, Failed, Phase
+
+# Run a job that computes logits in a cell's own stack.
+
+
+Logits = tuple[NDArray[np.float32], list[int]]
+"""Logits (positions, vocabulary), and the positions."""
+
+
+class NoLogits(RuntimeError):
+    """A job ended without logits: `outcome`, and the reason in one sentence."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+def logits_of(
+    cell: Cell,
+    inputs: Inputs,
+    ids: list[int],
+    windows: Sequence[Sequence[int]],
+    seconds: float,
+    folder: Path,
+    arrays: Path,
+    experts: Path | None = None,
+    follow: Path | None = None,
+) -> tuple[Logits, Draft]:
+    """Run a `logits` job. Returns its logits and the facts of Done. `folder`: log; `arrays`: logits.
+    `experts`: for the experts that are chosen; `follow`: those to choose (see runners/workloads/experts.py).
+
+    Raises NoLogits.
+    """
+    (first, prompt_tokens), *deeper = windows
+    file = arrays / "logits.npy"
+    workload = {
+        "ids": ids[: windows[-1][1]],
+        "prompt_tokens": prompt_tokens,
+        "prompt_keep": prompt_tokens - first,
+        "windows": [list(window) for window in deeper],
+        "seconds": seconds,
+    }
+    files = {"logits": file, "experts": experts, "follow": follow}
+    named = {name: str(path) for name, path in files.items() if path}
+    request = inputs.request(cell, "logits", workload, named)
+    with _readable(file):
+        ended = None
+        for event in worker.run_job(request, inputs.interpreter, folder, inputs.timeout_s, inputs.threads):
+            ended = event
+        job_facts = _done(ended)
+        if not isinstance(job_facts.get("positions"), list):
+            raise NoLogits("error", "worker protocol error: a logits job without positions")
+        # Loaded now, because the next job may overwrite the file.
+        return (np.load(file), job_facts["positions"]), job_facts
+
+
+def windows_of_logits(
+    cell: Cell,
+    inputs: Inputs,
+    windows: Sequence[Sequence[int]],
+    keep: int,
+    folder: Path,
+    arrays: Path,
+    each: Callable[[int, NDArray[np.float32]], None],
+) -> Draft:
+    """Run a `score` job: calls `each` with the number of a window (from 0) and its logits after its last
+    `keep` ids, one window at a time. Returns the facts of Done. `folder`: log; `arrays`: logits.
+
+    Raises NoLogits, and what `each` raises.
+    """
+    file, ended, number = arrays / "logits.npy", None, 0
+    workload: dict[str, object] = {"windows": [list(ids) for ids in windows], "keep": keep}
+    request = inputs.request(cell, "score", workload, {"logits": str(file)})
+    with _readable(file):
+        for event in worker.run_job(request, inputs.interpreter, folder, inputs.timeout_s, inputs.threads):
+            ended = event
+            if isinstance(event, Phase) and event.name == SCORED:
+                logits = np.load(file)
+                if logits.ndim != 2 or len(logits) != keep or number == len(windows):
+                    raise NoLogits("error", "worker protocol error: other windows than requested")
+                each(number, logits)
+                number += 1
+        job_facts = _done(ended)
+        if number != len(windows):
+            raise NoLogits("error", "worker protocol error: a score job without all of its windows")
+        return job_facts
+
+
+def _done(ended: Event | Died | None) -> Draft:
+    """The facts of the Done that ended a job. Raises NoLogits."""
+    if isinstance(ended, (Failed, Died)):
+        raise NoLogits(ended.outcome, ended.reason)
+    if not isinstance(ended, Done):
+        raise NoLogits("error", "worker protocol error: a job of logits without its end")
+    return ended.facts
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Turn what goes wrong with the file of logits into NoLogits, and delete it."""
+    try:
+        yield
+    except (OSError, ValueError) as damage:
+        raise NoLogits("error", f"the job's logits cannot be read: {damage}") from damage
+    except MemoryError as full:
+        raise NoLogits("oom", f"the job's logits do not fit the controller's memory: {full}") from full
+    finally:
+        file.unlink(missing_ok=True)
+
+
+# The reference weights of a model, and their logits.
+#
+# The reference is the model's 16-bit weights, or a variant's own weights, unpacked, so that only the kernels
+# differ: of a GPTQ or AWQ checkpoint, and of a quantized variant besides (`own`).
+
+
+_T = TypeVar("_T")
+Job = Callable[[Cell, Inputs, str, Path], _T]
+"""A job of the reference: its cell, the inputs, why this precision, and a folder for the log."""
+
+FREE_SHARE = 0.6  # of the free memory: the most that a float32 reference's weights may use
+
+
+class NoReference(RuntimeError):
+    """There is no reference to compare a variant's logits with; the message is the reason, one sentence.
+
+    A reference that exists but fails raises NoLogits.
+    """
+
+
+def windows_of_reference(cell: Cell) -> list[list[int]]:
+    return quality.windows(int(cell.workload.prompt_tokens or 0), cell.tokens)
+
+
+def lengthened(cell: Cell) -> Cell:
+    """The cell with a prompt as long as its workload: the teacher-forced ids, which begin with its prompt."""
+    return replace(cell, workload=cell.workload.model_copy(update={"prompt_tokens": cell.tokens}))
+
+
+class Reference:
+    """The 16-bit weights of one model, and their logits, computed on first use.
+
+    Runs in the reference stack of checkpoints if the model has one, in float32 if that fits; else its 16- or
+    32-bit GGUF runs in that of GGUFs. `identity`: identifies the reference across campaigns; null if there is
+    none. `unpacked`: whether it is a packed checkpoint, unpacked.
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        preparation: Preparation,
+        inputs: Callable[[Cell], Inputs | NotReady],
+        seconds: float,
+        folder: Path,
+        own: tuple[Path, list[int]] | None = None,
+    ) -> None:
+        """`cells`: of one model, with the same length and packing; `inputs`: the Inputs of a cell, or why it
+        cannot run; `seconds`: compute time; `folder`: for arrays, as long as the reference is used; `own`: a
+        checkpoint with the cells' own weights, dequantized, as the reference, and the token ids."""
+        self.windows = windows_of_reference(cells[0])
+        self.own = own
+        self.unpacked = own is not None or cells[0].packing is not None
+        self.folder = folder
+        self.description: Draft | None = None
+        self.ids: list[int] = []
+        self.experts: Draft | None = None
+        self._preparation, self._inputs, self._seconds = preparation, inputs, seconds
+        self._why: list[str] = []
+        self._failure: NoLogits | None = None
+        self._logits: Logits | None = None
+        self._cell = self._found(cells)
+
+    @cached_property
+    def identity(self) -> Draft | None:
+        if self._cell is None:
+            return None
+        interpreter = self._preparation.interpreter(self._cell.header)
+        return {
+            "stack": self._cell.variant.stack,
+            "variant": self._cell.variant.name,
+            "lock": digest_of(interpreter),
+            "weights": self._preparation.fingerprint(self._cell),
+        }
+
+    def original(self) -> Ready | None:
+        """The model's 16-bit weights; null if there are none. Raises NotReady."""
+        if self._cell is None or self.unpacked:
+            return None
+        return self._preparation.weights(self._cell)
+
+    def logits(self, follow: Path | None = None) -> Logits:
+        """`follow`: experts for its routers to choose; `experts` then says how far that is from their own.
+
+        Raises NoReference: there is none; NoLogits: it failed (it is not tried again).
+        """
+        if follow:
+            return self.run(partial(self._computed, follow=follow))
+        if self._logits is None:
+            self._logits = self.run(self._computed)
+        return self._logits
+
+    def run(self, job: Job[_T]) -> _T:
+        """The result of a job of the reference, at the precision that fits.
+
+        Raises NoReference: there is none; NoLogits: it failed (it is not tried again).
+        """
+        if self._cell is None:
+            which = "unpacked" if self.unpacked else "16-bit"
+            raise NoReference(f"no {which} weights to compare with ({'; '.join(self._why)})")
+        if self._failure:
+            raise self._failure
+        try:
+            cell, why = self._sized(self._cell)
+            try:
+                return self._run(job, cell, why)
+            except NoLogits as failure:
+                if failure.outcome != "oom" or cell.variant.options.get("dtype") != "fp32":
+                    raise
+                return self._run(job, _in(cell, "bf16"), f"in float32 it did not fit: {failure}")
+        except (NoLogits, NotReady, CacheError, OSError) as failure:
+            outcome = failure.outcome if isinstance(failure, (NoLogits, NotReady)) else "error"
+            reason = f"the reference, in {self._cell.variant.stack}, failed: {failure}"
+            self._failure = NoLogits(outcome, reason)
+            raise self._failure from failure
+
+    def _run(self, job: Job[_T], cell: Cell, why: str) -> _T:
+        self._preparation.say(f"reference of {cell.model.name}: {cell.variant.stack} {cell.variant.name}")
+        inputs = self._inputs(cell)
+        if isinstance(inputs, NotReady):
+            raise inputs
+        with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
+            return job(cell, inputs, why, Path(folder))
+
+    def _computed(
+        self, cell: Cell, inputs: Inputs, why: str, log: Path, follow: Path | None = None
+    ) -> Logits:
+        """Raises NoLogits, NotReady."""
+        self.ids = self.own[1] if self.own else self._preparation.prompt(lengthened(cell), inputs.weights)[0]
+        experts = self.folder / "reference-experts.npy" if follow else None
+        given = (self.ids, self.windows, self._seconds, log, self.folder, experts, follow)
+        found, job_facts = logits_of(cell, inputs, *given)
+        self.experts = job_facts.get("experts")
+        self.description = self.described(cell, inputs, why, job_facts)
+        return found
+
+    def described(self, cell: Cell, inputs: Inputs, why: str, job_facts: Draft) -> Draft:
+        """What a record says of a reference that has run."""
+        known = repeat.input_fields(cell, inputs, {"model": {"weights": {}}, "workload": {}})
+        return {
+            "name": f"{cell.variant.stack} {cell.variant.name}" + (", unpacked" if self.unpacked else ""),
+            "why": why,
+            "stack": cell.variant.stack,
+            "options": inputs.options,
+            "weights": known["model"]["weights"],
+            "unpacked": self.unpacked,
+            "environment": known["environment"],
+            "versions": job_facts.get("versions"),
+            "seconds": job_facts.get("seconds"),
+        }
+
+    def _found(self, cells: Sequence[Cell]) -> Cell | None:
+        """The first candidate whose weights and interpreter are available."""
+        if self.unpacked:
+            return self._unpacked(cells[0])
+        for candidate in _candidates(cells):
+            stack, name = candidate.variant.stack, candidate.variant.name
+            try:
+                if self._preparation.fingerprint(candidate) is None:
+                    self._preparation.weights(candidate)  # raises with the reason
+                self._preparation.interpreter(candidate.header)
+                if candidate.weights_format == "gguf" or candidate.model.weights.kind != "synthetic":
+                    ready = self._preparation.weights(candidate)
+                    if ready and ready.quant not in FULL_TYPES:
+                        raise NotReady("unavailable", f"the weights are {ready.quant}")
+            except (NotReady, CacheError, OSError) as failure:
+                self._why.append(f"{stack} {name}: {failure}")
+                continue
+            return candidate
+        return None
+
+    def _unpacked(self, cell: Cell) -> Cell | None:
+        stack = references().get("hf")
+        if stack is None:
+            self._why.append("no stack is the reference of checkpoints")
+            return None
+        try:
+            path = self.own[0] if self.own else self._preparation.unpacked(cell).path
+        except (NotReady, CacheError, OSError) as failure:
+            self._why.append(str(failure))
+            return None
+        weights = Weights(kind="path", path=str(path))
+        # Dequantized weights have no tokenizer. They are fed the ids of `own`, and are no source of prompts.
+        name = cell.model.name + ", dequantized" * bool(self.own)
+        model = cell.model.model_copy(update={"name": name, "weights": weights, "of_format": {}})
+        variant = Variant(stack=stack.stack, name="unpacked", options=stack.reference or {})
+        return replace(cell, model=model, variant=variant)
+
+    def _sized(self, cell: Cell) -> tuple[Cell, str]:
+        """The candidate at the precision that fits in memory, and why."""
+        if cell.weights_format != "hf" or "dtype" not in cell.header.options:
+            return cell, "; ".join(self._why)
+        ready = self._preparation.weights(cell)
+        assert ready is not None  # its stack loads weights
+        dtype, why = precision(ready.sizes["parameters"], free_bytes(self._preparation.device_id))
+        return _in(cell, dtype), why
+
+
+def digest_of(interpreter: Interpreter) -> str:
+    return hashlib.sha256(" ".join(interpreter.lock).encode()).hexdigest()[:12]
+
+
+def precision(parameters: int, free: int | None) -> tuple[str, str]:
+    """The reference's dtype, fp32 or bf16, and why. `free`: bytes; null: not known."""
+    needed = 4 * parameters
+    weights = f"in float32 its weights take {needed / 1e9:.1f} GB"
+    if free is None:
+        return "bf16", f"{weights}, and how much of the device is free is not known"
+    why = f"{weights}, and {free / 1e9:.1f} GB are free"
+    return "fp32" if needed <= FREE_SHARE * free else "bf16", why
+
+
+def _in(cell: Cell, dtype: str) -> Cell:
+    options = {**cell.variant.options, "dtype": dtype}
+    return replace(cell, variant=Variant(stack=cell.variant.stack, name=dtype, options=options))
+
+
+def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
+    """Candidates for a model's 16-bit weights, best first; none for stacks that load no weights."""
+    loading = [cell for cell in cells if cell.header.weights != "none"]
+    trusted = any(cell.variant.options.get("trust_remote_code") for cell in loading)
+    tried: list[tuple[str, str, dict[str, Any]]] = []
+    by_format = references()
+    if checkpoints := by_format.get("hf"):
+        given = {**(checkpoints.reference or {}), **({"trust_remote_code": True} if trusted else {})}
+        tried.append((checkpoints.stack, "checkpoint", given))
+    if ggufs := by_format.get("gguf"):
+        given = ggufs.reference or {}
+        tried.append((ggufs.stack, "as stored", given))
+        smallest_first = sorted(FULL_TYPES, key=element_bytes)  # f32 made from 16 bits is no more exact
+        tried += [(ggufs.stack, quant, {**given, "quant": quant}) for quant in smallest_first]
+    for stack, name, given in tried if loading else []:
+        yield replace(loading[0], variant=Variant(stack=stack, name=name, options=given))
+
+
+def free_bytes(device_id: str) -> int | None:
+    """Free memory of the device, without what the driver reserves; null if NVML does not report it."""
+    import pynvml
+
+    if device_id == "cpu":
+        return free_memory_bytes()
+    try:
+        with vram_reader(device_id) as memory:
+            return int(memory().free)
+    except pynvml.NVMLError:
+        return None
+
+
+# A quantized variant against its own weights, dequantized: did the kernels compute what the file holds?
+#
+# The file's values and settings are held against the 16-bit weights as well, tensor by tensor.
+
+
+# Bump when a check against own weights compares something else.
+METHOD = 2
+FAILURES = (NoLogits, NoReference, NotReady, CacheError, CheckpointError, OSError, ValueError, MemoryError)
+
+
+def identity(cell: Cell, preparation: Preparation) -> Draft | None:
+    """Identifies the check against a variant's own weights across campaigns; null for one not quantized."""
+    stack = references().get("hf")
+    if stack is None or cell.packing or cell.weights_format not in ("gguf", "hf"):
+        return None
+    if cell.weights_format == "hf" and cell.quant in (None, *FULL_TYPES):
+        return None
+    if cell.weights_format == "gguf" and cell.quant in FULL_TYPES:
+        return None
+    try:
+        return {"method": METHOD, "lock": digest_of(preparation.interpreter(stack))}
+    except NotReady:
+        return None
+
+
+def is_quantized(cell: Cell, inputs: Inputs) -> bool:
+    """Whether its weights as loaded are other than 16 or 32 bits, and no packed checkpoint's, which is
+    compared with its own weights anyway."""
+    stored = inputs.weights.quant if inputs.weights else None
+    quant = stored if cell.weights_format == "gguf" else cell.quant or stored
+    return bool(stored) and quant not in FULL_TYPES and not cell.packing
+
+
+def compare(
+    cell: Cell,
+    preparation: Preparation,
+    inputs: Callable[[Cell], Inputs | NotReady],
+    seconds: float,
+    folder: Path,
+    original: Ready | None,
+    ids: list[int],
+    ours: Logits,
+    windows: Sequence[Sequence[int]],
+    chosen: Path | None,
+) -> Draft:
+    """`original`: the model's 16-bit weights; null: none. `ids`, `ours`: the token ids, and the
+    variant's logits. `folder`: for arrays. `chosen`: the variant's experts, which the reference follows.
+
+    Raises one of FAILURES.
+    """
+    given = preparation.weights(cell)
+    assert given is not None  # its logits are there
+    found: Draft = {"settings": []}
+    if original and (theirs := _shape(original)) and given.format == "gguf" and (mine := _shape(given)):
+        found["settings"] = quality.other_settings(asdict(mine), asdict(theirs))
+    with preparation.dequantized(cell, given, original) as own:
+        found["values"] = None
+        if original and not found["settings"]:
+            found["values"] = preparation.differences(cell, own.path, original)
+        reference = Reference([cell], preparation, inputs, seconds, folder, (own.path, ids))
+        depths = quality.compare(*reference.logits(chosen), *ours, windows)
+        return found | {"depths": depths, "reference": reference.description, **followed(reference)}
+
+
+def followed(reference: Reference) -> Draft:
+    """`experts`: what a reference that followed a variant's experts says of them; empty: it followed none."""
+    found = reference.experts or {}
+    if "followed" not in found:
+        return {}
+    theirs = found["followed"]
+    own = {"experts": found["experts"], "used": found["used"], "chosen": theirs["used"]}
+    return {"experts": own | {key: theirs[key] for key in ("choices", "others", "gap")}}
+
+
+def _shape(ready: Ready) -> Shape | None:
+    """Null for another architecture than those whose shape is known."""
+    return gguf_model.shape_of(ready.header) if ready.header else checkpoint.read(ready.path).shape

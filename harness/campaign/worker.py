@@ -1,0 +1,444 @@
+"""The worker's process: start it, read its events, say why it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import resource
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from harness.base.files import counters
+from harness.base.text import for_workers
+from harness.campaign.worker_memory import MemoryLimit, MemorySampler, mark, watched, weight_files
+from harness.machine.host import cgroups_of
+from harness.machine.sensors import SensorSampler
+from harness.records import FULL, tail
+from harness.records.measured import Mark
+from harness.stacks.adopted import Interpreter
+from harness.stacks.header import runners_folder
+from runners.protocol import (
+    MAX_LINE_BYTES,
+    Died,
+    Done,
+    Event,
+    Failed,
+    Loaded,
+    NonsenseError,
+    Phase,
+    Request,
+    decode,
+    holds,
+)
+
+# How a worker died that said neither Done nor Failed: out of memory, by a signal, or by itself.
+
+
+# Out-of-memory messages in a log, lower case: C++, ggml, libgomp (thread stacks count), C library, Python.
+NO_MEMORY = (
+    *("bad_alloc", "insufficient memory", "failed to allocate", "thread creation failed"),
+    *("cannot allocate memory", "out of memory", "memoryerror"),
+)
+# ggml ends the process when a call of the GPU fails while decoding, with three lines: what failed, the place,
+# the call (ggml_cuda_error in ggml-cuda.cu; its HIP build says ROCm).
+_GPU_ERROR = re.compile(r"\b(?:CUDA|ROCm) error: ")
+_GPU_ERROR_LINES = 3
+# Not cuBLAS's "the resource allocation failed": it fails so with gigabytes free too (llama.cpp issue 25304).
+_NO_VRAM = "error: out of memory"
+
+
+def exit_reason(
+    status: int | None, log_path: Path, memory_limit: MemoryLimit | None, kills_before: int
+) -> Died:
+    """The death of a worker. `status`: as in Popen; null: it had to be killed. `kills_before`: OOM kills when
+    it was started."""
+    if status is None:
+        return Died("crash", "the worker closed its pipe without Done or Failed and had to be killed")
+    if status == -signal.SIGKILL and memory_limit and memory_limit.oom_kills():
+        return Died("oom", f"killed at {_budget(memory_limit)}")
+    if status == -signal.SIGKILL and oom_kills() > kills_before:
+        return Died("oom", "killed by the kernel's out-of-memory killer")
+    log = tail(log_path)
+    gpu_error = _gpu_error(log)
+    if gpu_error and _NO_VRAM in gpu_error:
+        return Died("oom", f"out of GPU memory: {gpu_error}")
+    if error := _memory_error(log, memory_limit is not None):
+        within = f" at {_budget(memory_limit)}" if memory_limit else ""
+        return Died("oom", f"out of memory{within}: {error}")
+    if status < 0:
+        name = signal.Signals(-status).name
+        why = f": {gpu_error}" if gpu_error else _abort_reason(log)
+        return Died("crash", f"killed by {name}{why if name == 'SIGABRT' else ''}")
+    return Died("crash", f"exited with {status} without Done or Failed")
+
+
+def oom_kills() -> int:
+    """OOM kills by the kernel in this process's cgroup (which includes its workers); if no cgroup counts
+    them, on the whole machine."""
+    for cgroup in itertools.islice(cgroups_of("memory"), 1):
+        name = {1: "memory.oom_control", 2: "memory.events.local"}[cgroup.version]
+        if (kills := counters(cgroup.folder / name).get("oom_kill")) is not None:
+            return kills
+    return counters(Path("/proc/vmstat")).get("oom_kill", 0)
+
+
+def _abort_reason(log: list[str]) -> str:
+    lines = [line for line in log if "ASSERT" in line or "abort" in line.lower() or "terminate" in line]
+    return ": " + _without_folders(lines[-1].strip()) if lines else ""
+
+
+def _gpu_error(log: list[str]) -> str | None:
+    """The last failed call of a GPU in the log, with its place; null if there is none."""
+    at = max((number for number, line in enumerate(log) if _GPU_ERROR.search(line)), default=None)
+    if at is None:
+        return None
+    lines = [_without_folders(line.strip()) for line in log[at : at + _GPU_ERROR_LINES]]
+    return "; ".join(line for line in lines if line)
+
+
+def _without_folders(text: str) -> str:
+    """Text without the folders of a build or a cache."""
+    return re.sub(r"\S*/", "", text)
+
+
+def _budget(memory_limit: MemoryLimit) -> str:
+    return f"the memory budget of {memory_limit.limit_bytes / 2**30:.2f} GiB ({memory_limit.mechanism})"
+
+
+def _memory_error(log: list[str], limited: bool) -> str | None:
+    """The last out-of-memory message in the log of a worker that exited by itself; null if there is none.
+    Without a memory budget only C++'s bad_alloc counts."""
+    words = NO_MEMORY if limited else NO_MEMORY[:1]
+    lines = [line.strip() for line in log if any(word in line.lower() for word in words)]
+    return _without_folders(lines[-1]) if lines else None
+
+
+# Request -> worker process -> Events, however the worker ends. Blocks on the pipe and never
+# busy-waits, which would take CPU time from the worker.
+
+
+# A healthy worker ends soon after it closes the pipe; freeing a large model takes seconds.
+GRACE_S = 15.0
+WAIT_S = 1.0  # for events of a worker, at a time
+NVML_UUIDS = ("GPU-", "MIG-")
+
+
+class JobFailed(RuntimeError):
+    """A job did not end with Done; the message is the worker's reason, or how it ended."""
+
+
+class Worker:
+    """One worker process, in its own session and process group, which is killed if the controller dies."""
+
+    def __init__(
+        self,
+        request: Request,
+        interpreter: Interpreter,
+        folder: Path,
+        threads: int = 1,
+        memory_limit: MemoryLimit | None = None,
+    ) -> None:
+        """Start the worker, under `memory_limit` (already entered) if given. Writes request.json and
+        worker.log to `folder`. Raises OSError if it cannot be started."""
+        self.log = folder / "worker.log"
+        self._memory_limit = memory_limit
+        self._jobs_to_do = max(1, len(request.workloads)) if request.job == "generate" else 1
+        request.write(folder / "request.json")
+        self._pipe, events_end = os.pipe()
+        go_on_end, self._go_on = os.pipe()
+        alive_end, self._alive = os.pipe()  # nothing is written: it closes when this process ends
+        ends = [events_end, go_on_end, alive_end]
+        self._oom_kills = oom_kills()
+        # B: a full disk would leave half a .pyc, which every later worker reads.
+        command = [str(interpreter.python), "-IB", "-X", "utf8", str(runners_folder())]
+        command = [*(memory_limit.prefix if memory_limit else ()), *command]
+        try:
+            with self.log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [*command, str(folder / "request.json"), *map(str, ends)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=ends,
+                    env=_with_tools(worker_variables(request.device, threads), interpreter.python),
+                    start_new_session=True,
+                )
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            for end in ends:
+                os.close(end)
+        self.pid = self._process.pid
+        self.rusage: dict[str, float | None] | None = None
+        self.exit_status: int | None = None  # as in Popen; null: killed by the controller
+
+    def events(self, timeout_s: float, keep: BinaryIO | None = None) -> Iterator[Event | Died]:
+        """Yield events as they arrive. The last is the final Done, a Failed or a Died; by then the process
+        has ended. At an event that holds the worker, it waits until the next event is requested.
+
+        `keep`: receives the bytes of each complete event as it arrives.
+        """
+        phase, done, failed = "start", 0, False
+        try:
+            for line in lines(self._pipe, timeout_s):
+                event = decode(line)
+                if keep is not None:
+                    keep.write(line)
+                if isinstance(event, Phase):
+                    phase = event.name
+                done += isinstance(event, Done)
+                failed = failed or isinstance(event, Failed)
+                if done == self._jobs_to_do or failed:
+                    self._end(GRACE_S)
+                    yield event
+                    return
+                yield event
+                if holds(event):
+                    with contextlib.suppress(BrokenPipeError):  # it has ended meanwhile
+                        os.write(self._go_on, b".")
+            status = self._end(GRACE_S)
+            yield exit_reason(status, self.log, self._memory_limit, self._oom_kills)
+        except TimeoutError:
+            self.stop()
+            yield Died("timeout", f"not finished within {timeout_s:g} s; stopped in phase {phase}")
+        except NonsenseError as nonsense:
+            self.stop()
+            yield Died("error", f"worker protocol error: {nonsense}")
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Kill the process group, reap it, and close the pipes. Does nothing if the worker has ended."""
+        self._end(0)
+        self._close()
+
+    def _close(self) -> None:
+        if self._pipe >= 0:
+            for end in (self._pipe, self._go_on, self._alive):
+                os.close(end)
+            self._pipe = -1
+
+    def _end(self, grace_s: float) -> int | None:
+        """Wait up to grace_s for the process to end, then kill its group. Stores rusage. Returns the exit
+        status as in Popen, or None if the worker had to be killed."""
+        if self.rusage is not None:
+            return self.exit_status
+        deadline = time.monotonic() + grace_s
+        killed = False
+        while True:
+            try:
+                pid, status, usage = os.wait4(self.pid, 0 if killed else os.WNOHANG)
+            except ChildProcessError:  # an interrupt came between the reaping and its notes
+                self._kill_group()
+                self._process.returncode, self.rusage = 0, {}
+                return None
+            if pid:
+                break
+            if time.monotonic() >= deadline:
+                self._kill_group()
+                killed = True
+            else:
+                time.sleep(0.002)
+        self._kill_group()
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        self.rusage = {
+            # The kernel includes the process before exec, which was a fork of the controller.
+            "max_rss_bytes": usage.ru_maxrss * 1024 if usage.ru_maxrss > _own_max_rss() else None,
+            "user_s": usage.ru_utime,
+            "system_s": usage.ru_stime,
+            "major_faults": usage.ru_majflt,
+        }
+        self.exit_status = None if killed else self._process.returncode
+        return self.exit_status
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def lines(pipe: int, timeout_s: float) -> Iterator[bytes]:
+    """Complete lines from a pipe until it closes. Raises TimeoutError, NonsenseError (long line).
+
+    Time in which this process was stopped, as by Ctrl-Z, does not count: a wait counts as WAIT_S at most.
+    """
+    rest, left_s, before_s = b"", timeout_s, time.monotonic()
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    while left_s > 0:
+        ready = poll.poll(min(left_s, WAIT_S) * 1e3)
+        now_s = time.monotonic()
+        left_s, before_s = left_s - min(now_s - before_s, WAIT_S), now_s
+        if not ready:
+            continue
+        chunk = os.read(pipe, 1 << 16)
+        if not chunk:
+            return
+        *whole, rest = (rest + chunk).split(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
+            raise NonsenseError(f"a line of more than {MAX_LINE_BYTES} bytes")
+        for line in whole:
+            yield line + b"\n"
+    raise TimeoutError
+
+
+def run_job(
+    request: Request,
+    interpreter: Interpreter,
+    folder: Path,
+    timeout_s: float,
+    threads: int = 1,
+    memory_limit: MemoryLimit | None = None,
+) -> Iterator[Event | Died]:
+    """Start a worker and yield its events. The worker is stopped when the generator ends, in any way."""
+    worker = Worker(request, interpreter, folder, threads, memory_limit)
+    try:
+        yield from worker.events(timeout_s)
+    finally:
+        worker.stop()
+
+
+def worker_variables(device: str, threads: int) -> dict[str, str]:
+    """The worker's environment variables: those of ours that it may have, one thread count for all libraries,
+    one visible device."""
+    kept = for_workers(os.environ)
+    if device == "cpu" or device.startswith(NVML_UUIDS):
+        kept["CUDA_VISIBLE_DEVICES"] = "" if device == "cpu" else device
+    count = str(threads)
+    return kept | {
+        "OMP_NUM_THREADS": count,
+        "OPENBLAS_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
+        "GGML_NO_BACKTRACE": "1",  # an abort would attach gdb for seconds
+        "HF_HUB_OFFLINE": "1",  # a missing local path otherwise costs ~23 s of retries
+    }
+
+
+def _with_tools(variables: dict[str, str], python: Path) -> dict[str, str]:
+    """The commands of the worker's environment first on its PATH: torch runs ninja by name to compile a
+    kernel (torch/utils/cpp_extension.py)."""
+    return variables | {"PATH": os.pathsep.join([str(python.parent), variables.get("PATH", os.defpath)])}
+
+
+def _own_max_rss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def facts_of(
+    events: Iterator[Event | Died], on_phase: Callable[[str], None] = lambda phase: None
+) -> dict[str, Any]:
+    """Run a job to its end and return the facts of Done. Raises JobFailed with the reason otherwise."""
+    for event in events:
+        if isinstance(event, Phase):
+            on_phase(event.name)
+        elif isinstance(event, Done):
+            return event.facts
+        elif isinstance(event, (Failed, Died)):
+            raise JobFailed(event.reason)
+    raise JobFailed("the worker ended without Done or Failed")
+
+
+# A worker's whole life in one call: limit its memory, start it, sample it, read its events, end it.
+
+
+# The moments at which memory is read, all untimed, by the phase that begins there.
+MOMENTS = {"load": "imported", "generate": "warmed", "finish": "finished"}
+# The phases before and after the timed section; all sensors are read when one begins.
+AROUND = ("warmup", "finish")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request, and how its worker is run. `nvml_uuid`: of the device, null if NVML does not know it.
+    `weights`: the file or folder that it maps. `keep`: receives the bytes of each event."""
+
+    request: Request
+    interpreter: Interpreter
+    folder: Path
+    threads: int
+    timeout_s: float
+    sample_interval_ms: int
+    nvml_uuid: str | None = None
+    memory_limit: MemoryLimit | None = None
+    weights: Path | None = None
+    with_sensors: bool = False
+    keep: BinaryIO | None = None
+
+
+@dataclass
+class WorkerOutcome:
+    """What was seen of a worker. `died`: how it ended where no event of its own tells. `marks`: its memory at
+    named moments; `memory`: the summary of its samples, and `memory_columns` the samples."""
+
+    started_ns: int
+    died: Died | None = None
+    marks: list[Mark] = field(default_factory=list)
+    memory: dict[str, int | None] = field(default_factory=dict)
+    memory_columns: dict[str, list[int | None]] | None = None
+    sensors: SensorSampler | None = None
+    rusage: dict[str, float | None] | None = None
+    exit_status: int | None = None
+    wall_s: float = 0.0
+
+    @property
+    def interrupted(self) -> bool:
+        return self.died is not None and self.died.outcome == "interrupted"
+
+
+def run(job: Job, on_event: Callable[[Event | Died], None]) -> WorkerOutcome:
+    """Run a worker to its end, however that comes, and show `on_event` each event and the end itself.
+
+    Raises OSError where the disk is full, or where it comes once the worker runs.
+    """
+    life = WorkerOutcome(time.perf_counter_ns())
+    weights = weight_files(job.weights) if job.weights else None
+    worker: Worker | None = None
+    try:
+        with contextlib.ExitStack() as around:
+            if job.memory_limit is not None:
+                around.enter_context(job.memory_limit)
+            vram = around.enter_context(watched(job.nvml_uuid))
+            life.marks.append(mark("started", None, vram, None))
+            worker = Worker(job.request, job.interpreter, job.folder, job.threads, job.memory_limit)
+            around.callback(worker.stop)  # before its cgroup is removed
+            if job.with_sensors:
+                life.sensors = around.enter_context(SensorSampler(job.nvml_uuid))
+            sampler = MemorySampler(worker.pid, job.sample_interval_ms, vram)
+            around.callback(lambda: life.memory.update(sampler.summary()))
+            life.memory_columns = sampler.columns
+            around.enter_context(sampler)
+            for event in worker.events(job.timeout_s, keep=job.keep):
+                if at := _moment(event):
+                    life.marks.append(mark(at, worker.pid, vram, weights))
+                if life.sensors and isinstance(event, Phase) and event.name in AROUND:
+                    life.sensors.read_now()
+                on_event(event)
+    except KeyboardInterrupt:
+        life.died = Died("interrupted", "stopped by the user")
+    except OSError as refusal:
+        if refusal.errno in FULL or worker is not None:
+            raise
+        life.died = Died("error", f"the worker could not be started: {refusal}")
+    finally:
+        if worker is not None:
+            worker.stop()
+            life.rusage, life.exit_status = worker.rusage, worker.exit_status
+    if life.died is not None:
+        on_event(life.died)
+    life.wall_s = (time.perf_counter_ns() - life.started_ns) / 1e9
+    return life
+
+
+def _moment(event: Event | Died) -> str | None:
+    """The name of the moment at which memory is read for this event; null if it is not read."""
+    if isinstance(event, Loaded):
+        return "loaded"
+    return MOMENTS.get(event.name) if isinstance(event, Phase) else None

@@ -1,0 +1,317 @@
+"""`harness env`: environments of the stacks: list, build, adopt, pack."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import machine
+from harness.base.text import plural
+from harness.campaign import worker
+from harness.cli import NOT_OK, OK, Mistake, say
+from harness.cli.options import add_json
+from harness.cli.progress import Progress
+from harness.stacks import adopted, build
+from harness.stacks.adopted import EnvironmentFailed, Interpreter
+from harness.stacks.header import Environment, project_of, stacks
+from runners.protocol import Request
+
+# Which environments a command line names.
+
+
+def environments(names: Sequence[str], device: str | None) -> list[Environment]:
+    """Those of these stacks (default: all) for a device family (default: all). Raises Mistake."""
+    for name in names:
+        if name not in stacks():
+            raise Mistake(f"unknown stack {name}; there are {', '.join(stacks())}")
+    of_stacks = [e for name in names or stacks() for e in stacks()[name].environments.values()]
+    if device is not None and device not in (known := sorted({e.device for e in of_stacks})):
+        raise Mistake(f"no environment for device {device}; there are {', '.join(known)}")
+    return [environment for environment in of_stacks if device in (None, environment.device)]
+
+
+# `harness env use` and `forget`: run a stack in an interpreter that is already there.
+
+
+LIMIT_S = 60.0
+
+
+def add_adopt(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    summary = "run a stack in an interpreter that is already there (conda, a container, a cluster's module)"
+    parser = actions.add_parser("use", help=summary, description=summary)
+    parser.add_argument("stack")
+    parser.add_argument("python", type=Path, help="path of the interpreter; nothing is installed into it")
+    _finish(parser, _use)
+    summary = "give up an adopted interpreter; the stack is built again when it is next needed"
+    parser = actions.add_parser("forget", help=summary, description=summary)
+    parser.add_argument("stack")
+    _finish(parser, _forget)
+
+
+def _finish(parser: argparse.ArgumentParser, act: object) -> None:
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, metal, vulkan or hip (default: cpu)")
+    parser.set_defaults(act=act, parser=parser)
+
+
+def _use(arguments: argparse.Namespace) -> int:
+    """Adopt an interpreter once it has imported the runner; print its versions. Raises Mistake."""
+    (environment,) = environments([arguments.stack], arguments.device)
+    try:
+        # Never resolved: a virtual environment's python is a symlink to one outside.
+        found = adopted.look(environment, arguments.python.expanduser().absolute())
+    except EnvironmentFailed as failure:
+        raise Mistake(str(failure)) from failure
+    if why := _import_failure(found):
+        raise Mistake(f"{arguments.stack} cannot be imported in {found.python}: {why}")
+    adopted.keep(found)
+    assert found.adopted
+    print(f"{environment.title}: {found.python}, Python {found.adopted.python_version}")
+    named = {project_of(each) for each in environment.dependencies}
+    versions = [line.replace("==", " ") for line in found.lock if project_of(line) in named]
+    others = plural(len(found.lock) - len(versions), "package")
+    print(f"    {', '.join(versions)}, and {others} that they need")
+    for gap in found.gaps():
+        print(f"    {gap}")
+    return OK
+
+
+def _import_failure(interpreter: Interpreter) -> str | None:
+    """Why a worker cannot import the runner in it; null if it can. Uses no device."""
+    request = Request("import", interpreter.environment.stack, "cpu", {})
+    with tempfile.TemporaryDirectory(prefix="harness-import-") as folder:
+        try:
+            worker.facts_of(worker.run_job(request, interpreter, Path(folder), LIMIT_S))
+        except worker.JobFailed as failure:
+            return str(failure)
+    return None
+
+
+def _forget(arguments: argparse.Namespace) -> int:
+    (environment,) = environments([arguments.stack], arguments.device)
+    if (python := adopted.forget(environment)) is None:
+        raise Mistake(f"no interpreter is adopted for {environment.title}")
+    print(f"{environment.title}: no longer {python}")
+    return OK
+
+
+# `harness env list`, `create` and `check`: the environments of the stacks, built or not.
+
+
+PROBE_TIMEOUT_S = 1800.0  # a stack may compile all its kernels at their first check
+
+
+def add_built(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    for name, summary, act, devices in (
+        ("list", "list the environments of the stacks, and where they are", _list, "default: all"),
+        ("create", "build environments that are missing", _create, "default: cpu"),
+        ("check", "start each environment that is there and probe it", _check, "default: all"),
+    ):
+        parser = actions.add_parser(name, help=summary, description=summary)
+        parser.add_argument("stack", nargs="*", help="stacks (default: all)")
+        parser.add_argument("--device", help=f"cpu, cuda, metal, vulkan or hip ({devices})")
+        add_json(parser, "one object per environment")
+        parser.set_defaults(act=act, parser=parser)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    chosen = environments(arguments.stack, arguments.device)
+    return _shown([_state(environment) for environment in chosen], arguments.json)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    """Fails on a broken environment and, with a device, on one that is not built."""
+    lines = [_probed(environment) for environment in environments(arguments.stack, arguments.device)]
+    if arguments.device is not None:
+        lines = [line | ({} if line["python"] else {"problem": "not built"} | line) for line in lines]
+    return _shown(lines, arguments.json)
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    progress, lines, code = Progress(), [], OK
+    for environment in environments(arguments.stack, arguments.device or "cpu"):
+        try:
+            made = build.create(environment, progress.say)
+        except EnvironmentFailed as failure:
+            say(failure)
+            code = NOT_OK
+            continue
+        lines.append(_state(environment))
+        if not arguments.json:
+            progress.clear()
+            print(f"{environment.title}: {made.python}")
+            for gap in made.gaps():
+                print(f"    {gap}")
+    if arguments.json:
+        print(json.dumps(lines, indent=1))
+    return code
+
+
+def _shown(lines: list[dict[str, Any]], as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(lines, indent=1))
+    else:
+        print("\n".join(text for line in lines for text in _lines(line)))
+    return NOT_OK if any(line.get("problem") for line in lines) else OK
+
+
+def _state(environment: Environment) -> dict[str, Any]:
+    try:
+        adopted.find(environment)
+        problem = {}
+    except EnvironmentFailed as failure:
+        problem = {"problem": str(failure)}
+    found = build.find(environment)
+    return {
+        "stack": environment.stack,
+        "environment": environment.name,
+        "device": environment.device,
+        "state": found.words if found else "not built",
+        "python": str(found.python) if found else None,
+        "python_version": found.adopted.python_version if found and found.adopted else None,
+        "pins_not_met": list(found.adopted.pins_not_met) if found and found.adopted else None,
+        "lock": list(found.lock) if found else None,
+        "imports": dict(found.imports) if found else None,
+        "lacking": dict(found.lacking) if found else None,
+        "unavailable": None,
+        "kernels": None,
+    } | problem
+
+
+def _probed(environment: Environment) -> dict[str, Any]:
+    """The state of an environment, and what its probe reports."""
+    line, found = _state(environment), build.find(environment)
+    if found is None or not environment.dependencies:
+        return line
+    state = line["state"]
+    try:
+        request = Request("probe", environment.stack, machine.device_id(environment.device, None), {})
+    except machine.DeviceError as absent:
+        return line | {"state": f"{state}; {absent}", "unavailable": str(absent)}
+    with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder:
+        try:
+            facts = worker.facts_of(worker.run_job(request, found, Path(folder), PROBE_TIMEOUT_S))
+        except worker.JobFailed as failure:
+            return line | {"state": f"{state}, and does not work", "problem": str(failure)}
+    return line | {"state": "works" if found.adopted is None else f"{state}; works"} | facts
+
+
+def _lines(line: dict[str, Any]) -> Iterator[str]:
+    """An environment as text: its state, and which compiled modules and kernels work here."""
+    yield f"{line['stack']}/{line['environment']}: {line['state']} ({stacks()[line['stack']].summary})"
+    for key in ("python", "devices", "system_info", "problem"):
+        if line.get(key):
+            yield f"    {key}: {line[key]}"
+    for pin in line["pins_not_met"] or ():
+        yield f"    not pinned: {pin}"
+    idle = f"; cannot run: {line['unavailable']}" if line["unavailable"] else ""
+    for module, why in (line["imports"] or {}).items():
+        yield f"    kernel module {module}: {f'does not load: {why}' if why else f'loads{idle}'}"
+    for package, why in (line["lacking"] or {}).items():
+        yield f"    lacks {package}: {why}"
+    for kernel, why in (line["kernels"] or {}).items():
+        yield f"    kernel {kernel}: {why or 'works'}"
+
+
+# `harness env pack`: gather what a machine without a network needs in one folder.
+
+
+DEVICES = ("cpu", "cuda")
+PYTHON = ".".join(platform.python_version_tuple()[:2])
+
+
+def add_pack(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    summary = "gather what a machine without a network needs in one folder"
+    parser = actions.add_parser("pack", help=summary, description=summary)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a new folder, to copy to the machine")
+    parser.add_argument("stack", nargs="*", help="stacks (default: all that can be packed)")
+    parser.add_argument(
+        "--python",
+        default=PYTHON,
+        metavar="VERSION",
+        help="the machine's Python, such as 3.12 (default: as here)",
+    )
+    parser.add_argument(
+        "--platform",
+        default=f"manylinux_2_28_{platform.machine()}",
+        metavar="TAG",
+        help="its processor and glibc (default: manylinux_2_28_x86_64, or what is here)",
+    )
+    parser.add_argument(
+        "--device", choices=DEVICES, default="cpu", help="what its stacks run on (default: cpu)"
+    )
+    parser.add_argument(
+        "--cuda",
+        metavar="VERSION",
+        help="CUDA version of its torch, such as 13.0 (default: as in --have, or all)",
+    )
+    parser.add_argument(
+        "--have", type=Path, metavar="FILE", help="what its Python has, as `pip freeze` prints it: not packed"
+    )
+    add_json(parser, "the manifest")
+    parser.set_defaults(act=_pack, parser=parser)
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    """Make the pack and print what is in it. Raises Mistake, PackError."""
+    from harness.stacks.pack import build as pack_build
+    from harness.stacks.pack.wheels import Have, Target, have
+
+    environments(arguments.stack, None)
+    there = Have({})
+    if file := arguments.have:
+        try:
+            there = have(file.read_text(encoding="utf-8"), str(file))
+        except (OSError, UnicodeDecodeError) as refusal:
+            why = getattr(refusal, "strerror", None) or "it is no text"
+            raise Mistake(f"--have {file}: cannot be read: {why}") from refusal
+    cuda = arguments.cuda or (there.cuda() if arguments.device == "cuda" else None)
+    target = Target(arguments.python, arguments.platform, arguments.device, cuda)
+    progress = Progress()
+    manifest, notes = pack_build.pack(arguments.folder, arguments.stack, target, there, progress.say)
+    progress.clear()
+    if arguments.json:
+        print(json.dumps([manifest], indent=1))
+    else:
+        _show(arguments.folder, manifest, str(target), notes)
+    return OK
+
+
+def _show(folder: Path, manifest: dict[str, Any], target: str, notes: list[str]) -> None:
+    sizes = {file["name"]: file["bytes"] for file in manifest["files"]}
+    print(f"{folder}: {plural(len(sizes), 'package')}, {_mb(sum(sizes.values()))}, for {target}")
+    for name, needs in manifest["environments"].items():
+        files = [*needs["wheels"], *needs["sources"]]
+        left_out = f"; there already: {len(needs['expects'])}" if needs["expects"] else ""
+        print(
+            f"  {name}: {plural(len(files), 'package')}, {_mb(sum(sizes[each] for each in files))}{left_out}"
+        )
+    for note in notes:
+        print(f"note: {note}")
+    print(f"copy {folder} to the machine; there: sh {folder.name}/install.sh [--python PYTHON] [--to FOLDER]")
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+# `harness env`: list, build, check, adopt and pack the interpreters the stacks run under.
+
+
+ACTIONS = (add_built, add_adopt, add_pack)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for add_action in ACTIONS:
+        add_action(actions)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do one action; its own module says how it ends."""
+    code: int = arguments.act(arguments)
+    return code

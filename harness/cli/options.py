@@ -1,0 +1,170 @@
+"""Options and inputs that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness import data
+from harness.base.text import plural, shortened
+from harness.cli import Mistake, say
+from harness.theory import names
+from harness.theory.machines import MACHINES, Machines
+
+if TYPE_CHECKING:
+    from harness.config.plan import Cell
+    from harness.records import Stored
+
+
+# What several commands take: a config and its cells, a results folder.
+
+
+CONFIG = "a YAML file, or the name of a shipped config such as quickstart"
+WAIT = "wait while another campaign uses this device (default: refuse to start)"
+
+
+def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """Add a config, and --set."""
+    count = None if required else "?"
+    parser.add_argument("config", nargs=count, type=data.config, metavar="CONFIG", help=CONFIG)
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of the config, e.g. repeats=1; repeatable",
+    )
+
+
+def add_cells(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """Add a config, which of its cells, and where their records are kept."""
+    add_config(parser, required)
+    add_chosen(parser)
+
+
+def add_chosen(parser: argparse.ArgumentParser) -> None:
+    """Add which cells, whether they may run a checkpoint's own code, and where their records are kept."""
+    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="results folder (default: results)")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="GLOB", help="only cells whose id matches; repeatable"
+    )
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the Python files of checkpoints, where the config has trust_remote_code too",
+    )
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """Add a results folder."""
+    parser.add_argument(
+        "dir",
+        nargs="?",
+        type=data.results,
+        default=Path("results"),
+        metavar="DIR",
+        help="a results folder, or published/NAME (default: results)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--json", action="store_true", help=f"print one JSON array, {what}")
+
+
+def chosen(cells: Sequence[Cell], arguments: argparse.Namespace) -> Sequence[Cell]:
+    """The cells that match --only. Raises Mistake if there are none, or if one would run a checkpoint's code
+    without --trust-remote-code: the config may be a stranger's."""
+    from harness.config import plan
+
+    found = plan.select(cells, arguments.only)
+    if not found:
+        hint = f"matches none of {plural(len(cells), 'cell')}, such as {cells[0].id}"
+        raise Mistake(f"--only {' '.join(arguments.only)}: {hint}")
+    running = [cell.id for cell in found if cell.variant.options.get("trust_remote_code")]
+    if running and not arguments.trust_remote_code:
+        raise Mistake(
+            f"{running[0]}: trust_remote_code runs the Python files of its checkpoint; "
+            "if you trust them, add --trust-remote-code"
+        )
+    return found
+
+
+def stored(folder: Path) -> Iterator[Stored]:
+    """The records of a results folder; prints those that cannot be read. Raises ResultsError."""
+    from harness import records
+
+    records.check_folder(folder)
+    return records.records(folder, lambda damage: say(f"skipped: {damage}"))
+
+
+# Messages for unknown names, with the closest known ones.
+
+
+MOST_LISTED = 24
+
+
+def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> str:
+    """`unknown model qwen1.5-7; did you mean qwen1.5-7b?`, else all known names, else how to list them."""
+    names = list(known)
+    shown = shortened(name)
+    # Comparing is quadratic in length, and no known name is that long.
+    near = difflib.get_close_matches(name.lower(), names, 3) if len(name) <= 64 else []
+    if near:
+        hint = f"; did you mean {' or '.join(near)}?"
+    elif len(names) <= MOST_LISTED:
+        hint = f"; there are {', '.join(names)}"
+    else:
+        hint = f"; {listing}" if listing else ""
+    return f"unknown {kind} {shown}{hint}"
+
+
+# Argument types of options that several commands take: counts of tokens, sizes of memory.
+
+
+MOST_TOKENS = 2**20
+
+
+def tokens(text: str) -> int:
+    """16384 or 16k, from 1 to 1,048,576."""
+    value = names.token_count(text)
+    if value is None and text.isascii() and text.isdigit():
+        value = int(text[:10])
+    if value is None or not 0 < value <= MOST_TOKENS:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number between 1 and {MOST_TOKENS:,}")
+    return value
+
+
+def memory_gib(text: str) -> float:
+    """GiB of a memory as sold."""
+    gib = names.memory_gib(text)
+    if gib is None:
+        raise argparse.ArgumentTypeError(f"{text} is not a size of memory such as 16GB")
+    return gib
+
+
+def gb_per_s(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not a bandwidth in GB/s")
+    return value
+
+
+# The machines that `--machine` takes: the shipped ones and the user's.
+
+
+def known() -> Machines:
+    """Raises ConfigError for the user's file."""
+    try:
+        if not data.users("machines.toml").exists():
+            return MACHINES
+    except OSError:  # a folder that may not be read: the reader says so
+        pass
+    from harness.config import own_machines  # pydantic takes 0.1 s
+
+    return own_machines.known()

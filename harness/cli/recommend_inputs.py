@@ -1,0 +1,323 @@
+"""What `harness recommend` goes by: the model, the machine, measurements made for it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness import data, machine, records
+from harness.base.files import CONFIG_JSON_BYTES, object_of
+from harness.base.gpus import Gpu, visible_gpus
+from harness.base.text import printable
+from harness.campaign import repeat
+from harness.campaign.conditions import DeviceBusy, device_lock
+from harness.cli import NOT_OK, OK, Mistake, options, say
+from harness.cli import theory_options as typed
+from harness.cli.machine import this_cpu
+from harness.cli.options import stored
+from harness.config import Model
+from harness.config.plan import Cell
+from harness.config.variants import InlineShape, safe_name
+from harness.dataset.study import Gathered
+from harness.machine import ProbeError
+from harness.models import layout, weights
+from harness.models.checkpoint import CheckpointError, read
+from harness.models.weights import FULL_TYPES, WeightsError
+from harness.recommend import answer, candidates, examples
+from harness.recommend.answer import Choice, Perplexity, Source
+from harness.recommend.candidates import FOLDER, Candidate, Place, Rates, Subject, place_of
+from harness.recommend.speed import Example
+from harness.records.kinds import Record
+from harness.stacks import build
+from harness.stacks.header import references
+from harness.theory import decoder, names
+from harness.theory.decoder import Shape
+from harness.theory.known_models import Known as KnownModels
+from harness.theory.known_models import config_of
+from harness.theory.machines import Figure, Machine
+from harness.theory.names import NotUnderstood
+
+# `harness recommend --calibrate`: measure a few variants and the rate of each type, to predict others.
+
+
+def calibrate(arguments: argparse.Namespace) -> None:
+    """Measure on this machine, and keep it with the results. The rates are measured before and after, as a
+    machine drifts. Raises Mistake."""
+    from harness.cli import main
+
+    config = arguments.results / FOLDER / "calibration.yaml"
+    on_gpu = bool(visible_gpus())
+    try:
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.write_text(answer.calibration_command("cuda" if on_gpu else "cpu"))
+    except OSError as refusal:
+        raise Mistake(f"{config}: cannot be written: {refusal.strerror}") from refusal
+    if not on_gpu:
+        rates(arguments.results)
+    if main(["run", str(config), "-o", str(arguments.results)]) not in (OK, NOT_OK):
+        raise Mistake(f"{config} could not be measured")
+    if not on_gpu:
+        rates(arguments.results)
+
+
+def rates(results: Path) -> None:
+    """Measure and keep how fast this CPU multiplies each type of weights, if llama.cpp is built. Raises
+    Mistake."""
+    environment = references()["gguf"].environment_for("cpu")
+    interpreter = build.find(environment) if environment else None
+    if interpreter is None:
+        return
+    threads = machine.physical_cores()
+    try:
+        with device_lock("cpu", wait=False, say=say):
+            found = repeat.through_stack(interpreter, "cpu", threads, ["types"])["types"]["rates"]
+        candidates.keep_rates(results, machine.facts()["cpu"], threads, found)
+    except DeviceBusy as busy:
+        raise Mistake(f"{str(busy).partition(';')[0]}; this machine cannot be measured now") from busy
+    except ProbeError as failure:
+        raise Mistake(str(failure)) from failure
+    except OSError as refusal:
+        raise Mistake(f"{results}: cannot be written: {refusal.strerror}") from refusal
+
+
+# What a recommendation starts from: the model, the machine, and the records to predict from.
+
+
+STUDY = "published/rtx4090-qwen1.5"
+THIS = "this"
+GPU_BYTES_PER_S = 150e9  # a machine of which only memory and bandwidth are known is a GPU from here on
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was measured: examples to predict from, perplexities, scores of texts, and rates by type of the
+    place's devices."""
+
+    examples: Sequence[Example]
+    perplexities: Sequence[Perplexity]
+    scores: Sequence[Record]
+    rates: Mapping[str, Rates]
+
+    def given(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates with these rates."""
+        for device, rates in self.rates.items():
+            candidates = [each.given(device, rates) for each in candidates]
+        return [*candidates]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A model, and where its weights come from. `fingerprint`: of these; null where they are not here."""
+
+    subject: Subject
+    source: Source
+    fingerprint: str | None = None
+
+    def runs(self, cell: Cell) -> bool:
+        """Whether the weights can become what the cell loads: a GGUF is for stacks of that format alone."""
+        return self.source.gguf is None or cell.weights_format == "gguf"
+
+
+def model_from(given: str) -> Given:
+    """A model by its name or its files. Raises Mistake."""
+    is_shipped = given in data.weights_names() and not Path(given).exists()
+    if not is_shipped and (known := typed.model_of(given, KnownModels())):
+        if known.made is None:
+            raise Mistake(f"{known.name}: its layers are not known; give its config.json or a GGUF")
+        shape = decoder.made(known.made).shape
+        hub = given if re.fullmatch(r"[\w.-]+/[\w.-]+", given) else None
+        named = Subject(Model(name=known.name, shape=shape), shape or known.made)
+        is_made = shape is not None or _is_made(config_of(known.name))
+        return Given(named, Source(known.name, hub, row={"shape": known.name} if is_made else None))
+    path = data.weights(given) if is_shipped else Path(given)
+    try:
+        found = read(path)
+        if found.format == "gguf":
+            path = found.path  # of a folder
+        quant = weights.local(path).quant if found.format == "gguf" else None
+    except (CheckpointError, WeightsError) as wrong:
+        raise Mistake(printable(str(wrong))) from wrong
+    if found.decoder is None:
+        raise Mistake(
+            f"{printable(given)}: the layers of {found.architecture or 'this architecture'} are not known"
+        )
+    if found.format == "safetensors" and found.quantization:
+        raise Mistake(
+            f"{printable(given)}: is {found.quantization}; recommend compares types that are made of 16-bit"
+            " weights: give those, or see this one's limits with harness theory"
+        )
+    shape, whole, fingerprint = found.shape, str(path.absolute()), None
+    kept = quant if quant and quant not in FULL_TYPES else None
+    if path.name == "config.json":
+        name = path.absolute().parent.name
+        row: dict[str, object] | None = {"shape": asdict_of(shape)} if shape else None
+        if shape is None and _is_made(object_of(path, CONFIG_JSON_BYTES)):
+            row = {"shape": whole}
+        source = Source(name)
+    else:
+        name = path.stem if path.is_file() else path.absolute().name
+        row = {"weights": given if is_shipped else whole}
+        source = Source(name, None if quant else whole, whole if quant else None, quant)
+        fingerprint = _fingerprint(path)
+    name = safe_name(name) or "model"
+    subject = Subject(
+        Model(name=name, shape=shape), shape or found.decoder, kept, found.tensors if kept else ()
+    )
+    return Given(subject, replace(source, row=row and {"name": name, **row}), fingerprint)
+
+
+def _fingerprint(path: Path) -> str | None:
+    """Of the weights in a path; null where there are none that a stack loads."""
+    try:
+        return weights.local(path).fingerprint
+    except WeightsError:
+        return None
+
+
+def _is_made(config: dict[str, object]) -> bool:
+    """Whether weights of a model that is not dense can be made for all stacks."""
+    try:
+        layout.of(config)
+        layout.check_gguf(config)
+    except layout.NoLayout:
+        return False
+    return True
+
+
+def asdict_of(shape: Shape) -> dict[str, object]:
+    """A shape as a config spells it out."""
+    return {key: getattr(shape, key) for key in InlineShape.model_fields}
+
+
+def place_from(arguments: argparse.Namespace) -> Place:
+    """The machine. Raises Mistake."""
+    found, beside = _place(arguments), (arguments.host_memory, arguments.host_bandwidth)
+    if beside == (None, None):
+        return found
+    if found.device.family == "cpu":
+        raise Mistake(f"{found.name} is a CPU; --host-memory and --host-bandwidth are of one beside a GPU")
+    if None in beside:
+        raise Mistake("--host-memory and --host-bandwidth belong together")
+    return replace(found, host=place_of(_cpu_of(f"the CPU of {found.name}", *beside), "", found.threads))
+
+
+def _place(arguments: argparse.Namespace) -> Place:
+    threads = machine.physical_cores()
+    if arguments.machine == THIS and arguments.bandwidth:
+        if not arguments.memory:
+            raise Mistake(
+                "--bandwidth is of a machine that is not known, and needs --memory; this one is measured"
+            )
+        return _unknown("the machine", arguments.memory, arguments.bandwidth, threads)
+    if arguments.machine == THIS:
+        return replace(_limited(_this(threads), arguments.memory), here=True)
+    named = printable(arguments.machine)
+    try:
+        known = options.known()
+        several = names.machines(arguments.machine, known, arguments.memory)
+    except NotUnderstood as why:
+        if not (arguments.memory and arguments.bandwidth) or why.ambiguous:
+            hint = "" if why.ambiguous else "; or give --memory and --bandwidth"
+            raise Mistake(why.sentence("machine", named) + hint) from why
+        return _unknown(named, arguments.memory, arguments.bandwidth, threads)
+    if arguments.bandwidth:
+        raise Mistake(f"{named} is known; drop --bandwidth")
+    if len(several) > 1:
+        raise Mistake(f"{named} is several: {', '.join(several)}; choose one, or give --memory")
+    name, found = next(iter(several.items()))
+    largest = max(each.memory_bytes for each in names.machines(arguments.machine, known).values())
+    if found.memory_bytes > largest:
+        raise Mistake(f"{named} has at most {largest / 2**30:.0f} GiB; drop --memory, or give less")
+    return place_of(found, name, threads)
+
+
+def _unknown(name: str, memory_gib: float, gb_per_s: float, threads: int) -> Place:
+    """A machine of which only memory and bandwidth are known."""
+    is_gpu = gb_per_s * 1e9 >= GPU_BYTES_PER_S
+    say(
+        f"{name} is taken for a {'GPU' if is_gpu else 'CPU'}, by its bandwidth; its compute rate is not known"
+    )
+    made = _cpu_of(name, memory_gib, gb_per_s)
+    return place_of(replace(made, compute_capability=(8, 6)) if is_gpu else made, name, threads)
+
+
+def _cpu_of(name: str, memory_gib: float, gb_per_s: float) -> Machine:
+    memory, bandwidth = Figure(int(memory_gib * 2**30), "given"), Figure(gb_per_s * 1e9, "given")
+    return Machine(name=name, memory=memory, bandwidth=bandwidth, rates={}, rate="")
+
+
+def _this(threads: int) -> Place:
+    """The first GPU of this machine, by its data sheet; without one its CPU, measured now."""
+    gpus = visible_gpus()
+    if not gpus:
+        return place_of(this_cpu(), "this machine", threads)
+    gpu: Gpu = gpus[0]
+    sheet = names.of_gpu(gpu["name"] or "", gpu["memory_bytes"])
+    if sheet is None:
+        name = gpu["name"] or "this GPU"
+        raise Mistake(f"{name} has no known data sheet; give --machine, --memory and --bandwidth")
+    host = place_of(this_cpu(), "this machine", threads)
+    return replace(place_of(sheet, gpu["name"] or sheet.name, threads), host=host)
+
+
+def _limited(place: Place, memory_gib: float | None) -> Place:
+    """With at most this memory. Raises Mistake if there is less."""
+    if memory_gib is None:
+        return place
+    limit = int(memory_gib * 2**30)
+    has = place.device.memory_bytes or 0
+    if limit > has:
+        raise Mistake(f"--memory {memory_gib:g}GB is more than this machine's {has / 2**30:.1f} GiB")
+    return replace(place, device=replace(place.device, memory_bytes=limit, reserve_bytes=0))
+
+
+def known_models(folder: Path, of_place: Place) -> Known:
+    """The published study and the user's own records; unreadable ones are named and passed over. Raises
+    Mistake."""
+    if folder.exists() and not folder.is_dir():
+        raise Mistake(f"{printable(str(folder))} is no folder of results")
+    published = [*records.records(data.results(STUDY), say)]
+    mine = [*stored(folder)] if folder.is_dir() else []
+    own = Gathered(mine)
+    # This machine's own bandwidth is measured each time; a share of it must mean the same in all.
+    bandwidths = {each.name: each.bytes_per_s for each in of_place.devices}
+    found = [*examples.of_published(published), *examples.of_own(own, bandwidths)]
+    found = examples.with_bandwidths(found, bandwidths)
+    rates = {each.name: candidates.kept_rates(folder, each.name, each.threads) for each in of_place.devices}
+    for device, of_types in rates.items():
+        found = examples.with_rates(found, device, of_types)
+    scores = [each.record for each in mine if each.record["kind"] == "scored"]
+    return Known(found, answer.published_quality(each.record for each in published), scores, rates)
+
+
+# `harness recommend --prove`: measure the first of a ranking, and keep how far off the predictions were.
+
+
+def prove(arguments: argparse.Namespace, given: Given, choices: Sequence[Choice]) -> None:
+    """Measure these variants with a short decode and windows up to the context, and append each prediction
+    with its outcome. Raises Mistake."""
+    from harness.cli import main
+
+    assert given.source.row is not None  # checked before
+    folder = arguments.results / FOLDER
+    config = folder / f"{given.subject.model.name}.yaml"
+    device = "cpu" if choices[0].candidate.traits.family == "cpu" else "cuda"
+    cells = [choice.candidate.cell for choice in choices]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        config.write_text(answer.config_text(cells, given.source.row, device, arguments.context))
+    except OSError as refusal:
+        raise Mistake(f"{config}: cannot be written: {refusal.strerror}") from refusal
+    if main(["run", str(config), "-o", str(arguments.results)]) not in (OK, NOT_OK):
+        raise Mistake(f"{config} could not be measured")
+    here = machine.facts()["slug"]
+    rows = Gathered([*stored(arguments.results)]).cells
+    windows = [row for row in rows if row["depths"] and row["machine"] == here]
+    for choice in choices:
+        outcome = answer.outcome_of_choice(choice, windows, arguments.context)
+        say(answer.outcome_sentence(choice, outcome))
+        if outcome and choice.basis != answer.MEASURED:  # that was no prediction
+            answer.keep_outcome(arguments.results, outcome)

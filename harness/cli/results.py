@@ -1,0 +1,286 @@
+"""Commands that show what is there: list, memory, report, open, and `harness` alone."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import webbrowser
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness import data, machine, records
+from harness.analysis.columns import Attribution, Moment
+from harness.analysis.memory import PARTS
+from harness.base.text import plural
+from harness.cli import NOT_OK, OK, Mistake, say, tables
+from harness.cli.options import add_json, add_results, stored
+from harness.dataset.study import Gathered, Study
+from harness.records import ResultsError, Stored, no_records
+from harness.records.files import write_output
+from harness.report import page as report_page
+from harness.report.table import NONE, Table, formatted, note
+from harness.share.bundle import SUFFIX, as_folder, is_bundle
+
+# `harness list`: the records of a results folder.
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    add_results(parser)
+    add_json(parser, "one object per record")
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    """Print the table, or one array. Raises ResultsError if there is no such folder."""
+    every = list(stored(arguments.dir))
+    gathered = Gathered([each for each in every if each.record["kind"] != "reported"])
+    if (
+        every
+        and not gathered.stored
+        and not gathered.searches
+        and not gathered.scores
+        and not gathered.checks
+    ):
+        say(f"{arguments.dir}: its {len(every)} records are published figures: see harness report")
+    if not every:
+        say(no_records(arguments.dir))
+    tables.show_cells_table(gathered, arguments.json)
+    return OK
+
+
+# `harness memory`: memory of each cell by part, after loading and at the peak.
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    add_results(parser)
+    add_json(parser, "one object per cell")
+
+
+def run_memory(arguments: argparse.Namespace) -> int:
+    """Print the table, or one array; published figures only where nothing was measured. Raises ResultsError
+    if there is no such folder."""
+    every = list(stored(arguments.dir))
+    measured = [each for each in every if each.record["kind"] != "reported"]
+    if not every:
+        say(no_records(arguments.dir))
+    gathered = Gathered(measured or every)
+    rows = gathered.memory
+    for warning in gathered.warnings:
+        say(warning)
+    if arguments.json:
+        print(json.dumps(rows, indent=1, allow_nan=False))
+    else:
+        _print(rows)
+    return OK
+
+
+def _print(rows: Sequence[Attribution]) -> None:
+    kv = ["KV B/token", "by theory"]
+    headings = ["cell", "status", "at", "file", "total", *PARTS, "unattributed", *kv]
+    lines = [line for row in rows for line in _lines(row)]
+    Table(headings, lines, [False] * 3 + [True] * (len(headings) - 3)).show()
+    note("sizes in MB (1e6 bytes); unattributed: total minus the parts, in % of the total")
+    if any(at and at["by_difference"] for row in rows for at in (row["loaded"], row["peak"])):
+        note("~: inferred: total minus the reported parts; unattributed is then unknown")
+
+
+def _lines(row: Attribution) -> Iterator[list[str]]:
+    """A line per moment; what belongs to the cell stands in the first, its KV cache in the last."""
+    every = {"loaded": row["loaded"], "peak": row["peak"]}
+    moments = [each for each in every.items() if each[1]] or [(NONE, None)]
+    status = row["status"] if row["kind"] == "measured" else row["kind"]
+    for index, (at, moment) in enumerate(moments):
+        cell = [row["name"], status, at, _mb(row["file_bytes"])] if index == 0 else ["", "", at, ""]
+        kv = [formatted(row["measured_bytes_per_token"]), formatted(row["kv_bytes_per_token"])]
+        yield [*cell, *_figures(moment), *(kv if index == len(moments) - 1 else ["", ""])]
+
+
+def _figures(moment: Moment | None) -> list[str]:
+    if moment is None:
+        return [NONE] * (len(PARTS) + 2)
+    rest, share = moment["unattributed_bytes"], moment["unattributed_share"]
+    unattributed = NONE if rest is None else _mb(rest) + ("" if share is None else f" ({share:.1%})")
+    parts = ("~" * (part in moment["by_difference"]) + _mb(moment["parts"][part]) for part in PARTS)
+    return [_mb(moment["total_bytes"]), *parts, unattributed]
+
+
+def _mb(value: int | None) -> str:
+    return formatted(value, "{:,.1f}", 1e6)
+
+
+# `harness` without a command: what this machine is, what was measured, and what to do next.
+
+
+RESULTS, REPORTS = Path("results"), Path("reports")
+
+
+def show() -> int:
+    """Print three lines. Reads no record, so that it is fast with thousands of them."""
+    print(f"machine:  {_machine()}")
+    # machine/model/cell/start time; published records have no time
+    records = sorted(RESULTS.glob("*/*/*/[0-9]*T*/record.json"), key=lambda path: path.parent.name)
+    cells = {path.parent.parent for path in records}
+    models = {cell.parent.name for cell in cells}
+    if records:
+        day = records[-1].parent.name
+        latest = f"{day[:4]}-{day[4:6]}-{day[6:8]}"
+        what = f"{plural(len(cells), 'cell')} of {plural(len(models), 'model')}, last on {latest}"
+        print(f"measured: {what} (harness list)")
+    else:
+        print("measured: nothing yet in this folder")
+    print(f"next:     {_next(bool(records))}")
+    return OK
+
+
+def _machine() -> str:
+    facts = machine.facts()
+    parts = [facts["cpu"], plural(facts["physical_cores"], "core"), f"{facts['memory_bytes'] / 1e9:.0f} GB"]
+    return ", ".join([*parts, *_gpus(facts)])
+
+
+def _gpus(facts: machine.Facts) -> Iterator[str]:
+    for gpu in facts["gpus"]:
+        memory = f" with {gpu['memory_bytes'] / 1e9:.0f} GB" if gpu["memory_bytes"] else ""
+        yield f"{gpu['name'] or gpu['uuid']}{memory}"
+    if not facts["gpus"]:
+        yield "no NVIDIA GPU"
+
+
+def _next(measured: bool) -> str:
+    if measured and any(REPORTS.glob("*.html")):
+        return "harness open shows the last page; harness --help has every command"
+    first = "harness init my.yaml && harness run my.yaml" if measured else "harness run quickstart"
+    return f"{first}; harness --help has every command"
+
+
+# `harness open`: show a page that a run has written, in the browser.
+
+
+def add_open(parser: argparse.ArgumentParser) -> None:
+    what = "the page of this config (default: the newest in reports/)"
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help=what)
+
+
+def run_open(arguments: argparse.Namespace) -> int:
+    """Open the page, and print its path. Raises Mistake if there is none."""
+    page = _page(arguments.config)
+    print(page.absolute())
+    if not webbrowser.open(page.absolute().as_uri()):
+        say("no browser was found here; open that file on another machine")
+        return NOT_OK
+    return OK
+
+
+def _page(config: str | None) -> Path:
+    if config is not None:
+        page = REPORTS / f"{Path(config).name.removesuffix('.yaml')}.html"
+        if not page.is_file():
+            raise Mistake(f"{page}: no such page; harness run {config} writes it")
+        return page
+    pages = sorted(REPORTS.glob("*.html"), key=lambda path: path.stat().st_mtime_ns)
+    if not pages:
+        raise Mistake(f"no page in {REPORTS}/; harness run quickstart writes one")
+    return pages[-1]
+
+
+# `harness report`: a page or tables from results folders; needs no GPU and no stack.
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "dir",
+        nargs="+",
+        type=data.results,
+        metavar="DIR",
+        help="a results folder, a bundle, published/NAME, or one log that `harness fit` can read",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the page, or the tables of --format, to FILE (default: in reports/, printed)",
+    )
+    parser.add_argument(
+        "--baseline",
+        type=data.results,
+        metavar="DIR",
+        help="records or a bundle to compare with, cell by cell",
+    )
+    parser.add_argument("--format", choices=["md", "csv", "json"], help="the tables instead of a page")
+    parser.add_argument("--png", type=Path, metavar="DIR", help="write the figures as PNG files")
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Print the tables, or write the page and print its path. Raises ResultsError if there is
+    nothing to show."""
+    if any(path.is_file() and not is_bundle(path) for path in arguments.dir):
+        study, name = _of_log(arguments.dir, arguments.baseline)
+    else:
+        study, name = _of_records(arguments.dir, arguments.baseline)
+    for warning in study.warnings:
+        say(warning)
+    if arguments.png:
+        try:
+            for path in report_page.png(arguments.png, study):
+                print(path)
+        except report_page.FiguresError as refusal:
+            say(refusal)
+            return NOT_OK
+    if arguments.format:
+        tables = _tables(study, arguments.format)
+        if arguments.output is None:
+            print(tables, end="")
+        else:
+            write_output(arguments.output, tables)
+            print(arguments.output.absolute())
+    elif arguments.output or not arguments.png:
+        page = arguments.output or Path("reports") / f"{name}.html"
+        report_page.write(page, study)
+        print(page.absolute())
+    return OK
+
+
+def _tables(study: Study, form: str) -> str:
+    if form == "md":
+        return report_page.markdown(study)
+    return {"csv": report_page.csv, "json": report_page.json}[form](study.rows)
+
+
+def _of_records(folders: list[Path], baseline_folder: Path | None) -> tuple[Study, str]:
+    """The Study of results folders and bundles, and the name of its page."""
+    with contextlib.ExitStack() as stack:
+        gathered = _gathered([stack.enter_context(as_folder(path)) for path in folders])
+        baseline = None
+        if baseline_folder:
+            baseline = _gathered([stack.enter_context(as_folder(baseline_folder))])
+        title = ", ".join(folder.resolve().name.removesuffix(SUFFIX) for folder in folders)
+        first = [*gathered.cells, *gathered.checks, *gathered.searches, *gathered.scores][0]
+        from harness.recommend.answer import with_predictions  # slow to import
+
+        return with_predictions(gathered.study(title, baseline), folders), first["machine"]
+
+
+def _of_log(paths: list[Path], baseline_folder: Path | None) -> tuple[Study, str]:
+    """The Study of one log of any tool, and the name of its page. Raises LogError."""
+    if len(paths) > 1 or baseline_folder:
+        raise ResultsError("a log cannot be combined: give one log without --baseline, or results folders")
+    from harness.cli import fit  # pandas is slow to import
+
+    return fit.study(paths[0]), paths[0].name.split(".")[0]
+
+
+def _gathered(folders: list[Path]) -> Gathered:
+    """The records of some folders. Raises ResultsError if one is not a folder, or if there are no records."""
+    stored: list[Stored] = []
+    damages: list[str] = []
+    for folder in folders:
+        records.check_folder(folder)
+        stored += records.records(folder, lambda damage: damages.append(f"skipped: {damage}"))
+    if not stored:
+        for damage in damages:
+            say(damage)
+        raise records.no_records(*folders)
+    gathered = Gathered(stored)
+    gathered.warnings = [*damages, *gathered.warnings]
+    return gathered

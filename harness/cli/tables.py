@@ -1,0 +1,82 @@
+"""The tables of cells and of searches that `harness run` and `list` print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from harness.analysis import flags, verdicts
+from harness.analysis.columns import Search
+from harness.analysis.quality import NOT_SCORED
+from harness.analysis.verdicts import BusyProcess
+from harness.base.text import list_named
+from harness.cli import say
+from harness.dataset.study import Gathered
+from harness.report import prompts, quality, tables
+from harness.report.table import note
+
+# The table of searches that `harness max-ctx`, `run` and `list` print.
+
+
+def show_searches_table(searches: Sequence[Search]) -> None:
+    """Print the table, then why each search ended, and what its length does not mean."""
+    tables.searches(searches).show()
+    for row in searches:
+        reasons = row["reasons"] if row["reasons"] else [row["not_filled"], row["limit_reason"]]
+        for reason in filter(None, [*reasons, *(flag["detail"] for flag in row["flags"])]):
+            note(f"{row['name']}: {reason}")
+
+
+# The results table that `harness run` and `harness list` print, with what to know about its rows.
+
+
+NAMES_SHOWN = 3  # of the cells that were not scored
+
+
+def show_cells_table(gathered: Gathered, as_json: bool, busiest: BusyProcess | None = None) -> None:
+    """Print what is wrong with the records, then one array, or the searches, the scores, the cells, and notes
+    on them. `busiest`: the process to name where repeats stayed disturbed."""
+    for warning in gathered.warnings:
+        say(warning)
+    if sentence := verdicts.disturbance_summary(gathered.cells, busiest):
+        say(sentence)
+    if as_json:
+        rows = [*gathered.repeats, *gathered.searches, *gathered.scores]
+        print(json.dumps(rows, indent=1, allow_nan=False))
+        return
+    if gathered.searches:
+        show_searches_table(gathered.searches)
+    if gathered.scores:
+        quality.show(gathered.scores)
+    if not gathered.cells and (gathered.searches or gathered.scores):
+        return
+    for number, table in enumerate(prompts.shown_workloads(gathered.swept)):
+        if number:
+            note("")
+        table.show()
+    if prompts.decodes(gathered.cells) and (peak := tables.bandwidth(gathered.repeats)):
+        note(peak)
+    if any(map(prompts.extrapolates, gathered.swept)):
+        note(prompts.EXTRAPOLATION)
+    checked = [row["weights_check"] for row in gathered.cells if row.get("weights_check")]
+    if checked:
+        counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))
+        note(f"logits against the 16-bit reference: {counts}")
+    unscored = [row["name"] for row in gathered.cells if row["quality"] == NOT_SCORED]
+    if unscored:
+        note(f"quality not scored: {list_named(unscored, NAMES_SHOWN)}", "yellow")
+    if any(row["weights"] == "synthetic" for row in gathered.cells):
+        note("synthetic weights: sizes are exact, latencies almost exact")
+    if any(row["slope_ms"] is not None and not row["W_identifiable"] for row in gathered.cells):
+        note("W -: the slope is not distinguishable from zero, or there are fewer than 2,049 tokens")
+    for row in gathered.cells:
+        of_line = {flag["code"]: flag["detail"] for flag in row["flags"] if flag["code"] in flags.OF_LINE}
+        for detail in of_line.values():
+            note(f"{row['name']}: {detail}")
+    # The reason for disturbed repeats is printed once for all of them.
+    disturbed = {why for row in gathered.repeats if row["disturbed"] for why in row["reasons"]}
+    for row in gathered.cells:
+        if row["workload"] == "grow" and row["max_ctx"]:
+            note(f"{row['name']}: {tables.growth(row)}")
+        for reason in [why for why in row["reasons"] if why not in disturbed]:
+            note(f"{row['name']}: {reason}", "yellow")

@@ -1,0 +1,484 @@
+"""`harness theory`: what the hardware allows."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from harness import data
+from harness.base.files import MOST_RECORD_BYTES, read_regular
+from harness.base.text import csv_cell, printable
+from harness.cli import OK, Mistake
+from harness.cli import theory_options as typed
+from harness.cli.options import known as known_machines
+from harness.cli.options import unknown
+from harness.stacks.header import references
+from harness.theory import decoder, floors, names, tensors
+from harness.theory.decoder import Decoder, Shape
+from harness.theory.floors import PUBLISHED, UNITS
+from harness.theory.known_models import Known
+from harness.theory.machines import Machine
+from harness.theory.memory import Form, Placement, PlacementError, released_in
+from harness.theory.rows import (
+    Ask,
+    Reached,
+    ReachedPrefill,
+    Row,
+    RowWithTensors,
+    TensorRow,
+    row,
+    row_without_shape,
+)
+from harness.theory.tensors import Tensor, streamed_bytes
+
+if TYPE_CHECKING:
+    from harness.records import Record
+
+
+# The share of a ceiling reached by the fastest decode and prefill of the same model, weights and machine,
+# published or measured here.
+
+
+Unread = dict[str, Any]
+"""A record that is not held against its types: reading 60 of them in full would take seconds."""
+Speed = tuple[float, float, str]
+"""Tokens per second, the context they were measured at, and the source."""
+RESULTS = Path("results")  # relative to the working directory
+NEWEST = 60  # records of a model that are read
+_BITS = {"16 bits": 16, "8 bits": 8, "4 bits": 4}  # stand for any type with this many bits
+
+
+def add_reached(row: Row, records: Sequence[Unread], machine: Machine) -> None:
+    """Set `reached` and `reached_prefill`; null without a measurement or a known ceiling. `records`: see
+    of_model."""
+    if row["B_ms"] is None:
+        return
+    of_row = [(r, _speed(r)) for r in records if _is_on(r, machine) and _has(r, row["weights"])]
+    row["reached"] = _decode(row, of_row)
+    row["reached_prefill"] = _prefill(row, of_row)
+
+
+def _decode(row: Row, records: Sequence[tuple[Unread, Speed | None]]) -> Reached | None:
+    B_ms, W = row["B_ms"], row["W_tokens_per_ms"]
+    found: list[Reached] = []
+    for record, speed in records:
+        if B_ms is not None and speed is not None:
+            tokens_per_s, n, source = speed
+            floor_ms = B_ms + (n / W if W else 0.0)
+            found.append(
+                {
+                    "tokens_per_s": tokens_per_s,
+                    "share": floor_ms * tokens_per_s / 1e3,
+                    "stack": record["stack"],
+                    "variant": record["variant"],
+                    "source": source,
+                }
+            )
+    return max(found, key=lambda each: each["share"], default=None)
+
+
+def _prefill(row: Row, records: Sequence[tuple[Unread, Speed | None]]) -> ReachedPrefill | None:
+    """Of a prompt of the same length. Excludes times below the limit, and below a later step's (see
+    floors.UNSYNCHRONISED): the clock was read too early."""
+    floor_ms, prompt = (row["prefill_ms"] or {}).get("last"), row["prompt_tokens"]
+    found: list[ReachedPrefill] = []
+    for record, speed in records:
+        if floor_ms is None or prompt is None or (timed := _prefill_ms(record, prompt)) is None:
+            continue
+        ms, source = timed
+        step_ms = 1e3 / speed[0] if speed else 0.0
+        if ms >= max(floor_ms, floors.UNSYNCHRONISED * step_ms):
+            found.append(
+                {
+                    "ms": ms,
+                    "share": floor_ms / ms,
+                    "stack": record["stack"],
+                    "variant": record["variant"],
+                    "source": source,
+                }
+            )
+    return max(found, key=lambda each: each["share"], default=None)
+
+
+def of_model(model: str, shape: Shape) -> Iterator[Unread]:
+    """The records of a model of this name and shape, published and own. Skips unreadable ones."""
+    published = (data.HERE / data.PUBLISHED).glob(f"*/{model}/*/record.json")
+    own = sorted(RESULTS.glob(f"*/{model}/*/*/record.json"), key=lambda path: path.parent.name)
+    for path in [*published, *own[-NEWEST:]]:
+        try:
+            record = json.loads(read_regular(path, MOST_RECORD_BYTES))
+            stored = Shape(**record["model"]["shape"])
+            if stored == shape and record["workload"]["kind"] == "decode" and record["outcome"] == "ok":
+                yield record | {"path": path}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+
+
+def _is_on(record: Unread, machine: Machine) -> bool:
+    from harness.analysis.identity import recorded_gpu
+
+    if record.get("device") == "cpu":
+        return str(record["machine"].get("cpu")) == machine.name
+    if (on := recorded_gpu(cast("Record", record))) is None:
+        return False
+    name, memory = str(on.get("name")), on.get("memory_bytes")
+    known = names.of_gpu(name, memory if isinstance(memory, int) else None)
+    return known.name == machine.name if known else f" {name.lower()}".endswith(f" {machine.name.lower()}")
+
+
+def _has(record: Unread, weights: str) -> bool:
+    """Whether its weights are those of a row."""
+    reported = record.get("reported") or {}
+    quant = record["variant"] if reported else (record.get("loaded") or {}).get("quant")
+    of_gguf = record["stack"] == references()["gguf"].stack
+    if weights in _BITS:
+        bits = reported.get("bpw") or _bits(quant)
+        return not of_gguf and bits == _BITS[weights]
+    return of_gguf and str(quant).replace("fp16", "f16") == weights
+
+
+def _bits(quant: str | None) -> int | None:
+    from harness.analysis.traffic import nominal_bits
+
+    return nominal_bits(quant)
+
+
+def _speed(record: Unread) -> Speed | None:
+    """Null if it is no measurement."""
+    if reported := record.get("reported"):
+        source = record["source"]["title"]
+        return (1e3 / reported["B_ms"], 0.0, source) if reported.get("B_ms") else None
+    if (whole := _valid(record)) is None:
+        return None
+    timing, steps = whole["timing"], whole["tokens"] - 1
+    if steps < 1 or "last_token_ns" not in timing:
+        return None
+    context = whole["workload"]["prompt_tokens"] + whole["tokens"] / 2
+    rate = steps / (timing["last_token_ns"] - timing["first_token_ns"]) * 1e9
+    return rate, context, _here(record)
+
+
+def _prefill_ms(record: Unread, prompt: int) -> tuple[float, str] | None:
+    """Milliseconds of a prompt of this length, and the source; null if that was not measured."""
+    same = record["workload"]["prompt_tokens"] == prompt
+    if reported := record.get("reported"):
+        ms = reported.get("prefill_ms") if same else _in_series(record, prompt)
+        return (ms, record["source"]["title"]) if ms else None
+    whole = _valid(record) if same else None
+    if whole is None or "first_token_ns" not in whole["timing"]:
+        return None
+    return whole["timing"]["first_token_ns"] / 1e6, _here(record)
+
+
+def _in_series(record: Unread, prompt: int) -> float | None:
+    from harness.records import ResultsError, Stored, prefill_series
+
+    try:
+        series = prefill_series(Stored(record["path"].parent, cast("Record", record)))
+    except ResultsError:
+        return None
+    times = dict(zip(series.get("n", []), series.get("latency_ns", []), strict=True))
+    return times[prompt] / 1e6 if prompt in times else None
+
+
+def _valid(record: Unread) -> Record | None:
+    """The whole of a record of our own; null if it cannot be read or its verdict is not ok."""
+    from harness import records
+    from harness.analysis.verdicts import verdict
+
+    try:
+        whole = records.read(record["path"])
+        return whole if verdict(whole).status == "ok" else None
+    except records.ResultsError:
+        return None
+
+
+def _here(record: Unread) -> str:
+    return f"measured here, {record['started_utc'][:10]}"
+
+
+# `harness theory`: limits of the hardware for a model name or the header of a file, before anything runs.
+
+
+BITS = (16.0, 8.0, 4.0)
+_OF_A_MODEL = ("machine", "memory", "bpw", "quant", "chunk", "rate", "tensors")
+_NESTED = (  # of a row, left out of a CSV
+    *(
+        "bytes_by_part",
+        "bytes_by_type",
+        "chunked_prefill",
+        "rates",
+        "reached",
+        "reached_prefill",
+        "slopes",
+        "tensors",
+    ),
+)
+
+
+class Model(NamedTuple):
+    """A requested model. `stored`: the form in its files; `made`: null if the files do not define it."""
+
+    given: str
+    name: str
+    made: Shape | Decoder | None
+    tied: bool
+    forms: list[Form]
+    stored: Form | None
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    typed.add(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the requested output. Raises Mistake."""
+    for alone in ("published", "list_models", "list_machines"):
+        given = [name for name in _OF_A_MODEL if getattr(arguments, name)]
+        if getattr(arguments, alone) and given:
+            raise Mistake(f"--{alone.replace('_', '-')} stands alone, without --{given[0]}")
+    if arguments.published:
+        return _published(arguments)
+    shapes, machines = _known(arguments.own)
+    if arguments.list_models or arguments.list_machines:
+        return _list(arguments, shapes, machines)
+    typed.sort_of(arguments, shapes, machines)
+    if arguments.n_cpu_moe and not arguments.machine:
+        raise Mistake("--n-cpu-moe needs a --machine, the GPU")
+    if arguments.memory and not arguments.machine:
+        return typed.show_choices(arguments, shapes, typed.whole_model)
+    if arguments.bandwidth:
+        raise Mistake("--bandwidth goes with --memory, and without a machine")
+    return _print(arguments, _rows(arguments, shapes, machines))
+
+
+def _known(own: Path | None) -> tuple[Known, Mapping[str, Machine]]:
+    """Models and machines by name; those of the user override the built-in ones."""
+    machines = known_machines()
+    if own is None:
+        return Known(), machines
+    from harness.config.load import load_own_model
+    from harness.config.yaml_text import ConfigError
+
+    try:
+        shapes, of_file = load_own_model(own)
+    except ConfigError as wrong:
+        raise Mistake(str(wrong)) from wrong
+    lower = {name.lower(): shape for name, shape in shapes.items()}
+    return Known(lower), machines.with_own({name.lower(): each for name, each in of_file.items()})
+
+
+def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, Machine]) -> list[Row]:
+    """One row per model, machine and form of the weights, in the requested order."""
+    if not arguments.models:
+        raise Mistake(
+            "name a model or a file: harness theory qwen1.5-7b --machine rtx-4090 (or --list-models)"
+        )
+    ask = _ask(arguments)
+    chosen: list[tuple[str | None, Machine | None]] = [
+        *typed.machines_of(arguments.machine, machines, arguments.memory, _this_machine).items()
+    ]
+    chosen = chosen or [(None, None)]
+    for name, machine in chosen:
+        if machine and ask.rate is not None and ask.rate not in machine.rates:
+            raise Mistake(unknown(f"rate of {name}", ask.rate, machine.rates))
+        if machine and ask.n_cpu_moe and (machine.family == "cpu" or machine.unified):
+            raise Mistake(f"--n-cpu-moe needs a GPU with memory of its own; {name} has none")
+    models = [_model(given, arguments, shapes) for given in dict.fromkeys(arguments.models)]
+    for model in models if ask.n_cpu_moe else ():
+        try:
+            Placement(ask.n_cpu_moe).check(model.made, None)
+        except PlacementError as wrong:
+            raise Mistake(f"{model.given}: {wrong}") from wrong
+        if model.made is None:
+            raise Mistake(f"{model.given}: --n-cpu-moe needs a model whose layers are known")
+    names_given = [model.name for model in models]
+    found: list[Row] = []
+    for model in models:
+        name = model.name if names_given.count(model.name) == 1 else model.given
+        measured: list[Unread] = []
+        shape = decoder.made(model.made).shape if model.made else None
+        if shape and arguments.machine and ask.units.name != PUBLISHED.name:
+            measured = [*of_model(name, shape)]
+        for machine_name, machine in chosen:
+            for form in model.forms:
+                if model.made:
+                    line = row(name, model.made, form, machine_name, machine, ask)
+                else:
+                    line = row_without_shape(name, form, model.tied, machine_name, machine, ask)
+                if measured and machine:
+                    add_reached(line, measured, machine)
+                if arguments.tensors or (arguments.json and form is model.stored):
+                    share = decoder.made(model.made).expert_share if model.made else 1.0
+                    tensors = [_tensor(tensor, model.tied, share) for tensor in form.tensors]
+                    listed: RowWithTensors = {**line, "tensors": tensors}
+                    line = listed
+                found.append(line)
+    return found
+
+
+def _ask(arguments: argparse.Namespace) -> Ask:
+    has_length = arguments.kv_read in ("full", "window")
+    if has_length and arguments.length is None:
+        raise Mistake(f"--kv-read {arguments.kv_read} needs --length")
+    if arguments.length is not None and not has_length:
+        raise Mistake("--length needs --kv-read full or window")
+    for option in ("chunk", "rate"):
+        if getattr(arguments, option) and not arguments.machine:
+            raise Mistake(f"--{option} needs a --machine")
+    speculation = None
+    if arguments.acceptance is not None:
+        speculation = arguments.acceptance, arguments.draft_length or 4, arguments.draft_cost or 0.0
+    elif arguments.draft_length is not None or arguments.draft_cost is not None:
+        raise Mistake("--draft-length and --draft-cost need --acceptance")
+    if (arguments.n_cpu_moe is None) != (arguments.cpu_bandwidth is None):
+        raise Mistake("--n-cpu-moe and --cpu-bandwidth go together")
+    return Ask(
+        units=UNITS[arguments.units],
+        kv_bits=arguments.kv_bits,
+        kv_read=arguments.kv_read,
+        length=arguments.length,
+        kv_block=arguments.kv_block,
+        context=arguments.context,
+        prompt=arguments.prompt,
+        chunks=arguments.chunk,
+        rate=arguments.rate,
+        speculation=speculation,
+        n_cpu_moe=arguments.n_cpu_moe or 0,
+        cpu_bytes_per_s=arguments.cpu_bandwidth * 1e9 if arguments.cpu_bandwidth else math.inf,
+    )
+
+
+def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
+    """A model by its name or its files, with the requested forms of its weights."""
+    if known := typed.model_of(given, shapes):
+        made: Shape | Decoder | None = known.made
+        assert made is not None
+        if arguments.tied:
+            made = replace(made, tied=True)
+        name, tied, stored = known.name, made.tied, None
+    else:
+        name, made, tied, stored = typed.file(given)
+        if arguments.tied:
+            raise Mistake(f"{given}: --tied is only for model names; a file defines whether it is tied")
+    if made is None and (arguments.bpw or arguments.quant):
+        raise Mistake(f"{given}: unknown shape, so only the stored weights are known; drop --bpw and --quant")
+    quants = typed.quants_of(arguments.quant)
+    released = released_in(decoder.made(made)) if made else None
+    if released and not (quants or stored or arguments.bpw):
+        quants = [released]
+    default = [] if quants or stored else BITS
+    forms = [Form(f"{bits:g} bits", bits) for bits in arguments.bpw or default]
+    for quant in quants:
+        as_published = arguments.units == PUBLISHED.name
+        assert made is not None
+        forms.append(Form(quant, tensors=tuple(tensors.quantized(made, quant, as_published))))
+    if arguments.tensors and not (arguments.quant or stored):
+        raise Mistake(f"{given}: --tensors needs --quant, or a file with tensors")
+    if stored and not forms:
+        forms = [stored]
+    return Model(given, name, made, tied, forms, stored)
+
+
+def _this_machine() -> Machine:
+    from harness.cli.machine import this_cpu
+
+    return this_cpu()
+
+
+def _tensor(tensor: Tensor, tied: bool, expert_share: float) -> TensorRow:
+    return {
+        "name": printable(tensor.name),
+        "part": tensor.part,
+        "type": tensor.type,
+        "dims": list(tensor.dims),
+        "bytes": tensor.bytes,
+        "streamed_bytes": streamed_bytes(tensor, tied, expert_share),
+    }
+
+
+def _print(arguments: argparse.Namespace, rows: list[Row]) -> int:
+    if arguments.json:
+        print(json.dumps(rows, indent=1, allow_nan=False))
+    elif arguments.csv:
+        _csv([_flat(row) for row in rows])
+    else:
+        from harness.report import theory_text
+
+        theory_text.show_theory(rows, of_files=any(Path(given).exists() for given in arguments.models))
+    return OK
+
+
+def _flat(row: Row) -> dict[str, object]:
+    """A row for CSV: nested figures become columns, lists of objects are dropped."""
+    flat: dict[str, object] = {}
+    for key, value in row.items():
+        if key == "prefill_knees":
+            for which in ("every", "last"):
+                ends = (row["prefill_knees"] or {}).get(which) or (None, None)
+                flat |= {f"prefill_knee_{which}_{end}": ends[i] for i, end in enumerate(("from", "to"))}
+        elif key == "prefill_ms":
+            flat |= {
+                f"prefill_{which}_ms": (row["prefill_ms"] or {}).get(which) for which in ("every", "last")
+            }
+        elif key == "fits":
+            for stack, fit in (row["fits"] or {}).items():
+                flat |= {f"{stack} {figure}": number for figure, number in fit.items()} if fit else {}
+        elif key == "sides":
+            flat |= row["sides"] or {}
+        elif key not in _NESTED:
+            flat[key] = value
+    return flat
+
+
+def _csv(rows: Sequence[Mapping[str, object]]) -> None:
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in rows)
+
+
+def _list(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, Machine]) -> int:
+    from harness.report import theory_text
+
+    if arguments.list_models:
+        models = [theory_text.model_text(name, shape) for name, shape in shapes.items()]
+        known: Sequence[Mapping[str, object]] = models
+    else:
+        rows = [theory_text.machine_text(name, machine) for name, machine in machines.items()]
+        known = rows
+    if arguments.json:
+        print(json.dumps(known, indent=1))
+    elif arguments.csv:
+        _csv([{k: json.dumps(v) if isinstance(v, dict) else v for k, v in line.items()} for line in known])
+    elif arguments.list_models:
+        theory_text.theory_table(theory_text.MODELS, models)
+    else:
+        theory_text.theory_table(theory_text.MACHINES, rows)
+        theory_text.sources_text(rows)
+    return OK
+
+
+def _published(arguments: argparse.Namespace) -> int:
+    """Print one published table, or all, as CSV, to compare with `diff`."""
+    if arguments.models:
+        raise Mistake("--published prints the tables of the study as they are: name no MODEL")
+    from harness.theory.published import TABLES
+
+    if arguments.published not in (*TABLES, "all"):
+        raise Mistake(unknown("table", arguments.published, [*TABLES, "all"]))
+    wanted = list(TABLES) if arguments.published == "all" else [arguments.published]
+    if arguments.json:
+        print(json.dumps([{"table": name, "rows": TABLES[name]()} for name in wanted], indent=1))
+        return OK
+    for number, name in enumerate(wanted):
+        if len(wanted) > 1:
+            print(f"{'' if number == 0 else chr(10)}# {name}")
+        _csv(TABLES[name]())
+    return OK

@@ -1,0 +1,355 @@
+"""Options of `harness theory`, and the names that it understands."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.base.text import printable, shortened
+from harness.cli import OK, Mistake, say
+from harness.cli.options import MOST_TOKENS as _MOST_TOKENS
+from harness.cli.options import gb_per_s, memory_gib, unknown
+from harness.theory import names, tensors
+from harness.theory.decoder import Decoder, Shape
+from harness.theory.known_models import Known
+from harness.theory.machines import Machine
+from harness.theory.memory import LLAMA_CPP, TRANSFORMERS, Choice, Form, Stored, choices
+from harness.theory.names import NotUnderstood
+from harness.theory.tensors import ALL_QUANTS, QUANTS, Tensor
+
+if TYPE_CHECKING:
+    from harness.models.checkpoint import Checkpoint
+
+
+# Resolve names on the command line of `harness theory`: models or files, machines, quantizations.
+
+
+THIS, ALL = "this", "all"
+
+
+def sort_of(
+    arguments: argparse.Namespace, shapes: Mapping[str, Shape | Decoder], known: Mapping[str, Machine]
+) -> None:
+    """Join machine names that the shell has split; split quantizations at commas; move models given after
+    --machine or --quant."""
+
+    def is_machine(name: str) -> bool:
+        return name.lower() == THIS or _stands(lambda: names.machines(name, known))
+
+    def is_model(name: str) -> bool:
+        return _stands(lambda: names.named(name, shapes)) or Path(name).exists()
+
+    def is_quant(name: str) -> bool:
+        return name.lower() in (*ALL_QUANTS, ALL)
+
+    arguments.quant = [name for given in arguments.quant for name in given.split(",") if name]
+    arguments.machine = names.joined(arguments.machine, is_machine)
+    for option, belongs in (("machine", is_machine), ("quant", is_quant)):
+        given = getattr(arguments, option)
+        models = [name for name in given if not belongs(name) and is_model(name)]
+        setattr(arguments, option, [name for name in given if name not in models])
+        arguments.models += models
+
+
+def _stands(resolve: Callable[[], object]) -> bool:
+    """Whether a name is known, or ambiguous."""
+    try:
+        resolve()
+    except NotUnderstood as why:
+        return why.ambiguous
+    return True
+
+
+def machines_of(
+    given: Iterable[str], known: Mapping[str, Machine], memory: float | None, this: Callable[[], Machine]
+) -> dict[str, Machine]:
+    """The machines by name; prints a message for a name of several. `this` measures this machine."""
+    found: dict[str, Machine] = {}
+    for name in given:
+        if name.lower() == THIS and THIS not in known:
+            known = {**known, THIS: this()}
+        try:
+            several = names.machines(name, known, memory)
+        except NotUnderstood as why:
+            raise Mistake(why.sentence("machine", shortened(name))) from why
+        if sentence := names.one_of_each(shortened(name), several):
+            say(sentence)
+        found |= several
+    return found
+
+
+def model_of(given: str, shapes: Mapping[str, Shape | Decoder]) -> names.Named | None:
+    """A known model; null for a file."""
+    path = Path(given)
+    is_file = path.exists() or path.suffix in (".gguf", ".json", ".safetensors")
+    if given and is_file and given.lower() not in shapes:
+        return None
+    try:
+        return names.named(given, shapes, "give its config.json or --from")
+    except NotUnderstood as why:
+        if "/" in given:  # a missing path, which the reader of the file reports
+            return None
+        raise Mistake(why.sentence("model (and no file)", shortened(given))) from why
+
+
+def quants_of(given: Iterable[str]) -> list[str]:
+    """The types in lower case, with `all` expanded."""
+    found = [quant.lower() for quant in given]
+    if strange := next((quant for quant in found if quant not in (*ALL_QUANTS, ALL)), None):
+        raise Mistake(unknown("quantization", strange, ALL_QUANTS))
+    return [*QUANTS] if ALL in found else found
+
+
+# `harness theory MODEL --memory SIZE`: which weights and KV types fit, without a machine's name.
+
+
+FromFile = Callable[[str], tuple[str, "Shape | Decoder", "Stored | None"]]
+_NOT_HERE = ("bpw", "tensors", "chunk", "rate", "acceptance")
+
+
+def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFile) -> int:
+    """Print a row for each type of weights and of the KV cache. Raises Mistake."""
+    for option in _NOT_HERE:
+        if getattr(arguments, option):
+            raise Mistake(f"--{option} needs a --machine, also with --memory")
+    if arguments.kv_bits != 16:
+        raise Mistake("--kv-bits needs a --machine; with --memory all types of the KV cache are listed")
+    if not arguments.models:
+        raise Mistake("name a model: harness theory qwen3-30b-a3b --memory 16GB --context 32k")
+    found: list[Choice] = []
+    bytes_per_s = arguments.bandwidth and arguments.bandwidth * 1e9
+    for given in dict.fromkeys(arguments.models):
+        named = model_of(given, known)
+        stored: Stored | None = None
+        if named:
+            name, made = named
+        else:
+            name, made, stored = from_file(given)
+        quants = quants_of(arguments.quant)
+        memory = arguments.memory * 2.0**30
+        found += choices(name, made, quants, memory, arguments.context, bytes_per_s, stored)
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+    elif arguments.csv:
+        writer = csv.DictWriter(sys.stdout, fieldnames=list(found[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+    else:
+        from harness.report import theory_text as table
+
+        table.show_choices(found, arguments.context, bool(bytes_per_s))
+    return OK
+
+
+# Options of `harness theory`; only parsing, so that --help is fast.
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `harness theory` to its parser."""
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="a name (--list-models, or of the hub or Ollama), a .gguf, a folder, or a config.json",
+    )
+    add = parser.add_argument
+    add(
+        "--machine",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="names (--list-machines), or `this`: the CPU here, with bandwidth and rate measured now",
+    )
+    add(
+        "--memory",
+        type=memory_gib,
+        metavar="SIZE",
+        help="memory of the machines, as sold: selects a variant, or sets another size; 16GB is 16 GiB. "
+        "Without a machine: which weights and KV types fit",
+    )
+    add(
+        "--bandwidth",
+        type=gb_per_s,
+        metavar="GB/S",
+        help="with --memory and no machine: its read bandwidth, for the most tokens per second",
+    )
+    form = parser.add_argument_group("form of the weights (default: 16, 8 and 4 bits; for a file: as stored)")
+    form.add_argument(
+        "--bpw", nargs="+", type=_bits, default=[], metavar="BITS", help="bits per weight, e.g. 4.85"
+    )
+    form.add_argument(
+        "--quant",
+        nargs="+",
+        default=[],
+        metavar="TYPE",
+        help="quantization types of llama.cpp, e.g. q4_k_m q8_0; or all",
+    )
+    form.add_argument(
+        "--tied", action="store_true", help="the lm_head shares its weights with the input embedding"
+    )
+    form.add_argument(
+        "--tensors", action="store_true", help="also list every tensor: type, bytes, bytes read per step"
+    )
+    cache = parser.add_argument_group("KV cache")
+    cache.add_argument(
+        "--kv-bits", type=_bits, default=16, metavar="BITS", help="bits per element (default: 16)"
+    )
+    cache.add_argument(
+        "--kv-read",
+        choices=("grows", "padded256", "full", "copied", "window"),
+        default="grows",
+        help="what a decode step reads: grows, the tokens so far (default); padded256, up to a multiple of "
+        "256; full, all of a static cache; copied, the tokens twice, and a write; window, the last ones",
+    )
+    cache.add_argument(
+        "--length", type=_count, metavar="N", help="tokens of a static cache (full) or of the window (window)"
+    )
+    at = parser.add_argument_group("context and prompt (token counts accept k and M: 32k is 32,768)")
+    at.add_argument(
+        "--context",
+        type=_count,
+        default=10_000,
+        metavar="N",
+        help="also show decode at this position (default: 10000)",
+    )
+    at.add_argument("--prompt", type=_count, default=25, metavar="N", help="prompt tokens (default: 25)")
+    at.add_argument(
+        "--chunk",
+        nargs="+",
+        type=_count,
+        default=[],
+        metavar="N",
+        help="also show prefill in chunks of N tokens",
+    )
+    at.add_argument(
+        "--kv-block",
+        type=_count,
+        metavar="N",
+        help="prefill tokens that share one read of the KV cache (default: a chunk; 1: as in the published "
+        "RTX 4090 study)",
+    )
+    at.add_argument("--rate", metavar="NAME", help="compute rate of the machine to use, e.g. fp16-tensor")
+    split = parser.add_argument_group("experts on the CPU beside a GPU, as in llama.cpp")
+    split.add_argument(
+        "--n-cpu-moe",
+        type=_count,
+        metavar="N",
+        help="the experts of the first N layers are read by the CPU, all else by the machine's GPU",
+    )
+    split.add_argument(
+        "--cpu-bandwidth", type=gb_per_s, metavar="GB/S", help="what that CPU reads from its memory"
+    )
+    draft = parser.add_argument_group("speculative decoding")
+    draft.add_argument(
+        "--acceptance", type=_share, metavar="P", help="acceptance rate of a drafted token, 0 to 1"
+    )
+    draft.add_argument(
+        "--draft-length", type=_count, metavar="N", help="drafted tokens per round (default: 4)"
+    )
+    draft.add_argument(
+        "--draft-cost",
+        type=_share,
+        metavar="C",
+        help="time of a draft step over the time of a decode step (default: 0)",
+    )
+    add(
+        "--units",
+        choices=["si", "published"],
+        default="si",
+        help="published: binary units, as in the published RTX 4090 study (default: si)",
+    )
+    add("--from", dest="own", type=Path, metavar="FILE", help="YAML file with your own shapes and machines")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--list-models", action="store_true", help="list the known models")
+    instead.add_argument(
+        "--list-machines", action="store_true", help="list the known machines, with the source of each figure"
+    )
+    instead.add_argument(
+        "--published", metavar="TABLE", help="recompute a table of the published study; or `all`"
+    )
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--csv", action="store_true", help="print the rows as CSV")
+    shape.add_argument("--json", action="store_true", help="print one JSON array, one object per row")
+
+
+def _bits(text: str) -> float:
+    value = _number(text)
+    if not 0.1 <= value <= 128:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 128")
+    return value
+
+
+def _count(text: str) -> int:
+    value = names.token_count(text) or _number(text)
+    if value != int(value) or not 0 < value <= _MOST_TOKENS:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number between 1 and {_MOST_TOKENS:,}")
+    return int(value)
+
+
+def _share(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        hint = "; name models before options" if text[:1].isalpha() else ""
+        raise argparse.ArgumentTypeError(f"{text} is not a number{hint}") from None
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return value
+
+
+# A model of `harness theory` by the headers of its files: its name, its layers, its weights as stored.
+
+
+def _read(given: str) -> Checkpoint:
+    """The headers of a model's files. Raises Mistake."""
+    from harness.models.checkpoint import CheckpointError, read
+
+    try:
+        return read(Path(given))
+    except CheckpointError as wrong:
+        raise Mistake(printable(str(wrong))) from wrong
+
+
+def file(given: str) -> tuple[str, Decoder | None, bool, Form | None]:
+    """A model's name, layers, whether it is tied, and its stored form, from its files' headers."""
+    checkpoint, path = _read(given), Path(given).absolute()
+    loaded, label = _loaded(checkpoint), checkpoint.quantization or "as stored"
+    stored = Form(label, tensors=loaded, parameters=checkpoint.parameters) if loaded else None
+    return _name_of(path), checkpoint.decoder, checkpoint.tied, stored
+
+
+def _loaded(checkpoint: Checkpoint) -> tuple[Tensor, ...]:
+    """A tied model's second copy of the embedding is not loaded."""
+    return tuple(t for t in checkpoint.tensors if not (checkpoint.tied and t.part == "lm_head"))
+
+
+def _name_of(path: Path) -> str:
+    return printable(
+        path.parent.name if path.name == "config.json" else path.stem if path.is_file() else path.name
+    )
+
+
+def whole_model(given: str) -> tuple[str, Decoder, Stored | None]:
+    """The name and layers of a model in a file, and its weights if they are quantized. Raises Mistake."""
+    found, name = _read(given), _name_of(Path(given).absolute())
+    if found.decoder is None:
+        raise Mistake(f"{given}: unknown architecture, so only its stored bytes are known; drop --memory")
+    label, loaded = found.quantization, _loaded(found)
+    if not loaded or label is None or label in tensors.UNQUANTIZED:
+        return name, found.decoder, None
+    engine = LLAMA_CPP if found.format == "gguf" else TRANSFORMERS
+    return name, found.decoder, Stored(label, loaded, engine)

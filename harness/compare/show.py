@@ -1,0 +1,400 @@
+"""The changes as text, page and GitHub annotations."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from harness.analysis import differences
+from harness.analysis.differences import FALSE_DISCOVERIES
+from harness.base.text import plural, printable_lines
+from harness.compare import Comparison
+from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
+from harness.report import page, plots
+from harness.report.plots import Figure
+from harness.report.table import NONE, Table, formatted, in_markdown
+
+# A comparison for GitHub: one annotation per regression, and figures for github-action-benchmark.
+
+
+Row = Mapping[str, Any]
+# Metrics that are better when larger, as a cost: name, unit and scale of the inverse.
+COSTS = {
+    "tokens_per_s": ("ms_per_token", "ms/token", 1e3),
+    "W_tokens_per_ms": ("us_per_token_of_context", "us/token", 1e3),
+    "pp512": ("pp512_ms_per_token", "ms/token", 1e3),
+    "tokens_per_s_16k": ("ms_per_token_16k", "ms/token", 1e3),
+}
+
+
+def commands(found: Comparison) -> list[str]:
+    """Workflow commands, one per line, the worst first: GitHub shows ten of each kind.
+
+    `::error`: a regression in --fail-on. `::warning`: another regression, an invalid figure, a cell not
+    compared or only in part, and a record that cannot be read.
+    """
+    worse = sorted((row for row in found.rows if row["verdict"] in WORSE), key=_badness, reverse=True)
+    lines = [
+        _command("error" if row["fails"] else "warning", f"{row['verdict']}: {row['name']}", _gha_change(row))
+        for row in sorted(worse, key=lambda row: not row["fails"])
+    ]
+    lost = [*(row for row in found.rows if row["verdict"] == INVALID), *found.not_compared]
+    warnings = [(f"not compared: {each['name']}", each["reason"]) for each in lost]
+    warnings += [(f"compared in part: {each['name']}", each["reason"]) for each in found.partial]
+    warnings += [("not read", damage) for damage in found.damages]
+    return lines + [
+        _command("warning", title, reason or "no figure on one of the two sides")
+        for title, reason in dict.fromkeys(warnings)
+    ]
+
+
+def benchmark(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The new figures for github-action-benchmark's tool customSmallerIsBetter.
+
+    Each cell and metric has `name`, `unit`, `value`, `range` and `extra`. A metric that is better when larger
+    is given as its inverse (ms per token). The longest context has no useful inverse and is left out, as are
+    invalid figures. `range` is the row's `spread` (standard deviation of one repeat, moderated over all
+    cells) as a plain number in the value's unit: the action calculates with it.
+    """
+    return list(_entries(rows))
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """The text of the action's output-file-path file."""
+    return json.dumps(benchmark(rows), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _entries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        metric, unit, value = row["metric"], row["unit"], row["new"]
+        if value is None or row["verdict"] == INVALID:
+            continue
+        if row["better"] == "higher":
+            if metric not in COSTS:
+                continue
+            metric, unit, multiple = COSTS[metric]
+            value = multiple / value
+        # The action identifies entries by name alone, and these three are stable from night to night.
+        name = f"{row['cell']} {metric} ({row['machine']}, {row['device']})"
+        entry = {"name": name, "unit": unit, "value": value}
+        if row["spread"] is not None:
+            entry["range"] = f"± {row['spread'] * value:.6g}"
+        yield entry | {"extra": f"{row['name']}\n{row['verdict']}: {_gha_change(row)}"}
+
+
+def _gha_change(row: Row) -> str:
+    """`tokens_per_s 20.1 -> 19.1 tok/s: -5.0% (90%: -5.6% to -4.4%), of 42 and 3 repeats, threshold 2%`"""
+    figures = f"{row['metric']} {_figure(row['base'])} -> {_figure(row['new'])} {row['unit']}"
+    parts = [figures if row["change"] is None else f"{figures}: {row['change']:+.1%}{_interval(row)}"]
+    if row["base_repeats"] and row["new_repeats"]:
+        parts.append(f"of {row['base_repeats']} and {plural(row['new_repeats'], 'repeat')}")
+    parts.append(f"threshold {100 * row['threshold']:.3g}%")
+    return ", ".join(parts) + (f"; {row['reason']}" if row["reason"] else "")
+
+
+def _interval(row: Row) -> str:
+    if not row["change_ci90"]:
+        return ""
+    low, high = row["change_ci90"]
+    return f" (90%: {low:+.1%} to {high:+.1%})"
+
+
+def _figure(value: float | None) -> str:
+    return "none" if value is None else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+
+
+def _badness(row: Row) -> float:
+    return abs(float(row["change"] or 0.0))
+
+
+def _command(kind: str, title: str, message: str) -> str:
+    """A workflow command, escaped as actions/toolkit's core does (packages/core/src/command.ts)."""
+    title = _escaped(printable_lines(title)).replace(":", "%3A").replace(",", "%2C")
+    return f"::{kind} title={title}::{_escaped(printable_lines(message))}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+# Format a comparison for a terminal, as Markdown and as JSON. Differences of the environment come first.
+
+
+VERDICTS = (*WORSE, *BETTER, UNCLEAR, INVALID, SAME)  # in display order
+# metric: (label, format, unit divisor)
+FIGURES = {
+    "tokens_per_s": ("tok/s", "{:,.1f}", 1.0),
+    "B_ms": ("B ms", "{:,.2f}", 1.0),
+    "W_tokens_per_ms": ("W tok/ms", "{:,.0f}", 1.0),
+    "ttft_ms": ("TTFT ms", "{:,.1f}", 1.0),
+    "pp512": ("pp512 tok/s", "{:,.1f}", 1.0),
+    "ttft_8k_ms": ("TTFT 8k ms", "{:,.1f}", 1.0),
+    "tokens_per_s_16k": ("tok/s at 16k", "{:,.1f}", 1.0),
+    "task_s": ("task s", "{:,.2f}", 1.0),
+    "task_kept_s": ("task s, prefix kept", "{:,.2f}", 1.0),
+    "memory_bytes": ("memory MB", "{:,.0f}", 1e6),
+    "max_ctx": ("longest context", "{:,.0f}", 1.0),
+    "perplexity": ("PPL", "{:,.4f}", 1.0),
+}
+
+
+def counts(found: Comparison) -> str:
+    """`1 SLOWER, 11 SAME of 12 figures of 3 cells; 1 cell not compared`"""
+    verdicts = Counter(row["verdict"] for row in found.rows)
+    listed = ", ".join(f"{verdicts[word]} {word}" for word in VERDICTS if verdicts[word])
+    cells = len({row["name"] for row in found.rows})
+    line = (
+        f"{listed} of {plural(len(found.rows), 'figure')} of {plural(cells, 'cell')}"
+        if listed
+        else "no figure"
+    )
+    if lost := len(found.not_compared):
+        line += f"; {plural(lost, 'cell')} not compared"
+    if found.partial:
+        line += f"; {plural(len(found.partial), 'cell')} compared in part"
+    return line
+
+
+def tables(found: Comparison) -> list[Table]:
+    """The tables of differences, cells not compared, shared shifts, and figures; empty ones are left out."""
+    every = _environment(found), _not_compared(found), _shared(found), _text_figures(found)
+    return [table for table in every if table.lines]
+
+
+def meaning_text(found: Comparison) -> list[str]:
+    """How to read the figures, in sentences."""
+    thresholds = {row["family"]: row["threshold"] for row in found.rows}
+    limits = ", ".join(f"{family} {_percent(value)}" for family, value in thresholds.items())
+    if found.paired:
+        return [
+            "Figures are geometric means over rounds; a change is B against A in the same round, with its "
+            "90% interval.",
+            "SLOWER, LARGER, SHORTER, WORSE: worse. Mean and median of the change are at least half of the "
+            "threshold, and it is statistically significant "
+            f"({_percent(differences.FALSE_DISCOVERIES_AB)} false discoveries). SAME: the whole interval is "
+            "within the threshold. UNCLEAR: neither. INVALID: not compared.",
+            f"Thresholds, as relative change in cost: {limits}.",
+        ]
+    return [
+        "Figures are geometric means over repeats; a change is new against baseline, with its 90% interval. "
+        "own: the interval of the change beyond what all cells share.",
+        *_between(found),
+        "SLOWER, LARGER, SHORTER, WORSE: worse. The median and one of the two intervals exceed the threshold,"
+        f" and the change is statistically significant ({_percent(FALSE_DISCOVERIES)} false discoveries)."
+        " SAME: the whole interval is within the threshold. UNCLEAR: neither. INVALID: not compared.",
+        f"Thresholds, as relative change in cost: {limits}.",
+    ]
+
+
+def _between(found: Comparison) -> list[str]:
+    """How campaigns differ, and what to do where that is assumed."""
+    of = {each["metric"]: each["between"] for each in found.shared}
+    speed = [source for metric, source in of.items() if metric == "tokens_per_s"]
+    advice = "; `harness ab` measures both sides in one campaign, without this noise"
+    return [f"Noise of speed: {source}{advice if 'assumed' in source else ''}." for source in speed]
+
+
+def title_text(found: Comparison) -> str:
+    return f"{found.base} -> {found.new}"
+
+
+def terminal(found: Comparison) -> str:
+    """As plain text with aligned columns."""
+    lines = [title_text(found), ""]
+    for table in tables(found):
+        lines += [f"{table.title}:", *table.text(), ""]
+    return "\n".join([*lines, counts(found), *meaning_text(found)]) + "\n"
+
+
+def markdown(found: Comparison) -> str:
+    parts = [f"# {in_markdown(title_text(found))}", *(f"> {in_markdown(each)}" for each in found.notes)]
+    parts += [table.markdown() for table in tables(found)]
+    parts += [f"**{counts(found)}**", *meaning_text(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def array(found: Comparison) -> str:
+    """One JSON array with an object per cell and metric; a cell that is not compared has one without figures.
+
+    `lost`: new repeats that are not usable, and why. `differs`: other differences of this cell.
+    """
+    nothing = dict.fromkeys(found.rows[0] if found.rows else ("metric", "base", "new", "change"))
+    invalid = [nothing | {"verdict": INVALID, "fails": False} | each for each in found.not_compared]
+    lost = {each["name"]: each["reason"] for each in found.partial}
+    rows = [
+        row
+        | {"base_of": found.base, "new_of": found.new, "lost": lost.get(row["name"])}
+        | {
+            "differs": [
+                _text_change(each)
+                for each in found.environment
+                if row["name"] in (each["cells"] or [row["name"]])
+            ]
+        }
+        for row in (*found.rows, *invalid)
+    ]
+    return json.dumps(rows, indent=1, allow_nan=False) + "\n"
+
+
+def _text_change(each: Row) -> dict[str, Any]:
+    return {key: each[key] for key in ("what", "base", "new")}
+
+
+def _environment(found: Comparison) -> Table:
+    lines = [
+        [
+            each["what"],
+            each["base"],
+            each["new"],
+            "all" if each["cells"] is None else ", ".join(each["cells"]),
+        ]
+        for each in found.environment
+    ]
+    headings = ["what", "baseline", "new", "cells"]
+    return Table(headings, lines, [False] * 4, title="Environment differences")
+
+
+def _not_compared(found: Comparison) -> Table:
+    lines = [[each["name"], each["reason"]] for each in found.not_compared]
+    lines += [[each["name"], f"in part: {each['reason']}"] for each in found.partial]
+    lines += [["a record", each] for each in found.damages]
+    return Table(["cell", "why"], lines, [False] * 2, title="Not compared")
+
+
+def _shared(found: Comparison) -> Table:
+    lines = [
+        [
+            FIGURES[each["metric"]][0],
+            _signed(each["change"]),
+            " to ".join(map(_signed, each["ci90"])),
+            f"all {each['cells']} cells: the machine, or something they share",
+            each["between"],
+        ]
+        for each in found.shared
+        if each["change"] is not None
+    ]
+    headings = ["figure", "change", "90% interval", "of", "noise"]
+    return Table(headings, lines, [False, True, True, False, False], title="Shared by all cells")
+
+
+def _text_figures(found: Comparison) -> Table:
+    headings = [
+        "cell",
+        "figure",
+        "baseline",
+        "new",
+        "change",
+        "90% interval",
+        "own",
+        "repeats",
+        "verdict",
+        "why",
+    ]
+    worst_first = sorted(found.rows, key=lambda row: VERDICTS.index(row["verdict"]))
+    lines = [_line(row) for row in worst_first]
+    numeric = [False, False, True, True, True, True, True, True, False, False]
+    marked = [row["verdict"] in (*WORSE, INVALID) for row in worst_first]
+    return Table(headings, lines, numeric, marked, "Figures")
+
+
+def _line(row: Row) -> list[str]:
+    name, form, unit = FIGURES[row["metric"]]
+    base, new = (formatted(row[side], form, unit) for side in ("base", "new"))
+    change = NONE if row["change"] is None else _signed(row["change"])
+    interval = " to ".join(map(_signed, row["change_ci90"] or ())) or NONE
+    repeats = f"{row['base_repeats']}, {row['new_repeats']}"
+    verdict = row["verdict"] + (" (fails)" if row["fails"] else "")
+    own = " to ".join(map(_signed, row["own_ci90"] or ())) or NONE
+    return [row["name"], name, base, new, change, interval, own, repeats, verdict, row["reason"] or ""]
+
+
+def _signed(share: float) -> str:
+    return f"{round(share, 3) + 0.0:+.1%}"  # no minus before a zero
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
+
+
+# A comparison as one HTML page: what differs, the verdicts, and a plot of each change with its interval.
+
+
+WORSE_COLOUR, BETTER_COLOUR, OTHER_COLOUR = plots.COLOURS[1], plots.COLOURS[2], plots.FAINT
+LINE_PX = 26
+
+
+def comparison_page(found: Comparison) -> str:
+    """The whole file as text."""
+    return page.filled(
+        "comparison.html",
+        title=title_text(found),
+        notes=found.notes,
+        tables=tables(found),
+        counts=counts(found),
+        meaning=meaning_text(found),
+        figures=list(_page_figures(found.rows)),
+    )
+
+
+def _page_figures(rows: Sequence[Row]) -> Iterator[Figure]:
+    """A figure per metric: the change of every cell, its interval, and the threshold in both directions."""
+    for metric, (name, _, _) in FIGURES.items():
+        shown = [row for row in rows if row["metric"] == metric and row["change_ci90"]]
+        if shown:
+            yield _changes(metric, name, shown)
+
+
+def _changes(metric: str, name: str, rows: Sequence[Row]) -> Figure:
+    percents = [[100 * value for value in (row["change"], *row["change_ci90"])] for row in rows]
+    places = list(range(len(rows)))
+    data = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [at for at, _, _ in percents],
+            "y": places,
+            "text": [plots.plain_figure(f"{row['name']}: {row['verdict']}") for row in rows],
+            "error_x": {
+                "type": "data",
+                "symmetric": False,
+                "array": [high - at for at, _, high in percents],
+                "arrayminus": [at - low for at, low, _ in percents],
+            },
+            "marker": {"size": 9, "color": [_colour(row) for row in rows]},
+            "hovertemplate": "%{text}, %{x:+.2f}%<extra></extra>",
+        }
+    ]
+    threshold = 100 * rows[0]["threshold"]
+    shapes = [
+        plots.upright_figure(0.0, "solid"),
+        *(plots.upright_figure(at, "dot") for at in (threshold, -threshold)),
+    ]
+    axis = {
+        "tickvals": places,
+        "ticktext": [plots.plain_figure(row["name"]) for row in rows],
+        "autorange": "reversed",
+    }
+    shown = [[row["name"], f"{row['change']:+.2%}", *_ends(row), row["verdict"]] for row in rows]
+    return Figure(
+        name=f"change-{metric}",
+        title=f"Change of {name}",
+        text=f"Change of {name}, new against baseline, with its 90% interval; dotted: the threshold.",
+        data=data,
+        layout=plots.figure_layout(f"change of {name}, %", "", shapes=shapes, yaxis=axis),
+        headers=["cell", "change", "from", "to", "verdict"],
+        rows=shown,
+        height=120 + LINE_PX * len(rows),
+        across=2,
+    )
+
+
+def _ends(row: Row) -> Iterable[str]:
+    return (f"{end:+.2%}" for end in row["change_ci90"])
+
+
+def _colour(row: Row) -> str:
+    if row["verdict"] in WORSE:
+        return WORSE_COLOUR
+    return BETTER_COLOUR if row["verdict"] in BETTER else OTHER_COLOUR

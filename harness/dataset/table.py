@@ -1,0 +1,562 @@
+"""Records as one row per repeat, and one row per cell."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Literal, NamedTuple, TypeVar, get_args
+
+import numpy as np
+
+from harness.analysis import depth, sensors, traffic, verdicts
+from harness.analysis import flags as analysis_flags
+from harness.analysis import latency as drifts
+from harness.analysis.columns import (
+    Cell,
+    Figures,
+    Flagged,
+    Growth,
+    Identity,
+    Limits,
+    Repeat,
+    Search,
+    Sizes,
+    TimeSplit,
+)
+from harness.analysis.flags import Flag, Limit, flags, identical, machine_drift, published, same_changes
+from harness.analysis.identity import computes, device, identity, recorded_gpu, weights
+from harness.analysis.latency import Analysis, Drift, Unusable
+from harness.analysis.line import Floats
+from harness.analysis.verdicts import (
+    CONTENTION_TOLERANCE,
+    USABLE,
+    beyond_trained,
+    counting,
+    notes,
+    status,
+    verdict,
+)
+from harness.base.text import list_named, plural
+from harness.records import tables
+from harness.records.kinds import Probe, Record, done_of, loaded_of, memory_of
+from harness.records.measured import Reported
+from harness.records.parts import StackFacts
+from harness.records.tables import NO_TOKENS, TokenTimes
+
+# Searches for the longest context -> rows: predicted and verified lengths, and the probes. Pure.
+
+
+R = TypeVar("R", bound=Identity)
+
+
+def search_row(record: Record) -> Search:
+    """One search as a flat row. Missing values are null.
+
+    `verified_by`: decode (at the end of a filled context) or allocation. `live_probes`: how many contexts
+    were allocated. `search_s`: time without filling them.
+    """
+    state, reasons = status(record)
+    search = record["search"]
+    probes, budget = search["probes"], record.get("memory_budget")
+    fill_s = sum(probe.get("fill_s") or 0.0 for probe in probes)
+    all_s = search.get("account_s", 0.0) + sum(probe["seconds"] for probe in probes)
+    return {
+        **identity(record),
+        "kind": record["kind"],
+        "weights": weights(record),
+        "status": state,
+        "reasons": reasons,
+        "predicted_n_ctx": search.get("predicted_n_ctx"),
+        "predicted_allocated_n_ctx": search.get("predicted_allocated_n_ctx"),
+        # An unfinished search has no result, whatever its probes found.
+        "verified_n_ctx": search.get("verified_n_ctx") if state in USABLE else None,
+        "verified_by": search.get("verified_by") if state in USABLE else None,
+        "allocated_n_ctx": search.get("allocated_n_ctx"),
+        "limit_reason": search.get("limit_reason"),
+        "limit_bytes": search.get("limit_bytes"),
+        "limit_stated": search.get("limit_stated"),
+        "not_filled": search.get("not_filled"),
+        "trained_context": loaded_of(record).get("trained_context"),
+        "flags": [flag.row() for flag in searches_notes(record)] if state in USABLE else [],
+        "granule": search.get("granule"),
+        "need": search.get("need"),
+        "predicted_from": search.get("predicted_from"),
+        "model_bytes": traffic.model_bytes(record),
+        "weight_bytes_per_token": traffic.weight_bytes_per_token(record),
+        "kv_bytes_per_token": traffic.kv_bytes_per_token(record),
+        "memory_budget_bytes": budget and budget["bytes"],
+        "budget_means": budget and budget["means"],
+        "live_probes": len(probes),
+        "fill_s": fill_s,
+        "search_s": all_s - fill_s,
+        "speed_ratio": _speed_ratio(probes, search.get("verified_n_ctx")),
+        "probes": probes,
+    }
+
+
+def searches_notes(record: Record) -> list[Flag]:
+    """Notes on the length that a search found."""
+    return beyond_trained(loaded_of(record), record["search"].get("verified_n_ctx"), "memory holds")
+
+
+def latest_searches(rows: Sequence[R]) -> list[R]:
+    """The last row per content key, in order of first appearance."""
+    found: dict[str, R] = {}
+    for each in sorted(rows, key=lambda row: str(row["started_utc"])):
+        found[each["content_key"]] = each
+    return [found[key] for key in dict.fromkeys(row["content_key"] for row in rows)]
+
+
+def _speed_ratio(probes: Sequence[Probe], n_ctx: int | None) -> float | None:
+    return next((p.get("speed_ratio") for p in reversed(probes) if p["n_ctx"] == n_ctx and p["fits"]), None)
+
+
+# Rows of repeats -> one row per cell, with the figures of all of its repeats. Pure.
+
+
+Median = Literal[
+    "ttft_ms",
+    "nominal_bits",
+    "bpw",
+    "weight_bytes_per_token",
+    "tokens_per_s",
+    "start_tokens_per_s",
+    "end_tokens_per_s",
+    "bandwidth_share",
+    "B_ratio",
+    "W_ratio",
+    "B_measured_ratio",
+    "W_measured_ratio",
+    "B_as_w16_ms",
+    "W_declared_ratio",
+    "W_declared_measured_ratio",
+    "loaded_bytes",
+    "robust_B_ms",
+    "robust_W_tokens_per_ms",
+    "plain_B_ms",
+    "plain_W_tokens_per_ms",
+    "slow_from_n",
+    "drift",
+    "median_ms",
+    "joules_per_token",
+    "hottest_c",
+    "median_clock_mhz",
+]
+"""The columns that are medians over a cell's repeats."""
+Peak = Literal["peak_rss_bytes", "peak_allocator_bytes"]
+"""Those that are maxima."""
+Tables = Mapping[tuple[str, int, str], depth.Columns]
+"""By identity() of a repeat's row: its timed rows, by column."""
+MEDIANS: tuple[Median, ...] = get_args(Median)
+PEAKS: tuple[Peak, ...] = get_args(Peak)
+
+
+def counted(rows: Sequence[Repeat]) -> list[Repeat]:
+    """The row that counts for each repeat, in the order of `rows`."""
+    attempts: dict[tuple[str, int], list[Repeat]] = {}
+    for each in sorted(rows, key=lambda r: str(r["started_utc"])):
+        attempts.setdefault((each["content_key"], each["repeat"]), []).append(each)
+    counts = {
+        key: counting(found, lambda r: r["status"] in USABLE, lambda r: r["disturbed"])
+        for key, found in attempts.items()
+    }
+    return [each for each in rows if counts[each["content_key"], each["repeat"]] is each]
+
+
+def cell_identity(row: Repeat) -> tuple[str, int, str]:
+    """Of one repeat's row: content key, repeat, start."""
+    return row["content_key"], row["repeat"], row["started_utc"]
+
+
+def per_cell(rows: Sequence[Repeat], tables: Tables | None = None) -> list[Cell]:
+    """One row per cell, machine, device and set of versions (content key), in order of first appearance.
+
+    It has medians over the ok repeats, or the outcome of the others; of each repeat the row that counts.
+    `disturbed_attempts`: number of disturbed attempts. `stayed_disturbed`: the disturbance of each repeat
+    without an ok attempt. `tables`: the timed rows of repeats that have them.
+    """
+    disturbed = Counter(each["content_key"] for each in rows if each["disturbed"])
+    grouped: dict[str, list[Repeat]] = {}
+    for each in counted(rows):
+        grouped.setdefault(each["content_key"], []).append(each)
+    shown = [_shown(repeats) for repeats in grouped.values()]
+    found: list[Cell] = [
+        {**_pooled(repeats, disturbed[key], tables or {}), **line}
+        for (key, repeats), line in zip(grouped.items(), drifts.of_cells(shown), strict=True)
+    ]
+    for cell, repeats in zip(found, shown, strict=True):
+        analysis_flags.withhold(cell, repeats)
+    return found
+
+
+def _shown(repeats: list[Repeat]) -> list[Repeat]:
+    """The repeats that a cell's figures come from: the ok ones, or all if none is ok."""
+    return [r for r in repeats if r["status"] in USABLE] or repeats
+
+
+def _pooled(repeats: list[Repeat], disturbed_attempts: int, tables: Tables) -> Cell:
+    """Medians over a cell's ok repeats."""
+    usable = [r for r in repeats if r["status"] in USABLE]
+    shown = _shown(repeats)
+    raised = {(flag["code"], flag["detail"]): flag for r in repeats for flag in r["flags"]}
+    timed = [tables[each] for each in map(cell_identity, shown) if each in tables]
+    pooled: Cell = {
+        **shown[-1],
+        **depth.surface_row(shown[-1]["workload"], timed),
+        "repeats_ok": len(usable),
+        "repeats": len(repeats),
+        "ok_series": [r["series"] for r in usable if r["series"] and r["status"] == "ok"],
+        "reasons": list(dict.fromkeys(reason for r in repeats for reason in r["reasons"])),
+        "flags": list(raised.values()),
+        "disturbed_attempts": disturbed_attempts,
+        "stayed_disturbed": [r["disturbed"] for r in repeats if r["disturbed"]],
+        "prefill": None,
+        **TimeSplit(fixed_ms=None, bytes_ms=None, dominated_by=None),
+    }
+    for median in MEDIANS:
+        values = [value for r in shown if (value := r[median]) is not None]
+        pooled[median] = statistics.median(values) if values else None
+    for peak in PEAKS:
+        pooled[peak] = max((value for r in shown if (value := r[peak])), default=None)
+    return pooled
+
+
+# Unique names for the rows of one table.
+
+
+def with_unique_names(rows: Sequence[R]) -> list[R]:
+    """The rows with a unique `name`: model, stack, variant, the workload unless it is a decode, and the
+    device unless it is a CPU. Six characters of the content key follow where rows differ only in tokens,
+    versions or machines."""
+
+    def plain(row: Identity) -> str:
+        device = "" if row["device"] == "cpu" else f" on {row['device']}"
+        workload = row.get("workload", "decode")
+        other = f" {workload}" if workload != "decode" else ""
+        return f"{row['model']} {row['stack']} {row['variant']}{other}{device}"
+
+    names = Counter(plain(row) for row in rows)
+    found = [row.copy() for row in rows]
+    for row in found:
+        row["name"] = plain(row) + (f" ({row['content_key'][:6]})" if names[plain(row)] > 1 else "")
+    return found
+
+
+# The order of campaigns, also where a clock was wrong.
+
+
+SKEW = timedelta(hours=1)  # between the clocks of two machines; more is a clock that is wrong
+_COUNTED = re.compile(r"(.*)#(\d{6,9})", re.DOTALL)
+
+
+def place(record: Record) -> str:
+    """Sorts campaigns as they began: by their ids, which are times, but after all that were there before."""
+    campaign = record["campaign"]
+    return campaign["order"] if "order" in campaign else campaign["id"]
+
+
+def next_place(campaign_id: str, before: Iterable[Record]) -> str | None:
+    """The place of a new campaign; null where its id is later than all before, as with a clock that is right.
+    Else the latest place with a counter."""
+    latest = max(map(place, before), default="")
+    if latest < campaign_id:
+        return None
+    counted = _COUNTED.fullmatch(latest)
+    return f"{counted[1]}#{int(counted[2]) + 1:06}" if counted else f"{latest}#000001"
+
+
+def from_the_future(campaign_id: str) -> bool:
+    """Whether it began later than now, so that its clock was wrong, or this machine's is."""
+    try:
+        began = datetime.fromisoformat(campaign_id)
+    except ValueError:  # of published figures
+        return False
+    return began.replace(tzinfo=began.tzinfo or timezone.utc) > datetime.now(timezone.utc) + SKEW
+
+
+def left_out(ids: Iterable[str]) -> str:
+    """Says that campaigns from the future are left out."""
+    dates = sorted({each[:16] for each in ids})
+    clock = "correct the clock of this machine, or move the records away if theirs was wrong"
+    return f"{plural(len(dates), 'campaign')} from the future left out ({list_named(dates, 3)}): {clock}"
+
+
+# Records -> rows: one flat object per repeat. Pure.
+
+
+def repeat_row(
+    record: Record,
+    times: TokenTimes,
+    series_path: str | None,
+    ceiling: float | None,
+    table: depth.Columns | None = None,
+) -> Repeat:
+    """One repeat as a flat row; missing values are null. `times`: of its tokens. `ceiling`: read bandwidth
+    measured on its machine, in bytes/s. `table`: its timed rows, of a workload that has them."""
+    reported = record.get("reported")
+    table = table or {}
+    judged = verdict(record, ceiling, bool(times) or bool(table), times, table)
+    state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
+    # A `grow` run that ran out of memory gives a length; its latencies are not valid.
+    ended = verdicts.ended_by_memory(record)
+    found, drift, unusable = _analysis(
+        NO_TOKENS if ended else times, _control_ms(record), plain=record["kind"] == "reported"
+    )
+    if unusable:
+        state, reasons, disturbed = "invalid", [*reasons, f"its series is unusable: {unusable}"], None
+    of_depths = depth.surface_figures(table) if tables.name_of(record) == "windows" else None
+    figures = of_depths or drifts.row(found)
+    limits = traffic.limits(record, ceiling)
+    least = _higher(traffic.limits(record, ceiling, past_cache=True))
+    loaded = loaded_of(record)
+    raised = [*notes(record), *machine_drift(drift)]
+    if times and not unusable:
+        raised += flags(found, least, _expected(record), loaded.get("kv_read"))
+    if of_depths and (B_ends := of_depths["B_ci95_ms"]) and (slopes := of_depths["slope_ci95_ms"]):
+        raised += published(B_ends[1], 1 / slopes[1] if slopes[1] > 0 else None, None, least)
+    # A fault of the slope alone keeps B of published figures, but invalidates our measurements.
+    invalidating = [
+        f for f in raised if f.invalidates == "all" or (f.invalidates == "W" and record["kind"] == "measured")
+    ]
+    if state in USABLE and invalidating:
+        state, reasons = "invalid", [*reasons, *(flag.detail for flag in invalidating)]
+    if any(flag.invalidates == "first token" for flag in raised):
+        figures["first_token_ms"] = None
+    if loaded.get("kv_read") == "full":
+        figures["W_identifiable"] = False
+    if found.line is None and reported:
+        figures["B_ms"], figures["W_tokens_per_ms"] = reported["B_ms"], reported["W_tokens_per_ms"]
+        figures["first_token_ms"] = reported["prefill_ms"]
+        raised = published(reported["B_ms"], reported["W_tokens_per_ms"], reported["prefill_ms"], least)
+        figures["W_identifiable"] = reported["W_tokens_per_ms"] is not None and not any(
+            flag.code == "slope_faster_than_limit" for flag in raised
+        )
+    growth = (
+        Growth(max_ctx=reported["max_ctx"], max_ctx_is_target=reported["max_ctx_is_target"])
+        if reported
+        else verdicts.growth_row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
+    )
+    memory_budget = record.get("memory_budget")
+    return {
+        **identity(record),
+        "kind": record["kind"],
+        "source": record.get("source"),
+        "repeat": record["repeat"],
+        "attempt": record.get("attempt", 1),
+        "disturbed": disturbed,
+        "weights": weights(record),
+        "status": state,
+        "reasons": reasons,
+        "flags": [flag.row() for flag in raised],
+        "device_memory_bytes": device_memory_bytes(record),
+        "memory_budget_bytes": memory_budget and memory_budget["bytes"],
+        "budget_means": memory_budget and memory_budget["means"],
+        "workload": record["workload"]["kind"],
+        "prompt_tokens": record["workload"]["prompt_tokens"],
+        "new_tokens": record["workload"]["new_tokens"],
+        "tokens": record["tokens"],
+        "n_ctx": (loaded.get("options") or {}).get("n_ctx"),
+        "kv_read": loaded.get("kv_read"),
+        "ttft_ms": figures.pop("first_token_ms", None),
+        **figures,
+        "bpw": traffic.bpw(record),
+        "nominal_bits": traffic.nominal_bits(loaded.get("quant")),
+        "model_bytes": traffic.model_bytes(record),
+        "weight_bytes_per_token": traffic.weight_bytes_per_token(record),
+        "kv_bytes_per_token": traffic.kv_bytes_per_token(record),
+        "bandwidth_share": traffic.bandwidth_share(record, ceiling),
+        "past_cache_share": traffic.past_cache_share(record, ceiling),
+        "bandwidth_bytes_per_s": ceiling,
+        "bandwidth_probes_bytes_per_s": [p["read_bytes_per_s"] for p in record.get("bandwidth_probes", [])],
+        "peak_rss_bytes": peak_rss_bytes(record),
+        "peak_vram_bytes": memory_of(record).get("peak_vram_bytes"),
+        **_sizes(loaded | done_of(record).get("facts_changed", StackFacts()), reported),
+        "loaded_bytes": loaded_bytes(record),
+        "peak_allocator_bytes": _peak_allocator_bytes(record),
+        **growth,
+        "prefill_knees": traffic.prefill_knees(record),
+        **sensors.energy_row(record),
+        **sensors.sensor_row(record),
+        "series": series_path,
+        **_against(figures, limits, loaded.get("kv_read"), traffic.bpw(record)),
+        "weights_check": None,
+        "computes": computes(record),
+        "quality": None,
+        "kld_mean": None,
+        "kld_mean_ci95": None,
+        "top1": None,
+        "drift": drift.share if drift else None,
+        "drift_ci95": drift.ends if drift else None,
+        **depth.surface_row(record["workload"]["kind"], [table]),
+    }
+
+
+def _sizes(loaded: StackFacts, reported: Reported | None) -> Sizes:
+    """Buffer sizes after the run by part, as the stack reports them, and the published figures."""
+    memory = loaded.get("memory") or {}
+    model, kv, compute = (
+        sum(by.values()) if (by := memory.get(part)) else None for part in ("model", "kv", "compute")
+    )
+    found = Sizes(
+        prefill_ms=None,
+        file_bytes=None,
+        vram_bytes=None,
+        model_buffer_bytes=model,
+        kv_buffer_bytes=kv,
+        perplexity=None,
+        perplexity_stderr=None,
+        compute_buffer_bytes=compute,
+    )
+    if reported:
+        found |= {
+            "prefill_ms": reported["prefill_ms"],
+            "file_bytes": reported["file_bytes"],
+            "vram_bytes": reported["vram_bytes"],
+            "model_buffer_bytes": reported["model_buffer_bytes"],
+            "kv_buffer_bytes": reported["kv_buffer_bytes"],
+            "perplexity": reported["perplexity"],
+            "perplexity_stderr": reported.get("perplexity_stderr"),
+        }
+    return found
+
+
+def _analysis(
+    times: TokenTimes, control_ms: Floats, plain: bool
+) -> tuple[Analysis, Drift | None, str | None]:
+    if not times:
+        return Analysis(n_tokens=0), None, None
+    n, ms, _ = drifts.without_end(times.n.astype(float), times.ms)
+    try:
+        return *drifts.analyse_drift(n, ms, control_ms, plain), None
+    except Unusable as reason:
+        return Analysis(n_tokens=0), None, str(reason)
+
+
+def _control_ms(record: Record) -> Floats:
+    """Latencies of the first tokens decoded again; empty if they were not, or if threads waited for a CPU."""
+    control = done_of(record).get("control")
+    if not control:
+        return np.empty(0)
+    most_ns = CONTENTION_TOLERANCE * sum(control["latency_ns"]) * record["threads"]
+    return np.empty(0) if (control["cpu_wait_ns"] or 0) > most_ns else np.array(control["latency_ns"]) / 1e6
+
+
+def _expected(record: Record) -> int | None:
+    if record["outcome"] != "ok" or verdicts.growth_stopped(record):
+        return None
+    return int(record["workload"]["new_tokens"])
+
+
+def _higher(limits: Mapping[str, Limit]) -> Limit | None:
+    """The higher ceiling: anything faster is a measurement error."""
+    return min(limits.values(), key=lambda limit: limit.B_ms, default=None)
+
+
+class _Reached(NamedTuple):
+    """Limits of B and W, and the shares reached."""
+
+    B_ms: float | None = None
+    W_tokens_per_ms: float | None = None
+    B_ratio: float | None = None
+    W_ratio: float | None = None
+    W_declared_tokens_per_ms: float | None = None
+    W_declared_ratio: float | None = None
+
+
+def _against(figures: Figures, limits: Mapping[str, Limit], kv_read: str | None, bpw: float | None) -> Limits:
+    """Limits by the data sheet's bandwidth and by the measured one, and the shares reached: with the KV cache
+    read once, and (`declared`) as the stack reports reading it."""
+    B = figures["B_ms"]
+    sheet, measured = (_reached(figures, limits.get(name), kv_read) for name in ("data sheet", "measured"))
+    return {
+        "B_as_w16_ms": B * 16 / bpw if B is not None and bpw else None,
+        "B_theory_ms": sheet.B_ms,
+        "W_theory_tokens_per_ms": sheet.W_tokens_per_ms,
+        "B_ratio": sheet.B_ratio,
+        "W_ratio": sheet.W_ratio,
+        "W_declared_theory_tokens_per_ms": sheet.W_declared_tokens_per_ms,
+        "W_declared_ratio": sheet.W_declared_ratio,
+        "B_measured_theory_ms": measured.B_ms,
+        "W_measured_theory_tokens_per_ms": measured.W_tokens_per_ms,
+        "B_measured_ratio": measured.B_ratio,
+        "W_measured_ratio": measured.W_ratio,
+        "W_declared_measured_theory_tokens_per_ms": measured.W_declared_tokens_per_ms,
+        "W_declared_measured_ratio": measured.W_declared_ratio,
+    }
+
+
+def _reached(figures: Figures, limit: Limit | None, kv_read: str | None) -> _Reached:
+    if limit is None:
+        return _Reached()
+    W, identifiable = figures["W_tokens_per_ms"], figures["W_identifiable"]
+    allows = limit.W_declared_tokens_per_ms if kv_read else None
+    share = W / allows if W and allows and identifiable else None
+    shares = limit.shares(figures["B_ms"], W, identifiable)
+    return _Reached(limit.B_ms, limit.W_tokens_per_ms, *shares, allows, share)
+
+
+def peak_rss_bytes(record: Record) -> int | None:
+    """Peak RSS: the largest of the samples, the kernel's high-water mark and wait4."""
+    memory, done = record.get("memory", {}), done_of(record)
+    seen = (
+        memory.get("peak_rss_bytes"),
+        done.get("peak_rss_bytes"),
+        (memory.get("rusage") or {}).get("max_rss_bytes"),
+    )
+    return max((int(value) for value in seen if value), default=None)
+
+
+def device_memory_bytes(record: Record) -> int | None:
+    """Total memory of the device; a CPU's is the machine's. Null where several GPUs match."""
+    of = record["machine"] if device(record) == "cpu" else recorded_gpu(record)
+    known = of.get("memory_bytes") if of else None
+    return None if known is None else int(known)
+
+
+def loaded_bytes(record: Record) -> int | None:
+    """Memory in use once the model was loaded: on a GPU by the stack's allocator, else of the device; on a
+    CPU the resident set."""
+    memory, reported = record.get("memory", {}), record.get("reported") or {}
+    if record.get("device") == "cpu":
+        known = memory.get("after_load_rss_bytes")
+    else:
+        allocator = loaded_of(record).get("allocator") or {}
+        known = allocator.get("allocated_bytes") or memory.get("after_load_vram_bytes")
+    known = reported.get("vram_bytes") or known
+    return int(known) if known else None
+
+
+def _peak_allocator_bytes(record: Record) -> int | None:
+    counters = done_of(record).get("counters") or {}
+    peak = (counters.get("allocator") or {}).get("peak_allocated_bytes")
+    return int(peak) if peak else None
+
+
+def flag_kernel_changes(rows: Sequence[Flagged]) -> None:
+    """Flag rows of one stack whose mode changes at the same n: a change of kernel, not drift."""
+    changes = same_changes({str(i): each["mode_changes_at"] for i, each in enumerate(rows)})
+    for i, flag in changes.items():
+        others = [known for known in rows[int(i)]["flags"] if known["code"] != "drift"]
+        rows[int(i)]["flags"] = [*others, flag.row()]
+
+
+def drop_intervals(rows: Sequence[Flagged]) -> None:
+    """Leave B of rows flagged for drift without an interval: no line describes what the machine did."""
+    for each in rows:
+        if any(flag["code"] == "drift" for flag in each["flags"]):
+            each["B_ci95_ms"] = None
+
+
+def flag_identical_series(rows: Sequence[Repeat], latencies: Sequence[Floats]) -> None:
+    """Flag rows of different cells whose series are equal to the last digit."""
+    cells = {
+        f"{r['cell']} {r['started_utc']}": ms for r, ms in zip(rows, latencies, strict=True) if len(ms) > 1
+    }
+    same: dict[str, Flag] = identical(cells)
+    for each in rows:
+        if flag := same.get(f"{each['cell']} {each['started_utc']}"):
+            each["flags"].append(flag.row())
+            each["status"], each["reasons"] = "invalid", [*each["reasons"], flag.detail]

@@ -1,1 +1,0 @@
-"""The history of every cell: records -> nights -> steps -> a page."""

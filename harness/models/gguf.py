@@ -1,0 +1,634 @@
+"""GGUF files: header, metadata, split files."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import stat
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from harness.models import not_a_model
+from harness.theory import tensors
+from harness.theory.decoder import Decoder
+from harness.theory.hf_config import MOST_THETA, MOST_TOKENS, count_value, mapping, number
+from harness.theory.tensors import Sizes, bytes_by_type, read_in_part
+from harness.theory.tensors import Tensor as Listed
+
+# Read a GGUF header: scalars and tensor sizes; weights and the vocabulary's strings are skipped.
+#
+# Format: ggml's docs/gguf.md. Every length is checked against the file before anything is read or allocated
+# for it, and a Budget bounds the time per header. A file that ggml's own reader rejects is rejected here
+# too.
+
+
+# Bytes of each metadata scalar, by its type number, with struct's code.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_LONGEST_STRING = 1 << 20
+_LONGEST_HEADER = 256 << 20  # vocabularies of 256k tokens with their merges take 10 to 20 MB
+_MOST_DIMENSIONS = 4
+_CHUNK = 64 << 10  # bytes read ahead: a small header without a vocabulary is one read
+_WORD = struct.Struct("<Q")
+_SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+
+
+class GgufError(ValueError):
+    """The file is not a complete GGUF; the message is one sentence."""
+
+
+@dataclass
+class Budget:
+    """What remains of the parsing limits, for one file or for all parts of one model.
+
+    Each bound is several times the largest model known, and together they are under 2 s.
+    """
+
+    entries: int = 50_000  # keys and tensors: 405B has 1,200; llama.cpp takes no more than 512 layers
+    strings: int = 4 << 20  # of arrays: 262k tokens with 514k merges are 0.8 million
+    text: int = 16 << 20  # bytes of strings that are kept
+
+    def spend(self, kind: str, count: int, what: str) -> None:
+        left = getattr(self, kind) - count
+        if left < 0:
+            raise GgufError(f"the header claims {what}: more than any model has")
+        setattr(self, kind, left)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """`shape`: as ggml counts it, elements of a row first."""
+
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """`metadata`: scalars and short strings; those in `arrays` are arrays, and their value is their length.
+
+    `digest`: of the header's bytes without the skipped ones. `end`: of the last tensor, in bytes of the file.
+    """
+
+    metadata: dict[str, Any]
+    tensors: dict[str, Tensor]
+    digest: str
+    arrays: frozenset[str] = field(default=frozenset())
+    end: int = 0
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture"))
+
+    @property
+    def quant(self) -> str | None:
+        """The type that `general.file_type` names (a guess or a copy at times) if the tensors have it, else
+        that of most of the layers' matrices; null without matrices."""
+        number = self.integer("general.file_type")
+        named = None if number is None else tensors.FILE_TYPES.get(number)
+        return tensors.type_of_file(self.listed(), named)
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the harness generated it (or its source); the model's name has the mark."""
+        return "(synthetic, random weights)" in str(self.metadata.get("general.name"))
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Rows of the input embedding, the number of token ids; null if it is missing or malformed."""
+        embedding = self.tensors.get("token_embd.weight")
+        return embedding.shape[1] if embedding and len(embedding.shape) == 2 else None
+
+    @property
+    def has_vocabulary(self) -> bool:
+        return "tokenizer.ggml.tokens" in self.metadata
+
+    def weights(self) -> Sizes:
+        """Bytes and elements of all tensors, by type."""
+        stored, decoded = self.listed(), self.decoded()
+        by_type = bytes_by_type(stored)
+        draft_bytes = sum(by_type.values()) - sum(tensor.bytes for tensor in decoded)
+        embedding = self.tensors.get("token_embd.weight")
+        return {
+            "model_bytes": sum(by_type.values()),
+            "parameters": sum(tensor.elements for tensor in stored),
+            "bytes_by_type": by_type,
+            "input_embedding_bytes": embedding.bytes if embedding else 0,
+            "tied": "output.weight" not in self.tensors,
+            **({"draft_bytes": draft_bytes} if draft_bytes else {}),  # type: ignore[typeddict-item]
+            **read_in_part(decoded),  # type: ignore[typeddict-item]
+        }
+
+    def attention(self) -> dict[str, int] | None:
+        """Layers, KV heads and head size of the KV cache; null if the header lacks them or they differ by
+        layer."""
+        layers, heads, width = (
+            self._count(key) for key in ("block_count", "attention.head_count", "embedding_length")
+        )
+        if not (layers and heads and width) or f"{self.architecture}.attention.head_count_kv" in self.arrays:
+            return None
+        kv_heads = self._count("attention.head_count_kv") or heads
+        head_dim = self._count("attention.key_length") or width // heads
+        return {"layers": layers - self.draft_layers, "kv_heads": kv_heads, "head_dim": head_dim}
+
+    def integer(self, key: str) -> int | None:
+        """A whole number of the metadata; null if it is absent or not a number, such as an array."""
+        value = self.metadata.get(key)
+        whole = isinstance(value, int) and not isinstance(value, bool) and key not in self.arrays
+        return value if whole else None
+
+    def listed(self) -> list[Listed]:
+        """The tensors with the outermost dimension first."""
+        return [Listed(name, t.type, t.shape[::-1], t.bytes) for name, t in self.tensors.items()]
+
+    @property
+    def draft_layers(self) -> int:
+        """The last layers that only draft a next token (multi-token prediction): plain decode does not load
+        them."""
+        return self._count("nextn_predict_layers") or 0
+
+    def decoded(self) -> list[Listed]:
+        """As `listed`, without the draft layers."""
+        end = (self._count("block_count") or 0) - self.draft_layers
+        return [t for t in self.listed() if not self.draft_layers or tensors.layer_of(t.name) < end]
+
+    def _count(self, key: str) -> int | None:
+        value = self.integer(f"{self.architecture}.{key}")
+        return value if value and value > 0 else None
+
+
+def read(path: Path, budget: Budget | None = None) -> GgufHeader:
+    """The header of a GGUF file. Raises GgufError (not a GGUF, cut short, lengths beyond the file),
+    OSError."""
+    with path.open("rb", buffering=0) as file:
+        reader = _Reader(file, os.fstat(file.fileno()).st_size, budget or Budget())
+        try:
+            if cut := not_a_model.piece(path):
+                raise GgufError(cut)
+            header = _header(reader)
+            file.seek(header.end)
+            if joined := not_a_model.joined(file.read(not_a_model.BYTES_NEEDED)):
+                raise GgufError(joined)
+        except GgufError as damage:
+            raise GgufError(f"{path}: {damage}") from damage
+    return header
+
+
+def _header(reader: _Reader) -> GgufHeader:
+    if (start := reader.peek(not_a_model.BYTES_NEEDED))[:4] != not_a_model.GGUF:
+        raise GgufError(not_a_model.cause(start, reader.size) or "not a GGUF file")
+    reader.take(len(not_a_model.GGUF))
+    version, n_tensors, n_metadata = reader.unpack("<IQQ")
+    if version not in (2, 3):
+        raise GgufError(f"GGUF version {version} is not supported")
+    reader.budget.spend("entries", n_tensors + n_metadata, f"{n_metadata} keys and {n_tensors} tensors")
+    metadata: dict[str, Any] = {}
+    arrays = set()
+    for _ in range(n_metadata):
+        key, (kind,) = reader.string(), reader.unpack("<I")
+        if key in metadata:
+            raise GgufError(f"key {key[:60]!r} occurs twice")
+        metadata[key] = reader.value(kind)
+        if kind == _ARRAY:
+            arrays.add(key)
+    tensors: dict[str, Tensor] = {}
+    for _ in range(n_tensors):
+        name = reader.string()
+        if name in tensors:
+            raise GgufError(f"tensor {name[:60]!r} occurs twice")
+        tensors[name] = _tensor(reader, name[:60])
+    header = GgufHeader(metadata, tensors, reader.digest.hexdigest()[:16], frozenset(arrays))
+    for key in (*_SPLIT_KEYS, "general.alignment"):
+        if key in metadata and header.integer(key) is None:
+            raise GgufError(f"{key} is not a whole number")
+    return replace(header, end=_data_end(header, reader))
+
+
+def _tensor(reader: _Reader, name: str) -> Tensor:
+    (n_dimensions,) = reader.unpack("<I")
+    if n_dimensions > _MOST_DIMENSIONS:
+        raise GgufError(f"tensor {name!r} claims {n_dimensions} dimensions")
+    shape = reader.unpack(f"<{n_dimensions}Q")
+    number, offset = reader.unpack("<IQ")
+    if number not in tensors.TYPES:
+        raise GgufError(f"tensor {name!r} has unknown type number {number}")
+    type_name, block, block_bytes = tensors.TYPES[number]
+    if 0 in shape:
+        raise GgufError(f"tensor {name!r} has a dimension of 0")
+    if (shape[0] if shape else 1) % block:
+        raise GgufError(f"tensor {name!r} has rows that are not a multiple of the {type_name} block size")
+    return Tensor(type_name, shape, offset, math.prod(shape) // block * block_bytes)
+
+
+def _data_end(header: GgufHeader, reader: _Reader) -> int:
+    """Where the last tensor ends in the file. Tensors must follow each other in the header's order, each at
+    the next multiple of the alignment, as gguf_init_from_file demands, and end within the file."""
+    alignment: int = header.metadata.get("general.alignment", 32)
+    if not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
+        raise GgufError(f"invalid alignment {alignment}")
+    data_start = -(-reader.position // alignment) * alignment
+    end = 0
+    for name, tensor in header.tensors.items():
+        expected = -(-end // alignment) * alignment
+        if tensor.offset != expected:
+            raise GgufError(
+                f"tensor {name[:60]!r} begins at offset {tensor.offset}, expected {expected}:"
+                " llama.cpp refuses such a file"
+            )
+        end = tensor.offset + tensor.bytes
+        if data_start + end > reader.size:
+            raise GgufError(f"cut short: tensor {name[:60]!r} ends beyond the file's {reader.size} bytes")
+    return data_start + end
+
+
+class _Reader:
+    """Reads bytes from the front of a file, never past its end, and hashes the bytes read (not those
+    skipped)."""
+
+    def __init__(self, file: BinaryIO, size: int, budget: Budget) -> None:
+        self._file, self.size, self.budget, self.position = file, size, budget, 0
+        self._chunk, self._at = b"", 0  # bytes read ahead, and the offset of `position` in them
+        self.digest = hashlib.sha256()
+
+    def take(self, count: int) -> bytes:
+        self._claim(count)
+        if self._at + count > len(self._chunk):
+            self._read_ahead(count)
+        taken = self._chunk[self._at : self._at + count]
+        self._at += count
+        self.digest.update(taken)
+        return taken
+
+    def peek(self, count: int) -> bytes:
+        """Up to so many of the next bytes, without advancing."""
+        if self._at + count > len(self._chunk):
+            self._read_ahead(min(count, self.size - self.position))
+        return self._chunk[self._at : self._at + count]
+
+    def unpack(self, form: str) -> tuple[Any, ...]:
+        return struct.unpack(form, self.take(struct.calcsize(form)))
+
+    def string(self) -> str:
+        (length,) = self.unpack("<Q")
+        if length > _LONGEST_STRING:
+            raise GgufError(f"a string claims {length} bytes")
+        self.budget.spend("text", length, "over 16 MiB of text")
+        return self.take(length).decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        """A scalar or string; an array is skipped, and its length is its value."""
+        if kind in _SCALARS:
+            return self.unpack("<" + _SCALARS[kind])[0]
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            raise GgufError(f"unknown metadata type {kind}")
+        element, count = self.unpack("<IQ")
+        if element in _SCALARS:
+            self._skip(count * struct.calcsize("<" + _SCALARS[element]))
+        elif element == _STRING:
+            self._skip_strings(count)
+        else:
+            raise GgufError("nested or unknown arrays in the metadata")
+        return count
+
+    def _skip_strings(self, count: int) -> None:
+        """Read the lengths and skip the bytes, a chunk at a time, 0.1 us a string."""
+        self.budget.spend("strings", count, f"an array of {count} strings")
+        unpack, left = _WORD.unpack_from, count
+        while left:
+            if len(self._chunk) - self._at < _WORD.size:
+                self._read_ahead(_WORD.size)
+            chunk, at, lengths = self._chunk, self._at, []
+            last = len(chunk) - _WORD.size
+            while at <= last and left:
+                (length,) = unpack(chunk, at)
+                lengths.append(length)
+                at += _WORD.size + length
+                left -= 1
+            self.digest.update(struct.pack(f"<{len(lengths)}Q", *lengths))
+            self._skip(at - self._at)
+
+    def _skip(self, count: int) -> None:
+        self._claim(count)
+        self._at += count
+        if self._at > len(self._chunk):
+            self._file.seek(self._at - len(self._chunk), os.SEEK_CUR)
+            self._chunk, self._at = b"", 0
+
+    def _read_ahead(self, count: int) -> None:
+        """Read ahead until the chunk has this many bytes."""
+        kept = self._chunk[self._at :]
+        more = [kept]
+        have = len(kept)
+        while have < count:
+            read = self._file.read(max(count - have, _CHUNK))
+            if not read:
+                raise GgufError("cut short: the file ends within its header")
+            more.append(read)
+            have += len(read)
+        self._chunk, self._at = b"".join(more), 0
+
+    def _claim(self, count: int) -> None:
+        """Advance by this many bytes, if the file has them."""
+        if self.position + count > min(self.size, _LONGEST_HEADER):
+            short = self.position + count > self.size
+            raise GgufError(
+                "cut short: the header claims more bytes than the file has"
+                if short
+                else f"the header claims more than {_LONGEST_HEADER >> 20} MiB"
+            )
+        self.position += count
+
+
+# YaRN's rotary frequencies, which llama.cpp computes with the ends of its range rounded to whole dimensions.
+#
+# transformers does not round them where config.json says `truncate: false`, as gpt-oss's does. Pure.
+# Formulas: ggml_rope_yarn_corr_dims and rope_yarn of ggml; _compute_yarn_parameters of transformers.
+
+
+TRUNCATED = "harness.yarn_truncate"
+"""The key, after the architecture's name, by which a GGUF made here says it: 1 or 0."""
+UNTRUNCATED = "gpt-oss"  # the architecture of which every published config.json says so
+_FAST, _SLOW = 32.0, 1.0  # rotations; beta_fast and beta_slow of both
+
+
+def yarn_difference(metadata: Mapping[str, Any]) -> float:
+    """The largest share by which a frequency in llama.cpp is off that of the model's config.json; 0: none is.
+    `metadata`: of a GGUF."""
+    arch = metadata.get("general.architecture")
+
+    def of(key: str) -> Any:
+        return metadata.get(f"{arch}.{key}")
+
+    truncated = of(TRUNCATED)
+    if of("rope.scaling.type") != "yarn" or (arch != UNTRUNCATED if truncated is None else truncated):
+        return 0.0
+    named = ("rope.dimension_count", "rope.freq_base", "rope.scaling.original_context_length")
+    given = (of(named[0]) or of("attention.key_length"), *map(of, named[1:]), of("rope.scaling.factor"))
+    if not all(isinstance(each, (int, float)) and math.isfinite(each) and each > 1 for each in given):
+        return 0.0  # llama.cpp refuses it, or does not scale
+    dims, base, context, factor = given
+
+    def end(rotations: float) -> float:
+        return float(dims * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(base)))
+
+    low, high = end(_FAST), end(_SLOW)
+    exact = _scales(int(dims), factor, low, high)
+    rounded = _scales(int(dims), factor, math.floor(low), math.ceil(high))
+    return max(abs(mine / theirs - 1) for mine, theirs in zip(rounded, exact, strict=True))
+
+
+def _scales(dims: int, factor: float, low: float, high: float) -> list[float]:
+    """What each pair of dimensions' frequency is multiplied by."""
+    first, last = max(low, 0), min(high, dims - 1)
+    shares = (min(1.0, max(0.0, (i - first) / max(0.001, last - first))) for i in range(max(1, dims // 2)))
+    return [1 - share + share / factor for share in shares]
+
+
+# The keys that llama.cpp reads of a model that is not dense, from its config.json: one place for each
+# architecture's GGUF metadata. Pure.
+#
+# Names and meaning: gguf-py/gguf/constants.py and conversion/*.py of llama.cpp. A key that an architecture
+# does not read does no harm.
+
+
+Value = int | float | str | list[int]
+# Where config.json has no such key: configuration_*.py of transformers.
+_THETA = {
+    "gpt_oss": 150_000.0,
+    **dict.fromkeys(("gemma3_text", "gemma3", "lfm2", "lfm2_moe", "mixtral"), 1e6),
+}
+_EPSILON = {"qwen3_moe": 1e-6, "gemma3_text": 1e-6, "gemma3": 1e-6}
+_NO_CACHE_IN_SOME = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe")
+# ExpertGatingFuncType, for architectures that read it: softmax, sigmoid.
+_GATING = {"deepseek_v2": 1, **dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite"), 2)}
+_GATING |= dict.fromkeys(("lfm2_moe", "minimax_m2", "nemotron_h"), 2)
+
+
+def metadata_keys(config: Mapping[str, Any], model: Decoder) -> dict[str, Value]:
+    """Without the architecture in front, nor what the file itself says: its name and type. `config`: of the
+    text model, which `model` describes. Raises ConfigJsonError."""
+    found: dict[str, Value | None] = {**_sizes(config, model), **_rotary(config, model)}
+    if model.experts:
+        found |= _experts(config, model)
+    if window := count_value(config, "sliding_window", MOST_TOKENS, default=0, least=0):
+        found["attention.sliding_window"] = window
+    if model.arch == "deepseek2":
+        found |= {
+            "attention.q_lora_rank": config.get("q_lora_rank"),
+            "attention.kv_lora_rank": config["kv_lora_rank"],
+            "attention.key_length_mla": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+            "attention.value_length_mla": config["v_head_dim"],
+        }
+    if "conv_L_cache" in config:
+        found["shortconv.l_cache"] = config["conv_L_cache"]
+    found |= _states(config, model.hidden_size)
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def rotary_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How positions are rotated: rope_type, rope_theta and what else config.json says, in transformers 4's
+    keys or in 5's; of layers without a window, if those differ. Raises ConfigJsonError."""
+    given = mapping(config.get("rope_parameters") or {}, "rope_parameters")
+    given = mapping(given.get("full_attention", given), "rope_parameters.full_attention")
+    scaling = mapping(config.get("rope_scaling") or given, "rope_scaling")
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    usual = _THETA.get(str(config.get("model_type")), 10_000.0)
+    theta, partial = (
+        number(given if given.get(key) is not None else config, key, below, default)
+        for key, below, default in (("rope_theta", MOST_THETA, usual), ("partial_rotary_factor", 1.01, 1.0))
+    )
+    factor = number(scaling, "factor", 1e6, default=1.0)
+    found = {"rope_type": kind, "rope_theta": theta, "partial_rotary_factor": partial, "factor": factor}
+    found["truncate"] = scaling.get("truncate") is not False
+    original = "original_max_position_embeddings"
+    known = scaling if scaling.get(original) is not None else config
+    return found | {original: count_value(known, original, MOST_TOKENS, default=0, least=0)}
+
+
+def head_dim_of(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _sizes(config: Mapping[str, Any], model: Decoder) -> dict[str, Value | None]:
+    hidden, heads = model.hidden_size, config["num_attention_heads"]
+    get, has = config.get, [{piece.name for piece in each.pieces} for each in model.layers()]
+    kv_heads: int | list[int] = get("num_key_value_heads") or heads
+    head_dim = head_dim_of(config)
+    ffn: int | list[int] = get("intermediate_size") or 0
+    if model.arch in _NO_CACHE_IN_SOME and isinstance(kv_heads, int):
+        kv_heads = [kv_heads if "attn_k.weight" in names else 0 for names in has]
+    if model.arch == "deepseek2":
+        kv_heads, head_dim = 1, config["kv_lora_rank"] + config["qk_rope_head_dim"]
+    if model.arch == "nemotron_h":
+        ffn = [config["intermediate_size"] if "ffn_up.weight" in names else 0 for names in has]
+    if model.arch == "nemotron_h_moe":
+        ffn = [config["moe_intermediate_size"] if "ffn_up_exps.weight" in names else 0 for names in has]
+    if model.arch == "llama4":
+        ffn = config["intermediate_size_mlp"]
+    if config["model_type"] == "granitemoehybrid" and not model.experts:
+        ffn = config["shared_intermediate_size"]
+    if model.arch == "lfm2":
+        ffn = model.ffn
+    epsilon: float = _EPSILON.get(config["model_type"], 1e-5)
+    for key in ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon"):
+        epsilon = number(config, key, 1.0, default=epsilon)
+    return {
+        "vocab_size": model.vocab_size,
+        "context_length": model.context,
+        "embedding_length": hidden,
+        "block_count": model.count,
+        "feed_forward_length": ffn,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": get("kv_lora_rank") if model.arch == "deepseek2" else head_dim,
+        "attention.layer_norm_epsilon": float(epsilon),
+        "attention.layer_norm_rms_epsilon": float(epsilon),
+        "logit_scale": float(get("logit_scale") or 0.25),
+        "attention.shared_kv_layers": get("num_kv_shared_layers", 0),
+    }
+
+
+def _rotary(config: Mapping[str, Any], model: Decoder) -> dict[str, Value | None]:
+    head_dim, known = head_dim_of(config), rotary_of(config)
+    rotated = config.get("qk_rope_head_dim") if model.arch == "deepseek2" else None
+    found: dict[str, Value | None] = {
+        "rope.dimension_count": rotated or int(head_dim * known["partial_rotary_factor"]),
+        "rope.dimension_sections": [head_dim // 8] * 4,
+        "rope.freq_base": known["rope_theta"],
+    }
+    if known["rope_type"] in ("linear", "yarn"):
+        found["rope.scaling.type"] = known["rope_type"]
+        found["rope.scaling.factor"] = known["factor"]
+    if known["rope_type"] == "yarn":
+        found[TRUNCATED] = int(known["truncate"])
+    original = known["original_max_position_embeddings"] or (4096 if model.arch == "phi3" else 0)
+    if original and (known["rope_type"] == "yarn" or model.arch == "phi3"):
+        found["rope.scaling.original_context_length"] = original
+    return found
+
+
+def _experts(config: Mapping[str, Any], model: Decoder) -> dict[str, Value | None]:
+    get = config.get
+    return {
+        "expert_count": model.experts,
+        "expert_used_count": model.experts_used,
+        "expert_feed_forward_length": get("moe_intermediate_size") or config["intermediate_size"],
+        "expert_shared_count": get("n_shared_experts") or 0,
+        "expert_gating_func": _GATING.get(config["model_type"]),
+        "interleave_moe_layer_step": get("interleave_moe_layer_step") or 1,
+        "leading_dense_block_count": get("first_k_dense_replace")
+        or get("num_dense_layers")
+        or {"lfm2moe": 2, "ernie4_5-moe": 1}.get(model.arch, 0),
+        "expert_shared_feed_forward_length": get("shared_expert_intermediate_size")
+        or get("moe_shared_expert_intermediate_size")
+        or get("moe_num_shared_experts", 0) * get("moe_intermediate_size", 0)
+        or get("shared_intermediate_size", 0),
+    }
+
+
+def _states(config: Mapping[str, Any], hidden: int) -> dict[str, Value | None]:
+    if "linear_num_key_heads" in config:
+        heads, of_head = config["linear_num_value_heads"], config["linear_value_head_dim"]
+        inner, state, groups = heads * of_head, of_head, config["linear_num_key_heads"]
+    elif "mamba_num_heads" in config:
+        heads, state, groups = config["mamba_num_heads"], config["ssm_state_size"], config["n_groups"]
+        inner = heads * config["mamba_head_dim"]
+    elif "mamba_n_heads" in config:
+        heads, state, groups = config["mamba_n_heads"], config["mamba_d_state"], config["mamba_n_groups"]
+        inner = config.get("mamba_d_ssm") or 2 * hidden
+    else:
+        return {}
+    return {
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": inner,
+        "ssm.state_size": state,
+        "ssm.time_step_rank": heads,
+        "ssm.group_count": groups,
+    }
+
+
+# The header of a GGUF model that may be split over several files: find the parts, read all, merge them.
+#
+# Names and keys: llama_split_path in llama.cpp, which writes and loads such files.
+
+
+_MOST_PARTS = 1000  # 1 TB in parts of 1 GB
+_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
+
+
+def read_whole(path: Path) -> GgufHeader:
+    """The header of a plain file, or of the whole model if this is one part of it.
+
+    All parts' tensors, the first part's metadata. Raises GgufError (also: a part is missing, or belongs to
+    another model), OSError for the file itself.
+    """
+    budget = Budget()
+    given = read(path, budget)
+    count = given.integer("split.count") or 0
+    if count <= 1:
+        return given
+    number = (given.integer("split.no") or 0) + 1
+    part = f"{path}: is part {number} of {count} of a split model"
+    if not 0 < number <= count <= _MOST_PARTS:
+        raise GgufError(f"{part}, which is impossible")
+    name = _NAME.fullmatch(path.name)
+    if name is None or (int(name[2]), int(name[3])) != (number, count):
+        raise GgufError(f"{part}, but its name is not that of a part, so the others cannot be found")
+    headers = [
+        given if i == number else _part(_sibling(path, i), i, count, budget) for i in range(1, count + 1)
+    ]
+    tensors: dict[str, Tensor] = {}
+    for header in headers:
+        if twice := tensors.keys() & header.tensors:
+            raise GgufError(f"{part} that has tensor {min(twice)[:60]!r} twice")
+        tensors |= header.tensors
+    claimed = headers[0].integer("split.tensors.count")
+    if claimed != len(tensors):
+        raise GgufError(f"{part} that claims {claimed} tensors, and its parts have {len(tensors)}")
+    digest = hashlib.sha256("".join(header.digest for header in headers).encode()).hexdigest()[:16]
+    return GgufHeader(headers[0].metadata, tensors, digest, headers[0].arrays)
+
+
+def files_of(path: Path, header: GgufHeader) -> list[Path]:
+    """The files of a model that read_whole read, the first part first."""
+    count = header.integer("split.count") or 0
+    return [_sibling(path, number) for number in range(1, count + 1)] if count > 1 else [path]
+
+
+def whole_file(paths: list[Path]) -> list[Path]:
+    """One path for every model among these files: parts of a split one count as one."""
+    found: dict[tuple[str, ...], Path] = {}
+    for path in sorted(paths):
+        name = _NAME.fullmatch(path.name)
+        found.setdefault((name[1], name[3]) if name else (path.name,), path)
+    return list(found.values())
+
+
+def _sibling(path: Path, number: int) -> Path:
+    name = _NAME.fullmatch(path.name)
+    assert name is not None
+    return path.with_name(f"{name[1]}-{number:05d}-of-{name[3]}.gguf")
+
+
+def _part(path: Path, number: int, count: int, budget: Budget) -> GgufHeader:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise GgufError(f"{path}: is not a regular file, expected part {number} of {count}")
+        header = read(path, budget)
+    except FileNotFoundError as missing:
+        raise GgufError(f"{path}: is missing, part {number} of {count} of a split model") from missing
+    except OSError as refusal:
+        raise GgufError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
+    if (header.integer("split.no"), header.integer("split.count")) != (number - 1, count):
+        raise GgufError(f"{path}: its header is not that of part {number} of {count}")
+    return header

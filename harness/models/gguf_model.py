@@ -1,0 +1,350 @@
+"""The model that a GGUF's metadata describe."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from harness.models import gguf, not_a_model
+from harness.models.gguf import GgufError, GgufHeader
+from harness.theory import decoder
+from harness.theory.decoder import Cache, Decoder, Layer, Piece, Shape
+from harness.theory.hf_config import shown
+
+# The shape of a dense Llama-like model from a GGUF header, checked against its tensors.
+
+
+# llama.cpp's dense architectures with a gated feed-forward and RMS norms alone (Mistral 7B is a llama there).
+DENSE = ("llama", "qwen2", "qwen3")
+_LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_LONGEST_CONTEXT = 1 << 31
+_MATRIX = re.compile(r"blk\.[0-9]+\.[a-z_]+\.weight")
+
+
+class Contradiction(ValueError):
+    """A header's keys contradict its tensors or each other; the message is a clause with both figures."""
+
+
+def shape_of(header: GgufHeader) -> Shape | None:
+    """Null: another architecture, counts that differ by layer, or tensors that llama.cpp's usual files lack.
+
+    Vocabulary, biases, q and k norms and a tied lm_head follow from the tensors, as in llama.cpp. Raises
+    Contradiction.
+    """
+    embedding = dims_of(header, "token_embd.weight")
+    if header.architecture not in DENSE or len(embedding) != 2:
+        return None
+    counts = ("block_count", "feed_forward_length", "attention.head_count", "embedding_length")
+    if any(f"{header.architecture}.{key}" in header.arrays for key in (*counts, "attention.head_count_kv")):
+        return None
+    if any(f"blk.0.{name}.weight" not in header.tensors for name in _LINEAR):
+        return None
+    layers, ffn, heads, width = (_needed(header, key) for key in counts)
+    vocab, hidden = embedding
+    if width != hidden:
+        raise Contradiction(_other_size(header, "token_embd.weight", f"embedding_length {width}"))
+    kv_heads = _needed(header, "attention.head_count_kv", heads)
+    if heads % kv_heads:
+        raise Contradiction(
+            f"has head_count {heads}, which is not a multiple of its head_count_kv {kv_heads}"
+        )
+    head_dim = _needed(header, "attention.key_length", hidden // heads)
+    value_dim = _needed(header, "attention.value_length", head_dim)
+    context = _needed(header, "context_length", 4096)
+    if context > _LONGEST_CONTEXT:
+        raise Contradiction(f"has context_length {context}, longer than any model's")
+    window = window_of(header)
+    theta = _real(header, "rope.freq_base", 10_000.0)
+    eps = _real(header, "attention.layer_norm_rms_epsilon", 1e-5)
+    of_heads, of_values = f"head_count {heads} of {head_dim}", f"head_count {heads} of {value_dim}"
+    kv_of_heads, kv_of_values = (
+        f"head_count_kv {kv_heads} of {head_dim}",
+        f"head_count_kv {kv_heads} of {value_dim}",
+    )
+    of_ffn = f"feed_forward_length {ffn}"
+    in_layer = {
+        "attn_q": ((heads * head_dim, hidden), of_heads),
+        "attn_k": ((kv_heads * head_dim, hidden), kv_of_heads),
+        "attn_v": ((kv_heads * value_dim, hidden), kv_of_values),
+        "attn_output": ((hidden, heads * value_dim), of_values),
+        "ffn_gate": ((ffn, hidden), of_ffn),
+        "ffn_up": ((ffn, hidden), of_ffn),
+        "ffn_down": ((hidden, ffn), of_ffn),
+    }
+    for name, tensor in header.tensors.items():
+        piece = in_layer.get(name.split(".")[2]) if _MATRIX.fullmatch(name) else None
+        if piece and tensor.shape[::-1] != piece[0]:
+            raise Contradiction(_other_size(header, name, piece[1]))
+    if "output.weight" in header.tensors and dims_of(header, "output.weight") != embedding:
+        raise Contradiction(_other_size(header, "output.weight", f"token_embd.weight {_by(embedding)}"))
+    stored_layers = sum(name.endswith(".attn_norm.weight") for name in header.tensors)
+    if layers != stored_layers:
+        raise Contradiction(f"has tensors of {stored_layers} layers, and its block_count is {layers}")
+    if window is None or value_dim != head_dim:
+        return None
+    return Shape(
+        arch=header.architecture,
+        vocab_size=vocab,
+        hidden_size=hidden,
+        layers=layers,
+        intermediate_size=ffn,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        tied="output.weight" not in header.tensors,
+        qkv_bias="blk.0.attn_q.bias" in header.tensors,
+        o_bias="blk.0.attn_output.bias" in header.tensors,
+        mlp_bias="blk.0.ffn_up.bias" in header.tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in header.tensors,
+        rope_theta=theta,
+        norm_eps=eps,
+        context=context,
+        window=window or None,
+    )
+
+
+def _needed(header: GgufHeader, key: str, default: int | None = None) -> int:
+    """A positive whole number. Raises Contradiction."""
+    if found := count_of(header, key, default):
+        return found
+    named = f"{header.architecture}.{key}"
+    given = header.metadata.get(named)
+    raise Contradiction(f"has no {named}" if given is None else f"has {named} {shown(given)}")
+
+
+def _other_size(header: GgufHeader, name: str, key: str) -> str:
+    return f"has {name} of {_by(dims_of(header, name))}, which contradicts its {key}"
+
+
+def _by(dims: tuple[int, ...]) -> str:
+    return " x ".join(map(str, dims))
+
+
+def is_mixture_gguf(header: GgufHeader) -> bool:
+    """Whether it is a mixture of experts, of which a token reads only some."""
+    named = bool(header.metadata.get(f"{header.architecture}.expert_count"))
+    return named or any("_exps." in name for name in header.tensors)
+
+
+def dims_of(header: GgufHeader, name: str) -> tuple[int, ...]:
+    """Dimensions of a tensor, rows first; empty if it is missing."""
+    tensor = header.tensors.get(name)
+    return tensor.shape[::-1] if tensor else ()
+
+
+def count_of(header: GgufHeader, key: str, default: int | None = None) -> int | None:
+    """A positive whole number; null for anything else."""
+    key = f"{header.architecture}.{key}"
+    value = header.integer(key) if key in header.metadata else default
+    return value if value and value > 0 else None
+
+
+def window_of(header: GgufHeader) -> int | None:
+    """Tokens attended to; 0: all; null: not a single number."""
+    key = f"{header.architecture}.attention.sliding_window"
+    value = header.integer(key) if key in header.metadata else 0
+    return value if value is not None and 0 <= value <= _LONGEST_CONTEXT else None
+
+
+def _real(header: GgufHeader, key: str, default: float) -> float:
+    """A positive number, as before rounding to 32 bits. Raises Contradiction."""
+    named = f"{header.architecture}.{key}"
+    value = header.metadata.get(named, default)
+    if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
+        raise Contradiction(f"has {named} {shown(value)}")
+    return float(f"{value:.7g}")
+
+
+# The layers of a model from a GGUF header: its tensors, and what llama.cpp's keys say of its cache.
+
+
+_MOST_LAYERS = 10_000
+_IN_LAYER = re.compile(r"blk\.(\d{1,5})\.(.+)")
+# One layer in so many attends to all tokens, the others to a window: llama.cpp's src/models/*.cpp
+# (set_swa_pattern), with the window where a file has none. llama4: to a chunk.
+_EVERY = {
+    "cohere2": (4, 0),
+    "exaone4": (4, 4096),
+    "gemma2": (2, 4096),
+    "gemma3": (6, 0),
+    "gemma3n": (5, 0),
+    "gpt-oss": (2, 0),
+    "llama4": (4, 8192),
+    "olmo2": (4, 0),
+}
+_MATRICES = (
+    *("attn_k.weight", "attn_v.weight", "attn_qkv.weight", "attn_output.weight", "attn_kv_a_mqa.weight"),
+    *("ssm_conv1d.weight", "shortconv.conv.weight"),
+)
+# Architectures whose tensors are those of layers.py.
+_KNOWN = (
+    *_EVERY,
+    *(
+        "arcee",
+        "chatglm",
+        "command-r",
+        "deepseek2",
+        "ernie4_5",
+        "ernie4_5-moe",
+        "exaone",
+        "falcon-h1",
+        "gemma",
+    ),
+    *("glm4", "glm4moe", "granite", "granitehybrid", "granitemoe", "hunyuan-dense", "hunyuan-moe"),
+    *("internlm2", "lfm2", "lfm2moe", "llama", "minimax-m2", "mistral3", "nemotron", "nemotron_h"),
+    *("nemotron_h_moe", "olmo", "olmoe", "phi2"),
+    *("phi3", "phimoe", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
+    *("seed_oss", "smollm3", "stablelm", "starcoder2"),
+)
+
+
+def check_is_model(path: Path, header: GgufHeader) -> None:
+    """Raises GgufError for a file that is complete and no language model: a projector, a LoRA, an encoder."""
+    if other := not_a_model.other_kind(header.metadata):
+        raise GgufError(f"{path}: {other}")
+    if "token_embd.weight" not in header.tensors:
+        raise GgufError(f"{path}: has no input embedding, so it is not a complete language model")
+
+
+def is_other_kind(path: Path) -> bool:
+    """Whether a GGUF beside others is no language model: by its name, or by its header."""
+    try:
+        return not_a_model.is_projector_name(path.name) or bool(
+            not_a_model.other_kind(gguf.read(path).metadata)
+        )
+    except (GgufError, OSError):
+        return False  # reported if it is the one that is read
+
+
+def decoder_of(header: GgufHeader) -> Decoder | None:
+    """Null: an architecture that is not known, or a layer without a cache that can be told. Raises
+    Contradiction."""
+    is_mixture = is_mixture_gguf(header)
+    if not is_mixture and (shape := shape_of(header)):
+        return decoder.of_shape(shape)
+    embedding = dims_of(header, "token_embd.weight")
+    layers = count_of(header, "block_count")
+    drafts = header.draft_layers
+    if layers and drafts >= layers:
+        raise Contradiction(f"has nextn_predict_layers {drafts}, and its block_count is {layers}")
+    if header.architecture not in _KNOWN or len(embedding) != 2 or not layers or layers > _MOST_LAYERS:
+        return None
+    if header.architecture in DENSE and not is_mixture:
+        return None  # a shape that is not known
+    pieces = _by_layer(header)
+    if set(pieces) != set(range(layers)):
+        raise Contradiction(f"has tensors of {len(pieces)} layers, and its block_count is {layers}")
+    layers -= drafts  # the last ones
+    pieces = {number: pieces[number] for number in range(layers)}
+    experts, used = _experts(header)
+    caches = [_cache(header, number, pieces[number], layers) for number in range(layers)]
+    if None in caches:
+        return None
+    in_layers = {f"blk.{n}.{piece.name}" for n, each in pieces.items() for piece in each}
+    apart = {"token_embd.weight", "output.weight", *in_layers}
+    others = [Piece(tensor.name, tensor.dims) for tensor in header.decoded() if tensor.name not in apart]
+    return Decoder(
+        arch=header.architecture,
+        vocab_size=embedding[0],
+        hidden_size=embedding[1],
+        context=count_of(header, "context_length", 4096) or 4096,
+        tied="output.weight" not in header.tensors,
+        runs=decoder.in_runs(
+            _layer(pieces[number], cache) for number, cache in enumerate(caches) if cache is not None
+        ),
+        others=tuple(others),
+        experts=experts,
+        experts_used=used,
+        heads=count_of(header, "attention.head_count") or 0,
+        ffn=max((p.dims[-1] for each in pieces.values() for p in each if "ffn_down" in p.name), default=0),
+    )
+
+
+def nearest(architecture: str) -> str | None:
+    """The known architecture with the most similar name; null: none is similar, or it is one of them."""
+    if architecture in _KNOWN:
+        return None
+    return next(iter(difflib.get_close_matches(architecture[:40], _KNOWN, 1, 0.6)), None)
+
+
+def _layer(pieces: list[Piece], cache: Cache) -> Layer:
+    """Files of Gemma 3n hold keys and values of all layers."""
+    unused = [p for p in pieces if cache.borrowed and p.name.startswith(("attn_k", "attn_v"))]
+    return Layer(tuple(p for p in pieces if p not in unused), cache, tuple(unused))
+
+
+def _by_layer(header: GgufHeader) -> dict[int, list[Piece]]:
+    found: dict[int, list[Piece]] = defaultdict(list)
+    for name, tensor in header.tensors.items():
+        if match := _IN_LAYER.fullmatch(name):
+            found[int(match[1])].append(Piece(match[2], tensor.shape[::-1]))
+    return dict(found)
+
+
+def _experts(header: GgufHeader) -> tuple[int, int]:
+    """How many there are, and how many a token uses. Raises Contradiction."""
+    stacked = {name: tensor.shape[-1] for name, tensor in header.tensors.items() if "_exps.weight" in name}
+    count = count_of(header, "expert_count") or 0
+    used = count_of(header, "expert_used_count") or 0
+    if not stacked and not count:
+        return 0, 0
+    for name, held in stacked.items():
+        if held != count:
+            raise Contradiction(f"has {held} experts in {name[:60]}, and its expert_count is {count}")
+    if not 0 < used <= count:
+        raise Contradiction(f"uses {used} of {count} experts for a token")
+    return count, used
+
+
+def _cache(header: GgufHeader, number: int, pieces: list[Piece], layers: int) -> Cache | None:
+    """What a layer keeps; null if that cannot be told. Widths are those of its matrices."""
+    dims = {piece.name: piece.dims for piece in pieces}
+    if any(len(dims.get(name, (0, 0))) != 2 for name in _MATRICES):
+        return None
+    state = 0
+    if convolution := dims.get("ssm_conv1d.weight") or dims.get("shortconv.conv.weight"):
+        state = convolution[0] * (convolution[1] - 1)
+    if "ssm_conv1d.weight" in dims:
+        inner, of_head = (count_of(header, f"ssm.{key}") for key in ("inner_size", "state_size"))
+        if not inner or not of_head:
+            return None
+        state += inner * of_head
+    heads = count_of(header, "attention.head_count") or 0
+    latent = dims.get("attn_kv_a_mqa.weight")
+    if latent:
+        rank = count_of(header, "attention.kv_lora_rank")
+        if not rank or not heads:
+            return None
+        width = latent[0]
+        key = count_of(header, "attention.key_length_mla") or 0
+        value = count_of(header, "attention.value_length_mla") or 0
+        return Cache(width, products=heads * (width + rank), expanded=heads * (key + value))
+    if "attn_output.weight" not in dims:
+        return Cache(state=state)
+    queries = dims["attn_output.weight"][-1]
+    if fused := dims.get("attn_qkv.weight"):
+        if "ssm_conv1d.weight" in dims:
+            return Cache(state=state)
+        keys = values = max(0, fused[0] - queries) // 2
+    elif "attn_k.weight" in dims:
+        keys = dims["attn_k.weight"][0]
+        values = dims["attn_v.weight"][0] if "attn_v.weight" in dims else keys
+    else:
+        return None
+    window, chunked = _window(header, number)
+    shared = count_of(header, "attention.shared_kv_layers") or 0
+    return Cache(keys, values, 2 * queries, window, chunked, borrowed=number >= layers - shared, state=state)
+
+
+def _window(header: GgufHeader, number: int) -> tuple[int | None, bool]:
+    """Of a layer, and whether it is a chunk."""
+    every, otherwise = _EVERY.get(header.architecture, (0, 0))
+    window = window_of(header) or otherwise
+    if not window or (every and (number + 1) % every == 0):
+        return None, False
+    if not every and header.architecture not in ("phi3", "mistral3", "starcoder2"):
+        return None, False
+    return window, header.architecture == "llama4"

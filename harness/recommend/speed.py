@@ -1,0 +1,617 @@
+"""The speed of a cell, predicted from measured ones. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.theory.floors import Reach
+
+# What is known of a variant on a device before it runs, and what was measured of others. Pure.
+
+
+GGML, TORCH, FUSED = "ggml", "torch", "fused"
+"""Kinds of engine: llama.cpp; PyTorch, a kernel at a time; PyTorch with fused layers."""
+DENSE, EXPERTS, STATES = "dense", "experts", "states"
+"""Kinds of layers, by what they cost besides bytes: dense ones; mixtures of experts; with states (linear
+attention, Mamba), whether or not they have experts."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """A model in a stack on a device.
+
+    `group`: the stack and its kernel, which share an overhead. `type`: of the weights. `device`: its name;
+    `family`: cpu, cuda, metal, hip, vulkan. `kind`: of its layers.
+    `read_bytes`: of weights and states, in one step; `reaches`: the KV cache, by what layers attend to.
+    `head_elements`: of one head. `bytes_per_s`: the device's read bandwidth, or that of a model in two
+    memories. `pass_flops`: of one token in a prompt; `flops`: the device's rate for them, null: unknown.
+    `packed`: weights of fewer than 16 bits, whose products may have kernels and a rate of their own.
+    `expert_bytes`: of all experts, of which a token uses `expert_share`.
+    `static_tokens`: of a static cache, all of which each step reads.
+    `of_types`: bytes of weights in one step by ggml's type of the tensors, in llama.cpp. `multiply_s`:
+    seconds of a step by the rates measured of each type; null: not measured. `waits`: a matrix product waits
+    for the device, so that attention adds to the host's time.
+    """
+
+    group: str
+    engine: str
+    type: str
+    model: str
+    device: str
+    family: str
+    layers: int
+    read_bytes: float
+    reaches: tuple[Reach, ...]
+    bytes_per_s: float
+    head_elements: int = 128
+    pass_flops: float = 0.0
+    packed: bool = True
+    flops: float | None = None
+    static_tokens: int | None = None
+    kind: str = DENSE
+    expert_bytes: float = 0.0
+    expert_share: float = 1.0
+    of_types: tuple[tuple[str, float], ...] = ()
+    multiply_s: float | None = None
+    waits: bool = False
+
+
+PUBLISHED = "published"  # the source of an example that was not measured here
+
+
+@dataclass(frozen=True)
+class Example:
+    """A measured variant: latency in ms at positions, on the line fitted over the positions `of_line`.
+
+    `first_tokens`: ms of a prompt by its length, where a prompt long enough was timed. `source`: whose.
+    """
+
+    traits: Traits
+    at_ms: Mapping[int, float]
+    of_line: tuple[int, int]
+    first_tokens: Mapping[int, float]
+    source: str
+
+
+@dataclass(frozen=True)
+class Range:
+    """A predicted figure with its 90% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval, as a share of the value."""
+        return (self.high - self.low) / 2 / self.value
+
+    def inverted(self, of: float) -> Range:
+        """`of` divided by this."""
+        return Range(of / self.value, of / self.high, of / self.low)
+
+
+# What steps and prompts attend to, of many variants at once: bytes, heads and products. Pure.
+
+
+Floats = NDArray[np.float64]
+
+
+class Seen(NamedTuple):
+    """Of steps at positions, each of shape (rows, positions). `kv_bytes`: read. `heads`: query heads of all
+    layers, times the tokens that each attends to. `tokens`: the most that any layer attends to."""
+
+    kv_bytes: Floats
+    heads: Floats
+    tokens: Floats
+
+
+class Attention:
+    """The caches of some variants. Arrays have a last axis for the layers that attend alike."""
+
+    def __init__(self, rows: Sequence[Traits]) -> None:
+        most = max((len(each.reaches) for each in rows), default=0) or 1
+        reaches = [[*each.reaches, *[Reach(0.0, 0.0, 0)] * (most - len(each.reaches))] for each in rows]
+        self._kv_bytes = np.array([[r.kv_bytes for r in row] for row in reaches], float)[:, None]
+        self._flops = np.array([[r.flops for r in row] for row in reaches], float)[:, None]
+        windows = [[math.inf if r.window is None else r.window for r in row] for row in reaches]
+        self._window = np.array(windows, float)[:, None]
+        self._chunked = np.array([[r.chunked for r in row] for row in reaches], bool)[:, None]
+        # A query and a cached token: a multiplication and an addition for each element of K, and of V.
+        self._heads = self._flops / np.array([4.0 * t.head_elements for t in rows])[:, None, None]
+
+    def at(self, n: Floats) -> Seen:
+        """Of steps at positions `n`."""
+        tokens = self._attended(n[..., None])
+        return Seen(
+            (tokens * self._kv_bytes).sum(axis=-1), (tokens * self._heads).sum(axis=-1), tokens.max(axis=-1)
+        )
+
+    def pair_flops(self, tokens: Floats) -> Floats:
+        """Of prompts of so many tokens: of each query with each token that it attends to."""
+        length = tokens[..., None]
+        within = np.minimum(length, self._window)
+        pairs = within * (within + 1) / 2
+        with np.errstate(invalid="ignore"):  # an infinite window is never exceeded
+            past = np.where(length > self._window, (length - within) * self._window, 0.0)
+        whole = np.floor_divide(length, np.maximum(within, 1))
+        rest = length - whole * within
+        chunks = whole * pairs + rest * (rest + 1) / 2
+        return np.asarray((np.where(self._chunked, chunks, pairs + past) * self._flops).sum(axis=-1))
+
+    def _attended(self, n: Floats) -> Floats:
+        within = np.minimum(n, self._window)
+        chunk = np.where(np.isfinite(self._window) & (self._window > 0), self._window, 1.0)
+        return np.where(self._chunked, (n - 1) % chunk + 1, within)
+
+
+# Least squares that outliers do not move: Levenberg-Marquardt with Cauchy's weights. Pure.
+#
+# scipy's solver decomposes the whole Jacobian in each step, with as many threads as there are CPUs: 0.5 s
+# on an idle machine, half a minute on a busy one. Here the normal equations of 100 unknowns are enough.
+
+
+# Loses 5% of least squares' efficiency where residuals are normal (Holland and Welsch, 1977).
+NORMAL = 2.385
+_WIDE = 20.0  # times as far: there, nothing is an outlier
+_MOST_STEPS = 200
+_ENOUGH = 1e-9  # decrease of the cost, as a share of it
+
+
+def fitted(
+    residuals: Callable[[Floats], Floats],
+    jacobian: Callable[[Floats], Floats],
+    start: Floats,
+    scales: Floats,
+) -> tuple[Floats, Floats]:
+    """The values with the least sum of c^2 log(1 + (r / c)^2), and their covariance. Residuals r are in
+    standard deviations; `scales`: c of each, from which it counts less.
+
+    That sum has several minima, and what is far from the start would pass for an outlier. So a second search
+    begins where all residuals count that are nearly normal, and the lower minimum is taken.
+    """
+    wide = np.where(scales < NORMAL, scales, _WIDE * scales)
+    near = _descended(residuals, jacobian, start, wide)[1]
+    found = [_descended(residuals, jacobian, each, scales) for each in (start, near)]
+    _, values, covariance = min(found, key=lambda each: each[0])
+    return values, covariance
+
+
+def _descended(
+    residuals: Callable[[Floats], Floats],
+    jacobian: Callable[[Floats], Floats],
+    start: Floats,
+    scales: Floats,
+) -> tuple[float, Floats, Floats]:
+    """The least sum found, with its values and their covariance."""
+
+    def cost_of(off: Floats) -> float:
+        return float((scales**2 * np.log1p((off / scales) ** 2)).sum())
+
+    def normal_of(slopes: Floats, off: Floats) -> tuple[Floats, Floats]:
+        """The matrix and the right-hand side of the weighted normal equations."""
+        weighted = slopes / (1 + (off / scales) ** 2)[:, None]
+        return weighted.T @ slopes, weighted.T @ off
+
+    values, damping = start, 1e-3
+    off = residuals(values)
+    cost, normal, gradient = cost_of(off), *normal_of(jacobian(values), off)
+    for _ in range(_MOST_STEPS):
+        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
+        moved = residuals(values - step)
+        if (less := cost - cost_of(moved)) <= 0:
+            damping *= 4
+            if damping > 1e9:
+                break
+            continue
+        values, off, cost, damping = values - step, moved, cost - less, damping / 3
+        normal, gradient = normal_of(jacobian(values), off)
+        if less < _ENOUGH * cost:
+            break
+    return cost, values, np.asarray(np.linalg.inv(normal), float)
+
+
+# What is believed of each parameter of a step's latency before anything is measured. Pure.
+
+
+Name = tuple[str, ...]
+
+# What makes 85 to 95% of the published rows lie in their interval when their size is left out
+# (benchmarks/predictions.py).
+_SPREAD = {
+    ("gpu", GGML): 0.015,
+    ("gpu", TORCH): 0.04,
+    ("gpu", FUSED): 0.04,
+    ("cpu", GGML): 0.04,
+    ("cpu", TORCH): 0.06,
+    ("cpu", FUSED): 0.06,
+}
+_INTERVALS = {("gpu", GGML): 0.5}
+# From how many spreads on a latency counts less. Some rows of PyTorch's stacks are far off: kernels switch.
+_FAR = {GGML: NORMAL, TORCH: 1.0, FUSED: 1.0}
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Of a parameter's logarithm."""
+
+    mean: float
+    sd: float
+
+
+# Means: ms for host, step and layer; shares for eff and mfu; ratios for kv (bytes moved per byte of cache);
+# ns per token and layer's head for head, ns per token for token; for pairs, attention's time in a prompt over
+# that of other products of as many operations. Spreads are of logarithms: 0.7 is a factor of 2. Of GPUs they
+# are about what the published study shows.
+_ROOTS: dict[tuple[str, str, str], tuple[float, float]] = {
+    ("host", "gpu", TORCH): (0.25, 0.7),
+    ("host", "gpu", FUSED): (0.08, 0.7),
+    ("host", "cpu", TORCH): (0.15, 0.8),
+    ("host", "cpu", FUSED): (0.15, 0.8),
+    ("step", "gpu", GGML): (5.0, 1.0),
+    ("step", "cpu", GGML): (0.3, 1.0),
+    ("layer", "gpu", GGML): (0.03, 0.7),
+    ("layer", "gpu", TORCH): (0.08, 0.5),
+    ("layer", "gpu", FUSED): (0.06, 0.5),
+    ("layer", "cpu", GGML): (0.03, 0.7),
+    ("layer", "cpu", TORCH): (0.05, 0.7),
+    ("eff", "gpu", GGML): (0.85, 0.15),
+    ("eff", "gpu", TORCH): (0.85, 0.15),
+    ("eff", "gpu", FUSED): (0.85, 0.15),
+    ("eff", "cpu", GGML): (0.6, 0.5),
+    ("eff", "cpu", TORCH): (0.5, 0.6),
+    ("kv", "gpu", GGML): (1.1, 0.3),
+    ("kv", "gpu", TORCH): (3.0, 0.5),
+    ("kv", "gpu", FUSED): (1.2, 0.5),
+    ("kv", "cpu", GGML): (2.0, 0.7),
+    ("kv", "cpu", TORCH): (4.0, 0.7),
+    ("head", "gpu", GGML): (0.1, 1.0),
+    ("head", "gpu", TORCH): (0.005, 1.0),
+    ("head", "gpu", FUSED): (0.1, 1.0),
+    ("head", "cpu", GGML): (1.0, 1.5),
+    ("head", "cpu", TORCH): (1.0, 1.5),
+    ("token", "gpu", GGML): (50.0, 1.0),
+    ("mfu", "gpu", GGML): (0.3, 0.6),
+    ("mfu", "gpu", TORCH): (0.4, 0.6),
+    ("mfu", "gpu", FUSED): (0.4, 0.6),
+    ("mfu", "cpu", GGML): (0.6, 0.6),
+    ("mfu", "cpu", TORCH): (0.6, 0.6),
+    **{("pairs", kind, engine): (1.0, 0.7) for kind in ("gpu", "cpu") for engine in (GGML, TORCH, FUSED)},
+}
+# The share of the rates measured of each type (the probe's matrices are large, and nothing else is computed),
+# and how far a family of types and a type deviate.
+_OF_RATES = Prior(math.log(0.9), 0.12)
+_SPREADS_OF_RATES = 0.03, 0.04
+# Layers that are not dense: they start more kernels (a router, its choice, indexed products), and read
+# smaller pieces. Guesses, until such a model is measured.
+_KIND = {"layer": Prior(math.log(1.5), 0.5), "eff": Prior(math.log(0.9), 0.2)}
+# How far a stack's kernel, a type, a device and a model deviate from the root: spreads of logarithms.
+_GROUP = {
+    **{(name, like): 0.5 for name in ("host", "mfu") for like in ("gpu", "cpu")},
+    **{("eff", like): 0.15 for like in ("gpu", "cpu")},
+    # Of llama.cpp: with and without flash attention, and by the types of the cache, which a CPU unpacks.
+    ("head", "gpu"): 0.3,
+    ("head", "cpu"): 1.0,
+}
+_PACKED = 0.5  # products of packed weights against those of 16 bits
+_LIKE = dict.fromkeys(("metal", "hip", "vulkan"), "gpu")  # kinds with the priors of another
+_UNSEEN = 0.3  # more, for other makers' GPUs than NVIDIA's, of which nothing is published here
+# Types of a family share their way to be unpacked, and so a part of their deviation.
+_FAMILY, _TYPE = {"gpu": 0.1, "cpu": 0.25}, {"gpu": 0.015, "cpu": 0.15}
+_DEVICE = {"host": 0.35, "step": 0.35, "layer": 0.35, "eff": 0.12, "kv": 0.2, "mfu": 0.2}
+_MODEL = {
+    ("step", "gpu", GGML): 0.02,
+    ("kv", "gpu", GGML): 0.05,
+    **{("eff", "cpu", engine): 0.02 for engine in (GGML, TORCH, FUSED)},
+}
+FIRST_TOKEN_SPREAD = 0.08
+
+
+def kind_of(traits: Traits) -> str:
+    """Devices that share what is measured: CPUs, NVIDIA's GPUs, and others by their interface."""
+    return "gpu" if traits.family == "cuda" else traits.family
+
+
+def spread_of(traits: Traits) -> float:
+    """Of a measured latency's logarithm around the model."""
+    kind = kind_of(traits)
+    return _SPREAD[_LIKE.get(kind, kind), traits.engine]
+
+
+def far_of(traits: Traits) -> float:
+    """From how many of these spreads on a latency counts less (harness/recommend/speed.py)."""
+    return _FAR[traits.engine]
+
+
+def scale_of(traits: Traits) -> float:
+    """By which an interval is wider than the fit says."""
+    return _INTERVALS.get((kind_of(traits), traits.engine), 1.0)
+
+
+def family_of(quant: str) -> str:
+    """Types of llama.cpp whose kernels unpack alike: blocks of 32 with one scale; K-quants, of which those of
+    2 and 3 bits have scales of so few bits that they bound more than bytes do; codebooks; none."""
+    if quant.startswith(("q2_k", "q3_k")):
+        return "few bits"
+    if quant.startswith(("iq", "mxfp4")):
+        return "codebook"
+    return "k" if "_k" in quant else "legacy" if quant.startswith("q") else "whole"
+
+
+def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior]]:
+    """The terms whose sum is the logarithm of a parameter; empty: the parameter is 0."""
+    kind = kind_of(traits)
+    like = _LIKE.get(kind, kind)
+    if (root := _ROOTS.get((parameter, like, traits.engine))) is None:
+        return []
+    wider = _UNSEEN if kind in _LIKE else 0.0
+    shared, spreads = Prior(math.log(root[0]), root[1] + wider), (_FAMILY[like], _TYPE[like])
+    name: Name = (parameter, kind, traits.engine)
+    if parameter == "eff" and traits.multiply_s is not None:
+        name, shared, spreads = (*name, "of rates"), _OF_RATES, _SPREADS_OF_RATES
+    found: list[tuple[Name, Prior]] = [(name, shared)]
+    if parameter in _KIND and traits.kind != DENSE:
+        found.append(((parameter, kind, traits.engine, traits.kind), _KIND[parameter]))
+    if (parameter, like) in _GROUP:
+        found.append(((parameter, kind, "of", traits.group), Prior(0.0, _GROUP[parameter, like])))
+    if parameter == "mfu":
+        found.append(((parameter, kind, traits.engine, str(traits.packed)), Prior(0.0, _PACKED)))
+    if parameter == "eff":
+        of = traits.engine if traits.engine == GGML else traits.group
+        for shared_by, spread in zip((family_of(traits.type), traits.type), spreads, strict=True):
+            found.append(((*name, of, "type", shared_by), Prior(0.0, spread)))
+    if (of_engine := (parameter, like, traits.engine)) in _MODEL:
+        of_model = Prior(0.0, _MODEL[of_engine])
+        found.append(((parameter, "model", traits.device, traits.group, traits.model), of_model))
+    if parameter in _DEVICE:
+        found.append(((parameter, "on", traits.device, traits.engine), Prior(0.0, _DEVICE[parameter])))
+    return found
+
+
+PARAMETERS = ("host", "step", "layer", "eff", "kv", "head", "token", "mfu", "pairs")
+
+
+# Fit what a decode step costs to what was measured, and predict other variants with intervals. Pure.
+#
+# A step at position n takes
+#
+# t(n) = (host^p + (overhead + bytes / (bandwidth e) + n s)^p)^(1/p)
+#
+# host: ms per layer in which PyTorch's Python code starts kernels, while the device works through them; the
+# slower of the two decides (p = 5 for a soft maximum; llama.cpp starts none, so host is 0). overhead: of a
+# step and of each layer on the device. e: the share of the bandwidth reached, by stack and type. s: of a
+# token in the cache: its bytes, each layer's heads, and a constant. All parameters are positive, so their
+# logarithms are fitted, each with a prior; those of a stack, type, device or model that were not measured
+# keep the prior's mean and spread (partial pooling). Intervals: Laplace's approximation around the fit,
+# plus the residuals' spread. Derivation and errors: docs/recommend.md.
+
+
+Parameters = dict[str, Floats]
+
+SOFT = 5.0  # p; of 3 to 16 the one with the smallest error when a size is left out
+PLACES = 24  # positions at which a fitted line is compared
+NORMAL_90 = 1.645
+_LEAST_MS = 1e-6
+_STEP = 1e-4  # of a derivative
+
+
+class _Terms:
+    """The terms that occur, each with its prior. Their places are those of the fitted values."""
+
+    def __init__(self) -> None:
+        self._places: dict[Name, int] = {}
+        self.mean: list[float] = []
+        self.sd: list[float] = []
+
+    def place(self, name: Name, prior: Prior) -> int:
+        if name not in self._places:
+            self._places[name] = len(self.mean)
+            self.mean.append(prior.mean)
+            self.sd.append(prior.sd)
+        return self._places[name]
+
+
+class _Rows:
+    """Some variants, for all of which times are computed at once: which terms each parameter sums, and the
+    fixed factors."""
+
+    def __init__(self, rows: Sequence[Traits], terms: _Terms) -> None:
+        self._places = {
+            name: [[terms.place(*each) for each in terms_of(name, traits)] for traits in rows]
+            for name in PARAMETERS
+        }
+        self._attention = Attention(rows)
+        self._layers = _column(t.layers for t in rows)
+        self._least_read_ms = _column(t.read_bytes / t.bytes_per_s * 1e3 for t in rows)
+        self._read_ms = _column((t.multiply_s or t.read_bytes / t.bytes_per_s) * 1e3 for t in rows)
+        self._per_byte_ms = _column(1e3 / t.bytes_per_s for t in rows)
+        self._static = _column(t.static_tokens or 0 for t in rows)
+        self._waits = _column(t.waits for t in rows) > 0
+        self._per_flop_ms = _column(1e3 / t.flops if t.flops else math.nan for t in rows)
+        self._pass_flops = _column(t.pass_flops for t in rows)
+        self._expert_bytes = _column(t.expert_bytes for t in rows)
+        self._idle = _column(1 - t.expert_share for t in rows)
+
+    def design(self, terms: int) -> dict[str, Floats]:
+        """By parameter, how often each row's logarithm has each term."""
+        found = {}
+        for name, of_rows in self._places.items():
+            found[name] = np.zeros((len(of_rows), terms))
+            for row, places in enumerate(of_rows):
+                np.add.at(found[name][row], places, 1.0)
+        return found
+
+    def parameters(self, theta: Floats, design: dict[str, Floats]) -> Parameters:
+        """Each as a column; 0 where a row has none."""
+        return {
+            name: np.where(
+                [[bool(each)] for each in self._places[name]], np.exp(matrix @ theta)[:, None], 0.0
+            )
+            for name, matrix in design.items()
+        }
+
+    def ms(self, p: Parameters, n: Floats) -> Floats:
+        """Latency at positions `n`, of shape (rows, positions)."""
+        tokens = np.where(self._static > 0, self._static, n)
+        device = p["step"] + p["layer"] * self._layers + self._read_ms / p["eff"]
+        seen = self._attention.at(tokens)
+        cache = seen.kv_bytes * self._per_byte_ms * p["kv"]
+        cache = cache + (p["head"] * seen.heads + p["token"] * seen.tokens) * 1e-6
+        beside, after = np.where(self._waits, 0.0, cache), np.where(self._waits, cache, 0.0)
+        return _slower(p["host"] * self._layers, device + beside) + after
+
+    def first_token_ms(self, p: Parameters, tokens: Floats) -> Floats:
+        """Of prompts: a step that reads the experts of all tokens, if each chooses its own uniformly, or the
+        time of its products, whichever is longer. NaN without a rate."""
+        flops = tokens * self._pass_flops + self._attention.pair_flops(tokens) * p["pairs"]
+        others = self._expert_bytes * (self._idle - self._idle**tokens) * self._per_byte_ms / p["eff"]
+        return _slower(self.ms(p, np.ones_like(tokens)) + others, flops * self._per_flop_ms / p["mfu"])
+
+    def least_ms(self, n: Floats) -> Floats:
+        """To read the weights, and the cache up to `n`, once."""
+        return self._least_read_ms + self._attention.at(n).kv_bytes * self._per_byte_ms
+
+
+def _slopes(of: Callable[[Parameters], Floats], p: Parameters, design: dict[str, Floats]) -> Floats:
+    """Derivatives of a value of each row by each term, all of which are sums in a parameter's logarithm."""
+    centre = of(p)
+    found = np.zeros((len(centre), next(iter(design.values())).shape[1]))
+    for name, matrix in design.items():
+        moved = of({**p, name: p[name] * math.exp(_STEP)})
+        found += ((moved - centre) / _STEP)[:, None] * matrix
+    return found
+
+
+def _column(values: Iterable[float]) -> Floats:
+    return np.array(list(values), float)[:, None]
+
+
+def _slower(one: Floats, other: Floats) -> Floats:
+    return np.asarray((one**SOFT + other**SOFT) ** (1 / SOFT))
+
+
+def _observed(examples: Sequence[Example], n: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """Each measured latency: its example, weights of the latencies at `n` that give the fitted line's value
+    there, and itself in ms."""
+    which, weights, measured = [], [], []
+    for i, example in enumerate(examples):
+        design = np.column_stack([np.ones(PLACES), n[i]])
+        through = np.linalg.pinv(design)
+        for position, ms in example.at_ms.items():
+            which.append(i)
+            weights.append(np.array([1.0, position]) @ through)
+            measured.append(ms)
+    return np.array(which, int), np.array(weights), np.array(measured)
+
+
+class Predictor:
+    """Fitted to examples. Variants that none of them resembles are predicted from the priors."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self._terms = _Terms()
+        self._theta, self._covariance = np.empty(0), np.empty((0, 0))
+        if examples:
+            self._fit(examples)
+
+    def latency_ms(self, rows: Sequence[Traits], n: int) -> list[Range]:
+        """Of the decode step at position n, of each variant."""
+        return self._predicted(rows, n, _Rows.ms, [spread_of(traits) for traits in rows])
+
+    def tokens_per_s(self, rows: Sequence[Traits], n: int) -> list[Range]:
+        return [each.inverted(1e3) for each in self.latency_ms(rows, n)]
+
+    def first_token_ms(self, rows: Sequence[Traits], tokens: int) -> list[Range | None]:
+        """Of a prompt of some length; null where the device's rate is unknown."""
+        known = [traits for traits in rows if traits.flops]
+        spreads = [FIRST_TOKEN_SPREAD] * len(known)
+        found = iter(self._predicted(known, tokens, _Rows.first_token_ms, spreads))
+        return [next(found) if traits.flops else None for traits in rows]
+
+    def _predicted(
+        self,
+        rows: Sequence[Traits],
+        n: int,
+        times: Callable[[_Rows, Parameters, Floats], Floats],
+        spreads: Sequence[float],
+    ) -> list[Range]:
+        """None ends before the time in which memory can be read."""
+        if not rows:
+            return []
+        of_rows, at = _Rows(rows, self._terms), np.full((len(rows), 1), float(n))
+        theta, covariance = self._extended()
+        design = of_rows.design(len(theta))
+        p = of_rows.parameters(theta, design)
+
+        def log_ms(moved: Parameters) -> Floats:
+            return np.asarray(np.log(times(of_rows, moved, at)[:, 0]))
+
+        centre, slopes = log_ms(p), _slopes(log_ms, p, design)
+        scale = np.array([scale_of(traits) for traits in rows])
+        fitted = np.einsum("ri,ij,rj->r", slopes, covariance, slopes)
+        half = NORMAL_90 * scale * np.sqrt(fitted + np.square(spreads))
+        least = np.log(of_rows.least_ms(at if times is _Rows.ms else np.ones_like(at))[:, 0])
+        centre = np.maximum(centre, least)
+        ends = (np.exp(each) for each in (centre, np.maximum(centre - half, least), centre + half))
+        return [Range(*map(float, each)) for each in zip(*ends, strict=True)]
+
+    def _extended(self) -> tuple[Floats, Floats]:
+        """The fit; terms that came after it are at their priors."""
+        fitted, sd = len(self._theta), np.array(self._terms.sd)
+        covariance = np.diag(sd**2)
+        covariance[:fitted, :fitted] = self._covariance
+        return np.append(self._theta, self._terms.mean[fitted:]), covariance
+
+    def _fit(self, examples: Sequence[Example]) -> None:
+        rows = _Rows([example.traits for example in examples], self._terms)
+        mean, sd = np.array(self._terms.mean), np.array(self._terms.sd)
+        ends = np.array([example.of_line for example in examples], float)
+        n = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * np.linspace(0, 1, PLACES)
+        which, weights, measured = _observed(examples, n)
+        prompts = [(i, p, ms) for i, e in enumerate(examples) for p, ms in e.first_tokens.items()]
+        of_prompt = np.array([i for i, _, _ in prompts], int)
+        lengths = np.ones((len(examples), 1))
+        lengths[of_prompt, 0] = [p for _, p, _ in prompts]
+        design = rows.design(len(mean))
+        picked = {name: np.vstack([m[which], m[of_prompt]]) for name, m in design.items()}
+        logs = np.log(np.concatenate([measured, [ms for *_, ms in prompts]]))
+        of_steps = [spread_of(examples[i].traits) for i in which]
+        spreads = np.array([*of_steps, *[FIRST_TOKEN_SPREAD] * len(prompts)])
+
+        def log_ms(p: Parameters) -> Floats:
+            line = (rows.ms(p, n)[which] * weights).sum(axis=1)
+            first = rows.first_token_ms(p, lengths)[of_prompt, 0]
+            return np.asarray(np.log(np.maximum(np.concatenate([line, first]), _LEAST_MS)))
+
+        def residuals(theta: Floats) -> Floats:
+            off = (log_ms(rows.parameters(theta, design)) - logs) / spreads
+            return np.concatenate([off, (theta - mean) / sd])
+
+        def jacobian(theta: Floats) -> Floats:
+            by_term = _slopes(log_ms, rows.parameters(theta, design), picked)
+            return np.vstack([by_term / spreads[:, None], np.diag(1 / sd)])
+
+        far = [far_of(examples[i].traits) for i in (*which, *of_prompt)]
+        scales = np.array([*far, *[NORMAL] * len(mean)])
+        self._theta, self._covariance = fitted(residuals, jacobian, mean, scales)
+
+
+# Times that follow each other: of parts that are in different memories. Pure.
+
+
+def read_s(parts: Iterable[tuple[float, float]]) -> float:
+    """The least time to read parts one after the other; each: bytes, and the bytes/s of its memory."""
+    return math.fsum(size / bytes_per_s for size, bytes_per_s in parts)
+
+
+def added(parts: Sequence[Range]) -> Range:
+    """The sum of predicted times; their errors are independent."""
+    value = math.fsum(each.value for each in parts)
+    below = math.hypot(*(each.value - each.low for each in parts))
+    above = math.hypot(*(each.high - each.value for each in parts))
+    return Range(value, max(value - below, math.fsum(each.low for each in parts)), value + above)

@@ -1,0 +1,76 @@
+"""CSV, and tables as JSON or JSONL: text -> columns of text, with the line number of each row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import pandas
+
+from harness.records.foreign import table
+from harness.records.foreign.log import Log, LogError
+from harness.records.foreign.table import Options
+
+SEPARATORS = (",", ";", "\t")
+MOST_COLUMNS, MOST_CELLS = 1000, 1 << 22  # 20,000 columns take pandas 5 s
+
+
+def read(text: str, options: Options) -> Log:
+    """The series of a CSV file with a header line. Raises LogError."""
+    header = text.split("\n", 1)[0]
+    separator = max(SEPARATORS, key=header.count)
+    form: dict[str, Any] = {"dtype": str, "keep_default_na": False, "skip_blank_lines": False}
+    try:
+        first = islice(csv.reader(io.StringIO(text), delimiter=separator), 2)  # pandas goes by these two
+        _check_size(text.count("\n") + text.count("\r"), max(map(len, first)))
+        # Without index_col, lines longer than the header move every column, and take minutes if far longer.
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            found = pandas.read_csv(io.StringIO(text), sep=separator, index_col=False, **form)
+    except pandas.errors.ParserWarning:
+        raise LogError("it is not a CSV file: it has lines with more cells than its header") from None
+    except (ValueError, pandas.errors.ParserError, csv.Error) as damage:
+        raise LogError(f"it is not a CSV file: {_why(damage)}") from damage
+    found.index = pandas.RangeIndex(2, 2 + len(found))
+    found = found.rename(columns=lambda name: str(name).strip()).fillna("")
+    return table.read(found[(found != "").any(axis=1)], options, "line")
+
+
+def of_objects(rows: Sequence[Mapping[str, Any]], options: Options) -> Log:
+    """The series of JSON objects, one per token. Raises LogError."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    _check_size(len(rows), len(names))
+    return of_columns({name: [row.get(name) for row in rows] for name in names}, options)
+
+
+def of_lists(columns: Mapping[str, Any], options: Options) -> Log | None:
+    """The series of one JSON object with lists of equal length; null: not such an object."""
+    lists = {key: value for key, value in columns.items() if isinstance(value, list)}
+    return of_columns(lists, options) if len({len(value) for value in lists.values()}) == 1 else None
+
+
+def of_columns(columns: Mapping[str, Sequence[Any]], options: Options) -> Log:
+    """The series of columns of equal length. Raises LogError."""
+    found = pandas.DataFrame({_text(name): [*map(_text, cells)] for name, cells in columns.items()})
+    found.index = pandas.RangeIndex(1, 1 + len(found))
+    return table.read(found, options, "row")
+
+
+def _check_size(rows: int, columns: int) -> None:
+    """Every row gets a cell in every column, also where the file has none."""
+    if columns > MOST_COLUMNS or rows * columns > MOST_CELLS:
+        raise LogError(f"its table is too large: {rows:,} rows and {columns:,} columns")
+
+
+def _text(cell: Any) -> str:
+    # JSON may hold half of a surrogate pair, which no text can
+    return "" if cell is None else str(cell).encode(errors="replace").decode()
+
+
+def _why(damage: Exception) -> str:
+    lines = str(damage).strip().splitlines() or [""]
+    return lines[-1].removeprefix("Error tokenizing data. C error: ").rstrip(".")

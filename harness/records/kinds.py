@@ -1,0 +1,463 @@
+"""Every kind of record: timed, checked, scored, searched; and the schema."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
+
+from pydantic import Field, TypeAdapter, with_config
+from typing_extensions import NotRequired, TypedDict, get_original_bases
+
+from harness.records import measured
+from harness.records.measured import EndFacts, Measured, Memory, OnlyMeasured, OnlyReported, Published, Timing
+from harness.records.parts import (
+    DESCRIBED,
+    Above0,
+    Common,
+    Count,
+    From0,
+    Number,
+    Own,
+    Pairs,
+    Positive,
+    StackFacts,
+    Switch,
+    Text,
+    Time,
+    clause,
+)
+
+# `kind: checked`: one variant's logits against the 16-bit reference of its model.
+
+
+@with_config(DESCRIBED)
+class ReferenceAsked(TypedDict):
+    """The one available, with the hash of its `lock` and its `weights`."""
+
+    stack: Text
+    variant: Text
+
+
+@with_config(DESCRIBED)
+class CheckAsked(TypedDict):
+    """A check with the same `asked` and `content_key` is not repeated unless it failed: then by
+    `check-weights`, and by a run with `--retry-failed`."""
+
+    windows: Pairs
+    """positions from 0, [first, end): the last 25 of the prompt, and 25 up to n = 300, 2,100, twice that
+    and so on, and the workload's last"""
+    seconds: Above0
+    """its time limit"""
+    reference: ReferenceAsked | None
+    """null without one"""
+    own: NotRequired[Any]
+    """what identifies the comparison with the variant's own weights; null for one not quantized; missing in
+    older records"""
+
+
+@with_config(DESCRIBED)
+class Reference(TypedDict):
+    """Also its `options`, `weights`, `environment`, `versions`, `seconds`."""
+
+    name: Text
+    why: Text
+    """this precision, or not transformers"""
+    unpacked: NotRequired[Any]
+    """whether it has the variant's own weights, unpacked or dequantized"""
+
+
+@with_config(DESCRIBED)
+class Depth(TypedDict):
+    """A window; errors are null where logits are not finite."""
+
+    n: Positive
+    """its last position, from 1"""
+    positions: Positive
+    not_finite: Count
+    """positions with logits that are not finite"""
+    reference_not_finite: Count
+    """the same of the reference, or all 0"""
+    relative_error: From0 | None
+    """length of the difference over the reference's, mean over positions"""
+    relative_error_max: From0 | None
+    scale: NotRequired[From0 | None]
+    """norm of the logits over the reference's, mean over positions; missing in older records"""
+    top1_agreement: From0 | None
+    kl_nats: From0 | None
+    near_ties: Count | None
+    """positions where another token comes first and the reference's first two are within 0.001 of its
+    spread"""
+
+
+@with_config(DESCRIBED)
+class Experts(TypedDict):
+    """Of a mixture: the reference's routers chose the experts that the variant had chosen."""
+
+    experts: Positive
+    """in a layer"""
+    used: Positive
+    """by a token, as the reference has it"""
+    chosen: Positive
+    """the same, of the variant: if it differs, the reference chose its own"""
+    choices: Count
+    """compared, one for each token and layer"""
+    others: Count
+    """of these: other experts than the reference's own choice"""
+    gap: From0
+    """root mean square over the choices: by how much the reference's highest score of an expert that was left
+    exceeds its lowest of one chosen (0 where they are its own choice), over sqrt(2) and the scores' spread"""
+
+
+@with_config(DESCRIBED)
+class OwnWeights(TypedDict):
+    """A quantized variant against its own weights, dequantized and run in float32."""
+
+    settings: list[Text]
+    """settings of the file that differ from those of the 16-bit weights, a sentence each"""
+    values: NotRequired[Any]
+    """the file against the 16-bit weights: the worst `matrices`, by their worst row, and `vectors`, with
+    their relative errors, and names that are `missing`; null without 16-bit weights"""
+    reference: Reference
+    depths: list[Depth]
+    experts: NotRequired[Experts]
+    """of a mixture"""
+
+
+@with_config(DESCRIBED)
+class Check(TypedDict):
+    asked: CheckAsked
+    speaks_for: list[Text]
+    """content keys of the cells of this model and variant, of all workloads"""
+    unchecked: NotRequired[Text]
+    """why there is no reference; else missing. If the reference failed, see `outcome` and `reason`"""
+    reference: NotRequired[Reference]
+    left_out: NotRequired[Pairs]
+    """windows skipped for the time limit"""
+    depths: NotRequired[list[Depth]]
+    experts: NotRequired[Experts]
+    """of a mixture; missing where its stack cannot tell them, and in older records"""
+    ran: NotRequired[StackFacts | None]
+    """facts of the variant's job that the verdict reads: kernels, options"""
+    own: NotRequired[OwnWeights]
+    """of a quantized variant"""
+    own_failure: NotRequired[Text]
+    """why that comparison failed; the verdict is from the 16-bit reference alone"""
+    unfused: NotRequired[Any]
+    """depths of fused layers against the unfused"""
+    unfused_failure: NotRequired[Any]
+    versions: NotRequired[Any]
+    """of the variant's job"""
+    seconds: NotRequired[Any]
+
+
+@with_config(DESCRIBED)
+class OnlyChecked(TypedDict):
+    """Keys that no other kind has."""
+
+    check: Check
+
+
+@with_config(DESCRIBED)
+class Checked(Common, Own, OnlyChecked):
+    """A check of weights. It has no series, and the keys of a measured record up to `conditions`."""
+
+
+def checked_error(record: Checked) -> str | None:
+    """What a check that came to its end lacks, as a clause: a depth has an error, or what is no number."""
+    if record["outcome"] != "ok":
+        return None
+    check = record["check"]
+    if not check.get("depths") or "reference" not in check:
+        return "check.depths and check.reference must be there where the outcome is ok"
+    for index, depth in enumerate(check["depths"]):
+        if depth["relative_error"] is None and not depth["not_finite"] + depth["reference_not_finite"]:
+            return f"check.depths[{index}].relative_error is missing"
+    return None
+
+
+# `kind: scored`: the quality of one variant on a text, teacher-forced.
+
+
+@with_config(DESCRIBED)
+class Figure(TypedDict):
+    value: Number
+    low: Number | None
+    """of its 95% interval, by bootstrap of the windows; null for a maximum, and of a single window"""
+    high: Number | None
+    standard_error: NotRequired[From0 | None]
+    """from the spread of the windows; missing for percentiles"""
+
+
+@with_config(DESCRIBED)
+class ScoredText(TypedDict):
+    file: Text
+    sha256: Text
+    license: NotRequired[Text | None]
+    """of the text that is shipped"""
+    tokens: Positive
+    """of the whole text"""
+    ids_sha256: Text
+    """of the ids of the windows, as 64-bit integers, little-endian"""
+
+
+@with_config(DESCRIBED)
+class WindowMeans(TypedDict):
+    """One value a window."""
+
+    nll: list[Number]
+    """nats per token"""
+    reference_nll: NotRequired[list[Number]]
+    kld: NotRequired[list[Number]]
+    top1: NotRequired[list[Number]]
+
+
+@with_config(DESCRIBED)
+class AtDepth(TypedDict):
+    """Windows of one length, of which as many last positions are scored as of those of `n_ctx`."""
+
+    depth: Positive
+    """tokens of a window"""
+    windows: Positive
+    scored: Positive
+    """positions"""
+    figures: dict[str, Figure]
+    """as of the whole score"""
+    means: WindowMeans
+
+
+@with_config(DESCRIBED)
+class NotFinite(TypedDict):
+    """The first position whose logits are NaN or infinite, counted from 1."""
+
+    window: Positive
+    position: Positive
+
+
+@with_config(DESCRIBED)
+class Quality(TypedDict):
+    asked: Any
+    """text, windows and reference: a score with the same `asked` and `content_key` is not repeated"""
+    text: NotRequired[ScoredText]
+    windows: NotRequired[Count]
+    n_ctx: NotRequired[Positive]
+    """tokens of a window; those after its first half are scored"""
+    scored: NotRequired[Count]
+    """positions"""
+    bos: NotRequired[Count | None]
+    """the id of the BOS that each window begins with; null: none, because the tokenizer asks for none or the
+    workload has `bos: false`; missing: none, in records of earlier versions"""
+    vocabulary: NotRequired[Positive]
+    reference: NotRequired[Reference]
+    loss_nats: NotRequired[From0]
+    """by which the mean KLD may be off, because the reference is kept in 16 bits a logit"""
+    figures: NotRequired[dict[str, Figure]]
+    """`ppl`, `ln_ppl_ratio`, `kld_mean`, `kld_median`, `kld_p90`, `kld_p99`, `kld_p99_9`, `kld_max` (nats),
+    `top1`, `top5`, `rms_dp` (shares)"""
+    means: NotRequired[WindowMeans]
+    at_depth: NotRequired[list[AtDepth]]
+    """of the workload's `depths`; they end at the same tokens"""
+    trained_context: NotRequired[Positive | None]
+    """the longest context of the model's training, in tokens; null: not known"""
+    not_finite: NotRequired[NotFinite]
+    ran: NotRequired[StackFacts | None]
+    """facts of the job: kernels, options"""
+    versions: NotRequired[Any]
+    seconds: NotRequired[Any]
+
+
+@with_config(DESCRIBED)
+class OnlyScored(TypedDict):
+    """Keys that no other kind has."""
+
+    quality: Quality
+
+
+@with_config(DESCRIBED)
+class Scored(Common, Own, OnlyScored):
+    """A score. It has no series, and the keys of a measured record up to `conditions`."""
+
+
+def scored_error(record: Scored) -> str | None:
+    """What a score that came to its end lacks, as a clause: figures, or the position that has none."""
+    quality = record["quality"]
+    if record["outcome"] == "ok" and "not_finite" not in quality and not quality.get("figures"):
+        return "quality.figures must be there where the outcome is ok"
+    return None
+
+
+# `kind: searched`: one search for the longest context.
+
+
+@with_config(DESCRIBED)
+class Probe(TypedDict):
+    n_ctx: Positive
+    limit_bytes: Positive
+    filled: Switch
+    """whether filling was requested"""
+    fits: Switch | None
+    allocates: Switch
+    decodes: NotRequired[Any]
+    outcome: NotRequired[Any]
+    reason: Text | None
+    phase: NotRequired[Any]
+    """the last one"""
+    held: NotRequired[Any]
+    """tokens"""
+    decode: NotRequired[Any]
+    """[tokens of context, ms of the fastest of 8 steps]"""
+    peak_bytes: Count | None
+    """counted as the limit counts"""
+    seconds: Number
+    fill_s: Number | None
+    estimate_s: NotRequired[Any]
+    speed_ratio: Number | None
+    """the last step over the line through the others"""
+    left_out: Text | None
+    free_before_bytes: NotRequired[Any]
+    waited_s: NotRequired[Any]
+    """for memory to be freed"""
+    pressure: NotRequired[Any]
+    """pages read again while it was filled"""
+    cpu_wait_share: NotRequired[Any]
+    memory: NotRequired[Any]
+    """as of `loaded`, at the end"""
+    allocator: NotRequired[Any]
+
+
+@with_config(DESCRIBED)
+class Search(TypedDict):
+    probes: list[Probe]
+    granule: NotRequired[Positive | None]
+    """contexts are multiples of it, in tokens, from `lowest` to `highest`"""
+    lowest: NotRequired[Any]
+    highest: NotRequired[Any]
+    limit_bytes: NotRequired[Positive | None]
+    """the memory limit"""
+    limit_stated: NotRequired[Any]
+    """whether the config states it, else the free memory"""
+    held_by_others_bytes: NotRequired[Any]
+    """memory of a GPU in use before the search began"""
+    predicted_n_ctx: NotRequired[Positive | None]
+    """predicted from the stack's job `account`, to be filled; without `account` from the first probe"""
+    predicted_allocated_n_ctx: NotRequired[Positive | None]
+    """predicted, only to be allocated; null without `account`"""
+    predicted_from: NotRequired[Text | None]
+    """`account`, or `first probe`"""
+    need: NotRequired[dict[str, From0] | None]
+    """bytes by part at `predicted_n_ctx` (of the shortest context, if none fits); null without `account`"""
+    account_s: NotRequired[Number]
+    """seconds of the job `account`"""
+    verified_n_ctx: NotRequired[Positive | None]
+    """the longest verified"""
+    verified_by: NotRequired[Text | None]
+    """`decode` at its end, or `allocation`"""
+    allocated_n_ctx: NotRequired[Positive | None]
+    """the longest that was allocated"""
+    limit_reason: NotRequired[Text | None]
+    """why the next longer one failed"""
+    not_filled: NotRequired[Text | None]
+    """why contexts were not filled although requested"""
+
+
+@with_config(DESCRIBED)
+class OnlySearched(TypedDict):
+    """Keys that no other kind has."""
+
+    search: Search
+
+
+@with_config(DESCRIBED)
+class Searched(Common, Own, OnlySearched):
+    """A search: no series, `search` instead of `done`, and `loaded` of the last probe."""
+
+    timing: Timing
+
+
+# The kinds of records as types, one file per kind, and what is wrong with one. Records stay plain dicts.
+#
+# Keys that no type names are welcome: nobody reads them.
+
+
+KINDS: dict[str, Any] = {
+    "measured": Measured,
+    "reported": Published,
+    "checked": Checked,
+    "searched": Searched,
+    "scored": Scored,
+}
+
+
+class Record(Common, Own, OnlyMeasured, OnlyReported, OnlyChecked, OnlySearched, OnlyScored):
+    """A record of any kind, as its readers see it: `kind` tells which keys it has."""
+
+
+def loaded_of(record: Record) -> StackFacts:
+    """The stack's facts after loading; empty if it did not get that far."""
+    return record.get("loaded") or StackFacts()
+
+
+def done_of(record: Record) -> EndFacts:
+    """What the worker said at the end; empty if it did not get that far."""
+    return record.get("done") or EndFacts()
+
+
+def memory_of(record: Record) -> Memory:
+    """The memory that was seen; empty where no worker ran."""
+    return record.get("memory") or Memory()
+
+
+class _Prompt(TypedDict):
+    prompt_tokens: Count
+
+
+class Numbered(TypedDict):
+    schema: Positive
+
+
+class Begun(TypedDict):
+    started_utc: Time
+    workload: _Prompt
+
+
+def wrong_with(record: Mapping[str, object]) -> str | None:
+    """Why readers could not use this record, as a clause; null when they can."""
+    kind = record.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        return f"its kind must be one of {', '.join(KINDS)}"
+    if wrong := clause(KINDS[kind], record):
+        return wrong
+    if kind == "checked":
+        return checked_error(cast(Checked, record))
+    if kind == "scored":
+        return scored_error(cast(Scored, record))
+    return measured.error(cast(Measured, record)) if kind == "measured" else None
+
+
+# The JSON Schema of records, as docs/record.schema.json and the tables of docs/record.md have it.
+
+
+def json_schema() -> dict[str, Any]:
+    """One schema for the five kinds, told apart by `kind`; each key with its description."""
+    every: Any = Annotated[
+        Measured | Checked | Searched | Scored | Published, Field(title="A record of harness")
+    ]
+    schema = TypeAdapter(every).json_schema()
+    parts = schema["$defs"]
+    for name, kind in KINDS.items():
+        properties = parts[kind.__name__]["properties"]
+        properties["kind"] = {"const": name}
+        for base in bases(kind):
+            # pydantic reads the docstrings of a class's own keys alone.
+            for key, found in properties_of(base).items():
+                if description := found.get("description"):
+                    properties[key]["description"] = description
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def bases(kind: Any) -> tuple[Any, ...]:
+    """The types that a kind takes its keys from."""
+    return tuple(base for base in get_original_bases(kind) if hasattr(base, "__annotations__"))
+
+
+def properties_of(part: Any) -> dict[str, dict[str, Any]]:
+    """The keys of one type, with their schemas and descriptions."""
+    found: dict[str, dict[str, Any]] = TypeAdapter(part).json_schema()["properties"]
+    return found

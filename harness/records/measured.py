@@ -1,0 +1,452 @@
+"""The record of a timed repeat."""
+
+from typing import Any
+
+from pydantic import with_config
+from typing_extensions import NotRequired, TypedDict
+
+from harness.records.parts import (
+    DESCRIBED,
+    Above0,
+    Common,
+    Conditions,
+    Count,
+    From0,
+    Number,
+    Own,
+    Pairs,
+    Positive,
+    StackFacts,
+    Switch,
+    Text,
+    Triples,
+    clause,
+)
+from harness.theory.tensors import element_bytes
+
+# What a record holds of the machine's sensors, and of cooling down.
+
+
+@with_config(DESCRIBED)
+class Timed(TypedDict):
+    lowest: Number
+    median: Number
+    highest: Number
+
+
+@with_config(DESCRIBED)
+class Throttled(TypedDict):
+    """A fact of the timed part: of bits `samples` of `of_samples` with it, of counters `ms` and `events`."""
+
+    source: Text
+    what: Text
+    from_n: Positive
+    to_n: Positive
+    samples: Count | None
+    of_samples: Count | None
+    ms: Count | None
+    events: Count | None
+
+
+@with_config(DESCRIBED)
+class Domain(TypedDict):
+    name: Text
+    joules: From0 | None
+    failed_reads: Count
+    set_back: Count
+
+
+@with_config(DESCRIBED)
+class Energy(TypedDict):
+    """Counters of energy between the first and the last sample of the decode."""
+
+    timed_s: From0
+    window_s: From0
+    tokens: From0
+    """in the window"""
+    longest_gap_s: From0
+    domains: dict[str, Domain]
+    """by column"""
+
+
+@with_config(DESCRIBED)
+class Sensors(TypedDict):
+    sources: NotRequired[Any]
+    """the source of each column of `sensors.parquet`"""
+    missing: dict[str, Text]
+    """unavailable readings, and why"""
+    samples: NotRequired[Any]
+    interval_ms: Positive
+    cost_ns: NotRequired[Any]
+    """CPU time of the sampling thread"""
+    timed: dict[str, Timed]
+    """by column, over the timed part"""
+    throttled: list[Throttled]
+    energy: Energy | None
+    """null without a counter"""
+
+
+@with_config(DESCRIBED)
+class Cooled(TypedDict):
+    missing: NotRequired[Text]
+    """why there is no temperature"""
+    reached: NotRequired[Switch]
+    from_c: NotRequired[Number]
+    to_c: NotRequired[Number]
+    waited_s: NotRequired[Number]
+
+
+# `kind: measured`: one repeat of one cell, and what holds between its values.
+
+
+@with_config(DESCRIBED)
+class PeakAllocator(TypedDict):
+    peak_allocated_bytes: NotRequired[Count | None]
+    peak_reserved_bytes: NotRequired[Count | None]
+
+
+@with_config(DESCRIBED)
+class Counters(TypedDict):
+    evaluated_tokens: NotRequired[Any]
+    """of prompt and decode"""
+    stack_decode_ms: NotRequired[Number | None]
+    """decode time by the stack's own clock"""
+    sampling_ms: NotRequired[Number]
+    """our time between its steps"""
+    steps_ms: NotRequired[Number]
+    """what `stack_decode_ms` times, by our clock"""
+    device_tokens: NotRequired[Count | None]
+    """tokens timed by the device's own clock (`device_ns` in the series)"""
+    compilations: NotRequired[Count | None]
+    """in the timed part"""
+    allocator: NotRequired[PeakAllocator | None]
+    """its state at the end"""
+    allocator_retries: NotRequired[Pairs | None]
+    """[position, times] at which it had to free memory and retry"""
+
+
+@with_config(DESCRIBED)
+class Warmup(TypedDict):
+    agreed: Switch
+
+
+@with_config(DESCRIBED)
+class Control(TypedDict):
+    """The first tokens decoded again after the timed part: the same work as then."""
+
+    latency_ns: list[Count]
+    """without the first token (prefill)"""
+    cpu_wait_ns: Count | None
+
+
+@with_config(DESCRIBED)
+class Routing(TypedDict):
+    """Of a mixture: the experts that its routers chose when the first tokens were decoded again, untimed."""
+
+    experts: Count
+    """of a layer"""
+    tokens: Count
+    """decode steps that were counted; the prompt was not"""
+    distinct_tokens: Count
+    """different ids that these steps were fed: where one repeats, the same experts are chosen"""
+    layers: list[list[Count]]
+    """of each layer with a router: how often it chose each expert"""
+
+
+@with_config(DESCRIBED)
+class PassCheck(TypedDict):
+    """Did a pass over `n` tokens write its keys and values? Both as shares of the right logits' length."""
+
+    depth: Count
+    n: Count
+    distance: From0
+    """of the next step's logits to those after the same tokens one by one, or in two passes"""
+    control: From0
+    """the same without the pass"""
+
+
+@with_config(DESCRIBED)
+class TurnCount(TypedDict):
+    """The prefill of a turn, with (1) or without (0) its prefix kept."""
+
+    reuse: Count
+    turn: Count
+    fed: Count
+    evaluated: Count
+    """by the stack's own count"""
+
+
+@with_config(DESCRIBED)
+class Surface(TypedDict):
+    """Of a workload whose result is a table: what it saw beside the rows."""
+
+    elapsed_ns: NotRequired[Count]
+    """time of all of it, filling included"""
+    fill_s: NotRequired[From0]
+    """time of filling the context"""
+    context_was_kept: NotRequired[bool]
+    """of depths: whether the filled context came from a file of an earlier repeat"""
+    checks: NotRequired[list[PassCheck]]
+    """of prefill: one of each depth and length"""
+    counted: NotRequired[list[TurnCount]]
+    """of turns: one of each, where the stack counts"""
+    half_widths: NotRequired[Any]
+    """of depths: half the 95% interval of the mean step as a share, when it stopped"""
+
+
+@with_config(DESCRIBED)
+class EndFacts(TypedDict):
+    """What the worker says at the end."""
+
+    peak_rss_bytes: NotRequired[Count | None]
+    heap_free_bytes: NotRequired[Count | None]
+    """free bytes in malloc's heap"""
+    start_ns: NotRequired[Count]
+    """the moment that token times count from"""
+    memory_steps: NotRequired[Triples]
+    """of a workload that grows: [tokens, allocated bytes, reserved bytes] of the allocator at each flush"""
+    stopped: NotRequired[Any]
+    """of a workload that grows: how memory ended it (null: it reached its target)"""
+    counters: NotRequired[Counters]
+    facts_changed: NotRequired[StackFacts]
+    """facts of `loaded` that differ after the run"""
+    control: NotRequired[Control | None]
+    """missing in older records, and of a workload that grows; null below 512 tokens"""
+    fed: NotRequired[Text]
+    """`fixed ids`: what decode steps were fed, of a mixture with synthetic weights; missing where each was
+    fed the token before it, which had the highest logit"""
+    routing: NotRequired[Routing]
+    """missing for a model without experts, and of a stack that does not tell"""
+    surface: NotRequired[Surface]
+    """of a workload whose result is a table"""
+    warmup: NotRequired[Any]
+    """windows of the warm-up, whether they agreed, and the last one's change from four before (`trend`)"""
+    major_faults: NotRequired[Count]
+    cpu_wait_ns: NotRequired[Count | None]
+    """time in which its threads waited for a CPU"""
+    suspended_ns: NotRequired[Count | None]
+    """how long the machine was suspended during the repeat; missing in older records"""
+    flushes: NotRequired[Pairs]
+    """[index of the token that follows, ns]"""
+
+
+@with_config(DESCRIBED)
+class Timing(TypedDict):
+    wall_s: NotRequired[Number | None]
+    first_token_ns: NotRequired[Count]
+    last_token_ns: NotRequired[Count]
+    phases: NotRequired[Any]
+    started_utc: NotRequired[Any]
+
+
+@with_config(DESCRIBED)
+class Mark(TypedDict):
+    """Memory at one moment; null if it cannot be read."""
+
+    at: Text
+    """`started` (before the worker), `imported` (its libraries), `loaded`, `warmed` (before the first
+    timed token; missing in older records), `finished` (after the last token)"""
+    rss_anon_bytes: Count | None
+    rss_file_bytes: Count | None
+    vram_bytes: Count | None
+    """the device's, all processes together"""
+    rss_weights_bytes: NotRequired[Count | None]
+    """of `rss_file_bytes` the weights' own files"""
+
+
+@with_config(DESCRIBED)
+class Rusage(TypedDict):
+    max_rss_bytes: NotRequired[Count | None]
+
+
+@with_config(DESCRIBED)
+class Memory(TypedDict):
+    marks: NotRequired[list[Mark]]
+    peak_rss_bytes: NotRequired[Count | None]
+    peak_rss_anon_bytes: NotRequired[Count | None]
+    peak_rss_file_bytes: NotRequired[Count | None]
+    peak_vram_bytes: NotRequired[Count | None]
+    after_load_rss_bytes: NotRequired[Count | None]
+    """that of the mark `loaded`"""
+    after_load_vram_bytes: NotRequired[Count | None]
+    rusage: NotRequired[Rusage | None]
+
+
+@with_config(DESCRIBED)
+class BandwidthProbe(TypedDict):
+    """A read rate measured between the cells: of the best kernel, and `kernel`, `kernels`, `threads`,
+    `working_set_bytes`, `stack` if one measured (a GPU)."""
+
+    read_bytes_per_s: Above0
+
+
+@with_config(DESCRIBED)
+class MatrixProbe(TypedDict):
+    """With `measure_matrix_rate`: the best product, and `kernel`, `kernels`, `threads`, `stack` (a GPU),
+    `cpus_busy` (CPU time over time in NumPy's, a CPU)."""
+
+    flops_per_s: Above0
+
+
+@with_config(DESCRIBED)
+class WaitedForQuiet(TypedDict):
+    waited_s: Number
+    busy_share: Number | None
+    """of the CPUs, at the end of the wait"""
+
+
+@with_config(DESCRIBED)
+class OnlyMeasured(TypedDict):
+    """Keys that no other kind has."""
+
+    done: NotRequired[EndFacts | None]
+    """what the worker says at the end"""
+    timing: Timing
+    """phases, first and last stamp"""
+    memory: Memory
+    """peaks, and `marks`"""
+    attempt: NotRequired[Positive]
+    """1, or more after disturbed attempts; missing (1) in older records"""
+    waited_for_quiet: NotRequired[WaitedForQuiet]
+    """before a further attempt; else missing"""
+    bandwidth_probes: NotRequired[list[BandwidthProbe]]
+    """read rates measured so far in the campaign, by kernel"""
+    matrix_probe: NotRequired[MatrixProbe | None]
+    sensors: NotRequired[Sensors]
+    cooled: NotRequired[Cooled]
+    """with `cool_down`"""
+
+
+@with_config(DESCRIBED)
+class Measured(Common, Own, OnlyMeasured):
+    """One repeat of one cell."""
+
+
+@with_config(DESCRIBED)
+class _FinishedDone(TypedDict):
+    counters: Counters
+    facts_changed: dict[str, Any]
+    warmup: Warmup
+    major_faults: Count
+    cpu_wait_ns: NotRequired[Count | None]
+    flushes: NotRequired[Pairs]
+
+
+class Finished(TypedDict):
+    """What the verdicts read besides, of a repeat that came to its end."""
+
+    device: Text
+    options: dict[str, Any]
+    threads: Positive
+    conditions: Conditions
+    loaded: StackFacts
+    done: _FinishedDone
+
+
+def error(record: Measured) -> str | None:
+    """What is wrong between the values of a measured record, as a clause; null if nothing is."""
+    loaded, timing = record.get("loaded") or StackFacts(), record["timing"]
+    if ("first_token_ns" in timing) != ("last_token_ns" in timing):
+        return "timing must have both first_token_ns and last_token_ns, or none"
+    timed = "last_token_ns" in timing
+    if timed and record["tokens"] > 1 and timing["last_token_ns"] <= timing["first_token_ns"]:
+        return "timing.last_token_ns must be after first_token_ns"
+    if "prompt_source" in record["workload"]:
+        for name, of in (("prompt", record["workload"]), ("file", record["model"]["weights"])):
+            if name not in of:
+                return f"{name} is missing beside workload.prompt_source"
+    if wrong := _weights_error(record, loaded):
+        return wrong
+    if record["outcome"] != "ok":
+        return None
+    if wrong := clause(Finished, record):
+        return wrong
+    if record["tokens"] and not timed:
+        return "timing.last_token_ns is missing"
+    done = record["done"]
+    assert done is not None  # Finished has it
+    for facts, name in ((loaded, "loaded"), (loaded | done["facts_changed"], "done.facts_changed")):
+        if wrong := clause(StackFacts, facts, name):
+            return wrong
+        if facts.get("kernel_asked") is not None and "kernels" not in facts:
+            return f"{name}.kernels is missing"
+    return None
+
+
+def _weights_error(record: Measured, loaded: StackFacts) -> str | None:
+    """What the bytes of a decode step are counted from."""
+    counted = "tied" in loaded and loaded.get("model_bytes") is not None  # the stack counted what it loaded
+    sizes = loaded if counted else record["model"]["weights"].get("header") or loaded
+    model_bytes = sizes.get("model_bytes")
+    if not sizes.get("tied", True) and model_bytes is not None:
+        embedding = sizes.get("input_embedding_bytes")
+        if embedding is None:
+            return "input_embedding_bytes is missing beside model_bytes"
+        if embedding > model_bytes:
+            return "input_embedding_bytes must be at most model_bytes"
+    for name in ("type_k", "type_v"):
+        try:
+            element_bytes(record.get("options", {}).get(name, "f16"))
+        except (KeyError, TypeError):
+            return f"options.{name} must be one of ggml's types"
+    return None
+
+
+# `kind: reported`: a published result, as in results/published/.
+
+
+@with_config(DESCRIBED)
+class Source(TypedDict):
+    title: Text
+    url: Text
+    license: Text
+    tables: dict[str, Text]
+    """file of the table -> its row"""
+    series: Text | None
+    """where the series comes from, or null"""
+    prefill_series: Text | None
+    notes: list[Text]
+    """further facts"""
+
+
+@with_config(DESCRIBED)
+class Reported(TypedDict):
+    """Figures as published; null if not published."""
+
+    bpw: Above0 | None
+    prefill_ms: Above0 | None
+    B_ms: Number | None
+    W_tokens_per_ms: Above0 | None
+    file_bytes: Count | None
+    model_bytes: Count | None
+    """all tensors"""
+    model_buffer_bytes: Count | None
+    """tensors on the device"""
+    vram_bytes: Count | None
+    """after load"""
+    kv_buffer_bytes: Count | None
+    """at `kv_buffer_n_ctx`"""
+    kv_buffer_n_ctx: Positive | None
+    max_ctx: Positive | None
+    max_ctx_is_target: Switch
+    """a longer one might fit"""
+    perplexity: Above0 | None
+    perplexity_stderr: NotRequired[Above0 | None]
+    """its standard error, as llama.cpp prints it after +/-"""
+    printed: dict[str, dict[str, Text]]
+    """the rows as printed, text by column by table"""
+
+
+@with_config(DESCRIBED)
+class OnlyReported(TypedDict):
+    """Keys that no other kind has."""
+
+    n_counts_from: Count
+    """0: the `n` of `tokens.parquet` is the source's, and its first position is 0; 1: as here"""
+    source: Source
+    reported: Reported
+
+
+@with_config(DESCRIBED)
+class Published(Common, OnlyReported):
+    """A published result."""

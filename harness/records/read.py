@@ -1,0 +1,173 @@
+"""Read records: find them, upgrade them to the current schema, hold them against their types."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from harness.base.files import MOST_RECORD_BYTES, open_regular, read_regular
+from harness.base.text import shortened
+from harness.data import PUBLISHED
+from harness.records import tables
+from harness.records.files import ResultsError, read_columns
+from harness.records.kinds import Numbered, Record, wrong_with
+from harness.records.parts import clause
+from harness.records.tables import TokenTimes
+from runners.protocol import TABLES
+
+Draft = dict[str, Any]
+"""A record that is being made; `kinds` has its keys."""
+
+# Schema history (bump SCHEMA, add an upgrade, keep a sample in tests/golden/):
+#   1  first version
+SCHEMA = 1
+UPGRADES: dict[int, Callable[[Draft], Draft]] = {}  # from this number to the next
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A stored record: its folder, and its content upgraded to the current schema. `known`: the times of its
+    tokens, if it was made here."""
+
+    folder: Path
+    record: Record
+    known: TokenTimes | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def times(self) -> TokenTimes:
+        """The times of its tokens; `n` counts as its source does. Raises ResultsError if they are damaged."""
+        return self.known if self.known is not None else TokenTimes.of_columns(series(self))
+
+    @property
+    def has_series(self) -> bool:
+        """Whether the file of its tokens, or of its table, exists and starts and ends as a parquet file."""
+        try:
+            with open_regular(self.folder / f"{tables.name_of(self.record) or 'tokens'}.parquet") as file:
+                first = file.read(4)
+                file.seek(-4, os.SEEK_END)
+                return first == file.read(4) == b"PAR1"
+        except OSError:
+            return False
+
+    @property
+    def series_path(self) -> Path | None:
+        path = self.folder / "tokens.parquet"
+        return path.absolute() if path.exists() else None
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ResultsError if the folder does not exist."""
+    if not folder.is_dir():
+        raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder")
+    try:
+        os.scandir(folder).close()
+    except OSError as refusal:
+        raise ResultsError(f"{folder}: {refusal.strerror}") from refusal
+
+
+def no_records(*folders: Path) -> ResultsError:
+    """The error for folders without records, which names the published ones in them."""
+    inside = [str(each / PUBLISHED) for each in folders if (each / PUBLISHED).is_dir()]
+    hint = f" of your own; to read the published ones, name {' '.join(inside)}" if inside else ""
+    return ResultsError(f"{', '.join(map(str, folders))}: no records{hint}")
+
+
+def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[Stored]:
+    """The user's own records below root, oldest first within a cell; published ones in a folder `published`
+    only where root is that folder or inside. Calls `unreadable` for each that cannot be read."""
+
+    def no_folder(refusal: OSError) -> None:
+        if not isinstance(refusal, FileNotFoundError):  # nothing was measured there yet
+            unreadable(ResultsError(f"{refusal.filename}: {refusal.strerror}"))
+
+    within = os.walk(root, onerror=no_folder)
+    for path in sorted(
+        Path(at, "record.json") for at, *held in within if any("record.json" in names for names in held)
+    ):
+        try:
+            record = read(path)
+        except ResultsError as damage:
+            unreadable(damage)
+            continue
+        if record["kind"] != "reported" or PUBLISHED not in path.relative_to(root).parts:
+            yield Stored(path.parent, record)
+
+
+def read(path: Path) -> Record:
+    """Read one record, upgrade it, and check that all fields that readers use exist and have their type.
+
+    Raises ResultsError if it is damaged, written by a newer harness, or lacks such a field.
+    """
+    try:
+        text = read_regular(path, MOST_RECORD_BYTES).decode()
+        record: Draft = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        if wrong := clause(Numbered, record):
+            raise ValueError(wrong)
+        number = record["schema"]
+        if number > SCHEMA:
+            raise ResultsError(
+                f"{path}: record schema {number} is newer than this harness reads ({SCHEMA}); update it"
+            )
+        if "\\ud" in text or "\\uD" in text:  # a lone surrogate could not be written again
+            json.dumps(record, ensure_ascii=False).encode()
+    except OSError as refusal:
+        raise ResultsError(f"{path}: {refusal.strerror}") from refusal
+    except (ValueError, RecursionError) as damage:
+        raise ResultsError(f"{path}: not a record: {damage}") from damage
+    while number < SCHEMA:
+        record = UPGRADES[number](record)
+        number = record["schema"]
+    if wrong := wrong_with(record):
+        raise ResultsError(f"{path}: not a record: {wrong}")
+    return cast(Record, record)
+
+
+def _finite(text: str) -> float:
+    """Raises ValueError for NaN and infinity (also as 1e999), which could not be written again."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{shortened(text)} is not a finite number")
+    return value
+
+
+def series(stored: Stored) -> dict[str, list[int]]:
+    """The per-token columns: `n` and `latency_ns`; if measured, `token_id` and `device_ns` (the device's
+    clock). Empty if there is no series. `n` counts as its source does. Raises ResultsError."""
+    return read_columns(stored.folder / "tokens.parquet", ("n", "latency_ns"))
+
+
+def table(stored: Stored) -> dict[str, list[int]]:
+    """The columns of its workload's table; empty if there is none. Raises ResultsError, for a time of zero
+    too."""
+    if (name := tables.name_of(stored.record)) is None:
+        return {}
+    path = stored.folder / f"{name}.parquet"
+    columns = read_columns(path, TABLES[name])
+    for column, values in columns.items():
+        least = 1 if column in tables.TIMES else 0
+        if column in TABLES[name] and values and min(values) < least:
+            raise ResultsError(f"{path}: not a series: its column {column} has {min(values)}")
+    return columns
+
+
+def prefill_series(stored: Stored) -> dict[str, list[int]]:
+    """Passes of a prefill: `n` tokens behind `depth` tokens in the cache, `latency_ns`, `round`. Empty if
+    there is no series. A file without `depth` and `round` has one pass per length at depth 0. Raises
+    ResultsError."""
+    path = stored.folder / "prefill.parquet"
+    columns = read_columns(path, ("n", "latency_ns"))
+    for name, value in (("depth", 0), ("round", 1)):
+        if columns and None in columns.setdefault(name, [value] * len(columns["n"])):
+            raise ResultsError(f"{path}: not a series: its column {name} has nulls")
+    return columns
+
+
+def memory_series(stored: Stored) -> dict[str, list[Any]]:
+    """`t_ns` (the clock of the timestamps), `rss_anon_bytes`, `rss_file_bytes`, `vram_bytes`; null where a
+    value could not be read. Empty if there are no samples. Raises ResultsError."""
+    return read_columns(stored.folder / "memory.parquet", ("t_ns",))

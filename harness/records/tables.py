@@ -1,0 +1,113 @@
+"""Columns of a record's tables: stamps and gaps of tokens. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runners.protocol import Event, Rows, Tokens
+
+# Tables of timed rows: what a workload other than a decode leaves, one file each.
+
+
+TABLE_OF = {"prefill": "prefill", "depth": "windows", "turns": "turns"}
+"""The table of a kind of workload; its columns are in runners.protocol.TABLES."""
+
+TIMES = ("latency_ns", "prefill_ns")
+"""Columns of times, which cannot be zero."""
+
+Tables = dict[str, dict[str, list[int]]]
+"""Columns of rows, by table."""
+
+
+def name_of(record: Mapping[str, Any]) -> str | None:
+    """The table of a record; null for one whose workload is a decode, or not timed."""
+    return TABLE_OF.get(record["workload"]["kind"])
+
+
+def add_rows(tables: Tables, rows: Rows) -> None:
+    """Add the rows of an event to their table."""
+    table = tables.setdefault(rows.table, {name: [] for name in rows.columns})
+    for name, column in rows.columns.items():
+        table[name] += column
+
+
+# When the tokens of one generation came: one value, from the worker's stamps to every figure.
+
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flushes = Iterable[Sequence[int]]
+"""[index of the token that follows, ns]: what the worker wrote between two tokens, which none waits for."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTimes:
+    """`n`: the position of each token. `gaps_ns`: its time since the one before, flushes left out.
+    `ids`: null if not known. `device_ns`: its time by the device's own clock, which runs on through flushes;
+    null if there is none."""
+
+    n: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    gaps_ns: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    ids: Sequence[int] | None = None
+    device_ns: Sequence[int | None] | None = None
+
+    @classmethod
+    def of_events(
+        cls, events: Iterable[Event], prompt_tokens: int, device_ns: Sequence[int] | None = None
+    ) -> TokenTimes:
+        """From the worker's Tokens events. Keeps `device_ns` if the device timed every token."""
+        tokens = [event for event in events if isinstance(event, Tokens)]
+        stamps = np.array([t for event in tokens for t in event.t_ns], dtype=np.int64)
+        whole = device_ns if device_ns and len(device_ns) == len(stamps) else None
+        n = np.arange(prompt_tokens + 1, prompt_tokens + 1 + len(stamps))
+        return cls(n, np.diff(stamps, prepend=0), [i for event in tokens for i in event.ids], whole)
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Sequence[int]]) -> TokenTimes:
+        """From the columns of tokens.parquet; none if there are none."""
+        if not columns:
+            return cls()
+        n, gaps = (np.asarray(columns[name], dtype=np.int64) for name in ("n", "latency_ns"))
+        return cls(n, gaps, columns.get("token_id"), columns.get("device_ns"))
+
+    def __len__(self) -> int:
+        return len(self.gaps_ns)
+
+    def columns(self) -> dict[str, Sequence[int | None]]:
+        """The columns of tokens.parquet; none without a token."""
+        if not len(self):
+            return {}
+        known = {"token_id": self.ids, "latency_ns": self.gaps_ns.tolist(), "device_ns": self.device_ns}
+        return {"n": self.n.tolist()} | {name: found for name, found in known.items() if found is not None}
+
+    @cached_property
+    def ms(self) -> Floats:
+        return self.gaps_ns / 1e6
+
+    def stamps_ns(self, start_ns: int = 0, flushes: Flushes = ()) -> Ints:
+        """The moment of each token. With the start and the flushes: on the clock of the samples."""
+        gaps = self.gaps_ns.copy()
+        for index, flush_ns in flushes:
+            if index < len(gaps):
+                gaps[index] += flush_ns
+        stamps: Ints = start_ns + gaps.cumsum()
+        return stamps
+
+    def device_gaps_ns(self, flushes: Flushes) -> Floats | None:
+        """Each token's time by the device's clock, flushes left out; null if one is not known."""
+        if self.device_ns is None or None in self.device_ns:
+            return None
+        gaps = np.array(self.device_ns, dtype=float)
+        for index, flush_ns in flushes:
+            if index < len(gaps):
+                gaps[index] -= flush_ns
+        return gaps
+
+
+NO_TOKENS = TokenTimes()

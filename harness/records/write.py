@@ -1,0 +1,253 @@
+"""Write records: completely or not at all, never over another; and recover what a killed controller had."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from harness.base import files
+from harness.base.files import MOST_RECORD_BYTES, open_regular, read_regular, sync_folder
+from harness.records.files import ResultsError, write_columns, write_whole
+from harness.records.kinds import Begun, Probe, Record, wrong_with
+from harness.records.parts import clause
+from harness.records.read import SCHEMA, Draft, Stored
+from harness.records.tables import NO_TOKENS, Tables, TokenTimes, add_rows
+from runners.protocol import Event, Loaded, NonsenseError, Phase, Rows, decode
+
+Samples = dict[str, list[int | None]]
+"""Columns sampled during a run, including `t_ns`; null where a value could not be read."""
+
+WHEN = "%Y%m%dT%H%M%S.%fZ"  # the folder of a record: when it began
+LOG_TAIL_LINES = 20
+MOST_EVENTS_BYTES = 1 << 28  # a million tokens take 30 MB
+
+
+class Running:
+    """A repeat in progress: owns its folder and the lock on it until finish()."""
+
+    def __init__(self, folder: Path, begun: Draft) -> None:
+        self.folder = folder
+        self.events: BinaryIO = (folder / "events.jsonl").open("wb", buffering=0)
+        # Lock before begun.json makes the folder recoverable. The kernel releases it if the controller dies.
+        fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        write_whole(folder / "begun.json", json.dumps(begun | {"begun_by": begun_by()}).encode())
+
+    def note(self, probe: Probe) -> None:
+        """Store a probe of a search at once, so that it can be recovered. Raises ResultsError."""
+        try:
+            with (self.folder / "probes.jsonl").open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(probe, allow_nan=False) + "\n")
+        except OSError as refusal:
+            raise ResultsError(f"cannot write results to {self.folder}: {refusal.strerror}") from refusal
+
+    def finish(
+        self,
+        record: Draft,
+        times: TokenTimes = NO_TOKENS,
+        memory: Samples | None = None,
+        sensors: Samples | None = None,
+        tables: Tables | None = None,
+    ) -> Stored:
+        """Write the series, then the record, then delete the temporary files."""
+        try:
+            samples = {"memory": memory, "sensors": sensors}
+            stored = _finish(self.folder, record, times, samples, tables or {})
+        finally:
+            self.events.close()
+        return stored
+
+
+def begin(cell_folder: Path, begun: Draft) -> Running:
+    """Create a new folder for a repeat of a cell. Raises ResultsError (read-only, disk full, not a folder,
+    or a link that a stranger may have put there)."""
+    _refuse_links(cell_folder)
+    while True:
+        folder = cell_folder / datetime.now(timezone.utc).strftime(WHEN)
+        try:
+            folder.mkdir(parents=True)
+            for above in folder.parents[:4]:
+                sync_folder(above)
+            return Running(folder, begun)
+        except FileExistsError:
+            if not folder.is_dir():  # a file is where a results folder must be
+                raise ResultsError(f"{folder}: a file is where a results folder must be") from None
+        except OSError as refusal:
+            raise ResultsError(f"cannot write results: {refusal}") from refusal
+
+
+def _refuse_links(cell_folder: Path) -> None:
+    for above in (cell_folder, *cell_folder.parents[:2]):  # of the model, and of the machine
+        if above.is_symlink():
+            raise ResultsError(f"{above}: a symbolic link is where a results folder must be")
+
+
+def check_writable(root: Path) -> None:
+    """Raises ResultsError if records cannot be written below root."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=root).close()
+    except OSError as refusal:
+        raise ResultsError(f"{root}: cannot write results here: {refusal.strerror}") from refusal
+
+
+def keep(folder: Path, record: Draft, series: dict[str, list[int]], prefill: dict[str, list[int]]) -> Stored:
+    """Write a record of kind `reported` and its series, if any (`n`, `latency_ns`), into a new folder.
+
+    Raises ResultsError if the record is invalid, or the folder exists or cannot be written.
+    """
+    record = {"schema": SCHEMA, **record}
+    if wrong := wrong_with(record):
+        raise ResultsError(f"{folder}: not a record: {wrong}")
+    try:
+        folder.mkdir(parents=True)
+    except OSError as refusal:
+        raise ResultsError(f"{folder}: cannot write results here: {refusal.strerror}") from refusal
+    for name, columns in (("tokens", series), ("prefill", prefill)):
+        if columns:
+            write_columns(folder / f"{name}.parquet", columns)
+    write_whole(folder / "record.json", _text(record))
+    return Stored(folder, cast(Record, record))
+
+
+def receive(cell_folder: Path, when: str, files: Mapping[str, bytes]) -> Path | None:
+    """Write the files of a finished record that was measured elsewhere; `when`: the name of its folder there.
+    Null if the record is here already. A folder that holds another record keeps it, and this one goes into
+    the next free one. Raises ResultsError."""
+    _refuse_links(cell_folder)
+    at = datetime.strptime(when, WHEN)
+    record = files["record.json"]
+    try:
+        while (folder := cell_folder / at.strftime(WHEN)).exists():
+            try:
+                if read_regular(folder / "record.json", MOST_RECORD_BYTES) == record:
+                    return None
+            except FileNotFoundError:
+                break  # this machine failed before the record, which comes last
+            at += timedelta(microseconds=1)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in sorted(files, key="record.json".__eq__):
+            write_whole(folder / name, files[name])
+    except OSError as refusal:
+        raise ResultsError(f"{cell_folder}: cannot write results here: {refusal.strerror}") from refusal
+    return folder
+
+
+def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stored]:
+    """Write interrupted records for folders whose controller died before writing one. Calls `unreadable` for
+    each folder that cannot be recovered: it is damaged, or another machine or user began it."""
+    found: list[Stored] = []
+    for path in sorted(root.rglob("begun.json")):
+        try:
+            found += _recovered(path.parent)
+        except (OSError, ValueError, TypeError, LookupError, RecursionError, ResultsError) as damage:
+            why = getattr(damage, "strerror", None) or damage
+            unreadable(ResultsError(f"{path}: cannot be recovered: {why}"))
+    return found
+
+
+def _recovered(folder: Path) -> Iterator[Stored]:
+    begun: Draft = json.loads(read_regular(folder / "begun.json", MOST_RECORD_BYTES))
+    if wrong := clause(Begun, begun):
+        raise ValueError(wrong)
+    if begun.pop("begun_by", None) != begun_by():
+        raise ValueError("another machine or user began it")
+    if (folder / "record.json").exists():  # died between the record and the tidying
+        _tidy(folder)
+        return
+    with open_regular(folder / "events.jsonl", os.O_RDWR) as log:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return  # another campaign is writing it now
+        events = list(events_in(log.read(MOST_EVENTS_BYTES)))
+        times = TokenTimes.of_events(events, begun["workload"]["prompt_tokens"])
+        tables: Tables = {}
+        for event in events:
+            if isinstance(event, Rows):
+                add_rows(tables, event)
+        if "search" in begun:
+            probes = [*begun["search"]["probes"], *_probes_in(folder / "probes.jsonl")]
+            begun["search"] = begun["search"] | {"probes": probes}
+        phases = [e.name for e in events if isinstance(e, Phase)]
+        record = begun | {
+            "outcome": "interrupted",
+            "phase": phases[-1] if phases else "start",
+            "reason": "the controller died before the repeat was finished",
+            "loaded": next((e.facts for e in events if isinstance(e, Loaded)), None),
+            "done": None,
+            "tokens": len(times),
+            "timing": {"started_utc": begun["started_utc"], "wall_s": None, "phases": []},
+            "memory": {},
+            "log_tail": tail(folder / "worker.log"),
+        }
+        yield _finish(folder, record, times, {}, tables)
+
+
+def begun_by() -> str:
+    """This machine and user, in a form that names neither and that no stranger can write."""
+    machine = files.small_text(Path("/etc/machine-id"))
+    return hashlib.sha256(f"harness {machine} {os.getuid()}".encode()).hexdigest()
+
+
+def tail(path: Path) -> list[str]:
+    """The last lines of a text file, from at most 64 KiB; empty if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+            return [
+                line[:500] for line in file.read().decode("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:]
+            ]
+    except OSError:
+        return []
+
+
+def events_in(raw: bytes) -> Iterator[Event]:
+    """The complete events at the beginning of a stream that may be cut off anywhere."""
+    *lines, _ = raw.split(b"\n")
+    for line in lines:
+        try:
+            yield decode(line)
+        except NonsenseError:
+            return
+
+
+def _probes_in(path: Path) -> Iterator[Draft]:
+    """The complete probes at the beginning of a file that may be cut off anywhere."""
+    try:
+        *lines, _ = read_regular(path, MOST_RECORD_BYTES).decode().split("\n")
+        yield from map(json.loads, lines)
+    except (OSError, ValueError):
+        return
+
+
+def _finish(
+    folder: Path, record: Draft, times: TokenTimes, samples: dict[str, Samples | None], tables: Tables
+) -> Stored:
+    if len(times):
+        write_columns(folder / "tokens.parquet", times.columns())
+    for name, columns in tables.items():
+        write_columns(folder / f"{name}.parquet", columns)
+    for name, sampled in samples.items():
+        if sampled and sampled["t_ns"]:
+            write_columns(folder / f"{name}.parquet", sampled)
+    record = {"schema": SCHEMA, **record}
+    write_whole(folder / "record.json", _text(record))
+    _tidy(folder)
+    return Stored(folder, cast(Record, record), times)
+
+
+def _tidy(folder: Path) -> None:
+    leftovers = [path.name for path in folder.glob("*.partial")]  # from a write that was killed
+    for name in (*leftovers, "events.jsonl", "probes.jsonl", "request.json", "begun.json"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _text(record: Draft) -> bytes:
+    return json.dumps(record, indent=1, allow_nan=False).encode()

@@ -1,0 +1,189 @@
+"""Output of `harness fit`: a table with one line per variant and its warnings, or a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from typing_extensions import TypedDict
+
+from harness.analysis.columns import Cell, Ends, Figures, FlagRow
+from harness.analysis.latency import SWEEP
+from harness.dataset.study import Curve, Study, figure
+from harness.records.foreign.log import Log
+from harness.report.table import NONE, formatted
+from harness.report.theory_text import Columns, short, theory_table
+
+
+class Row(Figures):
+    """One series or request of a log."""
+
+    variant: str
+    per_token: bool
+    unusable: str | None
+    bpw: float | None
+    prompt_tokens: int | None  # of totals; a series begins behind its prompt
+    flags: list[FlagRow]
+
+
+class Against(TypedDict):
+    """With a model and a machine: the limits, and the shares of the limits that were reached."""
+
+    B_theory_ms: float | None
+    W_theory: float | None
+    B_ratio: float | None
+    W_ratio: float | None
+    B_as_w16_ms: float | None
+
+
+class RowAgainst(Row, Against):
+    """A row and its limits."""
+
+
+def interval(value: float | None, ends: Ends | None, digits: int) -> str:
+    """`22.80 (22.75 to 22.84)`; `900 (> 512)` or `0.40 (< 1.25)` where one end is open."""
+    if value is None:
+        return NONE
+    if ends is None:
+        return f"{value:.{digits}f}"
+    low, high = ends
+    if low is None or high is None:
+        end = f"< {high:.{digits}f}" if low is None else f"> {low:.{digits}f}"
+        return f"{value:.{digits}f} ({end})"
+    return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def _W(row: Row) -> str:
+    if not row["per_token"]:
+        return NONE
+    if row["shape"] == "short":
+        return "too short"
+    if row["W_tokens_per_ms"] is None or not row["W_identifiable"]:
+        return "not identifiable"
+    return interval(row["W_tokens_per_ms"], row["W_ci95"], 0)
+
+
+def _prefill_rate(row: Row) -> float | None:
+    prompt, first_ms = row["prompt_tokens"], row["first_token_ms"]
+    return 1e3 * prompt / first_ms if prompt and first_ms else None
+
+
+def _tpot(row: Row) -> str:
+    """`13.2 at 8,064`: in the middle of the series, and the tokens of context there."""
+    if row["median_ms"] is None or row["median_n"] is None:
+        return NONE
+    return f"{short(row['median_ms'])} at {row['median_n']:,}"
+
+
+COLUMNS: Columns[Row] = (
+    ("variant", lambda row: row["variant"]),
+    ("tokens", lambda row: formatted(row["n_tokens"])),
+    ("first ms", lambda row: short(row["first_token_ms"])),
+    ("B ms", lambda row: interval(row["B_ms"], row["B_ci95_ms"], 2)),
+    ("W tok/ms", _W),
+    ("TPOT ms", _tpot),
+    ("tok/s", lambda row: short(row["tokens_per_s"])),
+    ("shape", lambda row: row["shape"] or NONE),
+    ("spikes", lambda row: formatted(row["spikes"]["count"]) if row["per_token"] else NONE),
+    ("every", lambda row: short(row["spikes"]["period_tokens"])),
+    ("50 ms from n", lambda row: formatted(row["slow_from_n"])),
+)
+TOTALS: Columns[Row] = (
+    ("variant", lambda row: row["variant"]),
+    ("prompt", lambda row: formatted(row["prompt_tokens"])),
+    ("first ms", lambda row: short(row["first_token_ms"])),
+    ("prefill tok/s", lambda row: short(_prefill_rate(row))),
+    ("tokens", lambda row: formatted(row["n_tokens"])),
+    ("tok/s", lambda row: short(row["tokens_per_s"])),
+    ("ms/token", lambda row: short(1e3 / row["tokens_per_s"] if row["tokens_per_s"] else None)),
+)
+AGAINST: Columns[Row] = (
+    ("B theory", lambda row: short(figure(row, "B_theory_ms"))),
+    ("B MBU", lambda row: formatted(figure(row, "B_ratio"), "{:.0%}")),
+    ("W theory", lambda row: short(figure(row, "W_theory"))),
+    ("W MBU", lambda row: formatted(figure(row, "W_ratio"), "{:.0%}")),
+    ("B as 16-bit", lambda row: short(figure(row, "B_as_w16_ms"))),
+)
+
+LEGEND = (
+    "first: prefill. B: TPOT extrapolated to zero context; - where its interval exceeds 10% to each side.\n"
+    "W: tokens of context per further ms of TPOT. In brackets: 95% confidence interval. TPOT: median, and\n"
+    "the context at the middle of the series. every: tokens from spike to spike. 50 ms from n: where TPOT\n"
+    "exceeds 50 ms."
+)
+LEGEND_TOTALS = (
+    "Totals of requests or tests, as their tool gives them. first: TTFT, or the time of the prompt.\n"
+    "prefill tok/s: prompt / first. tok/s: of decode."
+)
+LEGEND_AGAINST = (
+    "theory: what the bandwidth allows (harness theory). MBU: the share of it that was reached.\n"
+    "B as 16-bit: B x 16 / BPW, the B of 16-bit weights at the same bandwidth."
+)
+
+
+def show_fits(rows: Sequence[Row], notes: Sequence[str]) -> None:
+    """Print the table of usable variants, robust fits that differ, warnings, unusable variants and notes."""
+    usable = [row for row in rows if row["unusable"] is None]
+    if series := [row for row in usable if row["per_token"]]:
+        against = "B_theory_ms" in series[0]
+        theory_table((*COLUMNS, *(AGAINST if against else ())), series)
+        print(LEGEND + ("\n" + LEGEND_AGAINST if against else ""))
+    if totals := [row for row in usable if not row["per_token"]]:
+        theory_table(TOTALS, totals)
+        print(LEGEND_TOTALS)
+    for row in usable:
+        if row["robust_B_ms"] is not None:
+            W = f", W {short(row['robust_W_tokens_per_ms'])}" if row["W_identifiable"] else ""
+            print(f"{row['variant']}: robust fit: B {row['robust_B_ms']:.2f} ms{W}")
+        if len(row["segments"]) > 1:
+            parts = (
+                f"to n = {part['to_n']:,} B {part['B_ms']:.2f} ms, "
+                + ("flat" if part["flat"] else f"W {short(part['W_tokens_per_ms'])}")
+                for part in row["segments"]
+            )
+            print(f"{row['variant']}: {row['shape']}: {'; '.join(parts)}")
+        for flag in row["flags"]:
+            print(f"{row['variant']}: {flag['code']}: {flag['detail']}")
+    if any(row["shape"] == "short" for row in usable):
+        print("too short: W needs 2,049 tokens")
+    for row in rows:
+        if row["unusable"] is not None:
+            print(f"{row['variant']}: unusable: {row['unusable']}")
+    for note in notes:
+        print(f"note: {note}")
+
+
+def fit_study(title: str, rows: Sequence[Row], log: Log) -> Study:
+    """The page of one log: its series as cells of one model, named after the file."""
+    # A log knows no more of a cell: the page shows a dash for the rest.
+    made = [
+        {
+            **row,
+            "name": f"{title} {row['variant']}",
+            "model": title,
+            "variant": row["variant"],
+            "status": "ok" if row["unusable"] is None else "unusable",
+            "reasons": [row["unusable"]] if row["unusable"] else [],
+            "kind": "logged",
+            "tokens": row["n_tokens"],
+            "ttft_ms": row["first_token_ms"],
+            "B_as_w16_ms": row.get("B_as_w16_ms"),
+            "repeats": 1,
+            "repeats_ok": 1,
+        }
+        for row in rows
+    ]
+    cells = cast(list[Cell], made)
+    # Rows of series come first; rows of requests have only totals.
+    drawn = zip(cells, log.series.values(), strict=False)
+    return Study(
+        title=title,
+        cells=cells,
+        series={
+            cell["name"]: Curve(each.n, each.ms, prefill=cell["shape"] != SWEEP)
+            for cell, each in drawn
+            if cell["status"] == "ok"
+        },
+        methods={"Log": [log.format, *log.notes]},
+        warnings=list(log.notes),
+    )

@@ -1,0 +1,508 @@
+"""A Study as one HTML page, and as files."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import gzip
+import io
+import json as json_format
+import math
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import sha256
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from harness.base.text import csv_cell, list_named
+from harness.dataset.study import Row, Study, bounds, labels, ok, part, parts
+from harness.records import ResultsError
+from harness.records.files import write_output
+from harness.report import comparisons, memory, picture, plots, prompts, quality, summary, tables
+from harness.report.picture import Picture
+from harness.report.plots import Chapter, Figure, marks, plain_figure
+from harness.report.plots import marks as marks_of
+from harness.report.quality import ModelTable
+from harness.report.summary import CRITERION, Answer
+from harness.report.table import in_markdown
+
+# The chapters and figures of a study: first those of all models, then those of each model.
+
+
+def figures_chapters(study: Study) -> dict[str, Chapter]:
+    """Id of a section -> chapter; without empty chapters."""
+    found = {
+        "longest": memory.longest_chapter(study),
+        "memory": memory.chapter(study),
+        "prefill": prompts.prefill_chapter(study),
+        "depth": prompts.depth_chapter(study),
+        "turns": prompts.turns_chapter(study),
+    }
+    return {name: chapter for name, chapter in found.items() if chapter}
+
+
+def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:
+    """Id of a section -> its title and its figures, of decodes."""
+    marks = marks_of(study)
+    found = {}
+    across = comparisons.share(study, marks)
+    if across:
+        found["across"] = ("All models", [across])
+    for number, (model, rows) in enumerate(study.decodes.items()):
+        named = list(zip(labels(rows, model), rows, strict=True))
+        drawn = (
+            plots.latency_curves(model, named, study.series, marks),
+            *comparisons.bars(model, named, marks),
+            *comparisons.tradeoffs(model, named, marks),
+            plots.memory_curves(model, named, study.memory, marks),
+        )
+        found[f"m{number}"] = (model, [figure for figure in drawn if figure])
+    return found
+
+
+# Fill the templates of pages: each page is one file that draws its figures and opens offline.
+#
+# All values are escaped. Only what this package ships is not: the scripts and the style.
+
+
+ONE_LINE = 100  # characters of a list that is shown as text
+
+
+def filled(template: str, **values: Any) -> str:
+    """The page of a template, as text."""
+    plotly, packed = _plotly()
+    scripts = [_asset("page.js")]
+    # Defence in depth behind escaping: only page.js and plotly.js may run, and nothing may be fetched.
+    hashes = " ".join(
+        f"'sha256-{b64encode(sha256(s).digest()).decode()}'" for s in (scripts[0].encode(), plotly)
+    )
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
+        " base-uri 'none'; form-action 'none'"
+    )
+    found = _environment().get_template(template)
+    look = {
+        "style": _asset("page.css"),
+        "hues": plots.HUES,
+        "night": plots.NIGHT,
+        "shapes": plots.SHAPES,
+    }
+    return found.render(policy=policy, look=look, scripts=scripts, plotly=packed, **values)
+
+
+@cache
+def _plotly() -> tuple[bytes, str]:
+    """plotly.js, and the same compressed: page.js unpacks it once a figure comes near the view."""
+    from plotly.offline import get_plotlyjs
+
+    script = get_plotlyjs().encode()
+    return script, b64encode(gzip.compress(script, mtime=0)).decode()
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("harness.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters |= {
+        "one_line": _one_line,
+        "hue": lambda colour: f"var(--h{colour.removeprefix('#')})",
+        "sized": _sized,
+        "split_at_urls": re.compile(r"(https?://[^\s<>\"',;]+)").split,
+    }
+    json = {"allow_nan": False, "separators": (",", ":"), "ensure_ascii": False}
+    made.policies["json.dumps_kwargs"] = json
+    return made
+
+
+def _asset(name: str) -> str:
+    return (resources.files("harness.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _one_line(values: list[Any] | tuple[Any, ...]) -> str | None:
+    """A short list of plain values as text; null: any other list."""
+    nested = any(isinstance(each, (Mapping, list, tuple)) for each in values)
+    texts = [str(each) for each in values]
+    return None if nested or sum(map(len, texts)) >= ONE_LINE else ", ".join(texts) or "-"
+
+
+def _sized(value: Any, key: object) -> Any:
+    """The value of a key; large numbers of bytes in GiB."""
+    big = str(key).endswith("bytes") and isinstance(value, (int, float)) and value >= 2**20
+    return f"{value / 2**30:,.2f} GiB" if big else value
+
+
+# The views of the page: one per model, with its answers, picture, figures, tables and failures.
+
+
+IN_PICTURE = (  # figures that the picture stands for
+    *("size-latency", "latency-perplexity", "size-perplexity", "latency-KLD", "size-KLD"),
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What the first screen says of cells that may be ranked together. `title`: empty where there is one."""
+
+    title: str
+    answers: Sequence[Answer]
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True)
+class View:
+    """All of one model. `chapters`: id -> chapter, of all models. `failures`: reason -> cells; `flagged`: the
+    code of a warning -> cells with its detail."""
+
+    anchor: str
+    model: str
+    counts: str
+    panels: Sequence[Panel]
+    figures: Sequence[Figure]
+    tables: Sequence[ModelTable]
+    chapters: Mapping[str, Chapter]
+    failures: Sequence[tuple[str, Sequence[str]]]
+    flagged: Sequence[tuple[str, Sequence[tuple[str, str]]]]
+
+
+def views(study: Study) -> list[View]:
+    """In the order of the models; those of searches and memory alone come last."""
+    chapters, drawn = figures_chapters(study), dict(sections(study).values())
+    looks, groups = marks(study), summary.groups(study)
+    of_chapters = [model for chapter in chapters.values() for model in chapter.rows]
+    found = []
+    for number, model in enumerate(dict.fromkeys((*study.models, *(g.model for g in groups), *of_chapters))):
+        own = [group for group in groups if group.model == model]
+        part = replace(
+            study,
+            cells=[row for row in study.cells if str(row.get("model")) == model],
+            searches=[row for row in study.searches if str(row.get("model")) == model],
+        )
+        found.append(
+            View(
+                f"m{number}",
+                model,
+                summary.counts(part),
+                [
+                    Panel(
+                        group.title if len(own) > 1 else "",
+                        summary.answers(group),
+                        picture.pictures(group, looks),
+                    )
+                    for group in own
+                    if group.named or group.searched
+                ],
+                [each for each in drawn.get(model, []) if each.name not in IN_PICTURE],
+                quality.tables_of_model(model, study.decodes.get(model, []), study.series),
+                {name: chapter for name, chapter in chapters.items() if model in chapter.rows},
+                summary.failures(part),
+                summary.flagged(part),
+            )
+        )
+    return found
+
+
+def first_view(found: Sequence[View], study: Study) -> str:
+    """The anchor of the view that opens: of the model with the most series, then with the most ok cells."""
+
+    def count(view: View) -> tuple[int, int]:
+        rows = study.models.get(view.model, [])
+        return sum(row["name"] in study.series for row in rows), sum(map(ok, rows))
+
+    return max(found, key=count).anchor if found else ""
+
+
+# One self-contained HTML file of a Study: a view per model, one of all models, methods. It opens offline.
+
+
+SYNTHETIC = (
+    "Synthetic: random weights of the real model's exact shape; sizes are exact, latencies almost exact."
+)
+
+
+def write(path: Path, study: Study) -> None:
+    """Write the page of a study. Raises ResultsError if the file cannot be written."""
+    write_output(path, page(study))
+
+
+def page(study: Study) -> str:
+    """The page of a study as text."""
+    found = views(study)
+    hues, shapes = plots.style_key(study)
+    return filled(
+        "study.html",
+        title=study.title,
+        study=study,
+        views=found,
+        opens=first_view(found, study),
+        across=sections(study).get("across", ("", []))[1],
+        goals=summary.GOALS,
+        hues=hues,
+        shapes=shapes,
+        sources=summary.sources(study.rows),
+        source_notes=summary.source_notes(study.rows),
+        counts=summary.counts(study),
+        criterion=CRITERION if len(study.cells) > 1 else None,
+        failures=shortened(summary.failures(study)),
+        flagged=summary.flagged(study),
+        shortened=shortened,
+        contents=contents,
+        synthetic=SYNTHETIC if any(row.get("weights") == "synthetic" for row in study.cells) else None,
+        quality=quality.table(study.scores),
+        quality_meaning=quality.MEANING,
+        quality_notes=quality.notes(study.scores),
+        agreement=quality.agreement_table(study.checks),
+        agreement_meaning=quality.AGREEMENT_MEANING,
+        agreement_notes=quality.agreement_notes(study.checks),
+        meanings=summary.meanings(study),
+        costs=summary.costs(study),
+        methods=list(_methods(study)),
+    )
+
+
+def contents(view: View) -> list[tuple[str, str]]:
+    """Anchors and titles of the parts of a view that it has."""
+    figured = [("latency", "Latency"), ("B", "Bars"), ("memory-over-time", "Memory over time")]
+    drawn = [figure.name for figure in view.figures]
+    return [
+        *((f"{view.anchor}-{name}", title) for name, title in figured if name in drawn),
+        *([(f"{view.anchor}-tables", "Tables")] if view.tables else []),
+        *((f"{view.anchor}-{name}", chapter.title) for name, chapter in view.chapters.items()),
+    ]
+
+
+def shortened(failures: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, int, str]]:
+    """Reason, number of cells, and the first of their names."""
+    return [(reason, len(names), list_named(names, summary.NAMES_SHOWN)) for reason, names in failures]
+
+
+def _methods(study: Study) -> Iterator[tuple[str, str | None, object]]:
+    """Headings, with commands as typed in a shell, or else any plain value."""
+    for heading, value in study.methods.items():
+        lines = [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else []
+        typed = "repeat" in heading or "command" in heading
+        commands = "\n".join(lines) if typed and all(isinstance(line, str) for line in lines) else None
+        yield heading, commands or None, value
+
+
+# The tables as Markdown, CSV or JSON, and the figures as PNG files.
+
+
+WIDTH, SCALE = 1200, 2  # of a PNG file: CSS pixels, and device pixels per CSS pixel
+LEGEND_ROW, LEGEND_COLUMNS = 22, 4
+
+# Columns of the CSV, in this order; an interval becomes two columns.
+FIELDS = (
+    *(
+        "cell",
+        "name",
+        "model",
+        "stack",
+        "variant",
+        "kind",
+        "weights",
+        "status",
+        "reasons",
+        "repeats_ok",
+        "repeats",
+    ),
+    *("machine", "device", "tokens", "n_ctx", "bpw"),
+    *("quality", "perplexity", "kld_mean", "kld_mean_ci95", "top1", "ttft_ms"),
+    *("W_tokens_per_ms", "W_ci95", "W_identifiable", "robust_W_tokens_per_ms", "W_theory_tokens_per_ms"),
+    *(
+        "W_ratio",
+        "W_measured_ratio",
+        "W_declared_ratio",
+        "W_declared_measured_ratio",
+        "B_ms",
+        "B_ci95_ms",
+        "robust_B_ms",
+        "plain_B_ms",
+        "B_as_w16_ms",
+        "B_theory_ms",
+        "B_ratio",
+    ),
+    *("B_measured_ratio", "shape", "slow_from_n", "last_n"),
+    *("tokens_per_s", "tokens_per_s_ci95", "start_tokens_per_s", "end_tokens_per_s"),
+    *("file_bytes", "model_bytes", "weight_bytes_per_token", "kv_bytes_per_token", "loaded_bytes"),
+    *("kv_read", "peak_rss_bytes", "peak_vram_bytes", "peak_allocator_bytes", "kv_buffer_bytes"),
+    *("compute_buffer_bytes", "max_ctx"),
+    *("bandwidth_share", "bandwidth_bytes_per_s", "fixed_ms", "dominated_by", "flags"),
+    *("weights_check", "baseline_B_ms", "baseline_W_tokens_per_ms"),
+)
+INTERVALS = ("W_ci95", "B_ci95_ms", "tokens_per_s_ci95", "kld_mean_ci95")
+
+
+class FiguresError(Exception):
+    """The figures cannot be drawn; the message is one sentence with the reason."""
+
+
+def markdown(study: Study) -> str:
+    """The summary of the page, its tables with the meanings of their columns, and the methods."""
+    parts = [*(f"> {in_markdown(line)}" for line in summary.third_party(study.rows)), *_sentences(study)]
+    rows = [row for of_model in study.decodes.values() for row in of_model]
+    used = {title: tables.used_columns(every, rows) for title, every in tables.TABLES.items()}
+    parts += [tables.of_columns(title, of, rows).markdown() for title, of in used.items() if of]
+    for chapter in figures_chapters(study).values():
+        parts += [tables.of_columns(*each).markdown() for each in plots.chapter_lines(chapter)]
+        noted = [f"- {in_markdown(note)}" for notes in chapter.notes.values() for note in notes]
+        parts += ["\n".join(noted)] if noted else []
+    if study.scores:
+        parts.append(quality.table(study.scores).markdown())
+    if study.checks:
+        parts.append(quality.agreement_table(study.checks).markdown())
+    parts += ["## Methods", *(in_markdown(each) for each in (*summary.meanings(study), CRITERION))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _sentences(study: Study) -> list[str]:
+    """Counts, best cells per model, and failures."""
+    per_model = ((in_markdown(model), in_markdown(text)) for model, text in summary.per_model(study))
+    stands_out = [f"- **{model}**: {text}" for model, text in per_model]
+    failed = [in_markdown(f"{reason} ({', '.join(names)})") for reason, names in summary.failures(study)]
+    parts = [summary.counts(study), "\n".join(stands_out)]
+    if failed:
+        parts += ["## Invalid and failed cells", "\n".join(f"- {each}" for each in failed)]
+    return [part for part in parts if part]
+
+
+def csv(rows: Sequence[Row]) -> str:
+    """One line per cell, figures in full precision, empty if missing; see `status` and `reasons` for why."""
+    out = io.StringIO()
+    writer = csv_format.writer(out, lineterminator="\n")
+    writer.writerow([name for field in FIELDS for name in _headings(field)])
+    for row in rows:
+        writer.writerow([csv_cell(value) for field in FIELDS for value in _values(row, field)])
+    return out.getvalue()
+
+
+def json(rows: Sequence[Row]) -> str:
+    """One array with one object per cell; missing values are null, never NaN."""
+    return json_format.dumps([_finite(row) for row in rows], indent=1, allow_nan=False, default=str) + "\n"
+
+
+def png(folder: Path, study: Study) -> list[Path]:
+    """Write every figure as `<section>-<figure>.png` and return the paths.
+
+    Draws in the Chrome or Chromium of this machine, without the network. Raises FiguresError if there is none
+    or it fails, ResultsError if the folder cannot be written.
+    """
+    wanted: list[dict[str, Any]] = []
+    in_chapters = [part for chapter in figures_chapters(study).values() for part in chapter.figures.items()]
+    for title, drawn in [*sections(study).values(), *in_chapters]:
+        for figure in drawn:
+            path = folder / f"{_file_name(title)}-{figure.name}.png"
+            if path in [each["path"] for each in wanted]:
+                path = path.with_stem(f"{path.stem}-{len(wanted)}")
+            opts = {"format": "png", "width": WIDTH, "height": figure.height, "scale": SCALE}
+            wanted.append({"fig": _whole(figure, title), "path": path, "opts": opts})
+            opts["height"] = wanted[-1]["fig"]["layout"]["height"]
+    _make(folder)
+    if wanted:
+        _draw(wanted)
+    return [each["path"] for each in wanted]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as refusal:
+        raise ResultsError(f"{folder}: the figures cannot be written: {refusal.strerror}") from refusal
+
+
+def latency_png(path: Path, study: Study) -> None:
+    """Draw latency against position of a study of one model. Raises as png() does."""
+    for title, drawn in sections(study).values():
+        for figure in drawn:
+            if figure.name == "latency":
+                fig = _whole(figure, title)
+                opts = {"format": "png", "width": WIDTH, "height": fig["layout"]["height"], "scale": SCALE}
+                _make(path.parent)
+                _draw([{"fig": fig, "path": path, "opts": opts}])
+                return
+    raise FiguresError("nothing to draw: no series has latencies of single tokens")
+
+
+def _draw(wanted: Sequence[dict[str, Any]]) -> None:
+    import kaleido
+    from choreographer.errors import ChromeNotFoundError
+
+    try:
+        kaleido.write_fig_from_object_sync(wanted, kopts={"mathjax": False}, cancel_on_error=True)
+    except ChromeNotFoundError as lack:
+        hint = "install one, or set BROWSER_PATH"
+        raise FiguresError(f"drawing figures needs Chrome or Chromium, and none was found; {hint}") from lack
+    except (RuntimeError, OSError) as failed:
+        why = failed.args[0] if failed.args else type(failed).__name__
+        raise FiguresError(f"the browser that draws the figures failed: {why}") from failed
+
+
+def _whole(figure: Figure, title: str) -> dict[str, Any]:
+    """A figure with its title and legend, as on the page."""
+    shown: set[int] = set()
+    data = []
+    for trace in figure.data:
+        meta = trace.get("meta", {})
+        if meta.get("chosen"):
+            continue  # nothing is selected in a file
+        own = "v" in meta and "kind" not in meta and meta["v"] not in shown
+        shown |= {meta["v"]} if own else set()
+        data.append({**trace, "showlegend": trace.get("showlegend", own if figure.legend else True)})
+    lines = math.ceil(len(shown) / LEGEND_COLUMNS) * LEGEND_ROW
+    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"}
+    if shown:
+        entry = {"entrywidthmode": "fraction", "entrywidth": 0.98 / LEGEND_COLUMNS}
+        legend |= {"y": -60 / figure.height, "yanchor": "top", **entry}
+    given = {
+        "title": {
+            "text": f"{plain_figure(title)}: {plain_figure(figure.title)}",
+            "x": 0.01,
+            "font": {"size": 15},
+        },
+        "margin": {**figure.layout["margin"], "t": 60 if shown else 90},
+        "height": figure.height + 60 + lines,
+        "showlegend": True,
+        "legend": legend,
+    }
+    return {"data": data, "layout": {**figure.layout, **given}}
+
+
+def _file_name(text: str) -> str:
+    """Letters, digits and `.-`, so that no model's name leaves the folder."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:80] or "model"
+
+
+def _headings(field: str) -> list[str]:
+    return [f"{field}_low", f"{field}_high"] if field in INTERVALS else [field]
+
+
+def _values(row: Row, field: str) -> list[object]:
+    if field in INTERVALS:
+        return list(bounds(row, field))
+    if field.startswith("baseline_"):
+        return [part(row, "baseline").get(field.removeprefix("baseline_"))]
+    value = row.get(field)
+    if field == "flags":
+        return ["; ".join(f"{flag.get('code')}: {flag.get('detail')}" for flag in parts(row, field))]
+    if isinstance(value, (list, tuple)):
+        return ["; ".join(map(str, value))]
+    return [_finite(value)]
+
+
+def _finite(value: object) -> object:
+    """Plain values; NaN and infinity become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,489 @@
+"""`harness theory` as text."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import TypeVar, cast
+
+from typing_extensions import TypedDict
+
+from harness.report.table import NONE, Table, formatted
+from harness.theory import decoder
+from harness.theory.decoder import Decoder, Shape
+from harness.theory.machines import Machine
+from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS, Choice, Fit
+from harness.theory.rows import Chunk, Reached, ReachedPrefill, Row, RowWithTensors, Sides, TensorRow
+
+# Terminal output of `harness theory`: models, latency floors, bytes by part, chunked prefill.
+
+
+R = TypeVar("R")
+Columns = Sequence[tuple[str, Callable[[R], object]]]
+
+
+class ChunkRow(Row, Chunk):
+    """A row cut into chunks of one size."""
+
+
+class PartRow(TypedDict):
+    part: str
+    type: str
+    bytes: float
+
+
+def short(value: float | None) -> str:
+    """Three significant digits, never an exponent."""
+    if value is None:
+        return NONE
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def headroom(row: Row, stack: str) -> str:
+    """`yes, 3.1 GB to spare`, `no, 1.4 GB short`, or `cannot load`."""
+    fit = _fit(row, stack)
+    if fit is None:
+        return "cannot load"
+    spare = fit["spare_bytes"]
+    return f"yes, {spare / 1e9:.1f} GB to spare" if spare >= 0 else f"no, {-spare / 1e9:.1f} GB short"
+
+
+def longest(row: Row, stack: str) -> str:
+    """Tokens, at most the trained context; a dash if the stack cannot load the weights, 0 if none fits."""
+    fit = _fit(row, stack)
+    return formatted(fit["longest"] or 0 if fit else None)
+
+
+def _fit(row: Row, stack: str) -> Fit | None:
+    return (row["fits"] or {}).get(stack)
+
+
+def reached(row: Row) -> str:
+    """Share of the ceiling, and tokens per second; a dash if never measured."""
+    found = row["reached"]
+    return f"{found['share']:.0%} ({short(found['tokens_per_s'])})" if found else NONE
+
+
+def reached_prefill(row: Row) -> str:
+    """Share of the limit, and milliseconds; a dash if never measured."""
+    found = row["reached_prefill"]
+    return f"{found['share']:.0%} ({short(found['ms'])})" if found else NONE
+
+
+def kv_bytes(row: Row) -> str:
+    """That a token adds; of a model with windows, also once these are full."""
+    whole, past = row["kv_bytes_per_token"], row["kv_bytes_per_token_past_windows"]
+    return formatted(whole) + (f", past windows {formatted(past)}" if past != whole else "")
+
+
+def span(ridges: list[int | None] | None) -> str:
+    """`99 to 553`; `99 or more` without an upper end."""
+    if not ridges:
+        return NONE
+    return f"{ridges[0]} or more" if ridges[1] is None else f"{ridges[0]} to {ridges[1]}"
+
+
+COUNTS: Columns[Row] = (
+    ("model", lambda row: row["model"]),
+    ("in layers", lambda row: formatted(row["layer_params"], "{:,.2f}", _giga(row))),
+    ("in lm_head", lambda row: formatted(row["lm_head_params"], "{:,.2f}", _giga(row))),
+    ("active", lambda row: formatted(row["active_params"], "{:,.2f}", _giga(row))),
+    ("total", lambda row: formatted(row["total_params"], "{:,.2f}", _giga(row))),
+    ("KV elements/token", lambda row: formatted(row["kv_elements_per_token"])),
+    ("KV bytes/token", kv_bytes),
+)
+WEIGHTS: Columns[Row] = (
+    ("model", lambda row: row["model"]),
+    ("weights", lambda row: row["weights"]),
+    ("bpw", lambda row: formatted(row["weight_bits"], "{:,.2f}")),
+    ("size", lambda row: formatted(row["model_bytes"], "{:,.2f}", _giga(row))),
+    ("read/token", lambda row: formatted(row["weight_bytes_per_token"], "{:,.2f}", _giga(row))),
+    ("flop/byte", lambda row: short(row["flop_per_byte"])),
+)
+NAMED: Columns[Row] = (*WEIGHTS[:2], ("machine", lambda row: row["machine"]))
+STACKS = {LLAMA_CPP: "in llama.cpp", LLAMA_CPP_FLASH: "with flash_attn", TRANSFORMERS: "in transformers"}
+FITS: Columns[Row] = (
+    *NAMED,
+    *((f"fits {where}", partial(headroom, stack=stack)) for stack, where in STACKS.items()),
+    *((f"longest {where}", partial(longest, stack=stack)) for stack, where in STACKS.items()),
+    ("longest: ideal", partial(longest, stack=IDEAL)),
+    *WEIGHTS[2:4],
+)
+FLOORS: Columns[Row] = (
+    *NAMED,
+    *WEIGHTS[4:],
+    ("B ms", lambda row: formatted(row["B_ms"], "{:,.2f}")),
+    ("W tok/ms", lambda row: short(row["W_tokens_per_ms"])),
+    ("tok/s", lambda row: short(row["tokens_per_s"])),
+    ("tok/s at n", lambda row: short(row["tokens_per_s_at_context"])),
+    ("bound by", lambda row: row["bound"] or NONE),
+    ("reached", reached),
+    ("FLOP/s rate", lambda row: row["rate"] or "unknown"),
+    ("batch", lambda row: short(row["compute_bound_batch"])),
+    ("prefill ms", lambda row: short((row["prefill_ms"] or {}).get("last"))),
+    ("prefill reached", reached_prefill),
+    ("compute-bound prompt: every", lambda row: span((row["prefill_knees"] or {}).get("every"))),
+    ("last", lambda row: span((row["prefill_knees"] or {}).get("last"))),
+)
+CHUNKS: Columns[ChunkRow] = (
+    *NAMED,
+    ("chunk", lambda row: formatted(row["chunk"])),
+    ("prefill ms", lambda row: short(row["ms"])),
+    ("vs one pass", lambda row: f"{row['ratio']:.2f}x"),
+)
+PARTS: Columns[PartRow] = (
+    ("part", lambda row: row["part"]),
+    ("type", lambda row: row["type"]),
+    ("MB", lambda row: formatted(row["bytes"], "{:,.2f}", 1e6)),
+)
+TENSORS: Columns[TensorRow] = (
+    ("tensor", lambda row: row["name"]),
+    ("type", lambda row: row["type"]),
+    ("shape", lambda row: " x ".join(map(str, row["dims"]))),
+    ("bytes", lambda row: formatted(row["bytes"])),
+    ("streamed", lambda row: formatted(row["streamed_bytes"])),
+)
+FITS_MEANING = (
+    "longest: the longest context, at most the trained one. ideal: only weights and KV cache, in all of the"
+    " memory; no stack reaches it. llama.cpp: without flash attention, which is the default of its Python"
+    " package; flash_attn: with it, which holds no scores. transformers: 5.x (bf16; 8 and 4 bits with"
+    " bitsandbytes), not yet measured on a GPU; the version of early 2024 held the cache twice, which halves"
+    " the context. cannot load: transformers gets no quantized GGUF type here; --bpw 16, 8 or 4 is its bf16"
+    " and bitsandbytes; llama.cpp quantizes the KV cache with flash_attn alone."
+)
+
+
+def show_theory(rows: Sequence[Row], of_files: bool = False) -> None:
+    """Print parameter counts, then fit and speed (without a machine: only weights), then chunked prefill and
+    bytes by part, if requested."""
+    giga = "Gi" if _giga(rows[0]) == 2**30 else "G"
+    _say(f"parameters in {giga}, sizes and reads in {giga}B")
+    theory_table(COUNTS, list({row["model"]: row for row in rows}.values()))
+    print()
+    if rows[0]["machine"] is None:
+        theory_table(WEIGHTS, rows)
+        if of_files:
+            _show_types(rows)
+    else:
+        _show_on_machines(rows)
+    speedups = {speedup for row in rows if (speedup := row["speculative_speedup"]) is not None}
+    if speedups:
+        spread = " to ".join(f"{speedup:.2f}x" for speedup in sorted({min(speedups), max(speedups)}))
+        _say(f"speculative decoding: {spread} expected")
+    chunked: list[ChunkRow] = [{**row, **cut} for row in rows for cut in row["chunked_prefill"] or []]
+    if chunked:
+        print()
+        theory_table(CHUNKS, chunked)
+    listed = [cast(RowWithTensors, row) for row in rows if row.get("tensors")]
+    for name, row in {(row["model"], row["weights"]): row for row in listed}.items():
+        print(f"\n{' '.join(name)}: bytes by part and type")
+        theory_table(PARTS, _parts(row))
+        print()
+        theory_table(TENSORS, row["tensors"])
+
+
+def _show_types(rows: Sequence[Row]) -> None:
+    """The exact bytes of weights of several types, as they are stored."""
+    for row in rows:
+        found = sum(map(Counter, (row["bytes_by_part"] or {}).values()), Counter[str]())
+        listed = ", ".join(f"{kind} {size:,}" for kind, size in found.most_common())
+        if len(found) > 1:
+            _say(f"{row['model']} holds, in bytes: {listed}")
+
+
+def _show_on_machines(rows: Sequence[Row]) -> None:
+    shaped = [row for row in rows if row["fits"]]
+    if shaped:
+        _say(f"Does it fit with {shaped[0]['context']:,} tokens of context?")
+        theory_table(FITS, shaped)
+        _say(FITS_MEANING)
+        for model, trained in {
+            row["model"]: trained for row in shaped if (trained := _exceeded(row))
+        }.items():
+            _say(f"{model} was trained on at most {trained:,} tokens, fewer than asked for.")
+        for name, row in {row["machine"]: row for row in shaped}.items():
+            held = row["memory_bytes"] or 0
+            memory = f"{held / 1e9:.1f} GB ({held / 2**30:,.4g} GiB)"
+            reserve = f"{(row['reserve_bytes'] or 0) / 1e9:.1f} GB are reserved for {row['reserve_for']}"
+            _say(f"{name}: of its {memory}, {reserve}.")
+        print()
+    _say("Upper bounds on speed:")
+    theory_table(FLOORS, rows)
+    _legend(rows)
+
+
+def _exceeded(row: Row) -> int | None:
+    """The trained context, where more was asked for; null otherwise."""
+    fits = [fit for fit in (row["fits"] or {}).values() if fit]
+    capped = [fit["longest"] for fit in fits if fit["longest"] != fit["longest_uncapped"]]
+    return next((most for most in capped if most and (row["context"] or 0) > most), None)
+
+
+def _legend(rows: Sequence[Row]) -> None:
+    shaped = [row for row in rows if row["fits"]]
+    if not shaped:
+        _say("B: reading the weights once. The shape is unknown, so only bytes are shown.")
+        return
+    first = shaped[0]
+    _say(
+        "B: reading the weights once (TPOT at zero context). W: tokens of context per further ms of TPOT"
+        f", cache read: {first['kv_read']}. tok/s: at zero context; tok/s at n: at n = {first['context']:,}, "
+        "if it fits. A dash: does not fit, unknown, or no such prompt. FLOP/s rate: the compute rate"
+        " used. batch: the ridge point, batch size from which decode is compute-bound. "
+        f"prefill: of {first['prompt_tokens']:,} tokens, lm_head on the last. "
+        "compute-bound prompt: range of lengths in tokens, with the lm_head on every or on the last token;"
+        " the cache is read once per token."
+    )
+    for name, row in {row["model"]: row for row in rows}.items():
+        _say_parts(name, row)
+    for row in {(row["model"], row["weights"]): row for row in rows}.values():
+        if row["sides"]:
+            _say_sides(row, row["sides"])
+    if not any(row["reached"] for row in rows):
+        _say("reached: no measurement, here or published, of these weights on this machine.")
+    _say_reached("reached: share of the ceiling (tok/s)", [row["reached"] for row in rows])
+    _say_reached("prefill reached: share of the limit (ms)", [row["reached_prefill"] for row in rows])
+    for row in {(row["machine"], row["rate"]): row for row in shaped}.values():
+        _say(f"{row['machine']}: {_limits(row)}")
+
+
+def _say_parts(name: str, row: Row) -> None:
+    """What makes a model other than dense with attention to all tokens."""
+    if row["window"]:
+        _say(f"{name} attends to {row['window']:,} tokens.")
+    if row["experts"]:
+        _say(
+            f"{name}: {row['experts_used']} of {row['experts']} experts a token; read/token has theirs."
+            " batch and prefill read those that so many tokens are expected to choose, uniformly. In"
+            " transformers the experts stay in 16 bits: bitsandbytes does not pack them."
+        )
+    if row["state_bytes"]:
+        _say(
+            f"{name}: {row['state_bytes'] / 1e6:,.1f} MB of state are read and written by each step, whatever"
+            " the context."
+        )
+    if len(row["slopes"] or []) > 1:
+        parts = [
+            f"{short(slope['W_tokens_per_ms'])} tok/ms from n = {slope['from_n']:,}"
+            if slope["W_tokens_per_ms"]
+            else f"no slope from n = {slope['from_n']:,}"
+            for slope in row["slopes"] or []
+        ]
+        _say(f"{name}, W on {row['machine']}: {', '.join(parts)}.")
+
+
+def _say_sides(row: Row, sides: Sides) -> None:
+    """What the CPU and the GPU hold and read."""
+    held = [f"{sides['cpu_bytes'] / 1e9:,.2f} GB", f"{sides['gpu_bytes'] / 1e9:,.2f} GB"]
+    read = [f"{sides['cpu_bytes_per_token'] / 1e9:,.2f} GB", f"{sides['gpu_bytes_per_token'] / 1e9:,.2f} GB"]
+    _say(
+        f"{row['model']} {row['weights']}, experts of {sides['n_cpu_moe']} layers on the CPU: there"
+        f" {held[0]}, of which it reads {read[0]} a token at {sides['cpu_bytes_per_s'] / 1e9:g} GB/s; on the"
+        f" GPU {held[1]}, of which it reads {read[1]}. The two take turns, so their times add. Not counted:"
+        " activations that cross the bus, a few KB a layer, and what each crossing takes to begin. Prefill is"
+        " not estimated."
+    )
+
+
+def _say_reached(what: str, reached: Iterable[Reached | ReachedPrefill | None]) -> None:
+    """Who reached it, by source."""
+    by: dict[str, dict[str, None]] = {}
+    for each in reached:
+        if each:
+            by.setdefault(each["source"], {})[f"{each['stack']} {each['variant']}"] = None
+    for source, names in by.items():
+        _say(f"{what}, by {', '.join(names)}: {source}")
+
+
+def _limits(row: Row) -> str:
+    """Peak bandwidth and compute of a machine, in the units of its row."""
+    giga = _giga(row)
+    prefix, tera = ("i", 2.0**40) if giga == 2**30 else ("", 1e12)
+    computing = (
+        f"{(row['flops'] or 0) / tera:,.4g} T{prefix}FLOP/s {row['rate']}, "
+        f"{row['balance_flop_per_byte']:.3g} flop/byte"
+        if row["rate"]
+        else "compute rate unknown: no source for its matrix units"
+    )
+    return f"{(row['bytes_per_s'] or 0) / giga:,.4g} G{prefix}B/s; {computing}."
+
+
+def theory_table(columns: Columns[R], rows: Sequence[R]) -> None:
+    """Print rows. On a narrow terminal, transpose the table."""
+    lines = [[str(form(row)) for _, form in columns] for row in rows]
+    Table([heading for heading, _ in columns], lines).show(turns=True)
+
+
+def _say(text: str) -> None:
+    """Print text, wrapped between words."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 110
+    print("\n".join(textwrap.wrap(text, min(110, width), break_on_hyphens=False)))
+
+
+def _parts(row: Row) -> list[PartRow]:
+    found: list[PartRow] = [
+        {"part": part, "type": type_name, "bytes": size}
+        for part, types in (row["bytes_by_part"] or {}).items()
+        for type_name, size in types.items()
+    ]
+    return [*found, {"part": "all", "type": "", "bytes": row["model_bytes"]}]
+
+
+def _giga(row: Row) -> float:
+    return 2.0**30 if row["units"] == "published" else 1e9
+
+
+# Terminal output of `harness theory MODEL --memory SIZE`: which weights and KV types fit.
+
+
+def _fits(row: Choice) -> str:
+    spare = f"{abs(row['spare_bytes']) / 1e9:.1f} GB"
+    return f"yes, {spare} to spare" if row["fits"] else f"no, {spare} short"
+
+
+def _tokens(count: int | None) -> str:
+    return formatted(count) if count else NONE
+
+
+COLUMNS: Columns[Choice] = (
+    ("model", lambda row: row["model"]),
+    ("weights", lambda row: row["weights"]),
+    ("GB", lambda row: formatted(row["model_bytes"], "{:,.2f}", 1e9)),
+    ("KV", lambda row: row["kv"]),
+    ("fits", _fits),
+    ("longest", lambda row: _tokens(row["longest"])),
+    ("longest: ideal", lambda row: _tokens(row["longest_ideal"])),
+)
+SPEEDS: Columns[Choice] = (
+    ("tok/s at most", lambda row: short(row["tokens_per_s"])),
+    ("at the context", lambda row: short(row["tokens_per_s_at_context"])),
+)
+
+
+_ENGINES = {
+    LLAMA_CPP: "in llama.cpp with flash attention on a GPU",
+    TRANSFORMERS: "as stored, by PyTorch on a GPU, where a stack applies this quantization",
+}
+
+
+def show_choices(rows: Sequence[Choice], context: int, has_bandwidth: bool) -> None:
+    for engine, where in _ENGINES.items():
+        if of_engine := [row for row in rows if row["engine"] == engine]:
+            print(f"With {context:,} tokens of context, {where}:")
+            theory_table((*COLUMNS, *SPEEDS) if has_bandwidth else COLUMNS, of_engine)
+    for model, trained in {row["model"]: row["trained"] for row in rows}.items():
+        if trained < context:
+            print(f"{model} was trained on at most {trained:,} tokens, fewer than asked for.")
+    print("longest: context, at most the trained one; ideal: weights and cache alone, in all of the memory.")
+    if has_bandwidth:
+        print("tok/s at most: weights, cache and states read once from this memory; no stack reaches it.")
+    else:
+        print("--bandwidth GB/S adds the most tokens per second.")
+
+
+# Terminal output of `harness theory --list-models` and `--list-machines`.
+
+
+class ModelRow(TypedDict):
+    """A model as --list-models shows it; `kv_heads` and `head_dim`: of dense Llama-like models."""
+
+    model: str
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int | None
+    head_dim: int | None
+    ffn: int
+    experts: int
+    experts_used: int
+    vocab: int
+    tied: bool
+    window: int | None
+    total_params: int
+    active_params: int
+    kv_elements_per_token: int
+
+
+class MachineRow(TypedDict):
+    """A machine as --list-machines shows it, with the source of each figure."""
+
+    machine: str
+    memory_bytes: int
+    bytes_per_s: float
+    rate: str | None
+    flops: float | None
+    other_rates: dict[str, float]
+    sources: dict[str, str]
+
+
+MODELS: Columns[ModelRow] = (
+    *((key, itemgetter(key)) for key in ("model", "layers", "hidden_size", "heads")),
+    *((key, lambda row, key=key: row[key] or "") for key in ("kv_heads", "head_dim")),
+    *((key, itemgetter(key)) for key in ("ffn", "vocab")),
+    ("experts", lambda row: f"{row['experts_used']} of {row['experts']}" if row["experts"] else ""),
+    ("tied", lambda row: "tied" if row["tied"] else ""),
+    ("window", lambda row: row["window"] or ""),
+    ("parameters", lambda row: formatted(row["total_params"])),
+    ("read/token", lambda row: formatted(row["active_params"])),
+    ("KV elements/token", lambda row: formatted(row["kv_elements_per_token"])),
+)
+MACHINES: Columns[MachineRow] = (
+    ("machine", lambda row: row["machine"]),
+    ("GiB", lambda row: formatted(row["memory_bytes"], unit=2**30)),
+    ("GB/s", lambda row: formatted(row["bytes_per_s"], "{:,.1f}", 1e9)),
+    ("TFLOP/s", lambda row: f"{row['flops'] / 1e12:.4g} {row['rate']}" if row["flops"] else NONE),
+    (
+        "other rates",
+        lambda row: ", ".join(f"{k} {v / 1e12:.4g}" for k, v in row["other_rates"].items()) or NONE,
+    ),
+)
+
+
+def model_text(name: str, given: Shape | Decoder) -> ModelRow:
+    made = decoder.made(given)
+    return {
+        "model": name,
+        "layers": made.count,
+        "hidden_size": made.hidden_size,
+        "heads": made.heads,
+        "kv_heads": made.shape.kv_heads if made.shape else None,
+        "head_dim": made.shape.head_dim if made.shape else None,
+        "ffn": made.ffn,
+        "experts": made.experts,
+        "experts_used": made.experts_used,
+        "vocab": made.vocab_size,
+        "tied": made.tied,
+        "window": made.window,
+        "total_params": decoder.parameters(made),
+        "active_params": decoder.active_params(made),
+        "kv_elements_per_token": decoder.kv_elements_per_token(made),
+    }
+
+
+def machine_text(name: str, known: Machine) -> MachineRow:
+    figures = {"memory": known.memory, "bandwidth": known.bandwidth, **known.rates}
+    return {
+        "machine": name,
+        "memory_bytes": known.memory_bytes,
+        "bytes_per_s": known.bandwidth_bytes_per_s,
+        "rate": known.rate or None,
+        "flops": known.flops if known.rate else None,
+        "other_rates": {name: rate.value for name, rate in known.rates.items() if name != known.rate},
+        "sources": {what: figure.source for what, figure in figures.items()},
+    }
+
+
+def sources_text(machines: Sequence[MachineRow]) -> None:
+    """Print the sources of the figures of each machine, grouped by source."""
+    for row in machines:
+        of_source: dict[str, list[str]] = {}
+        for what, source in row["sources"].items():
+            of_source.setdefault(source, []).append(what)
+        print(f"\n{row['machine']}")
+        for source, figures in of_source.items():
+            print(f"  {', '.join(figures)}: {source}")

@@ -1,0 +1,332 @@
+"""Results in the formats of other tools."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from hashlib import sha256
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.analysis.columns import Repeat as Row
+from harness.analysis.line import METRICS
+from harness.base.text import csv_cell
+from harness.dataset.study import bounds, campaigns
+from harness.records import Record, ResultsError, Stored, table
+from harness.records.kinds import loaded_of
+from harness.records.tables import TABLE_OF
+
+# Choose the repeats to export: those that are ok. The others are counted by reason.
+
+
+Repeat = tuple[Row, Stored]
+
+
+@dataclass
+class Chosen:
+    """The ok repeats, read lazily one campaign at a time. `left_out`: the others read so far, by reason.
+
+    `fits`: returns why an ok repeat cannot be exported; empty where it can.
+    """
+
+    stored: Iterable[Stored]
+    fits: Callable[[Row], str] = lambda row: ""
+    left_out: Counter[str] = field(default_factory=Counter)
+    warnings: list[str] = field(default_factory=list)
+    seen: int = 0
+
+    def by_campaign(self) -> Iterator[list[Repeat]]:
+        """The repeats of each campaign, oldest first."""
+        for campaign in campaigns(self.stored):
+            self.warnings += campaign.gathered.warnings
+            self.left_out.update("search" for _ in campaign.searches)
+            found: list[Repeat] = []
+            for row, each in campaign.repeats:
+                self.seen += 1
+                if why := self._unfit(row):
+                    self.left_out[why] += 1
+                else:
+                    found.append((row, each))
+            if found:
+                yield found
+
+    def _unfit(self, row: Row) -> str:
+        if row["status"] != "ok":
+            return "disturbed" if row["disturbed"] else str(row["status"])
+        return self.fits(row)
+
+
+# CSV export: one line per repeat, all figures at full precision.
+
+
+# Columns in this order. An interval becomes two columns; the flags' codes become one text.
+FIELDS = (
+    *("campaign", "cell", "model", "stack", "variant", "kind", "weights", "machine", "device", "repeat"),
+    *("started_utc", "content_key", "workload", "prompt_tokens", "new_tokens", "tokens", "n_ctx", "kv_read"),
+    *(
+        "bpw",
+        "quality",
+        "perplexity",
+        "kld_mean",
+        "kld_mean_ci95",
+        "top1",
+        "ttft_ms",
+        "tokens_per_s",
+        "tokens_per_s_ci95",
+        "start_tokens_per_s",
+        "end_tokens_per_s",
+    ),
+    *("median_ms", "B_ms", "B_ci95_ms", "W_tokens_per_ms", "W_ci95", "W_identifiable", "robust_B_ms"),
+    "plain_B_ms",
+    *("robust_W_tokens_per_ms", "shape", "slow_from_n", "B_theory_ms", "B_ratio", "B_measured_ratio"),
+    *("W_theory_tokens_per_ms", "W_ratio", "W_measured_ratio", "bandwidth_share", "bandwidth_bytes_per_s"),
+    *("model_bytes", "weight_bytes_per_token", "kv_bytes_per_token", "loaded_bytes", "peak_rss_bytes"),
+    *("peak_vram_bytes", "peak_allocator_bytes", "max_ctx", "weights_check", "flags"),
+    *(COMPUTED := ("pp512", "ttft_8k_ms", "tokens_per_s_16k", "task_s", "task_kept_s")),
+)
+OF_METRICS = {metric.name: metric.value for metric in METRICS}
+INTERVALS = ("tokens_per_s_ci95", "B_ci95_ms", "W_ci95", "kld_mean_ci95")
+
+
+def lines_text(chosen: Iterable[Sequence[Repeat]]) -> str:
+    """A heading and a line per repeat; empty without repeats. An unknown value is an empty cell."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for campaign in chosen:
+        for row, _ in campaign:
+            writer.writerow([csv_cell(value) for field in FIELDS for value in _values(row, field)])
+    heading = ",".join(name for field in FIELDS for name in _names(field))
+    return f"{heading}\n{out.getvalue()}" if out.getvalue() else ""
+
+
+def _names(field: str) -> list[str]:
+    return [f"{field}_low", f"{field}_high"] if field in INTERVALS else [field]
+
+
+def _values(row: Row, field: str) -> list[object]:
+    if field in INTERVALS:
+        return list(bounds(row, field))
+    if field == "flags":
+        return [" ".join(dict.fromkeys(flag["code"] for flag in row["flags"]))]
+    return [OF_METRICS[field](row) if field in COMPUTED else row.get(field)]
+
+
+# llama-bench's JSON with the fields of llama.cpp 0.5.0-dev: a row per campaign, cell and test.
+#
+# Each repeat is a sample. The fields, their order and types are those of `struct test` in
+# tools/llama-bench/llama-bench.cpp, as bundled with llama-cpp-python 0.3.36. docs/export.md defines each
+# one.
+
+
+Test = dict[str, object]
+"""A row: its fields are llama-bench's."""
+Key = tuple[int, int, int]
+"""n_prompt, n_gen, n_depth."""
+BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "metal": "MTL", "vulkan": "Vulkan", "hip": "ROCm"}
+
+
+def fits_llama_bench(row: Row) -> str:
+    """Why an ok repeat has no equivalent in llama-bench; empty where it has one."""
+    if row["kind"] != "measured":
+        return "reported by others"
+    if row["workload"] in ("prefill", "depth"):
+        return ""
+    if row["workload"] != "decode":
+        return f"workload {row['workload']}"  # its length was not requested, or it is no single test
+    return "" if row["series"] else "without a series"
+
+
+def llama_bench_rows(chosen: Iterable[Sequence[Repeat]]) -> Iterator[Test]:
+    """The rows of llama-bench. Prefill is a separate test, left out where TTFT is not valid."""
+    for campaign in chosen:
+        cells: dict[str, list[Repeat]] = {}
+        for row, each in campaign:
+            cells.setdefault(row["content_key"], []).append((row, each))
+        for repeats in cells.values():
+            if repeats[0][0]["workload"] != "decode":
+                yield from _of_rows(repeats)
+                continue
+            prompt_ns, decode_ns, steps = [], [], 0
+            for row, each in repeats:
+                latency_ns = each.times.gaps_ns.tolist()
+                steps = len(latency_ns) - 1  # the first token is the prompt's
+                decode_ns.append(sum(latency_ns[1:]))
+                if row["ttft_ms"] is not None:
+                    prompt_ns.append(latency_ns[0])
+            row, each = repeats[0]
+            prompt = row["prompt_tokens"]
+            known = _known(row, each.record, prompt)
+            if prompt_ns:
+                yield known | _test(prompt, 0, 0, row["started_utc"], prompt_ns)
+            if steps:
+                yield known | _test(0, steps, prompt, row["started_utc"], decode_ns)
+
+
+def _of_rows(repeats: Sequence[Repeat]) -> Iterator[Test]:
+    """A test per length and depth of prefill, and per depth of windows. A pass, or a window, is a sample."""
+    samples: dict[Key, list[int]] = {}
+    for row, each in repeats:
+        columns = table(each)
+        passes = zip(*(columns[name] for name in ("round", "depth", "n", "latency_ns")), strict=True)
+        windows: dict[tuple[int, int], list[int]] = {}
+        for number, depth, n, ns in passes:
+            if row["workload"] == "prefill":
+                samples.setdefault((n, 0, depth), []).append(ns)
+            else:
+                windows.setdefault((depth, number), []).append(ns)
+        for (depth, _), steps in windows.items():
+            samples.setdefault((0, len(steps), depth), []).append(sum(steps))
+    row, each = repeats[0]
+    for (prompt, new, depth), found in sorted(samples.items()):
+        known = _known(row, each.record, prompt or row["prompt_tokens"])
+        yield known | _test(prompt, new, depth, row["started_utc"], found)
+
+
+def llama_bench_text(found: Sequence[Test]) -> str:
+    """One array, as llama-bench prints it; empty for no rows."""
+    return json.dumps(found, indent=2, allow_nan=False) + "\n" if found else ""
+
+
+def llama_bench_builds(found: Sequence[Test]) -> list[str]:
+    """The build ids in the rows, by the time of their first test."""
+    in_order = sorted(found, key=lambda row: str(row["test_time"]))
+    return list(dict.fromkeys(str(row["build_commit"]) for row in in_order))
+
+
+def build(record: Record) -> str:
+    """An id of 8 hexadecimal digits for a build: the stack, its versions, environment and build flags."""
+    environment = record.get("environment") or {}
+    versions = loaded_of(record).get("versions")
+    known = [record["stack"], versions, environment.get("lock"), environment.get("variables")]
+    known += filter(None, [environment.get("toolkit")])
+    return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _known(row: Row, record: Record, batch: int) -> Test:
+    """The fields of a test but its lengths and samples. `batch`: tokens evaluated at once, where the stack
+    has no such option. Options that a stack lacks have llama-bench's default."""
+    loaded, machine = loaded_of(record), record["machine"]
+    options = record["options"] | (loaded.get("options") or {})
+    on_gpu = record["device"] != "cpu"
+    gpus = machine.get("gpus") or []
+    used = [gpu for gpu in gpus if gpu.get("uuid") == record["device"]] or gpus
+    flash, mapped = options.get("flash_attn"), options.get("mmap")
+    header = record["model"]["weights"].get("header")
+    parameters = loaded.get("parameters") or (header and header["parameters"])
+    return {
+        "build_commit": build(record),
+        "build_number": 0,
+        "cpu_info": machine["cpu"] or "",
+        "gpu_info": ", ".join(gpu["name"] or "unknown" for gpu in used) if on_gpu else "",
+        "backends": BACKENDS.get(record["asked"]["device"], "CUDA") if on_gpu else "CPU",
+        "model_filename": row["cell"],
+        "model_type": f"{row['model']} {row['stack']} {row['variant']}",
+        "model_size": row["model_bytes"] or 0,
+        "model_n_params": parameters or 0,
+        "n_batch": options.get("n_batch", batch),
+        "n_ubatch": options.get("n_ubatch", batch),
+        "n_threads": record["threads"],
+        "cpu_mask": "0x0",
+        "cpu_strict": False,
+        "poll": 50,
+        "type_k": str(options.get("type_k", "")),
+        "type_v": str(options.get("type_v", "")),
+        "n_gpu_layers": options.get("gpu_layers", -1 if on_gpu else 0),
+        "n_cpu_moe": 0,
+        "split_mode": "none",
+        "main_gpu": 0,
+        "no_kv_offload": False,
+        "flash_attn": int(flash) if isinstance(flash, bool) else -1,
+        "devices": "auto" if on_gpu else "none",
+        "tensor_split": "0.00",
+        "tensor_buft_overrides": "none",
+        "load_mode": ("mmap" if mapped else "none") if isinstance(mapped, bool) else "auto",
+        "lazy_mode": "auto",
+        "embeddings": False,
+        "no_op_offload": 0,
+        "no_host": False,
+        "repack": bool(options.get("repack", False)),
+        "fit_target": 0,
+        "fit_min_ctx": 0,
+    }
+
+
+def _test(prompt: int, new: int, depth: int, started_utc: str, samples_ns: Sequence[int]) -> Test:
+    """Means and standard deviations as in llama-bench, but without its overflow of the deviation in ns."""
+    rates = [1e9 * (prompt + new) / ns for ns in samples_ns]
+    several = len(samples_ns) > 1
+    return {
+        "n_prompt": prompt,
+        "n_gen": new,
+        "n_depth": depth,
+        "test_time": f"{datetime.fromisoformat(started_utc).astimezone(timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
+        "avg_ns": round(statistics.fmean(samples_ns)),
+        "stddev_ns": round(statistics.stdev(samples_ns)) if several else 0,
+        "avg_ts": statistics.fmean(rates),
+        "stddev_ts": statistics.stdev(rates) if several else 0.0,
+        "samples_ns": list(samples_ns),
+        "samples_ts": rates,
+    }
+
+
+# Parquet export: every token of every repeat with a series; one row group per repeat.
+
+
+WHOSE = ("campaign", "cell", "model", "stack", "variant", "kind", "machine", "device", "started_utc")
+COLUMNS = ("n", "latency_ns", "token_id", "device_ns")
+SCHEMA = pa.schema(
+    [
+        *((name, pa.dictionary(pa.int32(), pa.string())) for name in WHOSE),
+        ("repeat", pa.int64()),
+        *((name, pa.int64()) for name in COLUMNS),
+    ]
+)
+
+
+def fits_tokens(row: Row) -> str:
+    """Why an ok repeat has no tokens to export; empty where it may have some."""
+    return f"workload {row['workload']}" if row["workload"] in TABLE_OF else ""
+
+
+def write_tokens(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
+    """Write the file and return the number of repeats in it; without a series there is no file.
+
+    It is written as TARGET.partial and then renamed. `n` is as its source counts it; a value not measured is
+    null. Raises ResultsError.
+    """
+    partial, count = target.with_name(f"{target.name}.partial"), 0
+    try:
+        with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as file:
+            for campaign in chosen:
+                for repeat in campaign:
+                    count += _group(file, repeat)
+        if count:
+            partial.replace(target)
+    except OSError as refusal:
+        raise ResultsError(f"{target}: cannot be written: {refusal.strerror or refusal}") from refusal
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def _group(file: pq.ParquetWriter, repeat: Repeat) -> int:
+    row, each = repeat
+    named: Mapping[str, object] = row
+    series = each.times.columns()
+    if not series:
+        return 0
+    length = len(series["n"])
+    zeros = pa.array([0] * length, pa.int32())
+    columns = [pa.DictionaryArray.from_arrays(zeros, pa.array([str(named[name])])) for name in WHOSE]
+    columns.append(pa.array([row["repeat"]] * length, pa.int64()))
+    columns += [pa.array(series.get(name, [None] * length), pa.int64()) for name in COLUMNS]
+    file.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
+    return 1

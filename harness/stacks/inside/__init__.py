@@ -1,0 +1,1 @@
+"""Scripts that run in the interpreter of a stack: nothing here imports the harness."""

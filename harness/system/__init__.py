@@ -1,1 +1,0 @@
-"""Helpers for all other folders: the cache folder, small kernel files, counts in words."""

@@ -1,0 +1,94 @@
+"""Models by name or by a config.json: the dense shapes of this project, and those of the shipped files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from harness import data
+from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, object_of
+from harness.base.text import shortened
+from harness.theory import names
+from harness.theory.architectures import decoder_of
+from harness.theory.decoder import Decoder, Shape
+from harness.theory.hf_config import SHAPES, ConfigJsonError
+from harness.theory.names import NotUnderstood
+
+
+class NoModel(ValueError):
+    """Not a known model; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model that is not dense: the config.json that describes it, and its layers."""
+
+    config: dict[str, object]
+    decoder: Decoder
+
+
+class Known(Mapping[str, "Shape | Decoder"]):
+    """Names in lower case. `own`: the user's shapes, which override the others. A config.json is read when
+    its model is asked for."""
+
+    def __init__(self, own: Mapping[str, Shape] | None = None) -> None:
+        self._shapes = SHAPES | dict(own or {})
+
+    def __getitem__(self, name: str) -> Shape | Decoder:
+        return self._shapes[name] if name in self._shapes else _shipped(name)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._shapes
+        yield from (name for name in data.model_names() if name not in self._shapes)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes or name in data.model_names()
+
+
+@cache
+def _shipped(name: str) -> Decoder:
+    return decoder_of(config_of(name))
+
+
+def config_of(name: str) -> dict[str, object]:
+    """The shipped config.json of this name, with its source at `harness_source`. Raises KeyError."""
+    if name not in data.model_names():
+        raise KeyError(name)
+    return dict(json.loads(data.model(name).read_text()))
+
+
+def described(text: str, folder: Path, otherwise: str = "") -> tuple[str, Shape | Described]:
+    """The model that a name stands for, or a path that ends in .json (from `folder`), and its name here.
+
+    `otherwise`: what to do for an unknown name. Raises NoModel.
+    """
+    try:
+        if text.endswith(".json"):
+            return _by_config(folder.absolute() / Path(text).expanduser())
+        found = names.named(text, Known(), otherwise)
+    except NotUnderstood as why:
+        raise NoModel(why.sentence("shape", f'"{shortened(text)}"')) from None
+    except ConfigJsonError as why:
+        raise NoModel(f"{shortened(text, 200)}: {why}") from why
+    except JsonFileError as why:
+        raise NoModel(str(why)) from why
+    except (OSError, RuntimeError) as why:  # RuntimeError: no such user's home
+        reason = (why.strerror if isinstance(why, OSError) else None) or str(why)
+        raise NoModel(f"{shortened(text, 200)}: {reason.lower()}") from why
+    if isinstance(found.made, Shape):
+        return found.name, found.made
+    return found.name, found.made.shape or Described(config_of(found.name), found.made)
+
+
+def _by_config(path: Path) -> tuple[str, Shape | Described]:
+    """Its name is that of its folder, or its own."""
+    config = object_of(path, CONFIG_JSON_BYTES)
+    made = decoder_of(config)
+    name = path.parent.name if path.name == "config.json" else path.stem
+    return name, made.shape or Described(config, made)

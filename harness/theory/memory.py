@@ -1,0 +1,516 @@
+"""The memory that a model takes, and whether it fits. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from typing_extensions import TypedDict
+
+from harness.base.text import plural
+from harness.theory import decoder, floors
+from harness.theory.compute_buffer import compute_bytes
+from harness.theory.decoder import Decoder, Shape
+from harness.theory.floors import Ceiling, Demand
+from harness.theory.machines import DRIVER_RESERVE_BYTES, Machine
+from harness.theory.tensors import ALL_QUANTS, Tensor, loaded_bytes, of_shape, quantized, streamed_bytes
+
+# Device memory of a model while it decodes: weights, KV cache, buffers, runtime. Pure.
+#
+# The only estimator of memory: for `harness theory`, for dry runs, and for searches whose stack has no job
+# `account`. Source and error of each term: docs/theory.md, "Does it fit".
+
+
+Parts = dict[str, float]
+"""Bytes by part: weights, kv, compute, runtime, slack."""
+
+IDEAL, LLAMA_CPP, TRANSFORMERS, BITSANDBYTES = "ideal", "llama.cpp", "transformers", "bitsandbytes"
+LLAMA_CPP_FLASH = "llama.cpp flash_attn"
+MEMORY_MODELS = (LLAMA_CPP, TRANSFORMERS, BITSANDBYTES)
+"""Of stacks; bitsandbytes: as transformers, with its linear layers packed."""
+
+GIB, MIB = 2**30, 2**20
+CUDA_RUNTIME_BYTES = 0.5 * GIB  # a CUDA context with its kernels and cuBLAS
+# llama.cpp's on a CPU: 33 to 35 MB of its process, 2 to 3 MB of tables, and a row of logits (`need` of
+# searches with llama-cpp-python 0.3.36 under Python 3.11).
+LLAMA_CPP_RUNTIME_BYTES = 37.0 * MIB
+# On a CPU, anonymous memory besides weights and cache: 272 MB once loaded, 281 to 284 MB with 256 to 2,560
+# tokens filled (transformers 5.23, torch 2.13, a 0.5B model in bf16 within budgets of 1.7 and 3 GiB).
+TORCH_RUNTIME_BYTES, TORCH_ACTIVATION_BYTES = 260.0 * MIB, 12.0 * MIB
+PADDING = 256  # llama.cpp pads a context to a multiple of this
+F32 = 4
+# Of all architectures with windows, those in which llama.cpp has them (set_swa_pattern in src/models/*.cpp).
+_WINDOWS_OF_LLAMA_CPP = (
+    *("cohere2", "exaone4", "gemma2", "gemma3", "gemma3n", "gpt-oss", "llama4", "olmo2"),
+)
+_FAR = 1 << 31  # tokens; past every window
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as a stack holds it. `weight_bytes`: all of them; `embedding_bytes`: the input embedding's
+    part of these, 0 if tied to the lm_head. `kv_bytes_per_token`: while no window is full."""
+
+    shape: Shape | Decoder
+    weight_bytes: float
+    embedding_bytes: float
+    kv_bytes_per_token: float
+
+    @property
+    def made(self) -> Decoder:
+        return decoder.made(self.shape)
+
+    def kv_bytes(self, tokens: int, room: int = 0, pad: int = 1, latent: bool = True) -> float:
+        """Of a cache of so many tokens, with states. A layer with a window holds `room` tokens more than the
+        window, in multiples of `pad` if more than 1: then it is llama.cpp, which does without some windows. A
+        dense shape's is not used. `latent`: as such, not as keys and values."""
+        made = self.made
+        elements = decoder.kv_elements_per_token(made)
+        one = self.kv_bytes_per_token / elements if elements else 0.0
+        windows = made.shape is None and (pad == 1 or self.windows_of_llama_cpp)
+        held = 0.0
+        for cache, layers in decoder.kinds(made).items():
+            tokens_held = tokens
+            if cache.window and windows:
+                tokens_held = min(tokens, math.ceil((cache.window + room) / pad) * pad)
+            of_token = cache.k + cache.v if latent or not cache.expanded else cache.expanded
+            held += layers * (0 if cache.borrowed else of_token * one * tokens_held)
+            held += layers * cache.state * F32
+        return held
+
+    @property
+    def windows_of_llama_cpp(self) -> set[int]:
+        """Those of its layers that llama.cpp has; a dense shape's is not used."""
+        if self.made.shape or self.made.arch not in _WINDOWS_OF_LLAMA_CPP:
+            return set()
+        return {cache.window for cache in decoder.kinds(self.made) if cache.window}
+
+    @property
+    def growing(self) -> float:
+        """Bytes that a token adds past every window."""
+        return self.kv_bytes(_FAR + 1) - self.kv_bytes(_FAR)
+
+
+class Engine(Protocol):
+    """How a stack uses memory. `granule`: contexts are multiples of this."""
+
+    @property
+    def granule(self) -> int: ...
+
+    def parts(self, model: Model, tokens: int) -> Parts:
+        """Bytes of a context of this length, filled to its end."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """Weights without the input embedding, KV cache, and nothing else: the upper bound of any stack."""
+
+    granule: int = 1
+
+    def parts(self, model: Model, tokens: int) -> Parts:
+        return {
+            "weights": model.weight_bytes - model.embedding_bytes,
+            "kv": model.kv_bytes(tokens),
+        }
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """llama.cpp, all layers on one device, the input embedding in main memory.
+
+    `ubatch`: tokens of a prompt in one pass. `swa_full`: layers with a window cache the whole context. On a
+    CPU, pages of unused logits are not touched.
+    """
+
+    on_gpu: bool
+    flash_attn: bool = False
+    ubatch: int = 512
+    swa_full: bool = False
+    granule: int = PADDING
+
+    def parts(self, model: Model, tokens: int) -> Parts:
+        made, n = model.made, math.ceil(tokens / PADDING) * PADDING
+        u = min(self.ubatch, n)
+        found = {"kv": model.kv_bytes(n, n if self.swa_full else u, PADDING), "weights": model.weight_bytes}
+        windows = () if self.swa_full else model.windows_of_llama_cpp
+        window = min(n, math.ceil((max(windows, default=0) + u) / PADDING) * PADDING) if windows else 0
+        if self.on_gpu:
+            found["weights"] -= model.embedding_bytes
+            compute = compute_bytes(made, u, u, n, window, self.flash_attn)
+            return found | {"compute": float(compute), "runtime": CUDA_RUNTIME_BYTES}
+        compute = compute_bytes(made, u, 1, n, window, self.flash_attn)
+        # On CPUs ggml converts the scores, or the inputs of a matrix, to the other factor's type.
+        scores = 0 if self.flash_attn else 2 * u * n * made.heads
+        work = max(scores, 2 * u * max(made.ffn, made.hidden_size))
+        bookkeeping = n * (48 + 96)  # llama.cpp's KV cells, and the sets of those in use
+        return found | {"compute": compute + work + bookkeeping, "runtime": LLAMA_CPP_RUNTIME_BYTES}
+
+
+@dataclass(frozen=True)
+class Torch:
+    """transformers, and the stacks that load into it.
+
+    `cache`: `static`, allocated as a whole; `dynamic`, with one layer held twice while it grows; `rebuilt`,
+    as in transformers in early 2024 (4.39), which held the old cache until the new one was complete.
+    `rope_tables`: a 16-bit cosine and sine table of the trained context in each layer, as at that time.
+    `scratch_bytes`: see exllama_v2_scratch.
+    """
+
+    on_gpu: bool
+    cache: str = "dynamic"
+    scratch_bytes: float = 0.0
+    rope_tables: bool = False
+    granule: int = 1
+
+    def parts(self, model: Model, tokens: int) -> Parts:
+        made = model.made
+        held, layers = model.kv_bytes(tokens, latent=False), made.count
+        of_layer = held / (2 * layers)
+        kv = held
+        if self.cache != "static" and self.on_gpu:
+            kv = 2 * layers * cuda_block_bytes(of_layer)
+        if self.cache == "dynamic":
+            kv += 2 * of_layer
+        elif self.cache == "rebuilt":
+            before = model.kv_bytes(max(tokens - 1, 1), latent=False) / (2 * layers)
+            kv += 2 * layers * cuda_block_bytes(before)
+        tables = layers * made.context * made.shape.head_dim * 4 if self.rope_tables and made.shape else 0
+        return {
+            "weights": model.weight_bytes,
+            "kv": kv,
+            "compute": self.scratch_bytes + tables,
+            "runtime": CUDA_RUNTIME_BYTES if self.on_gpu else TORCH_RUNTIME_BYTES,
+            # cuBLAS workspaces, activations, memory that torch's allocator cannot use: the remainder in the
+            # published study's rows.
+            "slack": 0.6 * GIB if self.on_gpu else TORCH_ACTIVATION_BYTES,
+        }
+
+
+def cuda_block_bytes(size: float) -> float:
+    """CUDA memory that torch's caching allocator takes per tensor among many of equal size: segments of
+    20 MiB up to 10 MiB, above that multiples of 2 MiB (c10/cuda/CUDACachingAllocator.h)."""
+    if size <= MIB:
+        return size
+    if size < 10 * MIB:
+        return 20 * MIB / (20 * MIB // size)
+    return math.ceil(size / (2 * MIB)) * 2 * MIB
+
+
+def exllama_v2_scratch(model: Shape | Decoder) -> float:
+    """Scratch memory of auto-gptq's and autoawq's ExLlamaV2 kernels: a dequantized matrix, and the
+    outputs of 8 sequences of 2,048 tokens, of the largest layer (qlinear_exllamav2.py)."""
+    matrices = [t.dims for t in of_shape(model) if t.name.startswith("blk.0.") and len(t.dims) == 2]
+    return max(2.0 * n_in * n_out for n_out, n_in in matrices) + max(
+        F32 * 2048.0 * 8 * n_out for n_out, _ in matrices
+    )
+
+
+def total_bytes(engine: Engine, model: Model, tokens: int) -> float:
+    return sum(engine.parts(model, tokens).values())
+
+
+def longest_context(engine: Engine, model: Model, available_bytes: float) -> int | None:
+    """The most tokens that fit, a multiple of the engine's granule; null if one granule does not fit."""
+    most = available_bytes / model.growing if model.growing else _FAR
+    low, high = 0, int(min(most, _FAR) / engine.granule) + 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if total_bytes(engine, model, middle * engine.granule) <= available_bytes:
+            low = middle
+        else:
+            high = middle
+    return low * engine.granule or None
+
+
+# Which weights and KV types of a model fit a memory, and how fast they can be at most. Pure.
+
+
+WEIGHTS = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
+OF_MIXTURES = "mxfp4_moe"
+_RELEASED_IN_MXFP4 = ("gpt-oss",)
+KV_BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
+"""Types of the KV cache with their bits per element, scales included (ggml.py)."""
+
+
+class Choice(TypedDict):
+    """`fits`: the context asked for, in the `engine` on a GPU, llama.cpp with flash attention; `spare_bytes`:
+    negative if short. `trained`: context; `longest`: at most that; null: none. `longest_ideal`: of any stack.
+    tok/s: upper bounds at zero context, and at the one asked for; null without a bandwidth."""
+
+    model: str
+    engine: str
+    weights: str
+    kv: str
+    model_bytes: float
+    fits: bool
+    spare_bytes: float
+    trained: int
+    longest: int | None
+    longest_ideal: int | None
+    tokens_per_s: float | None
+    tokens_per_s_at_context: float | None
+
+
+def released_in(made: Decoder) -> str | None:
+    """The type of GGUF that llama.cpp's converter keeps, where a model was released in it; else null."""
+    return OF_MIXTURES if made.arch in _RELEASED_IN_MXFP4 else None
+
+
+def _usual(made: Decoder) -> Sequence[str]:
+    if released := released_in(made):
+        return (released,)
+    return (*WEIGHTS, OF_MIXTURES) if made.experts else WEIGHTS
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Quantized weights in files: what they hold is all that they can be loaded as. `engine`: that has a
+    memory model for them."""
+
+    label: str
+    tensors: Sequence[Tensor]
+    engine: str
+
+
+def choices(
+    name: str,
+    model: Shape | Decoder,
+    quants: Sequence[str],
+    memory_bytes: float,
+    context: int,
+    bytes_per_s: float | None,
+    stored: Stored | None = None,
+) -> list[Choice]:
+    """One for each type of weights and of the KV cache. `quants`: empty for the `stored` weights, or else the
+    usual types."""
+    made = decoder.made(model)
+    found: list[Choice] = []
+    forms = [Stored(quant, quantized(made, quant), LLAMA_CPP) for quant in quants or _usual(made)]
+    for form in [stored] if stored and not quants else forms:
+        is_torch, tensors = form.engine == TRANSFORMERS, form.tensors
+        engine: Engine = Torch(on_gpu=True) if is_torch else LlamaCpp(on_gpu=True, flash_attn=True)
+        for kv, bits in [("f16", KV_BITS["f16"])] if is_torch else KV_BITS.items():
+            needs = floors.demand_of_tensors(made, tensors, bits)
+            of_token = decoder.kv_elements_per_token(made) * bits / 8
+            held = Model(made, needs.resident_bytes, needs.embedding_bytes, of_token)
+            available = memory_bytes - DRIVER_RESERVE_BYTES
+            spare = available - total_bytes(engine, held, context)
+            ceiling = Ceiling(bytes_per_s or math.inf, math.inf)
+            seconds = [floors.decode_floor_s(needs, ceiling, n) for n in (1, context)]
+            speeds = [1 / each if bytes_per_s else None for each in seconds]
+            found.append(
+                {
+                    "model": name,
+                    "engine": form.engine,
+                    "weights": form.label,
+                    "kv": kv,
+                    "model_bytes": needs.resident_bytes,
+                    "fits": spare >= 0,
+                    "spare_bytes": spare,
+                    "trained": made.context,
+                    "longest": _capped(longest_context(engine, held, available), made.context),
+                    "longest_ideal": _capped(longest_context(Ideal(), held, memory_bytes), made.context),
+                    "tokens_per_s": speeds[0],
+                    "tokens_per_s_at_context": speeds[1] if spare >= 0 else None,
+                }
+            )
+    return found
+
+
+def _capped(tokens: int | None, trained: int) -> int | None:
+    return tokens and min(tokens, trained)
+
+
+# Whether a model fits a machine: at the lower bound of any stack, in llama.cpp (with and without flash
+# attention), in transformers. Pure.
+
+
+FLOATS = ("f32", "f16", "bf16")
+_HALVES = ("f16", "bf16")  # types of GGUF that transformers holds as they are
+# How transformers holds weights of these widths: in 16 bits, or by bitsandbytes.
+_BITSANDBYTES = {16.0: None, 8.0: "int8", 4.0: "nf4"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form that weights take: all at `bits`, or exactly these `tensors` (with `parameters`, if the file
+    has them). `label` names it in a table."""
+
+    label: str
+    bits: float | None = None
+    tensors: tuple[Tensor, ...] = ()
+    parameters: int | None = None
+
+
+class Fit(TypedDict):
+    """`spare_bytes`: negative if short. `longest`: context, at most the trained one."""
+
+    need_bytes: float
+    spare_bytes: float
+    longest: int | None
+    longest_uncapped: int | None
+
+
+def by_stack(
+    shape: Shape | Decoder,
+    form: Form,
+    needs: Demand,
+    machine: Machine,
+    context: int,
+    kv_bits: float,
+    gpu_bytes: int | None = None,
+) -> dict[str, Fit | None]:
+    """By stack, whether `context` tokens fit; null where the stack cannot load the form.
+
+    The ideal uses all of the memory; the others subtract the machine's reserve. `gpu_bytes`: of the weights,
+    where llama.cpp holds the others on the CPU; null: all but the input embedding.
+    """
+    kv = decoder.kv_elements_per_token(shape) * kv_bits / 8
+    held = needs.resident_bytes if gpu_bytes is None else gpu_bytes + needs.embedding_bytes
+    ideal = Model(shape, held, needs.embedding_bytes, kv)
+    on_gpu = machine.family != "cpu"
+    stacks: dict[str, tuple[Engine, Model] | None] = dict.fromkeys((LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS))
+    if _in_gguf(form):
+        if kv_bits >= 16:  # it quantizes V with flash attention alone
+            stacks[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
+        stacks[LLAMA_CPP_FLASH] = LlamaCpp(on_gpu, flash_attn=True), ideal
+    if gpu_bytes is None and (weights := _in_torch(shape, form)) is not None:
+        engine = Torch(machine.family in ("cuda", "hip"))
+        stacks[TRANSFORMERS] = engine, Model(shape, weights, 0.0, kv)
+    found: dict[str, Fit | None] = {IDEAL: _fit(Ideal(), ideal, float(machine.memory_bytes), context)}
+    available = machine.memory_bytes - machine.reserve.value
+    return found | {name: each and _fit(*each, available, context) for name, each in stacks.items()}
+
+
+def _fit(engine: Engine, model: Model, available: float, context: int) -> Fit:
+    need, uncapped = total_bytes(engine, model, context), longest_context(engine, model, available)
+    return {
+        "need_bytes": need,
+        "spare_bytes": available - need,
+        "longest": uncapped and min(uncapped, model.shape.context),
+        "longest_uncapped": uncapped,
+    }
+
+
+def _is_gguf(tensors: tuple[Tensor, ...]) -> bool:
+    return any(tensor.name.startswith("blk.") for tensor in tensors)
+
+
+def _in_gguf(form: Form) -> bool:
+    """Whether llama.cpp loads the form, or a GGUF as large."""
+    return form.bits is not None or _is_gguf(form.tensors) or all(t.type in FLOATS for t in form.tensors)
+
+
+def _in_torch(shape: Shape | Decoder, form: Form) -> float | None:
+    """Bytes of the weights once transformers has loaded them; null if it cannot load this form."""
+    bits = 16.0 if form.label in _HALVES else form.bits
+    if bits in _BITSANDBYTES:
+        return float(loaded_bytes(of_shape(shape), "bf16", _BITSANDBYTES[bits]))
+    if form.bits is not None or form.label in ALL_QUANTS or _is_gguf(form.tensors):
+        return None
+    return float(sum(tensor.bytes for tensor in form.tensors))
+
+
+# Weights of a model on a GPU and on the CPU beside it: which tensor lies where, the bytes that a decode step
+# reads of each side, and the bound on its speed. Pure.
+#
+# As llama.cpp's `--n-cpu-moe` and `--override-tensor` have it (common/arg.cpp): each is a pattern that a
+# tensor's name contains, and the first that matches decides.
+
+
+CPU = "CPU"
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # LLM_FFN_EXPS_REGEX in llama.cpp's common.h
+
+
+class PlacementError(ValueError):
+    """A placement that cannot be meant; the message is a sentence."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`n_cpu_moe`: layers, from the first on, whose experts are on the CPU. `override_tensor`: text such as
+    `ffn_down=CPU,attn=CUDA0`, patterns with the buffer type of the tensors that they match."""
+
+    n_cpu_moe: int = 0
+    override_tensor: str = ""
+
+    @cached_property
+    def overrides(self) -> list[tuple[re.Pattern[str], str]]:
+        """Patterns and buffer types, in order. Raises PlacementError."""
+        found = [(re.compile(rf"blk\.{layer}{EXPERTS}"), CPU) for layer in range(self.n_cpu_moe)]
+        for each in self.override_tensor.split(",") if self.override_tensor else ():
+            pattern, equals, buffer = each.partition("=")
+            if not (pattern and equals and buffer):
+                raise PlacementError(f"override_tensor: {each!r} is not PATTERN=BUFFER, such as ffn_down=CPU")
+            try:
+                found.append((re.compile(pattern), buffer))
+            except re.error as wrong:
+                raise PlacementError(
+                    f"override_tensor: {pattern!r} is not a regular expression: {wrong}"
+                ) from wrong
+        return found
+
+    def buffer_of(self, name: str) -> str | None:
+        """The buffer type that a tensor is given; null: none, it stays where its layer is."""
+        return next((buffer for pattern, buffer in self.overrides if pattern.search(name)), None)
+
+    def check(self, model: Shape | Decoder | None, names: Sequence[str] | None) -> None:
+        """Raises PlacementError for what a model with tensors of these names has no use for. Null: not
+        known."""
+        if self.n_cpu_moe and model is not None:
+            made = decoder.made(model)
+            if not made.experts:
+                raise PlacementError(f"n_cpu_moe {self.n_cpu_moe}: the model has no experts")
+            if self.n_cpu_moe > made.count:
+                raise PlacementError(
+                    f"n_cpu_moe {self.n_cpu_moe}: the model has {plural(made.count, 'layer')}"
+                )
+        for pattern, buffer in self.overrides[self.n_cpu_moe :]:
+            if names is not None and not any(map(pattern.search, names)):
+                raise PlacementError(
+                    f"override_tensor: {f'{pattern.pattern}={buffer}'!r} matches no tensor of the model"
+                )
+
+
+def is_host(buffer: str) -> bool:
+    """Whether a buffer type of llama.cpp is main memory: CPU, CPU_Mapped, CPU_REPACK, CUDA_Host, ..."""
+    return buffer.startswith(CPU) or buffer.endswith("_Host")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Bytes of the weights by side, and of them those that a decode step reads. The input embedding is on the
+    CPU's side, which reads a row of it; a tied one is on both."""
+
+    cpu_bytes: int
+    gpu_bytes: int
+    cpu_read: int
+    gpu_read: int
+
+
+def split_layers(placement: Placement, model: Shape | Decoder, tensors: Sequence[Tensor]) -> Split:
+    """All other tensors are on the GPU."""
+    made = decoder.made(model)
+    cpu, gpu, cpu_read, gpu_read = 0, 0, 0, 0
+    for tensor in tensors:
+        read = streamed_bytes(tensor, made.tied, made.expert_share)
+        overridden = placement.buffer_of(tensor.name)
+        table = decoder.is_table(tensor.name)
+        if overridden is not None and is_host(overridden):
+            cpu, cpu_read = cpu + tensor.bytes, cpu_read + read
+            continue
+        cpu += tensor.bytes if table else 0
+        if not table or (made.tied and tensor.part == "embedding"):
+            gpu, gpu_read = gpu + tensor.bytes, gpu_read + read
+    return Split(cpu, gpu, cpu_read, gpu_read)
+
+
+def step_s(split: Split, cpu_bytes_per_s: float, gpu_bytes_per_s: float = math.inf) -> float:
+    """Least seconds of a decode step for the weights: the sides take turns, layer by layer, so their times
+    add. What crosses the bus is a token's activations, a few KB a layer, and does not count."""
+    return split.cpu_read / cpu_bytes_per_s + split.gpu_read / gpu_bytes_per_s

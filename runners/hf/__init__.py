@@ -1,0 +1,1 @@
+"""Models of transformers, for the stacks that run on it."""

@@ -1,0 +1,1 @@
+"""llama.cpp, for its stack."""

@@ -1,0 +1,1 @@
+"""The registry of stacks: one file a stack, named as in configs, with its header."""

@@ -1,0 +1,192 @@
+"""One model in transformers: loads a checkpoint, every weight of it from there, onto one device."""
+# /// script
+# requires-python = ">=3.11,<3.14"
+# dependencies = ["torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "numpy==2.2.6"]
+#
+# [tool.harness]
+# summary = "transformers: 16- and 32-bit checkpoints, on CPUs and NVIDIA GPUs"
+# weights = "hf"
+# accepts = ["python>=3.10", "torch>=2.6", "transformers>=4.56"]
+# named = ["dtype", "cache"]
+# lends = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"]
+# memory = "transformers"
+# uncut = [{ cache = "static" }]
+# reference = { attn = "eager" }  # fused attention may round differently
+# published = { bf16-dynamic = "bf16" }
+# offers = [{ dtype = "bf16" }]
+#
+# # With a text_config, in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES of transformers 5.23.
+# wrappers = [
+#   "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "llama4", "mllama",
+#   "qwen3_5", "qwen3_5_moe",
+# ]
+#
+# [[tool.harness.context]]
+# when = { cache = "static" }
+# option = "n_ctx"
+# granule = 256  # finer than measured memory can resolve
+# dry = false
+#
+# [tool.harness.options.dtype]
+# type = "string"
+# choices = ["bf16", "fp16", "fp32"]
+# default = "bf16"
+# help = "type the weights are held and computed in"
+#
+# # Always explicit: a dynamic cache copies itself at every token, a static one is read whole.
+# [tool.harness.options.cache]
+# type = "string"
+# choices = ["dynamic", "static"]
+# default = "dynamic"
+# help = "KV cache: dynamic is copied as it grows; static is allocated whole and attended over whole"
+#
+# [tool.harness.options.n_ctx]
+# type = "int"
+# minimum = 1
+# default-from = "tokens"
+# help = "tokens a static cache holds; a dynamic one has no such limit"
+#
+# [tool.harness.options.attn]
+# type = "string"
+# choices = ["sdpa", "eager"]
+# default = "sdpa"
+# help = "attention: PyTorch's fused one (sdpa) or plain matrix products (eager)"
+#
+# [tool.harness.options.compile]
+# type = "bool"
+# default = false
+# help = "torch.compile of the decode step; the prompt is never compiled"
+#
+# [tool.harness.options.threads]
+# type = "int"
+# minimum = 1
+# default-from = "threads"
+# help = "CPU threads, for prompt and decode alike"
+#
+# [tool.harness.options.expandable_segments]
+# type = "bool"
+# default = false
+# help = "let the CUDA allocator grow its segments in place rather than take new ones"
+#
+# [tool.harness.options.mmap]
+# type = "bool"
+# default = true
+# help = "map the checkpoint instead of reading it into memory, for tensors used as stored"
+#
+# [tool.harness.options.trust_remote_code]
+# type = "bool"
+# default = false
+# help = "run Python code that comes with the checkpoint"
+#
+# # A build of torch for the machine: without a GPU the CUDA one would be gigabytes for nothing.
+# [tool.harness.env.cpu]
+# device = "cpu"
+# variables = { UV_TORCH_BACKEND = "cpu" }
+#
+# [tool.harness.env.cuda]
+# device = "cuda"
+# variables = { UV_TORCH_BACKEND = "auto" }
+# ///
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers.modeling_utils  # now: 85 MB of modules that a model load would import otherwise
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from runners.hf import checked, loading
+from runners.hf import device as hf_device
+from runners.hf.device import DTYPES
+from runners.hf.probe import probe
+from runners.hf.session import DOES_NOT_FIT, HfSession
+from runners.protocol import Request
+from runners.weights.safetensors import staged, stored_in
+
+__all__ = ["DOES_NOT_FIT", "load", "load_model", "probe"]
+
+QUANTS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # as weights of these types are named elsewhere
+TRUSTED = "trust_remote_code: true"
+_LACKING = re.compile(r"not found in your environment: (.+?)\. Run")
+
+
+def load(request: Request) -> HfSession:
+    """Load a checkpoint on one device. Raises the errors of load_model, Refused if it is quantized."""
+    path = Path(request.model["path"])
+    checked.check_unquantized(path, stored_in(path), request.stack)
+    model = load_model(request)
+    checked.check_types(path, model, DTYPES[request.options["dtype"]])
+    facts = {"quant": QUANTS[request.options["dtype"]], "kernel_asked": "Linear"}
+    session = HfSession(request, model, lambda: loading.model_facts(model) | facts)
+    session.settle()
+    return session
+
+
+@hf_device.memory_errors()
+def load_model(request: Request, **more: Any) -> torch.nn.Module:
+    """The model in evaluation mode, with every tensor of the checkpoint and no other weight. `more`: for
+    from_pretrained.
+
+    Raises ValueError: a type the device lacks, or see hf_checked.check_whole; RuntimeError, MemoryError.
+    """
+    options, device = request.options, hf_device.device_of(request.device)
+    dtype = DTYPES[options["dtype"]]
+    hf_device.prepare(device, dtype, options["threads"], options.get("expandable_segments", False))
+    transformers.utils.logging.disable_progress_bar()
+    path, trusted = Path(request.model["path"]), options["trust_remote_code"]
+    with staged(path) as folder, _explained(path):
+        try:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted, local_files_only=True)
+        except ValueError as refusal:
+            if "custom code" not in str(refusal):
+                raise
+            raise ValueError(f"{path}: contains Python code; it runs only with {TRUSTED}") from refusal
+        try:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=options["attn"],
+                device_map={"": device},
+                use_safetensors=True,  # a pickle may run code
+                local_files_only=True,
+                trust_remote_code=trusted,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # else its error refers to a table in its log
+                **more,
+            )
+        except ValueError as refusal:
+            if "scaled_dot_product_attention" not in str(refusal):
+                raise
+            kind = config.model_type
+            raise ValueError(f"{path}: transformers has no sdpa for {kind}; set attn: eager") from refusal
+    checked.check_whole(path, model, found)
+    loading.hold(model, options["mmap"])
+    return model.eval()
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raises ValueError for errors of transformers that say what to install, or refer to a table in its log.
+    Its own words are in the worker's log."""
+    try:
+        yield
+    except ImportError as lack:
+        found = _LACKING.search(str(lack))
+        needed = found[1] if found else lack.name or str(lack).strip().splitlines()[0]
+        raise ValueError(
+            f"{path}: needs {needed}, which the environment of the stack lacks: run it in an interpreter of"
+            " your own that has it (harness env use)"
+        ) from lack
+    except RuntimeError as failure:
+        if "the above report" not in str(failure):
+            raise
+        raise ValueError(
+            f"{path}: transformers cannot make the model of its config.json from its tensors; a table of them"
+            " is in the worker's log"
+        ) from failure

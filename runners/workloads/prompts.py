@@ -1,0 +1,461 @@
+"""Workloads on prompts: prefill, depth, turns, growth."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import random
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, Protocol
+
+from runners.clock import Clock, Emit, MajorFaults, stamp
+from runners.protocol import Instruments, Rows, Session, reason_of
+from runners.workloads.filling import Context
+
+# Windows of decode at several depths, until the speed at each is known. Standard library only.
+
+
+FEWEST = 4  # windows at each depth
+SETTLE = 2  # steps after the context was moved that are not timed
+STAIR = 256  # tokens to which llama.cpp pads what a step reads; windows lie evenly on it
+Means = dict[int, list[tuple[float, float]]]
+"""Of each window its distance from the depth in tokens, and its mean step in ns; by depth."""
+
+GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, modulo 1, are even
+
+
+def measure_depth(
+    session: Session,
+    workload: dict[str, Any],
+    emit: Callable[[Rows], None],
+    instruments: Instruments,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Decode windows of `window` steps at all `depths`, in rounds in random order; then, up to `most_windows`
+    a depth on average, where the interval is widest, until all are within `stop_at` (a share).
+
+    A window begins at most half a STAIR beside its depth; below half a STAIR, up to a STAIR after it.
+    """
+    clock, faults = instruments.clock_ns, MajorFaults(instruments.page_faults)
+    depths, window, text = sorted(workload["depths"]), workload["window"], workload["prompt"]
+    deepest = max(depths) + (STAIR // 2 if max(depths) >= STAIR // 2 else STAIR)
+    room = deepest + SETTLE + window + 1
+    context = Context(session, text, deepest, room, clock, say, workload.get("context"))
+    means: Means = {depth: [] for depth in depths}
+    until = workload["stop_at"], workload["most_windows"]
+    for depth in (depth for group in context.groups(depths) for depth in order(means, group, *until)):
+        place = len(means[depth])
+        shift = int((place * GOLDEN % 1 - 0.5) * STAIR)
+        begin = max(1, depth + shift if depth >= STAIR // 2 else depth + shift + STAIR // 2)
+        context.to(begin - 1)
+        session.feed(context.ids(begin - 1, 1), 1)  # the logits of the last position
+        with faults:
+            stamps = [clock() for _ in session.steps(SETTLE + window + 1)][SETTLE:]
+        gaps = [later - earlier for earlier, later in pairwise(stamps)]
+        # The first id needs no step; each further one has a step that reads all before it.
+        first = begin + SETTLE + 2
+        emit(
+            Rows(
+                "windows",
+                {
+                    "round": [place + 1] * window,
+                    "depth": [depth] * window,
+                    "n": list(range(first, first + window)),
+                    "latency_ns": gaps,
+                },
+            )
+        )
+        means[depth].append((first + window / 2 - depth, statistics.fmean(gaps)))
+    return {
+        "major_faults": faults.counted,
+        "fill_s": context.fill_s,
+        "context_was_kept": context.from_file,
+        "half_widths": {str(depth): half_width(found, slope(means)) for depth, found in means.items()},
+    }
+
+
+def order(means: Means, depths: list[int], stop_at: float, most: int) -> Iterator[int]:
+    """The depth of the next window among `depths`, given the means of those before."""
+    chance = random.Random(0)
+    for _ in range(min(FEWEST, most)):
+        yield from chance.sample(depths, len(depths))
+    while sum(len(means[depth]) for depth in depths) < most * len(depths):
+        rise = slope(means)
+        widths = {depth: half_width(means[depth], rise) for depth in depths}
+        widest = max(depths, key=lambda depth: widths[depth])
+        if widths[widest] <= stop_at:
+            return
+        yield widest
+
+
+def slope(means: Means) -> float:
+    """What a step takes longer per token of context, from the shallowest and the deepest depth so far."""
+    known = {depth: statistics.fmean(mean for _, mean in found) for depth, found in means.items() if found}
+    shallow, deep = min(known), max(known)
+    return (known[deep] - known[shallow]) / (deep - shallow) if deep > shallow else 0.0
+
+
+def half_width(found: list[tuple[float, float]], rise: float) -> float:
+    """Half the 95% interval of the mean at the depth itself, as a share of it; infinite for one window.
+    `rise`: by which a window's mean grows with its distance from the depth."""
+    freedom = len(found) - 1
+    if freedom < 1:
+        return math.inf
+    at_depth = [mean - rise * beside for beside, mean in found]
+    # Student's t at 0.975: exact to 3% from 2 degrees of freedom on, to 0.5% from 4 on.
+    t = 1.96 + 2.37 / freedom + 2.82 / freedom**2 + 2.6 / freedom**3
+    return t * statistics.stdev(at_depth) / math.sqrt(len(found)) / statistics.fmean(at_depth)
+
+
+# A generation that grows until memory runs out. Standard library only.
+
+
+RESERVE_BYTES = 8 * 2**20  # 1 MiB is enough to look up the versions of four packages
+
+
+class Growth:
+    """A generation that ends when memory runs out."""
+
+    def __init__(
+        self, session: Session, prompt_tokens: int, does_not_fit: tuple[type[BaseException], ...]
+    ) -> None:
+        self._session, self._prompt_tokens, self._does_not_fit = session, prompt_tokens, does_not_fit
+        self._ask = getattr(session, "memory_state", lambda: None)
+        self._reserve = bytes(RESERVE_BYTES)  # never written to: allocated, but not resident
+        self._steps: list[list[int]] = []
+        self._stopped: str | None = None
+
+    def stamped(self, stream: Iterable[int], emit: Emit, clock: Clock) -> dict[str, Any]:
+        return stamp(self._until_full(stream), emit, clock, self._step)
+
+    def _until_full(self, stream: Iterable[int]) -> Iterator[int]:
+        try:
+            yield from stream
+        except self._does_not_fit as failure:
+            self._reserve = b""  # facts and counters need memory too
+            self._stopped = reason_of(failure)
+
+    def _step(self, tokens: int) -> None:
+        """Record the allocator's state after `tokens` tokens."""
+        if state := self._ask():
+            self._steps.append([self._prompt_tokens + tokens, *state])
+
+    def summary(self) -> dict[str, Any]:
+        return {"stopped": self._stopped, "memory_steps": self._steps}
+
+    def counters(self) -> dict[str, Any]:
+        """The session's; empty if too little memory is left to read them."""
+        try:
+            return self._session.counters()
+        except self._does_not_fit:
+            return {}
+
+
+# Prefill: the time of one forward pass over n tokens, at several n and depths. Standard library only.
+
+
+BISECTIONS = 6  # of an automatic choice of lengths
+ONE_BY_ONE = 16  # tokens of a pass whose keys and values are compared with those of decode steps
+CLOSE = 1.2  # neighbours within this factor are not bisected
+
+TimedPrefill = Callable[[int], float]
+
+
+def measure_prefill(
+    session: Session,
+    workload: dict[str, Any],
+    emit: Callable[[Rows], None],
+    instruments: Instruments,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Time `passes` rounds over all depths and lengths, in random order, after one that only warms up.
+
+    `lengths` null: chosen up to `up_to`, see chosen(). `checks`: distances() after each pass of that first
+    round. The pass wrote its keys and values where `distance` is far below `control`.
+    """
+    clock = instruments.clock_ns
+    faults, of_warm_up = (MajorFaults(instruments.page_faults) for _ in range(2))
+    depths, lengths, text = sorted(workload["depth"]), workload["lengths"], workload["prompt"]
+    longest = max(lengths or [workload["up_to"]])
+    context = Context(session, text, max(depths), max(depths) + longest + 1, clock, say)
+
+    def timed(depth: int, n: int, faults: MajorFaults) -> int:
+        context.to(depth)
+        ids = context.ids(depth, n)
+        with faults:
+            start = clock()
+            session.feed(ids, 1)
+            return clock() - start
+
+    lengths = lengths or chosen(longest, lambda n: timed(depths[0], n, of_warm_up))
+    checks = []
+    for group in context.groups(depths):
+        for number in range(workload["passes"] + 1):
+            chance = random.Random(number)
+            for depth in chance.sample(group, len(group)):
+                for n in chance.sample(lengths, len(lengths)):
+                    ns = timed(depth, n, faults if number else of_warm_up)
+                    if number:
+                        row = {"round": [number], "depth": [depth], "n": [n], "latency_ns": [ns]}
+                        emit(Rows("prefill", row))
+                    else:
+                        checks.append({"depth": depth, "n": n} | distances(session, context, depth, n))
+    return {"major_faults": faults.counted, "checks": checks, "fill_s": context.fill_s}
+
+
+def distances(session: Session, context: Context, depth: int, n: int) -> dict[str, float]:
+    """`distance` of the logits after one more token to those after the same tokens one by one, or in two
+    passes; `control`: of those without the pass. As shares of the right ones' length. Call it right after the
+    pass."""
+    probe = context.ids(depth + n, 1)
+    after = _row(session.feed(probe, 1))
+    context.to(depth)
+    without = _row(session.feed(probe, 1))
+    context.to(depth)
+    at, step = 0, 1 if n <= ONE_BY_ONE else (n + 1) // 2
+    while at < n:
+        session.feed(context.ids(depth + at, min(step, n - at)), 1)
+        at += step
+    reference = _row(session.feed(probe, 1))
+    length = math.hypot(*reference) or 1.0
+    return {
+        "distance": math.dist(after, reference) / length,
+        "control": math.dist(without, reference) / length,
+    }
+
+
+def _row(logits: Any) -> list[float]:
+    """The last row of float32 logits."""
+    rows = memoryview(logits)
+    return list((rows if rows.ndim == 1 else rows[-1:].cast("B").cast("f")).tolist())
+
+
+def chosen(longest: int, timed: TimedPrefill) -> list[int]:
+    """Powers of two up to `longest`, and lengths between them where a line through the neighbours of one
+    misses it most, as a share of its time."""
+    lengths = [2**k for k in range(longest.bit_length()) if 2**k < longest] + [longest]
+    ns = {n: min(timed(n), timed(n)) for n in lengths}
+    for _ in range(BISECTIONS):
+        places = sorted(ns)
+        bends = []
+        for a, middle, b in zip(places, places[1:], places[2:], strict=False):
+            line = ns[a] + (ns[b] - ns[a]) * (middle - a) / (b - a)
+            low, high = (middle, b) if b * a > middle * middle else (a, middle)
+            between = round(math.sqrt(low * high))
+            if high > CLOSE * low and between not in ns:
+                bends.append((abs(ns[middle] - line) / ns[middle], between))
+        if not bends:
+            break
+        _, between = max(bends)
+        ns[between] = min(timed(between), timed(between))
+    return sorted(ns)
+
+
+# Measure several kernels in rounds, alternating; shared by the probes of all stacks.
+
+
+WORKING_SET_BYTES = 2 << 30  # 8 times the largest cache of a GPU (MI300X), 28 times an RTX 4090's
+SHARE_OF_FREE = 4  # at most a quarter of a device's free memory
+SMALLEST_BYTES = 64 << 20
+LONG_ENOUGH_S = 0.05  # a product of this duration is large enough
+MEASURING_S = 1.0  # an idle GPU needs a part of that to raise its clocks
+FEWEST_ROUNDS = 2
+SPAN_S = 0.01  # one timing: far longer than a launch and a synchronization
+
+
+class TimedRound(Protocol):
+    """A kernel on a device; `amount`: bytes that one pass reads or operations it does."""
+
+    @property
+    def amount(self) -> float: ...
+
+    def seconds(self, passes: int = 1) -> float:
+        """Time of consecutive passes."""
+
+
+def best(kernels: Mapping[str, TimedRound]) -> dict[str, float]:
+    """Amount per second of each in its best round. Each kernel runs once per round."""
+    if not kernels:
+        return {}
+    passes = {}
+    for name, kernel in kernels.items():
+        kernel.seconds()  # loads kernels
+        passes[name] = max(1, math.ceil(SPAN_S / kernel.seconds()))
+    rates = dict.fromkeys(kernels, 0.0)
+    until = time.monotonic() + MEASURING_S
+    rounds = 0
+    while rounds < FEWEST_ROUNDS or time.monotonic() < until:
+        for name, kernel in kernels.items():
+            rate = passes[name] * kernel.amount / kernel.seconds(passes[name])
+            rates[name] = max(rates[name], rate)
+        rounds += 1
+    return rates
+
+
+# Turns of a conversation, with and without its prefix kept in the KV cache. Standard library only.
+
+
+def measure_turns(
+    session: Session,
+    workload: dict[str, Any],
+    emit: Callable[[Rows], None],
+    instruments: Instruments,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """One conversation for each value of `prefix_cache`: `turns` prompts, the first of `first` new tokens and
+    the others of `each`, and `new_tokens` decoded after each.
+
+    With the prefix kept a turn feeds the last id decoded and the new ones; without, it empties the cache and
+    feeds the whole conversation. `counted`: of each turn's prefill the tokens `fed`, and those `evaluated` by
+    the stack's own count.
+    """
+    clock, faults = instruments.clock_ns, MajorFaults(instruments.page_faults)
+    turns, new_tokens = workload["turns"], workload["new_tokens"]
+    most = workload["first"] + (turns - 1) * workload["each"] + turns * new_tokens
+    counted = []
+    for reuse in workload["prefix_cache"]:
+        context = Context(session, workload["prompt"], 0, most, clock, say)
+        said: list[int] = []  # the conversation so far
+        unread: list[int] = []  # those of it that are not in the cache
+        for turn in range(1, turns + 1):
+            count = workload["first"] if turn == 1 else workload["each"]
+            new = context.ids(len(said), count)
+            said += new
+            unread += new
+            with faults:
+                began = clock()
+                if not reuse:
+                    session.empty(most)
+                    unread = list(said)
+                depth, before = session.held(), session.evaluated()
+                session.feed(unread, 1)
+                stream = session.steps(new_tokens)
+                ids = [next(stream)]
+                first = clock()
+                evaluated = session.evaluated()
+                decoding = clock()
+                ids += stream
+                ended = clock()
+            row = {
+                "reuse": int(reuse),
+                "turn": turn,
+                "depth": depth,
+                "evaluated": len(unread),
+                "prefill_ns": first - began,
+                "decoded": len(ids) - 1,
+                "decode_ns": ended - decoding,
+            }
+            emit(Rows("turns", {name: [value] for name, value in row.items()}))
+            if before is not None and evaluated is not None:
+                seen = {"fed": len(unread), "evaluated": evaluated - before}
+                counted.append({"reuse": int(reuse), "turn": turn} | seen)
+            held = session.held()
+            said += ids
+            if held != len(said) - 1:
+                raise RuntimeError(f"the KV cache holds {held} tokens of {len(said) - 1} after turn {turn}")
+            unread = said[-1:]
+    return {"major_faults": faults.counted, "counted": counted}
+
+
+# Short generations before and after the timed part: the warm-up, and the control window that shows drift.
+
+
+WindowClock = Callable[[], int]
+FAR_WINDOW = 4  # an excess that falls by 2% in four windows falls by 0.5% from one to the next
+FIRST_REHEARSED = 32  # tokens of context; the warm-up covers shorter ones
+CONTROL_LEAST, CONTROL_MOST = 64, 128  # tokens of the control window
+CONTROL_SHARE = 8  # times as many are timed, at least
+NOISY = 0.05  # quartiles of the warm-up further apart than this share of the median: a longer control window
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Disable Python's garbage collector while the block is timed."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def rehearsed_windows(last: int) -> Iterator[int]:
+    """Tokens of context before each step that a GPU takes before anything is timed: 32, 64 ... and `last`,
+    the run's last position. Kernels depend on the length, and CUDA loads each when it first runs: a slow
+    token, and a major page fault if nothing has used that kernel since the machine was started."""
+    depth = FIRST_REHEARSED
+    while depth < last:
+        yield depth
+        depth *= 2
+    if last > 0:
+        yield last
+
+
+def warm_up(
+    session: Session,
+    prompt: list[int],
+    new_tokens: int,
+    window_tokens: int,
+    max_windows: int,
+    tolerance: float,
+    clock: WindowClock,
+    at_least_s: float = 0.0,
+) -> dict[str, Any]:
+    """Generate short windows on the timed path until the last agrees with the one before and with the one
+    four before: for at least `at_least_s`, then at most `max_windows` more.
+
+    Two windows agree when their median decode latencies differ by at most `tolerance` (a fraction).
+    The first token of a window is prefill and excluded. `trend`: the last median over the one four windows
+    before, less one. `windows_ns`: of the last `max_windows`.
+    """
+    count = min(window_tokens, new_tokens)
+    far = max(1, min(FAR_WINDOW, max_windows - 1))
+    windows: deque[list[int]] = deque(maxlen=max_windows)
+    medians: list[float] = []
+    agreed, trend, began, late = False, None, clock(), 0
+    while (short := clock() - began < at_least_s * 1e9) or (not agreed and late < max_windows):
+        late += not short
+        stamps = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(stamps)]
+        if not gaps:  # one token requested: no decode to warm up after the prefill
+            return {"agreed": True, "windows_ns": [], "trend": None}
+        windows.append(gaps)
+        medians.append(statistics.median(gaps))
+        if len(medians) > far:
+            last, *compared = (medians[-1 - back] for back in (0, 1, far))
+            agreed = all(abs(last - other) <= tolerance * other for other in compared)
+            trend = last / compared[-1] - 1 if compared[-1] else None
+    return {"agreed": agreed, "windows_ns": list(windows), "trend": trend}
+
+
+def control_windows(
+    session: Session, prompt: list[int], new_tokens: int, warmup: dict[str, Any], instruments: Instruments
+) -> dict[str, Any] | None:
+    """Decode the first tokens again after the timed part: the same work, so what differs is the machine's.
+
+    An eighth of the tokens, at most 128; twice as many where those of the warm-up were noisy; null where an
+    eighth is fewer than 64. `latency_ns` is without the first token (prefill)."""
+    count = min(CONTROL_MOST, new_tokens // CONTROL_SHARE)
+    if count < CONTROL_LEAST:
+        return None
+    noise = warmup["windows_ns"][-1] if warmup["windows_ns"] else []
+    if len(noise) > 1:
+        low, middle, high = statistics.quantiles(noise, n=4)
+        count *= 2 if high - low > NOISY * middle else 1
+    with uncollected():
+        waited_ns = instruments.cpu_wait_ns()
+        clock = instruments.clock_ns
+        stamps = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
+        waited_since_ns = instruments.cpu_wait_ns()
+    return {
+        "latency_ns": [later - earlier for earlier, later in itertools.pairwise(stamps)],
+        "cpu_wait_ns": None if waited_ns is None else (waited_since_ns or 0) - waited_ns,
+    }

@@ -1,0 +1,146 @@
+"""Logits of given tokens, and the experts that they choose."""
+
+from __future__ import annotations
+
+import struct
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from runners.protocol import SCORED, Request, Say, Session
+
+# The experts that a mixture's routers choose, in an untimed decode after the timed part.
+
+
+MOST_TOKENS = 64  # decode steps that are counted
+FIXED = "fixed ids"
+
+
+def fix_experts(session: Session, workload: dict[str, Any]) -> dict[str, Any]:
+    """Have the session's decode steps fed fixed ids, where the workload's `fixed_ids` (the vocabulary's size)
+    asks for it: random weights may decode one token for ever, which keeps to the same experts. Returns the
+    fact `fed`; empty for a stack that cannot."""
+    if "fixed_ids" not in workload or not hasattr(session, "fix"):
+        return {}
+    # Those of a prompt without a tokenizer go on: every id once before one repeats.
+    session.fix([(1013 + 7919 * i) % workload["fixed_ids"] for i in range(workload["holds"] + 1)])
+    return {"fed": FIXED}
+
+
+def counted_experts(
+    session: Session,
+    prompt: list[int],
+    new_tokens: int,
+    does_not_fit: tuple[type[BaseException], ...],
+) -> dict[str, Any]:
+    """`routing`: what the session's own method says of the run's first tokens. Empty for a stack without one,
+    for a model without experts, and where the pass does not fit beside the run's own context."""
+    if not hasattr(session, "routing"):
+        return {}
+    try:
+        found = session.routing(prompt, min(new_tokens, MOST_TOKENS))
+    except does_not_fit:
+        return {}
+    return {"routing": found} if found else {}
+
+
+def routing_facts(experts: int, ids: list[int], counts: list[list[int]]) -> dict[str, Any]:
+    """`ids`: fed to the counted steps. `counts`: by layer, how often each of the experts was chosen."""
+    return {"experts": experts, "tokens": len(ids), "distinct_tokens": len(set(ids)), "layers": counts}
+
+
+# Logits after given ids (teacher forcing): the jobs `logits` and `score` of the worker, for every stack.
+# Standard library only.
+
+
+KERNEL_FACTS = ("kernels", "kernel_asked", "leftovers", "options")
+CHUNK = 512  # tokens of context evaluated at once
+FLOAT_BYTES = 4
+DEEPER = 2.0  # later tokens cost more: attention grows with the context
+
+
+def write_logits(session: Session, request: Request) -> dict[str, Any]:
+    """Write logits as rows of a float32 .npy to files["logits"]; report the positions (from 0) that they
+    follow.
+
+    workloads[0]: the first `prompt_tokens` of `ids` are fed at once, as a prompt, with logits after the last
+    `prompt_keep` of them (default: after each); those of each of the `windows` [first, end) one by one, as
+    in decode, with logits after each; those between in chunks. A window that would exceed `seconds` in all
+    (null: no limit), at the pace so far, is skipped, with all later ones.
+
+    files["experts"]: for the experts that a mixture's routers choose (see protocol.Session).
+    """
+    hear = getattr(session, "experts", nullcontext) if "experts" in request.files else nullcontext
+    with hear() as heard:
+        return _written(session, request, heard)
+
+
+def _written(session: Session, request: Request, heard: Any) -> dict[str, Any]:
+    workload, clock = request.workloads[0], time.monotonic
+    ids, prompt, limit_s = workload["ids"], workload["prompt_tokens"], workload["seconds"]
+    keep = workload.get("prompt_keep", prompt)
+    for _ in range(2):  # the first reads the weights from the disk, so its pace does not count
+        session.empty(max([prompt, *(end for _, end in workload["windows"])]))
+        if heard:
+            heard.begin()
+        began = clock()
+        rows = [_bytes(session.feed(ids[:prompt], keep))]
+    fed, token_s = prompt, (clock() - began) / prompt
+    positions = list(range(prompt - keep, prompt))
+    for first, end in workload["windows"]:
+        if limit_s is not None and clock() - began + DEEPER * token_s * (end - fed) > limit_s:
+            break
+        for start in range(fed, first, CHUNK):
+            chunk, chunk_began = ids[start : min(start + CHUNK, first)], clock()
+            session.feed(chunk, 1)
+            token_s = (clock() - chunk_began) / len(chunk)
+        rows += [_bytes(session.feed([token], 1)) for token in ids[first:end]]
+        positions += range(first, end)
+        fed = end
+    seconds = clock() - began
+    vocab_size = len(rows[0]) // keep // FLOAT_BYTES
+    with Path(request.files["logits"]).open("wb") as file:
+        file.write(_npy_header(len(positions), vocab_size))
+        file.writelines(rows)
+    found = {**_ran(session), "positions": positions, "vocab_size": vocab_size, "seconds": seconds}
+    return found | ({"experts": heard.write(Path(request.files["experts"]))} if heard else {})
+
+
+def score(session: Session, request: Request, say: Say) -> dict[str, Any]:
+    """Write the logits after the last `keep` ids of each of the `windows` as rows of a float32 .npy to
+    files["logits"], one window after the other: at each phase SCORED the file holds one.
+
+    A window is fed at once, from an empty context. A file of one window bounds memory and disk, whatever the
+    vocabulary.
+    """
+    workload, path = request.workloads[0], Path(request.files["logits"])
+    keep, began, vocab_size = workload["keep"], time.monotonic(), 0
+    for ids in workload["windows"]:
+        session.empty(len(ids))
+        rows = _bytes(session.feed(ids, keep))
+        vocab_size = len(rows) // keep // FLOAT_BYTES
+        with path.open("wb") as file:
+            file.write(_npy_header(keep, vocab_size))
+            file.write(rows)
+        say(SCORED)
+    return {**_ran(session), "vocab_size": vocab_size, "seconds": time.monotonic() - began}
+
+
+def _ran(session: Session) -> dict[str, Any]:
+    """The kernels and options that ran, and the stack's versions."""
+    facts = session.facts()
+    ran = {key: facts[key] for key in KERNEL_FACTS if key in facts}
+    return {"ran": ran, "versions": facts["versions"]}
+
+
+def _bytes(logits: Any) -> bytes:
+    return memoryview(logits).tobytes()
+
+
+def _npy_header(rows: int, columns: int) -> bytes:
+    """Of a float32 array in NumPy's format 1.0 (numpy.lib.format): its data begins at a multiple of 64."""
+    words = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}"
+    begin = b"\x93NUMPY\x01\x00"
+    padded = words.ljust(-(-(len(begin) + 2 + len(words) + 1) // 64) * 64 - len(begin) - 3) + "\n"
+    return begin + struct.pack("<H", len(padded)) + padded.encode()

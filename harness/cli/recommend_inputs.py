@@ -14,8 +14,7 @@ from harness.base.gpus import Gpu, visible_gpus
 from harness.base.text import printable
 from harness.campaign import repeat
 from harness.campaign.conditions import DeviceBusy, device_lock
-from harness.cli import NOT_OK, OK, Mistake, options, say
-from harness.cli import theory_options as typed
+from harness.cli import NOT_OK, OK, Mistake, options, say, theory_options
 from harness.cli.machine import this_cpu
 from harness.cli.options import stored
 from harness.config import Model
@@ -124,7 +123,7 @@ class Given:
 def model_from(given: str) -> Given:
     """A model by its name or its files. Raises Mistake."""
     is_shipped = given in data.weights_names() and not Path(given).exists()
-    if not is_shipped and (known := typed.model_of(given, KnownModels())):
+    if not is_shipped and (known := theory_options.model_of(given, KnownModels())):
         if known.made is None:
             raise Mistake(f"{known.name}: its layers are not known; give its config.json or a GGUF")
         shape = decoder.made(known.made).shape

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from harness import data
 from harness.base.files import MOST_RECORD_BYTES, read_regular
 from harness.base.text import csv_cell, printable
-from harness.cli import OK, Mistake
-from harness.cli import theory_options as typed
+from harness.cli import OK, Mistake, theory_options
 from harness.cli.options import known as known_machines
 from harness.cli.options import unknown
 from harness.stacks.header import references
@@ -235,7 +234,7 @@ class Model(NamedTuple):
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    typed.add(parser)
+    theory_options.add(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -249,11 +248,11 @@ def run(arguments: argparse.Namespace) -> int:
     shapes, machines = _known(arguments.own)
     if arguments.list_models or arguments.list_machines:
         return _list(arguments, shapes, machines)
-    typed.sort_of(arguments, shapes, machines)
+    theory_options.sort_of(arguments, shapes, machines)
     if arguments.n_cpu_moe and not arguments.machine:
         raise Mistake("--n-cpu-moe needs a --machine, the GPU")
     if arguments.memory and not arguments.machine:
-        return typed.show_choices(arguments, shapes, typed.whole_model)
+        return theory_options.show_choices(arguments, shapes, theory_options.whole_model)
     if arguments.bandwidth:
         raise Mistake("--bandwidth goes with --memory, and without a machine")
     return _print(arguments, _rows(arguments, shapes, machines))
@@ -283,7 +282,7 @@ def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
         )
     ask = _ask(arguments)
     chosen: list[tuple[str | None, Machine | None]] = [
-        *typed.machines_of(arguments.machine, machines, arguments.memory, _this_machine).items()
+        *theory_options.machines_of(arguments.machine, machines, arguments.memory, _this_machine).items()
     ]
     chosen = chosen or [(None, None)]
     for name, machine in chosen:
@@ -358,19 +357,19 @@ def _ask(arguments: argparse.Namespace) -> Ask:
 
 def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
     """A model by its name or its files, with the requested forms of its weights."""
-    if known := typed.model_of(given, shapes):
+    if known := theory_options.model_of(given, shapes):
         made: Shape | Decoder | None = known.made
         assert made is not None
         if arguments.tied:
             made = replace(made, tied=True)
         name, tied, stored = known.name, made.tied, None
     else:
-        name, made, tied, stored = typed.file(given)
+        name, made, tied, stored = theory_options.file(given)
         if arguments.tied:
             raise Mistake(f"{given}: --tied is only for model names; a file defines whether it is tied")
     if made is None and (arguments.bpw or arguments.quant):
         raise Mistake(f"{given}: unknown shape, so only the stored weights are known; drop --bpw and --quant")
-    quants = typed.quants_of(arguments.quant)
+    quants = theory_options.quants_of(arguments.quant)
     released = released_in(decoder.made(made)) if made else None
     if released and not (quants or stored or arguments.bpw):
         quants = [released]

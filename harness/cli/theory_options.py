@@ -141,9 +141,9 @@ def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFil
         writer.writeheader()
         writer.writerows(found)
     else:
-        from harness.report import theory_text as table
+        from harness.report import theory_text
 
-        table.show_choices(found, arguments.context, bool(bytes_per_s))
+        theory_text.show_choices(found, arguments.context, bool(bytes_per_s))
     return OK
 
 

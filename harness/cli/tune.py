@@ -23,7 +23,7 @@ from harness.config.experiment import Scalar
 from harness.config.plan import Cell
 from harness.config.variants import given_values
 from harness.machine.host import usable_cpus
-from harness.report import comparisons as text
+from harness.report import comparisons
 from harness.stacks.header import PURPOSES, candidates, without_effect
 
 Changes = Mapping[str, Scalar]
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not search.due():
         raise Mistake("there is nothing to try here but the defaults; name values with --option")
     if arguments.dry_run:
-        print(f"defaults: {text.config_row(tuned.variant.stack, tuned.variant.options)}")
+        print(f"defaults: {comparisons.config_row(tuned.variant.stack, tuned.variant.options)}")
         for values in options:
             print(f"tried: {', '.join(options_label(tuple(each.items())) for each in values)}")
         return OK
@@ -108,24 +108,28 @@ def run(arguments: argparse.Namespace) -> int:
     outcome = tune.run(tuned, search, request, progress)
     progress.clear()
     finalist = search.best if search.final else None
-    found = text.Found(search.results(), search.winner, finalist, tuned.metric, threshold, outcome.reasons)
+    found = comparisons.Found(
+        search.results(), search.winner, finalist, tuned.metric, threshold, outcome.reasons
+    )
     _show(found, tuned, threads, outcome.weights, arguments.json)
     say(f"records: {root}")
     return OK if found.measured else NOT_OK
 
 
-def _show(found: text.Found, tuned: Tuned, threads: int, weights: str | None, as_json: bool) -> None:
+def _show(found: comparisons.Found, tuned: Tuned, threads: int, weights: str | None, as_json: bool) -> None:
     cell = tuned.cell(found.winner or DEFAULTS)
-    row = text.config_row(cell.variant.stack, cell.variant.options)
-    command = text.tuned_command(cell.header, cell.options(threads), weights)
+    row = comparisons.config_row(cell.variant.stack, cell.variant.options)
+    command = comparisons.tuned_command(cell.header, cell.options(threads), weights)
     if as_json:
         more = {"config_row": row, "command": command}
-        every = [each | (more if each["winner"] else dict.fromkeys(more)) for each in text.tuned_rows(found)]
+        every = [
+            each | (more if each["winner"] else dict.fromkeys(more)) for each in comparisons.tuned_rows(found)
+        ]
         print(json.dumps(every, indent=1, allow_nan=False))
-        say(text.tuned_verdict(found))
+        say(comparisons.tuned_verdict(found))
         return
-    text.tuned_table(found).show()
-    print(text.tuned_verdict(found))
+    comparisons.tuned_table(found).show()
+    print(comparisons.tuned_verdict(found))
     if found.winner is not None:
         print(f"config row: {row}")
         if command:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from harness import records
 from harness.analysis import flags, memory, quality, stopping, traffic
-from harness.analysis import prefill as prefills
+from harness.analysis import prefill as analysis_prefill
 from harness.analysis.columns import Attribution, Cell, Check, Identity, Repeat, Score, Search, ShownCell
 from harness.base.files import FAULTS
 from harness.base.text import plural
@@ -326,7 +326,7 @@ class Gathered:
         )
 
     @cached_property
-    def _passes(self) -> dict[str, prefills.Passes]:
+    def _passes(self) -> dict[str, analysis_prefill.Passes]:
         """By content key of a cell: the prefill passes of its ok repeats, or of the record behind its row."""
         of: dict[str, list[Stored]] = {}
         for row, each in zip(self.repeats, self.stored, strict=True):
@@ -337,7 +337,7 @@ class Gathered:
             last = self.behind(cell)
             shown = of.get(cell["content_key"]) or ([last] if last else [])
             read = [self._read(records.prefill_series, each) for each in shown]
-            found[cell["content_key"]] = prefills.by_depth([columns for columns in read if columns])
+            found[cell["content_key"]] = analysis_prefill.by_depth([columns for columns in read if columns])
         return found
 
     def _with_prefill(self, cell: Cell) -> Cell:
@@ -346,13 +346,13 @@ class Gathered:
             return cell
         ceiling = cell["bandwidth_bytes_per_s"]
         try:
-            found = prefills.row(each.record, depths, ceiling)
+            found = analysis_prefill.row(each.record, depths, ceiling)
         except ValueError as reason:
             self._warn(ResultsError(f"{each.folder}: prefill.parquet: {reason}"))
             return cell
         # Of our own records it is a reason why they are invalid; see records.verdicts.
         reported = each.record["kind"] == "reported"
-        raised = prefills.faster_than_possible(each.record, depths, ceiling) if reported else []
+        raised = analysis_prefill.faster_than_possible(each.record, depths, ceiling) if reported else []
         return {**cell, "prefill": found, "flags": [*cell["flags"], *(flag.row() for flag in raised)]}
 
     def behind(self, cell: Cell) -> Stored | None:

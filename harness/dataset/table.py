@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.analysis import depth, sensors, traffic, verdicts
 from harness.analysis import flags as analysis_flags
-from harness.analysis import latency as drifts
+from harness.analysis import latency as analysis_latency
 from harness.analysis.columns import (
     Cell,
     Figures,
@@ -185,7 +185,7 @@ def per_cell(rows: Sequence[Repeat], tables: Tables | None = None) -> list[Cell]
     shown = [_shown(repeats) for repeats in grouped.values()]
     found: list[Cell] = [
         {**_pooled(repeats, disturbed[key], tables or {}), **line}
-        for (key, repeats), line in zip(grouped.items(), drifts.of_cells(shown), strict=True)
+        for (key, repeats), line in zip(grouped.items(), analysis_latency.of_cells(shown), strict=True)
     ]
     for cell, repeats in zip(found, shown, strict=True):
         analysis_flags.withhold(cell, repeats)
@@ -308,7 +308,7 @@ def repeat_row(
     if unusable:
         state, reasons, disturbed = "invalid", [*reasons, f"its series is unusable: {unusable}"], None
     of_depths = depth.surface_figures(table) if tables.name_of(record) == "windows" else None
-    figures = of_depths or drifts.row(found)
+    figures = of_depths or analysis_latency.row(found)
     limits = traffic.limits(record, ceiling)
     least = _higher(traffic.limits(record, ceiling, past_cache=True))
     loaded = loaded_of(record)
@@ -428,9 +428,9 @@ def _analysis(
 ) -> tuple[Analysis, Drift | None, str | None]:
     if not times:
         return Analysis(n_tokens=0), None, None
-    n, ms, _ = drifts.without_end(times.n.astype(float), times.ms)
+    n, ms, _ = analysis_latency.without_end(times.n.astype(float), times.ms)
     try:
-        return *drifts.analyse_drift(n, ms, control_ms, plain), None
+        return *analysis_latency.analyse_drift(n, ms, control_ms, plain), None
     except Unusable as reason:
         return Analysis(n_tokens=0), None, str(reason)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import TypedDict
 
-from harness.analysis import quality as scores
+from harness.analysis import quality as analysis_quality
 from harness.analysis.columns import Cell as ColumnsCell
 from harness.config.plan import Cell
 from harness.dataset.study import Study
@@ -564,8 +564,8 @@ def measured_quality(
     if fingerprint is not None:
         found = [each for each in found if _content(fingerprint) in _scored_weights(each)]
     found.sort(key=lambda each: each["started_utc"])
-    rows = [scores.row(each) for each in found]
-    chosen = scores.comparable(rows)
+    rows = [analysis_quality.row(each) for each in found]
+    chosen = analysis_quality.comparable(rows)
     of: dict[_Key, Quality] = {}
     for record, row in zip(found, rows, strict=True):
         if row in chosen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.theory import hf_config as check
+from harness.theory import hf_config
 from harness.theory.architectures.values import CHUNKED, FULL, Build, Values
 from harness.theory.decoder import (
     Decoder,
@@ -309,7 +309,9 @@ def _widths(values: Values) -> list[int]:
     given = values.get("intermediate_size")
     if not isinstance(given, list):
         return [values.count("intermediate_size", default=16_384)] * values.layers
-    if len(given) != values.layers or not all(check.within_values(each, check.MOST) for each in given):
+    if len(given) != values.layers or not all(
+        hf_config.within_values(each, hf_config.MOST) for each in given
+    ):
         raise ConfigJsonError(
             f"intermediate_size must be a list of {values.layers} widths, one for each layer"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.theory import hf_config as check
+from harness.theory import hf_config
 from harness.theory.decoder import Decoder, Experts, Heads
 from harness.theory.hf_config import ConfigJsonError, shown
 
@@ -31,17 +31,19 @@ class Values:
         given = self.text.get(key)
         return (self.defaults or {}).get(key) if given is None and key not in self.text else given
 
-    def count(self, *keys: str, default: int | None = None, least: int = 1, most: int = check.MOST) -> int:
+    def count(
+        self, *keys: str, default: int | None = None, least: int = 1, most: int = hf_config.MOST
+    ) -> int:
         """The first of these keys that is there. Raises ConfigJsonError."""
         key = next((key for key in keys if self.get(key) is not None), keys[0])
-        return check.count_value({key: self.get(key)}, key, most, default, least)
+        return hf_config.count_value({key: self.get(key)}, key, most, default, least)
 
     def maybe(self, key: str, least: int = 1) -> int | None:
         """A whole number, or null."""
-        return None if self.get(key) is None else self.count(key, least=least, most=check.MOST_TOKENS)
+        return None if self.get(key) is None else self.count(key, least=least, most=hf_config.MOST_TOKENS)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        return default if self.get(key) is None else check.flag_value({key: self.get(key)}, key)
+        return default if self.get(key) is None else hf_config.flag_value({key: self.get(key)}, key)
 
     @property
     def hidden(self) -> int:
@@ -49,7 +51,7 @@ class Values:
 
     @property
     def layers(self) -> int:
-        return self.count("num_hidden_layers", "num_layers", most=check.MOST_LAYERS)
+        return self.count("num_hidden_layers", "num_layers", most=hf_config.MOST_LAYERS)
 
     @property
     def vocab(self) -> int:
@@ -57,13 +59,13 @@ class Values:
 
     @property
     def context(self) -> int:
-        return self.count("max_position_embeddings", most=check.MOST_TOKENS)
+        return self.count("max_position_embeddings", most=hf_config.MOST_TOKENS)
 
     @property
     def tied(self) -> bool:
         for values in (self.text, self.whole):
             if values.get("tie_word_embeddings") is not None:
-                return check.flag_value(values, "tie_word_embeddings")
+                return hf_config.flag_value(values, "tie_word_embeddings")
         return bool((self.defaults or {}).get("tie_word_embeddings"))
 
     def heads(
@@ -86,7 +88,7 @@ class Values:
             raise ConfigJsonError(
                 f"hidden_size {self.hidden} is not a multiple of num_attention_heads {heads}"
             )
-        head_dim = self.count("head_dim", default=self.hidden // heads, most=check.MOST_HEAD_DIM)
+        head_dim = self.count("head_dim", default=self.hidden // heads, most=hf_config.MOST_HEAD_DIM)
         return Heads(heads, kv_heads, head_dim, qkv_bias, o_bias, qk_norm, gated, sinks, fused)
 
     def experts(self, ffn: str = "moe_intermediate_size", **fields: bool | int) -> Experts:
@@ -104,7 +106,7 @@ class Values:
             if isinstance(given, list) and given and all(each == given[0] for each in given):
                 given = given[0]
             if given is not None:
-                return check.count_value({key: given}, key)
+                return hf_config.count_value({key: given}, key)
         return self.count("num_experts_per_tok")
 
     def kinds(self, known: Sequence[str], otherwise: Callable[[int], str]) -> list[str]:
@@ -143,7 +145,7 @@ class Values:
         if given is None:
             return []
         if not isinstance(given, list) or not all(
-            check.within_values(each, self.layers - 1, 0) for each in given
+            hf_config.within_values(each, self.layers - 1, 0) for each in given
         ):
             raise ConfigJsonError(f"{key} must be a list of layers from 0 to {self.layers - 1}")
         return [int(each) for each in given]

@@ -70,7 +70,7 @@ from bitsandbytes.functional import dequantize_4bit
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 
-from runners.hf import checked, loading
+from runners.hf import loading
 from runners.hf.device import DTYPES
 from runners.hf.probe import probe
 from runners.hf.session import DOES_NOT_FIT, HfSession
@@ -169,11 +169,11 @@ def _quantized(request: Request) -> nn.Module:
     if stored := _stored_as(path):
         _check_type(path, {stored}, quant, double)
     else:
-        checked.check_unquantized(path, stored_in(path), request.stack)
+        loading.check_unquantized(path, stored_in(path), request.stack)
     model = hf.load_model(request, quantization_config=quantization)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, _LAYERS)}
     _check_type(path, {_type_of(layer) for layer in layers.values()}, quant, double)
-    checked.check_types(path, model, dtype, _LAYERS)
+    loading.check_types(path, model, dtype, _LAYERS)
     for name, layer in layers.items():
         weight = layer.weight
         held = weight.shape if quant == "int8" else weight.quant_state.shape
@@ -187,7 +187,7 @@ def _quantized(request: Request) -> nn.Module:
 def _stored_as(source: Path) -> tuple[str, bool] | None:
     """The type of a checkpoint that bitsandbytes wrote, and whether its scales are quantized; null for any
     other checkpoint. The defaults are those of BitsAndBytesConfig."""
-    given = checked.quantization_in(source)
+    given = loading.quantization_in(source)
     if given.get("quant_method") != "bitsandbytes":
         return None
     if given.get("load_in_8bit"):

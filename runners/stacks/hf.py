@@ -100,8 +100,8 @@ import torch
 import transformers.modeling_utils  # now: 85 MB of modules that a model load would import otherwise
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from runners.hf import checked, loading
 from runners.hf import device as hf_device
+from runners.hf import loading
 from runners.hf.device import DTYPES
 from runners.hf.probe import probe
 from runners.hf.session import DOES_NOT_FIT, HfSession
@@ -118,9 +118,9 @@ _LACKING = re.compile(r"not found in your environment: (.+?)\. Run")
 def load(request: Request) -> HfSession:
     """Load a checkpoint on one device. Raises the errors of load_model, Refused if it is quantized."""
     path = Path(request.model["path"])
-    checked.check_unquantized(path, stored_in(path), request.stack)
+    loading.check_unquantized(path, stored_in(path), request.stack)
     model = load_model(request)
-    checked.check_types(path, model, DTYPES[request.options["dtype"]])
+    loading.check_types(path, model, DTYPES[request.options["dtype"]])
     facts = {"quant": QUANTS[request.options["dtype"]], "kernel_asked": "Linear"}
     session = HfSession(request, model, lambda: loading.model_facts(model) | facts)
     session.settle()
@@ -132,7 +132,7 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
     """The model in evaluation mode, with every tensor of the checkpoint and no other weight. `more`: for
     from_pretrained.
 
-    Raises ValueError: a type the device lacks, or see hf_checked.check_whole; RuntimeError, MemoryError.
+    Raises ValueError: a type the device lacks, or see check_whole in loading.py; RuntimeError, MemoryError.
     """
     options, device = request.options, hf_device.device_of(request.device)
     dtype = DTYPES[options["dtype"]]
@@ -165,7 +165,7 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
                 raise
             kind = config.model_type
             raise ValueError(f"{path}: transformers has no sdpa for {kind}; set attn: eager") from refusal
-    checked.check_whole(path, model, found)
+    loading.check_whole_checked(path, model, found)
     loading.hold(model, options["mmap"])
     return model.eval()
 

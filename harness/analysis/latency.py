@@ -295,6 +295,8 @@ def check(n: Floats, ms: Floats) -> None:
         raise Unusable("it has no tokens")
     if not np.isfinite(n).all():
         raise Unusable(f"n is not a number in row {int(np.argmin(np.isfinite(n))) + 1}")
+    if n.min() < 0:
+        raise Unusable(f"n = {n.min():.15g} is before the first token")
     numbers = np.isfinite(ms) & (ms < LONGEST_MS)
     numbers[0] |= np.isnan(ms[0])
     if not numbers.all():

@@ -42,9 +42,8 @@ def _read(records: Sequence[Mapping[str, Any]]) -> Log:
             found.add_failed()
             continue
         name = f"request {number}"
-        prompt = int(_value(metrics, "input_sequence_length") or 0)
-        length = _value(metrics, "output_sequence_length")
-        tokens = None if length is None else int(length)
+        prompt = _value(metrics, "input_sequence_length") or 0
+        tokens = _value(metrics, "output_sequence_length")
         first_ms, gaps = _ms(metrics, "time_to_first_token"), _ms(metrics, "inter_chunk_latency")
         if "request_start_ns" in metadata and "request_end_ns" in metadata:
             spans.append((metadata["request_start_ns"], metadata["request_end_ns"]))

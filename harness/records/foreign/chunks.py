@@ -58,7 +58,10 @@ class Requests:
     ) -> None:
         """A request with the gaps between its chunks. `tokens`: how many it generated, by the tool's own
         count; null: not known. `drafts`: decoded with a draft, so it has totals only."""
-        if len(gaps_ms) == 0 and (tokens != 1 or not first_ms):
+        request = Request(tokens, first_ms, None, prompt_tokens or None)
+        if request.fault:
+            self.add_totals(name, request)
+        elif len(gaps_ms) == 0 and (tokens != 1 or not first_ms):
             self._untimed += 1
         elif len(gaps_ms) == 0 or drafts:
             ms = math.fsum(gaps_ms)

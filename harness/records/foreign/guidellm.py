@@ -44,7 +44,7 @@ def _read(reports: Sequence[Mapping[str, Any]]) -> Log:
             gap = request.get("inter_token_latency_ms")
             name = f"{f'benchmark {number} ' if several else ''}request {at}"
             requests[name] = Request(
-                int(request.get("output_tokens") or 0),
+                request.get("output_tokens"),
                 request.get("time_to_first_token_ms"),
                 1e3 / gap if gap else None,
             )

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.records.foreign import depths, markdown
+from harness.records.foreign import depths, markdown, numerals
 from harness.records.foreign.log import Log, LogError, Reader, Request, distinct, of_objects, of_text
 
 FORMAT = "llama-bench result"
@@ -42,7 +42,7 @@ _OWN = {
 }
 _OWN |= {"samples_ns", "samples_ts", "model", "model_type", "size", "model_size", "params", "model_n_params"}
 _TEST = re.compile(r"(?:pp ?(\d+))?\+?(?:tg ?(\d+))?(?: @ d(\d+))?")
-_RATE = re.compile(r"[\d.]+")
+_RATE = re.compile(numerals.NUMBER)
 _INSERT = re.compile(r"INSERT INTO \w+ \(([^)]*)\) VALUES \((.*)\);\s*")  # a line
 _Row = Mapping[str, Any]
 
@@ -109,13 +109,14 @@ def _read_markdown(text: str) -> Log:
 
 def _read(rows: Sequence[_Row]) -> Log:
     """The tests, and a series for tests at LEAST or more depths. Raises LogError."""
-    tests = [_test(row) for row in rows]
+    decimal = numerals.mark(found[0] for row in rows if (found := _RATE.search(str(row.get("t/s", "")))))
+    tests = [_test(row, decimal) for row in rows]
     single = [test for test in tests if not (test.prompt and test.new)]
     names = _names(single)
     requests = {name: _request(test) for name, test in zip(names, single, strict=True)}
     points: dict[str, list[tuple[float, float]]] = {}
     for name, test in zip(names, single, strict=True):
-        if test.new:
+        if test.new and not requests[name].fault:
             of_depths = name.replace(test.name, test.model).strip() or "depths"
             point = (depths.middle(test.depth, test.new), 1e3 / test.rate)
             points.setdefault(of_depths, []).append(point)
@@ -126,7 +127,7 @@ def _read(rows: Sequence[_Row]) -> Log:
     return Log(FORMAT, series, requests, notes)
 
 
-def _test(row: _Row) -> _Test:
+def _test(row: _Row, decimal: str | None) -> _Test:
     settings = {name: str(value) for name, value in row.items() if name not in _OWN}
     if "test" in row:
         found = _TEST.fullmatch(row["test"].strip())
@@ -134,7 +135,7 @@ def _test(row: _Row) -> _Test:
         if found is None or rate is None or not any(found.groups()[:2]):
             raise LogError(f"a {FORMAT} with the test {row['test']!r} at {row['t/s']!r}, which is not known")
         prompt, new, depth = (int(number or 0) for number in found.groups())
-        return _Test(prompt, new, depth, float(rate[0]), row["model"], settings)
+        return _Test(prompt, new, depth, numerals.value(rate[0], decimal), row["model"], settings)
     if "n_prompt" not in row and "n_gen" not in row:
         raise LogError(UNKNOWN)
     prompt, new, depth = (int(row.get(name) or 0) for name in ("n_prompt", "n_gen", "n_depth"))

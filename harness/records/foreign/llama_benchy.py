@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.records.foreign import depths, markdown
+from harness.records.foreign import depths, markdown, numerals
 from harness.records.foreign.log import (
     SHARED,
     Log,
@@ -29,7 +29,7 @@ TOTALS = (
     f"{depths.LEAST} or more depths gives points by depth; {SERVE}"
 )
 _TEST = re.compile(r"(?:ctx_)?(pp|tg)(\d*)(?: @ d\d+)?(?: \(c(\d+)\))?")
-_NUMBER = re.compile(r"\d[\d.]*")
+_NUMBER = re.compile(numerals.NUMBER)
 _Object = Mapping[str, Any]
 
 
@@ -46,7 +46,7 @@ def _read(reports: Sequence[_Object]) -> Log:
     points = []
     shared = False
     for each in (each for report in reports for each in report["benchmarks"]):
-        depth, prompt, new = (int(each[f"{name}_size"] or 0) for name in ("context", "prompt", "response"))
+        depth, prompt, new = (each[f"{name}_size"] or 0 for name in ("context", "prompt", "response"))
         concurrency = int(each.get("concurrency") or 1)
         shared |= concurrency > 1
         first = _mean(each, "e2e_ttft") or _mean(each, "ttfr")
@@ -57,7 +57,7 @@ def _read(reports: Sequence[_Object]) -> Log:
         found.append(
             (f"{name} (context)" if loads else name, Request(new or None, first, rate, prompt or None))
         )
-        if rate and concurrency == 1 and not loads:
+        if rate and concurrency == 1 and not loads and not found[-1][1].fault:
             points.append((depths.middle(depth + prompt, new), 1e3 / rate))
     series = depths.series(points)
     return _log(found, shared, {"depths": series} if series else {})
@@ -76,16 +76,20 @@ def _rows(text: str) -> list[dict[str, str]]:
 def _read_table(text: str) -> Log:
     """The rows of its table: of a prompt or of generation, with (c2) for two requests at once."""
     found, shared = [], False
-    for row in _rows(text):
+    rows = _rows(text)
+    columns = ("e2e_ttft (ms)", "t/s", "t/s (req)")
+    printed = (_NUMBER.search(row.get(name, "")) for row in rows for name in columns)
+    decimal = numerals.mark(number[0] for number in printed if number)
+    for row in rows:
         test = _TEST.fullmatch(row["test"])
         if test is None:
             raise LogError(f"the {FORMAT} has the test {row['test']!r}, which is not known")
         tokens, several = int(test[2]) if test[2] else None, int(test[3] or 1) > 1
         shared |= several
         if test[1] == "pp":
-            request = Request(None, _cell(row, "e2e_ttft (ms)"), None, tokens)
+            request = Request(None, _cell(row, "e2e_ttft (ms)", decimal), None, tokens)
         else:
-            rate = _cell(row, "t/s (req)") if "t/s (req)" in row or several else _cell(row, "t/s")
+            rate = _cell(row, "t/s (req)" if "t/s (req)" in row or several else "t/s", decimal)
             request = Request(tokens, None, rate)
         found.append((f"{row['model']} {row['test']}", request))
     return _log(found, shared, {})
@@ -97,9 +101,9 @@ def _log(found: Sequence[tuple[str, Request]], shared: bool, series: dict[str, S
     return Log(FORMAT, series, requests, [*([SHARED] if shared else []), TOTALS])
 
 
-def _cell(row: Mapping[str, str], name: str) -> float | None:
+def _cell(row: Mapping[str, str], name: str, decimal: str | None) -> float | None:
     number = _NUMBER.search(row.get(name, ""))
-    return float(number[0]) if number else None
+    return numerals.value(number[0], decimal) if number else None
 
 
 READERS: tuple[Reader, ...] = (

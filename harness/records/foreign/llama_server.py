@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.records.foreign import numerals
 from harness.records.foreign.chunks import DRAFTS
 from harness.records.foreign.log import (
     SHARED,
@@ -29,6 +30,7 @@ from harness.records.foreign.log import (
     of_text,
     once,
     overlapping,
+    timed,
 )
 
 FORMAT = "llama.cpp server log"
@@ -38,11 +40,11 @@ TOTALS = (
 )
 CACHED = "no token of a prompt was evaluated (all of it was cached): TTFT is unknown"
 PROGRESS = "a request without its final lines has the figures of its last progress line (n_decoded, tg)"
-_NUMBER = r"([\d.,]+)"
+_NUMBER = f"({numerals.NUMBER})"
 _TIMES = re.compile(rf"(prompt )?eval time\s*=\s*{_NUMBER} ms /\s*(\d+) (?:tokens|runs)")
 _PROGRESS = re.compile(rf"n_decoded =\s*(\d+), tg =\s*{_NUMBER} t/s")
 _EVENT = re.compile(r"^data: ?\{", re.MULTILINE)
-_DRAFT = re.compile(r"draft acceptance(?: rate)? = [\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\)")
+_DRAFT = re.compile(r"draft acceptance(?: rate)? = [\d.,]+ \(\s*(\d+) accepted /\s*(\d+) generated\)")
 # Lines of a slot at work; a task of -1 is none.
 _SLOT = re.compile(r"(print_timing|launch_slot_|update_slots|release).{0,40}?\bid\s+(\d+) \| task (\d+)\b")
 _OLD_SLOT = re.compile(r"(print_timings?)\b.{0,400}\bid_slot=(\d+) id_task=(\d+)")
@@ -152,7 +154,7 @@ def _read_log(text: str) -> Log:
             task = current[key]
             task.last = at
         if times := _TIMES.search(line):
-            ms, tokens = _number(times[2]), int(times[3])
+            ms, tokens = numerals.ungrouped(times[2]), int(times[3])
             if times[1]:
                 cached |= _is_cached(ms, tokens)
                 task.prompt = (ms, tokens)
@@ -160,7 +162,7 @@ def _read_log(text: str) -> Log:
             found.append(_totals(*task.prompt, tokens, ms))
             task.prompt, task.done = (None, None), True
         elif progress := _PROGRESS.search(line):
-            task.progress = (int(progress[1]), _number(progress[2]))
+            task.progress = (int(progress[1]), numerals.ungrouped(progress[2]))
         elif draft := _DRAFT.search(line):
             accepted, generated = accepted + int(draft[1]), generated + int(draft[2])
     unfinished = [each.progress for each in tasks if each.progress and not each.done]
@@ -172,11 +174,6 @@ def _read_log(text: str) -> Log:
     notes += [f"{accepted} of {generated} drafted tokens were accepted: {DRAFTS}"] if generated else [TOTALS]
     notes += [SHARED] if overlapping([(each.first, each.last) for each in tasks[1:]]) else []
     return Log(FORMAT, requests=requests, notes=notes)
-
-
-def _number(text: str) -> float:
-    """With the decimal point of any locale; llama.cpp prints no groups of thousands."""
-    return float(text.replace(",", "."))
 
 
 def _continues(before: Timings, timings: Timings) -> bool:
@@ -206,7 +203,7 @@ def _series(chunks: Sequence[Timings]) -> Series:
 
 def _totals(prompt_ms: float | None, prompt_tokens: int | None, tokens: int, ms: float) -> Request:
     first_ms = None if _is_cached(prompt_ms, prompt_tokens) else prompt_ms
-    return Request(tokens, first_ms, 1e3 * tokens / ms if ms > 0 else None, prompt_tokens or None)
+    return timed(tokens, first_ms, ms, prompt_tokens or None)
 
 
 def _is_cached(prompt_ms: float | None, prompt_tokens: int | None) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +15,10 @@ from harness.base.files import NotFinished, NotStarted
 from harness.base.text import shortened
 
 Floats = NDArray[np.float64]
+
+# No request has more; a total beyond them is damage, or of another unit.
+MOST_TOKENS, MOST_PER_S, LONGEST_MS = 1e9, 1e6, 1e9
+MOST_FAULTS = 5  # named in a note
 
 
 class LogError(NotFinished):
@@ -45,17 +48,46 @@ class Series:
 @dataclass(frozen=True)
 class Request:
     """Totals of one request or test, from a log without per-token latencies; null: not known. Raises
-    TypeError."""
+    TypeError.
+
+    `decode_ms`: the time that `tokens_per_s` was computed from, where a tool gives that; see timed().
+    """
 
     new_tokens: int | None
     first_token_ms: float | None
     tokens_per_s: float | None
     prompt_tokens: int | None = None
+    decode_ms: float | None = None
 
     def __post_init__(self) -> None:
         for each in vars(self).values():
-            if not isinstance(each, int | float | None) or (each is not None and not math.isfinite(each)):
+            if not isinstance(each, int | float | None):
                 raise TypeError("a total that is not a number")
+        if self.first_token_ms == 0:  # was not measured
+            object.__setattr__(self, "first_token_ms", None)
+
+    @property
+    def fault(self) -> str | None:
+        """The first total that no request can have, with its value; null: none."""
+        counts = {"tokens": self.new_tokens, "prompt tokens": self.prompt_tokens}
+        for name, tokens in counts.items():
+            if tokens is not None and not (0 <= tokens <= MOST_TOKENS and tokens == int(tokens)):
+                return f"{name}: {tokens:.15g}"
+        if self.first_token_ms is not None and not 0 < self.first_token_ms <= LONGEST_MS:
+            return f"time to first token: {self.first_token_ms:.15g} ms"
+        if self.decode_ms is not None and not 0 < self.decode_ms <= LONGEST_MS:
+            return f"decode time: {self.decode_ms:.15g} ms"
+        if self.tokens_per_s is not None and not 0 < self.tokens_per_s <= MOST_PER_S:
+            return f"tokens/s: {self.tokens_per_s:.15g}"
+        return None
+
+
+def timed(
+    new_tokens: int, first_token_ms: float | None, decode_ms: float | None, prompt_tokens: int | None
+) -> Request:
+    """A request whose rate is its tokens over the time of decode."""
+    rate = 1e3 * new_tokens / decode_ms if decode_ms else None
+    return Request(new_tokens, first_token_ms, rate, prompt_tokens, decode_ms)
 
 
 @dataclass(frozen=True)
@@ -107,6 +139,22 @@ def overlapping(spans: Sequence[tuple[float, float]]) -> bool:
     """Whether any two requests, by start and end, ran at the same time."""
     ordered = sorted(spans)
     return any(later[0] < earlier[1] for earlier, later in pairwise(ordered))
+
+
+def usable(log: Log) -> Log:
+    """The log without requests that have an impossible total, and a note on these. Raises LogError if no
+    other is left."""
+    faults = {name: fault for name, each in log.requests.items() if (fault := each.fault)}
+    if not faults:
+        return log
+    named = "; ".join(f"{name}: {fault}" for name, fault in [*faults.items()][:MOST_FAULTS])
+    count = len(log.requests) + len(log.series)
+    note = f"{len(faults)} of {count} requests left out, with impossible values: {named}"
+    note += "; ..." if len(faults) > MOST_FAULTS else ""
+    if len(faults) == count:
+        raise LogError(f"the {log.format} has no usable request: {note}")
+    kept = {name: each for name, each in log.requests.items() if name not in faults}
+    return replace(log, requests=kept, notes=[note, *log.notes])
 
 
 SHARED = "requests ran concurrently: these are latencies of a shared server, not of a single user"

@@ -13,8 +13,19 @@ from typing import Any
 import numpy as np
 
 from harness.base.text import plural
+from harness.records.foreign import numerals
 from harness.records.foreign.chunks import Requests, series
-from harness.records.foreign.log import Log, LogError, Reader, Request, numbered, of_objects, of_text, once
+from harness.records.foreign.log import (
+    Log,
+    LogError,
+    Reader,
+    Request,
+    numbered,
+    of_objects,
+    of_text,
+    once,
+    timed,
+)
 
 FORMAT = "Ollama result"
 TOTALS = (
@@ -23,7 +34,7 @@ TOTALS = (
 )
 UNEVEN = "totals only: the chunks are not the tokens (thinking, tool calls, text held back)"
 _PARTS = {"h": 3.6e6, "m": 6e4, "s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ns": 1e-6}
-_PART = re.compile(r"([\d.]+)(ms|us|µs|μs|ns|h|m|s)")
+_PART = re.compile(rf"({numerals.NUMBER})(ms|us|µs|μs|ns|h|m|s)")
 _LINE = re.compile(r"^[ \t]*(total|load|prompt eval|eval) (duration|count):[ \t]+(\S+)", re.MULTILINE)
 _ZONE = re.compile(r"(Z|[+-]\d\d:\d\d)$")
 _Object = Mapping[str, Any]
@@ -64,7 +75,7 @@ def _read(objects: Sequence[_Object]) -> Log:
             found.add(name, prompt, first_ms, gaps, tokens)
         else:
             uneven += bool(chunks)
-            totals[name] = Request(tokens, first_ms, 1e3 * tokens / ms, prompt or None)
+            totals[name] = timed(tokens, first_ms, ms, prompt or None)
         chunks = []
     unfinished = ["the last stream is cut: its chunks are left out"] if chunks else []
     requests, notes = once(totals)
@@ -91,14 +102,12 @@ def _read_verbose(text: str) -> Log:
         blocks[-1][key] = line[3]
     found = []
     for block in blocks:
-        tokens = int(block.get(("eval", "count"), "0"))
-        prompt = int(block.get(("prompt eval", "count"), "0"))
+        tokens = numerals.count(block.get(("eval", "count"), "0"))
+        prompt = numerals.count(block.get(("prompt eval", "count"), "0"))
         ms = _duration_ms(block.get(("eval", "duration"), ""))
         prompt_ms = _duration_ms(block.get(("prompt eval", "duration"), ""))
-        rate = 1e3 * tokens / ms if ms else None
         if tokens:
-            first_ms = prompt_ms if prompt else None
-            found.append(Request(tokens, first_ms, rate, prompt or None))
+            found.append(timed(tokens, prompt_ms if prompt else None, ms, prompt or None))
     if not found:
         raise LogError(f"the {FORMAT} has no generated token")
     requests, notes = once(numbered(found))
@@ -106,9 +115,9 @@ def _read_verbose(text: str) -> Log:
 
 
 def _duration_ms(text: str) -> float | None:
-    """Of a duration as Go prints it: `1m2.653s`, `345ms`; null: none."""
+    """Of a duration as Go prints it: `1m2.653s`, `345ms`, never with groups of thousands; null: none."""
     parts = _PART.findall(text)
-    return sum(float(number) * _PARTS[unit] for number, unit in parts) if parts else None
+    return sum(numerals.ungrouped(number) * _PARTS[unit] for number, unit in parts) if parts else None
 
 
 READERS: tuple[Reader, ...] = (

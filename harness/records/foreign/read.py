@@ -26,7 +26,7 @@ from harness.records.foreign import (
     totals,
     vllm,
 )
-from harness.records.foreign.log import Content, Log, LogError, OptionError, Reader
+from harness.records.foreign.log import Content, Log, LogError, OptionError, Reader, usable
 from harness.records.foreign.table import Options
 
 GZIP = b"\x1f\x8b"
@@ -156,9 +156,11 @@ def _no_columns(options: Options, form: str) -> None:
 def _guarded(reader: Callable[[Content], Log], content: Content, form: str) -> Log:
     """Run a reader. A file with unexpected content gives one sentence, not a traceback. Raises LogError."""
     try:
-        log = reader(content)
+        log = usable(reader(content))
     except LogError:
         raise
     except FAULTS as damage:
         raise LogError(f"its fields are not those of the {form} that it looks like") from damage
+    if not log.series and not log.requests:
+        raise LogError(f"no complete request: the {form} has no totals; it may be cut")
     return log

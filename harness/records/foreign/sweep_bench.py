@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.records.foreign import depths, markdown
-from harness.records.foreign.log import Log, LogError, Reader, Request, of_objects, of_text
+from harness.records.foreign import depths, markdown, numerals
+from harness.records.foreign.log import Log, LogError, Reader, of_objects, of_text, timed
 
 FORMAT = "llama-sweep-bench result"
 BATCHED = "llama-batched-bench result"
@@ -49,7 +49,7 @@ def _read(rows: Sequence[_Row]) -> Log:
     sweeps: list[list[tuple[float, float]]] = []
     before = float("inf")
     for row in rows:
-        at, tokens, s = float(row["n_kv"]), float(row["tg"]), float(row["t_tg"])
+        at, tokens, s = float(row["n_kv"]), float(row["tg"]), _s(row["t_tg"])
         if at <= before:
             sweeps.append([])
         before = at
@@ -71,10 +71,14 @@ def _read_batched(rows: Sequence[_Row]) -> Log:
         raise LogError(f"a {BATCHED} without a row of one sequence: use -npl 1")
     requests = {}
     for number, row in enumerate(single, 1):
-        tokens, s = int(row["tg"]), float(row["t_tg"])
-        rate = tokens / s if s > 0 else None
-        requests[f"row {number}"] = Request(tokens, 1e3 * float(row["t_pp"]), rate, int(row["pp"]) or None)
+        tokens, ms, prompt_ms = int(row["tg"]), 1e3 * _s(row["t_tg"]), 1e3 * _s(row["t_pp"])
+        requests[f"row {number}"] = timed(tokens, prompt_ms, ms, int(row["pp"]) or None)
     return Log(BATCHED, requests=requests, notes=[*shared, TOTALS])
+
+
+def _s(cell: float | str) -> float:
+    """A time, which tables have with three decimals."""
+    return numerals.ungrouped(str(cell))
 
 
 READERS: tuple[Reader, ...] = (

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.records.foreign import numerals
 from harness.records.foreign.chunks import DRAFTS
 from harness.records.foreign.log import SHARED, Log, Reader, Request, numbered, of_objects, of_text, once
 
@@ -68,7 +69,8 @@ def _first(known: _Object, names: Sequence[str]) -> Any:
 
 
 _LMS_LINE = re.compile(
-    r"^[ \t]*(Tokens/Second|Time to First Token|Prompt Tokens|Predicted Tokens): +([\d.]+)", re.MULTILINE
+    rf"^[ \t]*(Tokens/Second|Time to First Token|Prompt Tokens|Predicted Tokens): +({numerals.NUMBER})",
+    re.MULTILINE,
 )
 
 
@@ -80,10 +82,12 @@ def _is_lms(text: str) -> bool:
 def _read_lms(text: str) -> Log:
     """What `lms chat --stats` prints after each answer."""
     blocks: list[dict[str, float]] = []
+    decimal = numerals.mark(line[2] for line in _LMS_LINE.finditer(text))
     for line in _LMS_LINE.finditer(text):
         if not blocks or line[1] in blocks[-1]:
             blocks.append({})
-        blocks[-1][line[1]] = float(line[2])
+        tokens = line[1].endswith("Tokens")
+        blocks[-1][line[1]] = numerals.count(line[2]) if tokens else numerals.value(line[2], decimal)
     found = []
     for block in blocks:
         first_s, new, prompt = (
@@ -98,8 +102,8 @@ def _whole(number: float | None) -> int | None:
     return None if number is None else int(number)
 
 
-_MLX_LINE = re.compile(r"(Prompt|Generation): (\d+) tokens, ([\d.]+) tokens-per-sec")
-_MLX_TRIAL = re.compile(r"Trial \d+:\s+prompt_tps=([\d.]+), generation_tps=([\d.]+)")
+_MLX_LINE = re.compile(rf"(Prompt|Generation): ({numerals.COUNT}) tokens, ({numerals.NUMBER}) tokens-per-sec")
+_MLX_TRIAL = re.compile(rf"Trial \d+:\s+prompt_tps=({numerals.NUMBER}), generation_tps=({numerals.NUMBER})")
 
 
 def _is_mlx(document: _Object) -> bool:
@@ -123,17 +127,17 @@ def _read_mlx(text: str) -> Log:
     prompt: tuple[int | None, float | None] = (None, None)
     for part, tokens, rate in _MLX_LINE.findall(text):
         if part == "Prompt":
-            prompt = (int(tokens), float(rate))
+            prompt = (numerals.count(tokens), numerals.ungrouped(rate))
         else:
-            found.append(_mlx(*prompt, int(tokens), float(rate)))
+            found.append(_mlx(*prompt, numerals.count(tokens), numerals.ungrouped(rate)))
             prompt = (None, None)
-    found += [_mlx(None, None, None, float(rate)) for _, rate in _MLX_TRIAL.findall(text)]
+    found += [_mlx(None, None, None, numerals.ungrouped(rate)) for _, rate in _MLX_TRIAL.findall(text)]
     return _log(MLX, found)
 
 
 _EVALSCOPE = re.compile(
     r"^[^\w\n]*(Average time to first token \(s\)|Average time per output token \(s\)|Number of concurrency"
-    r"|Average (?:in|out)put tokens per request)\"?[ \t]*[|│┃:][ \t]*([\d.]+)",
+    rf"|Average (?:in|out)put tokens per request)\"?[ \t]*[|│┃:][ \t]*({numerals.NUMBER})",
     re.MULTILINE,
 )
 _PER_TOKEN = "Average time per output token (s)"
@@ -145,12 +149,15 @@ def _is_evalscope(text: str) -> bool:
 
 def _read_evalscope(text: str) -> Log:
     """The means of one run, as its table or benchmark_summary.json."""
-    known = {line[1]: float(line[2]) for line in _EVALSCOPE.finditer(text)}
+    lines = [*_EVALSCOPE.finditer(text)]
+    decimal = numerals.mark(line[2] for line in lines)
+    known = {line[1]: numerals.value(line[2], decimal) for line in lines}
     first_s, step_s = known.get("Average time to first token (s)"), known[_PER_TOKEN]
     new, prompt = (known.get(f"Average {part}put tokens per request") for part in ("out", "in"))
     shared = known.get("Number of concurrency", 1) > 1
     first_ms = None if first_s is None else 1e3 * first_s
-    request = Request(_whole(new), first_ms, 1 / step_s if step_s else None, _whole(prompt))
+    step_ms = 1e3 * step_s
+    request = Request(_whole(new), first_ms, 1e3 / step_ms if step_ms else None, _whole(prompt), step_ms)
     return Log(EVALSCOPE, requests={"mean": request}, notes=[*([SHARED] if shared else []), ASK[EVALSCOPE]])
 
 
@@ -165,8 +172,10 @@ def _read_summaries(objects: Sequence[_Object]) -> Log:
     found = []
     for each in objects:
         tpot = each.get("tpot_ms")
-        rate = 1e3 / tpot if tpot else each.get("tokens_per_second")
-        found.append(Request(each["completion_tokens"], each["ttft_ms"], rate, each.get("prompt_tokens")))
+        rate = each.get("tokens_per_second") if tpot is None else 1e3 / tpot if tpot else None
+        found.append(
+            Request(each["completion_tokens"], each["ttft_ms"], rate, each.get("prompt_tokens"), tpot)
+        )
     return Log(SUMMARY, requests=numbered(found), notes=[ASK[SUMMARY]])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -184,3 +185,57 @@ def test_a_position_before_the_first_is_no_point(harness, tmp_path):
     (found,) = harness("fit", "log.json", "--json").json
     assert found["unusable"] == "n = -1 is before the first token"
     assert found["B_ms"] is None
+
+
+def test_the_table_under_a_chart_has_measured_points_alone(harness, tmp_path):
+    n = [*range(51, 72)]
+    for name, positions in {"short": n, "sweep": [1, 4100, 16300, 32700]}.items():
+        content = json.dumps(rows(positions, [100 + 0.5 * at for at in positions]))
+        (tmp_path / f"{name}.json").write_text(content)
+        assert harness("fit", f"{name}.json", "-o", f"{name}.html").code == 0
+        table = (tmp_path / f"{name}.html").read_text().split("<summary>Data</summary>")[1]
+        heads = [int(head.replace(",", "")) for head in re.findall(r">n ([\d,]+)<", table)]
+        shown = re.findall(r">([\d.]+|-)</td>", table.split("</table>")[0])
+        assert heads
+        assert set(heads) <= set(positions)
+        assert shown == [f"{100 + 0.5 * at:.3f}" for at in heads]
+
+
+@pytest.mark.parametrize(
+    ("n", "first", "expected"),
+    [
+        pytest.param(100_000, 30.0, None, id="deep, as fast as a step"),
+        pytest.param(51, 29.0, None, id="behind a short prompt"),
+        pytest.param(100_000, 9000.0, 9000.0, id="deep, a prompt's time"),
+        pytest.param(1, 30.0, 30.0, id="at the start"),
+    ],
+)
+def test_the_first_row_of_a_table_behind_a_prompt_is_a_ttft_only_if_longer_than_a_step(
+    harness, tmp_path, n, first, expected
+):
+    table = rows([*range(n, n + 40)], [first, *(30 + at % 3 / 10 for at in range(39))])
+    (tmp_path / "log.json").write_text(json.dumps(table))
+    (found,) = harness("fit", "log.json", "--json").json
+    assert found["first_token_ms"] == expected
+    assert found["median_ms"] == pytest.approx(30, rel=0.01)
+
+
+def test_a_segment_has_no_b_where_the_b_of_its_series_is_not_known(harness, tmp_path):
+    steps = [0.0132 + 0.0001 * (at % 3) for at in range(127)]
+    (tmp_path / "log.json").write_text(vllm([steps], [128], input_lens=[8000]))
+    (found,) = harness("fit", "log.json", "--json").json
+    assert found["B_ms"] is None
+    (segment,) = found["segments"]
+    assert (segment["B_ms"], segment["W_tokens_per_ms"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("unit", "W"),
+    [("ms", r" 2\d\d \(2\d\d to 2\d\d\)"), ("s", r" 0\.2\d\d \(0\.2\d\d to 0\.2\d\d\)")],
+)
+def test_w_has_three_significant_digits_in_any_unit(harness, tmp_path, unit, W):
+    n = [64 + 512 * at for at in range(16)]
+    ms = [24 + at / 249 + 0.02 * (-1) ** k for k, at in enumerate(n)]
+    (tmp_path / "log.json").write_text(json.dumps(rows(n, ms)))
+    ran = harness("fit", "log.json", "--unit", unit)
+    assert re.search(W, ran.out)

@@ -186,12 +186,13 @@ class Lined(Flagged):
     W_identifiable: bool
     median_ms: float | None
     median_n: int | None
+    segments: list[SegmentRow]
 
 
 class SegmentRow(TypedDict):
     from_n: int
     to_n: int
-    B_ms: float
+    B_ms: float | None
     W_tokens_per_ms: float | None
     flat: bool
 

@@ -548,8 +548,11 @@ def withhold(row: Lined, repeats: Sequence[Lined] = ()) -> None:
     if not (all(map(B_known, repeats)) if several else B_known(row)):
         row["flags"] = [*row["flags"], _flag(row).row()]
         figures.update(dict.fromkeys(figures.keys() & OF_B))
+        figures["segments"] = [{**part, "B_ms": None} for part in row["segments"]]
     if not row["W_identifiable"]:
         figures.update(dict.fromkeys(figures.keys() & OF_W))
+        if len(row["segments"]) == 1:  # the line of the row
+            figures["segments"] = [{**part, "W_tokens_per_ms": None} for part in row["segments"]]
 
 
 def _flag(row: Lined) -> Flag:

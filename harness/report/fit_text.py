@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -60,7 +61,12 @@ def _W(row: Row) -> str:
         return "too short"
     if row["W_tokens_per_ms"] is None or not row["W_identifiable"]:
         return "not identifiable"
-    return interval(row["W_tokens_per_ms"], row["W_ci95"], 0)
+    return interval(row["W_tokens_per_ms"], row["W_ci95"], _digits(row["W_tokens_per_ms"]))
+
+
+def _digits(value: float) -> int:
+    """Decimals that give three significant digits; none from 100 on."""
+    return max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
 
 
 def _prefill_rate(row: Row) -> float | None:
@@ -137,7 +143,8 @@ def show_fits(rows: Sequence[Row], notes: Sequence[str]) -> None:
             print(f"{row['variant']}: robust fit: B {row['robust_B_ms']:.2f} ms{W}")
         if len(row["segments"]) > 1:
             parts = (
-                f"to n = {part['to_n']:,} B {part['B_ms']:.2f} ms, "
+                f"to n = {part['to_n']:,} "
+                + ("" if part["B_ms"] is None else f"B {part['B_ms']:.2f} ms, ")
                 + ("flat" if part["flat"] else f"W {short(part['W_tokens_per_ms'])}")
                 for part in row["segments"]
             )

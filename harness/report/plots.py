@@ -356,7 +356,7 @@ def latency_curves(
     y_range = from_zero(lines)
     names = _names(drawn, y_range, ends)
     crossed = y_range is not None and y_range[1] > SLOW_MS
-    positions = _positions(ends)
+    positions, width = _of_table([each.curve.n for each in drawn])
     return Figure(
         "latency",
         "Latency against position",
@@ -376,7 +376,7 @@ def latency_curves(
             margin={"l": 50, "r": NAME_MARGIN if names else 16, "t": 16, "b": 44},
         ),
         ["variant", *(f"n {n:,}" for n in positions)],
-        [[each.label, *(_around(each.curve, n) for n in positions)] for each in drawn],
+        [[each.label, *(_around(each.curve, n, width) for n in positions)] for each in drawn],
         height=HEIGHT,
         switch=True,
         legend=legend(named, marks),
@@ -565,8 +565,18 @@ def _positions(longest: float, count: int = 6) -> list[int]:
     return [int(n) for n in np.arange(step, longest * 1.001, step)] or [int(longest)]
 
 
-def _around(curve: Curve, n: int) -> str:
-    near = (curve.n >= n - AROUND) & (curve.n < n + AROUND)
+def _of_table(curves: Sequence[Floats]) -> tuple[list[int], int]:
+    """The measured positions nearest to round ones, and how many tokens to each side a median covers."""
+    measured = np.unique(np.concatenate(curves))
+    wanted = [n for n in _positions(float(measured[-1])) if n >= measured[0]] or [int(measured[-1])]
+    found = sorted({int(measured[np.abs(measured - n).argmin()]) for n in wanted})
+    return found, AROUND if len(found) > 1 and found[1] - found[0] > 4 * AROUND else 0
+
+
+def _around(curve: Curve, n: int, width: int) -> str:
+    if not curve.n[0] <= n <= curve.n[-1]:
+        return "-"
+    near = (curve.n >= n - width) & (curve.n < n + max(width, 1))
     return f"{np.median(curve.ms[near]):.3f}" if near.any() else "-"
 
 

@@ -14,6 +14,7 @@ from harness.records.foreign.log import Floats, Log, LogError, OptionError, Seri
 
 LATENCIES = [name + unit for name in ("latency", "itl") for unit in ("_ms", "_us", "_ns", "_s", "")]
 MOST_NAMED = 12  # column names listed in a message
+LEAST_TTFT = 2.0  # decode steps that the prompt before a series takes at least
 DATES = 0.5  # share of non-numeric cells that are dates from which on a column has dates
 
 
@@ -68,8 +69,16 @@ def read(table: pandas.DataFrame, options: Options, row_word: str) -> Log:
         wrong = _not_numbers(rows[value], numbers, value, row_word) or fault
         if time and not wrong:
             wrong = _backwards(numbers, rows.index, time, row_word)
-        found[name] = Series(n, ms, wrong)
+        found[name] = Series(n, ms if wrong else _without_ttft(n, ms), wrong)
     return Log("table", found, notes=notes)
+
+
+def _without_ttft(n: Floats, ms: Floats) -> Floats:
+    """Unknown for the first row of a table that begins behind a prompt, where it took no longer than a step:
+    a prompt takes longer."""
+    rest = ms[1:]
+    behind = n[0] > 1 and len(rest) > 1 and bool((np.diff(n) == 1).all())
+    return np.append(math.nan, rest) if behind and 0 < ms[0] < LEAST_TTFT * np.median(rest) else ms
 
 
 def _column(table: pandas.DataFrame, name: str | None, option: str) -> str | None:

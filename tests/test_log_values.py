@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from test_logs import CPP, DONE, FINAL, OLLAMA, PROGRESS, TABLE, TG, benchy, logged, vllm
 
@@ -174,6 +175,30 @@ def test_a_log_that_is_cut_before_its_first_total_is_one_sentence(harness, tmp_p
     ran = harness(command, "cut.log")
     assert ran.code != 0
     assert "no complete request: the llama.cpp server log" in ran.err
+
+
+def test_interleaved_streams_of_two_models_are_a_series_each(tmp_path):
+    chunks = []
+    for at in range(40):
+        for model, ms in (("a", 20), ("b", 50)):
+            when = {"model": model, "created_at": f"2026-01-05T10:00:{at * ms / 1e3:09.6f}Z"}
+            chunks.append(when | {"done": False})
+    ends = [DONE | {"model": model, "eval_count": 40} for model in "ab"]
+    log = logged(tmp_path, "\n".join(map(json.dumps, [*chunks, *ends])))
+    fast, slow = log.series.values()
+    assert np.median(fast.ms[1:]) == pytest.approx(20, rel=0.02)
+    assert np.median(slow.ms[1:]) == pytest.approx(50, rel=0.02)
+    assert any("concurrently" in note for note in log.notes)
+
+
+def test_prompts_of_slots_that_are_not_named_are_joined_to_no_request(tmp_path):
+    prompt, decode = FINAL.splitlines()[1:3]
+    mixed = [prompt, prompt.replace("1031.50", "2000.00"), decode, decode.replace("92051.37", "50000.00")]
+    log = logged(tmp_path, "\n".join([*mixed, prompt, decode]))
+    assert [each.first_token_ms for each in log.requests.values()] == [None, None, 1031.5]
+    assert [each.prompt_tokens for each in log.requests.values()] == [None, None, 521]
+    assert any("which prompt belongs to which request" in note for note in log.notes)
+    assert any("concurrently" in note for note in log.notes)
 
 
 def rows(n: list[float], ms: list[float]) -> list[dict[str, Any]]:

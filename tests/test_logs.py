@@ -391,7 +391,7 @@ def test_sglang_without_details_names_its_own_option(tmp_path):
 
 def test_the_chunks_of_ollama_are_tokens_where_their_number_is(tmp_path):
     stamps = [f"2026-01-05T10:00:0{at // 20}.{at % 20 * 50:03}123456+02:00" for at in range(60)]
-    chunks = [{"created_at": at, "done": False, "response": "x"} for at in stamps]
+    chunks = [{"model": "m", "created_at": at, "done": False, "response": "x"} for at in stamps]
     (found,) = logged(tmp_path, "\n".join(map(json.dumps, [*chunks, DONE]))).series.values()
     assert found.ms.tolist() == [345, *[pytest.approx(50)] * 59]
     assert (found.n[0], found.n[-1]) == (31, 90)

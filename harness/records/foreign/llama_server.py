@@ -39,6 +39,7 @@ TOTALS = (
     'request a stream with "timings_per_token": true for per-token times'
 )
 CACHED = "no token of a prompt was evaluated (all of it was cached): TTFT is unknown"
+MIXED = "lines of several slots name no slot: which prompt belongs to which request is unknown"
 PROGRESS = "a request without its final lines has the figures of its last progress line (n_decoded, tg)"
 _NUMBER = f"({numerals.NUMBER})"
 _TIMES = re.compile(rf"(prompt )?eval time\s*=\s*{_NUMBER} ms /\s*(\d+) (?:tokens|runs)")
@@ -131,6 +132,8 @@ class _Task:
     first: int  # line
     last: int = 0
     prompt: tuple[float | None, int | None] = (None, None)  # ms and tokens
+    waiting: int = 0  # prompts without their eval line yet
+    mixed: bool = False  # several were waiting at once
     progress: tuple[int, float] | None = None
     done: bool = False
 
@@ -141,7 +144,7 @@ def _read_log(text: str) -> Log:
     tasks = [_Task(0)]  # the first is of lines that name none
     current: dict[tuple[str, str], _Task] = {}
     task = tasks[0]
-    cached = False
+    cached = mixed = False
     accepted = generated = 0
     for at, line in enumerate(each[:LONGEST] for each in text.splitlines()):
         if slot := _SLOT.search(line) or _OLD_SLOT.search(line):
@@ -156,11 +159,16 @@ def _read_log(text: str) -> Log:
         if times := _TIMES.search(line):
             ms, tokens = numerals.ungrouped(times[2]), int(times[3])
             if times[1]:
+                task.waiting += 1
+                task.mixed |= task.waiting > 1
+                mixed |= task.mixed
                 cached |= _is_cached(ms, tokens)
                 task.prompt = (ms, tokens)
                 continue
-            found.append(_totals(*task.prompt, tokens, ms))
+            found.append(_totals(*((None, None) if task.mixed else task.prompt), tokens, ms))
             task.prompt, task.done = (None, None), True
+            task.waiting = max(0, task.waiting - 1)
+            task.mixed &= task.waiting > 0
         elif progress := _PROGRESS.search(line):
             task.progress = (int(progress[1]), numerals.ungrouped(progress[2]))
         elif draft := _DRAFT.search(line):
@@ -172,7 +180,8 @@ def _read_log(text: str) -> Log:
     notes += [CACHED] if cached else []
     notes += [PROGRESS] if unfinished else []
     notes += [f"{accepted} of {generated} drafted tokens were accepted: {DRAFTS}"] if generated else [TOTALS]
-    notes += [SHARED] if overlapping([(each.first, each.last) for each in tasks[1:]]) else []
+    notes += [MIXED] if mixed else []
+    notes += [SHARED] if mixed or overlapping([(each.first, each.last) for each in tasks[1:]]) else []
     return Log(FORMAT, requests=requests, notes=notes)
 
 

@@ -16,6 +16,7 @@ from harness.base.text import plural
 from harness.records.foreign import numerals
 from harness.records.foreign.chunks import Requests, series
 from harness.records.foreign.log import (
+    SHARED,
     Log,
     LogError,
     Reader,
@@ -24,6 +25,7 @@ from harness.records.foreign.log import (
     of_objects,
     of_text,
     once,
+    overlapping,
     timed,
 )
 
@@ -54,17 +56,22 @@ def _read(objects: Sequence[_Object]) -> Log:
     """The requests of responses or streams; `done` ends a request. Raises LogError."""
     found = Requests(FORMAT)
     totals: dict[str, Request] = {}
-    chunks: list[_Object] = []
+    streams: dict[object, list[_Object]] = {}  # by model: two may be saved to one file at once
+    began: dict[object, int] = {}
+    spans: list[tuple[float, float]] = []
     uneven = number = 0
-    for each in objects:
+    for at, each in enumerate(objects):
+        model = each.get("model")
+        began.setdefault(model, at)
         if not each["done"]:
-            chunks.append(each)
+            streams.setdefault(model, []).append(each)
             continue
+        chunks = streams.pop(model, [])
+        spans.append((began.pop(model), at))
         number += 1
         name = f"request {number}"
         if not each.get("eval_count") or not each.get("eval_duration"):
             found.add_failed()
-            chunks = []
             continue
         prompt, tokens = each.get("prompt_eval_count") or 0, each["eval_count"]
         ms = each["eval_duration"] / 1e6
@@ -76,8 +83,8 @@ def _read(objects: Sequence[_Object]) -> Log:
         else:
             uneven += bool(chunks)
             totals[name] = timed(tokens, first_ms, ms, prompt or None)
-        chunks = []
-    unfinished = ["the last stream is cut: its chunks are left out"] if chunks else []
+    unfinished = ["the last stream is cut: its chunks are left out"] if streams else []
+    unfinished += [SHARED] if overlapping(spans) else []
     requests, notes = once(totals)
     for name, request in requests.items():
         found.add_totals(name, request)

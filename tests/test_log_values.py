@@ -264,3 +264,77 @@ def test_w_has_three_significant_digits_in_any_unit(harness, tmp_path, unit, W):
     (tmp_path / "log.json").write_text(json.dumps(rows(n, ms)))
     ran = harness("fit", "log.json", "--unit", unit)
     assert re.search(W, ran.out)
+
+
+SWEEP = [(32768, 7.9365), (1, 4.5372), (16384, 6.2228), (4096, 4.9826)]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        pytest.param([f"{n},{ms}" for n, ms in SWEEP], id="not sorted"),
+        pytest.param([f"{n},{ms + by}" for n, ms in SWEEP for by in (-0.1, 0.1)], id="repeats of a depth"),
+        pytest.param([commas(f"{n};{ms}") for n, ms in sorted(SWEEP)], id="decimal commas"),
+        pytest.param([commas(f"{n}\t{ms}") for n, ms in sorted(SWEEP)], id="decimal commas and tabs"),
+        pytest.param([f"{n:,};{ms}" for n, ms in sorted(SWEEP)], id="thousands"),
+    ],
+)
+def test_the_rows_of_a_sweep_are_read_in_any_order_and_locale(tmp_path, cells):
+    separator = next(mark for mark in ";\t," if mark in cells[0])
+    log = logged(tmp_path, "\n".join([f"n{separator}latency_ms", *cells]))
+    (found,) = log.series.values()
+    assert found.fault is None
+    assert found.n.tolist() == [1, 4096, 16384, 32768]
+    assert found.ms == pytest.approx([4.5372, 4.9826, 6.2228, 7.9365])
+
+
+CLI = "[ Prompt: 85.2 t/s | Generation: 23.1 t/s ]\n"
+EMPTY_BENCHY = {"version": "0.3.1", "latency_mode": "api", "model": "m", "benchmarks": []}
+
+
+def test_the_rate_that_llama_cli_prints_is_that_of_its_answer(tmp_path):
+    log = logged(tmp_path, f"> hello{chr(10)}Hi!{chr(10)}{commas(CLI)}")
+    (request,) = log.requests.values()
+    assert (log.format, request.tokens_per_s, request.first_token_ms) == ("llama-cli answer", 23.1, None)
+
+
+def test_output_of_a_second_tool_is_said(tmp_path):
+    assert (
+        "another tool, which is not read: Ollama result"
+        in logged(tmp_path, FINAL + OLLAMA.format("2.653s")).notes[-1]
+    )
+    assert not any("another tool" in note for note in logged(tmp_path, BATCHED).notes)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        pytest.param("GGUF\x03", "it is a model, not a log; `harness theory FILE`", id="a model"),
+        pytest.param(
+            "============ Serving Benchmark Result ============\nMean TPOT (ms):    7.91\n",
+            "averages only; run `vllm bench serve --save-detailed`",
+            id="vLLM's summary",
+        ),
+        pytest.param(EMPTY_BENCHY, "no complete request: the llama-benchy report", id="llama-benchy, empty"),
+        pytest.param(
+            "n,latency_ms\n1,20,1\n2,20,2\n", "decimal commas need ; between", id="commas in commas"
+        ),
+        pytest.param("n\tlatency_ms\n1\t20,125\n2\t20,250\n", "is 20125 or 20.125", id="unclear commas"),
+    ],
+)
+def test_what_has_no_latencies_is_named(tmp_path, content, what):
+    with pytest.raises(LogError, match=what):
+        logged(tmp_path, content)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (vllm([[0.02] * 50 + [-0.02] + [0.02] * 49], [101]), "the gap before chunk 52 is -20 ms"),
+        (json.dumps(rows([0, 16384], [5, 8])), "only 2 points; a line needs 3"),
+    ],
+)
+def test_a_series_without_a_line_says_what_is_in_the_log(harness, tmp_path, content, why):
+    (tmp_path / "log.json").write_text(content)
+    ran = harness("fit", "log.json")
+    assert f"unusable: {why}" in ran.out

@@ -14,7 +14,7 @@ from harness.analysis.columns import Figures
 from harness.analysis.flags import CEILING_TOLERANCE, Flag, Limit, flags, identical
 from harness.analysis.latency import Analysis, Unusable
 from harness.analysis.line import Floats
-from harness.base.text import printable, shortened
+from harness.base.text import plural, printable, shortened
 from harness.cli import NOT_OK, OK, REGRESSION, Mistake, options, say
 from harness.cli.options import add_json, unknown
 from harness.dataset.table import drop_intervals, flag_kernel_changes
@@ -229,8 +229,8 @@ def _analysis(read: Series, n: Floats, ms: Floats) -> Analysis | str:
     except Unusable as reason:
         return str(reason)
     if len(ms) < LEAST_TOKENS:
-        count = f"{len(ms)} token{'s' if len(ms) > 1 else ''}"
-        return f"only {count}; a line needs {LEAST_TOKENS}"
+        sweep = found.shape is not None and found.shape.name == latency.SWEEP
+        return f"only {plural(len(ms), 'point' if sweep else 'token')}; a line needs {LEAST_TOKENS}"
     return found
 
 

@@ -103,6 +103,11 @@ def series(
     """
     gaps: Floats = np.asarray(gaps_ms, dtype=float)
     first = float(first_ms) if first_ms else math.nan  # a TTFT of 0 was not measured
+    if (gaps < 0).any():
+        at = int(np.argmax(gaps < 0))
+        n = prompt_tokens + 1 + np.arange(len(gaps) + 1, dtype=float)
+        negative = f"the gap before chunk {at + 2} is {gaps[at]:.6g} ms"
+        return Series(n, np.concatenate([[first], gaps]), negative), []
     chunks, skipped, mended = len(gaps) + 1, 0, []
     extra = 0 if tokens is None else chunks - tokens
     at_once = AT_ONCE * float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 0.0

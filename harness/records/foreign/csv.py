@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -11,10 +12,15 @@ from typing import Any
 
 import pandas
 
-from harness.records.foreign import table
+from harness.records.foreign import numerals, table
 from harness.records.foreign.log import Log, LogError
 from harness.records.foreign.table import Options
 
+_NUMBER = re.compile(numerals.NUMBER)
+WIDER = (
+    "it is not a CSV file: it has lines with more cells than its header (numbers with decimal commas need ; "
+    "between cells)"
+)
 SEPARATORS = (",", ";", "\t")
 MOST_COLUMNS, MOST_CELLS = 1000, 1 << 22  # 20,000 columns take pandas 5 s
 
@@ -32,12 +38,30 @@ def read(text: str, options: Options) -> Log:
             warnings.simplefilter("error", pandas.errors.ParserWarning)
             found = pandas.read_csv(io.StringIO(text), sep=separator, index_col=False, **form)
     except pandas.errors.ParserWarning:
-        raise LogError("it is not a CSV file: it has lines with more cells than its header") from None
+        raise LogError(WIDER) from None
     except (ValueError, pandas.errors.ParserError, csv.Error) as damage:
         raise LogError(f"it is not a CSV file: {_why(damage)}") from damage
     found.index = pandas.RangeIndex(2, 2 + len(found))
     found = found.rename(columns=lambda name: str(name).strip()).fillna("")
+    if separator != ",":
+        found = _with_points(found, "," if separator == ";" else None)
     return table.read(found[(found != "").any(axis=1)], options, "line")
+
+
+def _with_points(found: pandas.DataFrame, usual: str | None) -> pandas.DataFrame:
+    """A table whose cells may have decimal commas, with points. `usual`: the decimal separator where no cell
+    shows it. Raises LogError."""
+    cells = (cell for name in found for cell in found[name])
+    numbers = dict.fromkeys(cell for cell in cells if _NUMBER.fullmatch(cell))
+    if not any("," in cell for cell in numbers):
+        return found
+    decimal = numerals.mark(numbers) or usual
+    values = {cell: f"{numerals.value(cell, decimal):.15g}" for cell in numbers}
+    for cell in found.get("n", ()):
+        if "." in values.get(cell, ""):
+            raise LogError(f"n is {cell} where a comma is decimal; write its numbers with a decimal point")
+    changed: pandas.DataFrame = found.map(lambda cell: values.get(cell, cell))
+    return changed
 
 
 def of_objects(rows: Sequence[Mapping[str, Any]], options: Options) -> Log:

@@ -26,8 +26,10 @@ MEANS = "GuideLLM stores the mean inter-token latency per request, not per-token
 
 def _is_one(document: Mapping[str, Any]) -> bool:
     benchmarks = document.get("benchmarks")
-    return isinstance(benchmarks, list) and all(
-        isinstance(each, dict) and "requests" in each for each in benchmarks
+    return (
+        isinstance(benchmarks, list)
+        and "latency_mode" not in document
+        and all(isinstance(each, dict) and "requests" in each for each in benchmarks)
     )
 
 

@@ -35,8 +35,13 @@ _Object = Mapping[str, Any]
 
 def _is_one(document: _Object) -> bool:
     benchmarks = document.get("benchmarks")
-    return isinstance(benchmarks, list) and all(
-        isinstance(each, dict) and "tg_throughput" in each and "context_size" in each for each in benchmarks
+    return (
+        isinstance(benchmarks, list)
+        and bool(benchmarks or "latency_mode" in document)
+        and all(
+            isinstance(each, dict) and "tg_throughput" in each and "context_size" in each
+            for each in benchmarks
+        )
     )
 
 

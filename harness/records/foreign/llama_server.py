@@ -38,6 +38,8 @@ TOTALS = (
     "llama.cpp's timings are totals of a request: no B, W or shape; "
     'request a stream with "timings_per_token": true for per-token times'
 )
+CLI = "llama-cli answer"
+RATES = "llama-cli prints rates without counts: no TTFT, B, W or shape; --perf adds the time of the prompt"
 CACHED = "no token of a prompt was evaluated (all of it was cached): TTFT is unknown"
 MIXED = "lines of several slots name no slot: which prompt belongs to which request is unknown"
 PROGRESS = "a request without its final lines has the figures of its last progress line (n_decoded, tg)"
@@ -50,6 +52,7 @@ _DRAFT = re.compile(r"draft acceptance(?: rate)? = [\d.,]+ \(\s*(\d+) accepted /
 _SLOT = re.compile(r"(print_timing|launch_slot_|update_slots|release).{0,40}?\bid\s+(\d+) \| task (\d+)\b")
 _OLD_SLOT = re.compile(r"(print_timings?)\b.{0,400}\bid_slot=(\d+) id_task=(\d+)")
 LONGEST = 2000  # characters of a line that are read
+_CLI = re.compile(rf"\[ Prompt: {_NUMBER} t/s \| Generation: {_NUMBER} t/s \]")
 BEGIN = ("launch_slot_", "update_slots")
 Timings = Mapping[str, Any]
 Response = Mapping[str, Any]
@@ -220,8 +223,15 @@ def _is_cached(prompt_ms: float | None, prompt_tokens: int | None) -> bool:
     return prompt_tokens == 0 or prompt_ms == 0
 
 
+def _read_cli(text: str) -> Log:
+    """The rates that llama-cli prints after each answer, with one decimal and no counts."""
+    found = [Request(None, None, numerals.ungrouped(each[2])) for each in _CLI.finditer(text)]
+    return Log(CLI, requests=numbered(found), notes=[RATES])
+
+
 READERS: tuple[Reader, ...] = (
     of_objects(FORMAT, _is_one, _read),
     of_text(FORMAT, _is_stream, _read_stream),
     of_text(FORMAT, _is_log, _read_log),
+    of_text(CLI, _CLI.search, _read_cli),
 )

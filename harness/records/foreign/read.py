@@ -8,6 +8,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from harness.records.foreign import (
 from harness.records.foreign.log import Content, Log, LogError, OptionError, Reader, usable
 from harness.records.foreign.table import Options
 
-GZIP = b"\x1f\x8b"
+GZIP, GGUF = b"\x1f\x8b", b"GGUF"
 MOST_BYTES = 1 << 25  # decompressed
 MOST_VALUES = 1_500_000  # a column of text, or a number of JSON, takes up to 100 bytes of memory
 MOST_STARTS = 16  # lines that may begin a JSON document behind lines of standard error
@@ -65,10 +66,23 @@ def read_log(path: Path, options: Options) -> Log:
     for reader in READERS:
         if reader.is_one(content):
             _no_columns(options, reader.format)
-            return _guarded(reader.read, content, reader.format)
+            log = _guarded(reader.read, content, reader.format)
+            return replace(log, notes=[*log.notes, *_others(content, reader)])
     if damage:
         raise damage
     return _of_json(documents, options) if is_json else csv.read(text, options)
+
+
+def _others(content: Content, chosen: Reader) -> list[str]:
+    """A note on what other tools printed in the same text."""
+    if content.objects:  # JSON of one tool may look like that of another
+        return []
+    found = dict.fromkeys(each.format for each in READERS if each.is_one(content))
+    return [
+        f"the file also has output of another tool, which is not read: {each}"
+        for each in found
+        if each != chosen.format
+    ]
 
 
 def _file_text(path: Path) -> str:
@@ -80,6 +94,8 @@ def _file_text(path: Path) -> str:
         raise LogError("it is a folder, not a file") from None
     except OSError as refusal:
         raise LogError(f"it cannot be read: {refusal.strerror}") from refusal
+    if content.startswith(GGUF):
+        raise LogError("it is a model, not a log; `harness theory FILE` says what limits it")
     if content.startswith(GZIP):
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:

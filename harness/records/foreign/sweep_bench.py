@@ -85,5 +85,9 @@ READERS: tuple[Reader, ...] = (
     of_objects(FORMAT, _is_sweep, _read),
     of_objects(BATCHED, _is_row, _read_batched),
     of_text(FORMAT, _is_sweep_table, lambda text: _read(_rows(text))),
-    of_text(BATCHED, _rows, lambda text: _read_batched(_rows(text))),
+    of_text(
+        BATCHED,
+        lambda text: _rows(text) and not _is_sweep_table(text),
+        lambda text: _read_batched(_rows(text)),
+    ),
 )

@@ -9,11 +9,12 @@ import numpy as np
 import pandas
 
 from harness.base.text import list_named
-from harness.records.foreign import units
+from harness.records.foreign import depths, units
 from harness.records.foreign.log import Floats, Log, LogError, OptionError, Series
 
 LATENCIES = [name + unit for name in ("latency", "itl") for unit in ("_ms", "_us", "_ns", "_s", "")]
 MOST_NAMED = 12  # column names listed in a message
+SORTED = "a sweep: rows are sorted by n, and rows of one n are their mean"
 LEAST_TTFT = 2.0  # decode steps that the prompt before a series takes at least
 DATES = 0.5  # share of non-numeric cells that are dates from which on a column has dates
 
@@ -66,11 +67,27 @@ def read(table: pandas.DataFrame, options: Options, row_word: str) -> Log:
     for name, (numbers, rows) in cells.items():
         n, fault = _positions(rows, row_word)
         ms = numbers * units.MS[unit] if latency else np.diff(numbers, prepend=math.nan) * units.MS[unit]
-        wrong = _not_numbers(rows[value], numbers, value, row_word) or fault
+        wrong_cell = _not_numbers(rows[value], numbers, value, row_word)
+        wrong = wrong_cell or fault
         if time and not wrong:
             wrong = _backwards(numbers, rows.index, time, row_word)
-        found[name] = Series(n, ms if wrong else _without_ttft(n, ms), wrong)
-    return Log("table", found, notes=notes)
+        if (
+            latency
+            and fault
+            and not wrong_cell
+            and _is_sweep(n)
+            and (ordered := depths.series(zip(n, ms, strict=True)))
+        ):
+            found[name] = ordered
+            notes.append(SORTED)
+        else:
+            found[name] = Series(n, ms if wrong else _without_ttft(n, ms), wrong)
+    return Log("table", found, notes=[*dict.fromkeys(notes)])
+
+
+def _is_sweep(n: Floats) -> bool:
+    """Whether positions in any order leave out most between the least and the greatest."""
+    return bool(np.isfinite(n).all() and np.ptp(n) + 1 > 2 * len(np.unique(n)))
 
 
 def _without_ttft(n: Floats, ms: Floats) -> Floats:

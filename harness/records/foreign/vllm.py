@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.records.foreign.chunks import DRAFTS, Requests
-from harness.records.foreign.log import SHARED, Log, LogError, Reader, of_objects, overlapping
+from harness.records.foreign.log import SHARED, Log, LogError, Reader, of_objects, of_text, overlapping
 
 FORMAT = "vLLM benchmark result"
 SGLANG = "SGLang benchmark result"
+PRINTED = "printed summary of a serving benchmark (vLLM, SGLang)"
 DETAILS = {FORMAT: "`vllm bench serve --save-detailed`", SGLANG: "`sglang.bench_serving --output-details`"}
 # Mean tokens per step with a draft, by the server's own count.
 ACCEPTED = ("accept_length", "spec_decode_acceptance_length")
@@ -83,7 +84,14 @@ def _concurrent(run: _Run) -> bool:
     return str(run.get("request_rate")) == "inf" if allowed is None else bool(allowed > 1)
 
 
+def _refuse(text: str) -> Log:
+    raise LogError(
+        f"the {PRINTED} has averages only; run {' or '.join(DETAILS.values())} for per-token times"
+    )
+
+
 READERS: tuple[Reader, ...] = (
     of_objects(SGLANG, _is_sglang, lambda runs: _read(runs, SGLANG)),
     of_objects(FORMAT, _is_vllm, lambda runs: _read(runs, FORMAT)),
+    of_text(PRINTED, lambda text: "= Serving Benchmark Result =" in text, _refuse),
 )

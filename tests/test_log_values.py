@@ -73,6 +73,12 @@ def test_a_comma_in_a_table_of_rates_groups_thousands_or_is_decimal_as_its_numbe
     assert decode.tokens_per_s == pytest.approx(rate, rel=1e-3)
 
 
+def test_a_number_of_json_may_have_an_exponent(tmp_path):
+    row = {"pp": 128, "tg": 128, "pl": 1, "n_kv": 256, "t_pp": 1e-05, "t_tg": 3.079}
+    (request,) = logged(tmp_path, row).requests.values()
+    assert request.first_token_ms == pytest.approx(0.01)
+
+
 def test_a_draft_is_said_whatever_the_decimal_mark(tmp_path):
     notes = logged(tmp_path, commas(FINAL)).notes
     assert any("1331 of 3340 drafted tokens" in note for note in notes)

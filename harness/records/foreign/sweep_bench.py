@@ -78,7 +78,7 @@ def _read_batched(rows: Sequence[_Row]) -> Log:
 
 def _s(cell: float | str) -> float:
     """A time, which tables have with three decimals."""
-    return numerals.ungrouped(str(cell))
+    return numerals.ungrouped(cell) if isinstance(cell, str) else float(cell)
 
 
 READERS: tuple[Reader, ...] = (

@@ -68,8 +68,9 @@ def write(writer: gguf.GGUFWriter, stored: list[Tensor]) -> None:
     paths = [Path(file.name) for file in writer.fout]
     writer.close()
     for path, infos in zip(paths, parts, strict=True):
-        data = sum(writer.ggml_pad(info.nbytes, 32) for info in infos.values())
-        os.truncate(path, writer.ggml_pad(path.stat().st_size, 32) + data)
+        alignment = writer.data_alignment
+        data = sum(writer.ggml_pad(info.nbytes, alignment) for info in infos.values())
+        os.truncate(path, writer.ggml_pad(path.stat().st_size, alignment) + data)
 
 
 def write_gguf(path: Path, shape: Shape = TINY, extra: tuple[Tensor, ...] = (), **options: Any) -> Path:

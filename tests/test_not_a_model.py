@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,29 @@ def test_parts_joined_by_cat_are_no_model(tmp_path):
     joined.parent.mkdir()
     joined.write_bytes(b"".join(part.read_bytes() for part in sorted(tmp_path.glob("m-*.gguf"))))
     refused(joined, "several GGUF files joined by cat.* llama-gguf-split --merge")
+
+
+@pytest.mark.parametrize(
+    ("counted", "appended", "sentence"),
+    [
+        (-1, 0, r"[\d,]{5,} bytes of the file belong to no tensor: its tensor count \(20\) is wrong"),
+        (+1, 0, r"its tensor count \(22\) is wrong: it lists 21 tensors"),
+        (0, 100_000, r"100,000 bytes of the file belong to no tensor: .* or something was appended"),
+        (0, 7, "7 bytes of the file belong to no tensor"),
+    ],
+)
+@pytest.mark.parametrize("alignment", [32, 4096])
+def test_a_gguf_holds_its_tensors_and_nothing_else(tmp_path, counted, appended, sentence, alignment):
+    """With one tensor too few it would be measured without its output matrix, which is not read then."""
+    untied = replace(TINY, tied=False)
+    writer = gguf_writer(tmp_path / "m.gguf", untied)
+    writer.add_custom_alignment(alignment)
+    write(writer, tensors.of_shape(untied))
+    content = bytearray((tmp_path / "m.gguf").read_bytes())
+    (count,) = struct.unpack_from("<Q", content, 8)
+    struct.pack_into("<Q", content, 8, count + counted)
+    (tmp_path / "m.gguf").write_bytes(content + b"x" * appended)
+    refused(tmp_path / "m.gguf", sentence)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from harness.base.text import plural
 from harness.models import not_a_model
 from harness.theory import tensors
 from harness.theory.decoder import Decoder
@@ -33,6 +34,7 @@ _STRING, _ARRAY = 8, 9
 _LONGEST_STRING = 1 << 20
 _LONGEST_HEADER = 256 << 20  # vocabularies of 256k tokens with their merges take 10 to 20 MB
 _MOST_DIMENSIONS = 4
+_ALIGNMENT = 32  # of tensors, in bytes, where the metadata name none
 _CHUNK = 64 << 10  # bytes read ahead: a small header without a vocabulary is one read
 _WORD = struct.Struct("<Q")
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
@@ -82,6 +84,12 @@ class GgufHeader:
     digest: str
     arrays: frozenset[str] = field(default=frozenset())
     end: int = 0
+
+    @property
+    def padded_end(self) -> int:
+        """Where a file may end at most: GGUF writers pad the last tensor, too, to the alignment."""
+        alignment: int = self.metadata.get("general.alignment", _ALIGNMENT)
+        return -(-self.end // alignment) * alignment
 
     @property
     def architecture(self) -> str:
@@ -176,6 +184,11 @@ def read(path: Path, budget: Budget | None = None) -> GgufHeader:
             file.seek(header.end)
             if joined := not_a_model.joined(file.read(not_a_model.BYTES_NEEDED)):
                 raise GgufError(joined)
+            if (surplus := reader.size - header.padded_end) > 0:
+                raise GgufError(
+                    f"{surplus:,} bytes of the file belong to no tensor: its tensor count"
+                    f" ({len(header.tensors)}) is wrong or something was appended; fetch the file again"
+                )
         except GgufError as damage:
             raise GgufError(f"{path}: {damage}") from damage
     return header
@@ -199,7 +212,13 @@ def _header(reader: _Reader) -> GgufHeader:
         if kind == _ARRAY:
             arrays.add(key)
     tensors: dict[str, Tensor] = {}
-    for _ in range(n_tensors):
+    for read_so_far in range(n_tensors):
+        length = reader.peek(_WORD.size)
+        if len(length) == _WORD.size and not 0 < _WORD.unpack(length)[0] <= _LONGEST_STRING:
+            raise GgufError(  # padding or values, read as the next entry
+                f"its tensor count ({n_tensors}) is wrong: it lists {plural(read_so_far, 'tensor')}; fetch"
+                " the file again"
+            )
         name = reader.string()
         if name in tensors:
             raise GgufError(f"tensor {name[:60]!r} occurs twice")
@@ -230,7 +249,7 @@ def _tensor(reader: _Reader, name: str) -> Tensor:
 def _data_end(header: GgufHeader, reader: _Reader) -> int:
     """Where the last tensor ends in the file. Tensors must follow each other in the header's order, each at
     the next multiple of the alignment, as gguf_init_from_file demands, and end within the file."""
-    alignment: int = header.metadata.get("general.alignment", 32)
+    alignment: int = header.metadata.get("general.alignment", _ALIGNMENT)
     if not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
         raise GgufError(f"invalid alignment {alignment}")
     data_start = -(-reader.position // alignment) * alignment

@@ -159,7 +159,16 @@ def test_mbu_counts_all_bytes_and_the_verdict_only_those_past_the_cache():
     made["machine"]["last_level_cache_bytes"] = WEIGHTS
     assert traffic.past_cache_share(made, RATE) is None
     assert traffic.bandwidth_share(made, RATE) == said["bandwidth_share"]
-    assert tables.bandwidth([said]).endswith("(probes read 907 to 1008 GB/s)")
+    assert tables.bandwidth([said]) == (
+        "MBU: share of 1008 GB/s, the highest read bandwidth measured here (probes read 907 to 1008 GB/s)"
+    )
+    slower = row(made, ms, RATE / 2)
+    assert slower["bandwidth_share"] == pytest.approx(2 * said["bandwidth_share"])
+    without = {**said, "bandwidth_share": None, "bandwidth_bytes_per_s": 2 * RATE}
+    assert tables.bandwidth([said, slower, without]) == (
+        "MBU: share of the highest read bandwidth measured in each row's own run, 504 to 1008 GB/s"
+    )
+    assert tables.bandwidth([without]) == ""
 
 
 def test_what_no_machine_does_is_still_seen():

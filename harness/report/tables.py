@@ -448,7 +448,9 @@ SHAPE: tuple[Column, ...] = (
         "{:+.1%}",
         "by how much longer the first tokens took when decoded again after the run; B and W are without it",
     ),
-    _number("MBU", "bandwidth_share", "{:.0%}", "all bytes read per second over the bandwidth measured here"),
+    _number(
+        "MBU", "bandwidth_share", "{:.0%}", "all bytes read per second over the bandwidth measured in the run"
+    ),
     _number(
         "J/token",
         "joules_per_token",
@@ -510,12 +512,19 @@ def shown(row: Row, key: str, form: str) -> str:
 
 
 def bandwidth(rows: Sequence[Repeat]) -> str:
-    """The peak bandwidth that MBU refers to, and the spread of its probes; empty without probes."""
-    on_cpu = [row for row in rows if row["device"] == "cpu"]  # the MBU of a GPU is not computed yet
-    probes = [rate for row in on_cpu for rate in row["bandwidth_probes_bytes_per_s"]]
-    if not probes:
+    """The bandwidth that each MBU of these rows is a share of: the highest of the row's own campaign. Empty
+    without an MBU; that of a GPU is not computed yet."""
+    with_mbu = [row for row in rows if row["bandwidth_share"] is not None]
+    peaks = {peak for row in with_mbu if (peak := row["bandwidth_bytes_per_s"])}
+    if not peaks:
         return ""
-    return f"MBU: share of {spread(probes)}"
+    low, high = (f"{peak / 1e9:.0f}" for peak in (min(peaks), max(peaks)))
+    if low != high:
+        return (
+            f"MBU: share of the highest read bandwidth measured in each row's own run, {low} to {high} GB/s"
+        )
+    own = [row for row in rows if row["bandwidth_bytes_per_s"] in peaks]
+    return f"MBU: share of {spread([rate for row in own for rate in row['bandwidth_probes_bytes_per_s']])}"
 
 
 def growth(row: Cell) -> str:

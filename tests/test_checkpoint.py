@@ -842,7 +842,7 @@ def test_what_a_folder_holds_decides_what_is_read_of_it(tmp_path):
     assert read(tmp_path).parameters == decoder.shape_parameters(TINY)
 
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04")
-    with pytest.raises(CheckpointError, match="only safetensors and GGUF headers can be read"):
+    with pytest.raises(CheckpointError, match="only safetensors and GGUF can be read"):
         read(tmp_path)
 
     write_gguf(tmp_path / "model.gguf", split_max_tensors=10)
@@ -994,7 +994,11 @@ WRONG = {
     "below a file": (lambda folder: _file("x", b"x")(folder) / "y", "not a directory"),
     "loop": (_loop, "too many levels of symbolic links"),
     "broken link": (_broken_link, r"model\.safetensors: is missing"),
-    "no GGUF": (_file("model.gguf", b"PK\x03\x04"), "not a GGUF file"),
+    "no GGUF": (_file("model.gguf", b"PK\x03\x04"), "not a GGUF file: it begins with .*; fetch it again"),
+    "GGUF 9": (
+        _file("model.gguf", b"GGUF\x09" + bytes(99)),
+        "version 9 is not supported.* fetch the file again",
+    ),
     "cut GGUF": (_file("model.gguf", b"GGUF"), "cut short"),
     "no safetensors": (_file("model.safetensors", b"PK\x03\x04"), "too short for a safetensors file"),
     "pickle": (_file("pytorch_model.bin", b"PK\x03\x04 and more"), "only GGUF and safetensors headers"),

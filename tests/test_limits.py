@@ -232,6 +232,20 @@ def test_a_named_gpu_that_is_too_old_or_no_gpu_at_all_is_known_too(harness, tmp_
     assert {line["will_not_fit"] for line in unknown.values()} == {None}
 
 
+def test_a_dry_run_counts_each_cell_once(harness, tmp_path):
+    """Here each cell fails for want of a GPU, and one is refused, too."""
+    variants = [{"stack": "autoawq", "fuse_layers": True, "max_seq_len": 2048}, {"stack": "autoawq"}]
+    given = {"device": "cpu", "protocol": {"new_tokens": 9975}, "models": [{"shape": "qwen1.5-4b"}]}
+    (tmp_path / "c.yaml").write_text(json.dumps(given | {"variants": variants}))
+    lines = harness("run", "c.yaml", "--dry-run", "--json").json
+    assert [(bool(line["will_fail"]), bool(line["will_be_refused"])) for line in lines] == [
+        (True, True),
+        (True, False),
+    ]
+    said = harness("run", "c.yaml", "--dry-run").err.splitlines()[-1]
+    assert said == "harness: of 2 cells, 1 will be refused, 1 will fail (exit code 1)"
+
+
 def test_a_fused_window_below_the_workload_is_refused_unless_it_is_asked_for(harness, tmp_path):
     fused = {"stack": "autoawq", "fuse_layers": True}
     variants = [

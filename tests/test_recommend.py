@@ -466,18 +466,43 @@ def test_the_commands_carry_context_cache_and_threads():
     assert on_cpu["llama-cli"] == "llama-cli -m /at/my.gguf -c 4096 -fa off -t 4"
     assert on_cpu["Modelfile"].startswith("FROM /at/my.gguf\n")
     assert "first" not in on_cpu
-    of_bnb = answer.commands_of_candidate(found["bnb int8-dynamic"], Source("m"), 4096, "cuda", threads=None)
+    of_bnb = answer.commands_of_candidate(
+        found["bnb int8-dynamic"], Source("m", "org/m"), 4096, "cuda", threads=None
+    )
     assert "load_in_8bit=True" in of_bnb["transformers"]
-    assert "a checkpoint of m" in of_bnb["transformers"]
     of_hf = answer.commands_of_candidate(
         found["hf bf16-dynamic"], Source("m", "org/m"), 4096, "cuda", threads=None
     )
     assert of_hf["vLLM"] == 'vllm serve "org/m" --dtype bfloat16 --max-model-len 4096'
     beyond = answer.commands_of_candidate(
-        named(offered("qwen1.5-7b", "rtx-4090", 40_000))["hf bf16-dynamic"], Source("m"), 40_000, "cuda", None
+        named(offered("qwen1.5-7b", "rtx-4090", 40_000))["hf bf16-dynamic"],
+        Source("m", "org/m"),
+        40_000,
+        "cuda",
+        None,
     )
     assert beyond["vLLM"].startswith("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve ")
     assert on_cpu["harness run"] == "variants: [{stack: llamacpp, flash_attn: false, quant: q4_0}]"
+
+
+@pytest.mark.parametrize(
+    ("variant", "words"),
+    [
+        (
+            "autoawq exllamav2-fuse_layers=true",
+            "an AWQ checkpoint of m; vLLM serves it, with --max-model-len 8192",
+        ),
+        ("gptq exllamav2-4", "a GPTQ checkpoint of m; vLLM serves it, with --max-model-len 8192"),
+        ("hf bf16-dynamic", "a checkpoint of m"),
+        ("bnb nf4-dynamic", "a checkpoint of m"),
+        ("llamacpp q4_0", "a GGUF of m in Q4_0, as m-Q4_0.gguf"),
+    ],
+)
+def test_without_the_name_of_a_file_or_repository_words_say_what_to_fetch(variant, words):
+    found = named(offered("qwen1.5-7b", "rtx-4090", 8192))
+    commands = answer.commands_of_candidate(found[variant], Source("m"), 8192, "cuda", threads=None)
+    assert commands["fetch"] == words
+    assert not {"vLLM", "transformers", "first"} & commands.keys()
 
 
 def test_the_config_to_measure_the_first_is_one_that_the_harness_runs(harness, tmp_path):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from test_checkpoint import TINY, write_config, write_gguf, write_shards
 
 from harness import data
 from harness.theory import floors, published
@@ -362,6 +363,43 @@ def test_a_context_beyond_the_trained_one_is_said_to_be_that(harness):
     assert "was trained on" not in harness(*asked, "32k").out
 
 
+@pytest.mark.parametrize("where", [("--machine", "rtx-4090"), ("--memory", "24GB")])
+def test_a_trained_context_that_config_json_does_not_state_is_said_to_be_assumed(harness, tmp_path, where):
+    folder = write_config(tmp_path, max_position_embeddings=None)
+    said = " ".join(harness("theory", folder / "config.json", *where).out.split())
+    assert (
+        "does not state max_position_embeddings; 2,048 tokens, the default of transformers, are assumed"
+        in said
+    )
+    assert "was trained on" not in said
+    rows = harness("theory", folder / "config.json", *where, "--json").json
+    assert {row["trained_stated"] for row in rows} == {False}
+
+
+def test_a_16_bit_gguf_comes_first_among_what_fits_a_memory(harness, tmp_path):
+    asked = "theory", write_gguf(tmp_path / "m.gguf"), "--memory", "24GB"
+    rows = harness(*asked, "--json").json
+    assert [row["weights"] for row in rows[::3]] == [
+        "f16",
+        "q8_0",
+        "q6_k",
+        "q5_k_m",
+        "q4_k_m",
+        "q3_k_m",
+        "q2_k",
+    ]
+    assert harness(*asked).out.startswith(
+        "Memory: 24 GiB, as cards are sold, that is 25.8 GB; 0.5 GB of it are"
+    )
+
+
+def test_weights_without_config_json_are_said_to_lack_it(harness, tmp_path):
+    write_shards(write_config(tmp_path), TINY, 1, index=False)
+    (tmp_path / "config.json").unlink()
+    ran = harness("theory", tmp_path, "--memory", "24GB")
+    assert (ran.code, "has no config.json" in ran.err) == (2, True)
+
+
 def test_llama_cpp_quantizes_the_cache_with_flash_attention_alone(harness):
     asked = "theory", "qwen2.5-14b", "--machine", "rtx-4090", "--quant", "q4_k_m", "--kv-bits", "8", "--json"
     fits = harness(*asked).json[0]["fits"]
@@ -467,6 +505,7 @@ def test_a_config_json_is_as_good_as_its_models_name(harness, tmp_path):
         "num_key_value_heads": 32,
         "num_hidden_layers": 32,
         "vocab_size": 151936,
+        "max_position_embeddings": 32_768,
         "tie_word_embeddings": False,
     }
     folder = tmp_path / "mine"

@@ -198,7 +198,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a header that lies": (lying, r"model\.safetensors: not a safetensors file, or one with a header over"),
     "cut short": (lambda f: os.truncate(f / "model.safetensors", 5000), "cut short"),
-    "pickles": (only_pickles, "its weights are pickled"),
+    "pickles": (only_pickles, "its weights are pickled, .* save_pretrained"),
     "a mixture": (change(num_local_experts=8), "is a mixture of experts"),
     "another head": (change(architectures=["LlamaForSequenceClassification"]), "must name LlamaForCausalLM"),
     "another size": (
@@ -206,6 +206,8 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
         "its model.embed_tokens.weight is 512 x 256, and its config.json says 99 x 256",
     ),
     "no JSON": (lambda f: (f / "config.json").write_text("{"), r"config\.json: is not JSON"),
+    "no model_type": (change(model_type=None), r"config\.json: has no model_type"),
+    "an empty model_type": (change(model_type=""), r"config\.json: has no model_type"),
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has a config.json and no weights"),
     "shards alone": (shards_alone, r"m: has no model\.safetensors and no model\.safetensors\.index\.json"),

@@ -223,7 +223,8 @@ _NESTED = (  # of a row, left out of a CSV
 
 
 class Model(NamedTuple):
-    """A requested model. `stored`: the form in its files; `made`: null if the files do not define it."""
+    """A requested model. `stored`: the form in its files; `made`: null if the files do not define it.
+    `trained_stated`: as in a row."""
 
     given: str
     name: str
@@ -231,6 +232,7 @@ class Model(NamedTuple):
     tied: bool
     forms: list[Form]
     stored: Form | None
+    trained_stated: bool
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -312,6 +314,8 @@ def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
                     line = row(name, model.made, form, machine_name, machine, ask)
                 else:
                     line = row_without_shape(name, form, model.tied, machine_name, machine, ask)
+                if model.made and not model.trained_stated:
+                    line["trained_stated"] = False
                 if measured and machine:
                     add_reached(line, measured, machine)
                 if arguments.tensors or (arguments.json and form is model.stored):
@@ -362,9 +366,9 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
         assert made is not None
         if arguments.tied:
             made = replace(made, tied=True)
-        name, tied, stored = known.name, made.tied, None
+        name, tied, stored, trained_stated = known.name, made.tied, None, True
     else:
-        name, made, tied, stored = theory_options.file(given)
+        name, made, tied, stored, trained_stated = theory_options.file(given)
         if arguments.tied:
             raise Mistake(f"{given}: --tied is only for model names; a file defines whether it is tied")
     if made is None and (arguments.bpw or arguments.quant):
@@ -383,7 +387,7 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
         raise Mistake(f"{given}: --tensors needs --quant, or a file with tensors")
     if stored and not forms:
         forms = [stored]
-    return Model(given, name, made, tied, forms, stored)
+    return Model(given, name, made, tied, forms, stored, trained_stated)
 
 
 def _this_machine() -> Machine:

@@ -109,7 +109,7 @@ def quants_of(given: Iterable[str]) -> list[str]:
 # `harness theory MODEL --memory SIZE`: which weights and KV types fit, without a machine's name.
 
 
-FromFile = Callable[[str], tuple[str, "Shape | Decoder", "Stored | None"]]
+FromFile = Callable[[str], tuple[str, "Shape | Decoder", "Stored | None", bool]]
 _NOT_HERE = ("bpw", "tensors", "chunk", "rate", "acceptance")
 
 
@@ -123,17 +123,19 @@ def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFil
     if not arguments.models:
         raise Mistake("name a model: harness theory qwen3-30b-a3b --memory 16GB --context 32k")
     found: list[Choice] = []
+    memory = arguments.memory * 2.0**30
     bytes_per_s = arguments.bandwidth and arguments.bandwidth * 1e9
     for given in dict.fromkeys(arguments.models):
         named = model_of(given, known)
         stored: Stored | None = None
+        trained_stated = True
         if named:
             name, made = named
         else:
-            name, made, stored = from_file(given)
+            name, made, stored, trained_stated = from_file(given)
         quants = quants_of(arguments.quant)
-        memory = arguments.memory * 2.0**30
-        found += choices(name, made, quants, memory, arguments.context, bytes_per_s, stored)
+        of_model = choices(name, made, quants, memory, arguments.context, bytes_per_s, stored, trained_stated)
+        found += of_model
     if arguments.json:
         print(json.dumps(found, indent=1))
     elif arguments.csv:
@@ -143,7 +145,7 @@ def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFil
     else:
         from harness.report import theory_text
 
-        theory_text.show_choices(found, arguments.context, bool(bytes_per_s))
+        theory_text.show_choices(found, arguments.context, bool(bytes_per_s), memory)
     return OK
 
 
@@ -324,12 +326,13 @@ def _read(given: str) -> Checkpoint:
         raise Mistake(printable(str(wrong))) from wrong
 
 
-def file(given: str) -> tuple[str, Decoder | None, bool, Form | None]:
-    """A model's name, layers, whether it is tied, and its stored form, from its files' headers."""
+def file(given: str) -> tuple[str, Decoder | None, bool, Form | None, bool]:
+    """A model's name, layers, whether it is tied, its stored form, and whether the trained context is stated,
+    from its files' headers."""
     checkpoint, path = _read(given), Path(given).absolute()
     loaded, label = _loaded(checkpoint), checkpoint.quantization or "as stored"
     stored = Form(label, tensors=loaded, parameters=checkpoint.parameters) if loaded else None
-    return _name_of(path), checkpoint.decoder, checkpoint.tied, stored
+    return _name_of(path), checkpoint.decoder, checkpoint.tied, stored, checkpoint.states_context
 
 
 def _loaded(checkpoint: Checkpoint) -> tuple[Tensor, ...]:
@@ -343,13 +346,20 @@ def _name_of(path: Path) -> str:
     )
 
 
-def whole_model(given: str) -> tuple[str, Decoder, Stored | None]:
-    """The name and layers of a model in a file, and its weights if they are quantized. Raises Mistake."""
+def whole_model(given: str) -> tuple[str, Decoder, Stored | None, bool]:
+    """The name and layers of a model in a file, its weights if they are quantized or a GGUF's, and whether
+    the trained context is stated. Raises Mistake."""
     found, name = _read(given), _name_of(Path(given).absolute())
+    if found.decoder is None and found.config is None and found.format != "gguf":
+        raise Mistake(
+            f"{given}: has no config.json, so only its stored bytes are known: add the model's, or drop"
+            " --memory"
+        )
     if found.decoder is None:
         raise Mistake(f"{given}: unknown architecture, so only its stored bytes are known; drop --memory")
     label, loaded = found.quantization, _loaded(found)
-    if not loaded or label is None or label in tensors.UNQUANTIZED:
-        return name, found.decoder, None
-    engine = LLAMA_CPP if found.format == "gguf" else TRANSFORMERS
-    return name, found.decoder, Stored(label, loaded, engine)
+    is_gguf = found.format == "gguf"
+    if not loaded or label is None or (label in tensors.UNQUANTIZED and not is_gguf):
+        return name, found.decoder, None, found.states_context
+    engine = LLAMA_CPP if is_gguf else TRANSFORMERS
+    return name, found.decoder, Stored(label, loaded, engine), found.states_context

@@ -196,11 +196,14 @@ def read(path: Path, budget: Budget | None = None) -> GgufHeader:
 
 def _header(reader: _Reader) -> GgufHeader:
     if (start := reader.peek(not_a_model.BYTES_NEEDED))[:4] != not_a_model.GGUF:
-        raise GgufError(not_a_model.cause(start, reader.size) or "not a GGUF file")
+        raise GgufError(not_a_model.cause(start, reader.size) or _not_gguf(start[:4]))
     reader.take(len(not_a_model.GGUF))
     version, n_tensors, n_metadata = reader.unpack("<IQQ")
     if version not in (2, 3):
-        raise GgufError(f"GGUF version {version} is not supported")
+        raise GgufError(
+            f"GGUF version {version} is not supported, only 2 and 3: fetch the file again, or convert"
+            " the model again with llama.cpp's convert_hf_to_gguf.py"
+        )
     reader.budget.spend("entries", n_tensors + n_metadata, f"{n_metadata} keys and {n_tensors} tensors")
     metadata: dict[str, Any] = {}
     arrays = set()
@@ -228,6 +231,11 @@ def _header(reader: _Reader) -> GgufHeader:
         if key in metadata and header.integer(key) is None:
             raise GgufError(f"{key} is not a whole number")
     return replace(header, end=_data_end(header, reader))
+
+
+def _not_gguf(start: bytes) -> str:
+    magic = not_a_model.GGUF
+    return f"not a GGUF file: it begins with {start!r}, not {magic!r}; fetch it again, or name another"
 
 
 def _tensor(reader: _Reader, name: str) -> Tensor:

@@ -175,6 +175,11 @@ def _not_dense(made: Decoder | None) -> Decoder | None:
 def _checkpoint(found: Checkpoint) -> Ready:
     if found.config is None:
         raise WeightsError(f"{found.path}: has no config.json")
+    if not found.architecture:
+        raise WeightsError(
+            f"{found.config}: has no model_type, by which stacks choose the model's code: fetch the file"
+            " again"
+        )
     if not found.files:
         raise WeightsError(f"{found.path.parent}: has a config.json and no weights")
     if not any((found.path / name).is_file() for name in (SINGLE, INDEX)):

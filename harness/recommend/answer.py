@@ -301,25 +301,20 @@ def commands_of_candidate(
 
 
 def _of_torch(candidate: Candidate, source: Source, context: int, on_gpu: bool) -> dict[str, str]:
-    cell, checkpoint = candidate.cell, _checkpoint(source)
+    cell, checkpoint = candidate.cell, source.checkpoint
+    kind = {"awq": "an AWQ checkpoint", "gptq": "a GPTQ checkpoint"}.get(cell.weights_format)
+    if kind or checkpoint is None:
+        then = f"; vLLM serves it, with --max-model-len {context}" if kind and on_gpu else ""
+        return {"fetch": f"{kind or 'a checkpoint'} of {source.name}{then}"}
     where = ', device_map="cuda"' if on_gpu else ""
     load = f'AutoModelForCausalLM.from_pretrained("{checkpoint}", '
     if cell.variant.stack == "bnb":
         bits = "load_in_8bit=True" if cell.quant == "int8" else "load_in_4bit=True"
         more = ', bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16"' if cell.quant == "nf4" else ""
         return {"transformers": f"{load}quantization_config=BitsAndBytesConfig({bits}{more}){where})"}
-    if cell.variant.stack == "hf":
-        found = {"transformers": f'{load}dtype="bfloat16"{where})'}
-        served = f'"{checkpoint}" --dtype bfloat16'
-    else:
-        kind = "an AWQ" if cell.weights_format == "awq" else "a GPTQ"
-        found, served = {}, f'"{kind} checkpoint of {source.name}"'
     longer = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 " if context > candidate.trained else ""
-    return found | ({"vLLM": f"{longer}vllm serve {served} --max-model-len {context}"} if on_gpu else {})
-
-
-def _checkpoint(source: Source) -> str:
-    return source.checkpoint or f"a checkpoint of {source.name}"
+    served = f'{longer}vllm serve "{checkpoint}" --dtype bfloat16 --max-model-len {context}'
+    return {"transformers": f'{load}dtype="bfloat16"{where})'} | ({"vLLM": served} if on_gpu else {})
 
 
 def config_text(cells: Sequence[Cell], model: Mapping[str, object], device: str, context: int) -> str:
@@ -386,13 +381,15 @@ def _llama_cpp(
     made = [] if source.gguf else _converted(source, whole)
     made += [] if is_given or file == whole else [f"llama-quantize {whole} {file} {quant.upper()}"]
     makes = {"first": "\n".join(made)} if made else {}
+    if not (source.gguf or source.checkpoint):
+        makes = {"fetch": f"a GGUF of {source.name} in {quant.upper()}, as {file}"}
     servers = {"llama-server": f"llama-server {given}", "llama-cli": f"llama-cli {given}"}
     return makes | servers | {"Modelfile": "\n".join(lines)}
 
 
 def _converted(source: Source, file: str) -> list[str]:
     """How a checkpoint becomes a GGUF of 16 bits, with the script in llama.cpp's repository."""
-    folder, found = _checkpoint(source), []
+    folder, found = source.checkpoint, []
     if source.checkpoint and not source.checkpoint.startswith("/"):
         folder = source.name
         found = [f"hf download {source.checkpoint} --local-dir {folder}"]

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from harness.report.table import NONE, Table, formatted
 from harness.theory import decoder
 from harness.theory.decoder import Decoder, Shape
-from harness.theory.machines import Machine
+from harness.theory.machines import DRIVER_RESERVE_BYTES, Machine
 from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS, Choice, Fit
 from harness.theory.rows import Chunk, Reached, ReachedPrefill, Row, RowWithTensors, Sides, TensorRow
 
@@ -202,10 +202,12 @@ def _show_on_machines(rows: Sequence[Row]) -> None:
         _say(f"Does it fit with {shaped[0]['context']:,} tokens of context?")
         theory_table(FITS, shaped)
         _say(FITS_MEANING)
-        for model, trained in {
-            row["model"]: trained for row in shaped if (trained := _exceeded(row))
-        }.items():
-            _say(f"{model} was trained on at most {trained:,} tokens, fewer than asked for.")
+        for sentence in dict.fromkeys(
+            _beyond_trained(row["model"], trained, row["trained_stated"])
+            for row in shaped
+            if (trained := _exceeded(row))
+        ):
+            _say(sentence)
         for name, row in {row["machine"]: row for row in shaped}.items():
             held = row["memory_bytes"] or 0
             memory = f"{held / 1e9:.1f} GB ({held / 2**30:,.4g} GiB)"
@@ -222,6 +224,16 @@ def _exceeded(row: Row) -> int | None:
     fits = [fit for fit in (row["fits"] or {}).values() if fit]
     capped = [fit["longest"] for fit in fits if fit["longest"] != fit["longest_uncapped"]]
     return next((most for most in capped if most and (row["context"] or 0) > most), None)
+
+
+def _beyond_trained(model: str, trained: int, stated: bool | None) -> str:
+    """That more context was asked for than the model was trained on."""
+    if stated:
+        return f"{model} was trained on at most {trained:,} tokens, fewer than asked for."
+    return (
+        f"{model}: its config.json does not state max_position_embeddings; {trained:,} tokens, the default of"
+        " transformers, are assumed, fewer than asked for."
+    )
 
 
 def _legend(rows: Sequence[Row]) -> None:
@@ -371,14 +383,19 @@ _ENGINES = {
 }
 
 
-def show_choices(rows: Sequence[Choice], context: int, has_bandwidth: bool) -> None:
+def show_choices(rows: Sequence[Choice], context: int, has_bandwidth: bool, memory_bytes: float) -> None:
+    reserve = f"{DRIVER_RESERVE_BYTES / 1e9:.1f} GB of it are reserved for the driver"
+    print(
+        f"Memory: {memory_bytes / 2**30:,.4g} GiB, as cards are sold, that is {memory_bytes / 1e9:.1f} GB;"
+        f" {reserve}."
+    )
     for engine, where in _ENGINES.items():
         if of_engine := [row for row in rows if row["engine"] == engine]:
             print(f"With {context:,} tokens of context, {where}:")
             theory_table((*COLUMNS, *SPEEDS) if has_bandwidth else COLUMNS, of_engine)
-    for model, trained in {row["model"]: row["trained"] for row in rows}.items():
-        if trained < context:
-            print(f"{model} was trained on at most {trained:,} tokens, fewer than asked for.")
+    for row in {row["model"]: row for row in rows}.values():
+        if row["trained"] < context:
+            _say(_beyond_trained(row["model"], row["trained"], row["trained_stated"]))
     print("longest: context, at most the trained one; ideal: weights and cache alone, in all of the memory.")
     if has_bandwidth:
         print("tok/s at most: weights, cache and states read once from this memory; no stack reaches it.")

@@ -17,7 +17,15 @@ from harness.theory.compute_buffer import compute_bytes
 from harness.theory.decoder import Decoder, Shape
 from harness.theory.floors import Ceiling, Demand
 from harness.theory.machines import DRIVER_RESERVE_BYTES, Machine
-from harness.theory.tensors import ALL_QUANTS, Tensor, loaded_bytes, of_shape, quantized, streamed_bytes
+from harness.theory.tensors import (
+    ALL_QUANTS,
+    UNQUANTIZED,
+    Tensor,
+    loaded_bytes,
+    of_shape,
+    quantized,
+    streamed_bytes,
+)
 
 # Device memory of a model while it decodes: weights, KV cache, buffers, runtime. Pure.
 #
@@ -239,7 +247,8 @@ KV_BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
 
 class Choice(TypedDict):
     """`fits`: the context asked for, in the `engine` on a GPU, llama.cpp with flash attention; `spare_bytes`:
-    negative if short. `trained`: context; `longest`: at most that; null: none. `longest_ideal`: of any stack.
+    negative if short. `trained`: context, `trained_stated`: by the model's files, else a default is assumed;
+    `longest`: at most that; null: none. `longest_ideal`: of any stack.
     tok/s: upper bounds at zero context, and at the one asked for; null without a bandwidth."""
 
     model: str
@@ -250,6 +259,7 @@ class Choice(TypedDict):
     fits: bool
     spare_bytes: float
     trained: int
+    trained_stated: bool
     longest: int | None
     longest_ideal: int | None
     tokens_per_s: float | None
@@ -269,8 +279,8 @@ def _usual(made: Decoder) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Stored:
-    """Quantized weights in files: what they hold is all that they can be loaded as. `engine`: that has a
-    memory model for them."""
+    """Weights in files; quantized ones can be loaded as nothing else. `engine`: that has a memory model for
+    them."""
 
     label: str
     tensors: Sequence[Tensor]
@@ -285,13 +295,16 @@ def choices(
     context: int,
     bytes_per_s: float | None,
     stored: Stored | None = None,
+    trained_stated: bool = True,
 ) -> list[Choice]:
-    """One for each type of weights and of the KV cache. `quants`: empty for the `stored` weights, or else the
-    usual types."""
+    """One for each type of weights and of the KV cache. `quants`: empty for the `stored` weights, and, unless
+    these are quantized, the usual types."""
     made = decoder.made(model)
     found: list[Choice] = []
-    forms = [Stored(quant, quantized(made, quant), LLAMA_CPP) for quant in quants or _usual(made)]
-    for form in [stored] if stored and not quants else forms:
+    forms = [] if quants or stored is None else [stored]
+    if not forms or forms[0].label in UNQUANTIZED:
+        forms += [Stored(quant, quantized(made, quant), LLAMA_CPP) for quant in quants or _usual(made)]
+    for form in forms:
         is_torch, tensors = form.engine == TRANSFORMERS, form.tensors
         engine: Engine = Torch(on_gpu=True) if is_torch else LlamaCpp(on_gpu=True, flash_attn=True)
         for kv, bits in [("f16", KV_BITS["f16"])] if is_torch else KV_BITS.items():
@@ -313,6 +326,7 @@ def choices(
                     "fits": spare >= 0,
                     "spare_bytes": spare,
                     "trained": made.context,
+                    "trained_stated": trained_stated,
                     "longest": _capped(longest_context(engine, held, available), made.context),
                     "longest_ideal": _capped(longest_context(Ideal(), held, memory_bytes), made.context),
                     "tokens_per_s": speeds[0],

@@ -79,7 +79,8 @@ class Sides(TypedDict):
 class OfShape(TypedDict):
     """What only a known shape tells. `kv_bytes_per_token`: that a token adds until a window is full.
     `window`: that all layers have; `experts`: in a layer; `state_bytes`: what linear attention and Mamba
-    keep, whatever the context."""
+    keep, whatever the context. `trained_stated`: false where the model's files do not say on how many tokens
+    it was trained, and transformers' default is assumed."""
 
     layer_params: int | None
     lm_head_params: int | None
@@ -87,6 +88,7 @@ class OfShape(TypedDict):
     kv_elements_per_token: int | None
     kv_bytes_per_token: float | None
     kv_bytes_per_token_past_windows: float | None
+    trained_stated: bool | None
     window: int | None
     experts: int | None
     experts_used: int | None
@@ -207,6 +209,7 @@ def row(
         "total_params": decoder.parameters(made, norms),
         "kv_elements_per_token": decoder.kv_elements_per_token(made),
         "kv_bits": ask.kv_bits,
+        "trained_stated": True,
         "window": made.window,
         "experts": made.experts or None,
         "experts_used": made.experts_used or None,

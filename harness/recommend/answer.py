@@ -378,10 +378,11 @@ def _llama_cpp(
     variables = ["OLLAMA_FLASH_ATTENTION=1"] if flash else []
     variables += [f"OLLAMA_KV_CACHE_TYPE={cache[0]}"] if cache[0] != "f16" else []
     lines += [f"# start the server with {' '.join(variables)}"] if variables else []
-    made = [] if source.gguf else _converted(source, whole)
-    made += [] if is_given or file == whole else [f"llama-quantize {whole} {file} {quant.upper()}"]
-    makes = {"first": "\n".join(made)} if made else {}
-    if not (source.gguf or source.checkpoint):
+    if source.gguf or source.checkpoint:
+        made = [] if source.gguf else _converted(source, whole)
+        made += [] if is_given or file == whole else [f"llama-quantize {whole} {file} {quant.upper()}"]
+        makes = {"first": "\n".join(made)} if made else {}
+    else:
         makes = {"fetch": f"a GGUF of {source.name} in {quant.upper()}, as {file}"}
     servers = {"llama-server": f"llama-server {given}", "llama-cli": f"llama-cli {given}"}
     return makes | servers | {"Modelfile": "\n".join(lines)}

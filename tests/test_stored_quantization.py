@@ -123,7 +123,7 @@ def part_packed(folder: Path, part: str) -> Path:
     [
         (
             lambda path: write_packed(path, GPTQ | {"dynamic": {"+:.*1.*": {"bits": 8}}}),
-            r"has rules for single layers \(dynamic: '\+:.*', so its weights are not all gptq-int4",
+            r"has rules for single layers \(dynamic: '\+:[^']*'\), so its weights are not all gptq-int4",
         ),
         (lambda path: part_packed(path, "lm_head"), r"lm_head\.qweight is packed; only the layers' matrices"),
         (

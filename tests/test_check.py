@@ -141,7 +141,7 @@ def test_a_file_whose_matrices_changed_places_is_wrong_and_so_is_its_speed(harne
         "q8_0": ("invalid", "wrong"),
         "q4_0": ("ok", "agrees"),
     }
-    assert [flag["code"] for flag in rows["q8_0"]["flags"]][-1] == "weights_disagree"
+    assert "weights_disagree" in [flag["code"] for flag in rows["q8_0"]["flags"]]
     assert "it is not the same model" in " ".join(rows["q8_0"]["reasons"])
     assert "Same model? Logits against the 16-bit reference" in (tmp_path / "reports/check.html").read_text()
     listed = harness("list", "--json")

@@ -141,7 +141,8 @@ def test_a_file_whose_matrices_changed_places_is_wrong_and_so_is_its_speed(harne
         "q8_0": ("invalid", "wrong"),
         "q4_0": ("ok", "agrees"),
     }
-    assert "weights_disagree" in [flag["code"] for flag in rows["q8_0"]["flags"]]
+    codes = [flag["code"] for flag in rows["q8_0"]["flags"]]  # so short a series may have no B, said last
+    assert [code for code in codes if code != "B_not_identifiable"][-1] == "weights_disagree"
     assert "it is not the same model" in " ".join(rows["q8_0"]["reasons"])
     assert "Same model? Logits against the 16-bit reference" in (tmp_path / "reports/check.html").read_text()
     listed = harness("list", "--json")

@@ -190,7 +190,7 @@ def read_bandwidth(threads: int) -> ReadRate:
 
 
 def matrix_rate(threads: int) -> MatrixRate:
-    """Measure this CPU's matrix rate in a separate process (about a second): see matrix.py.
+    """Measure this CPU's matrix rate in a separate process (about a second): see probes.py.
 
     Raises ProbeError.
     """

@@ -106,7 +106,7 @@ def model_facts(
     by_device: Counter[str] = Counter()
     mapped = _mappings() or []
     seen: set[tuple[str, int]] = set()
-    for kind, tensor in _hf_loaded_held(model, packed):
+    for kind, tensor in _parameters_held(model, packed):
         place = (str(tensor.device), tensor.data_ptr())
         if tensor.numel() and place not in seen:
             seen.add(place)
@@ -160,7 +160,7 @@ def _leaves(model: nn.Module) -> Iterator[nn.Module]:
     return (module for module in model.modules() if next(module.children(), None) is None)
 
 
-def _hf_loaded_held(model: nn.Module, packed: Packed) -> Iterator[tuple[str, Tensor]]:
+def _parameters_held(model: nn.Module, packed: Packed) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of weights, by the name of its type or its kind from `packed`. Other buffers and complex
     numbers are omitted: they are computed tables, not weights."""
     for module in model.modules():
@@ -297,7 +297,7 @@ def check_bits(source: Path, model: nn.Module, name: Named, bits: int) -> None:
 def kernel_facts(
     model: nn.Module, name: Named, expected: str, known: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """As hf_loaded.model_facts. `expected`: the kernel that every linear layer but lm_head should call; those
+    """As model_facts. `expected`: the kernel that every linear layer but lm_head should call; those
     that call another are `leftovers`. `known`: the result of check_whole: biases outside of it were added by
     the stack; null: it adds none."""
     head = model.get_output_embeddings()
@@ -313,9 +313,7 @@ def kernel_facts(
     }
     other = sorted(path for path, module in linear.items() if name(module) != expected)
     return {
-        **model_facts(
-            model, lambda module: _packed_loaded_held(module) if module in weights else {}, name, weights
-        ),
+        **model_facts(model, lambda module: _packed_held(module) if module in weights else {}, name, weights),
         "kernel_asked": expected,
         "leftovers": other if len(other) < len(linear) else [],
     }
@@ -328,7 +326,7 @@ def _weights(layer: nn.Module, with_bias: bool) -> int:
     return n_in * n_out + (layer.bias.numel() if with_bias and layer.bias is not None else 0)
 
 
-def _packed_loaded_held(layer: nn.Module) -> dict[str, list[Tensor]]:
+def _packed_held(layer: nn.Module) -> dict[str, list[Tensor]]:
     """A packed layer's tensors by kind."""
     found: dict[str, list[Tensor]] = {}
     for part, kind in KINDS.items():

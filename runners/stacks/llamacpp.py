@@ -290,7 +290,7 @@ def tokenize(request: Request, say: Say) -> dict[str, Any]:
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
     """The devices of this build on this machine; with the option `measure` also their speed: see
-    llamacpp_probe, and llamacpp_types for `["types"]`."""
+    runners/llamacpp/probe.py."""
     facts = {
         "versions": all_versions(),
         "devices": devices(),

@@ -58,30 +58,19 @@ def refreshed(page: str) -> str:
 
 
 def models() -> str:
-    """The models known by name with their parameters, and those of one token where they differ."""
-    found = []
-    for name, model in Known().items():
-        total, active = decoder.parameters(model) / 1e9, decoder.active_params(model) / 1e9
-        experts = f" ({active:.3g}B)" if active < 0.6 * total else ""
-        found.append(f"`{name}` {total:.3g}B{experts}")
-    return ", ".join(found) + ".\n"
+    """The models known by name, a line for each family."""
+    families: dict[str, list[str]] = {}
+    for name in Known():
+        families.setdefault(name.partition("-")[0], []).append(name.partition("-")[2])
+    return "".join(f"- `{family}`: {', '.join(filter(None, sizes))}\n" for family, sizes in families.items())
 
 
 def machines() -> str:
-    """A table of the shipped machines for each family."""
-    sections = []
-    for family in dict.fromkeys(machine.family for machine in MACHINES.values()):
-        rows = [
-            {
-                "machine": f"`{key}`",
-                "GiB": ", ".join(f"{gib:g}" for gib in machine.sold_gib or (machine.memory.value / 2**30,)),
-                "GB/s": f"{machine.bandwidth.value / 1e9:,g}",
-            }
-            for key, machine in MACHINES.items()
-            if machine.family == family
-        ]
-        sections.append(f"\n### {family}\n\n{markdown(rows)}")
-    return "".join(sections)
+    """The shipped machines with their bandwidths, a paragraph for each family."""
+    families: dict[str, list[str]] = {}
+    for key, machine in MACHINES.items():
+        families.setdefault(machine.family, []).append(f"`{key}` {machine.bandwidth.value / 1e9:,g}")
+    return "".join(f"\n**{family}**: {', '.join(each)}\n" for family, each in families.items())
 
 
 def counted_otherwise() -> str:
@@ -159,7 +148,7 @@ def record_schema() -> str:
 
 
 def keys(part: Any) -> str:
-    """The keys of one type of a record, with what they hold."""
+    """The keys of one type of a record, with their meanings."""
     return _keys_table(records_kinds.properties_of(part))
 
 
@@ -172,7 +161,7 @@ def _own_keys(kind: Any) -> str:
 
 
 def _keys_table(properties: dict[str, Any]) -> str:
-    """A line for each key with a meaning or a type of its own, and one with the names of all others."""
+    """A line for each key with a meaning or a named type, and one with the names of all others."""
     lines, bare = [], []
     for key, found in properties.items():
         of_type, meaning = _type(found), " ".join(found.get("description", "").split())

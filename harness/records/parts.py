@@ -368,7 +368,7 @@ class StackFacts(TypedDict):
     settings: NotRequired[Any]
     """other settings that change speed or values"""
     kv_read: NotRequired[Text | None]
-    """reads of a step: `grows`, `padded256`, `full`, `copied`, `window` (docs/concepts/theory.md)"""
+    """how a step reads its cache: `grows`, `padded256`, `full`, `copied`, `window` (concepts/theory.md)"""
     kv_bytes_per_token: NotRequired[Count | None]
     window: NotRequired[Count | None]
     """tokens of a sliding window"""

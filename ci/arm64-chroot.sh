@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Try the Raspberry Pi profile on an emulated Arm machine: Debian bookworm for arm64, of which Raspberry Pi OS is made,
-# in a chroot whose programs qemu-user runs. See docs/raspberry-pi.md. Needs root, Debian on x86-64, a network, 15 GB.
+# in a chroot whose programs qemu-user runs. See docs/start/raspberry-pi.md. Needs root, Debian on x86-64, a network, 15 GB.
 #
 #   ci/arm64-chroot.sh [FOLDER] [--short] [--again STEP]...
 #
@@ -142,7 +142,7 @@ debian() {
   inside 60 'echo "Debian $(cat /etc/debian_version), $(uname -m), kernel $(cat /proc/sys/kernel/arch)"'
 }
 
-# As docs/raspberry-pi.md installs them.
+# As docs/start/raspberry-pi.md installs them.
 packages() {
   inside 3600 DEBIAN_FRONTEND=noninteractive \
     'apt-get update && apt-get install -y --no-install-recommends git build-essential python3-venv'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One night on one device: preflight, run, compare with the nights before, pages, summary. See docs/nightly.md.
+# One night on one device: preflight, run, compare with the nights before, pages, summary. See docs/guide/nightly.md.
 #
 #   ci/nightly.sh CONFIG [--first]
 #

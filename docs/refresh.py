@@ -1,4 +1,4 @@
-"""Refresh what pages of docs/ take from the code: tables, commands, modules, and with matplotlib figures.
+"""Refresh what pages of docs/ take from the code: tables, commands, folders, and with matplotlib figures.
 
 `.venv/bin/python docs/refresh.py` rewrites what stands between the pages' markers;
 `uv run --no-project --with matplotlib --with-editable . docs/refresh.py --figures` also draws docs/figures/.
@@ -11,21 +11,17 @@ import ast
 import json
 import re
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import cli, data
+from harness import cli
 from harness.records import kinds as records_kinds
 from harness.theory import decoder, floors, published
-from harness.theory import tensors as theory_tensors
-from harness.theory.decoder import shape_parameters
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Known
 from harness.theory.machines import MACHINES
-from harness.theory.published import TABLES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,164 +30,94 @@ else:
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-PAGES = [
-    DOCS / name
-    for name in ("theory.md", "models.md", "machines.md", "cli.md", "architecture.md", "record.md")
-]
+PAGES = sorted(DOCS.rglob("*.md"))
 PUBLIC = ROOT / "tests" / "models"
 SCHEMA = DOCS / "record.schema.json"
-WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
 def refreshed(page: str) -> str:
     """The page with all that stands between `<!-- name -->` and `<!-- end -->` made anew."""
     blocks = {
         "commands": commands,
-        "modules": modules,
+        "folders": folders,
         "controller": lambda: layers("harness"),
         "worker": lambda: layers("runners"),
         "every_record": lambda: keys(records_kinds.bases(records_kinds.KINDS["reported"])[0]),
         "own_records": lambda: keys(records_kinds.bases(records_kinds.KINDS["measured"])[1]),
-        "parts": parts,
         "machines": machines,
-        "words_of_machines": words_of_machines,
-        "dense_models": dense_models,
-        "published_models": published_models,
-        "published_files": published_files,
+        "models": models,
+        "counted_otherwise": counted_otherwise,
+        "slips": slips,
         **{name: partial(_own_keys, kind) for name, kind in records_kinds.KINDS.items()},
     }
 
     def made(found: re.Match[str]) -> str:
-        name = found[1]
-        block = blocks[name]() if name in blocks else markdown(_rows(name))
-        return f"<!-- {name} -->\n{block}<!-- end -->"
+        return f"<!-- {found[1]} -->\n{blocks[found[1]]()}<!-- end -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
 
 
-def dense_models() -> str:
-    """The shapes of the dense models."""
-    rows = [
-        {
-            "model": name,
-            "layers": shape.layers,
-            "hidden": f"{shape.hidden_size:,}",
-            "heads (KV)": f"{shape.heads} ({shape.kv_heads})",
-            "FFN": f"{shape.intermediate_size:,}",
-            "vocabulary": f"{shape.vocab_size:,}" + (", tied" if shape.tied else ""),
-            "context": f"{shape.context:,}" + (f", window {shape.window:,}" if shape.window else ""),
-            "parameters": f"{shape_parameters(shape) / 1e9:.3g}B",
-        }
-        for name, shape in SHAPES.items()
-    ]
-    return markdown(rows)
+def models() -> str:
+    """The models known by name, a line for each family."""
+    families: dict[str, list[str]] = {}
+    for name in Known():
+        families.setdefault(name.partition("-")[0], []).append(name.partition("-")[2])
+    return "".join(f"- `{family}`: {', '.join(filter(None, sizes))}\n" for family, sizes in families.items())
 
 
 def machines() -> str:
-    """A table of the shipped machines for each family."""
-    sections = []
-    for family in dict.fromkeys(machine.family for machine in MACHINES.values()):
-        rows = [
-            {
-                "machine": f"`{key}`",
-                "name": machine.name,
-                "GiB": ", ".join(f"{gib:g}" for gib in machine.sold_gib or (machine.memory.value / 2**30,)),
-                "GB/s": f"{machine.bandwidth.value / 1e9:,g}",
-                "rates": ", ".join(f"{of} {rate.value / 1e12:,.4g}" for of, rate in machine.rates.items()),
-            }
-            for key, machine in MACHINES.items()
-            if machine.family == family
-        ]
-        sections.append(f"\n### {family}\n\n{markdown(rows)}")
-    return "".join(sections)
+    """The shipped machines with their bandwidths, a paragraph for each family."""
+    families: dict[str, list[str]] = {}
+    for key, machine in MACHINES.items():
+        families.setdefault(machine.family, []).append(f"`{key}` {machine.bandwidth.value / 1e9:,g}")
+    return "".join(f"\n**{family}**: {', '.join(each)}\n" for family, each in families.items())
 
 
-def words_of_machines() -> str:
-    """What names of machines may leave out and add."""
-    words = data.table("aliases.toml")["machines"]["words"]
+def counted_otherwise() -> str:
+    """Models whose published number of parameters is another than the counted one."""
+    known = Known()
     rows = [
         {
-            "machine": f"`{key}`",
-            "may leave out": ", ".join(row.get("optional", ())),
-            "may add": ", ".join(row.get("also", ())),
+            "model": name,
+            "published": f"{row['total']:,}",
+            "counted": f"{decoder.parameters(known[name]):,}",
         }
-        for key, row in words.items()
+        for name, row in json.loads((PUBLIC / "published.json").read_text()).items()
+        if name in known and row.get("total") not in (None, decoder.parameters(known[name]))
     ]
     return markdown(rows)
 
 
-def published_models() -> str:
-    """Parameters of the shipped models, as published and as counted."""
-    published = json.loads((PUBLIC / "published.json").read_text())
-    known, lines = Known(), []
-    for name in data.model_names():
-        row, made = published.get(name, {}), known[name]
-        total = decoder.parameters(made)
-        said = row.get("total") or row.get("total_rounded")
-        differs = bool(row.get("total")) and row["total"] != total
-        lines.append(
-            {
-                "model": name,
-                "published": f"{said:,}" if isinstance(said, int) else said,
-                "counted": f"{total:,}",
-                "active, published": row.get("active_rounded"),
-                "active, counted": f"{decoder.active_params(made) / 1e9:.2f}B",
-                "published counts": row.get("counts") if differs else None,
-            }
-        )
-    return markdown(lines)
-
-
-def published_files() -> str:
-    """Files of which the types are known, at most three of each model."""
-    known, lines, seen = Known(), [], Counter()
-    for row in json.loads((PUBLIC / "gguf_files.json").read_text()):
-        if row["file_bytes"] and "differs" not in row and seen[row["model"]] < 3:
-            seen[row["model"]] += 1
-            quant = {"mxfp4": "mxfp4_moe"}.get(row["type"], row["type"])
-            tensors = theory_tensors.quantized(known[row["model"]], quant, imatrix=row["imatrix"])
-            size = sum(tensor.bytes for tensor in tensors)
-            lines.append(
-                {
-                    "file": row["file"].rpartition("/")[2],
-                    "bytes": f"{row['file_bytes']:,}",
-                    "tensors, counted": f"{size:,}",
-                    "rest": f"{row['file_bytes'] - size:,}",
-                }
-            )
-    return markdown(lines)
+def slips() -> str:
+    """Cells of the published study that its own formulas do not give."""
+    rows = [
+        {"table": table, "row": row, "column": column, "printed": cell, "why not": reason}
+        for (table, row, column), (cell, reason) in published.SLIPS.items()
+    ]
+    return markdown(rows)
 
 
 def commands() -> str:
     """Each command's summary and arguments, as the parser has them."""
     (subcommands,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
-    return "\n" + "\n".join(_commands("harness", subcommands)) + "\n"
+    return "".join(_commands("harness", subcommands))
 
 
-def _commands(above: str, subcommands: Any) -> list[str]:
-    parts = []
+def _commands(above: str, subcommands: Any) -> Iterator[str]:
     for name, parser in subcommands.choices.items():
-        summary = parser.description[0].upper() + parser.description[1:]
         nested = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
         if nested:
-            parts.append(f"### {above} {name}\n\n{summary}.\n")
-            parts += _commands(f"{above} {name}", nested[0])
+            yield from _commands(f"{above} {name}", nested[0])
             continue
-        rows = [
-            {
-                "argument": f"`{_spelling(action)}`",
-                "meaning": (action.help or "").replace("|", "\\|").replace("%%", "%"),
-            }
-            for action in parser._actions
-            if not isinstance(action, argparse._HelpAction)
-        ]
-        parts.append(f"### {above} {name}\n\n{summary}.\n\n{markdown(rows)}")
-    return parts
+        arguments = [a for a in parser._actions if not isinstance(a, argparse._HelpAction)]
+        listed = ", ".join(f"`{_spelling(action)}`" for action in arguments)
+        summary = parser.description[0].upper() + parser.description[1:]
+        yield f"\n**`{above} {name}`**: {summary}. {listed}.\n"
 
 
 def _spelling(action: argparse.Action) -> str:
     value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
-    value = (value if isinstance(value, str) else " ".join(value)).replace("|", "\\|")
+    value = value if isinstance(value, str) else " ".join(value)
     names = ", ".join(action.option_strings)
     if not names:
         return f"[{value}]" if action.nargs in ("?", "*") else value
@@ -206,15 +132,13 @@ def layers(container: str) -> str:
     return "```\n" + "\n   |\n".join(contract["layers"]) + "\n```\n"
 
 
-def modules() -> str:
-    """Path and the first sentence of the docstring of every module. A package stands for its __init__."""
+def folders() -> str:
+    """Each folder of modules, with the first sentence of its __init__."""
     rows = []
-    for path in sorted([*ROOT.glob("harness/**/*.py"), *ROOT.glob("runners/**/*.py")]):
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    for package in sorted([*ROOT.glob("harness/**/__init__.py"), *ROOT.glob("runners/**/__init__.py")]):
+        docstring = ast.get_docstring(ast.parse(package.read_text(encoding="utf-8"))) or ""
         sentence = " ".join(re.split(r"(?<=[.?!])\s", docstring, maxsplit=1)[0].split()).rstrip(".")
-        relative = path.relative_to(ROOT)
-        name = f"{relative.parent}/" if path.name == "__init__.py" else str(relative)
-        rows.append({"module": f"`{name}`", "what it owns": sentence})
+        rows.append({"folder": f"`{package.parent.relative_to(ROOT)}/`", "owns": sentence})
     return markdown(rows)
 
 
@@ -224,7 +148,7 @@ def record_schema() -> str:
 
 
 def keys(part: Any) -> str:
-    """The keys of one type of a record, with what they hold."""
+    """The keys of one type of a record, with their meanings."""
     return _keys_table(records_kinds.properties_of(part))
 
 
@@ -237,84 +161,26 @@ def _own_keys(kind: Any) -> str:
 
 
 def _keys_table(properties: dict[str, Any]) -> str:
-    return markdown(
-        [
-            {
-                "key": f"`{key}`",
-                "value": _type(found),
-                "meaning": " ".join(found.get("description", "").split()),
-            }
-            for key, found in properties.items()
-        ]
-    )
-
-
-def parts() -> str:
-    """A table for each type that a value of a record has."""
-    kinds = {kind.__name__ for kind in records_kinds.KINDS.values()}
-    sections = []
-    for name, part in sorted(records_kinds.json_schema()["$defs"].items()):
-        if name not in kinds:
-            about = " ".join(part.get("description", "").split())
-            sections.append(f"\n### {name}\n{about}\n\n{_keys_table(part['properties'])}")
-    return "".join(sections)
+    """A line for each key with a meaning or a named type, and one with the names of all others."""
+    lines, bare = [], []
+    for key, found in properties.items():
+        of_type, meaning = _type(found), " ".join(found.get("description", "").split())
+        if of_type or meaning:
+            of_type = f" ({of_type})" if of_type else ""
+            lines.append(f"- `{key}`{of_type}" + (f": {meaning}\n" if meaning else "\n"))
+        else:
+            bare.append(f"`{key}`")
+    return "".join([*lines, f"- {', '.join(bare)}\n" if bare else ""])
 
 
 def _type(found: dict[str, Any]) -> str:
-    """A JSON Schema in words."""
+    """The types that a JSON Schema refers to, and the values of a choice; else nothing."""
     if "$ref" in found:
-        name = found["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
-    if "anyOf" in found:
-        return " or ".join("null" if each == {"type": "null"} else _type(each) for each in found["anyOf"])
+        return found["$ref"].rpartition("/")[2]
     if "const" in found or "enum" in found:
         return ", ".join(f"`{each}`" for each in found.get("enum", [found.get("const")]))
-    if found.get("type") == "array":
-        return f"list of {_type(found['items'])}"
-    if found.get("type") == "object":
-        inside = found.get("additionalProperties")
-        return f"mapping to {_type(inside)}" if isinstance(inside, dict) else "mapping"
-    return WORDS.get(found.get("type", ""), "any")
-
-
-def _rows(name: str) -> Sequence[dict[str, Any]]:
-    if name == "slips":
-        return [
-            {"table": table, "row": row, "column": column, "printed": cell, "why not": reason}
-            for (table, row, column), (cell, reason) in published.SLIPS.items()
-        ]
-    rows: Any = TABLES[name]()
-    if name in published.LLAMA_TABLES:
-        return rows
-    if name.startswith("gguf_") and "gguf_type" in rows[0]:
-        return _per_model(rows)
-    if "weight_bits" in rows[0]:
-        return _per_bits(rows)
-    return rows
-
-
-def _per_model(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """A row per model, a column per GGUF type."""
-    wide: dict[str, dict[str, str]] = {}
-    for row in rows:
-        figures = [v for k, v in row.items() if k not in ("model", "gguf_type", "printed_unit")]
-        wide.setdefault(row["model"], {"model": row["model"]})[row["gguf_type"]] = " / ".join(
-            dict.fromkeys(figures)
-        )
-    return list(wide.values())
-
-
-def _per_bits(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """A row per model (and lm_head), a column per width of the weights."""
-    wide: dict[tuple[str, ...], dict[str, str]] = {}
-    for row in rows:
-        same = {k: v for k, v in row.items() if k in ("model", "lm_head_on_tokens", "W_tokens_per_ms")}
-        figures = [v for k, v in row.items() if k not in ("weight_bits", *same)]
-        what = "B_ms w" if "B_ms" in row else "w"
-        wide.setdefault(tuple(same.values()), same)[f"{what}{row['weight_bits']}"] = (
-            " to ".join(filter(None, figures)) or "-"
-        )
-    return list(wide.values())
+    inside = [*found.get("anyOf", []), found.get("items"), found.get("additionalProperties")]
+    return " or ".join(filter(None, (_type(each) for each in inside if isinstance(each, dict))))
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The shell blocks of the tutorial and of the how-to pages run as they are printed, in order, page by page.
+"""The shell blocks of the pages in docs/start and docs/guide run as they are printed, in order, page by page.
 
 A comment right before a block says what is special about it:
 
@@ -60,11 +60,11 @@ class Block:
 
 
 def pages() -> list[str]:
-    """The pages of the tutorial and of the how-to group, as the navigation has them."""
+    """The pages of the groups whose blocks run, as the navigation has them."""
     groups: dict[str, Any] = {}
     for group in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]:
         groups |= group
-    return [page for kind in ("Tutorial", "How to") for entry in groups[kind] for page in entry.values()]
+    return [page for kind in ("Start", "Guide") for entry in groups[kind] for page in entry.values()]
 
 
 def blocks(text: str) -> list[Block]:

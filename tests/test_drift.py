@@ -29,7 +29,7 @@ def test_the_same_tokens_before_and_after_are_the_drift_with_its_error():
 def test_W_and_B_are_freed_of_drift_and_their_intervals_still_cover(share):
     before, after = simulated(8000, share, 0.01, draws=40)
     assert abs(after.bias) <= 0.03
-    assert after.covered_slope >= 0.85  # of 40 draws; 500 are in docs/measuring.md
+    assert after.covered_slope >= 0.85  # of 40 draws; 500 are in docs/validation.md
     assert after.covered_B >= 0.85
     if share:
         assert before.bias > 0.1

@@ -68,7 +68,7 @@ def test_the_last_tile_of_a_sweep_is_no_other_kernel(tile):
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("name", simulated.LENGTHS)
 def test_the_intervals_cover_the_truth(name, tiled):
-    """Of 20 sweeps; docs/measuring.md has the rates of 100."""
+    """Of 20 sweeps; docs/validation.md has the rates of 100."""
     assert min(simulated.coverage(name, tiled, 20)) >= 0.8
 
 

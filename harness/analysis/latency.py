@@ -392,7 +392,7 @@ def _lasting(n: Floats, usual: Floats) -> int | None:
 #
 # The first tokens are decoded again after the timed part: the same work, so what differs is the machine. It
 # is taken to have changed in proportion to time between the two windows, as a device does that warms at a
-# constant rate for the length of a run. The rates are in docs/measuring.md, the script is
+# constant rate for the length of a run. The rates are in docs/validation.md, the script is
 # benchmarks/validity/drift.py.
 
 

@@ -21,7 +21,7 @@ from harness.records.tables import TABLE_OF
 # hundred tokens (autoregressive of order one) or a random walk that begins with the series. How strong each
 # part is, is not estimated but averaged over: each candidate counts by its restricted likelihood (Patterson
 # and Thompson 1971, doi:10.1093/biomet/58.3.545) and a prior. A plug-in estimate would be too small, since
-# few means tell slow noise from none. The rates are in docs/measuring.md, the script is
+# few means tell slow noise from none. The rates are in docs/validation.md, the script is
 # benchmarks/validity/one_series.py.
 
 

@@ -91,7 +91,7 @@ def _line(n: Any, held: Any, free: int) -> float | None:
 # The total is the resident set on a CPU. On a GPU it is the device's memory in use, less that before the
 # worker started. `unattributed` is the total minus the parts. It is negative where the parts add up to more
 # than the total: parts are never scaled to fit. `by_difference` names an inferred part, computed as the
-# total minus the reported parts; `unattributed` is then null. docs/memory.md defines the parts.
+# total minus the reported parts; `unattributed` is then null. docs/concepts/memory.md defines the parts.
 
 
 PARTS = ("weights", "kv", "compute", "workspace", "slack", "runtime")

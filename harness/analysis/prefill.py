@@ -161,7 +161,7 @@ def _bic(n: Floats, ms: Floats, fit: Fit, terms: int) -> float:
 # or follows it.
 #
 # One kernel's latency bends upwards. Where it rises steeply and then far less, a stack has changed to
-# another kernel; plateau, slope and ridge are those of the last one. docs/measuring.md has the coverage of
+# another kernel; plateau, slope and ridge are those of the last one. docs/validation.md has the coverage of
 # the intervals.
 
 

@@ -32,7 +32,7 @@ Row = dict[str, Any]
 CACHE_TYPES = ("type_k", "type_v")
 # (types by name, bound): the mean relative error that arithmetic explains. Kernels of llama.cpp round
 # activations to 8 bits, in blocks of 32 or, for k- and i-quants, of 256. Worst window measured on random
-# weights (docs/measuring.md): 16-bit arithmetic 0.015, blocks of 32 0.055, of 256 0.12.
+# weights (docs/validation.md): 16-bit arithmetic 0.015, blocks of 32 0.055, of 256 0.12.
 SIXTEEN_BITS = 0.06
 ARITHMETIC: tuple[tuple[str, float], ...] = (
     (r"q(8_0|5_[01]|4_[01])|iq4_nl|mxfp4(_moe)?", 0.1),

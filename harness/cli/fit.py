@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="LOG",
         help="CSV or JSON, one row per token, or a log of vLLM, SGLang, llama.cpp, Ollama or others (see "
-        "docs/fit.md); also gzipped",
+        "docs/guide/fit.md); also gzipped",
     )
     values = parser.add_mutually_exclusive_group()
     values.add_argument(

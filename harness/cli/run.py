@@ -119,8 +119,8 @@ def run_max_ctx(arguments: argparse.Namespace) -> int:
 
 
 HELP = (
-    "run on a fleet of machines (docs/fleet.md): a file such as fleet.yaml, a Ray address (ray://HOST:10001, "
-    "HOST:6379, auto), or local-cluster:N; --json then prints one event per line"
+    "run on a fleet of machines (docs/guide/fleet.md): a file such as fleet.yaml, a Ray address"
+    " (ray://HOST:10001, HOST:6379, auto), or local-cluster:N; --json then prints one event per line"
 )
 _REASONS = 2  # shown of a repeat that is not ok
 

@@ -42,7 +42,7 @@ NEAR = 5  # nights whose median identifies an outlier
 ALONE = 3.0  # standard deviations from that median that make an outlier
 CORRELATIONS = np.arange(0.0, 0.95, 0.1)
 # Least improvement by a further level, in variances; what correlation adds, and each factor of e in nights
-# beyond 60. docs/history.md has the rates.
+# beyond 60. docs/validation.md has the rates.
 PENALTY, PENALTY_OF_CORRELATION, PENALTY_OF_LENGTH = 11.0, 7.0, 2.5
 # Few nights determine the correlation badly: it is drawn to this one, with this weight.
 USUAL_CORRELATION, ITS_WEIGHT = 0.6, 8.0
@@ -430,7 +430,7 @@ MEANINGS = (
     " not a zero: a mark at the bottom of the plot gives the reason.",
     "A step is a move to another level for at least three nights, found as piecewise constants by penalised"
     " likelihood on logarithms, with the correlation of neighbouring nights. One or two outlying nights are"
-    " not a step. Up to 5% of histories of 60 nights without a change show a step (docs/history.md).",
+    " not a step. Up to 5% of histories of 60 nights without a change show a step (docs/validation.md).",
     "The changes listed at a step happened at the same time. They need not be its cause.",
 )
 LEVEL, FAILED = COLOURS[1], "#8a4b00"

@@ -389,7 +389,7 @@ PARAMETERS = ("host", "step", "layer", "eff", "kv", "head", "token", "mfu", "pai
 # token in the cache: its bytes, each layer's heads, and a constant. All parameters are positive, so their
 # logarithms are fitted, each with a prior; those of a stack, type, device or model that were not measured
 # keep the prior's mean and spread (partial pooling). Intervals: Laplace's approximation around the fit,
-# plus the residuals' spread. Derivation and errors: docs/recommend.md.
+# plus the residuals' spread. Derivation and errors: docs/guide/recommend.md.
 
 
 Parameters = dict[str, Floats]

@@ -431,7 +431,7 @@ def wrong_with(record: Mapping[str, object]) -> str | None:
     return measured.error(cast(Measured, record)) if kind == "measured" else None
 
 
-# The JSON Schema of records, as docs/record.schema.json and the tables of docs/record.md have it.
+# The JSON Schema of records, as docs/record.schema.json and the tables of docs/reference/record.md have it.
 
 
 def json_schema() -> dict[str, Any]:

@@ -98,7 +98,7 @@ def clause(kind: Any, value: Any, where: str = "") -> str | None:
 # Parts that records of several kinds have: campaign, machine, model, workload, facts of the stack.
 
 
-# A docstring below a key is its line in docs/record.md and its description in the JSON Schema.
+# A docstring below a key is its line in docs/reference/record.md and its description in the JSON Schema.
 DESCRIBED = ConfigDict(use_attribute_docstrings=True)
 
 
@@ -138,7 +138,7 @@ class Campaign(TypedDict):
 
 @with_config(DESCRIBED)
 class Finding(TypedDict):
-    """What `harness doctor` found on the machine before the campaign (doctor.md)."""
+    """What `harness doctor` found on the machine before the campaign (docs/reference/doctor.md)."""
 
     level: Text
     what: Text
@@ -368,7 +368,7 @@ class StackFacts(TypedDict):
     settings: NotRequired[Any]
     """other settings that change speed or values"""
     kv_read: NotRequired[Text | None]
-    """how a step reads the cache: `grows`, `padded256`, `full`, `copied`, `window` (theory.md)"""
+    """how a step reads its cache: `grows`, `padded256`, `full`, `copied`, `window` (concepts/theory.md)"""
     kv_bytes_per_token: NotRequired[Count | None]
     window: NotRequired[Count | None]
     """tokens of a sliding window"""

@@ -455,7 +455,7 @@ SHAPE: tuple[Column, ...] = (
         "J/token",
         "joules_per_token",
         "{:.3g}",
-        "energy of the whole device during decode; see docs/sensors.md",
+        "energy of the whole device during decode; see docs/reference/sensors.md",
     ),
     _number("hottest °C", "hottest_c", "{:.0f}", "highest temperature of the device during the timed part"),
     _number("clock MHz", "median_clock_mhz", "{:,.0f}", "median clock of the device during the timed part"),

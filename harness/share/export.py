@@ -122,8 +122,8 @@ def _values(row: Row, field: str) -> list[object]:
 # llama-bench's JSON with the fields of llama.cpp 0.5.0-dev: a row per campaign, cell and test.
 #
 # Each repeat is a sample. The fields, their order and types are those of `struct test` in
-# tools/llama-bench/llama-bench.cpp, as bundled with llama-cpp-python 0.3.36. docs/export.md defines each
-# one.
+# tools/llama-bench/llama-bench.cpp, as bundled with llama-cpp-python 0.3.36.
+# docs/reference/columns.md defines each one.
 
 
 Test = dict[str, object]

@@ -162,8 +162,8 @@ def _overlaps(found: Sequence[Evidence]) -> Iterator[Finding]:
 # Read a bundle of a stranger, compute every figure and verdict anew, and say whether it may be believed.
 #
 # It is refused for what no honest run leaves behind. Records that are not ok are not refused: they are
-# shown with their status. What is forged without a contradiction cannot be found: docs/sharing.md says what
-# that is.
+# shown with their status. What is forged without a contradiction cannot be found: docs/guide/share.md
+# lists the forgeries that pass.
 
 
 Check = Callable[[Evidence], Iterator[str]]

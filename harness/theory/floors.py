@@ -15,7 +15,7 @@ from harness.theory.tensors import Tensor, is_of_experts, streamed_bytes
 # The roofline of a machine: time to read, time to compute, and the larger of the two. Pure.
 #
 # Batch 1. Times in seconds, sizes in bytes. `n` is a position counting from 1: at n a step attends to n
-# tokens. Derivations: docs/theory.md.
+# tokens. Derivations: docs/concepts/theory.md.
 
 
 PADDING = 256  # llama.cpp pads the cache it attends over to this many cells
@@ -120,7 +120,7 @@ def attended(reach: Reach, n: int, kv_read: str = "grows", length: int | None = 
 
 
 def kv_tokens_moved(reach: Reach, n: int, kv_read: str, length: int | None = None) -> int:
-    """Tokens of KV cache that move in the step at n, as the stack reads it (docs/theory.md, `kv_read`)."""
+    """Tokens of KV cache that move in the step at n, by `kv_read` (docs/concepts/theory.md)."""
     tokens = attended(reach, n, kv_read, length)
     if kv_read == "padded256":
         return math.ceil(tokens / PADDING) * PADDING
@@ -304,7 +304,7 @@ def seconds(
 
 # Lower bounds of passes over several tokens: prompts, and batches of sequences. Pure.
 #
-# Times in seconds, sizes in bytes, as in floors.py. Derivations: docs/theory.md, "Prefill".
+# Times in seconds, sizes in bytes, as in floors.py. Derivations: docs/concepts/theory.md, "Prefill".
 
 
 def prefill_floor_s(

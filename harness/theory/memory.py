@@ -30,7 +30,7 @@ from harness.theory.tensors import (
 # Device memory of a model while it decodes: weights, KV cache, buffers, runtime. Pure.
 #
 # The only estimator of memory: for `harness theory`, for dry runs, and for searches whose stack has no job
-# `account`. Source and error of each term: docs/theory.md, "Does it fit".
+# `account`. Source and error of each term: docs/concepts/theory.md, "Does it fit".
 
 
 Parts = dict[str, float]

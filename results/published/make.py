@@ -2,8 +2,8 @@
 
 `.venv/bin/python results/published/make.py REFERENCE_DIR OUT`: REFERENCE_DIR has published/*.csv (the tables,
 which tests/published/ has too) and raw/*.csv.gz (the series); OUT must not exist. One record a model and
-variant of the study, `kind: reported`, as docs/record.md describes it. Nothing is computed but units: bytes
-are SI, and what was printed stands beside.
+variant of the study, `kind: reported`, as docs/reference/record.md has it. Nothing is computed but units:
+bytes are SI, and what was printed stands beside.
 """
 
 from __future__ import annotations

@@ -308,10 +308,8 @@ def _of_torch(candidate: Candidate, source: Source, context: int, on_gpu: bool) 
         return {"fetch": f"{kind or 'a checkpoint'} of {source.name}{then}"}
     where = ', device_map="cuda"' if on_gpu else ""
     load = f'AutoModelForCausalLM.from_pretrained("{checkpoint}", '
-    if cell.variant.stack == "bnb":
-        bits = "load_in_8bit=True" if cell.quant == "int8" else "load_in_4bit=True"
-        more = ', bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16"' if cell.quant == "nf4" else ""
-        return {"transformers": f"{load}quantization_config=BitsAndBytesConfig({bits}{more}){where})"}
+    if words := cell.header.loads.get(cell.quant or ""):
+        return {"transformers": f"{load}{words}{where})"}
     longer = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 " if context > candidate.trained else ""
     served = f'{longer}vllm serve "{checkpoint}" --dtype bfloat16 --max-model-len {context}'
     return {"transformers": f'{load}dtype="bfloat16"{where})'} | ({"vLLM": served} if on_gpu else {})

@@ -738,6 +738,14 @@ def test_packed_weights_are_counted_by_the_shape(tmp_path):
     assert read(tmp_path).parameters is None
 
 
+@pytest.mark.parametrize("kind", ["llama", "deepseek_v3", "mamba"])
+def test_a_mistake_in_how_weights_are_quantized_is_refused_for_every_kind_of_model(tmp_path, kind):
+    write_config(tmp_path, model_type=kind, quantization_config={"quant_method": "gptq", "bits": "four"})
+    write_safetensors(tmp_path / "model.safetensors", entries(TINY))
+    with pytest.raises(CheckpointError, match=r"quantization_config\.bits must be from 2 to 8, not 'four'"):
+        checkpoint.read(tmp_path, needs_shape=False)
+
+
 def test_shards_are_read_with_an_index_and_without(tmp_path):
     write_config(tmp_path)
     whole = read(write_safetensors(tmp_path / "model.safetensors", entries(TINY)))

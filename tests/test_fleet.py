@@ -109,7 +109,7 @@ class OfNodes:
         return self.there
 
     def version(self, node: Node) -> tuple[dict[str, Any], float]:
-        return {"version": harness_itself.__version__, "commit": ""}, 0.0
+        return {"version": harness_itself.__version__, "commit": "", "lacks": None}, 0.0
 
 
 def test_no_campaign_waits_for_a_node_that_has_left(config):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Ran, gone
+from ray_nodes import PATIENT_CLIENT
 from raylets import (
     MARKS,
     MEASURED,
@@ -27,6 +28,7 @@ from raylets import (
     wait_for,
 )
 
+import harness
 from harness.base.files import cache_folder
 from harness.campaign.conditions import device_lock
 
@@ -202,17 +204,20 @@ def test_interrupting_the_fleet_records_the_repeats_of_the_moment(nodes, backgro
     check(records(tmp_path / "results"), 2)
 
 
-def test_another_version_on_a_node_is_refused_with_both(nodes, command, config, tmp_path):
+@pytest.mark.parametrize("version", ["0.0.1", harness.__version__], ids=["older", "same number"])
+def test_a_node_whose_harness_has_other_modules_is_refused_with_both_versions(
+    nodes, command, config, tmp_path, version
+):
     package = tmp_path / "old" / "harness"
     (package / "campaign").mkdir(parents=True)
-    (package / "__init__.py").write_text("__version__ = '0.0.1'")
+    (package / "__init__.py").write_text(f"__version__ = {version!r}")
     (package / "campaign" / "__init__.py").write_text("")
-    (package / "campaign" / "facts.py").write_text("def git_commit(): return None")
     fleet = nodes("a")
     fleet("add", 2, "a", f"PYTHONPATH={package.parent}")
     ran = command("run", config({}), "--on", fleet.address)
     assert ran.code == 2
-    assert "harness 0.0.1 on the node at" in ran.err
+    assert f"harness {version} on the node at" in ran.err
+    assert f", {harness.__version__}" in ran.err
     assert "here: install the same on both" in ran.err
     assert not (tmp_path / "results").exists() or not records(tmp_path / "results")
 
@@ -298,7 +303,8 @@ def test_a_fleet_is_reached_through_rays_client(nodes, command, config, tmp_path
         port = free.getsockname()[1]
     fleet("client", port)
     wait_for(lambda: accepts(port), "server of Ray's client")
-    ran = command("run", config(*({"name": f"v{n}"} for n in range(4))), "--on", f"ray://127.0.0.1:{port}")
+    path = config(*({"name": f"v{n}"} for n in range(4)))
+    ran = command("run", path, "--on", f"ray://127.0.0.1:{port}", **PATIENT_CLIENT)
     assert ran.code == 0, ran.err
     check(records(tmp_path / "results"), 4)
 

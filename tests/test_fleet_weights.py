@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -38,20 +37,19 @@ def llamacpp_cells(tmp_path, llamacpp_interpreter, own_cache) -> Callable[..., P
 
 @pytest.fixture
 def hub_cache(job, tmp_path) -> Callable[..., Path]:
-    """The Hugging Face cache of a machine that has downloaded a tiny GGUF, of so many bytes."""
+    """The Hugging Face cache of a machine that has downloaded a GGUF, tiny but for its FFN layers."""
 
-    def make(size: int = 0) -> Path:
+    def make(**changed: int) -> Path:
         source, home = tmp_path / "checkpoint", tmp_path / "home"
         folder = home / "hub" / "models--org--name"
         (folder / "snapshots" / COMMIT).mkdir(parents=True)
         (folder / "refs").mkdir()
         (folder / "refs" / "main").write_text(COMMIT)
-        model = {"name": "m", "path": None, "shape": asdict(SHAPES["tiny-qwen2"])}
+        model = {"name": "m", "path": None, "shape": asdict(SHAPES["tiny-qwen2"]) | changed}
         job(job="synthesize", model=model, options={"seed": 0, "threads": 2}, files={"target": str(source)})
         made = folder / "snapshots" / COMMIT / "tiny.gguf"
         files = {"source": str(source), "target": str(made)}
         job(job="convert", options={"dtype": "f16", "threads": 2}, files=files)
-        os.truncate(made, max(size, made.stat().st_size))  # what follows the tensors is not read
         return home
 
     return make
@@ -88,7 +86,8 @@ def test_a_node_killed_while_it_copies_has_nothing_half_written_and_copies_again
     nodes, background, llamacpp_cells, hub_cache, tmp_path
 ):
     fleet = nodes()
-    fleet("add", 1, "a", f"HF_HOME={hub_cache(500 << 20)}", "HF_HUB_OFFLINE=1")
+    large = hub_cache(intermediate=400_000)  # 300 MB: its copy takes long enough to be interrupted
+    fleet("add", 1, "a", f"HF_HOME={large}", "HF_HUB_OFFLINE=1")
     fleet("add", 2, "a", f"HF_HOME={tmp_path}", "HF_HUB_OFFLINE=1")
     path = llamacpp_cells(2, None, weights={"repo": "org/name", "file": "tiny.gguf"})
     on, cache = fleet_file(tmp_path, fleet.address), caches()[1]

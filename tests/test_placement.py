@@ -183,7 +183,7 @@ def test_the_command_line_of_llama_server_has_both_as_a_shell_takes_them():
 # --- what the worker sees -----------------------------------------------------------------------------------
 
 LOADED = """
-from runners import llamacpp_lib as lib
+from runners.llamacpp import lib
 from runners.llamacpp.lib import overrides, placed
 for name, buffer in {logged}:
     lib.LOG._read(f"tensor {{name}} (12 MiB q4_K) buffer type overridden to {{buffer}}")

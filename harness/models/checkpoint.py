@@ -305,6 +305,9 @@ def read_config_json(path: Path, needs_shape: bool) -> ConfigJson:
     try:
         quantization = quantization_of(config)
         packing = packing_of(config)
+    except ConfigJsonError as mistake:
+        raise JsonFileError(f"{path}: {mistake}") from mistake
+    try:
         made = decoder_of(config)
     except ConfigJsonError as mistake:
         # transformers knows more keys, and more defaults, of what is not dense.

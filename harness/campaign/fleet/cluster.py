@@ -181,8 +181,10 @@ def _of_file(path: Path) -> Place:
 
 
 ANSWERS_WITHIN_S = 10.0
-CONNECTS_WITHIN_S = 90.0  # Ray's client starts a process on the head first
-ATTEMPTS = 2  # to connect: the head gives up a process that did not start within 30 s
+# Ray's client starts a process on the head first, for which the head waits as long as this variable says.
+HEAD_WAITS_FOR_PROCESS = "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S"
+HEAD_WAITS_S = 30  # by default
+ATTEMPTS = 2  # to connect: the head gives up a process that did not start in time
 LOOK_S = 1.0  # between looks at the nodes
 SLOW_S = 2.0  # beyond which a late answer makes the head suspect
 LOST = "is lost; finished work is kept here and on the nodes, run the same command to continue"
@@ -416,9 +418,10 @@ def _connect(ray: Any, address: str) -> str:
         address = f"ray://{there}"
     if address != "auto" and not _speaks(there, ANSWERS_WITHIN_S):
         raise FleetError(f"{address} does not answer: no Ray cluster there within {ANSWERS_WITHIN_S:.0f} s")
+    within_s = 3 * ray._private.ray_constants.env_integer(HEAD_WAITS_FOR_PROCESS, HEAD_WAITS_S)
     for _ in range(ATTEMPTS):
         failure = _within(
-            CONNECTS_WITHIN_S, lambda: ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+            within_s, lambda: ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         )
         if not isinstance(failure, ConnectionAbortedError):
             break
@@ -537,7 +540,8 @@ class Nodes:
         version, commit = self._version
         if found["version"] is None:
             return f"the node at {node.address} cannot run the harness: {found['lacks']}"
-        if found["version"] == version and (found["commit"] == commit or not (found["commit"] and commit)):
+        same = found["version"] == version and not found["lacks"]
+        if same and (found["commit"] == commit or not (found["commit"] and commit)):
             return None
         theirs, ours = f"{found['version']} {found['commit']}".strip(), f"{version} {commit}".strip()
         return f"harness {theirs} on the node at {node.address}, {ours} here: install the same on both"

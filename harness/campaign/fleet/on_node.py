@@ -21,11 +21,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Printed by the harness on the node.
+# Printed by the harness on the node. Another version may have other modules: its number comes first.
 VERSION = """
 import harness
+print(harness.__version__)
 from harness.campaign.repeat import git_commit
-print(harness.__version__, git_commit() or "")
+print(git_commit() or "")
 """
 WAKES_S = 1.0
 CHUNK = 4 << 20
@@ -56,8 +57,8 @@ class Mailbox:
 
 
 def node_version() -> dict[str, Any]:
-    """`version` and git `commit` (may be empty) of the harness on this node, or why there is none (`lacks`);
-    `time_s`: seconds since 1970 by its clock, at the end."""
+    """`version` and git `commit` (may be empty) of the harness on this node; `lacks`: why it has no version,
+    or none of today's modules; `time_s`: seconds since 1970 by its clock, at the end."""
     ran = subprocess.run(
         [sys.executable, "-c", VERSION], capture_output=True, text=True, env=_environment(), cwd="/"
     )

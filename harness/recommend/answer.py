@@ -20,6 +20,7 @@ from harness.dataset.study import Study
 from harness.recommend.candidates import FOLDER, Candidate
 from harness.recommend.speed import Example, Predictor, Range, Traits, added
 from harness.records.kinds import Record
+from harness.stacks.header import references
 
 # Predictions of all candidates -> the answer: rows, ranked by a goal, with one sentence each. Pure.
 
@@ -354,7 +355,7 @@ def calibration_command(device: str) -> str:
         f"device: {device}\n"
         "protocol: {new_tokens: 64, repeats: 3, retry_disturbed: 1}\n"
         "models: [{shape: qwen1.5-0.5b}, {shape: qwen1.5-1.8b}]\n"
-        "variants: [{stack: llamacpp, quant: [q8_0, q4_0, q4_k_m]}]\n"
+        f"variants: [{{stack: {references()['gguf'].stack}, quant: [q8_0, q4_0, q4_k_m]}}]\n"
     )
 
 

@@ -147,19 +147,11 @@ def _fetch(
         folder = Path(name)
         for file, lines in (("needs.in", needs), ("excludes.txt", there)):
             (folder / file).write_text("\n".join(lines))
-        words = [
-            uv_binary(),
-            "pip",
-            "compile",
-            "--quiet",
-            "--generate-hashes",
-            "--no-header",
-            "--no-annotate",
-        ]
+        words = [uv_binary(), "pip", "compile", "--quiet", "--generate-hashes", "needs.in"]
         words += [f"--constraints={each}" for each in locks]
         words += [f"--python-version={target.python}", "--excludes=excludes.txt", "--output-file=lock.txt"]
         _, _, glibc, machine = target.platform.split("_", 3)
-        words += [f"--python-platform={machine}-manylinux_2_{glibc}", "needs.in"]
+        words.append(f"--python-platform={machine}-manylinux_2_{glibc}")
         if target.device == "cpu" and "torch" not in there:
             words.append("--torch-backend=cpu")
         _run(words, folder)
@@ -202,16 +194,8 @@ def _own_wheel(root: Path, packages: Path) -> None:
             shutil.copytree(root / each, Path(name, each), ignore=shutil.ignore_patterns("__pycache__"))
         for each in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(root / each, name)
-        words = [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "--no-deps",
-            "--no-build-isolation",
-            "--wheel-dir=built",
-        ]
-        _run([*words, "."], Path(name))
+        words = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+        _run([*words, "--wheel-dir=built", "."], Path(name))
         (wheel,) = Path(name, "built").iterdir()
         shutil.move(wheel, packages / wheel.name)
 

@@ -87,7 +87,7 @@ coverage: .venv/.ready
 
 # Which tests fail now and then? make flake FLAKE="--runs 10 --tier test-all"
 flake: .venv/.ready
-	.venv/bin/python ci/flake.py $(FLAKE)
+	ci/flake.sh $(FLAKE)
 
 lint: .venv/.ready
 	.venv/bin/ruff check .

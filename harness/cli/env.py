@@ -8,7 +8,7 @@ import platform
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from harness import machine
 from harness.base.text import plural
@@ -16,7 +16,7 @@ from harness.campaign import worker
 from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.options import add_json
 from harness.cli.progress import Progress
-from harness.stacks import adopted, build
+from harness.stacks import adopted, build, pack
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
 from harness.stacks.header import Environment, project_of, stacks
 from runners.protocol import Request
@@ -151,7 +151,27 @@ def _create(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _shown(lines: list[dict[str, Any]], as_json: bool) -> int:
+class Listed(TypedDict, total=False):
+    """An environment as `--json` has it, with what the stack's own probe adds; null: unknown."""
+
+    stack: str
+    environment: str
+    device: str
+    state: str
+    python: str | None
+    python_version: str | None
+    pins_not_met: list[str] | None
+    lock: list[str] | None
+    imports: dict[str, str | None] | None
+    lacking: dict[str, str] | None
+    unavailable: str | None
+    kernels: dict[str, str | None] | None
+    devices: list[str]
+    system_info: str
+    problem: str
+
+
+def _shown(lines: list[Listed], as_json: bool) -> int:
     if as_json:
         print(json.dumps(lines, indent=1))
     else:
@@ -159,14 +179,9 @@ def _shown(lines: list[dict[str, Any]], as_json: bool) -> int:
     return NOT_OK if any(line.get("problem") for line in lines) else OK
 
 
-def _state(environment: Environment) -> dict[str, Any]:
-    try:
-        adopted.find(environment)
-        problem = {}
-    except EnvironmentFailed as failure:
-        problem = {"problem": str(failure)}
+def _state(environment: Environment) -> Listed:
     found = build.find(environment)
-    return {
+    line: Listed = {
         "stack": environment.stack,
         "environment": environment.name,
         "device": environment.device,
@@ -179,10 +194,15 @@ def _state(environment: Environment) -> dict[str, Any]:
         "lacking": dict(found.lacking) if found else None,
         "unavailable": None,
         "kernels": None,
-    } | problem
+    }
+    try:
+        adopted.find(environment)
+    except EnvironmentFailed as failure:
+        line["problem"] = str(failure)
+    return line
 
 
-def _probed(environment: Environment) -> dict[str, Any]:
+def _probed(environment: Environment) -> Listed:
     """The state of an environment, and what its probe reports."""
     line, found = _state(environment), build.find(environment)
     if found is None or not environment.dependencies:
@@ -197,10 +217,11 @@ def _probed(environment: Environment) -> dict[str, Any]:
             facts = worker.facts_of(worker.run_job(request, found, Path(folder), PROBE_TIMEOUT_S))
         except worker.JobFailed as failure:
             return line | {"state": f"{state}, and does not work", "problem": str(failure)}
-    return line | {"state": "works" if found.adopted is None else f"{state}; works"} | facts
+    line["state"] = "works" if found.adopted is None else f"{state}; works"
+    return line | cast(Listed, facts)
 
 
-def _lines(line: dict[str, Any]) -> Iterator[str]:
+def _lines(line: Listed) -> Iterator[str]:
     """An environment as text: its state, and which compiled modules and kernels work here."""
     yield f"{line['stack']}/{line['environment']}: {line['state']} ({stacks()[line['stack']].summary})"
     for key in ("python", "devices", "system_info", "problem"):
@@ -220,83 +241,46 @@ def _lines(line: dict[str, Any]) -> Iterator[str]:
 # `harness env pack`: gather what a machine without a network needs in one folder.
 
 
-DEVICES = ("cpu", "cuda")
-PYTHON = ".".join(platform.python_version_tuple()[:2])
-
-
 def add_pack(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     summary = "gather what a machine without a network needs in one folder"
     parser = actions.add_parser("pack", help=summary, description=summary)
     parser.add_argument("folder", type=Path, metavar="DIR", help="a new folder, to copy to the machine")
     parser.add_argument("stack", nargs="*", help="stacks (default: all that can be packed)")
-    parser.add_argument(
-        "--python",
-        default=PYTHON,
-        metavar="VERSION",
-        help="the machine's Python, such as 3.12 (default: as here)",
-    )
+    here = ".".join(platform.python_version_tuple()[:2])
+    parser.add_argument("--python", default=here, choices=pack.PYTHONS, help="its Python (default: as here)")
     parser.add_argument(
         "--platform",
         default=f"manylinux_2_28_{platform.machine()}",
+        choices=pack.PLATFORMS,
         metavar="TAG",
-        help="its processor and glibc (default: manylinux_2_28_x86_64, or what is here)",
+        help="its processor and glibc, or an older one (default: manylinux_2_28_x86_64, or what is here)",
     )
     parser.add_argument(
-        "--device", choices=DEVICES, default="cpu", help="what its stacks run on (default: cpu)"
-    )
-    parser.add_argument(
-        "--cuda",
-        metavar="VERSION",
-        help="CUDA version of its torch, such as 13.0 (default: as in --have, or all)",
+        "--device", choices=pack.DEVICES, default="cpu", help="what its stacks run on (default: cpu)"
     )
     parser.add_argument(
         "--have", type=Path, metavar="FILE", help="what its Python has, as `pip freeze` prints it: not packed"
     )
-    add_json(parser, "the manifest")
     parser.set_defaults(act=_pack, parser=parser)
 
 
 def _pack(arguments: argparse.Namespace) -> int:
-    """Make the pack and print what is in it. Raises Mistake, PackError."""
-    from harness.stacks.pack import build as pack_build
-    from harness.stacks.pack.wheels import Have, Target, have
-
+    """Make the pack and print how large it is. Raises Mistake, PackError."""
     environments(arguments.stack, None)
-    there = Have({})
-    if file := arguments.have:
-        try:
-            there = have(file.read_text(encoding="utf-8"), str(file))
-        except (OSError, UnicodeDecodeError) as refusal:
-            why = getattr(refusal, "strerror", None) or "it is no text"
-            raise Mistake(f"--have {file}: cannot be read: {why}") from refusal
-    cuda = arguments.cuda or (there.cuda() if arguments.device == "cuda" else None)
-    target = Target(arguments.python, arguments.platform, arguments.device, cuda)
-    progress = Progress()
-    manifest, notes = pack_build.pack(arguments.folder, arguments.stack, target, there, progress.say)
+    text, file = "", arguments.have
+    try:
+        text = file.read_text(encoding="utf-8") if file else ""
+    except (OSError, UnicodeDecodeError) as refusal:
+        why = getattr(refusal, "strerror", None) or "it is no text"
+        raise Mistake(f"--have {file}: cannot be read: {why}") from refusal
+    folder, progress = arguments.folder, Progress()
+    target = pack.Target(arguments.python, arguments.platform, arguments.device)
+    pack.pack(folder, arguments.stack, target, pack.have(text), progress.say)
     progress.clear()
-    if arguments.json:
-        print(json.dumps([manifest], indent=1))
-    else:
-        _show(arguments.folder, manifest, str(target), notes)
-    return OK
-
-
-def _show(folder: Path, manifest: dict[str, Any], target: str, notes: list[str]) -> None:
-    sizes = {file["name"]: file["bytes"] for file in manifest["files"]}
-    print(f"{folder}: {plural(len(sizes), 'package')}, {_mb(sum(sizes.values()))}, for {target}")
-    for name, needs in manifest["environments"].items():
-        files = [*needs["wheels"], *needs["sources"]]
-        left_out = f"; there already: {len(needs['expects'])}" if needs["expects"] else ""
-        print(
-            f"  {name}: {plural(len(files), 'package')}, {_mb(sum(sizes[each] for each in files))}{left_out}"
-        )
-    for note in notes:
-        print(f"note: {note}")
+    sizes = [path.stat().st_size for path in (folder / "packages").iterdir()]
+    print(f"{folder}: {plural(len(sizes), 'package')}, {sum(sizes) / 1e6:.1f} MB")
     print(f"copy {folder} to the machine; there: sh {folder.name}/install.sh [--python PYTHON] [--to FOLDER]")
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"
+    return OK
 
 
 # `harness env`: list, build, check, adopt and pack the interpreters the stacks run under.

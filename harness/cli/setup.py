@@ -92,14 +92,6 @@ models:
 variants:
 {variants}
 """
-_CPU = """\
-  - {stack: llamacpp, quant: [q8_0, q4_k_m, q4_0]}  # a list is a matrix
-  # - {stack: hf, dtype: bf16}           # transformers; first: harness env create hf
-  # - {stack: bnb, quant: [int8, nf4]}   # bitsandbytes; first: harness env create bnb"""
-_GPU = """\
-  - {{stack: llamacpp, quant: [f16, q8_0, q4_k_m], flash_attn: true}}  # a list is a matrix
-  - {{stack: hf, dtype: {dtype}}}                   # transformers
-  - {{stack: bnb, quant: [int8, nf4], dtype: {dtype}}}  # bitsandbytes"""
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
@@ -151,14 +143,22 @@ def text(facts: Facts, name: str) -> str:
         threads = facts["physical_cores"]
         protocol = f"  # threads: {threads}       # default: the physical cores\n"
         protocol += "  # memory_budget: 4GiB  # of a worker, weights included; default: all memory\n"
-        return _FILE.format(**known, device="cpu", protocol=protocol, shape="qwen1.5-0.5b", variants=_CPU)
+        lines = "\n".join(f"  {line}" for line in _variants("cpu").values())
+        return _FILE.format(**known, device="cpu", protocol=protocol, shape="qwen1.5-0.5b", variants=lines)
     gpu = facts["gpus"][0]
     dtype = "bf16" if float(gpu["compute_capability"] or 0) >= BF16_SINCE else "fp16"
     device = "cuda"
     if gpu["name"]:
         device += f"\ngpu: {json.dumps(gpu['name'])}  # run only where the GPU's name contains this"
     shape = "qwen1.5-1.8b" if (gpu["memory_bytes"] or 0) >= ROOM_FOR_1_8B else "qwen1.5-0.5b"
-    return _FILE.format(**known, device=device, protocol="", shape=shape, variants=_GPU.format(dtype=dtype))
+    lines = "\n".join(f"  {line}" for line in _variants("cuda").values()).replace("{dtype}", dtype)
+    return _FILE.format(**known, device=device, protocol="", shape=shape, variants=lines)
+
+
+def _variants(device: str) -> dict[str, str]:
+    """By stack, its line in a first config, in their order."""
+    first = {name: header.first for name, header in stacks().items() if header.first}
+    return {name: each.line(device) for name, each in sorted(first.items(), key=lambda item: item[1].order)}
 
 
 def _create(facts: Facts) -> str:
@@ -174,7 +174,8 @@ def _is_built(facts: Facts) -> bool:
 
 def _wanted(facts: Facts) -> tuple[list[str], str]:
     """The stacks of the config's variants, and the device family."""
-    return (["llamacpp", "hf", "bnb"], "cuda") if facts["gpus"] else (["llamacpp"], "cpu")
+    device = "cuda" if facts["gpus"] else "cpu"
+    return [name for name, line in _variants(device).items() if not line.startswith("#")], device
 
 
 # `harness validate`: check a config and list its cells.

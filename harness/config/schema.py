@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaValue, models_json_schema
 
 from harness.config.experiment import KINDS
 from harness.config.variants import (
@@ -30,12 +29,12 @@ from harness.theory.hf_config import SHAPES
 _JSON_TYPES = {"string": "string", "int": "integer", "float": "number", "bool": "boolean"}
 
 
-def schema() -> dict[str, Any]:
+def schema() -> JsonSchemaValue:
     """The schema as plain data."""
     kinds: list[type[BaseModel]] = [File, ModelRow, InlineShape, PathWeights, HubWeights, SyntheticWeights]
     kinds += [FormatWeights, VariantRow, *KINDS.values()]
     _, made = models_json_schema([(kind, "validation") for kind in kinds])
-    defs: dict[str, Any] = made["$defs"]
+    defs: JsonSchemaValue = made["$defs"]
     file, row = defs.pop("File"), defs.pop("VariantRow")
     for name, kind in KINDS.items():
         defs[kind.__name__]["required"] = ["kind"]
@@ -73,7 +72,7 @@ def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/$defs/{name}"}
 
 
-def _variant(header: Header, row: dict[str, Any]) -> dict[str, Any]:
+def _variant(header: Header, row: JsonSchemaValue) -> JsonSchemaValue:
     return {
         "type": "object",
         "description": header.summary,
@@ -87,15 +86,15 @@ def _variant(header: Header, row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _option(option: Option) -> dict[str, Any]:
+def _option(option: Option) -> JsonSchemaValue:
     one = _one_or_many(_scalar(option))
     if option.default is not None:
         one["default"] = option.default
     return {"description": option.help, **one}
 
 
-def _scalar(option: Option) -> dict[str, Any]:
-    value: dict[str, Any] = {"type": _JSON_TYPES[option.type]}
+def _scalar(option: Option) -> JsonSchemaValue:
+    value: JsonSchemaValue = {"type": _JSON_TYPES[option.type]}
     if option.choices:
         value["enum"] = list(option.choices)
     if option.minimum is not None:
@@ -107,11 +106,11 @@ def _scalar(option: Option) -> dict[str, Any]:
     return value
 
 
-def _one_or_many(value: dict[str, Any]) -> dict[str, Any]:
+def _one_or_many(value: JsonSchemaValue) -> JsonSchemaValue:
     return {"anyOf": [value, {"type": "array", "items": value, "minItems": 1}]}
 
 
-def _exclude() -> dict[str, Any]:
+def _exclude() -> JsonSchemaValue:
     names = {key: {"type": "string", "description": "a glob"} for key in EXCLUDED_BY}
     options = sorted({name for header in stacks().values() for name in header.options})
     any_value = _one_or_many({"type": ["string", "number", "boolean"]})

@@ -20,6 +20,7 @@ from harness.dataset.study import Study
 from harness.recommend.candidates import FOLDER, Candidate
 from harness.recommend.speed import Example, Predictor, Range, Traits, added
 from harness.records.kinds import Record
+from harness.stacks.header import references
 
 # Predictions of all candidates -> the answer: rows, ranked by a goal, with one sentence each. Pure.
 
@@ -308,10 +309,8 @@ def _of_torch(candidate: Candidate, source: Source, context: int, on_gpu: bool) 
         return {"fetch": f"{kind or 'a checkpoint'} of {source.name}{then}"}
     where = ', device_map="cuda"' if on_gpu else ""
     load = f'AutoModelForCausalLM.from_pretrained("{checkpoint}", '
-    if cell.variant.stack == "bnb":
-        bits = "load_in_8bit=True" if cell.quant == "int8" else "load_in_4bit=True"
-        more = ', bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16"' if cell.quant == "nf4" else ""
-        return {"transformers": f"{load}quantization_config=BitsAndBytesConfig({bits}{more}){where})"}
+    if words := cell.header.loads.get(cell.quant or ""):
+        return {"transformers": f"{load}{words}{where})"}
     longer = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 " if context > candidate.trained else ""
     served = f'{longer}vllm serve "{checkpoint}" --dtype bfloat16 --max-model-len {context}'
     return {"transformers": f'{load}dtype="bfloat16"{where})'} | ({"vLLM": served} if on_gpu else {})
@@ -356,7 +355,7 @@ def calibration_command(device: str) -> str:
         f"device: {device}\n"
         "protocol: {new_tokens: 64, repeats: 3, retry_disturbed: 1}\n"
         "models: [{shape: qwen1.5-0.5b}, {shape: qwen1.5-1.8b}]\n"
-        "variants: [{stack: llamacpp, quant: [q8_0, q4_0, q4_k_m]}]\n"
+        f"variants: [{{stack: {references()['gguf'].stack}, quant: [q8_0, q4_0, q4_k_m]}}]\n"
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -165,8 +165,28 @@ class Interpreter:
 
 LIMIT_S = 60.0
 _DESCRIBE = Path(__file__).parent / "inside" / "describe.py"
-Distributions = Mapping[str, Mapping[str, Any]]
-"""By canonical name: `name` as written, `version`, `requires`, and `cuda` of torch."""
+
+
+class Distribution(TypedDict, total=False):
+    """`name`: as written; `cuda`: of torch, the version that it is built for; null for none."""
+
+    name: str
+    version: str
+    requires: list[str]
+    cuda: str | None
+
+
+class Description(TypedDict):
+    """What describe.py finds; `distributions`: by name as written."""
+
+    python: str
+    architecture: str
+    markers: dict[str, str]
+    distributions: dict[str, Distribution] | None
+
+
+Distributions = Mapping[str, Distribution]
+"""By canonical name."""
 
 
 def find(environment: Environment) -> Interpreter | None:
@@ -197,7 +217,9 @@ def look(environment: Environment, python: Path) -> Interpreter:
             f"{python} is for {has['architecture']}, and this machine is {platform.machine()}"
         )
     listed = has["distributions"] or {}
-    packages = {str(canonicalize_name(key)): {"name": key} | each for key, each in listed.items()}
+    packages = {
+        str(canonicalize_name(key)): Distribution({**each, "name": key}) for key, each in listed.items()
+    }
     _check(environment, python, has["python"], packages)
     torch = packages.get("torch")
     if environment.device == "cuda" and torch and not torch["cuda"]:
@@ -247,7 +269,7 @@ _why_not = cache(why_not)  # it imports torch
 
 
 @cache
-def description(python: Path) -> dict[str, Any]:
+def description(python: Path) -> Description:
     """What describe.py finds under an interpreter. Raises EnvironmentFailed."""
     if not python.is_file() or not os.access(python, os.X_OK):
         what = "is not a program" if python.exists() else "does not exist"
@@ -257,7 +279,7 @@ def description(python: Path) -> dict[str, Any]:
         answer = Path(folder) / "answer.json"
         code = _ran([str(python), "-I", str(_DESCRIBE), str(answer)])
         try:
-            found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+            found: Description = json.loads(answer.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise EnvironmentFailed(f"{python} is not a working Python 3 (it ended with {code})") from None
     return found

@@ -25,6 +25,8 @@ Given = str | int | float
 Value = Given | None
 """Null: the stack's own."""
 Options = Mapping[str, Value]
+Table = dict[str, Any]
+"""A table of TOML as it was read."""
 When = dict[str, tuple[Value, ...]]
 """The values that options must have, by option."""
 
@@ -103,6 +105,19 @@ class Context:
 
 
 @dataclass(frozen=True)
+class FirstVariant:
+    """The line of a stack in the config that `harness init` writes, by device family: a comment where the
+    stack is only offered. `order`: of the lines; `{dtype}` stands for a 16-bit type that the GPU computes."""
+
+    order: int
+    cpu: str
+    cuda: str
+
+    def line(self, device: str) -> str:
+        return self.cpu if device == "cpu" else self.cuda
+
+
+@dataclass(frozen=True)
 class Trial:
     """Values that `harness tune` tries of options that belong together, each set at once. `device`: cpu or
     gpu, where they have no effect elsewhere; `purpose`: decode or prefill alone; null: all."""
@@ -128,7 +143,7 @@ _RULES |= {"in_features_multiple_of": int, "out_features_multiple_of": int, "bit
 _SWITCHES = {"symmetric": True, "act_order": False, "sharded": False, "never": True, "refuses": True}
 
 
-def limit_rule(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Limit:
+def limit_rule(stack: str, given: Table, options: dict[str, Option]) -> Limit:
     def wrong(sentence: str) -> HeaderError:
         return HeaderError(f"runners/stacks/{stack}.py: a limit {sentence}")
 
@@ -143,7 +158,7 @@ def limit_rule(stack: str, given: dict[str, Any], options: dict[str, Option]) ->
         raise wrong("lacks says, the message of the library")
     if not given.keys() - {"says", "when", "refuses"}:
         raise wrong("has no rule")
-    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    known: Table = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     required = when(given, options, wrong)
     if "covers" in given and (given["covers"] not in options or options[given["covers"]].type != "int"):
         raise wrong(f"has covers = {given['covers']!r}, which is no option of type int")
@@ -154,7 +169,7 @@ def limit_rule(stack: str, given: dict[str, Any], options: dict[str, Option]) ->
     return Limit(**(known | {"when": required}))
 
 
-def context_rule(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Context:
+def context_rule(stack: str, given: Table, options: dict[str, Option]) -> Context:
     def wrong(sentence: str) -> HeaderError:
         return HeaderError(f"runners/stacks/{stack}.py: a context {sentence}")
 
@@ -170,7 +185,7 @@ def context_rule(stack: str, given: dict[str, Any], options: dict[str, Option]) 
     return Context(option, granule, dry, when(given, options, wrong))
 
 
-def trial_rule(stack: str, given: dict[str, Any], options: dict[str, Option]) -> Trial:
+def trial_rule(stack: str, given: Table, options: dict[str, Option]) -> Trial:
     """Raises HeaderError."""
 
     def wrong(sentence: str) -> HeaderError:
@@ -186,7 +201,7 @@ def trial_rule(stack: str, given: dict[str, Any], options: dict[str, Option]) ->
     return Trial(tuple(given["settings"]), given.get("device"), given.get("purpose"))
 
 
-def only_rule(stack: str, key: str, given: dict[str, Any], options: dict[str, Option]) -> When:
+def only_rule(stack: str, key: str, given: Table, options: dict[str, Option]) -> When:
     """The options with which a key of the header holds."""
 
     def wrong(sentence: str) -> HeaderError:
@@ -195,7 +210,7 @@ def only_rule(stack: str, key: str, given: dict[str, Any], options: dict[str, Op
     return when({"when": given}, options, wrong)
 
 
-def when(given: dict[str, Any], options: dict[str, Option], wrong: Callable[[str], HeaderError]) -> When:
+def when(given: Table, options: dict[str, Option], wrong: Callable[[str], HeaderError]) -> When:
     """The values in `when` that options must have, by option. Raises `wrong` for an unknown option or
     value."""
     found = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in given.get("when", {}).items()}
@@ -289,6 +304,8 @@ class Header:
     options' flags follow; empty: none. `kernel_changes`: by the length of a pass. `fused` and `waits`: parts
     of the names of variants with fused layers, and of those in which a matrix product waits for the device,
     so that attention adds to the host's time.
+    `first`: its line in a first config; null: none. `loads`: by its option quant, the arguments with which
+    transformers loads a checkpoint so.
     `applies`: methods of quantized checkpoints (quant_method) that it
     loads as they are, each with the options that must name what is stored. `wrappers`: of the model_types
     with a text_config, those that it loads; null: unknown. `converts`: dense model_types that its job
@@ -311,12 +328,14 @@ class Header:
     uncut: tuple[When, ...] = ()
     unfused: dict[str, Given] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
-    offers: tuple[dict[str, Any], ...] = ()
+    offers: tuple[Table, ...] = ()
     trials: tuple[Trial, ...] = ()
     program: str = ""
     kernel_changes: tuple[KernelChange, ...] = ()
     fused: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
+    first: FirstVariant | None = None
+    loads: Mapping[str, str] = field(default_factory=dict)
     applies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     wrappers: Sequence[str] | None = None
     converts: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -391,6 +410,8 @@ def parse(stack: str, text: str) -> Header:
             tuple(KernelChange(**given) for given in tool.get("kernel_changes", ())),
             tuple(tool.get("fused", ())),
             tuple(tool.get("waits", ())),
+            FirstVariant(**tool["first"]) if "first" in tool else None,
+            tool.get("loads", {}),
             applies=tool.get("applies", {}),
             wrappers=tool.get("wrappers", lender.wrappers if lender else None),
             converts=tool.get("converts", {}),
@@ -426,7 +447,7 @@ def _check(header: Header) -> None:
         raise wrong(f"has memory = {header.memory!r}; there are {', '.join(MEMORY_MODELS)}")
 
 
-def _environments(stack: str, table: dict[str, Any]) -> dict[str, Environment]:
+def _environments(stack: str, table: Table) -> dict[str, Environment]:
     shared, python = tuple(table.get("dependencies", ())), table["requires-python"]
     return {
         name: Environment(
@@ -447,23 +468,23 @@ def _environments(stack: str, table: dict[str, Any]) -> dict[str, Environment]:
     }
 
 
-def _table(stack: str, text: str) -> dict[str, Any]:
+def _table(stack: str, text: str) -> Table:
     blocks = [m for m in _BLOCK.finditer(text) if m["type"] == "script"]
     if len(blocks) != 1:
         raise HeaderError(f"runners/stacks/{stack}.py: {len(blocks)} script blocks, expected one")
     lines = blocks[0]["content"].splitlines()
     try:
-        table: dict[str, Any] = tomllib.loads("\n".join(line[2:] for line in lines))
+        table: Table = tomllib.loads("\n".join(line[2:] for line in lines))
     except tomllib.TOMLDecodeError as mistake:
         raise HeaderError(f"runners/stacks/{stack}.py: header: {mistake}") from mistake
     return table
 
 
-def _own_options(tool: dict[str, Any]) -> dict[str, Option]:
+def _own_options(tool: Table) -> dict[str, Option]:
     return {name: _option(name, given) for name, given in tool.get("options", {}).items()}
 
 
-def _option(name: str, given: dict[str, Any]) -> Option:
+def _option(name: str, given: Table) -> Option:
     known = {key.replace("-", "_"): value for key, value in given.items()}
     known["choices"] = tuple(known.get("choices", ()))
     return Option(name=name, **known)
@@ -479,7 +500,7 @@ def _lender(stack: str, lender: str) -> Header:
     return parse(lender, text)
 
 
-def _lent(stack: str, tool: dict[str, Any], lender: Header | None) -> dict[str, Option]:
+def _lent(stack: str, tool: Table, lender: Header | None) -> dict[str, Option]:
     """The options that a lender lends."""
     if lender is None:
         return {}

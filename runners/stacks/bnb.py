@@ -28,6 +28,17 @@
 # never = true
 # says = "double_quant is of nf4 and fp4; int8 has no scales to quantize"
 #
+# [tool.harness.first]
+# order = 3
+# cpu = "# - {stack: bnb, quant: [int8, nf4]}   # bitsandbytes; first: harness env create bnb"
+# cuda = "- {stack: bnb, quant: [int8, nf4], dtype: {dtype}}  # bitsandbytes"
+#
+# [tool.harness.loads]
+# int8 = "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"
+# fp4 = "quantization_config=BitsAndBytesConfig(load_in_4bit=True)"
+# nf4 = """quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", \
+#   bnb_4bit_compute_dtype="bfloat16")"""
+#
 # [tool.harness.options.quant]
 # type = "string"
 # choices = ["int8", "nf4", "fp4"]

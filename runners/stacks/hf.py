@@ -27,6 +27,11 @@
 # granule = 256  # finer than measured memory can resolve
 # dry = false
 #
+# [tool.harness.first]
+# order = 2
+# cpu = "# - {stack: hf, dtype: bf16}           # transformers; first: harness env create hf"
+# cuda = "- {stack: hf, dtype: {dtype}}                   # transformers"
+#
 # [tool.harness.options.dtype]
 # type = "string"
 # choices = ["bf16", "fp16", "fp32"]

@@ -62,6 +62,11 @@
 # granule = 256
 # dry = true
 #
+# [tool.harness.first]
+# order = 1
+# cpu = "- {stack: llamacpp, quant: [q8_0, q4_k_m, q4_0]}  # a list is a matrix"
+# cuda = "- {stack: llamacpp, quant: [f16, q8_0, q4_k_m], flash_attn: true}  # a list is a matrix"
+#
 # [tool.harness.converts]
 # llama = ["linear", "llama3"]
 # mistral = ["linear", "llama3"]

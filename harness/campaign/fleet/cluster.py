@@ -24,6 +24,8 @@ from harness.base.files import NotFinished, NotStarted, cache_folder, made
 from harness.base.text import list_named, shortened
 from harness.campaign import repeat
 from harness.campaign.fleet import files, on_node
+from harness.campaign.fleet.files import Job, Json
+from harness.campaign.fleet.on_node import NodeVersion
 from harness.config import yaml_text
 from harness.config.experiment import DEVICE, Frozen
 from harness.config.plan import Cell
@@ -65,8 +67,14 @@ def head() -> Any:
     from ray import cluster_utils
 
     logging.getLogger("ray").setLevel(logging.ERROR)
-    given: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE_BYTES}
-    given |= {"include_log_monitor": False, "no_monitor": True, "_system_config": SETTINGS}
+    given = {
+        "num_cpus": 1,
+        "include_dashboard": False,
+        "object_store_memory": STORE_BYTES,
+        "include_log_monitor": False,
+        "no_monitor": True,
+        "_system_config": SETTINGS,
+    }
     return cluster_utils.Cluster(initialize_head=True, head_node_args=given)
 
 
@@ -106,7 +114,7 @@ class FleetFile(Frozen):
 
     address: str
     """Of its Ray cluster."""
-    devices: dict[str, Any] = Field(default={})
+    devices: Json = Field(default={})
     """Its devices, by the names of their Ray resources; by default all that its nodes have."""
     share_weights: bool = False
     """Copy weights that one node has made or downloaded to the others."""
@@ -135,7 +143,7 @@ class Place:
     def words(self) -> str:
         return f"local-cluster:{self.local}" if self.local else self.address
 
-    def config_of(self, config: Mapping[str, Any], device: str) -> dict[str, Any]:
+    def config_of(self, config: Json, device: str) -> Json:
         """The config as a device of the fleet runs it."""
         row = self.devices.get(device, DeviceRow())
         if row.device is None:
@@ -263,29 +271,29 @@ class Cluster:
             time.sleep(0.5)
         self._answered_s = time.monotonic()
 
-    def version(self, node: Node) -> tuple[dict[str, Any], float]:
+    def version(self, node: Node) -> tuple[NodeVersion, float]:
         """What on_node.version says on a node, and how far its clock is ahead of this machine's, in seconds:
         too far by the time that an answer takes."""
         task = self._ray.remote(on_node.node_version).options(
             num_cpus=0, max_retries=0, scheduling_strategy=self._on(node.id)
         )
         try:
-            found: dict[str, Any] = self._ray.get(task.remote(), timeout=60)
+            found: NodeVersion = self._ray.get(task.remote(), timeout=60)
         except (self._ray.exceptions.RayError, TimeoutError) as failure:
-            return {"version": None, "commit": "", "lacks": _cause(failure)}, 0.0
+            return {"version": None, "commit": "", "lacks": _cause(failure), "time_s": 0.0}, 0.0
         return found, found["time_s"] - time.time()
 
     def submit(
         self,
         name: str,
-        job: dict[str, Any],
+        job: Job,
         device: str | None = None,
         node: str | None = None,
         avoid: Collection[str] = (),
     ) -> None:
         """Have Ray run a job of node.py: on a device of this name, as soon as one is free and its node is
         none of those to `avoid`; or on a node, whatever its devices do."""
-        options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "name": f"harness {name}"}
+        options: dict[str, object] = {"num_cpus": 0, "max_retries": 0, "name": f"harness {name}"}
         if device is not None:
             options["resources"] = {device: 1}
         if node is not None:
@@ -295,7 +303,7 @@ class Cluster:
         task = self._ray.remote(on_node.node_work).options(**options)
         self._running[task.remote(json.dumps(job), name, self._mailbox)] = name
 
-    def lines(self, wait_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    def lines(self, wait_s: float) -> Iterator[tuple[str, Json]]:
         """What jobs have printed since the last call, each with the job's name; waits at most so long for the
         first, and without a wait gives all there is. Raises HeadLost."""
         while found := self._taken(wait_s):
@@ -326,8 +334,7 @@ class Cluster:
         found = []
         for ref in ready:
             try:
-                answer = self._ray.get(ref)
-                outcome = Outcome(answer["code"], answer["error"])
+                outcome = Outcome(*self._ray.get(ref))
             except self._ray.exceptions.RayError as failure:
                 outcome = Outcome(lost=_cause(failure))
             found.append((self._running.pop(ref), outcome))
@@ -522,7 +529,7 @@ class Nodes:
         """The node with an id, while it is there."""
         return self._there.get(key or "")
 
-    def _accepts(self, node: Node, found: dict[str, Any], ahead_s: float) -> bool:
+    def _accepts(self, node: Node, found: NodeVersion, ahead_s: float) -> bool:
         if problem := self._problem(node, found):
             if not self._began:
                 raise FleetError(problem)
@@ -536,7 +543,7 @@ class Nodes:
             self._say("warning", node, text=f"its clock is {abs(ahead_s):.0f} s {side} this machine's")
         return True
 
-    def _problem(self, node: Node, found: dict[str, Any]) -> str | None:
+    def _problem(self, node: Node, found: NodeVersion) -> str | None:
         version, commit = self._version
         if found["version"] is None:
             return f"the node at {node.address} cannot run the harness: {found['lacks']}"

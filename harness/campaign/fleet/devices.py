@@ -16,7 +16,7 @@ from typing_extensions import NotRequired, TypedDict
 from harness import data
 from harness.campaign.fleet import files
 from harness.campaign.fleet.cluster import Cluster, Node, Nodes, Outcome, Place
-from harness.campaign.fleet.files import Copy, Parcel
+from harness.campaign.fleet.files import Copy, Job, Json, Parcel
 from harness.campaign.rounds import RunOptions
 from harness.config import Experiment, Quality
 from harness.config.plan import Cell
@@ -120,7 +120,7 @@ class Device:
     began_s: float | None = None
 
     @classmethod
-    def of(cls, name: str, cells: Iterable[Cell], experiment: Experiment, line: Mapping[str, Any]) -> Device:
+    def of(cls, name: str, cells: Iterable[Cell], experiment: Experiment, line: Json) -> Device:
         """As a node with this device has surveyed it."""
         mine = {cell.id: cell for cell in cells}
         repeats = {cell.id: repeats_of(cell, experiment) for cell in mine.values()}
@@ -191,9 +191,6 @@ class Device:
 # The jobs that a fleet gives to its nodes, as harness/campaign/fleet/node.py reads them.
 
 
-Job = dict[str, Any]
-
-
 class Jobs:
     """Of one run. `clocks`: as Nodes has them, by the id of the node."""
 
@@ -249,7 +246,7 @@ class Jobs:
         }
 
 
-def portable(experiment: Experiment, folder: Path) -> dict[str, Any]:
+def portable(experiment: Experiment, folder: Path) -> Json:
     """The config as plain data that means the same on any machine: with its name, and absolute paths, but
     shipped weights by name. `folder`: where its relative paths begin."""
     rows = []
@@ -381,7 +378,7 @@ class Stock:
         job = self._jobs.stock(device.name, cells, list(offered.values()))
         self._cluster.submit(name, job, node=node.id)
 
-    def hear(self, name: str, line: dict[str, Any]) -> None:
+    def hear(self, name: str, line: Json) -> None:
         """A line of one of its jobs."""
         node, device = self.jobs[name]
         if line["event"] == "stocked":
@@ -424,7 +421,7 @@ class Surveys:
         self._experiment, self._cells, self._cluster = experiment, cells, cluster
         self._jobs, self._nodes, self._messages = jobs, nodes, messages
         self._numbers = itertools.count(1)
-        self._answers: dict[str, dict[str, Any]] = {}  # by device: the line of its first node
+        self._answers: dict[str, Json] = {}  # by device: the line of its first node
         self._left_out: dict[str, dict[str, str]] = {}  # by cell and device: why it is not measured there
         self.jobs: dict[str, Node] = {}
         self.devices: dict[str, Device] = {}
@@ -445,7 +442,7 @@ class Surveys:
         self.jobs[name] = node
         self._cluster.submit(name, job, node=node.id)
 
-    def hear(self, name: str, line: dict[str, Any]) -> None:
+    def hear(self, name: str, line: Json) -> None:
         """A line of one of its jobs."""
         if line["event"] == "failed":
             self.unusable = line["reason"]
@@ -456,7 +453,7 @@ class Surveys:
             if device not in self.devices:
                 self._first(device, line)
 
-    def _first(self, device: str, line: dict[str, Any]) -> None:
+    def _first(self, device: str, line: Json) -> None:
         mine = [cell for cell in self._cells if cell.id in line["cells"]]
         fitting = [cell for cell in mine if not line["cells"][cell.id]["no_room"]]
         for cell in mine:

@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from harness import records
 from harness.base.text import plural
@@ -15,7 +14,7 @@ from harness.campaign import repeat
 from harness.campaign.fleet import files
 from harness.campaign.fleet.cluster import NODE_LEFT, Cluster, FleetError, HeadLost, Nodes, Outcome, Place
 from harness.campaign.fleet.devices import Campaign, Device, FleetWatcher, Jobs, Messages, Stock, Surveys
-from harness.campaign.fleet.files import Damaged, Known, Parcel, identity, just_before
+from harness.campaign.fleet.files import Damaged, Json, Known, Parcel, identity, just_before
 from harness.campaign.rounds import RunOptions, Stopped
 from harness.config import Experiment
 from harness.config.plan import Cell
@@ -151,7 +150,7 @@ class _Driver:
             elif self._stock is not None and name in self._stock.jobs:
                 self._stock.hear(name, line)
 
-    def _campaign(self, campaign: Campaign, line: dict[str, Any]) -> None:
+    def _campaign(self, campaign: Campaign, line: Json) -> None:
         device = self._devices[campaign.device]
         if line["event"] == "started":
             campaign.node = str(line["node"])
@@ -168,7 +167,7 @@ class _Driver:
             node = self._nodes.named(campaign.node)
             self._messages.say(line["event"], node, device=device.name, text=line["line"])
 
-    def _record(self, name: str, line: dict[str, Any]) -> None:
+    def _record(self, name: str, line: Json) -> None:
         """Store a record that arrived, from a campaign or from one that ended before."""
         parcel: Parcel = line["parcel"]
         campaign = self._campaigns.get(name)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import cast
+from typing import Any, cast
 
 from typing_extensions import TypedDict
 
@@ -30,6 +30,10 @@ from harness.models.hub import WANTED, copies_folder, in_hub_cache
 from harness.models.weights import Ready, written
 from harness.records import Draft, Record, ResultsError, Stored
 from harness.records.kinds import wrong_with
+from harness.records.parts import Fleet
+
+Json = dict[str, Any]
+"""A config, or a line of a job, as it was read."""
 
 # Weights of a node's cache that other nodes can copy, and how a copy becomes part of a cache.
 
@@ -136,6 +140,26 @@ class Parcel(TypedDict):
     when: str
     files: dict[str, str]
     hashes: dict[str, str]
+
+
+class Job(TypedDict, total=False):
+    """What a fleet has a node do: see Jobs, which makes it, and node.py, which reads it."""
+
+    do: str
+    tag: str
+    config: Json
+    cells: list[str]
+    config_path: str
+    command_line: list[str]
+    fleet: Fleet
+    clocks: dict[str, float]
+    known: list[str]
+    earlier: list[Parcel]
+    fresh: bool
+    retry_failed: bool
+    wait: bool
+    copies: list[Copy]
+    node: str
 
 
 class Damaged(Exception):

@@ -24,6 +24,7 @@ from harness.base.files import FULL, NotFinished, NotStarted
 from harness.campaign import forecast, prepare, repeat, run
 from harness.campaign.conditions import device_lock
 from harness.campaign.fleet import files
+from harness.campaign.fleet.files import Job
 from harness.campaign.prepare import NotReady
 from harness.campaign.rounds import RunOptions, preparation_of
 from harness.config import Experiment, plan
@@ -36,8 +37,6 @@ from runners.protocol import Rows
 MESSAGE_S = 2.0  # between transient messages
 # Cells are only compared with each other, so any rates will do where time is estimated before a run.
 NOMINAL_BYTES_PER_S, NOMINAL_FLOPS = 20e9, 1e11
-
-Job = dict[str, Any]
 
 
 def main(parent_pid: int, node: str) -> int:

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 # Printed by the harness on the node. Another version may have other modules: its number comes first.
 VERSION = """
@@ -56,9 +56,18 @@ class Mailbox:
         return found
 
 
-def node_version() -> dict[str, Any]:
-    """`version` and git `commit` (may be empty) of the harness on this node; `lacks`: why it has no version,
-    or none of today's modules; `time_s`: seconds since 1970 by its clock, at the end."""
+class NodeVersion(TypedDict):
+    """`version` and git `commit` (may be empty) of the harness on a node; `lacks`: why it has no version, or
+    none of today's modules; `time_s`: seconds since 1970 by its clock, at the end."""
+
+    version: str | None
+    commit: str
+    lacks: str | None
+    time_s: float
+
+
+def node_version() -> NodeVersion:
+    """Of the harness on this node."""
     ran = subprocess.run(
         [sys.executable, "-c", VERSION], capture_output=True, text=True, env=_environment(), cwd="/"
     )
@@ -142,7 +151,7 @@ def copied(line: str) -> str:
     return json.dumps({"sha256": found})
 
 
-def node_work(job: str, name: str, mailbox: Any) -> dict[str, Any]:
+def node_work(job: str, name: str, mailbox: Any) -> tuple[int, str]:
     """Run one job of node.py, and put each line that it prints into the mailbox, under `name`;
     where it asks for a file of another node, copy that. Returns its exit code and the last line of its
     standard error.
@@ -197,7 +206,7 @@ def node_work(job: str, name: str, mailbox: Any) -> dict[str, Any]:
                 process.stdin.close()
         errors.seek(0)
         last = errors.read().decode("utf-8", "replace").strip().splitlines()[-1:]
-    return {"code": process.returncode, "error": last[0] if last else ""}
+    return process.returncode, last[0] if last else ""
 
 
 def _environment() -> dict[str, str]:

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from harness import machine
 from harness.base.files import cache_folder, small_text
@@ -16,7 +15,7 @@ from harness.stacks import adopted, build
 from harness.stacks import header as stack_header
 from harness.stacks.adopted import WHY_NO_AMX, EnvironmentFailed, Interpreter
 from harness.stacks.header import stacks
-from harness.stacks.inside.features import FEATURES
+from harness.stacks.inside.features import FEATURES, Build
 
 # One finding of the doctor: what was checked, what was found, its effect on a measurement, and the fix.
 
@@ -100,7 +99,7 @@ def _of_one(interpreter: Interpreter, has: set[str] | None) -> Iterator[Finding]
         yield ok(what, "for this CPU, without assertions" if "features" in build else "no debug build")
 
 
-def _faults(build: dict[str, Any], has: set[str] | None, again: str) -> Iterator[tuple[str, str, str]]:
+def _faults(build: Build, has: set[str] | None, again: str) -> Iterator[tuple[str, str, str]]:
     """Found, effect and fix of each fault."""
     if build["python_debug"]:
         yield "a debug build of Python", "every call between two tokens takes longer", f"use another: {again}"
@@ -120,7 +119,7 @@ def _faults(build: dict[str, Any], has: set[str] | None, again: str) -> Iterator
         yield found, "its kernels use narrower SIMD instructions than the CPU has", unset
 
 
-def _build_of(interpreter: Interpreter) -> dict[str, Any] | str:
+def _build_of(interpreter: Interpreter) -> Build | str:
     """The build facts of an environment (see inside.py), or why they cannot be read, in one sentence."""
     try:
         ran = subprocess.run(
@@ -131,7 +130,7 @@ def _build_of(interpreter: Interpreter) -> dict[str, Any] | str:
             errors="replace",
             timeout=LIMIT_S,
         )
-        build: dict[str, Any] = json.loads(ran.stdout)
+        build: Build = json.loads(ran.stdout)
     except subprocess.TimeoutExpired:
         return f"its Python did not answer within {LIMIT_S:g} s"
     except OSError as refusal:

@@ -8,7 +8,7 @@ import json
 import re
 import sysconfig
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 # Functions ggml_cpu_has_* of libggml-cpu (without the prefix), and the names in /proc/cpuinfo.
 FEATURES = {
@@ -30,13 +30,22 @@ FEATURES = {
 }
 
 
+class Build(TypedDict, total=False):
+    """How an environment was compiled, as far as it has torch and llama.cpp."""
+
+    python_debug: bool
+    torch_debug: bool
+    asserts: bool
+    features: list[str] | None
+
+
 def main() -> None:
-    build: dict[str, Any] = {"python_debug": bool(sysconfig.get_config_var("Py_DEBUG"))}
+    build: Build = {"python_debug": bool(sysconfig.get_config_var("Py_DEBUG"))}
     packages = Path(sysconfig.get_path("platlib"))
     version = packages / "torch" / "version.py"
     if version.exists():
         found = re.search(r"^debug = (True|False)$", version.read_text(), re.MULTILINE)
-        build["torch_debug"] = found and found[1] == "True"
+        build["torch_debug"] = bool(found and found[1] == "True")
     for name in ("libggml-cpu.so", "libggml-cpu.dylib"):
         library = packages / "llama_cpp" / "lib" / name
         if library.exists():

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness import records
+from harness.analysis.columns import empty_cell
 from harness.dataset.study import Gathered, Study, labels
 from harness.report import page as report_page
 from harness.report import summary
@@ -104,7 +105,8 @@ def test_with_one_cell_there_is_no_superlative(harness: Any, config: Any, tmp_pa
 
 def row(name: str, **figures: Any) -> dict[str, Any]:
     known = {"name": f"m s {name}", "model": "m", "stack": "s", "variant": name, "status": "ok"}
-    return known | {"kind": "measured", "repeats": 3, "tokens": 256} | figures
+    known |= {"kind": "measured", "repeats": 3, "tokens": 256, "baseline": None}
+    return empty_cell() | known | figures
 
 
 def said(*rows: dict[str, Any]) -> str:

@@ -56,9 +56,9 @@ def show_cells_table(gathered: Gathered, as_json: bool, busiest: BusyProcess | N
         table.show()
     if prompts.decodes(gathered.cells) and (peak := tables.bandwidth(gathered.repeats)):
         note(peak)
-    if any(map(prompts.extrapolates, gathered.swept)):
+    if any(prompts.extrapolates(row["prefill"]) for row in gathered.swept):
         note(prompts.EXTRAPOLATION)
-    checked = [row["weights_check"] for row in gathered.cells if row.get("weights_check")]
+    checked = [row["weights_check"] for row in gathered.cells if row["weights_check"]]
     if checked:
         counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))
         note(f"logits against the 16-bit reference: {counts}")

@@ -18,7 +18,19 @@ from numpy.typing import NDArray
 from harness import records
 from harness.analysis import flags, memory, quality, stopping, traffic
 from harness.analysis import prefill as analysis_prefill
-from harness.analysis.columns import Attribution, Cell, Check, Identity, Repeat, Score, Search, ShownCell
+from harness.analysis.columns import (
+    Attribution,
+    Cell,
+    Check,
+    Ends,
+    Identity,
+    Outcome,
+    Repeat,
+    Score,
+    Search,
+    ShownCell,
+    Variant,
+)
 from harness.base.files import FAULTS
 from harness.base.text import plural
 from harness.dataset import table as dataset_table
@@ -31,8 +43,6 @@ from harness.stacks.header import stacks
 # The data of a report: rows and series as plain values. Nothing here reads or draws.
 
 
-Row = Mapping[str, object]
-"""A row of any table: its columns are read by name."""
 LONGEST_REASON = 32  # characters shown in a table cell; the full reason is below the table
 Floats = NDArray[np.float64]
 
@@ -97,7 +107,7 @@ class Study:
         """The rows of each model, in order of first appearance."""
         found: dict[str, list[ShownCell]] = {}
         for row in self.rows:
-            found.setdefault(str(row.get("model")), []).append(row)
+            found.setdefault(row["model"], []).append(row)
         return found
 
     @property
@@ -107,65 +117,59 @@ class Study:
         return {model: rows for model, rows in found.items() if rows}
 
 
-def ok(row: Row) -> bool:
-    return row.get("status") == "ok"
+def ok(row: Outcome) -> bool:
+    return row["status"] == "ok"
 
 
-def failure(row: Row) -> str:
+def failure(row: Outcome) -> str:
     """`oom`, or `error: ` and the reason; empty for a cell that is ok."""
-    status = str(row.get("status"))
+    status = row["status"]
     if status == "ok":
         return ""
-    reasons = row.get("reasons")
-    if status == "oom" or not isinstance(reasons, Sequence) or not reasons:
+    if status == "oom" or not row["reasons"]:
         return status
-    why = " ".join(str(reasons[0]).split())
+    why = " ".join(row["reasons"][0].split())
     return f"{status}: {why if len(why) <= LONGEST_REASON else why[: LONGEST_REASON - 1] + '…'}"
 
 
-def figure(row: Row | None, key: str) -> float | None:
-    """A figure of a row as a finite number; null: none."""
-    value = (row or {}).get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) else None
+def finite(value: float | None) -> float | None:
+    """A figure as a finite number; null: none."""
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
-def part(row: Row, key: str) -> Row:
-    """A row inside a row; empty without one."""
-    value = row.get(key)
-    return value if isinstance(value, Mapping) else {}
+def bounds(interval: Sequence[float | None] | None) -> tuple[float | None, float | None]:
+    """The ends of an interval; an open end is null, and both are null without an interval."""
+    low, high = interval or (None, None)
+    return finite(low), finite(high)
 
 
-def parts(row: Row, key: str) -> list[Row]:
-    """The rows in a list inside a row; empty without one."""
-    value = row.get(key)
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, Sequence) else []
+# Columns of CSV files that are intervals: each becomes two.
+ENDS: Mapping[str, Callable[[Repeat], Ends | None]] = {
+    "tokens_per_s_ci95": lambda row: row["tokens_per_s_ci95"],
+    "B_ci95_ms": lambda row: row["B_ci95_ms"],
+    "W_ci95": lambda row: row["W_ci95"],
+    "kld_mean_ci95": lambda row: row["kld_mean_ci95"],
+}
 
 
-def bounds(row: Row | None, key: str) -> tuple[float | None, float | None]:
-    """The ends of an interval [low, high]; an open end is null, and both are null without an interval."""
-    value = (row or {}).get(key)
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        return None, None
-    low, high = (figure({"end": end}, "end") for end in value)
-    return low, high
+def csv_headings(fields: Sequence[str]) -> list[str]:
+    pairs = ([f"{name}_low", f"{name}_high"] if name in ENDS else [name] for name in fields)
+    return [heading for pair in pairs for heading in pair]
 
 
-def labels(rows: Sequence[Row], model: str) -> list[str]:
+def labels(rows: Sequence[Variant], model: str) -> list[str]:
     """Short labels of a model's cells: their names without the model and without a device that all share; the
     full names where these tell more rows apart."""
-    names = [str(row["name"]) for row in rows]
-    devices = {str(row.get("device")) for row in rows}
+    names = [row["name"] for row in rows]
+    devices = {str(row["device"]) for row in rows}
     shared = f" on {devices.pop()}" if len(devices) == 1 else ""
     short = [name.removeprefix(f"{model} ").removesuffix(shared) for name in names]
     return short if len(set(short)) == len(set(names)) else names
 
 
-def timed(row: Row) -> str | None:
+def timed(row: Repeat) -> str | None:
     """The kind of workload of a row that has timed rows: prefill, depth or turns; null for a decode."""
-    kind = str(row.get("workload"))
-    return kind if kind in TABLE_OF else None
+    return row["workload"] if row["workload"] in TABLE_OF else None
 
 
 # Match rows with baseline rows of the same model, stack and variant, by our names or the study's.
@@ -174,31 +178,30 @@ def timed(row: Row) -> str | None:
 Key = tuple[str, str, str]
 
 
-def baseline_rows(rows: Sequence[Row], others: Sequence[Cell]) -> dict[str, Cell]:
+def baseline_rows(rows: Sequence[Variant], others: Sequence[Cell]) -> dict[str, Cell]:
     """By name: the other row of the same model, stack and variant, if any."""
     known = {key(other): other for other in others}
-    reported = {at: other for at, other in known.items() if other.get("kind") == "reported"}
-    found = {str(row["name"]): known.get(key(row)) or reported.get(published(row)) for row in rows}
+    reported = {at: other for at, other in known.items() if other["kind"] == "reported"}
+    found = {row["name"]: known.get(key(row)) or reported.get(published(row)) for row in rows}
     return {name: other for name, other in found.items() if other is not None}
 
 
 def matched(
-    study: Study, ours: Sequence[Row], reported: Sequence[Cell]
+    study: Study, ours: Sequence[Variant], reported: Sequence[Cell]
 ) -> tuple[dict[str, Cell], list[Cell]]:
     """By name of our row, the published row of the same variant, from the baseline or the study's reported
     rows; and the reported rows without a match."""
-    theirs = {name: row for name, row in study.baseline.items() if row.get("kind") == "reported"}
+    theirs = {name: row for name, row in study.baseline.items() if row["kind"] == "reported"}
     theirs |= baseline_rows(ours, reported)
-    taken = {theirs[name]["name"] for row in ours if (name := str(row["name"])) in theirs}
+    taken = {theirs[name]["name"] for row in ours if (name := row["name"]) in theirs}
     return theirs, [row for row in reported if row["name"] not in taken]
 
 
-def key(row: Row) -> Key:
-    model, stack, variant = (str(row.get(name)).lower() for name in ("model", "stack", "variant"))
-    return model, stack, variant
+def key(row: Variant) -> Key:
+    return row["model"].lower(), row["stack"].lower(), row["variant"].lower()
 
 
-def published(row: Row) -> Key:
+def published(row: Variant) -> Key:
     """The key of the published study's row for this variant, if there is one. Headers leave out variants that
     measure something else (a static cache, fp4, nested scales), and bits or kernels that the study lacks."""
     model, stack, variant = key(row)

@@ -7,16 +7,16 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
-from harness.analysis.columns import ShownCell
+from harness.analysis.columns import Cell, ShownCell
 from harness.analysis.line import running_median, spike_places
-from harness.dataset.study import Curve, Floats, MemoryCurve, Row, Study, figure, labels, timed
+from harness.dataset.study import Curve, Floats, MemoryCurve, Study, labels, timed
 from harness.report import tables
 from harness.report.table import NONE, Table
-from harness.report.tables import Column
+from harness.report.tables import Column, RowT
 
 # Shared by all figures: colours, symbols, layout, and series thinned and packed for a page.
 #
@@ -226,25 +226,25 @@ def from_zero(data: Sequence[Trace]) -> list[float] | None:
 
 
 @dataclass(frozen=True)
-class Chapter:
+class Chapter(Generic[RowT]):
     """`meaning`: explains the figures. `tables`: heading -> columns. By model, `rows`: of each table, each
     with a unique `name`; `notes`: sentences; `figures`."""
 
     title: str
     meaning: str
-    tables: Mapping[str, Sequence[Column]]
-    rows: Mapping[str, Sequence[Row]]
+    tables: Mapping[str, Sequence[Column[RowT]]]
+    rows: Mapping[str, Sequence[RowT]]
     notes: Mapping[str, Sequence[str]]
     figures: Mapping[str, Sequence[Figure]]
 
     @property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[Column[RowT]]:
         """The columns of all tables, each heading once."""
         every = [row for rows in self.rows.values() for row in rows]
         used = (column for of in self.tables.values() for column in tables.used_columns(of, every))
         return list({column.heading: column for column in used}.values())
 
-    def tables_of(self, model: str) -> Iterable[tuple[str, Table, Sequence[Row]]]:
+    def tables_of(self, model: str) -> Iterable[tuple[str, Table, Sequence[RowT]]]:
         """For each table in which the model has figures: its heading, the table, and its rows."""
         for heading, every in self.tables.items():
             chosen = tables.used_columns(every, self.rows[model])
@@ -254,41 +254,37 @@ class Chapter:
                 names, rows = zip(*shown, strict=True)
                 yield heading, tables.of_columns(f"{model}: {heading}", chosen, rows, names), rows
 
+    def of_all_models(self) -> Iterable[Table]:
+        """Each table that has figures, with the rows of all models."""
+        rows = [row for of_model in self.rows.values() for row in of_model]
+        for heading, every in self.tables.items():
+            if chosen := tables.used_columns(every, rows):
+                title = f"{self.title}: {heading}" if len(self.tables) > 1 else self.title
+                shown = [row for row in rows if _has_figures(row, chosen)]
+                yield tables.of_columns(title, chosen, shown)
+
 
 def chapters_of_models(
     title: str,
     meaning: str,
-    tables: Mapping[str, Sequence[Column]],
-    rows: Sequence[Row],
-    notes: Callable[[str, Sequence[Row]], Sequence[str]],
-    figure: Callable[[str, Sequence[Row]], Figure | None],
-) -> Chapter | None:
+    tables: Mapping[str, Sequence[Column[RowT]]],
+    rows: Sequence[RowT],
+    notes: Callable[[str, Sequence[RowT]], Sequence[str]],
+    figure: Callable[[str, Sequence[RowT]], Figure | None],
+) -> Chapter[RowT] | None:
     """The chapter of these rows; null: none. `notes`, `figure`: of a model and its rows."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[RowT]] = {}
     for row in rows:
-        found.setdefault(str(row["model"]), []).append(row)
+        found.setdefault(row["model"], []).append(row)
     drawn = {model: figure(model, of) for model, of in found.items()}
     figures = {model: [each] for model, each in drawn.items() if each}
     noted = {model: notes(model, of) for model, of in found.items()}
     return Chapter(title, meaning, tables, found, noted, figures) if found else None
 
 
-def chapter_lines(chapter: Chapter) -> Iterable[tuple[str, Sequence[Column], Sequence[Row]]]:
-    """For each table that has figures: its heading, its columns, and the rows of all models."""
-    rows = [row for of_model in chapter.rows.values() for row in of_model]
-    for heading, every in chapter.tables.items():
-        chosen = tables.used_columns(every, rows)
-        if chosen:
-            yield (
-                f"{chapter.title}: {heading}" if len(chapter.tables) > 1 else chapter.title,
-                chosen,
-                [row for row in rows if _has_figures(row, chosen)],
-            )
-
-
-def _has_figures(row: Row, chosen: Sequence[Column]) -> bool:
+def _has_figures(row: RowT, chosen: Sequence[Column[RowT]]) -> bool:
     """Whether a table has a figure for a row."""
-    return any(column.text(row, column.key) != NONE for column in chosen)
+    return any(column.text(row) != NONE for column in chosen)
 
 
 # Figures of curves: latency against position, memory over time.
@@ -463,7 +459,7 @@ def _names(drawn: Sequence[Drawn], y_range: Sequence[float] | None, ends: float)
                 "name": plain_figure(f"{each.label}, name"),
                 "x": [x],
                 "y": [round(y, 4)],
-                "text": [f" {plain_figure(str(each.row.get('variant') or each.label)[:NAME_LENGTH])}"],
+                "text": [f" {plain_figure(str(each.row['variant'] or each.label)[:NAME_LENGTH])}"],
                 "textposition": "middle right",
                 "textfont": {"color": each.mark.colour, "size": 12},
                 "cliponaxis": False,
@@ -520,12 +516,12 @@ def memory_curves(
 
 
 def _floor(row: ShownCell) -> Callable[[Floats], Floats] | None:
-    return _through(figure(row, "B_theory_ms"), figure(row, "W_theory_tokens_per_ms"))
+    return _through(row["B_theory_ms"], row["W_theory_tokens_per_ms"])
 
 
 def _baseline_line(row: ShownCell) -> Callable[[Floats], Floats] | None:
-    baseline = row.get("baseline")
-    return _through(figure(baseline, "B_ms"), figure(baseline, "W_tokens_per_ms"))
+    other = row["baseline"]
+    return _through(other["B_ms"], other["W_tokens_per_ms"]) if other else None
 
 
 def _through(B_ms: float | None, W_tokens_per_ms: float | None) -> Callable[[Floats], Floats] | None:
@@ -604,7 +600,7 @@ def marks(study: Study) -> dict[str, Mark]:
     for model, rows in study.models.items():
         for row, label in zip(rows, labels(rows, model), strict=True):
             colour = hues[_hued(study, row, label)]
-            found[str(row["name"])] = Mark(colour, bits(row)[1], str(row.get("stack") or ""))
+            found[row["name"]] = Mark(colour, bits(row)[1], row["stack"])
     return found
 
 
@@ -622,10 +618,10 @@ def hues_of(study: Study) -> dict[str, str]:
     return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(known)}
 
 
-def bits(row: Row) -> tuple[str, str]:
+def bits(row: Cell) -> tuple[str, str]:
     """Class of the bits of a row's weights, and its symbol: by the type's name, else by bits per weight."""
-    named = _NAMED.match(str(row.get("variant") or ""))
-    value = figure(row, "nominal_bits") or (float(named[1]) if named else figure(row, "bpw"))
+    named = _NAMED.match(row["variant"])
+    value = row["nominal_bits"] or (float(named[1]) if named else row["bpw"])
     if value is None:
         return UNKNOWN
     return next((word, symbol) for word, least, symbol in BITS if value >= least)
@@ -641,9 +637,9 @@ def style_key(study: Study) -> tuple[list[tuple[str, str]], list[tuple[str, str]
 
 
 def _stacks(study: Study) -> set[str]:
-    return {str(row.get("stack")) for row in study.cells}
+    return {row["stack"] for row in study.cells}
 
 
-def _hued(study: Study, row: Row, label: str) -> str:
+def _hued(study: Study, row: Cell, label: str) -> str:
     """What the colour of a row stands for."""
-    return str(row.get("stack")) if len(_stacks(study)) > 1 else label.replace(f" {timed(row)}", "")
+    return row["stack"] if len(_stacks(study)) > 1 else label.replace(f" {timed(row)}", "")

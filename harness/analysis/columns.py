@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import NotRequired, TypedDict, TypeIs
 
 from harness.records.kinds import AtDepth, Depth, Experts, Figure, Probe, WindowMeans
 from harness.records.measured import Source
@@ -492,6 +492,17 @@ class Score(Identity):
     trained_context: int | None
     loss_nats: float | None
     seconds: float | None
+
+
+AnyRow = Repeat | Search | Score
+
+
+def is_search(row: AnyRow) -> TypeIs[Search]:
+    return row["kind"] == "searched"
+
+
+def is_score(row: AnyRow) -> TypeIs[Score]:
+    return row["kind"] == "scored"
 
 
 class Moment(TypedDict):

@@ -388,7 +388,7 @@ class Gathered:
             self.warnings.append(str(damage))
 
 
-def _fitted(row: Repeat) -> dict[str, float | None]:
+def _fitted(row: Repeat) -> dict[str, float | str | None]:
     """B and W by least squares through all steps, known or not."""
     if row["plain_B_ms"] is not None:
         return {"B_ms": row["plain_B_ms"], "W_tokens_per_ms": row["plain_W_tokens_per_ms"]}

@@ -7,7 +7,8 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from harness.analysis.columns import Cell, Ends, ShownCell
 from harness.analysis.line import Metric
@@ -22,7 +23,7 @@ from harness.report.plots import (
     Figure,
     Mark,
     Named,
-    Trace,
+    Plotly,
     figure_layout,
     legend,
     named_axis,
@@ -32,7 +33,7 @@ from harness.report.plots import (
 from harness.report.summary import LEAST_KLD, quality_is_kld
 from harness.report.table import NONE, Table, formatted
 from harness.report.tables import B, W, hidden, interval, of_baseline
-from harness.stacks.header import Header, Options
+from harness.stacks.header import Header, Options, Value
 
 # Figures of B and W: one bar per variant with its confidence interval and its limits.
 
@@ -92,7 +93,7 @@ def _bars(
     axis = named_axis([label for label, _ in named])
     names = axis["tickvals"]  # escaped
     low, high = zip(*(bounds(bar.interval) for bar in bars), strict=True)
-    data: list[Trace] = [
+    data: list[Plotly] = [
         {
             "type": "bar",
             "orientation": "h",
@@ -179,7 +180,7 @@ def _over(low: float | None, high: float | None) -> float:
     return max(0.0, high - low) if low is not None and high is not None else 0.0
 
 
-def _ticks(names: Sequence[str], points: Sequence[float | None], word: str, symbol: str) -> Trace:
+def _ticks(names: Sequence[str], points: Sequence[float | None], word: str, symbol: str) -> Plotly:
     big = symbol.startswith("line")
     return {
         "type": "scatter",
@@ -219,7 +220,7 @@ class Axis:
     def word(self) -> str:
         return self.title.split(",")[0]
 
-    def bar(self, row: Cell) -> Trace:
+    def bar(self, row: Cell) -> Plotly:
         """The 95% interval of a figure as plotly.js draws it; empty where it is not known."""
         (low, high), value = bounds(self.interval(row)), finite(self.of(row))
         if value is None or low is None or high is None:
@@ -270,7 +271,7 @@ def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
                 by_label.setdefault(label, []).append((size / 1e9, ratio, row))
     if max((len(points) for points in by_label.values()), default=0) < 2:
         return None
-    data: list[Trace] = []
+    data: list[Plotly] = []
     for place, (label, points) in enumerate(by_label.items()):
         points.sort(key=lambda point: point[0])
         mark = marks[points[0][2]["name"]]
@@ -324,7 +325,7 @@ def _tradeoff(
         return None
     front = pareto([(x, y) for *_, x, y in points])
     corners = sorted((points[i][3], points[i][4]) for i in front)
-    data: list[Trace] = [
+    data: list[Plotly] = [
         {
             "type": "scatter",
             "mode": "lines",
@@ -429,9 +430,23 @@ def tuned_table(found: Found) -> Table:
     return Table(headings, lines, [False, True, True, True, True, False])
 
 
-def tuned_rows(found: Found) -> list[dict[str, Any]]:
-    """A flat object for each setting: `figure` in `unit`, `gain` against the defaults with its interval, both
-    as a share of the defaults' figure; null: not measured, or of the defaults themselves."""
+class TunedRow(TypedDict):
+    """`gain`: against the defaults, as a share of their figure; null: not measured, or of the defaults."""
+
+    name: str
+    options: dict[str, Value]
+    rounds: int
+    metric: str
+    unit: str
+    figure: float | None
+    gain: float | None
+    gain_ci95: list[float] | None
+    winner: bool
+    reason: str | None
+
+
+def tuned_rows(found: Found) -> list[TunedRow]:
+    gains = [_gain(found.metric, each) for each in found.results]
     return [
         {
             "name": options_label(each.setting),
@@ -440,11 +455,12 @@ def tuned_rows(found: Found) -> list[dict[str, Any]]:
             "metric": found.metric.name,
             "unit": found.metric.unit,
             "figure": None if each.cost is None else found.metric.figure(each.cost),
-            **_gain(found.metric, each),
+            "gain": gain,
+            "gain_ci95": ends,
             "winner": each.setting == found.winner,
             "reason": found.reasons.get(each.setting) if each.cost is None else None,
         }
-        for each in found.results
+        for each, (gain, ends) in zip(found.results, gains, strict=True)
     ]
 
 
@@ -459,7 +475,8 @@ def tuned_verdict(found: Found) -> str:
     if found.finalist is None:
         return f"{none}; gains below {100 * found.threshold:.3g}% are not looked for"
     (row,) = (each for each in tuned_rows(found) if each["name"] == options_label(found.finalist))
-    gain = f"{_signed(row['gain'])} {row['unit']}, 95% CI {' to '.join(map(_signed, row['gain_ci95']))}"
+    ends = " to ".join(map(_signed, row["gain_ci95"] or ()))
+    gain = f"{_signed(row['gain'] or 0.0)} {row['unit']}, 95% CI {ends}"
     if found.winner is None:
         return f"{none}; the best of them, {row['name']}, has {gain}"
     return f"{row['name']} is significantly faster than the defaults: {gain}"
@@ -484,15 +501,15 @@ def config_row(stack: str, options: Options) -> str:
     return f"{{{', '.join(pairs)}}}"
 
 
-def _gain(metric: Metric, result: Result) -> dict[str, Any]:
+def _gain(metric: Metric, result: Result) -> tuple[float | None, list[float] | None]:
     if result.setting == DEFAULTS or not result.rounds:
-        return {"gain": None, "gain_ci95": None}
+        return None, None
     ends = result.change.ends
     known = sorted(metric.change(end) for end in ends) if ends else None
-    return {"gain": metric.change(result.change.cost), "gain_ci95": known}
+    return metric.change(result.change.cost), known
 
 
-def _mark(row: Mapping[str, Any]) -> str:
+def _mark(row: TunedRow) -> str:
     return "winner" if row["winner"] else row["reason"] or ""
 
 

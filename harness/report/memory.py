@@ -27,7 +27,7 @@ from harness.report.plots import (
     Chapter,
     Figure,
     Mark,
-    Trace,
+    Plotly,
     figure_layout,
     named_axis,
     plain_figure,
@@ -383,7 +383,7 @@ def _ticks(low: float, high: float) -> list[int]:
 
 def _dots(
     place: int, word: str, values: Sequence[float | None], rows: Sequence[ContextRow], names: Sequence[str]
-) -> Trace:
+) -> Plotly:
     _, mark = SHOWN[word]
     return {
         "type": "scatter",
@@ -402,7 +402,7 @@ def _dots(
     }
 
 
-def _failures(rows: Sequence[ContextRow], names: Sequence[str], low: float) -> Trace:
+def _failures(rows: Sequence[ContextRow], names: Sequence[str], low: float) -> Plotly:
     """The status of rows without a length."""
     ended = (
         (plain_figure(name), row) for name, row in zip(names, rows, strict=True) if not row["here"].n_ctx
@@ -644,7 +644,7 @@ def _figure(model: str, found: Sequence[MemoryRow]) -> Figure | None:
     )
 
 
-def _bar(place: int, part: str, bars: Sequence[tuple[str, Moment | None]]) -> Trace:
+def _bar(place: int, part: str, bars: Sequence[tuple[str, Moment | None]]) -> Plotly:
     word = WORDS.get(part, part)
     values = [_bytes(moment, part) for _, moment in bars]
     return {

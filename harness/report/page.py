@@ -26,7 +26,7 @@ from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.report import comparisons, memory, picture, plots, prompts, quality, summary, tables
 from harness.report.picture import Picture
-from harness.report.plots import Chapter, Figure, marks, plain_figure
+from harness.report.plots import Chapter, Figure, Plotly, marks, plain_figure
 from harness.report.plots import marks as marks_of
 from harness.report.quality import ModelTable
 from harness.report.summary import CRITERION, Answer
@@ -430,7 +430,7 @@ def png(folder: Path, study: Study) -> list[Path]:
     Draws in the Chrome or Chromium of this machine, without the network. Raises FiguresError if there is none
     or it fails, ResultsError if the folder cannot be written.
     """
-    wanted: list[dict[str, Any]] = []
+    wanted: list[Plotly] = []
     in_chapters = [part for chapter in figures_chapters(study).values() for part in chapter.figures.items()]
     for title, drawn in [*sections(study).values(), *in_chapters]:
         for figure in drawn:
@@ -466,7 +466,7 @@ def latency_png(path: Path, study: Study) -> None:
     raise FiguresError("nothing to draw: no series has latencies of single tokens")
 
 
-def _draw(wanted: Sequence[dict[str, Any]]) -> None:
+def _draw(wanted: Sequence[Plotly]) -> None:
     import kaleido
     from choreographer.errors import ChromeNotFoundError
 
@@ -480,7 +480,7 @@ def _draw(wanted: Sequence[dict[str, Any]]) -> None:
         raise FiguresError(f"the browser that draws the figures failed: {why}") from failed
 
 
-def _whole(figure: Figure, title: str) -> dict[str, Any]:
+def _whole(figure: Figure, title: str) -> Plotly:
     """A figure with its title and legend, as on the page."""
     shown: set[int] = set()
     data = []

@@ -24,7 +24,8 @@ from harness.report.tables import Column, RowT
 # and draws each figure when it scrolls into view.
 
 
-Trace = dict[str, Any]
+Plotly = dict[str, Any]
+"""A trace, a layout, an axis or a whole figure, as plotly.js reads it."""
 Named = Sequence[tuple[str, ShownCell]]  # label and row, in the order of a legend
 
 # Six hues that colour-blind readers tell apart, with a contrast of 3 or more on paper, by day and by night.
@@ -80,8 +81,8 @@ class Figure:
     name: str
     title: str
     text: str
-    data: list[Trace]
-    layout: dict[str, Any]
+    data: list[Plotly]
+    layout: Plotly
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     height: int = 460
@@ -91,7 +92,7 @@ class Figure:
     legend_of: str = "Variants"
     overlays: Mapping[str, str] = field(default_factory=dict)
 
-    def drawing(self, group: str) -> dict[str, Any]:
+    def drawing(self, group: str) -> Plotly:
         """What page.js reads. `group`: figures that share their switches."""
         return {
             "group": group,
@@ -108,7 +109,7 @@ def legend(named: Named, marks: Mapping[str, Mark]) -> list[tuple[str, Mark]]:
     return [(label, marks[row["name"]]) for label, row in named]
 
 
-def figure_layout(x_title: str, y_title: str, **more: Any) -> dict[str, Any]:
+def figure_layout(x_title: str, y_title: str, **more: Any) -> Plotly:
     """Plain axes without a legend; `more` goes into the layout, `xaxis` and `yaxis` into theirs."""
     axis = {"gridcolor": GRID, "linecolor": FAINT, "zerolinecolor": GRID, "automargin": True}
     return {
@@ -126,7 +127,7 @@ def figure_layout(x_title: str, y_title: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def named_axis(labels: Sequence[str], in_order: bool = False) -> dict[str, Any]:
+def named_axis(labels: Sequence[str], in_order: bool = False) -> Plotly:
     """An axis of names, from the top. Long names keep both ends: variants differ at the end. `in_order`: also
     the names that only a later trace has."""
     half = TICK // 2
@@ -139,7 +140,7 @@ def named_axis(labels: Sequence[str], in_order: bool = False) -> dict[str, Any]:
     return {"type": "category", "autorange": "reversed", **order, **places}
 
 
-def words(texts: Mapping[str, str], at: float) -> Trace:
+def words(texts: Mapping[str, str], at: float) -> Plotly:
     """Why names have no figure, faint and up to the first colon. `texts`: by name, as on the axis."""
     return {
         "type": "scatter",
@@ -154,7 +155,7 @@ def words(texts: Mapping[str, str], at: float) -> Trace:
     }
 
 
-def upright_figure(at: float | str, dash: str) -> dict[str, Any]:
+def upright_figure(at: float | str, dash: str) -> Plotly:
     """A line across the whole height of a figure, for its layout's `shapes`."""
     line = {"color": FAINT, "width": 1, "dash": dash}
     return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
@@ -187,7 +188,7 @@ def packed(values: Floats) -> dict[str, str]:
 
 def line(
     x: Floats, y: Floats, label: str, variant: int, mark: Mark, hover: str, points: int = POINTS
-) -> Trace:
+) -> Plotly:
     """A thinned curve with a few symbols. `hover`: the hover text of a point."""
     extents = extent(y)
     x, y = thinned(x, y, points)
@@ -216,8 +217,8 @@ def extent(y: Floats) -> dict[str, float]:
     }
 
 
-def from_zero(data: Sequence[Trace]) -> list[float] | None:
-    """The initial range of a linear y axis. Traces without `top`, such as theory, do not widen it."""
+def from_zero(data: Sequence[Plotly]) -> list[float] | None:
+    """The initial range of a linear y axis. Plotlys without `top`, such as theory, do not widen it."""
     tops = [trace["meta"]["top"] for trace in data if trace.get("meta", {}).get("top")]
     return [0, max(tops) * 1.03] if tops else None
 
@@ -401,7 +402,7 @@ def _parted(curve: Curve) -> tuple[Curve, Curve]:
     return Curve(curve.n[kept], curve.ms[kept]), Curve(curve.n[highest], curve.ms[highest])
 
 
-def _ticks(each: Drawn, spiking: Curve, level: float) -> Trace:
+def _ticks(each: Drawn, spiking: Curve, level: float) -> Plotly:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -421,7 +422,7 @@ def _ticks(each: Drawn, spiking: Curve, level: float) -> Trace:
     }
 
 
-def _band(floors: Sequence[Callable[[Floats], Floats]], ends: float) -> Trace:
+def _band(floors: Sequence[Callable[[Floats], Floats]], ends: float) -> Plotly:
     """From the lowest to the highest limit at each position."""
     x = np.linspace(1, ends, LINE_POINTS).round()
     every = np.array([floor(x) for floor in floors])
@@ -439,12 +440,12 @@ def _band(floors: Sequence[Callable[[Floats], Floats]], ends: float) -> Trace:
     }
 
 
-def _names(drawn: Sequence[Drawn], y_range: Sequence[float] | None, ends: float) -> list[Trace]:
+def _names(drawn: Sequence[Drawn], y_range: Sequence[float] | None, ends: float) -> list[Plotly]:
     """The variants' names at the ends of their lines; one that does not fit shows once it is selected."""
     if not y_range:
         return []
     px = (HEIGHT - 60) / (y_range[1] or 1)
-    found: list[Trace] = []
+    found: list[Plotly] = []
     placed: list[tuple[float, float]] = []
     ends_at = [(float(each.curve.n[-1]), float(np.median(each.curve.ms[-AROUND:]))) for each in drawn]
     for (x, y), each in sorted(zip(ends_at, drawn, strict=True), key=lambda pair: pair[0], reverse=True):
@@ -474,7 +475,7 @@ def memory_curves(
     model: str, named: Named, curves: Mapping[str, MemoryCurve], marks: Mapping[str, Mark]
 ) -> Figure | None:
     """Memory of the worker over the time of one repeat."""
-    data: list[Trace] = []
+    data: list[Plotly] = []
     rows, kinds = [], set()
     for place, (label, row) in enumerate(named):
         curve = curves.get(row["name"])
@@ -532,7 +533,7 @@ def _through(B_ms: float | None, W_tokens_per_ms: float | None) -> Callable[[Flo
     return lambda n: B_ms + (n - 1) * slope
 
 
-def _straight(each: Drawn, line_of: Callable[[Floats], Floats], word: str, kind: str, dash: str) -> Trace:
+def _straight(each: Drawn, line_of: Callable[[Floats], Floats], word: str, kind: str, dash: str) -> Plotly:
     """A line of a variant's own; its limit shows once it is selected, as all are in the band."""
     n = each.curve.n
     x = np.unique(np.linspace(float(n[0]), float(n[-1]), LINE_POINTS).round())

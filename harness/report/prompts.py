@@ -26,7 +26,7 @@ from harness.report.plots import (
     Figure,
     Mark,
     Named,
-    Trace,
+    Plotly,
     figure_layout,
     legend,
     line,
@@ -122,7 +122,7 @@ def _depth_rate(row: Cell, depth: int) -> str:
 
 def _depth_figure(model: str, named: Named, marks: Mapping[str, Mark]) -> Figure | None:
     """Rate against depth with its intervals; theory's ceiling dashed."""
-    data: list[Trace] = []
+    data: list[Plotly] = []
     overlays = {}
     drawn = [(place, label, row) for place, (label, row) in enumerate(named) if _at(row)]
     for place, label, row in drawn:
@@ -164,7 +164,7 @@ def _depth_figure(model: str, named: Named, marks: Mapping[str, Mark]) -> Figure
     )
 
 
-def _points(place: int, label: str, row: ShownCell, mark: Mark) -> Trace:
+def _points(place: int, label: str, row: ShownCell, mark: Mark) -> Plotly:
     at = _at(row)
     rates = [each["tokens_per_s"] for each in at]
     ends = [bounds(each["tokens_per_s_ci95"]) for each in at]
@@ -205,7 +205,7 @@ def _line(
     W_tokens_per_ms: float,
     deepest: float,
     colour: str,
-) -> Trace:
+) -> Plotly:
     """1 / (B + depth / W), a curve."""
     x = np.linspace(0, deepest, LINE_POINTS)
     y = 1e3 / (B_ms + x / W_tokens_per_ms)
@@ -407,7 +407,7 @@ def _prefill_figure(
 ) -> Figure | None:
     """Time, or tokens per second, against tokens, both on logarithmic axes."""
     unit, hover = UNITS[kind]
-    data: list[Trace] = []
+    data: list[Plotly] = []
     overlays = {}
     rows = []
     for place, (label, row) in enumerate(named):
@@ -467,7 +467,7 @@ def _as(kind: str, n: Floats, ms: Floats) -> Floats:
     return ms if kind == "time" else n / ms * 1e3
 
 
-def _floor(points: Floats, label: str, which: str, place: int, mark: Mark, kind: str) -> Trace:
+def _floor(points: Floats, label: str, which: str, place: int, mark: Mark, kind: str) -> Plotly:
     y = _as(kind, points[:, 0], points[:, 1])
     return {
         "type": "scatter",
@@ -481,7 +481,7 @@ def _floor(points: Floats, label: str, which: str, place: int, mark: Mark, kind:
     }
 
 
-def _mark(of: PrefillRow, curve: Curve, label: str, place: int, mark: Mark, kind: str) -> Trace:
+def _mark(of: PrefillRow, curve: Curve, label: str, place: int, mark: Mark, kind: str) -> Plotly:
     """The measured ridge on its curve, with its interval."""
     n = of["ridge_n"] or 0.0
     low, high = bounds(of["ridge_ci95"])
@@ -609,7 +609,7 @@ def _turns_figure(label: str, row: ShownCell) -> Figure:
     turns = [(task, turn) for task in row["tasks"] for turn in task["turns"]]
     groups = [f"prefix {_prefix(task)}" for task, _ in turns]
     numbers = [str(turn["turn"]) for _, turn in turns]
-    data: list[Trace] = []
+    data: list[Plotly] = []
     prefill = [turn["prefill_ms"] / 1e3 for _, turn in turns]
     decode = [turn["decode_ms"] / 1e3 for _, turn in turns]
     for place, ((word, mark), seconds) in enumerate(zip(PARTS, (prefill, decode), strict=True)):

@@ -182,7 +182,7 @@ def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose
     found = memory.context_rows(study)
     assert len(found) == 124, "the published row stands beside the search, and not again"
     row = of(found, name="qwen1.5-0.5b llamacpp q4_0")
-    assert (row["here"].n_ctx, row["how"], row["predicted_n_ctx"]) == (4096, "decoding", 4096)
+    assert (row["here"].n_ctx, row["how"], row["search"]) == (4096, "decoding", study.searches[0])
     assert (row["here"].memory_bytes, row["here"].memory_is) == (GIB, "budget (cgroup v1)")
     assert row["here"].theory_n_ctx == (GIB - 389_045_248) // 98_304  # on a CPU all tensors are there
     assert row["here"].share == pytest.approx(4096 / row["here"].theory_n_ctx)

@@ -20,6 +20,7 @@ from harness.compare.judge import Runs
 from harness.dataset import table
 from harness.dataset.study import Gathered
 from harness.records import Record, ResultsError, Stored
+from harness.stacks.header import Options
 
 # Choose the records of each side of a comparison: a folder, a day, or the latest campaign and those before
 # it.
@@ -399,8 +400,8 @@ def _apart(one: Mapping[str, object], other: Mapping[str, object]) -> Iterator[s
             yield f"{name}: {one.get(name, 'default')} and {other.get(name, 'default')}"
 
 
-def _options(record: Record) -> Mapping[str, object]:
-    options: Mapping[str, object] = record["asked"]["options"]
+def _options(record: Record) -> Options:
+    options: Options = record["asked"]["options"]
     return options
 
 

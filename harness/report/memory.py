@@ -74,20 +74,14 @@ class Length:
 
 
 class ContextRow(Counted):
-    """The longest context of a variant; what only searches or only growing runs have is null in others."""
+    """The longest context of a variant. `search`, `growth`: what found it here; null where nothing did."""
 
     here: Length
     published: Length
     how: str | None
-    allocated_n_ctx: int | None
-    predicted_n_ctx: int | None
-    predicted_from: str | None
-    kv_share_of_free: float | None
-    live_probes: int | None
-    search_s: float | None
-    fill_s: float | None
+    search: Search | None
+    growth: Cell | None
     limit_reason: str | None
-    not_filled: str | None
     flags: list[FlagRow]
 
 
@@ -105,26 +99,19 @@ def context_rows(study: Study) -> list[ContextRow]:
     for row in ours:
         if row["name"] in theirs:
             row["published"] = _published(theirs[row["name"]])
-    return _with_unique_names(ours) + [_context_row(row, Length(), _published(row)) for row in alone]
+    return _with_unique_names(ours) + [{**_context_row(row), "published": _published(row)} for row in alone]
 
 
-def _context_row(
-    row: Outcome, here: Length, published: Length | None = None, of: Cell | None = None
-) -> ContextRow:
+def _context_row(row: Result, of: Cell | None = None) -> ContextRow:
+    """Of a variant whose context is not known."""
     return {
         **tables.counted(row, row["reasons"], of),
-        "here": here,
-        "published": published or Length(),
+        "here": Length(),
+        "published": Length(),
         "how": None,
-        "allocated_n_ctx": None,
-        "predicted_n_ctx": None,
-        "predicted_from": None,
-        "kv_share_of_free": None,
-        "live_probes": None,
-        "search_s": None,
-        "fill_s": None,
+        "search": None,
+        "growth": None,
         "limit_reason": None,
-        "not_filled": None,
         "flags": [],
     }
 
@@ -134,18 +121,12 @@ def _from_search(row: Search, cell: Cell | None) -> ContextRow:
     n_ctx = row["verified_n_ctx"] if ok(row) else None
     memory = row["memory_budget_bytes"] or row["limit_bytes"]
     sizes: Result = cell if cell and not row["kv_bytes_per_token"] else row
-    here = _length(row, sizes, n_ctx, False, memory, _which(row, bool(row["limit_stated"]), "free"))
     return {
-        **_context_row(row, here),
+        **_context_row(row),
+        "here": _length(row, sizes, n_ctx, False, memory, _which(row, bool(row["limit_stated"]), "free")),
         "how": HOW.get(str(row["verified_by"])) if n_ctx else None,
-        "allocated_n_ctx": row["allocated_n_ctx"] if n_ctx else None,
-        "predicted_n_ctx": row["predicted_n_ctx"],
-        "predicted_from": row["predicted_from"],
-        "live_probes": row["live_probes"],
-        "search_s": row["search_s"],
-        "fill_s": row["fill_s"],
+        "search": row,
         "limit_reason": row["limit_reason"],
-        "not_filled": row["not_filled"],
         "flags": row["flags"],
     }
 
@@ -153,11 +134,11 @@ def _from_search(row: Search, cell: Cell | None) -> ContextRow:
 def _from_growth(row: Cell) -> ContextRow:
     memory = row["memory_budget_bytes"] or row["device_memory_bytes"]
     which = _which(row, row["memory_budget_bytes"] is not None, "all")
-    here = _length(row, row, row["max_ctx"], row["max_ctx_is_target"], memory, which)
     return {
-        **_context_row(row, here, of=row),
+        **_context_row(row, of=row),
+        "here": _length(row, row, row["max_ctx"], row["max_ctx_is_target"], memory, which),
         "how": "growing",
-        "kv_share_of_free": row.get("kv_share_of_free"),
+        "growth": row,
         "limit_reason": row.get("limit_reason"),
         "flags": row["flags"],
     }
@@ -206,7 +187,7 @@ LONGEST_MEANING = (
 PREDICTED = "predicted"
 SHOWN: Mapping[str, tuple[Callable[[ContextRow], float | None], Mark]] = {
     "longest here": (lambda row: row["here"].n_ctx, Mark(COLOURS[0], "circle")),
-    PREDICTED: (lambda row: row["predicted_n_ctx"], Mark(COLOURS[2], "triangle-down")),
+    PREDICTED: (lambda row: _predicted(row), Mark(COLOURS[2], "triangle-down")),
     "theory (memory here)": (lambda row: row["here"].theory_n_ctx, Mark(INK, "x")),
     "published": (lambda row: row["published"].n_ctx, Mark(COLOURS[1], "diamond")),
     "theory (published memory)": (lambda row: row["published"].theory_n_ctx, Mark(FAINT, "cross")),
@@ -233,8 +214,8 @@ def longest_notes(model: str, rows: Sequence[ContextRow]) -> list[str]:
     for name, row in zip(labels(rows, model), rows, strict=True):
         if row["limit_reason"] and ok(row):
             found.append(f"{name}, limit: {row['limit_reason']}")
-        if row["not_filled"]:
-            found.append(f"{name}, not filled: {row['not_filled']}")
+        if row["search"] and row["search"]["not_filled"]:
+            found.append(f"{name}, not filled: {row['search']['not_filled']}")
         found += [f"{name}: {why}" for why in past_training(row["flags"])]
         if row["here"].beyond or row["published"].beyond:
             beyond.append(name)
@@ -257,8 +238,8 @@ def _here(row: ContextRow) -> str:
 
 def _allocated(row: ContextRow) -> str:
     """Shown where it differs from the verified length."""
-    allocated = row["allocated_n_ctx"]
-    return NONE if allocated == row["here"].n_ctx else number(allocated, "{:,.0f}")
+    n_ctx, allocated = row["here"].n_ctx, row["search"] and row["search"]["allocated_n_ctx"]
+    return NONE if not n_ctx or allocated == n_ctx else number(allocated, "{:,.0f}")
 
 
 def _theory_length(length: Length) -> str:
@@ -269,8 +250,12 @@ def _share(length: Length) -> str:
     return number(length.share, "{:.1%}") + NOT_HELD * length.beyond
 
 
+def _predicted(row: ContextRow) -> int | None:
+    return row["search"]["predicted_n_ctx"] if row["search"] else None
+
+
 def _prediction_off(row: ContextRow) -> float | None:
-    longest, predicted = row["here"].n_ctx, row["predicted_n_ctx"]
+    longest, predicted = row["here"].n_ctx, _predicted(row)
     return predicted / longest - 1 if longest and predicted else None
 
 
@@ -312,26 +297,41 @@ COLUMNS: tuple[Column[ContextRow], ...] = (
     Column("published of theory", lambda row: _share(row["published"]), "published over published theory"),
     number_column(
         "predicted",
-        lambda row: row["predicted_n_ctx"],
+        _predicted,
         "{:,.0f}",
         "tokens predicted before allocating that many",
     ),
     word_column(
         "predicted from",
-        lambda row: row["predicted_from"],
+        lambda row: row["search"]["predicted_from"] if row["search"] else None,
         "memory estimate of the stack before any allocation, or the first probe",
     ),
     number_column("prediction error", _prediction_off, "{:+.1%}", "predicted over longest, minus one"),
     Column("allocated", _allocated, "most tokens allocated successfully, where it differs; more may fit"),
     number_column(
         "of free",
-        lambda row: row["kv_share_of_free"],
+        lambda row: row["growth"].get("kv_share_of_free") if row["growth"] else None,
         "{:.0%}",
         "size of a grown cache over the memory free after the model was loaded",
     ),
-    number_column("probes", lambda row: row["live_probes"], "{:,.0f}", "contexts actually allocated"),
-    number_column("search s", lambda row: row["search_s"], "{:,.1f}", "seconds, without filling"),
-    number_column("filling s", lambda row: row["fill_s"], "{:,.1f}", "seconds, of all probes"),
+    number_column(
+        "probes",
+        lambda row: row["search"]["live_probes"] if row["search"] else None,
+        "{:,.0f}",
+        "contexts actually allocated",
+    ),
+    number_column(
+        "search s",
+        lambda row: row["search"]["search_s"] if row["search"] else None,
+        "{:,.1f}",
+        "seconds, without filling",
+    ),
+    number_column(
+        "filling s",
+        lambda row: row["search"]["fill_s"] if row["search"] else None,
+        "{:,.1f}",
+        "seconds, of all probes",
+    ),
 )
 
 

@@ -447,6 +447,7 @@ def by_own(records: Sequence[Record], after: Sequence[Record]) -> dict[str, str]
 # Make a bundle of records, and read one: a manifest with hashes, and each record with its tables.
 
 
+Manifest = dict[str, Any]  # JSON just read, of a stranger
 FORMAT = "harness bundle"
 # History (raise it where an older reader would read something else):
 #   1  first version
@@ -458,7 +459,7 @@ MOST_VALUES = 1 << 24  # of all tables: 500 repeats of 10,000 tokens
 class Bundle:
     """The content of a bundle that was read: its manifest, and the folder where its records are now."""
 
-    manifest: dict[str, Any]
+    manifest: Manifest
     folder: Path
 
 
@@ -578,7 +579,7 @@ def _laid_out(members: Mapping[str, bytes]) -> Iterator[Path]:
         yield Path(at)
 
 
-def _manifest(path: Path, members: Mapping[str, bytes]) -> dict[str, Any]:
+def _manifest(path: Path, members: Mapping[str, bytes]) -> Manifest:
     """The manifest, which must have every file with its hash. Raises NotABundle and Tampered."""
     try:
         if len(members[MANIFEST]) > MOST_RECORD_BYTES:

@@ -13,7 +13,7 @@ import pytest
 from harness import config, records
 from harness.analysis.columns import Search, empty_cell
 from harness.dataset import study
-from harness.dataset.study import Gathered, Study
+from harness.dataset.study import Study, load_study, with_series
 from harness.report import memory, summary
 from harness.report import page as report_page
 
@@ -52,8 +52,8 @@ OTHERS = [
 
 
 @pytest.fixture(scope="module")
-def published() -> Gathered:
-    return Gathered(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
+def published() -> Study:
+    return load_study(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
 
 
 def named(stack: str, variant: str, model: str = "qwen1.5-1.8b", **more: Any) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def test_the_theory_of_the_published_rows_is_the_published_theory(published):
     with THEORY.open(encoding="utf-8", newline="") as file:
         table = {f"qwen1.5-{row['model'].lower()}": row for row in csv.DictReader(file)}
     compared, none = 0, []
-    for row in memory.context_rows(published.study("x")):
+    for row in memory.context_rows(with_series(published, "x")):
         bits = {"bf16": 16, "int8": 8}.get(str(row["variant"]), 4)
         if row["stack"] == "llamacpp" or row["published"].theory_n_ctx is None:
             continue
@@ -147,7 +147,7 @@ def test_the_theory_of_the_published_rows_is_the_published_theory(published):
 
 
 def test_published_lengths_targets_and_failures_are_the_studys(published):
-    found = memory.context_rows(published.study("x"))
+    found = memory.context_rows(with_series(published, "x"))
     assert len(found) == 124
     rows = [row | {"at": f"{row['model'][8:]} {row['stack']} {row['variant']}"} for row in found]
     q2_k = of(rows, at="32b llamacpp q2_k")
@@ -162,7 +162,7 @@ def test_published_lengths_targets_and_failures_are_the_studys(published):
 
 
 def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_the_longest(published):
-    study = published.study("x")
+    study = with_series(published, "x")
     rows = [row for row in memory.context_rows(study) if row["model"] == "qwen1.5-14b"]
     beyond = [row for row in rows if row["published"].beyond]
     assert {row["variant"] for row in beyond} == {"gemm-fused", "exllama-fused", "exllamav2-fused"}
@@ -178,7 +178,7 @@ def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_th
 
 
 def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose_memory_it_is(published):
-    study = replace(published.study("x"), searches=[search()])
+    study = replace(with_series(published, "x"), searches=[search()])
     found = memory.context_rows(study)
     assert len(found) == 124, "the published row stands beside the search, and not again"
     row = of(found, name="qwen1.5-0.5b llamacpp q4_0")
@@ -259,7 +259,7 @@ def test_a_search_without_an_answer_tells_what_became_of_it_and_no_length():
 def test_the_figure_has_a_dot_a_figure_and_opens_what_is_not_proved(published):
     left = search("q8_0", 1536, verified_by="allocation", not_filled="it would take 3 h")
     failed = search("q2_k", None, status="error", reasons=["no driver"])
-    study = replace(published.study("x"), searches=[search(), left, failed])
+    study = replace(with_series(published, "x"), searches=[search(), left, failed])
     (drawn,) = memory.longest_chapter(study).figures["qwen1.5-0.5b"]
     traces = {trace.get("name"): trace for trace in drawn.data}
     assert traces["longest here"]["x"][:3] == [4096, 1536, None]

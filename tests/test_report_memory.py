@@ -12,7 +12,7 @@ import pytest
 
 from harness import records
 from harness.analysis.columns import empty_cell
-from harness.dataset.study import Gathered, MemoryCurve, Study
+from harness.dataset.study import MemoryCurve, Study, load_study, with_series
 from harness.report import memory, tables
 from harness.report import page as report_page
 
@@ -21,8 +21,8 @@ MIB, GIB = 2**20, 2**30
 
 
 @pytest.fixture(scope="module")
-def published() -> Gathered:
-    return Gathered(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
+def published() -> Study:
+    return load_study(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
 
 
 def moment(total: int | None, rest: int | None, **parts: int | None) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def texts(table: str, row: Any) -> dict[str, str]:
 
 
 def test_a_row_tells_each_part_the_rest_with_its_share_and_what_was_published_of_it(published):
-    study = replace(published.study("x"), attributions=[attributed()])
+    study = replace(with_series(published, "x"), attributions=[attributed()])
     row = memory.rows(study)[0]
     assert texts("Once loaded", row) == {
         "file MB": "395",
@@ -112,7 +112,7 @@ def test_the_slope_is_told_against_theory():
 
 def test_each_published_size_is_told_once_beside_ours_or_alone(published):
     ours = [attributed(), attributed("bnb", "nf4-dynamic"), attributed("hf", "bf16-static")]
-    bare = published.study("x")
+    bare = with_series(published, "x")
     bare = replace(bare, attributions=[])
     alone = {row["name"]: row for row in memory.rows(bare)}
     both = memory.rows(replace(bare, attributions=ours))
@@ -128,14 +128,14 @@ def test_each_published_size_is_told_once_beside_ours_or_alone(published):
 
 
 def test_rows_of_published_sizes_among_the_attributions_are_not_told_twice(published):
-    study = published.study("x")
+    study = with_series(published, "x")
     bare = replace(study, attributions=[])
     rows = [attributed("llamacpp", "q4_0", kind="reported", name="qwen1.5-0.5b llamacpp q4_0 on cuda")]
     assert memory.rows(replace(study, attributions=rows)) == memory.rows(bare)
 
 
 def test_a_table_leaves_out_rows_that_it_has_nothing_to_tell_of(published):
-    study = replace(published.study("x"), attributions=[attributed()])
+    study = replace(with_series(published, "x"), attributions=[attributed()])
     chapter = report_page.figures_chapters(study)["memory"]
     told = {table.title: table.lines for table in chapter.of_all_models()}
     assert len(told["Where the memory goes: Once loaded"]) > 100

@@ -12,7 +12,7 @@ import pytest
 
 from harness import records
 from harness.analysis.columns import empty_cell
-from harness.dataset.study import Gathered, Study, labels
+from harness.dataset.study import Study, labels, load_study, with_series
 from harness.report import page as report_page
 from harness.report import summary
 
@@ -23,7 +23,9 @@ COUNTS = re.compile(r"\d+ cells|and \d+ more|in \d+ of \d+")
 
 
 def gathered(folder: Path) -> Study:
-    return Gathered(list(records.records(folder, lambda damage: pytest.fail(str(damage))))).study("x")
+    return with_series(
+        load_study(list(records.records(folder, lambda damage: pytest.fail(str(damage))))), "x"
+    )
 
 
 def ran(harness: Any, config: Any, folder: Path, *variants: dict[str, Any], repeats: int = 1) -> Study:

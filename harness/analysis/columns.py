@@ -400,7 +400,7 @@ class Cell(Repeat, TimeSplit):
     disturbed_attempts: int
     stayed_disturbed: list[Disturbance]
     prefill: PrefillRow | None
-    """of a sweep of prefill passes; see dataset.gather.Gathered.swept"""
+    """of a sweep of prefill passes; see dataset.study.with_prefill"""
 
 
 class ShownCell(Cell):

@@ -17,7 +17,7 @@ from harness.analysis.verdicts import USABLE, counting
 from harness.base.text import list_named, plural
 from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE
 from harness.dataset import table
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study
 from harness.records import Record, ResultsError, Stored
 
 SIDES = ("A", "B")
@@ -37,7 +37,7 @@ class Rounds:
 
     def add(self, stored: Sequence[Stored]) -> None:
         """The records of one round."""
-        gathered = Gathered(stored)
+        gathered = load_study(stored)
         self.warnings += gathered.warnings
         for row, each in zip(gathered.repeats, gathered.stored, strict=True):
             of = each.record["campaign"]

@@ -202,7 +202,7 @@ def history(stored: Iterable[Stored]) -> History:
     cells: dict[Key, Ran] = {}
     future: set[str] = set()
     for campaign in campaigns(_until_now(stored, future)):
-        made.warnings += campaign.gathered.warnings
+        made.warnings += campaign.study.warnings
         ours: list[tuple[Repeat | Search | Score, Stored]] = [*campaign.searches, *campaign.scores]
         ours = [each for each in campaign.repeats if each[0]["kind"] == "measured"] + ours
         made.campaigns += bool(ours)

@@ -18,7 +18,7 @@ from harness.base.files import FAULTS
 from harness.base.text import list_named, plural
 from harness.compare.judge import Runs
 from harness.dataset import table
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study
 from harness.records import Record, ResultsError, Stored
 from harness.stacks.header import Options
 
@@ -275,7 +275,7 @@ class Cells:
         of = {each.folder: name for name, found in side.campaigns.items() for each in found}
         every = [each for found in side.campaigns.values() for each in found]
         measured = [each for each in every if each.record["kind"] in ("measured", "scored")]
-        gathered = Gathered([*measured, *side.checks])
+        gathered = load_study([*measured, *side.checks])
         self.damages = [*side.damages, *gathered.warnings]
         rows: list[tuple[Stored, Row]] = [*zip(gathered.stored, gathered.repeats, strict=True)]
         rows += [(each, table.search_row(each.record)) for each in every if each.record["kind"] == "searched"]

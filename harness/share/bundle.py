@@ -22,7 +22,7 @@ from harness.analysis.columns import Repeat
 from harness.base.files import FAULTS, MOST_RECORD_BYTES, open_regular, read_regular, sync_folder
 from harness.base.text import redacted, shortened
 from harness.dataset import table as dataset_table
-from harness.dataset.study import Gathered
+from harness.dataset.study import Study, load_study
 from harness.records import ResultsError, Stored, files
 from harness.records.files import read_columns, write_columns
 from harness.records.kinds import KINDS, Record, wrong_with
@@ -324,7 +324,7 @@ TOLERANCE = 1e-6  # relative: the same arithmetic on another CPU
 Figures = dict[str, float | str | None]
 
 
-def figures_of(stored: Sequence[Stored], gathered: Gathered) -> list[Figures]:
+def figures_of(stored: Sequence[Stored], gathered: Study) -> list[Figures]:
     """The figures of each record, in order; empty for one that cannot be analysed."""
     rows = {
         each.folder: _of_repeat(row, fitted)
@@ -518,7 +518,7 @@ def _members(
 def _claims(members: Mapping[str, bytes]) -> list[Figures]:
     with _laid_out(members) as folder:
         stored = records_in(folder)
-        return figures_of(stored, Gathered(stored))
+        return figures_of(stored, load_study(stored))
 
 
 def write(path: Path, content: bytes) -> None:

@@ -47,7 +47,7 @@ class Chosen:
     def by_campaign(self) -> Iterator[list[Repeat]]:
         """The repeats of each campaign, oldest first."""
         for campaign in campaigns(self.stored):
-            self.warnings += campaign.gathered.warnings
+            self.warnings += campaign.study.warnings
             self.left_out.update("search" for _ in campaign.searches)
             found: list[Repeat] = []
             for row, each in campaign.repeats:

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.base.files import FAULTS
 from harness.base.text import list_named, plural, shortened
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study
 from harness.records import ResultsError, Stored
 from harness.records.kinds import Record, done_of
 from harness.share import bundle, checks
@@ -271,7 +271,7 @@ def _figures(
     stored: Sequence[Stored], names: Sequence[str], claimed: object, records: list[dict[str, object]]
 ) -> Iterator[Reason]:
     """Computes all figures anew, adds them to `records`, and says where others are claimed."""
-    gathered = Gathered(stored)
+    gathered = load_study(stored)
     yield from (Reason(None, warning) for warning in gathered.warnings)
     computed = bundle.figures_of(stored, gathered)
     rows: dict[Path, Any] = {

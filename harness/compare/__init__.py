@@ -13,7 +13,7 @@ from harness.base.text import plural
 from harness.compare import sides
 from harness.compare.judge import INVALID, WORSE, Figures, Runs, SharedFigures, judged
 from harness.compare.sides import NAMES_SHOWN, Cells, Key, Side
-from harness.records import ResultsError
+from harness.records import Record, ResultsError
 
 __all__ = ["DEFAULT_THRESHOLD", "Comparison", "compare"]
 
@@ -116,7 +116,9 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
         new=new.name,
         rows=rows,
         shared=verdicts.shared,
-        environment=list(_environment(before, after, {names[key]: key for key in common})),
+        environment=list(
+            differing({names[key]: (before.records(key), after.records(key)) for key in common})
+        ),
         not_compared=[{**_cell(names[key], key), "reason": why} for key, why in not_compared.items()],
         partial=[{**_cell(name, of[name]), "reason": now} for name, (_, now) in lost.items() if now],
         damages=[*before.damages, *after.damages],
@@ -196,11 +198,11 @@ def _nothing_in_common(base: Side, before: Cells, new: Side, after: Cells, names
     return f"no cell in common: {', '.join(words)}; {hint}"
 
 
-def _environment(before: Cells, after: Cells, of: Mapping[str, Key]) -> Iterator[Differing]:
-    """Each difference once, with the cells it applies to; null: all of them."""
+def differing(records: Mapping[str, tuple[Sequence[Record], Sequence[Record]]]) -> Iterator[Differing]:
+    """Each difference between the records of two sides once, with the cells it applies to; null: all."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for name, key in of.items():
-        for each in changed(before.records(key), after.records(key)):
+    for name, (before, after) in records.items():
+        for each in changed(before, after):
             found.setdefault((each["what"], each["before"], each["after"]), []).append(name)
     for (what, was, now), cells in found.items():
-        yield {"what": what, "base": was, "new": now, "cells": None if len(cells) == len(of) else cells}
+        yield {"what": what, "base": was, "new": now, "cells": None if len(cells) == len(records) else cells}

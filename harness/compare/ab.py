@@ -12,10 +12,9 @@ from harness.analysis import differences as analysis_differences
 from harness.analysis.columns import Repeat
 from harness.analysis.differences import Change, discoveries
 from harness.analysis.line import METRICS, Metric
-from harness.analysis.sensors import changed
 from harness.analysis.verdicts import USABLE, counting
 from harness.base.text import list_named, plural
-from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE
+from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE, relative, unjudged
 from harness.dataset import table
 from harness.dataset.study import load_study
 from harness.records import Record, ResultsError, Stored
@@ -138,32 +137,10 @@ class Rounds:
         a, b = (self._values(metric, pair, side) for side in SIDES)
         both = a.keys() & b.keys()
         base, new = (metric.figure(sum(side[r] for r in both) / len(both)) for side in (a, b))
-        ends = sorted(metric.change(end) for end in change.ends) if change.ends else None
-        return {
-            **self._cell(pair),
-            "metric": metric.name,
-            "unit": metric.unit,
-            "better": metric.better,
-            "family": metric.family,
-            "base": base,
-            "new": new,
-            "base_repeats": rounds,
-            "new_repeats": rounds,
-            "base_campaigns": 1,
-            "change": metric.change(change.cost),
-            "change_ci90": ends,
-            "own_change": None,
-            "own_ci90": None,
-            "shared_change": None,
-            "shared_ci90": None,
-            "shared_between": None,
-            "p": change.p,
-            "spread": None,
-            "threshold": self.threshold,
-            "verdict": "",
-            "reason": None,
-            "fails": False,
-        }
+        row = unjudged(metric, base, new, (rounds, rounds), self.threshold)
+        row["change"], row["change_ci90"] = relative(metric, change)
+        row["p"] = change.p
+        return {**self._cell(pair), **row, "fails": False}
 
     def _cell(self, pair: str) -> compare.OfCell:
         """The pair, as the cell of side B."""
@@ -180,14 +157,8 @@ class Rounds:
 
     def _environment(self) -> list[compare.Differing]:
         """Differences between the sides, with the pairs that they apply to; null: all."""
-        found: dict[tuple[str, str, str], list[str]] = {}
-        for pair in self.pairs:
-            for each in changed(self._records(pair, "A"), self._records(pair, "B")):
-                found.setdefault((each["what"], each["before"], each["after"]), []).append(pair)
-        return [
-            {"what": what, "base": a, "new": b, "cells": None if len(names) == len(self.pairs) else names}
-            for (what, a, b), names in found.items()
-        ]
+        records = {pair: (self._records(pair, "A"), self._records(pair, "B")) for pair in self.pairs}
+        return list(compare.differing(records))
 
     def _why_not(self, pair: str) -> str:
         return self._lost(pair, True) or "neither side has a figure for it"

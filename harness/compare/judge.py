@@ -192,22 +192,20 @@ def judged(
     return Judged(sorted(rows, key=lambda each: order[each[0]]), shared)
 
 
-def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> Figures | None:
-    """The figures of both sides, with a verdict if they cannot be compared; null where neither has one."""
-    values = [side.values(metric) for side in (base, new)]
-    if not any(values):
-        return None
-    counts = [sum(map(len, side.values())) for side in values]
-    row: Figures = {
+def unjudged(
+    metric: Metric, base: float | None, new: float | None, repeats: tuple[int, int], threshold: float
+) -> Figures:
+    """The figures of both sides, from one campaign each."""
+    return {
         "metric": metric.name,
         "unit": metric.unit,
         "better": metric.better,
         "family": metric.family,
-        "base": _shown(metric, base),
-        "new": _shown(metric, new),
-        "base_repeats": counts[0],
-        "new_repeats": counts[1],
-        "base_campaigns": len(values[0]),
+        "base": base,
+        "new": new,
+        "base_repeats": repeats[0],
+        "new_repeats": repeats[1],
+        "base_campaigns": 1,
         "change": None,
         "change_ci90": None,
         "own_change": None,
@@ -221,6 +219,16 @@ def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> Figures | N
         "verdict": "",
         "reason": None,
     }
+
+
+def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> Figures | None:
+    """The figures of both sides, with a verdict if they cannot be compared; null where neither has one."""
+    values = [side.values(metric) for side in (base, new)]
+    if not any(values):
+        return None
+    counts = [sum(map(len, side.values())) for side in values]
+    row = unjudged(metric, _shown(metric, base), _shown(metric, new), (counts[0], counts[1]), threshold)
+    row["base_campaigns"] = len(values[0])
     if base.repeats < FEWEST_REPEATS and not (base.searched or base.scored):
         why = "the baseline has one repeat, so run-to-run noise is unknown; measure at least two"
         row["verdict"], row["reason"] = INVALID, why
@@ -246,7 +254,7 @@ def _shown(metric: Metric, side: Runs) -> float | None:
 
 def _shared(metric: Metric, found: Shared | None, between: Between) -> SharedFigures:
     """The shift that all cells share; without one, only how campaigns differ."""
-    change, ends = _relative(metric, found.change) if found else (None, None)
+    change, ends = relative(metric, found.change) if found else (None, None)
     return {
         "metric": metric.name,
         "cells": found.cells if found else None,
@@ -256,7 +264,7 @@ def _shared(metric: Metric, found: Shared | None, between: Between) -> SharedFig
     }
 
 
-def _relative(metric: Metric, change: Change) -> tuple[float, list[float] | None]:
+def relative(metric: Metric, change: Change) -> tuple[float, list[float] | None]:
     """The change and its interval."""
     ends = sorted(metric.change(end) for end in change.ends) if change.ends else None
     return metric.change(change.cost), ends
@@ -267,10 +275,10 @@ def _noisy(
 ) -> None:
     """Fill in the change and its verdict. `count`: differences among which it is significant or not."""
     row["spread"] = found.spread
-    row["change"], row["change_ci90"] = _relative(metric, found.whole)
+    row["change"], row["change_ci90"] = relative(metric, found.whole)
     own = 0.0
     if found.own:
-        own, row["own_ci90"] = _relative(metric, found.own)
+        own, row["own_ci90"] = relative(metric, found.own)
         row["own_change"] = own
     if found.whole.ends is None or row["change_ci90"] is None:
         row["verdict"], row["reason"] = INVALID, "run-to-run noise is unknown"

@@ -80,7 +80,7 @@ def test_where_the_time_goes_is_told_for_each_quantization(study):
 
 
 def test_attention_of_llama_cpp_reads_its_cache_at_the_data_sheets_rate(study):
-    said = study.study("x").methods["Cost of context"]
+    said = study.methods["Cost of context"]
     assert any(
         line.startswith(
             "llamacpp, rtx-4090, cuda: 143 ns per token of context, and 1,020 GB/s of KV cache,"
@@ -177,7 +177,7 @@ def test_a_folder_with_searches_alone_says_on_which_machine_and_how_they_were_ma
 
 
 def test_markdown_says_which_first_token_is_too_fast_and_how_figures_are_formed(study):
-    text = page.markdown(study.study("x"))
+    text = page.markdown(with_series(study, "x"))
     (speed,) = (part for part in text.split("\n## ") if part.startswith("Speed\n"))
     (line,) = (line for line in speed.splitlines() if line.startswith("| qwen1.5-7b hf bf16"))
     assert "| 4.5, too fast |" in line

@@ -18,7 +18,7 @@ from pathlib import Path
 from harness import records
 from harness.campaign.forecast import Device
 from harness.config import Model
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study
 from harness.recommend.candidates import Candidate, Place, Subject, candidates
 from harness.theory.hf_config import SHAPES
 
@@ -71,7 +71,7 @@ def searched(folder: Path, model: str, budget: int) -> dict[str, int]:
     config.write_text(json.dumps({"protocol": protocol, "models": [{"shape": model}], "variants": variants}))
     command = [str(HARNESS), "max-ctx", str(config), "-o", str(folder / model)]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-    found = Gathered([*records.records(folder / model, print)]).searches
+    found = load_study([*records.records(folder / model, print)]).searches
     return {each["variant"]: int(each["verified_n_ctx"]) for each in found if each["verified_n_ctx"]}
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from harness import machine, records
 from harness.cli import recommend_inputs
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study
 from harness.recommend import candidates, examples
 from harness.recommend.speed import Example, Predictor
 
@@ -48,7 +48,7 @@ def main() -> int:
     if (code := subprocess.run(run, stdout=subprocess.DEVNULL).returncode) not in (0, 1):
         return code
     recommend_inputs.rates(folder / "results")
-    gathered = Gathered([*records.records(folder / "results", print)])
+    gathered = load_study([*records.records(folder / "results", print)])
     found, device = examples.of_own(gathered), machine.facts()["cpu"]
     print("Without the rate of each type:")
     compare(found)

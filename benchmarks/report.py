@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.analysis.columns import empty_cell
 from harness.dataset.study import Curve, MemoryCurve, Study
 from harness.report import page
 
@@ -65,7 +66,7 @@ def study(tokens: int = 10_000, odd_name: str | None = None) -> Study:
             ms = np.maximum(row["B_ms"], lengths * giga / 40) * (1 + chance.normal(0, 0.01, 500))
             prefill[name] = {0: Curve(lengths, ms)}
             if stack == "llamacpp":
-                baseline[name] = {
+                baseline[name] = empty_cell() | {
                     "B_ms": row["B_ms"] * 1.04,
                     "W_tokens_per_ms": row["W_tokens_per_ms"] * 0.97,
                 }
@@ -99,7 +100,7 @@ def _row(model: str, stack: str, quant: str, giga: float, bits: float, tokens: i
     hidden = stack == "hf" and giga < 4
     B_ms = fixed + B_theory / (0.85 if stack == "llamacpp" else 0.7)
     W = W_theory * (0.62 if stack == "llamacpp" else 0.4)
-    row: dict[str, Any] = {
+    row: dict[str, Any] = empty_cell() | {
         "cell": f"{model}.{stack}.{quant}",
         "name": f"{model} {stack} {quant}",
         "model": model,
@@ -134,7 +135,7 @@ def _row(model: str, stack: str, quant: str, giga: float, bits: float, tokens: i
         "W_identifiable": not hidden,
         "shape": "hinge" if hidden else "staircase",
         "segments": [],
-        "spikes": {"count": 39, "size_ms": 120.0, "period_tokens": 256.0} if spiky else {"count": 0},
+        "spikes": {"count": 39, "size_ms": 120.0, "period_tokens": 256.0} if spiky else row["spikes"],
         "flags": [{"code": "spikes", "detail": "39 tokens 120 ms slower, every 256"}] if spiky else [],
         "slow_from_n": None,
         "last_n": tokens,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study
 from harness.records import records
 from harness.records.files import read_columns, write_columns
 from harness.share import bundle
@@ -112,7 +112,7 @@ class Forgery:
                     (file := Path(at, name)).parent.mkdir(parents=True, exist_ok=True)
                     file.write_bytes(content)
                 stored = list(records(Path(at), lambda damage: None))
-                computed = bundle.figures_of(stored, Gathered(stored))
+                computed = bundle.figures_of(stored, load_study(stored))
             kept = [{n: v for n, v in each.items() if n in ("status", "verdict")} for each in self.claimed]
             self.manifest["figures"] = [new | old for new, old in zip(computed, kept, strict=False)]
             self.manifest["records"] = len(stored)

@@ -14,7 +14,7 @@ from golden_record import GOLDEN
 from harness import records
 from harness.analysis import memory as analysis_memory
 from harness.dataset import table
-from harness.dataset.study import Gathered
+from harness.dataset.study import attributions, load_study
 from harness.records import NO_TOKENS, TokenTimes
 from harness.records.kinds import wrong_with
 
@@ -248,11 +248,12 @@ def test_steps_that_are_no_steps_make_a_record_that_is_passed_over(steps):
 
 def test_what_others_published_are_sizes_and_no_parts_of_a_total(harness):
     stored = list(records.records(STUDY, lambda damage: pytest.fail(str(damage))))
-    gathered = Gathered(stored)
-    assert len(gathered.memory) == len(gathered.cells)
-    files = [row for row in gathered.memory if row["file_bytes"]]
+    study = load_study(stored)
+    rows = attributions(study, [])
+    assert len(rows) == len(study.cells)
+    files = [row for row in rows if row["file_bytes"]]
     assert len(files) > 50
-    for row in gathered.memory:
+    for row in rows:
         assert row["kind"] == "reported"
         assert row["loaded"] is None or row["loaded"]["unattributed_bytes"] is None
 

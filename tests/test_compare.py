@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from harness import records
+from harness.analysis.columns import empty_cell
 from harness.compare import compare
 from harness.compare.judge import Runs, judged
 from harness.compare.sides import side
@@ -405,7 +406,8 @@ def test_a_longest_context_is_compared_to_its_granule(harness, tmp_path, before,
 
 
 def grown(*lengths: int, target: bool = False) -> Runs:
-    growth = {"kind": "measured", "status": "ok", "workload": "grow", "device": "cpu", "tokens_per_s": 9.0}
+    growth = empty_cell() | {"kind": "measured", "status": "ok", "workload": "grow", "device": "cpu"}
+    growth["tokens_per_s"] = 9.0
     rows = [growth | {"max_ctx": n, "peak_rss_bytes": n, "max_ctx_is_target": target} for n in lengths]
     return Runs({"campaign": rows})
 

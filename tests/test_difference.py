@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.analysis.columns import empty_cell
 from harness.analysis.differences import (
     Difference,
     Repeats,
@@ -52,7 +53,7 @@ class Machine:
         else:
             common += spread * self.chance.standard_t(5) * math.sqrt(3 / 5)
             common += self.chance.uniform(0.03, 0.10) if self.chance.random() < 0.05 else 0.0
-        row = {
+        row = empty_cell() | {
             "device": "cpu",
             "status": "ok",
             "kind": "measured",
@@ -166,7 +167,7 @@ def test_blocks_of_tokens_bound_the_interval_from_below():
 
 
 def test_one_restless_repeat_of_many_does_not_hide_a_change():
-    row = {"device": "cpu", "status": "ok", "kind": "measured", "n_tokens": 2049}
+    row = empty_cell() | {"device": "cpu", "status": "ok", "kind": "measured", "n_tokens": 2049}
 
     def nights(count: int, rate: float, *ends: float) -> Runs:
         rows = [row | {"tokens_per_s": rate + noise} for noise in (-0.3, 0.0, 0.3)]
@@ -198,7 +199,7 @@ def test_of_many_looks_some_small_chances_come_up():
 
 
 def test_figures_that_never_differ_are_the_same():
-    rows = [{"device": "cpu", "status": "ok", "kind": "measured", "peak_rss_bytes": 5}] * 3
+    rows = [empty_cell() | {"device": "cpu", "status": "ok", "kind": "measured", "peak_rss_bytes": 5}] * 3
     ((_, row),) = judged({"x": (runs(rows), runs(rows))}, THRESHOLDS).rows
     assert (row["verdict"], row["change"]) == ("SAME", 0.0)
 

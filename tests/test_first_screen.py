@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.columns import empty_cell
 from harness.dataset.study import Study
 from harness.report import page as report_page
 from harness.report import picture, plots, summary
@@ -17,7 +18,7 @@ def row(name: str, **figures: Any) -> dict[str, Any]:
     """A cell of model `m`; `name`: stack and variant."""
     stack, variant = name.split(" ")
     known = {"name": f"m {name}", "model": "m", "stack": stack, "variant": variant, "status": "ok"}
-    return known | {"kind": "measured", "repeats": 3, "tokens": 256} | figures
+    return empty_cell() | known | {"kind": "measured", "repeats": 3, "tokens": 256} | figures
 
 
 CELLS = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import records
-from harness.dataset.study import Gathered
+from harness.dataset.study import Study, load_study, with_series
 from harness.report import page
 
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
@@ -17,8 +17,8 @@ GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
 
 
 @pytest.fixture(scope="module")
-def study() -> Gathered:
-    return Gathered(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
+def study() -> Study:
+    return load_study(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
 
 
 def test_no_gguf_row_is_flagged_as_broken(study):
@@ -80,7 +80,7 @@ def test_where_the_time_goes_is_told_for_each_quantization(study):
 
 
 def test_attention_of_llama_cpp_reads_its_cache_at_the_data_sheets_rate(study):
-    said = study.study("x").methods["Cost of context"]
+    said = study.methods["Cost of context"]
     assert any(
         line.startswith(
             "llamacpp, rtx-4090, cuda: 143 ns per token of context, and 1,020 GB/s of KV cache,"
@@ -163,8 +163,10 @@ def test_a_folder_without_records_is_one_sentence(harness, tmp_path, make):
 def test_a_folder_with_searches_alone_says_on_which_machine_and_how_they_were_made(harness, config, tmp_path):
     path = config({"oom_above_n_ctx": 2000}, memory_budget="256MiB")
     assert harness("max-ctx", path, "--no-fill").code == 0
-    gathered = Gathered(list(records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))))
-    study = gathered.study("x")
+    gathered = load_study(
+        list(records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage))))
+    )
+    study = with_series(gathered, "x")
     assert (study.cells, len(study.searches)) == ([], 1)
     (machine,) = study.machines
     assert machine["slug"] == study.searches[0]["machine"]
@@ -175,7 +177,7 @@ def test_a_folder_with_searches_alone_says_on_which_machine_and_how_they_were_ma
 
 
 def test_markdown_says_which_first_token_is_too_fast_and_how_figures_are_formed(study):
-    text = page.markdown(study.study("x"))
+    text = page.markdown(with_series(study, "x"))
     (speed,) = (part for part in text.split("\n## ") if part.startswith("Speed\n"))
     (line,) = (line for line in speed.splitlines() if line.startswith("| qwen1.5-7b hf bf16"))
     assert "| 4.5, too fast |" in line

@@ -12,7 +12,7 @@ import pytest
 
 from harness import records
 from harness.analysis.verdicts import verdict
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study, with_prefill
 from harness.records import Stored
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +32,7 @@ def stored(kind: str) -> Stored:
 
 
 def row(kind: str) -> Any:
-    (found,) = Gathered([stored(kind)]).swept
+    (found,) = with_prefill(load_study([stored(kind)])).cells
     assert (found["workload"], found["status"], found["reasons"], found["flags"]) == (kind, "ok", [], [])
     return found
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from harness import config, records
+from harness.analysis.columns import Search, empty_cell
 from harness.dataset import study
-from harness.dataset.study import Gathered, Row, Study
-from harness.report import memory, summary, tables
+from harness.dataset.study import Study, load_study, with_series
+from harness.report import memory, summary
 from harness.report import page as report_page
 
 ROOT = Path(__file__).parent.parent
@@ -51,13 +52,14 @@ OTHERS = [
 
 
 @pytest.fixture(scope="module")
-def published() -> Gathered:
-    return Gathered(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
+def published() -> Study:
+    return load_study(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
 
 
 def named(stack: str, variant: str, model: str = "qwen1.5-1.8b", **more: Any) -> dict[str, Any]:
     row = {"name": f"{model} {stack} {variant}", "model": model, "stack": stack, "variant": variant}
-    return row | {"cell": f"{model}.{stack}.{variant}", "machine": "m", "device": "cpu", "reasons": []} | more
+    row |= {"cell": f"{model}.{stack}.{variant}", "machine": "m", "device": "cpu"}
+    return empty_cell() | row | more
 
 
 def search(variant: str = "q4_0", n_ctx: int | None = 4096, **more: Any) -> dict[str, Any]:
@@ -84,7 +86,8 @@ def search(variant: str = "q4_0", n_ctx: int | None = 4096, **more: Any) -> dict
         "weight_bytes_per_token": 301_530_112,
         "kv_bytes_per_token": 98_304.0,
     }
-    return named("llamacpp", variant, "qwen1.5-0.5b") | said | more
+    unknown = dict.fromkeys(Search.__required_keys__) | {"flags": []}
+    return unknown | named("llamacpp", variant, "qwen1.5-0.5b") | said | more
 
 
 def grown(**more: Any) -> dict[str, Any]:
@@ -100,7 +103,7 @@ def grown(**more: Any) -> dict[str, Any]:
     return row | said | sizes | more
 
 
-def of(found: list[Row], **wanted: str) -> Row:
+def of(found: Any, **wanted: str) -> Any:
     (row,) = (row for row in found if all(row[name] == value for name, value in wanted.items()))
     return row
 
@@ -128,45 +131,45 @@ def test_the_theory_of_the_published_rows_is_the_published_theory(published):
     with THEORY.open(encoding="utf-8", newline="") as file:
         table = {f"qwen1.5-{row['model'].lower()}": row for row in csv.DictReader(file)}
     compared, none = 0, []
-    for row in tables.context_rows(published.study("x")):
+    for row in memory.context_rows(with_series(published, "x")):
         bits = {"bf16": 16, "int8": 8}.get(str(row["variant"]), 4)
-        if row["stack"] == "llamacpp" or row["published_theory_n_ctx"] is None:
+        if row["stack"] == "llamacpp" or row["published"].theory_n_ctx is None:
             continue
         compared += 1
         printed = table[str(row["model"])][f"w{bits}kv16"]
         if printed == "oom":
-            assert row["published_theory_n_ctx"] == 0
+            assert row["published"].theory_n_ctx == 0
             none.append(f"{row['model']} {row['stack']}")
         else:  # the study leaves the norms' weights out
-            assert int(printed) - 3 <= row["published_theory_n_ctx"] <= int(printed), row["name"]
+            assert int(printed) - 3 <= row["published"].theory_n_ctx <= int(printed), row["name"]
     assert compared > 40
     assert sorted(none) == ["qwen1.5-14b hf", "qwen1.5-32b bnb", "qwen1.5-32b hf"]
 
 
 def test_published_lengths_targets_and_failures_are_the_studys(published):
-    found = tables.context_rows(published.study("x"))
+    found = memory.context_rows(with_series(published, "x"))
     assert len(found) == 124
     rows = [row | {"at": f"{row['model'][8:]} {row['stack']} {row['variant']}"} for row in found]
     q2_k = of(rows, at="32b llamacpp q2_k")
-    assert (q2_k["published_n_ctx"], q2_k["published_is_target"]) == (36_076, False)
-    assert (q2_k["published_memory_bytes"], q2_k["published_memory_is"]) == (24 * GIB, "rtx-4090")
-    assert q2_k["published_share"] == pytest.approx(36_076 / 52_757, abs=1e-4)
-    assert of(rows, at="0.5b hf bf16")["published_is_target"]
-    assert of(rows, at="14b hf bf16")["published_failure"] == "oom"
-    assert of(rows, at="1.8b gptq int4-marlin")["published_failure"].startswith("error: exception")
+    assert (q2_k["published"].n_ctx, q2_k["published"].is_target) == (36_076, False)
+    assert (q2_k["published"].memory_bytes, q2_k["published"].memory_is) == (24 * GIB, "rtx-4090")
+    assert q2_k["published"].share == pytest.approx(36_076 / 52_757, abs=1e-4)
+    assert of(rows, at="0.5b hf bf16")["published"].is_target
+    assert of(rows, at="14b hf bf16")["published"].failure == "oom"
+    assert of(rows, at="1.8b gptq int4-marlin")["published"].failure.startswith("error: exception")
     assert not [row for row in rows if row["variant"] in ("fp16", "gemm-fused-max_seq_len=2048")]
-    assert all(row.get("n_ctx") is None for row in rows)
+    assert all(row["here"].n_ctx is None for row in rows)
 
 
 def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_the_longest(published):
-    study = published.study("x")
-    rows = [row for row in tables.context_rows(study) if row["model"] == "qwen1.5-14b"]
-    beyond = [row for row in rows if (row["published_share"] or 0) > 1]
+    study = with_series(published, "x")
+    rows = [row for row in memory.context_rows(study) if row["model"] == "qwen1.5-14b"]
+    beyond = [row for row in rows if row["published"].beyond]
     assert {row["variant"] for row in beyond} == {"gemm-fused", "exllama-fused", "exllamav2-fused"}
-    column = next(column for column in memory.COLUMNS if column.key == "published_share")
-    assert {column.text(row, column.key) for row in beyond} == {"429.5%, not held"}
-    column = next(column for column in memory.COLUMNS if column.key == "published_n_ctx")
-    assert {column.text(row, column.key) for row in beyond} == {"100,000+, not held"}
+    column = next(column for column in memory.COLUMNS if column.heading == "published of theory")
+    assert {column.text(row) for row in beyond} == {"429.5%, not held"}
+    column = next(column for column in memory.COLUMNS if column.heading == "published")
+    assert {column.text(row) for row in beyond} == {"100,000+, not held"}
     (note,) = memory.longest_notes("qwen1.5-14b", rows)
     assert note.startswith("longer than the memory holds")
     assert all(variant in note for variant in ("gemm-fused", "exllama-fused", "exllamav2-fused"))
@@ -175,23 +178,23 @@ def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_th
 
 
 def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose_memory_it_is(published):
-    study = replace(published.study("x"), searches=[search()])
-    found = tables.context_rows(study)
+    study = replace(with_series(published, "x"), searches=[search()])
+    found = memory.context_rows(study)
     assert len(found) == 124, "the published row stands beside the search, and not again"
     row = of(found, name="qwen1.5-0.5b llamacpp q4_0")
-    assert (row["n_ctx"], row["how"], row["prediction_off"]) == (4096, "decoding", 0)
-    assert (row["memory_bytes"], row["memory_is"]) == (GIB, "budget (cgroup v1)")
-    assert row["theory_n_ctx"] == (GIB - 389_045_248) // 98_304  # on a CPU all tensors are there
-    assert row["share"] == pytest.approx(4096 / row["theory_n_ctx"])
-    assert row["published_n_ctx"] == 181_744
-    assert row["published_share"] == pytest.approx(0.701, abs=1e-3)
+    assert (row["here"].n_ctx, row["how"], row["search"]) == (4096, "decoding", study.searches[0])
+    assert (row["here"].memory_bytes, row["here"].memory_is) == (GIB, "budget (cgroup v1)")
+    assert row["here"].theory_n_ctx == (GIB - 389_045_248) // 98_304  # on a CPU all tensors are there
+    assert row["here"].share == pytest.approx(4096 / row["here"].theory_n_ctx)
+    assert row["published"].n_ctx == 181_744
+    assert row["published"].share == pytest.approx(0.701, abs=1e-3)
     of_baseline = replace(study, cells=[], baseline={row["name"]: published.cells[0]})
-    (alone,) = tables.context_rows(of_baseline)
-    assert alone["published_n_ctx"] == 100_000
+    (alone,) = memory.context_rows(of_baseline)
+    assert alone["published"].n_ctx == 100_000
 
 
 @pytest.mark.parametrize(
-    ("more", "memory", "which"),
+    ("more", "size", "which"),
     [
         ({"limit_stated": False}, 1.0, "free RAM (cgroup v1)"),
         ({"memory_budget_bytes": None, "limit_stated": False, "budget_means": None}, 1.0, "free RAM"),
@@ -204,19 +207,19 @@ def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose
         ({"memory_budget_bytes": None, "limit_bytes": None, "status": "refused"}, None, None),
     ],
 )
-def test_memory_is_the_budget_or_what_was_free(more, memory, which):
-    (row,) = tables.context_rows(Study("t", [], searches=[search(**more)]))
-    assert row["memory_bytes"] == (memory and memory * GIB)
-    assert row["memory_is"] == which
+def test_memory_is_the_budget_or_what_was_free(more, size, which):
+    (row,) = memory.context_rows(Study("t", [], searches=[search(**more)]))
+    assert row["here"].memory_bytes == (size and size * GIB)
+    assert row["here"].memory_is == which
 
 
 def test_on_a_gpu_theory_leaves_the_embedding_out_and_without_sizes_there_is_none():
-    (row,) = tables.context_rows(Study("t", [], searches=[search(device="GPU-1")]))
-    assert row["theory_n_ctx"] == (GIB - 301_530_112) // 98_304
+    (row,) = memory.context_rows(Study("t", [], searches=[search(device="GPU-1")]))
+    assert row["here"].theory_n_ctx == (GIB - 301_530_112) // 98_304
     unknown = search(kv_bytes_per_token=None)
-    assert tables.context_rows(Study("t", [], searches=[unknown]))[0]["theory_n_ctx"] is None
+    assert memory.context_rows(Study("t", [], searches=[unknown]))[0]["here"].theory_n_ctx is None
     cell = search() | {"kind": "measured", "workload": "decode"}
-    assert tables.context_rows(Study("t", [cell], searches=[unknown]))[0]["theory_n_ctx"] == 6965
+    assert memory.context_rows(Study("t", [cell], searches=[unknown]))[0]["here"].theory_n_ctx == 6965
 
 
 def test_a_run_that_grew_is_a_row_and_one_that_decoded_is_none():
@@ -224,16 +227,16 @@ def test_a_run_that_grew_is_a_row_and_one_that_decoded_is_none():
     decoded = grown(name="c", variant="c", workload="decode")
     chapter = memory.longest_chapter(Study("t", [grown(), target, decoded]))
     ended, reached = chapter.rows["qwen1.5-1.8b"]
-    assert (ended["n_ctx"], ended["how"], ended["memory_is"]) == (7000, "growing", "all VRAM")
-    assert ended["theory_n_ctx"] == (8 * GIB - 3_000_000_000) // 196_608
+    assert (ended["here"].n_ctx, ended["how"], ended["here"].memory_is) == (7000, "growing", "all VRAM")
+    assert ended["here"].theory_n_ctx == (8 * GIB - 3_000_000_000) // 196_608
     here = memory.COLUMNS[0]
-    assert here.text(ended, "n_ctx") == "7,000"
-    assert here.text(reached, "n_ctx") == "20,000+"
+    assert here.text(ended) == "7,000"
+    assert here.text(reached) == "20,000+"
     assert memory.longest_chapter(Study("t", [decoded])) is None
 
 
 def test_a_variant_searched_and_grown_has_two_rows_with_names_of_their_own():
-    both = tables.context_rows(Study("t", [grown()], searches=[search(name=grown()["name"])]))
+    both = memory.context_rows(Study("t", [grown()], searches=[search(name=grown()["name"])]))
     assert [row["name"][-10:] for row in both] == ["(decoding)", " (growing)"]
 
 
@@ -242,8 +245,8 @@ def test_a_search_without_an_answer_tells_what_became_of_it_and_no_length():
     study = Study("t", [], searches=[failed, search(name="q8", variant="q8_0", verified_by="allocation")])
     chapter = memory.longest_chapter(study)
     row, allocated = chapter.rows["qwen1.5-0.5b"]
-    assert (row["n_ctx"], row["how"], row["share"]) == (None, None, None)
-    assert memory.COLUMNS[0].text(row, "n_ctx") == "oom"
+    assert (row["here"].n_ctx, row["how"], row["here"].share) == (None, None, None)
+    assert memory.COLUMNS[0].text(row) == "oom"
     assert allocated["how"] == "allocation"
     assert chapter.notes["qwen1.5-0.5b"] == [
         "q8, limit: at 4352 tokens: killed at the memory budget of 1.00 GiB (cgroup v1)"
@@ -256,7 +259,7 @@ def test_a_search_without_an_answer_tells_what_became_of_it_and_no_length():
 def test_the_figure_has_a_dot_a_figure_and_opens_what_is_not_proved(published):
     left = search("q8_0", 1536, verified_by="allocation", not_filled="it would take 3 h")
     failed = search("q2_k", None, status="error", reasons=["no driver"])
-    study = replace(published.study("x"), searches=[search(), left, failed])
+    study = replace(with_series(published, "x"), searches=[search(), left, failed])
     (drawn,) = memory.longest_chapter(study).figures["qwen1.5-0.5b"]
     traces = {trace.get("name"): trace for trace in drawn.data}
     assert traces["longest here"]["x"][:3] == [4096, 1536, None]

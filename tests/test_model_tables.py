@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.analysis.columns import empty_cell
 from harness.dataset.study import Curve, Study
 from harness.report import page as report_page
 from harness.report import quality
@@ -14,7 +15,8 @@ from harness.report import quality
 def row(name: str = "m s v", **figures: Any) -> dict[str, Any]:
     model, stack, variant = name.split(" ")
     known = {"name": name, "model": model, "stack": stack, "variant": variant, "status": "ok"}
-    return known | {"kind": "measured", "repeats": 3, "repeats_ok": 3} | figures
+    known |= {"kind": "measured", "repeats": 3, "repeats_ok": 3, "baseline": None}
+    return empty_cell() | known | figures
 
 
 MANY = {"nominal_bits": 4, "bpw": 4.5, "ttft_ms": 9.0, "B_ms": 5.0, "B_ci95_ms": [4.0, 6.0], "B_ratio": 0.5}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.analysis.columns import Attribution, Search
 from harness.dataset.study import Study
 from harness.report import page
 
@@ -452,8 +453,13 @@ def test_checks_of_weights_stand_in_a_table_of_their_own_and_an_evil_name_is_onl
 
 def test_chapters_of_context_and_memory_are_drawn_and_a_part_is_hidden(browser: Any, tmp_path: Path):
     known = {"name": f"m s {EVIL}", "model": "m", "stack": "s", "variant": EVIL, "device": "cpu"}
-    known |= {"status": "ok", "machine": "m", "reasons": []}
-    search = known | {"kind": "searched", "verified_n_ctx": 4096, "verified_by": "decode"}
+    known |= {"status": "ok", "machine": "m"}
+    search = (
+        dict.fromkeys(Search.__required_keys__)
+        | {"reasons": [], "flags": []}
+        | known
+        | {"kind": "searched", "verified_n_ctx": 4096, "verified_by": "decode"}
+    )
     search |= {
         "predicted_n_ctx": 4352,
         "limit_bytes": 2**30,
@@ -461,9 +467,10 @@ def test_chapters_of_context_and_memory_are_drawn_and_a_part_is_hidden(browser: 
         "model_bytes": 4e8,
     }
     moment = {"total_bytes": 5e8, "unattributed_bytes": 1e7, "unattributed_share": 0.02}
-    moment["parts"] = {"weights": 4e8, "kv": 9e7}
+    moment |= {"parts": {"weights": 4e8, "kv": 9e7}, "by_difference": []}
+    attributed = dict.fromkeys(Attribution.__required_keys__) | known | {"loaded": moment}
     path = tmp_path / "chapters.html"
-    study = Study("t", [], searches=[search], attributions=[known | {"loaded": moment, "peak": None}])
+    study = Study("t", [], searches=[search], attributions=[attributed])
     page.write(path, study)
     reader = Reader(browser, path, viewport={"width": 390, "height": 844})
     context, memory = reader.figure(0, "m0-longest"), reader.figure(0, "m0-memory")

@@ -12,7 +12,7 @@ from benchmarks.validity import prefill as simulated
 from harness import records
 from harness.analysis import prefill as prefills
 from harness.analysis.prefill import Prefill, analyse
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study, with_series
 from harness.records.files import write_columns
 from harness.report import page
 from harness.theory import floors
@@ -167,7 +167,9 @@ def test_a_pass_at_depth_attends_to_what_the_cache_holds():
 @functools.cache
 def published():
     damages: list[str] = []
-    study = Gathered([*records.records(PUBLISHED, lambda damage: damages.append(str(damage)))]).study("t")
+    study = with_series(
+        load_study([*records.records(PUBLISHED, lambda damage: damages.append(str(damage)))]), "t"
+    )
     assert not damages
     return study
 

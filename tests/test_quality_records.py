@@ -14,7 +14,7 @@ from golden_record import record as measured
 from harness import records
 from harness.analysis import quality
 from harness.compare import history
-from harness.dataset.study import Gathered, campaigns
+from harness.dataset.study import campaigns, load_study
 from harness.records import Stored
 from harness.records.kinds import wrong_with
 from harness.report import quality as report
@@ -82,7 +82,7 @@ def test_a_score_of_another_kernel_than_requested_is_invalid():
 def test_the_speed_of_a_variant_has_the_quality_of_the_same_variant():
     speed = measured()
     score = scored() | {key: speed[key] for key in SAME}
-    gathered = Gathered([Stored(Path("a"), speed), Stored(Path("b"), score)])
+    gathered = load_study([Stored(Path("a"), speed), Stored(Path("b"), score)])
     (row,) = gathered.repeats
     assert row["perplexity"] == GOLDEN["quality"]["figures"]["ppl"]["value"]
     assert row["kld_mean"] == GOLDEN["quality"]["figures"]["kld_mean"]["value"]
@@ -93,12 +93,12 @@ def test_the_speed_of_a_variant_has_the_quality_of_the_same_variant():
 def test_a_speed_that_was_not_scored_says_so_where_others_of_its_model_were():
     speed = measured()
     score = scored() | {key: speed[key] for key in SAME if key != "variant"}
-    other = Gathered([Stored(Path("a"), speed), Stored(Path("b"), score | {"variant": "another"})])
+    other = load_study([Stored(Path("a"), speed), Stored(Path("b"), score | {"variant": "another"})])
     assert other.repeats[0]["perplexity"] is None
     assert tables.cells(other.cells).lines[0][-3:] == ["not scored"] * 3
-    alone = Gathered([Stored(Path("a"), speed)])
+    alone = load_study([Stored(Path("a"), speed)])
     assert "PPL" not in tables.cells(alone.cells).headings
-    elsewhere = Gathered([Stored(Path("a"), speed), Stored(Path("b"), GOLDEN)])
+    elsewhere = load_study([Stored(Path("a"), speed), Stored(Path("b"), GOLDEN)])
     assert elsewhere.repeats[0]["quality"] is None
 
 
@@ -106,7 +106,7 @@ def test_the_speed_of_a_variant_whose_logits_are_no_numbers_is_invalid():
     speed = measured()
     score = scored(figures=None, not_finite={"window": 2, "position": 300})
     score |= {key: speed[key] for key in SAME}
-    after: Any = Gathered([Stored(Path("a"), speed)]).repeats[0] | {"status": "ok", "reasons": []}
+    after: Any = load_study([Stored(Path("a"), speed)]).repeats[0] | {"status": "ok", "reasons": []}
     quality.apply([after], [quality.row(score)])
     assert (after["status"], after["quality"]) == ("invalid", "invalid")
     assert after["reasons"][-1] == "NaN or infinite logits at position 300 of window 2 of the scored text"
@@ -118,7 +118,7 @@ def test_divergences_in_one_table_are_of_the_same_text():
     text = GOLDEN["quality"]["text"] | {"ids_sha256": "0" * 64}
     longer = scored(text=text, scored=10**6) | of
     others = [scored() | of | {"variant": name, "content_key": name} for name in ("a", "b")]
-    rows: Any = Gathered([Stored(Path("x"), speed)]).repeats
+    rows: Any = load_study([Stored(Path("x"), speed)]).repeats
     quality.apply(rows, [quality.row(each) for each in (longer, *others)])
     assert (rows[0]["quality"], rows[0]["kld_mean"]) == ("other text", None)
     quality.apply(rows, [quality.row(each) for each in (longer, *others, scored() | of)])
@@ -143,13 +143,13 @@ def test_an_export_has_the_quality_that_a_later_campaign_scored(tmp_path):
 def test_a_score_of_other_packages_or_weights_is_not_that_of_a_speed(other):
     speed = measured()
     score = scored() | {key: copy.deepcopy(speed[key]) for key in SAME}
-    before = Gathered([Stored(Path("a"), speed), Stored(Path("b"), score)]).repeats[0]
+    before = load_study([Stored(Path("a"), speed), Stored(Path("b"), score)]).repeats[0]
     assert before["quality"] == "ok"
     if other == "model":
         score["model"]["weights"]["fingerprint"] += "0"
     else:
         score["environment"]["lock"] = ["torch==1.0"]
-    (row,) = Gathered([Stored(Path("a"), speed), Stored(Path("b"), score)]).repeats
+    (row,) = load_study([Stored(Path("a"), speed), Stored(Path("b"), score)]).repeats
     assert (row["quality"], row["kld_mean"]) == ("not scored", None)
 
 
@@ -160,11 +160,11 @@ def test_of_two_scores_of_as_many_tokens_the_last_counts():
     later["quality"]["figures"]["kld_mean"]["value"] = 0.5
     for order in ([score, later], [later, score]):
         stored = [Stored(Path("a"), speed), *(Stored(Path(f"s{n}"), each) for n, each in enumerate(order))]
-        assert Gathered(stored).repeats[0]["kld_mean"] == 0.5
+        assert load_study(stored).repeats[0]["kld_mean"] == 0.5
 
 
 def test_the_table_of_scores_says_what_was_scored_and_what_is_wrong():
-    gathered = Gathered([Stored(Path("a"), GOLDEN)])
+    gathered = load_study([Stored(Path("a"), GOLDEN)])
     assert len(report.table(gathered.scores).lines) == 1
     assert report.notes(gathered.scores)[0].startswith("scored ")
 

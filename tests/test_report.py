@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from jinja2 import UndefinedError
 
+from harness.analysis.columns import empty_cell
 from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
 from harness.records import ResultsError
 from harness.report import comparisons, plots, summary, tables
@@ -29,7 +30,7 @@ SYNTHETIC = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "re
 def row(name: str = "m llamacpp q4_0", **figures: Any) -> dict[str, Any]:
     model, stack, variant = name.split(" ")
     known = {"name": name, "model": model, "stack": stack, "variant": variant, "status": "ok", "repeats": 3}
-    return known | {"repeats_ok": 3, "cell": name} | figures
+    return empty_cell() | known | {"repeats_ok": 3, "cell": name, "baseline": None} | figures
 
 
 def column(heading: str) -> tables.Column:
@@ -54,7 +55,7 @@ def column(heading: str) -> tables.Column:
         ("W tok/ms", {"W_tokens_per_ms": 12345.6, "W_identifiable": True}, "12,346"),
         ("50 ms from n", {"slow_from_n": 2049, "last_n": 9999}, "2,049"),
         ("50 ms from n", {"slow_from_n": None, "last_n": 9999}, "not by 9,999"),
-        ("longest context", {"max_ctx": "100000+"}, "100000+"),
+        ("longest context", {"max_ctx": 100_000, "max_ctx_is_target": True}, "100,000+"),
         ("tensors MB", {"model_bytes": 1.5e9}, "1,500"),
         (
             "spikes",
@@ -63,7 +64,7 @@ def column(heading: str) -> tables.Column:
         ),
         ("spikes", {"spikes": {"count": 1, "size_ms": 120.0, "period_tokens": None}}, "1 of 120.0 ms"),
         ("flags", {"flags": [{"code": "a", "detail": ""}, {"code": "a", "detail": ""}]}, "a"),
-        ("B / baseline", {"B_ms": 10.0, "baseline": {"B_ms": 8.0}}, "1.25x"),
+        ("B / baseline", {"B_ms": 10.0, "baseline": row(B_ms=8.0)}, "1.25x"),
         ("B / baseline", {"B_ms": 10.0, "baseline": None}, "-"),
         ("B ms", {"B_ms": float("nan")}, "-"),
     ],
@@ -143,7 +144,7 @@ def test_the_colour_is_the_stack_the_shape_is_the_bits_and_alike_in_every_model(
     ],
 )
 def test_bits_are_those_of_the_types_name_before_the_bits_per_weight(known: Any, word: str):
-    assert plots.bits(known)[0] == word
+    assert plots.bits(row(**known))[0] == word
 
 
 def test_a_study_of_one_stack_has_a_colour_per_variant():
@@ -250,7 +251,7 @@ def test_limits_and_baseline_stand_beside_the_bars_and_an_unknown_W_has_none():
         B_ratio=0.5,
         B_measured_ratio=0.6,
         B_ci95_ms=[9.0, 12.0],
-        baseline={"B_ms": 8},
+        baseline=row(B_ms=8),
         W_tokens_per_ms=1000.0,
         W_identifiable=False,
     )
@@ -277,8 +278,8 @@ def test_every_figure_has_its_text_and_its_data_as_a_table():
 
 
 def test_figures_need_no_more_than_a_row_has():
-    bare = Study("t", [{"name": "x", "status": "ok"}, {"name": "y", "status": "error", "reasons": []}])
-    assert report_page.sections(bare) == {"m0": ("None", [])}
+    bare = Study("t", [row("m s x"), row("m s y", status="error")])
+    assert report_page.sections(bare) == {"m0": ("m", [])}
     assert "Nothing to draw" in report_page.page(bare)
     assert "No cells." in report_page.page(Study("t", []))
     assert failure(bare.cells[1]) == "error"
@@ -300,7 +301,7 @@ def test_markdown_has_the_pages_tables_and_no_name_breaks_them():
 
 def test_csv_has_every_figure_in_full_and_empty_where_there_is_none():
     text = report_page.csv(
-        [row(B_ms=12.345678, B_ci95_ms=[12.0, None], baseline={"B_ms": 11.0}), row(status="oom")]
+        [row(B_ms=12.345678, B_ci95_ms=[12.0, None], baseline=row(B_ms=11.0)), row(status="oom")]
     )
     first, second = csv.DictReader(io.StringIO(text))
     assert (first["B_ms"], first["B_ci95_ms_low"], first["B_ci95_ms_high"]) == ("12.345678", "12.0", "")

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from harness import records
-from harness.dataset.study import Gathered, MemoryCurve, Study
-from harness.report import memory, plots, tables
+from harness.analysis.columns import empty_cell
+from harness.dataset.study import MemoryCurve, Study, load_study, with_series
+from harness.report import memory, tables
 from harness.report import page as report_page
 
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
@@ -20,8 +21,8 @@ MIB, GIB = 2**20, 2**30
 
 
 @pytest.fixture(scope="module")
-def published() -> Gathered:
-    return Gathered(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
+def published() -> Study:
+    return load_study(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
 
 
 def moment(total: int | None, rest: int | None, **parts: int | None) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def attributed(stack: str = "llamacpp", variant: str = "q4_0", **more: Any) -> d
         "cell": f"qwen1.5-0.5b.{stack}.{variant}",
         "name": f"qwen1.5-0.5b {stack} {variant}",
         "kind": "measured",
+        "weights": "synthetic",
         "status": "ok",
         "model": "qwen1.5-0.5b",
         "stack": stack,
@@ -64,7 +66,7 @@ def texts(table: str, row: Any) -> dict[str, str]:
 
 
 def test_a_row_tells_each_part_the_rest_with_its_share_and_what_was_published_of_it(published):
-    study = replace(published.study("x"), attributions=[attributed()])
+    study = replace(with_series(published, "x"), attributions=[attributed()])
     row = memory.rows(study)[0]
     assert texts("Once loaded", row) == {
         "file MB": "395",
@@ -110,36 +112,34 @@ def test_the_slope_is_told_against_theory():
 
 def test_each_published_size_is_told_once_beside_ours_or_alone(published):
     ours = [attributed(), attributed("bnb", "nf4-dynamic"), attributed("hf", "bf16-static")]
-    bare = published.study("x")
+    bare = with_series(published, "x")
     bare = replace(bare, attributions=[])
     alone = {row["name"]: row for row in memory.rows(bare)}
     both = memory.rows(replace(bare, attributions=ours))
     assert len(both) == len(alone) + 1, "of a static cache the study has nothing"
-    assert both[1]["published_vram_bytes"] == round(0.65 * GIB)
-    assert both[2]["published_file_bytes"] is None
+    assert both[1]["published"]["vram_bytes"] == round(0.65 * GIB)
+    assert both[2]["published"] is None
     bf16 = alone["qwen1.5-7b hf bf16 on cuda"]
-    assert (bf16["published_file_bytes"], bf16["published_vram_bytes"]) == (
+    assert (bf16["published"]["file_bytes"], bf16["published"]["vram_bytes"]) == (
         15_450_000_000,
         round(14.88 * GIB),
     )
-    assert all("kv_bytes_per_token" not in row for row in alone.values())
+    assert all(row["kv_bytes_per_token"] is None for row in alone.values())
 
 
 def test_rows_of_published_sizes_among_the_attributions_are_not_told_twice(published):
-    study = published.study("x")
+    study = with_series(published, "x")
     bare = replace(study, attributions=[])
     rows = [attributed("llamacpp", "q4_0", kind="reported", name="qwen1.5-0.5b llamacpp q4_0 on cuda")]
     assert memory.rows(replace(study, attributions=rows)) == memory.rows(bare)
 
 
 def test_a_table_leaves_out_rows_that_it_has_nothing_to_tell_of(published):
-    study = replace(published.study("x"), attributions=[attributed()])
+    study = replace(with_series(published, "x"), attributions=[attributed()])
     chapter = report_page.figures_chapters(study)["memory"]
-    told = {heading: rows for heading, _, rows in plots.chapter_lines(chapter)}
+    told = {table.title: table.lines for table in chapter.of_all_models()}
     assert len(told["Where the memory goes: Once loaded"]) > 100
-    assert [row["name"] for row in told["Where the memory goes: At its peak"]] == [
-        "qwen1.5-0.5b llamacpp q4_0"
-    ]
+    assert [name for name, *_ in told["Where the memory goes: At its peak"]] == ["qwen1.5-0.5b llamacpp q4_0"]
 
 
 def test_bars_are_stacked_parts_that_add_up_to_the_total():
@@ -173,12 +173,13 @@ def test_what_was_never_loaded_has_its_file_and_no_bar():
     )
     chapter = memory.chapter(study)
     assert chapter.figures == {}
-    assert [heading for heading, *_ in plots.chapter_lines(chapter)] == ["Where the memory goes: Once loaded"]
+    assert [table.title for table in chapter.of_all_models()] == ["Where the memory goes: Once loaded"]
     assert re.search(r"<tr [^>]*class=bad>", report_page.page(study))
 
 
 def test_the_chapter_and_the_curves_over_time_have_anchors_of_their_own():
-    cell = {"name": "m s v", "model": "m", "stack": "s", "variant": "v", "status": "ok", "kind": "measured"}
+    cell = empty_cell() | {"name": "m s v", "model": "m", "stack": "s", "variant": "v", "status": "ok"}
+    cell["kind"] = "measured"
     curve = MemoryCurve(np.array([0.0, 1.0]), np.array([1e9, 2e9]), None)
     known = {"memory": {"m s v": curve}, "attributions": [attributed(model="m", name="m s v")]}
     anchors = re.findall(r' id="?([\w-]+)', report_page.page(Study("t", [cell | {"B_ms": 1.0}], **known)))
@@ -187,7 +188,8 @@ def test_the_chapter_and_the_curves_over_time_have_anchors_of_their_own():
 
 
 def test_page_and_markdown_hold_the_chapter_only_where_memory_is_attributed():
-    cell = {"name": "m s v", "model": "m", "stack": "s", "variant": "v", "status": "ok", "kind": "measured"}
+    cell = empty_cell() | {"name": "m s v", "model": "m", "stack": "s", "variant": "v", "status": "ok"}
+    cell["kind"] = "measured"
     bare = Study("t", [cell | {"B_ms": 1.0, "file_bytes": 1e9}])
     assert '-memory"' not in report_page.page(bare)
     evil = attributed(

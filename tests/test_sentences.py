@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from harness import records
-from harness.dataset.study import Gathered, Study, labels
+from harness.analysis.columns import empty_cell
+from harness.dataset.study import Study, labels, load_study, with_series
 from harness.report import page as report_page
 from harness.report import summary
 
@@ -22,7 +23,9 @@ COUNTS = re.compile(r"\d+ cells|and \d+ more|in \d+ of \d+")
 
 
 def gathered(folder: Path) -> Study:
-    return Gathered(list(records.records(folder, lambda damage: pytest.fail(str(damage))))).study("x")
+    return with_series(
+        load_study(list(records.records(folder, lambda damage: pytest.fail(str(damage))))), "x"
+    )
 
 
 def ran(harness: Any, config: Any, folder: Path, *variants: dict[str, Any], repeats: int = 1) -> Study:
@@ -104,7 +107,8 @@ def test_with_one_cell_there_is_no_superlative(harness: Any, config: Any, tmp_pa
 
 def row(name: str, **figures: Any) -> dict[str, Any]:
     known = {"name": f"m s {name}", "model": "m", "stack": "s", "variant": name, "status": "ok"}
-    return known | {"kind": "measured", "repeats": 3, "tokens": 256} | figures
+    known |= {"kind": "measured", "repeats": 3, "tokens": 256, "baseline": None}
+    return empty_cell() | known | figures
 
 
 def said(*rows: dict[str, Any]) -> str:

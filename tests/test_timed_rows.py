@@ -14,7 +14,7 @@ from harness import records
 from harness.analysis import line
 from harness.analysis import prefill as prefills
 from harness.analysis.verdicts import verdict
-from harness.dataset.study import Gathered, Study
+from harness.dataset.study import Study, load_study, with_prefill, with_series
 from harness.report import page as report_page
 from harness.report import prompts, summary
 
@@ -44,27 +44,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path, fake_interpret
 
 
 @pytest.fixture(scope="module")
-def gathered(folder: Path) -> Gathered:
-    return Gathered(list(records.records(folder, lambda damage: pytest.fail(str(damage)))))
+def gathered(folder: Path) -> Study:
+    return load_study(list(records.records(folder, lambda damage: pytest.fail(str(damage)))))
 
 
 @pytest.fixture(scope="module")
-def study(gathered: Gathered) -> Study:
-    return gathered.study("x")
+def study(gathered: Study) -> Study:
+    return with_series(gathered, "x")
 
 
 def of(rows: Any, kind: str) -> Any:
     return next(row for row in rows if row["workload"] == kind)
 
 
-def test_the_timed_rows_of_a_cell_are_those_of_all_its_repeats(gathered: Gathered):
+def test_the_timed_rows_of_a_cell_are_those_of_all_its_repeats(gathered: Study):
     windows = [row["depths"]["at"] for row in gathered.repeats if row["workload"] == "depth"]
     shown = of(gathered.cells, "depth")["depths"]["at"]
     assert len(windows) == 2
     for place, each in enumerate(shown):
         assert each["windows"] == sum(at[place]["windows"] for at in windows)
     assert {each["passes"] for each in of(gathered.cells, "prefill")["passes"]} == {10}
-    prefill = of(gathered.swept, "prefill")["prefill"]
+    prefill = of(with_prefill(gathered).cells, "prefill")["prefill"]
     assert prefill["rounds"] == 10
     assert [each["depth"] for each in prefill["depths"]] == [1024]
     assert [task["prefix_kept"] for task in of(gathered.cells, "turns")["tasks"]] == [False, True]
@@ -152,7 +152,7 @@ def test_the_chapter_on_turns_stacks_prefill_and_decode_of_both_conversations(st
     assert "Turns" in report_page.page(study)
 
 
-def test_a_pass_faster_than_its_limit_makes_our_record_invalid(gathered: Gathered):
+def test_a_pass_faster_than_its_limit_makes_our_record_invalid(gathered: Study):
     each = next(each for each in gathered.stored if each.record["workload"]["kind"] == "prefill")
     table = records.table(each)
     assert verdict(each.record, 1e9, True, None, table).status == "ok"
@@ -164,7 +164,7 @@ def test_a_pass_faster_than_its_limit_makes_our_record_invalid(gathered: Gathere
     assert found.reasons[0].startswith("faster than its limit: a pass of 1 tokens")
 
 
-def test_metrics_of_timed_rows_are_read_from_them_and_no_others(gathered: Gathered):
+def test_metrics_of_timed_rows_are_read_from_them_and_no_others(gathered: Study):
     rows = {kind: of(gathered.repeats, kind) for kind in ("decode", "prefill", "depth", "turns")}
     known = {
         kind: {name for name, value in METRICS.items() if value(row) is not None}
@@ -223,7 +223,7 @@ def test_a_report_of_timed_rows_alone_has_their_chapters_and_no_table_of_decodes
     assert "## Speed" not in report_page.markdown(alone)
 
 
-def test_a_sweep_behind_tokens_alone_is_shown_at_its_depth_without_a_ttft(gathered: Gathered):
+def test_a_sweep_behind_tokens_alone_is_shown_at_its_depth_without_a_ttft(gathered: Study):
     each = next(each for each in gathered.stored if each.record["workload"]["kind"] == "prefill")
     passes = prefills.by_depth([records.table(each)])
     found = prefills.row(each.record, {1024: passes[1024]}, None)

@@ -202,12 +202,12 @@ def test_a_static_cache_is_a_floor_of_weights_and_all_of_it_and_has_no_W():
     assert said["B_ratio"] == pytest.approx(1, abs=0.02)
     assert not said["W_identifiable"]
     assert (said["W_theory_tokens_per_ms"], said["W_ratio"], said["W_declared_ratio"]) == (None, None, None)
-    assert tables.W(said, "W_tokens_per_ms") == "not applicable"
-    assert tables.shown(said, "W_tokens_per_ms", "{:.0f}") == "not applicable"
-    (shown,) = (c for c in tables.SPEED if c.key == "W_declared_ratio")
-    assert tables.column_cell(said, shown) == report_table.NONE
+    assert tables.W(said) == "not applicable"
+    assert next(c for c in tables.COLUMNS if c.heading == "W tok/ms").text(said) == "not applicable"
+    (shown,) = (c for c in tables.SPEED if c.heading == "W MBU, spec, copied")
+    assert shown.text(said) == report_table.NONE
     copied = honest("copied", 0)
-    assert tables.column_cell(row(record(copied), copied), shown) in ("99%", "100%", "101%")
+    assert shown.text(row(record(copied), copied)) in ("99%", "100%", "101%")
 
 
 def test_a_window_is_read_up_to_its_length_and_has_a_slope_only_before_it():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import NotRequired, TypedDict, TypeIs
 
 from harness.records.kinds import AtDepth, Depth, Experts, Figure, Probe, WindowMeans
 from harness.records.measured import Source
@@ -159,11 +159,9 @@ class SurfaceFigures(TypedDict):
 
 # The rows of each table that records become: every column with its type. Missing values are null.
 #
-# They are plain dicts. Code that reads a column by a name it was given takes a row as `Mapping[str,
-# object]`.
+# They are plain dicts, as they are written to JSON.
 
 
-"""Low and high end of an interval; null: open."""
 Disturbance = Literal["cpu", "quota", "memory", "heat", "warmup", "suspend"]
 
 
@@ -236,17 +234,42 @@ class Figures(TypedDict):
     slow_from_n: float | None
 
 
-class Identity(TypedDict):
-    """Of every row; see records.identity."""
+class Variant(TypedDict):
+    """What was measured, of every row."""
 
     name: NotRequired[str]
     """unique in its table"""
-    cell: str
     model: str
     stack: str
     variant: str
-    machine: str
     device: str | None
+
+
+class Ended(Variant):
+    """A variant, and how measuring it ended."""
+
+    kind: str
+    weights: str
+    status: str
+
+
+class Outcome(Ended):
+    reasons: list[str]
+
+
+class Counted(Outcome):
+    """An outcome of so many repeats; 0: of none."""
+
+    repeats: int
+    repeats_ok: int
+    disturbed_attempts: int
+
+
+class Identity(Variant):
+    """Of every row of one kind of record; see records.identity."""
+
+    cell: str
+    machine: str
     content_key: str
     campaign: str
     started_utc: str
@@ -377,13 +400,22 @@ class Cell(Repeat, TimeSplit):
     disturbed_attempts: int
     stayed_disturbed: list[Disturbance]
     prefill: PrefillRow | None
-    """of a sweep of prefill passes; see dataset.gather.Gathered.swept"""
+    """of a sweep of prefill passes; see dataset.study.with_prefill"""
 
 
 class ShownCell(Cell):
     """A cell beside the one to compare it with."""
 
     baseline: Cell | None
+
+
+def empty_cell() -> Cell:
+    """A cell of which nothing is known: every figure is null, every count 0, every list empty."""
+    lists = ("reasons", "flags", "segments", "passes", "tasks", "ok_series", "stayed_disturbed")
+    counts = ("repeats", "repeats_ok", "disturbed_attempts")
+    empty = dict.fromkeys(Cell.__required_keys__) | dict.fromkeys(counts, 0) | {name: [] for name in lists}
+    spikes = SpikesRow(count=0, size_ms=None, period_tokens=None)
+    return cast(Cell, {**empty, "spikes": spikes, "max_ctx_is_target": False})
 
 
 class Search(Result):
@@ -462,6 +494,17 @@ class Score(Identity):
     seconds: float | None
 
 
+AnyRow = Repeat | Search | Score
+
+
+def is_search(row: AnyRow) -> TypeIs[Search]:
+    return row["kind"] == "searched"
+
+
+def is_score(row: AnyRow) -> TypeIs[Score]:
+    return row["kind"] == "scored"
+
+
 class Moment(TypedDict):
     """A worker's memory at one moment, part by part."""
 
@@ -477,20 +520,12 @@ class MemoryGrowth(TypedDict):
     not_measured: str | None
 
 
-class Attribution(MemoryGrowth):
+class Attribution(MemoryGrowth, Ended):
     """Where the memory of a cell goes; see records.attribution."""
 
     cell: str
-    name: str
-    kind: str
-    model: str
-    stack: str
-    variant: str
-    weights: str
     machine: str
-    device: str | None
     content_key: str
-    status: str
     n_ctx: int | None
     prompt_tokens: int
     new_tokens: int

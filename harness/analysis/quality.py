@@ -27,8 +27,6 @@ from harness.records.parts import StackFacts
 # loses. The file itself is held against the 16-bit weights, tensor by tensor and setting by setting.
 
 
-Row = dict[str, Any]
-
 CACHE_TYPES = ("type_k", "type_v")
 # (types by name, bound): the mean relative error that arithmetic explains. Kernels of llama.cpp round
 # activations to 8 bits, in blocks of 32 or, for k- and i-quants, of 256. Worst window measured on random

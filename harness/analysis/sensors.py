@@ -278,7 +278,7 @@ def _listed(values: Sequence[Fact]) -> str:
 
 def _facts(record: Record) -> Iterator[tuple[str, Fact]]:
     machine, loaded = record["machine"], loaded_of(record)
-    conditions: Mapping[str, object] = record.get("conditions") or {}
+    conditions = record.get("conditions") or {}
     yield from _as_text("machine", {name: machine.get(name) for name in MACHINE})
     yield from _as_text("", {"device": record.get("device")})
     for number, gpu in enumerate(machine.get("gpus") or []):

@@ -128,7 +128,7 @@ def options_label(setting: Setting) -> str:
     return " ".join(words) or "defaults"
 
 
-def changed(best: Setting, changes: Mapping[str, Value], base: Mapping[str, object]) -> Setting:
+def changed(best: Setting, changes: Mapping[str, Value], base: Mapping[str, Value | None]) -> Setting:
     """`best` with more changes, in one spelling: values of `base`, the resolved defaults, are no change."""
     return tuple(sorted((k, v) for k, v in (dict(best) | dict(changes)).items() if base.get(k) != v))
 
@@ -247,7 +247,7 @@ class Search:
     def __init__(
         self,
         options: Sequence[Sequence[Mapping[str, Value]]],
-        base: Mapping[str, object],
+        base: Mapping[str, Value | None],
         rounds: int,
         threshold: float,
     ) -> None:

@@ -28,7 +28,7 @@ from harness.campaign.rounds import (
 from harness.config import Experiment, Model, Variant, Workload, plan
 from harness.config.plan import Cell
 from harness.config.variants import varied
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study
 from harness.records import Record, Stored
 
 
@@ -150,7 +150,7 @@ class _Rounds:
     def _costs(self, stored: Sequence[Stored]) -> tuple[dict[Setting, float | None], set[Setting]]:
         """By setting, null where the repeat has no valid figure; and those that failed by their own fault.
         The reason of either is kept."""
-        gathered, metric = Gathered(stored), self._tuned.metric
+        gathered, metric = load_study(stored), self._tuned.metric
         found: dict[Setting, float | None] = {}
         failed = set()
         for row, each in zip(gathered.repeats, gathered.stored, strict=True):

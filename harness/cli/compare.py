@@ -169,7 +169,8 @@ def exit_code(found: Comparison) -> int:
         say(f"{len(fails)} failed: {'; '.join(fails)}")
         return REGRESSION
     if not found.compared:
-        why = dict.fromkeys(each["reason"] for each in (*found.not_compared, *found.rows) if each["reason"])
+        reasons = [*(each["reason"] for each in found.not_compared), *(row["reason"] for row in found.rows)]
+        why = dict.fromkeys(filter(None, reasons))
         say(f"nothing was compared: {'; '.join(why)}")
         return NOT_STARTED
     if not found.whole:

@@ -31,7 +31,7 @@ from harness.theory.names import NotUnderstood
 
 if TYPE_CHECKING:
     from harness.dataset.study import Study
-    from harness.report.fit_text import Against, Row, RowAgainst
+    from harness.report.fit_text import Against, Row
 
 LEAST_TOKENS = 3  # the first token, and two for a line
 OF_WEIGHTS = ("faster_than_limit", "first_token_faster_than_limit")
@@ -253,7 +253,7 @@ def _totals(name: str, request: Request, bpw: float | None, theory: Theory | Non
 def _row(
     name: str, bpw: float | None, figures: Figures, raised: Sequence[Flag], against: Against | None
 ) -> Row:
-    row: Row = {
+    return {
         "variant": printable(name),
         "per_token": True,
         "unusable": None,
@@ -261,9 +261,8 @@ def _row(
         "prompt_tokens": None,
         **figures,
         "flags": [flag.row() for flag in raised],
+        **(against or {}),
     }
-    both: RowAgainst | None = {**row, **against} if against else None
-    return both or row
 
 
 def _against(figures: Figures, bits: float | None, limit: Limit) -> Against:

@@ -20,7 +20,7 @@ from harness.cli.options import stored
 from harness.config import Model
 from harness.config.plan import Cell
 from harness.config.variants import InlineShape, safe_name
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study
 from harness.machine import ProbeError
 from harness.models import layout, weights
 from harness.models.checkpoint import CheckpointError, read
@@ -280,7 +280,7 @@ def known_models(folder: Path, of_place: Place) -> Known:
         raise Mistake(f"{printable(str(folder))} is no folder of results")
     published = [*records.records(data.results(STUDY), say)]
     mine = [*stored(folder)] if folder.is_dir() else []
-    own = Gathered(mine)
+    own = load_study(mine)
     # This machine's own bandwidth is measured each time; a share of it must mean the same in all.
     bandwidths = {each.name: each.bytes_per_s for each in of_place.devices}
     found = [*examples.of_published(published), *examples.of_own(own, bandwidths)]
@@ -313,7 +313,7 @@ def prove(arguments: argparse.Namespace, given: Given, choices: Sequence[Choice]
     if main(["run", str(config), "-o", str(arguments.results)]) not in (OK, NOT_OK):
         raise Mistake(f"{config} could not be measured")
     here = machine.facts()["slug"]
-    rows = Gathered([*stored(arguments.results)]).cells
+    rows = load_study([*stored(arguments.results)]).cells
     windows = [row for row in rows if row["depths"] and row["machine"] == here]
     for choice in choices:
         outcome = answer.outcome_of_choice(choice, windows, arguments.context)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import webbrowser
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness import data, machine, records
@@ -15,7 +16,7 @@ from harness.analysis.memory import PARTS
 from harness.base.text import plural
 from harness.cli import NOT_OK, OK, Mistake, say, tables
 from harness.cli.options import add_json, add_results, stored
-from harness.dataset.study import Gathered, Study
+from harness.dataset.study import Study, attributions, load_study, with_series
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
 from harness.report import page as report_page
@@ -33,18 +34,12 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 def run_list(arguments: argparse.Namespace) -> int:
     """Print the table, or one array. Raises ResultsError if there is no such folder."""
     every = list(stored(arguments.dir))
-    gathered = Gathered([each for each in every if each.record["kind"] != "reported"])
-    if (
-        every
-        and not gathered.stored
-        and not gathered.searches
-        and not gathered.scores
-        and not gathered.checks
-    ):
+    study = load_study([each for each in every if each.record["kind"] != "reported"])
+    if every and not study.stored and not study.searches and not study.scores and not study.checks:
         say(f"{arguments.dir}: its {len(every)} records are published figures: see harness report")
     if not every:
         say(no_records(arguments.dir))
-    tables.show_cells_table(gathered, arguments.json)
+    tables.show_cells_table(study, arguments.json)
     return OK
 
 
@@ -63,9 +58,9 @@ def run_memory(arguments: argparse.Namespace) -> int:
     measured = [each for each in every if each.record["kind"] != "reported"]
     if not every:
         say(no_records(arguments.dir))
-    gathered = Gathered(measured or every)
-    rows = gathered.memory
-    for warning in gathered.warnings:
+    study = load_study(measured or every)
+    rows = attributions(study, warnings := [*study.warnings])
+    for warning in warnings:
         say(warning)
     if arguments.json:
         print(json.dumps(rows, indent=1, allow_nan=False))
@@ -250,15 +245,15 @@ def _tables(study: Study, form: str) -> str:
 def _of_records(folders: list[Path], baseline_folder: Path | None) -> tuple[Study, str]:
     """The Study of results folders and bundles, and the name of its page."""
     with contextlib.ExitStack() as stack:
-        gathered = _gathered([stack.enter_context(as_folder(path)) for path in folders])
+        study = _load([stack.enter_context(as_folder(path)) for path in folders])
         baseline = None
         if baseline_folder:
-            baseline = _gathered([stack.enter_context(as_folder(baseline_folder))])
+            baseline = _load([stack.enter_context(as_folder(baseline_folder))])
         title = ", ".join(folder.resolve().name.removesuffix(SUFFIX) for folder in folders)
-        first = [*gathered.cells, *gathered.checks, *gathered.searches, *gathered.scores][0]
+        first = [*study.cells, *study.checks, *study.searches, *study.scores][0]
         from harness.recommend.answer import with_predictions  # slow to import
 
-        return with_predictions(gathered.study(title, baseline), folders), first["machine"]
+        return with_predictions(with_series(study, title, baseline), folders), first["machine"]
 
 
 def _of_log(paths: list[Path], baseline_folder: Path | None) -> tuple[Study, str]:
@@ -270,7 +265,7 @@ def _of_log(paths: list[Path], baseline_folder: Path | None) -> tuple[Study, str
     return fit.study(paths[0]), paths[0].name.split(".")[0]
 
 
-def _gathered(folders: list[Path]) -> Gathered:
+def _load(folders: list[Path]) -> Study:
     """The records of some folders. Raises ResultsError if one is not a folder, or if there are no records."""
     stored: list[Stored] = []
     damages: list[str] = []
@@ -281,6 +276,5 @@ def _gathered(folders: list[Path]) -> Gathered:
         for damage in damages:
             say(damage)
         raise records.no_records(*folders)
-    gathered = Gathered(stored)
-    gathered.warnings = [*damages, *gathered.warnings]
-    return gathered
+    study = load_study(stored)
+    return replace(study, warnings=[*damages, *study.warnings])

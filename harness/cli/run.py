@@ -27,7 +27,7 @@ from harness.cli.options import WAIT, add_cells, add_json, chosen
 from harness.cli.progress import Progress
 from harness.config import Experiment, MaxCtx, Quality, plan
 from harness.config.plan import Cell
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study, with_series
 from harness.dataset.table import counted
 from harness.recommend.answer import with_predictions
 from harness.records import ResultsError, Stored
@@ -69,7 +69,7 @@ def run_check_weights(arguments: argparse.Namespace) -> int:
     progress = Progress()
     stored = campaign_run.check_weights(experiment, cells, request, progress, seconds)
     progress.clear()
-    checks = Gathered(stored).checks
+    checks = load_study(stored).checks
     if arguments.json:
         print(json.dumps(checks, indent=1, allow_nan=False))
     else:
@@ -106,7 +106,7 @@ def run_max_ctx(arguments: argparse.Namespace) -> int:
     if arguments.no_fill:
         given = list(dict.fromkeys(each.model_copy(update={"fill": False}) for each in given))
     stored, root = cli_progress.run_one_kind(experiment, given, arguments)
-    searches = Gathered(stored).searches
+    searches = load_study(stored).searches
     if arguments.json:
         print(json.dumps(searches, indent=1, allow_nan=False))
     else:
@@ -268,7 +268,7 @@ def run_quality(arguments: argparse.Namespace) -> int:
         print(f"reference: {path.absolute()}")
         return OK
     stored, root = cli_progress.run_one_kind(experiment, given, arguments)
-    scores = Gathered(stored).scores
+    scores = load_study(stored).scores
     if arguments.json:
         print(json.dumps(scores, indent=1, allow_nan=False))
     else:
@@ -334,9 +334,9 @@ def run(arguments: argparse.Namespace) -> int:
         wait=arguments.wait,
     )
     if arguments.on:
-        gathered, busiest = Gathered(run_on_fleet(experiment, cells, request, arguments)), None
+        gathered, busiest = load_study(run_on_fleet(experiment, cells, request, arguments)), None
     else:
-        gathered = Gathered(campaign_run.run(experiment, cells, request, progress := Progress()))
+        gathered = load_study(campaign_run.run(experiment, cells, request, progress := Progress()))
         busiest = progress.busiest
     if not (arguments.on and arguments.json):  # its events have been printed
         tables.show_cells_table(gathered, arguments.json, busiest)
@@ -344,7 +344,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"
     try:
-        report_page.write(page, with_predictions(gathered.study(name), [root]))
+        report_page.write(page, with_predictions(with_series(gathered, name), [root]))
     except ResultsError as refusal:  # everything is measured, so this is not NOT_STARTED
         say(refusal)
         return NOT_OK

@@ -11,7 +11,7 @@ from harness.analysis.quality import NOT_SCORED
 from harness.analysis.verdicts import BusyProcess
 from harness.base.text import list_named
 from harness.cli import say
-from harness.dataset.study import Gathered
+from harness.dataset.study import Study, with_prefill
 from harness.report import prompts, quality, tables
 from harness.report.table import note
 
@@ -33,49 +33,50 @@ def show_searches_table(searches: Sequence[Search]) -> None:
 NAMES_SHOWN = 3  # of the cells that were not scored
 
 
-def show_cells_table(gathered: Gathered, as_json: bool, busiest: BusyProcess | None = None) -> None:
+def show_cells_table(study: Study, as_json: bool, busiest: BusyProcess | None = None) -> None:
     """Print what is wrong with the records, then one array, or the searches, the scores, the cells, and notes
     on them. `busiest`: the process to name where repeats stayed disturbed."""
-    for warning in gathered.warnings:
+    for warning in study.warnings:
         say(warning)
-    if sentence := verdicts.disturbance_summary(gathered.cells, busiest):
+    if sentence := verdicts.disturbance_summary(study.cells, busiest):
         say(sentence)
     if as_json:
-        rows = [*gathered.repeats, *gathered.searches, *gathered.scores]
+        rows = [*study.repeats, *study.searches, *study.scores]
         print(json.dumps(rows, indent=1, allow_nan=False))
         return
-    if gathered.searches:
-        show_searches_table(gathered.searches)
-    if gathered.scores:
-        quality.show(gathered.scores)
-    if not gathered.cells and (gathered.searches or gathered.scores):
+    if study.searches:
+        show_searches_table(study.searches)
+    if study.scores:
+        quality.show(study.scores)
+    if not study.cells and (study.searches or study.scores):
         return
-    for number, table in enumerate(prompts.shown_workloads(gathered.swept)):
+    swept = with_prefill(study).cells
+    for number, table in enumerate(prompts.shown_workloads(swept)):
         if number:
             note("")
         table.show()
-    if prompts.decodes(gathered.cells) and (peak := tables.bandwidth(gathered.repeats)):
+    if prompts.decodes(study.cells) and (peak := tables.bandwidth(study.repeats)):
         note(peak)
-    if any(map(prompts.extrapolates, gathered.swept)):
+    if any(prompts.extrapolates(row["prefill"]) for row in swept):
         note(prompts.EXTRAPOLATION)
-    checked = [row["weights_check"] for row in gathered.cells if row.get("weights_check")]
+    checked = [row["weights_check"] for row in study.cells if row["weights_check"]]
     if checked:
         counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))
         note(f"logits against the 16-bit reference: {counts}")
-    unscored = [row["name"] for row in gathered.cells if row["quality"] == NOT_SCORED]
+    unscored = [row["name"] for row in study.cells if row["quality"] == NOT_SCORED]
     if unscored:
         note(f"quality not scored: {list_named(unscored, NAMES_SHOWN)}", "yellow")
-    if any(row["weights"] == "synthetic" for row in gathered.cells):
+    if any(row["weights"] == "synthetic" for row in study.cells):
         note("synthetic weights: sizes are exact, latencies almost exact")
-    if any(row["slope_ms"] is not None and not row["W_identifiable"] for row in gathered.cells):
+    if any(row["slope_ms"] is not None and not row["W_identifiable"] for row in study.cells):
         note("W -: the slope is not distinguishable from zero, or there are fewer than 2,049 tokens")
-    for row in gathered.cells:
+    for row in study.cells:
         of_line = {flag["code"]: flag["detail"] for flag in row["flags"] if flag["code"] in flags.OF_LINE}
         for detail in of_line.values():
             note(f"{row['name']}: {detail}")
     # The reason for disturbed repeats is printed once for all of them.
-    disturbed = {why for row in gathered.repeats if row["disturbed"] for why in row["reasons"]}
-    for row in gathered.cells:
+    disturbed = {why for row in study.repeats if row["disturbed"] for why in row["reasons"]}
+    for row in study.cells:
         if row["workload"] == "grow" and row["max_ctx"]:
             note(f"{row['name']}: {tables.growth(row)}")
         for reason in [why for why in row["reasons"] if why not in disturbed]:

@@ -4,20 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from harness.analysis.line import FAMILIES
 from harness.analysis.sensors import changed
 from harness.base.text import plural
 from harness.compare import sides
-from harness.compare.judge import INVALID, WORSE, Runs, judged
+from harness.compare.judge import INVALID, WORSE, Figures, Runs, SharedFigures, judged
 from harness.compare.sides import NAMES_SHOWN, Cells, Key, Side
-from harness.records import ResultsError
+from harness.records import Record, ResultsError
 
 __all__ = ["DEFAULT_THRESHOLD", "Comparison", "compare"]
 
-Row = dict[str, Any]
 DEFAULT_THRESHOLD = 0.02
+
+
+class OfCell(TypedDict):
+    """`name`: unique in a comparison."""
+
+    name: str
+    cell: str
+    machine: str
+    device: str | None
+
+
+class Change(OfCell, Figures):
+    fails: bool
+
+
+class Lost(OfCell):
+    """A cell that is not compared, or only in part."""
+
+    reason: str
+
+
+class Differing(TypedDict):
+    """What else differs between the sides, for these cells; null: for all of them."""
+
+    what: str
+    base: str
+    new: str
+    cells: list[str] | None
 
 
 @dataclass(frozen=True)
@@ -33,13 +61,13 @@ class Comparison:
 
     base: str
     new: str
-    rows: Sequence[Row]
-    environment: Sequence[Row]
-    not_compared: Sequence[Row]
-    partial: Sequence[Row]
+    rows: Sequence[Change]
+    environment: Sequence[Differing]
+    not_compared: Sequence[Lost]
+    partial: Sequence[Lost]
     damages: Sequence[str]
     notes: Sequence[str]
-    shared: Sequence[Row] = ()
+    shared: Sequence[SharedFigures] = ()
     paired: bool = False
 
     @property
@@ -74,7 +102,7 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
     pairs = {name: (before.runs(key), after.runs(key)) for name, key in of.items()}
     thresholds = {family: fail_on.get(family, DEFAULT_THRESHOLD) for family in FAMILIES}
     verdicts = judged(pairs, thresholds, _history(base, new, of))
-    rows = [
+    rows: list[Change] = [
         {**_cell(name, of[name]), **row, "fails": row["verdict"] in WORSE and row["family"] in fail_on}
         for name, row in verdicts.rows
     ]
@@ -88,7 +116,9 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
         new=new.name,
         rows=rows,
         shared=verdicts.shared,
-        environment=list(_environment(before, after, {names[key]: key for key in common})),
+        environment=list(
+            differing({names[key]: (before.records(key), after.records(key)) for key in common})
+        ),
         not_compared=[{**_cell(names[key], key), "reason": why} for key, why in not_compared.items()],
         partial=[{**_cell(name, of[name]), "reason": now} for name, (_, now) in lost.items() if now],
         damages=[*before.damages, *after.damages],
@@ -108,7 +138,7 @@ def _history(base: Side, new: Side, of: Mapping[str, Key]) -> dict[str, Runs]:
     return {name: runs for name, key in of.items() if key in cells and (runs := cells.runs(key)).campaigns}
 
 
-def _cell(name: str, key: Key) -> Row:
+def _cell(name: str, key: Key) -> OfCell:
     machine, device, cell = key
     return {"name": name, "cell": cell, "machine": machine, "device": device}
 
@@ -168,11 +198,11 @@ def _nothing_in_common(base: Side, before: Cells, new: Side, after: Cells, names
     return f"no cell in common: {', '.join(words)}; {hint}"
 
 
-def _environment(before: Cells, after: Cells, of: Mapping[str, Key]) -> Iterator[Row]:
-    """Each difference once, with the cells it applies to; null: all of them."""
+def differing(records: Mapping[str, tuple[Sequence[Record], Sequence[Record]]]) -> Iterator[Differing]:
+    """Each difference between the records of two sides once, with the cells it applies to; null: all."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for name, key in of.items():
-        for each in changed(before.records(key), after.records(key)):
+    for name, (before, after) in records.items():
+        for each in changed(before, after):
             found.setdefault((each["what"], each["before"], each["after"]), []).append(name)
     for (what, was, now), cells in found.items():
-        yield {"what": what, "base": was, "new": now, "cells": None if len(cells) == len(of) else cells}
+        yield {"what": what, "base": was, "new": now, "cells": None if len(cells) == len(records) else cells}

@@ -6,22 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from harness import records
+from harness import compare, records
 from harness.analysis import differences as analysis_differences
+from harness.analysis.columns import Repeat
 from harness.analysis.differences import Change, discoveries
 from harness.analysis.line import METRICS, Metric
-from harness.analysis.sensors import changed
 from harness.analysis.verdicts import USABLE, counting
 from harness.base.text import list_named, plural
-from harness.compare import Comparison
-from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE
+from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE, relative, unjudged
 from harness.dataset import table
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study
 from harness.records import Record, ResultsError, Stored
 
-Row = dict[str, Any]
 SIDES = ("A", "B")
 # The figure whose interval decides how many rounds there are: the first that a pair has.
 STEERING = ("tokens_per_s", "pp512", "tokens_per_s_16k", "task_s", "task_kept_s", "B_ms")
@@ -33,13 +30,13 @@ class Rounds:
 
     threshold: float
     pairs: Sequence[str]
-    _rows: dict[tuple[str, str, int], list[tuple[Mapping[str, Any], Stored]]] = field(default_factory=dict)
+    _rows: dict[tuple[str, str, int], list[tuple[Repeat, Stored]]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add(self, stored: Sequence[Stored]) -> None:
         """The records of one round."""
-        gathered = Gathered(stored)
+        gathered = load_study(stored)
         self.warnings += gathered.warnings
         for row, each in zip(gathered.repeats, gathered.stored, strict=True):
             of = each.record["campaign"]
@@ -69,10 +66,10 @@ class Rounds:
                 names.append(pair)
         return names
 
-    def comparison(self, sides: tuple[str, str], fail_on: Mapping[str, float]) -> Comparison:
+    def comparison(self, sides: tuple[str, str], fail_on: Mapping[str, float]) -> compare.Comparison:
         """The verdict of every pair and metric. `fail_on`: by family, the relative change in cost that
         fails."""
-        rows: dict[tuple[str, str], Row] = {}
+        rows: dict[tuple[str, str], compare.Change] = {}
         changes: dict[tuple[str, str], tuple[Metric, Change]] = {}
         for metric in METRICS:
             differences = self._differences(metric)
@@ -86,13 +83,14 @@ class Rounds:
         significant = discoveries(p, analysis_differences.FALSE_DISCOVERIES_AB)
         bound = math.log1p(self.threshold)
         for key, (metric, change) in changes.items():
-            rows[key] |= _verdict(metric, change, key in significant, bound)
+            row = rows[key]
+            row["verdict"], row["reason"] = _verdict(metric, change, key in significant, bound)
             failing = fail_on.get(metric.family)
             beyond = change.ends is not None and failing is not None and change.ends[0] > math.log1p(failing)
-            rows[key]["fails"] = rows[key]["verdict"] in WORSE and beyond
+            row["fails"] = row["verdict"] in WORSE and beyond
         order = {pair: number for number, pair in enumerate(self.pairs)}
         without = [pair for pair in self.pairs if not any(of == pair for _, of in rows)]
-        return Comparison(
+        return compare.Comparison(
             base=sides[0],
             new=sides[1],
             rows=[row for _, row in sorted(rows.items(), key=lambda item: order[item[0][1]])],
@@ -108,7 +106,7 @@ class Rounds:
             paired=True,
         )
 
-    def _counting(self, pair: str, side: str) -> dict[int, tuple[Mapping[str, Any], Stored]]:
+    def _counting(self, pair: str, side: str) -> dict[int, tuple[Repeat, Stored]]:
         """By round: the attempt that counts."""
         return {
             round: counting(
@@ -135,35 +133,16 @@ class Rounds:
             found[pair] = [b[round] - a[round] for round in sorted(a.keys() & b.keys())]
         return found
 
-    def _row(self, metric: Metric, pair: str, rounds: int, change: Change) -> Row:
+    def _row(self, metric: Metric, pair: str, rounds: int, change: Change) -> compare.Change:
         a, b = (self._values(metric, pair, side) for side in SIDES)
         both = a.keys() & b.keys()
         base, new = (metric.figure(sum(side[r] for r in both) / len(both)) for side in (a, b))
-        ends = sorted(metric.change(end) for end in change.ends) if change.ends else None
-        return {
-            **self._cell(pair),
-            "metric": metric.name,
-            "unit": metric.unit,
-            "better": metric.better,
-            "family": metric.family,
-            "base": base,
-            "new": new,
-            "base_repeats": rounds,
-            "new_repeats": rounds,
-            "base_campaigns": 1,
-            "change": metric.change(change.cost),
-            "change_ci90": ends,
-            "own_change": None,
-            "own_ci90": None,
-            "shared_change": None,
-            "shared_ci90": None,
-            "shared_between": None,
-            "p": change.p,
-            "spread": None,
-            "threshold": self.threshold,
-        }
+        row = unjudged(metric, base, new, (rounds, rounds), self.threshold)
+        row["change"], row["change_ci90"] = relative(metric, change)
+        row["p"] = change.p
+        return {**self._cell(pair), **row, "fails": False}
 
-    def _cell(self, pair: str) -> Row:
+    def _cell(self, pair: str) -> compare.OfCell:
         """The pair, as the cell of side B."""
         record = self._records(pair, "B")[-1]
         return {
@@ -176,16 +155,10 @@ class Rounds:
     def _records(self, pair: str, side: str) -> list[Record]:
         return [each.record for _, each in self._counting(pair, side).values()]
 
-    def _environment(self) -> list[Row]:
+    def _environment(self) -> list[compare.Differing]:
         """Differences between the sides, with the pairs that they apply to; null: all."""
-        found: dict[tuple[str, str, str], list[str]] = {}
-        for pair in self.pairs:
-            for each in changed(self._records(pair, "A"), self._records(pair, "B")):
-                found.setdefault((each["what"], each["before"], each["after"]), []).append(pair)
-        return [
-            {"what": what, "base": a, "new": b, "cells": None if len(names) == len(self.pairs) else names}
-            for (what, a, b), names in found.items()
-        ]
+        records = {pair: (self._records(pair, "A"), self._records(pair, "B")) for pair in self.pairs}
+        return list(compare.differing(records))
 
     def _why_not(self, pair: str) -> str:
         return self._lost(pair, True) or "neither side has a figure for it"
@@ -233,14 +206,15 @@ def latest(folder: Path, threshold: float, campaign: str | None = None) -> tuple
     return rounds, (f"A: {paths.get('A', '')}", f"B: {paths.get('B', '')}")
 
 
-def _verdict(metric: Metric, change: Change, significant: bool, bound: float) -> Row:
+def _verdict(metric: Metric, change: Change, significant: bool, bound: float) -> tuple[str, str | None]:
+    """The verdict and its reason."""
     if change.ends is None:
-        return {"verdict": INVALID, "reason": "run-to-run noise is unknown: fewer than two rounds"}
+        return INVALID, "run-to-run noise is unknown: fewer than two rounds"
     sign = analysis_differences.direction(change, bound)
     if sign and significant:
-        return {"verdict": metric.worse if sign > 0 else metric.improved, "reason": None}
+        return metric.worse if sign > 0 else metric.improved, None
     least, most = change.ends
     if -bound < least and most < bound:
-        return {"verdict": SAME, "reason": None}
+        return SAME, None
     low, high = sorted(metric.change(end) for end in change.ends)
-    return {"verdict": UNCLEAR, "reason": f"anywhere from {low:+.1%} to {high:+.1%}"}
+    return UNCLEAR, f"anywhere from {low:+.1%} to {high:+.1%}"

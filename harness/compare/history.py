@@ -24,7 +24,7 @@ from harness.dataset import table
 from harness.dataset.study import campaigns
 from harness.records import Record, Stored
 from harness.report import page
-from harness.report.plots import COLOURS, Figure, Trace, figure_layout, plain_figure, upright_figure
+from harness.report.plots import COLOURS, Figure, Plotly, figure_layout, plain_figure, upright_figure
 from harness.report.table import Table
 
 # Detect steps in a series of nights: a figure moves to another level and stays there. Pure.
@@ -202,7 +202,7 @@ def history(stored: Iterable[Stored]) -> History:
     cells: dict[Key, Ran] = {}
     future: set[str] = set()
     for campaign in campaigns(_until_now(stored, future)):
-        made.warnings += campaign.gathered.warnings
+        made.warnings += campaign.study.warnings
         ours: list[tuple[Repeat | Search | Score, Stored]] = [*campaign.searches, *campaign.scores]
         ours = [each for each in campaign.repeats if each[0]["kind"] == "measured"] + ours
         made.campaigns += bool(ours)
@@ -483,7 +483,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
         if place and night.began - nights[place - 1].began > most:
             drawn.append((None, None))  # break the line across a gap
         drawn.append((dates[place], None if night.value is None else night.value / per))
-    data: list[Trace] = [
+    data: list[Plotly] = [
         {
             "type": "scatter",
             "mode": "lines+markers",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from harness.analysis import scores
+from harness.analysis.columns import AnyRow, Score, is_score, is_search
 from harness.analysis.differences import (
     Between,
     Change,
@@ -22,7 +24,6 @@ from harness.analysis.differences import (
 )
 from harness.analysis.line import METRICS, Metric
 
-Row = Mapping[str, Any]
 SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"
 WORSE = tuple(dict.fromkeys(metric.worse for metric in METRICS))
 BETTER = tuple(dict.fromkeys(metric.improved for metric in METRICS))
@@ -34,11 +35,47 @@ FEWEST_REPEATS = 2  # of a baseline: one repeat shows no run-to-run noise
 ASSUMED = {"slower": 0.03, "memory": 0.002, "context": 0.002, "quality": 0.0002}
 
 
+class Figures(TypedDict):
+    """A metric on both sides, and the change between them; `verdict`: empty until it is judged."""
+
+    metric: str
+    unit: str
+    better: str
+    family: str
+    base: float | None
+    new: float | None
+    base_repeats: int
+    new_repeats: int
+    base_campaigns: int
+    change: float | None
+    change_ci90: list[float] | None
+    own_change: float | None
+    own_ci90: list[float] | None
+    shared_change: float | None
+    shared_ci90: list[float] | None
+    shared_between: str | None
+    p: float | None
+    spread: float | None
+    threshold: float
+    verdict: str
+    reason: str | None
+
+
+class SharedFigures(TypedDict):
+    """The shift of a metric that `cells` cells share, and how campaigns differ."""
+
+    metric: str
+    cells: int | None
+    change: float | None
+    ci90: list[float] | None
+    between: str
+
+
 @dataclass(frozen=True)
 class Runs:
     """One side's usable rows of a cell, of repeats, searches and scores, by campaign."""
 
-    campaigns: Mapping[str, Sequence[Row]]
+    campaigns: Mapping[str, Sequence[AnyRow]]
 
     def values(self, metric: Metric) -> dict[str, list[float]]:
         """The metric's values by campaign; campaigns without one are left out."""
@@ -48,7 +85,7 @@ class Runs:
         }
         return {name: values for name, values in found.items() if values}
 
-    def _valid(self, metric: Metric) -> dict[str, list[Row]]:
+    def _valid(self, metric: Metric) -> dict[str, list[AnyRow]]:
         """The rows that count for a metric; the speed of a functional row does not."""
         timed = metric.family == "slower"
         return {
@@ -74,30 +111,31 @@ class Runs:
     @property
     def searched(self) -> bool:
         """Whether all rows are searches, whose result is verified, not sampled."""
-        return all(row["kind"] == "searched" for rows in self.campaigns.values() for row in rows)
+        return all(is_search(row) for rows in self.campaigns.values() for row in rows)
 
     @property
     def scored(self) -> bool:
         """Whether all rows are scores of a text, which hardly differ from run to run."""
-        return all(row["kind"] == "scored" for rows in self.campaigns.values() for row in rows)
+        return all(is_score(row) for rows in self.campaigns.values() for row in rows)
 
     @property
-    def latest(self) -> Row:
+    def latest(self) -> AnyRow:
         """The last row."""
         return [*self.campaigns.values()][-1][-1]
 
     @property
     def granule(self) -> int:
         """The step of the searches in tokens: results are multiples of it."""
-        return max(int(row["granule"]) for rows in self.campaigns.values() for row in rows)
+        searches = [row for rows in self.campaigns.values() for row in rows if is_search(row)]
+        return max(row["granule"] or 1 for row in searches)
 
 
 @dataclass(frozen=True)
 class Judged:
     """`rows`: one per pair and metric, with the pair's name. `shared`: one per metric that was compared."""
 
-    rows: Sequence[tuple[str, dict[str, Any]]]
-    shared: Sequence[dict[str, Any]]
+    rows: Sequence[tuple[str, Figures]]
+    shared: Sequence[SharedFigures]
 
 
 def judged(
@@ -111,23 +149,23 @@ def judged(
     statistically significant among all differences is UNCLEAR. `history`: earlier campaigns, where the
     baselines have too few to show how campaigns differ.
     """
-    rows: list[tuple[str, dict[str, Any]]] = []
-    noisy: dict[str, tuple[dict[str, Any], Metric, Difference]] = {}
-    shared: list[dict[str, Any]] = []
+    rows: list[tuple[str, Figures]] = []
+    noisy: dict[str, tuple[Figures, Metric, Difference]] = {}
+    shared: list[SharedFigures] = []
     for metric in METRICS:
         compared: dict[str, tuple[Sample, Sample]] = {}
-        of_metric: dict[str, dict[str, Any]] = {}
+        of_metric: dict[str, Figures] = {}
         for name, (base, new) in pairs.items():
             row = _row(metric, base, new, thresholds[metric.family])
             if row is None:
                 continue
             rows.append((name, row))
-            if row["verdict"] is not None:
+            if row["verdict"]:
                 continue
             if base.searched and new.searched:
-                row |= _context(metric, base, new, row["threshold"])
-            elif base.scored and new.scored:
-                row |= _quality(metric, base.latest, new.latest, row["threshold"])
+                _context(row, metric, base, new)
+            elif is_score(before := base.latest) and is_score(after := new.latest):
+                _quality(row, metric, before, after)
             else:
                 compared[name] = base.sample(metric), new.sample(metric)
                 of_metric[name] = row
@@ -137,38 +175,37 @@ def judged(
         news = {name: new for name, (_, new) in compared.items()}
         bases = settled({name: base for name, (base, _) in compared.items()}, news, bound, prior)
         for name, kept in bases.items():
-            of_metric[name] |= _left_out(metric, compared[name][0], kept)
-        before = {name: runs.sample(metric) for name, runs in (history or {}).items() if runs.values(metric)}
-        found = differences({name: (bases[name], news[name]) for name in compared}, prior, before)
+            _leave_out(of_metric[name], metric, compared[name][0], kept)
+        earlier = {name: runs.sample(metric) for name, runs in (history or {}).items() if runs.values(metric)}
+        found = differences({name: (bases[name], news[name]) for name in compared}, prior, earlier)
         noisy |= {
             f"{metric.name} {name}": (of_metric[name], metric, each) for name, each in found.cells.items()
         }
         shared.append(_shared(metric, found.shared, found.between))
         for row in of_metric.values():
-            row |= {f"shared_{key}": shared[-1][key] for key in ("change", "ci90", "between")}
+            row["shared_change"], row["shared_ci90"] = shared[-1]["change"], shared[-1]["ci90"]
+            row["shared_between"] = shared[-1]["between"]
     changes = significant({key: each for key, (_, _, each) in noisy.items()})
     for key, (row, metric, difference) in noisy.items():
-        row |= _noisy(metric, difference, changes[key], row["threshold"], len(noisy))
+        _noisy(row, metric, difference, changes[key], len(noisy))
     order = {name: number for number, name in enumerate(pairs)}
     return Judged(sorted(rows, key=lambda each: order[each[0]]), shared)
 
 
-def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, Any] | None:
-    """The figures of both sides, with a verdict if they cannot be compared; null where neither has one."""
-    values = [side.values(metric) for side in (base, new)]
-    if not any(values):
-        return None
-    counts = [sum(map(len, side.values())) for side in values]
-    row: dict[str, Any] = {
+def unjudged(
+    metric: Metric, base: float | None, new: float | None, repeats: tuple[int, int], threshold: float
+) -> Figures:
+    """The figures of both sides, from one campaign each."""
+    return {
         "metric": metric.name,
         "unit": metric.unit,
         "better": metric.better,
         "family": metric.family,
-        "base": _shown(metric, base),
-        "new": _shown(metric, new),
-        "base_repeats": counts[0],
-        "new_repeats": counts[1],
-        "base_campaigns": len(values[0]),
+        "base": base,
+        "new": new,
+        "base_repeats": repeats[0],
+        "new_repeats": repeats[1],
+        "base_campaigns": 1,
         "change": None,
         "change_ci90": None,
         "own_change": None,
@@ -179,20 +216,34 @@ def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, A
         "p": None,
         "spread": None,
         "threshold": threshold,
-        "verdict": None,
+        "verdict": "",
         "reason": None,
     }
+
+
+def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> Figures | None:
+    """The figures of both sides, with a verdict if they cannot be compared; null where neither has one."""
+    values = [side.values(metric) for side in (base, new)]
+    if not any(values):
+        return None
+    counts = [sum(map(len, side.values())) for side in values]
+    row = unjudged(metric, _shown(metric, base), _shown(metric, new), (counts[0], counts[1]), threshold)
+    row["base_campaigns"] = len(values[0])
     if base.repeats < FEWEST_REPEATS and not (base.searched or base.scored):
         why = "the baseline has one repeat, so run-to-run noise is unknown; measure at least two"
-        return row | {"verdict": INVALID, "reason": why}
+        row["verdict"], row["reason"] = INVALID, why
+        return row
     for where, count in zip(("the baseline", "the new runs"), counts, strict=True):
-        if not count and metric.name == "W_tokens_per_ms":
-            # Noise decides whether a slope is distinguishable from zero, so this is not a fault.
-            return row | {"verdict": UNCLEAR, "reason": f"slope not distinguishable from zero in {where}"}
-        if not count and metric.name == "B_ms":
-            return row | {"verdict": UNCLEAR, "reason": f"B not known to 10% in {where}"}
-        if not count:
-            return row | {"verdict": INVALID, "reason": f"{metric.name} is not known in {where}"}
+        if count:
+            continue
+        # Noise decides whether a slope is distinguishable from zero, so this is not a fault.
+        unclear = {
+            "W_tokens_per_ms": f"slope not distinguishable from zero in {where}",
+            "B_ms": f"B not known to 10% in {where}",
+        }
+        row["verdict"] = UNCLEAR if metric.name in unclear else INVALID
+        row["reason"] = unclear.get(metric.name, f"{metric.name} is not known in {where}")
+        return row
     return row
 
 
@@ -201,96 +252,106 @@ def _shown(metric: Metric, side: Runs) -> float | None:
     return metric.figure(side.sample(metric).mean) if side.values(metric) else None
 
 
-def _shared(metric: Metric, found: Shared | None, between: Between) -> dict[str, Any]:
+def _shared(metric: Metric, found: Shared | None, between: Between) -> SharedFigures:
     """The shift that all cells share; without one, only how campaigns differ."""
-    row: dict[str, Any] = {"metric": metric.name, "cells": found.cells if found else None}
-    row |= {"change": None, "ci90": None, "between": between.source}
-    if found:
-        row |= _figures(metric, found.change, "change", "ci90")
-    return row
+    change, ends = relative(metric, found.change) if found else (None, None)
+    return {
+        "metric": metric.name,
+        "cells": found.cells if found else None,
+        "change": change,
+        "ci90": ends,
+        "between": between.source,
+    }
 
 
-def _figures(metric: Metric, change: Change, name: str, interval: str) -> dict[str, Any]:
-    """The change and its interval, relative, under these keys."""
+def relative(metric: Metric, change: Change) -> tuple[float, list[float] | None]:
+    """The change and its interval."""
     ends = sorted(metric.change(end) for end in change.ends) if change.ends else None
-    return {name: metric.change(change.cost), interval: ends}
+    return metric.change(change.cost), ends
 
 
 def _noisy(
-    metric: Metric, found: Difference, significant: Sequence[Change], threshold: float, count: int
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"spread": found.spread, **_figures(metric, found.whole, "change", "change_ci90")}
+    row: Figures, metric: Metric, found: Difference, significant: Sequence[Change], count: int
+) -> None:
+    """Fill in the change and its verdict. `count`: differences among which it is significant or not."""
+    row["spread"] = found.spread
+    row["change"], row["change_ci90"] = relative(metric, found.whole)
+    own = 0.0
     if found.own:
-        row |= _figures(metric, found.own, "own_change", "own_ci90")
-    if found.whole.ends is None:
-        return row | {"verdict": INVALID, "reason": "run-to-run noise is unknown"}
+        own, row["own_ci90"] = relative(metric, found.own)
+        row["own_change"] = own
+    if found.whole.ends is None or row["change_ci90"] is None:
+        row["verdict"], row["reason"] = INVALID, "run-to-run noise is unknown"
+        return
     row["p"] = found.whole.p
-    bound = math.log1p(threshold)
+    bound = math.log1p(row["threshold"])
     if change := beyond(significant, bound):
         by_itself = beyond([each for each in significant if each is found.whole], bound)
         if not by_itself:
-            row["reason"] = f"{row['own_change']:+.1%} beyond what all cells share"
-        return row | {"verdict": metric.worse if change > 0 else metric.improved}
+            row["reason"] = f"{own:+.1%} beyond what all cells share"
+        row["verdict"] = metric.worse if change > 0 else metric.improved
+        return
     known = [each for each in (found.whole, found.own) if each]
     for each in known:
         least, most = each.ends or (0.0, 0.0)
         if least > bound or most < -bound:
-            if each not in significant:
-                return row | {"verdict": UNCLEAR, "reason": f"not significant among {count} differences"}
             why = f"the medians differ by only {metric.change(each.middle):+.1%}"
-            return row | {"verdict": UNCLEAR, "reason": why}
-    least, most = found.whole.ends
+            if each not in significant:
+                why = f"not significant among {count} differences"
+            row["verdict"], row["reason"] = UNCLEAR, why
+            return
+    _judge(row, found.whole.ends, None)
+
+
+def _judge(row: Figures, ends: tuple[float, float], unclear: str | None) -> None:
+    """The verdict of an interval of costs. `unclear`: why it is UNCLEAR; null: the interval itself."""
+    bound, (least, most) = math.log1p(row["threshold"]), ends
     if -bound < least and most < bound:
-        return row | {"verdict": SAME}
-    low, high = row["change_ci90"]
-    return row | {"verdict": UNCLEAR, "reason": f"anywhere from {low:+.1%} to {high:+.1%}"}
+        row["verdict"] = SAME
+        return
+    low, high = row["change_ci90"] or (0.0, 0.0)
+    row["verdict"], row["reason"] = UNCLEAR, unclear or f"anywhere from {low:+.1%} to {high:+.1%}"
 
 
-def _left_out(metric: Metric, base: Sample, kept: Sample) -> dict[str, Any]:
-    """Row values for a baseline without campaigns that were themselves a change."""
-    count = len(base.campaigns) - len(kept.campaigns)
-    if not count:
-        return {}
-    return {
-        "base": metric.figure(kept.mean),
-        "base_repeats": kept.repeats,
-        "base_campaigns": len(kept.campaigns),
-        "reason": f"{count} of the earlier campaigns changed as well and are not in the baseline",
-    }
+def _leave_out(row: Figures, metric: Metric, base: Sample, kept: Sample) -> None:
+    """Take campaigns that were themselves a change out of the baseline."""
+    if count := len(base.campaigns) - len(kept.campaigns):
+        row["base"] = metric.figure(kept.mean)
+        row["base_repeats"], row["base_campaigns"] = kept.repeats, len(kept.campaigns)
+        row["reason"] = f"{count} of the earlier campaigns changed as well and are not in the baseline"
 
 
-def _context(metric: Metric, base: Runs, new: Runs, threshold: float) -> dict[str, Any]:
+def _context(row: Figures, metric: Metric, base: Runs, new: Runs) -> None:
     """Compare longest contexts: verified, not sampled. The true limit is less than a granule above each."""
     before, after = ([v for values in side.values(metric).values() for v in values] for side in (base, new))
     low = min(after) / (max(before) + base.granule - 1) - 1
     high = (max(after) + new.granule - 1) / min(before) - 1
     mean = [sum(values) / len(values) for values in (before, after)]
-    row: dict[str, Any] = {"base": mean[0], "new": mean[1], "change": mean[1] / mean[0] - 1}
-    row |= {"change_ci90": [low, high]}
-    bound, most, least = math.log1p(threshold), metric.cost(1 + low), metric.cost(1 + high)
-    if least > bound:
-        return row | {"verdict": metric.worse}
-    if most < -bound:
-        return row | {"verdict": metric.improved}
-    if {*before} == {*after} or (-bound < least and most < bound):
-        return row | {"verdict": SAME}
-    alike = len({*before}) == len({*after}) == 1
-    why = f"searches resolve {base.granule} tokens" if alike else "searches on one side differ"
-    return row | {"verdict": UNCLEAR, "reason": why}
+    row["base"], row["new"], row["change"] = mean[0], mean[1], mean[1] / mean[0] - 1
+    row["change_ci90"] = [low, high]
+    bound, most, least = math.log1p(row["threshold"]), metric.cost(1 + low), metric.cost(1 + high)
+    if least > bound or most < -bound:
+        row["verdict"] = metric.worse if least > bound else metric.improved
+    elif {*before} == {*after}:
+        row["verdict"] = SAME
+    else:
+        alike = len({*before}) == len({*after}) == 1
+        why = f"searches resolve {base.granule} tokens" if alike else "searches on one side differ"
+        _judge(row, (least, most), why)
 
 
-def _quality(metric: Metric, base: Row, new: Row, threshold: float) -> dict[str, Any]:
+def _quality(row: Figures, metric: Metric, base: Score, new: Score) -> None:
     """Compare two scores window by window: what is hard about the text is hard for both."""
-    row: dict[str, Any] = {"base": metric.value(base), "new": metric.value(new)}
-    if any(base[key] != new[key] for key in ("ids_sha256", "n_ctx", "windows")):
-        return row | {"verdict": INVALID, "reason": "the two scores are of other text, tokens or windows"}
+    row["base"], row["new"] = metric.value(base), metric.value(new)
+    apart = base["ids_sha256"] != new["ids_sha256"] or base["n_ctx"] != new["n_ctx"]
+    if apart or base["windows"] != new["windows"] or not base["means"] or not new["means"]:
+        row["verdict"], row["reason"] = INVALID, "the two scores are of other text, tokens or windows"
+        return
     cost, least, most = scores.change(base["means"]["nll"], new["means"]["nll"], LEVEL)
     row["change"] = metric.change(cost)
     row["change_ci90"] = [metric.change(least), metric.change(most)]
-    bound = math.log1p(threshold)
+    bound = math.log1p(row["threshold"])
     if least > bound or most < -bound:
-        return row | {"verdict": metric.worse if least > bound else metric.improved}
-    if -bound < least and most < bound:
-        return row | {"verdict": SAME}
-    low, high = row["change_ci90"]
-    return row | {"verdict": UNCLEAR, "reason": f"anywhere from {low:+.1%} to {high:+.1%}"}
+        row["verdict"] = metric.worse if least > bound else metric.improved
+    else:
+        _judge(row, (least, most), None)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+
+from typing_extensions import NotRequired, TypedDict
 
 from harness.analysis import differences
 from harness.analysis.differences import FALSE_DISCOVERIES
 from harness.base.text import plural, printable_lines
-from harness.compare import Comparison
+from harness.compare import Change, Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
 from harness.report import page, plots
 from harness.report.plots import Figure
@@ -19,7 +20,6 @@ from harness.report.table import NONE, Table, formatted, in_markdown
 # A comparison for GitHub: one annotation per regression, and figures for github-action-benchmark.
 
 
-Row = Mapping[str, Any]
 # Metrics that are better when larger, as a cost: name, unit and scale of the inverse.
 COSTS = {
     "tokens_per_s": ("ms_per_token", "ms/token", 1e3),
@@ -27,6 +27,16 @@ COSTS = {
     "pp512": ("pp512_ms_per_token", "ms/token", 1e3),
     "tokens_per_s_16k": ("ms_per_token_16k", "ms/token", 1e3),
 }
+
+
+class BenchmarkEntry(TypedDict):
+    """As github-action-benchmark reads it."""
+
+    name: str
+    unit: str
+    value: float
+    range: NotRequired[str]
+    extra: NotRequired[str]
 
 
 def commands(found: Comparison) -> list[str]:
@@ -40,8 +50,9 @@ def commands(found: Comparison) -> list[str]:
         _command("error" if row["fails"] else "warning", f"{row['verdict']}: {row['name']}", _gha_change(row))
         for row in sorted(worse, key=lambda row: not row["fails"])
     ]
-    lost = [*(row for row in found.rows if row["verdict"] == INVALID), *found.not_compared]
-    warnings = [(f"not compared: {each['name']}", each["reason"]) for each in lost]
+    invalid = [row for row in found.rows if row["verdict"] == INVALID]
+    warnings = [(f"not compared: {row['name']}", row["reason"]) for row in invalid]
+    warnings += [(f"not compared: {each['name']}", each["reason"]) for each in found.not_compared]
     warnings += [(f"compared in part: {each['name']}", each["reason"]) for each in found.partial]
     warnings += [("not read", damage) for damage in found.damages]
     return lines + [
@@ -50,7 +61,7 @@ def commands(found: Comparison) -> list[str]:
     ]
 
 
-def benchmark(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def benchmark(rows: Sequence[Change]) -> list[BenchmarkEntry]:
     """The new figures for github-action-benchmark's tool customSmallerIsBetter.
 
     Each cell and metric has `name`, `unit`, `value`, `range` and `extra`. A metric that is better when larger
@@ -61,12 +72,12 @@ def benchmark(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return list(_entries(rows))
 
 
-def as_json(rows: Sequence[Row]) -> str:
+def as_json(rows: Sequence[Change]) -> str:
     """The text of the action's output-file-path file."""
     return json.dumps(benchmark(rows), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def _entries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+def _entries(rows: Sequence[Change]) -> Iterator[BenchmarkEntry]:
     for row in rows:
         metric, unit, value = row["metric"], row["unit"], row["new"]
         if value is None or row["verdict"] == INVALID:
@@ -78,13 +89,14 @@ def _entries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             value = multiple / value
         # The action identifies entries by name alone, and these three are stable from night to night.
         name = f"{row['cell']} {metric} ({row['machine']}, {row['device']})"
-        entry = {"name": name, "unit": unit, "value": value}
+        entry: BenchmarkEntry = {"name": name, "unit": unit, "value": value}
         if row["spread"] is not None:
             entry["range"] = f"± {row['spread'] * value:.6g}"
-        yield entry | {"extra": f"{row['name']}\n{row['verdict']}: {_gha_change(row)}"}
+        entry["extra"] = f"{row['name']}\n{row['verdict']}: {_gha_change(row)}"
+        yield entry
 
 
-def _gha_change(row: Row) -> str:
+def _gha_change(row: Change) -> str:
     """`tokens_per_s 20.1 -> 19.1 tok/s: -5.0% (90%: -5.6% to -4.4%), of 42 and 3 repeats, threshold 2%`"""
     figures = f"{row['metric']} {_figure(row['base'])} -> {_figure(row['new'])} {row['unit']}"
     parts = [figures if row["change"] is None else f"{figures}: {row['change']:+.1%}{_interval(row)}"]
@@ -94,7 +106,7 @@ def _gha_change(row: Row) -> str:
     return ", ".join(parts) + (f"; {row['reason']}" if row["reason"] else "")
 
 
-def _interval(row: Row) -> str:
+def _interval(row: Change) -> str:
     if not row["change_ci90"]:
         return ""
     low, high = row["change_ci90"]
@@ -105,7 +117,7 @@ def _figure(value: float | None) -> str:
     return "none" if value is None else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
-def _badness(row: Row) -> float:
+def _badness(row: Change) -> float:
     return abs(float(row["change"] or 0.0))
 
 
@@ -221,25 +233,21 @@ def array(found: Comparison) -> str:
     `lost`: new repeats that are not usable, and why. `differs`: other differences of this cell.
     """
     nothing = dict.fromkeys(found.rows[0] if found.rows else ("metric", "base", "new", "change"))
-    invalid = [nothing | {"verdict": INVALID, "fails": False} | each for each in found.not_compared]
-    lost = {each["name"]: each["reason"] for each in found.partial}
-    rows = [
-        row
-        | {"base_of": found.base, "new_of": found.new, "lost": lost.get(row["name"])}
-        | {
-            "differs": [
-                _text_change(each)
-                for each in found.environment
-                if row["name"] in (each["cells"] or [row["name"]])
-            ]
-        }
-        for row in (*found.rows, *invalid)
+    figures = [(row["name"], {**row}) for row in found.rows]
+    figures += [
+        (each["name"], {**nothing, "verdict": INVALID, "fails": False, **each}) for each in found.not_compared
     ]
+    lost = {each["name"]: each["reason"] for each in found.partial}
+    rows = []
+    for name, of in figures:
+        differs = [
+            {"what": each["what"], "base": each["base"], "new": each["new"]}
+            for each in found.environment
+            if name in (each["cells"] or [name])
+        ]
+        sides = {"base_of": found.base, "new_of": found.new, "lost": lost.get(name)}
+        rows.append({**of, **sides, "differs": differs})
     return json.dumps(rows, indent=1, allow_nan=False) + "\n"
-
-
-def _text_change(each: Row) -> dict[str, Any]:
-    return {key: each[key] for key in ("what", "base", "new")}
 
 
 def _environment(found: Comparison) -> Table:
@@ -268,7 +276,7 @@ def _shared(found: Comparison) -> Table:
         [
             FIGURES[each["metric"]][0],
             _signed(each["change"]),
-            " to ".join(map(_signed, each["ci90"])),
+            " to ".join(map(_signed, each["ci90"] or ())),
             f"all {each['cells']} cells: the machine, or something they share",
             each["between"],
         ]
@@ -299,9 +307,9 @@ def _text_figures(found: Comparison) -> Table:
     return Table(headings, lines, numeric, marked, "Figures")
 
 
-def _line(row: Row) -> list[str]:
+def _line(row: Change) -> list[str]:
     name, form, unit = FIGURES[row["metric"]]
-    base, new = (formatted(row[side], form, unit) for side in ("base", "new"))
+    base, new = (formatted(value, form, unit) for value in (row["base"], row["new"]))
     change = NONE if row["change"] is None else _signed(row["change"])
     interval = " to ".join(map(_signed, row["change_ci90"] or ())) or NONE
     repeats = f"{row['base_repeats']}, {row['new_repeats']}"
@@ -338,7 +346,7 @@ def comparison_page(found: Comparison) -> str:
     )
 
 
-def _page_figures(rows: Sequence[Row]) -> Iterator[Figure]:
+def _page_figures(rows: Sequence[Change]) -> Iterator[Figure]:
     """A figure per metric: the change of every cell, its interval, and the threshold in both directions."""
     for metric, (name, _, _) in FIGURES.items():
         shown = [row for row in rows if row["metric"] == metric and row["change_ci90"]]
@@ -346,8 +354,10 @@ def _page_figures(rows: Sequence[Row]) -> Iterator[Figure]:
             yield _changes(metric, name, shown)
 
 
-def _changes(metric: str, name: str, rows: Sequence[Row]) -> Figure:
-    percents = [[100 * value for value in (row["change"], *row["change_ci90"])] for row in rows]
+def _changes(metric: str, name: str, rows: Sequence[Change]) -> Figure:
+    percents = [
+        [100 * value for value in (row["change"] or 0.0, *(row["change_ci90"] or ()))] for row in rows
+    ]
     places = list(range(len(rows)))
     data = [
         {
@@ -390,11 +400,11 @@ def _changes(metric: str, name: str, rows: Sequence[Row]) -> Figure:
     )
 
 
-def _ends(row: Row) -> Iterable[str]:
-    return (f"{end:+.2%}" for end in row["change_ci90"])
+def _ends(row: Change) -> Iterable[str]:
+    return (f"{end:+.2%}" for end in row["change_ci90"] or ())
 
 
-def _colour(row: Row) -> str:
+def _colour(row: Change) -> str:
     if row["verdict"] in WORSE:
         return WORSE_COLOUR
     return BETTER_COLOUR if row["verdict"] in BETTER else OTHER_COLOUR

@@ -18,8 +18,9 @@ from harness.base.files import FAULTS
 from harness.base.text import list_named, plural
 from harness.compare.judge import Runs
 from harness.dataset import table
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study
 from harness.records import Record, ResultsError, Stored
+from harness.stacks.header import Options
 
 # Choose the records of each side of a comparison: a folder, a day, or the latest campaign and those before
 # it.
@@ -274,7 +275,7 @@ class Cells:
         of = {each.folder: name for name, found in side.campaigns.items() for each in found}
         every = [each for found in side.campaigns.values() for each in found]
         measured = [each for each in every if each.record["kind"] in ("measured", "scored")]
-        gathered = Gathered([*measured, *side.checks])
+        gathered = load_study([*measured, *side.checks])
         self.damages = [*side.damages, *gathered.warnings]
         rows: list[tuple[Stored, Row]] = [*zip(gathered.stored, gathered.repeats, strict=True)]
         rows += [(each, table.search_row(each.record)) for each in every if each.record["kind"] == "searched"]
@@ -399,8 +400,8 @@ def _apart(one: Mapping[str, object], other: Mapping[str, object]) -> Iterator[s
             yield f"{name}: {one.get(name, 'default')} and {other.get(name, 'default')}"
 
 
-def _options(record: Record) -> Mapping[str, object]:
-    options: Mapping[str, object] = record["asked"]["options"]
+def _options(record: Record) -> Options:
+    options: Options = record["asked"]["options"]
     return options
 
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,19 @@ from numpy.typing import NDArray
 from harness import records
 from harness.analysis import flags, memory, quality, stopping, traffic
 from harness.analysis import prefill as analysis_prefill
-from harness.analysis.columns import Attribution, Cell, Check, Identity, Repeat, Score, Search, ShownCell
+from harness.analysis.columns import (
+    Attribution,
+    Cell,
+    Check,
+    Ends,
+    Identity,
+    Outcome,
+    Repeat,
+    Score,
+    Search,
+    ShownCell,
+    Variant,
+)
 from harness.base.files import FAULTS
 from harness.base.text import plural
 from harness.dataset import table as dataset_table
@@ -31,8 +43,6 @@ from harness.stacks.header import stacks
 # The data of a report: rows and series as plain values. Nothing here reads or draws.
 
 
-Row = Mapping[str, object]
-"""A row of any table: its columns are read by name."""
 LONGEST_REASON = 32  # characters shown in a table cell; the full reason is below the table
 Floats = NDArray[np.float64]
 
@@ -70,7 +80,8 @@ class Study:
     one row per cell, where its memory goes. By row name: `series`, the repeat to draw, including its first
     token (prefill, which is not drawn); `memory`; `prefill`, the median passes by depth; `baseline`, the row
     to compare with. `machines`: facts. `methods`: heading -> text, list or mapping, in display order;
-    commands go under a heading with "repeat" or "command" in it. `warnings`: unreadable files."""
+    commands go under a heading with "repeat" or "command" in it. `warnings`: unreadable files. `stored`: the
+    record of each repeat. `fitted`: B and W of each repeat as bundles of every version claim them."""
 
     title: str
     cells: Sequence[Cell]
@@ -86,274 +97,8 @@ class Study:
     machines: Sequence[Machine] = ()
     methods: Mapping[str, object] = field(default_factory=dict)
     warnings: Sequence[str] = ()
-
-    @property
-    def rows(self) -> list[ShownCell]:
-        """The cells, each with its `baseline`: a row or null."""
-        return [{**row, "baseline": self.baseline.get(row["name"])} for row in self.cells]
-
-    @property
-    def models(self) -> dict[str, list[ShownCell]]:
-        """The rows of each model, in order of first appearance."""
-        found: dict[str, list[ShownCell]] = {}
-        for row in self.rows:
-            found.setdefault(str(row.get("model")), []).append(row)
-        return found
-
-    @property
-    def decodes(self) -> dict[str, list[ShownCell]]:
-        """Those of each model whose workload is a decode; no models without one."""
-        found = {model: [row for row in rows if not timed(row)] for model, rows in self.models.items()}
-        return {model: rows for model, rows in found.items() if rows}
-
-
-def ok(row: Row) -> bool:
-    return row.get("status") == "ok"
-
-
-def failure(row: Row) -> str:
-    """`oom`, or `error: ` and the reason; empty for a cell that is ok."""
-    status = str(row.get("status"))
-    if status == "ok":
-        return ""
-    reasons = row.get("reasons")
-    if status == "oom" or not isinstance(reasons, Sequence) or not reasons:
-        return status
-    why = " ".join(str(reasons[0]).split())
-    return f"{status}: {why if len(why) <= LONGEST_REASON else why[: LONGEST_REASON - 1] + '…'}"
-
-
-def figure(row: Row | None, key: str) -> float | None:
-    """A figure of a row as a finite number; null: none."""
-    value = (row or {}).get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def part(row: Row, key: str) -> Row:
-    """A row inside a row; empty without one."""
-    value = row.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def parts(row: Row, key: str) -> list[Row]:
-    """The rows in a list inside a row; empty without one."""
-    value = row.get(key)
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, Sequence) else []
-
-
-def bounds(row: Row | None, key: str) -> tuple[float | None, float | None]:
-    """The ends of an interval [low, high]; an open end is null, and both are null without an interval."""
-    value = (row or {}).get(key)
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        return None, None
-    low, high = (figure({"end": end}, "end") for end in value)
-    return low, high
-
-
-def labels(rows: Sequence[Row], model: str) -> list[str]:
-    """Short labels of a model's cells: their names without the model and without a device that all share; the
-    full names where these tell more rows apart."""
-    names = [str(row["name"]) for row in rows]
-    devices = {str(row.get("device")) for row in rows}
-    shared = f" on {devices.pop()}" if len(devices) == 1 else ""
-    short = [name.removeprefix(f"{model} ").removesuffix(shared) for name in names]
-    return short if len(set(short)) == len(set(names)) else names
-
-
-def timed(row: Row) -> str | None:
-    """The kind of workload of a row that has timed rows: prefill, depth or turns; null for a decode."""
-    kind = str(row.get("workload"))
-    return kind if kind in TABLE_OF else None
-
-
-# Match rows with baseline rows of the same model, stack and variant, by our names or the study's.
-
-
-Key = tuple[str, str, str]
-
-
-def baseline_rows(rows: Sequence[Row], others: Sequence[Cell]) -> dict[str, Cell]:
-    """By name: the other row of the same model, stack and variant, if any."""
-    known = {key(other): other for other in others}
-    reported = {at: other for at, other in known.items() if other.get("kind") == "reported"}
-    found = {str(row["name"]): known.get(key(row)) or reported.get(published(row)) for row in rows}
-    return {name: other for name, other in found.items() if other is not None}
-
-
-def matched(
-    study: Study, ours: Sequence[Row], reported: Sequence[Cell]
-) -> tuple[dict[str, Cell], list[Cell]]:
-    """By name of our row, the published row of the same variant, from the baseline or the study's reported
-    rows; and the reported rows without a match."""
-    theirs = {name: row for name, row in study.baseline.items() if row.get("kind") == "reported"}
-    theirs |= baseline_rows(ours, reported)
-    taken = {theirs[name]["name"] for row in ours if (name := str(row["name"])) in theirs}
-    return theirs, [row for row in reported if row["name"] not in taken]
-
-
-def key(row: Row) -> Key:
-    model, stack, variant = (str(row.get(name)).lower() for name in ("model", "stack", "variant"))
-    return model, stack, variant
-
-
-def published(row: Row) -> Key:
-    """The key of the published study's row for this variant, if there is one. Headers leave out variants that
-    measure something else (a static cache, fp4, nested scales), and bits or kernels that the study lacks."""
-    model, stack, variant = key(row)
-    header = stacks().get(stack)
-    return model, stack, header.published.get(variant, variant) if header else variant
-
-
-# Records and their files -> a Study: analysed rows, curves to draw, and warnings for unreadable files.
-
-
-class Gathered:
-    """All rows of some records, one per repeat, and their series; each file is read once. `fitted`: B and W
-    of each repeat as bundles of every version claim them.
-
-    Records that cannot be analysed are left out, with a warning each."""
-
-    def __init__(self, stored: Sequence[Stored]) -> None:
-        self.warnings: list[str] = []
-        try:
-            self._gather(stored)
-        except FAULTS:  # one record must not end the analysis of all: find it
-            usable = [each for each in stored if self._is_usable(each)]
-            if len(usable) == len(stored):
-                raise
-            self._gather(usable)
-
-    def _is_usable(self, each: Stored) -> bool:
-        try:
-            Gathered([])._gather([each])
-        except FAULTS as fault:
-            self._warn(ResultsError(f"{each.folder}: left out, cannot be analysed: {fault!r}"))
-            return False
-        return True
-
-    def _gather(self, stored: Sequence[Stored]) -> None:
-        by_size = sorted(stored, key=lambda each: _by_size(str(each.record["model"]["name"])))
-        self._ran = [each for each in by_size if each.record["kind"] not in ("checked", "scored")]
-        self.stored = [each for each in self._ran if each.record["kind"] != "searched"]
-        searched = [
-            dataset_table.search_row(each.record) for each in by_size if each.record["kind"] == "searched"
-        ]
-        self.searches: list[Search] = dataset_table.with_unique_names(dataset_table.latest_searches(searched))
-        checked = [quality.agreement_row(each.record) for each in by_size if each.record["kind"] == "checked"]
-        self.checks: list[Check] = dataset_table.with_unique_names(quality.latest_checks(checked))
-        scored = [quality.row(each.record) for each in by_size if each.record["kind"] == "scored"]
-        self.scores: list[Score] = dataset_table.with_unique_names(dataset_table.latest_searches(scored))
-        self.curves: dict[str, Curve] = {}
-        tables: dict[tuple[str, int, str], dict[str, list[int]]] = {}
-        ceilings = _ceilings(self.stored)
-        self.repeats: list[Repeat] = []
-        for each in self.stored:
-            times, table = self._times(each), self._read(records.table, each)
-            path = str(each.series_path) if times else None
-            ceiling = ceilings.get(each.record["campaign"]["id"])
-            self.repeats.append(row := dataset_table.repeat_row(each.record, times, path, ceiling, table))
-            if table:
-                tables[dataset_table.cell_identity(row)] = table
-            if path:
-                self.curves[path] = Curve(times.n.astype(float), times.ms)
-        nothing = Curve(np.empty(0), np.empty(0))
-        dataset_table.flag_identical_series(
-            self.repeats, [self.curves.get(str(r["series"]), nothing).ms for r in self.repeats]
-        )
-        of_stack: dict[tuple[str, str], list[Repeat]] = {}
-        for row in self.repeats:
-            of_stack.setdefault((row["model"], row["stack"]), []).append(row)
-        for alike in of_stack.values():
-            dataset_table.flag_kernel_changes(alike)
-        dataset_table.drop_intervals(self.repeats)
-        quality.apply_checks(self.repeats, self.checks)
-        quality.apply(self.repeats, self.scores)
-        self.cells: list[Cell] = dataset_table.with_unique_names(
-            stopping.split_time(dataset_table.per_cell(self.repeats, tables))
-        )
-        self.fitted = [_fitted(row) for row in self.repeats]
-        for row in self.repeats:  # cells pool what a repeat alone does not know
-            flags.withhold(row)
-
-    @cached_property
-    def swept(self) -> list[Cell]:
-        """The cells, each with the analysis of its prefill passes, which takes a while."""
-        return [self._with_prefill(cell) for cell in self.cells]
-
-    @cached_property
-    def memory(self) -> list[Attribution]:
-        """One row per cell: where its memory goes; see analysis.records.attribution. None for timed rows,
-        whose worker keeps copies of the context."""
-        found = []
-        for cell in self.cells:
-            if not timed(cell) and (each := self.behind(cell)) is not None:
-                samples = self._read(records.memory_series, each)
-                found.append(memory.attribution_row(cell, each.record, self._times(each), samples))
-        return found
-
-    def study(self, title: str, baseline: Gathered | None = None) -> Study:
-        """The Study of these records. `baseline`: other records, compared with cells of the same model, stack
-        and variant."""
-        drawn = {cell["name"]: self.behind(cell) for cell in self.cells}
-        memory, prefill = {}, {}
-        for name, each in drawn.items():
-            if each is None:
-                continue
-            if samples := self._read(records.memory_series, each):
-                memory[name] = _memory(samples)
-        for cell in self.cells:
-            if depths := self._passes.get(cell["content_key"]):
-                prefill[cell["name"]] = {depth: _medians(n, ms) for depth, (n, ms, _) in depths.items()}
-        return Study(
-            title=title,
-            cells=self.swept,
-            repeats=self.repeats,
-            checks=self.checks,
-            searches=self.searches,
-            scores=self.scores,
-            attributions=self.memory,
-            series={
-                c["name"]: self.curves[str(c["series"])] for c in self.cells if c["series"] in self.curves
-            },
-            memory=memory,
-            prefill=prefill,
-            baseline=baseline_rows([*self.cells, *self.searches], baseline.cells) if baseline else {},
-            machines=list({r.record["machine"]["slug"]: r.record["machine"] for r in self._ran}.values()),
-            methods=_attention(self.cells) | _methods(self._ran),
-            warnings=[*self.warnings, *(baseline.warnings if baseline else [])],
-        )
-
-    @cached_property
-    def _passes(self) -> dict[str, analysis_prefill.Passes]:
-        """By content key of a cell: the prefill passes of its ok repeats, or of the record behind its row."""
-        of: dict[str, list[Stored]] = {}
-        for row, each in zip(self.repeats, self.stored, strict=True):
-            if ok(row):
-                of.setdefault(row["content_key"], []).append(each)
-        found = {}
-        for cell in self.cells:
-            last = self.behind(cell)
-            shown = of.get(cell["content_key"]) or ([last] if last else [])
-            read = [self._read(records.prefill_series, each) for each in shown]
-            found[cell["content_key"]] = analysis_prefill.by_depth([columns for columns in read if columns])
-        return found
-
-    def _with_prefill(self, cell: Cell) -> Cell:
-        each, depths = self.behind(cell), self._passes.get(cell["content_key"])
-        if not depths or each is None:
-            return cell
-        ceiling = cell["bandwidth_bytes_per_s"]
-        try:
-            found = analysis_prefill.row(each.record, depths, ceiling)
-        except ValueError as reason:
-            self._warn(ResultsError(f"{each.folder}: prefill.parquet: {reason}"))
-            return cell
-        # Of our own records it is a reason why they are invalid; see records.verdicts.
-        reported = each.record["kind"] == "reported"
-        raised = analysis_prefill.faster_than_possible(each.record, depths, ceiling) if reported else []
-        return {**cell, "prefill": found, "flags": [*cell["flags"], *(flag.row() for flag in raised)]}
+    stored: Sequence[Stored] = ()
+    fitted: Sequence[dict[str, float | str | None]] = ()
 
     def behind(self, cell: Cell) -> Stored | None:
         """The record behind a cell's row."""
@@ -366,26 +111,293 @@ class Gathered:
             for row, each in zip(self.repeats, self.stored, strict=True)
         }
 
-    def _times(self, each: Stored) -> TokenTimes:
-        try:
-            return each.times
-        except ResultsError as damage:
-            self._warn(damage)
-            return NO_TOKENS
+    @property
+    def rows(self) -> list[ShownCell]:
+        """The cells, each with its `baseline`: a row or null."""
+        return [{**row, "baseline": self.baseline.get(row["name"])} for row in self.cells]
 
-    def _read(self, reader: Callable[[Stored], dict[str, list[Any]]], each: Stored) -> dict[str, list[Any]]:
-        try:
-            return reader(each)
-        except ResultsError as damage:
-            self._warn(damage)
-            return {}
+    @property
+    def models(self) -> dict[str, list[ShownCell]]:
+        """The rows of each model, in order of first appearance."""
+        found: dict[str, list[ShownCell]] = {}
+        for row in self.rows:
+            found.setdefault(row["model"], []).append(row)
+        return found
 
-    def _warn(self, damage: ResultsError) -> None:
-        if str(damage) not in self.warnings:
-            self.warnings.append(str(damage))
+    @property
+    def decodes(self) -> dict[str, list[ShownCell]]:
+        """Those of each model whose workload is a decode; no models without one."""
+        found = {model: [row for row in rows if not timed(row)] for model, rows in self.models.items()}
+        return {model: rows for model, rows in found.items() if rows}
 
 
-def _fitted(row: Repeat) -> dict[str, float | None]:
+def ok(row: Outcome) -> bool:
+    return row["status"] == "ok"
+
+
+def failure(row: Outcome) -> str:
+    """`oom`, or `error: ` and the reason; empty for a cell that is ok."""
+    status = row["status"]
+    if status == "ok":
+        return ""
+    if status == "oom" or not row["reasons"]:
+        return status
+    why = " ".join(row["reasons"][0].split())
+    return f"{status}: {why if len(why) <= LONGEST_REASON else why[: LONGEST_REASON - 1] + '…'}"
+
+
+def finite(value: float | None) -> float | None:
+    """A figure as a finite number; null: none."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def bounds(interval: Sequence[float | None] | None) -> tuple[float | None, float | None]:
+    """The ends of an interval; an open end is null, and both are null without an interval."""
+    low, high = interval or (None, None)
+    return finite(low), finite(high)
+
+
+# Columns of CSV files that are intervals: each becomes two.
+ENDS: Mapping[str, Callable[[Repeat], Ends | None]] = {
+    "tokens_per_s_ci95": lambda row: row["tokens_per_s_ci95"],
+    "B_ci95_ms": lambda row: row["B_ci95_ms"],
+    "W_ci95": lambda row: row["W_ci95"],
+    "kld_mean_ci95": lambda row: row["kld_mean_ci95"],
+}
+
+
+def csv_headings(fields: Sequence[str]) -> list[str]:
+    pairs = ([f"{name}_low", f"{name}_high"] if name in ENDS else [name] for name in fields)
+    return [heading for pair in pairs for heading in pair]
+
+
+def labels(rows: Sequence[Variant], model: str) -> list[str]:
+    """Short labels of a model's cells: their names without the model and without a device that all share; the
+    full names where these tell more rows apart."""
+    names = [row["name"] for row in rows]
+    devices = {str(row["device"]) for row in rows}
+    shared = f" on {devices.pop()}" if len(devices) == 1 else ""
+    short = [name.removeprefix(f"{model} ").removesuffix(shared) for name in names]
+    return short if len(set(short)) == len(set(names)) else names
+
+
+def timed(row: Repeat) -> str | None:
+    """The kind of workload of a row that has timed rows: prefill, depth or turns; null for a decode."""
+    return row["workload"] if row["workload"] in TABLE_OF else None
+
+
+# Match rows with baseline rows of the same model, stack and variant, by our names or the study's.
+
+
+Key = tuple[str, str, str]
+
+
+def baseline_rows(rows: Sequence[Variant], others: Sequence[Cell]) -> dict[str, Cell]:
+    """By name: the other row of the same model, stack and variant, if any."""
+    known = {key(other): other for other in others}
+    reported = {at: other for at, other in known.items() if other["kind"] == "reported"}
+    found = {row["name"]: known.get(key(row)) or reported.get(published(row)) for row in rows}
+    return {name: other for name, other in found.items() if other is not None}
+
+
+def matched(
+    study: Study, ours: Sequence[Variant], reported: Sequence[Cell]
+) -> tuple[dict[str, Cell], list[Cell]]:
+    """By name of our row, the published row of the same variant, from the baseline or the study's reported
+    rows; and the reported rows without a match."""
+    theirs = {name: row for name, row in study.baseline.items() if row["kind"] == "reported"}
+    theirs |= baseline_rows(ours, reported)
+    taken = {theirs[name]["name"] for row in ours if (name := row["name"]) in theirs}
+    return theirs, [row for row in reported if row["name"] not in taken]
+
+
+def key(row: Variant) -> Key:
+    return row["model"].lower(), row["stack"].lower(), row["variant"].lower()
+
+
+def published(row: Variant) -> Key:
+    """The key of the published study's row for this variant, if there is one. Headers leave out variants that
+    measure something else (a static cache, fp4, nested scales), and bits or kernels that the study lacks."""
+    model, stack, variant = key(row)
+    header = stacks().get(stack)
+    return model, stack, header.published.get(variant, variant) if header else variant
+
+
+# Records and their files -> a Study: analysed rows, curves to draw, and warnings for unreadable files.
+
+
+def load_study(stored: Sequence[Stored]) -> Study:
+    """All rows of some records and their series; each file is read once. What takes longer to read is left to
+    with_prefill(), attributions() and with_series().
+
+    Records that cannot be analysed are left out, with a warning each."""
+    try:
+        return _load(stored)
+    except FAULTS:  # one record must not end the analysis of all: find it
+        faults = {each.folder: fault for each in stored if (fault := _fault(each))}
+        if not faults:
+            raise
+        study = _load([each for each in stored if each.folder not in faults])
+        return replace(study, warnings=[*faults.values(), *study.warnings])
+
+
+def _fault(each: Stored) -> str | None:
+    """Why a record cannot be analysed, as a sentence; null: it can."""
+    try:
+        _load([each])
+    except FAULTS as fault:
+        return f"{each.folder}: left out, cannot be analysed: {fault!r}"
+    return None
+
+
+def _load(stored: Sequence[Stored]) -> Study:
+    of_kind: dict[str, list[Record]] = {}
+    ran: list[Stored] = []
+    for each in sorted(stored, key=lambda each: _by_size(str(each.record["model"]["name"]))):
+        of_kind.setdefault(each.record["kind"], []).append(each.record)
+        if each.record["kind"] not in ("checked", "scored"):
+            ran.append(each)
+    searches = dataset_table.latest_searches(list(map(dataset_table.search_row, of_kind.get("searched", []))))
+    checks = dataset_table.with_unique_names(
+        quality.latest_checks(list(map(quality.agreement_row, of_kind.get("checked", []))))
+    )
+    scores = dataset_table.with_unique_names(
+        dataset_table.latest_searches(list(map(quality.row, of_kind.get("scored", []))))
+    )
+    repeated = [each for each in ran if each.record["kind"] != "searched"]
+    curves: dict[str, Curve] = {}
+    tables: dict[tuple[str, int, str], dict[str, list[int]]] = {}
+    warnings: list[str] = []
+    ceilings = _ceilings(repeated)
+    repeats: list[Repeat] = []
+    for each in repeated:
+        times, table = _times(each, warnings), _read(records.table, each, warnings)
+        path = str(each.series_path) if times else None
+        ceiling = ceilings.get(each.record["campaign"]["id"])
+        repeats.append(row := dataset_table.repeat_row(each.record, times, path, ceiling, table))
+        if table:
+            tables[dataset_table.cell_identity(row)] = table
+        if path:
+            curves[path] = Curve(times.n.astype(float), times.ms)
+    nothing = Curve(np.empty(0), np.empty(0))
+    dataset_table.flag_identical_series(repeats, [curves.get(str(r["series"]), nothing).ms for r in repeats])
+    of_stack: dict[tuple[str, str], list[Repeat]] = {}
+    for row in repeats:
+        of_stack.setdefault((row["model"], row["stack"]), []).append(row)
+    for alike in of_stack.values():
+        dataset_table.flag_kernel_changes(alike)
+    dataset_table.drop_intervals(repeats)
+    quality.apply_checks(repeats, checks)
+    quality.apply(repeats, scores)
+    cells = dataset_table.with_unique_names(stopping.split_time(dataset_table.per_cell(repeats, tables)))
+    fitted = [_fitted(row) for row in repeats]
+    for row in repeats:  # cells pool what a repeat alone does not know
+        flags.withhold(row)
+    return Study(
+        title="",
+        cells=cells,
+        repeats=repeats,
+        stored=repeated,
+        fitted=fitted,
+        checks=checks,
+        searches=dataset_table.with_unique_names(searches),
+        scores=scores,
+        series={cell["name"]: curves[str(cell["series"])] for cell in cells if cell["series"] in curves},
+        machines=list({each.record["machine"]["slug"]: each.record["machine"] for each in ran}.values()),
+        methods=_attention(cells) | _methods(ran),
+        warnings=warnings,
+    )
+
+
+def with_prefill(study: Study) -> Study:
+    """With the analysis of prefill passes, of the ok repeats of each cell or of the record behind its row."""
+    of: dict[str, list[Stored]] = {}
+    for row, each in zip(study.repeats, study.stored, strict=True):
+        if ok(row):
+            of.setdefault(row["content_key"], []).append(each)
+    warnings = list(study.warnings)
+    cells: list[Cell] = []
+    prefill: dict[str, dict[int, Curve]] = {}
+    for cell in study.cells:
+        last = study.behind(cell)
+        shown = of.get(cell["content_key"]) or ([last] if last else [])
+        read = [_read(records.prefill_series, each, warnings) for each in shown]
+        depths = analysis_prefill.by_depth([columns for columns in read if columns])
+        cells.append(_swept(cell, last, depths, warnings) if depths and last else cell)
+        if depths:
+            prefill[cell["name"]] = {depth: _medians(n, ms) for depth, (n, ms, _) in depths.items()}
+    return replace(study, cells=cells, prefill=prefill, warnings=warnings)
+
+
+def _swept(cell: Cell, each: Stored, depths: analysis_prefill.Passes, warnings: list[str]) -> Cell:
+    ceiling = cell["bandwidth_bytes_per_s"]
+    try:
+        found = analysis_prefill.row(each.record, depths, ceiling)
+    except ValueError as reason:
+        _warn(warnings, ResultsError(f"{each.folder}: prefill.parquet: {reason}"))
+        return cell
+    # Of our own records it is a reason why they are invalid; see records.verdicts.
+    reported = each.record["kind"] == "reported"
+    raised = analysis_prefill.faster_than_possible(each.record, depths, ceiling) if reported else []
+    return {**cell, "prefill": found, "flags": [*cell["flags"], *(flag.row() for flag in raised)]}
+
+
+def attributions(study: Study, warnings: list[str]) -> list[Attribution]:
+    """One row per cell: where its memory goes; see analysis.records.attribution. None for timed rows, whose
+    worker keeps copies of the context. Adds what cannot be read to `warnings`."""
+    found = []
+    for cell in study.cells:
+        if not timed(cell) and (each := study.behind(cell)) is not None:
+            samples = _read(records.memory_series, each, warnings)
+            found.append(memory.attribution_row(cell, each.record, _times(each, warnings), samples))
+    return found
+
+
+def with_series(study: Study, title: str, baseline: Study | None = None) -> Study:
+    """All that a report shows. `baseline`: other records, compared with cells of the same model, stack and
+    variant."""
+    warnings = list(study.warnings)
+    curves = {}
+    for cell in study.cells:
+        each = study.behind(cell)
+        if each and (samples := _read(records.memory_series, each, warnings)):
+            curves[cell["name"]] = _memory(samples)
+    swept = with_prefill(replace(study, warnings=warnings))
+    warnings = list(swept.warnings)
+    return replace(
+        swept,
+        title=title,
+        attributions=attributions(study, warnings),
+        memory=curves,
+        baseline=baseline_rows([*study.cells, *study.searches], baseline.cells) if baseline else {},
+        warnings=[*warnings, *(baseline.warnings if baseline else [])],
+    )
+
+
+def _times(each: Stored, warnings: list[str]) -> TokenTimes:
+    try:
+        return each.times
+    except ResultsError as damage:
+        _warn(warnings, damage)
+        return NO_TOKENS
+
+
+def _read(
+    reader: Callable[[Stored], dict[str, list[Any]]], each: Stored, warnings: list[str]
+) -> dict[str, list[Any]]:
+    try:
+        return reader(each)
+    except ResultsError as damage:
+        _warn(warnings, damage)
+        return {}
+
+
+def _warn(warnings: list[str], damage: ResultsError) -> None:
+    if str(damage) not in warnings:
+        warnings.append(str(damage))
+
+
+def _fitted(row: Repeat) -> dict[str, float | str | None]:
     """B and W by least squares through all steps, known or not."""
     if row["plain_B_ms"] is not None:
         return {"B_ms": row["plain_B_ms"], "W_tokens_per_ms": row["plain_W_tokens_per_ms"]}
@@ -499,23 +511,23 @@ class Campaign:
 
     place: str
     began: datetime
-    gathered: Gathered
+    study: Study
     stored: Sequence[Stored]
 
     @property
     def repeats(self) -> list[tuple[Repeat, Stored]]:
         """The row of each repeat with its record."""
-        return list(zip(self.gathered.repeats, self.gathered.stored, strict=True))
+        return list(zip(self.study.repeats, self.study.stored, strict=True))
 
     @property
     def searches(self) -> list[tuple[Search, Stored]]:
         """The row of the last search of each cell with its record."""
-        return self._with_records(self.gathered.searches)
+        return self._with_records(self.study.searches)
 
     @property
     def scores(self) -> list[tuple[Score, Stored]]:
         """The row of the last score of each cell with its record."""
-        return self._with_records(self.gathered.scores)
+        return self._with_records(self.study.scores)
 
     def _with_records(self, rows: Sequence[R]) -> list[tuple[R, Stored]]:
         of = {(each.record["content_key"], each.record["started_utc"]): each for each in self.stored}
@@ -531,9 +543,9 @@ def campaigns(stored: Iterable[Stored]) -> Iterator[Campaign]:
     folders, checks, scores = _sorted_out(stored)
     for place, began, of in folders:
         found = [Stored(folder, records.read(folder / "record.json")) for folder in of]
-        gathered = Gathered([*found, *checks])
-        quality.apply(gathered.repeats, scores)
-        yield Campaign(place, began, gathered, found)
+        study = load_study([*found, *checks])
+        quality.apply(study.repeats, scores)
+        yield Campaign(place, began, study, found)
 
 
 def _sorted_out(
@@ -552,7 +564,7 @@ def _sorted_out(
             checks.append((record["outcome"] == "ok", at, each))
             continue
         if record["kind"] == "scored":
-            with contextlib.suppress(*FAULTS):  # it is named where its campaign is gathered
+            with contextlib.suppress(*FAULTS):  # it is named where its campaign is read
                 scores.append(quality.row(record))
         campaign = record["campaign"]["id"]
         folders.setdefault(campaign, []).append(each.folder)

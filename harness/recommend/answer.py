@@ -20,7 +20,7 @@ from harness.dataset.study import Study
 from harness.recommend.candidates import FOLDER, Candidate
 from harness.recommend.speed import Example, Predictor, Range, Traits, added
 from harness.records.kinds import Record
-from harness.stacks.header import references
+from harness.stacks.header import Value, references
 
 # Predictions of all candidates -> the answer: rows, ranked by a goal, with one sentence each. Pure.
 
@@ -591,7 +591,7 @@ def _content(fingerprint: str) -> str:
     return fingerprint.rpartition("-")[2]
 
 
-def _key(stack: str, quant: object, options: Mapping[str, object]) -> _Key:
+def _key(stack: str, quant: object, options: Mapping[str, Value]) -> _Key:
     return stack, str(quant).lower(), *(str(options.get(name)) for name in _OPTIONS)
 
 

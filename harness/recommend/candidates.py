@@ -86,7 +86,7 @@ def kind_of_types(model: Shape | Decoder, tensors: Sequence[Tensor]) -> tuple[tu
     return tuple((name, size) for name, size in found.items() if size)
 
 
-def cost_group(header: Header, variant: str, options: Mapping[str, object]) -> str:
+def cost_group(header: Header, variant: str, options: Options) -> str:
     """The stack and what decides its kernels. `options`: of llama.cpp, resolved; empty for the defaults.
     Names of the published study stand for the variants that they are here."""
     if header.memory != LLAMA_CPP:

@@ -9,7 +9,7 @@ from functools import cache
 
 from harness.analysis import traffic
 from harness.analysis.columns import Cell, DepthsRow
-from harness.dataset.study import Gathered
+from harness.dataset.study import Study
 from harness.recommend import candidates
 from harness.recommend.candidates import OfModel, Rates
 from harness.recommend.speed import GGML, PUBLISHED, Example, Traits
@@ -46,7 +46,7 @@ def of_published(published: Iterable[Stored]) -> list[Example]:
     return found
 
 
-def of_own(gathered: Gathered, bandwidths: Mapping[str, float] | None = None) -> list[Example]:
+def of_own(gathered: Study, bandwidths: Mapping[str, float] | None = None) -> list[Example]:
     """One example per cell that was measured in full, and one for each depth of its windows. Shares of a
     device's bandwidth mean the same in all: they are of the best that was measured on it. `bandwidths`: by
     CPU, for records whose campaign could not measure it."""

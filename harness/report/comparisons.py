@@ -7,14 +7,15 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from harness.analysis.columns import ShownCell
+from typing_extensions import TypedDict
+
+from harness.analysis.columns import Cell, Ends, ShownCell
 from harness.analysis.line import Metric
 from harness.analysis.stopping import DEFAULTS, Result, Setting, options_label
 from harness.base import text
 from harness.base.text import plural
-from harness.dataset.study import Study, bounds, failure, figure, labels
+from harness.dataset.study import Study, bounds, failure, finite, labels
 from harness.report.plots import (
     FAINT,
     INK,
@@ -22,7 +23,7 @@ from harness.report.plots import (
     Figure,
     Mark,
     Named,
-    Trace,
+    Plotly,
     figure_layout,
     legend,
     named_axis,
@@ -31,58 +32,68 @@ from harness.report.plots import (
 )
 from harness.report.summary import LEAST_KLD, quality_is_kld
 from harness.report.table import NONE, Table, formatted
-from harness.report.tables import B, W, hidden, interval
-from harness.stacks.header import Header, Options
+from harness.report.tables import B, W, hidden, interval, of_baseline
+from harness.stacks.header import Header, Options, Value
 
 # Figures of B and W: one bar per variant with its confidence interval and its limits.
 
 
 BAR_HEIGHT = 24
-CEILINGS = {"": "limit by the data sheet", "_measured": "limit measured here"}
+CEILINGS = ("limit by the data sheet", "limit measured here")
 
 
 def bars(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Figure]:
     """B and W of each variant with the confidence interval and the limits."""
     drawn = (
-        _bars(model, named, marks, "B", "B_ms", "B_ci95_ms", "B: TPOT at zero context, ms", limit=_B_limit),
-        _bars(
-            *(model, named, marks, "W", "W_tokens_per_ms", "W_ci95"),
-            "W: tokens of context per further ms of TPOT",
-            limit=_W_limit,
-        ),
+        _bars(model, named, marks, "B", _B_bar, "B: TPOT at zero context, ms"),
+        _bars(model, named, marks, "W", _W_bar, "W: tokens of context per further ms of TPOT"),
     )
     return [each for each in drawn if each]
 
 
-def _B_limit(row: ShownCell, which: str) -> float | None:
-    B_ms, ratio = figure(row, "B_ms"), figure(row, f"B{which}_ratio")
-    theory = figure(row, "B_theory_ms") if not which else None
-    return theory if theory is not None else B_ms * ratio if B_ms is not None and ratio is not None else None
+@dataclass(frozen=True)
+class Bar:
+    """`text`: in place of a figure that is null. `limits`: as CEILINGS."""
+
+    value: float | None
+    interval: Ends | None
+    text: str
+    limits: tuple[float | None, float | None]
+    baseline: float | None
 
 
-def _W_limit(row: ShownCell, which: str) -> float | None:
-    W, ratio = figure(row, "W_tokens_per_ms"), figure(row, f"W{which}_ratio")
-    theory = figure(row, "W_theory_tokens_per_ms") if not which else None
-    return theory if theory is not None else W / ratio if W is not None and ratio else None
+def _B_bar(row: ShownCell) -> Bar:
+    def limit(theory: float | None, ratio: float | None) -> float | None:
+        if theory is not None:
+            return theory
+        return B_ms * ratio if B_ms is not None and ratio is not None else None
+
+    B_ms = finite(row["B_ms"])
+    limits = limit(row["B_theory_ms"], row["B_ratio"]), limit(None, row["B_measured_ratio"])
+    return Bar(B_ms, row["B_ci95_ms"], B(row), limits, of_baseline(row, lambda other: other["B_ms"]))
+
+
+def _W_bar(row: ShownCell) -> Bar:
+    def limit(theory: float | None, ratio: float | None) -> float | None:
+        return theory if theory is not None else known / ratio if known is not None and ratio else None
+
+    known = finite(row["W_tokens_per_ms"])
+    limits = limit(row["W_theory_tokens_per_ms"], row["W_ratio"]), limit(None, row["W_measured_ratio"])
+    baseline = of_baseline(row, lambda other: other["W_tokens_per_ms"])
+    return Bar(None if hidden(row) else known, row["W_ci95"], W(row), limits, baseline)
 
 
 def _bars(
-    model: str,
-    named: Named,
-    marks: Mapping[str, Mark],
-    name: str,
-    key: str,
-    interval_key: str,
-    title: str,
-    limit: Callable[[ShownCell, str], float | None],
+    model: str, named: Named, marks: Mapping[str, Mark], name: str, of: Callable[[ShownCell], Bar], title: str
 ) -> Figure | None:
-    values = [_shown(row, key) for _, row in named]
+    bars = [of(row) for _, row in named]
+    values = [bar.value for bar in bars]
     if not any(value is not None for value in values):
         return None
     axis = named_axis([label for label, _ in named])
     names = axis["tickvals"]  # escaped
-    low, high = zip(*(bounds(row, interval_key) for _, row in named), strict=True)
-    data: list[Trace] = [
+    low, high = zip(*(bounds(bar.interval) for bar in bars), strict=True)
+    data: list[Plotly] = [
         {
             "type": "bar",
             "orientation": "h",
@@ -91,7 +102,7 @@ def _bars(
             "marker": {
                 "color": [marks[row["name"]].colour for _, row in named],
                 "opacity": 0.6,  # overlays stay visible
-                "pattern": {"shape": ["/" if row.get("status") == "invalid" else "" for _, row in named]},
+                "pattern": {"shape": ["/" if row["status"] == "invalid" else "" for _, row in named]},
             },
             "error_x": {
                 "type": "data",
@@ -106,20 +117,21 @@ def _bars(
             "hovertemplate": f"%{{y}}: {name} %{{x:,.2f}}<extra></extra>",
         }
     ]
-    limits = {which: [limit(row, which) for _, row in named] for which in CEILINGS}
-    baselines = [figure(row.get("baseline"), key) for _, row in named]
+    sheet, measured = ([bar.limits[place] for bar in bars] for place in (0, 1))
     overlays = {}
     for points, word, symbol, sign in (
-        (limits[""], CEILINGS[""], "line-ns-open", "|"),
-        (limits["_measured"], CEILINGS["_measured"], "x-thin-open", "x"),
-        (baselines, "baseline", "diamond-open", "◇"),
+        (sheet, CEILINGS[0], "line-ns-open", "|"),
+        (measured, CEILINGS[1], "x-thin-open", "x"),
+        ([bar.baseline for bar in bars], "baseline", "diamond-open", "◇"),
     ):
         if any(point is not None for point in points):
             data.append(_ticks(names, points, word, symbol))
             overlays[word] = f"{sign} {word}"
-    missing = {
-        y: _why(row, key) for y, value, (_, row) in zip(names, values, named, strict=True) if value is None
-    }
+    shown = [
+        bar.text if bar.text != NONE else failure(row) or NONE
+        for bar, (_, row) in zip(bars, named, strict=True)
+    ]
+    missing = {y: why for y, value, why in zip(names, values, shown, strict=True) if value is None}
     if missing:
         data.append(words(missing, at=0))
     digits = 3 if name == "B" else 0
@@ -137,16 +149,16 @@ def _bars(
             margin={"l": 50, "r": 16, "t": 8, "b": 30},
             bargap=0.35,
         ),
-        ["variant", name, "95% CI", *CEILINGS.values(), "baseline"],
+        ["variant", name, "95% CI", *CEILINGS, "baseline"],
         [
             [
                 label,
-                formatted(value, form) if value is not None else _why(row, key),
-                interval(row, interval_key, digits),
-                *(formatted(limits[which][place], form) for which in CEILINGS),
-                formatted(baselines[place], form),
+                formatted(bar.value, form) if bar.value is not None else why,
+                interval(bar.interval, digits),
+                *(formatted(limit, form) for limit in bar.limits),
+                formatted(bar.baseline, form),
             ]
-            for place, ((label, row), value) in enumerate(zip(named, values, strict=True))
+            for (label, _), bar, why in zip(named, bars, shown, strict=True)
         ],
         height=60 + BAR_HEIGHT * len(named),
         across=2,
@@ -164,21 +176,11 @@ def _drawn(ends: Sequence[float | None], overlays: Mapping[str, str]) -> str:
     return whiskers + (f", compared with: {', '.join(overlays)}" if overlays else "")
 
 
-def _shown(row: ShownCell, key: str) -> float | None:
-    """The figure; null for a W that is not identifiable."""
-    return None if key == "W_tokens_per_ms" and hidden(row) else figure(row, key)
-
-
-def _why(row: ShownCell, key: str) -> str:
-    text = (B if key == "B_ms" else W)(row, key)
-    return text if text != NONE else failure(row) or NONE
-
-
 def _over(low: float | None, high: float | None) -> float:
     return max(0.0, high - low) if low is not None and high is not None else 0.0
 
 
-def _ticks(names: Sequence[str], points: Sequence[float | None], word: str, symbol: str) -> Trace:
+def _ticks(names: Sequence[str], points: Sequence[float | None], word: str, symbol: str) -> Plotly:
     big = symbol.startswith("line")
     return {
         "type": "scatter",
@@ -201,29 +203,62 @@ def _ticks(names: Sequence[str], points: Sequence[float | None], word: str, symb
 
 
 FRONT_NAMED = 6  # variants of a Pareto front named in the caption
-INTERVALS = {"B_ms": "B_ci95_ms", "kld_mean": "kld_mean_ci95"}
-DIGITS = {"kld_mean": 6}
-SIZES = ("model_bytes", "file_bytes", "loaded_bytes")  # the first that any cell has
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`of`: the figure of a cell, in units of `unit`. `least`: the lowest end of a logarithmic axis."""
+
+    title: str
+    of: Callable[[Cell], float | None]
+    unit: float = 1.0
+    interval: Callable[[Cell], Ends | None] = lambda row: None
+    digits: int = 3
+    least: float | None = None
+
+    @property
+    def word(self) -> str:
+        return self.title.split(",")[0]
+
+    def bar(self, row: Cell) -> Plotly:
+        """The 95% interval of a figure as plotly.js draws it; empty where it is not known."""
+        (low, high), value = bounds(self.interval(row)), finite(self.of(row))
+        if value is None or low is None or high is None:
+            return {}
+        ends = {"array": [max(0.0, high - value)], "arrayminus": [max(0.0, value - low)]}
+        return {"type": "data", "symmetric": False, **ends, "thickness": 1, "width": 3}
+
+
+# The first that any cell has.
+SIZES: tuple[Callable[[Cell], float | None], ...] = (
+    lambda row: row["model_bytes"],
+    lambda row: row["file_bytes"],
+    lambda row: row["loaded_bytes"],
+)
+LATENCY = Axis("B, ms", lambda row: row["B_ms"], interval=lambda row: row["B_ci95_ms"])
+PERPLEXITY = Axis("perplexity", lambda row: row["perplexity"])
+KLD = Axis(
+    "KLD, nats per token",
+    lambda row: row["kld_mean"],
+    interval=lambda row: row["kld_mean_ci95"],
+    digits=6,
+    least=LEAST_KLD,
+)
 
 
 def tradeoffs(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Figure]:
     """Size, quality (KL divergence, else perplexity) and latency in pairs, with the Pareto front: variants
     that no other beats in both."""
-    quality = "KLD" if quality_is_kld(named) else "perplexity"
-    axes = {
-        "size": (next((key for key in SIZES if _known(named, key)), SIZES[0]), 1e9, "size, GB"),
-        "latency": ("B_ms", 1.0, "B, ms"),
-        "perplexity": ("perplexity", 1.0, "perplexity"),
-        "KLD": ("kld_mean", 1.0, "KLD, nats per token"),
-    }
-    pairs = (("size", "latency"), ("latency", quality), ("size", quality))
-    drawn = (_tradeoff(model, named, marks, axes[x], axes[y], f"{x}-{y}") for x, y in pairs)
+    name, quality = ("KLD", KLD) if quality_is_kld(named) else ("perplexity", PERPLEXITY)
+    known = (of for of in SIZES if any(of(row) is not None for _, row in named))
+    size = Axis("size, GB", next(known, SIZES[0]), 1e9)
+    drawn = (
+        _tradeoff(model, named, marks, size, LATENCY, "size-latency"),
+        _tradeoff(model, named, marks, LATENCY, quality, f"latency-{name}"),
+        _tradeoff(model, named, marks, size, quality, f"size-{name}"),
+    )
     found = [each for each in drawn if each]
     return [replace(each, across=len(found)) for each in found]
-
-
-def _known(named: Named, key: str) -> bool:
-    return any(figure(row, key) is not None for _, row in named)
 
 
 def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
@@ -231,12 +266,12 @@ def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
     by_label: dict[str, list[tuple[float, float, ShownCell]]] = {}
     for model, rows in study.decodes.items():
         for row, label in zip(rows, labels(rows, model), strict=True):
-            size, ratio = figure(row, "weight_bytes_per_token"), figure(row, "B_ratio")
-            if size is not None and ratio is not None and row.get("status") == "ok":
+            size, ratio = finite(row["weight_bytes_per_token"]), finite(row["B_ratio"])
+            if size is not None and ratio is not None and row["status"] == "ok":
                 by_label.setdefault(label, []).append((size / 1e9, ratio, row))
     if max((len(points) for points in by_label.values()), default=0) < 2:
         return None
-    data: list[Trace] = []
+    data: list[Plotly] = []
     for place, (label, points) in enumerate(by_label.items()):
         points.sort(key=lambda point: point[0])
         mark = marks[points[0][2]["name"]]
@@ -278,25 +313,19 @@ def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
 
 
 def _tradeoff(
-    model: str,
-    named: Named,
-    marks: Mapping[str, Mark],
-    x_axis: tuple[str, float, str],
-    y_axis: tuple[str, float, str],
-    name: str,
+    model: str, named: Named, marks: Mapping[str, Mark], x_axis: Axis, y_axis: Axis, name: str
 ) -> Figure | None:
-    (x_key, x_unit, x_title), (y_key, y_unit, y_title) = x_axis, y_axis
     points: list[tuple[int, str, ShownCell, float, float]] = []
     for place, (label, row) in enumerate(named):
-        x, y = figure(row, x_key), figure(row, y_key)
-        if x is not None and y is not None and row.get("status") != "invalid":
-            y = max(y, LEAST_KLD) if y_key == "kld_mean" else y
-            points.append((place, label, row, x / x_unit, y / y_unit))
+        x, y = finite(x_axis.of(row)), finite(y_axis.of(row))
+        if x is not None and y is not None and row["status"] != "invalid":
+            y = y if y_axis.least is None else max(y, y_axis.least)
+            points.append((place, label, row, x / x_axis.unit, y / y_axis.unit))
     if len(points) < 2:
         return None
     front = pareto([(x, y) for *_, x, y in points])
     corners = sorted((points[i][3], points[i][4]) for i in front)
-    data: list[Trace] = [
+    data: list[Plotly] = [
         {
             "type": "scatter",
             "mode": "lines",
@@ -319,24 +348,24 @@ def _tradeoff(
                 "name": plain_figure(label),
                 "x": [x],
                 "y": [y],
-                "text": [plain_figure(str(row.get("variant") or label))],
+                "text": [plain_figure(row["variant"] or label)],
                 "textposition": "top right",
                 "textfont": {"size": 11},
                 "cliponaxis": False,
-                **_bar("error_x", row, x_key),
-                **_bar("error_y", row, y_key),
+                **({"error_x": across} if (across := x_axis.bar(row)) else {}),
+                **({"error_y": upright} if (upright := y_axis.bar(row)) else {}),
                 "marker": {
                     "color": mark.colour,
                     "symbol": mark.symbol,
                     "size": 12,
                     "opacity": 1 if i in front else 0.4,
                 },
-                "hovertemplate": f"{x_title}: %{{x:.3f}}<br>{y_title}: %{{y:.{DIGITS.get(y_key, 3)}f}}"
+                "hovertemplate": f"{x_axis.title}: %{{x:.3f}}<br>{y_axis.title}: %{{y:.{y_axis.digits}f}}"
                 "<extra>%{fullData.name}</extra>",
                 "meta": {"v": place},
             }
         )
-    title = f"{_word(y_title)} against {_word(x_title)}"
+    title = f"{y_axis.word} against {x_axis.word}"
     title = title[0].upper() + title[1:]
     best = [points[i][1] for i in sorted(front)]
     return Figure(
@@ -345,29 +374,15 @@ def _tradeoff(
         f"{title} of {model}'s variants; lower is better in both. Pareto front (dotted), which no other"
         f" variant beats in both: {text.list_named(best, FRONT_NAMED)}.",
         data,
-        figure_layout(x_title, y_title, yaxis={"type": "log"} if y_key == "kld_mean" else {}),
-        ["variant", x_title, y_title, "Pareto front"],
+        figure_layout(x_axis.title, y_axis.title, yaxis={"type": "log"} if y_axis.least else {}),
+        ["variant", x_axis.title, y_axis.title, "Pareto front"],
         [
-            [label, f"{x:.3f}", f"{y:.{DIGITS.get(y_key, 3)}f}", "yes" if i in front else ""]
+            [label, f"{x:.3f}", f"{y:.{y_axis.digits}f}", "yes" if i in front else ""]
             for i, (_, label, _, x, y) in enumerate(points)
         ],
         height=380,
         legend=legend(named, marks),
     )
-
-
-def _bar(name: str, row: ShownCell, key: str) -> Trace:
-    """The 95% interval of a figure as plotly.js draws it; empty where it is not known."""
-    low, high = bounds(row, INTERVALS[key]) if key in INTERVALS else (None, None)
-    value = figure(row, key)
-    if value is None or low is None or high is None:
-        return {}
-    ends = {"array": [max(0.0, high - value)], "arrayminus": [max(0.0, value - low)]}
-    return {name: {"type": "data", "symmetric": False, **ends, "thickness": 1, "width": 3}}
-
-
-def _word(title: str) -> str:
-    return title.split(",")[0]
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> set[int]:
@@ -415,9 +430,23 @@ def tuned_table(found: Found) -> Table:
     return Table(headings, lines, [False, True, True, True, True, False])
 
 
-def tuned_rows(found: Found) -> list[dict[str, Any]]:
-    """A flat object for each setting: `figure` in `unit`, `gain` against the defaults with its interval, both
-    as a share of the defaults' figure; null: not measured, or of the defaults themselves."""
+class TunedRow(TypedDict):
+    """`gain`: against the defaults, as a share of their figure; null: not measured, or of the defaults."""
+
+    name: str
+    options: dict[str, Value]
+    rounds: int
+    metric: str
+    unit: str
+    figure: float | None
+    gain: float | None
+    gain_ci95: list[float] | None
+    winner: bool
+    reason: str | None
+
+
+def tuned_rows(found: Found) -> list[TunedRow]:
+    gains = [_gain(found.metric, each) for each in found.results]
     return [
         {
             "name": options_label(each.setting),
@@ -426,11 +455,12 @@ def tuned_rows(found: Found) -> list[dict[str, Any]]:
             "metric": found.metric.name,
             "unit": found.metric.unit,
             "figure": None if each.cost is None else found.metric.figure(each.cost),
-            **_gain(found.metric, each),
+            "gain": gain,
+            "gain_ci95": ends,
             "winner": each.setting == found.winner,
             "reason": found.reasons.get(each.setting) if each.cost is None else None,
         }
-        for each in found.results
+        for each, (gain, ends) in zip(found.results, gains, strict=True)
     ]
 
 
@@ -445,7 +475,8 @@ def tuned_verdict(found: Found) -> str:
     if found.finalist is None:
         return f"{none}; gains below {100 * found.threshold:.3g}% are not looked for"
     (row,) = (each for each in tuned_rows(found) if each["name"] == options_label(found.finalist))
-    gain = f"{_signed(row['gain'])} {row['unit']}, 95% CI {' to '.join(map(_signed, row['gain_ci95']))}"
+    ends = " to ".join(map(_signed, row["gain_ci95"] or ()))
+    gain = f"{_signed(row['gain'] or 0.0)} {row['unit']}, 95% CI {ends}"
     if found.winner is None:
         return f"{none}; the best of them, {row['name']}, has {gain}"
     return f"{row['name']} is significantly faster than the defaults: {gain}"
@@ -470,15 +501,15 @@ def config_row(stack: str, options: Options) -> str:
     return f"{{{', '.join(pairs)}}}"
 
 
-def _gain(metric: Metric, result: Result) -> dict[str, Any]:
+def _gain(metric: Metric, result: Result) -> tuple[float | None, list[float] | None]:
     if result.setting == DEFAULTS or not result.rounds:
-        return {"gain": None, "gain_ci95": None}
+        return None, None
     ends = result.change.ends
     known = sorted(metric.change(end) for end in ends) if ends else None
-    return {"gain": metric.change(result.change.cost), "gain_ci95": known}
+    return metric.change(result.change.cost), known
 
 
-def _mark(row: Mapping[str, Any]) -> str:
+def _mark(row: TunedRow) -> str:
     return "winner" if row["winner"] else row["reason"] or ""
 
 

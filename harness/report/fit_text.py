@@ -8,26 +8,15 @@ from typing import cast
 
 from typing_extensions import TypedDict
 
-from harness.analysis.columns import Cell, Ends, Figures, FlagRow
+from harness.analysis.columns import Cell, Ends, Figures, FlagRow, empty_cell
 from harness.analysis.latency import SWEEP
-from harness.dataset.study import Curve, Study, figure
+from harness.dataset.study import Curve, Study
 from harness.records.foreign.log import Log
 from harness.report.table import NONE, formatted
 from harness.report.theory_text import Columns, short, theory_table
 
 
-class Row(Figures):
-    """One series or request of a log."""
-
-    variant: str
-    per_token: bool
-    unusable: str | None
-    bpw: float | None
-    prompt_tokens: int | None  # of totals; a series begins behind its prompt
-    flags: list[FlagRow]
-
-
-class Against(TypedDict):
+class Against(TypedDict, total=False):
     """With a model and a machine: the limits, and the shares of the limits that were reached."""
 
     B_theory_ms: float | None
@@ -37,8 +26,15 @@ class Against(TypedDict):
     B_as_w16_ms: float | None
 
 
-class RowAgainst(Row, Against):
-    """A row and its limits."""
+class Row(Figures, Against):
+    """One series or request of a log."""
+
+    variant: str
+    per_token: bool
+    unusable: str | None
+    bpw: float | None
+    prompt_tokens: int | None  # of totals; a series begins behind its prompt
+    flags: list[FlagRow]
 
 
 def interval(value: float | None, ends: Ends | None, digits: int) -> str:
@@ -104,11 +100,11 @@ TOTALS: Columns[Row] = (
     ("ms/token", lambda row: short(1e3 / row["tokens_per_s"] if row["tokens_per_s"] else None)),
 )
 AGAINST: Columns[Row] = (
-    ("B theory", lambda row: short(figure(row, "B_theory_ms"))),
-    ("B MBU", lambda row: formatted(figure(row, "B_ratio"), "{:.0%}")),
-    ("W theory", lambda row: short(figure(row, "W_theory"))),
-    ("W MBU", lambda row: formatted(figure(row, "W_ratio"), "{:.0%}")),
-    ("B as 16-bit", lambda row: short(figure(row, "B_as_w16_ms"))),
+    ("B theory", lambda row: short(row["B_theory_ms"])),
+    ("B MBU", lambda row: formatted(row["B_ratio"], "{:.0%}")),
+    ("W theory", lambda row: short(row["W_theory"])),
+    ("W MBU", lambda row: formatted(row["W_ratio"], "{:.0%}")),
+    ("B as 16-bit", lambda row: short(row["B_as_w16_ms"])),
 )
 
 LEGEND = (
@@ -165,6 +161,7 @@ def fit_study(title: str, rows: Sequence[Row], log: Log) -> Study:
     # A log knows no more of a cell: the page shows a dash for the rest.
     made = [
         {
+            **empty_cell(),
             **row,
             "name": f"{title} {row['variant']}",
             "model": title,

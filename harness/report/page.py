@@ -15,17 +15,18 @@ from functools import cache
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from harness.analysis.columns import ShownCell
 from harness.base.text import csv_cell, list_named
-from harness.dataset.study import Row, Study, bounds, labels, ok, part, parts
+from harness.dataset.study import ENDS, Study, bounds, csv_headings, labels, ok
 from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.report import comparisons, memory, picture, plots, prompts, quality, summary, tables
 from harness.report.picture import Picture
-from harness.report.plots import Chapter, Figure, marks, plain_figure
+from harness.report.plots import Chapter, Figure, Plotly, marks, plain_figure
 from harness.report.plots import marks as marks_of
 from harness.report.quality import ModelTable
 from harness.report.summary import CRITERION, Answer
@@ -34,7 +35,7 @@ from harness.report.table import in_markdown
 # The chapters and figures of a study: first those of all models, then those of each model.
 
 
-def figures_chapters(study: Study) -> dict[str, Chapter]:
+def figures_chapters(study: Study) -> dict[str, Chapter[Any]]:
     """Id of a section -> chapter; without empty chapters."""
     found = {
         "longest": memory.longest_chapter(study),
@@ -170,7 +171,7 @@ class View:
     panels: Sequence[Panel]
     figures: Sequence[Figure]
     tables: Sequence[ModelTable]
-    chapters: Mapping[str, Chapter]
+    chapters: Mapping[str, Chapter[Any]]
     failures: Sequence[tuple[str, Sequence[str]]]
     flagged: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
@@ -185,8 +186,8 @@ def views(study: Study) -> list[View]:
         own = [group for group in groups if group.model == model]
         part = replace(
             study,
-            cells=[row for row in study.cells if str(row.get("model")) == model],
-            searches=[row for row in study.searches if str(row.get("model")) == model],
+            cells=[row for row in study.cells if row["model"] == model],
+            searches=[row for row in study.searches if row["model"] == model],
         )
         found.append(
             View(
@@ -257,7 +258,7 @@ def page(study: Study) -> str:
         flagged=summary.flagged(study),
         shortened=shortened,
         contents=contents,
-        synthetic=SYNTHETIC if any(row.get("weights") == "synthetic" for row in study.cells) else None,
+        synthetic=SYNTHETIC if any(row["weights"] == "synthetic" for row in study.cells) else None,
         quality=quality.table(study.scores),
         quality_meaning=quality.MEANING,
         quality_notes=quality.notes(study.scores),
@@ -301,46 +302,75 @@ def _methods(study: Study) -> Iterator[tuple[str, str | None, object]]:
 WIDTH, SCALE = 1200, 2  # of a PNG file: CSS pixels, and device pixels per CSS pixel
 LEGEND_ROW, LEGEND_COLUMNS = 22, 4
 
-# Columns of the CSV, in this order; an interval becomes two columns.
-FIELDS = (
-    *(
-        "cell",
-        "name",
-        "model",
-        "stack",
-        "variant",
-        "kind",
-        "weights",
-        "status",
-        "reasons",
-        "repeats_ok",
-        "repeats",
-    ),
-    *("machine", "device", "tokens", "n_ctx", "bpw"),
-    *("quality", "perplexity", "kld_mean", "kld_mean_ci95", "top1", "ttft_ms"),
-    *("W_tokens_per_ms", "W_ci95", "W_identifiable", "robust_W_tokens_per_ms", "W_theory_tokens_per_ms"),
-    *(
-        "W_ratio",
-        "W_measured_ratio",
-        "W_declared_ratio",
-        "W_declared_measured_ratio",
-        "B_ms",
-        "B_ci95_ms",
-        "robust_B_ms",
-        "plain_B_ms",
-        "B_as_w16_ms",
-        "B_theory_ms",
-        "B_ratio",
-    ),
-    *("B_measured_ratio", "shape", "slow_from_n", "last_n"),
-    *("tokens_per_s", "tokens_per_s_ci95", "start_tokens_per_s", "end_tokens_per_s"),
-    *("file_bytes", "model_bytes", "weight_bytes_per_token", "kv_bytes_per_token", "loaded_bytes"),
-    *("kv_read", "peak_rss_bytes", "peak_vram_bytes", "peak_allocator_bytes", "kv_buffer_bytes"),
-    *("compute_buffer_bytes", "max_ctx"),
-    *("bandwidth_share", "bandwidth_bytes_per_s", "fixed_ms", "dominated_by", "flags"),
-    *("weights_check", "baseline_B_ms", "baseline_W_tokens_per_ms"),
-)
-INTERVALS = ("W_ci95", "B_ci95_ms", "tokens_per_s_ci95", "kld_mean_ci95")
+# Columns of the CSV, in this order.
+Field = Literal[
+    "cell",
+    "name",
+    "model",
+    "stack",
+    "variant",
+    "kind",
+    "weights",
+    "status",
+    "reasons",
+    "repeats_ok",
+    "repeats",
+    "machine",
+    "device",
+    "tokens",
+    "n_ctx",
+    "bpw",
+    "quality",
+    "perplexity",
+    "kld_mean",
+    "kld_mean_ci95",
+    "top1",
+    "ttft_ms",
+    "W_tokens_per_ms",
+    "W_ci95",
+    "W_identifiable",
+    "robust_W_tokens_per_ms",
+    "W_theory_tokens_per_ms",
+    "W_ratio",
+    "W_measured_ratio",
+    "W_declared_ratio",
+    "W_declared_measured_ratio",
+    "B_ms",
+    "B_ci95_ms",
+    "robust_B_ms",
+    "plain_B_ms",
+    "B_as_w16_ms",
+    "B_theory_ms",
+    "B_ratio",
+    "B_measured_ratio",
+    "shape",
+    "slow_from_n",
+    "last_n",
+    "tokens_per_s",
+    "tokens_per_s_ci95",
+    "start_tokens_per_s",
+    "end_tokens_per_s",
+    "file_bytes",
+    "model_bytes",
+    "weight_bytes_per_token",
+    "kv_bytes_per_token",
+    "loaded_bytes",
+    "kv_read",
+    "peak_rss_bytes",
+    "peak_vram_bytes",
+    "peak_allocator_bytes",
+    "kv_buffer_bytes",
+    "compute_buffer_bytes",
+    "max_ctx",
+    "bandwidth_share",
+    "bandwidth_bytes_per_s",
+    "fixed_ms",
+    "dominated_by",
+    "flags",
+    "weights_check",
+]
+FIELDS: tuple[Field, ...] = get_args(Field)
+OF_BASELINE = ("baseline_B_ms", "baseline_W_tokens_per_ms")
 
 
 class FiguresError(Exception):
@@ -354,7 +384,7 @@ def markdown(study: Study) -> str:
     used = {title: tables.used_columns(every, rows) for title, every in tables.TABLES.items()}
     parts += [tables.of_columns(title, of, rows).markdown() for title, of in used.items() if of]
     for chapter in figures_chapters(study).values():
-        parts += [tables.of_columns(*each).markdown() for each in plots.chapter_lines(chapter)]
+        parts += [table.markdown() for table in chapter.of_all_models()]
         noted = [f"- {in_markdown(note)}" for notes in chapter.notes.values() for note in notes]
         parts += ["\n".join(noted)] if noted else []
     if study.scores:
@@ -376,17 +406,20 @@ def _sentences(study: Study) -> list[str]:
     return [part for part in parts if part]
 
 
-def csv(rows: Sequence[Row]) -> str:
+def csv(rows: Sequence[ShownCell]) -> str:
     """One line per cell, figures in full precision, empty if missing; see `status` and `reasons` for why."""
     out = io.StringIO()
     writer = csv_format.writer(out, lineterminator="\n")
-    writer.writerow([name for field in FIELDS for name in _headings(field)])
+    writer.writerow([*csv_headings(FIELDS), *OF_BASELINE])
     for row in rows:
-        writer.writerow([csv_cell(value) for field in FIELDS for value in _values(row, field)])
+        values = [value for field in FIELDS for value in _values(row, field)]
+        other = row["baseline"]
+        values += [other["B_ms"], other["W_tokens_per_ms"]] if other else [None, None]
+        writer.writerow([csv_cell(value) for value in values])
     return out.getvalue()
 
 
-def json(rows: Sequence[Row]) -> str:
+def json(rows: Sequence[ShownCell]) -> str:
     """One array with one object per cell; missing values are null, never NaN."""
     return json_format.dumps([_finite(row) for row in rows], indent=1, allow_nan=False, default=str) + "\n"
 
@@ -397,7 +430,7 @@ def png(folder: Path, study: Study) -> list[Path]:
     Draws in the Chrome or Chromium of this machine, without the network. Raises FiguresError if there is none
     or it fails, ResultsError if the folder cannot be written.
     """
-    wanted: list[dict[str, Any]] = []
+    wanted: list[Plotly] = []
     in_chapters = [part for chapter in figures_chapters(study).values() for part in chapter.figures.items()]
     for title, drawn in [*sections(study).values(), *in_chapters]:
         for figure in drawn:
@@ -433,7 +466,7 @@ def latency_png(path: Path, study: Study) -> None:
     raise FiguresError("nothing to draw: no series has latencies of single tokens")
 
 
-def _draw(wanted: Sequence[dict[str, Any]]) -> None:
+def _draw(wanted: Sequence[Plotly]) -> None:
     import kaleido
     from choreographer.errors import ChromeNotFoundError
 
@@ -447,7 +480,7 @@ def _draw(wanted: Sequence[dict[str, Any]]) -> None:
         raise FiguresError(f"the browser that draws the figures failed: {why}") from failed
 
 
-def _whole(figure: Figure, title: str) -> dict[str, Any]:
+def _whole(figure: Figure, title: str) -> Plotly:
     """A figure with its title and legend, as on the page."""
     shown: set[int] = set()
     data = []
@@ -482,21 +515,12 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:80] or "model"
 
 
-def _headings(field: str) -> list[str]:
-    return [f"{field}_low", f"{field}_high"] if field in INTERVALS else [field]
-
-
-def _values(row: Row, field: str) -> list[object]:
-    if field in INTERVALS:
-        return list(bounds(row, field))
-    if field.startswith("baseline_"):
-        return [part(row, "baseline").get(field.removeprefix("baseline_"))]
-    value = row.get(field)
+def _values(row: ShownCell, field: Field) -> list[object]:
+    if of := ENDS.get(field):
+        return list(bounds(of(row)))
     if field == "flags":
-        return ["; ".join(f"{flag.get('code')}: {flag.get('detail')}" for flag in parts(row, field))]
-    if isinstance(value, (list, tuple)):
-        return ["; ".join(map(str, value))]
-    return [_finite(value)]
+        return ["; ".join(f"{flag['code']}: {flag['detail']}" for flag in row["flags"])]
+    return ["; ".join(row["reasons"]) if field == "reasons" else _finite(row[field])]
 
 
 def _finite(value: object) -> object:

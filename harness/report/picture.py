@@ -9,14 +9,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.analysis.columns import Cell
 from harness.base import text as base_text
-from harness.dataset.study import Row, bounds, figure
+from harness.dataset.study import bounds
 from harness.report import summary
 from harness.report.comparisons import pareto
 from harness.report.plots import Mark, bits
-from harness.report.summary import STANDARD_ERRORS, Group
+from harness.report.summary import STANDARD_ERRORS, Group, SizeMeasure
 from harness.report.table import NONE
-from harness.report.tables import B, number
+from harness.report.tables import B, longest, number
 
 LEAST_SPAN = 0.2  # of an axis, as a share of its highest value
 PAD = 0.07  # of an axis, beyond its outermost points
@@ -31,14 +32,14 @@ class Measure:
     `least`: of a logarithmic axis, the least that it shows; null: linear. `sizes`: it is the size."""
 
     title: str
-    of: Callable[[Row], Value]
+    of: Callable[[Cell], Value]
     form: str
     falls: bool = True
     from_zero: bool = False
     least: float | None = None
     sizes: bool = False
 
-    def scaled(self, row: Row) -> Value:
+    def scaled(self, row: Cell) -> Value:
         """The figure and its ends as they are drawn."""
         value, low, high = self.of(row)
         return self._scaled(value), self._scaled(low), self._scaled(high)
@@ -100,13 +101,13 @@ def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
     """Speed against size; where quality is known, quality against size, and speed against quality: by KL
     divergence, else by perplexity."""
     by_B = summary.speed_is_B(group.named)
-    key = summary.size_measure(group.named)[0]
+    key = summary.size_measure(group.named)
     speed = Measure(
         f"tok/s{' at zero context' * by_B}", lambda row: summary.rate(row, by_B), "{:,.1f}", False, True
     )
     largest = max((summary.goals_size(row, key)[0] or 0.0 for _, row in group.named), default=0.0)
     unit, per, form = ("GB", 1e9, "{:,.2f}") if largest >= summary.GB_FROM else ("MB", 1e6, "{:,.0f}")
-    size = Measure(f"{unit}, {summary.SIZE_WORDS[key]}", lambda row: _size(row, key, per), form, sizes=True)
+    size = Measure(f"{unit}, {key.name}", lambda row: _size(row, key, per), form, sizes=True)
     quality = Measure("perplexity", _perplexity, "{:,.2f}")
     if summary.quality_is_kld(group.named):
         quality = Measure("KLD, nats per token", _divergence, "{:g}", least=summary.LEAST_KLD)
@@ -118,24 +119,30 @@ def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
     return [each for each in drawn if each]
 
 
-def _size(row: Row, measure: str, per: float) -> Value:
+def _size(row: Cell, measure: SizeMeasure, per: float) -> Value:
     value, _ = summary.goals_size(row, measure)
     return (value / per if value is not None else None), None, None
 
 
-def _perplexity(row: Row) -> Value:
-    value, error = figure(row, "perplexity"), figure(row, "perplexity_stderr")
+def _perplexity(row: Cell) -> Value:
+    value, error = row["perplexity"], row["perplexity_stderr"]
     if value is None or not error:
         return value, None, None
     return value, value - STANDARD_ERRORS * error, value + STANDARD_ERRORS * error
 
 
-def _divergence(row: Row) -> Value:
-    return figure(row, "kld_mean"), *bounds(row, "kld_mean_ci95")
+def _divergence(row: Cell) -> Value:
+    return row["kld_mean"], *bounds(row["kld_mean_ci95"])
 
 
 def _picture(
-    name: str, switch: str, group: Group, marks: Mapping[str, Mark], x: Measure, y: Measure, size_key: str
+    name: str,
+    switch: str,
+    group: Group,
+    marks: Mapping[str, Mark],
+    x: Measure,
+    y: Measure,
+    by_size: SizeMeasure,
 ) -> Picture | None:
     """Null with fewer than two points."""
     found = [(label, row, x.scaled(row), y.scaled(row)) for label, row in group.named]
@@ -152,14 +159,14 @@ def _picture(
         points.append(
             Point(
                 label,
-                str(row.get("variant") or label),
-                marks[str(row["name"])],
+                row["variant"] or label,
+                marks[row["name"]],
                 _place(across, left[0] or 0.0, False),
                 _place(upright, up[0] or 0.0, not y.falls),
                 _whisker(upright, up, not y.falls),
                 _whisker(across, left, False),
                 place in front,
-                x.sizes and summary.goals_size(row, size_key)[1] != size_key,
+                x.sizes and summary.goals_size(row, by_size)[1] != by_size,
                 lines,
             )
         )
@@ -191,25 +198,24 @@ def _picture(
     )
 
 
-def _lines(label: str, row: Row, group: Group) -> list[str]:
+def _lines(label: str, row: Cell, group: Group) -> list[str]:
     """A row as the tooltip shows it: its name, then the figures that it has."""
     by_B = summary.speed_is_B(group.named)
     value, low, high = summary.rate(row, by_B)
     speed = "" if value is None else f"{value:,.1f} tok/s{' at zero context' * by_B}"
     if value is not None and low is not None and high is not None:
         speed += f" (95% CI {low:,.1f} to {high:,.1f})"
-    size, measure = summary.goals_size(row, summary.size_measure(group.named)[0])
-    flagged = row.get("flags")
-    warnings = len(flagged) if isinstance(flagged, Sequence) else 0
+    size, measure = summary.goals_size(row, summary.size_measure(group.named))
+    warnings = len(row["flags"])
     shown = {
         "": speed,
-        " size": "" if size is None else f"{summary.sized(size)} {summary.SIZE_WORDS[measure]}",
-        "perplexity ": number(row, "perplexity"),
-        "KLD ": number(row, "kld_mean", "{:.5f}"),
-        "top-1 ": number(row, "top1", "{:.1%}"),
+        " size": "" if size is None else f"{summary.sized(size)} {measure.name}",
+        "perplexity ": number(row["perplexity"]),
+        "KLD ": number(row["kld_mean"], "{:.5f}"),
+        "top-1 ": number(row["top1"], "{:.1%}"),
         "bits ": bits(row)[0].removesuffix(" bits"),
-        "B ms ": B(row, "B_ms"),
-        "longest context ": summary.goal_text(row, "max_ctx"),
+        "B ms ": B(row),
+        "longest context ": longest(row),
     }
     lines = [
         f"{name if name != ' size' else ''}{text}" for name, text in shown.items() if text and text != NONE

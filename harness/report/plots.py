@@ -7,16 +7,16 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
-from harness.analysis.columns import ShownCell
+from harness.analysis.columns import Cell, ShownCell
 from harness.analysis.line import running_median, spike_places
-from harness.dataset.study import Curve, Floats, MemoryCurve, Row, Study, figure, labels, timed
+from harness.dataset.study import Curve, Floats, MemoryCurve, Study, labels, timed
 from harness.report import tables
 from harness.report.table import NONE, Table
-from harness.report.tables import Column
+from harness.report.tables import Column, RowT
 
 # Shared by all figures: colours, symbols, layout, and series thinned and packed for a page.
 #
@@ -24,7 +24,8 @@ from harness.report.tables import Column
 # and draws each figure when it scrolls into view.
 
 
-Trace = dict[str, Any]
+Plotly = dict[str, Any]
+"""A trace, a layout, an axis or a whole figure, as plotly.js reads it."""
 Named = Sequence[tuple[str, ShownCell]]  # label and row, in the order of a legend
 
 # Six hues that colour-blind readers tell apart, with a contrast of 3 or more on paper, by day and by night.
@@ -80,8 +81,8 @@ class Figure:
     name: str
     title: str
     text: str
-    data: list[Trace]
-    layout: dict[str, Any]
+    data: list[Plotly]
+    layout: Plotly
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     height: int = 460
@@ -91,7 +92,7 @@ class Figure:
     legend_of: str = "Variants"
     overlays: Mapping[str, str] = field(default_factory=dict)
 
-    def drawing(self, group: str) -> dict[str, Any]:
+    def drawing(self, group: str) -> Plotly:
         """What page.js reads. `group`: figures that share their switches."""
         return {
             "group": group,
@@ -108,7 +109,7 @@ def legend(named: Named, marks: Mapping[str, Mark]) -> list[tuple[str, Mark]]:
     return [(label, marks[row["name"]]) for label, row in named]
 
 
-def figure_layout(x_title: str, y_title: str, **more: Any) -> dict[str, Any]:
+def figure_layout(x_title: str, y_title: str, **more: Any) -> Plotly:
     """Plain axes without a legend; `more` goes into the layout, `xaxis` and `yaxis` into theirs."""
     axis = {"gridcolor": GRID, "linecolor": FAINT, "zerolinecolor": GRID, "automargin": True}
     return {
@@ -126,7 +127,7 @@ def figure_layout(x_title: str, y_title: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def named_axis(labels: Sequence[str], in_order: bool = False) -> dict[str, Any]:
+def named_axis(labels: Sequence[str], in_order: bool = False) -> Plotly:
     """An axis of names, from the top. Long names keep both ends: variants differ at the end. `in_order`: also
     the names that only a later trace has."""
     half = TICK // 2
@@ -139,7 +140,7 @@ def named_axis(labels: Sequence[str], in_order: bool = False) -> dict[str, Any]:
     return {"type": "category", "autorange": "reversed", **order, **places}
 
 
-def words(texts: Mapping[str, str], at: float) -> Trace:
+def words(texts: Mapping[str, str], at: float) -> Plotly:
     """Why names have no figure, faint and up to the first colon. `texts`: by name, as on the axis."""
     return {
         "type": "scatter",
@@ -154,7 +155,7 @@ def words(texts: Mapping[str, str], at: float) -> Trace:
     }
 
 
-def upright_figure(at: float | str, dash: str) -> dict[str, Any]:
+def upright_figure(at: float | str, dash: str) -> Plotly:
     """A line across the whole height of a figure, for its layout's `shapes`."""
     line = {"color": FAINT, "width": 1, "dash": dash}
     return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
@@ -187,7 +188,7 @@ def packed(values: Floats) -> dict[str, str]:
 
 def line(
     x: Floats, y: Floats, label: str, variant: int, mark: Mark, hover: str, points: int = POINTS
-) -> Trace:
+) -> Plotly:
     """A thinned curve with a few symbols. `hover`: the hover text of a point."""
     extents = extent(y)
     x, y = thinned(x, y, points)
@@ -216,8 +217,8 @@ def extent(y: Floats) -> dict[str, float]:
     }
 
 
-def from_zero(data: Sequence[Trace]) -> list[float] | None:
-    """The initial range of a linear y axis. Traces without `top`, such as theory, do not widen it."""
+def from_zero(data: Sequence[Plotly]) -> list[float] | None:
+    """The initial range of a linear y axis. Plotlys without `top`, such as theory, do not widen it."""
     tops = [trace["meta"]["top"] for trace in data if trace.get("meta", {}).get("top")]
     return [0, max(tops) * 1.03] if tops else None
 
@@ -226,25 +227,25 @@ def from_zero(data: Sequence[Trace]) -> list[float] | None:
 
 
 @dataclass(frozen=True)
-class Chapter:
+class Chapter(Generic[RowT]):
     """`meaning`: explains the figures. `tables`: heading -> columns. By model, `rows`: of each table, each
     with a unique `name`; `notes`: sentences; `figures`."""
 
     title: str
     meaning: str
-    tables: Mapping[str, Sequence[Column]]
-    rows: Mapping[str, Sequence[Row]]
+    tables: Mapping[str, Sequence[Column[RowT]]]
+    rows: Mapping[str, Sequence[RowT]]
     notes: Mapping[str, Sequence[str]]
     figures: Mapping[str, Sequence[Figure]]
 
     @property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[Column[RowT]]:
         """The columns of all tables, each heading once."""
         every = [row for rows in self.rows.values() for row in rows]
         used = (column for of in self.tables.values() for column in tables.used_columns(of, every))
         return list({column.heading: column for column in used}.values())
 
-    def tables_of(self, model: str) -> Iterable[tuple[str, Table, Sequence[Row]]]:
+    def tables_of(self, model: str) -> Iterable[tuple[str, Table, Sequence[RowT]]]:
         """For each table in which the model has figures: its heading, the table, and its rows."""
         for heading, every in self.tables.items():
             chosen = tables.used_columns(every, self.rows[model])
@@ -254,41 +255,37 @@ class Chapter:
                 names, rows = zip(*shown, strict=True)
                 yield heading, tables.of_columns(f"{model}: {heading}", chosen, rows, names), rows
 
+    def of_all_models(self) -> Iterable[Table]:
+        """Each table that has figures, with the rows of all models."""
+        rows = [row for of_model in self.rows.values() for row in of_model]
+        for heading, every in self.tables.items():
+            if chosen := tables.used_columns(every, rows):
+                title = f"{self.title}: {heading}" if len(self.tables) > 1 else self.title
+                shown = [row for row in rows if _has_figures(row, chosen)]
+                yield tables.of_columns(title, chosen, shown)
+
 
 def chapters_of_models(
     title: str,
     meaning: str,
-    tables: Mapping[str, Sequence[Column]],
-    rows: Sequence[Row],
-    notes: Callable[[str, Sequence[Row]], Sequence[str]],
-    figure: Callable[[str, Sequence[Row]], Figure | None],
-) -> Chapter | None:
+    tables: Mapping[str, Sequence[Column[RowT]]],
+    rows: Sequence[RowT],
+    notes: Callable[[str, Sequence[RowT]], Sequence[str]],
+    figure: Callable[[str, Sequence[RowT]], Figure | None],
+) -> Chapter[RowT] | None:
     """The chapter of these rows; null: none. `notes`, `figure`: of a model and its rows."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[RowT]] = {}
     for row in rows:
-        found.setdefault(str(row["model"]), []).append(row)
+        found.setdefault(row["model"], []).append(row)
     drawn = {model: figure(model, of) for model, of in found.items()}
     figures = {model: [each] for model, each in drawn.items() if each}
     noted = {model: notes(model, of) for model, of in found.items()}
     return Chapter(title, meaning, tables, found, noted, figures) if found else None
 
 
-def chapter_lines(chapter: Chapter) -> Iterable[tuple[str, Sequence[Column], Sequence[Row]]]:
-    """For each table that has figures: its heading, its columns, and the rows of all models."""
-    rows = [row for of_model in chapter.rows.values() for row in of_model]
-    for heading, every in chapter.tables.items():
-        chosen = tables.used_columns(every, rows)
-        if chosen:
-            yield (
-                f"{chapter.title}: {heading}" if len(chapter.tables) > 1 else chapter.title,
-                chosen,
-                [row for row in rows if _has_figures(row, chosen)],
-            )
-
-
-def _has_figures(row: Row, chosen: Sequence[Column]) -> bool:
+def _has_figures(row: RowT, chosen: Sequence[Column[RowT]]) -> bool:
     """Whether a table has a figure for a row."""
-    return any(column.text(row, column.key) != NONE for column in chosen)
+    return any(column.text(row) != NONE for column in chosen)
 
 
 # Figures of curves: latency against position, memory over time.
@@ -405,7 +402,7 @@ def _parted(curve: Curve) -> tuple[Curve, Curve]:
     return Curve(curve.n[kept], curve.ms[kept]), Curve(curve.n[highest], curve.ms[highest])
 
 
-def _ticks(each: Drawn, spiking: Curve, level: float) -> Trace:
+def _ticks(each: Drawn, spiking: Curve, level: float) -> Plotly:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -425,7 +422,7 @@ def _ticks(each: Drawn, spiking: Curve, level: float) -> Trace:
     }
 
 
-def _band(floors: Sequence[Callable[[Floats], Floats]], ends: float) -> Trace:
+def _band(floors: Sequence[Callable[[Floats], Floats]], ends: float) -> Plotly:
     """From the lowest to the highest limit at each position."""
     x = np.linspace(1, ends, LINE_POINTS).round()
     every = np.array([floor(x) for floor in floors])
@@ -443,12 +440,12 @@ def _band(floors: Sequence[Callable[[Floats], Floats]], ends: float) -> Trace:
     }
 
 
-def _names(drawn: Sequence[Drawn], y_range: Sequence[float] | None, ends: float) -> list[Trace]:
+def _names(drawn: Sequence[Drawn], y_range: Sequence[float] | None, ends: float) -> list[Plotly]:
     """The variants' names at the ends of their lines; one that does not fit shows once it is selected."""
     if not y_range:
         return []
     px = (HEIGHT - 60) / (y_range[1] or 1)
-    found: list[Trace] = []
+    found: list[Plotly] = []
     placed: list[tuple[float, float]] = []
     ends_at = [(float(each.curve.n[-1]), float(np.median(each.curve.ms[-AROUND:]))) for each in drawn]
     for (x, y), each in sorted(zip(ends_at, drawn, strict=True), key=lambda pair: pair[0], reverse=True):
@@ -463,7 +460,7 @@ def _names(drawn: Sequence[Drawn], y_range: Sequence[float] | None, ends: float)
                 "name": plain_figure(f"{each.label}, name"),
                 "x": [x],
                 "y": [round(y, 4)],
-                "text": [f" {plain_figure(str(each.row.get('variant') or each.label)[:NAME_LENGTH])}"],
+                "text": [f" {plain_figure(str(each.row['variant'] or each.label)[:NAME_LENGTH])}"],
                 "textposition": "middle right",
                 "textfont": {"color": each.mark.colour, "size": 12},
                 "cliponaxis": False,
@@ -478,7 +475,7 @@ def memory_curves(
     model: str, named: Named, curves: Mapping[str, MemoryCurve], marks: Mapping[str, Mark]
 ) -> Figure | None:
     """Memory of the worker over the time of one repeat."""
-    data: list[Trace] = []
+    data: list[Plotly] = []
     rows, kinds = [], set()
     for place, (label, row) in enumerate(named):
         curve = curves.get(row["name"])
@@ -520,12 +517,12 @@ def memory_curves(
 
 
 def _floor(row: ShownCell) -> Callable[[Floats], Floats] | None:
-    return _through(figure(row, "B_theory_ms"), figure(row, "W_theory_tokens_per_ms"))
+    return _through(row["B_theory_ms"], row["W_theory_tokens_per_ms"])
 
 
 def _baseline_line(row: ShownCell) -> Callable[[Floats], Floats] | None:
-    baseline = row.get("baseline")
-    return _through(figure(baseline, "B_ms"), figure(baseline, "W_tokens_per_ms"))
+    other = row["baseline"]
+    return _through(other["B_ms"], other["W_tokens_per_ms"]) if other else None
 
 
 def _through(B_ms: float | None, W_tokens_per_ms: float | None) -> Callable[[Floats], Floats] | None:
@@ -536,7 +533,7 @@ def _through(B_ms: float | None, W_tokens_per_ms: float | None) -> Callable[[Flo
     return lambda n: B_ms + (n - 1) * slope
 
 
-def _straight(each: Drawn, line_of: Callable[[Floats], Floats], word: str, kind: str, dash: str) -> Trace:
+def _straight(each: Drawn, line_of: Callable[[Floats], Floats], word: str, kind: str, dash: str) -> Plotly:
     """A line of a variant's own; its limit shows once it is selected, as all are in the band."""
     n = each.curve.n
     x = np.unique(np.linspace(float(n[0]), float(n[-1]), LINE_POINTS).round())
@@ -604,7 +601,7 @@ def marks(study: Study) -> dict[str, Mark]:
     for model, rows in study.models.items():
         for row, label in zip(rows, labels(rows, model), strict=True):
             colour = hues[_hued(study, row, label)]
-            found[str(row["name"])] = Mark(colour, bits(row)[1], str(row.get("stack") or ""))
+            found[row["name"]] = Mark(colour, bits(row)[1], row["stack"])
     return found
 
 
@@ -622,10 +619,10 @@ def hues_of(study: Study) -> dict[str, str]:
     return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(known)}
 
 
-def bits(row: Row) -> tuple[str, str]:
+def bits(row: Cell) -> tuple[str, str]:
     """Class of the bits of a row's weights, and its symbol: by the type's name, else by bits per weight."""
-    named = _NAMED.match(str(row.get("variant") or ""))
-    value = figure(row, "nominal_bits") or (float(named[1]) if named else figure(row, "bpw"))
+    named = _NAMED.match(row["variant"])
+    value = row["nominal_bits"] or (float(named[1]) if named else row["bpw"])
     if value is None:
         return UNKNOWN
     return next((word, symbol) for word, least, symbol in BITS if value >= least)
@@ -641,9 +638,9 @@ def style_key(study: Study) -> tuple[list[tuple[str, str]], list[tuple[str, str]
 
 
 def _stacks(study: Study) -> set[str]:
-    return {str(row.get("stack")) for row in study.cells}
+    return {row["stack"] for row in study.cells}
 
 
-def _hued(study: Study, row: Row, label: str) -> str:
+def _hued(study: Study, row: Cell, label: str) -> str:
     """What the colour of a row stands for."""
-    return str(row.get("stack")) if len(_stacks(study)) > 1 else label.replace(f" {timed(row)}", "")
+    return row["stack"] if len(_stacks(study)) > 1 else label.replace(f" {timed(row)}", "")

@@ -7,9 +7,17 @@ from functools import partial
 
 import numpy as np
 
-from harness.analysis.columns import Cell, ShownCell
+from harness.analysis.columns import (
+    AtDepthRow,
+    Cell,
+    PrefillDepth,
+    PrefillRow,
+    ShownCell,
+    TaskRow,
+    Utilisation,
+)
 from harness.analysis.prefill import TARGETS
-from harness.dataset.study import Curve, Floats, Row, Study, bounds, figure, labels, part, parts, timed
+from harness.dataset.study import Curve, Floats, Study, bounds, labels, timed
 from harness.report import tables
 from harness.report.plots import (
     COLOURS,
@@ -18,7 +26,7 @@ from harness.report.plots import (
     Figure,
     Mark,
     Named,
-    Trace,
+    Plotly,
     figure_layout,
     legend,
     line,
@@ -27,7 +35,7 @@ from harness.report.plots import (
 )
 from harness.report.plots import marks as marks_of
 from harness.report.table import NONE, Table
-from harness.report.tables import Column, interval
+from harness.report.tables import Column, interval, number, word_column
 
 # The chapter on decode at depth: tokens per second against the tokens in the cache.
 
@@ -44,7 +52,7 @@ CURVED = ", curved"  # follows B and W that a line does not describe
 LINE_POINTS = 40
 
 
-def depth_chapter(study: Study) -> Chapter | None:
+def depth_chapter(study: Study) -> Chapter[ShownCell] | None:
     """Null without windows at depth."""
     marks = marks_of(study)
     rows, notes, figures = {}, {}, {}
@@ -57,86 +65,83 @@ def depth_chapter(study: Study) -> Chapter | None:
         if not named:
             continue
         rows[model] = [row for _, row in named]
-        curved = [label for label, row in named if part(row, "depths").get("curved")]
+        curved = [label for label, row in named if row["depths"] and row["depths"]["curved"]]
         notes[model] = [f"no line holds, latency bends with depth: {', '.join(curved)}"] if curved else []
         drawn = _depth_figure(model, named, marks)
         figures[model] = [drawn] if drawn else []
-    every_row = [row for of_model in rows.values() for row in of_model]
-    return (
-        Chapter(DEPTH_TITLE, DEPTH_MEANING, {DEPTH_TITLE: columns(every_row)}, rows, notes, figures)
-        if rows
-        else None
-    )
+    tables = {DEPTH_TITLE: columns([row for of_model in rows.values() for row in of_model])}
+    return Chapter(DEPTH_TITLE, DEPTH_MEANING, tables, rows, notes, figures) if rows else None
 
 
-def columns(rows: Sequence[Row]) -> list[Column]:
+def columns(rows: Sequence[Cell]) -> list[Column[Cell]]:
     """B, W, and tokens per second at each depth of these rows."""
-    depths = sorted({int(str(each["depth"])) for row in rows for each in _at(row)})
     return [
         Column(
-            "B ms", "B_ms", _B, f"TPOT extrapolated to zero context{CURVED}: no line describes the windows"
+            "B ms",
+            lambda row: _bent(row, tables.B(row)),
+            f"TPOT extrapolated to zero context{CURVED}: no line describes the windows",
         ),
-        Column("W tok/ms", "W_tokens_per_ms", _W, "tokens of context per further ms of TPOT"),
+        Column(
+            "W tok/ms",
+            lambda row: _bent(row, tables.W(row)),
+            "tokens of context per further ms of TPOT",
+        ),
         *(
             Column(
                 f"tok/s at {depth:,}",
-                "depths",
                 partial(_depth_rate, depth=depth),
                 f"with {depth:,} tokens in the KV cache, ± half of the 95% confidence interval",
             )
-            for depth in depths
+            for depth in _depths(rows)
         ),
     ]
 
 
-def _at(row: Row) -> list[Row]:
-    return parts(part(row, "depths"), "at")
+def _depths(rows: Sequence[Cell]) -> list[int]:
+    return sorted({each["depth"] for row in rows for each in _at(row)})
 
 
-def _bent(row: Row, text: str) -> str:
-    return text + CURVED * bool(text != NONE and part(row, "depths").get("curved"))
+def _at(row: Cell) -> list[AtDepthRow]:
+    return row["depths"]["at"] if row["depths"] else []
 
 
-def _B(row: Row, key: str) -> str:
-    return _bent(row, tables.B(row, key))
+def _bent(row: Cell, text: str) -> str:
+    curved = row["depths"] is not None and row["depths"]["curved"]
+    return text + CURVED * (text != NONE and curved)
 
 
-def _W(row: Row, key: str) -> str:
-    return _bent(row, tables.W(row, key))
-
-
-def _depth_rate(row: Row, key: str, depth: int) -> str:
+def _depth_rate(row: Cell, depth: int) -> str:
     """`61.0 ± 0.4`"""
     each = next((each for each in _at(row) if each["depth"] == depth), None)
     if each is None:
         return NONE
-    low, high = bounds(each, "tokens_per_s_ci95")
+    low, high = bounds(each["tokens_per_s_ci95"])
     half = "" if low is None or high is None else f" ± {(high - low) / 2:.1f}"
-    return tables.number(each, "tokens_per_s", "{:,.1f}") + half
+    return number(each["tokens_per_s"], "{:,.1f}") + half
 
 
 def _depth_figure(model: str, named: Named, marks: Mapping[str, Mark]) -> Figure | None:
     """Rate against depth with its intervals; theory's ceiling dashed."""
-    data: list[Trace] = []
+    data: list[Plotly] = []
     overlays = {}
     drawn = [(place, label, row) for place, (label, row) in enumerate(named) if _at(row)]
     for place, label, row in drawn:
         data.append(_points(place, label, row, marks[row["name"]]))
     for place, label, row in drawn:
         for kind, word, dash, B, W in (
-            ("line", "B and W", "solid", figure(row, "B_ms"), figure(row, "W_tokens_per_ms")),
+            ("line", "B and W", "solid", row["B_ms"], row["W_tokens_per_ms"]),
             (
                 *("theory", "limit by the data sheet", "dash"),
-                *(figure(row, "B_theory_ms"), figure(row, "W_theory_tokens_per_ms")),
+                *(row["B_theory_ms"], row["W_theory_tokens_per_ms"]),
             ),
         ):
             if B is not None and W is not None:
-                deepest = float(str(_at(row)[-1]["depth"]))
+                deepest = _at(row)[-1]["depth"]
                 data.append(_line(place, label, word, kind, dash, B, W, deepest, marks[row["name"]].colour))
                 overlays[kind] = f"{word} ({'dashed' if dash == 'dash' else 'line'})"
     if not data:
         return None
-    depths = sorted({int(str(each["depth"])) for _, _, row in drawn for each in _at(row)})
+    depths = _depths([row for *_, row in drawn])
     return Figure(
         "depth",
         "Tokens per second against depth",
@@ -152,17 +157,17 @@ def _depth_figure(model: str, named: Named, marks: Mapping[str, Mark]) -> Figure
             yaxis={"rangemode": "tozero"},
         ),
         ["variant", *(f"{depth:,} tokens" for depth in depths)],
-        [[label, *(_depth_rate(row, "depths", depth) for depth in depths)] for _, label, row in drawn],
+        [[label, *(_depth_rate(row, depth) for depth in depths)] for _, label, row in drawn],
         switch=True,
         legend=legend(named, marks),
         overlays=overlays,
     )
 
 
-def _points(place: int, label: str, row: ShownCell, mark: Mark) -> Trace:
+def _points(place: int, label: str, row: ShownCell, mark: Mark) -> Plotly:
     at = _at(row)
-    rates = [figure(each, "tokens_per_s") or 0.0 for each in at]
-    ends = [bounds(each, "tokens_per_s_ci95") for each in at]
+    rates = [each["tokens_per_s"] for each in at]
+    ends = [bounds(each["tokens_per_s_ci95"]) for each in at]
     highest = max(rates)
     return {
         "type": "scatter",
@@ -200,7 +205,7 @@ def _line(
     W_tokens_per_ms: float,
     deepest: float,
     colour: str,
-) -> Trace:
+) -> Plotly:
     """1 / (B + depth / W), a curve."""
     x = np.linspace(0, deepest, LINE_POINTS)
     y = 1e3 / (B_ms + x / W_tokens_per_ms)
@@ -228,13 +233,20 @@ PREFILL_MEANING = (
 )
 EXTRAPOLATED = "*"
 EXTRAPOLATION = f"{EXTRAPOLATED}: extrapolated from shorter passes"
-PREFILL_OF = PREFILL_KIND = "prefill"
+PREFILL_KIND = "prefill"
 LENGTHS = 7  # columns of a figure's data
 UNITS = {"time": ("ms", "%{y:.3f} ms"), "rate": ("tokens/s", "%{y:,.0f} tokens/s")}
 DASHES = {"every": ("dot", "dotted"), "last": ("dash", "dashed")}
 
 
-def prefill_chapter(study: Study) -> Chapter | None:
+class SweepRow(Cell):
+    """The passes of a cell at one depth. `whole`: the figures of an empty cache; null at other depths."""
+
+    passes_at: PrefillDepth | None
+    whole: PrefillRow | None
+
+
+def prefill_chapter(study: Study) -> Chapter[SweepRow] | None:
     """Null without a series of prefill passes."""
     marks = marks_of(study)
     rows, notes, figures = {}, {}, {}
@@ -243,8 +255,8 @@ def prefill_chapter(study: Study) -> Chapter | None:
         if not held:
             continue
         named = [(label, row) for label, row in zip(labels(every, model), every, strict=True) if row in held]
-        rows[model] = sweeps([row for row in held if row.get(PREFILL_OF)])
-        notes[model] = _notes([(label, row) for label, row in named if row.get(PREFILL_OF)])
+        rows[model] = sweeps([row for row in held if row["prefill"]])
+        notes[model] = _notes([(label, row["prefill"]) for label, row in named if row["prefill"]])
         drawn = (_prefill_figure(model, named, study.prefill, marks, kind) for kind in ("time", "rate"))
         figures[model] = [each for each in drawn if each]
     return (
@@ -254,149 +266,133 @@ def prefill_chapter(study: Study) -> Chapter | None:
     )
 
 
-def _notes(named: Sequence[tuple[str, Row]]) -> list[str]:
+def _notes(named: Sequence[tuple[str, PrefillRow]]) -> list[str]:
     """Where ridge and theory differ, why there is no ridge, and why a TTFT is not extrapolated."""
     found = []
-    for label, row in named:
-        of = part(row, PREFILL_OF)
-        if text := of.get("comparison") or of.get("ridge_reason"):
+    for label, of in named:
+        if text := of["comparison"] or of["ridge_reason"]:
             found.append(f"{label}: {text}")
     reasons: dict[str, list[str]] = {}
-    for label, row in named:
-        for each in parts(part(row, PREFILL_OF), "ttft"):
-            if each.get("reason"):
-                reasons.setdefault(f"{each['reason']}", []).append(label)
+    for label, of in named:
+        for each in of["ttft"]:
+            if each["reason"]:
+                reasons.setdefault(each["reason"], []).append(label)
     found += [f"no TTFT, {reason}: {', '.join(dict.fromkeys(of))}" for reason, of in reasons.items()]
-    if any(extrapolates(row) for _, row in named):
+    if any(extrapolates(of) for _, of in named):
         found.append(EXTRAPOLATION)
     return found
 
 
-def extrapolates(row: Row) -> bool:
+def extrapolates(of: PrefillRow | None) -> bool:
     """Whether a TTFT in its line of the table is extrapolated."""
-    return any(each.get("how") == "extrapolated" for each in parts(part(row, PREFILL_OF), "ttft"))
+    return of is not None and any(each["how"] == "extrapolated" for each in of["ttft"])
 
 
-def sweeps(rows: Sequence[Row]) -> list[Row]:
+def sweeps(rows: Sequence[Cell]) -> list[SweepRow]:
     """A row per depth of each cell; those of deeper passes have no TTFT."""
-    return [
-        {**row, PREFILL_OF: of}
-        for row in rows
-        for of in (row.get(PREFILL_OF), *parts(part(row, PREFILL_OF), "depths"))
-    ]
+    found: list[SweepRow] = []
+    for row in rows:
+        whole = row["prefill"]
+        found.append({**row, "passes_at": whole, "whole": whole})
+        deeper = whole["depths"] if whole else []
+        found += [{**row, "passes_at": each, "whole": None} for each in deeper]
+    return found
 
 
-def _prefill_number(row: Row, key: str, form: str = "{:,.1f}", unit: float = 1.0) -> str:
-    value = figure(part(row, PREFILL_OF), key)
-    return NONE if value is None else form.format(value / unit)
+def _sweep_column(heading: str, text: Callable[[PrefillDepth], str], meaning: str) -> Column[SweepRow]:
+    return Column(heading, lambda row: text(row["passes_at"]) if row["passes_at"] else NONE, meaning)
 
 
-def _depth(row: Row, key: str) -> str:
+def _whole_column(heading: str, text: Callable[[PrefillRow], str], meaning: str) -> Column[SweepRow]:
+    return Column(heading, lambda row: text(row["whole"]) if row["whole"] else NONE, meaning)
+
+
+def _depth(row: SweepRow) -> str:
     """A dash where all passes begin at an empty cache."""
-    of = part(row, key)
-    return _prefill_number(row, "depth", "{:,.0f}") if of.get("depth") or of.get("depths") else NONE
+    of, whole = row["passes_at"], row["whole"]
+    return f"{of['depth']:,.0f}" if of and (of["depth"] or (whole and whole["depths"])) else NONE
 
 
-def _prefill_rate(row: Row, key: str) -> str:
+def _prefill_rate(of: PrefillDepth) -> str:
     """`2,031 at 1,024`"""
-    n, ms = (figure(part(row, PREFILL_OF), name) for name in ("longest_n", key))
-    return NONE if n is None or not ms else f"{n / ms * 1e3:,.0f} at {n:,.0f}"
+    n, ms = of["longest_n"], of["longest_ms"]
+    return f"{n / ms * 1e3:,.0f} at {n:,.0f}" if ms else NONE
 
 
-def _plateau(row: Row, key: str) -> str:
+def _plateau(of: PrefillDepth) -> str:
     """`34.5 from 33` where an earlier kernel runs shorter passes."""
-    text, start = _prefill_number(row, key), figure(part(row, PREFILL_OF), "kernel_from_n")
-    return text if text == NONE or start in (None, 1) else f"{text} from {start:.0f}"
+    text, start = number(of["plateau_ms"], "{:,.1f}"), of["kernel_from_n"]
+    return text if text == NONE or start in (None, 1) else f"{text} from {start}"
 
 
-def _ridge(row: Row, key: str) -> str:
+def _ridge(of: PrefillDepth) -> str:
     """`225 (170 to 292)`; `> 500` where it was not reached."""
-    of = part(row, PREFILL_OF)
-    value, longest = figure(of, key), figure(of, "longest_n")
+    value = of["ridge_n"]
     if value is None:
-        reason = str(of.get("ridge_reason") or "")
-        return f"> {longest:,.0f}" if reason.startswith("not reached") else NONE
-    low, high = bounds(of, "ridge_ci95")
-    known = interval(of, "ridge_ci95", 0) if low is not None and high is not None else f"> {low or 0:,.0f}"
-    return f"{value:,.0f} ({known})"
+        reason = of["ridge_reason"] or ""
+        return f"> {of['longest_n']:,.0f}" if reason.startswith("not reached") else NONE
+    low, high = bounds(of["ridge_ci95"])
+    both = low is not None and high is not None
+    return f"{value:,.0f} ({interval(of['ridge_ci95'], 0) if both else f'> {low or 0:,.0f}'})"
 
 
-def _theory(row: Row, key: str, which: str) -> str:
-    value = figure(part(part(row, PREFILL_OF), key), which)
-    return NONE if value is None else f"{value:,.0f}"
-
-
-def _first_token(row: Row, key: str, n: int) -> str:
+def _first_token(of: PrefillRow, n: int) -> str:
     """`71.2`, with a mark where it is extrapolated."""
-    each = next((each for each in parts(part(row, PREFILL_OF), key) if each.get("n") == n), {})
-    value = figure(each, "ms")
-    if value is None:
+    each = next((each for each in of["ttft"] if each["n"] == n), None)
+    if each is None or each["ms"] is None:
         return NONE
-    return f"{value:,.1f}" + EXTRAPOLATED * (each.get("how") == "extrapolated")
+    return f"{each['ms']:,.1f}" + EXTRAPOLATED * (each["how"] == "extrapolated")
 
 
-def _prefill_share(row: Row, key: str, which: str, place: int) -> str:
+def _utilisation(of: PrefillRow, place: int, share: Callable[[Utilisation], float | None]) -> str:
     """Of the shortest pass (0) or of the longest (-1)."""
-    every = parts(part(row, PREFILL_OF), key)
-    value = figure(every[place], which) if every else None
-    return NONE if value is None else f"{value:.0%}"
+    return number(share(of["utilisation"][place]), "{:.0%}") if of["utilisation"] else NONE
 
 
-DEPTH = Column("depth", PREFILL_OF, _depth, "tokens in the KV cache before a pass")
-PLATEAU = Column(
-    "plateau ms", "plateau_ms", _plateau, "time of short passes; from: the first pass of this kernel"
-)
-RATE = Column("tok/s", "longest_ms", _prefill_rate, "of the longest pass, and its tokens")
-RIDGE = Column(
+DEPTH = Column("depth", _depth, "tokens in the KV cache before a pass")
+PLATEAU = _sweep_column("plateau ms", _plateau, "time of short passes; from: the first pass of this kernel")
+RATE = _sweep_column("tok/s", _prefill_rate, "of the longest pass, and its tokens")
+RIDGE = _sweep_column(
     "ridge",
-    "ridge_n",
     _ridge,
     "tokens from which computing takes longer than the plateau, and its 95% confidence interval",
 )
 FIRST_TOKENS = tuple(
-    Column(
-        f"TTFT {name} ms",
-        "ttft",
-        partial(_first_token, n=n),
-        f"of a prompt of {n:,} tokens; {EXTRAPOLATION}",
+    _whole_column(
+        f"TTFT {name} ms", partial(_first_token, n=n), f"of a prompt of {n:,} tokens; {EXTRAPOLATION}"
     )
     for n, name in zip(TARGETS, ("512", "2k", "8k", "32k"), strict=True)
 )
 SHORT = (DEPTH, PLATEAU, RATE, RIDGE, *FIRST_TOKENS)
-PREFILL_COLUMNS: tuple[Column, ...] = (
+PREFILL_COLUMNS: tuple[Column[SweepRow], ...] = (
     DEPTH,
     PLATEAU,
-    Column(
+    _sweep_column(
         "ms per 1k",
-        "slope_ms",
-        partial(_prefill_number, unit=1e-3),
+        lambda of: number(of["slope_ms"], "{:,.1f}", 1e-3),
         "what 1,000 further tokens add, past the plateau",
     ),
     RATE,
     RIDGE,
-    Column(
+    _whole_column(
         "theory, last",
-        "ridge_theory",
-        partial(_theory, which="last"),
+        lambda of: number(of["ridge_theory"].get("last"), "{:,.0f}"),
         "the ridge by the data sheet, with the lm_head on the last token alone",
     ),
-    Column(
+    _whole_column(
         "theory, every",
-        "ridge_theory",
-        partial(_theory, which="every"),
+        lambda of: number(of["ridge_theory"].get("every"), "{:,.0f}"),
         "the ridge by the data sheet, with the lm_head on every token",
     ),
     *FIRST_TOKENS,
-    Column(
+    _whole_column(
         "MFU",
-        "utilisation",
-        partial(_prefill_share, which="mfu", place=-1),
+        lambda of: _utilisation(of, -1, lambda each: each["mfu"]),
         "FLOP/s of the longest pass, over the data sheet's fastest rate for such weights",
     ),
-    Column(
+    _whole_column(
         "MBU",
-        "utilisation",
-        partial(_prefill_share, which="mbu", place=0),
+        lambda of: _utilisation(of, 0, lambda each: each["mbu"]),
         "bytes read per second by the shortest pass, over the bandwidth of the data sheet",
     ),
 )
@@ -411,7 +407,7 @@ def _prefill_figure(
 ) -> Figure | None:
     """Time, or tokens per second, against tokens, both on logarithmic axes."""
     unit, hover = UNITS[kind]
-    data: list[Trace] = []
+    data: list[Plotly] = []
     overlays = {}
     rows = []
     for place, (label, row) in enumerate(named):
@@ -429,12 +425,14 @@ def _prefill_figure(
                 rows.append((label, curve))
             data.append(trace)
     for place, (label, row) in enumerate(named):
-        of = part(row, PREFILL_OF)
-        for which, points in part(of, "floors").items():
+        of = row["prefill"]
+        if of is None:
+            continue
+        for which, points in (of["floors"] or {}).items():
             data.append(_floor(np.array(points, dtype=float), label, which, place, marks[row["name"]], kind))
             overlays[which] = f"theory, lm_head on {which} ({DASHES[which][1]})"
-        if figure(of, "ridge_n") is not None:
-            curve = curves[row["name"]][int(figure(of, "depth") or 0)]
+        if of["ridge_n"] is not None:
+            curve = curves[row["name"]][of["depth"]]
             data.append(_mark(of, curve, label, place, marks[row["name"]], kind))
             overlays["ridge"] = "measured ridge with its interval (large open symbols)"
     if not rows:
@@ -469,7 +467,7 @@ def _as(kind: str, n: Floats, ms: Floats) -> Floats:
     return ms if kind == "time" else n / ms * 1e3
 
 
-def _floor(points: Floats, label: str, which: str, place: int, mark: Mark, kind: str) -> Trace:
+def _floor(points: Floats, label: str, which: str, place: int, mark: Mark, kind: str) -> Plotly:
     y = _as(kind, points[:, 0], points[:, 1])
     return {
         "type": "scatter",
@@ -483,10 +481,10 @@ def _floor(points: Floats, label: str, which: str, place: int, mark: Mark, kind:
     }
 
 
-def _mark(of: Row, curve: Curve, label: str, place: int, mark: Mark, kind: str) -> Trace:
+def _mark(of: PrefillRow, curve: Curve, label: str, place: int, mark: Mark, kind: str) -> Plotly:
     """The measured ridge on its curve, with its interval."""
-    n = figure(of, "ridge_n") or 0.0
-    low, high = bounds(of, "ridge_ci95")
+    n = of["ridge_n"] or 0.0
+    low, high = bounds(of["ridge_ci95"])
     ms = np.interp([n], curve.n, curve.ms)
     y = float(_as(kind, np.array([n]), ms)[0])
     high = float(curve.n[-1]) if high is None else high
@@ -532,16 +530,18 @@ TURNS_MEANING = (
     "A conversation of several turns: each adds a prompt and decodes an answer. Without its prefix kept, a"
     " turn evaluates the whole conversation again; with it, only what is new. Medians over all ok repeats."
 )
-PARTS = {
-    "prefill_ms": ("prefill", Mark(COLOURS[1], "square")),
-    "decode_ms": ("decode", Mark(COLOURS[0], "square")),
-}
-TURNS_OF = "task"
+PARTS = (("prefill", Mark(COLOURS[1], "square")), ("decode", Mark(COLOURS[0], "square")))
 
 
-def turns_chapter(study: Study) -> Chapter | None:
+class ConversationRow(Cell):
+    """A conversation of a cell; null for a cell that has none."""
+
+    task: TaskRow | None
+
+
+def turns_chapter(study: Study) -> Chapter[ConversationRow] | None:
     """Null without turns."""
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[ConversationRow]] = {}
     figures: dict[str, list[Figure]] = {}
     for model, every in study.models.items():
         named = [
@@ -551,68 +551,68 @@ def turns_chapter(study: Study) -> Chapter | None:
         ]
         if named:
             rows[model] = shown_conversations([row for _, row in named])
-            figures[model] = [_turns_figure(label, row) for label, row in named if parts(row, "tasks")]
+            figures[model] = [_turns_figure(label, row) for label, row in named if row["tasks"]]
     return (
         Chapter(TURNS_TITLE, TURNS_MEANING, {TURNS_TITLE: TURNS_COLUMNS}, rows, {}, figures) if rows else None
     )
 
 
-def shown_conversations(rows: Sequence[Row]) -> list[Row]:
-    """A row per conversation of these cells, with its `task`; one without for a cell that has none."""
-    return [{**row, TURNS_OF: task} for row in rows for task in parts(row, "tasks") or [{}]]
+def shown_conversations(rows: Sequence[Cell]) -> list[ConversationRow]:
+    """A row per conversation of these cells; one without for a cell that has none."""
+    none: list[None] = [None]
+    return [{**row, "task": task} for row in rows for task in row["tasks"] or none]
 
 
-def _prefix(row: Row, key: str) -> str:
-    kept = part(row, key).get("prefix_kept")
-    return NONE if kept is None else "kept" if kept else "not kept"
+def _turns_column(
+    heading: str, of: Callable[[TaskRow], float | None], form: str, meaning: str
+) -> Column[ConversationRow]:
+    return Column(heading, lambda row: number(of(row["task"]), form) if row["task"] else NONE, meaning)
 
 
-def _turns_number(row: Row, key: str, name: str, form: str) -> str:
-    return tables.number(part(row, key), name, form)
+def _prefix(task: TaskRow) -> str:
+    return "kept" if task["prefix_kept"] else "not kept"
 
 
-def _turns_share(row: Row, key: str) -> str:
-    prefill, task = (figure(part(row, key), name) for name in ("prefill_s", "task_s"))
-    return NONE if prefill is None or not task else f"{prefill / task:.0%}"
-
-
-TURNS_COLUMNS: tuple[Column, ...] = (
-    Column(
-        "prefix", TURNS_OF, _prefix, "whether the conversation so far stayed in the KV cache", numeric=False
+TURNS_COLUMNS: tuple[Column[ConversationRow], ...] = (
+    word_column(
+        "prefix",
+        lambda row: _prefix(row["task"]) if row["task"] else None,
+        "whether the conversation so far stayed in the KV cache",
     ),
-    Column(
+    _turns_column(
         "first TTFT ms",
-        TURNS_OF,
-        partial(_turns_number, name="first_ttft_ms", form="{:,.1f}"),
+        lambda task: task["first_ttft_ms"],
+        "{:,.1f}",
         "time to first token of the first turn",
     ),
-    Column(
+    _turns_column(
         "later TTFT ms",
-        TURNS_OF,
-        partial(_turns_number, name="later_ttft_ms", form="{:,.1f}"),
+        lambda task: task["later_ttft_ms"],
+        "{:,.1f}",
         "the same of the others, median over turns",
     ),
-    Column(
-        "prefill s",
-        TURNS_OF,
-        partial(_turns_number, name="prefill_s", form="{:,.2f}"),
-        "of all turns, first tokens included",
+    _turns_column(
+        "prefill s", lambda task: task["prefill_s"], "{:,.2f}", "of all turns, first tokens included"
     ),
-    Column(
-        "task s", TURNS_OF, partial(_turns_number, name="task_s", form="{:,.2f}"), "the whole conversation"
+    _turns_column("task s", lambda task: task["task_s"], "{:,.2f}", "the whole conversation"),
+    _turns_column(
+        "share of prefill",
+        lambda task: task["prefill_s"] / task["task_s"] if task["task_s"] else None,
+        "{:.0%}",
+        "prefill s over task s",
     ),
-    Column("share of prefill", TURNS_OF, _turns_share, "prefill s over task s"),
 )
 
 
-def _turns_figure(label: str, row: Row) -> Figure:
+def _turns_figure(label: str, row: ShownCell) -> Figure:
     """Two stacks per turn, without and with the prefix kept, side by side."""
-    turns = [(task, turn) for task in parts(row, "tasks") for turn in parts(task, "turns")]
-    groups = [f"prefix {_prefix({TURNS_OF: task}, TURNS_OF)}" for task, _ in turns]
+    turns = [(task, turn) for task in row["tasks"] for turn in task["turns"]]
+    groups = [f"prefix {_prefix(task)}" for task, _ in turns]
     numbers = [str(turn["turn"]) for _, turn in turns]
-    data: list[Trace] = []
-    for place, (key, (word, mark)) in enumerate(PARTS.items()):
-        seconds = [(figure(turn, key) or 0.0) / 1e3 for _, turn in turns]
+    data: list[Plotly] = []
+    prefill = [turn["prefill_ms"] / 1e3 for _, turn in turns]
+    decode = [turn["decode_ms"] / 1e3 for _, turn in turns]
+    for place, ((word, mark), seconds) in enumerate(zip(PARTS, (prefill, decode), strict=True)):
         data.append(
             {
                 "type": "bar",
@@ -642,29 +642,19 @@ def _turns_figure(label: str, row: Row) -> Figure:
         [
             [
                 f"{group}, {number}",
-                *(tables.number(turn, key, "{:,.0f}") for key in ("depth", "evaluated")),
-                tables.number(turn, "prefill_ms", "{:,.3f}", 1e3),
-                tables.number(turn, "decoded", "{:,.0f}"),
-                tables.number(turn, "decode_ms", "{:,.3f}", 1e3),
+                *(f"{turn['depth']:,}", f"{turn['evaluated']:,}", f"{turn['prefill_ms'] / 1e3:,.3f}"),
+                *(f"{turn['decoded']:,}", f"{turn['decode_ms'] / 1e3:,.3f}"),
             ]
             for group, number, (_, turn) in zip(groups, numbers, turns, strict=True)
         ],
         height=380,
         across=2,
-        legend=list(PARTS.values()),
+        legend=PARTS,
         legend_of="Parts",
     )
 
 
 # The tables of cells in a terminal: one of decodes, and one for each other kind of workload.
-
-
-Shown = Callable[[Sequence[Row]], tuple[Sequence[Row], Sequence[Column]]]
-KINDS: Mapping[str, Shown] = {
-    PREFILL_KIND: lambda rows: (sweeps(rows), SHORT),
-    DEPTH_KIND: lambda rows: (rows, columns(rows)),
-    TURNS_KIND: lambda rows: (shown_conversations(rows), TURNS_COLUMNS),
-}
 
 
 def decodes(rows: Sequence[Cell]) -> list[Cell]:
@@ -674,8 +664,10 @@ def decodes(rows: Sequence[Cell]) -> list[Cell]:
 def shown_workloads(rows: Sequence[Cell]) -> list[Table]:
     """The tables that have a row; with no row at all, that of decodes."""
     found = [tables.cells(decodes(rows))] if decodes(rows) or not rows else []
-    for kind, of in KINDS.items():
-        if chosen := [row for row in rows if timed(row) == kind]:
-            lines, columns = of(chosen)
-            found.append(tables.of_columns("", columns, lines))
+    if swept := [row for row in rows if timed(row) == PREFILL_KIND]:
+        found.append(tables.of_columns("", SHORT, sweeps(swept)))
+    if deep := [row for row in rows if timed(row) == DEPTH_KIND]:
+        found.append(tables.of_columns("", columns(deep), deep))
+    if talked := [row for row in rows if timed(row) == TURNS_KIND]:
+        found.append(tables.of_columns("", TURNS_COLUMNS, shown_conversations(talked)))
     return found

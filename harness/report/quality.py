@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis import quality
-from harness.analysis.columns import Check, Score
+from harness.analysis.columns import Check, Score, ShownCell
 from harness.base.text import plural
-from harness.dataset.study import Curve, Row, figure, labels, ok, parts
+from harness.dataset.study import Curve, finite, labels, ok
 from harness.records.kinds import Depth, Experts, Figure
 from harness.report import tables
 from harness.report.table import NONE, Table, formatted, note
@@ -48,7 +48,7 @@ def cells(check: Check, checks: Sequence[Check]) -> list[str]:
         str(check["name"]),
         str(check["reference"] or NONE),
         *metrics,
-        formatted(figure(check, "allowed_error"), "{:.0%}"),
+        formatted(finite(check["allowed_error"]), "{:.0%}"),
         *([_own(check)] if any(each["own"] for each in checks) else []),
         str(check["verdict"]),
     ]
@@ -88,17 +88,17 @@ def _depths(checks: Sequence[Check]) -> list[int]:
 def _error(depth: Depth | None) -> str:
     if depth is None:
         return NONE
-    error = figure(depth, "relative_error")
+    error = finite(depth["relative_error"])
     return "NaN" if error is None else f"{error:.2%}" if error < 0.1 else f"{error:.0%}"
 
 
 def _top1(depth: Depth | None) -> str:
     """`96%`, `84% (2 near ties)`."""
-    share = figure(depth, "top1_agreement")
+    share = finite(depth["top1_agreement"]) if depth else None
     if depth is None or share is None:
         return NONE
     return f"{share:.0%}" + (
-        f" ({plural(round(ties), 'near tie')})" if (ties := figure(depth, "near_ties")) else ""
+        f" ({plural(round(ties), 'near tie')})" if (ties := finite(depth["near_ties"])) else ""
     )
 
 
@@ -106,8 +106,8 @@ def _own(check: Check) -> str:
     """`4.1% (10%)`."""
     if not check["own"]:
         return NONE
-    worst = max(check["own"], key=lambda depth: figure(depth, "relative_error") or 0.0)
-    return f"{_error(worst)} ({formatted(figure(check, 'own_allowed_error'), '{:.0%}')})"
+    worst = max(check["own"], key=lambda depth: finite(depth["relative_error"]) or 0.0)
+    return f"{_error(worst)} ({formatted(finite(check['own_allowed_error']), '{:.0%}')})"
 
 
 def _experts(found: Experts) -> str:
@@ -116,7 +116,7 @@ def _experts(found: Experts) -> str:
 
 
 def _unfused(check: Check) -> str:
-    worst = max(check["unfused"], key=lambda depth: figure(depth, "relative_error") or 0.0)
+    worst = max(check["unfused"], key=lambda depth: finite(depth["relative_error"]) or 0.0)
     error = f"fused layers differ from the unfused by {_error(worst)} up to n = {worst['n']:,}"
     return f"{error}; top-1 agreement {_top1(worst)}"
 
@@ -151,25 +151,25 @@ class ModelTable:
     `sparks`, null without a series; `badges`, code and sentence."""
 
     table: Table
-    columns: Sequence[Column]
-    rows: Sequence[Row]
+    columns: Sequence[Column[ShownCell]]
+    rows: Sequence[ShownCell]
     more: Sequence[bool]
     sparks: Sequence[Spark | None]
     badges: Sequence[Sequence[tuple[str, str]]]
 
 
-def tables_of_model(model: str, rows: Sequence[Row], series: Mapping[str, Curve]) -> list[ModelTable]:
+def tables_of_model(model: str, rows: Sequence[ShownCell], series: Mapping[str, Curve]) -> list[ModelTable]:
     """The tables in which a model's decodes have figures."""
     names = labels(rows, model)
     found: list[ModelTable] = []
     for title, every in tables.TABLES.items():
-        scored = title == "Speed" and any(row.get("quality") for row in rows)
+        scored = title == "Speed" and any(row["quality"] for row in rows)
         used = tables.used_columns([*every, tables.PEAK] if scored else every, rows)
         if not used:
             continue
         first = WITH_QUALITY if scored else FIRST[title]
         used.sort(key=lambda each: first.index(each.heading) if each.heading in first else len(first))
-        sparks = [] if found else [spark(series.get(str(row["name"]))) for row in rows]
+        sparks = [] if found else [spark(series.get(row["name"])) for row in rows]
         sparks = sparks if any(sparks) else []
         table = tables.of_columns(title, used, rows, names)
         badges = [] if found else [badges_of(row) for row in rows]
@@ -179,14 +179,13 @@ def tables_of_model(model: str, rows: Sequence[Row], series: Mapping[str, Curve]
     return found
 
 
-def badges_of(row: Row) -> list[tuple[str, str]]:
+def badges_of(row: ShownCell) -> list[tuple[str, str]]:
     """Code and sentences of each warning of a row, and why it is not ok."""
-    reasons = row.get("reasons")
     found: dict[str, list[str]] = {}
-    if not ok(row) and isinstance(reasons, Sequence) and reasons:
-        found[WHY] = [str(reason) for reason in reasons]
-    for flag in parts(row, "flags"):
-        found.setdefault(str(flag.get("code")).replace("_", " "), []).append(str(flag.get("detail") or ""))
+    if not ok(row) and row["reasons"]:
+        found[WHY] = row["reasons"]
+    for flag in row["flags"]:
+        found.setdefault(flag["code"].replace("_", " "), []).append(flag["detail"])
     return [(code, "; ".join(details)) for code, details in found.items()]
 
 

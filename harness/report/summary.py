@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.columns import Cell, ShownCell
+from harness.analysis.columns import Cell, Ends, Outcome, Result, Search, ShownCell
 from harness.base import text
-from harness.dataset.study import Row, Study, bounds, figure, labels, ok, timed
-from harness.report import tables
-from harness.report.tables import PAST_TRAINING, held, past_training
+from harness.dataset.study import Study, bounds, finite, labels, ok, timed
+from harness.report.tables import PAST_TRAINING, B, held, number, past_training
 
 # Which cells lead in a figure, and which of them are not distinguishable. Pure.
 #
@@ -50,36 +49,37 @@ def entry(label: str, value: float, noise: float, text: str) -> Entry:
     return Entry(label, value, value * (1 - noise), value * (1 + noise), text)
 
 
-def speed(label: str, row: Row, key: str, interval_key: str, text: str) -> Entry | None:
+def speed(label: str, row: Cell, speed: float | None, interval: Ends | None, text: str) -> Entry | None:
     """A speed with its interval. The interval of a single run ignores run-to-run noise, so it is widened to
     at least SPEED_NOISE."""
-    value = figure(row, key)
+    value = finite(speed)
     if value is None:
         return None
     stated = entry(label, value, SPEED_NOISE, text)
-    if not row.get(interval_key):
+    if not interval:
         return stated
-    low, high = bounds(row, interval_key)
+    low, high = bounds(interval)
     low, high = 0.0 if low is None else low, float("inf") if high is None else high
-    if (row.get("repeats") or 1) == 1:
+    if row["repeats"] <= 1:
         low, high = min(low, stated.low), max(high, stated.high)
     return Entry(label, value, low, high, text)
 
 
-def perplexity(label: str, row: Row, text: str) -> Entry | None:
-    value, error = figure(row, "perplexity"), figure(row, "perplexity_stderr")
+def perplexity(label: str, row: Cell) -> Entry | None:
+    value, error = row["perplexity"], row["perplexity_stderr"]
     if value is None:
         return None
-    return entry(label, value, STANDARD_ERRORS * error / value if error else PERPLEXITY_NOISE, text)
+    return entry(label, value, STANDARD_ERRORS * error / value if error else PERPLEXITY_NOISE, number(value))
 
 
-def divergence(label: str, row: Row, text: str) -> Entry | None:
+def divergence(label: str, row: Cell) -> Entry | None:
     """A KL divergence with its interval; a point where none is known."""
-    value = figure(row, "kld_mean")
+    value = row["kld_mean"]
     if value is None:
         return None
-    low, high = bounds(row, "kld_mean_ci95")
-    return Entry(label, value, value if low is None else low, value if high is None else high, text)
+    low, high = bounds(row["kld_mean_ci95"])
+    low, high = value if low is None else low, value if high is None else high
+    return Entry(label, value, low, high, number(value, "{:.5f}"))
 
 
 def leaders(entries: Sequence[Entry], most: bool = False) -> list[Entry]:
@@ -92,26 +92,29 @@ def leaders(entries: Sequence[Entry], most: bool = False) -> list[Entry]:
 # Which cells of a model lead by each goal: speed, size, longest context, quality. Pure.
 
 
-# Measures of size with their noise; the smallest cell is by the first measure that the most ok cells have.
+@dataclass(frozen=True)
+class SizeMeasure:
+    """`best`: in words, that a cell has the least of it."""
+
+    of: Callable[[Cell], float | None]
+    name: str
+    best: str
+    noise: float
+
+
+# The smallest cell is by the first measure that the most ok cells have.
 SIZES = (
-    ("peak_vram_bytes", "least peak VRAM", MEMORY_NOISE),
-    ("peak_rss_bytes", "least peak RSS", MEMORY_NOISE),
-    ("loaded_bytes", "least memory after load", MEMORY_NOISE),
-    ("file_bytes", "smallest file", 0.0),
-    ("model_bytes", "smallest tensors", 0.0),
+    SizeMeasure(lambda row: row["peak_vram_bytes"], "peak VRAM", "least peak VRAM", MEMORY_NOISE),
+    SizeMeasure(lambda row: row["peak_rss_bytes"], "peak RSS", "least peak RSS", MEMORY_NOISE),
+    SizeMeasure(lambda row: row["loaded_bytes"], "after load", "least memory after load", MEMORY_NOISE),
+    SizeMeasure(lambda row: row["file_bytes"], "file", "smallest file", 0.0),
+    SizeMeasure(lambda row: row["model_bytes"], "tensors", "smallest tensors", 0.0),
 )
 
 LEAST_KLD = 1e-6  # nats; figures draw what is less here: 16 bits differ by rounding alone
 GB_FROM = 1e9  # bytes; smaller sizes are in MB
-SIZE_WORDS = {
-    "peak_vram_bytes": "peak VRAM",
-    "peak_rss_bytes": "peak RSS",
-    "loaded_bytes": "after load",
-    "file_bytes": "file",
-    "model_bytes": "tensors",
-}
 
-Named = Sequence[tuple[str, Row]]
+Named = Sequence[tuple[str, ShownCell]]
 
 
 @dataclass(frozen=True)
@@ -139,41 +142,37 @@ class Group:
     title: str
     every: Named
     named: Named
-    searched: Named
+    searched: Sequence[tuple[str, Search]]
 
 
 def groups(study: Study) -> list[Group]:
     """In the order of the models; the title says machine and origin where a model has several groups."""
-    places: dict[tuple[str, str, bool], tuple[list[Row], list[Row]]] = {}
-    for number, rows in enumerate((study.rows, study.searches)):
-        for row in rows:
-            place = str(row.get("model")), str(row.get("machine")), row.get("kind") == "reported"
-            places.setdefault(place, ([], []))[number].append(row)
-    order = list(dict.fromkeys((*study.models, *(str(row.get("model")) for row in study.searches))))
+    places: dict[tuple[str, str, bool], tuple[list[ShownCell], list[Search]]] = {}
+    for row in study.rows:
+        place = row["model"], row["machine"], row["kind"] == "reported"
+        places.setdefault(place, ([], []))[0].append(row)
+    for search in study.searches:
+        place = search["model"], search["machine"], search["kind"] == "reported"
+        places.setdefault(place, ([], []))[1].append(search)
+    order = list(dict.fromkeys((*study.models, *(row["model"] for row in study.searches))))
     models = Counter(model for model, *_ in places)
     found = []
-    for (model, machine, reported), of in sorted(places.items(), key=lambda each: order.index(each[0][0])):
+    for (model, machine, reported), (cells, searches) in sorted(
+        places.items(), key=lambda each: order.index(each[0][0])
+    ):
         where = f" on {machine}{', third-party' * reported}" if models[model] > 1 else ""
-        every, searched = (list(zip(labels(rows, model), rows, strict=True)) for rows in of)
+        every = list(zip(labels(cells, model), cells, strict=True))
         named = [(label, row) for label, row in every if ok(row) and not timed(row)]
+        searched = zip(labels(searches, model), searches, strict=True)
         tried = [(label, row) for label, row in searched if ok(row)]
         found.append(Group(model, model + where, every, named, tried))
     return found
 
 
-def goal_text(row: Row, key: str) -> str:
-    """A figure as the tables show it."""
-    column = next(each for table in tables.TABLES.values() for each in table if each.key == key)
-    return column.text(row, key)
-
-
 def speed_is_B(named: Named) -> bool:
     """Whether speeds compare by B: more cells have an identifiable one than tok/s over as many tokens."""
-    by_tokens: dict[object, int] = {}
-    for _, row in named:
-        if figure(row, "tokens_per_s") is not None:
-            by_tokens[row.get("tokens")] = by_tokens.get(row.get("tokens"), 0) + 1
-    at_zero = sum(figure(row, "B_ms") is not None and B_identifiable(row) for _, row in named)
+    by_tokens = Counter(row["tokens"] for _, row in named if finite(row["tokens_per_s"]) is not None)
+    at_zero = sum(finite(row["B_ms"]) is not None and B_identifiable(row) for _, row in named)
     return at_zero > max(by_tokens.values(), default=0)
 
 
@@ -181,39 +180,37 @@ def fastest(named: Named) -> Ranked:
     """By tokens per second among cells with the same number of tokens; by B if more cells have one."""
     if speed_is_B(named):
         found = (
-            speed(label, row, "B_ms", "B_ci95_ms", f"B {goal_text(row, 'B_ms')} ms")
+            speed(label, row, row["B_ms"], row["B_ci95_ms"], f"B {B(row)} ms")
             for label, row in named
             if B_identifiable(row)
         )
         return Ranked("fastest at zero context", [each for each in found if each], len(named))
-    by_tokens: dict[object, list[Entry]] = {}
+    by_tokens: dict[int | None, list[Entry]] = {}
     for label, row in named:
-        rate = speed(
-            label, row, "tokens_per_s", "tokens_per_s_ci95", f"{goal_text(row, 'tokens_per_s')} tok/s"
-        )
-        if rate:
-            by_tokens.setdefault(row.get("tokens"), []).append(rate)
+        value = row["tokens_per_s"]
+        if rate := speed(label, row, value, row["tokens_per_s_ci95"], f"{number(value, '{:.1f}')} tok/s"):
+            by_tokens.setdefault(row["tokens"], []).append(rate)
     tokens, rates = max(by_tokens.items(), key=lambda each: len(each[1]), default=(None, []))
-    over = f" over {tokens:,} tokens" if isinstance(tokens, int) else ""
+    over = f" over {tokens:,} tokens" if tokens is not None else ""
     return Ranked(f"fastest{over}", rates, len(named), most=True)
 
 
-def B_identifiable(row: Row) -> bool:
+def B_identifiable(row: Cell) -> bool:
     """Whether B is more than an extrapolation: an identifiable or flat line, or a published figure."""
-    line = row.get("W_identifiable") is True or row.get("shape") == "flat"
-    return line or (row.get("kind") == "reported" and not row.get("shape"))
+    line = row["W_identifiable"] is True or row["shape"] == "flat"
+    return line or (row["kind"] == "reported" and not row["shape"])
 
 
-def size_measure(named: Named) -> tuple[str, str, float]:
-    """The measure of size that the most cells have: key, superlative, noise."""
-    return max(SIZES, key=lambda each: sum(bool(figure(row, each[0])) for _, row in named))
+def size_measure(named: Named) -> SizeMeasure:
+    """The measure of size that the most cells have."""
+    return max(SIZES, key=lambda each: sum(bool(each.of(row)) for _, row in named))
 
 
-def goals_size(row: Row, measure: str) -> tuple[float | None, str]:
+def goals_size(row: Cell, measure: SizeMeasure) -> tuple[float | None, SizeMeasure]:
     """Bytes of a row by this measure, else by the first other that it has; and the measure."""
-    for key in (measure, *(key for key, *_ in SIZES)):
-        if (value := figure(row, key)) is not None:
-            return value, key
+    for each in (measure, *SIZES):
+        if (value := each.of(row)) is not None:
+            return value, each
     return None, measure
 
 
@@ -222,70 +219,64 @@ def sized(size: float) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= GB_FROM else f"{size / 1e6:,.0f} MB"
 
 
-def rate(row: Row, by_B: bool) -> tuple[float | None, float | None, float | None]:
+def rate(row: Cell, by_B: bool) -> tuple[float | None, float | None, float | None]:
     """Tokens per second with the ends of their 95% interval, null where unknown. `by_B`: at zero context."""
     if not by_B:
-        return figure(row, "tokens_per_s"), *bounds(row, "tokens_per_s_ci95")
-    fast, slow = (1e3 / end if end else None for end in bounds(row, "B_ci95_ms"))
-    value = figure(row, "B_ms")
+        return finite(row["tokens_per_s"]), *bounds(row["tokens_per_s_ci95"])
+    fast, slow = (1e3 / end if end else None for end in bounds(row["B_ci95_ms"]))
+    value = finite(row["B_ms"])
     return (1e3 / value if value and B_identifiable(row) else None), slow, fast
 
 
 def smallest(named: Named, every: Named) -> Ranked:
     """By the measure that the most cells have, with the perplexity of the cell."""
-    key, words, noise = size_measure(named)
-    known = [(label, row) for label, row in named if figure(row, key)]
-    quality = [value for _, row in every if (value := figure(row, "perplexity")) is not None]
+    measure = size_measure(named)
+    known = [(label, row, size) for label, row in named if (size := measure.of(row))]
+    quality = [value for _, row in every if (value := row["perplexity"]) is not None]
     entries = []
-    for label, row in known:
-        perplexity_of = figure(row, "perplexity")
-        shown = f"{goal_text(row, key)} MB"
+    for label, row, size in known:
+        perplexity_of = row["perplexity"]
+        shown = f"{number(size, '{:,.0f}', 1e6)} MB"
         if len(known) == 1:
-            shown += f", {words.partition(' ')[2]}"
+            shown += f", {measure.best.partition(' ')[2]}"
         elif perplexity_of is not None and len(quality) > 1 and perplexity_of > min(quality):
-            shown += f", perplexity {goal_text(row, 'perplexity')}"
-        entries.append(entry(label, figure(row, key) or 0.0, noise, shown))
-    return Ranked(words, entries, len(named))
+            shown += f", perplexity {number(perplexity_of)}"
+        entries.append(entry(label, size, measure.noise, shown))
+    return Ranked(measure.best, entries, len(named))
 
 
-def longest(named: Named, searched: Named) -> tuple[list[Entry], list[Entry]]:
+def longest(named: Named, searched: Sequence[tuple[str, Search]]) -> tuple[list[Entry], list[Entry]]:
     """Lengths that memory ended, and those that stopped at a target and may hold more. Skips cells that ran
     past their memory, as they dropped tokens."""
     ended: list[Entry] = []
     targets: list[Entry] = []
     for label, row in named:
-        if (length := figure(row, "max_ctx")) is None or not held(row):
+        if (length := row["max_ctx"]) is None or not held(row):
             continue
-        found = entry(label, length, 0.0, _tokens(row, length))
-        (targets if row.get("max_ctx_is_target") else ended).append(found)
-    for label, row in searched:
-        if (length := figure(row, "verified_n_ctx")) is not None:
-            ended.append(entry(label, length, 0.0, _tokens(row, length)))
+        target = row["max_ctx_is_target"]
+        (targets if target else ended).append(entry(label, length, 0.0, _tokens(row, length, target)))
+    for label, search in searched:
+        if (length := search["verified_n_ctx"]) is not None:
+            ended.append(entry(label, length, 0.0, _tokens(search, length, False)))
     return ended, targets
 
 
-def _tokens(row: Row, length: float) -> str:
-    target = "+" * bool(row.get("max_ctx_is_target"))
-    return f"{length:,.0f}{target} tokens" + PAST_TRAINING * bool(past_training(row))
+def _tokens(row: Cell | Search, length: float, is_target: bool) -> str:
+    return f"{length:,.0f}{'+' * is_target} tokens" + PAST_TRAINING * bool(past_training(row["flags"]))
 
 
 def quality_is_kld(named: Named) -> bool:
     """Whether qualities compare by KL divergence, whose interval is far narrower than a perplexity's: as many
     cells have one."""
-    known = [[row for _, row in named if figure(row, key) is not None] for key in ("kld_mean", "perplexity")]
-    return bool(known[0]) and len(known[0]) >= len(known[1])
+    divergences = sum(row["kld_mean"] is not None for _, row in named)
+    return bool(divergences) and divergences >= sum(row["perplexity"] is not None for _, row in named)
 
 
 def best_quality(every: Named) -> Ranked:
     """By KL divergence, else by perplexity. A property of the weights, so it counts even if no run is ok."""
-    valid = [(label, row) for label, row in every if row.get("status") != "invalid"]
-    if quality_is_kld(valid):
-        measure, found = "KLD", [divergence(label, row, goal_text(row, "kld_mean")) for label, row in valid]
-    else:
-        measure, found = (
-            "perplexity",
-            [perplexity(label, row, goal_text(row, "perplexity")) for label, row in valid],
-        )
+    valid = [(label, row) for label, row in every if row["status"] != "invalid"]
+    measure, of = ("KLD", divergence) if quality_is_kld(valid) else ("perplexity", perplexity)
+    found = [of(label, row) for label, row in valid]
     entries = [each for each in found if each]
     return Ranked(f"lowest {measure}", entries, len(entries))
 
@@ -327,9 +318,7 @@ def _answers_quality(group: Group) -> Answer:
         missing = len(group.named) - len(ranked.entries)
         note = f"{missing} of {len(group.named)} cells have no {measure}" if missing else ""
         return _answer(GOALS[1], group, leaders(ranked.entries), (measure, "speed", "size"), note)
-    known = [
-        entry(label, bits, 0.0, "") for label, row in group.named if (bits := figure(row, "bpw")) is not None
-    ]
+    known = [entry(label, bits, 0.0, "") for label, row in group.named if (bits := row["bpw"]) is not None]
     if not known:
         return Answer(GOALS[1], (), "no perplexity is known")
     note = "by bits per weight: no perplexity is known"
@@ -356,19 +345,21 @@ def _answer(
     goal: str, group: Group, leading: Sequence[Entry], shown: Sequence[str], note: str = ""
 ) -> Answer:
     """One leader with all figures shown; of several, the range of the first figure."""
-    rows = [dict(group.every).get(each.label, {}) for each in leading]
+    cells = dict(group.every)
+    rows = [cells[each.label] for each in leading if each.label in cells]
     labels = tuple(each.label for each in leading)
-    if len(rows) == 1:
-        return Answer(goal, labels, ", ".join(filter(None, (_text(group, rows[0], w) for w in shown))), note)
+    if len(leading) == 1:
+        texts = [_text(group, row, what) for row in rows for what in shown]
+        return Answer(goal, labels, ", ".join(filter(None, texts)), note)
     values = [value for row in rows if (value := _value(group, row, shown[0])) is not None]
     text = _worded(group, shown[0], min(values), max(values))
     return Answer(goal, labels, f"not distinguishable: {text}", note)
 
 
-def _value(group: Group, row: Row, what: str) -> float | None:
+def _value(group: Group, row: Cell, what: str) -> float | None:
     if what == "speed":
         return rate(row, speed_is_B(group.named))[0]
-    return figure(row, {"perplexity": "perplexity", "KLD": "kld_mean", "bits": "bpw"}[what])
+    return {"perplexity": row["perplexity"], "KLD": row["kld_mean"], "bits": row["bpw"]}[what]
 
 
 def _worded(group: Group, what: str, low: float, high: float) -> str:
@@ -381,11 +372,11 @@ def _worded(group: Group, what: str, low: float, high: float) -> str:
     return f"{text} bits per weight" if what == "bits" else f"{what} {text}"
 
 
-def _text(group: Group, row: Row, what: str) -> str:
+def _text(group: Group, row: Cell, what: str) -> str:
     """A figure of a row in words; empty without it."""
     if what == "size":
-        size, measure = goals_size(row, size_measure(group.named)[0])
-        return "" if size is None else f"{sized(size)} {SIZE_WORDS[measure]}"
+        size, measure = goals_size(row, size_measure(group.named))
+        return "" if size is None else f"{sized(size)} {measure.name}"
     value = _value(group, row, what)
     return "" if value is None else _worded(group, what, value, value)
 
@@ -423,14 +414,14 @@ def counts(study: Study) -> str:
     return " ".join(sentences) or "No cells."
 
 
-def _outcomes(rows: Sequence[Row]) -> str:
-    status = Counter(str(row.get("status")) for row in rows)
+def _outcomes(rows: Sequence[Outcome]) -> str:
+    status = Counter(row["status"] for row in rows)
     return ", ".join(f"{count} {name}" for name, count in status.most_common())
 
 
 def meanings(study: Study) -> list[str]:
     """How the figures are formed. A log has one series per variant, and nothing is pooled."""
-    logged = bool(study.cells) and all(row.get("kind") == "logged" for row in study.cells)
+    logged = bool(study.cells) and all(row["kind"] == "logged" for row in study.cells)
     return [LINE, DRAWN if logged else f"{POOLED} {DRAWN}", MBU]
 
 
@@ -442,9 +433,9 @@ def third_party(rows: Sequence[ShownCell]) -> list[str]:
 def sources(rows: Sequence[ShownCell]) -> list[str]:
     """Source and year of the published figures (`kind: reported`)."""
     found = []
-    others = [other for row in rows if (other := row.get("baseline"))]
+    others = [other for row in rows if (other := row["baseline"])]
     for words, of in (("cells hold", rows), ("cells are compared with", others)):
-        by_source = Counter(_source(row) for row in of if row.get("kind") == "reported")
+        by_source = Counter(_source(row) for row in of if row["kind"] == "reported")
         found += [
             f"{count} of {len(rows)} {words} third-party figures, not measured here: {source}."
             for source, count in by_source.items()
@@ -454,16 +445,17 @@ def sources(rows: Sequence[ShownCell]) -> list[str]:
 
 def source_notes(rows: Sequence[ShownCell]) -> list[str]:
     """What the sources say of a tenth of the cells or more."""
-    notes = Counter(note for row in rows if (source := row.get("source")) for note in source.get("notes", ()))
+    notes = Counter(note for row in rows if (source := row["source"]) for note in source.get("notes", ()))
     frequent = {note: count for note, count in notes.items() if count > len(rows) / 10}
     return [f"{count} of {len(rows)} cells: {note}." for note, count in frequent.items()]
 
 
 def _source(row: Cell) -> str:
-    source: Mapping[str, object] = row.get("source") or {}
-    year = str(row.get("started_utc") or "")[:4]
-    parts = (source.get("title"), year, source.get("url"), source.get("license"))
-    return ", ".join(str(part) for part in parts if part) or "no source given"
+    source = row["source"]
+    if source is None:
+        return (row["started_utc"] or "")[:4] or "no source given"
+    parts = (source["title"], row["started_utc"][:4], source["url"], source["license"])
+    return ", ".join(part for part in parts if part)
 
 
 def per_model(study: Study) -> list[tuple[str, str]]:
@@ -485,20 +477,20 @@ def costs(study: Study) -> list[str]:
     """Cost per token by model and stack: fixed cost or reading bytes."""
     found = []
     for model, rows in study.decodes.items():
-        groups: dict[tuple[str, str, str], list[Row]] = {}
+        groups: dict[tuple[str, str, str], list[ShownCell]] = {}
         for row in rows:
-            if ok(row) and figure(row, "fixed_ms") is not None:
-                place = str(row.get("stack")), str(row.get("machine")), str(row.get("device"))
+            if ok(row) and row["fixed_ms"] is not None:
+                place = row["stack"], row["machine"], str(row["device"])
                 groups.setdefault(place, []).append(row)
         stacks = Counter(stack for stack, *_ in groups)
         for (stack, machine, device), group in groups.items():
             where = f" on {machine} ({device})" if stacks[stack] > 1 else ""
-            by = Counter(row.get("dominated_by") for row in group)
+            by = Counter(row["dominated_by"] for row in group)
             words = {"fixed": "the fixed cost dominates", "bytes": "reading bytes dominates"}
             which = [f"{text} in {by[key]} of {len(group)} cells" for key, text in words.items() if by[key]]
             dominates = f"; {' and '.join(which)}" if which else ""
             found.append(
-                f"{model}, {stack}{where}: fixed cost {goal_text(group[0], 'fixed_ms')} ms per token,"
+                f"{model}, {stack}{where}: fixed cost {number(group[0]['fixed_ms'])} ms per token,"
                 f" independent of the bytes read{dominates}."
             )
     return found
@@ -507,22 +499,22 @@ def costs(study: Study) -> list[str]:
 def failures(study: Study) -> list[tuple[str, list[str]]]:
     """Status and reason -> the cells that failed with it."""
     found: dict[str, list[str]] = {}
-    for row in (*study.cells, *study.searches):
+    rows: list[Result] = [*study.cells, *study.searches]
+    for row in rows:
         if not ok(row):
-            reasons = [str(reason) for reason in row.get("reasons") or []]
-            outcome = f"{row.get('status')}: {'; '.join(reasons)}" if reasons else str(row.get("status"))
-            found.setdefault(outcome, []).append(str(row["name"]))
+            reasons = "; ".join(row["reasons"])
+            outcome = f"{row['status']}: {reasons}" if reasons else row["status"]
+            found.setdefault(outcome, []).append(row["name"])
     return list(found.items())
 
 
 def flagged(study: Study) -> list[tuple[str, list[tuple[str, str]]]]:
     """Code of a flag -> the cells that have it, each with the detail."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for row in (*study.cells, *study.searches):
-        for flag in row.get("flags") or []:
-            found.setdefault(str(flag.get("code")), []).append(
-                (str(row["name"]), str(flag.get("detail", "")))
-            )
+    rows: list[Cell | Search] = [*study.cells, *study.searches]
+    for row in rows:
+        for flag in row["flags"]:
+            found.setdefault(flag["code"], []).append((row["name"], flag["detail"]))
     return list(found.items())
 
 
@@ -557,7 +549,7 @@ def _smallest(named: Named, every: Named) -> str | None:
     return _ranked(smallest(named, every))
 
 
-def _longest(named: Named, searched: Named) -> str | None:
+def _longest(named: Named, searched: Sequence[tuple[str, Search]]) -> str | None:
     entries, targets = longest(named, searched)
     if len(entries) + len(targets) == 1:
         (only,) = entries + targets

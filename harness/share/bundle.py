@@ -18,10 +18,11 @@ from typing import Any, cast
 import harness
 from harness import records
 from harness.analysis import quality
+from harness.analysis.columns import Repeat
 from harness.base.files import FAULTS, MOST_RECORD_BYTES, open_regular, read_regular, sync_folder
 from harness.base.text import redacted, shortened
 from harness.dataset import table as dataset_table
-from harness.dataset.study import Gathered
+from harness.dataset.study import Study, load_study
 from harness.records import ResultsError, Stored, files
 from harness.records.files import read_columns, write_columns
 from harness.records.kinds import KINDS, Record, wrong_with
@@ -318,21 +319,15 @@ def _header(name: str, size: int) -> bytes:
 # The figures and verdicts of records: as a bundle claims them, and as its records give them. Pure.
 
 
-OF_REPEATS = (
-    *("status", "tokens", "ttft_ms", "tokens_per_s", "B_ms", "W_tokens_per_ms", "bandwidth_share"),
-    *("peak_rss_bytes", "peak_vram_bytes", "max_ctx", "joules_per_token"),
-)
-OF_SEARCHES = ("status", "verified_n_ctx", "allocated_n_ctx", "limit_bytes")
-OF_CHECKS = ("verdict",)
 TOLERANCE = 1e-6  # relative: the same arithmetic on another CPU
 
-Figures = dict[str, Any]
+Figures = dict[str, float | str | None]
 
 
-def figures_of(stored: Sequence[Stored], gathered: Gathered) -> list[Figures]:
+def figures_of(stored: Sequence[Stored], gathered: Study) -> list[Figures]:
     """The figures of each record, in order; empty for one that cannot be analysed."""
     rows = {
-        each.folder: {**row, **fitted}
+        each.folder: _of_repeat(row, fitted)
         for row, fitted, each in zip(gathered.repeats, gathered.fitted, gathered.stored, strict=True)
     }
     found = []
@@ -344,20 +339,36 @@ def figures_of(stored: Sequence[Stored], gathered: Gathered) -> list[Figures]:
     return found
 
 
-def _figures(each: Stored, rows: Mapping[Any, Any]) -> Figures:
-    kind = each.record["kind"]
-    row: Mapping[str, Any]
-    names: Sequence[str]
-    if kind == "searched":
-        row, names = dataset_table.search_row(each.record), OF_SEARCHES
-    elif kind == "checked":
-        row, names = quality.agreement_row(each.record), OF_CHECKS
-    else:
-        row, names = rows.get(each.folder, {}), OF_REPEATS
-    return {name: row.get(name) for name in names} if row else {}
+def _of_repeat(row: Repeat, fitted: Figures) -> Figures:
+    return {
+        "status": row["status"],
+        "tokens": row["tokens"],
+        "ttft_ms": row["ttft_ms"],
+        "tokens_per_s": row["tokens_per_s"],
+        **fitted,
+        "bandwidth_share": row["bandwidth_share"],
+        "peak_rss_bytes": row["peak_rss_bytes"],
+        "peak_vram_bytes": row["peak_vram_bytes"],
+        "max_ctx": row["max_ctx"],
+        "joules_per_token": row["joules_per_token"],
+    }
 
 
-def figure_differences(claimed: Mapping[str, Any], computed: Mapping[str, Any]) -> list[str]:
+def _figures(each: Stored, rows: Mapping[Path, Figures]) -> Figures:
+    if each.record["kind"] == "checked":
+        return {"verdict": quality.agreement_row(each.record)["verdict"]}
+    if each.record["kind"] != "searched":
+        return rows.get(each.folder, {})
+    row = dataset_table.search_row(each.record)
+    return {
+        "status": row["status"],
+        "verified_n_ctx": row["verified_n_ctx"],
+        "allocated_n_ctx": row["allocated_n_ctx"],
+        "limit_bytes": row["limit_bytes"],
+    }
+
+
+def figure_differences(claimed: Mapping[str, object], computed: Figures) -> list[str]:
     """A sentence for each figure that is not what the records give."""
     return [
         f"{name} is {_shown(computed.get(name))} by its record, but {_shown(claimed.get(name))} was claimed"
@@ -370,13 +381,13 @@ def _all(*of: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for names in of for name in names))
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     if isinstance(a, int | float) and isinstance(b, int | float):
         return math.isclose(a, b, rel_tol=TOLERANCE)
     return bool(a == b)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return shortened(str(value)) if isinstance(value, str | int | None) else "no single value"
@@ -405,19 +416,18 @@ _ENVIRONMENT = ("name", "variables", "toolkit", "lock", "adopted")
 def shared_keys(record: Record) -> str | None:
     """The key of its cell, options, build, versions, weights, machine and device; null where they are not
     known: it never got ready to run, or it is a check or a published figure."""
-    environment: dict[str, Any] = dict(record.get("environment") or {})
+    environment = record.get("environment") or {}
     if record["kind"] not in ("measured", "searched") or not environment or "options" not in record:
         return None
-    protocol: dict[str, Any] = record.get("protocol") or {}
-    weights: dict[str, Any] = dict(record["model"]["weights"])
-    budget: dict[str, Any] = dict(record.get("memory_budget") or {})
+    protocol, weights = record.get("protocol") or {}, record["model"]["weights"]
+    budget = record.get("memory_budget")
     facts = [
         *(record["cell"], record["stack"], record["variant"], record["asked"].get("options")),
         *(record["options"], record.get("threads"), record["model"]["name"], record["model"].get("shape")),
         [weights.get(name) for name in _WEIGHTS],
         [environment.get(name) for name in _ENVIRONMENT],
         *(record["workload"], record["machine"]["slug"], record.get("device")),
-        *(protocol.get("memory_budget"), budget.get("means")),
+        *(protocol.get("memory_budget"), budget and budget["means"]),
         protocol.get("timeout_s") if record["kind"] == "searched" else None,
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
@@ -437,6 +447,7 @@ def by_own(records: Sequence[Record], after: Sequence[Record]) -> dict[str, str]
 # Make a bundle of records, and read one: a manifest with hashes, and each record with its tables.
 
 
+Manifest = dict[str, Any]  # JSON just read, of a stranger
 FORMAT = "harness bundle"
 # History (raise it where an older reader would read something else):
 #   1  first version
@@ -448,7 +459,7 @@ MOST_VALUES = 1 << 24  # of all tables: 500 repeats of 10,000 tokens
 class Bundle:
     """The content of a bundle that was read: its manifest, and the folder where its records are now."""
 
-    manifest: dict[str, Any]
+    manifest: Manifest
     folder: Path
 
 
@@ -507,7 +518,7 @@ def _members(
 def _claims(members: Mapping[str, bytes]) -> list[Figures]:
     with _laid_out(members) as folder:
         stored = records_in(folder)
-        return figures_of(stored, Gathered(stored))
+        return figures_of(stored, load_study(stored))
 
 
 def write(path: Path, content: bytes) -> None:
@@ -568,7 +579,7 @@ def _laid_out(members: Mapping[str, bytes]) -> Iterator[Path]:
         yield Path(at)
 
 
-def _manifest(path: Path, members: Mapping[str, bytes]) -> dict[str, Any]:
+def _manifest(path: Path, members: Mapping[str, bytes]) -> Manifest:
     """The manifest, which must have every file with its hash. Raises NotABundle and Tampered."""
     try:
         if len(members[MANIFEST]) > MOST_RECORD_BYTES:

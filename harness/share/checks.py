@@ -249,7 +249,7 @@ def _memory(record: Record) -> Iterator[str]:
 
 def _samples(evidence: Evidence) -> Iterator[str]:
     """The peaks of memory, computed anew."""
-    found: dict[str, Any] = dict(memory_of(evidence.record))
+    found = memory_of(evidence.record)
     if (claimed := found.get("samples")) is None:
         return
     if claimed != (count := len(evidence.memory.get("t_ns", []))):

@@ -7,11 +7,12 @@ import io
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 from harness.analysis.columns import Repeat as Row
 from harness.analysis.line import METRICS
 from harness.base.text import csv_cell
-from harness.dataset.study import bounds, campaigns
+from harness.dataset.study import ENDS, bounds, campaigns, csv_headings
 from harness.records import Record, ResultsError, Stored, table
 from harness.records.kinds import loaded_of
 from harness.records.tables import TABLE_OF
@@ -46,7 +47,7 @@ class Chosen:
     def by_campaign(self) -> Iterator[list[Repeat]]:
         """The repeats of each campaign, oldest first."""
         for campaign in campaigns(self.stored):
-            self.warnings += campaign.gathered.warnings
+            self.warnings += campaign.study.warnings
             self.left_out.update("search" for _ in campaign.searches)
             found: list[Repeat] = []
             for row, each in campaign.repeats:
@@ -67,33 +68,70 @@ class Chosen:
 # CSV export: one line per repeat, all figures at full precision.
 
 
-# Columns in this order. An interval becomes two columns; the flags' codes become one text.
-FIELDS = (
-    *("campaign", "cell", "model", "stack", "variant", "kind", "weights", "machine", "device", "repeat"),
-    *("started_utc", "content_key", "workload", "prompt_tokens", "new_tokens", "tokens", "n_ctx", "kv_read"),
-    *(
-        "bpw",
-        "quality",
-        "perplexity",
-        "kld_mean",
-        "kld_mean_ci95",
-        "top1",
-        "ttft_ms",
-        "tokens_per_s",
-        "tokens_per_s_ci95",
-        "start_tokens_per_s",
-        "end_tokens_per_s",
-    ),
-    *("median_ms", "B_ms", "B_ci95_ms", "W_tokens_per_ms", "W_ci95", "W_identifiable", "robust_B_ms"),
+# Columns in this order, then the computed ones. An interval becomes two columns; flags become one text.
+Field = Literal[
+    "campaign",
+    "cell",
+    "model",
+    "stack",
+    "variant",
+    "kind",
+    "weights",
+    "machine",
+    "device",
+    "repeat",
+    "started_utc",
+    "content_key",
+    "workload",
+    "prompt_tokens",
+    "new_tokens",
+    "tokens",
+    "n_ctx",
+    "kv_read",
+    "bpw",
+    "quality",
+    "perplexity",
+    "kld_mean",
+    "kld_mean_ci95",
+    "top1",
+    "ttft_ms",
+    "tokens_per_s",
+    "tokens_per_s_ci95",
+    "start_tokens_per_s",
+    "end_tokens_per_s",
+    "median_ms",
+    "B_ms",
+    "B_ci95_ms",
+    "W_tokens_per_ms",
+    "W_ci95",
+    "W_identifiable",
+    "robust_B_ms",
     "plain_B_ms",
-    *("robust_W_tokens_per_ms", "shape", "slow_from_n", "B_theory_ms", "B_ratio", "B_measured_ratio"),
-    *("W_theory_tokens_per_ms", "W_ratio", "W_measured_ratio", "bandwidth_share", "bandwidth_bytes_per_s"),
-    *("model_bytes", "weight_bytes_per_token", "kv_bytes_per_token", "loaded_bytes", "peak_rss_bytes"),
-    *("peak_vram_bytes", "peak_allocator_bytes", "max_ctx", "weights_check", "flags"),
-    *(COMPUTED := ("pp512", "ttft_8k_ms", "tokens_per_s_16k", "task_s", "task_kept_s")),
-)
+    "robust_W_tokens_per_ms",
+    "shape",
+    "slow_from_n",
+    "B_theory_ms",
+    "B_ratio",
+    "B_measured_ratio",
+    "W_theory_tokens_per_ms",
+    "W_ratio",
+    "W_measured_ratio",
+    "bandwidth_share",
+    "bandwidth_bytes_per_s",
+    "model_bytes",
+    "weight_bytes_per_token",
+    "kv_bytes_per_token",
+    "loaded_bytes",
+    "peak_rss_bytes",
+    "peak_vram_bytes",
+    "peak_allocator_bytes",
+    "max_ctx",
+    "weights_check",
+    "flags",
+]
+FIELDS: tuple[Field, ...] = get_args(Field)
+COMPUTED = ("pp512", "ttft_8k_ms", "tokens_per_s_16k", "task_s", "task_kept_s")
 OF_METRICS = {metric.name: metric.value for metric in METRICS}
-INTERVALS = ("tokens_per_s_ci95", "B_ci95_ms", "W_ci95", "kld_mean_ci95")
 
 
 def lines_text(chosen: Iterable[Sequence[Repeat]]) -> str:
@@ -102,21 +140,19 @@ def lines_text(chosen: Iterable[Sequence[Repeat]]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     for campaign in chosen:
         for row, _ in campaign:
-            writer.writerow([csv_cell(value) for field in FIELDS for value in _values(row, field)])
-    heading = ",".join(name for field in FIELDS for name in _names(field))
+            values = [value for field in FIELDS for value in _values(row, field)]
+            values += [OF_METRICS[name](row) for name in COMPUTED]
+            writer.writerow([csv_cell(value) for value in values])
+    heading = ",".join([*csv_headings(FIELDS), *COMPUTED])
     return f"{heading}\n{out.getvalue()}" if out.getvalue() else ""
 
 
-def _names(field: str) -> list[str]:
-    return [f"{field}_low", f"{field}_high"] if field in INTERVALS else [field]
-
-
-def _values(row: Row, field: str) -> list[object]:
-    if field in INTERVALS:
-        return list(bounds(row, field))
+def _values(row: Row, field: Field) -> list[object]:
+    if of := ENDS.get(field):
+        return list(bounds(of(row)))
     if field == "flags":
         return [" ".join(dict.fromkeys(flag["code"] for flag in row["flags"]))]
-    return [OF_METRICS[field](row) if field in COMPUTED else row.get(field)]
+    return [row[field]]
 
 
 # llama-bench's JSON with the fields of llama.cpp 0.5.0-dev: a row per campaign, cell and test.
@@ -280,7 +316,17 @@ def _test(prompt: int, new: int, depth: int, started_utc: str, samples_ns: Seque
 # Parquet export: every token of every repeat with a series; one row group per repeat.
 
 
-WHOSE = ("campaign", "cell", "model", "stack", "variant", "kind", "machine", "device", "started_utc")
+WHOSE: tuple[Field, ...] = (
+    "campaign",
+    "cell",
+    "model",
+    "stack",
+    "variant",
+    "kind",
+    "machine",
+    "device",
+    "started_utc",
+)
 COLUMNS = ("n", "latency_ns", "token_id", "device_ns")
 SCHEMA = pa.schema(
     [
@@ -319,13 +365,12 @@ def write_tokens(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
 
 def _group(file: pq.ParquetWriter, repeat: Repeat) -> int:
     row, each = repeat
-    named: Mapping[str, object] = row
     series = each.times.columns()
     if not series:
         return 0
     length = len(series["n"])
     zeros = pa.array([0] * length, pa.int32())
-    columns = [pa.DictionaryArray.from_arrays(zeros, pa.array([str(named[name])])) for name in WHOSE]
+    columns = [pa.DictionaryArray.from_arrays(zeros, pa.array([str(row[name])])) for name in WHOSE]
     columns.append(pa.array([row["repeat"]] * length, pa.int64()))
     columns += [pa.array(series.get(name, [None] * length), pa.int64()) for name in COLUMNS]
     file.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.base.files import FAULTS
 from harness.base.text import list_named, plural, shortened
-from harness.dataset.study import Gathered
+from harness.dataset.study import load_study
 from harness.records import ResultsError, Stored
 from harness.records.kinds import Record, done_of
 from harness.share import bundle, checks
@@ -44,7 +44,7 @@ def check_together(found: Sequence[Evidence], unknown_keys: Sequence[object]) ->
 
 
 def _keys(found: Sequence[Evidence], unknown: Sequence[object]) -> Iterator[Finding]:
-    known: dict[str, dict[str, Any]] = {}
+    known: dict[str, dict[str, object]] = {}
     for index, each in enumerate(found):
         record, key = each.record, each.record["content_key"]
         if each.is_reported:
@@ -59,10 +59,10 @@ def _keys(found: Sequence[Evidence], unknown: Sequence[object]) -> Iterator[Find
                 yield index, f"another record of its content key has other {list_named(differ, NAMED)}"
 
 
-def _facts(record: Record) -> dict[str, Any]:
+def _facts(record: Record) -> dict[str, object]:
     environment: Any = record.get("environment") or {}
     weights = record["model"]["weights"]
-    facts: dict[str, Any] = {name: record.get(name) for name in _OF_KEY}
+    facts: dict[str, object] = {name: record.get(name) for name in _OF_KEY}
     facts |= {name: weights.get(name) for name in ("fingerprint", "quant", "header")}
     facts |= {name: record["model"].get(name) for name in ("name", "shape")}
     return facts | {name: environment.get(name) for name in ("name", "lock", "variables")}
@@ -92,7 +92,7 @@ def copies(found: Sequence[Evidence]) -> Iterator[Finding]:
 
 
 def _machines(found: Sequence[Evidence]) -> Iterator[Finding]:
-    known: dict[str, tuple[str, dict[str, Any]]] = {}
+    known: dict[str, tuple[str, dict[str, object]]] = {}
     for index, each in enumerate(found):
         if each.is_reported:
             continue
@@ -188,13 +188,13 @@ class Verification:
 
     reasons: list[Reason] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[dict[str, object]] = field(default_factory=list)
 
     @property
     def accepted(self) -> bool:
         return not self.reasons
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> dict[str, object]:
         return {"accepted": self.accepted, **asdict(self)}
 
 
@@ -268,10 +268,10 @@ def _anonymous(evidence: Evidence) -> Iterator[str]:
 
 
 def _figures(
-    stored: Sequence[Stored], names: Sequence[str], claimed: Any, records: list[dict[str, Any]]
+    stored: Sequence[Stored], names: Sequence[str], claimed: object, records: list[dict[str, object]]
 ) -> Iterator[Reason]:
     """Computes all figures anew, adds them to `records`, and says where others are claimed."""
-    gathered = Gathered(stored)
+    gathered = load_study(stored)
     yield from (Reason(None, warning) for warning in gathered.warnings)
     computed = bundle.figures_of(stored, gathered)
     rows: dict[Path, Any] = {

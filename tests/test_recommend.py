@@ -200,6 +200,7 @@ def test_weights_of_mixtures_by_name_can_be_measured_where_they_can_be_made(tmp_
 
 def test_the_table_has_intervals_and_says_what_to_run(harness):
     ran = harness("recommend", "qwen1.5-7b", "--machine", "rtx-4090", "--stacks", "llamacpp")
+    assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0] == "qwen1.5-7b on GeForce RTX 4090 with 24.0 GiB, 8,192 tokens of context"
     assert "90% intervals" in ran.out

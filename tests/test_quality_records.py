@@ -34,16 +34,6 @@ def scored(**changes: object) -> dict[str, Any]:
     return found
 
 
-def alike(**changes: object) -> dict[str, Any]:
-    """A score of the variant, on the machine, of the golden repeat."""
-    speed = measured()
-    return scored(**changes) | {key: speed[key] for key in SAME}
-
-
-def gathered(*stored: dict[str, Any]) -> Gathered:
-    return Gathered([Stored(Path(f"{number}"), each) for number, each in enumerate(stored)])
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Callable[..., Path]:
     """A results folder with one score whose log-likelihood is worse by `nll` nats per token."""
@@ -75,8 +65,10 @@ def test_a_score_without_figures_is_no_record():
 
 def test_a_score_of_logits_that_are_no_numbers_is_invalid_with_the_position():
     row = quality.row(scored(figures=None, not_finite={"window": 2, "position": 300}))
-    reasons = ["NaN or infinite logits at position 300 of window 2"]
-    assert (row["status"], row["reasons"]) == ("invalid", reasons)
+    assert (row["status"], row["reasons"]) == (
+        "invalid",
+        ["NaN or infinite logits at position 300 of window 2"],
+    )
     assert row["figures"] == {}
 
 
@@ -88,43 +80,54 @@ def test_a_score_of_another_kernel_than_requested_is_invalid():
 
 
 def test_the_speed_of_a_variant_has_the_quality_of_the_same_variant():
-    found = gathered(measured(), alike())
-    (row,) = found.repeats
+    speed = measured()
+    score = scored() | {key: speed[key] for key in SAME}
+    gathered = Gathered([Stored(Path("a"), speed), Stored(Path("b"), score)])
+    (row,) = gathered.repeats
     assert row["perplexity"] == GOLDEN["quality"]["figures"]["ppl"]["value"]
     assert row["kld_mean"] == GOLDEN["quality"]["figures"]["kld_mean"]["value"]
-    assert tables.cells(found.cells).headings[-3:] == ["PPL", "KLD", "top-1"]
+    assert tables.cells(gathered.cells).headings[-3:] == ["PPL", "KLD", "top-1"]
     assert row["kld_mean_ci95"][0] < row["kld_mean"] < row["kld_mean_ci95"][1]
 
 
 def test_a_speed_that_was_not_scored_says_so_where_others_of_its_model_were():
-    other = gathered(measured(), alike() | {"variant": "another"})
+    speed = measured()
+    score = scored() | {key: speed[key] for key in SAME if key != "variant"}
+    other = Gathered([Stored(Path("a"), speed), Stored(Path("b"), score | {"variant": "another"})])
     assert other.repeats[0]["perplexity"] is None
     assert tables.cells(other.cells).lines[0][-3:] == ["not scored"] * 3
-    assert "PPL" not in tables.cells(gathered(measured()).cells).headings
-    assert gathered(measured(), GOLDEN).repeats[0]["quality"] is None
+    alone = Gathered([Stored(Path("a"), speed)])
+    assert "PPL" not in tables.cells(alone.cells).headings
+    elsewhere = Gathered([Stored(Path("a"), speed), Stored(Path("b"), GOLDEN)])
+    assert elsewhere.repeats[0]["quality"] is None
 
 
 def test_the_speed_of_a_variant_whose_logits_are_no_numbers_is_invalid():
-    score = alike(figures=None, not_finite={"window": 2, "position": 300})
-    after: Any = gathered(measured()).repeats[0] | {"status": "ok", "reasons": []}
+    speed = measured()
+    score = scored(figures=None, not_finite={"window": 2, "position": 300})
+    score |= {key: speed[key] for key in SAME}
+    after: Any = Gathered([Stored(Path("a"), speed)]).repeats[0] | {"status": "ok", "reasons": []}
     quality.apply([after], [quality.row(score)])
     assert (after["status"], after["quality"]) == ("invalid", "invalid")
     assert after["reasons"][-1] == "NaN or infinite logits at position 300 of window 2 of the scored text"
 
 
 def test_divergences_in_one_table_are_of_the_same_text():
+    speed = measured()
+    of = {key: speed[key] for key in SAME}
     text = GOLDEN["quality"]["text"] | {"ids_sha256": "0" * 64}
-    longer = alike(text=text, scored=10**6)
-    others = [alike() | {"variant": name, "content_key": name} for name in ("a", "b")]
-    rows: Any = gathered(measured()).repeats
+    longer = scored(text=text, scored=10**6) | of
+    others = [scored() | of | {"variant": name, "content_key": name} for name in ("a", "b")]
+    rows: Any = Gathered([Stored(Path("x"), speed)]).repeats
     quality.apply(rows, [quality.row(each) for each in (longer, *others)])
     assert (rows[0]["quality"], rows[0]["kld_mean"]) == ("other text", None)
-    quality.apply(rows, [quality.row(each) for each in (longer, *others, alike())])
+    quality.apply(rows, [quality.row(each) for each in (longer, *others, scored() | of)])
     assert (rows[0]["quality"], rows[0]["kld_mean"]) == ("ok", quality.row(GOLDEN)["kld_mean"])
 
 
 def test_an_export_has_the_quality_that_a_later_campaign_scored(tmp_path):
-    speed, score = measured(), alike()
+    speed = measured()
+    score = scored() | {key: speed[key] for key in SAME}
     score["campaign"] = score["campaign"] | {"id": "2030-01-01T00:00:00+00:00"}
     stored = []
     for name, record in (("a", speed), ("b", score)):
@@ -138,28 +141,32 @@ def test_an_export_has_the_quality_that_a_later_campaign_scored(tmp_path):
 
 @pytest.mark.parametrize("other", ["environment", "model"])
 def test_a_score_of_other_packages_or_weights_is_not_that_of_a_speed(other):
-    score = alike()
-    assert gathered(measured(), score).repeats[0]["quality"] == "ok"
+    speed = measured()
+    score = scored() | {key: copy.deepcopy(speed[key]) for key in SAME}
+    before = Gathered([Stored(Path("a"), speed), Stored(Path("b"), score)]).repeats[0]
+    assert before["quality"] == "ok"
     if other == "model":
         score["model"]["weights"]["fingerprint"] += "0"
     else:
         score["environment"]["lock"] = ["torch==1.0"]
-    (row,) = gathered(measured(), score).repeats
+    (row,) = Gathered([Stored(Path("a"), speed), Stored(Path("b"), score)]).repeats
     assert (row["quality"], row["kld_mean"]) == ("not scored", None)
 
 
 def test_of_two_scores_of_as_many_tokens_the_last_counts():
-    score = alike()
+    speed = measured()
+    score = scored() | {key: speed[key] for key in SAME}
     later = copy.deepcopy(score) | {"started_utc": "2030-01-01T00:00:00+00:00", "content_key": "later"}
     later["quality"]["figures"]["kld_mean"]["value"] = 0.5
     for order in ([score, later], [later, score]):
-        assert gathered(measured(), *order).repeats[0]["kld_mean"] == 0.5
+        stored = [Stored(Path("a"), speed), *(Stored(Path(f"s{n}"), each) for n, each in enumerate(order))]
+        assert Gathered(stored).repeats[0]["kld_mean"] == 0.5
 
 
 def test_the_table_of_scores_says_what_was_scored_and_what_is_wrong():
-    found = gathered(GOLDEN)
-    assert len(report.table(found.scores).lines) == 1
-    assert report.notes(found.scores)[0].startswith("scored ")
+    gathered = Gathered([Stored(Path("a"), GOLDEN)])
+    assert len(report.table(gathered.scores).lines) == 1
+    assert report.notes(gathered.scores)[0].startswith("scored ")
 
 
 def test_a_worse_perplexity_fails_a_comparison_and_one_score_a_side_is_enough(harness, folder):

@@ -402,9 +402,14 @@ def test_a_folder_that_cannot_be_recovered_is_told_and_passed_over(tmp_path, beg
 def test_ten_thousand_tokens_with_random_ids_take_at_most_60_kb(tmp_path):
     chance = random.Random(0)
     latency = [int(10.9e6 + 5200 * n + chance.gauss(0, 3e5)) for n in range(10_000)]
-    ids = [chance.randrange(151_936) for _ in range(10_000)]
-    series = TokenTimes.of_columns({"n": [*range(26, 10_026)], "token_id": ids, "latency_ns": latency})
-    stored = records.begin(tmp_path / "cell", BEGUN).finish(BEGUN | {"outcome": "ok"}, series)
+    series = {
+        "n": list(range(26, 10_026)),
+        "token_id": [chance.randrange(151_936) for _ in range(10_000)],
+        "latency_ns": latency,
+    }
+    stored = records.begin(tmp_path / "cell", BEGUN).finish(
+        BEGUN | {"outcome": "ok"}, TokenTimes.of_columns(series)
+    )
     assert stored.series_path is not None
     assert stored.series_path.stat().st_size <= 60_000
 

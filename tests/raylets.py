@@ -63,12 +63,12 @@ class Nodes:
 
 
 @pytest.fixture
-def own_cache(cache, fake_interpreter, tmp_path, monkeypatch) -> None:
-    """What nodes keep is this test's alone."""
-    own = tmp_path / "cache"
-    own.mkdir()
+def own_cache(cache, fake_interpreter, tmp_path, monkeypatch) -> Path:
+    """A cache that is this test's alone but for the environments, so what nodes keep is too."""
+    (own := tmp_path / "cache").mkdir()
     (own / "envs").symlink_to(cache / "envs")
     monkeypatch.setenv("HARNESS_CACHE", str(own))
+    return own
 
 
 @pytest.fixture

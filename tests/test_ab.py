@@ -44,9 +44,8 @@ def test_a_slower_side_is_slower_and_both_sides_are_one_campaign(harness, config
     assert len({each.record["campaign"]["id"] for each in records}) == 1
     rounds = of_campaign(tmp_path / "results")
     assert set(rounds.values()) == {1}
-    assert {(pair, round) for pair, side, round in rounds if side == "A"} == {
-        (pair, round) for pair, side, round in rounds if side == "B"
-    }
+    of_a, of_b = ({(pair, at) for pair, side, at in rounds if side == each} for each in "AB")
+    assert of_a == of_b
     assert slow["base_repeats"] == slow["new_repeats"] >= differences.FEWEST_ROUNDS
 
 
@@ -82,9 +81,8 @@ def test_what_was_measured_before_is_not_reused(harness, config, tmp_path):
 
 def test_a_cell_that_fails_on_one_side_is_not_compared(harness, config):
     cells = config(CELL, CELL)
-    ran = harness(
-        "ab", cells, "--set-b", "variants.0.die_at_token=5", "--max-rounds", "8", "--threshold", "60%"
-    )
+    given = ("--set-b", "variants.0.die_at_token=5", "--max-rounds", "8", "--threshold", "60%")
+    ran = harness("ab", cells, *given)
     assert ran.code == 1
     assert "on side B 2 of 2 repeats: crash" in ran.out
     assert "some cells were not compared" in ran.err
@@ -196,9 +194,8 @@ def test_compare_judges_the_records_again(harness, config):
     again = harness("compare", "results", "--ab", "--threshold", "60%", "--format", "json")
     assert again.code == first.code == 0
     figures = ("name", "metric", "change", "change_ci90", "verdict")
-    assert [[row[key] for key in figures] for row in again.json] == [
-        [row[key] for key in figures] for row in first.json
-    ]
+    judged, before = ([[row[key] for key in figures] for row in ran.json] for ran in (again, first))
+    assert judged == before
     failed = harness("compare", "results", "--ab", "--threshold", "60%", "--fail-on", "slower:20%")
     assert failed.code == 3
 

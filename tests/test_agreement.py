@@ -30,20 +30,13 @@ def compared(reference: Any, variant: Any, asked: list[list[int]] | None = None)
 
 def record(depths: list[dict], options: dict | None = None, **more: Any) -> dict:
     """A checked record, as far as its readers look."""
-    return {
-        "cell": "m.s.v",
-        "content_key": "k",
-        "campaign": {"id": "2026-01-01T00:00:00+00:00"},
-        "started_utc": "2026-01-01T00:00:00+00:00",
-        "stack": "llamacpp",
-        "variant": "v",
-        "outcome": "ok",
-        "machine": {"slug": "here"},
-        "asked": {"device": "cpu"},
-        "model": {"name": "m", "weights": {"kind": "path", "quant": "f16"}},
-        "options": options or {},
-        "check": {"speaks_for": ["k"], "reference": {"name": "hf fp32"}, "depths": depths},
-    } | more
+    began = "2026-01-01T00:00:00+00:00"
+    cell = {"cell": "m.s.v", "content_key": "k", "stack": "llamacpp", "variant": "v"}
+    run = {"campaign": {"id": began}, "started_utc": began, "outcome": "ok"}
+    place = {"machine": {"slug": "here"}, "asked": {"device": "cpu"}, "options": options or {}}
+    model = {"model": {"name": "m", "weights": {"kind": "path", "quant": "f16"}}}
+    check = {"speaks_for": ["k"], "reference": {"name": "hf fp32"}, "depths": depths}
+    return cell | run | place | model | {"check": check} | more
 
 
 def test_equal_logits_are_not_off_at_all():
@@ -123,10 +116,8 @@ def test_logits_of_the_same_weights_may_not_be_larger_than_theirs():
         assert quality.agreement_verdict(record(depths, {"quant": "q2_k"})) == ("agrees", None)
     assert "logits are 2.0% smaller than those of its own weights" in str(quality.agreement_verdict(told)[1])
     without = [{key: value for key, value in depth.items() if key != "scale"} for depth in depths]
-    assert quality.agreement_verdict(record(without, {"dtype": "bf16"})) == (
-        "agrees",
-        None,
-    )  # an older record
+    older = record(without, {"dtype": "bf16"})
+    assert quality.agreement_verdict(older) == ("agrees", None)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from harness.analysis.verdicts import invalid_because, status
 from harness.dataset import table
 from harness.records import NO_TOKENS, TokenTimes
 
+ON_GPU = {"device": "GPU-1"}
 THROTTLED = {"conditions__pressure": {"cgroup_throttled_us": 10**6}}  # of the cgroup, which others share
 MB = 10**6
 SERIES = TokenTimes.of_columns({"n": [26, 27, 28], "latency_ns": [9_000_000, 1_000_000, 2_000_000]})
@@ -31,19 +32,17 @@ def test_the_golden_record_stands():
         ({"loaded__kernel_asked": "marlin"}, "kernel marlin was requested"),
         ({"loaded__options__flash_attn": True}, "flash_attn false was requested but true ran"),
         ({"loaded__options__threads": 7}, "threads 1 was requested but 7 ran"),
-        ({"device": "GPU-1", "loaded__devices": {"layers": {"CPU": 2, "CUDA0": 1}}}, "layers: 2 on the CPU"),
-        ({"device": "GPU-1", "loaded__devices": {"parameters": {"cpu": 1}}}, "parameters: 1 on the CPU"),
-        ({"device": "GPU-1", "loaded__devices": {"buffers": {"meta": 7}}}, "offloaded, not all on the"),
+        (ON_GPU | {"loaded__devices": {"layers": {"CPU": 2, "CUDA0": 1}}}, "layers: 2 on the CPU"),
+        (ON_GPU | {"loaded__devices": {"parameters": {"cpu": 1}}}, "parameters: 1 on the CPU"),
+        (ON_GPU | {"loaded__devices": {"buffers": {"meta": 7}}}, "offloaded, not all on the"),
         (
-            {
-                "device": "GPU-1",
-                "loaded__devices": {"cache": {}},
-                "done__facts_changed": {"devices": {"cache": {"cpu": 4}}},
-            },
+            ON_GPU
+            | {"loaded__devices": {"cache": {}}}
+            | {"done__facts_changed": {"devices": {"cache": {"cpu": 4}}}},
             "cache: 4 on the CPU",
         ),
         (
-            {"device": "GPU-1", "loaded__devices": {}, "loaded__graph_splits": {"prompt": 50, "step": 2}},
+            ON_GPU | {"loaded__devices": {}, "loaded__graph_splits": {"prompt": 50, "step": 2}},
             "some operations ran on the CPU: llama.cpp's graph has 50 splits",
         ),
         ({"loaded__devices": {"parameters": {"cpu": 9, "disk": 2}}}, "parameters: 2 on disk"),
@@ -64,17 +63,13 @@ def test_the_golden_record_stands():
             {"conditions__worker_pressure": {"memory_stall_us": 10**9}},
             "memory pressure stalled it for 1000.00",
         ),
-        (
-            THROTTLED | {"done__cpu_wait_ns": 10**6},
-            "the CPU quota throttled it for 1.00 s over all CPUs",
+        *(
+            (THROTTLED | {"done__cpu_wait_ns": waited}, "the CPU quota throttled it for 1.00 s over all CPUs")
+            for waited in (10**6, None)
         ),
-        (THROTTLED | {"done__cpu_wait_ns": None}, "the CPU quota throttled it for 1.00 s over all CPUs"),
         (
-            {
-                "conditions__cpu_quota": 1.5,
-                "conditions__pressure": {"cgroup_throttled_us": 10**6, "cgroup_throttled_periods": 15},
-                "done__cpu_wait_ns": 10**9,
-            },
+            {"conditions__cpu_quota": 1.5, "done__cpu_wait_ns": 10**9}
+            | {"conditions__pressure": {"cgroup_throttled_us": 10**6, "cgroup_throttled_periods": 15}},
             "the CPU quota of 1.50 CPUs throttled it in 15 periods, for 1.00 s over all CPUs (0.0",
         ),
     ],
@@ -88,14 +83,11 @@ def test_every_known_lie_makes_a_record_invalid_with_its_reason(changes, reason)
 def test_what_is_where_it_was_asked_for_is_no_lie():
     for changes in (
         {"loaded__devices": {"parameters": {"cpu": 9}, "cache": {}}},
-        {"device": "GPU-1", "loaded__devices": {"parameters": {"cuda:0": 9}, "buffers": {"cpu": 0}}},
-        {
-            "device": "GPU-1",
-            "options__gpu_layers": 2,
-            "loaded__devices": {"layers": {"CPU": 2}},
-            "loaded__graph_splits": {"prompt": 50, "step": 50},
-        },
-        {"device": "GPU-1", "loaded__devices": {}, "loaded__graph_splits": {"prompt": 2, "step": 2}},
+        ON_GPU | {"loaded__devices": {"parameters": {"cuda:0": 9}, "buffers": {"cpu": 0}}},
+        ON_GPU
+        | {"options__gpu_layers": 2, "loaded__devices": {"layers": {"CPU": 2}}}
+        | {"loaded__graph_splits": {"prompt": 50, "step": 50}},
+        ON_GPU | {"loaded__devices": {}, "loaded__graph_splits": {"prompt": 2, "step": 2}},
         {"loaded__leftovers": [], "done__counters__compilations": 0},
     ):
         assert status(record(**changes)) == ("ok", [])
@@ -104,16 +96,10 @@ def test_what_is_where_it_was_asked_for_is_no_lie():
 def of_checkpoint(by_type: dict[str, int], loaded_bytes: int, quant: str = "bf16", **more: object) -> dict:
     """Of a bf16 checkpoint with 500 parameters, as a stack of checkpoints loads one."""
     header = {"model_bytes": sum(by_type.values()), "parameters": 500, "bytes_by_type": by_type}
-    changes: dict[str, object] = {
-        "model__weights__format": "hf",
-        "model__weights__quant": "bf16",
-        "model__weights__header": header,
-        "options__quant": None,
-        "loaded__quant": quant,
-        "loaded__parameters": 500,
-        "loaded__model_bytes": loaded_bytes,
-    }
-    return record(**(changes | more))
+    weights = {"format": "hf", "quant": "bf16", "header": header}
+    changes: dict[str, object] = {f"model__weights__{name}": value for name, value in weights.items()}
+    changes |= {"options__quant": None, "loaded__quant": quant, "loaded__parameters": 500}
+    return record(**(changes | {"loaded__model_bytes": loaded_bytes} | more))
 
 
 def test_bytes_are_held_against_the_header_where_it_has_the_types_that_were_loaded():
@@ -204,9 +190,8 @@ def flags_of(**changes: object) -> dict[str, str]:
 
 
 def test_remarks_tell_what_to_know_and_spoil_nothing():
-    assert (
-        flags_of(loaded__trained_context=65, loaded__warnings=[], done__counters__allocator_retries=[]) == {}
-    )
+    none = {"loaded__warnings": [], "done__counters__allocator_retries": []}
+    assert flags_of(loaded__trained_context=65, **none) == {}
     found = flags_of(loaded__trained_context=64, loaded__warnings=["values decide the speed"])
     assert found == {
         "beyond_trained_context": "the context grows to 65 tokens, but the model was trained on at most 64",
@@ -268,12 +253,10 @@ def test_kv_bytes_follow_the_types_of_the_cache():
 
 
 def test_a_cell_is_the_median_of_its_ok_repeats_and_tells_of_the_others():
-    lines = [
-        table.repeat_row(record(repeat=k), SERIES, None, None) | {"B_ms": 2 + k / 100} for k in (-1, 0, 1)
-    ]
-    lines.append(
-        table.repeat_row(record(repeat=4, outcome="oom", reason="does not fit"), NO_TOKENS, None, None)
-    )
+    ok = [table.repeat_row(record(repeat=k), SERIES, None, None) for k in (-1, 0, 1)]
+    lines = [row | {"B_ms": 2 + k / 100} for k, row in enumerate(ok, -1)]
+    failed = record(repeat=4, outcome="oom", reason="does not fit")
+    lines.append(table.repeat_row(failed, NO_TOKENS, None, None))
     (pooled,) = table.per_cell(lines)
     assert (pooled["B_ms"], pooled["repeats_ok"], pooled["repeats"]) == (pytest.approx(2), 3, 4)
     assert pooled["reasons"] == ["does not fit"]

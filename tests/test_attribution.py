@@ -76,10 +76,8 @@ def megabytes(moment: dict[str, Any]) -> dict[str, float | None]:
     return known | {"rest": None if rest is None else rest / MB, "total": moment["total_bytes"] / MB}
 
 
-LLAMA = {"model": {"CPU_Mapped": 400, "CPU_REPACK": 100}, "kv": {"CPU": 30}} | {
-    "output": {"CPU": 1},
-    "compute": {"CPU": 80},
-}
+LLAMA = {"model": {"CPU_Mapped": 400, "CPU_REPACK": 100}, "kv": {"CPU": 30}}
+LLAMA |= {"output": {"CPU": 1}, "compute": {"CPU": 80}}
 
 
 def test_of_llama_cpp_with_its_file_mapped_every_part_is_where_it_is():
@@ -108,9 +106,8 @@ def test_compute_is_at_most_what_was_reserved_for_it_and_then_there_is_a_rest(ca
 def test_weights_read_into_memory_leave_no_page_of_their_file():
     memory = LLAMA | {"model": {"CPU": 500}}
     found = attributed([mark("imported", 20, 25), mark("loaded", 560, 30, 0)], memory)
-    assert megabytes(found["loaded"])["runtime"] == 50
-    assert megabytes(found["loaded"])["slack"] == 0
-    assert megabytes(found["loaded"])["rest"] == 590 - 50 - 531
+    loaded = megabytes(found["loaded"])
+    assert (loaded["runtime"], loaded["slack"], loaded["rest"]) == (50, 0, 590 - 50 - 531)
     assert found["loaded"]["by_difference"] == []
     assert found["peak"] is None  # it never finished
 
@@ -118,13 +115,10 @@ def test_weights_read_into_memory_leave_no_page_of_their_file():
 def test_pages_of_a_checkpoint_that_no_weight_is_read_from_are_slack():
     """bitsandbytes: quantized from a mapped file, whose pages stay; what it freed malloc keeps."""
     memory = {"model": {"cpu mapped": 600, "cpu": 300}, "kv": {}}
-    found = attributed(
-        [mark("imported", 290, 85), mark("loaded", 1190, 1340, 1230)], memory, heap_free_bytes=570 * MB
-    )
-    assert megabytes(found["loaded"])["slack"] == 570 + 630
-    assert megabytes(found["loaded"])["weights"] == 900
-    assert megabytes(found["loaded"])["runtime"] == 290 + 110
-    assert megabytes(found["loaded"])["kv"] == 0
+    marks = [mark("imported", 290, 85), mark("loaded", 1190, 1340, 1230)]
+    loaded = megabytes(attributed(marks, memory, heap_free_bytes=570 * MB)["loaded"])
+    assert (loaded["weights"], loaded["kv"]) == (900, 0)
+    assert (loaded["slack"], loaded["runtime"]) == (570 + 630, 290 + 110)
 
 
 def test_a_cache_that_grows_is_counted_by_what_it_held_at_the_end():
@@ -147,14 +141,10 @@ def test_of_a_gpu_torch_says_what_it_holds_and_the_rest_is_the_drivers():
     memory = {"model": {"cuda:0": 1000, "cpu": 5}, "kv": {"cuda:0": 100}}
     state = {"allocated_bytes": 1150 * MB, "reserved_bytes": 1200 * MB}
     peak_state = {"peak_allocated_bytes": 1300 * MB, "peak_reserved_bytes": 1400 * MB}
-    found = attributed(
-        [on_device("started", 300), on_device("loaded", 2000), on_device("finished", 2100)],
-        memory,
-        device="GPU-1",
-        allocator=state,
-        done={"counters": {"allocator": peak_state}},
-        samples={"t_ns": [START_NS, START_NS + 1], "vram_bytes": [2200 * MB, None]},
-    )
+    marks = [on_device("started", 300), on_device("loaded", 2000), on_device("finished", 2100)]
+    samples = {"t_ns": [START_NS, START_NS + 1], "vram_bytes": [2200 * MB, None]}
+    done = {"counters": {"allocator": peak_state}}
+    found = attributed(marks, memory, "GPU-1", samples, done=done, allocator=state)
     loaded = parts(weights=1000, kv=100, workspace=50, slack=50, runtime=500)
     assert megabytes(found["loaded"]) == loaded | {"rest": None, "total": 1700}
     peak = parts(weights=1000, kv=100, workspace=200, slack=100, runtime=500)
@@ -163,10 +153,8 @@ def test_of_a_gpu_torch_says_what_it_holds_and_the_rest_is_the_drivers():
 
 
 def test_of_a_gpu_llama_cpp_has_its_buffers_and_what_lies_on_the_host_is_not_there():
-    memory = {"model": {"CUDA0": 4000, "CPU_Mapped": 300}, "kv": {"CUDA0": 500}} | {
-        "compute": {"CUDA0": 200, "CUDA_Host": 20},
-        "output": {"CUDA_Host": 1},
-    }
+    memory = {"model": {"CUDA0": 4000, "CPU_Mapped": 300}, "kv": {"CUDA0": 500}}
+    memory |= {"compute": {"CUDA0": 200, "CUDA_Host": 20}, "output": {"CUDA_Host": 1}}
     found = attributed([on_device("started", 100), on_device("loaded", 5200)], memory, device="GPU-1")
     expected = parts(weights=4000, kv=500, compute=200, runtime=400)
     assert megabytes(found["loaded"]) == expected | {"rest": None, "total": 5100}
@@ -260,13 +248,8 @@ def test_what_others_published_are_sizes_and_no_parts_of_a_total(harness):
 
 def real(harness: Callable[..., Any], tmp_path: Path, *variants: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Rows by variant of real runs of the tiny model, as `harness memory` tells them."""
-    protocol = {
-        "new_tokens": 40,
-        "repeats": 1,
-        "measure_bandwidth": False,
-        "retry_disturbed": 0,
-        "timeout_s": 900,
-    }
+    protocol = {"new_tokens": 40, "repeats": 1, "measure_bandwidth": False}
+    protocol |= {"retry_disturbed": 0, "timeout_s": 900}
     config = tmp_path / "real.yaml"
     experiment = {"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": list(variants)}
     config.write_text(json.dumps(experiment))

@@ -118,12 +118,8 @@ def test_a_change_of_options_is_another_cell_and_a_change_of_repeats_only_adds(h
     harness("run", config({"B_ms": 0.2}, repeats=3))
     harness("run", config({"B_ms": 0.3}))
     kept = records(tmp_path / "results")
-    assert sorted((r["options"]["B_ms"], r["repeat"]) for r in kept) == [
-        (0.2, 1),
-        (0.2, 2),
-        (0.2, 3),
-        (0.3, 1),
-    ]
+    found = sorted((r["options"]["B_ms"], r["repeat"]) for r in kept)
+    assert found == [(0.2, 1), (0.2, 2), (0.2, 3), (0.3, 1)]
 
 
 def test_an_interrupted_fresh_run_is_not_the_last_word(harness, background, config, tmp_path):
@@ -293,9 +289,8 @@ def test_memory_growth_is_seen_in_the_samples(harness, config):
 
 
 def test_the_page_is_one_file_that_names_every_cell(harness, config, tmp_path):
-    harness(
-        "run", config({"name": "alpha"}, {"kernel": "<b>fast</b>", "runs_kernel": "slow"}), "--out", "here"
-    )
+    path = config({"name": "alpha"}, {"kernel": "<b>fast</b>", "runs_kernel": "slow"})
+    harness("run", path, "--out", "here")
     page = (tmp_path / "here" / "fake.html").read_text()
     assert "alpha" in page
     assert "kernel &lt;b&gt;fast&lt;/b&gt; was requested" in page

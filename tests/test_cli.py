@@ -42,13 +42,9 @@ def test_help_imports_nothing_slow():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_version(harness):
-    assert harness("--version").out.strip() == f"harness {_version()}"
-
-
-def test_python_runs_the_package_as_a_module():
-    ran = subprocess.run([sys.executable, "-m", "harness", "--version"], capture_output=True, text=True)
-    assert ran.stdout.strip() == f"harness {_version()}"
+def test_the_command_and_the_package_as_a_module_say_the_version(harness):
+    module = subprocess.run([sys.executable, "-m", "harness", "--version"], capture_output=True, text=True)
+    assert harness("--version").out == module.stdout == f"harness {_version()}\n"
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
@@ -72,11 +68,8 @@ def test_a_dry_run_tells_where_weights_come_from_and_what_they_take(harness):
     lines = harness("run", CONFIGS / "quickstart.yaml", "--dry-run", "--json").json
     # The source is made once, for the first that needs it.
     assert [line["weights"] for line in lines] == [
-        "synthesize checkpoint, convert f16, quantize q8_0",
-        "quantize q4_k_m",
-        "quantize q4_0",
-        "synthetic, nothing more to make",
-        "synthetic, nothing more to make",
+        *("synthesize checkpoint, convert f16, quantize q8_0", "quantize q4_k_m", "quantize q4_0"),
+        *["synthetic, nothing more to make"] * 2,
     ]
     assert 3e9 < lines[0]["disk_bytes"] < 3.2e9
     for line in lines:
@@ -97,10 +90,8 @@ def test_a_name_is_a_file_where_the_user_stands_else_a_shipped_config(harness, c
 
 def test_a_name_of_no_config_is_met_with_the_closest_that_is_shipped(harness):
     ran = harness("run", "quikstart")
-    assert (ran.code, ran.err) == (
-        2,
-        "quikstart: no such file, nor a shipped config; did you mean quickstart?\n",
-    )
+    said = "quikstart: no such file, nor a shipped config; did you mean quickstart?\n"
+    assert (ran.code, ran.err) == (2, said)
     assert harness("run", "elsewhere/quickstart").err == "elsewhere/quickstart: no such file\n"
 
 
@@ -191,12 +182,9 @@ def test_a_missing_config_or_a_folder_is_one_sentence(harness, config):
     assert len(ran.err.splitlines()) == 1
 
 
-def test_list_of_a_missing_folder_is_one_sentence(harness):
+def test_list_of_a_missing_folder_is_one_sentence_and_of_an_empty_one_an_empty_array(harness, tmp_path):
     ran = harness("list", "nowhere")
     assert (ran.code, ran.err) == (2, "harness: nowhere: no such results folder\n")
-
-
-def test_list_of_an_empty_folder_is_an_empty_array(harness, tmp_path):
     assert harness("list", tmp_path, "--json").json == []
 
 
@@ -226,28 +214,25 @@ def test_env_create_builds_once_and_says_where(harness):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("synth", "qwen1.5-05b"), "did you mean qwen1.5-0.5b"),
-        (("synth", "tiny-qwen2", "--quant", "Q4_K_M"), "did you mean q4_k_m"),
-        (("synth", "tiny-qwen2", "--format", "hf", "--quant", "f16"), "--quant needs --format gguf"),
-        (("synth", "tiny-qwen2", "--format", "onnx"), "invalid choice"),
-        (("env", "check", "llamacp"), "unknown stack llamacp"),
-        (("synth", "tiny-qwen2", "--seed", "-1"), "must be at least 0"),
-        (("synth", "tiny-qwen2", "--seed", str(2**80)), "below 2**63"),
-        (
-            ("env", "check", "llamacpp", "--device", "tpu"),
-            "no environment for device tpu; there are cpu, cuda",
-        ),
-        (("run",), "name a CONFIG; shipped: 4090-qwen15, cpu-qwen15-0.5b"),
-        (("open",), "no page in reports/; harness run quickstart writes one"),
-        (("open", "x.yaml"), "reports/x.html: no such page; harness run x.yaml writes it"),
-        (("run", "x", "--fast"), "usage: harness run "),
-        (("theory", "qwen1.5-7b", "--fast"), "usage: harness theory "),
-        (("theory", "qwen1.5-7b", "--published", "all"), "name no MODEL"),
-        (("fly",), "invalid choice"),
+        ("synth qwen1.5-05b", "did you mean qwen1.5-0.5b"),
+        ("synth tiny-qwen2 --quant Q4_K_M", "did you mean q4_k_m"),
+        ("synth tiny-qwen2 --format hf --quant f16", "--quant needs --format gguf"),
+        ("synth tiny-qwen2 --format onnx", "invalid choice"),
+        ("env check llamacp", "unknown stack llamacp"),
+        ("synth tiny-qwen2 --seed -1", "must be at least 0"),
+        (f"synth tiny-qwen2 --seed {2**80}", "below 2**63"),
+        ("env check llamacpp --device tpu", "no environment for device tpu; there are cpu, cuda"),
+        ("run", "name a CONFIG; shipped: 4090-qwen15, cpu-qwen15-0.5b"),
+        ("open", "no page in reports/; harness run quickstart writes one"),
+        ("open x.yaml", "reports/x.html: no such page; harness run x.yaml writes it"),
+        ("run x --fast", "usage: harness run "),
+        ("theory qwen1.5-7b --fast", "usage: harness theory "),
+        ("theory qwen1.5-7b --published all", "name no MODEL"),
+        ("fly", "invalid choice"),
     ],
 )
 def test_a_mistaken_command_line_is_exit_code_2(harness, arguments, told):
-    ran = harness(*arguments)
+    ran = harness(*arguments.split())
     assert ran.code == 2
     assert told in ran.err
 
@@ -277,16 +262,10 @@ def test_json_is_one_array_without_nan(harness, config):
 
 def test_a_dry_run_counts_weights_as_each_stack_holds_them(harness, tmp_path):
     """One checkpoint for all; 16 bits, 32, packed by bitsandbytes, and a static cache of the length asked."""
-    variants = [
-        {"stack": "hf", "dtype": ["bf16", "fp32"]},
-        {"stack": "bnb", "quant": "nf4"},
-        {"stack": "hf", "cache": "static", "n_ctx": 8000},
-        {"stack": "llamacpp", "quant": "q8_0"},
-    ]
-    models, protocol = [{"shape": "qwen1.5-0.5b"}], {"new_tokens": 100}
-    (tmp_path / "c.yaml").write_text(
-        json.dumps({"models": models, "variants": variants, "protocol": protocol})
-    )
+    variants = [{"stack": "hf", "dtype": ["bf16", "fp32"]}, {"stack": "bnb", "quant": "nf4"}]
+    variants += [{"stack": "hf", "cache": "static", "n_ctx": 8000}, {"stack": "llamacpp", "quant": "q8_0"}]
+    rows = {"models": [{"shape": "qwen1.5-0.5b"}], "variants": variants, "protocol": {"new_tokens": 100}}
+    (tmp_path / "c.yaml").write_text(json.dumps(rows))
     lines = harness("run", "c.yaml", "--dry-run", "--json", HARNESS_CACHE=str(tmp_path / "empty")).json
     bf16, fp32, nf4, static, q8_0 = lines
     assert bf16["weights"] == "synthesize checkpoint"
@@ -337,8 +316,9 @@ def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
 ):
     """However often it is."""
     process = background(command, config({"load_ms": 20_000.0, "clock": "real"}, memory_budget="256MiB"))
-    until = time.monotonic() + 30
-    while not list(tmp_path.glob("results/**/request.json")) and time.monotonic() < until:
+    until = time.monotonic() + 600
+    while not list(tmp_path.glob("results/**/request.json")):
+        assert time.monotonic() < until
         time.sleep(0.05)
     while process.poll() is None:
         process.send_signal(signum)
@@ -407,12 +387,8 @@ def test_synth_makes_a_checkpoint_or_ggufs_of_it(harness, llamacpp_interpreter):
     folder = Path(harness("synth", "tiny-llama", "--format", "hf").out.strip())
     assert (folder / "config.json").exists()
     (stored,) = harness("synth", "tiny-llama", "--format", "hf", "--json").json
-    assert (stored["path"], stored["format"], stored["quant"], stored["bpw"]) == (
-        str(folder),
-        "hf",
-        "bf16",
-        16,
-    )
+    said = {"path": str(folder), "format": "hf", "quant": "bf16", "bpw": 16}
+    assert stored | said == stored
     q8_0, f16 = harness("synth", "tiny-llama", "--quant", "q8_0", "f16", "--json").json
     assert [row["quant"] for row in (q8_0, f16)] == ["q8_0", "f16"]
     assert q8_0["parameters"] == f16["parameters"] == stored["parameters"]

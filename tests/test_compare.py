@@ -40,14 +40,9 @@ def runs(tmp_path) -> Callable[..., Path]:
             usual = 10e6 * (slower or {}).get(cell, 1.0) * math.exp(chance.normal(0, 0.003))
             ns = (usual * np.exp(chance.normal(0, 0.01, 400))).astype(int).tolist()
             at = (began + timedelta(minutes=repeat)).isoformat()
-            record = json.loads(GOLDEN.read_text()) | {
-                "cell": f"m.llamacpp.{cell}.decode.0",
-                "content_key": cell,
-                "variant": cell,
-                "repeat": repeat,
-                "tokens": len(ns),
-                "started_utc": at,
-            }
+            record = json.loads(GOLDEN.read_text()) | {"cell": f"m.llamacpp.{cell}.decode.0"}
+            record |= {"content_key": cell, "variant": cell, "repeat": repeat}
+            record |= {"tokens": len(ns), "started_utc": at}
             record["campaign"] |= {"id": began.isoformat(), "name": "nightly"}
             record["workload"]["new_tokens"] = len(ns)
             record["done"]["counters"] = {}
@@ -65,12 +60,39 @@ def runs(tmp_path) -> Callable[..., Path]:
     return made
 
 
-def rewritten(folder: Path, change: Callable[[dict, int], None]) -> None:
+@pytest.fixture
+def nights(runs) -> Callable[..., Path]:
+    """More nights of one folder: `nights(1, 2, 3, slower={"a": 1.25})`."""
+
+    def made(*numbers: int, cells: tuple[str, ...] = (), **more: dict[str, float]) -> Path:
+        for number in numbers:
+            folder = runs("nights", *cells, night=number, **more)
+        return folder
+
+    return made
+
+
+def gated(folder: Path, fail_on: str = "slower:5%") -> tuple[str | Path, ...]:
+    """The command that compares the latest campaign with those before it."""
+    return ("compare", folder, "--baseline", "last:14", "--fail-on", fail_on)
+
+
+def rewritten(folder: Path, change: Callable[[dict, int], None]) -> Path:
     """Change every record of a folder, as if it had been measured so."""
     for number, path in enumerate(sorted(folder.rglob("record.json"))):
         record = json.loads(path.read_text())
         change(record, number)
         path.write_text(json.dumps(record))
+    return folder
+
+
+def copied(base: Path, change: Callable[[dict, int], None]) -> Path:
+    """A folder of the same records, changed."""
+    return rewritten(shutil.copytree(base, base.with_name("new")), change)
+
+
+def crashed(record: dict) -> None:
+    record |= {"outcome": "crash", "reason": "killed by SIGSEGV"}
 
 
 def test_a_slowdown_that_was_asked_to_fail_ends_with_3_and_says_by_how_much(harness, runs):
@@ -123,13 +145,7 @@ def test_what_else_differs_stands_before_any_figure(harness, runs):
 
 def test_a_cell_that_failed_is_not_compared_and_the_exit_is_not_green(harness, runs):
     base = runs("base", "good", "bad")
-    new = shutil.copytree(base, base.with_name("new"))
-
-    def fail(record: dict, number: int) -> None:
-        if record["variant"] == "bad":
-            record |= {"outcome": "crash", "reason": "killed by SIGSEGV"}
-
-    rewritten(new, fail)
+    new = copied(base, lambda record, _: crashed(record) if record["variant"] == "bad" else None)
     ran = harness("compare", base, new, "--fail-on", "slower:50%")
     assert ran.code == 1
     assert "in the new runs it is crash (killed by SIGSEGV)" in ran.out
@@ -167,12 +183,12 @@ def test_weights_of_the_same_content_are_the_same_model_wherever_they_lie(harnes
     ("change", "apart"),
     [
         (
-            lambda record: record["model"]["weights"].update(fingerprint="a-1-2-b", file="/x.gguf"),
+            lambda of: of["model"]["weights"].update(fingerprint="a-1-2-b", file="/x.gguf"),
             "has other weights (",
         ),
-        (lambda record: record["asked"]["options"].update(n_ctx=64), "has other options (n_ctx: "),
-        (lambda record: record["workload"].update(new_tokens=9), "has another workload (new_tokens: "),
-        (lambda record: record["model"]["weights"].pop("fingerprint"), "has another config: "),
+        (lambda of: of["asked"]["options"].update(n_ctx=64), "has other options (n_ctx: "),
+        (lambda of: of["workload"].update(new_tokens=9), "has another workload (new_tokens: "),
+        (lambda of: of["model"]["weights"].pop("fingerprint"), "has another config: "),
     ],
 )
 def test_what_cells_of_one_name_have_apart_is_said(harness, runs, cells, change, apart):
@@ -192,13 +208,7 @@ def test_what_cells_of_one_name_have_apart_is_said(harness, runs, cells, change,
 
 def test_a_cell_that_lost_a_repeat_is_compared_in_part_and_the_exit_is_not_green(harness, runs):
     base = runs("base")
-    new = shutil.copytree(base, base.with_name("new"))
-
-    def fail(record: dict, number: int) -> None:
-        if record["repeat"] == 2:
-            record |= {"outcome": "crash", "reason": "killed by SIGSEGV"}
-
-    rewritten(new, fail)
+    new = copied(base, lambda record, _: crashed(record) if record["repeat"] == 2 else None)
     ran = harness("compare", base, new)
     assert ran.code == 1
     assert "in part: 1 of 3 repeats: crash (killed by SIGSEGV)" in ran.out
@@ -213,21 +223,29 @@ def test_a_regression_goes_before_what_was_not_compared(harness, runs):
     assert harness("compare", base, new, "--fail-on", "slower:2%").code == 3
 
 
-def test_synthetic_and_real_weights_are_not_compared(harness, runs):
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda of: of["model"]["weights"].update(kind="hub", synthetic=False),
+            "its weights were synthetic and are hub",
+        ),
+        (lambda of: of["machine"].update(slug="another"), "was measured on"),
+    ],
+    ids=["real weights", "another machine"],
+)
+def test_synthetic_and_real_weights_and_two_machines_are_not_compared(harness, runs, change, says):
     base = runs("base")
-    new = shutil.copytree(base, base.with_name("new"))
-    rewritten(new, lambda record, _: record["model"]["weights"].update(kind="hub", synthetic=False))
-    ran = harness("compare", base, new)
+    ran = harness("compare", base, copied(base, lambda record, _: change(record)))
     assert ran.code == 2
-    assert "its weights were synthetic and are hub" in ran.err
+    assert says in ran.err
 
 
-def test_the_latest_campaign_is_held_against_those_before_it(harness, runs):
-    for night in (1, 2, 3):
-        folder = runs("nights", night=night)
-    assert harness("compare", folder, "--baseline", "last:14", "--fail-on", "slower:5%").code == 0
-    runs("nights", night=4, **SLOW)
-    ran = harness("compare", folder, "--baseline", "last:14", "--fail-on", "slower:5%", "--format", "json")
+def test_the_latest_campaign_is_held_against_those_before_it(harness, nights):
+    folder = nights(1, 2, 3)
+    assert harness(*gated(folder)).code == 0
+    nights(4, **SLOW)
+    ran = harness(*gated(folder), "--format", "json")
     assert ran.code == 3
     (row,) = [row for row in ran.json if row["metric"] == "tokens_per_s"]
     assert (row["base_campaigns"], row["base_repeats"], row["new_repeats"]) == (3, 9, 3)
@@ -235,25 +253,17 @@ def test_the_latest_campaign_is_held_against_those_before_it(harness, runs):
     assert {row["base_campaigns"] for row in short} == {1}
 
 
-def dated(folder: Path, began: str, **campaign: str) -> None:
+def dated(folder: Path, began: str, **campaign: str) -> Path:
     """Date the records of a campaign as a wrong clock would have."""
-    rewritten(
-        folder,
-        lambda record, _: (
-            record.update(started_utc=began),
-            record["campaign"].update(id=began, **campaign),
-        ),
-    )
+    rewritten(folder, lambda record, _: record.update(started_utc=began))
+    return rewritten(folder, lambda record, _: record["campaign"].update(id=began, **campaign))
 
 
-def test_a_night_dated_in_the_future_does_not_blind_the_gate(harness, runs):
-    for night in (1, 2, 3):
-        folder = runs("nights", night=night)
-    gate = ("compare", folder, "--baseline", "last:14", "--fail-on", "slower:5%")
-    dated(ahead := runs("ahead", night=5), "2999-01-01T00:00:00.000001+00:00")
-    ahead.rename(folder / "ahead")
+def test_a_night_dated_in_the_future_does_not_blind_the_gate(harness, runs, nights):
+    gate = gated(folder := nights(1, 2, 3))
+    dated(runs("ahead", night=5), "2999-01-01T00:00:00.000001+00:00").rename(folder / "ahead")
     assert harness(*gate).code == 0
-    runs("nights", night=4, **SLOW)
+    nights(4, **SLOW)
     ran = harness(*gate)
     assert ran.code == 3
     assert "1 campaign from the future left out (2999-01-01T00:00)" in ran.err
@@ -262,10 +272,8 @@ def test_a_night_dated_in_the_future_does_not_blind_the_gate(harness, runs):
     assert "from the future left out (2999-01-01T00:00): correct the clock" in ran.err
 
 
-def test_a_night_by_a_clock_that_was_set_back_is_the_latest(harness, runs):
-    for night in (1, 2, 3):
-        folder = runs("nights", night=night)
-    gate = ("compare", folder, "--baseline", "last:14", "--fail-on", "slower:5%")
+def test_a_night_by_a_clock_that_was_set_back_is_the_latest(harness, runs, nights):
+    gate = gated(folder := nights(1, 2, 3))
     back = runs("back", night=4, **SLOW)
     dated(back, "2020-01-01T00:00:00.000001+00:00", order="2026-03-03T01:00:00+00:00#000001")
     back.rename(folder / "back")
@@ -286,45 +294,37 @@ def test_a_campaign_takes_its_place_after_those_of_a_clock_that_was_ahead(harnes
     assert sorted(places) == ["", *(f"2999-01-01T00:00:00+00:00#00000{number}" for number in (1, 2))]
 
 
-def test_a_slowdown_that_stays_is_slower_every_night(harness, runs):
-    for night in (1, 2, 3, 4, 5):
-        runs("nights", night=night)
+def test_a_slowdown_that_stays_is_slower_every_night(harness, nights):
+    folder = nights(1, 2, 3, 4, 5)
     for night in (6, 7, 8, 9):
-        folder = runs("nights", night=night, **SLOW)
-        ran = harness(
-            "compare", folder, "--baseline", "last:14", "--fail-on", "slower:2%", "--format", "json"
-        )
+        nights(night, **SLOW)
+        ran = harness(*gated(folder, "slower:2%"), "--format", "json")
         assert ran.code == 3, night
     (row,) = [row for row in ran.json if row["metric"] == "tokens_per_s"]
     assert (row["base_campaigns"], row["base_repeats"]) == (5, 15)
     assert "3 of the earlier campaigns changed as well" in row["reason"]
 
 
-def test_what_got_faster_twice_is_the_new_baseline(harness, runs):
-    for night in (1, 2, 3, 4, 5):
-        runs("nights", night=night, **SLOW)
-    for night in (6, 7, 8):
-        folder = runs("nights", night=night)
-    assert harness("compare", folder, "--baseline", "last:14", "--fail-on", "slower:2%").code == 0
-    runs("nights", night=9, **SLOW)
-    assert harness("compare", folder, "--baseline", "last:14", "--fail-on", "slower:2%").code == 3
+def test_what_got_faster_twice_is_the_new_baseline(harness, nights):
+    nights(1, 2, 3, 4, 5, **SLOW)
+    gate = gated(nights(6, 7, 8), "slower:2%")
+    assert harness(*gate).code == 0
+    nights(9, **SLOW)
+    assert harness(*gate).code == 3
 
 
-def test_a_cell_that_was_dropped_is_not_compared_once_and_then_noted(harness, runs):
-    for night in (1, 2, 3):
-        runs("nights", "a", "b", night=night)
-    folder = runs("nights", "a", night=4)
-    asked = ("compare", folder, "--baseline", "last:14")
+def test_a_cell_that_was_dropped_is_not_compared_once_and_then_noted(harness, nights):
+    nights(1, 2, 3, cells=("a", "b"))
+    asked = ("compare", nights(4), "--baseline", "last:14")
     assert harness(*asked).code == 1
-    runs("nights", "a", night=5)
+    nights(5)
     ran = harness(*asked)
     assert ran.code == 0
     assert "m.llamacpp.b.decode.0: last measured in the campaign of 2026-03-03" in ran.err
 
 
-def test_a_record_that_cannot_be_read_counts_as_long_as_it_is_compared_with(harness, runs):
-    for night in (1, 2, 3, 4):
-        folder = runs("nights", night=night)
+def test_a_record_that_cannot_be_read_counts_as_long_as_it_is_compared_with(harness, nights):
+    folder = nights(1, 2, 3, 4)
     damaged = folder / "a" / "20260301T010100.000000Z" / "record.json"
     damaged.parent.mkdir()
     damaged.write_text("{")
@@ -356,10 +356,8 @@ def test_of_a_repeat_measured_again_the_latest_counts(runs):
 
 def test_of_two_versions_of_a_cell_the_later_is_compared_and_the_other_said(harness, runs):
     base, new = runs("base"), runs("new")
-    old = shutil.copytree(new, new / "old")
-    rewritten(
-        old, lambda record, _: record.update(content_key="old", started_utc="2020-01-01T00:00:00+00:00")
-    )
+    earlier = {"content_key": "old", "started_utc": "2020-01-01T00:00:00+00:00"}
+    rewritten(shutil.copytree(new, new / "old"), lambda record, _: record.update(earlier))
     ran = harness("compare", base, new)
     assert ran.code == 0
     assert "3 records of earlier versions" in ran.err
@@ -370,14 +368,8 @@ def test_of_two_versions_of_a_cell_the_later_is_compared_and_the_other_said(harn
 
 def searched(folder: Path, n_ctx: int) -> Path:
     record = json.loads(GOLDEN.read_text())
-    probe = {
-        "n_ctx": n_ctx,
-        "limit_bytes": 1,
-        "filled": True,
-        "fits": True,
-        "allocates": True,
-        "reason": None,
-    }
+    probe = {"n_ctx": n_ctx, "limit_bytes": 1, "reason": None}
+    probe |= dict.fromkeys(("filled", "fits", "allocates"), True)
     probe |= dict.fromkeys(("peak_bytes", "fill_s", "speed_ratio", "left_out")) | {"seconds": 1.0}
     search = {"probes": [probe], "verified_n_ctx": n_ctx, "verified_by": "decode", "granule": 256}
     record |= {"kind": "searched", "outcome": "ok", "reason": None, "search": search}
@@ -443,34 +435,20 @@ def test_folders_without_a_common_cell_are_one_sentence_and_exit_2(harness, runs
     assert "no cell in common" in ran.err
 
 
-def test_folders_of_two_machines_say_so(harness, runs):
-    base = runs("base")
-    new = shutil.copytree(base, base.with_name("new"))
-    rewritten(new, lambda record, _: record["machine"].update(slug="another"))
-    ran = harness("compare", base, new)
-    assert ran.code == 2
-    assert "was measured on" in ran.err
-
-
 def test_copies_of_records_are_not_compared_with_themselves(harness, runs):
     base = runs("base")
     new = shutil.copytree(base, base.with_name("new"))
     ran = harness("compare", base, new)
     assert (ran.code, ran.out) == (2, "")
     assert "hold the same records; give two different campaigns" in ran.err
-    rewritten(
-        new, lambda record, number: record.update(started_utc="2026-03-02T01:00:00Z") if number else None
-    )
+    later = {"started_utc": "2026-03-02T01:00:00Z"}
+    rewritten(new, lambda record, number: record.update(later if number else {}))
     assert "1 record of the baseline also on the new side" in harness("compare", base, new).err
 
 
 def test_records_of_a_newer_schema_are_said_and_the_exit_is_not_green(harness, runs):
     base, new = runs("base"), runs("new")
-
-    def newer(record: dict, number: int) -> None:
-        record["schema"] = 2 if number == 0 else 1
-
-    rewritten(new, newer)
+    rewritten(new, lambda record, number: record.update(schema=1 if number else 2))
     ran = harness("compare", base, new)
     assert ran.code == 1
     assert "record schema 2 is newer than this harness reads (1)" in ran.err
@@ -490,27 +468,24 @@ def test_a_baseline_of_one_repeat_is_not_compared(harness, runs):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ["a", "b", "--fail-on", "slower:two"],
-            "the threshold must be a percentage, as in slower:2%",
-        ),
-        (["a", "b", "--fail-on", "slower:nan%"], "the threshold must be a percentage"),
-        (["a", "b", "--fail-on", "slower:-2%"], "the threshold must be a percentage"),
-        (["a", "b", "--fail-on", "slower:2"], "the threshold must be a percentage"),
-        (["a", "b", "--fail-on", "slower:2%", "--fail-on", "slower:3%"], "slower already has a threshold"),
-        (["a", "b", "--fail-on", "faster:2%"], "must begin with one of slower, memory, context"),
-        (["a"], "compare takes two results folders or days"),
-        (["a", "./a"], "a: base and new are the same; give two different ones"),
-        (["a", "b", "c"], "compare takes two results folders or days"),
-        (["a", "b"], "a: no such results folder"),
-        (["published/rtx4090-qwen1.5", "b"], "no measurements: 148 records hold published figures alone"),
-        (["--baseline", "last:0"], "must be last:N, as in last:14"),
-        (["a", "b", "--baseline", "last:3"], "takes at most one results folder"),
-        (["--baseline", "last:3"], "results: no such results folder"),
+        ("a b --fail-on slower:two", "the threshold must be a percentage, as in slower:2%"),
+        ("a b --fail-on slower:nan%", "the threshold must be a percentage"),
+        ("a b --fail-on slower:-2%", "the threshold must be a percentage"),
+        ("a b --fail-on slower:2", "the threshold must be a percentage"),
+        ("a b --fail-on slower:2% --fail-on slower:3%", "slower already has a threshold"),
+        ("a b --fail-on faster:2%", "must begin with one of slower, memory, context"),
+        ("a", "compare takes two results folders or days"),
+        ("a ./a", "a: base and new are the same; give two different ones"),
+        ("a b c", "compare takes two results folders or days"),
+        ("a b", "a: no such results folder"),
+        ("published/rtx4090-qwen1.5 b", "no measurements: 148 records hold published figures alone"),
+        ("--baseline last:0", "must be last:N, as in last:14"),
+        ("a b --baseline last:3", "takes at most one results folder"),
+        ("--baseline last:3", "results: no such results folder"),
     ],
 )
 def test_what_is_asked_wrongly_is_one_sentence_and_exit_2(harness, arguments, said):
-    ran = harness("compare", *arguments)
+    ran = harness("compare", *arguments.split())
     assert (ran.code, ran.out) == (2, "")
     assert said in ran.err
     assert ran.err.count("\n") == 1

@@ -147,13 +147,10 @@ def own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
-        (("theory", "qwen1.5-7b", "--machine", "rtx-4090-d"), "rtx-4090-d: 1,008 GB/s; 294 TFLOP/s"),
-        (("theory", "qwen1.5-7b", "--machine", "RTX-4090-D"), "rtx-4090-d: 1,008 GB/s; 294 TFLOP/s"),
-        (
-            ("recommend", "qwen1.5-7b", "--machine", "rtx-4090-d"),
-            "qwen1.5-7b on GeForce RTX 4090 D with 24.0",
-        ),
-        (("fit", "LOG", "--model", "qwen1.5-7b", "--machine", "rtx-4090-d"), "1,923"),
+        ("theory qwen1.5-7b --machine rtx-4090-d", "rtx-4090-d: 1,008 GB/s; 294 TFLOP/s"),
+        ("theory qwen1.5-7b --machine RTX-4090-D", "rtx-4090-d: 1,008 GB/s; 294 TFLOP/s"),
+        ("recommend qwen1.5-7b --machine rtx-4090-d", "qwen1.5-7b on GeForce RTX 4090 D with 24.0"),
+        ("fit LOG --model qwen1.5-7b --machine rtx-4090-d", "1,923"),
     ],
 )
 def test_a_users_machine_is_found_by_every_command_that_takes_a_machine(
@@ -162,7 +159,7 @@ def test_a_users_machine_is_found_by_every_command_that_takes_a_machine(
     own(OWN)
     log = tmp_path / "log.csv"
     log.write_text("latency_ms\n" + "".join(f"{14 + n / 1000}\n" for n in range(2100)))
-    assert cli.main([str(log) if word == "LOG" else word for word in command]) == 0
+    assert cli.main(command.replace("LOG", str(log)).split()) == 0
     assert shown in capsys.readouterr().out
 
 
@@ -200,18 +197,8 @@ def test_a_users_file_that_cannot_be_read_is_one_sentence(own, capsys, content, 
 @pytest.mark.parametrize(
     ("old", "new", "line", "said"),
     [
-        (
-            "memory_gib = 24",
-            "memory_gb = 24",
-            8,
-            "rtx-4090-d.memory_gb: unknown key; did you mean memory_gib?",
-        ),
-        (
-            "memory_gib = 24",
-            "memory_gib = 24576",
-            8,
-            "rtx-4090-d.memory_gib: must be at most 16384, got 24576",
-        ),
+        ("memory_gib =", "memory_gb =", 8, "rtx-4090-d.memory_gb: unknown key; did you mean memory_gib?"),
+        ("= 24", "= 24576", 8, "rtx-4090-d.memory_gib: must be at most 16384, got 24576"),
         ("= 1008", '= "1008"', 9, 'rtx-4090-d.bandwidth_gb_per_s: expected a number, got "1008"'),
         ("= 1008", "= 1008e9", 9, "must be at most 100000"),
         ("= 294", "= 294e12", 11, "rtx-4090-d.tflops.fp16-tensor: must be at most 1000000"),

@@ -49,9 +49,8 @@ def test_a_segment_that_does_not_rise_is_flat_and_has_no_W(harness, tmp_path):
     n = np.arange(1, 10_000)
     rolled = 5.7 + np.minimum(n, 2048) * 1.4e-3 + np.random.default_rng(4).normal(size=len(n)) * 0.02
     log = write(tmp_path / "log.csv", {"rolled": (n, rolled)})
-    rising, flat = next(
-        line for line in harness("fit", log).out.splitlines() if line.startswith("rolled: mode")
-    ).split("; ")
+    lines = harness("fit", log).out.splitlines()
+    rising, flat = next(line for line in lines if line.startswith("rolled: mode")).split("; ")
     assert "W 71" in rising
     assert flat.endswith(" ms, flat")
     assert ", flat |" in harness("report", log, "--format", "md").out
@@ -71,9 +70,8 @@ def test_a_jump_at_the_same_n_in_two_series_is_a_change_of_kernel_and_no_drift(h
 def test_a_variant_that_is_no_series_is_told_and_the_rest_is_analysed(harness, tmp_path):
     n, ms = drawn(600)
     dead = np.concatenate([ms[:500], np.zeros(100)])
-    log = write(
-        tmp_path / "log.csv", {"good": (n, ms), "dead": (n, dead), "odd": (n, -ms), "none": (n, ms * 0)}
-    )
+    series = {"good": ms, "dead": dead, "odd": -ms, "none": ms * 0}
+    log = write(tmp_path / "log.csv", {name: (n, each) for name, each in series.items()})
     with log.open("a") as file:
         file.write("words,1,fast\n")
     ran = harness("fit", log, "--json")
@@ -176,6 +174,7 @@ def figures(ran) -> tuple[float, float]:
     return row["B_ms"], row["W_tokens_per_ms"]
 
 
+MIDNIGHT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 TRUTH = (pytest.approx(20, rel=0.01), pytest.approx(1000, rel=0.02))
 
 
@@ -227,13 +226,7 @@ def test_dates_given_as_latencies_are_told(harness, tmp_path):
         (lambda ms: ms * 1e3, "in us, inferred from its gaps"),
         (lambda ms: 1.7e18 + ms * 1e6, "in ns, inferred from its size as a date"),
         (lambda ms: 1.7e9 + ms / 1e3, "in s, inferred from its size as a date"),
-        (
-            lambda ms: [
-                (datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=t)).isoformat()
-                for t in ms
-            ],
-            "are dates and times",
-        ),
+        (lambda ms: [(MIDNIGHT + timedelta(milliseconds=t)).isoformat() for t in ms], "are dates and times"),
     ],
 )
 def test_gaps_are_formed_of_timestamps_and_their_unit_is_shown(harness, tmp_path, form, shown):
@@ -257,10 +250,8 @@ def test_timestamps_that_go_back_are_no_series(harness, tmp_path):
 def test_groups_and_tables_of_other_forms(harness, tmp_path):
     n, ms = drawn(600)
     log = table(tmp_path / "log.csv", "who,n,latency_ms", ["a", "b"] * 600, n.repeat(2), ms.repeat(2))
-    assert [row["variant"] for row in harness("fit", log, "--group-column", "who", "--json").json] == [
-        "a",
-        "b",
-    ]
+    groups = harness("fit", log, "--group-column", "who", "--json").json
+    assert [row["variant"] for row in groups] == ["a", "b"]
     expected = figures(harness("fit", table(log, "n,latency_ms", n, ms), "--json"))
     text = log.read_text()
     rows = [json.dumps({"n": k, "latency_ms": v}) for k, v in zip(n, ms, strict=True)]

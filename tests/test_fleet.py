@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import harness as harness_itself
 from harness import config as configs
 from harness.campaign.fleet import files as fleet_files
-from harness.campaign.fleet.cluster import Cluster, FleetError, Node, Nodes, devices_of, place_of
+from harness.campaign.fleet.cluster import Cluster, Node, Nodes, devices_of, place_of
 from harness.campaign.fleet.devices import DeviceProgress, portable
 from harness.campaign.fleet.files import Copy, CopyFailed, Damaged, File, Known, just_before
 from harness.campaign.fleet.on_node import Lines, sha256
@@ -313,24 +313,15 @@ def in_cache(cache: Path) -> list[str]:
     return sorted(str(p.relative_to(cache / "weights")) for p in (cache / "weights").rglob("*.bin"))
 
 
-@pytest.fixture
-def empty_cache(tmp_path, cache, monkeypatch) -> Path:
-    own = tmp_path / "cache"
-    own.mkdir()
-    (own / "envs").symlink_to(cache / "envs")
-    monkeypatch.setenv("HARNESS_CACHE", str(own))
-    return own
-
-
-def test_a_copy_of_weights_is_whole_and_as_old_as_its_source_and_comes_once(tmp_path, empty_cache):
+def test_a_copy_of_weights_is_whole_and_as_old_as_its_source_and_comes_once(tmp_path, own_cache):
     copy = offered(tmp_path, "0123/hf", a=b"one", b=b"two")
     assert fleet_files.receive_copy(copy, fetched)
-    assert in_cache(empty_cache) == ["0123/hf/a.bin", "0123/hf/b.bin"]
-    assert (empty_cache / "weights" / "0123" / "hf" / "a.bin").stat().st_mtime_ns == 10**18
+    assert in_cache(own_cache) == ["0123/hf/a.bin", "0123/hf/b.bin"]
+    assert (own_cache / "weights" / "0123" / "hf" / "a.bin").stat().st_mtime_ns == 10**18
     assert not fleet_files.receive_copy(copy, nothing)  # which would raise
 
 
-def test_a_copy_that_changed_on_its_way_or_ends_early_is_not_in_the_cache(tmp_path, empty_cache):
+def test_a_copy_that_changed_on_its_way_or_ends_early_is_not_in_the_cache(tmp_path, own_cache):
     def bad(node: str, file: File, path: Path) -> str:
         fetched(node, file, path)
         path.write_bytes(b"two!" if file["source"].endswith("b") else b"one")
@@ -343,17 +334,17 @@ def test_a_copy_that_changed_on_its_way_or_ends_early_is_not_in_the_cache(tmp_pa
     for fetch, says in ((bad, "changed on its way"), (ends, "gone")):
         with pytest.raises(CopyFailed, match=says):
             fleet_files.receive_copy(offered(tmp_path, "0123/hf", a=b"one", b=b"two"), fetch)
-        assert in_cache(empty_cache) == []
+        assert in_cache(own_cache) == []
 
 
 @pytest.mark.parametrize("target", ["../envs/x", "/etc/x", "0123/../../envs/x"])
-def test_a_copy_leads_nowhere_but_into_the_weights_of_the_cache(tmp_path, empty_cache, target):
+def test_a_copy_leads_nowhere_but_into_the_weights_of_the_cache(tmp_path, own_cache, target):
     with pytest.raises(CopyFailed, match="out of the cache"):
         fleet_files.receive_copy(offered(tmp_path, target, a=b"one"), fetched)
 
 
 def test_a_node_makes_weights_itself_that_it_gets_no_good_copy_of(
-    empty_cache, tmp_path, llamacpp_interpreter, monkeypatch
+    own_cache, tmp_path, llamacpp_interpreter, monkeypatch
 ):
     path = tmp_path / "c.yaml"
     rows = [{"stack": "llamacpp", "quant": "q8_0"}]
@@ -363,7 +354,7 @@ def test_a_node_makes_weights_itself_that_it_gets_no_good_copy_of(
     (copy,) = stocked["copies"]
     monkeypatch.setenv("HARNESS_CACHE", str(other := tmp_path / "second"))
     other.mkdir()
-    (other / "envs").symlink_to(empty_cache / "envs")
+    (other / "envs").symlink_to(own_cache / "envs")
     lines = done(job_of("stock", path, copies=[copy]), {"sha256": None, "lacks": "NodeDiedError"})
     assert f"{copy['target']} are made here: it cannot be copied (NodeDiedError)" in str(lines)
     assert (other / "weights" / copy["target"]).stat().st_size == copy["files"][""]["bytes"]
@@ -463,11 +454,6 @@ def test_the_table_of_a_terminal_has_a_line_per_device():
         ["90 s", "-"],
         ["x #1, y #1", "-"],
     ]
-
-
-def test_a_place_that_is_no_file_raises_before_anything_is_started():
-    with pytest.raises(FleetError):
-        place_of("fleet.json")
 
 
 STOPPED_WHILE_PRINTING = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 
 import pytest
 
@@ -12,28 +13,11 @@ from harness.compare.judge import WORSE
 
 
 def row(**changed):
-    made = {
-        "cell": "qwen1.5-0.5b-llamacpp-q8_0-1234abcd",
-        "name": "qwen1.5-0.5b llamacpp q8_0",
-        "machine": "a-cpu",
-        "device": "cpu",
-        "metric": "tokens_per_s",
-        "unit": "tok/s",
-        "better": "higher",
-        "family": "slower",
-        "base": 20.0,
-        "new": 19.0,
-        "change": -0.05,
-        "change_ci90": [-0.056, -0.044],
-        "threshold": 0.02,
-        "verdict": "SLOWER",
-        "reason": None,
-        "fails": True,
-        "base_repeats": 42,
-        "new_repeats": 3,
-        "spread": 0.01,
-    }
-    return made | changed
+    made = {"cell": "qwen1.5-0.5b-llamacpp-q8_0-1234abcd", "name": "qwen1.5-0.5b llamacpp q8_0"}
+    made |= {"machine": "a-cpu", "device": "cpu", "base_repeats": 42, "new_repeats": 3, "spread": 0.01}
+    made |= {"metric": "tokens_per_s", "unit": "tok/s", "better": "higher", "family": "slower"}
+    made |= {"base": 20.0, "new": 19.0, "change": -0.05, "change_ci90": [-0.056, -0.044]}
+    return made | {"threshold": 0.02, "verdict": "SLOWER", "reason": None, "fails": True} | changed
 
 
 def commands(rows=(), **lost):
@@ -119,18 +103,16 @@ def test_figures_are_costs_so_that_smaller_is_better():
 
 def test_a_range_is_a_bare_number_in_the_unit_of_the_value():
     """As the action's src/extractRangeInfo.ts parses it."""
-    for entry in show.benchmark(
-        [row(), row(metric="B_ms", unit="ms", better="lower", new=1e-4, spread=1e-3)]
-    ):
+    latency = row(metric="B_ms", unit="ms", better="lower", new=1e-4, spread=1e-3)
+    for entry in show.benchmark([row(), latency]):
         number = re.fullmatch(r"± (\d.*)", entry["range"])[1]
         assert float(number) < 0.02 * entry["value"]
     assert float(number) == 1e-7
 
 
 def test_figures_that_have_no_place_there_are_left_out():
-    longest = row(
-        metric="max_ctx", unit="tokens", family="context", base=4096.0, new=2048.0, verdict="SHORTER"
-    )
+    figures = {"metric": "max_ctx", "unit": "tokens", "family": "context", "base": 4096.0, "new": 2048.0}
+    longest = row(**figures, verdict="SHORTER")
     invalid = row(verdict="INVALID", fails=False)
     gone = row(new=None, change=None, change_ci90=None, spread=None)
     assert show.benchmark([longest, invalid, gone]) == []
@@ -138,11 +120,11 @@ def test_figures_that_have_no_place_there_are_left_out():
 
 def test_names_are_unique_and_the_file_is_json_without_nan():
     """The action finds last night's figure by its name."""
+    better = {"tokens_per_s": "higher", "B_ms": "lower", "W_tokens_per_ms": "higher"}
+    better |= {"ttft_ms": "lower", "memory_bytes": "lower"}
     rows = [
-        row(metric=metric, better=better, machine=machine, device=device)
-        for metric, better in METRICS
-        for machine in ("a", "b")
-        for device in ("cpu", "cuda")
+        row(metric=metric, better=better[metric], machine=machine, device=device)
+        for metric, machine, device in product(better, ("a", "b"), ("cpu", "cuda"))
     ]
     entries = show.benchmark(rows)
     assert len({entry["name"] for entry in entries}) == len(rows)
@@ -150,18 +132,8 @@ def test_names_are_unique_and_the_file_is_json_without_nan():
 
 
 def test_no_text_of_a_record_is_obeyed():
-    (line,) = commands(
-        [row(name="\x1b[2J\n::error::x", reason="##[add-mask]a", verdict="LARGER", fails=False)]
-    )
+    hostile = {"name": "\x1b[2J\n::error::x", "reason": "##[add-mask]a"}
+    (line,) = commands([row(**hostile, verdict="LARGER", fails=False)])
     assert line.startswith("::warning title=LARGER%3A \\x1b[2J%0A%3A\\%3Aerror%3A%3Ax::")
     assert "\x1b" not in line
     assert "##[" not in line
-
-
-METRICS = (
-    ("tokens_per_s", "higher"),
-    ("B_ms", "lower"),
-    ("W_tokens_per_ms", "higher"),
-    ("ttft_ms", "lower"),
-    ("memory_bytes", "lower"),
-)

@@ -24,12 +24,15 @@ class Grown(Nights):
             harness_records.records(self.root, lambda damage: pytest.fail(str(damage)))
         )
 
+    def series(self) -> compare_history.Series:
+        """The tokens per second of cell a."""
+        found = self.history().series
+        (series,) = (each for each in found if (each.name, each.metric.name) == (A, "tokens_per_s"))
+        return series
+
     def steps(self, metric: str = "tokens_per_s") -> list[dict[str, Any]]:
-        return [
-            row
-            for each in compare_history.found_in(self.history())
-            if (row := compare_history.step_row(each))["metric"] == metric
-        ]
+        rows = map(compare_history.step_row, compare_history.found_in(self.history()))
+        return [row for row in rows if row["metric"] == metric]
 
 
 @pytest.fixture(scope="module")
@@ -74,17 +77,14 @@ def test_one_noisy_night_is_no_step_and_neither_are_two(grown: Grown):
 
 def test_a_night_from_the_future_is_left_out_and_one_by_a_clock_set_back_keeps_its_place(grown: Grown):
     for night in range(12):
-        back = (
-            {"campaign__order": f"{(FIRST + timedelta(days=10)).isoformat()}#000001"} if night == 11 else {}
-        )
+        order = f"{(FIRST + timedelta(days=10)).isoformat()}#000001"
+        back = {"campaign__order": order} if night == 11 else {}
         grown.add(3.5 if back else night, 1.0, **back)
     grown.add(30_000)
     found = grown.history()
     assert found.campaigns == 12
-    assert found.warnings == [
-        warning for warning in found.warnings if "1 campaign from the future" in warning
-    ]
-    (series,) = [s for s in found.series if (s.name, s.metric.name) == (A, "tokens_per_s")]
+    assert all("1 campaign from the future" in warning for warning in found.warnings)
+    series = grown.series()
     days = [night.began.day for night in series.nights]
     assert days == [*range(1, 12), 4]
 
@@ -93,7 +93,7 @@ def test_a_failed_night_is_a_gap_with_its_reason_and_no_zero(grown: Grown):
     for night in range(12):
         failed = {"outcome": "oom", "reason": "out of memory"} if night == 5 else {}
         grown.add(night, 1.0 if night < 5 else 0.9, **failed)
-    (series,) = [s for s in grown.history().series if (s.name, s.metric.name) == (A, "tokens_per_s")]
+    series = grown.series()
     assert [night.value is None for night in series.nights] == [night == 5 for night in range(12)]
     assert series.nights[5].why == "oom: out of memory"
     step = next(row for row in grown.steps() if row["name"] == A)
@@ -116,7 +116,7 @@ def test_an_invalid_repeat_is_left_out_of_its_night(grown: Grown):
     for night in range(4):
         grown.add(night)
     grown.add(4, 9.0, done__major_faults=4000)
-    (series,) = [s for s in grown.history().series if (s.name, s.metric.name) == (A, "tokens_per_s")]
+    series = grown.series()
     assert series.nights[-1].value is None
     assert series.nights[-1].why.startswith("invalid: ")
 

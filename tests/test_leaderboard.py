@@ -109,9 +109,8 @@ def test_a_pull_request_that_is_not_one_good_bundle_is_refused(board, change, re
 
 def test_an_accepted_bundle_is_never_changed(board):
     board.repo.git.merge(board.propose(adding("mine.tar.zst")))
-    code, said = board.check(
-        board.propose(lambda folder: (folder / "bundles" / "mine.tar.zst").write_bytes(b"x"))
-    )
+    changed = board.propose(lambda folder: (folder / "bundles" / "mine.tar.zst").write_bytes(b"x"))
+    code, said = board.check(changed)
     assert (code, "is never changed or removed" in said) == (1, True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ pytestmark = [
 ]
 
 SYNTHETIC = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "report.py"))["study"]
+DESK = {"width": 1280, "height": 900}
+PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}}
+TOUCHED: dict[str, Any] = {"has_touch": True, "is_mobile": True}
 MODEL = "m4"  # the view of the fifth model
 EVIL = "</script><img src=x onerror=alert(1)><b>q</b>"
 
@@ -76,31 +79,45 @@ class Reader:
         """A JavaScript expression of `plot`, the figure's element of plotly.js."""
         return figure.locator(".plot").evaluate(f"plot => {expression}")
 
+    def end(self) -> None:
+        """It has complained of nothing and asked for no other file."""
+        assert self.complaints == []
+        assert {url.partition("#")[0] for url in self.requests} == {self.requests[0]}
+        self.context.close()
+
 
 @pytest.fixture(scope="module")
 def reader(browser: Any, path: Path) -> Iterator[Reader]:
-    made = Reader(browser, path, viewport={"width": 1280, "height": 900})
+    """The full study, for tests that leave it as they found it."""
+    made = Reader(browser, path, viewport=DESK)
     yield made
-    assert made.complaints == []
-    assert made.requests == [path.as_uri()]
-    made.context.close()
+    made.end()
 
 
-def test_the_full_study_is_one_file_below_5_mb_and_draws_only_what_comes_into_view(browser: Any, path: Path):
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Reader]]:
+    """Opens a page for one test: `opened(path, **options)`."""
+    made: list[Reader] = []
+
+    def open(path: Path, **options: Any) -> Reader:
+        made.append(Reader(browser, path, **{"viewport": DESK} | options))
+        return made[-1]
+
+    yield open
+    for each in made:
+        each.end()
+
+
+def test_the_full_study_is_one_file_below_5_mb_and_draws_only_what_comes_into_view(opened, path: Path):
     assert path.stat().st_size < 5e6
-    reader = Reader(browser, path, viewport={"width": 1280, "height": 900})
+    reader = opened(path)
     seen = reader.page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? NaN")
     ready = reader.page.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")
     assert reader.page.evaluate("document.documentElement.dataset.ready") == "yes"
     reader.figure(0)
-    print(
-        f"{path.stat().st_size / 1e6:.2f} MB; painted {seen:.0f} ms after it was opened, ready {ready:.0f} ms"
-    )
+    print(f"{path.stat().st_size / 1e6:.2f} MB; painted {seen:.0f} ms after opening, ready {ready:.0f} ms")
     assert 0 < reader.page.locator(".js-plotly-plot").count() < 10
-    assert reader.complaints == []
     assert reader.requests[0] == path.as_uri()
-    assert {url.partition("#")[0] for url in reader.requests} == {path.as_uri()}
-    reader.context.close()
 
 
 def test_a_variant_is_toggled_in_every_figure_of_its_model_by_mouse_and_by_key(reader: Reader):
@@ -329,10 +346,10 @@ def test_no_two_names_in_the_picture_overlap(reader: Reader):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_is_readable_on_a_phone_and_a_desk_by_day_and_by_night(
-    browser: Any, path: Path, tmp_path: Path, width: int, scheme: str
+    opened, path: Path, tmp_path: Path, width: int, scheme: str
 ):
-    phone = {"has_touch": True, "is_mobile": True} if width == 390 else {}
-    reader = Reader(browser, path, viewport={"width": width, "height": 844}, color_scheme=scheme, **phone)
+    device = PHONE | TOUCHED if width == 390 else {}
+    reader = opened(path, color_scheme=scheme, **device)
     reader.page.screenshot(path=tmp_path / "top.png")
     figure = reader.figure(0)
     assert reader.page.evaluate("document.documentElement.scrollWidth") == width
@@ -345,23 +362,18 @@ def test_it_is_readable_on_a_phone_and_a_desk_by_day_and_by_night(
         "([id, paper]) => document.querySelector(`#${id} .plot`)._fullLayout.paper_bgcolor === paper",
         arg=[MODEL, paper[other]],
     )
-    assert reader.complaints == []
-    reader.context.close()
 
 
-def test_without_scripts_every_model_its_answers_its_pictures_and_its_tables_are_there(
-    browser: Any, path: Path
-):
-    reader = Reader(browser, path, viewport={"width": 1280, "height": 900}, java_script_enabled=False)
+def test_without_scripts_every_model_its_answers_its_pictures_and_its_tables_are_there(opened, path: Path):
+    reader = opened(path, java_script_enabled=False)
     assert reader.page.locator(".view:visible").count() == reader.page.locator(".view").count() == 7
     assert reader.page.locator(".answers:visible").count() == 6
     assert reader.page.locator(".picture:visible").count() == 18
     assert reader.page.locator(f"#{MODEL}-tables tbody tr:visible").count() >= 19
-    reader.context.close()
 
 
-def test_paper_is_white_also_where_the_screen_is_dark(browser: Any, path: Path):
-    reader = Reader(browser, path, viewport={"width": 1280, "height": 900}, color_scheme="dark")
+def test_paper_is_white_also_where_the_screen_is_dark(opened, path: Path):
+    reader = opened(path, color_scheme="dark")
     figure = reader.figure(0)
     paper = "plot._fullLayout.paper_bgcolor"
     assert reader.plot(figure, paper) == "#121212"
@@ -369,11 +381,10 @@ def test_paper_is_white_also_where_the_screen_is_dark(browser: Any, path: Path):
     assert reader.plot(figure, paper) == "#ffffff"
     reader.page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert reader.plot(figure, paper) == "#121212"
-    reader.context.close()
 
 
-def test_on_a_phone_a_tap_reads_a_value_and_a_finger_scrolls_the_page(browser: Any, path: Path):
-    reader = Reader(browser, path, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+def test_on_a_phone_a_tap_reads_a_value_and_a_finger_scrolls_the_page(opened, path: Path):
+    reader = opened(path, **PHONE | TOUCHED)
     figure = reader.figure(0)
     figure.locator(".plot").evaluate("plot => plot.scrollIntoView()")
     reader.page.wait_for_timeout(1000)  # a tap beside a scroll, or figures being drawn, would miss
@@ -388,18 +399,14 @@ def test_on_a_phone_a_tap_reads_a_value_and_a_finger_scrolls_the_page(browser: A
         touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
     touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
     reader.page.wait_for_function("before => scrollY > before + 50", arg=before)
-    assert reader.complaints == []
-    reader.context.close()
 
 
-def test_every_figure_of_a_study_with_an_evil_name_is_drawn_and_the_name_is_only_text(
-    browser: Any, tmp_path: Path
-):
+def test_every_figure_of_a_study_with_an_evil_name_is_drawn_and_the_name_is_only_text(opened, tmp_path: Path):
     path = tmp_path / "evil.html"
     study: Study = SYNTHETIC(tokens=600, odd_name=EVIL)
     kept = [cell for cell in study.cells if cell["model"] in ("qwen1.5-0.5b", "qwen1.5-14b")]
     page.write(path, Study(**(vars(study) | {"cells": kept, "title": f"A study of {EVIL}"})))
-    reader = Reader(browser, path, viewport={"width": 1280, "height": 900})
+    reader = opened(path)
     assert reader.page.title() == f"A study of {EVIL}"
     for section in ("all", "m0", "m1"):
         for number in range(reader.page.locator(f"#{section} figure:not(.overview)").count()):
@@ -410,31 +417,20 @@ def test_every_figure_of_a_study_with_an_evil_name_is_drawn_and_the_name_is_only
     assert reader.page.locator("tbody th", has_text=EVIL).count() > 3
     ticks = reader.page.locator("#m0-B").locator(".ytick text").all_text_contents()
     assert "llamacpp </…(1)><b>q</b>" in ticks
-    assert reader.complaints == []
-    assert reader.requests == [path.as_uri()]
-    reader.context.close()
 
 
 def test_checks_of_weights_stand_in_a_table_of_their_own_and_an_evil_name_is_only_text(
-    browser: Any, study: Study, tmp_path: Path
+    opened, study: Study, tmp_path: Path
 ):
     depth = {"n": 25, "relative_error": 0.0142, "top1_agreement": 0.96, "near_ties": 1}
-    check = {
-        "name": "m hf bf16",
-        "reference": "hf fp32",
-        "allowed_error": 0.06,
-        "verdict": "agrees",
-        "unfused": [],
-        "own": [],
-        "own_failure": None,
-        "experts": None,
-    }
+    check = {"name": "m hf bf16", "reference": "hf fp32", "allowed_error": 0.06, "verdict": "agrees"}
+    check |= {"unfused": [], "own": [], "own_failure": None, "experts": None}
     check |= {"depths": [depth, depth | {"n": 300, "relative_error": None}], "reason": None, "left_out_n": []}
     wrong = check | {"name": f"m {EVIL}", "verdict": "wrong", "reason": "another model", "left_out_n": [2100]}
     few = {"cells": study.cells[:1], "series": {}, "memory": {}, "checks": [check, wrong]}
     path = tmp_path / "checks.html"
     page.write(path, Study(**(vars(study) | few)))
-    reader = Reader(browser, path, viewport={"width": 390, "height": 844})
+    reader = opened(path, **PHONE)
     reader.page.get_by_role("link", name="Same model?").click()
     section = reader.page.locator("#agreement")
     assert section.locator("tbody tr").first.locator("td").all_text_contents() == [
@@ -447,8 +443,6 @@ def test_checks_of_weights_stand_in_a_table_of_their_own_and_an_evil_name_is_onl
     ]
     assert reader.page.evaluate("document.documentElement.scrollWidth") == 390
     assert reader.page.locator("img[src=x]").count() == 0
-    assert reader.complaints == []
-    reader.context.close()
 
 
 def test_chapters_of_context_and_memory_are_drawn_and_a_part_is_hidden(browser: Any, tmp_path: Path):

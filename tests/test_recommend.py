@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import re
 from dataclasses import replace
@@ -33,6 +34,7 @@ from harness.theory.memory import Model as Held
 from harness.theory.tensors import element_bytes, quantized
 
 
+@functools.cache
 def offered(model: str, machine: str, context: int = 8192, stacks: tuple[str, ...] = ()) -> list[Candidate]:
     return candidates(subject(model), place_of(MACHINES[machine], machine, 4), context, stacks)
 
@@ -47,16 +49,20 @@ def named(found: list[Candidate]) -> dict[str, Candidate]:
     return {f"{each.cell.variant.stack} {each.cell.variant.name}": each for each in found}
 
 
+def recommended(harness, model: str, *more, machine: str = "rtx-4090") -> tuple[list[Any], dict[str, Any]]:
+    """The ranking, and the rows of what fits by name."""
+    ran = harness("recommend", model, "--machine", machine, *more, "--json")
+    assert ran.code == 0, ran.err
+    return ran.json["ranking"], {row["name"]: row for row in ran.json["variants"] if row["fits"]}
+
+
 def test_the_answer_for_a_known_card_begins_with_what_keeps_quality(harness):
-    ran = harness("recommend", "qwen1.5-7b", "--machine", "rtx-4090", "--context", "8k", "--json")
-    assert (ran.code, ran.err) == (0, "")
-    answer = json.loads(ran.out)
-    best = answer["ranking"][0]
-    rows = {row["name"]: row for row in answer["variants"]}
+    ranking, rows = recommended(harness, "qwen1.5-7b", "--context", "8k")
+    best = ranking[0]
     assert "keeps quality" in best["why"]
     assert rows[best["name"]]["quality_loss"] < 0.02
     assert "RTX 4090" in rows[best["name"]]["quality_source"]
-    fastest = next(each["name"] for each in answer["ranking"] if "fastest" in each["why"].split("; ")[0])
+    fastest = next(each["name"] for each in ranking if "fastest" in each["why"].split("; ")[0])
     assert fastest in rows
     # Published: 1 / (11.72 ms) at the start; 4.14 GB of weights and 8,192 tokens of cache of 512 KiB.
     q4_0 = rows["llamacpp q4_0"]
@@ -70,23 +76,14 @@ def test_the_answer_for_a_known_card_begins_with_what_keeps_quality(harness):
     [("speed", "tokens_per_s_at_context"), ("context", "longest_context")],
 )
 def test_a_goal_comes_first(harness, goal, key):
-    command = ("recommend", "qwen1.5-14b", "--machine", "rtx-4090", "--for", goal, "--json")
-    answer = json.loads(harness(*command).out)
-    rows = {row["name"]: row for row in answer["variants"] if row["fits"]}
-
-    def figure(row: dict[str, Any]) -> float:
-        return row[key][0] if isinstance(row[key], list) else row[key] or 0
-
-    first = rows[answer["ranking"][0]["name"]]
-    assert figure(first) == pytest.approx(max(map(figure, rows.values())), rel=0.005)  # as printed
-    assert len(answer["ranking"]) == 5
+    ranking, rows = recommended(harness, "qwen1.5-14b", "--for", goal)
+    figures = {n: row[key][0] if isinstance(row[key], list) else row[key] or 0 for n, row in rows.items()}
+    assert figures[ranking[0]["name"]] == pytest.approx(max(figures.values()), rel=0.005)  # as printed
+    assert len(ranking) == 5
 
 
 def test_where_no_quality_is_known_sixteen_bits_do_not_win_for_that_alone(harness):
-    command = ("recommend", "llama-3.1-8b", "--machine", "rtx-4090", "--json")
-    answer = json.loads(harness(*command).out)
-    rows = {row["name"]: row for row in answer["variants"] if row["fits"]}
-    best = answer["ranking"][0]
+    (best, *_), rows = recommended(harness, "llama-3.1-8b")
     assert rows["hf bf16-dynamic"]["quality_loss"] is None
     assert "fastest with at least 4 bits a weight and a 16-bit KV cache, quality unknown" in best["why"]
     enough = [
@@ -112,10 +109,8 @@ def test_bits_of_a_weight_are_those_of_linear_layers_in_every_stack():
 @pytest.mark.parametrize("goal", ["speed", "balance"])
 @pytest.mark.parametrize("machine", ["rtx-4090", "apple-m2-16gb"])
 def test_no_winner_is_named_where_intervals_overlap(harness, goal, machine):
-    command = ("recommend", "qwen1.5-4b", "--machine", machine, "--for", goal, "--json")
-    answer = json.loads(harness(*command).out)
-    rows = {row["name"]: row["tokens_per_s_at_context"] for row in answer["variants"] if row["fits"]}
-    leader, *others = answer["ranking"]
+    (leader, *others), fits = recommended(harness, "qwen1.5-4b", "--for", goal, machine=machine)
+    rows = {name: row["tokens_per_s_at_context"] for name, row in fits.items()}
     reach = [n for n, each in enumerate(others, 2) if rows[each["name"]][2] >= rows[leader["name"]][1]]
     rivals = r"\((?:rows? ([\d, ]+))?(?: and )?(?:(\d+) others?(?: not shown)?)? may be as fast\)"
     found = re.search(rf"fastest[^;]*?{rivals}", leader["why"])
@@ -124,7 +119,7 @@ def test_no_winner_is_named_where_intervals_overlap(harness, goal, machine):
     assert set(told) <= set(reach)
     assert found or machine == "rtx-4090"
     if goal == "speed":
-        shown = {each["name"] for each in answer["ranking"]}
+        shown = {each["name"] for each in (leader, *others)}
         hidden = [n for n, row in rows.items() if n not in shown and row[2] >= rows[leader["name"]][1]]
         assert told == reach
         assert others_told == [len(hidden)] * bool(hidden)
@@ -133,16 +128,15 @@ def test_no_winner_is_named_where_intervals_overlap(harness, goal, machine):
 @pytest.mark.parametrize("more", [("--memory", "8GB"), ("--context", "64k"), ()])
 def test_what_is_said_of_the_first_is_true_of_its_row(harness, more):
     """Of a model of which some qualities are published."""
-    answer = harness("recommend", "qwen1.5-7b", "--machine", "rtx-4090", *more, "--json").json
-    rows = {row["name"]: row for row in answer["variants"] if row["fits"]}
-    first = answer["ranking"][0]
+    ranking, rows = recommended(harness, "qwen1.5-7b", *more)
+    first = ranking[0]
     row, why = rows[first["name"]], first["why"]
     kept = [r for r in rows.values() if r["bits_per_weight"] >= 16 or (r["quality_loss"] or 1) <= 0.02]
     whole = [r for r in kept if r["options"].get("type_k", "f16") == "f16"]
     assert ("fastest that keeps quality" in why) == bool(whole)
     assert ("none that fits is known to keep quality" in why) == (not whole)
     assert row["bits_per_weight"] >= 4
-    for each in answer["ranking"]:
+    for each in ranking:
         if "none with as many bits" in each["why"]:
             mine = rows[each["name"]]
             assert not [
@@ -157,20 +151,16 @@ def test_what_is_said_of_the_first_is_true_of_its_row(harness, more):
 
 
 def test_of_variants_that_are_as_fast_the_one_with_more_context_comes_first(harness):
-    answer = harness("recommend", "llama-3.1-8b", "--machine", "apple-m2-16gb", "--json").json
-    rows = {row["name"]: row for row in answer["variants"]}
-    first = rows[answer["ranking"][0]["name"]]
-    plain = rows["llamacpp q4_0"]
-    assert first["tokens_per_s_at_context"][0] == pytest.approx(
-        plain["tokens_per_s_at_context"][0], rel=0.005
-    )
+    ranking, rows = recommended(harness, "llama-3.1-8b", machine="apple-m2-16gb")
+    first, plain = rows[ranking[0]["name"]], rows["llamacpp q4_0"]
+    speed, plain_speed = (row["tokens_per_s_at_context"][0] for row in (first, plain))
+    assert speed == pytest.approx(plain_speed, rel=0.005)
     assert first["longest_context"] > plain["longest_context"]
     assert first["memory_bytes"] < plain["memory_bytes"]
 
 
 def test_variants_that_hold_the_same_context_share_its_lead_and_a_small_cache_is_said(harness):
-    command = ("recommend", "qwen1.5-0.5b", "--machine", "rtx-4090", "--for", "context")
-    ran = harness(*command)
+    ran = harness("recommend", "qwen1.5-0.5b", "--machine", "rtx-4090", "--for", "context")
     assert re.search(
         r"1\. .*longest context: all that it was trained on \(rows? [2-5][\d, a-z]* holds? as much\)", ran.out
     )
@@ -210,7 +200,7 @@ def test_weights_of_mixtures_by_name_can_be_measured_where_they_can_be_made(tmp_
 
 def test_the_table_has_intervals_and_says_what_to_run(harness):
     ran = harness("recommend", "qwen1.5-7b", "--machine", "rtx-4090", "--stacks", "llamacpp")
-    assert ran.code == 0
+    assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0] == "qwen1.5-7b on GeForce RTX 4090 with 24.0 GiB, 8,192 tokens of context"
     assert "90% intervals" in ran.out
@@ -240,9 +230,8 @@ def test_what_fits_nowhere_is_short_of_so_much(harness):
 
 
 def test_a_context_beyond_the_trained_one_is_said(harness):
-    ran = harness(
-        "recommend", "qwen1.5-0.5b", "--machine", "rtx-4090", "--context", "64k", "--stacks", "llamacpp"
-    )
+    given = ("--machine", "rtx-4090", "--context", "64k", "--stacks", "llamacpp")
+    ran = harness("recommend", "qwen1.5-0.5b", *given)
     assert "beyond the 32,768 tokens that it was trained on" in ran.out
 
 
@@ -261,35 +250,32 @@ def test_without_any_measurement_theory_alone_has_wide_intervals(harness):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["no-such-model"], "no-such-model"),
-        (["qwen1.5-7b", "--machine", "no-such-card"], "or give --memory and --bandwidth"),
-        (["qwen1.5-7b", "--machine", "rtx-4090", "--bandwidth", "100"], "is known; drop --bandwidth"),
-        (["qwen1.5-7b", "--bandwidth", "100"], "this one is measured"),
-        (["qwen1.5-7b", "--machine", "rtx-4090", "--prove", "2"], "--prove measures on this machine"),
-        (["qwen1.5-7b", "--machine", "rtx-4090", "--stacks", "llamacp"], "did you mean llamacpp?"),
-        (["qwen1.5-7b", "--machine", "rtx-4090", "--stacks", "fake"], "no stack of those runs"),
-        (["qwen1.5-7b", "--context", "0"], "not a whole number"),
-        (["qwen1.5-7b", "--machine", "rtx-4090", "--context", "1"], "a prompt and a token need 2"),
-        (["qwen1.5-7b", "--machine", "rtx-4090", "--memory", "100GB"], "rtx-4090 has at most 24 GiB"),
-        (["qwen1.5-7b", "--machine", "rtx-4090", "--results", "/dev/null"], "is no folder of results"),
-        (["qwen1.5-7b", "--for", "fun"], "invalid choice"),
-        ([], "name a model"),
-        (["--calibrate", "--machine", "rtx-4090"], "--calibrate measures on this machine; drop --machine"),
+        ("no-such-model", "no-such-model"),
+        ("qwen1.5-7b --machine no-such-card", "or give --memory and --bandwidth"),
+        ("qwen1.5-7b --machine rtx-4090 --bandwidth 100", "is known; drop --bandwidth"),
+        ("qwen1.5-7b --bandwidth 100", "this one is measured"),
+        ("qwen1.5-7b --machine rtx-4090 --prove 2", "--prove measures on this machine"),
+        ("qwen1.5-7b --machine rtx-4090 --stacks llamacp", "did you mean llamacpp?"),
+        ("qwen1.5-7b --machine rtx-4090 --stacks fake", "no stack of those runs"),
+        ("qwen1.5-7b --context 0", "not a whole number"),
+        ("qwen1.5-7b --machine rtx-4090 --context 1", "a prompt and a token need 2"),
+        ("qwen1.5-7b --machine rtx-4090 --memory 100GB", "rtx-4090 has at most 24 GiB"),
+        ("qwen1.5-7b --machine rtx-4090 --results /dev/null", "is no folder of results"),
+        ("qwen1.5-7b --for fun", "invalid choice"),
+        ("", "name a model"),
+        ("--calibrate --machine rtx-4090", "--calibrate measures on this machine; drop --machine"),
         (
-            ["qwen1.5-7b", "--prove", "1", "--bandwidth", "99", "--memory", "9GB"],
+            "qwen1.5-7b --prove 1 --bandwidth 99 --memory 9GB",
             "--prove measures on this machine; drop --bandwidth",
         ),
-        (
-            ["qwen1.5-7b", "--machine", "rpi-5-8gb", "--host-memory", "8GB", "--host-bandwidth", "9"],
-            "is a CPU",
-        ),
-        (["qwen1.5-7b", "--machine", "rtx-4090", "--host-memory", "64GB"], "belong together"),
-        (["deepseek-v3", "--prove", "1"], "cannot be made here: give its GGUF"),
-        (["qwen1.5-7b", "--memory", "much"], "not a size of memory"),
+        ("qwen1.5-7b --machine rpi-5-8gb --host-memory 8GB --host-bandwidth 9", "is a CPU"),
+        ("qwen1.5-7b --machine rtx-4090 --host-memory 64GB", "belong together"),
+        ("deepseek-v3 --prove 1", "cannot be made here: give its GGUF"),
+        ("qwen1.5-7b --memory much", "not a size of memory"),
     ],
 )
 def test_a_mistake_is_one_sentence(harness, arguments, says):
-    ran = harness("recommend", *arguments)
+    ran = harness("recommend", *arguments.split())
     assert ran.code == 2
     assert says in ran.err.splitlines()[-1]
     assert ran.out == ""
@@ -333,13 +319,22 @@ def test_quality_is_of_the_same_weights_or_of_the_nearest_size_and_never_of_othe
     assert answer.known_quality(known, "llama-3-8b", {})(found["llamacpp q4_0"]) is None
 
 
-def scored(kld: float, **changes: object) -> dict:
-    """The golden score, of q4_0 of a model of the study."""
+def scored(kld: float, model: str = "qwen1.5-4b", quant: str = "q4_0", **changes: object) -> dict:
+    """The golden score, of another model and quantization."""
     found = json.loads((Path(__file__).parent / "golden" / "scored" / "record.json").read_text())
-    found["model"]["name"] = "qwen1.5-4b"
+    found["model"]["name"] = model
     found["quality"]["figures"]["kld_mean"] |= {"value": kld, "low": kld * 0.9, "high": kld * 1.1}
-    found["stack"], found["options"] = "llamacpp", {"quant": "q4_0", "type_k": "f16", "type_v": "f16"}
+    found["stack"], found["options"] = "llamacpp", {"quant": quant, "type_k": "f16", "type_v": "f16"}
     return found | changes
+
+
+def stored(record: dict[str, Any], tmp_path: Path, second: int = 0) -> Path:
+    """The file of a record, in the folder `results`."""
+    model, when = record["model"]["name"], f"20261101T00000{second}.000000Z"
+    folder = tmp_path / "results" / "machine" / model / record["options"]["quant"] / when
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps(record))
+    return folder / "record.json"
 
 
 def test_a_quality_that_was_scored_here_stands_before_a_published_one_and_for_its_options_alone():
@@ -359,40 +354,30 @@ def test_a_quality_that_was_scored_here_stands_before_a_published_one_and_for_it
 
 
 def test_measured_divergence_orders_quality_and_decides_what_balance_keeps(harness, tmp_path):
-    for number, (quant, kld) in enumerate(
-        {"q2_k": 0.08, "q4_0": 0.03, "q4_k_m": 0.006, "q8_0": 1e-4}.items()
+    for second, (quant, kld) in enumerate(
+        (("q2_k", 0.08), ("q4_0", 0.03), ("q4_k_m", 0.006), ("q8_0", 1e-4))
     ):
-        record = scored(kld, options={"quant": quant, "type_k": "f16", "type_v": "f16"})
-        record["model"]["name"] = "qwen2.5-7b"
-        folder = tmp_path / "results" / "machine" / "qwen2.5-7b" / quant / f"20261101T00000{number}.000000Z"
-        folder.mkdir(parents=True)
-        (folder / "record.json").write_text(json.dumps(record))
-    command = ("recommend", "qwen2.5-7b", "--machine", "rtx-4090", "--stacks", "llamacpp")
-    command = (*command, "--results", tmp_path / "results")
-    answer = json.loads(harness(*command, "--json").out)
-    best, rows = answer["ranking"][0], {row["name"]: row for row in answer["variants"]}
+        stored(scored(kld, "qwen2.5-7b", quant), tmp_path, second)
+    given = ("qwen2.5-7b", "--stacks", "llamacpp", "--results", tmp_path / "results")
+    (best, *_), rows = recommended(harness, *given)
     assert best["why"].startswith("fastest that keeps KLD under 0.02 (KLD 0.006)")
     assert rows[best["name"]]["options"]["quant"] == "q4_k_m"
     q4_0 = rows["llamacpp q4_0"]
     assert (q4_0["kld_mean"], q4_0["kld_mean_ci95"]) == (0.03, [0.027, 0.033])
     assert (rows["llamacpp q6_k"]["kld_mean"], rows["llamacpp q6_k"]["quality_source"]) == (None, None)
-    table = harness(*command, "--all").out.splitlines()
+    table = harness("recommend", *given, "--machine", "rtx-4090", "--all").out.splitlines()
     assert any("q4_0 " in line and "0.03000" in line and "measured here" in line for line in table)
     assert any("q6_k " in line and "unknown" in line for line in table)
-    limited = (*command, "--memory", "12GB", "--for", "quality", "--json")
-    first = json.loads(harness(*limited).out)["ranking"][0]
+    (first, *_), _ = recommended(harness, *given, "--memory", "12GB", "--for", "quality")
     assert "q8_0" in first["name"]
     assert first["why"].startswith("best known quality that fits (KLD 0.0001)")
 
 
 def test_a_shipped_model_is_recommended_by_name_and_by_path_alike(harness, tmp_path):
-    record = scored(0.006, options={"quant": "q4_k_m", "type_k": "f16", "type_v": "f16"})
-    record["model"]["name"] = "austen-4m"
+    record = scored(0.006, "austen-4m", "q4_k_m")
     reference = record["quality"]["reference"]["weights"]
     reference["fingerprint"] = weights.local(data.weights("austen-4m")).fingerprint
-    folder = tmp_path / "results" / "machine" / "austen-4m" / "cell" / "20261101T000000.000000Z"
-    folder.mkdir(parents=True)
-    (folder / "record.json").write_text(json.dumps(record))
+    path = stored(record, tmp_path)
     command = ("--machine", "rtx-4090", "--stacks", "llamacpp", "--context", "1k", "--json")
     command = (*command, "--results", tmp_path / "results")
     by_name, by_path = (
@@ -404,7 +389,7 @@ def test_a_shipped_model_is_recommended_by_name_and_by_path_alike(harness, tmp_p
     assert rows["llamacpp q4_k_m"]["quality_source"] == "measured here"
     assert rows["llamacpp q4_0"]["quality_loss"] is None
     reference["fingerprint"] = "0123456789abcdef-fedcba9876543210"  # it was trained again since
-    (folder / "record.json").write_text(json.dumps(record))
+    path.write_text(json.dumps(record))
     after = harness("recommend", "austen-4m", *command).json["variants"]
     assert {row["quality_source"] for row in after} == {None}
 
@@ -435,12 +420,8 @@ def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):
     assert [v.options for v in experiment.variants] == [each.cell.variant.options for each in found]
     assert [v.name for v in experiment.variants] == [each.cell.variant.name for each in found]
     whole, place = subject("tiny-qwen2"), place_of(MACHINES["rtx-4090"], "rtx-4090", 4)
-    as_is = candidates(
-        replace(whole, stored="iq4_xs", tensors=tuple(quantized(whole.made, "iq4_xs"))),
-        place,
-        4096,
-        ["llamacpp"],
-    )
+    in_file = replace(whole, stored="iq4_xs", tensors=tuple(quantized(whole.made, "iq4_xs")))
+    as_is = candidates(in_file, place, 4096, ["llamacpp"])
     cells = [each.cell for each in as_is]
     path.write_text(answer.config_text(cells, {"name": "m", "weights": "m.gguf"}, "cuda", 4096))
     names = [v.name for v in load(path).variants]
@@ -466,33 +447,29 @@ def test_the_commands_carry_context_cache_and_threads():
     assert on_cpu["llama-cli"] == "llama-cli -m /at/my.gguf -c 4096 -fa off -t 4"
     assert on_cpu["Modelfile"].startswith("FROM /at/my.gguf\n")
     assert "first" not in on_cpu
-    of_bnb = answer.commands_of_candidate(
-        found["bnb int8-dynamic"], Source("m", "org/m"), 4096, "cuda", threads=None
+    long = named(offered("qwen1.5-7b", "rtx-4090", 40_000))["hf bf16-dynamic"]
+    of_bnb, of_hf, beyond = (
+        answer.commands_of_candidate(each, Source("m", "org/m"), context, "cuda", threads=None)
+        for each, context in (
+            (found["bnb int8-dynamic"], 4096),
+            (found["hf bf16-dynamic"], 4096),
+            (long, 40_000),
+        )
     )
     assert "load_in_8bit=True" in of_bnb["transformers"]
-    of_hf = answer.commands_of_candidate(
-        found["hf bf16-dynamic"], Source("m", "org/m"), 4096, "cuda", threads=None
-    )
     assert of_hf["vLLM"] == 'vllm serve "org/m" --dtype bfloat16 --max-model-len 4096'
-    beyond = answer.commands_of_candidate(
-        named(offered("qwen1.5-7b", "rtx-4090", 40_000))["hf bf16-dynamic"],
-        Source("m", "org/m"),
-        40_000,
-        "cuda",
-        None,
-    )
     assert beyond["vLLM"].startswith("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve ")
     assert on_cpu["harness run"] == "variants: [{stack: llamacpp, flash_attn: false, quant: q4_0}]"
+
+
+VLLM = "vLLM serves it, with --max-model-len 8192"
 
 
 @pytest.mark.parametrize(
     ("variant", "words"),
     [
-        (
-            "autoawq exllamav2-fuse_layers=true",
-            "an AWQ checkpoint of m; vLLM serves it, with --max-model-len 8192",
-        ),
-        ("gptq exllamav2-4", "a GPTQ checkpoint of m; vLLM serves it, with --max-model-len 8192"),
+        ("autoawq exllamav2-fuse_layers=true", f"an AWQ checkpoint of m; {VLLM}"),
+        ("gptq exllamav2-4", f"a GPTQ checkpoint of m; {VLLM}"),
         ("hf bf16-dynamic", "a checkpoint of m"),
         ("bnb nf4-dynamic", "a checkpoint of m"),
         ("llamacpp q4_0", "a GGUF of m in Q4_0, as m-Q4_0.gguf"),
@@ -547,15 +524,14 @@ def test_a_gguf_is_for_llama_cpp_alone():
     assert len({each.cell.quant for each in found}) == 9
 
 
-def given_machine(harness, model: str, *more: str) -> dict[str, Any]:
+def given_machine(harness, model: str, *more: str) -> dict[str, dict[str, Any]]:
     ran = harness("recommend", model, "--memory", "24GB", "--bandwidth", "936", *more, "--json")
     assert ran.code == 0, ran.err
-    return json.loads(ran.out)
+    return {row["name"]: row for row in ran.json["variants"]}
 
 
 def test_a_mixture_is_predicted_from_the_bytes_that_a_token_reads(harness):
-    answer = given_machine(harness, "qwen3-30b-a3b")
-    rows = {row["name"]: row for row in answer["variants"]}
+    rows = given_machine(harness, "qwen3-30b-a3b")
     q4_0 = rows["llamacpp q4_0"]
     made = Known()["qwen3-30b-a3b"]
     assert {row["stack"] for row in rows.values()} == {"llamacpp"}
@@ -571,8 +547,8 @@ def test_a_mixture_is_predicted_from_the_bytes_that_a_token_reads(harness):
 
 
 def test_gpt_oss_comes_in_the_type_of_its_checkpoint(harness):
-    answer = given_machine(harness, "gpt-oss-20b", "--context", "32k")
-    assert {row["variant"].partition("-")[0] for row in answer["variants"]} == {"mxfp4_moe"}
+    rows = given_machine(harness, "gpt-oss-20b", "--context", "32k")
+    assert {row["variant"].partition("-")[0] for row in rows.values()} == {"mxfp4_moe"}
     found = {each.cell.variant.name: each for each in offered("gpt-oss-20b", "rtx-4090", 32_768)}
     assert found["mxfp4_moe"].type == "mxfp4_moe"
     assert found["mxfp4_moe"].cell.quant == "mxfp4_moe"
@@ -596,13 +572,9 @@ def kv_bits(options: Any) -> float:
 def test_what_fits_no_card_is_split_between_the_card_and_main_memory(harness):
     given = ("qwen2.5-72b", "--machine", "rtx-4090", "--stacks", "llamacpp", "--context", "4k")
     beside = ("--host-memory", "64GB", "--host-bandwidth", "60")
-    assert (
-        "--host-memory and --host-bandwidth would put layers on the CPU" in harness("recommend", *given).err
-    )
-    rows = {
-        row["name"]: row
-        for row in json.loads(harness("recommend", *given, *beside, "--json").out)["variants"]
-    }
+    without = harness("recommend", *given).err
+    assert "--host-memory and --host-bandwidth would put layers on the CPU" in without
+    rows = {row["name"]: row for row in harness("recommend", *given, *beside, "--json").json["variants"]}
     split = next(row for name, row in rows.items() if name.startswith("llamacpp q4_0-gpu_layers="))
     layers = split["gpu_layers"]
     assert split["options"]["gpu_layers"] == layers
@@ -644,16 +616,13 @@ def test_rates_of_types_are_kept_by_device_and_damaged_lines_do_not_count(tmp_pa
         recommend_candidates.keep_rates(tmp_path, "a CPU", 2, measured)
     recommend_candidates.keep_rates(tmp_path, "a CPU", 4, {"q4_0": rate(9e9)})
     with (tmp_path / recommend_candidates.FOLDER / recommend_candidates.NAME).open("a") as file:
-        file.write(
-            '[1]\n{"device": "a CPU", "threads": 2, "rates": {"q4_0": {"bytes_per_s": "x"}}}\nnot json\n'
-        )
+        damaged = '{"device": "a CPU", "threads": 2, "rates": {"q4_0": {"bytes_per_s": "x"}}}'
+        file.write(f"[1]\n{damaged}\nnot json\n")
     rates = recommend_candidates.kept_rates(tmp_path, "a CPU", 2)
     assert rates == {"q4_0": 6e9, "f32": 9e9}
     found = named(offered("qwen1.5-0.5b", "rpi-5"))
-    assert (
-        found["llamacpp q4_k_m"].given(found["llamacpp q4_k_m"].traits.device, rates).traits.multiply_s
-        is None
-    )
+    q4_k_m = found["llamacpp q4_k_m"]
+    assert q4_k_m.given(q4_k_m.traits.device, rates).traits.multiply_s is None
     known = found["llamacpp q4_0"].traits
     with_q6_k = recommend_candidates.given_rates(known, {**rates, "q6_k": 2e9})
     by_type = dict(known.of_types)
@@ -730,15 +699,13 @@ CONFIG_JSON = {
 
 
 def test_a_model_far_smaller_than_all_that_was_measured_is_said_to_be_extrapolated(harness, tmp_path):
-    small = harness("recommend", "austen-4m", "--machine", "rtx-4090", "--results", tmp_path)
-    assert small.code == 0, small.err
-    assert "1,024 tokens of context" in small.out  # as many as it was trained on
-    said = " ".join(small.out.split())
-    assert "far less than any that was measured" in said
-    assert "how far off" not in said
-    usual = " ".join(
-        harness("recommend", "qwen2.5-7b", "--machine", "rtx-4090", "--results", tmp_path).out.split()
+    given = ("--machine", "rtx-4090", "--results", tmp_path)
+    small, usual = (
+        " ".join(harness("recommend", model, *given).out.split()) for model in ("austen-4m", "qwen2.5-7b")
     )
+    assert "1,024 tokens of context" in small  # as many as it was trained on
+    assert "far less than any that was measured" in small
+    assert "how far off" not in small
     assert "8,192 tokens of context" in usual
     assert "how far off: on an RTX 4090" in usual
     assert "extrapolated" not in usual

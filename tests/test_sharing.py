@@ -49,21 +49,15 @@ def test_a_bundle_has_records_series_tables_and_hashes_and_no_log(folder, harnes
     (next(folder.rglob("record.json")).parent / "worker.log").write_text("what the stack said")
     assert harness("bundle", folder, "-o", "a.tar.zst").code == 0
     members = bundle.unpacked(tmp_path / "a.tar.zst")
-    assert {Path(name).name for name in members} >= {
-        "manifest.json",
-        "record.json",
-        "tokens.parquet",
-        "memory.parquet",
-    }
+    always = {"manifest.json", "record.json", "tokens.parquet", "memory.parquet"}
+    assert {Path(name).name for name in members} >= always
     assert not any("log" in name for name in members)
     assert set(json.loads(members["manifest.json"])["files"]) == set(members) - {"manifest.json"}
 
 
 def test_what_was_measured_now_is_bundled_and_accepted(harness, config, tmp_path):
-    variants = [
-        {"clock": "real", "B_ms": 10.0, "name": "slow"},
-        {"die_at_token": 9, "clock": "real", "name": "dies"},
-    ]
+    slow, dies = {"name": "slow", "B_ms": 10.0}, {"name": "dies", "die_at_token": 9}
+    variants = [each | {"clock": "real"} for each in (slow, dies)]
     harness("run", config(*variants, new_tokens=60, repeats=1, sample_interval_ms=100))
     made = harness("bundle", "-o", "mine.tar.zst")
     assert (made.code, made.err) == (0, "")
@@ -158,16 +152,17 @@ def test_a_record_of_another_bundle_is_a_copy(harness, tmp_path):
     assert "it began at the same moment as a.tar.zst, 00001: a copy" in said.out
 
 
+def with_manifest(content: bytes) -> bytes:
+    return bundle.packed({"manifest.json": content})
+
+
 NOT_BUNDLES: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "not a bundle: it is not compressed with zstd"),
     "text": (lambda: b"hello", "not a bundle: it is not compressed with zstd"),
     "another archive": (lambda: zstd(bytes(1024)), "not a bundle: it has no manifest.json"),
-    "another manifest": (
-        lambda: bundle.packed({"manifest.json": b"[]"}),
-        "its manifest.json is not that of one",
-    ),
+    "another manifest": (lambda: with_manifest(b"[]"), "its manifest.json is not that of one"),
     "a newer version": (
-        lambda: bundle.packed({"manifest.json": b'{"format": "harness bundle", "version": 9}'}),
+        lambda: with_manifest(b'{"format": "harness bundle", "version": 9}'),
         "a bundle of version 9: this harness reads version 1",
     ),
 }

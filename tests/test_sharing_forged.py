@@ -184,16 +184,25 @@ def _all(forgery: Forgery, part: str, rekey: bool = False, **changes: Any) -> No
             _rekey(forgery, folder)
 
 
-GPU = {
-    "name": "NVIDIA GeForce RTX 4090",
-    "memory_bytes": 25757220864,
-    "uuid": None,
-    "compute_capability": "8.9",
-}
+def edited(part: str, **changes: Any) -> Callable[[Forgery], None]:
+    return lambda f: _all(f, part, **changes)
 
 
-def _shorter(share: float) -> Callable[[Forgery], None]:
-    return lambda f: f.series(f.of(LLAMA)[0], lambda ns: ns * share)
+def begun(day: str) -> Callable[[Forgery], None]:
+    at = f"{day}T00:00:00+00:00"
+    return edited(LLAMA, started_utc=at, timing__started_utc=at)
+
+
+def newer(versions: dict[str, str]) -> dict[str, str]:
+    return versions | {"llama-cpp-python": "9.9.9"}
+
+
+GPU = {"name": "NVIDIA GeForce RTX 4090", "memory_bytes": 25757220864, "uuid": None}
+GPU |= {"compute_capability": "8.9"}
+
+
+def timed(part: str, change: Callable[[Any], Any], stamps: bool = True) -> Callable[[Forgery], None]:
+    return lambda f: f.series(f.of(part)[0], change, stamps)
 
 
 def _moved_copy(forgery: Forgery) -> None:
@@ -260,14 +269,8 @@ def _overlap(forgery: Forgery) -> None:
 
 RECOMPUTED: dict[str, tuple[Callable[[Forgery], Any], str]] = {
     # another machine
-    "a GPU added": (
-        lambda f: _all(f, LLAMA, machine__gpus=[GPU]),
-        "its CPU, memory and GPUs give .*rtx-4090",
-    ),
-    "another CPU": (
-        lambda f: _all(f, LLAMA, machine__cpu=OTHER_CPU),
-        "its CPU, memory and GPUs give amd-ryzen",
-    ),
+    "a GPU added": (edited(LLAMA, machine__gpus=[GPU]), "its CPU, memory and GPUs give .*rtx-4090"),
+    "another CPU": (edited(LLAMA, machine__cpu=OTHER_CPU), "its CPU, memory and GPUs give amd-ryzen"),
     "another CPU, and its name": (
         lambda f: _machine(f, cpu=OTHER_CPU),
         "its content key .* is not that of its facts",
@@ -276,7 +279,7 @@ RECOMPUTED: dict[str, tuple[Callable[[Forgery], Any], str]] = {
         lambda f: _machine(f, rekey=True, cpu=OTHER_CPU),
         "the stack ran on the CPU .*, but its machine has AMD Ryzen",
     ),
-    "more memory": (lambda f: _all(f, LLAMA, machine__memory_bytes=2**37), "its CPU, memory and GPUs give"),
+    "more memory": (edited(LLAMA, machine__memory_bytes=2**37), "its CPU, memory and GPUs give"),
     "another cache": (
         lambda f: f.edit(f.of(LLAMA)[1], machine__last_level_cache_bytes=2**20),
         "has other last_level_cache_bytes",
@@ -290,91 +293,63 @@ RECOMPUTED: dict[str, tuple[Callable[[Forgery], Any], str]] = {
         "claims 51.5 GB, but has 25.8",
     ),
     # another variant
-    "another model": (lambda f: _all(f, LLAMA, model__name="qwen2-72b"), "is not one of model qwen2-72b"),
+    "another model": (edited(LLAMA, model__name="qwen2-72b"), "is not one of model qwen2-72b"),
     "another type of weights": (
-        lambda f: _all(
-            f, ".llamacpp.q4_k_m", loaded__quant="q8_0", options__quant="q8_0", asked__options__quant="q8_0"
-        ),
+        edited(".llamacpp.q4_k_m", loaded__quant="q8_0", options__quant="q8_0", asked__options__quant="q8_0"),
         "its weights are q8_0, but have",
     ),
-    "an option that did not run": (lambda f: _all(f, LLAMA, options__flash_attn=True), "content key"),
+    "an option that did not run": (edited(LLAMA, options__flash_attn=True), "content key"),
     "an option, and its key": (
-        lambda f: _all(f, LLAMA, True, options__flash_attn=True),
+        edited(LLAMA, rekey=True, options__flash_attn=True),
         "status is invalid by its record",
     ),
-    "more threads": (lambda f: _all(f, LLAMA, threads=64), "it claims 64 threads"),
-    "a newer version": (
-        lambda f: _all(f, LLAMA, loaded__versions=lambda v: v | {"llama-cpp-python": "9.9.9"}),
-        "9.9.9 ran, but its environment has",
-    ),
+    "more threads": (edited(LLAMA, threads=64), "it claims 64 threads"),
+    "a newer version": (edited(LLAMA, loaded__versions=newer), "9.9.9 ran, but its environment has"),
     "a newer version, locked": (
-        lambda f: _all(
-            f,
+        edited(
             LLAMA,
-            loaded__versions=lambda v: v | {"llama-cpp-python": "9.9.9"},
+            loaded__versions=newer,
             environment__lock=lambda lock: [
                 x if "llama" not in x else "llama-cpp-python==9.9.9" for x in lock
             ],
         ),
         "content key .* is not that of its facts",
     ),
-    "real weights": (
-        lambda f: _all(f, LLAMA, model__weights__synthetic=False),
-        "synthetic, but marked as real",
-    ),
-    "smaller weights": (
-        lambda f: _all(f, LLAMA, model__weights__header__model_bytes=500_000),
-        "but by type they are",
-    ),
+    "real weights": (edited(LLAMA, model__weights__synthetic=False), "synthetic, but marked as real"),
+    "smaller weights": (edited(LLAMA, model__weights__header__model_bytes=500_000), "but by type they are"),
     "weights of more parameters": (
-        lambda f: _all(f, LLAMA, model__weights__header__parameters=10**9),
+        edited(LLAMA, model__weights__header__parameters=10**9),
         "parameters, but its shape",
     ),
     "another kernel": (
-        lambda f: _all(f, CLOCKED, loaded__kernels={"slow": 1}, loaded__kernel_asked="fast"),
+        edited(CLOCKED, loaded__kernels={"slow": 1}, loaded__kernel_asked="fast"),
         "status is invalid by its record, but ok was claimed",
     ),
     # counts and times
     "tokens that were not evaluated": (
-        lambda f: _all(f, LLAMA, done__counters__prompt_evaluated=1),
+        edited(LLAMA, done__counters__prompt_evaluated=1),
         "tokens were evaluated, but 1 of the prompt",
     ),
-    "a run in the future": (
-        lambda f: _all(
-            f, LLAMA, started_utc="2999-01-01T00:00:00+00:00", timing__started_utc="2999-01-01T00:00:00+00:00"
-        ),
-        "it began in the future",
-    ),
-    "a run before its campaign": (
-        lambda f: _all(
-            f, LLAMA, started_utc="2020-01-01T00:00:00+00:00", timing__started_utc="2020-01-01T00:00:00+00:00"
-        ),
-        "it began before its campaign",
-    ),
-    "a crash made ok": (
-        lambda f: _all(f, DIES, outcome="ok", reason=None),
-        "not a record: done must be|is missing",
-    ),
-    "a shorter life": (lambda f: _all(f, LLAMA, timing__wall_s=0.01), "its process lived for 0.01 s"),
+    "a run in the future": (begun("2999-01-01"), "it began in the future"),
+    "a run before its campaign": (begun("2020-01-01"), "it began before its campaign"),
+    "a crash made ok": (edited(DIES, outcome="ok", reason=None), "not a record: done must be|is missing"),
+    "a shorter life": (edited(LLAMA, timing__wall_s=0.01), "its process lived for 0.01 s"),
     # memory
-    "less memory": (lambda f: _all(f, LLAMA, memory__peak_rss_anon_bytes=1 << 20), "rss_anon_bytes peaks at"),
+    "less memory": (edited(LLAMA, memory__peak_rss_anon_bytes=1 << 20), "rss_anon_bytes peaks at"),
     "no samples": (
         lambda f: f.members.pop(f"{f.of(LLAMA)[0]}/memory.parquet"),
         "samples of memory, but has 0",
     ),
-    "more memory than the machine has": (
-        lambda f: _all(f, LLAMA, done__peak_rss_bytes=2**50),
-        "but its machine has",
-    ),
+    "more memory than the machine has": (edited(LLAMA, done__peak_rss_bytes=2**50), "but its machine has"),
     # the series
-    "twice as fast": (_shorter(0.5), "two clocks differ|status is invalid|times"),
-    "a tenth faster": (_shorter(0.9), "but its steps alone"),
-    "a fiftieth faster": (_shorter(0.97), "but its steps alone"),
+    "twice as fast": (timed(LLAMA, lambda ns: ns * 0.5), "two clocks differ|status is invalid|times"),
+    "a tenth faster": (timed(LLAMA, lambda ns: ns * 0.9), "but its steps alone"),
+    "a fiftieth faster": (timed(LLAMA, lambda ns: ns * 0.97), "but its steps alone"),
     "faster than its phase": (
-        lambda f: f.series(f.of(CLOCKED)[0], lambda ns: ns * 100),
+        timed(CLOCKED, lambda ns: ns * 100),
         "longer than their phase|but its process lived",
     ),
-    "two tokens for one": (lambda f: f.series(f.of(LLAMA)[0], lambda ns: ns[:-100]), "but it claims"),
+    "two tokens for one": (timed(LLAMA, lambda ns: ns[:-100]), "but it claims"),
     "cut short, and said so": (
         lambda f: (
             f.series(f.of(LLAMA)[0], lambda ns: ns[:-100]),
@@ -383,18 +358,15 @@ RECOMPUTED: dict[str, tuple[Callable[[Forgery], Any], str]] = {
         "status is invalid by its record|the stack decoded",
     ),
     "a faster first token": (
-        lambda f: f.series(f.of(LLAMA)[0], lambda ns: np.r_[ns[0] / 10, ns[1:]], stamps=False),
+        timed(LLAMA, lambda ns: np.r_[ns[0] / 10, ns[1:]], stamps=False),
         "its first token came after",
     ),
     "spikes taken out": (
-        lambda f: f.series(f.of(LLAMA)[0], lambda ns: np.minimum(ns, np.median(ns)), stamps=False),
+        timed(LLAMA, lambda ns: np.minimum(ns, np.median(ns)), stamps=False),
         "its last token came after",
     ),
     "other positions": (_positions, "positions of its tokens do not follow"),
-    "a token in no time": (
-        lambda f: f.series(f.of(LLAMA)[0], lambda ns: np.r_[ns[:5], 0, ns[6:]]),
-        "took no time",
-    ),
+    "a token in no time": (timed(LLAMA, lambda ns: np.r_[ns[:5], 0, ns[6:]]), "took no time"),
     "times moved between tokens": (_one_faster, "status is invalid by its record, but ok was claimed"),
     "a token of another model": (
         lambda f: f.put(f.of(LLAMA)[0], f.columns(f.of(LLAMA)[0]) | {"token_id": [10**6] * 1200}),
@@ -408,10 +380,7 @@ RECOMPUTED: dict[str, tuple[Callable[[Forgery], Any], str]] = {
     "a repeat number twice": (lambda f: f.edit(f.of(LLAMA)[1], repeat=1), "has repeat 1 of its cell twice"),
     "a run left out": (_without, "run 1 of .* is missing"),
     "two runs at once": (_overlap, "still ran on that device"),
-    "a run without a place": (
-        lambda f: _all(f, LLAMA, place_in_order="first"),
-        "its place in the order is no pair",
-    ),
+    "a run without a place": (edited(LLAMA, place_in_order="first"), "its place in the order is no pair"),
     "another cell's key": (
         lambda f: _all(f, LLAMA, content_key=f.record(f.of(CLOCKED)[0])["content_key"]),
         "content key",
@@ -420,11 +389,8 @@ RECOMPUTED: dict[str, tuple[Callable[[Forgery], Any], str]] = {
     "a longer context": (_fit_probe, "which none of its probes shows to fit"),
     "a probe beyond its limit": (_roomier, "took more memory than its limit"),
     # what identifies
-    "a path": (lambda f: _all(f, LLAMA, reason="see /home/alice/log.txt"), "it names a path"),
-    "an address": (
-        lambda f: _all(f, LLAMA, campaign__name="by me@example.org"),
-        "it names a path, an address",
-    ),
+    "a path": (edited(LLAMA, reason="see /home/alice/log.txt"), "it names a path"),
+    "an address": (edited(LLAMA, campaign__name="by me@example.org"), "it names a path, an address"),
 }
 
 
@@ -450,22 +416,15 @@ def test_the_published_study_is_accepted(study):
     assert reasons(study) == ""
 
 
+Q8_0 = ".llamacpp.q8_0"
 PRINTED: dict[str, tuple[Callable[[Forgery], Any], str]] = {
-    "a faster B": (
-        lambda f: _all(f, ".llamacpp.q8_0", reported__B_ms=0.5),
-        "its B_ms is 0.5, but .* was printed",
-    ),
-    "a longer context": (lambda f: _all(f, ".llamacpp.q8_0", reported__max_ctx=10**6), "its max_ctx is"),
+    "a faster B": (edited(Q8_0, reported__B_ms=0.5), "its B_ms is 0.5, but .* was printed"),
+    "a longer context": (edited(Q8_0, reported__max_ctx=10**6), "its max_ctx is"),
     "another GPU": (
-        lambda f: _all(
-            f, ".llamacpp.q8_0", machine__gpus=[{"name": "NVIDIA GeForce RTX 3060", "memory_bytes": 12 << 30}]
-        ),
+        edited(Q8_0, machine__gpus=[{"name": "NVIDIA GeForce RTX 3060", "memory_bytes": 12 << 30}]),
         "RTX 3060",
     ),
-    "a faster series": (
-        lambda f: f.series(f.of(".llamacpp.q8_0")[0], lambda ns: ns / 2, stamps=False),
-        "its series gives",
-    ),
+    "a faster series": (timed(Q8_0, lambda ns: ns / 2, stamps=False), "its series gives"),
 }
 
 

@@ -116,44 +116,43 @@ def test_a_quiet_machine_needs_the_fewest_windows_and_a_noisy_one_more_up_to_the
     assert sum(noisy_hard) == 6 * 3
 
 
-def test_a_kept_context_spares_the_next_repeat_its_filling(
-    timed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (cache := tmp_path / "cache").mkdir(mode=0o700)
-    monkeypatch.setenv("HARNESS_CACHE", str(cache))
-    asked = {"prefill_ms": 2.0, "B_ms": 1.0, "W_tokens_per_ms": 1000}
-    timed([DEPTHS | {"keep_context": True}], asked, repeats=2)
+@pytest.fixture
+def contexts(own_cache: Path) -> Path:
+    """Where this test's contexts are kept."""
+    return own_cache / "contexts"
+
+
+KEPT = DEPTHS | {"keep_context": True}
+FILLS = {"prefill_ms": 2.0, "B_ms": 1.0, "W_tokens_per_ms": 1000}
+
+
+def test_a_kept_context_spares_the_next_repeat_its_filling(timed, contexts: Path, tmp_path: Path) -> None:
+    timed([KEPT], FILLS, repeats=2)
     first, second = (each.record["done"]["surface"] for each in all_of(tmp_path))
     assert (first["context_was_kept"], second["context_was_kept"]) == (False, True)
     assert first["fill_s"] > 0.01 > second["fill_s"]
-    assert len(list((cache / "contexts").iterdir())) == 1
+    assert len(list(contexts.iterdir())) == 1
 
 
 @pytest.mark.parametrize("damage", [lambda whole: whole[:-8], lambda whole: b"\x01" + whole[1:]])
 def test_a_damaged_kept_context_is_filled_again(
-    damage: Callable[[bytes], bytes], timed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    damage: Callable[[bytes], bytes], timed, contexts: Path, tmp_path: Path
 ) -> None:
-    (cache := tmp_path / "cache").mkdir(mode=0o700)
-    monkeypatch.setenv("HARNESS_CACHE", str(cache))
-    asked = {"prefill_ms": 2.0, "B_ms": 1.0, "W_tokens_per_ms": 1000}
-    timed([DEPTHS | {"keep_context": True}], asked)
-    (kept,) = (cache / "contexts").iterdir()
+    timed([KEPT], FILLS)
+    (kept,) = contexts.iterdir()
     whole = kept.read_bytes()
     kept.write_bytes(damage(whole))
-    timed([DEPTHS | {"keep_context": True}], asked, repeats=2)
+    timed([KEPT], FILLS, repeats=2)
     again = all_of(tmp_path)[-1].record
     assert (again["outcome"], again["done"]["surface"]["context_was_kept"]) == ("ok", False)
     assert kept.read_bytes() == whole
 
 
-def test_the_oldest_contexts_make_room(timed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (cache := tmp_path / "cache").mkdir(mode=0o700)
-    monkeypatch.setenv("HARNESS_CACHE", str(cache))
+def test_the_oldest_contexts_make_room(timed, contexts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "MOST_BYTES", 40_000)  # of the others; one of 4,128 tokens has 33,024
     for deepest in (4000, 4001, 4002):
-        timed([DEPTHS | {"depths": [0, deepest], "keep_context": True}], {"W_tokens_per_ms": 1000})
-    sizes = [each.stat().st_size for each in (cache / "contexts").iterdir()]
-    assert len(sizes) == 2
+        timed([KEPT | {"depths": [0, deepest]}], {"W_tokens_per_ms": 1000})
+    assert len(list(contexts.iterdir())) == 2
 
 
 # Turns

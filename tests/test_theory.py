@@ -367,10 +367,8 @@ def test_a_context_beyond_the_trained_one_is_said_to_be_that(harness):
 def test_a_trained_context_that_config_json_does_not_state_is_said_to_be_assumed(harness, tmp_path, where):
     folder = write_config(tmp_path, max_position_embeddings=None)
     said = " ".join(harness("theory", folder / "config.json", *where).out.split())
-    assert (
-        "does not state max_position_embeddings; 2,048 tokens, the default of transformers, are assumed"
-        in said
-    )
+    assumed = "2,048 tokens, the default of transformers, are assumed"
+    assert f"does not state max_position_embeddings; {assumed}" in said
     assert "was trained on" not in said
     rows = harness("theory", folder / "config.json", *where, "--json").json
     assert {row["trained_stated"] for row in rows} == {False}
@@ -379,18 +377,10 @@ def test_a_trained_context_that_config_json_does_not_state_is_said_to_be_assumed
 def test_a_16_bit_gguf_comes_first_among_what_fits_a_memory(harness, tmp_path):
     asked = "theory", write_gguf(tmp_path / "m.gguf"), "--memory", "24GB"
     rows = harness(*asked, "--json").json
-    assert [row["weights"] for row in rows[::3]] == [
-        "f16",
-        "q8_0",
-        "q6_k",
-        "q5_k_m",
-        "q4_k_m",
-        "q3_k_m",
-        "q2_k",
-    ]
-    assert harness(*asked).out.startswith(
-        "Memory: 24 GiB, as cards are sold, that is 25.8 GB; 0.5 GB of it are"
-    )
+    types = ["f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k"]
+    assert [row["weights"] for row in rows[::3]] == types
+    memory = "Memory: 24 GiB, as cards are sold, that is 25.8 GB; 0.5 GB of it are"
+    assert harness(*asked).out.startswith(memory)
 
 
 def test_weights_without_config_json_are_said_to_lack_it(harness, tmp_path):
@@ -446,11 +436,8 @@ def test_what_does_not_fit_has_no_speed(harness):
     assert "no, 30.8 GB short" in text
     assert "tok/s" in text
     assert "6.87" not in text
-    asked = ("--kv-read", "full", "--length", "4096", "--json")
-    assert (
-        harness("theory", "qwen1.5-7b", "--machine", "rtx-4090", *asked).json[0]["tokens_per_s_at_context"]
-        is None
-    )
+    asked = ("--machine", "rtx-4090", "--kv-read", "full", "--length", "4096", "--json")
+    assert harness("theory", "qwen1.5-7b", *asked).json[0]["tokens_per_s_at_context"] is None
 
 
 def test_a_long_name_is_never_folded(harness, tmp_path):
@@ -485,9 +472,8 @@ def test_a_file_is_weighed_by_its_header_as_llama_cpp_weighs_it(harness, llamacp
     (row,) = harness("theory", made["path"], "--machine", "rtx-4090", "--tensors", "--json").json
     assert row["weights"] == made["quant"]
     assert row["model_bytes"] == made["model_bytes"]
-    assert {name: sizes["model_bytes"] for name, sizes in row["bytes_by_type"].items()} == made[
-        "bytes_by_type"
-    ]
+    by_type = {name: sizes["model_bytes"] for name, sizes in row["bytes_by_type"].items()}
+    assert by_type == made["bytes_by_type"]
     assert row["weight_bytes_per_token"] == made["model_bytes"] - made["input_embedding_bytes"]
     assert row["total_params"] == made["parameters"]
     (by_rules,) = harness("theory", "tiny-qwen2", "--quant", "q4_k_m", "--tensors", "--json").json
@@ -496,27 +482,15 @@ def test_a_file_is_weighed_by_its_header_as_llama_cpp_weighs_it(harness, llamacp
 
 
 def test_a_config_json_is_as_good_as_its_models_name(harness, tmp_path):
-    config = {
-        "model_type": "qwen2",
-        "architectures": ["Qwen2ForCausalLM"],
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "num_hidden_layers": 32,
-        "vocab_size": 151936,
-        "max_position_embeddings": 32_768,
-        "tie_word_embeddings": False,
-    }
+    config = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 151936}
+    config |= {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
+    config |= {"num_attention_heads": 32, "num_key_value_heads": 32, "tie_word_embeddings": False}
     folder = tmp_path / "mine"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32_768}))
     asked = ("--machine", "rtx-4090", "--json")
-    # What others have reached is known of a name.
-    known = [
-        row | {"reached": None, "reached_prefill": None}
-        for row in harness("theory", "qwen1.5-7b", *asked).json
-    ]
+    unknown = {"reached": None, "reached_prefill": None}  # what others have reached is known of a name
+    known = [row | unknown for row in harness("theory", "qwen1.5-7b", *asked).json]
     for path in (folder, folder / "config.json"):
         assert [row | {"model": "qwen1.5-7b"} for row in harness("theory", path, *asked).json] == known
     (folder / "config.json").write_text('{"model_type": "mamba"}')
@@ -568,27 +542,27 @@ def test_a_users_own_shapes_and_machines_come_from_yaml(harness, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["qwen1.5-7"], "did you mean qwen1.5-7b"),
-        (["gibberish"], "unknown model (and no file) gibberish; see harness theory --list-models"),
-        (["qwen1.5-7b", "--machine", "rtx-4091"], "did you mean rtx-4090"),
-        (["qwen1.5-7b", "--rate", "fp32"], "--rate needs a --machine"),
-        (["qwen1.5-7b", "--length", "4096"], "--length needs --kv-read full or window"),
-        (["qwen1.5-7b", "--draft-length", "4"], "need --acceptance"),
-        (["qwen1.5-7b", "--tensors"], "--tensors needs --quant"),
-        (["--bpw", "4", "qwen1.5-7b"], "is not a number; name models before options"),
-        (["qwen1.5-7b", "--quant", "q4_k_x"], "did you mean q4_k_"),
-        (["qwen1.5-7b", "--kv-read", "full"], "needs --length"),
-        (["qwen1.5-7b", "--machine", "rtx-4090", "--rate", "fp17"], "unknown rate of rtx-4090 fp17"),
-        (["no/such.gguf"], "no such file"),
-        ([], "name a model or a file"),
-        (["--published", "decode"], "unknown table decode"),
-        (["qwen1.5-7b", "--from", "none.yaml"], "none.yaml: no such file"),
-        (["qwen1.5-7b", "--bpw", "-4"], "not between 0.1 and 128"),
-        (["qwen1.5-7b", "--acceptance", "1.5"], "not between 0 and 1"),
+        ("qwen1.5-7", "did you mean qwen1.5-7b"),
+        ("gibberish", "unknown model (and no file) gibberish; see harness theory --list-models"),
+        ("qwen1.5-7b --machine rtx-4091", "did you mean rtx-4090"),
+        ("qwen1.5-7b --rate fp32", "--rate needs a --machine"),
+        ("qwen1.5-7b --length 4096", "--length needs --kv-read full or window"),
+        ("qwen1.5-7b --draft-length 4", "need --acceptance"),
+        ("qwen1.5-7b --tensors", "--tensors needs --quant"),
+        ("--bpw 4 qwen1.5-7b", "is not a number; name models before options"),
+        ("qwen1.5-7b --quant q4_k_x", "did you mean q4_k_"),
+        ("qwen1.5-7b --kv-read full", "needs --length"),
+        ("qwen1.5-7b --machine rtx-4090 --rate fp17", "unknown rate of rtx-4090 fp17"),
+        ("no/such.gguf", "no such file"),
+        ("", "name a model or a file"),
+        ("--published decode", "unknown table decode"),
+        ("qwen1.5-7b --from none.yaml", "none.yaml: no such file"),
+        ("qwen1.5-7b --bpw -4", "not between 0.1 and 128"),
+        ("qwen1.5-7b --acceptance 1.5", "not between 0 and 1"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(harness, arguments, said):
-    ran = harness("theory", *arguments)
+    ran = harness("theory", *arguments.split())
     assert ran.code == 2
     assert said in ran.err
     assert ran.out == ""

@@ -260,23 +260,17 @@ def test_weights_have_the_stacks_that_load_them():
     card = MACHINES["rtx-4090"]
     quantized = tuple(tensors.quantized(MODEL, "q8_0"))
     packed = tuple(replace(t, name=t.name.replace("blk", "layers"), type="i32") for t in quantized)
-    loads = {
-        "8 bits": {"llama.cpp", "llama.cpp flash_attn", "transformers"},
-        "5 bits": {"llama.cpp", "llama.cpp flash_attn"},
-        "q8_0": {"llama.cpp", "llama.cpp flash_attn"},
-        "bf16": {"llama.cpp", "llama.cpp flash_attn", "transformers"},
-        "gptq-int4": {"transformers"},
-    }
-    forms = [
-        Form("8 bits", 8),
-        Form("5 bits", 5),
-        Form("q8_0", tensors=quantized),
-        Form("bf16", tensors=tuple(tensors.quantized(MODEL, "bf16"))),
-        Form("gptq-int4", tensors=packed),
-    ]
-    for form in forms:
+    whole = tuple(tensors.quantized(MODEL, "bf16"))
+    llama_cpp, hf = {"llama.cpp", "llama.cpp flash_attn"}, {"transformers"}
+    for form, stacks in (
+        (Form("8 bits", 8), llama_cpp | hf),
+        (Form("5 bits", 5), llama_cpp),
+        (Form("q8_0", tensors=quantized), llama_cpp),
+        (Form("bf16", tensors=whole), llama_cpp | hf),
+        (Form("gptq-int4", tensors=packed), hf),
+    ):
         fits = row(form, machine=card)["fits"]
-        assert {stack for stack, fit in fits.items() if fit} - {"ideal"} == loads[form.label]
+        assert {stack for stack, fit in fits.items() if fit} - {"ideal"} == stacks
 
 
 def test_a_tied_embedding_is_streamed_as_the_lm_head_and_a_copy_of_it_is_not():
@@ -296,24 +290,15 @@ def test_a_tied_embedding_is_streamed_as_the_lm_head_and_a_copy_of_it_is_not():
 
 def test_every_option_reaches_the_row(harness):
     name, card = "mistral-7b-v0.1", "rtx-4090"
-    cache = ["--kv-bits", "8", "--kv-read", "window", "--length", "1000", "--kv-block", "1"]
-    where = ["--context", "3000", "--prompt", "700", "--chunk", "300", "50", "--rate", "fp16-tensor"]
-    draft = ["--acceptance", "0.7", "--draft-length", "6", "--draft-cost", "0.2"]
-    given = ["--quant", "q4_k_m", "--units", "published", *cache, *where, *draft]
+    given = "--quant q4_k_m --units published --kv-bits 8 --kv-read window --length 1000 --kv-block 1"
+    given += " --context 3000 --prompt 700 --chunk 300 50 --rate fp16-tensor"
+    given += " --acceptance 0.7 --draft-length 6 --draft-cost 0.2"
     form = Form("q4_k_m", tensors=tuple(tensors.quantized(SHAPES[name], "q4_k_m")))
-    asked: dict[str, Any] = {
-        "kv_bits": 8,
-        "kv_read": "window",
-        "length": 1000,
-        "kv_block": 1,
-        "context": 3000,
-        "prompt": 700,
-        "chunks": [300, 50],
-        "rate": "fp16-tensor",
-        "speculation": (0.7, 6, 0.2),
-    }
+    asked: dict[str, Any] = {"kv_bits": 8, "kv_read": "window", "length": 1000, "kv_block": 1}
+    asked |= {"context": 3000, "prompt": 700, "chunks": [300, 50], "rate": "fp16-tensor"}
+    asked |= {"speculation": (0.7, 6, 0.2)}
     expected = rows.row(name, SHAPES[name], form, card, MACHINES[card], Ask(PUBLISHED, **asked))
-    assert harness("theory", name, "--machine", card, *given, "--json").json == [expected]
+    assert harness("theory", name, "--machine", card, *given.split(), "--json").json == [expected]
     assert expected["speculative_speedup"] == pytest.approx(sum(0.7**i for i in range(7)) / (6 * 0.2 + 1))
     plain = Ask(PUBLISHED)
     for option in asked:  # and none of them is without effect here

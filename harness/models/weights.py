@@ -107,7 +107,7 @@ def quantized_path(source: str, quant: str, quantizer: str) -> Path:
     return cache_folder() / "weights" / digest([source, quantizer]) / f"{quant}.gguf"
 
 
-def dequantized_path(source: str, options: Mapping[str, object]) -> Path:
+def dequantized_path(source: str, options: Options) -> Path:
     """The cache folder of weights dequantized for one check, by the identity and options of their source."""
     return cache_folder() / "weights" / "dequantized" / digest([source, dict(options)])
 
@@ -289,7 +289,7 @@ def check_convertible(ready: Ready, converts: Mapping[str, Sequence[str]]) -> No
     try:
         if ready.decoder:
             layout.check_gguf(config)
-        elif (rope := rotary_of(config)["rope_type"]) not in ("default", *converts[str(kind)]):
+        elif (rope := rotary_of(config).kind) not in ("default", *converts[str(kind)]):
             raise layout.NoLayout(f"rope scaling {shown(rope)} of {kind} is not converted")
     except (ConfigJsonError, layout.NoLayout) as why:
         raise WeightsUnavailable(f"{ready.path}: {why}") from why
@@ -561,7 +561,7 @@ def named_folder(name: str) -> Path:
     return cache_folder() / "weights" / name.rpartition("-")[2] / "hf"
 
 
-def layout_of(config: Mapping[str, object]) -> Layout:
+def layout_of(config: layout.Config) -> Layout:
     """Raises WeightsUnavailable."""
     try:
         return layout.of(config)
@@ -569,7 +569,7 @@ def layout_of(config: Mapping[str, object]) -> Layout:
         raise WeightsUnavailable(str(why)) from why
 
 
-def gguf_layout_of(config: Mapping[str, object]) -> Layout:
+def gguf_layout_of(config: layout.Config) -> Layout:
     """The same for a GGUF. Raises WeightsUnavailable, also if llama.cpp would compute another model."""
     try:
         layout.check_gguf(config)

@@ -177,11 +177,13 @@ class Latent:
         yield Piece("attn_v_b.weight", (self.heads, self.value, self.kv_rank))
         yield from linear("attn_output", hidden, self.heads * self.value, self.bias)
 
-    def cache(self) -> Cache:
+    def cache(self, window: int | None = None, chunked: bool = False) -> Cache:
         """Scores and outputs are computed on the latent elements, as a cache of them allows."""
         return Cache(
             self.kv_rank + self.rope,
             products=self.heads * (2 * self.kv_rank + self.rope),
+            window=window,
+            chunked=chunked,
             expanded=self.heads * (self.nope + self.rope + self.value),
         )
 

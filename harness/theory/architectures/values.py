@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from harness.theory import hf_config
 from harness.theory.decoder import Decoder, Experts, Heads
-from harness.theory.hf_config import ConfigJsonError, shown
+from harness.theory.hf_config import (
+    MOST_HEAD_DIM,
+    MOST_LAYERS,
+    MOST_TOKENS,
+    ConfigJsonError,
+    Settings,
+    is_whole,
+    shown,
+)
 
 Build = Callable[["Values"], Decoder]
 FULL, WINDOW, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
-@dataclass(frozen=True)
-class Values:
-    """`text`: the part of the file that describes the text model; `whole`: all of it; `defaults`: of keys
-    that the family's files leave out."""
-
-    kind: str
-    text: Mapping[str, object]
-    whole: Mapping[str, object]
-    defaults: Mapping[str, object] | None = None
+class Values(Settings):
+    """The part of a config.json that describes the text model, of one known model_type."""
 
     def of(self, **defaults: object) -> Values:
-        """The same with the family's defaults."""
-        return Values(self.kind, self.text, self.whole, defaults)
+        """The same with the family's defaults, for keys that its files leave out."""
+        return Values(defaults | self)
 
-    def get(self, key: str) -> object:
-        given = self.text.get(key)
-        return (self.defaults or {}).get(key) if given is None and key not in self.text else given
-
-    def count(
-        self, *keys: str, default: int | None = None, least: int = 1, most: int = hf_config.MOST
-    ) -> int:
-        """The first of these keys that is there. Raises ConfigJsonError."""
-        key = next((key for key in keys if self.get(key) is not None), keys[0])
-        return hf_config.count_value({key: self.get(key)}, key, most, default, least)
+    @property
+    def kind(self) -> str:
+        return str(self["model_type"])
 
     def maybe(self, key: str, least: int = 1) -> int | None:
         """A whole number, or null."""
-        return None if self.get(key) is None else self.count(key, least=least, most=hf_config.MOST_TOKENS)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        return default if self.get(key) is None else hf_config.flag_value({key: self.get(key)}, key)
+        return None if self.get(key) is None else self.count(key, least=least, most=MOST_TOKENS)
 
     @property
     def hidden(self) -> int:
@@ -51,7 +40,7 @@ class Values:
 
     @property
     def layers(self) -> int:
-        return self.count("num_hidden_layers", "num_layers", most=hf_config.MOST_LAYERS)
+        return self.count("num_hidden_layers", "num_layers", most=MOST_LAYERS)
 
     @property
     def vocab(self) -> int:
@@ -59,14 +48,11 @@ class Values:
 
     @property
     def context(self) -> int:
-        return self.count("max_position_embeddings", most=hf_config.MOST_TOKENS)
+        return self.count("max_position_embeddings", most=MOST_TOKENS)
 
     @property
     def tied(self) -> bool:
-        for values in (self.text, self.whole):
-            if values.get("tie_word_embeddings") is not None:
-                return hf_config.flag_value(values, "tie_word_embeddings")
-        return bool((self.defaults or {}).get("tie_word_embeddings"))
+        return self.flag("tie_word_embeddings")
 
     def heads(
         self,
@@ -88,7 +74,7 @@ class Values:
             raise ConfigJsonError(
                 f"hidden_size {self.hidden} is not a multiple of num_attention_heads {heads}"
             )
-        head_dim = self.count("head_dim", default=self.hidden // heads, most=hf_config.MOST_HEAD_DIM)
+        head_dim = self.count("head_dim", default=self.hidden // heads, most=MOST_HEAD_DIM)
         return Heads(heads, kv_heads, head_dim, qkv_bias, o_bias, qk_norm, gated, sinks, fused)
 
     def experts(self, ffn: str = "moe_intermediate_size", **fields: bool | int) -> Experts:
@@ -106,7 +92,7 @@ class Values:
             if isinstance(given, list) and given and all(each == given[0] for each in given):
                 given = given[0]
             if given is not None:
-                return hf_config.count_value({key: given}, key)
+                return Settings({key: given}).count(key)
         return self.count("num_experts_per_tok")
 
     def kinds(self, known: Sequence[str], otherwise: Callable[[int], str]) -> list[str]:
@@ -144,9 +130,7 @@ class Values:
         given = self.get(key)
         if given is None:
             return []
-        if not isinstance(given, list) or not all(
-            hf_config.within_values(each, self.layers - 1, 0) for each in given
-        ):
+        if not isinstance(given, list) or not all(is_whole(each, self.layers - 1, 0) for each in given):
             raise ConfigJsonError(f"{key} must be a list of layers from 0 to {self.layers - 1}")
         return [int(each) for each in given]
 

@@ -21,7 +21,7 @@ from harness import cli, data
 from harness.records import kinds as records_kinds
 from harness.theory import decoder, floors, published
 from harness.theory import tensors as theory_tensors
-from harness.theory.decoder import shape_parameters
+from harness.theory.decoder import parameters
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Known
 from harness.theory.machines import MACHINES
@@ -80,7 +80,7 @@ def dense_models() -> str:
             "FFN": f"{shape.intermediate_size:,}",
             "vocabulary": f"{shape.vocab_size:,}" + (", tied" if shape.tied else ""),
             "context": f"{shape.context:,}" + (f", window {shape.window:,}" if shape.window else ""),
-            "parameters": f"{shape_parameters(shape) / 1e9:.3g}B",
+            "parameters": f"{parameters(shape) / 1e9:.3g}B",
         }
         for name, shape in SHAPES.items()
     ]

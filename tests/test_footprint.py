@@ -15,7 +15,7 @@ import pytest
 from harness.theory import decoder
 from harness.theory import tensors as theory_tensors
 from harness.theory.architectures import decoder_of
-from harness.theory.decoder import Shape, kv_bytes_per_token, shape_lm_head_params
+from harness.theory.decoder import Shape, kv_bytes_per_token, lm_head_params
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import config_of
 from harness.theory.machines import MACHINES
@@ -50,7 +50,7 @@ def of_study(record: dict[str, Any]) -> tuple[Engine, Model]:
         weights = sum(packed_bytes(of_shape(shape), packing).values())
         weights = max(weights, record["reported"]["file_bytes"] or 0)
     scratch = exllama_v2_scratch(shape) if "exllamav2" in variant else 0.0
-    embedding = 2.0 * shape_lm_head_params(shape)
+    embedding = 2.0 * lm_head_params(shape)
     engine = Torch(on_gpu=True, cache="rebuilt", scratch_bytes=scratch, rope_tables=True)
     return engine, Model(shape, weights, embedding, kv)
 

@@ -11,7 +11,6 @@ from harness.theory.decoder import (
     Cache,
     Decoder,
     Delta,
-    Experts,
     Layer,
     Mamba2,
     Piece,

@@ -10,14 +10,15 @@ import difflib
 
 from harness.theory import decoder
 from harness.theory.architectures import attention, hybrids
-from harness.theory.architectures.values import Build, Values
 from harness.theory.decoder import Decoder
 from harness.theory.hf_config import (
     DENSE,
     EXPERTS,
+    Build,
     ConfigJsonError,
     NoShape,
     Settings,
+    Values,
     settings_of,
     shape_of,
     shown,

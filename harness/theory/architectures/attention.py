@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.theory.architectures.values import CHUNKED, FULL, Build, Values
 from harness.theory.decoder import (
     Decoder,
     Experts,
@@ -21,7 +20,7 @@ from harness.theory.decoder import (
     norms,
     plain,
 )
-from harness.theory.hf_config import MOST, ConfigJsonError, is_whole
+from harness.theory.hf_config import CHUNKED, FULL, MOST, Build, ConfigJsonError, Values, is_whole
 
 # Dense architectures with keys and values for groups of queries, besides Llama, Mistral, Qwen2 and Qwen3.
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from harness.theory.architectures.attention import USUAL, assembled
-from harness.theory.architectures.values import FULL, Build, Values
 from harness.theory.decoder import (
     Cache,
     Decoder,
@@ -20,7 +19,7 @@ from harness.theory.decoder import (
     plain,
     short_convolution,
 )
-from harness.theory.hf_config import ConfigJsonError, shown
+from harness.theory.hf_config import FULL, Build, ConfigJsonError, Values, shown
 
 LINEAR = "linear_attention"
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from harness import data
-from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, cache_folder, exclusive, object_of
+from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, cache_folder, drop, exclusive, object_of
 from harness.models import checkpoint, gguf, gguf_model, layout
 from harness.models.checkpoint import FLOATS, INDEX, PACKING_FILES, SINGLE, Checkpoint, CheckpointError
 from harness.models.gguf import rotary_of
@@ -330,14 +330,6 @@ def cached(path: Path) -> Ready | None:
             raise  # unreadable does not mean damaged
         drop(path)
         return None
-
-
-def drop(path: Path) -> None:
-    """Remove a file or a folder of our own cache, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def digest(data: object) -> str:

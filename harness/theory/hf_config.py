@@ -156,8 +156,7 @@ class Values(Settings):
         used = self._used()
         if used > count:
             raise ConfigJsonError(f"{used} experts are chosen for a token, of {count}")
-        found = Experts(count, used, self.count(ffn))
-        return Experts(found.count, found.used, found.ffn, **fields)  # type: ignore[arg-type]
+        return Experts(count, used, self.count(ffn), **fields)  # type: ignore[arg-type]
 
     def _used(self) -> int:
         for key in ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk"):

@@ -53,7 +53,7 @@ def account_of(
 def test_the_estimate_by_shape_is_near_what_llama_cpp_accounts_for(
     tiny, llamacpp_interpreter, tmp_path, flash_attn
 ):
-    """Of eight shapes to 32B it was seen within 1% where all is reserved, as on a GPU."""
+    """Of all shipped models it was seen within 3%; the tiny one has little beside its buffers."""
     said = account_of(
         "llamacpp", llamacpp_interpreter, tmp_path, tiny, [8192, 32768], n_ubatch=512, flash_attn=flash_attn
     )

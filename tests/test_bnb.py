@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from test_hf import request_of, said
 
-from harness.theory.decoder import shape_layer_params, shape_parameters
+from harness.theory.decoder import layer_params, parameters
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Failed
 
 SHAPE = SHAPES["tiny-qwen2"]
 LINEARS = 7 * SHAPE.layers
 QKV_BIASES = SHAPE.layers * (SHAPE.q_width + 2 * SHAPE.kv_width)
-MATRICES = shape_layer_params(SHAPE, norms=False) - QKV_BIASES
+MATRICES = layer_params(SHAPE, norms=False) - QKV_BIASES
 
 
 def test_int8_holds_a_byte_a_weight_and_a_scale_a_row_and_leaves_the_rest(
@@ -23,8 +23,8 @@ def test_int8_holds_a_byte_a_weight_and_a_scale_a_row_and_leaves_the_rest(
     rows = SHAPE.q_width + 2 * SHAPE.kv_width + 2 * SHAPE.intermediate_size + 2 * SHAPE.hidden_size
     assert loaded["bytes_by_type"]["int8"] == MATRICES
     assert loaded["bytes_by_type"]["int8 scales"] == 4 * rows * SHAPE.layers
-    assert loaded["bytes_by_type"]["bfloat16"] == 2 * (shape_parameters(SHAPE) - MATRICES)
-    assert loaded["parameters"] == shape_parameters(SHAPE)
+    assert loaded["bytes_by_type"]["bfloat16"] == 2 * (parameters(SHAPE) - MATRICES)
+    assert loaded["parameters"] == parameters(SHAPE)
     assert loaded["kernels"]["Linear8bitLt"] == LINEARS
     assert loaded["kernels"]["Linear"] == 1  # lm_head
     assert (loaded["kernel_asked"], loaded["quant"], loaded["leftovers"]) == ("Linear8bitLt", "int8", [])
@@ -41,8 +41,8 @@ def test_four_bits_hold_half_a_byte_a_weight_and_a_scale_for_64(worker, checkpoi
     scale_bytes = 2 if loaded["packing"]["repacked_for_cpu"] else 4
     assert loaded["bytes_by_type"]["uint8"] == MATRICES // 2
     assert loaded["bytes_by_type"]["absmax"] == MATRICES // 64 * scale_bytes
-    assert loaded["bytes_by_type"]["bfloat16"] == 2 * (shape_parameters(SHAPE) - MATRICES)
-    assert loaded["parameters"] == shape_parameters(SHAPE)
+    assert loaded["bytes_by_type"]["bfloat16"] == 2 * (parameters(SHAPE) - MATRICES)
+    assert loaded["parameters"] == parameters(SHAPE)
     assert (loaded["quant"], loaded["kernels"]["Linear4bit"]) == (quant, LINEARS)
     assert loaded["packing"]["blocksize"] == [64]
     assert loaded["warnings"] == []

@@ -229,7 +229,7 @@ def test_a_gguf_tells_its_shape_and_every_tensor(tmp_path, shape):
     assert checkpoint.quantization == "f16"
     assert checkpoint.tied == shape.tied
     assert not checkpoint.synthetic
-    assert checkpoint.parameters == decoder.shape_parameters(shape)
+    assert checkpoint.parameters == decoder.parameters(shape)
     assert checkpoint.beyond_shape == 0
 
 
@@ -252,7 +252,7 @@ def test_what_a_shape_does_not_account_for_is_told(tmp_path):
     checkpoint = read(write_gguf(tmp_path / "model.gguf", extra=(factors,)))
     assert checkpoint.shape == TINY
     assert checkpoint.beyond_shape == 64
-    assert checkpoint.parameters == decoder.shape_parameters(TINY) + 64
+    assert checkpoint.parameters == decoder.parameters(TINY) + 64
 
 
 def test_our_own_synthetic_weights_say_so(tmp_path):
@@ -668,11 +668,11 @@ def test_a_folder_of_config_and_safetensors_is_told_as_stored(tmp_path):
     assert checkpoint.format == "safetensors"
     assert checkpoint.shape is not None
     assert replace(checkpoint.shape, norm_eps=TINY.norm_eps) == TINY
-    assert checkpoint.parameters == decoder.shape_parameters(TINY)
+    assert checkpoint.parameters == decoder.parameters(TINY)
     assert checkpoint.beyond_shape == 0
     assert checkpoint.quantization is None
     assert {t.type for t in checkpoint.tensors} == {"bf16"}
-    assert streamed(checkpoint) == 2 * decoder.shape_active_params(TINY)
+    assert streamed(checkpoint) == 2 * decoder.active_params(TINY)
     beside = read(tmp_path / "model.safetensors")
     assert replace(beside, path=tmp_path) == checkpoint
 
@@ -684,8 +684,8 @@ def test_a_tied_model_streams_its_embedding_once_even_if_a_copy_is_stored(tmp_pa
         checkpoint = read(tmp_path)
         assert checkpoint.tied
         assert ("lm_head.weight" in {t.name for t in checkpoint.tensors}) == stored
-        assert checkpoint.parameters == decoder.shape_parameters(tied)
-        assert streamed(checkpoint) == 2 * decoder.shape_active_params(tied)
+        assert checkpoint.parameters == decoder.parameters(tied)
+        assert streamed(checkpoint) == 2 * decoder.active_params(tied)
 
 
 def test_a_model_that_lacks_its_embedding_or_an_untied_lm_head_is_refused(tmp_path):
@@ -716,7 +716,7 @@ def test_of_a_model_that_also_sees_the_decoder_for_text_is_told(tmp_path):
     write_safetensors(tmp_path / "model.safetensors", stored)
     checkpoint = read(tmp_path)
     assert checkpoint.beyond_shape == 0
-    assert streamed(checkpoint) == 2 * decoder.shape_active_params(TINY)
+    assert streamed(checkpoint) == 2 * decoder.active_params(TINY)
 
 
 def test_packed_weights_are_counted_by_the_shape(tmp_path):
@@ -732,7 +732,7 @@ def test_packed_weights_are_counted_by_the_shape(tmp_path):
     checkpoint = read(tmp_path)
     assert checkpoint.quantization
     assert "awq" in checkpoint.quantization
-    assert checkpoint.parameters == decoder.shape_parameters(TINY)
+    assert checkpoint.parameters == decoder.parameters(TINY)
     assert checkpoint.beyond_shape is None
     (tmp_path / "config.json").unlink()
     assert read(tmp_path).parameters is None
@@ -830,7 +830,7 @@ def test_an_index_may_name_the_lm_head_that_a_tied_model_does_not_store(tmp_path
     index = json.loads(path.read_text())
     index["weight_map"]["lm_head.weight"] = shard
     path.write_text(json.dumps(index))
-    assert read(tmp_path).parameters == decoder.shape_parameters(tied)
+    assert read(tmp_path).parameters == decoder.parameters(tied)
     write_config(tmp_path, TINY)
     with pytest.raises(CheckpointError, match=r"lacks 'lm_head\.weight', though its index names it"):
         read(tmp_path)
@@ -847,7 +847,7 @@ def test_what_a_folder_holds_decides_what_is_read_of_it(tmp_path):
     write_config(tmp_path)
     assert read(tmp_path).format == "config"
     assert read(tmp_path).tensors == ()
-    assert read(tmp_path).parameters == decoder.shape_parameters(TINY)
+    assert read(tmp_path).parameters == decoder.parameters(TINY)
 
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04")
     with pytest.raises(CheckpointError, match="only safetensors and GGUF can be read"):
@@ -885,7 +885,7 @@ def test_a_file_without_a_suffix_is_known_by_its_content(tmp_path):
     assert checkpoint.format == "safetensors"
     assert checkpoint.shape is None
     assert not checkpoint.tied
-    assert checkpoint.parameters == decoder.shape_parameters(TINY)
+    assert checkpoint.parameters == decoder.parameters(TINY)
 
 
 def test_experts_without_a_config_json_are_refused(tmp_path):
@@ -1074,7 +1074,7 @@ def test_a_damaged_gguf_is_read_or_refused_and_nothing_else(tmp_path: Path, dama
     assert sum(tensor.bytes for tensor in checkpoint.tensors) <= size
     assert checkpoint.parameters
     if checkpoint.shape is not None:
-        assert decoder.shape_parameters(checkpoint.shape) < 1e7
+        assert decoder.parameters(checkpoint.shape) < 1e7
 
 
 # --- what is read -------------------------------------------------------------------------------------------
@@ -1086,7 +1086,7 @@ def test_of_a_140_gb_model_in_80_shards_the_headers_alone_are_read(tmp_path):
     write_shards(write_config(tmp_path, large), large, 80)
     counted, reads = counting(tmp_path, most=3_000_000)
     checkpoint = read(counted)
-    assert sum(tensor.bytes for tensor in checkpoint.tensors) == 2 * decoder.shape_parameters(large) > 137e9
+    assert sum(tensor.bytes for tensor in checkpoint.tensors) == 2 * decoder.parameters(large) > 137e9
     assert checkpoint.beyond_shape == 0
     assert 80 < len(reads) < 80 * 8
 

@@ -14,7 +14,7 @@ from harness.base.files import strict_json
 from harness.config import own_machines
 from harness.config.yaml_text import Mistakes
 from harness.theory import machines, names
-from harness.theory.decoder import shape_parameters
+from harness.theory.decoder import parameters
 from harness.theory.hf_config import SHAPES
 from harness.theory.machines import CITED, DOCUMENTS, MACHINES
 
@@ -232,7 +232,7 @@ def test_a_mistake_in_a_users_file_is_one_sentence_with_its_line(own, capsys, ol
 def test_a_model_has_the_parameters_of_its_name(name):
     if size := re.search(r"-(\d[\d.]*)b\b", name):
         # Small models' names leave out an embedding; Qwen1.5-0.5B ties it on the hub.
-        assert -0.05 < shape_parameters(SHAPES[name]) / (float(size[1]) * 1e9) - 1 < 0.25
+        assert -0.05 < parameters(SHAPES[name]) / (float(size[1]) * 1e9) - 1 < 0.25
     else:
         assert name.startswith("tiny-")
 
@@ -253,7 +253,7 @@ def test_published_speeds_are_of_known_machines_and_models():
         assert row["machine"] in MACHINES
         assert row["model"] in SHAPES
         nominal = float(row["nominal_parameters"])
-        assert nominal == pytest.approx(shape_parameters(SHAPES[row["model"]]), rel=0.05)
+        assert nominal == pytest.approx(parameters(SHAPES[row["model"]]), rel=0.05)
         assert all(0 < float(row[of]) < 1e4 for of in ("published_tok_s", "seen_tok_s") if row[of])
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.theory import tensors
-from harness.theory.decoder import Shape, shape_kv_elements_per_token, shape_parameters
+from harness.theory.decoder import Shape, kv_elements_per_token, parameters
 from harness.theory.hf_config import SHAPES, ConfigJsonError, quantization_of, shape_of
 
 # Elements of each checkpoint on the hub, or in Meta's files; Qwen1.5-0.5B: untied.
@@ -162,7 +162,7 @@ def refusal(given: Any) -> str:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_shape_has_as_many_parameters_as_the_published_checkpoint(name):
-    assert shape_parameters(SHAPES[name]) == PUBLISHED[name]
+    assert parameters(SHAPES[name]) == PUBLISHED[name]
 
 
 def test_every_real_model_has_a_published_count():
@@ -173,7 +173,7 @@ def test_every_real_model_has_a_published_count():
 
 
 def test_qwen15_of_the_hub_ties_what_ours_keeps_apart():
-    assert shape_parameters(replace(SHAPES["qwen1.5-0.5b"], tied=True)) == 463_987_712
+    assert parameters(replace(SHAPES["qwen1.5-0.5b"], tied=True)) == 463_987_712
     assert not any(shape.tied for name, shape in SHAPES.items() if name.startswith("qwen1.5-"))
 
 
@@ -185,17 +185,15 @@ def test_a_shape_is_consistent_and_lists_as_many_elements_as_it_counts(name):
     assert shape.window is None or shape.window < shape.context
     assert (shape.arch == "qwen2") == shape.qkv_bias
     assert (shape.arch == "qwen3") == shape.qk_norm
-    assert sum(tensor.elements for tensor in tensors.of_shape(shape)) == shape_parameters(shape)
+    assert sum(tensor.elements for tensor in tensors.of_shape(shape)) == parameters(shape)
 
 
 def test_without_gqa_a_model_keeps_five_or_eight_times_the_cache():
     for name, ratio in {"qwen1.5-32b": 5, "qwen1.5-110b": 8}.items():
         grouped, full = SHAPES[name], SHAPES[f"{name}-mha"]
         assert full == replace(grouped, kv_heads=grouped.heads)
-        assert shape_kv_elements_per_token(full) == ratio * shape_kv_elements_per_token(grouped)
-    assert shape_parameters(SHAPES["qwen1.5-110b-mha"], norms=False) / 2**30 == pytest.approx(
-        112.32, abs=0.01
-    )
+        assert kv_elements_per_token(full) == ratio * kv_elements_per_token(grouped)
+    assert parameters(SHAPES["qwen1.5-110b-mha"], norms=False) / 2**30 == pytest.approx(112.32, abs=0.01)
 
 
 def test_qwen_pads_its_vocabulary_by_size():
@@ -434,7 +432,7 @@ def gives_sense_or_a_sentence(config: dict[str, Any]) -> None:
         assert len(said) < 200
         if isinstance(found, Shape):
             assert found.heads % found.kv_heads == 0
-            assert 0 < shape_parameters(found) < 10**20
+            assert 0 < parameters(found) < 10**20
         else:
             assert found is None or found.words.isprintable()
 

@@ -15,11 +15,19 @@ import pytest
 from harness.theory import decoder
 from harness.theory import tensors as theory_tensors
 from harness.theory.architectures import decoder_of
-from harness.theory.compute_buffer import compute_bytes
-from harness.theory.decoder import Shape, kv_bytes_per_token, shape_lm_head_params
+from harness.theory.decoder import Shape, kv_bytes_per_token, lm_head_params
 from harness.theory.hf_config import SHAPES
+from harness.theory.known_models import config_of
 from harness.theory.machines import MACHINES
-from harness.theory.memory import Engine, LlamaCpp, Model, Torch, exllama_v2_scratch, longest_context
+from harness.theory.memory import (
+    Engine,
+    LlamaCpp,
+    Model,
+    Torch,
+    compute_bytes,
+    exllama_v2_scratch,
+    longest_context,
+)
 from harness.theory.tensors import Packing, loaded_bytes, of_shape, packed_bytes
 
 STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
@@ -42,7 +50,7 @@ def of_study(record: dict[str, Any]) -> tuple[Engine, Model]:
         weights = sum(packed_bytes(of_shape(shape), packing).values())
         weights = max(weights, record["reported"]["file_bytes"] or 0)
     scratch = exllama_v2_scratch(shape) if "exllamav2" in variant else 0.0
-    embedding = 2.0 * shape_lm_head_params(shape)
+    embedding = 2.0 * lm_head_params(shape)
     engine = Torch(on_gpu=True, cache="rebuilt", scratch_bytes=scratch, rope_tables=True)
     return engine, Model(shape, weights, embedding, kv)
 
@@ -91,6 +99,24 @@ def test_the_longest_contexts_searched_on_a_cpu_are_predicted_within_a_granule_a
     found = longest_context(LlamaCpp(on_gpu=False), model, 2**30)
     assert found is not None
     assert abs(found - searched) <= 256 + 0.01 * searched
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "flash"),
+    [
+        ("qwen3-30b-a3b", 2_246_668_452, 320_161_710),
+        ("deepseek-v2-lite", 1_231_447_655, 252_339_815),
+        ("gemma-3-27b", 2_285_381_878, 560_075_899),
+        ("granite-4.0-h-tiny", 890_649_969, 218_502_267),
+        ("lfm2-8b-a1b", 2_237_933_814, 142_868_480),
+    ],
+)
+def test_the_compute_buffer_is_near_that_of_llama_cpp(name, off, flash):
+    """Bytes that llama-cpp-python 0.3.36 states for 32,768 tokens, without and with flash attention."""
+    made = decoder_of(config_of(name))
+    for stated, flash_attn in ((off, False), (flash, True)):
+        estimate = LlamaCpp(True, flash_attn).parts(Model(made, 0, 0, 0), 32_768)["compute"]
+        assert estimate == pytest.approx(stated, rel=0.02 if stated > 1e9 else 0.15)
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v2, lite", "qwen3_moe", "falcon_h1", "qwen3_next", "lfm2"])

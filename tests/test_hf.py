@@ -19,7 +19,7 @@ from stored_again import stored_again
 from harness.campaign import worker as campaign_worker
 from harness.models import checkpoint as models_checkpoint
 from harness.stacks.header import stacks
-from harness.theory.decoder import kv_bytes_per_token, shape_parameters
+from harness.theory.decoder import kv_bytes_per_token, parameters
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens
 
@@ -53,7 +53,7 @@ def test_the_bytes_counted_from_the_modules_are_those_of_the_checkpoint(
     stored = models_checkpoint.read_safetensors_header(path / "model.safetensors").values()
     size = {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
     assert loaded["model_bytes"] == sum(t.elements for t in stored) * size
-    assert loaded["parameters"] == shape_parameters(SHAPES["tiny-qwen2"])
+    assert loaded["parameters"] == parameters(SHAPES["tiny-qwen2"])
     assert loaded["kv_bytes_per_token"] == kv_bytes_per_token(SHAPES["tiny-qwen2"], size, size)
     assert loaded["options"]["dtype"] == dtype
     assert loaded["devices"]["parameters"] == {"cpu": len(stored)}
@@ -63,8 +63,8 @@ def test_a_tied_embedding_is_counted_once(worker, checkpoint, hf_interpreter):
     loaded, _, _ = said(worker(request_of(checkpoint("tiny-llama", tied=True)), hf_interpreter))
     tied = replace(SHAPES["tiny-llama"], tied=True)
     assert loaded["tied"] is True
-    assert loaded["parameters"] == shape_parameters(tied)
-    assert loaded["model_bytes"] == 2 * shape_parameters(tied)
+    assert loaded["parameters"] == parameters(tied)
+    assert loaded["model_bytes"] == 2 * parameters(tied)
 
 
 def test_a_dynamic_cache_is_copied_and_a_static_one_is_read_whole(worker, checkpoint, hf_interpreter):

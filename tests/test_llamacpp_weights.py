@@ -11,7 +11,7 @@ import pytest
 
 from harness.stacks.header import stacks
 from harness.theory import tensors
-from harness.theory.decoder import Shape, shape_parameters
+from harness.theory.decoder import Shape, parameters
 from harness.theory.hf_config import SHAPES
 from harness.theory.memory import OF_MIXTURES
 
@@ -37,7 +37,7 @@ def quantize(job: Any, source: Path, quant: str, target: Path) -> dict[str, Any]
 def test_the_published_sizes_of_0_5b_come_out_of_real_files(job, tmp_path):
     source, target = tmp_path / "f16.gguf", tmp_path / "quantized.gguf"
     made = unquantized(job, source, SHAPES["qwen1.5-0.5b"], "f16")
-    assert made["parameters"] == shape_parameters(SHAPES["qwen1.5-0.5b"])
+    assert made["parameters"] == parameters(SHAPES["qwen1.5-0.5b"])
     # As in published/gguf_bpw.csv; the other four types take 50 s more, and test_gguf_types.py adds them up.
     printed = {"q8_0": ("628.14", "8.50"), "q5_0": ("426.32", "5.77"), "q4_0": ("371.02", "5.02")}
     printed["q3_k_m"] = ("328.00", "4.44")

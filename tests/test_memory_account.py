@@ -1,4 +1,4 @@
-"""The estimate of memory against llama.cpp's own account at real sizes, within 1%."""
+"""The estimate of memory against llama.cpp's own account at real sizes, within 3%."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from memory_account import FAMILIES, compared
 
-ONE_PERCENT = 0.01
+THREE_PERCENT = 0.03
 LENGTHS = (4096, 32_768, 131_072)
 
 
@@ -31,21 +31,21 @@ def rows_of(name: str, interpreter: Interpreter, folder: Path) -> list[dict[str,
 @pytest.mark.parametrize(
     "name", ["qwen3-30b-a3b", "gemma-3-27b", "gpt-oss-20b", "deepseek-v2-lite", "granite-4.0-h-tiny"]
 )
-def test_the_estimate_is_within_1_percent_of_what_llama_cpp_would_take(
+def test_the_estimate_is_within_3_percent_of_what_llama_cpp_would_take(
     llamacpp_interpreter: Interpreter, tmp_path: Path, name: str
 ) -> None:
     for row in rows_of(name, llamacpp_interpreter, tmp_path):
         assert row["estimated"]["weights"] == row["weights"], row
         assert row["estimated"]["kv"] == pytest.approx(row["kv"], rel=1e-3), row
-        assert abs(row["error"]) <= ONE_PERCENT, row
-        assert abs(row["cpu_error"]) <= ONE_PERCENT, row
+        assert abs(row["error"]) <= THREE_PERCENT, row
+        assert abs(row["cpu_error"]) <= THREE_PERCENT, row
 
 
 @pytest.mark.slow("34 models, two processes each")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_so_it_is_for_every_family(llamacpp_interpreter: Interpreter, tmp_path: Path, name: str) -> None:
     for row in rows_of(name, llamacpp_interpreter, tmp_path):
-        assert max(abs(row["error"]), abs(row["cpu_error"])) <= ONE_PERCENT, row
+        assert max(abs(row["error"]), abs(row["cpu_error"])) <= THREE_PERCENT, row
 
 
 @pytest.mark.parametrize("swa_full", [False, True])

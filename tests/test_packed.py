@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.theory.decoder import Shape, shape_parameters
+from harness.theory.decoder import Shape, parameters
 from runners.protocol import Request
 from runners.weights.packed import pack, unpack
 from runners.weights.synthetic import synthesize
@@ -253,10 +253,10 @@ def test_pack_and_unpack_tell_what_they_made(tmp_path, source):
     assert said[-1] == "flushing to disk"
     assert told["bytes"] == sum(path.stat().st_size for path in (tmp_path / "packed").iterdir())
     assert told["tensors"] == len(read(tmp_path / "packed"))
-    assert told["parameters"] == shape_parameters(SMALL)
+    assert told["parameters"] == parameters(SMALL)
     files = {"source": str(tmp_path / "packed"), "target": str(tmp_path / "back")}
     told = unpack(Request("unpack", "any", "cpu", {"name": "m"}, {}, [], files), said.append)
-    assert (told["tensors"], told["parameters"]) == (len(read(source)), shape_parameters(SMALL))
+    assert (told["tensors"], told["parameters"]) == (len(read(source)), parameters(SMALL))
 
 
 def without(name: str) -> Callable[[dict[str, np.ndarray], dict[str, Any]], None]:

@@ -14,7 +14,7 @@ from test_stacks import written
 
 from harness.analysis import quality, verdicts
 from harness.models import weights
-from harness.theory.decoder import shape_parameters
+from harness.theory.decoder import parameters
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Done, Failed
 from runners.weights.safetensors import ITEM_BYTES
@@ -54,7 +54,7 @@ def test_each_kernel_decodes_and_is_named_and_its_bytes_are_those_of_the_headers
     assert (len(ids), end["counters"]["evaluated_tokens"]) == (12, 25 + 11)
     assert (loaded["kernel_asked"], loaded["kernels"][kernel]) == (kernel, LINEARS)
     assert (loaded["leftovers"], loaded["quant"]) == ([], f"{format}-int{bits}")
-    assert loaded["parameters"] == shape_parameters(SHAPE)
+    assert loaded["parameters"] == parameters(SHAPE)
     assert loaded["lm_head"]["dtype"] == "float16"
     stored = weights.local(path).sizes["bytes_by_type"]
     found = loaded["bytes_by_type"]
@@ -207,8 +207,8 @@ def test_biases_of_zero_that_auto_gptq_saves_are_none_of_the_models(
     path = changed(packed("tiny-qwen2", "gptq"), tmp_path / "saved", **zeros)
     (path / "quantize_config.json").unlink()  # then config.json tells
     loaded, ids, _ = said(worker(request_of(path, "gptq", kernel="torch"), gptq_interpreter))
-    assert (loaded["parameters"], len(ids)) == (shape_parameters(SHAPE), 12)
-    assert weights.local(path).sizes["parameters"] == shape_parameters(SHAPE)
+    assert (loaded["parameters"], len(ids)) == (parameters(SHAPE), 12)
+    assert weights.local(path).sizes["parameters"] == parameters(SHAPE)
 
 
 def test_zero_points_that_auto_gptq_would_misread_are_refused(worker, packed, gptq_interpreter, tmp_path):

@@ -188,7 +188,7 @@ def test_bytes_of_a_packed_checkpoint_are_told_by_what_they_hold(tmp_path, setti
     expected = packed_bytes(of_shape(TINY), packing)
     assert ready.sizes["bytes_by_type"] == expected
     assert ready.sizes["model_bytes"] == sum(expected.values())
-    assert ready.sizes["parameters"] == decoder.shape_parameters(TINY)
+    assert ready.sizes["parameters"] == decoder.parameters(TINY)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_synthetic_weights_are_packed_once_for_all_stacks_and_unpacked_for_a_ref
         assert not said
     reference = preparation._producer.unpacked(cell("hf"), made)
     assert (reference.quant, reference.packing, reference.format) == ("f16", None, "hf")
-    assert reference.sizes["bytes_by_type"] == {"f16": 2 * decoder.shape_parameters(shape)}
+    assert reference.sizes["bytes_by_type"] == {"f16": 2 * decoder.parameters(shape)}
     assert preparation.unpacked(cell(stack)) == reference
     assert said.count("unpack tiny-qwen2 f16: import") == 1
 
@@ -502,7 +502,7 @@ def test_synth_packs_and_says_the_exact_sizes(harness, hf_interpreter):
     (row,) = harness(*asked, "--json").json
     expected = packed_bytes(of_shape(TINY), Packing("gptq", 8))
     assert (row["format"], row["quant"], row["bytes_by_type"]) == ("hf", "gptq-int8", expected)
-    assert row["bpw"] == 8 * sum(expected.values()) / decoder.shape_parameters(TINY)
+    assert row["bpw"] == 8 * sum(expected.values()) / decoder.parameters(TINY)
     stored = checkpoint.read(Path(row["path"]))
     assert sum(tensor.bytes for tensor in stored.tensors) == row["model_bytes"]
     assert harness(*asked).out.strip() == row["path"]

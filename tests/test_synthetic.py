@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from harness.models import checkpoint
-from harness.theory.decoder import Shape, shape_parameters
+from harness.theory.decoder import Shape, parameters
 from harness.theory.hf_config import SHAPES, shape_of
 from runners.protocol import Request
 from runners.weights.safetensors import SHARD_BYTES
@@ -68,7 +68,7 @@ def test_a_checkpoint_has_the_tensors_of_its_shape_and_no_others(tmp_path, shape
     made = make(tmp_path / "m", shape)
     read = checkpoint.read(tmp_path / "m")
     assert read.shape == shape
-    assert made["parameters"] == read.parameters == shape_parameters(shape)
+    assert made["parameters"] == read.parameters == parameters(shape)
     assert made["tensors"] == len(read.tensors)
     assert {tensor.type for tensor in read.tensors} == {"bf16"}
     assert made["bytes"] == sum(path.stat().st_size for path in (tmp_path / "m").iterdir())
@@ -107,9 +107,9 @@ def test_the_values_of_a_tensor_do_not_depend_on_its_shard(tmp_path):
     for shard in shards:
         assert (tmp_path / "sharded" / shard).stat().st_size < 400_000 + 4096
     index = json.loads((tmp_path / "sharded" / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == 2 * shape_parameters(shape)
+    assert index["metadata"]["total_size"] == 2 * parameters(shape)
     assert set(index["weight_map"].values()) == set(shards)
-    assert checkpoint.read(tmp_path / "sharded").parameters == shape_parameters(shape)
+    assert checkpoint.read(tmp_path / "sharded").parameters == parameters(shape)
     whole, sharded = values(tmp_path / "whole"), values(tmp_path / "sharded")
     assert whole.keys() == sharded.keys() == index["weight_map"].keys()
     for name, found in whole.items():

@@ -21,7 +21,7 @@ from test_checkpoint import TINY, write_config, write_gguf, write_shards
 from harness import data
 from harness.theory import floors, published
 from harness.theory import names as theory_names
-from harness.theory.decoder import kv_bytes_per_token, shape_parameters
+from harness.theory.decoder import kv_bytes_per_token, parameters
 from harness.theory.floors import PUBLISHED, SI, Ceiling, Demand, Reach
 from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES
@@ -88,7 +88,7 @@ def test_si_units_are_the_data_sheets(harness):
     (row,) = harness("theory", "qwen1.5-7b", "--machine", "rtx-4090", "--bpw", "16", "--json").json
     active = row["layer_params"] + row["lm_head_params"]
     assert row["active_params"] == active
-    assert row["total_params"] == shape_parameters(SHAPES["qwen1.5-7b"]) == 7_721_324_544
+    assert row["total_params"] == parameters(SHAPES["qwen1.5-7b"]) == 7_721_324_544
     assert row["B_ms"] == pytest.approx(active * 2 / 1008e9 * 1e3)
     assert row["W_tokens_per_ms"] == pytest.approx(1008e9 / 524_288 / 1e3)
     published_B = 13.12

@@ -88,7 +88,7 @@ def test_a_checkpoints_folder_tells_all_that_a_gguf_tells(tmp_path, count):
     write_config(tmp_path)
     write_shards(tmp_path, TINY, count)
     ready = weights.local(tmp_path)
-    parameters = decoder.shape_parameters(TINY)
+    parameters = decoder.parameters(TINY)
     assert (ready.format, ready.quant, ready.architecture) == ("hf", "bf16", "llama")
     assert ready.vocab_size == TINY.vocab_size
     assert ready.attention == {"layers": TINY.layers, "kv_heads": TINY.kv_heads, "head_dim": TINY.head_dim}
@@ -112,9 +112,9 @@ def test_what_transformers_does_not_load_is_not_counted(tmp_path):
     stored["model.layers.0.self_attn.masked_bias"] = ("F32", [], 4)
     write_safetensors(tmp_path / "model.safetensors", stored)
     ready = weights.local(write_config(tmp_path, TIED))
-    assert ready.sizes["parameters"] == decoder.shape_parameters(TIED)
+    assert ready.sizes["parameters"] == decoder.parameters(TIED)
     assert ready.sizes["bytes_by_type"] == {"bf16": ready.sizes["model_bytes"]}
-    assert ready.sizes["model_bytes"] == 2 * decoder.shape_parameters(TIED)
+    assert ready.sizes["model_bytes"] == 2 * decoder.parameters(TIED)
     assert ready.sizes["tied"]
     assert ready.quant == "bf16"
 
@@ -157,7 +157,7 @@ def test_our_own_checkpoints_are_synthetic(tmp_path):
 def test_an_architecture_that_only_transformers_knows_is_taken_but_not_converted(tmp_path):
     ready = weights.local(write_checkpoint(tmp_path, model_type="gemma9"))
     assert (ready.architecture, ready.attention) == ("gemma9", None)
-    assert ready.sizes["parameters"] == decoder.shape_parameters(TINY)
+    assert ready.sizes["parameters"] == decoder.parameters(TINY)
     assert ready.vocab_size == TINY.vocab_size
     with pytest.raises(WeightsError, match="is gemma9, which is not converted to GGUF"):
         weights.check_convertible(ready, stacks()["llamacpp"].converts)
@@ -295,7 +295,7 @@ def test_one_synthetic_checkpoint_is_made_and_every_gguf_from_it(llamacpp_interp
     assert checkpoint.path == weights.checkpoint_path(shape, SEED)
     assert (checkpoint.quant, f16.quant, q8_0.quant) == ("bf16", "f16", "q8_0")
     assert all(ready.synthetic for ready in (checkpoint, f16, q8_0))
-    assert checkpoint.sizes["parameters"] == f16.sizes["parameters"] == decoder.shape_parameters(shape)
+    assert checkpoint.sizes["parameters"] == f16.sizes["parameters"] == decoder.parameters(shape)
     assert q8_0.sizes["model_bytes"] == tensors.model_bytes(shape, "q8_0")
     assert [line.split(":")[0] for line in said if line.endswith(": import")] == [
         "synthesize tiny-qwen2 hf",
@@ -482,10 +482,10 @@ def test_loaded_bytes_are_those_of_the_hand():
 def test_a_7b_in_4_bits_takes_what_is_known_of_it():
     """Qwen1.5-7B: 6,476,005,376 weights in its layers' matrices, 1,245,184,000 of embedding and lm_head."""
     shape = SHAPES["qwen1.5-7b"]
-    matrices = decoder.shape_layer_params(replace(shape, qkv_bias=False), norms=False)
-    rest = decoder.shape_parameters(shape) - matrices
+    matrices = decoder.layer_params(replace(shape, qkv_bias=False), norms=False)
+    rest = decoder.parameters(shape) - matrices
     assert loaded_bytes(of_shape(shape), "bf16", "nf4") == matrices // 2 + matrices // 64 * 4 + 2 * rest
-    assert loaded_bytes(of_shape(shape), "bf16") == 2 * decoder.shape_parameters(shape)
+    assert loaded_bytes(of_shape(shape), "bf16") == 2 * decoder.parameters(shape)
     assert np.isclose(loaded_bytes(of_shape(shape), "bf16", "nf4") / 1e9, 6.1, atol=0.1)
 
 

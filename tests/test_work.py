@@ -7,15 +7,13 @@ import pytest
 from harness.campaign import forecast
 from harness.config import Prefill, Turns, Windows
 from harness.theory import floors
-from harness.theory.decoder import Shape, shape_parameters
+from harness.theory.decoder import Shape, parameters
 from harness.theory.hf_config import SHAPES
 from harness.theory.memory import Model
 
 SHAPE = SHAPES["qwen2.5-0.5b"]
 BYTES_PER_S, FLOPS = 20e9, 200e9
-HELD = Model(
-    SHAPE, weight_bytes=shape_parameters(SHAPE) * 4.5 / 8, embedding_bytes=0, kv_bytes_per_token=12_288
-)
+HELD = Model(SHAPE, weight_bytes=parameters(SHAPE) * 4.5 / 8, embedding_bytes=0, kv_bytes_per_token=12_288)
 
 
 def test_a_sweep_takes_its_passes_and_those_that_are_not_timed() -> None:

@@ -9,9 +9,10 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -199,6 +200,26 @@ def made(folder: Path) -> Path:
             f"{folder}: cannot be created: {refusal.strerror}; set HARNESS_CACHE to another folder"
         ) from refusal
     return folder
+
+
+def delete_oldest(paths: Iterable[Path], most_bytes: float) -> None:
+    """Delete files and folders of the cache, the oldest first, until these take at most `most_bytes`."""
+    left = sorted(paths, key=lambda each: each.stat().st_mtime)
+    while left and sum(map(bytes_of, left)) > most_bytes:
+        drop(left.pop(0))
+
+
+def bytes_of(path: Path) -> int:
+    """Of a file, or of a folder's files."""
+    return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
+
+
+def drop(path: Path) -> None:
+    """Remove a file or a folder of the cache, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

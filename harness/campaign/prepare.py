@@ -13,7 +13,7 @@ from typing import Any
 
 from harness import machine
 from harness.base import files
-from harness.base.files import cache_folder, made
+from harness.base.files import cache_folder, delete_oldest, drop, made
 from harness.base.text import plural
 from harness.campaign import worker
 from harness.campaign.forecast import Device, expected, forecast_cell, placement_of
@@ -60,9 +60,7 @@ def context_file_of(cell: Cell, inputs: Inputs) -> Path | None:
     digest = hashlib.sha256(json.dumps([*known, deepest], sort_keys=True).encode()).hexdigest()[:20]
     wanted = folder / f"{digest}.context"
     others = [path for path in folder.iterdir() if not path.name.startswith(f"{digest}.")]
-    others.sort(key=lambda each: each.stat().st_mtime)
-    while sum(path.stat().st_size for path in others) > MOST_BYTES:
-        others.pop(0).unlink()
+    delete_oldest(others, MOST_BYTES)
     return wanted
 
 
@@ -436,7 +434,7 @@ class Preparation:
         try:
             yield made
         finally:
-            weights.drop(made.path)
+            drop(made.path)
 
     def differences(self, cell: Cell, folder: Path, original: Ready) -> dict[str, Any]:
         """A checkpoint's tensors against those of the 16-bit weights. Raises NotReady."""

@@ -21,7 +21,9 @@ from harness import data
 from harness.analysis.scores import TOP, Kept
 from harness.base.files import (
     NotStarted,
+    bytes_of,
     cache_folder,
+    delete_oldest,
     exclusive,
     made,
     open_regular,
@@ -91,7 +93,8 @@ def scores_of(known_by: Draft, windows: int, make: Callable[[Made], Draft]) -> K
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
         os.utime(folder)
-        _make_room(folder)
+        others = [path for path in parent.iterdir() if path.is_dir() and path != folder]
+        delete_oldest(others, KEPT_MOST_BYTES - bytes_of(folder))
     return KeptReference(folder)
 
 
@@ -127,16 +130,6 @@ class _Writer:
         for array in self._arrays.values():
             array.flush()
         self._arrays = {}
-
-
-def _make_room(kept: Path) -> None:
-    """Delete the oldest others until all take at most MOST_BYTES."""
-    others = [path for path in kept.parent.iterdir() if path.is_dir() and path != kept]
-    others.sort(key=lambda each: each.stat().st_mtime)
-    sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in (kept, *others)}
-    while others and sum(sizes.values()) > KEPT_MOST_BYTES:
-        shutil.rmtree(oldest := others.pop(0), ignore_errors=True)
-        del sizes[oldest]
 
 
 # References as files: written on a machine that holds the 16-bit weights, read on one that does not.

@@ -24,6 +24,7 @@ from harness.theory.hf_config import (
     ConfigJsonError,
     NoShape,
     Quantization,
+    Settings,
     modelopt,
     packing_in,
     packing_of,
@@ -297,7 +298,7 @@ class ConfigJson:
 
 def read_config_json(path: Path, needs_shape: bool) -> ConfigJson:
     """Raises JsonFileError, OSError. Without `needs_shape`, an unknown architecture has no layers."""
-    config = object_of(path, CONFIG_JSON_BYTES)
+    config = Settings(object_of(path, CONFIG_JSON_BYTES))
     made: Decoder | None = None
     kind = config.get("model_type")
     if not_a_model.is_encoder(config):

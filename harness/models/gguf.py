@@ -17,7 +17,7 @@ from harness.base.text import plural
 from harness.models import not_a_model
 from harness.theory import tensors
 from harness.theory.decoder import Decoder
-from harness.theory.hf_config import MOST_THETA, MOST_TOKENS, count_value, mapping, number
+from harness.theory.hf_config import MOST_THETA, MOST_TOKENS, Settings, settings_of
 from harness.theory.tensors import Sizes, bytes_by_type, read_in_part
 from harness.theory.tensors import Tensor as Listed
 
@@ -446,7 +446,8 @@ def metadata_keys(config: Mapping[str, Any], model: Decoder) -> dict[str, Value]
     found: dict[str, Value | None] = {**_sizes(config, model), **_rotary(config, model)}
     if model.experts:
         found |= _experts(config, model)
-    if window := count_value(config, "sliding_window", MOST_TOKENS, default=0, least=0):
+    read = settings_of(config, "config.json")
+    if window := read.count("sliding_window", most=MOST_TOKENS, default=0, least=0):
         found["attention.sliding_window"] = window
     if model.arch == "deepseek2":
         found |= {
@@ -461,24 +462,39 @@ def metadata_keys(config: Mapping[str, Any], model: Decoder) -> dict[str, Value]
     return {key: value for key, value in found.items() if value is not None}
 
 
-def rotary_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """How positions are rotated: rope_type, rope_theta and what else config.json says, in transformers 4's
-    keys or in 5's; of layers without a window, if those differ. Raises ConfigJsonError."""
-    given = mapping(config.get("rope_parameters") or {}, "rope_parameters")
-    given = mapping(given.get("full_attention", given), "rope_parameters.full_attention")
-    scaling = mapping(config.get("rope_scaling") or given, "rope_scaling")
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    usual = _THETA.get(str(config.get("model_type")), 10_000.0)
-    theta, partial = (
-        number(given if given.get(key) is not None else config, key, below, default)
-        for key, below, default in (("rope_theta", MOST_THETA, usual), ("partial_rotary_factor", 1.01, 1.0))
+@dataclass(frozen=True)
+class Rotary:
+    """How positions are rotated. `original`: the context before it was scaled; 0: not known."""
+
+    kind: str
+    theta: float
+    partial: float
+    factor: float
+    truncate: bool
+    original: int
+
+
+def rotary_of(config: Mapping[str, Any]) -> Rotary:
+    """Of config.json in transformers 4's keys or in 5's; of layers without a window, if those differ. Raises
+    ConfigJsonError."""
+    whole = settings_of(config, "config.json")
+    given = settings_of(whole.get("rope_parameters") or {}, "rope_parameters")
+    given = settings_of(given.get("full_attention", given), "rope_parameters.full_attention")
+    scaling = settings_of(whole.get("rope_scaling") or given, "rope_scaling")
+
+    def holder(first: Settings, key: str) -> Settings:
+        return first if first.get(key) is not None else whole
+
+    theta, partial, original = "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"
+    usual = _THETA.get(str(whole.get("model_type")), 10_000.0)
+    return Rotary(
+        kind=str(scaling.get("rope_type", scaling.get("type", "default"))),
+        theta=holder(given, theta).number(theta, MOST_THETA, usual),
+        partial=holder(given, partial).number(partial, 1.01, 1.0),
+        factor=scaling.number("factor", 1e6, default=1.0),
+        truncate=scaling.get("truncate") is not False,
+        original=holder(scaling, original).count(original, most=MOST_TOKENS, default=0, least=0),
     )
-    factor = number(scaling, "factor", 1e6, default=1.0)
-    found = {"rope_type": kind, "rope_theta": theta, "partial_rotary_factor": partial, "factor": factor}
-    found["truncate"] = scaling.get("truncate") is not False
-    original = "original_max_position_embeddings"
-    known = scaling if scaling.get(original) is not None else config
-    return found | {original: count_value(known, original, MOST_TOKENS, default=0, least=0)}
 
 
 def head_dim_of(config: Mapping[str, Any]) -> int:
@@ -507,7 +523,7 @@ def _sizes(config: Mapping[str, Any], model: Decoder) -> dict[str, Value | None]
         ffn = model.ffn
     epsilon: float = _EPSILON.get(config["model_type"], 1e-5)
     for key in ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon"):
-        epsilon = number(config, key, 1.0, default=epsilon)
+        epsilon = settings_of(config, "config.json").number(key, 1.0, default=epsilon)
     return {
         "vocab_size": model.vocab_size,
         "context_length": model.context,
@@ -529,17 +545,17 @@ def _rotary(config: Mapping[str, Any], model: Decoder) -> dict[str, Value | None
     head_dim, known = head_dim_of(config), rotary_of(config)
     rotated = config.get("qk_rope_head_dim") if model.arch == "deepseek2" else None
     found: dict[str, Value | None] = {
-        "rope.dimension_count": rotated or int(head_dim * known["partial_rotary_factor"]),
+        "rope.dimension_count": rotated or int(head_dim * known.partial),
         "rope.dimension_sections": [head_dim // 8] * 4,
-        "rope.freq_base": known["rope_theta"],
+        "rope.freq_base": known.theta,
     }
-    if known["rope_type"] in ("linear", "yarn"):
-        found["rope.scaling.type"] = known["rope_type"]
-        found["rope.scaling.factor"] = known["factor"]
-    if known["rope_type"] == "yarn":
-        found[TRUNCATED] = int(known["truncate"])
-    original = known["original_max_position_embeddings"] or (4096 if model.arch == "phi3" else 0)
-    if original and (known["rope_type"] == "yarn" or model.arch == "phi3"):
+    if known.kind in ("linear", "yarn"):
+        found["rope.scaling.type"] = known.kind
+        found["rope.scaling.factor"] = known.factor
+    if known.kind == "yarn":
+        found[TRUNCATED] = int(known.truncate)
+    original = known.original or (4096 if model.arch == "phi3" else 0)
+    if original and (known.kind == "yarn" or model.arch == "phi3"):
         found["rope.scaling.original_context_length"] = original
     return found
 

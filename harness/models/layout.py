@@ -14,6 +14,7 @@ from harness.models import gguf
 from harness.models.gguf import Value, head_dim_of, rotary_of
 from harness.theory.architectures import decoder_of, text_model
 from harness.theory.decoder import Decoder
+from harness.theory.hf_config import Settings
 from harness.theory.tensors import of_shape
 
 # How a model that is not dense is stored: each tensor of its GGUF, and where transformers has its values.
@@ -52,7 +53,7 @@ class Row:
 class Layout:
     """`config`: config.json of the text model in bfloat16. `architecture`, `metadata`: of the GGUF."""
 
-    config: dict[str, Any]
+    config: Config
     architecture: str
     metadata: dict[str, Value]
     rows: tuple[Row, ...]
@@ -104,7 +105,7 @@ class _Family:
 
 
 def _scaling(config: Config, *known: str) -> Iterator[str]:
-    kind = rotary_of(config)["rope_type"]
+    kind = rotary_of(config).kind
     if kind not in ("default", *known):
         yield f"rope scaling {kind!r} of {config['model_type']} is not converted"
 
@@ -151,7 +152,7 @@ def _gpt_oss(config: Config, model: Decoder) -> Iterator[str]:
             yield f"llama.cpp's gpt-oss has {key} {known}; this model {config[key]}"
     yield from _alternating(config, model, 2)
     yield from _scaling(config, "yarn")
-    if rotary_of(config)["rope_type"] == "default":
+    if rotary_of(config).kind == "default":
         yield "transformers takes YaRN for gpt_oss without a rope_scaling, and llama.cpp none; name it"
 
 
@@ -252,7 +253,7 @@ def of(config: Config) -> Layout:
     family = _FAMILIES.get(kind)
     if family is None:
         raise NoLayout(f"{kind} is neither synthesized nor converted here; known: {', '.join(KINDS)}")
-    text = {"tie_word_embeddings": model.tied, **text, "model_type": kind}
+    text = Settings({"tie_word_embeddings": model.tied, **text, "model_type": kind})
     if model.arch in ("lfm2", "lfm2moe"):  # transformers' lfm2_moe has no other key for it
         attends = (bool(each.cache.k) for each in model.layers())
         text["layer_types"] = ["full_attention" if attention else "conv" for attention in attends]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from harness.theory.hf_config import Settings
 
 BYTES_NEEDED = 512
 """Of a file's beginning, to tell what it is; a Git LFS pointer is shorter."""
@@ -73,7 +76,7 @@ def piece(path: Path) -> str | None:
     )
 
 
-def other_kind(metadata: Mapping[str, object]) -> str | None:
+def other_kind(metadata: Mapping[str, Any]) -> str | None:
     """A clause on a GGUF that is no language model by its header's keys; null: it is one."""
     kind, architecture = (str(metadata.get(f"general.{key}") or "") for key in ("type", "architecture"))
     if architecture == "clip" or kind == "mmproj":
@@ -96,7 +99,7 @@ def encoder(kind: str) -> str:
     )
 
 
-def is_encoder(config: Mapping[str, object]) -> bool:
+def is_encoder(config: Settings) -> bool:
     """Whether a config.json describes an encoder, which transformers runs as a decoder only if told so."""
     return config.get("model_type") in _ENCODER_TYPES and config.get("is_decoder") is not True
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from harness import data
-from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, cache_folder, exclusive, object_of
+from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, cache_folder, drop, exclusive, object_of
 from harness.models import checkpoint, gguf, gguf_model, layout
 from harness.models.checkpoint import FLOATS, INDEX, PACKING_FILES, SINGLE, Checkpoint, CheckpointError
 from harness.models.gguf import rotary_of
@@ -107,7 +107,7 @@ def quantized_path(source: str, quant: str, quantizer: str) -> Path:
     return cache_folder() / "weights" / digest([source, quantizer]) / f"{quant}.gguf"
 
 
-def dequantized_path(source: str, options: Mapping[str, object]) -> Path:
+def dequantized_path(source: str, options: Options) -> Path:
     """The cache folder of weights dequantized for one check, by the identity and options of their source."""
     return cache_folder() / "weights" / "dequantized" / digest([source, dict(options)])
 
@@ -289,7 +289,7 @@ def check_convertible(ready: Ready, converts: Mapping[str, Sequence[str]]) -> No
     try:
         if ready.decoder:
             layout.check_gguf(config)
-        elif (rope := rotary_of(config)["rope_type"]) not in ("default", *converts[str(kind)]):
+        elif (rope := rotary_of(config).kind) not in ("default", *converts[str(kind)]):
             raise layout.NoLayout(f"rope scaling {shown(rope)} of {kind} is not converted")
     except (ConfigJsonError, layout.NoLayout) as why:
         raise WeightsUnavailable(f"{ready.path}: {why}") from why
@@ -330,14 +330,6 @@ def cached(path: Path) -> Ready | None:
             raise  # unreadable does not mean damaged
         drop(path)
         return None
-
-
-def drop(path: Path) -> None:
-    """Remove a file or a folder of our own cache, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def digest(data: object) -> str:
@@ -561,7 +553,7 @@ def named_folder(name: str) -> Path:
     return cache_folder() / "weights" / name.rpartition("-")[2] / "hf"
 
 
-def layout_of(config: Mapping[str, object]) -> Layout:
+def layout_of(config: layout.Config) -> Layout:
     """Raises WeightsUnavailable."""
     try:
         return layout.of(config)
@@ -569,7 +561,7 @@ def layout_of(config: Mapping[str, object]) -> Layout:
         raise WeightsUnavailable(str(why)) from why
 
 
-def gguf_layout_of(config: Mapping[str, object]) -> Layout:
+def gguf_layout_of(config: layout.Config) -> Layout:
     """The same for a GGUF. Raises WeightsUnavailable, also if llama.cpp would compute another model."""
     try:
         layout.check_gguf(config)

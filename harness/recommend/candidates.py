@@ -22,7 +22,7 @@ from harness.recommend.speed import DENSE, EXPERTS, FUSED, GGML, STATES, TORCH, 
 from harness.stacks.header import Header, Options, stacks
 from harness.theory import decoder, floors
 from harness.theory import memory as theory_memory
-from harness.theory.decoder import Decoder, Shape, in_runs, shape_lm_head_params
+from harness.theory.decoder import Decoder, Shape, in_runs, lm_head_params
 from harness.theory.floors import MOVED_STATE, Demand, Reach
 from harness.theory.machines import Machine
 from harness.theory.memory import BITSANDBYTES, LLAMA_CPP, OF_MIXTURES, Engine, released_in
@@ -121,7 +121,7 @@ def read_bytes(header: Header, shape: Shape, quant: str | None, bits: float | No
         whole = float(loaded_bytes(tensors, "bf16"))
     else:
         return None
-    return whole - (0 if shape.tied else shape_lm_head_params(shape) * _BYTES_16)
+    return whole - (0 if shape.tied else lm_head_params(shape) * _BYTES_16)
 
 
 # Some layers of a model on a GPU, the others on the CPU beside it: how many, and the bytes of each. Pure.

@@ -164,7 +164,7 @@ def _weights(record: Record) -> Iterator[str]:
     if by_type and size is not None and sum(by_type.values()) != size:
         yield f"its weights have {size:,} bytes, but by type they are {sum(by_type.values()):,}"
     parameters = header.get("parameters") or loaded.get("parameters")
-    of_shape = decoder.shape_parameters(Shape(**shape)) if shape and not weights.get("decoder") else None
+    of_shape = decoder.parameters(Shape(**shape)) if shape and not weights.get("decoder") else None
     if header and parameters and of_shape and of_shape != parameters:
         yield f"its weights have {parameters:,} parameters, but its shape {of_shape:,}"
     bits, nominal = traffic.bpw(record), traffic.nominal_bits(loaded.get("quant"))

@@ -177,11 +177,13 @@ class Latent:
         yield Piece("attn_v_b.weight", (self.heads, self.value, self.kv_rank))
         yield from linear("attn_output", hidden, self.heads * self.value, self.bias)
 
-    def cache(self) -> Cache:
+    def cache(self, window: int | None = None, chunked: bool = False) -> Cache:
         """Scores and outputs are computed on the latent elements, as a cache of them allows."""
         return Cache(
             self.kv_rank + self.rope,
             products=self.heads * (2 * self.kv_rank + self.rope),
+            window=window,
+            chunked=chunked,
             expanded=self.heads * (self.nope + self.rope + self.value),
         )
 
@@ -373,36 +375,6 @@ class Shape:
 def attention(shape: Shape) -> dict[str, int]:
     """The dimensions of the KV cache: layers, kv_heads and head_dim."""
     return {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-
-
-def shape_layer_params(shape: Shape, norms: bool = True) -> int:
-    """All but the embedding and lm_head; without `norms`: weights and biases of the linear layers only."""
-    hidden, q, kv, ffn = shape.hidden_size, shape.q_width, shape.kv_width, shape.intermediate_size
-    layer = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * ffn
-    layer += (q + 2 * kv) * shape.qkv_bias + hidden * shape.o_bias + (2 * ffn + hidden) * shape.mlp_bias
-    if not norms:
-        return shape.layers * layer
-    return shape.layers * (layer + 2 * hidden + 2 * shape.head_dim * shape.qk_norm) + hidden
-
-
-def shape_lm_head_params(shape: Shape) -> int:
-    """Of the output matrix; the input embedding has as many, and is the same matrix if tied."""
-    return shape.vocab_size * shape.hidden_size
-
-
-def shape_active_params(shape: Shape, norms: bool = True) -> int:
-    """Parameters that a decode step computes with: all but the input embedding, of which it reads one row."""
-    return shape_layer_params(shape, norms) + shape_lm_head_params(shape)
-
-
-def shape_parameters(shape: Shape, norms: bool = True) -> int:
-    """All weights and biases; a tied embedding counts once."""
-    return shape_active_params(shape, norms) + (0 if shape.tied else shape_lm_head_params(shape))
-
-
-def shape_kv_elements_per_token(shape: Shape) -> int:
-    """Elements of KV cache a token adds: one K and one V row per layer."""
-    return 2 * shape.layers * shape.kv_width
 
 
 def kv_bytes_per_token(shape: Shape, k_element_bytes: float = 2, v_element_bytes: float = 2) -> float:

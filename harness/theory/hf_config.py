@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from harness import data
-from harness.theory.decoder import Shape
+from harness.theory.decoder import Decoder, Experts, Heads, Shape
 from harness.theory.tensors import FORMATS, Packing
 
 # Values of a parsed config.json, checked: nothing in the file is trusted. Pure.
@@ -31,43 +30,46 @@ class NoShape(ConfigJsonError):
     """A valid file, but of a model that cannot be described; transformers may support it."""
 
 
-def mapping(given: object, what: str) -> Mapping[str, object]:
+class Settings(dict[str, object]):
+    """A JSON object of a model's files, read with checks. All methods raise ConfigJsonError."""
+
+    def count(self, *keys: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
+        """A whole number: the first of these keys that is there."""
+        key = next((key for key in keys if self.get(key) is not None), keys[0])
+        given = default if self.get(key) is None else self[key]
+        if given is None:
+            raise ConfigJsonError(f"{key} is missing")
+        if not isinstance(given, int) or not is_whole(given, most, least):
+            raise ConfigJsonError(f"{key} must be a whole number from {least} to {most}, not {shown(given)}")
+        return given
+
+    def number(self, key: str, below: float, default: float | None = None) -> float:
+        given = default if self.get(key) is None else self[key]
+        if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < below:
+            raise ConfigJsonError(f"{key} must be a number between 0 and {below:g}, not {shown(given)}")
+        return float(given)
+
+    def flag(self, key: str, default: bool = False, prefix: str = "") -> bool:
+        given = default if self.get(key) is None else self[key]
+        if not isinstance(given, bool):
+            raise ConfigJsonError(f"{prefix}{key} must be true or false, not {shown(given)}")
+        return given
+
+    def inner(self, key: str) -> Settings | None:
+        """Null if the key has no object."""
+        given = self.get(key)
+        return settings_of(given, key) if isinstance(given, Mapping) else None
+
+
+def settings_of(given: object, what: str) -> Settings:
+    """What a parser of JSON returned, if it is an object. Raises ConfigJsonError."""
     if not isinstance(given, Mapping):
         raise ConfigJsonError(f"{what} must be a mapping, not {shown(given)}")
-    return given
+    return given if isinstance(given, Settings) else Settings(given)
 
 
-def within_values(given: object, most: int, least: int = 1) -> bool:
+def is_whole(given: object, most: int, least: int = 1) -> bool:
     return isinstance(given, int) and not isinstance(given, bool) and least <= given <= most
-
-
-def count_value(
-    config: Mapping[str, object], key: str, most: int = MOST, default: int | None = None, least: int = 1
-) -> int:
-    given = config.get(key)
-    if given is None:
-        if default is None:
-            raise ConfigJsonError(f"{key} is missing")
-        given = default
-    if not isinstance(given, int) or not within_values(given, most, least):
-        raise ConfigJsonError(f"{key} must be a whole number from {least} to {most}, not {shown(given)}")
-    return given
-
-
-def number(config: Mapping[str, object], key: str, below: float, default: float | None = None) -> float:
-    given = config.get(key)
-    if given is None:
-        given = default
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < below:
-        raise ConfigJsonError(f"{key} must be a number between 0 and {below:g}, not {shown(given)}")
-    return float(given)
-
-
-def flag_value(config: Mapping[str, object], key: str) -> bool:
-    given = config.get(key)
-    if given is not None and not isinstance(given, bool):
-        raise ConfigJsonError(f"{key} must be true or false, not {shown(given)}")
-    return bool(given)
 
 
 def shown(given: object) -> str:
@@ -83,13 +85,147 @@ def shown(given: object) -> str:
     return "a mapping" if isinstance(given, Mapping) else "a list"
 
 
+# A config.json as one family of models reads it: checked values, and the kind of each layer. Pure.
+
+
+Build = Callable[["Values"], Decoder]
+FULL, WINDOW, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+
+
+class Values(Settings):
+    """The part of a config.json that describes the text model, of one known model_type."""
+
+    def of(self, **defaults: object) -> Values:
+        """The same with the family's defaults, for keys that its files leave out."""
+        return Values(defaults | self)
+
+    @property
+    def kind(self) -> str:
+        return str(self["model_type"])
+
+    def maybe(self, key: str, least: int = 1) -> int | None:
+        """A whole number, or null."""
+        return None if self.get(key) is None else self.count(key, least=least, most=MOST_TOKENS)
+
+    @property
+    def hidden(self) -> int:
+        return self.count("hidden_size")
+
+    @property
+    def layers(self) -> int:
+        return self.count("num_hidden_layers", "num_layers", most=MOST_LAYERS)
+
+    @property
+    def vocab(self) -> int:
+        return self.count("vocab_size")
+
+    @property
+    def context(self) -> int:
+        return self.count("max_position_embeddings", most=MOST_TOKENS)
+
+    @property
+    def tied(self) -> bool:
+        return self.flag("tie_word_embeddings")
+
+    def heads(
+        self,
+        qkv_bias: bool = False,
+        o_bias: bool = False,
+        qk_norm: str | None = None,
+        gated: bool = False,
+        sinks: bool = False,
+        fused: bool = False,
+    ) -> Heads:
+        """Raises ConfigJsonError for heads that do not divide."""
+        heads = self.count("num_attention_heads")
+        kv_heads = self.count("num_key_value_heads", default=heads)
+        if heads % kv_heads:
+            raise ConfigJsonError(
+                f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+            )
+        if self.get("head_dim") is None and self.hidden % heads:
+            raise ConfigJsonError(
+                f"hidden_size {self.hidden} is not a multiple of num_attention_heads {heads}"
+            )
+        head_dim = self.count("head_dim", default=self.hidden // heads, most=MOST_HEAD_DIM)
+        return Heads(heads, kv_heads, head_dim, qkv_bias, o_bias, qk_norm, gated, sinks, fused)
+
+    def experts(self, ffn: str = "moe_intermediate_size", **fields: bool | int) -> Experts:
+        """Raises ConfigJsonError for a router that chooses more experts than there are."""
+        count = self.count("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+        used = self._used()
+        if used > count:
+            raise ConfigJsonError(f"{used} experts are chosen for a token, of {count}")
+        return Experts(count, used, self.count(ffn), **fields)  # type: ignore[arg-type]
+
+    def _used(self) -> int:
+        for key in ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk"):
+            given = self.get(key)
+            if isinstance(given, list) and given and all(each == given[0] for each in given):
+                given = given[0]
+            if given is not None:
+                return Settings({key: given}).count(key)
+        return self.count("num_experts_per_tok")
+
+    def kinds(self, known: Sequence[str], otherwise: Callable[[int], str]) -> list[str]:
+        """The kind of each layer by layer_types, else by `otherwise`. Raises ConfigJsonError."""
+        given = self.get("layer_types")
+        if given is None:
+            return [otherwise(number) for number in range(self.layers)]
+        if not isinstance(given, list) or len(given) != self.layers:
+            raise ConfigJsonError(f"layer_types must be a list of {self.layers}, one for each layer")
+        for each in given:
+            if each not in known:
+                raise ConfigJsonError(f"layer_types has {shown(each)}; known: {', '.join(known)}")
+        return [str(each) for each in given]
+
+    def windows(self, every: int | None = None, beyond_context: bool = False) -> list[int | None]:
+        """The window of each layer, null for all tokens. `every`: one layer in so many, the last of them,
+        attends to all tokens if no layer_types say which; null: no layer.
+
+        Raises ConfigJsonError for a window longer than the context, unless `beyond_context`: then it is none.
+        """
+        window = self.maybe("sliding_window")
+        if not window or not self.flag("use_sliding_window", True):
+            return [None] * self.layers
+
+        def otherwise(number: int) -> str:
+            return FULL if every and (number + 1) % every == 0 else WINDOW
+
+        kinds = self.kinds((FULL, WINDOW), otherwise)
+        if window > self.context and WINDOW in kinds and not beyond_context:
+            raise ConfigJsonError(f"sliding_window {window} is longer than the context of {self.context}")
+        return [window if kind == WINDOW and window < self.context else None for kind in kinds]
+
+    def numbers(self, key: str) -> list[int]:
+        """A list of layers' numbers; empty if it is not there. Raises ConfigJsonError."""
+        given = self.get(key)
+        if given is None:
+            return []
+        if not isinstance(given, list) or not all(is_whole(each, self.layers - 1, 0) for each in given):
+            raise ConfigJsonError(f"{key} must be a list of layers from 0 to {self.layers - 1}")
+        return [int(each) for each in given]
+
+    def sparse(self, first_dense: int = 0, every: int = 1) -> list[bool]:
+        """Which layers are a mixture: mlp_layer_types, else all but the first ones and mlp_only_layers, one
+        in `every`."""
+        types = self.get("mlp_layer_types")
+        if isinstance(types, list) and len(types) == self.layers:
+            return [each == "sparse" for each in types]
+        dense = set(self.numbers("mlp_only_layers"))
+        return [
+            number >= first_dense and (number + 1) % every == 0 and number not in dense
+            for number in range(self.layers)
+        ]
+
+
 # The shape of a checkpoint from its parsed config.json, as transformers would build the model. Pure.
 #
 # The file is not trusted: for any content the result is a Shape or a ConfigJsonError.
 # Defaults and biases: configuration_*.py and modeling_*.py of transformers' llama, mistral, qwen2 and qwen3.
 
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
@@ -114,44 +250,38 @@ DENSE = tuple(_FAMILIES)
 """model_type of what `shape_of` describes."""
 
 
-def shape_of(config: Mapping[str, object]) -> Shape:
+def shape_of(config: object) -> Shape:
     """The shape of a dense Llama, Mistral, Qwen2 or Qwen3 model for text, or of the one inside a wrapper.
 
     A missing number without a default is an error, never guessed. Without `num_key_value_heads` every head
     has its own. A sliding window counts if the model uses it (Mistral; Qwen with use_sliding_window) in all
     layers; Shape cannot describe one in some layers, so that is an error.
     """
-    config = mapping(config, "config.json")
+    config = settings_of(config, "config.json")
     kind, text = _decoder(config)
     family = _FAMILIES[kind]
-    hidden = count_value(text, "hidden_size")
-    layers = count_value(text, "num_hidden_layers", MOST_LAYERS)
-    heads = count_value(text, "num_attention_heads")
-    kv_heads = count_value(text, "num_key_value_heads", default=heads)
-    if heads % kv_heads:
-        pair = f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
-        raise ConfigJsonError(pair)
-    if text.get("head_dim") is None and family.head_dim is None and hidden % heads:
-        raise ConfigJsonError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
-    attention_bias = kind in ("llama", "qwen3") and flag_value(text, "attention_bias")
+    defaults = {"max_position_embeddings": family.context, "head_dim": family.head_dim}
+    values = Values(text | {key: given for key, given in defaults.items() if text.get(key) is None})
+    heads, layers = values.heads(), text.count("num_hidden_layers", most=MOST_LAYERS)
+    attention_bias = kind in ("llama", "qwen3") and text.flag("attention_bias")
     tied = "tie_word_embeddings"
     return Shape(
         arch=family.arch,
-        vocab_size=count_value(text, "vocab_size"),
-        hidden_size=hidden,
+        vocab_size=values.vocab,
+        hidden_size=values.hidden,
         layers=layers,
-        intermediate_size=count_value(text, "intermediate_size"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=count_value(text, "head_dim", MOST_HEAD_DIM, default=family.head_dim or hidden // heads),
-        tied=flag_value(text if text.get(tied) is not None else config, tied),
+        intermediate_size=values.count("intermediate_size"),
+        heads=heads.heads,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
+        tied=(text if text.get(tied) is not None else config).flag(tied),
         qkv_bias=kind == "qwen2" or attention_bias,
         o_bias=attention_bias,
-        mlp_bias=kind == "llama" and flag_value(text, "mlp_bias"),
+        mlp_bias=kind == "llama" and text.flag("mlp_bias"),
         qk_norm=kind == "qwen3",
         rope_theta=_theta(text),
-        norm_eps=number(text, "rms_norm_eps", 1, default=1e-6),
-        context=count_value(text, "max_position_embeddings", MOST_TOKENS, default=family.context),
+        norm_eps=text.number("rms_norm_eps", 1, default=1e-6),
+        context=values.context,
         window=_window(text, kind, layers),
     )
 
@@ -166,7 +296,7 @@ class Quantization:
     options: Mapping[str, str | int | float] = field(default_factory=dict)
 
 
-def quantization_of(config: Mapping[str, object]) -> Quantization | None:
+def quantization_of(config: object) -> Quantization | None:
     """How the weights are quantized ("gptq 4-bit, group 128"); null if they are not.
 
     Invalid details are omitted; an invalid method is a ConfigJsonError.
@@ -177,23 +307,23 @@ def quantization_of(config: Mapping[str, object]) -> Quantization | None:
     return None
 
 
-def modelopt(given: Mapping[str, object]) -> Quantization | None:
+def modelopt(given: object) -> Quantization | None:
     """From ModelOpt's separate file, hf_quant_config.json. Raises ConfigJsonError."""
-    settings = mapping(given.get("quantization"), "quantization")
-    return _quantization({**settings, "quant_method": "modelopt"}, "quantization")
+    known = settings_of(settings_of(given, "hf_quant_config.json").get("quantization"), "quantization")
+    return _quantization(Settings(known | {"quant_method": "modelopt"}), "quantization")
 
 
-def quantization_configs(config: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
+def quantization_configs(config: object) -> Iterator[tuple[str, Settings]]:
     """The quantization of a config.json, by its keys. Raises ConfigJsonError."""
-    config = mapping(config, "config.json")
+    config = settings_of(config, "config.json")
     for place in (config, config.get("text_config")):
         for key in ("quantization_config", "compression_config", "quantization"):  # the last is MLX's own
             given = place.get(key) if isinstance(place, Mapping) else None
             if given is not None:
-                yield key, mapping(given, key)
+                yield key, settings_of(given, key)
 
 
-def _quantization(given: Mapping[str, object], key: str) -> Quantization | None:
+def _quantization(given: Settings, key: str) -> Quantization | None:
     if not given:
         return None
     method = given.get("quant_method")
@@ -217,7 +347,7 @@ def _quantization(given: Mapping[str, object], key: str) -> Quantization | None:
     return Quantization(method.lower(), words, options)
 
 
-def _type_of(given: Mapping[str, object]) -> str:
+def _type_of(given: Settings) -> str:
     """The type of the weights where it says more than their bits: ModelOpt's, Quark's, floats; or empty."""
     settings = _of_weights(given)
     if settings.get("type") == "float":
@@ -226,49 +356,42 @@ def _type_of(given: Mapping[str, object]) -> str:
     return f" {name.lower()}" if NAME.fullmatch(name) else ""
 
 
-def _of_weights(given: Mapping[str, object]) -> Mapping[str, Any]:
+def _of_weights(given: Settings) -> Settings:
     """The settings with those of the weights, which compressed-tensors, Quark and HQQ nest."""
-    groups = given.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    nested: list[object] = [first.get("weights")] if isinstance(first, Mapping) else []
-    for outer, inner in (("global_quant_config", "weight"), ("quant_config", "weight_quant_params")):
-        if isinstance(place := given.get(outer), Mapping):
-            nested.append(place.get(inner))
-    for found in nested:
-        if isinstance(found, Mapping):
-            return {**given, **found}
+    groups = given.inner("config_groups") or Settings()
+    places = [(groups, name, "weights") for name in [*groups][:1]]
+    places += [(given, "global_quant_config", "weight"), (given, "quant_config", "weight_quant_params")]
+    for holder, outer, inner in places:
+        if (place := holder.inner(outer)) is not None and (found := place.inner(inner)) is not None:
+            return Settings(given | found)
     return given
 
 
-def _details(given: Mapping[str, object]) -> tuple[int | None, str, str]:
+def _details(given: Settings) -> tuple[int | None, str, str]:
     """Bits, group and blocks; null or empty if not given."""
     settings = _of_weights(given)
-    names = ("bits", "w_bit", "num_bits", "nbits")
-    bits = next((settings[name] for name in names if within_values(settings.get(name), 64)), None)
-    if bits is None:
-        bits = (
-            4 if settings.get("load_in_4bit") is True else 8 if settings.get("load_in_8bit") is True else None
-        )
+    widths = [settings.get(name) for name in ("bits", "w_bit", "num_bits", "nbits")]
+    widths += [bits for bits in (4, 8) if settings.get(f"load_in_{bits}bit") is True]
+    bits = next((each for each in widths if isinstance(each, int) and is_whole(each, 64)), None)
     size = settings.get("group_size", settings.get("q_group_size"))
-    group = f"group {size}" if within_values(size, MOST) else "one group a row" if size == -1 else ""
+    group = f"group {size}" if is_whole(size, MOST) else "one group a row" if size == -1 else ""
     block = settings.get("weight_block_size")
-    if isinstance(block, list) and len(block) == 2 and all(within_values(side, MOST) for side in block):
+    if isinstance(block, list) and len(block) == 2 and all(is_whole(side, MOST) for side in block):
         return bits, group, f"blocks of {block[0]} x {block[1]}"
     return bits, group, ""
 
 
-def _decoder(config: Mapping[str, object], nested: bool = False) -> tuple[str, Mapping[str, object]]:
+def _decoder(config: Settings, nested: bool = False) -> tuple[str, Settings]:
     """The family, and the part of the file with the text model."""
     kind = config.get("model_type")
     named = kind if isinstance(kind, str) and NAME.fullmatch(kind) else "this model"
-    for key in _EXPERTS:
-        if count_value(config, key, default=1, least=0) > 1:
+    for key in EXPERTS:
+        if config.count(key, default=1, least=0) > 1:
             raise ConfigJsonError(f"{named} is a mixture of experts; only dense models are known")
     if kind is None and not nested:
         kind = next((name for name in _FAMILIES if _is_causal(config, name)), None)
     if not isinstance(kind, str) or kind not in _FAMILIES:
-        inner = config.get("text_config")
-        if not nested and isinstance(inner, Mapping):
+        if not nested and (inner := config.inner("text_config")) is not None:
             return _decoder(inner, nested=True)
         what = "text_config.model_type" if nested else "model_type"
         problem = f"{what} is missing" if kind is None else f"{what} {shown(kind)} is not known"
@@ -281,7 +404,7 @@ def _decoder(config: Mapping[str, object], nested: bool = False) -> tuple[str, M
     return kind, config
 
 
-def _is_causal(config: Mapping[str, object], kind: str) -> bool:
+def _is_causal(config: Settings, kind: str) -> bool:
     """Whether the architectures name the causal language model; early LLaMA files have LLaMAForCausalLM."""
     names = config.get("architectures")
     return isinstance(names, list) and any(
@@ -289,20 +412,20 @@ def _is_causal(config: Mapping[str, object], kind: str) -> bool:
     )
 
 
-def _theta(config: Mapping[str, object]) -> float:
+def _theta(config: Settings) -> float:
     """Transformers 5 keeps it in rope_parameters, which takes precedence over the key of transformers 4."""
     inner = config.get("rope_parameters")
-    if inner is not None and (known := mapping(inner, "rope_parameters")).get("rope_theta") is not None:
-        return number(known, "rope_theta", MOST_THETA)
-    return number(config, "rope_theta", MOST_THETA, default=10_000.0)
+    if inner is not None and (known := settings_of(inner, "rope_parameters")).get("rope_theta") is not None:
+        return known.number("rope_theta", MOST_THETA)
+    return config.number("rope_theta", MOST_THETA, default=10_000.0)
 
 
-def _window(config: Mapping[str, object], kind: str, layers: int) -> int | None:
-    if kind == "llama" or (kind != "mistral" and not flag_value(config, "use_sliding_window")):
+def _window(config: Settings, kind: str, layers: int) -> int | None:
+    if kind == "llama" or (kind != "mistral" and not config.flag("use_sliding_window")):
         return None
     if config.get("sliding_window", 4096) is None:  # a missing key is 4096, null is none
         return None
-    window = count_value(config, "sliding_window", MOST_TOKENS, default=4096)
+    window = config.count("sliding_window", most=MOST_TOKENS, default=4096)
     if kind == "mistral":
         return window
     types = config.get("layer_types")
@@ -311,7 +434,7 @@ def _window(config: Mapping[str, object], kind: str, layers: int) -> int | None:
             raise ConfigJsonError(f"layer_types must be a list of {layers}, one for each layer")
         sliding = sum(1 for layer in types if layer == "sliding_attention")
     else:
-        sliding = max(0, layers - count_value(config, "max_window_layers", default=28, least=0))
+        sliding = max(0, layers - config.count("max_window_layers", default=28, least=0))
     if 0 < sliding < layers:
         raise NoShape(f"a sliding window over {sliding} of {layers} layers; known: over all or none")
     return window if sliding else None
@@ -328,7 +451,7 @@ _USUAL_LAYOUT = {"gptq": "gptq", "awq": "gemm"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
-def packing_of(config: Mapping[str, object]) -> Packing | None:
+def packing_of(config: object) -> Packing | None:
     """The GPTQ or AWQ settings of a config.json; null if it has none.
 
     Raises ConfigJsonError.
@@ -339,29 +462,27 @@ def packing_of(config: Mapping[str, object]) -> Packing | None:
     return None
 
 
-def packing_in(given: Mapping[str, object], prefix: str = "", method: str | None = None) -> Packing | None:
+def packing_in(config: object, prefix: str = "", method: str | None = None) -> Packing | None:
     """As packing_of, from the settings only. `prefix`: of their keys in messages. `method`: if they name
     none."""
+    given = settings_of(config, "settings")
     named = given.get("quant_method") or method
     method = named.lower() if isinstance(named, str) else None
     if method not in FORMATS:
         return None
-    asymmetric = _flag(given, "zero_point", prefix)
-    symmetric = _flag(given, "sym", prefix)
-    if symmetric is None:
-        symmetric = not asymmetric if asymmetric is not None else method == "gptq"
-    marlin = _flag(given, "is_marlin_format", prefix)
+    asymmetric = given.flag("zero_point", method != "gptq", prefix)
+    marlin = given.flag("is_marlin_format", prefix=prefix)
     return Packing(
         method=method,
         bits=_bits(given, prefix),
         group_size=_group_size(given, prefix),
-        symmetric=symmetric,
-        act_order=bool(_flag(given, "desc_act", prefix)),
+        symmetric=given.flag("sym", not asymmetric, prefix),
+        act_order=given.flag("desc_act", prefix=prefix),
         layout="marlin" if marlin else _layout(given, method, prefix),
     )
 
 
-def _layout(given: Mapping[str, object], method: str, prefix: str) -> str:
+def _layout(given: Settings, method: str, prefix: str) -> str:
     for key in ("checkpoint_format", "format", *(("version",) if method == "awq" else ())):
         if (name := given.get(key)) is None:
             continue
@@ -371,33 +492,26 @@ def _layout(given: Mapping[str, object], method: str, prefix: str) -> str:
     return _USUAL_LAYOUT[method]
 
 
-def _bits(given: Mapping[str, object], prefix: str) -> int:
+def _bits(given: Settings, prefix: str) -> int:
     name, value = _first(given, ("bits", "w_bit"), prefix)
     if type(value) is not int or not 2 <= value <= _MOST_BITS:
         raise ConfigJsonError(f"{prefix}{name} must be from 2 to {_MOST_BITS}, not {shown(value)}")
     return value
 
 
-def _group_size(given: Mapping[str, object], prefix: str) -> int:
+def _group_size(given: Settings, prefix: str) -> int:
     name, value = _first(given, ("group_size", "q_group_size"), prefix)
     if type(value) is not int or (value != -1 and not 0 < value <= _LARGEST_GROUP):
         raise ConfigJsonError(f"{prefix}{name} must be a size, or -1 for a whole column, not {shown(value)}")
     return value
 
 
-def _first(given: Mapping[str, object], names: tuple[str, ...], prefix: str) -> tuple[str, object]:
+def _first(given: Settings, names: tuple[str, ...], prefix: str) -> tuple[str, object]:
     """The value of the first of the names that exists."""
     found = next((name for name in names if given.get(name) is not None), None)
     if found is None:
         raise ConfigJsonError(f"{prefix}{names[0]} is missing")
     return found, given[found]
-
-
-def _flag(given: Mapping[str, object], name: str, prefix: str) -> bool | None:
-    value = given.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise ConfigJsonError(f"{prefix}{name} must be true or false, not {shown(value)}")
-    return value
 
 
 # Shapes of common model families by name, from the config.json of each in data/models.json. Pure.

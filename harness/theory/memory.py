@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,6 @@ from typing_extensions import TypedDict
 
 from harness.base.text import plural
 from harness.theory import decoder, floors
-from harness.theory.compute_buffer import compute_bytes
 from harness.theory.decoder import Decoder, Shape
 from harness.theory.floors import Ceiling, Demand
 from harness.theory.machines import DRIVER_RESERVE_BYTES, Machine
@@ -50,7 +50,7 @@ LLAMA_CPP_RUNTIME_BYTES = 37.0 * MIB
 # tokens filled (transformers 5.23, torch 2.13, a 0.5B model in bf16 within budgets of 1.7 and 3 GiB).
 TORCH_RUNTIME_BYTES, TORCH_ACTIVATION_BYTES = 260.0 * MIB, 12.0 * MIB
 PADDING = 256  # llama.cpp pads a context to a multiple of this
-F32 = 4
+F32, F16 = 4, 2
 # Of all architectures with windows, those in which llama.cpp has them (set_swa_pattern in src/models/*.cpp).
 _WINDOWS_OF_LLAMA_CPP = (
     *("cohere2", "exaone4", "gemma2", "gemma3", "gemma3n", "gpt-oss", "llama4", "olmo2"),
@@ -150,13 +150,48 @@ class LlamaCpp:
         if self.on_gpu:
             found["weights"] -= model.embedding_bytes
             compute = compute_bytes(made, u, u, n, window, self.flash_attn)
-            return found | {"compute": float(compute), "runtime": CUDA_RUNTIME_BYTES}
+            return found | {"compute": compute, "runtime": CUDA_RUNTIME_BYTES}
         compute = compute_bytes(made, u, 1, n, window, self.flash_attn)
         # On CPUs ggml converts the scores, or the inputs of a matrix, to the other factor's type.
-        scores = 0 if self.flash_attn else 2 * u * n * made.heads
+        scores = 0 if self.flash_attn else F16 * u * n * made.heads
         work = max(scores, 2 * u * max(made.ffn, made.hidden_size))
         bookkeeping = n * (48 + 96)  # llama.cpp's KV cells, and the sets of those in use
         return found | {"compute": compute + work + bookkeeping, "runtime": LLAMA_CPP_RUNTIME_BYTES}
+
+
+def compute_bytes(made: Decoder, tokens: int, outputs: int, cells: int, window: int, flash: bool) -> float:
+    """llama.cpp's compute buffer for a pass of so many `tokens`, of which `outputs` have logits, over a cache
+    of `cells`, or of `window` in layers with a window (0: there are none).
+
+    The embeddings stay in it to the end. Beside them it holds the logits, or what the widest step of a layer
+    needs at once: the masks, the layer's input as it is and as its norm made it, and one of these: queries,
+    scores of all heads and their output; projections and state; both factors of a feed-forward and their
+    product. Without the holes that its allocator leaves, and the smaller tensors. Error: docs/memory.md, "The
+    estimate".
+    """
+    widest, values = 0.0, dict[int, int]()  # values: the most that a token adds to V, by cells
+    for layer, _ in made.runs:
+        dims = defaultdict(lambda: (0, 0), {each.name: each.dims for each in layer.pieces})
+        cache = layer.cache
+        if cache.k:
+            held = window if window and cache.window else cells
+            values[held] = max(values.get(held, 0), cache.v)
+            # Queries of a latent cache are as wide as its keys.
+            queries = made.heads * cache.k if cache.expanded else dims["attn_output.weight"][-1]
+            scores = queries if flash else max(queries, made.heads * held)
+            transposed = cache.k * held / 2 if cache.expanded and not flash else 0  # its V, in 16 bits
+            widest = max(widest, tokens * (queries + scores) + transposed)
+        if cache.state:
+            mixed = sum(dims[f"{name}.weight"][0] for name in ("ssm_in", "attn_qkv", "shortconv.in_proj"))
+            widest = max(widest, tokens * 2 * mixed + cache.state)
+        for suffix, times in (("", 1), ("_shexp", 1), ("_exps", made.experts_used)):
+            factors = sum(dims[f"ffn_{name}{suffix}.weight"][-2] for name in ("gate", "up"))
+            widest = max(widest, tokens * times * (factors + dims[f"ffn_down{suffix}.weight"][-1]))
+    # Without flash attention masks are in 32 bits, and a place of 8 bytes says where each value of V goes.
+    inputs = sum(F16 * held if flash else F32 * held + 8 * most for held, most in values.items())
+    in_layer = tokens * (inputs + F32 * 2 * made.hidden_size) + F32 * widest
+    logits = F32 * outputs * (made.vocab_size + made.hidden_size)
+    return F32 * tokens * made.hidden_size + max(logits, in_layer)
 
 
 @dataclass(frozen=True)

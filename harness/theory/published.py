@@ -10,12 +10,12 @@ from harness.theory import floors
 from harness.theory import tensors as theory_tensors
 from harness.theory.decoder import (
     Shape,
+    active_params,
     kv_bytes_per_token,
-    shape_active_params,
-    shape_kv_elements_per_token,
-    shape_layer_params,
-    shape_lm_head_params,
-    shape_parameters,
+    kv_elements_per_token,
+    layer_params,
+    lm_head_params,
+    parameters,
 )
 from harness.theory.floors import PUBLISHED
 from harness.theory.hf_config import SHAPES
@@ -56,8 +56,8 @@ def speeds() -> LlamaTable:
                 "model": each["model"],
                 "published_tok_s": _number(each["published_tok_s"]),
                 "article_formula_tok_s": bandwidth / (2 * float(each["nominal_parameters"]) * BITS / 8),
-                "by_memory_tok_s": bandwidth / (shape_parameters(shape) * BITS / 8),
-                "by_compute_tok_s": rate / (2 * shape_parameters(shape)),
+                "by_memory_tok_s": bandwidth / (parameters(shape) * BITS / 8),
+                "by_compute_tok_s": rate / (2 * parameters(shape)),
                 "floor_tok_s": 1 / step_s,
                 "seen_tok_s": _number(each["seen_tok_s"]),
             }
@@ -74,8 +74,8 @@ def memory() -> LlamaTable:
     return [
         {
             "model": model,
-            "weights_gb": shape_parameters(SHAPES[model]) * BITS / 8 / 1e9,
-            "kv_gb": shape_kv_elements_per_token(SHAPES[model]) * CONTEXT * BITS / 8 / 1e9,
+            "weights_gb": parameters(SHAPES[model]) * BITS / 8 / 1e9,
+            "kv_gb": kv_elements_per_token(SHAPES[model]) * CONTEXT * BITS / 8 / 1e9,
         }
         for model in _MODELS
     ]
@@ -135,10 +135,10 @@ def model_family() -> StudyTable:
             "num_hidden_layers": str(shape.layers),
             "intermediate_size": str(shape.intermediate_size),
             "n_groups": str(shape.heads // shape.kv_heads),
-            "layer_params_gi": f"{shape_layer_params(shape, PUBLISHED.norms) / GI:.2f}",
-            "lm_head_params_gi": f"{shape_lm_head_params(shape) / GI:.2f}",
-            "active_params_gi": f"{shape_active_params(shape, PUBLISHED.norms) / GI:.2f}",
-            "total_params_gi": f"{shape_parameters(shape, PUBLISHED.norms) / GI:.2f}",
+            "layer_params_gi": f"{layer_params(shape, PUBLISHED.norms) / GI:.2f}",
+            "lm_head_params_gi": f"{lm_head_params(shape) / GI:.2f}",
+            "active_params_gi": f"{active_params(shape, PUBLISHED.norms) / GI:.2f}",
+            "total_params_gi": f"{parameters(shape, PUBLISHED.norms) / GI:.2f}",
         }
         for name, shape in _shapes(MODELS)
     ]
@@ -147,7 +147,7 @@ def model_family() -> StudyTable:
 def kv_cache() -> StudyTable:
     """Elements of KV cache of 1024 tokens, in Mi."""
     return [
-        {"model": name, "kv_params_per_1024_tokens_mi": f"{shape_kv_elements_per_token(shape) * KI / MI:.0f}"}
+        {"model": name, "kv_params_per_1024_tokens_mi": f"{kv_elements_per_token(shape) * KI / MI:.0f}"}
         for name, shape in _shapes(MODELS)
     ]
 

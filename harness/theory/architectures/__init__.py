@@ -7,13 +7,22 @@ biases: configuration_*.py and modeling_*.py of transformers 5.23.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 
 from harness.theory import decoder
 from harness.theory.architectures import attention, hybrids
-from harness.theory.architectures.values import Build, Values
 from harness.theory.decoder import Decoder
-from harness.theory.hf_config import DENSE, ConfigJsonError, NoShape, mapping, shape_of, shown
+from harness.theory.hf_config import (
+    DENSE,
+    EXPERTS,
+    Build,
+    ConfigJsonError,
+    NoShape,
+    Settings,
+    Values,
+    settings_of,
+    shape_of,
+    shown,
+)
 
 _BUILD: dict[str, Build] = {
     **attention.DENSE_BUILD,
@@ -25,47 +34,45 @@ _BUILD: dict[str, Build] = {
 KINDS = tuple(sorted({*DENSE, *_BUILD}))
 """All known model_type, without those of wrappers."""
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # How deep a text model may lie in the config.json of a model for text and images.
 _WRAPPERS = ("text_config", "llm_config", "language_config")
+_TIED = "tie_word_embeddings"
 
 
-def decoder_of(config: Mapping[str, object]) -> Decoder:
+def decoder_of(config: object) -> Decoder:
     """The decoder for text that a config.json describes, or the one inside a wrapper.
 
     Raises ConfigJsonError: a missing number without a default, a contradiction; NoShape: an architecture that
     is not known, with the nearest that is.
     """
-    config = mapping(config, "config.json")
-    kind, text = text_model(config)
-    if kind in _BUILD:
-        return _BUILD[kind](Values(kind, text, config))
-    return decoder.of_shape(shape_of(config))
+    whole = settings_of(config, "config.json")
+    kind, text = text_model(whole)
+    if kind not in _BUILD:
+        return decoder.of_shape(shape_of(whole))
+    ties = [part[_TIED] for part in (text, whole) if part.get(_TIED) is not None]
+    own = {key: given for key, given in text.items() if key != _TIED}  # null is as good as missing
+    return _BUILD[kind](Values(own | ({_TIED: ties[0]} if ties else {}) | {"model_type": kind}))
 
 
-def text_model(config: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
+def text_model(config: object) -> tuple[str, Settings]:
     """The model_type and the part of a config.json of the model for text. Raises ConfigJsonError."""
-    kind = config.get("model_type")
-    for key in _WRAPPERS:
-        inner = config.get(key)
-        if isinstance(inner, Mapping):
-            nested = inner.get("model_type")
-            if isinstance(nested, str) and nested in (*DENSE, *_BUILD):
-                return nested, inner
-            if isinstance(nested, str):
-                raise _unknown(nested)
+    whole = settings_of(config, "config.json")
+    kind = whole.get("model_type")
+    for inner in filter(None, map(whole.inner, _WRAPPERS)):
+        nested = inner.get("model_type")
+        if isinstance(nested, str) and nested in (*DENSE, *_BUILD):
+            return nested, inner
+        if isinstance(nested, str):
+            raise _unknown(nested)
     if isinstance(kind, str) and kind in (*DENSE, *_BUILD):
-        return kind, config
+        return kind, whole
     if not isinstance(kind, str):
-        if kind is None and _names_known(config) and not any(config.get(key) for key in _EXPERTS):
-            return "llama", config  # hf_config finds the kind by the architectures
+        named = isinstance(whole.get("architectures"), list)
+        if kind is None and named and not any(map(whole.get, EXPERTS)):
+            return "llama", whole  # hf_config finds the kind by the architectures
         problem = "is missing" if kind is None else f"{shown(kind)} is not known"
         raise ConfigJsonError(f"model_type {problem}; known: {', '.join(KINDS)}")
     raise _unknown(kind)
-
-
-def _names_known(config: Mapping[str, object]) -> bool:
-    return isinstance(config.get("architectures"), list)
 
 
 def _unknown(kind: str) -> NoShape:

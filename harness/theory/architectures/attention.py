@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.theory import hf_config
-from harness.theory.architectures.values import CHUNKED, FULL, Build, Values
 from harness.theory.decoder import (
     Decoder,
     Experts,
@@ -22,7 +20,7 @@ from harness.theory.decoder import (
     norms,
     plain,
 )
-from harness.theory.hf_config import ConfigJsonError
+from harness.theory.hf_config import CHUNKED, FULL, MOST, Build, ConfigJsonError, Values, is_whole
 
 # Dense architectures with keys and values for groups of queries, besides Llama, Mistral, Qwen2 and Qwen3.
 
@@ -97,8 +95,7 @@ def assembled(
     *,
     heads: int,
     ffn: int,
-    experts: int = 0,
-    used: int = 0,
+    experts: Experts | None = None,
 ) -> Decoder:
     return Decoder(
         arch=arch,
@@ -108,8 +105,8 @@ def assembled(
         tied=values.tied,
         runs=in_runs(layers),
         others=tuple(others),
-        experts=experts,
-        experts_used=used,
+        experts=experts.count if experts else 0,
+        experts_used=experts.used if experts else 0,
         heads=heads,
         ffn=ffn,
     )
@@ -309,9 +306,7 @@ def _widths(values: Values) -> list[int]:
     given = values.get("intermediate_size")
     if not isinstance(given, list):
         return [values.count("intermediate_size", default=16_384)] * values.layers
-    if len(given) != values.layers or not all(
-        hf_config.within_values(each, hf_config.MOST) for each in given
-    ):
+    if len(given) != values.layers or not all(is_whole(each, MOST) for each in given):
         raise ConfigJsonError(
             f"intermediate_size must be a list of {values.layers} widths, one for each layer"
         )
@@ -337,26 +332,11 @@ def _deepseek(given: Values) -> Decoder:
         q_rank=values.maybe("q_lora_rank"),
         bias=values.flag("attention_bias"),
     )
-    hidden, ffn = values.hidden, values.count("intermediate_size")
     shared = values.count("n_shared_experts", default=0, least=0) * values.count("moe_intermediate_size")
     experts = values.experts(shared=shared, correction=is_third)
     sparse = values.sparse(values.count("first_k_dense_replace", default=0, least=0))
-
-    def pieces(is_sparse: bool) -> Iterator[Piece]:
-        yield from norms(hidden, *USUAL)
-        yield from attention.pieces(hidden)
-        yield from experts.pieces(hidden) if is_sparse else gated(hidden, ffn)
-
-    return assembled(
-        values,
-        "deepseek2",
-        [layer(pieces(is_sparse), cache=attention.cache()) for is_sparse in sparse],
-        norms(hidden, "output_norm"),
-        heads=attention.heads,
-        ffn=ffn,
-        experts=experts.count,
-        used=experts.used,
-    )
+    ffn = values.count("intermediate_size")
+    return _decoder(values, "deepseek2", attention, experts, sparse=sparse, dense_ffn=ffn)
 
 
 LATENT_BUILD: dict[str, Build] = dict.fromkeys(
@@ -373,7 +353,7 @@ _POST = ("attn_norm", "post_attention_norm")
 def _decoder(
     values: Values,
     arch: str,
-    heads: Heads,
+    heads: Heads | Latent,
     experts: Experts,
     *,
     sparse: Sequence[bool] | None = None,
@@ -404,8 +384,7 @@ def _decoder(
         (*norms(hidden, "output_norm", bias=norm_bias), *others),
         heads=heads.heads,
         ffn=max(dense_ffn, experts.shared, experts.ffn),
-        experts=experts.count,
-        used=experts.used,
+        experts=experts,
     )
 
 

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from harness.theory.architectures.attention import USUAL, assembled
-from harness.theory.architectures.values import FULL, Build, Values
 from harness.theory.decoder import (
     Cache,
     Decoder,
     Delta,
-    Experts,
     Layer,
     Mamba2,
     Piece,
@@ -21,7 +19,7 @@ from harness.theory.decoder import (
     plain,
     short_convolution,
 )
-from harness.theory.hf_config import ConfigJsonError, shown
+from harness.theory.hf_config import FULL, Build, ConfigJsonError, Values, shown
 
 LINEAR = "linear_attention"
 
@@ -48,7 +46,8 @@ def _qwen(given: Values) -> Decoder:
         together=values.kind == "qwen3_next",
     )
     is_mixture = values.kind not in ("qwen3_5", "qwen3_5_text")
-    experts = _qwen_experts(values) if is_mixture else None
+    shared = values.count("shared_expert_intermediate_size") if is_mixture else 0
+    experts = values.experts(shared=shared, shared_gate=True) if is_mixture else None
     sparse = values.sparse(every=values.count("decoder_sparse_step", default=1)) if experts else []
     ffn = 0 if experts and all(sparse) else values.count("intermediate_size")
     kinds = values.kinds((FULL, LINEAR), lambda n: LINEAR if (n + 1) % every else FULL)
@@ -68,13 +67,8 @@ def _qwen(given: Values) -> Decoder:
         norms(hidden, "output_norm"),
         heads=heads.heads,
         ffn=max(ffn, experts.ffn, experts.shared) if experts else ffn,
-        experts=experts.count if experts else 0,
-        used=experts.used if experts else 0,
+        experts=experts,
     )
-
-
-def _qwen_experts(values: Values) -> Experts:
-    return values.experts(shared=values.count("shared_expert_intermediate_size"), shared_gate=True)
 
 
 def _mamba(values: Values, inner: int, *, bias: bool, gated_norm: bool = True) -> Mamba2:
@@ -124,8 +118,7 @@ def _granite(given: Values) -> Decoder:
         norms(hidden, "output_norm"),
         heads=heads.heads,
         ffn=shared,
-        experts=experts.count if experts else 0,
-        used=experts.used if experts else 0,
+        experts=experts,
     )
 
 
@@ -181,8 +174,7 @@ def _lfm2(given: Values) -> Decoder:
         norms(hidden, "token_embd_norm"),  # llama.cpp's name for the last one
         heads=heads.heads,
         ffn=ffn,
-        experts=experts.count if experts else 0,
-        used=experts.used if experts else 0,
+        experts=experts,
     )
 
 
@@ -247,8 +239,7 @@ def _nemotron(given: Values) -> Decoder:
         norms(hidden, "output_norm"),
         heads=heads.heads,
         ffn=max(experts.ffn, experts.shared) if experts else ffn,
-        experts=experts.count if experts else 0,
-        used=experts.used if experts else 0,
+        experts=experts,
     )
 
 

@@ -16,7 +16,7 @@ from harness.base import files
 from harness.base.files import cache_folder, made
 from harness.base.text import plural
 from harness.campaign import worker
-from harness.campaign.forecast import Device, expected, forecast_cell, placement_of
+from harness.campaign.forecast import Device, Forecast, expected, forecast_cell, placement_of
 from harness.campaign.repeat import Inputs
 from harness.campaign.worker_memory import mechanism_here
 from harness.config import Experiment, Weights, Windows, plan
@@ -347,6 +347,7 @@ class Preparation:
         self._from_hub: dict[Weights, Ready | WeightsError] = {}
         self._tokenized: dict[tuple[Path, int], list[int]] = {}
         self._prompts: dict[tuple[str, int], tuple[str, list[int], str]] = {}
+        self._expected: dict[str, tuple[Cell, Forecast]] = {}
 
     def interpreter(self, header: Header) -> Interpreter:
         """The stack's interpreter for the requested device, built if missing. Raises NotReady."""
@@ -369,6 +370,19 @@ class Preparation:
             return build.find(environment) or build.create(environment, self.say)
         except EnvironmentFailed as failure:
             return NotReady("unavailable", str(failure))
+
+    def expected(self, cell: Cell, device: Device) -> Forecast | None:
+        """The forecast before anything is built or downloaded for a cell; null where nothing in it could
+        refuse the cell."""
+        may_refuse = any(limit.refuses for limit in cell.header.limits) or cell.workload.timed == "rows"
+        may_refuse = may_refuse or placement_of(cell.options(self.threads)) is not None
+        if device.free_bytes is None and not may_refuse:
+            return None
+        of, found = self._expected.get(cell.id, (None, None))
+        if found is None or of != cell:
+            found = expected(cell, device, self.threads)
+            self._expected[cell.id] = cell, found
+        return found
 
     def fingerprint(self, cell: Cell) -> str | None:
         """Identifies the cell's weights before they are made or converted; null if they are unavailable."""
@@ -580,17 +594,19 @@ def inputs_or_refusal(
     try:
         if uncut := cell.uncut(preparation.threads):
             raise NotReady("unavailable", uncut)
-        if refusal := _refusal(cell, preparation, device):
-            raise NotReady("refused", refusal)
+        if (found := preparation.expected(cell, device)) and found.refusal:
+            raise NotReady("refused", found.refusal)
         interpreter = preparation.interpreter(cell.header)
         ready = preparation.weights(cell)
-        if refusal := forecast_cell(cell, ready, device, preparation.threads).refusal:  # weights are read now
-            raise NotReady("refused", refusal)
+        if found is None or found.weights != ready:  # they are read now
+            found = forecast_cell(cell, ready, device, preparation.threads)
+        if found.refusal:
+            raise NotReady("refused", found.refusal)
         prompt, source = preparation.prompt(cell, ready)
     except NotReady as reason:
         return reason
     options = cell.options(preparation.threads)
-    found = Inputs(
+    inputs = Inputs(
         interpreter=interpreter,
         device_id=preparation.device_id,
         weights=ready,
@@ -601,17 +617,9 @@ def inputs_or_refusal(
         timeout_s=protocol.timeout_s,
         sample_interval_ms=protocol.sample_interval_ms,
         warmup=protocol.warmup.on(preparation.device_id),
+        known_failures=found.failures,
     )
-    return replace(found, context_file=context_file_of(cell, found))
-
-
-def _refusal(cell: Cell, preparation: Preparation, device: Device) -> str | None:
-    """Why a cell must not be started, checked before anything is built or downloaded for it."""
-    may_refuse = any(limit.refuses for limit in cell.header.limits) or cell.workload.timed == "rows"
-    may_refuse = may_refuse or placement_of(cell.options(preparation.threads)) is not None
-    if device.free_bytes is None and not may_refuse:
-        return None
-    return expected(cell, device, preparation.threads).refusal
+    return replace(inputs, context_file=context_file_of(cell, inputs))
 
 
 def mechanism(cells: Sequence[Cell], preparation: Preparation) -> str | None:
@@ -642,7 +650,8 @@ def content_key(
     """The content key of a cell's records on the machine with this slug. Free memory is not part of it,
     because it changes all the time."""
     options, device_id = cell.options(preparation.threads), preparation.device_id
-    if _refusal(cell, preparation, replace(device, free_bytes=None)):
+    found = preparation.expected(cell, device)
+    if found and replace(found, over_budget=None).refusal:
         return plan.content_key(cell, options, ("refused",), None, slug, device_id)
     if cell.uncut(preparation.threads):
         return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)

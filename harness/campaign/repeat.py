@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -63,6 +63,8 @@ class Inputs:
     timeout_s: float
     sample_interval_ms: int
     warmup: dict[str, object]
+    known_failures: list[str] = field(default_factory=list)
+    """Why it cannot work, by its forecast."""
     context_file: Path | None = None
     """For the filled context of a workload that keeps it."""
 

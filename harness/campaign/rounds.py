@@ -18,9 +18,9 @@ from harness.base.text import plural
 from harness.campaign import conditions, prepare
 from harness.campaign import repeat as campaign_repeat
 from harness.campaign.conditions import device_lock
-from harness.campaign.forecast import Device, device_of, forecast_cell
+from harness.campaign.forecast import Device, device_of
 from harness.campaign.prepare import NotReady, Preparation
-from harness.campaign.repeat import Inputs, Probes, measure, not_measured
+from harness.campaign.repeat import Probes, measure, not_measured
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
 from harness.dataset import table
@@ -291,15 +291,8 @@ class AttemptRunner:
         experiment, protocol = campaign.experiment, campaign.experiment.protocol
         preparation, device = campaign.preparation, campaign.device
         self._campaign = campaign
-        pending = {cell.id: cell for cell in cells}
         self._ready = {
-            key: prepare.inputs_or_refusal(cell, experiment, preparation, device)
-            for key, cell in pending.items()
-        }
-        self._known = {
-            key: forecast_cell(pending[key], inputs.weights, device, preparation.threads).failures
-            for key, inputs in self._ready.items()
-            if isinstance(inputs, Inputs)
+            cell.id: prepare.inputs_or_refusal(cell, experiment, preparation, device) for cell in cells
         }
         say, cool = campaign.watcher.say, protocol.cool_down
         probed = protocol.measure_bandwidth, protocol.measure_matrix_rate
@@ -321,8 +314,8 @@ class AttemptRunner:
             if isinstance(inputs, NotReady):
                 return not_measured(campaign.folder, cell, begun, inputs.outcome, str(inputs))
             begun |= campaign_repeat.input_fields(cell, inputs, begun)
-            if self._known[cell.id]:
-                begun["known_failure"] = self._known[cell.id]
+            if inputs.known_failures:
+                begun["known_failure"] = inputs.known_failures
             if self._cooling is not None:
                 begun["cooled"] = self._cooling.wait(inputs.device_id)
             return measure(campaign.folder, cell, begun, inputs, campaign.watcher)

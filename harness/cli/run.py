@@ -29,7 +29,6 @@ from harness.config import Experiment, MaxCtx, Quality, plan
 from harness.config.plan import Cell
 from harness.dataset.study import Gathered
 from harness.dataset.table import counted
-from harness.recommend.answer import with_predictions
 from harness.records import ResultsError, Stored
 from harness.report import page as report_page
 from harness.report import quality
@@ -344,7 +343,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"
     try:
-        report_page.write(page, with_predictions(gathered.study(name), [root]))
+        report_page.write(page, gathered.study(name))
     except ResultsError as refusal:  # everything is measured, so this is not NOT_STARTED
         say(refusal)
         return NOT_OK

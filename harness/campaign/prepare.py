@@ -17,7 +17,8 @@ from harness.base.files import cache_folder, made
 from harness.base.text import plural
 from harness.campaign import worker
 from harness.campaign.forecast import Device, Forecast, expected, forecast_cell, placement_of
-from harness.campaign.repeat import Inputs
+from harness.campaign.repeat import Failure, Inputs
+from harness.campaign.worker import Facts
 from harness.campaign.worker_memory import mechanism_here
 from harness.config import Experiment, Weights, Windows, plan
 from harness.config.plan import Cell
@@ -177,7 +178,7 @@ class Producer:
         expected = given.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
         return self._make(cell, "dequantize", options, given.path, target, expected, files, shape, laid)
 
-    def differences(self, cell: Cell, folder: Path, original: Path) -> dict[str, Any]:
+    def differences(self, cell: Cell, folder: Path, original: Path) -> Facts:
         """Two checkpoints, tensor by tensor: see runners/weights/layout.py. Raises WeightsError."""
         files = {"source": str(folder), "original": str(original)}
         return self.run(cell, self.request(cell, "differences", None, files=files))
@@ -213,7 +214,7 @@ class Producer:
         self,
         cell: Cell,
         job: str,
-        options: dict[str, Any],
+        options: Mapping[str, Any],
         source: Path | None,
         target: Path,
         expected_bytes: float,
@@ -227,7 +228,7 @@ class Producer:
             if partial is not None:
                 files = {"target": str(partial)} | ({"source": str(source)} if source else {})
                 files |= dict(more or {})
-                request = self.request(cell, job, source, shape, layout, options=options, files=files)
+                request = self.request(cell, job, source, shape, layout, options=dict(options), files=files)
                 self.run(cell, request, f"{cell.model.name} {target.stem}")
         return weights.local(target)
 
@@ -248,7 +249,7 @@ class Producer:
         model |= {"layout": layout.plain()} if layout else {}
         return Request(job, cell.variant.stack, self.device_id, model, **fields)
 
-    def run(self, cell: Cell, request: Request, what: str = "") -> dict[str, Any]:
+    def run(self, cell: Cell, request: Request, what: str = "") -> Facts:
         """Run one job in the cell's stack and return the facts of Done. With `what`, reports its phases.
 
         Raises WeightsError.
@@ -305,12 +306,8 @@ FIXED = "fixed ids (no tokenizer)"
 FAKE_VOCABULARY = 512  # for a stack that loads no weights
 
 
-class NotReady(RuntimeError):
-    """A cell cannot be measured: `outcome` (error, unavailable or refused) and a reason, one sentence."""
-
-    def __init__(self, outcome: str, reason: str) -> None:
-        super().__init__(reason)
-        self.outcome = outcome
+class NotReady(Failure):
+    """A cell cannot be measured: `outcome` is error, unavailable or refused."""
 
 
 class NoVocabulary(NotReady):
@@ -452,7 +449,7 @@ class Preparation:
         finally:
             weights.drop(made.path)
 
-    def differences(self, cell: Cell, folder: Path, original: Ready) -> dict[str, Any]:
+    def differences(self, cell: Cell, folder: Path, original: Ready) -> Facts:
         """A checkpoint's tensors against those of the 16-bit weights. Raises NotReady."""
         with ExitStack() as stack:
             if original.format == "gguf":

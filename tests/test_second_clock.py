@@ -133,7 +133,7 @@ def test_a_device_clock_that_is_no_list_of_times_is_an_error_in_one_line(device_
     seen = said(device_ns)
     assert isinstance(seen.ended, Died)
     assert seen.outcome == "error"
-    assert seen.record()["reason"] == ("worker protocol error: device_ns is not a list of whole numbers")
+    assert seen.reason == ("worker protocol error: device_ns is not a list of whole numbers")
     assert seen.times(25).columns() == {"n": [26, 27], "token_id": [1, 2], "latency_ns": [10, 10]}
 
 

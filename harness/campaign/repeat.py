@@ -28,31 +28,9 @@ from harness.machine.probes import MatrixRate
 from harness.machine.sensors import SensorSampler
 from harness.models import gguf
 from harness.models.weights import Ready
-from harness.records import Draft, ResultsError, Running, Stored, TokenTimes
+from harness.records import Draft, ResultsError, Running, Stored, TokenTimes, measured, parts
 from harness.records.kinds import UntimedEnd
-from harness.records.measured import (
-    BandwidthProbe,
-    EndFacts,
-    Mark,
-    MatrixProbe,
-    MeasuredEnd,
-    Memory,
-    Sensors,
-    Timing,
-)
-from harness.records.parts import (
-    Asked,
-    Campaign,
-    Conditions,
-    Environment,
-    Finding,
-    Machine,
-    Model,
-    StackFacts,
-    Version,
-    Workload,
-    plain,
-)
+from harness.records.parts import plain
 from harness.stacks.adopted import Interpreter
 from harness.stacks.build import key_of
 from harness.stacks.header import Value, runners_folder
@@ -157,7 +135,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
     times, peaks, usage = report.times(len(inputs.prompt)), plain(seen.memory), plain(seen.rusage)
     pressures = {"pressure": report.pressure, "worker_pressure": report.worker_pressure}
     begun["conditions"] = plain({**(begun.get("conditions") or {}), **pressures})
-    end: MeasuredEnd = {
+    end: measured.MeasuredEnd = {
         "outcome": report.outcome,
         "phase": report.phases[-1].name if report.phases else "start",
         "reason": report.reason,
@@ -231,13 +209,13 @@ def untimed(
     return stored
 
 
-def _ends(times: TokenTimes) -> Timing:
+def _ends(times: TokenTimes) -> measured.Timing:
     """First and last timestamp, ns since generation began; empty if there was no token."""
     stamps = times.stamps_ns().tolist()
     return {"first_token_ns": stamps[0], "last_token_ns": stamps[-1]} if stamps else {}
 
 
-def _sensor_record(sampler: SensorSampler, report: WorkerReport, times: TokenTimes) -> Sensors:
+def _sensor_record(sampler: SensorSampler, report: WorkerReport, times: TokenTimes) -> measured.Sensors:
     """The summary of the sensors, and their readings during the timed section."""
     during, summary, columns = report.timed(times), sampler.summary(), sampler.columns
     return {
@@ -260,7 +238,7 @@ def _done_error(facts: Any) -> str | None:
     return None if times is None or whole else "device_ns is not a list of whole numbers"
 
 
-def _after_load(marks: list[Mark]) -> Memory:
+def _after_load(marks: list[measured.Mark]) -> measured.Memory:
     """RSS and VRAM right after the model was loaded; null if it was not."""
     loaded = next((each for each in marks if each["at"] == "loaded"), None)
     anon, files = (loaded["rss_anon_bytes"], loaded["rss_file_bytes"]) if loaded else (None, None)
@@ -276,7 +254,7 @@ class WorkerReport:
         self._memory_limit = memory_limit
         self.phases: list[Phase] = []
         self.tokens: list[Tokens] = []
-        self.loaded: StackFacts | None = None
+        self.loaded: parts.StackFacts | None = None
         self.ended: Done | Failed | Died | None = None
         self.pressure: dict[str, int] = {}
         self.worker_pressure: dict[str, int] = {}
@@ -325,7 +303,7 @@ class WorkerReport:
     def reason(self) -> str | None:
         return self.ended.reason if isinstance(self.ended, (Failed, Died)) else None
 
-    def done(self) -> EndFacts | None:
+    def done(self) -> measured.EndFacts | None:
         """The facts of Done; null without it. Of the facts read again after the run, only those that changed
         are kept; of the device's token times, only their number (the series has the times)."""
         if not isinstance(self.ended, Done):
@@ -336,7 +314,7 @@ class WorkerReport:
         if (times := self._device_ns()) is not None:
             facts["counters"]["device_tokens"] = len(times)
         facts["facts_changed"] = {k: v for k, v in after.items() if before.get(k) != v}
-        changed: EndFacts = facts
+        changed: measured.EndFacts = facts
         return changed
 
     def _device_ns(self) -> list[int] | None:
@@ -357,11 +335,11 @@ class WorkerReport:
 class Shared(TypedDict):
     """Fields that every record of a campaign has: config as given, resolved protocol, machine, harness."""
 
-    campaign: Campaign
+    campaign: parts.Campaign
     protocol: Any
-    harness: Version
-    machine: Machine
-    doctor: NotRequired[list[Finding]]
+    harness: parts.Version
+    machine: parts.Machine
+    doctor: NotRequired[list[parts.Finding]]
 
 
 class Requested(TypedDict):
@@ -374,10 +352,10 @@ class Requested(TypedDict):
     started_utc: str
     stack: str
     variant: str
-    asked: Asked
-    model: Model
-    workload: Workload
-    conditions: Conditions | None
+    asked: parts.Asked
+    model: parts.Model
+    workload: parts.Workload
+    conditions: parts.Conditions | None
 
 
 def campaign_fields(experiment: Experiment, config_path: Path, command_line: Sequence[str]) -> Shared:
@@ -398,7 +376,7 @@ def campaign_fields(experiment: Experiment, config_path: Path, command_line: Seq
 def repeat_fields(cell: Cell, repeat: int, content_key: str, device: str, gpu: str | None) -> Requested:
     shape = cell.model.shape
     source = cell.model.weights_for(cell.weights_format) or cell.model.weights
-    model: Model = {
+    model: parts.Model = {
         "name": cell.model.name,
         "shape": plain(asdict(shape)) if shape else None,
         "weights": plain(source.model_dump(mode="json")),
@@ -455,11 +433,11 @@ def weights_facts(ready: Ready) -> Any:
     return facts
 
 
-def environment_facts(cell: Cell, interpreter: Interpreter) -> Environment:
+def environment_facts(cell: Cell, interpreter: Interpreter) -> parts.Environment:
     """How an environment was built; of an adopted interpreter, what is not as pinned. Its path is nobody's
     business."""
     made = interpreter.environment
-    found: Environment = {
+    found: parts.Environment = {
         "name": made.name,
         "lock": list(interpreter.lock),
         "runner": source_digest(cell.variant.stack),
@@ -535,11 +513,11 @@ class Probes:
         self._threads = max((cell.threads for cell in cells), default=0)
         self._stacks = measuring(cell.interpreter for cell in cells)
         self._say, self._wants_bandwidth, self._wants_matrix = say, bandwidth, matrix
-        self._taken: list[BandwidthProbe] = []
-        self._matrix: MatrixProbe | None = None
+        self._taken: list[measured.BandwidthProbe] = []
+        self._matrix: measured.MatrixProbe | None = None
         self._round, self._at = 0, 0.0
 
-    def so_far(self, repeat: int) -> tuple[list[BandwidthProbe], MatrixProbe | None]:
+    def so_far(self, repeat: int) -> tuple[list[measured.BandwidthProbe], measured.MatrixProbe | None]:
         """Run the probes that are due. Returns all results so far."""
         due = repeat != self._round or time.monotonic() > self._at + PROBE_EVERY_S
         if self._device_id is not None and due and (self._wants_bandwidth or self._wants_matrix):

@@ -7,7 +7,7 @@ variant; finished checks are kept.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -124,7 +124,7 @@ def _check(cell: Cell, campaign: Campaign, reference: Reference, check: Check) -
 
 
 def _fused(cell: Cell, ran: StackFacts | None) -> bool:
-    options: Mapping[str, object] = plain((ran or {}).get("options") or {})
+    options = plain((ran or {}).get("options") or {})
     return any(options.get(name) not in (None, value) for name, value in cell.header.unfused.items())
 
 

@@ -38,6 +38,8 @@ def environments(names: Sequence[str], device: str | None) -> list[Environment]:
 # `harness env use` and `forget`: run a stack in an interpreter that is already there.
 
 
+Line = dict[str, Any]
+"""An environment or an interpreter, as `--json` prints it."""
 LIMIT_S = 60.0
 
 
@@ -151,7 +153,7 @@ def _create(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _shown(lines: list[dict[str, Any]], as_json: bool) -> int:
+def _shown(lines: list[Line], as_json: bool) -> int:
     if as_json:
         print(json.dumps(lines, indent=1))
     else:
@@ -159,7 +161,7 @@ def _shown(lines: list[dict[str, Any]], as_json: bool) -> int:
     return NOT_OK if any(line.get("problem") for line in lines) else OK
 
 
-def _state(environment: Environment) -> dict[str, Any]:
+def _state(environment: Environment) -> Line:
     try:
         adopted.find(environment)
         problem = {}
@@ -182,7 +184,7 @@ def _state(environment: Environment) -> dict[str, Any]:
     } | problem
 
 
-def _probed(environment: Environment) -> dict[str, Any]:
+def _probed(environment: Environment) -> Line:
     """The state of an environment, and what its probe reports."""
     line, found = _state(environment), build.find(environment)
     if found is None or not environment.dependencies:
@@ -200,7 +202,7 @@ def _probed(environment: Environment) -> dict[str, Any]:
     return line | {"state": "works" if found.adopted is None else f"{state}; works"} | facts
 
 
-def _lines(line: dict[str, Any]) -> Iterator[str]:
+def _lines(line: Line) -> Iterator[str]:
     """An environment as text: its state, and which compiled modules and kernels work here."""
     yield f"{line['stack']}/{line['environment']}: {line['state']} ({stacks()[line['stack']].summary})"
     for key in ("python", "devices", "system_info", "problem"):
@@ -281,7 +283,7 @@ def _pack(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _show(folder: Path, manifest: dict[str, Any], target: str, notes: list[str]) -> None:
+def _show(folder: Path, manifest: Line, target: str, notes: list[str]) -> None:
     sizes = {file["name"]: file["bytes"] for file in manifest["files"]}
     print(f"{folder}: {plural(len(sizes), 'package')}, {_mb(sum(sizes.values()))}, for {target}")
     for name, needs in manifest["environments"].items():

@@ -24,6 +24,7 @@ from harness.records.parts import (
     Common,
     Count,
     Ended,
+    Fields,
     From0,
     Number,
     Own,
@@ -473,7 +474,7 @@ def wrong_with(record: Any) -> str | None:
 # The JSON Schema of records, as docs/record.schema.json and the tables of docs/record.md have it.
 
 
-Properties = dict[str, dict[str, Any]]
+Properties = dict[str, Fields]
 """The JSON Schema of each key."""
 
 

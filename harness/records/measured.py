@@ -12,6 +12,7 @@ from harness.records.parts import (
     Conditions,
     Count,
     Ended,
+    Fields,
     From0,
     Number,
     Own,
@@ -342,7 +343,7 @@ class Measured(Common, Own, OnlyMeasured):
 @with_config(DESCRIBED)
 class _FinishedDone(TypedDict):
     counters: Counters
-    facts_changed: dict[str, Any]
+    facts_changed: Fields
     warmup: Warmup
     major_faults: Count
     cpu_wait_ns: NotRequired[Count | None]
@@ -353,7 +354,7 @@ class Finished(TypedDict):
     """What the verdicts read besides, of a repeat that came to its end."""
 
     device: Text
-    options: dict[str, Any]
+    options: Fields
     threads: Positive
     conditions: Conditions
     loaded: StackFacts

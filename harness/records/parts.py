@@ -75,7 +75,9 @@ Pairs = Annotated[
 Triples = Annotated[
     list[Annotated[list[Count], Field(min_length=3, max_length=3)]], MustBe("triples of whole numbers")
 ]
-Names = Annotated[list[str] | dict[str, Any], MustBe("names")]
+Fields = dict[str, Any]
+"""A mapping of JSON whose keys have no types."""
+Names = Annotated[list[str] | Fields, MustBe("names")]
 
 _CLAUSES = {
     "missing": "is missing",
@@ -370,7 +372,7 @@ class StackFacts(TypedDict):
     """the requested kernel"""
     leftovers: NotRequired[list[Text] | None]
     """layers that should have been quantized and are not"""
-    devices: NotRequired[dict[str, Any] | None]
+    devices: NotRequired[Fields | None]
     """by part and device: how many tensors or layers"""
     placement: NotRequired[Placed | None]
     """null: no tensor was to be elsewhere than its layer"""
@@ -496,7 +498,7 @@ class Environment(TypedDict):
     name: NotRequired[Text | None]
     key: NotRequired[Text | None]
     """hash of all that it was built from; missing where `adopted` is there"""
-    variables: NotRequired[dict[str, Any] | None]
+    variables: NotRequired[Fields | None]
     """build flags"""
     toolkit: NotRequired[Text | None]
     """version of the CUDA toolkit that compiled it"""
@@ -513,14 +515,14 @@ class OwnBegun(TypedDict):
 
     asked: Asked
     """the requested options and device"""
-    options: NotRequired[dict[str, Any]]
+    options: NotRequired[Fields]
     """all options, as resolved"""
     threads: NotRequired[Positive]
     harness: NotRequired[Version]
     protocol: NotRequired[Any]
     """as resolved"""
     environment: NotRequired[Environment | None]
-    variables: NotRequired[dict[str, Any] | None]
+    variables: NotRequired[Fields | None]
     """environment variables that change speed"""
     conditions: NotRequired[Conditions | None]
     place_in_order: NotRequired[Any]

@@ -17,12 +17,9 @@ from harness.data import PUBLISHED
 from harness.records import tables
 from harness.records.files import ResultsError, read_columns
 from harness.records.kinds import Numbered, Record, checked
-from harness.records.parts import clause
+from harness.records.parts import Fields, clause
 from harness.records.tables import TokenTimes
 from runners.protocol import TABLES
-
-Fields = dict[str, Any]
-"""The JSON of a record, of any schema."""
 
 # Schema history (bump SCHEMA, add an upgrade, keep a sample in tests/golden/):
 #   1  first version

@@ -17,8 +17,8 @@ from harness.base.files import MOST_RECORD_BYTES, open_regular, read_regular, sy
 from harness.records.files import ResultsError, write_columns, write_whole
 from harness.records.kinds import Draft, Probe, Record, UntimedEnd, checked
 from harness.records.measured import MeasuredEnd
-from harness.records.parts import clause
-from harness.records.read import SCHEMA, Fields, Stored
+from harness.records.parts import Fields, clause
+from harness.records.read import SCHEMA, Stored
 from harness.records.tables import NO_TOKENS, Tables, TokenTimes, add_rows
 from runners.protocol import Event, Loaded, NonsenseError, Phase, Rows, decode
 
@@ -228,7 +228,7 @@ def _probes_in(path: Path) -> Iterator[Probe]:
 
 def _finish(
     folder: Path,
-    fields: Mapping[str, object],
+    fields: Fields,
     times: TokenTimes,
     samples: dict[str, Samples | None],
     tables: Tables,
@@ -246,7 +246,7 @@ def _finish(
     return Stored(folder, record, times)
 
 
-def _finished(folder: Path, fields: Mapping[str, object]) -> Record:
+def _finished(folder: Path, fields: Fields) -> Record:
     """The finished record; without the worker's facts where readers could not use it for them. Raises
     ResultsError: it is none."""
     try:
@@ -256,7 +256,7 @@ def _finished(folder: Path, fields: Mapping[str, object]) -> Record:
         return _numbered(folder, {**fields, **said})
 
 
-def _numbered(folder: Path, fields: Mapping[str, object]) -> Record:
+def _numbered(folder: Path, fields: Fields) -> Record:
     try:
         return checked({"schema": SCHEMA, **fields})
     except ValueError as wrong:

@@ -32,6 +32,7 @@ from harness.campaign.context_search import (
 )
 from harness.campaign.prepare import NotReady
 from harness.campaign.repeat import Failure, Inputs, untimed
+from harness.campaign.rounds import Campaign
 from harness.campaign.worker_memory import MemoryLimit
 from harness.config import MaxCtx
 from harness.config.plan import Cell
@@ -225,18 +226,6 @@ BEYOND = 1.1  # of a device's memory: an allocation of this size can only succee
 _INT32 = 2**31 - 1
 
 
-@dataclass(frozen=True)
-class Searching:
-    """Arguments that all searches of a campaign share. `folder`: results of this machine; `mechanism`: how
-    memory is limited on a CPU, null elsewhere; `say`: shows a line to the user."""
-
-    folder: Path
-    device_family: str
-    budget_bytes: int | None
-    mechanism: str | None
-    say: Callable[[str], None]
-
-
 def refusal(cell: Cell, threads: int) -> NotReady | None:
     """Why a cell has no context to search, checked before anything is built for it; null if it has one."""
     if cell.header.context_of(cell.options(threads)):
@@ -249,7 +238,7 @@ def refusal(cell: Cell, threads: int) -> NotReady | None:
 
 
 def find(
-    cell: Cell, inputs: Inputs | NotReady, begun: Draft, given: Searching, before: Stored | None
+    cell: Cell, inputs: Inputs | NotReady, begun: Draft, campaign: Campaign, before: Stored | None
 ) -> Stored:
     """Search, and write the record. `before`: an interrupted search of the same cell; its probes are reused.
 
@@ -260,7 +249,7 @@ def find(
     begun["search"] = {"probes": probes}
 
     def work(running: Running, end: UntimedEnd) -> None:
-        search_run = _Search(cell, given, running, probes, end)
+        search_run = _Search(cell, campaign, running, probes, end)
         try:
             if isinstance(inputs, NotReady):
                 raise inputs
@@ -276,7 +265,7 @@ def find(
                 ) from failure
             raise Failure("error", f"a probe could not be started: {failure}") from failure
 
-    return untimed(given.folder, begun, "search", work, logged=False)
+    return untimed(campaign.folder, begun, "search", work, logged=False)
 
 
 class _Search:
@@ -284,9 +273,10 @@ class _Search:
     its memory is limited and the facts of the last probe that loaded."""
 
     def __init__(
-        self, cell: Cell, given: Searching, running: Running, probes: Sequence[Probe], end: UntimedEnd
+        self, cell: Cell, campaign: Campaign, running: Running, probes: Sequence[Probe], end: UntimedEnd
     ) -> None:
-        self._cell, self._given, self._running, self._end = cell, given, running, end
+        self._cell, self._campaign, self._running, self._end = cell, campaign, running, end
+        self._say = campaign.watcher.say
         self._fill = isinstance(cell.workload, MaxCtx) and cell.workload.fill
         self.result: Search = {
             "probes": list(probes),
@@ -306,20 +296,21 @@ class _Search:
 
     def go(self, inputs: Inputs) -> None:
         """Run the search. Raises Failure, NoHeadroom, DeviceLost, KeyboardInterrupt."""
-        cell, given = self._cell, self._given
+        cell, mechanism, experiment = self._cell, self._campaign.mechanism, self._campaign.experiment
+        family, budget = experiment.device.partition(":")[0], experiment.protocol.memory_budget_bytes
         context = cell.header.context_of(inputs.options)
         assert context is not None  # otherwise refusal() refused the cell
-        with headroom_on(inputs.device_id, given.device_family, given.budget_bytes) as headroom:
+        with headroom_on(inputs.device_id, family, budget) as headroom:
             headroom = self._as_before(headroom)
             began = time.monotonic()
-            if given.mechanism:
-                self._end["memory_budget"] = {"bytes": headroom.limit_bytes, "means": given.mechanism}
+            if mechanism:
+                self._end["memory_budget"] = {"bytes": headroom.limit_bytes, "means": mechanism}
             space = _space(cell, context)
             self.result |= {"granule": space.granule, "lowest": space.lowest, "highest": space.highest}
             self.result |= {"limit_bytes": headroom.limit_bytes, "limit_stated": headroom.stated}
             self.result["held_by_others_bytes"] = headroom.held_bytes
             probing = Probing(
-                cell, inputs, context.option, headroom, given.mechanism, self._running.folder, given.say
+                cell, inputs, context.option, headroom, mechanism, self._running.folder, self._say
             )
             needs = self._needs(context, inputs, space, headroom)
             self.result["account_s"] = time.monotonic() - began
@@ -350,7 +341,7 @@ class _Search:
         if not context.dry:
             need = by_shape(self._cell, inputs)
             return lambda filled: need
-        account = Account(self._cell, inputs, self._running.folder, self._given.mechanism, headroom.free)
+        account = Account(self._cell, inputs, self._running.folder, self._campaign.mechanism, headroom.free)
         try:
             both = {filled: account.predicted(space, limit, filled) for filled in (True, False)}
         except worker.JobFailed as failure:
@@ -432,7 +423,7 @@ class _Search:
 
     def _probe(self, probing: Probing, n_ctx: int, fill: bool) -> Probe:
         """Try one context, and store the probe at once."""
-        self._given.say(f"{self._cell.id} tries {n_ctx} tokens: {'fill' if fill else 'allocate only'}")
+        self._say(f"{self._cell.id} tries {n_ctx} tokens: {'fill' if fill else 'allocate only'}")
         held_to = {"filled": fill, "limit_bytes": probing.headroom.limit_bytes}
         found: Probe = plain(held_to | probing.run(n_ctx, fill))
         self.result["probes"].append(found)
@@ -440,7 +431,7 @@ class _Search:
         fits: bool | None = found["fits"]
         word = {True: "fits", False: "does not fit", None: "failed"}[fits]
         why = f" ({found['reason']})" if found["reason"] else ""
-        self._given.say(f"{self._cell.id} with {n_ctx} tokens {word}{why} after {found['seconds']:.1f} s")
+        self._say(f"{self._cell.id} with {n_ctx} tokens {word}{why} after {found['seconds']:.1f} s")
         if fits is False:
             _, free = probing.headroom.settle()
             if missing := probing.headroom.missing(min(free, found["free_before_bytes"])):

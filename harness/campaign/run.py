@@ -79,7 +79,7 @@ def export_reference(
 
 def _searched(campaign: Campaign, cell: Cell) -> Stored:
     """The longest context of a cell: from an earlier search, or from a new one."""
-    experiment, watcher = campaign.experiment, campaign.watcher
+    watcher = campaign.watcher
     before = campaign.searches.get(campaign.keys[cell.id])
     was = status(before.record)[0] if before else None
     if kept := _kept(campaign, cell):
@@ -93,15 +93,8 @@ def _searched(campaign: Campaign, cell: Cell) -> Stored:
     inputs, begun = refused or campaign.inputs(cell), campaign.begun(cell, kind="searched")
     if isinstance(inputs, Inputs):
         repeat.add_inputs(begun, cell, inputs)
-    searching = max_context.Searching(
-        folder=campaign.folder,
-        device_family=experiment.device.partition(":")[0],
-        budget_bytes=experiment.protocol.memory_budget_bytes,
-        mechanism=campaign.mechanism,
-        say=watcher.say,
-    )
     with stopping(f"at {cell.id}"):
-        stored = max_context.find(cell, inputs, begun, searching, before if was == "interrupted" else None)
+        stored = max_context.find(cell, inputs, begun, campaign, before if was == "interrupted" else None)
     watcher.search_ends(stored)
     return stored
 

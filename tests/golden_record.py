@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from harness.records import Draft
+
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "record-1.json").read_text())
-BEGUN = {
+BEGUN = {key: GOLDEN[key] for key in Draft.__annotations__ if key in GOLDEN} | {
     "kind": "measured",
     "cell": "m.fake.v.decode.00000000",
     "repeat": 1,

@@ -17,7 +17,7 @@ from harness import config as configs
 from harness import records
 from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import Inputs
-from harness.campaign.weights_reference import NoLogits, Reference, free_bytes, logits_of, precision
+from harness.campaign.weights_reference import LogitsJob, NoLogits, Reference, free_bytes, precision
 from harness.config import plan
 from harness.models import weights
 from harness.stacks.adopted import Interpreter
@@ -307,7 +307,7 @@ with open(asked["files"]["logits"], "wb") as file:
 say("Done", facts={"positions": [0]})
 """)
     with pytest.raises(NoLogits, match="do not fit the controller's memory") as refusal:
-        logits_of(cell, inputs(cell), [1] * 65, [[0, 25], [40, 65]], 60.0, tmp_path, tmp_path)
+        LogitsJob(cell, inputs(cell), tmp_path, tmp_path, 60.0).logits([1] * 65, [[0, 25], [40, 65]])
     assert refusal.value.outcome == "oom"
 
 

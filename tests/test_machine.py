@@ -182,7 +182,7 @@ def test_a_campaign_goes_on_without_a_probe_that_fails(fake_interpreter):
     asked = campaign_repeat.Probes(
         [inputs(fake_interpreter, "cpu", 0)], said.append, bandwidth=True, matrix=True
     )
-    assert asked.so_far(1) == {"bandwidth_probes": [], "matrix_probe": None}
+    assert asked.so_far(1) == ([], None)
     assert len(said) == 2
     assert all(line.startswith("probe failed: ") and "threads must be at least 1" in line for line in said)
 
@@ -237,6 +237,6 @@ def test_a_gpu_that_the_stack_does_not_see_is_said_once_and_not_tried_again(llam
     cells = [inputs(llamacpp_interpreter, "metal", 1)] * 2
     asked = campaign_repeat.Probes(cells, said.append, bandwidth=True, matrix=True)
     for repeat in (1, 2):
-        assert asked.so_far(repeat) == {"bandwidth_probes": [], "matrix_probe": None}
+        assert asked.so_far(repeat) == ([], None)
     assert len(said) == 1
     assert "metal could not be measured by llamacpp: device metal: this llama.cpp build" in said[0]

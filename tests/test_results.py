@@ -407,9 +407,7 @@ def test_ten_thousand_tokens_with_random_ids_take_at_most_60_kb(tmp_path):
         "token_id": [chance.randrange(151_936) for _ in range(10_000)],
         "latency_ns": latency,
     }
-    stored = records.begin(tmp_path / "cell", BEGUN).finish(
-        BEGUN | {"outcome": "ok"}, TokenTimes.of_columns(series)
-    )
+    stored = records.begin(tmp_path / "cell", BEGUN).finish(GOLDEN, TokenTimes.of_columns(series))
     assert stored.series_path is not None
     assert stored.series_path.stat().st_size <= 60_000
 
@@ -417,7 +415,15 @@ def test_ten_thousand_tokens_with_random_ids_take_at_most_60_kb(tmp_path):
 def test_nan_never_enters_a_record(tmp_path):
     running = records.begin(tmp_path / "cell", BEGUN)
     with pytest.raises(ValueError, match="not JSON compliant"):
-        running.finish(BEGUN | {"B_ms": float("nan")})
+        running.finish(GOLDEN | {"B_ms": float("nan")})
+
+
+def test_facts_of_a_worker_that_no_reader_could_use_make_the_repeat_an_error(tmp_path):
+    stored = records.begin(tmp_path / "cell", BEGUN).finish(GOLDEN | {"loaded": {"versions": 3}})
+    (read,) = records.records(tmp_path, refuse)
+    assert read.record == stored.record
+    assert (read.record["outcome"], read.record["loaded"]) == ("error", None)
+    assert read.record["reason"] == "worker protocol error: loaded.versions must be a mapping"
 
 
 def test_a_results_folder_that_cannot_be_written_is_one_sentence(tmp_path):
@@ -433,5 +439,5 @@ def test_a_full_disk_is_an_error_and_loses_nothing_finished(small_disk):
     finished = records.begin(disk / "cell", BEGUN).finish(GOLDEN)
     running: Running = records.begin(disk / "cell", BEGUN)
     with pytest.raises(ResultsError, match="cannot be written"):
-        running.finish(BEGUN | {"outcome": "ok", "log_tail": ["x" * 200_000]})
+        running.finish(GOLDEN | {"log_tail": ["x" * 200_000]})
     assert [s.folder for s in records.records(disk, refuse)] == [finished.folder]

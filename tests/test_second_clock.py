@@ -122,18 +122,18 @@ def said(device_ns: Any) -> WorkerReport:
 def test_the_times_of_a_device_are_a_column_and_their_number_a_counter():
     columns = {"n": [26, 27], "token_id": [1, 2], "latency_ns": [10, 10]}
     assert said([9, 10]).times(25).columns() == columns | {"device_ns": [9, 10]}
-    assert said([9, 10]).record()["done"]["counters"] == {"device_tokens": 2}
+    assert said([9, 10]).done()["counters"] == {"device_tokens": 2}
     assert said([9]).times(25).columns() == columns
-    assert said([9]).record()["done"]["counters"] == {"device_tokens": 1}
-    assert said(None).record()["done"]["counters"] == {}
+    assert said([9]).done()["counters"] == {"device_tokens": 1}
+    assert said(None).done()["counters"] == {}
 
 
 @pytest.mark.parametrize("device_ns", ["fast", [1.5, 2], [-1, 2], [2**63, 1], [True, 1], 7])
 def test_a_device_clock_that_is_no_list_of_times_is_an_error_in_one_line(device_ns):
     seen = said(device_ns)
     assert isinstance(seen.ended, Died)
-    assert seen.record()["outcome"] == "error"
-    assert seen.record()["reason"] == ("worker protocol error: device_ns is not a list of whole numbers")
+    assert seen.outcome == "error"
+    assert seen.reason == ("worker protocol error: device_ns is not a list of whole numbers")
     assert seen.times(25).columns() == {"n": [26, 27], "token_id": [1, 2], "latency_ns": [10, 10]}
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from harness.campaign import rounds
-from harness.campaign.conditions import device_lock
+from harness.campaign.repeat import Shared
 from harness.campaign.rounds import (
     AttemptRunner,
     Campaign,
@@ -16,9 +15,9 @@ from harness.campaign.rounds import (
     RunOptions,
     Watcher,
     examined,
+    locked,
     preparation_of,
     prepared,
-    recover,
 )
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
@@ -59,8 +58,7 @@ def run(
         preparation_of(each, watcher, packages)
         for each, packages in zip(wanted.sides, wanted.packages, strict=True)
     ]
-    with device_lock(preparations[0].device_id, options[0].wait, watcher.say):
-        recover(options[0], watcher)
+    with locked(preparations[0], options[0], watcher):
         campaigns = {}
         for number, (side, preparation) in enumerate(zip("AB", preparations, strict=True)):
             cells = [pair[number] for pair in wanted.pairs.values()]
@@ -78,13 +76,16 @@ def _without_retries(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"protocol": protocol})
 
 
-def _shared(campaign: Campaign, first: Campaign) -> dict[str, Any]:
+def _shared(campaign: Campaign, first: Campaign) -> Shared:
     """The facts of a side, with the campaign and the doctor's findings of side A. A name of its own keeps the
     records out of a nightly baseline (compare --baseline)."""
-    of = first.shared["campaign"]
-    one = {key: of[key] for key in ("id", "order") if key in of} | {"name": f"{first.experiment.name}-ab"}
-    findings = {"doctor": first.shared["doctor"]} if "doctor" in first.shared else {}
-    return {**campaign.shared, "campaign": {**campaign.shared["campaign"], **one}, **findings}
+    of, shared = first.shared["campaign"], campaign.shared.copy()
+    shared["campaign"] = shared["campaign"] | {"id": of["id"], "name": f"{first.experiment.name}-ab"}
+    if "order" in of:
+        shared["campaign"]["order"] = of["order"]
+    if "doctor" in first.shared:
+        shared["doctor"] = first.shared["doctor"]
+    return shared
 
 
 def _rounds(
@@ -111,8 +112,8 @@ def _rounds(
 
     def attempt(due: Due, place: int, of: int) -> Stored:
         name = pair_of[due.side, due.cell.id]
-        facts = campaigns[due.side].shared["campaign"] | {"side": due.side, "pair": name, "round": number}
-        return attempts[due.side].measure(due, done + place, done + of, campaign=facts)
+        where = campaigns[due.side].shared["campaign"] | {"side": due.side, "pair": name, "round": number}
+        return attempts[due.side].measure(due, place, of, where)
 
     while open_pairs:
         if number == limits.rounds:
@@ -126,10 +127,8 @@ def _rounds(
             for side in order:
                 repeat = number if name not in alike else 2 * number - (side == "A")
                 todo.append(Due(wanted.pairs[name]["AB".index(side)], repeat, side=side))
-        stored, busiest = rounds.measure_round(todo, attempt, True, watcher.say, watcher.repeat_ends)
+        stored = rounds.measure_round(todo, attempt, watcher, done=done)
         done += len(stored)
-        if busiest is not None:
-            watcher.disturbed_by(busiest)
         open_pairs = on_round(stored)
         watcher.say(f"round {number}: {len(open_pairs)} of {len(names)} pairs need more")
     return f"every interval was narrow enough after {number} rounds"

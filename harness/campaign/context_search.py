@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from harness.campaign import worker
 from harness.campaign.forecast import engine_of, held_model
@@ -169,8 +169,8 @@ class Account:
         the memory of a process before it allocates anything."""
         self._cell, self._inputs, self._folder, self._mechanism = cell, inputs, folder, mechanism
         self._free, self._gpu_runtime = free, 0
-        self._account: dict[str, Any] = {}
-        self._at: dict[int, dict[str, Any]] = {}
+        self._account: worker.Facts = {}
+        self._at: dict[int, worker.Facts] = {}
 
     def predicted(self, space: Space, limit_bytes: float, filled: bool) -> int | None:
         """The longest context within the limit; the account covers it and the one above it."""

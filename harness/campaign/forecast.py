@@ -316,7 +316,7 @@ class Forecast:
     budget is unavailable or too small for the weights; `too_deep`: why a workload of timed rows is refused
     for its depth; one sentence each. `fill_s`: of `seconds`, to fill its context. `sides`: of weights on a
     GPU, whose memory this is, and on the CPU beside it. Null: not known; `no_room` is also null if it
-    `fits`."""
+    `fits`. `weights`: those on this machine that it is of."""
 
     memory_bytes: int | None
     seconds: float | None
@@ -328,6 +328,7 @@ class Forecast:
     too_deep: str | None = None
     fill_s: float | None = None
     sides: Split | None = None
+    weights: Ready | None = None
 
     @property
     def failures(self) -> list[str]:
@@ -467,11 +468,11 @@ def forecast_cell(
     options = cell.options(threads)
     if wrong := placement_error(cell, ready, options):
         broken.append(Broken(wrong, wrong, refuses=True))
-        return Forecast(None, None, tuple(broken), None, None)
+        return Forecast(None, None, tuple(broken), None, None, weights=ready)
     held = held_model(cell, ready, options)
     over = _over_budget(device, held.weight_bytes if held else None)
     if held is None:
-        return Forecast(None, None, tuple(broken), None, None, over_budget=over)
+        return Forecast(None, None, tuple(broken), None, None, over_budget=over, weights=ready)
     prompt, new = int(cell.workload.prompt_tokens or 0), int(cell.workload.new_tokens or 0)
     if not (to_the_end := isinstance(cell.workload, Decode)):
         new = 0  # its length is the result, so this forecasts the minimum
@@ -515,6 +516,7 @@ def forecast_cell(
         too_deep=too_deep,
         fill_s=fill_s,
         sides=sides,
+        weights=ready,
     )
 
 

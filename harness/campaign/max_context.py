@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from harness import records
 from harness.analysis import line
@@ -31,13 +31,14 @@ from harness.campaign.context_search import (
     headroom_on,
 )
 from harness.campaign.prepare import NotReady
-from harness.campaign.repeat import Inputs
+from harness.campaign.repeat import Failure, Inputs, untimed
+from harness.campaign.rounds import Campaign
 from harness.campaign.worker_memory import MemoryLimit
 from harness.config import MaxCtx
 from harness.config.plan import Cell
 from harness.records import Draft, Running, Stored
-from harness.records.kinds import Probe
-from harness.records.parts import StackFacts
+from harness.records.kinds import Probe, Search, UntimedEnd
+from harness.records.parts import StackFacts, plain
 from harness.stacks.header import Context
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase
 
@@ -48,7 +49,7 @@ FILL_SHARE = 0.9  # of a probe's time that filling may take; the rest is loading
 SAMPLE_MS = 100  # denser than in timed runs, to catch the peak
 TROUBLE = ("error", "refused", "interrupted")  # not by memory; any other failure means "does not fit"
 BEFORE_LOADING = ("start", "import")
-Found = dict[str, Any]
+Found = worker.Facts
 
 
 @dataclass
@@ -65,7 +66,7 @@ class Probing:
     say: Callable[[str], None]
     number: int = 0
     """Number of probes so far."""
-    loaded: Found | None = None
+    loaded: StackFacts | None = None
     """Facts of the last probe that loaded."""
 
     def run(self, n_ctx: int, fill: bool) -> Found:
@@ -107,14 +108,14 @@ class Probing:
         self.loaded = seen.loaded or self.loaded
         return found | self._objections(found, seen.loaded)
 
-    def _objections(self, found: Found, loaded: Found | None) -> Found:
+    def _objections(self, found: Found, loaded: StackFacts | None) -> Found:
         """Corrections to a probe that seemed to fit: an error if the worker ran with other options than
         requested; "does not fit" if pages were evicted and read again."""
         if not found["fits"] or loaded is None:
             return {}
         n_ctx = found["n_ctx"]
         requested = {k: v for k, v in self.inputs.options.items() if k != self.option}
-        mismatches = option_mismatches(self.inputs.device_id, requested, cast(StackFacts, loaded))
+        mismatches = option_mismatches(self.inputs.device_id, requested, loaded)
         held = (loaded.get("options") or {}).get(self.option)
         if not isinstance(held, int) or held < n_ctx:
             mismatches.append(f"{self.option} {n_ctx} was asked for and {held} ran")
@@ -153,11 +154,11 @@ class _ProbeState:
         self._memory_limit = memory_limit
         self._say = say
         self._before: dict[str, int] = {}
-        self.loaded: dict[str, Any] | None = None
+        self.loaded: StackFacts | None = None
         self.phase = "start"
         self._filling: float | None = None
 
-    def fill_s(self, facts: dict[str, Any]) -> float | None:
+    def fill_s(self, facts: Found) -> float | None:
         """Seconds of filling as the worker reports them; if it did not finish, up to now."""
         if "fill_s" in facts or self._filling is None:
             return facts.get("fill_s")
@@ -166,7 +167,7 @@ class _ProbeState:
     def add(self, event: Event | Died) -> None:
         self.ended = event
         if isinstance(event, Loaded):
-            self.loaded = event.facts
+            self.loaded = plain(event.facts)
         elif isinstance(event, Phase):
             self.phase = event.name.partition(":")[0]
             now = self._memory_limit.pressure() if self._memory_limit else {}
@@ -225,26 +226,6 @@ BEYOND = 1.1  # of a device's memory: an allocation of this size can only succee
 _INT32 = 2**31 - 1
 
 
-class Fails(RuntimeError):
-    """A search cannot start or has no result: `outcome`, and the reason in one sentence."""
-
-    def __init__(self, outcome: str, reason: str) -> None:
-        super().__init__(reason)
-        self.outcome = outcome
-
-
-@dataclass(frozen=True)
-class Searching:
-    """Arguments that all searches of a campaign share. `folder`: results of this machine; `mechanism`: how
-    memory is limited on a CPU, null elsewhere; `say`: shows a line to the user."""
-
-    folder: Path
-    device_family: str
-    budget_bytes: int | None
-    mechanism: str | None
-    say: Callable[[str], None]
-
-
 def refusal(cell: Cell, threads: int) -> NotReady | None:
     """Why a cell has no context to search, checked before anything is built for it; null if it has one."""
     if cell.header.context_of(cell.options(threads)):
@@ -257,7 +238,7 @@ def refusal(cell: Cell, threads: int) -> NotReady | None:
 
 
 def find(
-    cell: Cell, inputs: Inputs | NotReady, begun: Draft, given: Searching, before: Stored | None
+    cell: Cell, inputs: Inputs | NotReady, begun: Draft, campaign: Campaign, before: Stored | None
 ) -> Stored:
     """Search, and write the record. `before`: an interrupted search of the same cell; its probes are reused.
 
@@ -265,70 +246,71 @@ def find(
     record.
     """
     probes = [probe.copy() for probe in before.record["search"]["probes"]] if before else []
-    begun = begun | {"kind": "searched", "search": {"probes": probes}}
-    running = records.begin(given.folder / cell.model.name / cell.id, begun)
-    began, search_run = time.monotonic(), _Search(cell, given, running, probes)
-    outcome, reason, interrupted = "ok", None, False
-    try:
-        if isinstance(inputs, NotReady):
-            raise Fails(inputs.outcome, str(inputs))
-        search_run.go(inputs)
-    except Fails as failure:
-        outcome, reason = failure.outcome, str(failure)
-    except NoHeadroom as lack:
-        outcome, reason = "refused", str(lack)
-    except DeviceLost as loss:
-        outcome, reason = "error", str(loss)
-    except OSError as failure:
-        if failure.errno in records.FULL:
-            raise records.ResultsError(
-                f"cannot write results to {running.folder}: {failure.strerror}"
-            ) from failure
-        outcome, reason = "error", f"a probe could not be started: {failure}"
-    except KeyboardInterrupt:
-        interrupted, outcome, reason = True, "interrupted", "stopped by the user"
-    ending: Draft = {"outcome": outcome, "reason": reason, "phase": "search", "tokens": 0}
-    ending |= {"search": search_run.result, "loaded": search_run.loaded}
-    timing = {"started_utc": begun["started_utc"], "wall_s": time.monotonic() - began}
-    stored = running.finish(begun | search_run.budget | ending | {"timing": timing})
-    if interrupted:
-        raise KeyboardInterrupt
-    return stored
+    begun["search"] = {"probes": probes}
+
+    def work(running: Running, end: UntimedEnd) -> None:
+        search_run = _Search(cell, campaign, running, probes, end)
+        try:
+            if isinstance(inputs, NotReady):
+                raise inputs
+            search_run.go(inputs)
+        except NoHeadroom as lack:
+            raise Failure("refused", str(lack)) from lack
+        except DeviceLost as loss:
+            raise Failure("error", str(loss)) from loss
+        except OSError as failure:
+            if failure.errno in records.FULL:
+                raise records.ResultsError(
+                    f"cannot write results to {running.folder}: {failure.strerror}"
+                ) from failure
+            raise Failure("error", f"a probe could not be started: {failure}") from failure
+
+    return untimed(campaign.folder, begun, "search", work, logged=False)
 
 
 class _Search:
-    """One running search. `result`: the `search` part of its record; `budget`: how its memory is limited;
-    `loaded`: facts of the last probe that loaded."""
+    """One running search. `result`: the `search` part of its record. Adds it to the record's `end`, with how
+    its memory is limited and the facts of the last probe that loaded."""
 
-    def __init__(self, cell: Cell, given: Searching, running: Running, probes: Sequence[Probe]) -> None:
-        self._cell, self._given, self._running = cell, given, running
+    def __init__(
+        self, cell: Cell, campaign: Campaign, running: Running, probes: Sequence[Probe], end: UntimedEnd
+    ) -> None:
+        self._cell, self._campaign, self._running, self._end = cell, campaign, running, end
+        self._say = campaign.watcher.say
         self._fill = isinstance(cell.workload, MaxCtx) and cell.workload.fill
-        self.budget: Draft = {}
-        self.loaded: Found | None = None
-        self.result: Draft = {
+        self.result: Search = {
             "probes": list(probes),
-            **dict.fromkeys(("predicted_n_ctx", "verified_n_ctx", "allocated_n_ctx", "verified_by")),
-            **dict.fromkeys(("predicted_allocated_n_ctx", "predicted_from", "need", "limit_reason")),
-            **dict.fromkeys(("limit_bytes", "not_filled")),
+            "predicted_n_ctx": None,
+            "verified_n_ctx": None,
+            "allocated_n_ctx": None,
+            "verified_by": None,
+            "predicted_allocated_n_ctx": None,
+            "predicted_from": None,
+            "need": None,
+            "limit_reason": None,
+            "limit_bytes": None,
+            "not_filled": None,
             "account_s": 0.0,
         }
+        end |= {"search": self.result, "loaded": None}
 
     def go(self, inputs: Inputs) -> None:
-        """Run the search. Raises Fails, NoHeadroom, DeviceLost, KeyboardInterrupt."""
-        cell, given = self._cell, self._given
+        """Run the search. Raises Failure, NoHeadroom, DeviceLost, KeyboardInterrupt."""
+        cell, mechanism, experiment = self._cell, self._campaign.mechanism, self._campaign.experiment
+        family, budget = experiment.device.partition(":")[0], experiment.protocol.memory_budget_bytes
         context = cell.header.context_of(inputs.options)
         assert context is not None  # otherwise refusal() refused the cell
-        with headroom_on(inputs.device_id, given.device_family, given.budget_bytes) as headroom:
+        with headroom_on(inputs.device_id, family, budget) as headroom:
             headroom = self._as_before(headroom)
             began = time.monotonic()
-            if given.mechanism:
-                self.budget = {"memory_budget": {"bytes": headroom.limit_bytes, "means": given.mechanism}}
+            if mechanism:
+                self._end["memory_budget"] = {"bytes": headroom.limit_bytes, "means": mechanism}
             space = _space(cell, context)
             self.result |= {"granule": space.granule, "lowest": space.lowest, "highest": space.highest}
             self.result |= {"limit_bytes": headroom.limit_bytes, "limit_stated": headroom.stated}
             self.result["held_by_others_bytes"] = headroom.held_bytes
             probing = Probing(
-                cell, inputs, context.option, headroom, given.mechanism, self._running.folder, given.say
+                cell, inputs, context.option, headroom, mechanism, self._running.folder, self._say
             )
             needs = self._needs(context, inputs, space, headroom)
             self.result["account_s"] = time.monotonic() - began
@@ -336,12 +318,12 @@ class _Search:
                 self._prove_no_spill(probing, space, needs)
                 self._search(probing, space, needs, context.dry)
             finally:
-                self.loaded = probing.loaded
+                self._end["loaded"] = probing.loaded
 
     def _as_before(self, headroom: MemoryHeadroom) -> MemoryHeadroom:
         """The headroom, with the memory limit of the earlier probes if that much is still free. Drops probes
         that had another limit."""
-        probes: list[Probe] = self.result["probes"]
+        probes = self.result["probes"]
         if probes:
             before = replace(headroom, limit_bytes=int(probes[-1]["limit_bytes"]))
             if headroom.stated or not before.missing(headroom.free()):
@@ -355,15 +337,15 @@ class _Search:
         self, context: Context, inputs: Inputs, space: Space, headroom: MemoryHeadroom
     ) -> Callable[[bool], Need | None]:
         """Expected bytes by context length, filled or only allocated. Adds the predictions to the result."""
-        limit = self.result["limit_bytes"]
+        limit = headroom.limit_bytes
         if not context.dry:
             need = by_shape(self._cell, inputs)
             return lambda filled: need
-        account = Account(self._cell, inputs, self._running.folder, self._given.mechanism, headroom.free)
+        account = Account(self._cell, inputs, self._running.folder, self._campaign.mechanism, headroom.free)
         try:
             both = {filled: account.predicted(space, limit, filled) for filled in (True, False)}
         except worker.JobFailed as failure:
-            raise Fails("error", f"the stack could not account for its memory: {failure}") from failure
+            raise Failure("error", f"the stack could not account for its memory: {failure}") from failure
         found = both[self._fill]
         self.result |= {"predicted_n_ctx": found, "predicted_allocated_n_ctx": both[False]}
         parts = account.parts(found or space.lowest, self._fill)
@@ -382,12 +364,14 @@ class _Search:
         beyond = need and context_search.predicted(space, need, BEYOND * probing.headroom.limit_bytes)
         beyond = beyond and beyond + space.granule
         if not beyond or beyond > space.highest:
-            raise Fails("refused", f"{why}, and no context is long enough to rule that out")
+            raise Failure("refused", f"{why}, and no context is long enough to rule that out")
         found = self._probe(probing, beyond, fill=False)
         if found["fits"]:
-            raise Fails("refused", f"{why}: {beyond} tokens, more than fit on the device, were allocated")
+            raise Failure("refused", f"{why}: {beyond} tokens, more than fit on the device, were allocated")
         if found["outcome"] != "oom":  # a driver that moves memory may also hang
-            raise Fails("refused", f"{why}, and {beyond} tokens did not run out of memory: {found['reason']}")
+            raise Failure(
+                "refused", f"{why}, and {beyond} tokens did not run out of memory: {found['reason']}"
+            )
 
     def _search(
         self, probing: Probing, space: Space, needs: Callable[[bool], Need | None], dry: bool
@@ -406,7 +390,7 @@ class _Search:
             if n_ctx is None:
                 break
             if len(tries) >= MOST_PROBES:
-                raise Fails("error", f"no answer in {MOST_PROBES} probes")
+                raise Failure("error", f"no answer in {MOST_PROBES} probes")
             if not dry and any(each.peak_bytes for each in tries) and not self.result["predicted_from"]:
                 self.result |= {"predicted_n_ctx": n_ctx, "predicted_from": "first probe"}
             found = self._probe(probing, n_ctx, fill)
@@ -415,16 +399,16 @@ class _Search:
             busy = found["cpu_wait_share"] or 0.0
             if _slow(found) and busy > CONTENTION_TOLERANCE:
                 waited = f"its threads waited for a CPU {busy:.0%} of the time"
-                raise Fails("error", f"at {n_ctx} tokens: {found['reason']}; {waited}")
+                raise Failure("error", f"at {n_ctx} tokens: {found['reason']}; {waited}")
             if found["fits"] is None:
-                raise Fails("error", f"at {n_ctx} tokens: {found['reason']}")
+                raise Failure("error", f"at {n_ctx} tokens: {found['reason']}")
             self.result["not_filled"] = found["left_out"] or self.result["not_filled"]
         if self.result["verified_n_ctx"] is None:
-            raise Fails("oom", f"not even {space.lowest} tokens fit: {self.result['limit_reason']}")
+            raise Failure("oom", f"not even {space.lowest} tokens fit: {self.result['limit_reason']}")
 
     def _note_progress(self, space: Space, tries: Sequence[Try], fill: bool) -> None:
         """Add the state of the search to the result, in case it ends here."""
-        probes: list[Probe] = self.result["probes"]
+        probes = self.result["probes"]
         verified = context_search.longest(space, tries)
         allocated = [probe["n_ctx"] for probe in probes if probe["allocates"]]
         least = min((each.n_ctx for each in tries if not each.fits), default=None)
@@ -432,26 +416,26 @@ class _Search:
         why = f"at {least} tokens: {reasons[-1]}" if least else None
         self.result |= {
             "verified_n_ctx": verified,
-            "verified_by": verified and ("decode" if fill else "allocation"),
+            "verified_by": ("decode" if fill else "allocation") if verified else None,
             "allocated_n_ctx": max(allocated, default=None),
             "limit_reason": why or (MOST if verified == space.highest else None),
         }
 
     def _probe(self, probing: Probing, n_ctx: int, fill: bool) -> Probe:
         """Try one context, and store the probe at once."""
-        self._given.say(f"{self._cell.id} tries {n_ctx} tokens: {'fill' if fill else 'allocate only'}")
+        self._say(f"{self._cell.id} tries {n_ctx} tokens: {'fill' if fill else 'allocate only'}")
         held_to = {"filled": fill, "limit_bytes": probing.headroom.limit_bytes}
-        found = cast(Probe, held_to | probing.run(n_ctx, fill))
+        found: Probe = plain(held_to | probing.run(n_ctx, fill))
         self.result["probes"].append(found)
         self._running.note(found)
         fits: bool | None = found["fits"]
         word = {True: "fits", False: "does not fit", None: "failed"}[fits]
         why = f" ({found['reason']})" if found["reason"] else ""
-        self._given.say(f"{self._cell.id} with {n_ctx} tokens {word}{why} after {found['seconds']:.1f} s")
+        self._say(f"{self._cell.id} with {n_ctx} tokens {word}{why} after {found['seconds']:.1f} s")
         if fits is False:
             _, free = probing.headroom.settle()
             if missing := probing.headroom.missing(min(free, found["free_before_bytes"])):
-                raise Fails(
+                raise Failure(
                     "error",
                     f"other processes took {missing / 1e6:.0f} MB of the search's memory",
                 )

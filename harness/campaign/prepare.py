@@ -16,8 +16,9 @@ from harness.base import files
 from harness.base.files import cache_folder, delete_oldest, drop, made
 from harness.base.text import plural
 from harness.campaign import worker
-from harness.campaign.forecast import Device, expected, forecast_cell, placement_of
-from harness.campaign.repeat import Inputs
+from harness.campaign.forecast import Device, Forecast, expected, forecast_cell, placement_of
+from harness.campaign.repeat import Failure, Inputs
+from harness.campaign.worker import Facts
 from harness.campaign.worker_memory import mechanism_here
 from harness.config import Experiment, Weights, Windows, plan
 from harness.config.plan import Cell
@@ -175,7 +176,7 @@ class Producer:
         expected = given.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
         return self._make(cell, "dequantize", options, given.path, target, expected, files, shape, laid)
 
-    def differences(self, cell: Cell, folder: Path, original: Path) -> dict[str, Any]:
+    def differences(self, cell: Cell, folder: Path, original: Path) -> Facts:
         """Two checkpoints, tensor by tensor: see runners/weights/layout.py. Raises WeightsError."""
         files = {"source": str(folder), "original": str(original)}
         return self.run(cell, self.request(cell, "differences", None, files=files))
@@ -211,7 +212,7 @@ class Producer:
         self,
         cell: Cell,
         job: str,
-        options: dict[str, Any],
+        options: Mapping[str, Any],
         source: Path | None,
         target: Path,
         expected_bytes: float,
@@ -225,7 +226,7 @@ class Producer:
             if partial is not None:
                 files = {"target": str(partial)} | ({"source": str(source)} if source else {})
                 files |= dict(more or {})
-                request = self.request(cell, job, source, shape, layout, options=options, files=files)
+                request = self.request(cell, job, source, shape, layout, options=dict(options), files=files)
                 self.run(cell, request, f"{cell.model.name} {target.stem}")
         return weights.local(target)
 
@@ -246,7 +247,7 @@ class Producer:
         model |= {"layout": layout.plain()} if layout else {}
         return Request(job, cell.variant.stack, self.device_id, model, **fields)
 
-    def run(self, cell: Cell, request: Request, what: str = "") -> dict[str, Any]:
+    def run(self, cell: Cell, request: Request, what: str = "") -> Facts:
         """Run one job in the cell's stack and return the facts of Done. With `what`, reports its phases.
 
         Raises WeightsError.
@@ -303,12 +304,8 @@ FIXED = "fixed ids (no tokenizer)"
 FAKE_VOCABULARY = 512  # for a stack that loads no weights
 
 
-class NotReady(RuntimeError):
-    """A cell cannot be measured: `outcome` (error, unavailable or refused) and a reason, one sentence."""
-
-    def __init__(self, outcome: str, reason: str) -> None:
-        super().__init__(reason)
-        self.outcome = outcome
+class NotReady(Failure):
+    """A cell cannot be measured: `outcome` is error, unavailable or refused."""
 
 
 class NoVocabulary(NotReady):
@@ -345,6 +342,7 @@ class Preparation:
         self._from_hub: dict[Weights, Ready | WeightsError] = {}
         self._tokenized: dict[tuple[Path, int], list[int]] = {}
         self._prompts: dict[tuple[str, int], tuple[str, list[int], str]] = {}
+        self._expected: dict[str, tuple[Cell, Forecast]] = {}
 
     def interpreter(self, header: Header) -> Interpreter:
         """The stack's interpreter for the requested device, built if missing. Raises NotReady."""
@@ -367,6 +365,19 @@ class Preparation:
             return build.find(environment) or build.create(environment, self.say)
         except EnvironmentFailed as failure:
             return NotReady("unavailable", str(failure))
+
+    def expected(self, cell: Cell, device: Device) -> Forecast | None:
+        """The forecast before anything is built or downloaded for a cell; null where nothing in it could
+        refuse the cell."""
+        may_refuse = any(limit.refuses for limit in cell.header.limits) or cell.workload.timed == "rows"
+        may_refuse = may_refuse or placement_of(cell.options(self.threads)) is not None
+        if device.free_bytes is None and not may_refuse:
+            return None
+        of, found = self._expected.get(cell.id, (None, None))
+        if found is None or of != cell:
+            found = expected(cell, device, self.threads)
+            self._expected[cell.id] = cell, found
+        return found
 
     def fingerprint(self, cell: Cell) -> str | None:
         """Identifies the cell's weights before they are made or converted; null if they are unavailable."""
@@ -436,7 +447,7 @@ class Preparation:
         finally:
             drop(made.path)
 
-    def differences(self, cell: Cell, folder: Path, original: Ready) -> dict[str, Any]:
+    def differences(self, cell: Cell, folder: Path, original: Ready) -> Facts:
         """A checkpoint's tensors against those of the 16-bit weights. Raises NotReady."""
         with ExitStack() as stack:
             if original.format == "gguf":
@@ -578,17 +589,19 @@ def inputs_or_refusal(
     try:
         if uncut := cell.uncut(preparation.threads):
             raise NotReady("unavailable", uncut)
-        if refusal := _refusal(cell, preparation, device):
-            raise NotReady("refused", refusal)
+        if (found := preparation.expected(cell, device)) and found.refusal:
+            raise NotReady("refused", found.refusal)
         interpreter = preparation.interpreter(cell.header)
         ready = preparation.weights(cell)
-        if refusal := forecast_cell(cell, ready, device, preparation.threads).refusal:  # weights are read now
-            raise NotReady("refused", refusal)
+        if found is None or found.weights != ready:  # they are read now
+            found = forecast_cell(cell, ready, device, preparation.threads)
+        if found.refusal:
+            raise NotReady("refused", found.refusal)
         prompt, source = preparation.prompt(cell, ready)
     except NotReady as reason:
         return reason
     options = cell.options(preparation.threads)
-    found = Inputs(
+    inputs = Inputs(
         interpreter=interpreter,
         device_id=preparation.device_id,
         weights=ready,
@@ -599,17 +612,9 @@ def inputs_or_refusal(
         timeout_s=protocol.timeout_s,
         sample_interval_ms=protocol.sample_interval_ms,
         warmup=protocol.warmup.on(preparation.device_id),
+        known_failures=found.failures,
     )
-    return replace(found, context_file=context_file_of(cell, found))
-
-
-def _refusal(cell: Cell, preparation: Preparation, device: Device) -> str | None:
-    """Why a cell must not be started, checked before anything is built or downloaded for it."""
-    may_refuse = any(limit.refuses for limit in cell.header.limits) or cell.workload.timed == "rows"
-    may_refuse = may_refuse or placement_of(cell.options(preparation.threads)) is not None
-    if device.free_bytes is None and not may_refuse:
-        return None
-    return expected(cell, device, preparation.threads).refusal
+    return replace(inputs, context_file=context_file_of(cell, inputs))
 
 
 def mechanism(cells: Sequence[Cell], preparation: Preparation) -> str | None:
@@ -640,7 +645,8 @@ def content_key(
     """The content key of a cell's records on the machine with this slug. Free memory is not part of it,
     because it changes all the time."""
     options, device_id = cell.options(preparation.threads), preparation.device_id
-    if _refusal(cell, preparation, replace(device, free_bytes=None)):
+    found = preparation.expected(cell, device)
+    if found and replace(found, over_budget=None).refusal:
         return plan.content_key(cell, options, ("refused",), None, slug, device_id)
     if cell.uncut(preparation.threads):
         return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)

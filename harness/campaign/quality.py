@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from harness import records
 from harness.analysis import quality
 from harness.analysis import scores as analysis_scores
 from harness.analysis.scores import Scores
 from harness.base.files import CacheError, NotFinished
-from harness.campaign import forecast, prepare, reference_scores, repeat
+from harness.campaign import forecast, reference_scores, repeat
 from harness.campaign.forecast import made_of
 from harness.campaign.prepare import NotReady
 from harness.campaign.reference_scores import (
@@ -31,13 +29,15 @@ from harness.campaign.reference_scores import (
     read,
     tokens_of,
 )
-from harness.campaign.repeat import Inputs
+from harness.campaign.repeat import Failure, Inputs
 from harness.campaign.rounds import Campaign
-from harness.campaign.weights_reference import NoLogits, NoReference, Reference, free_bytes, windows_of_logits
+from harness.campaign.weights_reference import LogitsJob, NoLogits, NoReference, Reference, free_bytes
+from harness.campaign.worker import Facts
 from harness.config import Quality, Variant, plan
 from harness.config.plan import Cell
 from harness.models.weights import Ready, WeightsError
-from harness.records import Draft, Stored
+from harness.records import Running, Stored, kinds
+from harness.records.kinds import Figure, UntimedEnd, WindowMeans
 from harness.stacks.header import references
 
 # Score the cells of one model and workload against one reference, which is computed or read from a file.
@@ -105,18 +105,14 @@ class Scoring:
     @cached_property
     def _reference(self) -> Reference:
         loading = [_unpacked(cell) for cell in self._cells]
-        return Reference(loading, self._campaign.preparation, self._inputs, np.inf, self._arrays)
-
-    def _inputs(self, cell: Cell) -> Inputs | NotReady:
-        campaign = self._campaign
-        return prepare.inputs_or_refusal(cell, campaign.experiment, campaign.preparation, campaign.device)
+        return Reference(loading, self._campaign.preparation, self._campaign.inputs, np.inf, self._arrays)
 
     def stored(self, cell: Cell) -> Stored:
         """The record of a cell: an earlier one of the same score, or a new one."""
         campaign = self._campaign
         key, options = campaign.keys[cell.id], campaign.options
-        asked: Draft = {"method": METHOD, "text": self._text.sha256}
-        asked["reference"] = {"file": self._given.identity} if self._given else self._reference.identity
+        reference = {"file": self._given.identity} if self._given else self._reference.identity
+        asked = {"method": METHOD, "text": self._text.sha256, "reference": reference}
         before = [
             each
             for each in campaign.scores
@@ -129,47 +125,30 @@ class Scoring:
         campaign.watcher.say(f"scoring {cell.id}")
         return self._scored(cell, asked)
 
-    def _scored(self, cell: Cell, asked: Draft) -> Stored:
+    def _scored(self, cell: Cell, asked: object) -> Stored:
         campaign = self._campaign
-        begun = campaign.shared | {"kind": "scored", "quality": {"asked": asked}}
-        experiment = campaign.experiment
-        begun |= repeat.repeat_fields(cell, 1, campaign.keys[cell.id], experiment.device, experiment.gpu)
-        begun["workload"] |= {"prompt_tokens": 0}
-        inputs = self._inputs(cell)
+        begun, inputs = campaign.begun(cell, kind="scored"), campaign.inputs(cell)
+        begun["quality"] = {"asked": asked}
+        begun["workload"]["prompt_tokens"] = 0
         if isinstance(inputs, Inputs):
-            begun |= repeat.input_fields(cell, inputs, begun)
-        running = records.begin(campaign.folder / cell.model.name / cell.id, begun)
-        started, interrupted, outcome, reason = time.monotonic(), False, "ok", None
-        found: Draft = {"asked": asked}
-        try:
-            if isinstance(inputs, NotReady):
-                raise inputs
-            self._compare(cell, inputs, running.folder, found)
-        except _NotFinite as where:
-            found["not_finite"] = {"window": where.window, "position": where.position}
-        except NoReference as lack:
-            outcome, reason = "unavailable", str(lack)
-        except (NoLogits, NotReady) as failure:
-            outcome, reason = failure.outcome, str(failure)
-        except KeyboardInterrupt:
-            interrupted, outcome, reason = True, "interrupted", "stopped by the user"
-        ending: Draft = {
-            "quality": found,
-            "outcome": outcome,
-            "reason": reason,
-            "phase": "score",
-            "tokens": 0,
-        }
-        wall_s = time.monotonic() - started
-        ending["timing"] = {"started_utc": begun["started_utc"], "wall_s": wall_s}
-        ending["log_tail"] = records.tail(running.folder / "worker.log") if outcome != "ok" else []
-        stored = running.finish(begun | ending)
-        if interrupted:
-            raise KeyboardInterrupt
-        return stored
+            repeat.add_inputs(begun, cell, inputs)
 
-    def _compare(self, cell: Cell, inputs: Inputs, folder: Path, found: Draft) -> None:
+        def work(running: Running, end: UntimedEnd) -> None:
+            found = end["quality"] = {"asked": asked}
+            try:
+                if isinstance(inputs, NotReady):
+                    raise inputs
+                self._compare(LogitsJob(cell, inputs, running.folder, self._arrays, np.inf), found)
+            except _NotFinite as where:
+                found["not_finite"] = {"window": where.window, "position": where.position}
+            except NoReference as lack:
+                raise Failure("unavailable", str(lack)) from lack
+
+        return repeat.untimed(campaign.folder, begun, "score", work)
+
+    def _compare(self, job: LogitsJob, found: kinds.Quality) -> None:
         """Score the windows, and add what is found. Raises NoReference, NoLogits, NotReady, _NotFinite."""
+        cell, inputs = job.cell, job.inputs
         if inputs.weights is None:
             raise NotReady("unavailable", "its stack loads no weights: there is no text model to score")
         if inputs.weights.synthetic:
@@ -193,21 +172,31 @@ class Scoring:
             scores.append(analysis_scores.scores(rows, self._targets(ids[number]), reference.window(number)))
 
         try:
-            job_facts = self._windows(cell, inputs, ids, folder, add)
+            job_facts = self._windows(job, ids, add)
         except analysis_scores.OtherVocabulary as other:
             raise NotReady("refused", f"{other}: a KL divergence needs the same tokens") from other
         nll = [reference.window(number).nll for number in range(len(ids))]
         made = made_of(cell, inputs.weights)
+        (figures, means), *deep = self._figures(scores, nll)
+        chunks = self._workload.chunks
+        scored = chunks * self._workload.positions
         found |= {
-            "windows": self._workload.chunks,
+            "windows": chunks,
+            "scored": scored,
             "n_ctx": self._workload.n_ctx,
-            "scored": self._workload.chunks * self._workload.positions,
             "trained_context": made.context if made else None,
             "vocabulary": reference.vocabulary,
             "reference": reference.description,
             "loss_nats": analysis_scores.loss_nats(scores),
-            **self._figures(scores, nll),
-            **{key: job_facts.get(key) for key in ("ran", "versions", "seconds")},
+            "figures": figures,
+            "means": means,
+            "at_depth": [
+                {"depth": depth, "windows": chunks, "scored": scored, "figures": figures, "means": means}
+                for depth, (figures, means) in zip(self._workload.depths, deep, strict=True)
+            ],
+            "ran": job_facts.get("ran"),
+            "versions": job_facts.get("versions"),
+            "seconds": job_facts.get("seconds"),
         }
 
     def _computed(self) -> KeptReference:
@@ -246,20 +235,15 @@ class Scoring:
         assert weights is not None  # it has run
         reference_scores.write_reference(path, reference, self._origin, self._cells[0].model.name, weights)
 
-    def _figures(self, scores: list[Scores], nll: list[analysis_scores.Floats]) -> Draft:
-        """Of the windows of n_ctx, and of those of each depth."""
+    def _figures(
+        self, scores: list[Scores], nll: list[analysis_scores.Floats]
+    ) -> Iterator[tuple[dict[str, Figure], WindowMeans]]:
+        """Of the windows of n_ctx, then of those of each depth."""
         chunks = self._workload.chunks
-        parts = [slice(first, first + chunks) for first in range(0, len(scores), chunks)]
-        each = [
-            {
-                "figures": analysis_scores.figures(scores[part], nll[part]),
-                "means": analysis_scores.means(scores[part], nll[part]),
-            }
-            for part in parts
-        ]
-        count = {"windows": chunks, "scored": chunks * self._workload.positions}
-        deep = zip(self._workload.depths, each[1:], strict=True)
-        return each[0] | {"at_depth": [{"depth": depth, **count, **found} for depth, found in deep]}
+        for first in range(0, len(scores), chunks):
+            part = slice(first, first + chunks)
+            given = scores[part], nll[part]
+            yield analysis_scores.figures(*given), analysis_scores.means(*given)
 
     def _tokenized(self, cell: Cell, inputs: Inputs) -> Tokens:
         """Raises NotReady."""
@@ -273,12 +257,13 @@ class Scoring:
         if tokens.windows != known.windows:
             raise NotReady("refused", OTHER_TOKENS)
 
-    def _kept_reference(self, cell: Cell, inputs: Inputs, why: str, log: Path) -> KeptReference:
+    def _kept_reference(self, job: LogitsJob, why: str) -> KeptReference:
         """Raises NoLogits, NotReady, CacheError, OSError."""
+        cell, inputs = job.cell, job.inputs
         self._same(tokens := self._tokenized(cell, inputs))
         ids = tokens.windows
 
-        def make(made: Made) -> Draft:
+        def make(made: Made) -> kinds.Reference:
             assert inputs.weights is not None  # tokens_of has used their tokenizer
             free = free_bytes(self._campaign.preparation.device_id)
             if reason := no_room(inputs.weights.sizes["parameters"], inputs.options.get("dtype"), free):
@@ -288,8 +273,7 @@ class Scoring:
                 rows = _finite(number, logits, self._workload)
                 made(number, analysis_scores.kept(rows, self._targets(ids[number])))
 
-            job_facts = self._windows(cell, inputs, ids, log, add)
-            return self._reference.described(cell, inputs, why, job_facts)
+            return self._reference.described(job, why, self._windows(job, ids, add))
 
         known_by = {"reference": self._reference.identity, "options": inputs.options, "ids": ids}
         try:
@@ -300,9 +284,9 @@ class Scoring:
             at = f"position {where.position} of window {where.window}"
             raise NoLogits("error", f"NaN or infinite logits at {at}") from where
 
-    def _windows(self, cell: Cell, inputs: Inputs, ids: list[list[int]], log: Path, add: Add) -> Draft:
+    def _windows(self, job: LogitsJob, ids: list[list[int]], add: Add) -> Facts:
         # One position more than are scored: llama-perplexity evaluates whole windows too.
-        return windows_of_logits(cell, inputs, ids, self._workload.positions + 1, log, self._arrays, add)
+        return job.windows(ids, self._workload.positions + 1, add)
 
     def _targets(self, window: list[int]) -> list[int]:
         """The text's token after each scored position."""

@@ -33,10 +33,12 @@ from harness.base.files import (
 )
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.repeat import Inputs
+from harness.campaign.worker import Facts
 from harness.config import Quality
 from harness.config.plan import Cell
 from harness.models.weights import FULL_TYPES, Ready
-from harness.records import Draft
+from harness.records import kinds
+from harness.records.parts import plain
 
 # Logits of references in the cache folder, 16 bits each, known by content; the oldest make room.
 
@@ -57,7 +59,7 @@ class KeptReference:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._codes, self._top, self._nll = (np.load(folder / name, mmap_mode="r") for name in ARRAYS)
-        self.description: Draft = json.loads((folder / _COMPLETE).read_text())
+        self.description: kinds.Reference = json.loads((folder / _COMPLETE).read_text())
 
     @property
     def vocabulary(self) -> int:
@@ -71,7 +73,7 @@ class KeptReference:
 Made = Callable[[int, Kept], None]
 
 
-def scores_of(known_by: Draft, windows: int, make: Callable[[Made], Draft]) -> KeptReference:
+def scores_of(known_by: object, windows: int, make: Callable[[Made], kinds.Reference]) -> KeptReference:
     """The reference that `known_by` identifies: kept, or made now. `make`: is given what takes each window,
     and returns the description.
 
@@ -220,13 +222,16 @@ class GivenReference:
             self._model = {str(key): value for key, value in self._described["model"].items()}
             self._parameters = int(self._model["parameters"])
             self._windows = dict(self._described["windows"])
-            self.description: Draft = {
-                "name": str(self._described["reference"]["name"]),
-                "why": str(self._described["reference"]["why"]),
-                "file": {"name": path.name, "sha256_of_description": self.identity},
-                **{key: self._described["reference"].get(key) for key in _KNOWN[2:]},
-                "weights": self._model,
-            }
+            reference = self._described["reference"]
+            self.description: kinds.Reference = plain(
+                {
+                    "name": str(reference["name"]),
+                    "why": str(reference["why"]),
+                    "file": {"name": path.name, "sha256_of_description": self.identity},
+                    **{key: reference.get(key) for key in _KNOWN[2:]},
+                    "weights": self._model,
+                }
+            )
         except OSError as refusal:
             raise BadReference(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
         except _DAMAGES as damage:
@@ -269,7 +274,7 @@ class GivenReference:
     def _number(self) -> int:
         return len(Quality.model_validate({"kind": "quality", **self._windows}).windows())
 
-    def _make(self, made: Made) -> Draft:
+    def _make(self, made: Made) -> kinds.Reference:
         with ExitStack() as stack:
             file = stack.enter_context(open_regular(self._path, links=True))
             archive = stack.enter_context(zipfile.ZipFile(file))
@@ -302,7 +307,7 @@ _DAMAGES = (
 )
 
 
-def _facts(weights: Ready) -> dict[str, Any]:
+def _facts(weights: Ready) -> Facts:
     """What tells a copy of the weights from others: a fingerprint without times."""
     return {
         "format": weights.format,

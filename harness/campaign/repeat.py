@@ -8,10 +8,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
+
+from typing_extensions import NotRequired, TypedDict
 
 import harness
 from harness import machine, records
@@ -26,8 +28,9 @@ from harness.machine.probes import MatrixRate
 from harness.machine.sensors import SensorSampler
 from harness.models import gguf
 from harness.models.weights import Ready
-from harness.records import Draft, ResultsError, Stored, TokenTimes
-from harness.records.measured import EndFacts, Mark
+from harness.records import Draft, ResultsError, Running, Stored, TokenTimes, measured, parts
+from harness.records.kinds import UntimedEnd
+from harness.records.parts import plain
 from harness.stacks.adopted import Interpreter
 from harness.stacks.build import key_of
 from harness.stacks.header import Value, runners_folder
@@ -39,6 +42,14 @@ from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, 
 
 # Facts that the Done event of a decode must have, because the verdicts read them.
 DONE_FACTS = {"counters", "warmup", "facts_after", "major_faults", "start_ns", "flushes"}
+
+
+class Failure(RuntimeError):
+    """A measurement has no result: `outcome`, and the reason in one sentence."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
 
 
 class Shown(Protocol):
@@ -63,6 +74,8 @@ class Inputs:
     timeout_s: float
     sample_interval_ms: int
     warmup: dict[str, object]
+    known_failures: list[str] = field(default_factory=list)
+    """Why it cannot work, by its forecast."""
     context_file: Path | None = None
     """For the filled context of a workload that keeps it."""
 
@@ -96,7 +109,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
         workload["context"] = str(inputs.context_file)
     request = inputs.request(cell, "generate", workload)
     variables = worker.worker_variables(inputs.device_id, inputs.threads)
-    begun = begun | {"variables": recorded(variables)}
+    begun["variables"] = recorded(variables)
     running = records.begin(folder / cell.model.name / cell.id, begun)
     memory_limit = None if cell.budget_bytes is None else MemoryLimit(cell.budget_bytes)
     report = WorkerReport(memory_limit)
@@ -119,23 +132,32 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
         if refusal.errno in records.FULL:
             raise ResultsError(f"cannot write results to {running.folder}: {refusal.strerror}") from refusal
         raise
-    record = begun | ({"memory_budget": memory_limit.facts()} if memory_limit else {}) | report.record()
+    times, peaks, usage = report.times(len(inputs.prompt)), plain(seen.memory), plain(seen.rusage)
     pressures = {"pressure": report.pressure, "worker_pressure": report.worker_pressure}
-    record["conditions"] = begun["conditions"] | pressures
-    times = report.times(len(inputs.prompt))
-    record["timing"] = {
-        "started_utc": begun["started_utc"],
-        "wall_s": seen.wall_s,
-        "phases": [{"name": p.name, "at_s": (p.t_ns - seen.started_ns) / 1e9} for p in report.phases],
-        **_ends(times),
+    begun["conditions"] = plain({**(begun.get("conditions") or {}), **pressures})
+    end: measured.MeasuredEnd = {
+        "outcome": report.outcome,
+        "phase": report.phases[-1].name if report.phases else "start",
+        "reason": report.reason,
+        "loaded": report.loaded,
+        "done": report.done(),
+        "tokens": len(times),
+        "timing": {
+            "started_utc": begun["started_utc"],
+            "wall_s": seen.wall_s,
+            "phases": [{"name": p.name, "at_s": (p.t_ns - seen.started_ns) / 1e9} for p in report.phases],
+            **_ends(times),
+        },
+        "memory": {**peaks, "marks": seen.marks, **_after_load(seen.marks), "rusage": usage},
+        "exit_status": seen.exit_status,
+        "log_tail": records.tail(running.folder / "worker.log") if report.outcome != "ok" else [],
     }
-    record["memory"] = seen.memory | {"marks": seen.marks, **_after_load(seen.marks), "rusage": seen.rusage}
+    if memory_limit:
+        end["memory_budget"] = memory_limit.facts()
     if seen.sensors is not None:
-        record["sensors"] = _sensor_record(seen.sensors, report, times)
-    record["exit_status"] = seen.exit_status
-    record["log_tail"] = records.tail(running.folder / "worker.log") if record["outcome"] != "ok" else []
+        end["sensors"] = _sensor_record(seen.sensors, report, times)
     sensor_columns = seen.sensors.columns if seen.sensors else None
-    stored = running.finish(record, times, seen.memory_columns, sensor_columns, report.tables)
+    stored = running.finish(end, times, seen.memory_columns, sensor_columns, report.tables)
     if seen.interrupted:
         raise KeyboardInterrupt
     return stored
@@ -144,29 +166,60 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
 def not_measured(folder: Path, cell: Cell, begun: Draft, outcome: str, reason: str) -> Stored:
     """Write the record of a repeat that could not start."""
     running = records.begin(folder / cell.model.name / cell.id, begun)
-    ending = {
-        "outcome": outcome,
-        "phase": "prepare",
-        "reason": reason,
-        "loaded": None,
-        "done": None,
-        "tokens": 0,
-    }
-    timing = {"started_utc": begun["started_utc"], "wall_s": 0.0, "phases": []}
-    record = begun | ending | {"timing": timing, "memory": {}, "log_tail": []}
-    return running.finish(record)
+    return running.finish(
+        {
+            "outcome": outcome,
+            "phase": "prepare",
+            "reason": reason,
+            "loaded": None,
+            "done": None,
+            "tokens": 0,
+            "timing": {"started_utc": begun["started_utc"], "wall_s": 0.0, "phases": []},
+            "memory": {},
+            "log_tail": [],
+        }
+    )
 
 
-def _ends(times: TokenTimes) -> dict[str, int]:
+def untimed(
+    folder: Path, begun: Draft, phase: str, work: Callable[[Running, UntimedEnd], None], logged: bool = True
+) -> Stored:
+    """Check, score or search, and write the record. `work` adds what it finds to the record's end, also where
+    it raises Failure. `logged`: the worker's log is in the record's folder.
+
+    Raises ResultsError if the record cannot be written, and KeyboardInterrupt after writing an interrupted
+    record.
+    """
+    running = records.begin(folder / begun["model"]["name"] / begun["cell"], begun)
+    began, interrupted = time.monotonic(), False
+    end: UntimedEnd = {"outcome": "ok", "reason": None, "phase": phase, "tokens": 0, "timing": {}}
+    try:
+        work(running, end)
+    except Failure as failure:
+        end |= {"outcome": failure.outcome, "reason": str(failure)}
+    except KeyboardInterrupt:
+        interrupted = True
+        end |= {"outcome": "interrupted", "reason": "stopped by the user"}
+    end["timing"] = {"started_utc": begun["started_utc"], "wall_s": time.monotonic() - began}
+    if logged:
+        end["log_tail"] = records.tail(running.folder / "worker.log") if end["outcome"] != "ok" else []
+    stored = running.finish(end)
+    if interrupted:
+        raise KeyboardInterrupt
+    return stored
+
+
+def _ends(times: TokenTimes) -> measured.Timing:
     """First and last timestamp, ns since generation began; empty if there was no token."""
     stamps = times.stamps_ns().tolist()
     return {"first_token_ns": stamps[0], "last_token_ns": stamps[-1]} if stamps else {}
 
 
-def _sensor_record(sampler: SensorSampler, report: WorkerReport, times: TokenTimes) -> Draft:
+def _sensor_record(sampler: SensorSampler, report: WorkerReport, times: TokenTimes) -> measured.Sensors:
     """The summary of the sensors, and their readings during the timed section."""
     during, summary, columns = report.timed(times), sampler.summary(), sampler.columns
-    return summary | {
+    return {
+        **summary,
         "missing": summary["missing"] | flags.throttling_unseen(columns, during),
         "timed": sensors.gauges(columns, during),
         "throttled": flags.throttling_seen(columns, during),
@@ -174,7 +227,7 @@ def _sensor_record(sampler: SensorSampler, report: WorkerReport, times: TokenTim
     }
 
 
-def _done_error(facts: dict[str, Any]) -> str | None:
+def _done_error(facts: Any) -> str | None:
     """What is wrong with the facts of a decode's Done event, as a clause; null if they are valid."""
     if missing := DONE_FACTS - facts.keys():
         return f"Done without {', '.join(sorted(missing))}"
@@ -185,7 +238,7 @@ def _done_error(facts: dict[str, Any]) -> str | None:
     return None if times is None or whole else "device_ns is not a list of whole numbers"
 
 
-def _after_load(marks: list[Mark]) -> dict[str, int | None]:
+def _after_load(marks: list[measured.Mark]) -> measured.Memory:
     """RSS and VRAM right after the model was loaded; null if it was not."""
     loaded = next((each for each in marks if each["at"] == "loaded"), None)
     anon, files = (loaded["rss_anon_bytes"], loaded["rss_file_bytes"]) if loaded else (None, None)
@@ -201,7 +254,7 @@ class WorkerReport:
         self._memory_limit = memory_limit
         self.phases: list[Phase] = []
         self.tokens: list[Tokens] = []
-        self.loaded: dict[str, Any] | None = None
+        self.loaded: parts.StackFacts | None = None
         self.ended: Done | Failed | Died | None = None
         self.pressure: dict[str, int] = {}
         self.worker_pressure: dict[str, int] = {}
@@ -223,7 +276,7 @@ class WorkerReport:
                     for before, after in zip(self._before, self._pressures(), strict=True)
                 )
         elif isinstance(event, Loaded):
-            self.loaded = event.facts
+            self.loaded = plain(event.facts)
         elif isinstance(event, Tokens):
             self.tokens.append(event)
             self._count += len(event.ids)
@@ -242,31 +295,27 @@ class WorkerReport:
         """Pressure of the machine, and of the worker's cgroup; the latter empty if it has none."""
         return pressure(), self._memory_limit.pressure() if self._memory_limit else {}
 
-    def record(self) -> Draft:
-        """Outcome, phase, reason, and the facts of the Loaded and Done events."""
-        done = self._done() if isinstance(self.ended, Done) else None
-        if isinstance(self.ended, (Failed, Died)):
-            outcome, reason = self.ended.outcome, self.ended.reason
-        else:
-            outcome, reason = "ok", None
-        return {
-            "outcome": outcome,
-            "phase": self.phases[-1].name if self.phases else "start",
-            "reason": reason,
-            "loaded": self.loaded,
-            "done": done,
-            "tokens": self._count,
-        }
+    @property
+    def outcome(self) -> str:
+        return self.ended.outcome if isinstance(self.ended, (Failed, Died)) else "ok"
 
-    def _done(self) -> dict[str, Any]:
-        """The facts of Done. Of the facts read again after the run, only those that changed are kept; of the
-        device's token times, only their number (the series has the times)."""
-        facts = dict(self.ended.facts) if isinstance(self.ended, Done) else {}
+    @property
+    def reason(self) -> str | None:
+        return self.ended.reason if isinstance(self.ended, (Failed, Died)) else None
+
+    def done(self) -> measured.EndFacts | None:
+        """The facts of Done; null without it. Of the facts read again after the run, only those that changed
+        are kept; of the device's token times, only their number (the series has the times)."""
+        if not isinstance(self.ended, Done):
+            return None
+        facts = plain(dict(self.ended.facts))
         before, after = self.loaded or {}, facts.pop("facts_after")
         facts["counters"] = {k: v for k, v in facts["counters"].items() if k != "device_ns"}
         if (times := self._device_ns()) is not None:
             facts["counters"]["device_tokens"] = len(times)
-        return facts | {"facts_changed": {k: v for k, v in after.items() if before.get(k) != v}}
+        facts["facts_changed"] = {k: v for k, v in after.items() if before.get(k) != v}
+        changed: measured.EndFacts = facts
+        return changed
 
     def _device_ns(self) -> list[int] | None:
         """Each token's time by the device's clock; null if the stack does not report it."""
@@ -277,17 +326,40 @@ class WorkerReport:
 
     def timed(self, times: TokenTimes) -> sensors.Timed | None:
         """The timed section, to select sensor samples; null if it did not finish."""
-        done = cast(EndFacts, self.ended.facts) if isinstance(self.ended, Done) else None
-        return sensors.timed(done, times)
+        return sensors.timed(plain(self.ended.facts) if isinstance(self.ended, Done) else None, times)
 
 
 # The part of a record that is not a measurement: everything needed to repeat the run.
 
 
-def campaign_fields(experiment: Experiment, config_path: Path, command_line: Sequence[str]) -> Draft:
-    """Fields shared by every record of a campaign: config as given, resolved protocol, machine, harness."""
+class Shared(TypedDict):
+    """Fields that every record of a campaign has: config as given, resolved protocol, machine, harness."""
+
+    campaign: parts.Campaign
+    protocol: Any
+    harness: parts.Version
+    machine: parts.Machine
+    doctor: NotRequired[list[parts.Finding]]
+
+
+class Requested(TypedDict):
+    """The requested cell and repeat, and the machine's conditions at the start."""
+
+    kind: str
+    cell: str
+    repeat: int
+    content_key: str
+    started_utc: str
+    stack: str
+    variant: str
+    asked: parts.Asked
+    model: parts.Model
+    workload: parts.Workload
+    conditions: parts.Conditions | None
+
+
+def campaign_fields(experiment: Experiment, config_path: Path, command_line: Sequence[str]) -> Shared:
     return {
-        "kind": "measured",
         "campaign": {
             "id": utc_now(),
             "name": experiment.name,
@@ -297,15 +369,23 @@ def campaign_fields(experiment: Experiment, config_path: Path, command_line: Seq
         },
         "protocol": experiment.protocol.model_dump(mode="json"),
         "harness": {"version": harness.__version__, "git_commit": git_commit()},
-        "machine": machine.facts(),
+        "machine": plain(machine.facts()),
     }
 
 
-def repeat_fields(cell: Cell, repeat: int, content_key: str, device: str, gpu: str | None) -> Draft:
-    """The requested cell and repeat, and the machine's conditions at the start."""
+def repeat_fields(cell: Cell, repeat: int, content_key: str, device: str, gpu: str | None) -> Requested:
     shape = cell.model.shape
     source = cell.model.weights_for(cell.weights_format) or cell.model.weights
+    model: parts.Model = {
+        "name": cell.model.name,
+        "shape": plain(asdict(shape)) if shape else None,
+        "weights": plain(source.model_dump(mode="json")),
+    }
+    if cell.model.described:
+        model["config"] = cell.model.described.config
+    workload = cell.workload.model_dump(mode="json") | {"new_tokens": cell.workload.new_tokens}
     return {
+        "kind": "measured",
         "cell": cell.id,
         "repeat": repeat,
         "content_key": content_key,
@@ -313,62 +393,60 @@ def repeat_fields(cell: Cell, repeat: int, content_key: str, device: str, gpu: s
         "stack": cell.variant.stack,
         "variant": cell.variant.name,
         "asked": {"options": cell.variant.options, "device": device, "gpu": gpu},
-        "model": {
-            "name": cell.model.name,
-            "shape": asdict(shape) if shape else None,
-            **({"config": cell.model.described.config} if cell.model.described else {}),
-            "weights": source.model_dump(mode="json"),
-        },
-        "workload": cell.workload.model_dump(mode="json") | {"new_tokens": cell.workload.new_tokens},
-        "conditions": machine.conditions(),
-    }
-
-
-def input_fields(cell: Cell, inputs: Inputs, begun: Draft) -> Draft:
-    """Fields known once a cell is ready: resolved options, prompt, environment, and the weights by their
-    headers (`revision`: the commit on the hub that the requested branch or tag stood for)."""
-    model: Draft = dict(begun["model"])
-    if inputs.weights is not None:
-        ready = inputs.weights
-        model["weights"] = model["weights"] | {
-            "file": str(ready.path),
-            "format": ready.format,
-            "fingerprint": ready.fingerprint,
-            "architecture": ready.architecture,
-            "synthetic": ready.synthetic,
-            "quant": ready.quant,
-            "revision": ready.revision,
-            "header": ready.sizes,
-            "attention": ready.attention,
-            "decoder": floors.decoder_facts(ready.decoder) if ready.decoder else None,
-            "packing": asdict(ready.packing) if ready.packing else None,
-            "shards": ready.shards,
-            "file_bytes": ready.file_bytes,
-        }
-        if ready.header and (off := gguf.yarn_difference(ready.header.metadata)):
-            model["weights"]["yarn_difference"] = off
-    return {
         "model": model,
-        "options": inputs.options,
-        "device": inputs.device_id,
-        "threads": inputs.threads,
-        "workload": begun["workload"] | {"prompt": inputs.prompt, "prompt_source": inputs.prompt_source},
-        "environment": {
-            "name": inputs.interpreter.environment.name,
-            **_made(inputs.interpreter),
-            "lock": list(inputs.interpreter.lock),
-            "runner": source_digest(cell.variant.stack),
-        },
+        "workload": plain(workload),
+        "conditions": plain(machine.conditions()),
     }
 
 
-def _made(interpreter: Interpreter) -> Draft:
+def add_inputs(begun: Draft, cell: Cell, inputs: Inputs) -> None:
+    """Add what is known once a cell is ready: resolved options, prompt, environment, and the weights."""
+    if inputs.weights is not None:
+        begun["model"]["weights"].update(weights_facts(inputs.weights))
+    begun["options"] = dict(inputs.options)
+    begun["device"] = inputs.device_id
+    begun["threads"] = inputs.threads
+    begun["workload"].update({"prompt": inputs.prompt, "prompt_source": inputs.prompt_source})
+    begun["environment"] = environment_facts(cell, inputs.interpreter)
+
+
+def weights_facts(ready: Ready) -> Any:
+    """Weights by their headers (`revision`: the commit on the hub that the requested branch or tag stood
+    for)."""
+    facts: Any = {
+        "file": str(ready.path),
+        "format": ready.format,
+        "fingerprint": ready.fingerprint,
+        "architecture": ready.architecture,
+        "synthetic": ready.synthetic,
+        "quant": ready.quant,
+        "revision": ready.revision,
+        "header": ready.sizes,
+        "attention": ready.attention,
+        "decoder": floors.decoder_facts(ready.decoder) if ready.decoder else None,
+        "packing": asdict(ready.packing) if ready.packing else None,
+        "shards": ready.shards,
+        "file_bytes": ready.file_bytes,
+    }
+    if ready.header and (off := gguf.yarn_difference(ready.header.metadata)):
+        facts["yarn_difference"] = off
+    return facts
+
+
+def environment_facts(cell: Cell, interpreter: Interpreter) -> parts.Environment:
     """How an environment was built; of an adopted interpreter, what is not as pinned. Its path is nobody's
     business."""
-    if adopted := interpreter.adopted:
-        return {"adopted": {"python": adopted.python_version, "pins_not_met": list(adopted.pins_not_met)}}
     made = interpreter.environment
-    return {"key": key_of(made), "variables": made.variables, "toolkit": made.toolkit or None}
+    found: parts.Environment = {
+        "name": made.name,
+        "lock": list(interpreter.lock),
+        "runner": source_digest(cell.variant.stack),
+    }
+    if adopted := interpreter.adopted:
+        found["adopted"] = {"python": adopted.python_version, "pins_not_met": list(adopted.pins_not_met)}
+    else:
+        found |= {"key": key_of(made), "variables": made.variables, "toolkit": made.toolkit or None}
+    return found
 
 
 def git_commit() -> str | None:
@@ -435,12 +513,12 @@ class Probes:
         self._threads = max((cell.threads for cell in cells), default=0)
         self._stacks = measuring(cell.interpreter for cell in cells)
         self._say, self._wants_bandwidth, self._wants_matrix = say, bandwidth, matrix
-        self._taken: list[Mapping[str, object]] = []
-        self._matrix: Mapping[str, object] | None = None
+        self._taken: list[measured.BandwidthProbe] = []
+        self._matrix: measured.MatrixProbe | None = None
         self._round, self._at = 0, 0.0
 
-    def so_far(self, repeat: int) -> Draft:
-        """Run the probes that are due. Returns all results so far: `bandwidth_probes`, `matrix_probe`."""
+    def so_far(self, repeat: int) -> tuple[list[measured.BandwidthProbe], measured.MatrixProbe | None]:
+        """Run the probes that are due. Returns all results so far."""
         due = repeat != self._round or time.monotonic() > self._at + PROBE_EVERY_S
         if self._device_id is not None and due and (self._wants_bandwidth or self._wants_matrix):
             if self._device_id == "cpu":
@@ -449,17 +527,17 @@ class Probes:
                 self._of_gpu(self._device_id)
             self._wants_matrix = False  # once, before the first repeat
             self._round, self._at = repeat, time.monotonic()
-        return {"bandwidth_probes": list(self._taken), "matrix_probe": self._matrix}
+        return list(self._taken), self._matrix
 
     def _of_cpu(self) -> None:
         try:
             if self._wants_bandwidth:
-                self._taken.append(machine.read_bandwidth(self._threads))
+                self._taken.append(plain(machine.read_bandwidth(self._threads)))
         except ProbeError as failure:
             self._say(f"probe failed: {failure}")
         try:
             if self._wants_matrix:
-                self._matrix = cpu_matrix_rate(self._threads, self._stacks, self._say)
+                self._matrix = plain(cpu_matrix_rate(self._threads, self._stacks, self._say))
         except ProbeError as failure:
             self._say(f"probe failed: {failure}")
 
@@ -505,7 +583,7 @@ def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> Ma
 
 def through_stack(
     interpreter: Interpreter, device_id: str, threads: int, measures: Sequence[str]
-) -> dict[str, Draft]:
+) -> Mapping[str, Any]:
     """Run a stack's `probe` job. `measures`: `read`, `matrix`, or both. Returns the result of each.
 
     Raises ProbeError.

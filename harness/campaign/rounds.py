@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from harness import machine, records
 from harness.analysis.verdicts import USABLE, BusyProcess, Verdict, attempts_left, counting, verdict
@@ -18,9 +18,9 @@ from harness.base.text import plural
 from harness.campaign import conditions, prepare
 from harness.campaign import repeat as campaign_repeat
 from harness.campaign.conditions import device_lock
-from harness.campaign.forecast import Device, device_of, forecast_cell
+from harness.campaign.forecast import Device, device_of
 from harness.campaign.prepare import NotReady, Preparation
-from harness.campaign.repeat import Inputs, Probes, measure, not_measured
+from harness.campaign.repeat import Inputs, Probes, Shared, measure, not_measured
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
 from harness.dataset import table
@@ -29,7 +29,8 @@ from harness.machine.sensors import Cooling
 from harness.records import Draft, ResultsError, Stored
 from harness.records.kinds import done_of
 from harness.records.measured import WaitedForQuiet
-from harness.records.parts import Fleet
+from harness.records.parts import Campaign as CampaignFacts
+from harness.records.parts import Fleet, plain
 from harness.stacks import build
 from runners.protocol import Rows
 
@@ -100,36 +101,38 @@ def due(
 def measure_round(
     todo: Sequence[Due],
     attempt: Callable[[Due, int, int], Stored],
-    watched: bool,
-    say: Callable[[str], None],
-    ended: Callable[[Stored, Verdict], None],
-) -> tuple[list[Stored], BusyProcess | None]:
+    watcher: Watcher,
+    watched: bool = True,
+    done: int = 0,
+) -> list[Stored]:
     """Measure all. Retries disturbed attempts at the end of their round, as often as the protocol allows. All
     repeats of a campaign of two sides are one round.
 
-    `attempt`: measures one, given its position and the current total; `ended` gets its record and verdict.
-    `watched`: read the CPU time of other
-    processes around each attempt; the one that used most in disturbed attempts is returned.
+    `attempt`: measures one, given its position and the current total. `watched`: read the CPU time of other
+    processes around each attempt, and show the one that used most in disturbed attempts. `done`: attempts of
+    earlier rounds.
     """
     found: list[Stored] = []
-    disturbers, of = conditions.Disturbers(), len(todo)
+    disturbers, of = conditions.Disturbers(), done + len(todo)
     for _, members in groupby(todo, key=lambda each: None if each.side else each.repeat):
         waiting = deque(members)
         while waiting:
             each = waiting.popleft()
             if each.attempt > 1:
-                each = replace(each, quiet=conditions.wait_until_quiet(say, conditions.AT_MOST_S))
+                each = replace(each, quiet=conditions.wait_until_quiet(watcher.say, conditions.AT_MOST_S))
             before = conditions.look() if watched else None
-            stored = attempt(each, len(found) + 1, of)
+            stored = attempt(each, done + len(found) + 1, of)
             found.append(stored)
             judged = judge(stored)
-            ended(stored, judged)
+            watcher.repeat_ends(stored, judged)
             if before and judged.disturbed:
                 disturbers.add(before, conditions.look())
             if attempts_left(stored.record, judged):
                 waiting.append(replace(each, attempt=each.attempt + 1, quiet=None))
                 of += 1
-    return found, disturbers.busiest()
+    if (busiest := disturbers.busiest()) is not None:
+        watcher.disturbed_by(busiest)
+    return found
 
 
 # Open a campaign: lock the device, recover interrupted repeats, load earlier records, run the doctor.
@@ -183,11 +186,21 @@ class Campaign:
     mechanism: str | None
     keys: dict[str, str]
     folder: Path
-    shared: Draft
+    shared: Shared
     attempts: RecordsByRepeat
     checks: list[Stored]
     searches: dict[str, Stored]
     scores: list[Stored]
+
+    def begun(self, cell: Cell, repeat: int = 1, kind: str = "measured") -> Draft:
+        """What is known of a record of a cell before its inputs are."""
+        device, gpu = self.experiment.device, self.experiment.gpu
+        requested = campaign_repeat.repeat_fields(cell, repeat, self.keys[cell.id], device, gpu)
+        begun: Draft = plain({**self.shared, **requested, "kind": kind})
+        return begun
+
+    def inputs(self, cell: Cell) -> Inputs | NotReady:
+        return prepare.inputs_or_refusal(cell, self.experiment, self.preparation, self.device)
 
 
 @contextmanager
@@ -195,27 +208,40 @@ def opened(
     experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watcher: Watcher
 ) -> Iterator[Campaign]:
     """Lock the device, recover interrupted repeats, and load earlier records. Raises as run()."""
-    records.check_writable(options.root)
     preparation = preparation_of(experiment, watcher)
     # The fake's time is virtual: without a probe of the machine it neither measures nor disturbs.
     protocol = experiment.protocol
     probes = protocol.measure_bandwidth or protocol.measure_matrix_rate
     measures = probes or any(cell.weights_format != "none" for cell in cells)
-    with device_lock(preparation.device_id, options.wait, watcher.say, measures):
-        recover(options, watcher)
+    with locked(preparation, options, watcher, measures):
         yield prepared(experiment, cells, options, watcher, preparation)
+
+
+@contextmanager
+def locked(
+    preparation: Preparation, options: RunOptions, watcher: Watcher, measures: bool = True
+) -> Iterator[None]:
+    """Lock the device, and finish the records of interrupted repeats. `measures`: see device_lock."""
+    records.check_writable(options.root)
+    with device_lock(preparation.device_id, options.wait, watcher.say, measures):
+        for stored in records.recover(options.root, _passed_over(watcher)):
+            watcher.say(f"recovered an interrupted repeat: {stored.folder}")
+        yield
+
+
+@contextmanager
+def stopping(where: str) -> Iterator[None]:
+    """Turn a ResultsError, mostly of a full disk, into Stopped."""
+    try:
+        yield
+    except ResultsError as full:
+        raise Stopped(f"stopped {where}: {full}") from full
 
 
 def preparation_of(experiment: Experiment, watcher: Watcher, packages: Sequence[str] = ()) -> Preparation:
     """`packages`: requirements of the environments in place of the pinned ones."""
     threads = experiment.protocol.threads
     return Preparation(experiment.device, experiment.gpu, threads, watcher.say, packages)
-
-
-def recover(options: RunOptions, watcher: Watcher) -> None:
-    """Finish the records of interrupted repeats."""
-    for stored in records.recover(options.root, _passed_over(watcher)):
-        watcher.say(f"recovered an interrupted repeat: {stored.folder}")
 
 
 def prepared(
@@ -256,7 +282,8 @@ def examined(campaign: Campaign) -> Campaign:
     for finding in found:
         if finding.level == "warn":
             campaign.watcher.warn(finding.line)
-    return replace(campaign, shared=campaign.shared | {"doctor": [each.record() for each in found]})
+    doctor_findings = plain([each.record() for each in found])
+    return replace(campaign, shared=campaign.shared | {"doctor": doctor_findings})
 
 
 def _before(
@@ -288,41 +315,31 @@ class AttemptRunner:
     """The cells of a campaign, ready to be measured, or with the reason why not."""
 
     def __init__(self, campaign: Campaign, cells: Iterable[Cell]) -> None:
-        experiment, protocol = campaign.experiment, campaign.experiment.protocol
-        preparation, device = campaign.preparation, campaign.device
-        self._campaign = campaign
-        pending = {cell.id: cell for cell in cells}
-        self._ready = {
-            key: prepare.inputs_or_refusal(cell, experiment, preparation, device)
-            for key, cell in pending.items()
-        }
-        self._known = {
-            key: forecast_cell(pending[key], inputs.weights, device, preparation.threads).failures
-            for key, inputs in self._ready.items()
-            if isinstance(inputs, Inputs)
-        }
+        self._campaign, protocol = campaign, campaign.experiment.protocol
+        self._ready = {cell.id: campaign.inputs(cell) for cell in cells}
         say, cool = campaign.watcher.say, protocol.cool_down
         probed = protocol.measure_bandwidth, protocol.measure_matrix_rate
         self._probes = Probes(self._ready.values(), say, *probed)
         self._cooling = Cooling(cool.to_c, cool.at_most_s, say) if cool else None
 
-    def measure(self, due: Due, number: int, of: int, **more: Any) -> Stored:
-        """Measure once and write the record. `number`: the place among `of` attempts; `more`: fields of the
-        record. Raises Stopped if the record cannot be written."""
+    def measure(self, due: Due, number: int, of: int, within: CampaignFacts | None = None) -> Stored:
+        """Measure once and write the record. `number`: the place among `of` attempts; `within`: the
+        campaign, with its place in the rounds. Raises Stopped if the record cannot be written."""
         campaign, cell, inputs = self._campaign, due.cell, self._ready[due.cell.id]
-        device, gpu = campaign.experiment.device, campaign.experiment.gpu
-        repeat_facts = campaign_repeat.repeat_fields(cell, due.repeat, campaign.keys[cell.id], device, gpu)
-        begun = campaign.shared | repeat_facts | {"attempt": due.attempt, "place_in_order": [number, of]}
-        begun |= self._probes.so_far(due.repeat) | more
+        begun = campaign.begun(cell, due.repeat)
+        begun |= {"attempt": due.attempt, "place_in_order": [number, of]}
+        begun["bandwidth_probes"], begun["matrix_probe"] = self._probes.so_far(due.repeat)
+        if within is not None:
+            begun["campaign"] = within
         if due.quiet is not None:
             begun["waited_for_quiet"] = due.quiet
         campaign.watcher.repeat_begins(number, of, cell, begun)
         try:
             if isinstance(inputs, NotReady):
                 return not_measured(campaign.folder, cell, begun, inputs.outcome, str(inputs))
-            begun |= campaign_repeat.input_fields(cell, inputs, begun)
-            if self._known[cell.id]:
-                begun["known_failure"] = self._known[cell.id]
+            campaign_repeat.add_inputs(begun, cell, inputs)
+            if inputs.known_failures:
+                begun["known_failure"] = inputs.known_failures
             if self._cooling is not None:
                 begun["cooled"] = self._cooling.wait(inputs.device_id)
             return measure(campaign.folder, cell, begun, inputs, campaign.watcher)

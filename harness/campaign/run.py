@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import records
 from harness.analysis import quality
 from harness.analysis.verdicts import USABLE, status
 from harness.base.text import plural
-from harness.campaign import max_context, prepare, reference_scores, repeat, rounds, weights_check
+from harness.campaign import max_context, reference_scores, repeat, rounds, weights_check
 from harness.campaign import quality as campaign_quality
 from harness.campaign.conditions import DeviceBusy
 from harness.campaign.prepare import NotReady
 from harness.campaign.repeat import Inputs
-from harness.campaign.rounds import AttemptRunner, Campaign, RunOptions, Stopped, Watcher, examined, opened
+from harness.campaign.rounds import (
+    AttemptRunner,
+    Campaign,
+    RunOptions,
+    Stopped,
+    Watcher,
+    examined,
+    opened,
+    stopping,
+)
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
 from harness.records import Stored
@@ -48,16 +56,9 @@ def run(experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watc
             watcher.say(f"{plural(count, 'repeat')} measured already and kept; use --fresh to measure again")
             preparation.know_prompts(each.record for each in kept)
         attempts = AttemptRunner(campaign, {each.cell.id: each.cell for each in todo}.values())
-        measured, busiest = rounds.measure_round(
-            todo, attempts.measure, protocol.retry_disturbed > 0, watcher.say, watcher.repeat_ends
-        )
-        if busiest is not None:
-            watcher.disturbed_by(busiest)
-        found = kept + measured
-        try:
+        found = kept + rounds.measure_round(todo, attempts.measure, watcher, protocol.retry_disturbed > 0)
+        with stopping("while scoring a text"):
             scores = campaign_quality.score([cell for cell in cells if cell.scores], campaign, texts, given)
-        except records.ResultsError as full:
-            raise Stopped(f"stopped while scoring a text: {full}") from full
         searches = [_searched(campaign, cell) for cell in cells if cell.searches]
     place = {cell.id: number for number, cell in enumerate(cells)}
     found.sort(key=lambda s: (place[s.record["cell"]], s.record["repeat"], s.record["started_utc"]))
@@ -78,9 +79,8 @@ def export_reference(
 
 def _searched(campaign: Campaign, cell: Cell) -> Stored:
     """The longest context of a cell: from an earlier search, or from a new one."""
-    experiment, watcher = campaign.experiment, campaign.watcher
-    key = campaign.keys[cell.id]
-    before = campaign.searches.get(key)
+    watcher = campaign.watcher
+    before = campaign.searches.get(campaign.keys[cell.id])
     was = status(before.record)[0] if before else None
     if kept := _kept(campaign, cell):
         answer = f"{kept.record['search'].get('verified_n_ctx')} tokens" if was in USABLE else was
@@ -90,21 +90,11 @@ def _searched(campaign: Campaign, cell: Cell) -> Stored:
     preparation, refused = campaign.preparation, max_context.refusal(cell, campaign.preparation.threads)
     if preparation.device_id == "cpu" and campaign.mechanism is None:  # the machine itself would run out
         refused = refused or NotReady("refused", "this machine has no way to limit the memory of a worker")
-    inputs = refused or prepare.inputs_or_refusal(cell, experiment, preparation, campaign.device)
-    begun = campaign.shared | repeat.repeat_fields(cell, 1, key, experiment.device, experiment.gpu)
+    inputs, begun = refused or campaign.inputs(cell), campaign.begun(cell, kind="searched")
     if isinstance(inputs, Inputs):
-        begun |= repeat.input_fields(cell, inputs, begun)
-    searching = max_context.Searching(
-        folder=campaign.folder,
-        device_family=experiment.device.partition(":")[0],
-        budget_bytes=experiment.protocol.memory_budget_bytes,
-        mechanism=campaign.mechanism,
-        say=watcher.say,
-    )
-    try:
-        stored = max_context.find(cell, inputs, begun, searching, before if was == "interrupted" else None)
-    except records.ResultsError as full:
-        raise Stopped(f"stopped at {cell.id}: {full}") from full
+        repeat.add_inputs(begun, cell, inputs)
+    with stopping(f"at {cell.id}"):
+        stored = max_context.find(cell, inputs, begun, campaign, before if was == "interrupted" else None)
     watcher.search_ends(stored)
     return stored
 
@@ -130,24 +120,9 @@ def check_weights(
 
 def _checked(campaign: Campaign, seconds: float) -> list[Stored]:
     """Check the weights, and report every verdict other than "agrees"."""
-    experiment, preparation, watcher = campaign.experiment, campaign.preparation, campaign.watcher
-    checking = weights_check.Checking(
-        experiment=experiment,
-        preparation=preparation,
-        inputs=lambda cell: prepare.inputs_or_refusal(cell, experiment, preparation, campaign.device),
-        keys=campaign.keys,
-        folder=campaign.folder,
-        shared=campaign.shared,
-        seconds=seconds,
-        fresh=campaign.options.fresh,
-        retry_failed=campaign.options.retry_failed,
-    )
-    try:
-        cells = [cell for cell in campaign.cells if not cell.scores]
-        found = weights_check.check(cells, checking, campaign.checks)
-    except records.ResultsError as full:
-        raise Stopped(f"stopped while checking weights: {full}") from full
+    with stopping("while checking weights"):
+        found = weights_check.check(campaign, seconds)
     for row in map(quality.agreement_row, (stored.record for stored in found)):
         if row["verdict"] != "agrees":
-            watcher.say(f"weights of {row['cell']}: {row['verdict']}: {row['reason']}")
+            campaign.watcher.say(f"weights of {row['cell']}: {row['verdict']}: {row['reason']}")
     return found

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from harness import records
 from harness.analysis import verdicts
 from harness.analysis.line import Metric
 from harness.analysis.stopping import DEFAULTS, Search, Setting, options_label
 from harness.analysis.verdicts import USABLE
 from harness.campaign import rounds
-from harness.campaign.conditions import device_lock
 from harness.campaign.prepare import Preparation
 from harness.campaign.rounds import (
     AttemptRunner,
@@ -21,9 +18,9 @@ from harness.campaign.rounds import (
     RunOptions,
     Watcher,
     examined,
+    locked,
     preparation_of,
     prepared,
-    recover,
 )
 from harness.config import Experiment, Model, Variant, Workload, plan
 from harness.config.plan import Cell
@@ -72,12 +69,10 @@ class Outcome:
 def run(tuned: Tuned, search: Search, options: RunOptions, watcher: Watcher) -> Outcome:
     """Measure rounds until the search is over. Nothing measured before is reused. Raises as
     campaign.run()."""
-    records.check_writable(options.root)
     tuned = replace(tuned, experiment=_short(tuned.experiment))
     preparation = preparation_of(tuned.experiment, watcher)
     measures = tuned.cell(DEFAULTS).weights_format != "none"
-    with device_lock(preparation.device_id, options.wait, watcher.say, measures):
-        recover(options, watcher)
+    with locked(preparation, options, watcher, measures):
         return _Rounds(tuned, options, watcher, preparation).measure(search)
 
 
@@ -121,31 +116,24 @@ class _Rounds:
         if self._first is None:
             campaign = examined(campaign)
             # A name of its own keeps the records out of a nightly baseline (compare --baseline).
-            of = {**campaign.shared["campaign"], "name": f"{self._tuned.experiment.name}-tune"}
-            self._first = replace(campaign, shared=campaign.shared | {"campaign": of})
+            campaign.shared["campaign"]["name"] = f"{self._tuned.experiment.name}-tune"
+            self._first = campaign
         attempts = AttemptRunner(replace(campaign, shared=self._first.shared), cells)
         self._attempts |= dict.fromkeys((cell.id for cell in cells), attempts)
 
     def _round(self, cells: Sequence[Cell], number: int) -> list[Stored]:
         order = plan.shuffled(cells, self._tuned.experiment.protocol.order_seed, number)
-        stored, busiest = rounds.measure_round(
-            [Due(cell, number) for cell in order],
-            lambda due, place, of: self._attempt(due, self._done + place, self._done + of),
-            True,
-            self._watcher.say,
-            self._watcher.repeat_ends,
-        )
+        todo = [Due(cell, number) for cell in order]
+        stored = rounds.measure_round(todo, self._attempt, self._watcher, done=self._done)
         self._done += len(stored)
-        if busiest is not None:
-            self._watcher.disturbed_by(busiest)
         return stored
 
     def _attempt(self, due: Due, place: int, of: int) -> Stored:
         assert self._first is not None  # _prepare() comes before
-        setting = self._settings[due.cell.id]
-        facts: dict[str, Any] = {"round": due.repeat, "setting": options_label(setting)}
-        facts = dict(self._first.shared["campaign"]) | facts
-        return self._attempts[due.cell.id].measure(due, place, of, campaign=facts)
+        campaign = self._first.shared["campaign"]
+        label = options_label(self._settings[due.cell.id])
+        where = campaign | {"round": due.repeat, "setting": label}
+        return self._attempts[due.cell.id].measure(due, place, of, where)
 
     def _costs(self, stored: Sequence[Stored]) -> tuple[dict[Setting, float | None], set[Setting]]:
         """By setting, null where the repeat has no valid figure; and those that failed by their own fault.

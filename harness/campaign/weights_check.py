@@ -7,28 +7,30 @@ variant; finished checks are kept.
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
-from harness import records
 from harness.analysis import quality
 from harness.campaign import repeat, weights_reference
-from harness.campaign.prepare import NotReady, Preparation
-from harness.campaign.repeat import Inputs
+from harness.campaign.prepare import NotReady
+from harness.campaign.repeat import Failure, Inputs
+from harness.campaign.rounds import Campaign
 from harness.campaign.weights_reference import (
     Logits,
+    LogitsJob,
     NoLogits,
     NoReference,
     Reference,
     lengthened,
-    logits_of,
     windows_of_reference,
 )
-from harness.config import Experiment, plan
+from harness.config import plan
 from harness.config.plan import Cell
-from harness.records import Draft, Record, Stored
+from harness.records import Record, Running, Stored
+from harness.records.kinds import Check, CheckAsked, UntimedEnd
+from harness.records.parts import StackFacts, plain
 from harness.theory.tensors import Packing
 
 SECONDS = 60.0  # compute time per variant; depths beyond it are skipped
@@ -36,47 +38,32 @@ OTHER_IDS = "its token ids for the text differ from the reference's"
 NO_WEIGHTS = "its stack loads no weights: there is nothing to compare"
 
 
-@dataclass(frozen=True)
-class Checking:
-    """Arguments that all checks of a campaign share. `keys`: content key by cell; `inputs`: the Inputs of a
-    cell, or why it cannot run; `folder`: results of this machine; `shared`: fields of every record."""
-
-    experiment: Experiment
-    preparation: Preparation
-    inputs: Callable[[Cell], Inputs | NotReady]
-    keys: Mapping[str, str]
-    folder: Path
-    shared: Draft
-    seconds: float
-    fresh: bool
-    retry_failed: bool
-
-
-def check(cells: Sequence[Cell], given: Checking, before: Sequence[Stored]) -> list[Stored]:
-    """Check every model and variant at the depths of its longest workload. Returns one record per variant,
-    including those of `before` that are kept.
+def check(campaign: Campaign, seconds: float) -> list[Stored]:
+    """Check every model and variant at the depths of its longest workload, for `seconds` of compute each.
+    Returns one record per variant, kept ones included.
 
     Raises ResultsError (the results cannot be written), KeyboardInterrupt after an interrupted record.
     """
     found = []
-    for group in _groups(cells):
+    options, keys = campaign.options, campaign.keys
+    for group in _groups([cell for cell in campaign.cells if not cell.scores]):
         with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
             every = [cell for cells in group for cell in cells]
-            reference = Reference(every, given.preparation, given.inputs, given.seconds, Path(folder))
+            reference = Reference(every, campaign.preparation, campaign.inputs, seconds, Path(folder))
             for cell, *others in group:
-                speaks_for = sorted(given.keys[each.id] for each in (cell, *others))
-                settings = {
+                speaks_for = sorted(keys[each.id] for each in (cell, *others))
+                asked: CheckAsked = {
                     "windows": reference.windows,
-                    "seconds": given.seconds,
+                    "seconds": seconds,
                     "reference": reference.identity,
-                    "own": weights_reference.identity(cell, given.preparation),
+                    "own": weights_reference.identity(cell, campaign.preparation),
                 }
-                kept = _kept(before, given.keys[cell.id], settings, speaks_for)
-                if kept and plan.is_done(_worth(kept.record), given.fresh, given.retry_failed):
+                kept = _kept(campaign.checks, keys[cell.id], asked, speaks_for)
+                if kept and plan.is_done(_worth(kept.record), options.fresh, options.retry_failed):
                     found.append(kept)
                     continue
-                given.preparation.say(f"checking the weights of {cell.id}")
-                found.append(_check(cell, given, reference, {"asked": settings, "speaks_for": speaks_for}))
+                campaign.watcher.say(f"checking the weights of {cell.id}")
+                found.append(_check(cell, campaign, reference, {"asked": asked, "speaks_for": speaks_for}))
     return found
 
 
@@ -95,13 +82,13 @@ def _groups(cells: Sequence[Cell]) -> Iterator[list[list[Cell]]]:
     yield from groups.values()
 
 
-def _kept(before: Sequence[Stored], key: str, settings: Draft, speaks_for: Sequence[str]) -> Stored | None:
+def _kept(before: Sequence[Stored], key: str, asked: CheckAsked, speaks_for: Sequence[str]) -> Stored | None:
     """The latest earlier record of the same check."""
     same = [
         each
         for each in before
         if each.record["content_key"] == key
-        and each.record["check"]["asked"] == settings
+        and each.record["check"]["asked"] == asked
         and set(speaks_for) <= set(each.record["check"]["speaks_for"])
     ]
     return max(same, key=lambda each: str(each.record["started_utc"]), default=None)
@@ -112,154 +99,141 @@ def _worth(record: Record) -> str:
     return str(record["outcome"]) if quality.agreement_verdict(record)[0] == "failed" else "ok"
 
 
-def _check(cell: Cell, given: Checking, reference: Reference, check_facts: Draft) -> Stored:
+def _check(cell: Cell, campaign: Campaign, reference: Reference, check: Check) -> Stored:
     """Run one variant's job (and the reference's, if this is the first to need it), and write the record."""
-    experiment = given.experiment
-    begun = given.shared | {"kind": "checked", "check": check_facts}
-    begun |= repeat.repeat_fields(cell, 1, given.keys[cell.id], experiment.device, experiment.gpu)
-    inputs = given.inputs(cell)
+    begun, inputs = campaign.begun(cell, kind="checked"), campaign.inputs(cell)
+    begun["check"] = check.copy()
     if isinstance(inputs, Inputs):
-        begun |= repeat.input_fields(cell, inputs, begun)
-    running = records.begin(given.folder / cell.model.name / cell.id, begun)
-    started, interrupted, outcome, reason = time.monotonic(), False, "ok", None
-    check = dict(check_facts)
-    try:
-        if isinstance(inputs, NotReady):
-            raise inputs
-        if inputs.weights is None:
-            raise NoReference(NO_WEIGHTS)
-        check |= _compared(cell, given, inputs, reference, running.folder)
-    except NoReference as lack:
-        outcome, reason = "unavailable", str(lack)
-        check["unchecked"] = reason
-    except (NoLogits, NotReady) as failure:
-        outcome, reason = failure.outcome, str(failure)
-    except KeyboardInterrupt:
-        interrupted, outcome, reason = True, "interrupted", "stopped by the user"
-    stored = running.finish(
-        begun
-        | {
-            "check": check,
-            "outcome": outcome,
-            "phase": "check",
-            "reason": reason,
-            "tokens": 0,
-            "timing": {"started_utc": begun["started_utc"], "wall_s": time.monotonic() - started},
-            "log_tail": records.tail(running.folder / "worker.log") if outcome != "ok" else [],
-        }
-    )
-    if interrupted:
-        raise KeyboardInterrupt
-    return stored
+        repeat.add_inputs(begun, cell, inputs)
+
+    def work(running: Running, end: UntimedEnd) -> None:
+        end["check"] = check
+        try:
+            if isinstance(inputs, NotReady):
+                raise inputs
+            if inputs.weights is None:
+                raise NoReference(NO_WEIGHTS)
+            found = check.copy()
+            _Comparison(cell, campaign, inputs, reference, running.folder, found).run()
+            end["check"] = found
+        except NoReference as lack:
+            check["unchecked"] = str(lack)
+            raise Failure("unavailable", str(lack)) from lack
+
+    return repeat.untimed(campaign.folder, begun, "check", work)
 
 
-def _fused(cell: Cell, ran: Draft | None) -> bool:
-    options = (ran or {}).get("options") or {}
+def _fused(cell: Cell, ran: StackFacts | None) -> bool:
+    options = plain((ran or {}).get("options") or {})
     return any(options.get(name) not in (None, value) for name, value in cell.header.unfused.items())
 
 
-def _unfused(
-    cell: Cell,
-    given: Checking,
-    ids: list[int],
-    ours: Logits,
-    windows: list[list[int]],
-    folder: Path,
-    arrays: Path,
-) -> Draft:
-    """Compare fused layers with the same kernel unfused. Returns `unfused`, or the reason why that failed in
-    `unfused_failure`."""
-    variant = cell.variant.model_copy(
-        update={"name": "unfused", "options": cell.variant.options | cell.header.unfused}
-    )
-    twin = replace(cell, variant=variant)
-    inputs = given.inputs(twin)
-    if isinstance(inputs, NotReady):
-        return {"unfused_failure": str(inputs)}
-    try:
-        theirs, _ = logits_of(twin, inputs, ids, windows, given.seconds, folder, arrays)
-        return {"unfused": quality.compare(*theirs, *ours, windows)}
-    except (NoLogits, ValueError, MemoryError) as failure:
-        return {"unfused_failure": str(failure)}
+@dataclass(frozen=True)
+class _Comparison:
+    """One variant's logits against the reference's, per window, and with those of its own weights. What it
+    finds is added to `check`; `folder`: for the log."""
 
+    cell: Cell
+    campaign: Campaign
+    inputs: Inputs
+    reference: Reference
+    folder: Path
+    check: Check
 
-def _compared(cell: Cell, given: Checking, inputs: Inputs, reference: Reference, folder: Path) -> Draft:
-    """Compare the variant's logits with the reference's, per window, and with those of its own weights.
+    @cached_property
+    def _ids(self) -> list[int]:
+        return self.campaign.preparation.prompt(lengthened(self.cell), self.inputs.weights)[0]
 
-    Raises NoReference, NoLogits, NotReady.
-    """
-    ids = given.preparation.prompt(lengthened(cell), inputs.weights)[0]
-    if ids[: len(inputs.prompt)] != inputs.prompt:
-        raise NoLogits("error", OTHER_IDS)
-    theirs, lack, windows, chosen = None, None, reference.windows, None
-    if not (mixture := inputs.weights is not None and inputs.weights.is_mixture):
-        theirs, lack = _theirs(cell, inputs, reference, ids)
-        windows = [window for window in windows if not theirs or window[1] - 1 in theirs[1]]
-    experts = reference.folder / "experts.npy" if mixture else None
-    arguments = (inputs, ids, windows, given.seconds, folder, reference.folder)
-    ours, job_facts = logits_of(cell, *arguments, experts)
-    if mixture:  # the reference has to choose the same experts
-        heard = job_facts.get("experts") or {}
-        chosen = experts if heard.get("tokens") == ours[1][-1] + 1 else None
-        theirs, lack = _theirs(cell, inputs, reference, ids, chosen)
-    found: Draft = {}
-    try:
-        if theirs:
-            found = {"reference": reference.description, "depths": quality.compare(*theirs, *ours, windows)}
-            found |= weights_reference.followed(reference)
-        if weights_reference.is_quantized(cell, inputs):
-            found |= _own(cell, given, reference, ids, ours, windows, chosen)
-    except ValueError as mismatch:
-        raise NoLogits("error", str(mismatch)) from mismatch
-    except MemoryError as full:
-        raise NoLogits("oom", f"the controller ran out of memory comparing logits: {full}") from full
-    if lack and "own" not in found:
-        raise NoReference(f"{lack}; nor with its own weights: {found['own_failure']}") from lack
-    if lack:  # its own weights are all there is to compare with
-        found |= {key: found["own"][key] for key in ("reference", "depths", "experts") if key in found["own"]}
-    compared, ran = [depth["n"] for depth in found["depths"]], job_facts.get("ran")
-    return found | {
-        "ran": ran,
-        **(_unfused(cell, given, ids, ours, windows, folder, reference.folder) if _fused(cell, ran) else {}),
-        "left_out": [window for window in reference.windows if window[1] not in compared],
-        "seconds": job_facts.get("seconds"),
-        "versions": job_facts.get("versions"),
-    }
+    def _job(self, cell: Cell, inputs: Inputs) -> LogitsJob:
+        return LogitsJob(cell, inputs, self.folder, self.reference.folder, self.check["asked"]["seconds"])
 
+    def run(self) -> None:
+        """Raises NoReference, NoLogits, NotReady."""
+        ids, inputs, reference, check = self._ids, self.inputs, self.reference, self.check
+        if ids[: len(inputs.prompt)] != inputs.prompt:
+            raise NoLogits("error", OTHER_IDS)
+        theirs, lack, windows, chosen = None, None, reference.windows, None
+        if not (mixture := inputs.weights is not None and inputs.weights.is_mixture):
+            theirs, lack = self._theirs()
+            windows = [window for window in windows if not theirs or window[1] - 1 in theirs[1]]
+        experts = reference.folder / "experts.npy" if mixture else None
+        ours, job_facts = self._job(self.cell, inputs).logits(ids, windows, experts)
+        if mixture:  # the reference has to choose the same experts
+            heard = job_facts.get("experts") or {}
+            chosen = experts if heard.get("tokens") == ours[1][-1] + 1 else None
+            theirs, lack = self._theirs(chosen)
+        try:
+            if theirs:
+                assert reference.description is not None  # it has run
+                check["reference"] = reference.description
+                check["depths"] = quality.compare(*theirs, *ours, windows)
+                if followed := weights_reference.followed(reference):
+                    check["experts"] = followed
+            if weights_reference.is_quantized(self.cell, inputs):
+                self._add_own(ours, windows, chosen)
+        except ValueError as mismatch:
+            raise NoLogits("error", str(mismatch)) from mismatch
+        except MemoryError as full:
+            raise NoLogits("oom", f"the controller ran out of memory comparing logits: {full}") from full
+        if lack and "own" not in check:
+            raise NoReference(f"{lack}; nor with its own weights: {check['own_failure']}") from lack
+        if lack:  # its own weights are all there is to compare with
+            own = check["own"]
+            check |= {"reference": own["reference"], "depths": own["depths"]}
+            if "experts" in own:
+                check["experts"] = own["experts"]
+        compared = [depth["n"] for depth in check["depths"]]
+        check["ran"] = job_facts.get("ran")
+        if _fused(self.cell, check["ran"]):
+            self._add_unfused(ours, windows)
+        check["left_out"] = [window for window in reference.windows if window[1] not in compared]
+        check |= {"seconds": job_facts.get("seconds"), "versions": job_facts.get("versions")}
 
-def _theirs(
-    cell: Cell, inputs: Inputs, reference: Reference, ids: list[int], follow: Path | None = None
-) -> tuple[Logits | None, NoReference | None]:
-    """The reference's logits, or why there are none where the cell's own weights can be compared instead.
+    def _theirs(self, follow: Path | None = None) -> tuple[Logits | None, NoReference | None]:
+        """The reference's logits, or why there are none where the cell's own weights can be compared instead.
 
-    Raises NoReference, NoLogits.
-    """
-    try:
-        theirs = reference.logits(follow)
-    except NoReference as missing:
-        if not weights_reference.is_quantized(cell, inputs):
-            raise
-        return None, missing
-    if ids != reference.ids:
-        raise NoLogits("error", OTHER_IDS)
-    return theirs, None
+        Raises NoReference, NoLogits.
+        """
+        try:
+            theirs = self.reference.logits(follow)
+        except NoReference as missing:
+            if not weights_reference.is_quantized(self.cell, self.inputs):
+                raise
+            return None, missing
+        if self._ids != self.reference.ids:
+            raise NoLogits("error", OTHER_IDS)
+        return theirs, None
 
+    def _add_unfused(self, ours: Logits, windows: list[list[int]]) -> None:
+        """Compare fused layers with the same kernel unfused. Adds `unfused`, or the reason why that failed as
+        `unfused_failure`."""
+        header, options = self.cell.header, self.cell.variant.options
+        unfused = {"name": "unfused", "options": options | header.unfused}
+        twin = replace(self.cell, variant=self.cell.variant.model_copy(update=unfused))
+        try:
+            inputs = self.campaign.inputs(twin)
+            if isinstance(inputs, NotReady):
+                raise inputs
+            theirs, _ = self._job(twin, inputs).logits(self._ids, windows)
+            self.check["unfused"] = quality.compare(*theirs, *ours, windows)
+        except (NoLogits, NotReady, ValueError, MemoryError) as failure:
+            self.check["unfused_failure"] = str(failure)
 
-def _own(
-    cell: Cell,
-    given: Checking,
-    reference: Reference,
-    ids: list[int],
-    ours: Logits,
-    windows: Sequence[Sequence[int]],
-    chosen: Path | None,
-) -> Draft:
-    """Compare with the variant's own weights. Returns `own`, or the reason why that failed in
-    `own_failure`."""
-    given.preparation.say(f"its own weights, dequantized: {cell.id}")
-    try:
-        original = reference.original()
-        arguments = (given.preparation, given.inputs, given.seconds, reference.folder, original)
-        return {"own": weights_reference.compare(cell, *arguments, ids, ours, windows, chosen)}
-    except weights_reference.FAILURES as failure:
-        return {"own_failure": str(failure)}
+    def _add_own(self, ours: Logits, windows: Sequence[Sequence[int]], chosen: Path | None) -> None:
+        """Compare with the variant's own weights. Adds `own`, or the reason why that failed as
+        `own_failure`."""
+        campaign, reference, seconds = self.campaign, self.reference, self.check["asked"]["seconds"]
+        campaign.watcher.say(f"its own weights, dequantized: {self.cell.id}")
+
+        def dequantized(own: tuple[Path, list[int]]) -> Reference:
+            prepared = campaign.preparation, campaign.inputs
+            return Reference([self.cell], *prepared, seconds, reference.folder, own)
+
+        try:
+            compared = self._ids, ours, windows, chosen
+            original = reference.original()
+            self.check["own"] = weights_reference.compare(
+                self.cell, campaign.preparation, dequantized, original, *compared
+            )
+        except weights_reference.FAILURES as failure:
+            self.check["own_failure"] = str(failure)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,17 @@ from harness.analysis import quality
 from harness.base.files import CacheError
 from harness.campaign import repeat, worker
 from harness.campaign.prepare import NotReady, Preparation
-from harness.campaign.repeat import Inputs
+from harness.campaign.repeat import Failure, Inputs
+from harness.campaign.worker import Facts
 from harness.campaign.worker_memory import vram_reader
 from harness.config import Variant, Weights
+from harness.config.experiment import Scalar
 from harness.config.plan import Cell
 from harness.machine.host import free_memory_bytes
 from harness.models import checkpoint, gguf_model
 from harness.models.checkpoint import CheckpointError
 from harness.models.weights import FULL_TYPES, Ready
-from harness.records import Draft
+from harness.records import kinds
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import references
 from harness.theory.decoder import Shape
@@ -40,86 +42,82 @@ Logits = tuple[NDArray[np.float32], list[int]]
 """Logits (positions, vocabulary), and the positions."""
 
 
-class NoLogits(RuntimeError):
-    """A job ended without logits: `outcome`, and the reason in one sentence."""
-
-    def __init__(self, outcome: str, reason: str) -> None:
-        super().__init__(reason)
-        self.outcome = outcome
+class NoLogits(Failure):
+    """A job ended without logits."""
 
 
-def logits_of(
-    cell: Cell,
-    inputs: Inputs,
-    ids: list[int],
-    windows: Sequence[Sequence[int]],
-    seconds: float,
-    folder: Path,
-    arrays: Path,
-    experts: Path | None = None,
-    follow: Path | None = None,
-) -> tuple[Logits, Draft]:
-    """Run a `logits` job. Returns its logits and the facts of Done. `folder`: log; `arrays`: logits.
-    `experts`: for the experts that are chosen; `follow`: those to choose (see runners/workloads/experts.py).
+@dataclass(frozen=True)
+class LogitsJob:
+    """A cell whose logits are computed in its own stack. `folder`: for the log; `arrays`: for the logits;
+    `seconds`: compute time."""
 
-    Raises NoLogits.
-    """
-    (first, prompt_tokens), *deeper = windows
-    file = arrays / "logits.npy"
-    workload = {
-        "ids": ids[: windows[-1][1]],
-        "prompt_tokens": prompt_tokens,
-        "prompt_keep": prompt_tokens - first,
-        "windows": [list(window) for window in deeper],
-        "seconds": seconds,
-    }
-    files = {"logits": file, "experts": experts, "follow": follow}
-    named = {name: str(path) for name, path in files.items() if path}
-    request = inputs.request(cell, "logits", workload, named)
-    with _readable(file):
-        ended = None
-        for event in worker.run_job(request, inputs.interpreter, folder, inputs.timeout_s, inputs.threads):
-            ended = event
-        job_facts = _done(ended)
-        if not isinstance(job_facts.get("positions"), list):
-            raise NoLogits("error", "worker protocol error: a logits job without positions")
-        # Loaded now, because the next job may overwrite the file.
-        return (np.load(file), job_facts["positions"]), job_facts
+    cell: Cell
+    inputs: Inputs
+    folder: Path
+    arrays: Path
+    seconds: float
+
+    def logits(
+        self,
+        ids: list[int],
+        windows: Sequence[Sequence[int]],
+        experts: Path | None = None,
+        follow: Path | None = None,
+    ) -> tuple[Logits, Facts]:
+        """Run a `logits` job. Returns its logits and the facts of Done. `experts`: for the experts that are
+        chosen; `follow`: those to choose (see runners/workloads/experts.py). Raises NoLogits."""
+        (first, prompt_tokens), *deeper = windows
+        file = self.arrays / "logits.npy"
+        workload = {
+            "ids": ids[: windows[-1][1]],
+            "prompt_tokens": prompt_tokens,
+            "prompt_keep": prompt_tokens - first,
+            "windows": [list(window) for window in deeper],
+            "seconds": self.seconds,
+        }
+        files = {"logits": file, "experts": experts, "follow": follow}
+        named = {name: str(path) for name, path in files.items() if path}
+        with _readable(file):
+            ended = None
+            for event in self._events("logits", workload, named):
+                ended = event
+            job_facts = _done(ended)
+            if not isinstance(job_facts.get("positions"), list):
+                raise NoLogits("error", "worker protocol error: a logits job without positions")
+            # Loaded now, because the next job may overwrite the file.
+            return (np.load(file), job_facts["positions"]), job_facts
+
+    def windows(
+        self, windows: Sequence[Sequence[int]], keep: int, each: Callable[[int, NDArray[np.float32]], None]
+    ) -> Facts:
+        """Run a `score` job: calls `each` with the number of a window (from 0) and its logits after its last
+        `keep` ids, one window at a time. Returns the facts of Done.
+
+        Raises NoLogits, and what `each` raises.
+        """
+        file, ended, number = self.arrays / "logits.npy", None, 0
+        workload = {"windows": [list(ids) for ids in windows], "keep": keep}
+        with _readable(file):
+            for event in self._events("score", workload, {"logits": str(file)}):
+                ended = event
+                if isinstance(event, Phase) and event.name == SCORED:
+                    logits = np.load(file)
+                    if logits.ndim != 2 or len(logits) != keep or number == len(windows):
+                        raise NoLogits("error", "worker protocol error: other windows than requested")
+                    each(number, logits)
+                    number += 1
+            job_facts = _done(ended)
+            if number != len(windows):
+                raise NoLogits("error", "worker protocol error: a score job without all of its windows")
+            return job_facts
+
+    def _events(self, job: str, workload: Facts, files: dict[str, str]) -> Iterator[Event | Died]:
+        inputs = self.inputs
+        request = inputs.request(self.cell, job, workload, files)
+        return worker.run_job(request, inputs.interpreter, self.folder, inputs.timeout_s, inputs.threads)
 
 
-def windows_of_logits(
-    cell: Cell,
-    inputs: Inputs,
-    windows: Sequence[Sequence[int]],
-    keep: int,
-    folder: Path,
-    arrays: Path,
-    each: Callable[[int, NDArray[np.float32]], None],
-) -> Draft:
-    """Run a `score` job: calls `each` with the number of a window (from 0) and its logits after its last
-    `keep` ids, one window at a time. Returns the facts of Done. `folder`: log; `arrays`: logits.
-
-    Raises NoLogits, and what `each` raises.
-    """
-    file, ended, number = arrays / "logits.npy", None, 0
-    workload: dict[str, object] = {"windows": [list(ids) for ids in windows], "keep": keep}
-    request = inputs.request(cell, "score", workload, {"logits": str(file)})
-    with _readable(file):
-        for event in worker.run_job(request, inputs.interpreter, folder, inputs.timeout_s, inputs.threads):
-            ended = event
-            if isinstance(event, Phase) and event.name == SCORED:
-                logits = np.load(file)
-                if logits.ndim != 2 or len(logits) != keep or number == len(windows):
-                    raise NoLogits("error", "worker protocol error: other windows than requested")
-                each(number, logits)
-                number += 1
-        job_facts = _done(ended)
-        if number != len(windows):
-            raise NoLogits("error", "worker protocol error: a score job without all of its windows")
-        return job_facts
-
-
-def _done(ended: Event | Died | None) -> Draft:
+def _done(ended: Event | Died | None) -> Facts:
     """The facts of the Done that ended a job. Raises NoLogits."""
     if isinstance(ended, (Failed, Died)):
         raise NoLogits(ended.outcome, ended.reason)
@@ -148,8 +146,8 @@ def _readable(file: Path) -> Iterator[None]:
 
 
 _T = TypeVar("_T")
-Job = Callable[[Cell, Inputs, str, Path], _T]
-"""A job of the reference: its cell, the inputs, why this precision, and a folder for the log."""
+Job = Callable[[LogitsJob, str], _T]
+"""A job of the reference, and why this precision."""
 
 FREE_SHARE = 0.6  # of the free memory: the most that a float32 reference's weights may use
 
@@ -194,9 +192,9 @@ class Reference:
         self.own = own
         self.unpacked = own is not None or cells[0].packing is not None
         self.folder = folder
-        self.description: Draft | None = None
+        self.description: kinds.Reference | None = None
         self.ids: list[int] = []
-        self.experts: Draft | None = None
+        self.experts: Facts | None = None
         self._preparation, self._inputs, self._seconds = preparation, inputs, seconds
         self._why: list[str] = []
         self._failure: NoLogits | None = None
@@ -204,7 +202,7 @@ class Reference:
         self._cell = self._found(cells)
 
     @cached_property
-    def identity(self) -> Draft | None:
+    def identity(self) -> kinds.ReferenceAsked | None:
         if self._cell is None:
             return None
         interpreter = self._preparation.interpreter(self._cell.header)
@@ -262,31 +260,29 @@ class Reference:
         if isinstance(inputs, NotReady):
             raise inputs
         with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
-            return job(cell, inputs, why, Path(folder))
+            return job(LogitsJob(cell, inputs, Path(folder), self.folder, self._seconds), why)
 
-    def _computed(
-        self, cell: Cell, inputs: Inputs, why: str, log: Path, follow: Path | None = None
-    ) -> Logits:
+    def _computed(self, job: LogitsJob, why: str, follow: Path | None = None) -> Logits:
         """Raises NoLogits, NotReady."""
-        self.ids = self.own[1] if self.own else self._preparation.prompt(lengthened(cell), inputs.weights)[0]
+        prompted = lengthened(job.cell)
+        self.ids = self.own[1] if self.own else self._preparation.prompt(prompted, job.inputs.weights)[0]
         experts = self.folder / "reference-experts.npy" if follow else None
-        given = (self.ids, self.windows, self._seconds, log, self.folder, experts, follow)
-        found, job_facts = logits_of(cell, inputs, *given)
+        found, job_facts = job.logits(self.ids, self.windows, experts, follow)
         self.experts = job_facts.get("experts")
-        self.description = self.described(cell, inputs, why, job_facts)
+        self.description = self.described(job, why, job_facts)
         return found
 
-    def described(self, cell: Cell, inputs: Inputs, why: str, job_facts: Draft) -> Draft:
+    def described(self, job: LogitsJob, why: str, job_facts: Facts) -> kinds.Reference:
         """What a record says of a reference that has run."""
-        known = repeat.input_fields(cell, inputs, {"model": {"weights": {}}, "workload": {}})
+        cell, inputs = job.cell, job.inputs
         return {
             "name": f"{cell.variant.stack} {cell.variant.name}" + (", unpacked" if self.unpacked else ""),
             "why": why,
             "stack": cell.variant.stack,
             "options": inputs.options,
-            "weights": known["model"]["weights"],
+            "weights": repeat.weights_facts(inputs.weights) if inputs.weights else {},
             "unpacked": self.unpacked,
-            "environment": known["environment"],
+            "environment": repeat.environment_facts(cell, inputs.interpreter),
             "versions": job_facts.get("versions"),
             "seconds": job_facts.get("seconds"),
         }
@@ -361,7 +357,7 @@ def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
     """Candidates for a model's 16-bit weights, best first; none for stacks that load no weights."""
     loading = [cell for cell in cells if cell.header.weights != "none"]
     trusted = any(cell.variant.options.get("trust_remote_code") for cell in loading)
-    tried: list[tuple[str, str, dict[str, Any]]] = []
+    tried: list[tuple[str, str, dict[str, Scalar]]] = []
     by_format = references()
     if checkpoints := by_format.get("hf"):
         given = {**(checkpoints.reference or {}), **({"trust_remote_code": True} if trusted else {})}
@@ -398,7 +394,7 @@ METHOD = 2
 FAILURES = (NoLogits, NoReference, NotReady, CacheError, CheckpointError, OSError, ValueError, MemoryError)
 
 
-def identity(cell: Cell, preparation: Preparation) -> Draft | None:
+def identity(cell: Cell, preparation: Preparation) -> Mapping[str, str | int] | None:
     """Identifies the check against a variant's own weights across campaigns; null for one not quantized."""
     stack = references().get("hf")
     if stack is None or cell.packing or cell.weights_format not in ("gguf", "hf"):
@@ -424,42 +420,54 @@ def is_quantized(cell: Cell, inputs: Inputs) -> bool:
 def compare(
     cell: Cell,
     preparation: Preparation,
-    inputs: Callable[[Cell], Inputs | NotReady],
-    seconds: float,
-    folder: Path,
+    reference_of: Callable[[tuple[Path, list[int]]], Reference],
     original: Ready | None,
     ids: list[int],
     ours: Logits,
     windows: Sequence[Sequence[int]],
     chosen: Path | None,
-) -> Draft:
-    """`original`: the model's 16-bit weights; null: none. `ids`, `ours`: the token ids, and the
-    variant's logits. `folder`: for arrays. `chosen`: the variant's experts, which the reference follows.
+) -> kinds.OwnWeights:
+    """`reference_of`: the reference with these weights, fed these ids. `original`: the model's 16-bit
+    weights; null: none. `ids`, `ours`: the token ids, and the variant's logits. `chosen`: the variant's
+    experts, which the reference follows.
 
     Raises one of FAILURES.
     """
-    given = preparation.weights(cell)
+    given, settings, values = preparation.weights(cell), list[str](), None
     assert given is not None  # its logits are there
-    found: Draft = {"settings": []}
     if original and (theirs := _shape(original)) and given.format == "gguf" and (mine := _shape(given)):
-        found["settings"] = quality.other_settings(asdict(mine), asdict(theirs))
+        settings = quality.other_settings(asdict(mine), asdict(theirs))
     with preparation.dequantized(cell, given, original) as own:
-        found["values"] = None
-        if original and not found["settings"]:
-            found["values"] = preparation.differences(cell, own.path, original)
-        reference = Reference([cell], preparation, inputs, seconds, folder, (own.path, ids))
+        if original and not settings:
+            values = preparation.differences(cell, own.path, original)
+        reference = reference_of((own.path, ids))
         depths = quality.compare(*reference.logits(chosen), *ours, windows)
-        return found | {"depths": depths, "reference": reference.description, **followed(reference)}
+    assert reference.description is not None  # it has run
+    found: kinds.OwnWeights = {
+        "settings": settings,
+        "values": values,
+        "depths": depths,
+        "reference": reference.description,
+    }
+    if experts := followed(reference):
+        found["experts"] = experts
+    return found
 
 
-def followed(reference: Reference) -> Draft:
-    """`experts`: what a reference that followed a variant's experts says of them; empty: it followed none."""
+def followed(reference: Reference) -> kinds.Experts | None:
+    """What a reference that followed a variant's experts says of them; null: it followed none."""
     found = reference.experts or {}
     if "followed" not in found:
-        return {}
+        return None
     theirs = found["followed"]
-    own = {"experts": found["experts"], "used": found["used"], "chosen": theirs["used"]}
-    return {"experts": own | {key: theirs[key] for key in ("choices", "others", "gap")}}
+    return {
+        "experts": found["experts"],
+        "used": found["used"],
+        "chosen": theirs["used"],
+        "choices": theirs["choices"],
+        "others": theirs["others"],
+        "gap": theirs["gap"],
+    }
 
 
 def _shape(ready: Ready) -> Shape | None:

@@ -131,6 +131,10 @@ WAIT_S = 1.0  # for events of a worker, at a time
 NVML_UUIDS = ("GPU-", "MIG-")
 
 
+Facts = dict[str, Any]
+"""The facts of an event, as JSON has them."""
+
+
 class JobFailed(RuntimeError):
     """A job did not end with Done; the message is the worker's reason, or how it ended."""
 
@@ -332,9 +336,7 @@ def _own_max_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def facts_of(
-    events: Iterator[Event | Died], on_phase: Callable[[str], None] = lambda phase: None
-) -> dict[str, Any]:
+def facts_of(events: Iterator[Event | Died], on_phase: Callable[[str], None] = lambda phase: None) -> Facts:
     """Run a job to its end and return the facts of Done. Raises JobFailed with the reason otherwise."""
     for event in events:
         if isinstance(event, Phase):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,7 +24,6 @@ from harness.stacks.header import references, stacks
 from harness.theory.machines import Figure, Machine
 
 Row = dict[str, Any]
-Rate = Mapping[str, object]
 
 FACTS = (
     *("architecture", "physical_cores", "logical_cpus", "usable_cpus", "last_level_cache_bytes"),
@@ -104,7 +103,7 @@ def _devices() -> Iterator[Row]:
     """One row per visible device, without rates. `device`: as in a record; `family`: as in a config."""
     empty: Row = dict.fromkeys(("device", "family", "name", "memory_bytes", *FACTS, *RATES, "note"))
     facts = machine.facts()
-    known: Mapping[str, object] = facts
+    known: Any = facts
     system = {
         "device": "cpu",
         "family": "cpu",
@@ -158,7 +157,7 @@ def _built(family: str) -> Iterator[Interpreter]:
             yield found
 
 
-def _fill(row: Row, read: Rate | None = None, matrix: Rate | None = None) -> None:
+def _fill(row: Row, read: Any = None, matrix: Any = None) -> None:
     if read:
         row.update({key: read[key] for key in ("read_bytes_per_s", "working_set_bytes", "threads")})
         row.update(read_kernel=read["kernel"], read_kernels=read["kernels"])

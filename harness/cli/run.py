@@ -29,7 +29,6 @@ from harness.config import Experiment, MaxCtx, Quality, plan
 from harness.config.plan import Cell
 from harness.dataset.study import load_study, with_series
 from harness.dataset.table import counted
-from harness.recommend.answer import with_predictions
 from harness.records import ResultsError, Stored
 from harness.report import page as report_page
 from harness.report import quality
@@ -80,6 +79,14 @@ def run_check_weights(arguments: argparse.Namespace) -> int:
     return OK if all(check["verdict"] in PASSING for check in checks) else NOT_OK
 
 
+def _add_again(parser: argparse.ArgumentParser, do: str, done: str, what: str = "variant") -> None:
+    """The options that say what is done again, and --wait."""
+    again = f"{do} every {what} again, also those already {done}"
+    parser.add_argument("--fresh", action="store_true", help=again)
+    parser.add_argument("--retry-failed", action="store_true", help=f"{do} again the {what}s that are not ok")
+    parser.add_argument("--wait", action="store_true", help=WAIT)
+
+
 # `harness max-ctx`: predict and verify the longest context of each variant.
 
 
@@ -88,13 +95,7 @@ def add_max_ctx(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-fill", action="store_true", help="only allocate the context; filling it to verify takes time"
     )
-    parser.add_argument(
-        "--fresh", action="store_true", help="search every variant again, also those already searched"
-    )
-    parser.add_argument(
-        "--retry-failed", action="store_true", help="search again the variants that are not ok"
-    )
-    parser.add_argument("--wait", action="store_true", help=WAIT)
+    _add_again(parser, "search", "searched")
     add_json(parser, "one object per search")
 
 
@@ -227,13 +228,7 @@ def table(devices: Sequence[DeviceProgress]) -> Table:
 
 def add_quality(parser: argparse.ArgumentParser) -> None:
     add_cells(parser)
-    parser.add_argument(
-        "--fresh", action="store_true", help="score every variant again, also those already scored"
-    )
-    parser.add_argument(
-        "--retry-failed", action="store_true", help="score again the variants that are not ok"
-    )
-    parser.add_argument("--wait", action="store_true", help=WAIT)
+    _add_again(parser, "score", "scored")
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -282,16 +277,12 @@ def run_quality(arguments: argparse.Namespace) -> int:
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_cells(parser, required=False)
-    parser.add_argument(
-        "--fresh", action="store_true", help="measure every cell again, also those already measured"
-    )
-    parser.add_argument("--retry-failed", action="store_true", help="measure again the cells that are not ok")
+    _add_again(parser, "measure", "measured", "cell")
     parser.add_argument(
         "--skip-known-failures",
         action="store_true",
         help="skip and list cells known to fail on this machine",
     )
-    parser.add_argument("--wait", action="store_true", help=WAIT)
     parser.add_argument("--on", metavar="FLEET", help=HELP)
     parser.add_argument(
         "--dry-run",
@@ -344,7 +335,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"
     try:
-        report_page.write(page, with_predictions(with_series(gathered, name), [root]))
+        report_page.write(page, with_series(gathered, name))
     except ResultsError as refusal:  # everything is measured, so this is not NOT_STARTED
         say(refusal)
         return NOT_OK

@@ -441,7 +441,7 @@ def _flat(row: Row) -> dict[str, object]:
     return flat
 
 
-def _csv(rows: Sequence[Mapping[str, object]]) -> None:
+def _csv(rows: Sequence[Unread]) -> None:
     writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in rows)
@@ -450,21 +450,20 @@ def _csv(rows: Sequence[Mapping[str, object]]) -> None:
 def _list(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, Machine]) -> int:
     from harness.report import theory_text
 
+    known: Sequence[Any]
     if arguments.list_models:
-        models = [theory_text.model_text(name, shape) for name, shape in shapes.items()]
-        known: Sequence[Mapping[str, object]] = models
+        known = [theory_text.model_text(name, shape) for name, shape in shapes.items()]
     else:
-        rows = [theory_text.machine_text(name, machine) for name, machine in machines.items()]
-        known = rows
+        known = [theory_text.machine_text(name, machine) for name, machine in machines.items()]
     if arguments.json:
         print(json.dumps(known, indent=1))
     elif arguments.csv:
         _csv([{k: json.dumps(v) if isinstance(v, dict) else v for k, v in line.items()} for line in known])
     elif arguments.list_models:
-        theory_text.theory_table(theory_text.MODELS, models)
+        theory_text.theory_table(theory_text.MODELS, known)
     else:
-        theory_text.theory_table(theory_text.MACHINES, rows)
-        theory_text.sources_text(rows)
+        theory_text.theory_table(theory_text.MACHINES, known)
+        theory_text.sources_text(known)
     return OK
 
 

@@ -28,6 +28,8 @@ from harness.theory.known_models import Described
 # The base of all models of a config, and the types of a count of tokens and of a share.
 
 
+Plain = dict[str, Any]
+"""A mapping of YAML."""
 MOST_TOKENS = 10_000_000
 PERCENT = r"^[0-9]{1,2}(\.[0-9]{1,4})?%$"
 
@@ -359,9 +361,9 @@ class Quality(_Workload):
         return _each_once(given)
 
     @model_serializer(mode="wrap")
-    def _plain(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _plain(self, values: SerializerFunctionWrapHandler) -> Plain:
         """The default is left out: ids of cells are made of this, and without a BOS in question they stay."""
-        found: dict[str, Any] = values(self)
+        found: Plain = values(self)
         return {name: value for name, value in found.items() if name != "bos" or not value}
 
     def repeated(self, repeats: int) -> int:
@@ -614,7 +616,7 @@ class Experiment(Frozen):
     include: tuple[Variant, ...] = ()
     exclude: tuple[Exclude, ...] = ()
     workloads: tuple[Workload, ...] = (Decode(),)
-    source: dict[str, Any] = Field(default={})
+    source: Plain = Field(default={})
 
     def combinations(self) -> list[tuple[Model, Variant, Workload]]:
         """All combinations to measure: the matrix without `exclude`, then `include`; lengths resolved."""

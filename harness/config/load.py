@@ -18,6 +18,7 @@ from harness.config.experiment import (
     Frozen,
     Grow,
     Model,
+    Plain,
     Protocol,
     Quality,
     Tokens,
@@ -107,7 +108,7 @@ def _right(mistakes: Mistakes, *keys: str) -> bool:
     return not any(loc[0] in keys or loc[0] not in File.model_fields for loc, _ in mistakes.found)
 
 
-def _file(data: dict[str, Any], mistakes: Mistakes) -> File:
+def _file(data: Plain, mistakes: Mistakes) -> File:
     """The form of the file. Of a file with mistakes: the valid keys, so that those are checked too."""
     if file := mistakes.checked(File, data, ()):
         return file
@@ -331,8 +332,8 @@ Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
 class OwnFile(Frozen):
     """The whole file."""
 
-    shapes: dict[str, Any] = Field(default={})
-    machines: dict[str, Any] = Field(default={})
+    shapes: Plain = Field(default={})
+    machines: Plain = Field(default={})
 
 
 class OwnShape(InlineShape):

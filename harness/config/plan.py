@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness import data
@@ -211,7 +211,7 @@ def content_key(
 
 def key_of(
     cell_id: str,
-    request: Mapping[str, object],
+    request: object,
     options: Options,
     stack: Sequence[str],
     fingerprint: str | None,

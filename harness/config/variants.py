@@ -23,6 +23,7 @@ from harness.config.experiment import (
     Frozen,
     Model,
     Name,
+    Plain,
     Protocol,
     Quality,
     Scalar,
@@ -253,7 +254,7 @@ def named_shape(given: str, loc: Loc, mistakes: Mistakes) -> names.Model | None:
         return None
 
 
-def _of_format(given: dict[str, Any], loc: Loc, folder: Path, mistakes: Mistakes) -> dict[str, Weights]:
+def _of_format(given: Plain, loc: Loc, folder: Path, mistakes: Mistakes) -> dict[str, Weights]:
     """Weights by format, in the order of the forms, without invalid ones."""
     if mistakes.checked(FormatWeights, given, loc) is None:
         return {}

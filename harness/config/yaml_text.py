@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from harness import data
 from harness.base.files import NotStarted
 from harness.base.text import shortened
-from harness.config.experiment import PATTERNS
+from harness.config.experiment import PATTERNS, Plain
 
 # Mistakes in a config, as sentences: what is wrong, where, and what was probably meant.
 
@@ -177,7 +177,7 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 class Document:
     """Plain data, and where each part of it was written: "FILE:LINE", or the --set that gave it."""
 
-    data: dict[str, Any]
+    data: Plain
     places: dict[Loc, str]
 
     def place(self, loc: Loc) -> str:
@@ -280,7 +280,7 @@ class _Loader(yaml.SafeLoader):
 
     def plain(self, node: yaml.Node, loc: Loc, lines: dict[Loc, int]) -> Any:
         if isinstance(node, yaml.MappingNode):
-            mapping: dict[str, Any] = {}
+            mapping: Plain = {}
             for key_node, value_node in node.value:
                 if not isinstance(key_node, yaml.ScalarNode):
                     raise _Refused(key_node, "a key must be a word, not a list or a mapping")

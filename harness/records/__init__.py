@@ -8,11 +8,10 @@ Invalid records are reported and skipped.
 
 from harness.base.files import FULL
 from harness.records.files import ResultsError
-from harness.records.kinds import Record
+from harness.records.kinds import Draft, Record
 from harness.records.parts import OUTCOMES
 from harness.records.read import (
     SCHEMA,
-    Draft,
     Stored,
     check_folder,
     memory_series,

@@ -1,27 +1,40 @@
 """Every kind of record: timed, checked, scored, searched; and the schema."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, with_config
 from typing_extensions import NotRequired, TypedDict, get_original_bases
 
 from harness.records import measured
-from harness.records.measured import EndFacts, Measured, Memory, OnlyMeasured, OnlyReported, Published, Timing
+from harness.records.measured import (
+    Attempt,
+    EndFacts,
+    Measured,
+    Memory,
+    OnlyMeasured,
+    OnlyReported,
+    Published,
+    Timing,
+)
 from harness.records.parts import (
     DESCRIBED,
     Above0,
+    Begun,
     Common,
     Count,
+    Ended,
+    Fields,
     From0,
     Number,
     Own,
+    OwnBegun,
+    OwnEnded,
     Pairs,
     Positive,
     StackFacts,
     Switch,
     Text,
-    Time,
     clause,
 )
 
@@ -30,10 +43,12 @@ from harness.records.parts import (
 
 @with_config(DESCRIBED)
 class ReferenceAsked(TypedDict):
-    """The one available, with the hash of its `lock` and its `weights`."""
+    """The one available; `lock`: the hash of its versions."""
 
     stack: Text
     variant: Text
+    lock: NotRequired[Any]
+    weights: NotRequired[Any]
 
 
 @with_config(DESCRIBED)
@@ -55,13 +70,21 @@ class CheckAsked(TypedDict):
 
 @with_config(DESCRIBED)
 class Reference(TypedDict):
-    """Also its `options`, `weights`, `environment`, `versions`, `seconds`."""
+    """A reference that has run."""
 
     name: Text
     why: Text
     """this precision, or not transformers"""
+    stack: NotRequired[Any]
+    options: NotRequired[Any]
+    weights: NotRequired[Any]
     unpacked: NotRequired[Any]
     """whether it has the variant's own weights, unpacked or dequantized"""
+    environment: NotRequired[Any]
+    versions: NotRequired[Any]
+    seconds: NotRequired[Any]
+    file: NotRequired[Any]
+    """that it was read from: name, and hash of its description"""
 
 
 @with_config(DESCRIBED)
@@ -371,12 +394,29 @@ class Searched(Common, Own, OnlySearched):
     timing: Timing
 
 
+class UntimedEnd(Ended, OwnEnded):
+    """How a check, a score or a search ended."""
+
+    timing: Timing
+    check: NotRequired[Check]
+    quality: NotRequired[Quality]
+    search: NotRequired[Search]
+
+
+class Draft(Begun, OwnBegun, Attempt):
+    """A record whose measurement has begun; what it tells in the end is added to it, or takes the place."""
+
+    check: NotRequired[Check]
+    quality: NotRequired[Quality]
+    search: NotRequired[Search]
+
+
 # The kinds of records as types, one file per kind, and what is wrong with one. Records stay plain dicts.
 #
 # Keys that no type names are welcome: nobody reads them.
 
 
-KINDS: dict[str, Any] = {
+KINDS: Mapping[str, Any] = {
     "measured": Measured,
     "reported": Published,
     "checked": Checked,
@@ -404,37 +444,41 @@ def memory_of(record: Record) -> Memory:
     return record.get("memory") or Memory()
 
 
-class _Prompt(TypedDict):
-    prompt_tokens: Count
-
-
 class Numbered(TypedDict):
     schema: Positive
 
 
-class Begun(TypedDict):
-    started_utc: Time
-    workload: _Prompt
+_ERRORS: Mapping[str, Any] = {"measured": measured.error, "checked": checked_error, "scored": scored_error}
 
 
-def wrong_with(record: Mapping[str, object]) -> str | None:
-    """Why readers could not use this record, as a clause; null when they can."""
-    kind = record.get("kind")
+def checked(fields: Any) -> Record:
+    """The record that these fields are. Raises ValueError with a clause: why readers could not use it."""
+    kind = fields.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        return f"its kind must be one of {', '.join(KINDS)}"
-    if wrong := clause(KINDS[kind], record):
-        return wrong
-    if kind == "checked":
-        return checked_error(cast(Checked, record))
-    if kind == "scored":
-        return scored_error(cast(Scored, record))
-    return measured.error(cast(Measured, record)) if kind == "measured" else None
+        raise ValueError(f"its kind must be one of {', '.join(KINDS)}")
+    if wrong := clause(KINDS[kind], fields) or (kind in _ERRORS and _ERRORS[kind](fields)):
+        raise ValueError(wrong)
+    record: Record = fields
+    return record
+
+
+def wrong_with(record: Any) -> str | None:
+    """Why readers could not use this record, as a clause; null when they can."""
+    try:
+        checked(record)
+    except ValueError as wrong:
+        return str(wrong)
+    return None
 
 
 # The JSON Schema of records, as docs/record.schema.json and the tables of docs/reference/record.md have it.
 
 
-def json_schema() -> dict[str, Any]:
+Properties = dict[str, Fields]
+"""The JSON Schema of each key."""
+
+
+def json_schema() -> Any:
     """One schema for the five kinds, told apart by `kind`; each key with its description."""
     every: Any = Annotated[
         Measured | Checked | Searched | Scored | Published, Field(title="A record of harness")
@@ -445,7 +489,6 @@ def json_schema() -> dict[str, Any]:
         properties = parts[kind.__name__]["properties"]
         properties["kind"] = {"const": name}
         for base in bases(kind):
-            # pydantic reads the docstrings of a class's own keys alone.
             for key, found in properties_of(base).items():
                 if description := found.get("description"):
                     properties[key]["description"] = description
@@ -457,7 +500,9 @@ def bases(kind: Any) -> tuple[Any, ...]:
     return tuple(base for base in get_original_bases(kind) if hasattr(base, "__annotations__"))
 
 
-def properties_of(part: Any) -> dict[str, dict[str, Any]]:
+def properties_of(part: Any) -> Properties:
     """The keys of one type, with their schemas and descriptions."""
-    found: dict[str, dict[str, Any]] = TypeAdapter(part).json_schema()["properties"]
+    found: Properties = TypeAdapter(part).json_schema()["properties"]
+    for base in bases(part):  # pydantic reads the docstrings of a class's own keys alone
+        found |= properties_of(base)
     return found

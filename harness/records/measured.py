@@ -11,9 +11,12 @@ from harness.records.parts import (
     Common,
     Conditions,
     Count,
+    Ended,
+    Fields,
     From0,
     Number,
     Own,
+    OwnEnded,
     Pairs,
     Positive,
     StackFacts,
@@ -296,15 +299,9 @@ class WaitedForQuiet(TypedDict):
 
 
 @with_config(DESCRIBED)
-class OnlyMeasured(TypedDict):
-    """Keys that no other kind has."""
+class Attempt(TypedDict):
+    """Keys of a timed repeat that are known before its worker runs."""
 
-    done: NotRequired[EndFacts | None]
-    """what the worker says at the end"""
-    timing: Timing
-    """phases, first and last stamp"""
-    memory: Memory
-    """peaks, and `marks`"""
     attempt: NotRequired[Positive]
     """1, or more after disturbed attempts; missing (1) in older records"""
     waited_for_quiet: NotRequired[WaitedForQuiet]
@@ -312,9 +309,30 @@ class OnlyMeasured(TypedDict):
     bandwidth_probes: NotRequired[list[BandwidthProbe]]
     """read rates measured so far in the campaign, by kernel"""
     matrix_probe: NotRequired[MatrixProbe | None]
-    sensors: NotRequired[Sensors]
     cooled: NotRequired[Cooled]
     """with `cool_down`"""
+
+
+@with_config(DESCRIBED)
+class Result(TypedDict):
+    """Keys of a timed repeat that its worker tells."""
+
+    done: NotRequired[EndFacts | None]
+    """what the worker says at the end"""
+    timing: Timing
+    """phases, first and last stamp"""
+    memory: Memory
+    """peaks, and `marks`"""
+    sensors: NotRequired[Sensors]
+
+
+class MeasuredEnd(Ended, OwnEnded, Result):
+    """How a timed repeat ended."""
+
+
+@with_config(DESCRIBED)
+class OnlyMeasured(Attempt, Result):
+    """Keys that no other kind has."""
 
 
 @with_config(DESCRIBED)
@@ -325,7 +343,7 @@ class Measured(Common, Own, OnlyMeasured):
 @with_config(DESCRIBED)
 class _FinishedDone(TypedDict):
     counters: Counters
-    facts_changed: dict[str, Any]
+    facts_changed: Fields
     warmup: Warmup
     major_faults: Count
     cpu_wait_ns: NotRequired[Count | None]
@@ -336,7 +354,7 @@ class Finished(TypedDict):
     """What the verdicts read besides, of a repeat that came to its end."""
 
     device: Text
-    options: dict[str, Any]
+    options: Fields
     threads: Positive
     conditions: Conditions
     loaded: StackFacts

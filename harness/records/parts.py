@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -39,6 +39,16 @@ class MustBe:
         )
 
 
+class OneOf:
+    """Text that is one of these."""
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        self.texts = texts
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.literal_schema(list(self.texts))
+
+
 def _with_zone(text: str) -> str:
     if datetime.fromisoformat(text).tzinfo is None:
         raise ValueError("no time zone")
@@ -58,17 +68,16 @@ From0 = Annotated[float, Field(ge=0, lt=_MOST, allow_inf_nan=False), MustBe("a n
 Above0 = Annotated[float, Field(gt=_LEAST, lt=_MOST, allow_inf_nan=False), MustBe("a number above 0")]
 Switch = Annotated[bool, MustBe("true or false")]
 Time = Annotated[str, AfterValidator(_with_zone), MustBe("a time with its zone")]
-Outcome = Annotated[
-    Literal["ok", "oom", "error", "crash", "timeout", "interrupted", "refused", "unavailable"],
-    MustBe(f"one of {', '.join(OUTCOMES)}"),
-]
+Outcome = Annotated[str, OneOf(OUTCOMES), MustBe(f"one of {', '.join(OUTCOMES)}")]
 Pairs = Annotated[
     list[Annotated[list[Count], Field(min_length=2, max_length=2)]], MustBe("pairs of whole numbers")
 ]
 Triples = Annotated[
     list[Annotated[list[Count], Field(min_length=3, max_length=3)]], MustBe("triples of whole numbers")
 ]
-Names = Annotated[list[str] | dict[str, Any], MustBe("names")]
+Fields = dict[str, Any]
+"""A mapping of JSON whose keys have no types."""
+Names = Annotated[list[str] | Fields, MustBe("names")]
 
 _CLAUSES = {
     "missing": "is missing",
@@ -93,6 +102,12 @@ def clause(kind: Any, value: Any, where: str = "") -> str | None:
         place = where + "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
         return f"{place.removeprefix('.') or 'it'} {_CLAUSES.get(first['type'], first['msg'])}"
     return None
+
+
+def plain(value: object) -> Any:
+    """A value of JSON that comes from outside the records (a worker, the machine, a config): its type is
+    checked when its record is finished."""
+    return value
 
 
 # Parts that records of several kinds have: campaign, machine, model, workload, facts of the stack.
@@ -357,7 +372,7 @@ class StackFacts(TypedDict):
     """the requested kernel"""
     leftovers: NotRequired[list[Text] | None]
     """layers that should have been quantized and are not"""
-    devices: NotRequired[dict[str, Any] | None]
+    devices: NotRequired[Fields | None]
     """by part and device: how many tensors or layers"""
     placement: NotRequired[Placed | None]
     """null: no tensor was to be elsewhere than its layer"""
@@ -398,7 +413,9 @@ class MemoryBudget(TypedDict):
 
 
 @with_config(DESCRIBED)
-class Common(TypedDict):
+class Begun(TypedDict):
+    """Keys that are known before anything is measured."""
+
     schema: NotRequired[Positive]
     """1"""
     kind: Text
@@ -417,16 +434,27 @@ class Common(TypedDict):
     model: Model
     """shape, and weights: source, file, exact bytes"""
     workload: Workload
+    doctor: NotRequired[list[Finding]]
+    """findings on the machine before the campaign; missing in older records, and if the device is missing"""
+    device: NotRequired[Text]
+    """NVML's UUID of a GPU, `cpu`, or the name of another device"""
+
+
+@with_config(DESCRIBED)
+class Ended(TypedDict):
+    """Keys that tell how it ended."""
+
     outcome: Outcome
     """how it ended"""
     reason: NotRequired[Text | None]
     """why it ended so"""
     tokens: Count
     """generated; 0 without a series"""
-    doctor: NotRequired[list[Finding]]
-    """findings on the machine before the campaign; missing in older records, and if the device is missing"""
-    device: NotRequired[Text]
-    """NVML's UUID of a GPU, `cpu`, or the name of another device"""
+
+
+@with_config(DESCRIBED)
+class Common(Begun, Ended):
+    """Keys of every kind."""
 
 
 @with_config(DESCRIBED)
@@ -470,7 +498,7 @@ class Environment(TypedDict):
     name: NotRequired[Text | None]
     key: NotRequired[Text | None]
     """hash of all that it was built from; missing where `adopted` is there"""
-    variables: NotRequired[dict[str, Any] | None]
+    variables: NotRequired[Fields | None]
     """build flags"""
     toolkit: NotRequired[Text | None]
     """version of the CUDA toolkit that compiled it"""
@@ -482,23 +510,31 @@ class Environment(TypedDict):
 
 
 @with_config(DESCRIBED)
-class Own(TypedDict):
-    """Keys of the kinds that a campaign makes."""
+class OwnBegun(TypedDict):
+    """Of the kinds that a campaign makes, keys that are known before anything is measured."""
 
     asked: Asked
     """the requested options and device"""
-    options: NotRequired[dict[str, Any]]
+    options: NotRequired[Fields]
     """all options, as resolved"""
     threads: NotRequired[Positive]
     harness: NotRequired[Version]
     protocol: NotRequired[Any]
     """as resolved"""
     environment: NotRequired[Environment | None]
-    variables: NotRequired[dict[str, Any] | None]
+    variables: NotRequired[Fields | None]
     """environment variables that change speed"""
     conditions: NotRequired[Conditions | None]
     place_in_order: NotRequired[Any]
     """this run's place among those of the campaign, and their number when it began"""
+    known_failure: NotRequired[list[Text]]
+    """known reasons to fail, before the run, a sentence each; missing if none"""
+
+
+@with_config(DESCRIBED)
+class OwnEnded(TypedDict):
+    """Of the kinds that a campaign makes, keys that tell how it ended."""
+
     phase: NotRequired[Any]
     """where it ended"""
     exit_status: NotRequired[Any]
@@ -509,5 +545,8 @@ class Own(TypedDict):
     memory_budget: NotRequired[MemoryBudget]
     """missing without a budget; a search on a CPU also has it without a stated budget: the limit of its
     probes"""
-    known_failure: NotRequired[list[Text]]
-    """known reasons to fail, before the run, a sentence each; missing if none"""
+
+
+@with_config(DESCRIBED)
+class Own(OwnBegun, OwnEnded):
+    """Keys of the kinds that a campaign makes."""

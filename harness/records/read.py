@@ -9,25 +9,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from harness.base.files import MOST_RECORD_BYTES, open_regular, read_regular
 from harness.base.text import shortened
 from harness.data import PUBLISHED
 from harness.records import tables
 from harness.records.files import ResultsError, read_columns
-from harness.records.kinds import Numbered, Record, wrong_with
-from harness.records.parts import clause
+from harness.records.kinds import Numbered, Record, checked
+from harness.records.parts import Fields, clause
 from harness.records.tables import TokenTimes
 from runners.protocol import TABLES
-
-Draft = dict[str, Any]
-"""A record that is being made; `kinds` has its keys."""
 
 # Schema history (bump SCHEMA, add an upgrade, keep a sample in tests/golden/):
 #   1  first version
 SCHEMA = 1
-UPGRADES: dict[int, Callable[[Draft], Draft]] = {}  # from this number to the next
+UPGRADES: dict[int, Callable[[Fields], Fields]] = {}  # from this number to the next
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ def read(path: Path) -> Record:
     """
     try:
         text = read_regular(path, MOST_RECORD_BYTES).decode()
-        record: Draft = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        record: Fields = json.loads(text, parse_float=_finite, parse_constant=_finite)
         if wrong := clause(Numbered, record):
             raise ValueError(wrong)
         number = record["schema"]
@@ -123,9 +120,10 @@ def read(path: Path) -> Record:
     while number < SCHEMA:
         record = UPGRADES[number](record)
         number = record["schema"]
-    if wrong := wrong_with(record):
-        raise ResultsError(f"{path}: not a record: {wrong}")
-    return cast(Record, record)
+    try:
+        return checked(record)
+    except ValueError as lack:
+        raise ResultsError(f"{path}: not a record: {lack}") from lack
 
 
 def _finite(text: str) -> float:

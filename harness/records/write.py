@@ -10,14 +10,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from harness.base import files
 from harness.base.files import MOST_RECORD_BYTES, open_regular, read_regular, sync_folder
 from harness.records.files import ResultsError, write_columns, write_whole
-from harness.records.kinds import Begun, Probe, Record, wrong_with
-from harness.records.parts import clause
-from harness.records.read import SCHEMA, Draft, Stored
+from harness.records.kinds import Draft, Probe, Record, UntimedEnd, checked
+from harness.records.measured import MeasuredEnd
+from harness.records.parts import Fields, clause
+from harness.records.read import SCHEMA, Stored
 from harness.records.tables import NO_TOKENS, Tables, TokenTimes, add_rows
 from runners.protocol import Event, Loaded, NonsenseError, Phase, Rows, decode
 
@@ -33,11 +34,11 @@ class Running:
     """A repeat in progress: owns its folder and the lock on it until finish()."""
 
     def __init__(self, folder: Path, begun: Draft) -> None:
-        self.folder = folder
+        self.folder, self._begun = folder, begun
         self.events: BinaryIO = (folder / "events.jsonl").open("wb", buffering=0)
         # Lock before begun.json makes the folder recoverable. The kernel releases it if the controller dies.
         fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        write_whole(folder / "begun.json", json.dumps(begun | {"begun_by": begun_by()}).encode())
+        write_whole(folder / "begun.json", json.dumps({**begun, "begun_by": begun_by()}).encode())
 
     def note(self, probe: Probe) -> None:
         """Store a probe of a search at once, so that it can be recovered. Raises ResultsError."""
@@ -49,16 +50,16 @@ class Running:
 
     def finish(
         self,
-        record: Draft,
+        end: MeasuredEnd | UntimedEnd,
         times: TokenTimes = NO_TOKENS,
         memory: Samples | None = None,
         sensors: Samples | None = None,
         tables: Tables | None = None,
     ) -> Stored:
-        """Write the series, then the record, then delete the temporary files."""
+        """Write the series, then the record, then delete the temporary files. Raises ResultsError."""
         try:
             samples = {"memory": memory, "sensors": sensors}
-            stored = _finish(self.folder, record, times, samples, tables or {})
+            stored = _finish(self.folder, {**self._begun, **end}, times, samples, tables or {})
         finally:
             self.events.close()
         return stored
@@ -97,14 +98,12 @@ def check_writable(root: Path) -> None:
         raise ResultsError(f"{root}: cannot write results here: {refusal.strerror}") from refusal
 
 
-def keep(folder: Path, record: Draft, series: dict[str, list[int]], prefill: dict[str, list[int]]) -> Stored:
+def keep(folder: Path, fields: Fields, series: dict[str, list[int]], prefill: dict[str, list[int]]) -> Stored:
     """Write a record of kind `reported` and its series, if any (`n`, `latency_ns`), into a new folder.
 
     Raises ResultsError if the record is invalid, or the folder exists or cannot be written.
     """
-    record = {"schema": SCHEMA, **record}
-    if wrong := wrong_with(record):
-        raise ResultsError(f"{folder}: not a record: {wrong}")
+    record = _numbered(folder, fields)
     try:
         folder.mkdir(parents=True)
     except OSError as refusal:
@@ -113,7 +112,7 @@ def keep(folder: Path, record: Draft, series: dict[str, list[int]], prefill: dic
         if columns:
             write_columns(folder / f"{name}.parquet", columns)
     write_whole(folder / "record.json", _text(record))
-    return Stored(folder, cast(Record, record))
+    return Stored(folder, record)
 
 
 def receive(cell_folder: Path, when: str, files: Mapping[str, bytes]) -> Path | None:
@@ -153,8 +152,8 @@ def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stor
 
 
 def _recovered(folder: Path) -> Iterator[Stored]:
-    begun: Draft = json.loads(read_regular(folder / "begun.json", MOST_RECORD_BYTES))
-    if wrong := clause(Begun, begun):
+    begun: Fields = json.loads(read_regular(folder / "begun.json", MOST_RECORD_BYTES))
+    if wrong := clause(Draft, begun):
         raise ValueError(wrong)
     if begun.pop("begun_by", None) != begun_by():
         raise ValueError("another machine or user began it")
@@ -218,7 +217,7 @@ def events_in(raw: bytes) -> Iterator[Event]:
             return
 
 
-def _probes_in(path: Path) -> Iterator[Draft]:
+def _probes_in(path: Path) -> Iterator[Probe]:
     """The complete probes at the beginning of a file that may be cut off anywhere."""
     try:
         *lines, _ = read_regular(path, MOST_RECORD_BYTES).decode().split("\n")
@@ -228,8 +227,13 @@ def _probes_in(path: Path) -> Iterator[Draft]:
 
 
 def _finish(
-    folder: Path, record: Draft, times: TokenTimes, samples: dict[str, Samples | None], tables: Tables
+    folder: Path,
+    fields: Fields,
+    times: TokenTimes,
+    samples: dict[str, Samples | None],
+    tables: Tables,
 ) -> Stored:
+    record = _finished(folder, fields)
     if len(times):
         write_columns(folder / "tokens.parquet", times.columns())
     for name, columns in tables.items():
@@ -237,10 +241,26 @@ def _finish(
     for name, sampled in samples.items():
         if sampled and sampled["t_ns"]:
             write_columns(folder / f"{name}.parquet", sampled)
-    record = {"schema": SCHEMA, **record}
     write_whole(folder / "record.json", _text(record))
     _tidy(folder)
-    return Stored(folder, cast(Record, record), times)
+    return Stored(folder, record, times)
+
+
+def _finished(folder: Path, fields: Fields) -> Record:
+    """The finished record; without the worker's facts where readers could not use it for them. Raises
+    ResultsError: it is none."""
+    try:
+        return checked({"schema": SCHEMA, **fields})
+    except ValueError as wrong:
+        said = {"outcome": "error", "reason": f"worker protocol error: {wrong}", "loaded": None, "done": None}
+        return _numbered(folder, {**fields, **said})
+
+
+def _numbered(folder: Path, fields: Fields) -> Record:
+    try:
+        return checked({"schema": SCHEMA, **fields})
+    except ValueError as wrong:
+        raise ResultsError(f"{folder}: not a record: {wrong}") from wrong
 
 
 def _tidy(folder: Path) -> None:
@@ -249,5 +269,5 @@ def _tidy(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _text(record: Draft) -> bytes:
+def _text(record: Record) -> bytes:
     return json.dumps(record, indent=1, allow_nan=False).encode()

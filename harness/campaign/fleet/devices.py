@@ -21,6 +21,7 @@ from harness.campaign.rounds import RunOptions
 from harness.config import Experiment, Quality
 from harness.config.plan import Cell
 from harness.records import Draft, Stored
+from harness.records.parts import plain
 from harness.records.write import begun_by
 
 # What happens in a fleet, as plain data: for the view of a terminal, and for lines of JSON.
@@ -476,6 +477,6 @@ class Surveys:
         for cell, why in self._left_out.items():
             if not any(cell in device.cells for device in self.devices.values()):
                 first, line = next(iter(self._answers.items()))
-                begun = {**line["shared"], **line["cells"][cell]["facts"], "attempt": 1}
+                begun: Draft = plain({**line["shared"], **line["cells"][cell]["facts"], "attempt": 1})
                 reasons = "; ".join(f"{name}: {reason}" for name, reason in why.items())
                 yield self.devices[first], begun, f"fits on no device: {reasons}"

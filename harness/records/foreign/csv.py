@@ -29,7 +29,7 @@ def read(text: str, options: Options) -> Log:
     """The series of a CSV file with a header line. Raises LogError."""
     header = text.split("\n", 1)[0]
     separator = max(SEPARATORS, key=header.count)
-    form: dict[str, Any] = {"dtype": str, "keep_default_na": False, "skip_blank_lines": False}
+    form: Any = {"dtype": str, "keep_default_na": False, "skip_blank_lines": False}
     try:
         first = islice(csv.reader(io.StringIO(text), delimiter=separator), 2)  # pandas goes by these two
         _check_size(text.count("\n") + text.count("\r"), max(map(len, first)))

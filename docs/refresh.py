@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import cli, data
+from harness.analysis.warnings import DISTURBANCES, Warnings
 from harness.records import kinds as records_kinds
 from harness.theory import decoder, floors, published
 from harness.theory import tensors as theory_tensors
@@ -36,8 +37,12 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PAGES = [
     DOCS / name
-    for name in ("theory.md", "models.md", "machines.md", "cli.md", "architecture.md", "record.md")
+    for name in (
+        *("theory.md", "models.md", "machines.md", "cli.md", "architecture.md", "record.md"),
+        "reference/warnings.md",
+    )
 ]
+EFFECTS = {"all": "invalid", "W": "no W", "first token": "no TTFT", "speed": "functional", None: "note"}
 PUBLIC = ROOT / "tests" / "models"
 SCHEMA = DOCS / "record.schema.json"
 WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
@@ -53,6 +58,8 @@ def refreshed(page: str) -> str:
         "every_record": lambda: keys(records_kinds.bases(records_kinds.KINDS["reported"])[0]),
         "own_records": lambda: keys(records_kinds.bases(records_kinds.KINDS["measured"])[1]),
         "parts": parts,
+        "warnings": warnings,
+        "disturbances": disturbances,
         "machines": machines,
         "words_of_machines": words_of_machines,
         "dense_models": dense_models,
@@ -116,6 +123,30 @@ def words_of_machines() -> str:
             "may add": ", ".join(row.get("also", ())),
         }
         for key, row in words.items()
+    ]
+    return markdown(rows)
+
+
+def warnings() -> str:
+    """Every warning: its code, sentence and next step; its numbers by their names."""
+    return markdown(
+        [
+            {
+                "code": f"`{each.name}`",
+                "cause": re.sub(r"{(\w+)[^}]*}", r"{\1}", each.cause),
+                "effect": "measured again" if each.disturbance else EFFECTS[each.invalidates],
+                "next step": each.next_step,
+            }
+            for each in Warnings
+        ]
+    )
+
+
+def disturbances() -> str:
+    """What the summary of a run names where repeats stayed disturbed."""
+    rows = [
+        {"disturbance": f"`{name}`", "cause": cause, "next step": step}
+        for name, (cause, step) in DISTURBANCES.items()
     ]
     return markdown(rows)
 

@@ -69,7 +69,7 @@ def test_what_pages_take_from_the_code_is_what_the_code_says():
         text = page.read_text()
         blocks += text.count("<!-- end -->")
         assert made["refreshed"](text) == text, page.name
-    assert blocks == 29
+    assert blocks == 31
     assert made["SCHEMA"].read_text() == made["record_schema"]()
 
 

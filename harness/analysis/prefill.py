@@ -11,8 +11,8 @@ from scipy.special import stdtrit
 
 from harness.analysis import traffic
 from harness.analysis.columns import PrefillDepth, PrefillRow, Utilisation
-from harness.analysis.flags import Flag
 from harness.analysis.line import CONFIDENCE, Floats
+from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.records.kinds import Record
 from harness.stacks.header import Header, stacks
@@ -480,8 +480,7 @@ def faster_than_possible(record: Record, depths: Passes, bandwidth: float | None
         return []
     which = "; ".join(f"{n} tokens in {took:.2f} ms, at least {least:.2f}" for n, took, least in fast[:NAMED])
     more = f" and {len(fast) - NAMED} more lengths" if len(fast) > NAMED else ""
-    detail = f"a pass of {which}{more}: the clock was read before the device was done"
-    return [Flag("prefill_faster_than_limit", detail, invalidates=None)]
+    return [Warnings.prefill_faster_than_limit.flag(passes=which + more)]
 
 
 def _at_depth(depth: int, n: Floats, ms: Floats, found: Prefill) -> PrefillDepth:

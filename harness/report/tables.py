@@ -9,7 +9,7 @@ from functools import partial
 
 from harness.analysis.columns import Cell, Repeat, Search
 from harness.analysis.traffic import spread
-from harness.analysis.verdicts import BEYOND_TRAINED
+from harness.analysis.warnings import Warnings
 from harness.base.text import plural
 from harness.dataset.study import Row, Study, bounds, failure, figure, key, matched, ok, part, parts
 from harness.report.table import NONE, Table, formatted
@@ -237,12 +237,14 @@ def longest(row: Row, key: str) -> str:
 
 def past_training(row: Row) -> list[str]:
     """Why the length of a row is beyond the trained context, in one sentence; empty where it is not."""
-    return [str(flag.get("detail")) for flag in parts(row, "flags") if flag.get("code") == BEYOND_TRAINED]
+    code = Warnings.beyond_trained_context.name
+    return [str(flag.get("detail")) for flag in parts(row, "flags") if flag.get("code") == code]
 
 
 def ttft(row: Row, key: str) -> str:
     """`68.2`; `2.3, too fast` where the weights cannot have been read in that time."""
-    faster = any(flag.get("code") == "first_token_faster_than_limit" for flag in parts(row, "flags"))
+    code = Warnings.first_token_faster_than_limit.name
+    faster = any(flag.get("code") == code for flag in parts(row, "flags"))
     text = number(row, key, "{:.1f}")
     return text if text == NONE else text + TOO_FAST * faster
 

@@ -260,6 +260,15 @@ def run(arguments: argparse.Namespace) -> int:
     return _print(arguments, _rows(arguments, shapes, machines))
 
 
+def theory_rows(models: Sequence[str], machines: Sequence[str] = (), quants: Sequence[str] = ()) -> list[Row]:
+    """The rows of `harness theory MODEL... --machine MACHINE... --quant TYPE... --json`. Raises Mistake."""
+    parser = argparse.ArgumentParser()
+    theory_options.add(parser)
+    arguments = parser.parse_args(["--", *models])
+    arguments.machine, arguments.quant = list(machines), list(quants)
+    return _rows(arguments, *_known(None))
+
+
 def _known(own: Path | None) -> tuple[Known, Mapping[str, Machine]]:
     """Models and machines by name; those of the user override the built-in ones."""
     machines = known_machines()

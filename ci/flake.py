@@ -4,7 +4,7 @@
     ci/flake.py [--tier test|test-all] [--runs K] [--busy N] [--no-disk] [-- COMMAND...]
 
 Each run has a new seed. The last one runs as `nohup make test &` does in a script: SIGINT ignored, stdin
-empty. Beside each run N processes compute and one writes to the disk. At the end: a line for each run, then
+empty. During each run N processes compute and one writes to the disk. At the end: a line for each run, then
 each test that failed, with its runs. A COMMAND that runs pytest takes the place of `make TIER`.
 
 Exit codes: 0 nothing failed; 1 a test failed, or a run did not end well without one; 2 bad usage; 130 and 143
@@ -149,7 +149,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
         "--busy",
         type=int,
         default=(os.cpu_count() or 1) + 1,
-        help="processes that compute beside each run (one more than there are CPUs)",
+        help="processes that compute during each run (one more than there are CPUs)",
     )
     parser.add_argument(
         "--disk", action=argparse.BooleanOptionalAction, default=True, help="one process writes to the disk"
@@ -214,7 +214,7 @@ def run(command: Sequence[str], folder: Path, seed: int, background: bool, stop:
         time.sleep(0.1)
     if process.poll() is None:
         end_tree(process, signal.SIGTERM if background else signal.SIGINT)
-    with contextlib.suppress(ProcessLookupError):  # what it has left behind
+    with contextlib.suppress(ProcessLookupError):  # its remaining children
         os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
 
@@ -231,7 +231,7 @@ def end_tree(process: subprocess.Popen[bytes], signum: int) -> None:
 
 
 def recorded(folder: Path) -> tuple[dict[str, set[str]], dict[str, str]]:
-    """The tests with each outcome, from what every pytest of a run recorded; why the failed ones failed."""
+    """The tests with each outcome, from the records of all pytests of a run; why the failed ones failed."""
     outcomes: dict[str, set[str]] = {outcome: set() for outcome in OUTCOMES}
     reasons: dict[str, str] = {}
     for path in folder.glob("*.jsonl"):

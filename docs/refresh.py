@@ -143,7 +143,7 @@ def warnings() -> str:
 
 
 def disturbances() -> str:
-    """What the summary of a run names where repeats stayed disturbed."""
+    """The causes in the summary of a run whose repeats stayed disturbed."""
     rows = [
         {"disturbance": f"`{name}`", "cause": cause, "next step": step}
         for name, (cause, step) in DISTURBANCES.items()
@@ -158,12 +158,12 @@ def published_models() -> str:
     for name in data.model_names():
         row, made = published.get(name, {}), known[name]
         total = decoder.parameters(made)
-        said = row.get("total") or row.get("total_rounded")
+        stated = row.get("total") or row.get("total_rounded")
         differs = bool(row.get("total")) and row["total"] != total
         lines.append(
             {
                 "model": name,
-                "published": f"{said:,}" if isinstance(said, int) else said,
+                "published": f"{stated:,}" if isinstance(stated, int) else stated,
                 "counted": f"{total:,}",
                 "active, published": row.get("active_rounded"),
                 "active, counted": f"{decoder.active_params(made) / 1e9:.2f}B",
@@ -255,7 +255,7 @@ def record_schema() -> str:
 
 
 def keys(part: Any) -> str:
-    """The keys of one type of a record, with what they hold."""
+    """The keys of one type of a record, with their meanings."""
     return _keys_table(records_kinds.properties_of(part))
 
 
@@ -389,12 +389,12 @@ def draw() -> None:
         panels, ("qwen1.5-32b-mha", "qwen1.5-32b"), ("without GQA", "with GQA (5 groups)"), strict=True
     ):
         for bits in (16, 8, 4):
-            asked = floors.demand_of_bits(SHAPES[name], bits)
-            per_token = [floors.prefill_floor_s(asked, ceiling, n, kv_block=1) / n * 1e3 for n in lengths]
+            needs = floors.demand_of_bits(SHAPES[name], bits)
+            per_token = [floors.prefill_floor_s(needs, ceiling, n, kv_block=1) / n * 1e3 for n in lengths]
             (drawn,) = panel.loglog(lengths, per_token, label=f"w{bits}")
-            for knee in floors.prefill_knees(asked, ceiling) or ():
+            for knee in floors.prefill_knees(needs, ceiling) or ():
                 if knee is not None:
-                    at = floors.prefill_floor_s(asked, ceiling, round(knee), kv_block=1) / knee * 1e3
+                    at = floors.prefill_floor_s(needs, ceiling, round(knee), kv_block=1) / knee * 1e3
                     panel.plot([knee], [at], "o", markersize=4, color=drawn.get_color())
         panel.set(title=f"Qwen1.5-32B {title}", xlabel="prompt length, tokens")
         panel.grid(alpha=0.3)
@@ -405,11 +405,11 @@ def draw() -> None:
     figure, panel = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     chunks = sorted({round(2 ** (i / 4)) for i in range(49)})
     for bits in (16, 8, 4):
-        asked = floors.demand_of_bits(SHAPES["qwen1.5-14b"], bits)
-        whole = floors.prefill_floor_s(asked, ceiling, 4096)
-        ratios = [floors.prefill_floor_s(asked, ceiling, 4096, chunk=chunk) / whole for chunk in chunks]
+        needs = floors.demand_of_bits(SHAPES["qwen1.5-14b"], bits)
+        whole = floors.prefill_floor_s(needs, ceiling, 4096)
+        ratios = [floors.prefill_floor_s(needs, ceiling, 4096, chunk=chunk) / whole for chunk in chunks]
         (drawn,) = panel.loglog(chunks, ratios, label=f"w{bits}")
-        knees = floors.prefill_knees(asked, ceiling)
+        knees = floors.prefill_knees(needs, ceiling)
         if knees:
             panel.axvline(knees[0], color=drawn.get_color(), linewidth=0.8, linestyle=":")
     panel.set(

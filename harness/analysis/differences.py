@@ -168,7 +168,7 @@ def assumed_shift(sd: float) -> Between:
 @dataclass(frozen=True)
 class History:
     """Estimates from earlier campaigns. `own`: by cell, the variance of one campaign's mean around its level
-    and the shared shift; null: one cell alone, whose own shift cannot be told from the shared one.
+    and the shared shift; null: one cell alone, whose own shift is not distinguishable from the shared one.
     `repeats`: by cell, the mean of 1 / repeats of those campaigns."""
 
     between: Between
@@ -302,7 +302,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Differences:
-    """By cell; and what the cells share, null: too few cells, or they do not agree."""
+    """By cell; and the shared shift, null: too few cells, or they do not agree."""
 
     cells: Mapping[str, Difference]
     shared: Shared | None

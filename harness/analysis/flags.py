@@ -151,7 +151,7 @@ def _first_token(found: Analysis) -> list[Flag]:
 
 
 def _line(found: Analysis) -> list[Flag]:
-    """What the line leaves out, and why it may have no interval."""
+    """Points that the line leaves out, and why it may have no interval."""
     raised = []
     if found.late_ms is not None and found.settled_ms is not None:
         raised.append(Warnings.late_second_token.flag(gap=found.late_ms, later=found.settled_ms))
@@ -222,7 +222,7 @@ def rotary_notes(record: Record) -> list[Flag]:
     return [Warnings.yarn_rounded.flag(off=off)] if off else []
 
 
-# What a mixture's routers chose, and how far its speed stands for real text. Pure.
+# The choices of a mixture's routers, and how far its speed stands for real text. Pure.
 
 
 PINNED = 0.5  # fewer than this share of the experts that an even choice is expected to use
@@ -270,7 +270,7 @@ FIRMWARE = "vcgencmd get_throttled"
 KERNEL = "thermal_throttle"
 NVML = "NVML"
 PI_BITS = "pi_throttled_bits"
-# The last sample is taken when the last token arrives, so what it shows applied at that token.
+# The last sample is taken when the last token arrives, so its values applied at that token.
 CLOSING_NS = 1_000_000_000
 # Throttling for 1% of the time at half the clock moves a mean by 1%, less than run-to-run noise. A single
 # event of a few ms is common on a laptop and does not count.
@@ -449,7 +449,7 @@ def _nvml(columns: Columns, during: Timed) -> list[Throttled]:
     return _active(NVML, NVML_BITS, _read(columns, "gpu_event_reasons"), during)
 
 
-# Withhold B and W where a row's data do not determine them: null beside their intervals, with a flag. Pure.
+# Withhold B and W where a row's data do not determine them: null next to their intervals, with a flag. Pure.
 #
 # The one rule for every output: B is known where its 95% interval reaches at most 10% to each side, W where
 # the interval of the slope does not hold zero. Published figures are shown as published.

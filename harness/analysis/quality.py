@@ -24,8 +24,8 @@ from harness.records.parts import StackFacts
 
 # A variant's logits against those of its own weights, dequantized: are kernels and file right? Pure.
 #
-# Both have the same weights, so only arithmetic may differ, which is far less than what a quantized type
-# loses. The file itself is held against the 16-bit weights, tensor by tensor and setting by setting.
+# Both have the same weights, so only arithmetic may differ, far less than the error of a quantized type.
+# The file itself is compared with the 16-bit weights, tensor by tensor and setting by setting.
 
 
 Row = dict[str, Any]

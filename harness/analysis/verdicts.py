@@ -414,7 +414,7 @@ USABLE = ("ok", "functional")  # it ran as requested, but the speed of a functio
 @dataclass(frozen=True)
 class Verdict:
     """A repeat's status and reasons. `disturbed`: the disturbance, where only disturbances made it invalid;
-    null otherwise. `next_steps`: what a user can do about the reasons."""
+    null otherwise. `next_steps`: the user's, for the reasons."""
 
     status: str
     reasons: list[str]
@@ -486,7 +486,7 @@ def attempts_left(record: Record, found: Verdict) -> bool:
 
 
 def option_mismatches(device: str, options: Options, facts: StackFacts) -> list[Flag]:
-    """Differences between what a stack loaded and what was requested."""
+    """Differences between the loaded and the requested options."""
     return [
         *other_kernels(facts),
         *placement_mismatches(device, options, facts),

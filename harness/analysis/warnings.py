@@ -111,7 +111,7 @@ class Warnings(Enum):
         NOTE,
     )
 
-    # What the worker did, against what was requested.
+    # Differences between the run and the request.
     other_length = "{tokens} generated, {requested} requested", "report it to the stack's authors"
     other_prefix = (
         "{evaluated} tokens were evaluated, {expected} expected: a prefix was reused or added",
@@ -168,7 +168,7 @@ class Warnings(Enum):
     rows_missing = "its {what} is missing or damaged", "measure it again"
     series_unusable = "its series is unusable: {why}", "measure it again"
 
-    # What the machine did. A repeat that has no other fault is measured again.
+    # Disturbances by the machine. A repeat that has no other fault is measured again.
     suspended = _disturbed("suspend", "the machine was suspended for {seconds:.1f} s")
     warmup_unsettled = _disturbed(
         "warmup", "warm-up never settled: no window agreed with the one before and the one four before"
@@ -212,7 +212,7 @@ class Warnings(Enum):
         "speed",
     )
 
-    # What to know about a repeat or a search whose figures hold.
+    # Notes on a repeat or a search whose figures hold.
     beyond_trained_context = (
         "{reaches} {length} tokens, but the model was trained on at most {trained}",
         "expect nonsense past that length, or shorten the run",

@@ -578,8 +578,8 @@ def inputs_or_refusal(
     """Everything the cell needs to run, or the reason why it cannot or must not run."""
     protocol = experiment.protocol
     try:
-        if uncut := cell.uncut(preparation.threads):
-            raise NotReady("unavailable", uncut)
+        if reason := cell.cannot_truncate(preparation.threads):
+            raise NotReady("unavailable", reason)
         if refusal := _refusal(cell, preparation, device):
             raise NotReady("refused", refusal)
         interpreter = preparation.interpreter(cell.header)
@@ -644,7 +644,7 @@ def content_key(
     options, device_id = cell.options(preparation.threads), preparation.device_id
     if _refusal(cell, preparation, replace(device, free_bytes=None)):
         return plan.content_key(cell, options, ("refused",), None, slug, device_id)
-    if cell.uncut(preparation.threads):
+    if cell.cannot_truncate(preparation.threads):
         return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)
     try:
         interpreter = preparation.interpreter(cell.header)

@@ -217,7 +217,7 @@ def _lines(line: dict[str, Any]) -> Iterator[str]:
         yield f"    kernel {kernel}: {why or 'works'}"
 
 
-# `harness env pack`: gather what a machine without a network needs in one folder.
+# `harness env pack`: one folder with all that a machine without a network needs.
 
 
 DEVICES = ("cpu", "cuda")

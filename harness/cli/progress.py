@@ -1,4 +1,4 @@
-"""What a user sees of a run: progress lines."""
+"""Progress lines of a run."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 Unread = dict[str, Any]
-"""A record that is not held against its types: reading 60 of them in full would take seconds."""
+"""A record that is not checked against its types: reading 60 of them in full would take seconds."""
 Speed = tuple[float, float, str]
 """Tokens per second, the context they were measured at, and the source."""
 RESULTS = Path("results")  # relative to the working directory

@@ -144,7 +144,7 @@ def test_every_rule_that_is_broken_is_told_once_whatever_the_number_of_layers():
         (limit('when = { kernel = "cuda" }', "never = true"), "kernel cuda, which is no choice"),
         (limit('when = { fused = "true" }', "never = true"), "fused true, which is no choice"),
         (limit('when = { kernel = "torch" }'), "has no rule"),
-        (["[[tool.harness.limits]]", "bits = [4]"], "lacks says, the message of the library"),
+        (["[[tool.harness.limits]]", "bits = [4]"], "lacks message, the library's own"),
         (['extends = "nowhere"'], "nowhere, which is no stack"),
         (['extends = "fake"'], "extends fake, which has nothing inheritable"),
         (['extends = "bnb"'], "extends bnb, which has nothing inheritable"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.analysis import scores
 from harness.analysis.differences import (
-    Between,
+    CampaignShift,
     Change,
     Difference,
     Repeats,
@@ -143,7 +143,7 @@ def judged(
         noisy |= {
             f"{metric.name} {name}": (of_metric[name], metric, each) for name, each in found.cells.items()
         }
-        shared.append(_shared(metric, found.shared, found.between))
+        shared.append(_shared(metric, found.shared, found.campaign_shift))
         for row in of_metric.values():
             row |= {f"shared_{key}": shared[-1][key] for key in ("change", "ci90", "between")}
     changes = significant({key: each for key, (_, _, each) in noisy.items()})
@@ -201,10 +201,10 @@ def _shown(metric: Metric, side: Runs) -> float | None:
     return metric.figure(side.sample(metric).mean) if side.values(metric) else None
 
 
-def _shared(metric: Metric, found: Shared | None, between: Between) -> dict[str, Any]:
+def _shared(metric: Metric, found: Shared | None, shift: CampaignShift) -> dict[str, Any]:
     """The shift that all cells share; without one, only how campaigns differ."""
     row: dict[str, Any] = {"metric": metric.name, "cells": found.cells if found else None}
-    row |= {"change": None, "ci90": None, "between": between.source}
+    row |= {"change": None, "ci90": None, "between": shift.source}
     if found:
         row |= _figures(metric, found.change, "change", "ci90")
     return row

@@ -376,27 +376,39 @@ def _to_the_end(samples: Sequence[tuple[int, int]], during: Timed) -> list[tuple
     return [(t, value) for t, value in samples if during.start_ns < t <= after]
 
 
+def _fact(
+    source: str,
+    what: str,
+    during: Timed,
+    at: Sequence[int],
+    samples: int | None = None,
+    of_samples: int | None = None,
+    ms: int | None = None,
+    events: int | None = None,
+) -> Throttled:
+    """`at`: times at which it was seen, in order."""
+    return {
+        "source": source,
+        "what": what,
+        "from_n": during.n_at(at[0]),
+        "to_n": during.n_at(at[-1]),
+        "samples": samples,
+        "of_samples": of_samples,
+        "ms": ms,
+        "events": events,
+    }
+
+
 def _active(
     source: str, names: Mapping[int, str], samples: Sequence[tuple[int, int]], during: Timed
 ) -> list[Throttled]:
     """A fact per bit that was set in a sample of the timed part or in its closing sample."""
     inside = [(t, bits) for t, bits in _to_the_end(samples, during) if t <= during.end_ns + CLOSING_NS]
-    facts: list[Throttled] = []
-    for bit, name in names.items():
-        if times := [t for t, bits in inside if bits & bit]:
-            facts.append(
-                {
-                    "source": source,
-                    "what": name,
-                    "from_n": during.n_at(times[0]),
-                    "to_n": during.n_at(times[-1]),
-                    "samples": len(times),
-                    "of_samples": len(inside),
-                    "ms": None,
-                    "events": None,
-                }
-            )
-    return facts
+    return [
+        _fact(source, name, during, times, samples=len(times), of_samples=len(inside))
+        for bit, name in names.items()
+        if (times := [t for t, bits in inside if bits & bit])
+    ]
 
 
 def _firmware(columns: Columns, during: Timed) -> list[Throttled]:
@@ -408,17 +420,9 @@ def _firmware(columns: Columns, during: Timed) -> list[Throttled]:
     for bit, name in FIRMWARE_BITS.items():
         for (earlier, was), (later, now) in pairwise(watched):
             if name not in reported and now & ~was & bit << SINCE_BOOT:
-                fact = Throttled(
-                    source=FIRMWARE,
-                    what=name,
-                    from_n=during.n_at(earlier),
-                    to_n=during.n_at(later),
-                    samples=0,
-                    of_samples=len(watched) - len(before),
-                    ms=None,
-                    events=None,
-                )
-                facts.append(fact)
+                of_samples = len(watched) - len(before)
+                between = (earlier, later)
+                facts.append(_fact(FIRMWARE, name, during, between, samples=0, of_samples=of_samples))
     return facts
 
 
@@ -430,18 +434,9 @@ def _kernel(columns: Columns, during: Timed) -> list[Throttled]:
         )
         rose = [t for t, rise in sorted([*events, *times]) if rise]
         if rose:
-            facts.append(
-                {
-                    "source": KERNEL,
-                    "what": f"{level} too hot",
-                    "from_n": during.n_at(rose[0]),
-                    "to_n": during.n_at(rose[-1]),
-                    "samples": None,
-                    "of_samples": None,
-                    "ms": sum(rise for _, rise in times) if times else None,
-                    "events": sum(rise for _, rise in events) if events else None,
-                }
-            )
+            ms = sum(rise for _, rise in times) if times else None
+            many = sum(rise for _, rise in events) if events else None
+            facts.append(_fact(KERNEL, f"{level} too hot", during, rose, ms=ms, events=many))
     return facts
 
 

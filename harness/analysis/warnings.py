@@ -7,7 +7,7 @@ from enum import Enum, unique
 
 from harness.analysis.columns import Disturbance, FlagRow
 
-ALL, NOTE = "all", None
+ALL = "all"
 DISTURBANCES: dict[Disturbance, tuple[str, str]] = {
     "cpu": ("other processes used the CPUs", "close other programs, or lower `threads`"),
     "quota": ("a CPU quota throttled its threads", "raise or remove it (--cpus, CPUQuota)"),
@@ -25,6 +25,10 @@ DEVICE = "lower n_ctx or take fewer bits, so that all fits on the device, or req
 WEIGHTS = "fetch or convert the file again, and check that it is of this model and type"
 CACHE = "report it to the stack's authors; its speed is of other work than the workload's"
 CLOCKS = "report it with the record: one of the two clocks is wrong"
+
+
+def _note(cause: str, next_step: str) -> tuple[str, str, None]:
+    return cause, next_step, None
 
 
 def _disturbed(by: Disturbance, cause: str) -> tuple[str, str, str, Disturbance]:
@@ -59,56 +63,47 @@ class Warnings(Enum):
         "raise n_ctx above the length of the run",
     )
     identical_series = "equal to the last digit to {others}", "measure again: one of them is a copy"
-    early_stop = "{tokens} of {expected}", "ignore the end-of-sequence token", NOTE
-    died = "zeros from n = {n} on, treated as the end of the series", "find out why the run ended", NOTE
-    drift = (
+    early_stop = _note("{tokens} of {expected}", "ignore the end-of-sequence token")
+    died = _note("zeros from n = {n} on, treated as the end of the series", "find out why the run ended")
+    drift = _note(
         "latency jumps from {before:.2f} to {after:.2f} ms at n = {n:,}: the machine or the kernel changed,"
         " not the workload",
         "measure again; if it jumps at the same n, the stack changes its kernel there",
-        NOTE,
     )
-    halves_differ = (
+    halves_differ = _note(
         "the first half gives B {first_B:.2f} ms, the second {second_B:.2f}; latency rises by {first:.3g} and"
         " {second:.3g} ms per 1,000 tokens: noise is slow here, and the intervals allow for it",
         "close other programs and measure more repeats",
-        NOTE,
     )
-    kernel_change = (
+    kernel_change = _note(
         "{series} series of this stack change at n = {n:,}: a change of kernel",
         "read B and W of each segment",
-        NOTE,
     )
-    machine_drift = (
+    machine_drift = _note(
         "the same tokens took {share:.1%} {longer} after the run: the machine changed; B and W are without"
         " it",
         "let the device cool (protocol.cool_down), or fix its clocks",
-        NOTE,
     )
-    late_second_token = (
+    late_second_token = _note(
         "the gap before the second token took {gap:,.0f} ms, later ones {later:.2f}: it belongs to prefill,"
         " and no figure of decode has it",
         SYNCHRONISE,
-        NOTE,
     )
-    spikes_left_out = (
+    spikes_left_out = _note(
         "B and W are without spikes; with them least squares gives {line}",
         "close other programs; spikes at a fixed distance are the stack's",
-        NOTE,
     )
-    repeated_blocks = (
+    repeated_blocks = _note(
         "{copies:,} of {tokens:,} latencies repeat earlier ones in blocks: copies give no interval",
         "measure again: latencies were copied",
-        NOTE,
     )
-    bends = (
+    bends = _note(
         "latency bends with depth: no line describes it well",
         "read the speed at each depth instead of B and W",
-        NOTE,
     )
-    B_not_identifiable = (
+    B_not_identifiable = _note(
         "B at zero context is not known to 10%: {interval}{tpot}",
         "measure more tokens or repeats, or read TPOT",
-        NOTE,
     )
 
     # Differences between the run and the request.
@@ -191,20 +186,14 @@ class Warnings(Enum):
         " a busy host",
     )
     throttled = _disturbed("heat", "throttled while timing: {what}")
-    machine_under_pressure = (
-        "the whole machine, while timing: {pressure}",
-        "close programs that use memory or CPUs",
-        NOTE,
+    machine_under_pressure = _note(
+        "the whole machine, while timing: {pressure}", "close programs that use memory or CPUs"
     )
-    power_cap = (
-        "a condition of the device: {what}",
-        "raise the power limit, or compare under the same one",
-        NOTE,
+    power_cap = _note(
+        "a condition of the device: {what}", "raise the power limit, or compare under the same one"
     )
-    thermal_events = (
-        "{what}: {events} events, {span}, {lasted}",
-        "let it cool (protocol.cool_down) if it comes again",
-        NOTE,
+    thermal_events = _note(
+        "{what}: {events} events, {span}, {lasted}", "let it cool (protocol.cool_down) if it comes again"
     )
     emulated = (
         "the machine is emulated ({machine}): its speeds mean nothing",
@@ -213,41 +202,35 @@ class Warnings(Enum):
     )
 
     # Notes on a repeat or a search whose figures hold.
-    beyond_trained_context = (
+    beyond_trained_context = _note(
         "{reaches} {length} tokens, but the model was trained on at most {trained}",
         "expect nonsense past that length, or shorten the run",
-        NOTE,
     )
-    not_pinned = (
+    not_pinned = _note(
         "an adopted interpreter, not pinned: {packages}",
         "install these versions, or build the stack's own environment",
-        NOTE,
     )
-    stack_warning = "{message}", "see the stack's documentation", NOTE
-    allocator_retries = (
+    stack_warning = _note("{message}", "see the stack's documentation")
+    allocator_retries = _note(
         "{times} the allocator had to free memory and try again, at n = {places}",
         "leave more memory free: retries make spikes",
-        NOTE,
     )
-    yarn_rounded = (
+    yarn_rounded = _note(
         "llama.cpp rounds YaRN's range, which the model's config.json rules out (truncate: false): rotary"
         " frequencies are up to {off:.0%} off, so it computes another model than transformers, at the same"
         " speed",
         "do not compare its quality with other stacks'",
-        NOTE,
     )
-    synthetic_routing = (
+    synthetic_routing = _note(
         "random routers chose a layer's busiest expert {busiest:.1f} times as often as its mean; trained ones"
         " are less even on real text, which matters where experts are cached or offloaded{fed}",
         "measure trained weights where experts are cached or offloaded",
-        NOTE,
     )
-    pinned_experts = (
+    pinned_experts = _note(
         "{steps} decode steps were fed {different} different tokens, and used {used:.0f} of {experts} experts"
         " in a layer; an even choice uses {expected:.0f}: repeated tokens keep to the same experts, which may"
         " stay in a CPU's cache",
         "expect a lower speed on text that does not repeat itself",
-        NOTE,
     )
 
     def __init__(

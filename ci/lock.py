@@ -24,7 +24,7 @@ from harness.stacks.header import Environment, stacks
 ROOT = Path(__file__).parent.parent
 LOCKS = ROOT / "runners" / "locks"
 DEV = ROOT / "requirements" / "dev.txt"
-# What the headers' source builds ask for, at the versions that all of them take.
+# The headers' build requirements, at versions that satisfy all of them.
 BUILDERS = ["scikit-build-core[pyproject]", "setuptools<83", "wheel", "cmake", "ninja"]
 # PyTorch's own indexes serve builds of these for one backend each, which PyPI's hashes would exclude.
 OF_BACKEND = re.compile(r"(torch|triton|nvidia-|cuda-|pytorch-triton)")

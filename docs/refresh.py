@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import cli
+from harness.analysis.warnings import DISTURBANCES, Warnings
 from harness.records import kinds as records_kinds
 from harness.theory import decoder, floors, published
 from harness.theory.hf_config import SHAPES
@@ -31,6 +32,7 @@ else:
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PAGES = sorted(DOCS.rglob("*.md"))
+EFFECTS = {"all": "invalid", "W": "no W", "first token": "no TTFT", "speed": "functional", None: "note"}
 PUBLIC = ROOT / "tests" / "models"
 SCHEMA = DOCS / "record.schema.json"
 
@@ -44,6 +46,8 @@ def refreshed(page: str) -> str:
         "worker": lambda: layers("runners"),
         "every_record": lambda: keys(records_kinds.bases(records_kinds.KINDS["reported"])[0]),
         "own_records": lambda: keys(records_kinds.bases(records_kinds.KINDS["measured"])[1]),
+        "warnings": warnings,
+        "disturbances": disturbances,
         "machines": machines,
         "models": models,
         "counted_otherwise": counted_otherwise,
@@ -93,6 +97,30 @@ def slips() -> str:
     rows = [
         {"table": table, "row": row, "column": column, "printed": cell, "why not": reason}
         for (table, row, column), (cell, reason) in published.SLIPS.items()
+    ]
+    return markdown(rows)
+
+
+def warnings() -> str:
+    """Every warning: its code, sentence and next step; its numbers by their names."""
+    return markdown(
+        [
+            {
+                "code": f"`{each.name}`",
+                "cause": re.sub(r"{(\w+)[^}]*}", r"{\1}", each.cause),
+                "effect": "measured again" if each.disturbance else EFFECTS[each.invalidates],
+                "next step": each.next_step,
+            }
+            for each in Warnings
+        ]
+    )
+
+
+def disturbances() -> str:
+    """The causes in the summary of a run whose repeats stayed disturbed."""
+    rows = [
+        {"disturbance": f"`{name}`", "cause": cause, "next step": step}
+        for name, (cause, step) in DISTURBANCES.items()
     ]
     return markdown(rows)
 
@@ -224,12 +252,12 @@ def draw() -> None:
         panels, ("qwen1.5-32b-mha", "qwen1.5-32b"), ("without GQA", "with GQA (5 groups)"), strict=True
     ):
         for bits in (16, 8, 4):
-            asked = floors.demand_of_bits(SHAPES[name], bits)
-            per_token = [floors.prefill_floor_s(asked, ceiling, n, kv_block=1) / n * 1e3 for n in lengths]
+            needs = floors.demand_of_bits(SHAPES[name], bits)
+            per_token = [floors.prefill_floor_s(needs, ceiling, n, kv_block=1) / n * 1e3 for n in lengths]
             (drawn,) = panel.loglog(lengths, per_token, label=f"w{bits}")
-            for knee in floors.prefill_knees(asked, ceiling) or ():
+            for knee in floors.prefill_knees(needs, ceiling) or ():
                 if knee is not None:
-                    at = floors.prefill_floor_s(asked, ceiling, round(knee), kv_block=1) / knee * 1e3
+                    at = floors.prefill_floor_s(needs, ceiling, round(knee), kv_block=1) / knee * 1e3
                     panel.plot([knee], [at], "o", markersize=4, color=drawn.get_color())
         panel.set(title=f"Qwen1.5-32B {title}", xlabel="prompt length, tokens")
         panel.grid(alpha=0.3)
@@ -240,11 +268,11 @@ def draw() -> None:
     figure, panel = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     chunks = sorted({round(2 ** (i / 4)) for i in range(49)})
     for bits in (16, 8, 4):
-        asked = floors.demand_of_bits(SHAPES["qwen1.5-14b"], bits)
-        whole = floors.prefill_floor_s(asked, ceiling, 4096)
-        ratios = [floors.prefill_floor_s(asked, ceiling, 4096, chunk=chunk) / whole for chunk in chunks]
+        needs = floors.demand_of_bits(SHAPES["qwen1.5-14b"], bits)
+        whole = floors.prefill_floor_s(needs, ceiling, 4096)
+        ratios = [floors.prefill_floor_s(needs, ceiling, 4096, chunk=chunk) / whole for chunk in chunks]
         (drawn,) = panel.loglog(chunks, ratios, label=f"w{bits}")
-        knees = floors.prefill_knees(asked, ceiling)
+        knees = floors.prefill_knees(needs, ceiling)
         if knees:
             panel.axvline(knees[0], color=drawn.get_color(), linewidth=0.8, linestyle=":")
     panel.set(

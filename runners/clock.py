@@ -64,7 +64,7 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-# The clock: stamp every token as it arrives, and what the clock itself costs. Standard library only.
+# The clock: stamp every token as it arrives, and the clock's own cost. Standard library only.
 #
 # This is the only clock for latency. A stack's own timings are kept as a check and never used as the
 # latency.

@@ -124,7 +124,7 @@ class Done:
 
 
 class Refused(ValueError):
-    """These weights would be measured as what they are not; the message is one sentence."""
+    """These weights are not the requested ones; the message is one sentence."""
 
 
 FAILURES = ("oom", "refused", "error")
@@ -223,15 +223,15 @@ class Session(Protocol):
     read now and then as a generation grows; and `routing(prompt, new_tokens)`: the experts chosen in greedy
     decode steps (see runners.workloads.scoring; null: no experts). `experts()`: a context manager that hears
     the experts chosen in it, where the request has files["experts"] (see runners.workloads.experts.Heard;
-    null: none, or not heard), and lets routers follow those in files["follow"]. `fix(ids)`: decode steps are
-    then fed these, by position, in place of the id with the highest logit, which is looked for and yielded
-    all the same.
+    null: none, or not heard), and lets routers follow those in files["follow"]. `force_tokens(ids)`: decode
+    steps are then fed these, by position, in place of the id with the highest logit, which is looked for and
+    yielded all the same.
     """
 
     chunk: int
 
     def facts(self) -> dict[str, Any]:
-        """What the stack uses, as reported after loading: `versions`, `kernels` (names with counts),
+        """The stack's report after loading: `versions`, `kernels` (names with counts),
         `devices`, `options` as resolved, `kv_read` (grows, padded256, full, copied or window), `memory`
         (bytes by part and device if the stack reports it), `model_bytes` and `parameters` as the stack counts
         them."""

@@ -181,7 +181,7 @@ def generate(
     """
     session = loaded(request, runner, emit, instruments.clock_ns)
     for workload in request.workloads:
-        measured, fed = SURFACE.get(workload.get("kind")), scoring.fix_experts(session, workload)
+        measured, fed = SURFACE.get(workload.get("kind")), scoring.force_tokens(session, workload)
         if measured:
             surface(session, workload, emit, instruments, measured, fed)
         else:
@@ -224,7 +224,7 @@ def decode(
         "suspended_ns": _suspended_since(suspended, instruments),
     }
     measured = {**timing, **ended, "warmup": warmup, **used, **after_all(), **more, **fed}
-    if not growth:  # after all figures: it takes a little memory of its own
+    if not growth:  # after all figures: the probe itself takes a little memory
         measured |= scoring.counted_experts(session, prompt, new_tokens, does_not_fit)
     emit(Done(measured))
 
@@ -260,7 +260,7 @@ def surface(
 
 
 class Usage:
-    """What the process takes of the machine from now on."""
+    """Counters of the process's use of the machine, from now on."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._instruments = instruments

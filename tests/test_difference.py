@@ -247,7 +247,7 @@ def test_cells_that_share_a_night_are_one_observation_of_it():
     shared = found_by(
         {f"{n}": (sample(*nights[:-1, n].tolist()), sample(nights[-1, n].tolist())) for n in range(40)}, 0.03
     )
-    assert shared.between.spread.freedom == 3
+    assert shared.campaign_shift.spread.freedom == 3
     assert shared.shared.cells == 40
     low, high = shared.shared.change.ends
     assert high - low > 0.05

@@ -45,7 +45,7 @@ def test_choices_by_scores_with_an_error_are_explained_by_it_and_those_of_anothe
     for experts in ((4, 1), (8, 2), (32, 4), (128, 8), (256, 8)):
         for error in (0.05, 0.2, 0.6):
             assert found(*experts, error) is None
-        assert "it is not the same model" in str(found(*experts, 0.2, right=0.0))
+        assert "and its types explain" in str(found(*experts, 0.2, right=0.0))
 
 
 def test_experts_of_a_batch_whose_first_tokens_a_layer_left_out_are_followed_where_known(tmp_path):

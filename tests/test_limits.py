@@ -56,7 +56,7 @@ CACHE = ["[tool.harness.options.cache]", 'type = "string"', 'help = "cache"']
 
 
 def limit(*rules: str) -> list[str]:
-    return ["[[tool.harness.limits]]", 'says = "no"', *rules]
+    return ["[[tool.harness.limits]]", 'message = "no"', *rules]
 
 
 def reasons(rules: list[str], known: Known = KNOWN, **options: object) -> list[str]:
@@ -144,12 +144,12 @@ def test_every_rule_that_is_broken_is_told_once_whatever_the_number_of_layers():
         (limit('when = { kernel = "cuda" }', "never = true"), "kernel cuda, which is no choice"),
         (limit('when = { fused = "true" }', "never = true"), "fused true, which is no choice"),
         (limit('when = { kernel = "torch" }'), "has no rule"),
-        (["[[tool.harness.limits]]", "bits = [4]"], "lacks says, the message of the library"),
-        (['borrows = "nowhere"'], "nowhere, which is no stack"),
-        (['borrows = "fake"'], "borrows from fake, which lends nothing"),
-        (['borrows = "bnb"'], "borrows from bnb, which lends nothing"),  # it borrows itself
-        (['borrows = "hf"', *CACHE], "borrows cache from hf, but already has it"),
-        (['lends = ["cash"]'], "lends has cash, which is no option"),
+        (["[[tool.harness.limits]]", "bits = [4]"], "lacks message, the library's own"),
+        (['extends = "nowhere"'], "nowhere, which is no stack"),
+        (['extends = "fake"'], "extends fake, which has nothing inheritable"),
+        (['extends = "bnb"'], "extends bnb, which has nothing inheritable"),
+        (['extends = "hf"', *CACHE], "inherits cache from hf, but has it too"),
+        (['inheritable = ["cash"]'], "inheritable has cash, which is no option"),
         (["reference = { cash = 1 }"], "reference has cash, which is no option"),
         (["unfused = { cash = false }"], "unfused has cash, which is no option"),
         (['scratch = { kernel = "cuda" }'], "kernel cuda, which is no choice"),
@@ -163,15 +163,15 @@ def test_a_mistake_in_a_header_is_told_with_the_file_it_is_in(lines, told):
     assert told in str(mistake.value)
 
 
-def test_a_borrower_has_the_options_the_context_and_the_memory_of_its_lender():
-    borrowing, lender = parse("x", header('borrows = "hf"')), stacks()["hf"]
-    assert {name: borrowing.options[name] for name in lender.lends} == {
-        name: lender.options[name] for name in lender.lends
+def test_a_stack_inherits_the_options_the_context_and_the_memory_of_the_one_it_extends():
+    extending, extended = parse("x", header('extends = "hf"')), stacks()["hf"]
+    assert {name: extending.options[name] for name in extended.inheritable} == {
+        name: extended.options[name] for name in extended.inheritable
     }
-    assert list(borrowing.options) == ["kernel", "fused", "max_seq_len", *lender.lends]
-    assert borrowing.context_of({"cache": "static"}) == lender.context_of({"cache": "static"}) is not None
-    assert borrowing.memory == "transformers"
-    assert parse("x", header('borrows = "hf"', 'memory = "bitsandbytes"')).memory == "bitsandbytes"
+    assert list(extending.options) == ["kernel", "fused", "max_seq_len", *extended.inheritable]
+    assert extending.context_of({"cache": "static"}) == extended.context_of({"cache": "static"}) is not None
+    assert extending.memory == "transformers"
+    assert parse("x", header('extends = "hf"', 'memory = "bitsandbytes"')).memory == "bitsandbytes"
 
 
 def test_a_device_on_which_speed_says_nothing_is_told_with_why():
@@ -181,8 +181,8 @@ def test_a_device_on_which_speed_says_nothing_is_told_with_why():
 
 def test_the_limits_of_every_stack_name_options_that_it_has():
     found = [each for stack in stacks().values() for each in stack.limits]
-    assert {"int8 has no scales to quantize" in each.says for each in found} == {True, False}
-    assert all(each.says for each in found)
+    assert {"int8 has no scales to quantize" in each.message for each in found} == {True, False}
+    assert all(each.message for each in found)
 
 
 def planned(harness, tmp_path: Path, models: list[dict], variants: list[dict], **keys: object) -> dict:

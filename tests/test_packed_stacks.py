@@ -197,7 +197,7 @@ def test_layers_of_other_bits_than_the_name_says_are_refused(worker, packed, gpt
         settings["dynamic"] = {r"+:.*\.layers\.1\..*": {"bits": 8}}
         (path / file).write_text(json.dumps(known))
     last = worker(request_of(path, "gptqm", kernel="torch"), gptqm_interpreter)[-1]
-    assert last == Failed("refused", f"{path}: has layers of 8 bits beside 4, and is none of 4 bits")
+    assert last == Failed("refused", f"{path}: has layers of 8 bits too, so it is not a checkpoint of 4 bits")
 
 
 def test_biases_of_zero_that_auto_gptq_saves_are_none_of_the_models(

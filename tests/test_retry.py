@@ -182,7 +182,7 @@ def test_the_summary_names_the_process_that_took_the_cpus_and_what_to_do():
         "3 of 9 repeats stayed disturbed: `chromium` (pid 4242) used 1.4 of 2 CPUs meanwhile; close it, or "
         "lower `threads`, then run again with --retry-failed"
     )
-    nobody = "3 of 9 repeats stayed disturbed: other processes used the CPUs; close them"
+    nobody = "3 of 9 repeats stayed disturbed: other processes used the CPUs; close other programs"
     assert str(disturbance_summary(cells)).startswith(nobody)
     assert str(disturbance_summary(cells, BusyProcess("idle", 1, 0.01, 2))).startswith(nobody)
     hot = [{"kind": "measured", "repeats": 1, "stayed_disturbed": ["heat"]}]

@@ -302,6 +302,10 @@ def throttled(columns: dict[str, list[int | None]], **changed: Any) -> dict[str,
     return record
 
 
+def reasons_of(record: Any) -> list[str]:
+    return [flag.detail for flag in flags.throttling(record)]
+
+
 def bits(*values: int | None, name: str = "pi_throttled_bits") -> dict[str, list[int | None]]:
     """Read at seconds 5, 10, 15..., of which 10 to 20 are timed."""
     return {"t_ns": [5 * S * k + 5 * S + 1 for k in range(len(values))], name: list(values)}
@@ -310,25 +314,25 @@ def bits(*values: int | None, name: str = "pi_throttled_bits") -> dict[str, list
 def test_a_quiet_board_is_no_reason():
     record = throttled(bits(0, 0, 0, 0))
     assert record["sensors"]["throttled"] == []
-    assert flags.invalid_because(record) == []
+    assert reasons_of(record) == []
 
 
 def test_a_bit_that_is_set_while_timing_is_a_reason_with_its_token():
     record = throttled(bits(0, 0, 0x20002, 0x20002, 0x20002))
-    (reason,) = flags.invalid_because(record)
+    (reason,) = reasons_of(record)
     assert "ARM frequency capped from n = 76 on, in 2 of 3 samples" in reason
 
 
 def test_a_bit_that_was_set_before_the_timed_part_alone_is_none():
-    assert flags.invalid_because(throttled(bits(0xF000F, 0xF0000, 0xF0000, 0xF0000))) == []
+    assert reasons_of(throttled(bits(0xF000F, 0xF0000, 0xF0000, 0xF0000))) == []
 
 
 def test_what_fell_between_two_samples_is_seen_by_the_bit_that_stays():
     record = throttled(bits(0, 0, 0x10000, 0x10000))
-    (reason,) = flags.invalid_because(record)
+    (reason,) = reasons_of(record)
     assert "under-voltage between two samples, from n = 26 to 76" in reason
     record = throttled(bits(0, 0, 0, 0x80000))
-    (reason,) = flags.invalid_because(record)
+    (reason,) = reasons_of(record)
     assert "soft temperature limit between two samples, from n = 76 to 125" in reason
 
 
@@ -356,7 +360,7 @@ def test_what_nobody_looked_at_is_missing():
 def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, invalidates):
     columns = bits(*ms, name="core_throttle_ms") | {"core_throttle_events": [1, 0, 1, 1]}
     record = throttled(columns)
-    reasons = flags.invalid_because(record)
+    reasons = reasons_of(record)
     assert [f"core too hot for {sum(ms) / 1e3:.2f} s of 10.00" in reason for reason in reasons] == [
         True
     ] * invalidates
@@ -366,19 +370,19 @@ def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, invalidates):
 
 def test_a_hot_cpu_beside_a_gpu_is_a_remark():
     record = throttled({"t_ns": [9 * S, 15 * S], "package_throttle_ms": [0, 4000]})
-    assert len(flags.invalid_because(record)) == 1
+    assert len(reasons_of(record)) == 1
     record["device"] = "GPU-1"
-    assert flags.invalid_because(record) == []
+    assert reasons_of(record) == []
     (flag,) = flags.throttling_notes(record)
     assert (flag.code, flag.invalidates) == ("thermal_events", None)
     assert "4000 ms in all" in flag.detail
     beside_a_gpu = throttled(bits(0, 0, 0x4, 0)) | {"device": "vulkan"}
-    assert len(flags.invalid_because(beside_a_gpu)) == 1  # a Raspberry Pi's clocks are one board's
+    assert len(reasons_of(beside_a_gpu)) == 1  # a Raspberry Pi's clocks are one board's
 
 
 def test_events_whose_length_the_kernel_does_not_tell_are_a_remark():
     record = throttled({"t_ns": [9 * S, 12 * S], "package_throttle_events": [0, 7]})
-    assert flags.invalid_because(record) == []
+    assert reasons_of(record) == []
     (flag,) = notes(record)
     assert "7 events" in flag.detail
     assert "of unknown length" in flag.detail
@@ -386,13 +390,13 @@ def test_events_whose_length_the_kernel_does_not_tell_are_a_remark():
 
 def test_of_a_gpu_a_slowdown_is_a_fault_and_a_power_cap_a_condition():
     record = throttled(bits(0, 0x4, 0x44, 0x1, name="gpu_event_reasons"))
-    (reason,) = flags.invalid_because(record)
+    (reason,) = reasons_of(record)
     assert "hardware thermal slowdown from n = 76" in reason
     (flag,) = flags.throttling_notes(record)
     assert flag.code == "power_cap"
     assert flag.invalidates is None
     only_capped = throttled(bits(0x4, 0x4, 0x4, 0x4, name="gpu_event_reasons"))
-    assert flags.invalid_because(only_capped) == []
+    assert reasons_of(only_capped) == []
 
 
 def test_a_sample_is_placed_at_its_token_with_the_flushes_between():

@@ -73,12 +73,12 @@ def test_modelopts_own_file_says_how_weights_are_stored(tmp_path):
     ("stored", "options", "refusal"),
     [
         ({}, {"quant": "nf4"}, None),
-        ({}, {"quant": "int8"}, "quant int8 was asked for, set quant: nf4"),
-        ({}, {"quant": "fp4"}, "quant fp4 was asked for, set quant: nf4"),
+        ({}, {"quant": "int8"}, "quant int8 was requested, set quant: nf4"),
+        ({}, {"quant": "fp4"}, "quant fp4 was requested, set quant: nf4"),
         (
             {},
             {"quant": "nf4", "double_quant": True},
-            "double_quant true was asked for, set double_quant: false",
+            "double_quant true was requested, set double_quant: false",
         ),
         ({"bnb_4bit_use_double_quant": True}, {"quant": "nf4", "double_quant": True}, None),
         ({"bnb_4bit_quant_type": "fp4"}, {"quant": "fp4"}, None),

@@ -232,7 +232,7 @@ def test_a_cache_that_cannot_be_cut_stops_only_what_would_cut_it(tmp_path: Path,
     variant, options = UNCUT[name]
     turns = {"kind": "turns"}
     cells = plan.cells(loaded(tmp_path, {"kind": "decode"}, FIRST, turns, BEHIND, DEEP, variants=[variant]))
-    decode, first, again, behind, deep = [cell.uncut(1) for cell in cells]
+    decode, first, again, behind, deep = [cell.cannot_truncate(1) for cell in cells]
     assert (decode, first, again) == (None, None, None)
     assert behind == f"workload prefill cuts the KV cache to fewer tokens: impossible with {options}"
     assert deep == f"workload depth cuts the KV cache to fewer tokens: impossible with {options}"
@@ -272,8 +272,8 @@ def test_what_cannot_run_is_so_in_a_dry_run_and_on_record(
     dry = harness("run", "small.yaml", "--dry-run", "--json", **nothing)
     ran = harness("run", "small.yaml", "--json", **nothing)
     assert (dry.code, ran.code) == (1, 1)
-    *uncut, (deep, refused) = zip(dry.json, ran.json, strict=True)
-    for line, row in uncut:
+    *truncated, (deep, refused) = zip(dry.json, ran.json, strict=True)
+    for line, row in truncated:
         (reason,) = [each for each in line["will_fail"] if "KV cache" in each]
         assert (row["cell"], row["status"], row["reasons"]) == (line["cell"], "unavailable", [reason])
     (reason,) = deep["will_be_refused"]

@@ -1,4 +1,4 @@
-"""The checks of the Raspberry Pi profile, for an emulated Arm machine: what of it runs, never how fast."""
+"""The checks of the Raspberry Pi profile, for an emulated Arm machine: which parts run, never how fast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.campaign.worker_memory import RLIMIT_DATA, MemoryLimit, mechanism_h
 
 PROFILES = [Path("configs") / name for name in ("rpi4-4gb.yaml", "rpi5-8gb.yaml")]
 QUANTS = ["q8_0", "q4_0", "q4_k_m"]
-# Emulated latencies never settle, and whoever shares the machine disturbs them: neither says anything here.
+# Emulated latencies never settle, and whoever shares the machine disturbs them: neither is judged here.
 QUICK: Json = {
     "measure_bandwidth": False,
     "retry_disturbed": 0,
@@ -27,7 +27,7 @@ if [ "$1" = get_throttled ]; then echo throttled={}; else echo 'frequency(0)=240
 
 
 def recognised(bench: Bench) -> str:
-    """By what it shows without a board's /proc/cpuinfo."""
+    """By its names, without a board's /proc/cpuinfo."""
     cpu, *_ = bench.json("machine")
     _expect_emulated(cpu)
     return f"{cpu['emulated']}; named {cpu['name']}"
@@ -103,7 +103,7 @@ def doctor(bench: Bench) -> str:
 
 @on("rpi5")
 def firmware(bench: Bench) -> str:
-    """A stand-in vcgencmd: what it prints is in the record, and throttling invalidates."""
+    """A stand-in vcgencmd: its output is in the record, and throttling invalidates."""
     program = bench.folder / "firmware" / "vcgencmd"
     program.parent.mkdir(exist_ok=True)
     path = {"PATH": f"{program.parent}:{os.environ['PATH']}"}

@@ -1,4 +1,4 @@
-"""The checks: what a card must show of each stack, of the clocks, of memory, of sensors and of the probes."""
+"""The checks: required results on a card, of each stack, clocks, memory, sensors and the probes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is said about records: figures, their intervals, verdicts. Pure: records in, values out."""
+"""Results from records: figures, their intervals, verdicts. Pure: records in, values out."""

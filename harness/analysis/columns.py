@@ -276,7 +276,7 @@ class Identity(Variant):
 
 
 class Result(Identity):
-    """What the rows of repeats and of searches share."""
+    """Shared by the rows of repeats and of searches."""
 
     kind: str
     weights: str
@@ -404,7 +404,7 @@ class Cell(Repeat, TimeSplit):
 
 
 class ShownCell(Cell):
-    """A cell beside the one to compare it with."""
+    """A cell with the one to compare it with."""
 
     baseline: Cell | None
 
@@ -478,7 +478,7 @@ class Score(Identity):
     scored: int | None
     bos: int | None
     bos_wanted: bool
-    """`bos`: what each window begins with; wanted: where the tokenizer asks for one"""
+    """`bos`: the token that each window begins with; wanted: where the tokenizer adds one"""
     ids_sha256: str | None
     """of the ids of the windows"""
     figures: dict[str, Figure]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.analysis import latency, windows
 from harness.analysis.columns import AtDepthRow, DepthsRow, Figures, PassRow, SurfaceFigures, TaskRow, TurnRow
+from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.records import tables
 from harness.records.kinds import Record, done_of
@@ -29,26 +30,24 @@ def surface_row(workload: str, found: Sequence[Columns]) -> SurfaceFigures:
     }
 
 
-def surface_faults(record: Record, table: Columns) -> list[str]:
-    """Reasons why the rows are wrong, one sentence each. `table`: empty if it was not read."""
+def surface_faults(record: Record, table: Columns) -> list[Flag]:
+    """Reasons why the rows are wrong. `table`: empty if it was not read."""
     surface = done_of(record).get("surface") or Surface()
     found = []
     for each in surface.get("checks", []):
         if each["control"] > LEAST_CONTROL and each["distance"] > each["control"] / 2:
-            found.append(
-                f"a pass of {plural(each['n'], 'token')} at depth {each['depth']} did not write its keys and "
-                f"values: the next logits are {each['distance']:.0%} from the right ones, without the pass "
-                f"{each['control']:.0%}"
-            )
+            tokens = plural(each["n"], "token")
+            found.append(Warnings.cache_not_written.flag(**{**each, "tokens": tokens}))
             break
     for turn in surface.get("counted", []):
         fed, evaluated = turn["fed"], turn["evaluated"]
         if evaluated != fed:
             what = _word(bool(turn["reuse"]), evaluated < fed)
-            found.append(f"turn {turn['turn']}: {what} ({evaluated} tokens evaluated, {fed} given)")
+            numbers = {"turn": turn["turn"], "evaluated": evaluated, "given": fed}
+            found.append(Warnings.turn_not_evaluated.flag(what=what, **numbers))
             break
-    if not found and tables.name_of(record) == "turns" and (seen := _by_time(table)):
-        found.append(seen)
+    if not found and tables.name_of(record) == "turns":
+        found += _by_time(table)
     return found
 
 
@@ -58,26 +57,26 @@ def _word(reuse: bool, fewer: bool) -> str:
     return "its prefix was not reused" if reuse else "tokens were evaluated twice"
 
 
-def _by_time(table: Columns) -> str:
+def _by_time(table: Columns) -> list[Flag]:
     """A prefix that times show to be reused, or not to be; empty: none."""
     rows = _by_row(table)
     cold = {row["turn"]: row for row in rows if not row["reuse"]}
     if not (first := cold.get(1)):
-        return ""
+        return []
     for turn, row in cold.items():
         if row["evaluated"] >= first["evaluated"] and row["prefill_ns"] < FAR_LESS * first["prefill_ns"]:
             less = f"{row['prefill_ns'] / 1e6:.1f} ms for {plural(row['evaluated'], 'token')}"
             than = f"{first['prefill_ns'] / 1e6:.1f} ms for {first['evaluated']}"
-            return f"turn {turn}: a prefix was reused ({less}, the first turn took {than})"
+            return [Warnings.turn_prefix_reused.flag(turn=turn, less=less, first=than)]
     for row in rows:
         other = cold.get(row["turn"]) if row["reuse"] else None
         if other is None or other["prefill_ns"] <= GROWS * first["prefill_ns"]:
             continue
         fewer = 4 * row["evaluated"] <= other["evaluated"]
         if fewer and row["prefill_ns"] > AS_LONG * other["prefill_ns"]:
-            both = f"{row['prefill_ns'] / 1e6:.1f} ms, {other['prefill_ns'] / 1e6:.1f} without a prefix"
-            return f"turn {row['turn']}: its prefix was not reused ({both})"
-    return ""
+            ms, without = row["prefill_ns"] / 1e6, other["prefill_ns"] / 1e6
+            return [Warnings.turn_prefix_lost.flag(turn=row["turn"], ms=ms, without=without)]
+    return []
 
 
 def passes(found: Sequence[Columns]) -> list[PassRow]:

@@ -142,7 +142,7 @@ def spread(campaigns: Sequence[Repeats]) -> Spread | None:
 
 
 @dataclass(frozen=True)
-class Between:
+class CampaignShift:
     """The shift that a campaign gives all its cells. `spread`: its variance, as a relative cost, with the
     noise of the mean over the cells. `campaigns`: how many it was estimated from; 0: assumed, not measured.
     `cells`: how many they had."""
@@ -160,18 +160,18 @@ class Between:
         return f"{percent} between campaigns, assumed: this machine has fewer than {FEWEST_CAMPAIGNS} before"
 
 
-def assumed_shift(sd: float) -> Between:
+def assumed_shift(sd: float) -> CampaignShift:
     """A stated prior, taken as known."""
-    return Between(Spread(sd**2, 1e6))
+    return CampaignShift(Spread(sd**2, 1e6))
 
 
 @dataclass(frozen=True)
 class History:
     """Estimates from earlier campaigns. `own`: by cell, the variance of one campaign's mean around its level
-    and the shared shift; null: one cell alone, whose own shift cannot be told from the shared one.
+    and the shared shift; null: one cell alone, whose own shift is not distinguishable from the shared one.
     `repeats`: by cell, the mean of 1 / repeats of those campaigns."""
 
-    between: Between
+    campaign_shift: CampaignShift
     own: Mapping[str, Spread | None]
     repeats: Mapping[str, float]
 
@@ -204,7 +204,7 @@ def shift_history(means: Mapping[str, Mapping[str, Repeats]]) -> History | None:
         for name, of_cell in means.items()
         if of_cell
     }
-    return History(Between(together, len(campaigns), int((counts > 1).sum())), own, repeats)
+    return History(CampaignShift(together, len(campaigns), int((counts > 1).sum())), own, repeats)
 
 
 def _fitted(table: Floats) -> tuple[Floats, Floats]:
@@ -297,16 +297,16 @@ class Shared:
 
     change: Change
     cells: int
-    between: Between
+    campaign_shift: CampaignShift
 
 
 @dataclass(frozen=True)
 class Differences:
-    """By cell; and what the cells share, null: too few cells, or they do not agree."""
+    """By cell; and the shared shift, null: too few cells, or they do not agree."""
 
     cells: Mapping[str, Difference]
     shared: Shared | None
-    between: Between
+    campaign_shift: CampaignShift
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ def differences(
     they have enough. `prior`: standard deviation assumed between campaigns where there are too few.
     """
     past = _history(pairs, before)
-    shift = past.between if past else assumed_shift(prior)
+    shift = past.campaign_shift if past else assumed_shift(prior)
     noise = _noise(pairs, past)
     cost = np.array([new.mean - base.mean for base, new in pairs.values()])
     middle = np.array([new.median - base.median for base, new in pairs.values()])
@@ -455,7 +455,7 @@ def _blocks(base: Sample, new: Sample) -> float:
     return sum((side.within or 0.0) ** 2 / side.repeats for side in (base, new))
 
 
-def _shared(cost: Floats, campaigns: Floats, noise: _Noise, shift: Between) -> Shared | None:
+def _shared(cost: Floats, campaigns: Floats, noise: _Noise, shift: CampaignShift) -> Shared | None:
     known = np.isfinite(noise.variance)
     if known.sum() < FEWEST_CELLS:
         return None

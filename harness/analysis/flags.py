@@ -10,10 +10,11 @@ from typing import cast
 
 import numpy as np
 
-from harness.analysis.columns import FlagRow, Lined
+from harness.analysis.columns import Lined
 from harness.analysis.latency import LATE_SECOND, SWEEP, Analysis, Drift, jump, plateau
 from harness.analysis.line import Floats, Segment, is_flat
 from harness.analysis.sensors import Columns, Timed
+from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import list_named, plural
 from harness.machine.sensor_values import CONDITIONS, FIRMWARE_BITS, NVML_BITS, SINCE_BOOT
 from harness.records.kinds import Record, done_of
@@ -31,18 +32,6 @@ NAMED = 8  # of series that are equal
 ONE_LINE = ("line", "staircase", "flat")  # shapes that one line describes
 SAME_N = 3  # tokens: how precisely the position of a change is known
 DRIFTED = 0.01  # share; a drift between the windows below this is no news
-
-
-@dataclass(frozen=True)
-class Flag:
-    """`invalidates`: which figures: `all`, `W` or `first token`; null for a note."""
-
-    code: str
-    detail: str
-    invalidates: str | None = "all"
-
-    def row(self) -> FlagRow:
-        return {"code": self.code, "detail": self.detail}
 
 
 @dataclass(frozen=True)
@@ -91,9 +80,8 @@ def flags(
     raised += _line(found)
     sweep = found.shape is not None and found.shape.name == SWEEP
     if expected_tokens is not None and found.n_tokens != expected_tokens and not sweep:
-        raised.append(
-            Flag("early_stop", f"{plural(found.n_tokens, 'token')} of {expected_tokens}", invalidates=None)
-        )
+        tokens = plural(found.n_tokens, "token")
+        raised.append(Warnings.early_stop.flag(tokens=tokens, expected=expected_tokens))
     if limit is not None:
         raised += _faster_than(found, limit)
     return raised
@@ -105,14 +93,12 @@ def published(
     """Flags of figures without a series: those faster than the ceiling allows."""
     if limit is None:
         return []
-    raised = []
-    for code, what, ms in (
-        ("faster_than_limit", "B", B_ms),
-        ("first_token_faster_than_limit", "the first token", first_token_ms),
-    ):
-        if ms is not None and ms < limit.B_ms / DATA_SHEET_TOLERANCE:
-            detail = f"{what} took {ms:.2f} ms, but reading the weights takes {limit.B_ms:.2f}"
-            raised.append(Flag(code, detail, "first token" if what != "B" else "all"))
+    raised, least = [], limit.B_ms / DATA_SHEET_TOLERANCE
+    if B_ms is not None and B_ms < least:
+        raised.append(Warnings.faster_than_limit.flag(took=f"B took {B_ms:.2f} ms", least=limit.B_ms))
+    if first_token_ms is not None and first_token_ms < least:
+        first = Warnings.first_token_faster_than_limit
+        raised.append(first.flag(took=first_token_ms, least=limit.B_ms))
     if limit.slope_ms and W_tokens_per_ms and 1 / W_tokens_per_ms < limit.slope_ms / DATA_SHEET_TOLERANCE:
         raised.append(_slope(W_tokens_per_ms, limit.slope_ms))
     return raised
@@ -123,8 +109,7 @@ def machine_drift(drift: Drift | None) -> list[Flag]:
     if drift is None or not drift.significant or abs(drift.share) <= DRIFTED:
         return []
     longer = "longer" if drift.share > 0 else "less"
-    detail = f"the same tokens took {abs(drift.share):.1%} {longer} after the run: the machine changed"
-    return [Flag("machine_drift", f"{detail}; B and W are without it", invalidates=None)]
+    return [Warnings.machine_drift.flag(share=abs(drift.share), longer=longer)]
 
 
 def identical(series: Mapping[str, Floats]) -> dict[str, Flag]:
@@ -133,10 +118,7 @@ def identical(series: Mapping[str, Floats]) -> dict[str, Flag]:
     for name, ms in series.items():
         names.setdefault(hashlib.sha256(np.ascontiguousarray(ms).tobytes()).digest(), []).append(name)
     return {
-        name: Flag(
-            "identical_series",
-            f"equal to the last digit to {list_named([o for o in same if o != name], NAMED)}",
-        )
+        name: Warnings.identical_series.flag(others=list_named([o for o in same if o != name], NAMED))
         for same in names.values()
         if len(same) > 1
         for name in same
@@ -155,8 +137,7 @@ def same_changes(changes: Mapping[str, int | None]) -> dict[str, Flag]:
             continue
         alike = sum(other is not None and abs(other - at) <= SAME_N for other in changes.values())
         if alike > 1:
-            detail = f"{alike} series of this stack change at n = {at:,}: a change of kernel"
-            raised[name] = Flag("kernel_change", detail, invalidates=None)
+            raised[name] = Warnings.kernel_change.flag(series=alike, n=at)
     return raised
 
 
@@ -164,31 +145,24 @@ def _first_token(found: Analysis) -> list[Flag]:
     first, second, settled = found.first_token_ms, found.second_ms, found.settled_ms
     if first is None or second is None or settled is None or first >= floors.UNSYNCHRONISED * settled:
         return []
-    detail = f"the first token took {first:.2f} ms, later steps {settled:.2f}: prefill reads all weights too"
-    if second > LATE_SECOND * settled:
-        detail += f"; the second took {second:.0f}: the clock was read before the device was done"
-    return [Flag("first_token_unsynchronised", detail, invalidates="first token")]
+    late = f"; the second took {second:.0f}: the clock was read before the device was done"
+    second_ms = late if second > LATE_SECOND * settled else ""
+    return [Warnings.first_token_unsynchronised.flag(first=first, later=settled, second=second_ms)]
 
 
 def _line(found: Analysis) -> list[Flag]:
-    """What the line leaves out, and why it may have no interval."""
+    """Points that the line leaves out, and why it may have no interval."""
     raised = []
     if found.late_ms is not None and found.settled_ms is not None:
-        gap = f"the gap before the second token took {found.late_ms:,.0f} ms"
-        detail = (
-            f"{gap}, later ones {found.settled_ms:.2f}: it belongs to prefill, and no figure of decode has it"
-        )
-        raised.append(Flag("late_second_token", detail, invalidates=None))
+        raised.append(Warnings.late_second_token.flag(gap=found.late_ms, later=found.settled_ms))
     if found.plain and found.line:
         W = found.plain.W_tokens_per_ms
         plain = f"B {found.plain.B_ms:.2f} ms" + (f", W {W:,.0f}" if W and found.W_identifiable else "")
-        detail = "B and W are without spikes; with them least squares gives"
-        raised.append(Flag("spikes_left_out", f"{detail} {plain}", invalidates=None))
+        raised.append(Warnings.spikes_left_out.flag(line=plain))
     if found.copied:
-        detail = f"{found.copied:,} of {found.n_tokens:,} latencies repeat earlier ones in blocks"
-        raised.append(Flag("repeated_blocks", f"{detail}: copies give no interval", invalidates=None))
+        raised.append(Warnings.repeated_blocks.flag(copies=found.copied, tokens=found.n_tokens))
     if found.bends:
-        raised.append(Flag("bends", "latency bends with depth: no line describes it well", invalidates=None))
+        raised.append(Warnings.bends.flag())
     return raised
 
 
@@ -196,23 +170,15 @@ def _shape(found: Analysis, slides: bool) -> list[Flag]:
     if found.shape is None or found.median_ms is None:
         return []
     flat = plateau(found.shape, found.median_ms)
-    if flat and slides:
-        return []
     if flat:
-        detail = f"latency rises up to n = {flat.from_n - 1} and is flat from there: the cache rolled over"
-        return [Flag("plateau_past_window", detail)]
+        return [] if slides else [Warnings.plateau_past_window.flag(n=flat.from_n - 1)]
     if levels := jump(found.shape):
         at = found.shape.segments[1].from_n
-        detail = f"latency jumps from {levels[0]:.2f} to {levels[1]:.2f} ms at n = {at:,}"
-        return [
-            Flag("drift", f"{detail}: the machine or the kernel changed, not the workload", invalidates=None)
-        ]
+        return [Warnings.drift.flag(before=levels[0], after=levels[1], n=at)]
     if found.halves and found.shape.name in ONE_LINE:
-        first, second = found.halves
-        detail = f"the first half gives B {first.B_ms:.2f} ms, the second {second.B_ms:.2f}"
-        rises = f"{first.slope_ms * 1e3:.3g} and {second.slope_ms * 1e3:.3g} ms"
-        detail += f"; latency rises by {rises} per 1,000 tokens"
-        return [Flag("halves_differ", f"{detail}: noise is slow here, and the intervals allow for it", None)]
+        one, two = found.halves
+        B, rises = (one.B_ms, two.B_ms), (one.slope_ms * 1e3, two.slope_ms * 1e3)
+        return [Warnings.halves_differ.flag(first_B=B[0], second_B=B[1], first=rises[0], second=rises[1])]
     return []
 
 
@@ -220,16 +186,12 @@ def _faster_than(found: Analysis, limit: Limit) -> list[Flag]:
     raised = []
     allowed = limit.B_ms / CEILING_TOLERANCE
     if found.fastest_ms is not None and found.fastest_ms < allowed:
-        raised.append(
-            Flag(
-                "faster_than_limit",
-                f"{found.fastest_ms:.2f} ms, but reading the weights takes {limit.B_ms:.2f}",
-            )
-        )
+        took = f"{found.fastest_ms:.2f} ms"
+        raised.append(Warnings.faster_than_limit.flag(took=took, least=limit.B_ms))
     first_ms = limit.B_ms if limit.first_ms is None else limit.first_ms
     if found.first_token_ms is not None and found.first_token_ms < first_ms / CEILING_TOLERANCE:
-        detail = f"the first token took {found.first_token_ms:.2f} ms, but reading the weights takes"
-        raised.append(Flag("first_token_faster_than_limit", f"{detail} {first_ms:.2f}", "first token"))
+        first = Warnings.first_token_faster_than_limit
+        raised.append(first.flag(took=found.first_token_ms, least=first_ms))
     if limit.slope_ms and found.line and found.W_identifiable:
         most = _steepest_ms(found)
         if most is not None and most < limit.slope_ms / CEILING_TOLERANCE:
@@ -251,30 +213,16 @@ def _steepest_ms(found: Analysis) -> float | None:
 
 
 def _slope(W: float, slope_ms: float) -> Flag:
-    detail = f"W is {W:.0f} tokens/ms, but bandwidth allows {1 / slope_ms:.0f}"
-    return Flag("slope_faster_than_limit", detail, "W")
-
-
-# Where llama.cpp rotates positions otherwise than the model's config.json says. Pure.
-
-
-def rotary_clause(record: Record) -> str | None:
-    """Null where it does not."""
-    off = record["model"]["weights"].get("yarn_difference")
-    if not off:
-        return None
-    return (
-        f"llama.cpp rounds YaRN's range, which the model's config.json rules out (truncate: false): rotary"
-        f" frequencies are up to {off:.0%} off, so it computes another model than transformers"
-    )
+    return Warnings.slope_faster_than_limit.flag(W=W, most=1 / slope_ms)
 
 
 def rotary_notes(record: Record) -> list[Flag]:
-    found = rotary_clause(record)
-    return [Flag("yarn_rounded", f"{found}, at the same speed", invalidates=None)] if found else []
+    """That llama.cpp rotates positions otherwise than the model's config.json says."""
+    off = record["model"]["weights"].get("yarn_difference")
+    return [Warnings.yarn_rounded.flag(off=off)] if off else []
 
 
-# What a mixture's routers chose, and how far its speed stands for real text. Pure.
+# The choices of a mixture's routers, and how far its speed stands for real text. Pure.
 
 
 PINNED = 0.5  # fewer than this share of the experts that an even choice is expected to use
@@ -287,21 +235,14 @@ def routing_notes(record: Record) -> list[Flag]:
         return []
     raised = []
     if record["model"]["weights"].get("synthetic"):
-        detail = (
-            f"random routers chose a layer's busiest expert {busiest(found):.1f} times as often as its mean;"
-            " trained ones are less even on real text, which matters where experts are cached or offloaded"
-        )
-        if done_of(record).get("fed"):
-            detail += "; steps were fed fixed ids, not those with the highest logit, which may repeat"
-        raised.append(Flag("synthetic_routing", detail, invalidates=None))
+        fixed = "; steps were fed fixed ids, not those with the highest logit, which may repeat"
+        fed = fixed if done_of(record).get("fed") else ""
+        raised.append(Warnings.synthetic_routing.flag(busiest=busiest(found), fed=fed))
     used, expected = distinct(found), expected_distinct(found)
     if used < PINNED * expected:
-        detail = (
-            f"{found['tokens']} decode steps were fed {found['distinct_tokens']} different tokens, and used"
-            f" {used:.0f} of {found['experts']} experts in a layer; an even choice uses {expected:.0f}:"
-            " repeated tokens keep to the same experts, which may stay in a CPU's cache"
-        )
-        raised.append(Flag("pinned_experts", detail, invalidates=None))
+        steps, different, experts = found["tokens"], found["distinct_tokens"], found["experts"]
+        numbers = {"steps": steps, "different": different, "experts": experts}
+        raised.append(Warnings.pinned_experts.flag(used=used, expected=expected, **numbers))
     return raised
 
 
@@ -329,7 +270,7 @@ FIRMWARE = "vcgencmd get_throttled"
 KERNEL = "thermal_throttle"
 NVML = "NVML"
 PI_BITS = "pi_throttled_bits"
-# The last sample is taken when the last token arrives, so what it shows applied at that token.
+# The last sample is taken when the last token arrives, so its values applied at that token.
 CLOSING_NS = 1_000_000_000
 # Throttling for 1% of the time at half the clock moves a mean by 1%, less than run-to-run noise. A single
 # event of a few ms is common on a laptop and does not count.
@@ -368,18 +309,18 @@ def throttling_unseen(columns: Columns, during: Timed | None) -> dict[str, str]:
     return {f"{name} between samples": why for name in occurred}
 
 
-def invalid_because(record: Record) -> list[str]:
-    """Each throttling in the timed part that invalidates a repeat, as a sentence. A hot CPU that is not the
-    device invalidates nothing."""
-    reasons = []
+def throttling(record: Record) -> list[Flag]:
+    """Each throttling in the timed part that invalidates a repeat. A hot CPU that is not the device
+    invalidates nothing."""
+    raised = []
     for fact in _facts(record):
         if fact["source"] == KERNEL:
             if _invalidates(record, fact):
                 span = f"{(fact['ms'] or 0) / 1e3:.2f} s of {_timed_ms(record) / 1e3:.2f}, {_span(fact)}"
-                reasons.append(f"throttled while timing: {fact['what']} for {span} ({KERNEL})")
+                raised.append(Warnings.throttled.flag(what=f"{fact['what']} for {span} ({KERNEL})"))
         elif fact["what"] not in CONDITIONS:
-            reasons.append(f"throttled while timing: {_bits_text(fact)}")
-    return reasons
+            raised.append(Warnings.throttled.flag(what=_bits_text(fact)))
+    return raised
 
 
 def throttling_notes(record: Record) -> list[Flag]:
@@ -388,13 +329,12 @@ def throttling_notes(record: Record) -> list[Flag]:
     raised = []
     for fact in _facts(record):
         if fact["what"] in CONDITIONS:
-            raised.append(
-                Flag("power_cap", f"a condition of the device: {_bits_text(fact)}", invalidates=None)
-            )
+            raised.append(Warnings.power_cap.flag(what=_bits_text(fact)))
         elif fact["source"] == KERNEL and not _invalidates(record, fact):
             lasted = "of unknown length" if fact["ms"] is None else f"{fact['ms']} ms in all"
-            detail = f"{fact['what']}: {fact['events'] or 0} events, {_span(fact)}, {lasted}"
-            raised.append(Flag("thermal_events", detail, invalidates=None))
+            event = Warnings.thermal_events
+            events, span = fact["events"] or 0, _span(fact)
+            raised.append(event.flag(what=fact["what"], events=events, span=span, lasted=lasted))
     return raised
 
 
@@ -436,27 +376,39 @@ def _to_the_end(samples: Sequence[tuple[int, int]], during: Timed) -> list[tuple
     return [(t, value) for t, value in samples if during.start_ns < t <= after]
 
 
+def _fact(
+    source: str,
+    what: str,
+    during: Timed,
+    at: Sequence[int],
+    samples: int | None = None,
+    of_samples: int | None = None,
+    ms: int | None = None,
+    events: int | None = None,
+) -> Throttled:
+    """`at`: times at which it was seen, in order."""
+    return {
+        "source": source,
+        "what": what,
+        "from_n": during.n_at(at[0]),
+        "to_n": during.n_at(at[-1]),
+        "samples": samples,
+        "of_samples": of_samples,
+        "ms": ms,
+        "events": events,
+    }
+
+
 def _active(
     source: str, names: Mapping[int, str], samples: Sequence[tuple[int, int]], during: Timed
 ) -> list[Throttled]:
     """A fact per bit that was set in a sample of the timed part or in its closing sample."""
     inside = [(t, bits) for t, bits in _to_the_end(samples, during) if t <= during.end_ns + CLOSING_NS]
-    facts: list[Throttled] = []
-    for bit, name in names.items():
-        if times := [t for t, bits in inside if bits & bit]:
-            facts.append(
-                {
-                    "source": source,
-                    "what": name,
-                    "from_n": during.n_at(times[0]),
-                    "to_n": during.n_at(times[-1]),
-                    "samples": len(times),
-                    "of_samples": len(inside),
-                    "ms": None,
-                    "events": None,
-                }
-            )
-    return facts
+    return [
+        _fact(source, name, during, times, samples=len(times), of_samples=len(inside))
+        for bit, name in names.items()
+        if (times := [t for t, bits in inside if bits & bit])
+    ]
 
 
 def _firmware(columns: Columns, during: Timed) -> list[Throttled]:
@@ -468,17 +420,9 @@ def _firmware(columns: Columns, during: Timed) -> list[Throttled]:
     for bit, name in FIRMWARE_BITS.items():
         for (earlier, was), (later, now) in pairwise(watched):
             if name not in reported and now & ~was & bit << SINCE_BOOT:
-                fact = Throttled(
-                    source=FIRMWARE,
-                    what=name,
-                    from_n=during.n_at(earlier),
-                    to_n=during.n_at(later),
-                    samples=0,
-                    of_samples=len(watched) - len(before),
-                    ms=None,
-                    events=None,
-                )
-                facts.append(fact)
+                of_samples = len(watched) - len(before)
+                between = (earlier, later)
+                facts.append(_fact(FIRMWARE, name, during, between, samples=0, of_samples=of_samples))
     return facts
 
 
@@ -490,18 +434,9 @@ def _kernel(columns: Columns, during: Timed) -> list[Throttled]:
         )
         rose = [t for t, rise in sorted([*events, *times]) if rise]
         if rose:
-            facts.append(
-                {
-                    "source": KERNEL,
-                    "what": f"{level} too hot",
-                    "from_n": during.n_at(rose[0]),
-                    "to_n": during.n_at(rose[-1]),
-                    "samples": None,
-                    "of_samples": None,
-                    "ms": sum(rise for _, rise in times) if times else None,
-                    "events": sum(rise for _, rise in events) if events else None,
-                }
-            )
+            ms = sum(rise for _, rise in times) if times else None
+            many = sum(rise for _, rise in events) if events else None
+            facts.append(_fact(KERNEL, f"{level} too hot", during, rose, ms=ms, events=many))
     return facts
 
 
@@ -509,7 +444,7 @@ def _nvml(columns: Columns, during: Timed) -> list[Throttled]:
     return _active(NVML, NVML_BITS, _read(columns, "gpu_event_reasons"), during)
 
 
-# Withhold B and W where a row's data do not determine them: null beside their intervals, with a flag. Pure.
+# Withhold B and W where a row's data do not determine them: null next to their intervals, with a flag. Pure.
 #
 # The one rule for every output: B is known where its 95% interval reaches at most 10% to each side, W where
 # the interval of the slope does not hold zero. Published figures are shown as published.
@@ -521,8 +456,10 @@ OF_W = (
     *("W_tokens_per_ms", "robust_W_tokens_per_ms", "plain_W_tokens_per_ms"),
     *("W_ratio", "W_measured_ratio", "W_declared_ratio", "W_declared_measured_ratio"),
 )
-CODE = "B_not_identifiable"
-OF_LINE = ("late_second_token", "spikes_left_out", "repeated_blocks", "bends", CODE)
+OF_LINE = (
+    *(Warnings.late_second_token.name, Warnings.spikes_left_out.name, Warnings.repeated_blocks.name),
+    *(Warnings.bends.name, Warnings.B_not_identifiable.name),
+)
 """Codes of the flags on what B and W rest on."""
 
 
@@ -556,13 +493,13 @@ def withhold(row: Lined, repeats: Sequence[Lined] = ()) -> None:
 
 
 def _flag(row: Lined) -> Flag:
-    detail = "B at zero context is not known to 10%"
+    interval = f"its {row['n_tokens']:,} tokens give no interval"
     if ends := row["B_ci95_ms"]:
         low, high = ends
-        detail += ": 95% interval "
-        detail += f"< {high:.2f} ms" if low is None else f"{low:.2f} to {high:.2f} ms"
-    else:
-        detail += f": its {row['n_tokens']:,} tokens give no interval"
+        interval = (
+            f"95% interval < {high:.2f} ms" if low is None else f"95% interval {low:.2f} to {high:.2f} ms"
+        )
+    tpot = ""
     if row["median_ms"] is not None and row["median_n"] is not None:
-        detail += f"; TPOT is {row['median_ms']:.4g} ms at {row['median_n']:,} tokens of context"
-    return Flag(CODE, detail, invalidates=None)
+        tpot = f"; TPOT is {row['median_ms']:.4g} ms at {row['median_n']:,} tokens of context"
+    return Warnings.B_not_identifiable.flag(interval=interval, tpot=tpot)

@@ -248,7 +248,7 @@ def _mean_tokens(count: int) -> int:
 
 
 def _places(count: int, size: int) -> int:
-    """Means of a pattern of 256 tokens that are told apart in a series of `count`; 1: none."""
+    """Means of a pattern of 256 tokens that are distinguishable in a series of `count`; 1: none."""
     return max(BLOCK // size, 1) if count >= FEWEST_BLOCKS * BLOCK else 1
 
 

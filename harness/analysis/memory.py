@@ -286,7 +286,7 @@ def _moment(
 
 
 def _facts(record: Record) -> tuple[StackFacts, StackFacts, EndFacts]:
-    """What the stack reported once loaded, after the run, and about the run; empty where nothing."""
+    """Facts that the stack reported once loaded, after the run, and about the run; empty where nothing."""
     before, done = loaded_of(record), done_of(record)
     return before, before | done.get("facts_changed", StackFacts()), done
 

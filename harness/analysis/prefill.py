@@ -11,8 +11,8 @@ from scipy.special import stdtrit
 
 from harness.analysis import traffic
 from harness.analysis.columns import PrefillDepth, PrefillRow, Utilisation
-from harness.analysis.flags import Flag
 from harness.analysis.line import CONFIDENCE, Floats
+from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.records.kinds import Record
 from harness.stacks.header import Header, stacks
@@ -27,7 +27,7 @@ BENDS = 40  # candidates for it
 POLISHED = 5  # Gauss-Newton steps from the best of them: a bend between two costs the slope a percent
 REWEIGHTED = 2  # times
 TINY = 1e-6  # of the longest pass: a fit by a line may fall below zero
-SINGULAR = 1e-12  # of the largest eigenvalue: terms that cannot be told apart
+SINGULAR = 1e-12  # of the largest eigenvalue: terms that are not distinguishable
 DRAWS, SEED = 300, 0
 TILES = 128  # tokens: the residuals of so many neighbours correlate, as matrix tiles are as large
 ATTENTION_FROM = 2048  # tokens; below, attention is some percent of a pass, which tile steps hide
@@ -377,7 +377,7 @@ def _bounds(drawn: Floats) -> tuple[float, float]:
     return low, float(np.quantile(drawn[1:], 1 - tail, method="higher"))
 
 
-# A record's sweep of prefill passes beside theory: its figures, MFU and MBU, kernel changes, flags. Pure.
+# A record's sweep of prefill passes against theory: its figures, MFU and MBU, kernel changes, flags. Pure.
 
 
 Passes = Mapping[int, tuple[Floats, Floats, Floats]]
@@ -480,8 +480,7 @@ def faster_than_possible(record: Record, depths: Passes, bandwidth: float | None
         return []
     which = "; ".join(f"{n} tokens in {took:.2f} ms, at least {least:.2f}" for n, took, least in fast[:NAMED])
     more = f" and {len(fast) - NAMED} more lengths" if len(fast) > NAMED else ""
-    detail = f"a pass of {which}{more}: the clock was read before the device was done"
-    return [Flag("prefill_faster_than_limit", detail, invalidates=None)]
+    return [Warnings.prefill_faster_than_limit.flag(passes=which + more)]
 
 
 def _at_depth(depth: int, n: Floats, ms: Floats, found: Prefill) -> PrefillDepth:

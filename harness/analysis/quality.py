@@ -17,14 +17,15 @@ from harness.analysis.columns import Check, Identity, Repeat, Score
 from harness.analysis.identity import computes, identity, weights
 from harness.analysis.traffic import nominal_bits
 from harness.analysis.verdicts import USABLE, Verdict, other_kernels, other_options
+from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.records.kinds import Depth, Record
 from harness.records.parts import StackFacts
 
 # A variant's logits against those of its own weights, dequantized: are kernels and file right? Pure.
 #
-# Both have the same weights, so only arithmetic may differ, which is far less than what a quantized type
-# loses. The file itself is held against the 16-bit weights, tensor by tensor and setting by setting.
+# Both have the same weights, so only arithmetic may differ, far less than the error of a quantized type.
+# The file itself is compared with the 16-bit weights, tensor by tensor and setting by setting.
 
 
 CACHE_TYPES = ("type_k", "type_v")
@@ -46,7 +47,6 @@ SCALE_16_BITS, SCALE = 0.01, 0.0125
 ROW_WRONG_ABOVE: tuple[tuple[int, float], ...] = ((16, 0.01), (8, 0.2), (1, 0.7))
 VECTOR_WRONG_ABOVE = 0.01  # norms and biases stay in 16 or 32 bits
 OWN = "its own weights, dequantized"
-OTHER = "it is not the same model"
 SETTINGS = (
     *("vocab_size", "hidden_size", "layers", "intermediate_size", "heads", "kv_heads", "head_dim"),
     *("qkv_bias", "qk_norm", "rope_theta", "norm_eps"),
@@ -87,7 +87,7 @@ def file_wrong(record: Record) -> str | None:
     if not own:
         return None
     if own["settings"]:
-        return f"{own['settings'][0]}: {OTHER}"
+        return str(own["settings"][0])
     return _values(own.get("values"), weights_type(record)) or other_count(own.get("experts"), OWN)
 
 
@@ -111,7 +111,7 @@ def other_count(experts: Mapping[str, Any] | None, of: str) -> str | None:
     """Why a mixture uses another number of experts."""
     if not experts or experts["chosen"] == experts["used"]:
         return None
-    return f"a token uses {plural(experts['chosen'], 'expert')}, and {experts['used']} in {of}: {OTHER}"
+    return f"a token uses {plural(experts['chosen'], 'expert')}, and {experts['used']} in {of}"
 
 
 def experts_wrong(experts: Mapping[str, Any] | None, bound: float, of: str) -> str | None:
@@ -125,14 +125,14 @@ def experts_wrong(experts: Mapping[str, Any] | None, bound: float, of: str) -> s
         return None
     gap = f"{experts['gap']:.0%} of their spread (root mean square)"
     detail = f"its routers chose experts whose scores are {gap} too low by {of}"
-    return f"{detail}, and its types explain {most:.0%} at most: {OTHER}"
+    return f"{detail}, and its types explain {most:.0%} at most"
 
 
 def _values(values: Mapping[str, Any] | None, named: str) -> str | None:
     if values is None:
         return None
     if values["missing"]:
-        return f"its file lacks {values['missing'][0]} of the 16-bit weights: {OTHER}"
+        return f"its file lacks {values['missing'][0]} of the 16-bit weights"
     bits = nominal_bits(named) or 1
     bound = next(bound for least, bound in ROW_WRONG_ABOVE if bits >= least)
     for kind, error, most in (("matrices", "row_error", bound), ("vectors", "error", VECTOR_WRONG_ABOVE)):
@@ -140,7 +140,7 @@ def _values(values: Mapping[str, Any] | None, named: str) -> str | None:
             if not tensor[error] <= most:
                 what = f"a row of {tensor['name']}" if kind == "matrices" else str(tensor["name"])
                 detail = f"{what} is {tensor[error]:.0%} off the 16-bit weights"
-                return f"{detail}, and {named} explains {most:.0%} at most: {OTHER}"
+                return f"{detail}, and {named} explains {most:.0%} at most"
     return None
 
 
@@ -149,7 +149,7 @@ def depths_wrong(depths: Sequence[Depth], bound: float, of: str) -> str | None:
     worst = max(depths, key=lambda depth: depth["relative_error"] or 0.0)
     if (error := worst["relative_error"] or 0.0) > bound:
         detail = f"logits are {error:.0%} off {of} up to n = {worst['n']}"
-        return f"{detail}, and arithmetic explains {bound:.0%} at most: {OTHER}"
+        return f"{detail}, and arithmetic explains {bound:.0%} at most"
     known = [(scale, depth["positions"]) for depth in depths if (scale := depth.get("scale")) is not None]
     if not known:  # an older record
         return None
@@ -158,7 +158,7 @@ def depths_wrong(depths: Sequence[Depth], bound: float, of: str) -> str | None:
     if abs(off) <= most:
         return None
     detail = f"logits are {abs(off):.1%} {'larger' if off > 0 else 'smaller'} than those of {of}"
-    return f"{detail}, and arithmetic explains {most:.2%} at most: {OTHER}"
+    return f"{detail}, and arithmetic explains {most:.2%} at most"
 
 
 # Compare a variant's logits with those of the 16-bit reference: is it still the same model? Pure.
@@ -331,32 +331,32 @@ def agreement_verdict(record: Record) -> tuple[str, str | None]:
         word = "unchecked" if check.get("unchecked") else "failed"
         return word, record.get("reason") or str(record["outcome"])
     if found := mismatches(record, check.get("ran")):
-        return "unchecked", f"did not run as requested: {found[0]}"
+        return "unchecked", f"did not run as requested: {found[0].detail}"
     for depth in check["depths"]:
         if depth["not_finite"]:
             many = f"{depth['not_finite']} of {plural(depth['positions'], 'position')} up to n = {depth['n']}"
-            return "wrong", f"NaN or infinite logits at {many}"
+            return "wrong", Warnings.logits_not_finite.flag(where=many).detail
         if depth["reference_not_finite"]:
             return "unchecked", f"the reference has NaN or infinite logits up to n = {depth['n']}"
     counted = other_count(check.get("experts"), REFERENCE)
-    if reason := file_wrong(record) or counted:
-        return "wrong", reason
+    if difference := file_wrong(record) or counted:
+        return "wrong", Warnings.weights_disagree.flag(difference=difference).detail
     experts = check.get("experts")
     same = experts_wrong(experts, allowed_agreement(record), REFERENCE) or _depths_wrong(record)
-    if not (reason := own_weights_wrong(record) or same):
+    if not (difference := own_weights_wrong(record) or same):
         return "agrees", None
     reference = check.get("reference")
     in_other = not reference or reference.get("stack") != record.get("stack")
-    if excuse := (in_other and flags.rotary_clause(record)) or _not_heard(record):
-        return "unchecked", f"{excuse}; {reason.removesuffix(f': {OTHER}')}"
-    return "wrong", reason
+    if excuses := (in_other and [flag.detail for flag in flags.rotary_notes(record)]) or _not_heard(record):
+        return "unchecked", "; ".join([*excuses, difference])
+    return "wrong", Warnings.weights_disagree.flag(difference=difference).detail
 
 
-def _not_heard(record: Record) -> str | None:
+def _not_heard(record: Record) -> list[str]:
     """Of a mixture whose experts the reference could not follow."""
     if not is_free(record, record["check"]):
-        return None
-    return "its stack does not tell the experts it chose, and a router near a tie may choose others"
+        return []
+    return ["its stack does not report the experts it chose, and a router near a tie may choose others"]
 
 
 def _depths_wrong(record: Record) -> str | None:
@@ -370,11 +370,11 @@ def _depths_wrong(record: Record) -> str | None:
     if (error := worst["relative_error"] or 0.0) <= bound:
         return None
     detail = f"logits are {error:.0%} off {REFERENCE} up to n = {worst['n']}"
-    return f"{detail}, and its types explain {bound:.0%} at most: {OTHER}"
+    return f"{detail}, and its types explain {bound:.0%} at most"
 
 
-def mismatches(record: Record, ran: StackFacts | None) -> list[str]:
-    """Kernels and options of a job of logits that differ from the requested ones, one sentence each."""
+def mismatches(record: Record, ran: StackFacts | None) -> list[Flag]:
+    """Kernels and options of a job of logits that differ from the requested ones."""
     return [*other_kernels(ran), *other_options(record["options"], ran)] if ran else []
 
 
@@ -423,7 +423,7 @@ def apply_checks(rows: Sequence[Repeat], checks: Sequence[Check]) -> None:
         found = check_of.get(each["content_key"])
         each["weights_check"] = found and found["verdict"]
         if found and found["verdict"] == "wrong":
-            each["flags"].append({"code": "weights_disagree", "detail": str(found["reason"])})
+            each["flags"].append(Flag(Warnings.weights_disagree, str(found["reason"])).row())
             each["reasons"] = [*each["reasons"], str(found["reason"])]
             each["status"] = "invalid" if each["status"] in USABLE else each["status"]
             each["disturbed"] = None  # another attempt would not help
@@ -448,9 +448,9 @@ def verdict(record: Record) -> Verdict:
         return Verdict(str(record["outcome"]), [reason] if reason else [])
     quality = record["quality"]
     if reason := _wrong(record):
-        return Verdict("invalid", [reason])
+        return Verdict("invalid", [reason], next_steps=[Warnings.logits_not_finite.next_step])
     if found := mismatches(record, quality.get("ran")):
-        return Verdict("invalid", [f"did not run as requested: {each}" for each in found])
+        return Verdict("invalid", [f"did not run as requested: {each.detail}" for each in found])
     return Verdict("ok", [])
 
 
@@ -458,7 +458,8 @@ def _wrong(record: Record) -> str | None:
     """The first position with NaN or infinite logits, as a clause; null: none."""
     if record["outcome"] != "ok" or not (where := record["quality"].get("not_finite")):
         return None
-    return f"NaN or infinite logits at position {where['position']} of window {where['window']}"
+    place = f"position {where['position']} of window {where['window']}"
+    return Warnings.logits_not_finite.flag(where=place).detail
 
 
 def row(record: Record) -> Score:

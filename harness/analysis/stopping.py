@@ -196,7 +196,7 @@ class Race:
         return FALSE_WINNERS / (len(self.settings) * len(self.looks))
 
     def _judge(self) -> None:
-        """Drop what cannot be worth it or is behind the leader, then all but the better half."""
+        """Drop settings that cannot be worth it or are behind the leader, then all but the better half."""
         self._looked += 1
         last = self._looked == len(self.looks)
         found = {each: change_of(self.differences(each, self.reference)) for each in self.remaining}

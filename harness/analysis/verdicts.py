@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 
 from harness.analysis import depth, flags, prefill, traffic
 from harness.analysis.columns import Cell, Disturbance, Growth
-from harness.analysis.flags import Flag
 from harness.analysis.traffic import ceiling_bytes_per_s, past_cache_share, probed_bytes_per_s, spread
+from harness.analysis.warnings import DISTURBANCES, Flag, Warnings
 from harness.base.text import plural
 from harness.records import tables
 from harness.records.kinds import Record, done_of, loaded_of, memory_of
@@ -46,15 +46,6 @@ Pressure = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Reason:
-    """Why a repeat is invalid. `disturbance`: what on the machine caused it, so that another attempt may be
-    ok; null: the stack or the config caused it."""
-
-    text: str
-    disturbance: Disturbance | None = None
-
-
-@dataclass(frozen=True)
 class BusyProcess:
     """The process that used most CPU time while repeats were disturbed: on average `cpus` of `of_cpus`."""
 
@@ -64,18 +55,15 @@ class BusyProcess:
     of_cpus: int
 
 
-def disturbance_reasons(record: Record) -> list[Reason]:
+def disturbances(record: Record) -> list[Flag]:
     """Each disturbance that makes a finished repeat invalid."""
     found = []
     if (suspended_ns := done_of(record).get("suspended_ns") or 0) > SUSPENDED_FLOOR_NS:
-        found.append(Reason(f"the machine was suspended for {suspended_ns / 1e9:.1f} s", "suspend"))
+        found.append(Warnings.suspended.flag(seconds=suspended_ns / 1e9))
     found += _quota(record)  # before the warm-up, which a quota keeps from settling too
     if not done_of(record)["warmup"]["agreed"]:
-        detail = "no window agreed with the one before and the one four before"
-        found.append(Reason(f"warm-up never settled: {detail}", "warmup"))
-    found += _paging(record)
-    found += _contention(record)
-    return found + [Reason(text, "heat") for text in flags.invalid_because(record)]
+        found.append(Warnings.warmup_unsettled.flag())
+    return [*found, *_paging(record), *_contention(record), *flags.throttling(record)]
 
 
 def disturbance_notes(record: Record) -> list[Flag]:
@@ -88,28 +76,19 @@ def disturbance_notes(record: Record) -> list[Flag]:
         details.append(f"{plural(round(machine['pswpin']), 'page')} swapped in")
     if not _quota(record) and (throttled := _throttled(record)):
         details.append(f"the CPU quota throttled the cgroups around it {throttled}")
-    if not details:
-        return []
-    return [
-        Flag(
-            "machine_under_pressure",
-            f"the whole machine, while timing: {'; '.join(details)}",
-            invalidates=None,
-        )
-    ]
+    return [Warnings.machine_under_pressure.flag(pressure="; ".join(details))] if details else []
 
 
-def _paging(record: Record) -> list[Reason]:
-    # Within a memory budget the worker's own limit causes the pressure: another attempt would meet it again.
-    kind: Disturbance | None = None if record.get("memory_budget") else "memory"
+def _paging(record: Record) -> list[Flag]:
     found = []
     if faults := done_of(record)["major_faults"]:
-        found.append(f"{plural(faults, 'major page fault')} while timing")
+        found.append(Warnings.page_faults.flag(faults=plural(faults, "major page fault")))
     own, _ = _pressures(record)
-    found += [f"its own cgroup, while timing: {text}" for text in _memory_was_short(record, own)]
+    found += [Warnings.memory_pressure.flag(pressure=text) for text in _memory_was_short(record, own)]
     if paged_in := _weights_paged_in(record):
-        found.append(f"{paged_in / 1e6:.0f} MB of its weights were paged in while timing")
-    return [Reason(text, kind) for text in found]
+        found.append(Warnings.weights_paged_in.flag(megabytes=paged_in / 1e6))
+    # Within a memory budget the worker's own limit causes the pressure: another attempt would meet it again.
+    return [replace(each, disturbance=None) for each in found] if record.get("memory_budget") else found
 
 
 def _pressures(record: Record) -> tuple[Pressure, Pressure]:
@@ -184,7 +163,7 @@ def _weights_paged_in(record: Record) -> int | None:
     return int(after - before) if after - before > allowed else None
 
 
-def _quota(record: Record) -> list[Reason]:
+def _quota(record: Record) -> list[Flag]:
     """Throttling by a CPU quota. Other processes may share the cgroup, so the worker's own CPU wait must
     confirm it, where known."""
     waited_ns, throttled = done_of(record).get("cpu_wait_ns"), _throttled(record)
@@ -192,10 +171,10 @@ def _quota(record: Record) -> list[Reason]:
         return []
     quota = (record.get("conditions") or Conditions()).get("cpu_quota")
     of = f" of {quota:.2f} CPUs" if quota is not None else ""
-    return [Reason(f"the CPU quota{of} throttled it {throttled}", "quota")]
+    return [Warnings.quota_throttled.flag(of=of, throttled=throttled)]
 
 
-def _contention(record: Record) -> list[Reason]:
+def _contention(record: Record) -> list[Flag]:
     """Threads that waited for a CPU. A barrier per tensor makes them lose far more than this share."""
     waited_ns, timed_ns = done_of(record).get("cpu_wait_ns"), _timed_ns(record)
     if waited_ns is None or not timed_ns:
@@ -206,11 +185,10 @@ def _contention(record: Record) -> list[Reason]:
     share = waited_ns / (timed_ns * record["threads"])
     if share <= CONTENTION_TOLERANCE or waited_ns <= CONTENTION_FLOOR_NS:
         return []
-    why, many = "other processes were running", oversubscribed(record)
-    if many:
-        why = f"{record['threads']} of them share {plural(record['machine']['usable_cpus'] or 0, 'CPU')}"
-    text = f"its threads waited for a CPU {share:.0%} of the time: {why}"
-    return [Reason(text, None if many else "cpu")]
+    if not oversubscribed(record):
+        return [Warnings.waited_for_cpu.flag(share=share)]
+    cpus = plural(record["machine"]["usable_cpus"] or 0, "CPU")
+    return [Warnings.too_many_threads.flag(share=share, threads=record["threads"], cpus=cpus)]
 
 
 def oversubscribed(record: Record) -> bool:
@@ -235,22 +213,12 @@ def disturbance_summary(cells: Iterable[Cell], busiest: BusyProcess | None = Non
         why = f"`{busiest.name}` (pid {busiest.pid}) used {cpus} meanwhile"
         advice = "close it, or lower `threads`"
     else:
-        why, advice = _CAUSES[kind]
+        why, advice = DISTURBANCES[kind]
     which = f"{stayed} of {plural(of, 'repeat')} stayed disturbed"
     return f"{which}: {why}; {advice}, then run again with --retry-failed"
 
 
-_CAUSES: dict[Disturbance, tuple[str, str]] = {
-    "cpu": ("other processes used the CPUs", "close them, or lower `threads`"),
-    "quota": ("a CPU quota throttled its threads", "raise or remove it (--cpus, CPUQuota)"),
-    "memory": ("memory was short and pages were read from disk", "close programs that use memory"),
-    "heat": ("the device was throttled", "let it cool (protocol.cool_down)"),
-    "warmup": ("warm-up never settled", "close other programs"),
-    "suspend": ("the machine was suspended", "keep it awake (systemd-inhibit)"),
-}
-
-
-def disturbance_kind(found: Sequence[Reason]) -> Disturbance | None:
+def disturbance_kind(found: Sequence[Flag]) -> Disturbance | None:
     """The first disturbance, if all reasons are disturbances; null otherwise."""
     kinds = [reason.disturbance for reason in found]
     return kinds[0] if kinds and None not in kinds else None
@@ -281,7 +249,7 @@ BUSY_HOST_SHARE = 0.01
 FIRST_TOKENS = 5  # none of these may be late: an unsynchronised clock shows there
 
 
-def clock_of_stack(record: Record) -> list[Reason]:
+def clock_of_stack(record: Record) -> list[Flag]:
     """Compare the stack's own decode time with ours, less our work between steps. A wait for a CPU between
     the two clocks makes ours longer, by at most the process's total wait. A hypervisor's waits are not
     counted: a difference as short as one or two of them may be a disturbance."""
@@ -300,44 +268,43 @@ def clock_of_stack(record: Record) -> list[Reason]:
         if theirs - ours > allowed or late > 0:
             both = f"{ours / steps:.3f} ms/token here, {theirs / steps:.3f} by the stack's own"
             paused = 0 < late <= CONTENTION_FLOOR_NS / 1e6
-            return [Reason(f"two clocks differ: {both}", "cpu" if paused else None)]
+            return [(Warnings.paused_between_clocks if paused else Warnings.clocks_differ).flag(clocks=both)]
     return []
 
 
-def clock_of_device(record: Record, times: TokenTimes | None) -> list[Reason]:
+def clock_of_device(record: Record, times: TokenTimes | None) -> list[Flag]:
     """Compare each token's time on the device's own clock (CUDA events) with ours. Our flushes fall between
     two events and are not part of our latencies."""
     timed = done_of(record)["counters"].get("device_tokens")
     if timed is None:
         return []
     if timed != record["tokens"]:
-        return [Reason(f"the device's clock timed {timed} tokens, but {record['tokens']} were generated")]
+        return [Warnings.device_clock_incomplete.flag(timed=timed, tokens=record["tokens"])]
     if not times:
         return []
     device = times.device_gaps_ns(done_of(record).get("flushes", []))
     if device is None:
-        return [Reason("its times by the device's clock are missing or damaged")]
+        return [Warnings.device_clock_missing.flag()]
     host = times.gaps_ns
     gaps, allowed = host - device, np.maximum(DEVICE_CLOCK_TOLERANCE * device, DEVICE_CLOCK_TOLERANCE_NS)
     differ = np.abs(gaps) > allowed
     if not differ.any():
         return []
     at = int(np.argmax(np.abs(gaps)))
-    reason = (
-        f"two clocks differ on {int(differ.sum())} of {len(host)} tokens by more than 1% and 0.05 ms; most "
+    differences = (
+        f"{int(differ.sum())} of {len(host)} tokens by more than 1% and 0.05 ms; most "
         f"at n = {times.n[at]}: {host[at] / 1e6:.3f} ms here, {device[at] / 1e6:.3f} by the device's own"
     )
     in_all = max(DEVICE_CLOCK_TOLERANCE * float(device.sum()), DEVICE_CLOCK_TOLERANCE_NS)
     if abs(float(gaps.sum())) > in_all:
-        return [Reason(reason)]
+        return [Warnings.device_clocks_differ.flag(differences=differences)]
     # A short token after a long one only makes up for a busy host's delay.
     late_before = np.concatenate([[False], (gaps > allowed / 2)[:-1]])
     if (differ & (gaps < 0) & ~late_before).any():
-        return [Reason(f"{reason}; their totals agree: ours was read before the device was done")]
+        return [Warnings.clock_too_early.flag(differences=differences)]
     if differ.mean() <= BUSY_HOST_SHARE and not differ[:FIRST_TOKENS].any():
         return []
-    text = f"{reason}; their totals agree: the device was done before ours was read, on a busy host"
-    return [Reason(text, "cpu")]
+    return [Warnings.host_busy.flag(differences=differences)]
 
 
 # How far a growing generation got before memory ran out, and its cache's share of the free memory. Pure.
@@ -393,7 +360,7 @@ NAMES_SHOWN = 3
 OFFLOADED_SPLITS = 2
 
 
-def placement_mismatches(device: str, options: Options, facts: StackFacts) -> list[str]:
+def placement_mismatches(device: str, options: Options, facts: StackFacts) -> list[Flag]:
     """Weights, tables or KV cache on another device, or tensors in another buffer, than the requested one."""
     if misplaced := (facts.get("placement") or Placed(misplaced=[]))["misplaced"]:
         return [_misplaced(misplaced)]
@@ -412,28 +379,28 @@ def placement_mismatches(device: str, options: Options, facts: StackFacts) -> li
         if name.lower() in wrong and count
     ]
     if mismatches:
-        return [f"offloaded, not all on the requested device ({'; '.join(mismatches)})"]
+        return [Warnings.offloaded.flag(parts="; ".join(mismatches))]
     return [] if facts.get("placement") else _splits(device, facts)  # else split on purpose
 
 
-def _misplaced(misplaced: Sequence[Misplaced]) -> str:
-    """The tensors that are not where they were asked to be."""
+def _misplaced(misplaced: Sequence[Misplaced]) -> Flag:
+    """The tensors that are in another buffer than the requested one."""
     where = [
         f"{each['tensor']} ({each['asked']} was requested, {each['found'] or 'its layer'} has it)"
         for each in misplaced[:NAMES_SHOWN]
     ]
     more = ", ..." if len(misplaced) > NAMES_SHOWN else ""
-    return f"{plural(len(misplaced), 'tensor')} not where requested: {', '.join(where)}{more}"
+    tensors = plural(len(misplaced), "tensor")
+    return Warnings.misplaced.flag(tensors=tensors, where=", ".join(where) + more)
 
 
-def _splits(device: str, facts: StackFacts) -> list[str]:
+def _splits(device: str, facts: StackFacts) -> list[Flag]:
     """Operations without a kernel for the GPU: llama.cpp runs them on the CPU, whatever it reports of layers.
     Its graph is split at each change of device."""
     most = max((facts.get("graph_splits") or {}).values(), default=0)
     if device == "cpu" or most <= OFFLOADED_SPLITS:
         return []
-    why = f"llama.cpp's graph has {most} splits, and {OFFLOADED_SPLITS} if all is on the GPU"
-    return [f"some operations ran on the CPU: {why}"]
+    return [Warnings.operations_on_cpu.flag(splits=most, all_on_gpu=OFFLOADED_SPLITS)]
 
 
 # Is this record's measurement valid? Reasons why not, and notes on it. Pure.
@@ -441,18 +408,25 @@ def _splits(device: str, facts: StackFacts) -> list[str]:
 
 CEILING_TOLERANCE = 1.05  # a larger share of the measured bandwidth is a measurement error
 
-BEYOND_TRAINED = "beyond_trained_context"
 USABLE = ("ok", "functional")  # it ran as requested, but the speed of a functional one means nothing
 
 
 @dataclass(frozen=True)
 class Verdict:
     """A repeat's status and reasons. `disturbed`: the disturbance, where only disturbances made it invalid;
-    null otherwise."""
+    null otherwise. `next_steps`: the user's, for the reasons."""
 
     status: str
     reasons: list[str]
     disturbed: Disturbance | None = None
+    next_steps: list[str] = field(default_factory=list)
+
+
+def invalid(found: Sequence[Flag], known: Sequence[str] = ()) -> Verdict:
+    """The verdict on a repeat with these faults. `known`: what was known of it before it ran."""
+    texts = [each.detail for each in found]
+    steps = list(dict.fromkeys(each.warning.next_step for each in found))
+    return Verdict("invalid", [*texts, *known], disturbance_kind(found), steps)
 
 
 def status(
@@ -478,36 +452,31 @@ def verdict(
     """
     known = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
     functional = loaded_of(record).get("functional") or _emulated(record)
-    usable = Verdict("functional", [str(functional)]) if functional else Verdict("ok", [])
+    usable = Verdict("functional", [functional]) if functional else Verdict("ok", [])
     if ended_by_memory(record) and (
         reasons := option_mismatches(record["device"], record["options"], loaded_of(record))
     ):
-        return Verdict("invalid", [*reasons, *known])
+        return invalid(reasons, known)
     if ended_by_memory(record) or (record["kind"] == "searched" and record["outcome"] == "ok"):
         return usable
     if record["outcome"] != "ok" or record["kind"] == "reported":  # published figures are shown as they are
         reason = record.get("reason")
         return Verdict(record["outcome"], [reason, *known] if reason else [])
     ceiling = ceiling or ceiling_bytes_per_s([record])
-    found = _reasons(record, ceiling)
-    found += clock_of_device(record, times)
-    found += map(Reason, depth.surface_faults(record, table or {}))
+    found = [*_reasons(record, ceiling), *clock_of_device(record, times)]
+    found += depth.surface_faults(record, table or {})
     if table and tables.name_of(record) == "prefill":
-        fast = prefill.faster_than_possible(record, prefill.by_depth([table]), ceiling)
-        found += [Reason(f"faster than its limit: {flag.detail}") for flag in fast]
+        found += prefill.faster_than_possible(record, prefill.by_depth([table]), ceiling)
     if not has_series:
         what = "table of timed rows" if tables.name_of(record) else "series of tokens"
-        found.append(Reason(f"its {what} is missing or damaged"))
-    if found:
-        texts = [reason.text for reason in found]
-        return Verdict("invalid", [*texts, *known], disturbance_kind(found))
-    return usable
+        found.append(Warnings.rows_missing.flag(what=what))
+    return invalid(found, known) if found else usable
 
 
 def _emulated(record: Record) -> str | None:
     """Why no speed of the record's machine means anything; null for a real one."""
     shown = (record.get("machine") or {}).get("emulated")
-    return f"the machine is emulated ({shown}): its speeds mean nothing" if shown else None
+    return Warnings.emulated.flag(machine=shown).detail if shown else None
 
 
 def attempts_left(record: Record, found: Verdict) -> bool:
@@ -516,8 +485,8 @@ def attempts_left(record: Record, found: Verdict) -> bool:
     return found.disturbed is not None and record.get("attempt", 1) <= retries
 
 
-def option_mismatches(device: str, options: Options, facts: StackFacts) -> list[str]:
-    """Differences between what a stack loaded and what was requested, one sentence each."""
+def option_mismatches(device: str, options: Options, facts: StackFacts) -> list[Flag]:
+    """Differences between the loaded and the requested options."""
     return [
         *other_kernels(facts),
         *placement_mismatches(device, options, facts),
@@ -527,31 +496,25 @@ def option_mismatches(device: str, options: Options, facts: StackFacts) -> list[
 
 def invalid_because(record: Record, ceiling: float | None) -> list[str]:
     """Each reason why a finished repeat is invalid, as a sentence; empty for a valid one."""
-    return [reason.text for reason in _reasons(record, ceiling)]
+    return [reason.detail for reason in _reasons(record, ceiling)]
 
 
-def _reasons(record: Record, ceiling: float | None) -> list[Reason]:
+def _reasons(record: Record, ceiling: float | None) -> list[Flag]:
     """Faults of the stack first, then disturbances by the machine."""
-    return [
-        *map(Reason, _stack_faults(record, ceiling)),
-        *clock_of_stack(record),
-        *disturbance_reasons(record),
-    ]
+    return [*_stack_faults(record, ceiling), *clock_of_stack(record), *disturbances(record)]
 
 
-def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
+def _stack_faults(record: Record, ceiling: float | None) -> list[Flag]:
     loaded, done = loaded_of(record), done_of(record)
     prompt, new = record["workload"]["prompt_tokens"], record["workload"]["new_tokens"]
     reasons = []
     stopped = growth_stopped(record)
     if record["tokens"] != new and not stopped and not tables.name_of(record):
-        reasons.append(f"{plural(record['tokens'], 'token')} generated, {new} requested")
-    evaluated = done["counters"].get("evaluated_tokens")
-    if evaluated is not None and evaluated != prompt + record["tokens"] - 1 and not stopped:
-        expected = prompt + record["tokens"] - 1
-        reasons.append(
-            f"{evaluated} tokens were evaluated, {expected} expected: a prefix was reused or added"
-        )
+        tokens = plural(record["tokens"], "token")
+        reasons.append(Warnings.other_length.flag(tokens=tokens, requested=new))
+    evaluated, expected = done["counters"].get("evaluated_tokens"), prompt + record["tokens"] - 1
+    if evaluated is not None and evaluated != expected and not stopped:
+        reasons.append(Warnings.other_prefix.flag(evaluated=evaluated, expected=expected))
     # The stack's report after loading, then the one after the run.
     for facts in (loaded, loaded | done["facts_changed"]):
         if mismatches := [
@@ -564,11 +527,11 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[str]:
     reasons += _weights(record)
     reasons += other_options(record["options"], loaded_of(record))
     if compiled := done["counters"].get("compilations"):
-        reasons.append(f"{plural(compiled, 'compilation')} while timing")
+        reasons.append(Warnings.compiled.flag(compilations=plural(compiled, "compilation")))
     share = past_cache_share(record, ceiling)
     if ceiling is not None and share is not None and share > CEILING_TOLERANCE:
         measured = spread([*probed_bytes_per_s([record]), ceiling])
-        reasons.append(f"faster than memory allows: past the CPU's cache it reads {share:.0%} of {measured}")
+        reasons.append(Warnings.memory_faster_than_limit.flag(share=share, measured=measured))
     return reasons
 
 
@@ -580,14 +543,13 @@ def notes(record: Record) -> list[Flag]:
     decoded = record["tokens"] if workload["kind"] == "grow" else workload["new_tokens"]
     raised += beyond_trained(facts, workload["prompt_tokens"] + decoded, "the context grows to")
     if pins := ((record.get("environment") or {}).get("adopted") or {}).get("pins_not_met"):
-        raised.append(Flag("not_pinned", f"an adopted interpreter, not pinned: {'; '.join(pins)}", None))
-    raised += [Flag("stack_warning", warning, invalidates=None) for warning in facts.get("warnings") or []]
+        raised.append(Warnings.not_pinned.flag(packages="; ".join(pins)))
+    raised += [Warnings.stack_warning.flag(message=each) for each in facts.get("warnings") or []]
     if retries := done.get("counters", Counters()).get("allocator_retries"):
         places = ", ".join(str(n) for n, _ in retries[:NAMES_SHOWN])
         more = f" and {len(retries) - NAMES_SHOWN} more places" if len(retries) > NAMES_SHOWN else ""
         times = plural(sum(count for _, count in retries), "time")
-        detail = f"{times} the allocator had to free memory and try again"
-        raised.append(Flag("allocator_retries", f"{detail}, at n = {places}{more}", invalidates=None))
+        raised.append(Warnings.allocator_retries.flag(times=times, places=places + more))
     raised += [*flags.routing_notes(record), *flags.rotary_notes(record)]
     return [*raised, *flags.throttling_notes(record), *disturbance_notes(record)]
 
@@ -597,46 +559,44 @@ def beyond_trained(facts: StackFacts, length: int | None, reaches: str) -> list[
     trained = facts.get("trained_context")
     if not trained or not length or length <= trained:
         return []
-    detail = f"{reaches} {length} tokens, but the model was trained on at most {trained}"
-    return [Flag(BEYOND_TRAINED, detail, invalidates=None)]
+    numbers = {"length": length, "trained": trained}
+    return [Warnings.beyond_trained_context.flag(reaches=reaches, **numbers)]
 
 
-def other_kernels(facts: StackFacts) -> list[str]:
-    """Differences between the kernels that ran and the requested ones, one sentence each."""
+def other_kernels(facts: StackFacts) -> list[Flag]:
+    """Differences between the kernels that ran and the requested ones."""
     return [*_kernels(facts), *_leftovers(facts)]
 
 
-def _kernels(facts: StackFacts) -> list[str]:
+def _kernels(facts: StackFacts) -> list[Flag]:
     requested = facts.get("kernel_asked")
     if requested is None or requested in (ran := facts["kernels"]):
         return []
     # For a torch model these are all classes of layers; the one that replaced the requested one is linear.
     linear = [name for name in ran if "Linear" in name and name != "Linear"] or list(ran)
-    return [f"kernel {requested} was requested but {', '.join(linear) or 'none'} ran"]
+    return [Warnings.other_kernel.flag(requested=requested, ran=", ".join(linear) or "none")]
 
 
-def _leftovers(facts: StackFacts) -> list[str]:
+def _leftovers(facts: StackFacts) -> list[Flag]:
     """Linear layers that should be quantized but are not."""
     names = facts.get("leftovers") or []
     if not names:
         return []
     more = ", ..." if len(names) > NAMES_SHOWN else ""
     layers = f"{len(names)} linear layers are" if len(names) > 1 else "1 linear layer is"
-    return [f"{layers} not quantized as requested: {', '.join(names[:NAMES_SHOWN])}{more}"]
+    return [Warnings.not_quantized.flag(layers=layers, names=", ".join(names[:NAMES_SHOWN]) + more)]
 
 
-def _window(record: Record) -> list[str]:
+def _window(record: Record) -> list[Flag]:
     """A KV cache shorter than the run: the stack discarded tokens and continued."""
     holds, workload = loaded_of(record).get("holds_tokens"), record["workload"]
     needed = workload["prompt_tokens"] + workload["new_tokens"]
     if holds is None or holds >= needed:
         return []
-    return [
-        f"its cache holds {holds} tokens of {needed}: past them it discards tokens, so latency stops growing"
-    ]
+    return [Warnings.short_cache.flag(holds=holds, needed=needed)]
 
 
-def _weights(record: Record) -> list[str]:
+def _weights(record: Record) -> list[Flag]:
     """Compare the loaded weights with the file's header. Bytes are compared only where the stack keeps the
     stored types: of a GGUF, and of a checkpoint with a single type (it is cast to one type)."""
     weights, loaded = record["model"]["weights"], loaded_of(record)
@@ -652,22 +612,25 @@ def _weights(record: Record) -> list[str]:
         if not cast:
             sizes.insert(0, ("model_bytes", loaded.get("model_bytes"), header["model_bytes"]))
         reasons += [
-            f"{name} is {ours} in the stack but {theirs} in the file's header"
+            Warnings.other_weights.flag(name=name, loaded=ours, stored=theirs)
             for name, ours, theirs in sizes
             if ours is not None and ours != theirs
         ]
     requested = record["options"].get("quant")
     if requested is not None and found is not None and requested != found:
-        reasons.append(f"weights of type {requested} were requested but {found} were loaded")
+        reasons.append(Warnings.other_type.flag(requested=requested, found=found))
     return reasons
 
 
-def other_options(requested: Options, facts: StackFacts) -> list[str]:
+def other_options(requested: Options, facts: StackFacts) -> list[Flag]:
     """Switches, names and thread counts that the stack resolved differently. It may round sizes."""
     resolved: Mapping[str, object] = facts.get("options") or {}
     given = {k: v for k, v in requested.items() if isinstance(v, bool | str) or k == "threads"}
     changed = [k for k, v in given.items() if resolved.get(k) is not None and resolved[k] != v]
-    return [f"{name} {_word(given[name])} was requested but {_word(resolved[name])} ran" for name in changed]
+    return [
+        Warnings.other_option.flag(name=name, requested=_word(given[name]), ran=_word(resolved[name]))
+        for name in changed
+    ]
 
 
 def _word(value: object) -> str:

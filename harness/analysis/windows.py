@@ -1,6 +1,6 @@
 """Windows of decode at several depths -> B and W, the speed at each depth, and whether a line holds. Pure.
 
-A window's mean latency is one observation: tokens within it share what the machine did at that moment.
+A window's mean latency is one observation: tokens within it share the state of the machine at that moment.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def analyse_windows(columns: Mapping[str, Sequence[int]]) -> Windows | None:
     count = np.bincount(of.ravel())
     x = np.bincount(of.ravel(), n - 1) / count  # tokens that a step attends to
     y = np.bincount(of.ravel(), ns) / count / 1e6
-    asked = keys[0]
-    fitted = _fitted(x, y, 1) if len(x) >= FEWEST and len(np.unique(asked)) > 1 else None
+    depths = keys[0]
+    fitted = _fitted(x, y, 1) if len(x) >= FEWEST and len(np.unique(depths)) > 1 else None
     slope = float(fitted[0][1]) if fitted else 0.0
     found = Windows(
-        tuple(_at(int(d), x[asked == d], y[asked == d], slope) for d in np.unique(asked)),
+        tuple(_at(int(d), x[depths == d], y[depths == d], slope) for d in np.unique(depths)),
         float(y.mean()),
         len(depth),
         int(n.max()),
@@ -76,7 +76,7 @@ def analyse_windows(columns: Mapping[str, Sequence[int]]) -> Windows | None:
         line=Line(float(B), float(slope)),
         B_ends_ms=(float(B - half[0]), float(B + half[0])),
         slope_ends_ms=(float(slope - half[1]), float(slope + half[1])),
-        curved=_curved(x, y) if len(np.unique(asked)) > 2 else None,
+        curved=_curved(x, y) if len(np.unique(depths)) > 2 else None,
     )
 
 
@@ -109,7 +109,7 @@ def _curved(x: Floats, y: Floats) -> float | None:
 
 
 def _at(depth: int, x: Floats, y: Floats, slope: float) -> AtDepth:
-    """Windows begin beside their depth: the line's slope takes them to it."""
+    """Windows begin near their depth: the line's slope takes them to it."""
     here = y - slope * (x - depth)
     mean = float(here.mean())
     if len(here) < 2:

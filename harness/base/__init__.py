@@ -1,1 +1,1 @@
-"""What every folder uses: files and locks, GPUs as NVML lists them, words for people."""
+"""Used by every folder: files and locks, GPUs as NVML lists them, words for people."""

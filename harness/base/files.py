@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-# Exceptions that end a command: the message is what the user reads.
+# Exceptions that end a command: the message is for the user.
 
 
 # What code raises that meets values of a file which nobody thought of.
@@ -25,13 +25,13 @@ FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class NotStarted(Exception):
-    """Nothing was started, because what the user gave cannot be used."""
+    """Nothing was started, because the user's input cannot be used."""
 
     prefix = "harness: "  # empty where the message begins with FILE:LINE
 
 
 class NotFinished(Exception):
-    """What was asked for was not done, or not to its end; what is finished is kept."""
+    """The request was not done, or not to its end; finished parts are kept."""
 
 
 # Read files that a stranger may have made: regular ones, up to a size. Write files whole or not at all.
@@ -119,7 +119,7 @@ def sync_folder(folder: Path) -> None:
 # users of the machine share.
 
 
-# World-writable where they exist and are what they should be. Not $TMPDIR: it may differ between users.
+# World-writable where they exist and are folders as expected. Not $TMPDIR: it may differ between users.
 _SHARED = ("/run/lock", "/tmp")
 
 

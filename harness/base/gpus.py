@@ -47,7 +47,7 @@ def nvidia_gpus() -> list[Gpu]:
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[Gpu]:
     """Those that CUDA_VISIBLE_DEVICES leaves, in its order; all without it.
 
-    It has indices, UUIDs or unique beginnings of them, separated by commas. An id that is none hides what
+    It has indices, UUIDs or unique beginnings of them, separated by commas. An invalid id hides what
     follows, and one given twice hides all, as in CUDA (CUDA programming guide, "CUDA environment variables",
     and _parse_visible_devices of torch/cuda/__init__.py). Indices count in the order of NVML and nvidia-smi,
     whatever CUDA_DEVICE_ORDER says: CUDA's own default, the fastest first, is not known without CUDA. The

@@ -341,7 +341,7 @@ class Forecast:
     def refusal(self) -> str | None:
         """Why the cell must not be started, with the error of its library; null if it may be."""
         refusing = [each for each in self.broken if each.refuses]
-        reasons = [b.reason if b.reason == b.says else f"{b.reason} ({b.says})" for b in refusing]
+        reasons = [b.reason if b.reason == b.message else f"{b.reason} ({b.message})" for b in refusing]
         return "; ".join([*reasons, *(each for each in (self.over_budget, self.too_deep) if each)]) or None
 
 
@@ -463,8 +463,8 @@ def forecast_cell(
     packing = packing_of(cell, shape, ready)
     shards = ready.shards if ready and ready.packing == packing else None
     broken = plan.known_failures(cell, threads, device.family, capability, shape, packing, shards)
-    if uncut := cell.uncut(threads):
-        broken.append(Broken(uncut, uncut, refuses=False))
+    if reason := cell.cannot_truncate(threads):
+        broken.append(Broken(reason, reason, refuses=False))
     options = cell.options(threads)
     if wrong := placement_error(cell, ready, options):
         broken.append(Broken(wrong, wrong, refuses=True))

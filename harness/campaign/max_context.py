@@ -115,7 +115,8 @@ class Probing:
             return {}
         n_ctx = found["n_ctx"]
         requested = {k: v for k, v in self.inputs.options.items() if k != self.option}
-        mismatches = option_mismatches(self.inputs.device_id, requested, loaded)
+        found_other = option_mismatches(self.inputs.device_id, requested, loaded)
+        mismatches = [each.detail for each in found_other]
         held = (loaded.get("options") or {}).get(self.option)
         if not isinstance(held, int) or held < n_ctx:
             mismatches.append(f"{self.option} {n_ctx} was asked for and {held} ran")

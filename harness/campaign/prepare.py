@@ -587,8 +587,8 @@ def inputs_or_refusal(
     """Everything the cell needs to run, or the reason why it cannot or must not run."""
     protocol = experiment.protocol
     try:
-        if uncut := cell.uncut(preparation.threads):
-            raise NotReady("unavailable", uncut)
+        if reason := cell.cannot_truncate(preparation.threads):
+            raise NotReady("unavailable", reason)
         if (found := preparation.expected(cell, device)) and found.refusal:
             raise NotReady("refused", found.refusal)
         interpreter = preparation.interpreter(cell.header)
@@ -648,7 +648,7 @@ def content_key(
     found = preparation.expected(cell, device)
     if found and replace(found, over_budget=None).refusal:
         return plan.content_key(cell, options, ("refused",), None, slug, device_id)
-    if cell.uncut(preparation.threads):
+    if cell.cannot_truncate(preparation.threads):
         return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)
     try:
         interpreter = preparation.interpreter(cell.header)

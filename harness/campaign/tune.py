@@ -161,4 +161,4 @@ def _counts(status: str, reasons: Sequence[str], record: Record, busy: bool) -> 
         return True
     if record["outcome"] != "ok" or not (busy or verdicts.oversubscribed(record)):
         return False
-    return set(reasons) <= {reason.text for reason in verdicts.disturbance_reasons(record)}
+    return set(reasons) <= {each.detail for each in verdicts.disturbances(record)}

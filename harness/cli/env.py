@@ -238,7 +238,7 @@ def _lines(line: Listed) -> Iterator[str]:
         yield f"    kernel {kernel}: {why or 'works'}"
 
 
-# `harness env pack`: gather what a machine without a network needs in one folder.
+# `harness env pack`: one folder with all that a machine without a network needs.
 
 
 def add_pack(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from harness.analysis import flags as analysis_flags
 from harness.analysis import latency
 from harness.analysis.columns import Figures
-from harness.analysis.flags import CEILING_TOLERANCE, Flag, Limit, flags, identical
+from harness.analysis.flags import CEILING_TOLERANCE, Limit, flags, identical
 from harness.analysis.latency import Analysis, Unusable
 from harness.analysis.line import Floats
+from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural, printable, shortened
 from harness.cli import NOT_OK, OK, REGRESSION, Mistake, options, say
 from harness.cli.options import add_json, unknown
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
     from harness.report.fit_text import Against, Row
 
 LEAST_TOKENS = 3  # the first token, and two for a line
-OF_WEIGHTS = ("faster_than_limit", "first_token_faster_than_limit")
-FAILING = (*OF_WEIGHTS, "slope_faster_than_limit", "identical_series", "early_stop", "died", "drift")
+OF_WEIGHTS = (Warnings.faster_than_limit, Warnings.first_token_faster_than_limit)
+OF_SPEED = (*OF_WEIGHTS, Warnings.slope_faster_than_limit)
+FAILING = (*OF_SPEED, Warnings.identical_series, Warnings.early_stop, Warnings.died, Warnings.drift)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -79,9 +81,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--fail-on",
         action="append",
         default=[],
-        choices=FAILING,
+        choices=[each.name for each in FAILING],
         metavar="FLAG",
-        help=f"exit with 3 if a series has this flag: {', '.join(FAILING)}; repeatable",
+        help=f"exit with 3 if a series has this flag: {', '.join(each.name for each in FAILING)}; repeatable",
     )
     add_json(parser, "one object per variant")
 
@@ -122,9 +124,9 @@ def _check_gate(fail_on: Sequence[str], log: Log, theory: Theory | None, bpw: di
     of_speed = [*log.series, *(name for name, each in log.requests.items() if each.tokens_per_s)]
     without = [name for name in of_speed if name not in bpw]
     for code in fail_on:
-        if code.endswith("faster_than_limit") and theory is None:
+        if Warnings[code] in OF_SPEED and theory is None:
             raise Mistake(f"--fail-on {code} needs --model and --machine")
-        if code in OF_WEIGHTS and without:
+        if Warnings[code] in OF_WEIGHTS and without:
             raise Mistake(
                 f'--fail-on {code} needs --bpw "{shortened(without[0])}=BITS", and so for every variant'
             )
@@ -207,9 +209,7 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
         raised = flags(each, limit, longest)
         died = cut[name][2]
         if died is not None:
-            raised.append(
-                Flag("died", f"zeros from n = {died} on, treated as the end of the series", invalidates=None)
-            )
+            raised.append(Warnings.died.flag(n=died))
         raised += [same[name]] if name in same else []
         figures = latency.row(each)
         rows.append(_row(name, bits, figures, raised, _against(figures, bits, limit) if limit else None))
@@ -245,8 +245,8 @@ def _totals(name: str, request: Request, bpw: float | None, theory: Theory | Non
     if theory and bpw and request.tokens_per_s:
         limit, mean_ms = theory.limit(bpw, 1), 1e3 / request.tokens_per_s
         if mean_ms < limit.B_ms / CEILING_TOLERANCE:
-            detail = f"{mean_ms:.2f} ms a token, but reading the weights takes {limit.B_ms:.2f}"
-            row["flags"] = [Flag("faster_than_limit", detail).row()]
+            took = f"{mean_ms:.2f} ms a token"
+            row["flags"] = [Warnings.faster_than_limit.flag(took=took, least=limit.B_ms).row()]
     return row
 
 

@@ -163,7 +163,7 @@ def known() -> Machines:
     try:
         if not data.users("machines.toml").exists():
             return MACHINES
-    except OSError:  # a folder that may not be read: the reader says so
+    except OSError:  # a folder that may not be read: the reader reports it
         pass
     from harness.config import own_machines  # pydantic takes 0.1 s
 

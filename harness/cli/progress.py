@@ -1,4 +1,4 @@
-"""What a user sees of a run: progress lines."""
+"""Progress lines of a run."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Progress:
         self._new_tokens = 0
         self._topic, self._printed_s = "", 0.0
         self.busiest: BusyProcess | None = None
+        self._advised: list[str] = []  # each next step is printed once
 
     def say(self, line: str) -> None:
         """Show a transient message. On a terminal the next one replaces it; elsewhere messages with the same
@@ -107,6 +108,9 @@ class Progress:
             line += ": disturbed again"
         elif reasons:
             line += f": {'; '.join(reasons)}"
+            steps = [each for each in found.next_steps if each not in self._advised]
+            self._advised += steps
+            line += "".join(f"\n  next: {each}" for each in steps)
         self.clear()
         print(line, file=sys.stderr, flush=True)
 

@@ -82,7 +82,7 @@ def rates(results: Path) -> None:
         raise Mistake(f"{results}: cannot be written: {refusal.strerror}") from refusal
 
 
-# What a recommendation starts from: the model, the machine, and the records to predict from.
+# The inputs of a recommendation: the model, the machine, and the records to predict from.
 
 
 STUDY = "published/rtx4090-qwen1.5"
@@ -116,7 +116,7 @@ class Given:
     fingerprint: str | None = None
 
     def runs(self, cell: Cell) -> bool:
-        """Whether the weights can become what the cell loads: a GGUF is for stacks of that format alone."""
+        """Whether the weights can be converted for the cell: a GGUF is for stacks of that format alone."""
         return self.source.gguf is None or cell.weights_format == "gguf"
 
 
@@ -193,14 +193,16 @@ def asdict_of(shape: Shape) -> dict[str, object]:
 
 def place_from(arguments: argparse.Namespace) -> Place:
     """The machine. Raises Mistake."""
-    found, beside = _place(arguments), (arguments.host_memory, arguments.host_bandwidth)
-    if beside == (None, None):
+    found, host = _place(arguments), (arguments.host_memory, arguments.host_bandwidth)
+    if host == (None, None):
         return found
     if found.device.family == "cpu":
-        raise Mistake(f"{found.name} is a CPU; --host-memory and --host-bandwidth are of one beside a GPU")
-    if None in beside:
+        raise Mistake(
+            f"{found.name} is a CPU; --host-memory and --host-bandwidth are of the CPU next to a GPU"
+        )
+    if None in host:
         raise Mistake("--host-memory and --host-bandwidth belong together")
-    return replace(found, host=place_of(_cpu_of(f"the CPU of {found.name}", *beside), "", found.threads))
+    return replace(found, host=place_of(_cpu_of(f"the CPU of {found.name}", *host), "", found.threads))
 
 
 def _place(arguments: argparse.Namespace) -> Place:

@@ -209,10 +209,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 def run_report(arguments: argparse.Namespace) -> int:
     """Print the tables, or write the page and print its path. Raises ResultsError if there is
     nothing to show."""
-    if any(path.is_file() and not is_bundle(path) for path in arguments.dir):
-        study, name = _of_log(arguments.dir, arguments.baseline)
-    else:
-        study, name = _of_records(arguments.dir, arguments.baseline)
+    study, name = _study(arguments.dir, arguments.baseline)
     for warning in study.warnings:
         say(warning)
     if arguments.png:
@@ -240,6 +237,19 @@ def _tables(study: Study, form: str) -> str:
     if form == "md":
         return report_page.markdown(study)
     return {"csv": report_page.csv, "json": report_page.json}[form](study.rows)
+
+
+def load_results(*paths: str | Path, baseline: str | Path | None = None) -> Study:
+    """Results folders, bundles, `published/NAME`, or one log that `harness fit` can read. `baseline`: records
+    to compare with. Raises ResultsError, LogError."""
+    given = [data.results(str(path)) for path in paths]
+    return _study(given, data.results(str(baseline)) if baseline else None)[0]
+
+
+def _study(paths: list[Path], baseline: Path | None) -> tuple[Study, str]:
+    """The Study of these paths, and the name of its page."""
+    is_log = any(path.is_file() and not is_bundle(path) for path in paths)
+    return (_of_log if is_log else _of_records)(paths, baseline)
 
 
 def _of_records(folders: list[Path], baseline_folder: Path | None) -> tuple[Study, str]:

@@ -166,7 +166,7 @@ class _Lines:
             self.show(line)
 
     def _is_new(self, event: Event, line: str) -> bool:
-        """What campaigns say of their machine comes once: each of a node's says it again."""
+        """Lines about a machine come once, though each campaign on a node repeats them."""
         if event["event"] not in ("message", "warning"):
             return True
         topic = ":".join(line.split(":")[:2])

@@ -203,7 +203,7 @@ def run_validate(arguments: argparse.Namespace) -> int:
 
 
 def _refuted(cell: Cell) -> str:
-    """What the headers of local weights say against a cell; empty if nothing."""
+    """Faults of a cell by the headers of local weights; empty if none."""
     if cell.source is None or cell.source.kind != "path":
         return ""
     try:
@@ -216,7 +216,7 @@ def _refuted(cell: Cell) -> str:
 
 
 def _never(cell: Cell) -> str:
-    """What the stack answers to options that it never runs with; empty if it runs."""
+    """The stack's errors for options that it never runs with; empty if it runs."""
     options = cell.options(threads=1)
-    found = [limit.says for limit in cell.header.limits if limit.never and holds(limit.when, options)]
+    found = [limit.message for limit in cell.header.limits if limit.never and holds(limit.when, options)]
     return f": will fail: {found[0]}" if found else ""

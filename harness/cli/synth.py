@@ -58,41 +58,41 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _mistake(asked: argparse.Namespace) -> str | None:
+def _mistake(options: argparse.Namespace) -> str | None:
     """The mistake in the command line, in one sentence; null if there is none."""
     choices = [str(choice) for choice in references()["gguf"].options["quant"].choices]
     try:
-        described(asked.shape, Path())
+        described(options.shape, Path())
     except NoModel as why:
         return str(why)
-    for quant in asked.quant or ():
+    for quant in options.quant or ():
         if quant not in choices:
             return unknown("quantization", quant, choices)
-    if asked.quant and asked.format != "gguf":
-        is_what = "bf16" if asked.format == "hf" else f"packed in {asked.bits or 4} bits"
+    if options.quant and options.format != "gguf":
+        is_what = "bf16" if options.format == "hf" else f"packed in {options.bits or 4} bits"
         return f"--quant needs --format gguf; a checkpoint is {is_what}"
-    if asked.bits and asked.format != "gptq":
-        return "--bits needs --format gptq" + ("; AWQ always has 4" if asked.format == "awq" else "")
-    if not 0 <= asked.seed < 2**63:
-        return f"--seed {asked.seed}: must be at least 0 and below 2**63"
+    if options.bits and options.format != "gptq":
+        return "--bits needs --format gptq" + ("; AWQ always has 4" if options.format == "awq" else "")
+    if not 0 <= options.seed < 2**63:
+        return f"--seed {options.seed}: must be at least 0 and below 2**63"
     return None
 
 
-def _made(preparation: Preparation, asked: argparse.Namespace) -> Iterator[Ready]:
+def _made(preparation: Preparation, options: argparse.Namespace) -> Iterator[Ready]:
     """Raises NotReady."""
-    name, made = described(asked.shape, Path())
+    name, made = described(options.shape, Path())
     shape, other = (None, made) if isinstance(made, Described) else (made, None)
-    seeded = Weights(seed=asked.seed)
+    seeded = Weights(seed=options.seed)
     model = Model(name=safe_name(name) or "model", shape=shape, described=other, weights=seeded)
-    if asked.format in FORMATS:
-        packing = Packing(asked.format, asked.bits or 4)
+    if options.format in FORMATS:
+        packing = Packing(options.format, options.bits or 4)
         loading = [name for name, header in stacks().items() if set(header.formats) - {"gguf"}]
         yield preparation.packed(_cell(model, _built([references()["hf"].stack, *loading])), packing)
-    elif asked.format == "hf":
+    elif options.format == "hf":
         loading = [name for name, header in stacks().items() if header.formats]
         yield preparation.checkpoint(_cell(model, _built([references()["gguf"].stack, *loading])))
     else:
-        for quant in asked.quant or [SOURCE_QUANT]:
+        for quant in options.quant or [SOURCE_QUANT]:
             yield _gguf(preparation, model, quant)
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 Unread = dict[str, Any]
-"""A record that is not held against its types: reading 60 of them in full would take seconds."""
+"""A record that is not checked against its types: reading 60 of them in full would take seconds."""
 Speed = tuple[float, float, str]
 """Tokens per second, the context they were measured at, and the source."""
 RESULTS = Path("results")  # relative to the working directory
@@ -258,6 +258,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.bandwidth:
         raise Mistake("--bandwidth goes with --memory, and without a machine")
     return _print(arguments, _rows(arguments, shapes, machines))
+
+
+def theory_rows(models: Sequence[str], machines: Sequence[str] = (), quants: Sequence[str] = ()) -> list[Row]:
+    """The rows of `harness theory MODEL... --machine MACHINE... --quant TYPE... --json`. Raises Mistake."""
+    parser = argparse.ArgumentParser()
+    theory_options.add(parser)
+    arguments = parser.parse_args(["--", *models])
+    arguments.machine, arguments.quant = list(machines), list(quants)
+    return _rows(arguments, *_known(None))
 
 
 def _known(own: Path | None) -> tuple[Known, Mapping[str, Machine]]:

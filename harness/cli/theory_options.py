@@ -133,8 +133,8 @@ def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFil
             name, made = named
         else:
             name, made, stored, trained_stated = from_file(given)
-        asked = quants_of(arguments.quant), memory, arguments.context, bytes_per_s
-        found += choices(name, made, *asked, stored, trained_stated)
+        limits = quants_of(arguments.quant), memory, arguments.context, bytes_per_s
+        found += choices(name, made, *limits, stored, trained_stated)
     if arguments.json:
         print(json.dumps(found, indent=1))
     elif arguments.csv:

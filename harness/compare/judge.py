@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from harness.analysis import scores
 from harness.analysis.columns import AnyRow, Score, is_score, is_search
 from harness.analysis.differences import (
-    Between,
+    CampaignShift,
     Change,
     Difference,
     Repeats,
@@ -181,7 +181,7 @@ def judged(
         noisy |= {
             f"{metric.name} {name}": (of_metric[name], metric, each) for name, each in found.cells.items()
         }
-        shared.append(_shared(metric, found.shared, found.between))
+        shared.append(_shared(metric, found.shared, found.campaign_shift))
         for row in of_metric.values():
             row["shared_change"], row["shared_ci90"] = shared[-1]["change"], shared[-1]["ci90"]
             row["shared_between"] = shared[-1]["between"]
@@ -252,7 +252,7 @@ def _shown(metric: Metric, side: Runs) -> float | None:
     return metric.figure(side.sample(metric).mean) if side.values(metric) else None
 
 
-def _shared(metric: Metric, found: Shared | None, between: Between) -> SharedFigures:
+def _shared(metric: Metric, found: Shared | None, shift: CampaignShift) -> SharedFigures:
     """The shift that all cells share; without one, only how campaigns differ."""
     change, ends = relative(metric, found.change) if found else (None, None)
     return {
@@ -260,7 +260,7 @@ def _shared(metric: Metric, found: Shared | None, between: Between) -> SharedFig
         "cells": found.cells if found else None,
         "change": change,
         "ci90": ends,
-        "between": between.source,
+        "between": shift.source,
     }
 
 

@@ -355,7 +355,7 @@ def _statuses(rows: Sequence[Row]) -> str:
 # Match cells of two sides that differ in the path of their weights alone, or say what else differs. Pure.
 
 
-NOT_ASKED = ("prompt", "prompt_source")  # of a workload: they follow from the weights
+DERIVED = ("prompt", "prompt_source")  # of a workload: they follow from the weights
 
 
 def same_weights(before: Mapping[Key, Record], after: Mapping[Key, Record]) -> dict[Key, Key]:
@@ -406,4 +406,4 @@ def _options(record: Record) -> Options:
 
 
 def _workload(record: Record) -> dict[str, object]:
-    return {name: value for name, value in record["workload"].items() if name not in NOT_ASKED}
+    return {name: value for name, value in record["workload"].items() if name not in DERIVED}

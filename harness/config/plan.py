@@ -79,10 +79,10 @@ class Cell:
         """Tokens that the context must hold."""
         return self.workload.holds
 
-    def uncut(self, threads: int) -> str | None:
+    def cannot_truncate(self, threads: int) -> str | None:
         """Why the KV cache cannot be cut to fewer tokens, where the workload needs that; null otherwise."""
         options = self.options(threads)
-        when = next((each for each in self.header.uncut if holds(each, options)), None)
+        when = next((each for each in self.header.cannot_truncate if holds(each, options)), None)
         if when is None or not self.workload.cuts:
             return None
         with_these = ", ".join(f"{name} {json.dumps(options[name]).strip(chr(34))}" for name in when)

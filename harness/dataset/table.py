@@ -26,7 +26,7 @@ from harness.analysis.columns import (
     Sizes,
     TimeSplit,
 )
-from harness.analysis.flags import Flag, Limit, flags, identical, machine_drift, published, same_changes
+from harness.analysis.flags import Limit, flags, identical, machine_drift, published, same_changes
 from harness.analysis.identity import computes, device, identity, recorded_gpu, weights
 from harness.analysis.latency import Analysis, Drift, Unusable
 from harness.analysis.line import Floats
@@ -39,6 +39,7 @@ from harness.analysis.verdicts import (
     status,
     verdict,
 )
+from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import list_named, plural
 from harness.records import tables
 from harness.records.kinds import Probe, Record, done_of, loaded_of, memory_of
@@ -306,7 +307,8 @@ def repeat_row(
         NO_TOKENS if ended else times, _control_ms(record), plain=record["kind"] == "reported"
     )
     if unusable:
-        state, reasons, disturbed = "invalid", [*reasons, f"its series is unusable: {unusable}"], None
+        state, disturbed = "invalid", None
+        reasons = [*reasons, Warnings.series_unusable.flag(why=unusable).detail]
     of_depths = depth.surface_figures(table) if tables.name_of(record) == "windows" else None
     figures = of_depths or analysis_latency.row(found)
     limits = traffic.limits(record, ceiling)
@@ -332,7 +334,7 @@ def repeat_row(
         figures["first_token_ms"] = reported["prefill_ms"]
         raised = published(reported["B_ms"], reported["W_tokens_per_ms"], reported["prefill_ms"], least)
         figures["W_identifiable"] = reported["W_tokens_per_ms"] is not None and not any(
-            flag.code == "slope_faster_than_limit" for flag in raised
+            flag.warning is Warnings.slope_faster_than_limit for flag in raised
         )
     growth = (
         Growth(max_ctx=reported["max_ctx"], max_ctx_is_target=reported["max_ctx_is_target"])
@@ -539,14 +541,14 @@ def flag_kernel_changes(rows: Sequence[Flagged]) -> None:
     """Flag rows of one stack whose mode changes at the same n: a change of kernel, not drift."""
     changes = same_changes({str(i): each["mode_changes_at"] for i, each in enumerate(rows)})
     for i, flag in changes.items():
-        others = [known for known in rows[int(i)]["flags"] if known["code"] != "drift"]
+        others = [known for known in rows[int(i)]["flags"] if known["code"] != Warnings.drift.name]
         rows[int(i)]["flags"] = [*others, flag.row()]
 
 
 def drop_intervals(rows: Sequence[Flagged]) -> None:
     """Leave B of rows flagged for drift without an interval: no line describes what the machine did."""
     for each in rows:
-        if any(flag["code"] == "drift" for flag in each["flags"]):
+        if any(flag["code"] == Warnings.drift.name for flag in each["flags"]):
             each["B_ci95_ms"] = None
 
 

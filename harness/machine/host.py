@@ -218,7 +218,7 @@ _SERIALS = (
 
 
 def owner_names() -> list[str]:
-    """The user's names, the host's, and serial numbers as far as this user may read them."""
+    """The user's names, the host's, and the serial numbers that this user may read."""
     return [name for name in _names() if name]
 
 

@@ -390,10 +390,10 @@ def check_loadable(ready: Ready, requested: Packing | None, header: Header, opti
     elif stored:
         for name in header.applies[stored.method]:
             if options.get(name) != stored.options.get(name):
-                has, asked = _as_json(stored.options.get(name)), _as_json(options.get(name))
+                stores, wants = _as_json(stored.options.get(name)), _as_json(options.get(name))
                 raise WeightsRefused(
                     f"{ready.path}: is {ready.quant}, which stack {stack} loads as it is stored;"
-                    f" {name} {asked} was asked for, set {name}: {has}"
+                    f" {name} {wants} was requested, set {name}: {stores}"
                 )
 
 

@@ -423,7 +423,7 @@ def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
     if not proved:
         return study
 
-    found = [said for folder in proved if (said := outcomes_so_far(folder))]
+    found = [sentence for folder in proved if (sentence := outcomes_so_far(folder))]
     return replace(study, methods={**study.methods, HEADING: [*found, *KNOWN.values()]}) if found else study
 
 
@@ -474,10 +474,10 @@ def outcome_of_choice(choice: Choice, windows: Sequence[ColumnsCell], context: i
 def outcome_sentence(choice: Choice, outcome: Outcome | None) -> str:
     """What came of a prediction."""
     found = choice.deep
-    said = f"{choice.title}: predicted {found.value:.3g} tok/s ({found.low:.3g} to {found.high:.3g})"
+    predicted = f"{choice.title}: predicted {found.value:.3g} tok/s ({found.low:.3g} to {found.high:.3g})"
     if outcome is None:
-        return f"{said}, no measurement is ok"
-    return f"{said}, measured {outcome['measured']:.3g}: off by {error(outcome):+.1%}"
+        return f"{predicted}, no measurement is ok"
+    return f"{predicted}, measured {outcome['measured']:.3g}: off by {error(outcome):+.1%}"
 
 
 def error(outcome: Outcome) -> float:

@@ -567,7 +567,7 @@ def _split(subject: Subject, whole: Candidate, place: Place, context: int) -> Ca
     on_gpu, on_cpu = sides
     layers = on_gpu.model.made.count + 1
     longest = min(on_gpu.longest or 0, on_cpu.longest or 0)
-    beside = replace(
+    on_host = replace(
         on_cpu.of(whole.traits), device=host.name, family=host.device.family, bytes_per_s=host.bytes_per_s
     )
     return replace(
@@ -576,7 +576,7 @@ def _split(subject: Subject, whole: Candidate, place: Place, context: int) -> Ca
         traits=on_gpu.of(whole.traits),
         memory_bytes=on_gpu.bytes_at(context),
         longest=min(longest, max(whole.trained, context)) or None,
-        split=Split(layers, beside, on_cpu.bytes_at(context), host.available_bytes),
+        split=Split(layers, on_host, on_cpu.bytes_at(context), host.available_bytes),
     )
 
 

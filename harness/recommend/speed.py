@@ -463,8 +463,8 @@ class _Rows:
         seen = self._attention.at(tokens)
         cache = seen.kv_bytes * self._per_byte_ms * p["kv"]
         cache = cache + (p["head"] * seen.heads + p["token"] * seen.tokens) * 1e-6
-        beside, after = np.where(self._waits, 0.0, cache), np.where(self._waits, cache, 0.0)
-        return _slower(p["host"] * self._layers, device + beside) + after
+        overlapped, after = np.where(self._waits, 0.0, cache), np.where(self._waits, cache, 0.0)
+        return _slower(p["host"] * self._layers, device + overlapped) + after
 
     def first_token_ms(self, p: Parameters, tokens: Floats) -> Floats:
         """Of prompts: a step that reads the experts of all tokens, if each chooses its own uniformly, or the

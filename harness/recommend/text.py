@@ -89,8 +89,8 @@ def _table(found: Sequence[Choice], context: int, numbered: bool = False) -> Tab
 def _line(choice: Choice, context: int) -> dict[str, str]:
     candidate = choice.candidate
     size = _size(candidate.memory_bytes, candidate.available_bytes)
-    if beside := candidate.split:
-        size += f" + {_size(beside.memory_bytes, beside.available_bytes)}"
+    if split := candidate.split:
+        size += f" + {_size(split.memory_bytes, split.available_bytes)}"
     loss, kld, source = _quality(choice)
     return {
         "stack": candidate.cell.variant.stack,

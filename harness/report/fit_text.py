@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from harness.analysis.columns import Cell, Ends, Figures, FlagRow, empty_cell
 from harness.analysis.latency import SWEEP
+from harness.analysis.warnings import Warnings
 from harness.dataset.study import Curve, Study
 from harness.records.foreign.log import Log
 from harness.report.table import NONE, formatted
@@ -147,6 +148,8 @@ def show_fits(rows: Sequence[Row], notes: Sequence[str]) -> None:
             print(f"{row['variant']}: {row['shape']}: {'; '.join(parts)}")
         for flag in row["flags"]:
             print(f"{row['variant']}: {flag['code']}: {flag['detail']}")
+    for code in dict.fromkeys(flag["code"] for row in usable for flag in row["flags"]):
+        print(f"next for {code}: {Warnings[code].next_step}")
     if any(row["shape"] == "short" for row in usable):
         print("too short: W needs 2,049 tokens")
     for row in rows:

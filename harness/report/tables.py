@@ -22,7 +22,7 @@ from harness.analysis.columns import (
     SpikesRow,
 )
 from harness.analysis.traffic import spread
-from harness.analysis.verdicts import BEYOND_TRAINED
+from harness.analysis.warnings import Warnings
 from harness.base.text import plural
 from harness.dataset.study import bounds, failure, finite, ok
 from harness.report.table import NONE, Table, formatted
@@ -169,12 +169,14 @@ def longest(row: Cell) -> str:
 
 def past_training(raised: Sequence[FlagRow]) -> list[str]:
     """Why a length is beyond the trained context, in one sentence; empty where it is not."""
-    return [flag["detail"] for flag in raised if flag["code"] == BEYOND_TRAINED]
+    code = Warnings.beyond_trained_context.name
+    return [flag["detail"] for flag in raised if flag["code"] == code]
 
 
 def ttft(row: Repeat) -> str:
     """`68.2`; `2.3, too fast` where the weights cannot have been read in that time."""
-    faster = any(flag["code"] == "first_token_faster_than_limit" for flag in row["flags"])
+    code = Warnings.first_token_faster_than_limit.name
+    faster = any(flag["code"] == code for flag in row["flags"])
     text = number(row["ttft_ms"], "{:.1f}")
     return text if text == NONE else text + TOO_FAST * faster
 

@@ -210,7 +210,7 @@ def find(environment: Environment) -> Interpreter | None:
 
 
 def look(environment: Environment, python: Path) -> Interpreter:
-    """This interpreter for a stack, with what it has. Raises EnvironmentFailed: it cannot run the stack."""
+    """This interpreter for a stack, with its packages. Raises EnvironmentFailed: it cannot run the stack."""
     has = description(python)
     if has["architecture"] != platform.machine():
         raise EnvironmentFailed(

@@ -264,8 +264,8 @@ def find(environment: Environment) -> Interpreter | None:
 
 
 def create(environment: Environment, progress: Callable[[str], None]) -> Interpreter:
-    """Find or build an environment. `progress` gets a short line now and then, and what a new build lacks.
-    Where an interpreter is adopted, nothing is built.
+    """Find or build an environment. `progress` gets a short line now and then, and the missing parts
+    of a new build. Where an interpreter is adopted, nothing is built.
 
     Raises EnvironmentFailed, CacheError. An interrupted build starts again; a second builder waits for
     the first.
@@ -331,9 +331,9 @@ def _install(steps: Steps, python: Path) -> dict[str, str]:
     for package in environment.source_builds:
         install += ["--no-binary", package]
     if environment.source_builds:
-        # uv's cache would give what it built with other variables: a GPU's environment the CPU's build.
+        # uv's cache would give a build with other variables: a GPU's environment the CPU's build.
         install.append("--no-cache")
-    # As constraints, the locks verify what they have; builds of torch for a device are in no lock.
+    # As constraints, the locks verify their own packages; builds of torch for a device are in no lock.
     for kind, lock in zip(("--constraints", "--build-constraints"), environment.locks(), strict=False):
         install += [kind, str(lock)]
     dependencies = environment.dependencies

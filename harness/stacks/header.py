@@ -70,12 +70,12 @@ class KernelChange:
 
 @dataclass(frozen=True)
 class Limit:
-    """A limitation of a stack; `says` is the library's own message. Where every option in `when` has one of
-    its values, the given rules must hold: on linear layers, packing of the weights, their files, the device.
+    """A limitation of a stack; `message` is the library's own. Where every option in `when` has one of its
+    values, the given rules must hold: on linear layers, packing of the weights, their files, the device.
     `covers`: an option that must be at least prompt + new tokens. `never`: the combination is impossible.
     `refuses`: such a cell is not started; otherwise it runs, and the library itself fails."""
 
-    says: str
+    message: str
     when: When = field(default_factory=dict)
     in_features_multiple_of: int | None = None
     out_features_multiple_of: int | None = None
@@ -136,7 +136,7 @@ def holds(when: When, options: Options) -> bool:
 
 
 # The type of each rule; of the switches, the one value that has an effect.
-_RULES: dict[str, type] = {"says": str, "when": dict, "covers": str, "device": str}
+_RULES: dict[str, type] = {"message": str, "when": dict, "covers": str, "device": str}
 _CAPABILITIES = ("compute_capability", "compute_capability_below")
 _RULES |= dict.fromkeys(_CAPABILITIES, str)
 _RULES |= {"in_features_multiple_of": int, "out_features_multiple_of": int, "bits": list, "group_sizes": list}
@@ -154,9 +154,9 @@ def limit_rule(stack: str, given: Table, options: dict[str, Option]) -> Limit:
             raise wrong(f"accepts only {key} = {str(_SWITCHES[key]).lower()}")
         if key in _RULES and type(value) is not _RULES[key]:
             raise wrong(f"has {key} = {value!r}, expected {_RULES[key].__name__}")
-    if not given.get("says"):
-        raise wrong("lacks says, the message of the library")
-    if not given.keys() - {"says", "when", "refuses"}:
+    if not given.get("message"):
+        raise wrong("lacks message, the library's own")
+    if not given.keys() - {"message", "when", "refuses"}:
         raise wrong("has no rule")
     known: Table = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     required = when(given, options, wrong)
@@ -291,19 +291,19 @@ class Header:
 
     `weights`: the format it loads (gguf, hf, gptq or awq), none, or "{option}" for the one that option names.
     `named`: options whose values stand in every variant's name, given or not. `functional`: devices on which
-    its speed is meaningless, and why. `lends`: options that a stack which borrows from this one has too.
+    its speed is meaningless, and why. `inheritable`: options that a stack which extends this one has too.
 
-    `memory`: one of MEMORY_MODELS; null: its memory is not forecast. `uncut`: options with any of which its
-    KV cache cannot be cut to fewer tokens. `scratch`: the options with which a GPU
-    holds the scratch memory of ExLlamaV2; null: never. `reference`: the options with which it computes the
+    `memory`: one of MEMORY_MODELS; null: its memory is not forecast. `cannot_truncate`: options with
+    any of which its KV cache cannot be cut to fewer tokens. `scratch`: the options with which a GPU holds
+    the scratch memory of ExLlamaV2; null: never. `reference`: the options with which it computes the
     reference logits of weights in its format; it makes files of this format for all stacks. `unfused`: the
     options that undo fused layers, whose logits are compared with the unfused ones too. `published`: its
     variants in the published study, by their names here. `offers`: rows of variants, as in a config, among
-    which `harness recommend` chooses; empty: the defaults. `trials`: what `harness tune` tries beside
-    threads, in this order. `program`: the stack's own program, `{}` for the path of the weights; its
-    options' flags follow; empty: none. `kernel_changes`: by the length of a pass. `fused` and `waits`: parts
-    of the names of variants with fused layers, and of those in which a matrix product waits for the device,
-    so that attention adds to the host's time.
+    which `harness recommend` chooses; empty: the defaults. `trials`: the options that `harness tune`
+    tries after threads, in this order. `program`: the stack's own program, `{}` for the path of the weights;
+    its options' flags follow; empty: none. `kernel_changes`: by the length of a pass. `fused` and `waits`:
+    parts of the names of variants with fused layers, and of those in which a matrix product waits for the
+    device, so that attention adds to the host's time.
     `first`: its line in a first config; null: none. `loads`: by its option quant, the arguments with which
     transformers loads a checkpoint so.
     `applies`: methods of quantized checkpoints (quant_method) that it
@@ -321,11 +321,11 @@ class Header:
     limits: tuple[Limit, ...] = ()
     functional: dict[str, str] = field(default_factory=dict)
     contexts: tuple[Context, ...] = ()
-    lends: tuple[str, ...] = ()
+    inheritable: tuple[str, ...] = ()
     memory: str | None = None
     scratch: When | None = None
     reference: dict[str, Given] | None = None
-    uncut: tuple[When, ...] = ()
+    cannot_truncate: tuple[When, ...] = ()
     unfused: dict[str, Given] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
     offers: tuple[Table, ...] = ()
@@ -382,8 +382,8 @@ def parse(stack: str, text: str) -> Header:
     table = _table(stack, text)
     try:
         tool = table["tool"]["harness"]
-        lender = _lender(stack, tool["borrows"]) if "borrows" in tool else None
-        options = _own_options(tool) | _lent(stack, tool, lender)
+        base = _extended(stack, tool["extends"]) if "extends" in tool else None
+        options = _own_options(tool) | _inherited(stack, tool, base)
         limits = tuple(limit_rule(stack, given, options) for given in tool.get("limits", ()))
         contexts = tuple(context_rule(stack, given, options) for given in tool.get("context", ()))
         header = Header(
@@ -395,13 +395,16 @@ def parse(stack: str, text: str) -> Header:
             _environments(stack, table),
             limits,
             dict(tool.get("functional", {})),
-            contexts + (lender.contexts if lender else ()),
-            tuple(tool.get("lends", ())),
-            tool.get("memory", lender.memory if lender else None),
+            contexts + (base.contexts if base else ()),
+            tuple(tool.get("inheritable", ())),
+            tool.get("memory", base.memory if base else None),
             only_rule(stack, "scratch", tool["scratch"], options) if "scratch" in tool else None,
             tool.get("reference"),
-            (lender.uncut if lender else ())
-            + tuple(only_rule(stack, "uncut", given, options) for given in tool.get("uncut", ())),
+            (base.cannot_truncate if base else ())
+            + tuple(
+                only_rule(stack, "cannot_truncate", given, options)
+                for given in tool.get("cannot_truncate", ())
+            ),
             dict(tool.get("unfused", {})),
             dict(tool.get("published", {})),
             tuple(tool.get("offers", ())),
@@ -413,7 +416,7 @@ def parse(stack: str, text: str) -> Header:
             FirstVariant(**tool["first"]) if "first" in tool else None,
             tool.get("loads", {}),
             applies=tool.get("applies", {}),
-            wrappers=tool.get("wrappers", lender.wrappers if lender else None),
+            wrappers=tool.get("wrappers", base.wrappers if base else None),
             converts=tool.get("converts", {}),
         )
     except (AttributeError, KeyError, TypeError) as mistake:
@@ -432,7 +435,7 @@ def _check(header: Header) -> None:
     if strange := header.functional.keys() - devices:
         raise wrong(f"functional on {strange.pop()}, without an environment")
     for key, names in (
-        ("lends", header.lends),
+        ("inheritable", header.inheritable),
         ("reference", header.reference or ()),
         ("unfused", header.unfused),
         ("applies", {name for required in header.applies.values() for name in required}),
@@ -490,25 +493,23 @@ def _option(name: str, given: Table) -> Option:
     return Option(name=name, **known)
 
 
-def _lender(stack: str, lender: str) -> Header:
-    path = runners_folder() / "stacks" / f"{lender}.py"
+def _extended(stack: str, base: str) -> Header:
+    path = runners_folder() / "stacks" / f"{base}.py"
     if not path.exists():
-        raise HeaderError(f"runners/stacks/{stack}.py: borrows from {lender}, which is no stack")
+        raise HeaderError(f"runners/stacks/{stack}.py: extends {base}, which is no stack")
     text = path.read_text(encoding="utf-8")
-    if "lends" not in _table(lender, text)["tool"]["harness"]:
-        raise HeaderError(f"runners/stacks/{stack}.py: borrows from {lender}, which lends nothing")
-    return parse(lender, text)
+    if "inheritable" not in _table(base, text)["tool"]["harness"]:
+        raise HeaderError(f"runners/stacks/{stack}.py: extends {base}, which has nothing inheritable")
+    return parse(base, text)
 
 
-def _lent(stack: str, tool: Table, lender: Header | None) -> dict[str, Option]:
-    """The options that a lender lends."""
-    if lender is None:
+def _inherited(stack: str, tool: Table, base: Header | None) -> dict[str, Option]:
+    """The options that a stack inherits from the one that it extends."""
+    if base is None:
         return {}
-    if has := [name for name in lender.lends if name in tool.get("options", {})]:
-        raise HeaderError(
-            f"runners/stacks/{stack}.py: borrows {has[0]} from {lender.stack}, but already has it"
-        )
-    return {name: lender.options[name] for name in lender.lends}
+    if has := [name for name in base.inheritable if name in tool.get("options", {})]:
+        raise HeaderError(f"runners/stacks/{stack}.py: inherits {has[0]} from {base.stack}, but has it too")
+    return {name: base.options[name] for name in base.inheritable}
 
 
 # Which values of a stack's options are worth trying on a device, as its header says. Pure.
@@ -537,7 +538,7 @@ def candidates(
 
 
 def without_effect(header: Header, name: str, device: str) -> bool:
-    """Whether an option does nothing on this family of devices, as far as the header says."""
+    """Whether an option does nothing on this family of devices, by the header."""
     having = [each for each in header.trials if any(name in changes for changes in each.settings)]
     return bool(having) and not any(_on(each, device) for each in having)
 
@@ -576,14 +577,14 @@ class Broken:
     """A rule that a cell breaks: the reason, and the library's message. `refuses`: do not start the cell."""
 
     reason: str
-    says: str
+    message: str
     refuses: bool
 
 
 def broken(header: Header, options: Options, known: Known) -> list[Broken]:
     """The rules that a cell breaks, each once. `options`: all of the stack's, resolved."""
     return [
-        Broken(reason, limit.says, limit.refuses)
+        Broken(reason, limit.message, limit.refuses)
         for limit in header.limits
         if holds(limit.when, options)
         for reason in _reasons(limit, options, known)
@@ -592,7 +593,7 @@ def broken(header: Header, options: Options, known: Known) -> list[Broken]:
 
 def _reasons(limit: Limit, options: Options, known: Known) -> Iterator[str]:
     if limit.never:
-        yield limit.says
+        yield limit.message
     if limit.device is not None and known.device != limit.device:
         yield f"needs a GPU ({limit.device})"
     has, least = known.compute_capability, limit.compute_capability

@@ -291,7 +291,7 @@ def check_bits(source: Path, model: nn.Module, name: Named, bits: int) -> None:
     found = {getattr(module, "bits", bits) for module in model.modules() if name(module)}
     if others := sorted(found - {bits}):
         more = " and ".join(map(str, others))
-        raise Refused(f"{source}: has layers of {more} bits beside {bits}, and is none of {bits} bits")
+        raise Refused(f"{source}: has layers of {more} bits too, so it is not a checkpoint of {bits} bits")
 
 
 def kernel_facts(
@@ -435,8 +435,8 @@ def check_types(source: Path, model: nn.Module, dtype: torch.dtype, quantized: t
             continue
         for name, parameter in module.named_parameters(prefix=path, recurse=False):
             if parameter.dim() > 1 and parameter.dtype != dtype and not kept.search(name):
-                has, asked = (str(each).removeprefix("torch.") for each in (parameter.dtype, dtype))
-                raise Refused(f"{source}: its {name} was loaded as {has}, and {asked} was requested")
+                has, requested = (str(each).removeprefix("torch.") for each in (parameter.dtype, dtype))
+                raise Refused(f"{source}: its {name} was loaded as {has}, and {requested} was requested")
 
 
 def _kept_in_float32(model: nn.Module) -> list[str]:

@@ -231,7 +231,7 @@ class HfSession:
         self._logits = self._forward(self.model, self._tensor(prompt), 1)
         yield from self._steps(len(prompt), new_tokens)
 
-    def fix(self, ids: list[int]) -> None:
+    def force_tokens(self, ids: list[int]) -> None:
         """See runners.protocol.Session."""
         self._fixed = self._tensor(ids)[0]
 

@@ -64,12 +64,12 @@ def placed(
     held: dict[str, int] = {}
     misplaced = []
     for name, size in sizes.items():
-        asked = next((buffer for pattern, buffer in patterns if pattern.search(name)), None)
-        if asked is None:
+        requested = next((buffer for pattern, buffer in patterns if pattern.search(name)), None)
+        if requested is None:
             continue
         at = found.get(name)
-        if at is None or _memory_of(at) != _memory_of(asked):
-            misplaced.append({"tensor": name, "asked": asked, "found": at})
+        if at is None or _memory_of(at) != _memory_of(requested):
+            misplaced.append({"tensor": name, "asked": requested, "found": at})
         if at is not None:
             tensors[at] = tensors.get(at, 0) + 1
             held[at] = held.get(at, 0) + size

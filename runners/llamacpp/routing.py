@@ -51,7 +51,7 @@ class LlamaHeard(Heard):
 
 
 class Choices(LlamaHeard):
-    """A small context of the same model, of its own. Close it."""
+    """Another, small context of the same model. Close it."""
 
     def __init__(self, model: int, options: dict[str, Any], tokens: int) -> None:
         super().__init__(model)

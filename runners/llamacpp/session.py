@@ -35,7 +35,7 @@ from runners.protocol import Request
 from runners.workloads import prompts, scoring
 from runners.workloads.experts import Heard
 
-# The KV cache of a llama.cpp context: what it holds, how it is cut, copied and brought back.
+# The KV cache of a llama.cpp context: its tokens, and how it is truncated, copied and restored.
 
 
 class LlamaContext:
@@ -108,7 +108,7 @@ def evaluated_in(perf: Any) -> int:
     return batched + single
 
 
-# llama.cpp's threads, each on one CPU: a thread pool of its own for a context.
+# llama.cpp's threads, each on one CPU: one thread pool for each context.
 
 
 _MOST = 512  # GGML_MAX_N_THREADS
@@ -221,7 +221,7 @@ class LlamaSession(LlamaContext):
             raise RuntimeError("the KV cache does not hold exactly the prompt")
         yield from self._steps(len(prompt), new_tokens, decoded)
 
-    def fix(self, ids: list[int]) -> None:
+    def force_tokens(self, ids: list[int]) -> None:
         """See runners.protocol.Session."""
         self._fixed = ids
 

@@ -343,7 +343,7 @@ def _rope_factors(shape: Mapping[str, Any], scaling: Mapping[str, Any] | None) -
 # A GGUF of any type as a Hugging Face checkpoint in float16, dequantized by the gguf package.
 #
 # The inverse of a conversion: a reference with the same weights for the kernels of quantized types. A
-# rounding to float16 is 2^-12 of a value, far below what the arithmetic of any quantized kernel loses.
+# rounding to float16 is 2^-12 of a value, far below the error of any quantized kernel.
 
 
 def dequantize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> dict[str, Any]:

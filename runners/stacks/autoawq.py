@@ -7,9 +7,9 @@
 # weights = "awq"
 # named = ["kernel"]
 # functional = { cpu = "every product unpacks the whole matrix first" }
-# borrows = "hf"
+# extends = "hf"
 # scratch = { kernel = "exllamav2" }
-# uncut = [{ fuse_layers = true }]
+# cannot_truncate = [{ fuse_layers = true }]
 # unfused = { fuse_layers = false }
 # fused = ["fused", "fuse_layers=true"]
 # offers = [{ kernel = ["gemm", "exllama", "exllamav2"], fuse_layers = [false, true] }]
@@ -62,46 +62,46 @@
 # when = { fuse_layers = true, allow_window = false }
 # covers = "max_seq_len"
 # refuses = true
-# says = "past it autoawq zeroes heads of the cache, without a word"
+# message = "past it autoawq zeroes heads of the cache, without a word"
 #
 # [[tool.harness.limits]]
 # when = { fuse_layers = true, cache = "static" }
 # never = true
 # refuses = true
-# says = "fused layers have a cache of their own, and take no other"
+# message = "fused layers have a cache of their own, and take no other"
 #
 # [[tool.harness.limits]]
 # when = { kernel = ["gemm", "exllama", "exllamav2"] }
 # device = "cuda"
-# says = "autoawq falls back to unpacking in PyTorch, or asserts a CUDA device"
+# message = "autoawq falls back to unpacking in PyTorch, or asserts a CUDA device"
 #
 # [[tool.harness.limits]]
 # when = { fuse_layers = true }
 # device = "cuda"
-# says = "Skipping fusing modules because AWQ extension is not installed."
+# message = "Skipping fusing modules because AWQ extension is not installed."
 #
 # [[tool.harness.limits]]
 # when = { fuse_layers = true }
 # compute_capability = "8.0"
-# says = "FlashAttention only supports Ampere GPUs or newer."
+# message = "FlashAttention only supports Ampere GPUs or newer."
 #
 # [[tool.harness.limits]]
 # when = { kernel = ["gemm", "exllama", "exllamav2"] }
 # compute_capability = "7.5"
-# says = "no kernel image is available for execution on the device"
+# message = "no kernel image is available for execution on the device"
 #
 # # Seen in the wheels: the kernels have code of 7.5 to 9.0, torch 2.6 of 5.0 to 9.0, neither has PTX.
 # [[tool.harness.limits]]
 # compute_capability_below = "10.0"
-# says = "no kernel image is available for execution on the device"
+# message = "no kernel image is available for execution on the device"
 #
 # [[tool.harness.limits]]
 # bits = [4]
-# says = "Only 4-bit are supported for now."
+# message = "Only 4-bit are supported for now."
 #
 # [[tool.harness.limits]]
 # out_features_multiple_of = 8
-# says = "AssertionError"
+# message = "AssertionError"
 #
 # [tool.harness.env.cpu]
 # device = "cpu"

@@ -10,7 +10,7 @@
 # weights = "hf"
 # accepts = ["python>=3.10", "torch>=2.6", "transformers>=4.56", "bitsandbytes>=0.46"]
 # named = ["quant", "cache"]
-# borrows = "hf"
+# extends = "hf"
 # memory = "bitsandbytes"
 # applies = { bitsandbytes = ["quant", "double_quant"] }
 # published = { int8-dynamic = "int8", nf4-dynamic = "int4" }
@@ -26,7 +26,7 @@
 # [[tool.harness.limits]]
 # when = { quant = "int8", double_quant = true }
 # never = true
-# says = "double_quant is of nf4 and fp4; int8 has no scales to quantize"
+# message = "double_quant is of nf4 and fp4; int8 has no scales to quantize"
 #
 # [tool.harness.first]
 # order = 3
@@ -191,7 +191,7 @@ def _quantized(request: Request) -> nn.Module:
         if tuple(held) != (layer.out_features, layer.in_features):  # quantizing, transformers does not look
             raise ValueError(f"{path}: its {name}.weight has another size than in its config.json")
         if quant != "int8":
-            layer.compute_dtype = dtype  # a checkpoint that bitsandbytes wrote names one of its own
+            layer.compute_dtype = dtype  # a checkpoint that bitsandbytes wrote may name another
     return model
 
 

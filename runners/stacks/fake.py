@@ -20,13 +20,13 @@ next generations report that their threads had no CPU for 30% of the time; each 
 # [[tool.harness.limits]]
 # when = { die_by = "error" }
 # never = true
-# says = "the fake failed, as asked"
+# message = "the fake failed, as asked"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "windowed" }
 # covers = "oom_above_n_ctx"
 # refuses = true
-# says = "it would forget what came before"
+# message = "it would forget what came before"
 #
 # [[tool.harness.context]]
 # option = "n_ctx"
@@ -138,7 +138,7 @@ next generations report that their threads had no CPU for 30% of the time; each 
 # type = "string"
 # choices = ["as asked", "kept", "lost"]
 # default = "as asked"
-# help = "kept: what a prompt shares with the one before is not evaluated; lost: what is in the cache is, too"
+# help = "kept: a prefix shared with the last prompt is not evaluated; lost: cached tokens are evaluated, too"
 #
 # [tool.harness.options.admits]
 # type = "bool"

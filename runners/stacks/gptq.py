@@ -7,7 +7,7 @@
 # weights = "gptq"
 # named = ["kernel", "bits"]
 # functional = { cpu = "every product unpacks the whole matrix first" }
-# borrows = "hf"
+# extends = "hf"
 # scratch = { kernel = "exllamav2" }
 # published = { exllamav2-4 = "int4-exllamav2", marlin-4 = "int4-marlin" }
 # offers = [{ kernel = ["exllamav2", "marlin"] }]
@@ -34,70 +34,71 @@
 # [[tool.harness.limits]]
 # when = { kernel = ["exllamav2", "marlin", "exllama", "cuda"] }
 # device = "cuda"
-# says = "auto-gptq falls back to unpacking in PyTorch (Marlin: no CUDA GPUs are available)"
+# message = "auto-gptq falls back to unpacking in PyTorch (Marlin: no CUDA GPUs are available)"
 #
 # [[tool.harness.limits]]
 # when = { kernel = ["exllamav2", "exllama"] }
 # bits = [4]
-# says = "auto-gptq takes its cuda kernel for other bits, whatever was asked for"
+# message = "auto-gptq takes its cuda kernel for other bits, whatever was asked for"
 #
 # [[tool.harness.limits]]
 # when = { kernel = ["exllamav2", "exllama"] }
 # in_features_multiple_of = 32
 # out_features_multiple_of = 32
-# says = "AssertionError"
+# message = "AssertionError"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "cuda" }
 # in_features_multiple_of = 64
 # out_features_multiple_of = 64
-# says = "auto-gptq falls back to unpacking in PyTorch"
+# message = "auto-gptq falls back to unpacking in PyTorch"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "marlin" }
 # in_features_multiple_of = 128
 # out_features_multiple_of = 256
-# says = "`infeatures` must be divisible by 128 and `outfeatures` by 256."
+# message = "`infeatures` must be divisible by 128 and `outfeatures` by 256."
 #
 # [[tool.harness.limits]]
 # when = { kernel = "marlin" }
 # bits = [4]
-# says = "The quantized model uses a bitwidth different than 4"
+# message = "The quantized model uses a bitwidth different than 4"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "marlin" }
 # group_sizes = [-1, 128]
-# says = "The quantized model uses a group size that is not 128 or -1"
+# message = "The quantized model uses a group size that is not 128 or -1"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "marlin" }
 # symmetric = true
-# says = "The quantized model uses asymmetric quantization"
+# message = "The quantized model uses asymmetric quantization"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "marlin" }
 # act_order = false
-# says = "The quantized model uses act-order (also called desc-act) scheme"
+# message = "The quantized model uses act-order (also called desc-act) scheme"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "marlin" }
 # sharded = false
-# says = "The loading of sharded checkpoints with Marlin is currently not supported."
+# message = "The loading of sharded checkpoints with Marlin is currently not supported."
 #
 # [[tool.harness.limits]]
 # when = { kernel = "marlin" }
 # compute_capability = "8.0"
-# says = "Can not use Marlin int4*fp16 kernel with a device of this compute capability, the minimum is 8.0."
+# message = """Can not use Marlin int4*fp16 kernel with a device of this compute capability, \
+#   the minimum is 8.0."""
 #
 # # Seen in the wheels: the kernels have code of 6.0 to 9.0, torch 2.2.2 of 5.0 to 9.0 and no PTX.
 # [[tool.harness.limits]]
 # when = { kernel = ["exllamav2", "marlin", "exllama", "cuda"] }
 # compute_capability = "6.0"
-# says = "no kernel image is available for execution on the device"
+# message = "no kernel image is available for execution on the device"
 #
 # [[tool.harness.limits]]
 # compute_capability_below = "10.0"
-# says = "no kernel image is available for execution on the device"
+# message = "no kernel image is available for execution on the device"
 #
 # [tool.harness.env.cpu]
 # device = "cpu"

@@ -10,7 +10,7 @@
 # weights = "{format}"
 # accepts = ["python>=3.11", "torch>=2.8", "transformers>=5.0", "gptqmodel>=7.6"]
 # named = ["format", "kernel", "bits"]
-# borrows = "hf"
+# extends = "hf"
 # scratch = { kernel = "exllamav2" }
 # offers = [
 #   { kernel = ["marlin", "machete", "exllamav2", "aten"] },
@@ -44,82 +44,82 @@
 # [[tool.harness.limits]]
 # when = { kernel = "gemm", format = "gptq" }
 # never = true
-# says = "gemm is a kernel of AWQ"
+# message = "gemm is a kernel of AWQ"
 #
 # [[tool.harness.limits]]
 # when = { kernel = ["marlin", "machete", "exllamav2", "triton", "gemm"] }
 # device = "cuda"
-# says = "CUDA is not available."
+# message = "CUDA is not available."
 #
 # [[tool.harness.limits]]
 # when = { kernel = "aten" }
 # device = "cpu"
-# says = "is not supported by this kernel"
+# message = "is not supported by this kernel"
 #
 # [[tool.harness.limits]]
 # when = { kernel = ["exllamav2", "gemm", "aten"] }
 # bits = [4]
-# says = "supports 4 bits alone"
+# message = "supports 4 bits alone"
 #
 # [[tool.harness.limits]]
 # when = { format = "awq" }
 # bits = [4]
-# says = "an AWQ checkpoint (gemm) has 4 bits"
+# message = "an AWQ checkpoint (gemm) has 4 bits"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "marlin", format = "gptq" }
 # symmetric = true
-# says = "supports symmetric quantization alone"
+# message = "supports symmetric quantization alone"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "marlin", format = "gptq" }
 # compute_capability = "7.5"
-# says = "GPTQ Marlin requires compute capability >= 7.5"
+# message = "GPTQ Marlin requires compute capability >= 7.5"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "marlin", format = "awq" }
 # compute_capability = "8.0"
-# says = "Marlin kernel only supports compute capability >= 8.0."
+# message = "Marlin kernel only supports compute capability >= 8.0."
 #
 # [[tool.harness.limits]]
 # when = { kernel = "machete" }
 # compute_capability = "9.0"
 # compute_capability_below = "9.1"
-# says = "Machete kernel is Hopper-only (SM90)"
+# message = "Machete kernel is Hopper-only (SM90)"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "machete" }
 # in_features_multiple_of = 64
 # out_features_multiple_of = 128
-# says = "`in_features` must be divisible by 64 and `out_features` by 128"
+# message = "`in_features` must be divisible by 64 and `out_features` by 128"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "machete", format = "gptq" }
 # group_sizes = [-1, 64, 128]
-# says = "does not support this group_size"
+# message = "does not support this group_size"
 #
 # [[tool.harness.limits]]
 # when = { kernel = ["marlin", "exllamav2"] }
 # group_sizes = [-1, 32, 64, 128]
-# says = "does not support this group_size"
+# message = "does not support this group_size"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "exllamav2" }
 # in_features_multiple_of = 32
 # out_features_multiple_of = 32
-# says = "must be divisible by 32"
+# message = "must be divisible by 32"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "triton", format = "awq" }
 # in_features_multiple_of = 32
 # out_features_multiple_of = 8
 # group_sizes = [-1, 32, 64, 128]
-# says = "must be divisible by 32 and 8, in groups of 32, 64, 128 or all"
+# message = "must be divisible by 32 and 8, in groups of 32, 64, 128 or all"
 #
 # [[tool.harness.limits]]
 # when = { kernel = "triton", format = "awq", dtype = "bf16" }
 # never = true
-# says = "its Triton kernel of AWQ computes in fp16 alone"
+# message = "its Triton kernel of AWQ computes in fp16 alone"
 #
 # [tool.harness.env.cpu]
 # device = "cpu"

@@ -8,9 +8,9 @@
 # weights = "hf"
 # accepts = ["python>=3.10", "torch>=2.6", "transformers>=4.56"]
 # named = ["dtype", "cache"]
-# lends = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"]
+# inheritable = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"]
 # memory = "transformers"
-# uncut = [{ cache = "static" }]
+# cannot_truncate = [{ cache = "static" }]
 # reference = { attn = "eager" }  # fused attention may round differently
 # published = { bf16-dynamic = "bf16" }
 # offers = [{ dtype = "bf16" }]

@@ -55,7 +55,7 @@
 # [[tool.harness.limits]]
 # when = { flash_attn = false, type_v = ["q8_0", "q5_0", "q5_1", "q4_0", "q4_1"] }
 # never = true
-# says = "quantized V cache requires flash_attn to be enabled"
+# message = "quantized V cache requires flash_attn to be enabled"
 #
 # [[tool.harness.context]]
 # option = "n_ctx"

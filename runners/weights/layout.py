@@ -180,7 +180,7 @@ class Row:
 
     @property
     def by_expert(self) -> bool:
-        """Whether each expert has a tensor of its own in the checkpoint."""
+        """Whether each expert is a separate tensor in the checkpoint."""
         return "{}" in self.there
 
     @property

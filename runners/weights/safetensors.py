@@ -148,8 +148,8 @@ def check_stored(
 def staged(source: Path) -> Iterator[Path]:
     """A temporary folder of links to the files of a checkpoint that the controller checks and fingerprints.
 
-    Beside them may lie pickles, other safetensors or adapters, which a library may prefer. Its last name is
-    that of the source, by which transformers names a model's Python code.
+    The folder may also hold pickles, other safetensors or adapters, which a library may prefer. Its last name
+    is that of the source, by which transformers names a model's Python code.
     """
     weights = _files(source)
     index = [_INDEX] if weights[0].name != _SINGLE else []  # else accelerate would prefer it

@@ -107,7 +107,7 @@ def laid_out(layout: Mapping[str, Any]) -> list[Tensor]:
         piece = row.name.split(".", 2)[-1] if row.name.startswith("blk.") else row.name
         is_bias, less = piece.endswith(".bias"), float(row.how == "plus_one")
         if "norm" in piece and not is_bias:
-            # One after a block scales what it adds to the residual stream.
+            # One after a block scales its addition to the residual stream.
             mean = into_residual if piece.startswith("post_") and normed_twice else 1.0
             outliers = row.dims == (hidden,) and mean == 1.0
             return Tensor(name, row.stored_dims, 0.1 * mean, mean, outliers, less)

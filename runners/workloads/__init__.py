@@ -1,1 +1,1 @@
-"""What is timed, beside a plain decode."""
+"""The timed workloads other than a plain decode."""

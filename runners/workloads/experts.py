@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Heard:
-    """What each router chose since `begin`, for every token of the passes, in order.
+    """Choices of each router since `begin`, for every token of the passes, in order.
 
     `given`: chosen elsewhere, whole numbers (layers, tokens, k), -1 where unknown: the routers follow it, and
     `write` says how far their own scores are from it.

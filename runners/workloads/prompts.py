@@ -23,7 +23,7 @@ from runners.workloads.filling import Context
 
 FEWEST = 4  # windows at each depth
 SETTLE = 2  # steps after the context was moved that are not timed
-STAIR = 256  # tokens to which llama.cpp pads what a step reads; windows lie evenly on it
+STAIR = 256  # llama.cpp pads a step's reads to this many tokens; windows lie evenly on it
 Means = dict[int, list[tuple[float, float]]]
 """Of each window its distance from the depth in tokens, and its mean step in ns; by depth."""
 
@@ -40,7 +40,7 @@ def measure_depth(
     """Decode windows of `window` steps at all `depths`, in rounds in random order; then, up to `most_windows`
     a depth on average, where the interval is widest, until all are within `stop_at` (a share).
 
-    A window begins at most half a STAIR beside its depth; below half a STAIR, up to a STAIR after it.
+    A window begins at most half a STAIR from its depth; below half a STAIR, up to a STAIR after it.
     """
     clock, faults = instruments.clock_ns, MajorFaults(instruments.page_faults)
     depths, window, text = sorted(workload["depths"]), workload["window"], workload["prompt"]
@@ -95,7 +95,7 @@ def order(means: Means, depths: list[int], stop_at: float, most: int) -> Iterato
 
 
 def slope(means: Means) -> float:
-    """What a step takes longer per token of context, from the shallowest and the deepest depth so far."""
+    """How much longer a step takes per token of context, from the shallowest and the deepest depth so far."""
     known = {depth: statistics.fmean(mean for _, mean in found) for depth, found in means.items() if found}
     shallow, deep = min(known), max(known)
     return (known[deep] - known[shallow]) / (deep - shallow) if deep > shallow else 0.0
@@ -107,7 +107,7 @@ def half_width(found: list[tuple[float, float]], rise: float) -> float:
     freedom = len(found) - 1
     if freedom < 1:
         return math.inf
-    at_depth = [mean - rise * beside for beside, mean in found]
+    at_depth = [mean - rise * distance for distance, mean in found]
     # Student's t at 0.975: exact to 3% from 2 degrees of freedom on, to 0.5% from 4 on.
     t = 1.96 + 2.37 / freedom + 2.82 / freedom**2 + 2.6 / freedom**3
     return t * statistics.stdev(at_depth) / math.sqrt(len(found)) / statistics.fmean(at_depth)
@@ -321,18 +321,18 @@ def measure_turns(
     counted = []
     for reuse in workload["prefix_cache"]:
         context = Context(session, workload["prompt"], 0, most, clock, say)
-        said: list[int] = []  # the conversation so far
+        conversation: list[int] = []  # the conversation so far
         unread: list[int] = []  # those of it that are not in the cache
         for turn in range(1, turns + 1):
             count = workload["first"] if turn == 1 else workload["each"]
-            new = context.ids(len(said), count)
-            said += new
+            new = context.ids(len(conversation), count)
+            conversation += new
             unread += new
             with faults:
                 began = clock()
                 if not reuse:
                     session.empty(most)
-                    unread = list(said)
+                    unread = list(conversation)
                 depth, before = session.held(), session.evaluated()
                 session.feed(unread, 1)
                 stream = session.steps(new_tokens)
@@ -356,10 +356,12 @@ def measure_turns(
                 seen = {"fed": len(unread), "evaluated": evaluated - before}
                 counted.append({"reuse": int(reuse), "turn": turn} | seen)
             held = session.held()
-            said += ids
-            if held != len(said) - 1:
-                raise RuntimeError(f"the KV cache holds {held} tokens of {len(said) - 1} after turn {turn}")
-            unread = said[-1:]
+            conversation += ids
+            if held != len(conversation) - 1:
+                raise RuntimeError(
+                    f"the KV cache holds {held} tokens of {len(conversation) - 1} after turn {turn}"
+                )
+            unread = conversation[-1:]
     return {"major_faults": faults.counted, "counted": counted}
 
 

@@ -17,14 +17,14 @@ MOST_TOKENS = 64  # decode steps that are counted
 FIXED = "fixed ids"
 
 
-def fix_experts(session: Session, workload: dict[str, Any]) -> dict[str, Any]:
+def force_tokens(session: Session, workload: dict[str, Any]) -> dict[str, Any]:
     """Have the session's decode steps fed fixed ids, where the workload's `fixed_ids` (the vocabulary's size)
     asks for it: random weights may decode one token for ever, which keeps to the same experts. Returns the
     fact `fed`; empty for a stack that cannot."""
-    if "fixed_ids" not in workload or not hasattr(session, "fix"):
+    if "fixed_ids" not in workload or not hasattr(session, "force_tokens"):
         return {}
     # Those of a prompt without a tokenizer go on: every id once before one repeats.
-    session.fix([(1013 + 7919 * i) % workload["fixed_ids"] for i in range(workload["holds"] + 1)])
+    session.force_tokens([(1013 + 7919 * i) % workload["fixed_ids"] for i in range(workload["holds"] + 1)])
     return {"fed": FIXED}
 
 
@@ -34,8 +34,8 @@ def counted_experts(
     new_tokens: int,
     does_not_fit: tuple[type[BaseException], ...],
 ) -> dict[str, Any]:
-    """`routing`: what the session's own method says of the run's first tokens. Empty for a stack without one,
-    for a model without experts, and where the pass does not fit beside the run's own context."""
+    """`routing`: the session's report on the run's first tokens. Empty for a stack without one,
+    for a model without experts, and where the pass does not fit in memory with the run's own context."""
     if not hasattr(session, "routing"):
         return {}
     try:

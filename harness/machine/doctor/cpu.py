@@ -1,4 +1,4 @@
-"""What the doctor finds on the CPU: clocks, heat, memory, other processes."""
+"""Findings of the doctor on the CPU: clocks, heat, memory, other processes."""
 
 from __future__ import annotations
 

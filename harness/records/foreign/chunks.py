@@ -38,13 +38,13 @@ DRAFTS = (
 
 
 class Requests:
-    """The requests of a log, collected one by one, with notes on how many were mended or left out."""
+    """The requests of a log, collected one by one, with notes on how many were repaired or left out."""
 
     def __init__(self, form: str) -> None:
         self._form = form
         self._series: dict[str, Series] = {}
         self._totals: dict[str, Request] = {}
-        self._mended: dict[str, int] = {}
+        self._repairs: dict[str, int] = {}
         self._failed = self._untimed = 0
 
     def add(
@@ -68,9 +68,9 @@ class Requests:
             rate = 1e3 * (tokens - 1) / ms if tokens and ms > 0 else None
             self.add_totals(name, Request(tokens, first_ms, rate, prompt_tokens or None))
         else:
-            self._series[name], mended = series(prompt_tokens, first_ms, gaps_ms, tokens)
-            for what in mended:
-                self._mended[what] = self._mended.get(what, 0) + 1
+            self._series[name], repairs = series(prompt_tokens, first_ms, gaps_ms, tokens)
+            for what in repairs:
+                self._repairs[what] = self._repairs.get(what, 0) + 1
 
     def add_totals(self, name: str, request: Request) -> None:
         self._totals[name] = request
@@ -89,14 +89,14 @@ class Requests:
             why = "; ".join(missing)
             raise LogError(f"the {self._form} has no successful request" + (f": {why}" if why else ""))
         of = "" if count == 1 else f" of {count}"
-        mended = [f"{plural(times, 'request')}{of}: {what}" for what, times in self._mended.items()]
-        return Log(self._form, self._series, self._totals, [*missing, *mended, *notes])
+        repairs = [f"{plural(times, 'request')}{of}: {what}" for what, times in self._repairs.items()]
+        return Log(self._form, self._series, self._totals, [*missing, *repairs, *notes])
 
 
 def series(
     prompt_tokens: int, first_ms: float | None, gaps_ms: Sequence[float], tokens: int | None
 ) -> tuple[Series, list[str]]:
-    """A request as a series, and what was mended.
+    """A request as a series, and its repairs.
 
     With fewer chunks than tokens a gap spans several tokens. One chunk less is normal: the last token may end
     the stream without text.
@@ -108,16 +108,16 @@ def series(
         n = prompt_tokens + 1 + np.arange(len(gaps) + 1, dtype=float)
         negative = f"the gap before chunk {at + 2} is {gaps[at]:.6g} ms"
         return Series(n, np.concatenate([[first], gaps]), negative), []
-    chunks, skipped, mended = len(gaps) + 1, 0, []
+    chunks, skipped, repairs = len(gaps) + 1, 0, []
     extra = 0 if tokens is None else chunks - tokens
     at_once = AT_ONCE * float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 0.0
     if extra > 0 and math.isclose(gaps[0], first, rel_tol=SAME):
         gaps, extra = gaps[1:], extra - 1
-        mended.append(REPEATED)
+        repairs.append(REPEATED)
     elif extra > 0 and _is_prefill(gaps):
         first += float(gaps[0])
         gaps, extra = gaps[1:], extra - 1
-        mended.append(PREFILL)
+        repairs.append(PREFILL)
     if extra > 0 and len(gaps) and gaps[-1] <= at_once:
         gaps, extra = gaps[:-1], extra - 1  # the end of the stream, without a token
     together = 0
@@ -125,7 +125,7 @@ def series(
         together += 1
     if 0 < together < len(gaps):
         gaps, skipped = gaps[together:], skipped + together
-        mended.append(FIRST_AT_ONCE)
+        repairs.append(FIRST_AT_ONCE)
     fault = None
     grouped = int((gaps <= at_once).sum())
     if tokens is not None and tokens > chunks + 1:
@@ -136,11 +136,11 @@ def series(
         fault = f"{grouped} of its {len(gaps)} gaps are zero: a gap is not one token's latency"
     elif grouped:
         gaps = _spread(gaps, at_once)
-        mended.append(SPREAD)
+        repairs.append(SPREAD)
     if extra > 0 and not fault:
-        mended.append(EXTRA)
+        repairs.append(EXTRA)
     n = prompt_tokens + 1 + skipped + np.arange(len(gaps) + 1, dtype=float)
-    return Series(n, np.concatenate([[first], gaps]), fault), mended
+    return Series(n, np.concatenate([[first], gaps]), fault), repairs
 
 
 def _is_prefill(gaps: Floats) -> bool:

@@ -130,7 +130,7 @@ def _read(responses: Sequence[Response]) -> Log:
 
 @dataclass
 class _Task:
-    """What the log's lines say of one task of a slot."""
+    """The log's lines on one task of a slot."""
 
     first: int  # line
     last: int = 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from harness.records.foreign.log import LogError
 
-NUMBER = r"[-+]?\d(?:[\d.,]*\d)?"  # as text readers look for it; what it is worth, value() says
+NUMBER = r"[-+]?\d(?:[\d.,]*\d)?"  # as text readers look for it; value() gives its value
 COUNT = r"[-+]?\d(?:[\d,]*\d)?"
 _OTHER = {".": ",", ",": "."}
 _GROUPS = r"[-+]?\d{{1,3}}(?:{0}\d{{3}})+"

@@ -70,8 +70,8 @@ def _measured(steps: Floats, runs: int) -> Floats:
     if rest or runs == 1:
         return steps
     last = steps[-runs * tokens :]
-    grown = np.concatenate([last[: run * tokens] for run in range(1, runs + 1)])
-    return last if np.array_equal(grown, steps) else steps
+    prefixes = np.concatenate([last[: run * tokens] for run in range(1, runs + 1)])
+    return last if np.array_equal(prefixes, steps) else steps
 
 
 def _ms(report: _Report, part: str) -> Floats:

@@ -1,0 +1,268 @@
+"""Every warning on a measurement, and every reason why one is invalid: cause, effect and next step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, unique
+
+from harness.analysis.columns import Disturbance, FlagRow
+
+ALL = "all"
+DISTURBANCES: dict[Disturbance, tuple[str, str]] = {
+    "cpu": ("other processes used the CPUs", "close other programs, or lower `threads`"),
+    "quota": ("a CPU quota throttled its threads", "raise or remove it (--cpus, CPUQuota)"),
+    "memory": ("memory was short and pages were read from disk", "close programs that use memory"),
+    "heat": ("the device was throttled", "let it cool (protocol.cool_down)"),
+    "warmup": ("warm-up never settled", "close other programs"),
+    "suspend": ("the machine was suspended", "keep it awake (systemd-inhibit)"),
+}
+"""What on the machine, not in the stack, makes a repeat invalid, so that another attempt may be ok: cause and
+next step."""
+
+SYNCHRONISE = "wait for the device before each reading of the clock"
+OPTIONS = "change the option, or the version of the stack, so that it runs what is requested"
+DEVICE = "lower n_ctx or take fewer bits, so that all fits on the device, or request the placement"
+WEIGHTS = "fetch or convert the file again, and check that it is of this model and type"
+CACHE = "report it to the stack's authors; its speed is of other work than the workload's"
+CLOCKS = "report it with the record: one of the two clocks is wrong"
+
+
+def _note(cause: str, next_step: str) -> tuple[str, str, None]:
+    return cause, next_step, None
+
+
+def _disturbed(by: Disturbance, cause: str) -> tuple[str, str, str, Disturbance]:
+    return cause, DISTURBANCES[by][1], ALL, by
+
+
+@unique
+class Warnings(Enum):
+    """A member's name is the code that rows and `harness fit --fail-on` have. `cause`: a sentence with the
+    numbers that it takes. `invalidates`: which figures: `all`, `W`, `first token` or
+    `speed`; null: none, a note."""
+
+    # A series, against the hardware and itself. `harness fit` has these too.
+    faster_than_limit = "{took}, but reading the weights takes {least:.2f}", SYNCHRONISE
+    first_token_faster_than_limit = (
+        "the first token took {took:.2f} ms, but reading the weights takes {least:.2f}",
+        SYNCHRONISE,
+        "first token",
+    )
+    slope_faster_than_limit = (
+        "W is {W:.0f} tokens/ms, but bandwidth allows {most:.0f}",
+        "check that steps read the whole KV cache: a window, or a cache in fewer bits, reads less",
+        "W",
+    )
+    first_token_unsynchronised = (
+        "the first token took {first:.2f} ms, later steps {later:.2f}: prefill reads all weights too{second}",
+        SYNCHRONISE,
+        "first token",
+    )
+    plateau_past_window = (
+        "latency rises up to n = {n} and is flat from there: the cache rolled over",
+        "raise n_ctx above the length of the run",
+    )
+    identical_series = "equal to the last digit to {others}", "measure again: one of them is a copy"
+    early_stop = _note("{tokens} of {expected}", "ignore the end-of-sequence token")
+    died = _note("zeros from n = {n} on, treated as the end of the series", "find out why the run ended")
+    drift = _note(
+        "latency jumps from {before:.2f} to {after:.2f} ms at n = {n:,}: the machine or the kernel changed,"
+        " not the workload",
+        "measure again; if it jumps at the same n, the stack changes its kernel there",
+    )
+    halves_differ = _note(
+        "the first half gives B {first_B:.2f} ms, the second {second_B:.2f}; latency rises by {first:.3g} and"
+        " {second:.3g} ms per 1,000 tokens: noise is slow here, and the intervals allow for it",
+        "close other programs and measure more repeats",
+    )
+    kernel_change = _note(
+        "{series} series of this stack change at n = {n:,}: a change of kernel",
+        "read B and W of each segment",
+    )
+    machine_drift = _note(
+        "the same tokens took {share:.1%} {longer} after the run: the machine changed; B and W are without"
+        " it",
+        "let the device cool (protocol.cool_down), or fix its clocks",
+    )
+    late_second_token = _note(
+        "the gap before the second token took {gap:,.0f} ms, later ones {later:.2f}: it belongs to prefill,"
+        " and no figure of decode has it",
+        SYNCHRONISE,
+    )
+    spikes_left_out = _note(
+        "B and W are without spikes; with them least squares gives {line}",
+        "close other programs; spikes at a fixed distance are the stack's",
+    )
+    repeated_blocks = _note(
+        "{copies:,} of {tokens:,} latencies repeat earlier ones in blocks: copies give no interval",
+        "measure again: latencies were copied",
+    )
+    bends = _note(
+        "latency bends with depth: no line describes it well",
+        "read the speed at each depth instead of B and W",
+    )
+    B_not_identifiable = _note(
+        "B at zero context is not known to 10%: {interval}{tpot}",
+        "measure more tokens or repeats, or read TPOT",
+    )
+
+    # Differences between the run and the request.
+    other_length = "{tokens} generated, {requested} requested", "report it to the stack's authors"
+    other_prefix = (
+        "{evaluated} tokens were evaluated, {expected} expected: a prefix was reused or added",
+        "turn off prefix caching and added BOS tokens in the stack",
+    )
+    other_kernel = "kernel {requested} was requested but {ran} ran", OPTIONS
+    other_option = "{name} {requested} was requested but {ran} ran", OPTIONS
+    not_quantized = "{layers} not quantized as requested: {names}", OPTIONS
+    offloaded = "offloaded, not all on the requested device ({parts})", DEVICE
+    misplaced = "{tensors} not where requested: {where}", "correct the patterns of the placement"
+    operations_on_cpu = (
+        "some operations ran on the CPU: llama.cpp's graph has {splits} splits, and {all_on_gpu} if all is on"
+        " the GPU",
+        "choose a type of weights and cache for which the GPU has kernels",
+    )
+    short_cache = (
+        "its cache holds {holds} tokens of {needed}: past them it discards tokens, so latency stops growing",
+        "raise n_ctx above the length of the run",
+    )
+    other_weights = "{name} is {loaded} in the stack but {stored} in the file's header", WEIGHTS
+    other_type = "weights of type {requested} were requested but {found} were loaded", WEIGHTS
+    weights_disagree = "{difference}: it is not the same model", WEIGHTS
+    logits_not_finite = "NaN or infinite logits at {where}", "compute in another type (bf16 or f32)"
+    cache_not_written = (
+        "a pass of {tokens} at depth {depth} did not write its keys and values: the next logits are"
+        " {distance:.0%} from the right ones, without the pass {control:.0%}",
+        CACHE,
+    )
+    turn_not_evaluated = "turn {turn}: {what} ({evaluated} tokens evaluated, {given} given)", CACHE
+    turn_prefix_reused = "turn {turn}: a prefix was reused ({less}, the first turn took {first})", CACHE
+    turn_prefix_lost = (
+        "turn {turn}: its prefix was not reused ({ms:.1f} ms, {without:.1f} without a prefix)",
+        CACHE,
+    )
+    compiled = "{compilations} while timing", "lengthen the warm-up (protocol.warmup)"
+
+    # How it was timed.
+    prefill_faster_than_limit = (
+        "faster than its limit: a pass of {passes}: the clock was read before the device was done",
+        SYNCHRONISE,
+    )
+    memory_faster_than_limit = (
+        "faster than memory allows: past the CPU's cache it reads {share:.0%} of {measured}",
+        "measure the bandwidth again on an idle machine (harness machine --measure)",
+    )
+    clocks_differ = "two clocks differ: {clocks}", CLOCKS
+    device_clock_incomplete = "the device's clock timed {timed} tokens, but {tokens} were generated", CLOCKS
+    device_clock_missing = "its times by the device's clock are missing or damaged", "measure it again"
+    device_clocks_differ = "two clocks differ on {differences}", CLOCKS
+    clock_too_early = (
+        "two clocks differ on {differences}; their totals agree: ours was read before the device was done",
+        SYNCHRONISE,
+    )
+    rows_missing = "its {what} is missing or damaged", "measure it again"
+    series_unusable = "its series is unusable: {why}", "measure it again"
+
+    # Disturbances by the machine. A repeat that has no other fault is measured again.
+    suspended = _disturbed("suspend", "the machine was suspended for {seconds:.1f} s")
+    warmup_unsettled = _disturbed(
+        "warmup", "warm-up never settled: no window agreed with the one before and the one four before"
+    )
+    quota_throttled = _disturbed("quota", "the CPU quota{of} throttled it {throttled}")
+    page_faults = _disturbed("memory", "{faults} while timing")
+    memory_pressure = _disturbed("memory", "its own cgroup, while timing: {pressure}")
+    weights_paged_in = _disturbed("memory", "{megabytes:.0f} MB of its weights were paged in while timing")
+    waited_for_cpu = _disturbed(
+        "cpu", "its threads waited for a CPU {share:.0%} of the time: other processes were running"
+    )
+    too_many_threads = (
+        "its threads waited for a CPU {share:.0%} of the time: {threads} of them share {cpus}",
+        "lower `threads` to the number of CPUs",
+    )
+    paused_between_clocks = _disturbed("cpu", "two clocks differ: {clocks}; a pause of a CPU explains it")
+    host_busy = _disturbed(
+        "cpu",
+        "two clocks differ on {differences}; their totals agree: the device was done before ours was read, on"
+        " a busy host",
+    )
+    throttled = _disturbed("heat", "throttled while timing: {what}")
+    machine_under_pressure = _note(
+        "the whole machine, while timing: {pressure}", "close programs that use memory or CPUs"
+    )
+    power_cap = _note(
+        "a condition of the device: {what}", "raise the power limit, or compare under the same one"
+    )
+    thermal_events = _note(
+        "{what}: {events} events, {span}, {lasted}", "let it cool (protocol.cool_down) if it comes again"
+    )
+    emulated = (
+        "the machine is emulated ({machine}): its speeds mean nothing",
+        "measure on the hardware",
+        "speed",
+    )
+
+    # Notes on a repeat or a search whose figures hold.
+    beyond_trained_context = _note(
+        "{reaches} {length} tokens, but the model was trained on at most {trained}",
+        "expect nonsense past that length, or shorten the run",
+    )
+    not_pinned = _note(
+        "an adopted interpreter, not pinned: {packages}",
+        "install these versions, or build the stack's own environment",
+    )
+    stack_warning = _note("{message}", "see the stack's documentation")
+    allocator_retries = _note(
+        "{times} the allocator had to free memory and try again, at n = {places}",
+        "leave more memory free: retries make spikes",
+    )
+    yarn_rounded = _note(
+        "llama.cpp rounds YaRN's range, which the model's config.json rules out (truncate: false): rotary"
+        " frequencies are up to {off:.0%} off, so it computes another model than transformers, at the same"
+        " speed",
+        "do not compare its quality with other stacks'",
+    )
+    synthetic_routing = _note(
+        "random routers chose a layer's busiest expert {busiest:.1f} times as often as its mean; trained ones"
+        " are less even on real text, which matters where experts are cached or offloaded{fed}",
+        "measure trained weights where experts are cached or offloaded",
+    )
+    pinned_experts = _note(
+        "{steps} decode steps were fed {different} different tokens, and used {used:.0f} of {experts} experts"
+        " in a layer; an even choice uses {expected:.0f}: repeated tokens keep to the same experts, which may"
+        " stay in a CPU's cache",
+        "expect a lower speed on text that does not repeat itself",
+    )
+
+    def __init__(
+        self,
+        cause: str,
+        next_step: str,
+        invalidates: str | None = ALL,
+        disturbance: Disturbance | None = None,
+    ) -> None:
+        self.cause, self.next_step = cause, next_step
+        self.invalidates, self.disturbance = invalidates, disturbance
+
+    def flag(self, **numbers: object) -> Flag:
+        """The warning with its numbers."""
+        return Flag(self, self.cause.format(**numbers), self.disturbance)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A warning that was raised. `disturbance`: of its repeat; null: the stack or the config caused it."""
+
+    warning: Warnings
+    detail: str
+    disturbance: Disturbance | None = None
+
+    @property
+    def code(self) -> str:
+        return self.warning.name
+
+    @property
+    def invalidates(self) -> str | None:
+        return self.warning.invalidates
+
+    def row(self) -> FlagRow:
+        return {"code": self.code, "detail": self.detail}

@@ -194,12 +194,9 @@ def test_weights_may_be_named_by_the_format_that_stacks_load(tmp_path):
     [model] = written(tmp_path, BY_FORMAT).models
     named = {form: model.weights_for(form) for form in ("hf", "gguf", "gptq", "awq")}
     assert [weights and weights.kind for weights in named.values()] == ["hub", "hub", "hub", "path"]
-    assert named["gptq"] is not None
     assert named["gptq"].filled(None, 8).repo == "Qwen/Qwen1.5-7B-Chat-GPTQ-Int8"
-    assert named["gguf"] is not None
     filled = named["gguf"].filled("q4_0", None)
     assert (filled.file, filled.revision) == ("qwen1_5-7b-chat-q4_0.gguf", "main")
-    assert named["awq"] is not None
     assert named["awq"].path == str(tmp_path / "awq-here")
     jsonschema.validate(yaml.safe_load(BY_FORMAT), schema())
 
@@ -221,7 +218,6 @@ def test_a_gguf_is_converted_and_synthetic_weights_are_packed_where_a_format_is_
 def test_a_setting_puts_a_local_path_in_place_of_a_repository(tmp_path):
     [model] = written(tmp_path, BY_FORMAT, "models.0.weights.gptq=/data/Int{bits}").models
     source = model.weights_for("gptq")
-    assert source is not None
     assert (source.kind, source.filled(None, 4).path) == ("path", "/data/Int4")
 
 
@@ -229,7 +225,6 @@ def test_a_shape_may_be_spelled_out(tmp_path):
     shape = "{arch: qwen2, vocab_size: 512, hidden_size: 256, layers: 2, intermediate_size: 512, "
     shape += "heads: 4, kv_heads: 2}"
     [model] = written(tmp_path, SMALL.replace("shape: qwen1.5-0.5b", f"{{name: own, shape: {shape}}}")).models
-    assert model.shape is not None
     assert (model.shape.head_dim, model.shape.qkv_bias, model.shape.kv_width) == (64, True, 128)
 
 
@@ -597,7 +592,6 @@ def test_the_shipped_configs_measure_what_the_issue_asks():
     assert counts == {"llamacpp": 8, "hf": 1, "bnb": 2, "gptq": 3, "autoawq": 6}
     for model, variant, _ in study.combinations():
         weights = model.weights_for(weights_format(variant))
-        assert weights is not None
         assert str(weights.repo).startswith("Qwen/Qwen1.5-")
 
 

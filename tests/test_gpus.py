@@ -317,7 +317,6 @@ def test_an_instance_has_the_temperature_of_its_gpu_and_not_the_power_of_all_ins
     missing: dict[str, str] = {}
     with ExitStack() as opened:
         source = sensors.nvml_gpu("MIG-1", opened, missing)
-        assert source is not None
         assert source.read() == {"gpu_temp_degrees_c": 55}
     shared = "NVML has it for the whole GPU, not for an instance of it"
     assert (missing["GPU power"], missing["GPU energy"]) == (shared, shared)

@@ -156,7 +156,6 @@ for event in worker.events(1000):
     print(worker.pid, flush=True)
 """
     controller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert controller.stdout is not None
     with controller.stdout:
         pid, child = int(controller.stdout.readline()), int((tmp_path / "child").read_text())
         assert psutil.pid_exists(pid)

@@ -223,7 +223,6 @@ def test_a_draft_head_is_not_read_in_plain_decode(tmp_path, kind):
     with_head, without = read(drafting), read(plain)
     assert with_head.decoder == without.decoder
     assert with_head.tensors == without.tensors
-    assert with_head.decoder is not None
     assert floors.demand_of_tensors(with_head.decoder, with_head.tensors) == floors.demand_of_tensors(
         model, stored
     )

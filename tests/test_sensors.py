@@ -164,7 +164,6 @@ def test_a_core_that_was_hot_before_does_not_hide_one_that_gets_hot_now(tmp_path
     put(tmp_path, cpu(0, core_ms=90_000) | cpu(1, core_ms=5))
     with ExitStack() as opened:
         source = machine_sensors.sysfs_throttling(tmp_path, opened, {})
-        assert source is not None
         assert source.read()["core_throttle_ms"] == 0
         put(tmp_path, cpu(1, core_ms=705))
         assert source.read()["core_throttle_ms"] == 700
@@ -175,7 +174,6 @@ def test_a_sensor_that_fails_while_it_samples_is_null_then(tmp_path):
     put(tmp_path, zone(0, "cpu-thermal", 40_000))
     with ExitStack() as opened:
         source = machine_sensors.sysfs_temperature(tmp_path, opened, {})
-        assert source is not None
         assert source.read() == {"cpu_temp_millidegrees_c": 40_000}
         (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("N/A")
         assert source.read() == {"cpu_temp_millidegrees_c": None}
@@ -211,7 +209,6 @@ def test_firmware_that_fails_is_missing_and_asked_once(tmp_path, firmware, scrip
 def test_firmware_that_fails_once_later_is_null_then_and_asked_again(firmware):
     firmware(board("echo throttled=0x0"))
     source = machine_sensors.vcgencmd_board(missing := {})
-    assert source is not None
     values = []
     for now in ("echo throttled=0x0", "exit 1", "echo throttled=0x4"):
         firmware(board(now))
@@ -262,7 +259,6 @@ def test_of_a_gpu_what_it_supports_is_read_and_the_rest_is_missing():
     missing: dict[str, str] = {}
     with ExitStack() as opened:
         source = machine_sensors.nvml_gpu("GPU-1", opened, missing, FakeNvml())
-        assert source is not None
         values = source.read()
     assert values == {
         "gpu_sm_clock_mhz": 2520,
@@ -399,7 +395,6 @@ def test_a_sample_is_placed_at_its_token_with_the_flushes_between():
     done = {"start_ns": 1000, "flushes": [[2, 500]]}
     times = TokenTimes.of_columns({"n": [26, 27, 28, 29], "latency_ns": [10] * 4})
     during = sensors.timed(done, times)
-    assert during is not None
     assert during.stamps_ns == (1010, 1020, 1530, 1540)
     assert [during.n_at(t) for t in (0, 1010, 1011, 1525, 1531, 9999)] == [26, 26, 27, 28, 29, 29]
     assert during.tokens_by(1535) == 3.5

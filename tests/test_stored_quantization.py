@@ -91,7 +91,6 @@ def test_bitsandbytes_loads_what_is_stored_under_its_name_alone(tmp_path, stored
     asked = cell("bnb", folder, **options)
     if refusal is None:
         ready = forecast.local_weights(asked)
-        assert ready is not None
         assert ready.quant == read(folder).quantization
     else:
         with pytest.raises(WeightsRefused, match=f"which stack bnb loads as it is stored; .*{refusal}"):
@@ -104,7 +103,6 @@ def part_packed(folder: Path, part: str) -> Path:
     """A GPTQ checkpoint whose lm_head is packed too, or one of whose layers is not."""
     folder.mkdir()
     packing = packing_in(GPTQ)
-    assert packing is not None
     stored = packed_entries(TINY, packing)
     if part == "lm_head":
         del stored["lm_head.weight"]

@@ -1,5 +1,5 @@
-"""GPTQ and AWQ checkpoints hold, field by field, the nearest of what the weights were, and come back so; those
-of any maker are unpacked to what their fields say, or refused in one sentence."""
+"""GPTQ and AWQ checkpoints hold, field by field, the nearest of what the weights were, and come back so;
+those of any maker are unpacked to what their fields say, or refused in one sentence."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 from conftest import failures, settled
+from gguf_again import finish
 
 from harness import config as configs
 from harness.config import plan
@@ -108,10 +109,7 @@ def with_vocabulary(job, target: Path, shape: dict, dtype: str, add_bos: bool = 
     writer.add_add_bos_token(add_bos)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, np.array(tensor.data))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return target
 
 

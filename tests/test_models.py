@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 from damage import Patches, patched, patches
+from gguf_again import finish
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -39,10 +40,7 @@ def small(tmp_path: Path) -> Path:
     writer.add_token_scores([0.5] * 1000)
     writer.add_tensor("token_embd.weight", np.ones((32, 64), np.float16))
     writer.add_tensor("output_norm.weight", np.ones(64, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -237,10 +235,7 @@ def test_a_large_vocabulary_is_read_in_few_calls(tmp_path, tokens, merges):
     writer.add_token_types([1] * tokens)
     writer.add_token_merges([f"to ken{i}" for i in range(merges)])
     writer.add_tensor("token_embd.weight", np.ones((32, 64), np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     header, calls = read_in_calls(tmp_path / "large.gguf")
     assert header.metadata["tokenizer.ggml.merges"] == merges
     assert header.vocab_size == 32

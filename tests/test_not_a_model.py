@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from gguf_again import finish
 from gguf_holes import config, header_of
 from test_checkpoint import TINY, gguf_writer, write, write_config, write_gguf
 
@@ -108,10 +109,7 @@ def other_gguf(path: Path, arch: str, **keys: Any) -> Path:
         kind = gguf.GGUFValueType.get_type(value)
         writer.kv_data[0][key.replace("__", ".")] = gguf.gguf_writer.GGUFValue(value, kind, None)
     writer.add_tensor("blk.0.attn_q.weight", np.ones((32, 32), np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

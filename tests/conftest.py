@@ -187,6 +187,20 @@ def command(tmp_path: Path) -> Callable[..., Ran]:
     return run
 
 
+@pytest.fixture
+def vcgencmd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a stand-in `vcgencmd` before all else on PATH, `vcgencmd("echo throttled=0x0")`, or another in its
+    place: a shell script that gets the arguments. They are in the file returned, a line for each call."""
+    called = tmp_path / "called"
+
+    def put(script: str) -> Path:
+        program = shell_script(tmp_path / "bin" / "vcgencmd", f'echo "$*" >> {called}\n{script}')
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        return called
+
+    return put
+
+
 def interruptible() -> None:
     """For the start of a process that a test interrupts: where signals are ignored, as under nohup, it must
     not inherit that."""
@@ -376,6 +390,30 @@ def settled(row: dict[str, Any], undisturbed: str = "ok") -> str:
 def failures(rows: Iterable[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
     """The rows that are neither ok nor disturbed by the machine alone: cell, status, reasons."""
     return [(row["cell"], row["status"], row["reasons"]) for row in rows if settled(row) not in USABLE]
+
+
+def until(true: Callable[[], object], seconds: float = 120) -> None:
+    """Waits; a file or process that is not there yet is not true yet."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError):
+            if true():
+                return
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def shell_script(path: Path, text: str) -> Path:
+    """A program that stands in for another."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def records_below(folder: Path) -> list[dict[str, Any]]:
+    """The records in a folder of results, in the order of their paths."""
+    return [json.loads(path.read_text()) for path in sorted(folder.rglob("record.json"))]
 
 
 def gone(pid: int) -> bool:

@@ -4,7 +4,6 @@ for NVML and for environments, and the real command."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import venv
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import records_below, shell_script
 
 from harness import machine
 from harness.machine.doctor import cpu, gpu
@@ -60,22 +60,6 @@ def tree(tmp_path: Path) -> Callable[..., Path]:
         return root
 
     return made
-
-
-@pytest.fixture
-def vcgencmd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a stand-in `vcgencmd` on PATH, a shell script; its calls are in the file returned."""
-    called = tmp_path / "called"
-
-    def put(script: str) -> Path:
-        program = tmp_path / "bin" / "vcgencmd"
-        program.parent.mkdir()
-        program.write_text(f'#!/bin/sh\necho "$1" >> {called}\n{script}\n')
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-        return called
-
-    return put
 
 
 def firmware(bits: int) -> str:
@@ -599,8 +583,7 @@ def test_a_debug_build_of_torch_is_read_from_its_own_file(environment, tree):
 def test_a_debug_python_is_a_fault_and_a_broken_one_unknown(tmp_path, tree, script, level, found):
     python = tmp_path / "python"
     if script is not None:
-        python.write_text(f"#!/bin/sh\n{script}\n")
-        python.chmod(0o755)
+        shell_script(python, script)
     (finding,) = builds([Interpreter(stacks()["hf"].environments["cpu"], python, ())], tree())
     assert (finding.level, finding.found[: len(found)]) == (level, found)
 
@@ -654,7 +637,7 @@ def test_doctor_of_a_config_whose_device_is_not_here_ends_with_2_and_a_sentence(
 
 
 def findings_of(root: Path) -> list[list[dict[str, Any]]]:
-    kept = [json.loads(path.read_text()) for path in sorted(root.rglob("record.json"))]
+    kept = records_below(root)
     assert all(wrong_with(record) is None for record in kept)
     return [record["doctor"] for record in kept]
 
@@ -696,7 +679,7 @@ def test_a_search_is_looked_at_once_too_and_what_is_known_not_again(harness, con
 
 def test_a_record_without_findings_or_with_broken_ones_is_told_apart(harness, config, tmp_path):
     harness("run", config({}))
-    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    (record,) = records_below(tmp_path / "results")
     assert wrong_with({key: value for key, value in record.items() if key != "doctor"}) is None
     assert wrong_with(record | {"doctor": [{"level": "warn", "what": "x"}]}) == "doctor[0].found is missing"
 
@@ -705,6 +688,6 @@ def test_a_run_on_a_device_that_is_not_here_is_not_examined(harness, config, tmp
     path = config({})
     path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "hip"}))
     assert harness("run", path).code == 1
-    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    (record,) = records_below(tmp_path / "results")
     assert record["outcome"] == "unavailable"
     assert "doctor" not in record

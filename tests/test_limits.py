@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_packed import SMALL, made, packed
+from small_checkpoints import made
+from test_packed import SMALL, packed
 
 from harness import records as harness_records
 from harness.stacks.header import HeaderError, Known, broken, parse, stacks

@@ -5,24 +5,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from small_checkpoints import config_of, configure, made, read, store
 
 from harness.theory.decoder import Shape, shape_parameters
 from runners.protocol import Request
 from runners.weights.packed import pack, unpack
-from runners.weights.synthetic import synthesize
 
 SMALL = Shape("qwen2", 64, 64, 1, 96, 2, 1, 32, qkv_bias=True)
 GROUP = 32
 LINEARS = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
 Q = "model.layers.0.self_attn.q_proj"
 FORMATS = [("gptq", 4), ("gptq", 8), ("awq", 4)]
-TYPES = {"F16": np.float16, "F32": np.float32, "I32": np.int32, "I64": np.int64}
 
 
 def run(job: Callable[..., dict[str, Any]], source: Path, target: Path, *more: int, **options: Any) -> Path:
@@ -40,49 +38,8 @@ def unpacked(source: Path, *more: int) -> dict[str, np.ndarray]:
     return read(run(unpack, source, source.with_name(f"{source.name}-unpacked"), *more))
 
 
-def made(target: Path, shape: Shape) -> Path:
-    model = {"name": "m", "path": None, "shape": asdict(shape)}
-    request = Request("synthesize", "any", "cpu", model, {}, [], {"target": str(target)})
-    synthesize(request, lambda phase: None)
-    return target
-
-
-def read(folder: Path) -> dict[str, np.ndarray]:
-    """All tensors by the format's description alone, those in bfloat16 as float32."""
-    found = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        content = path.read_bytes()
-        start = 8 + int.from_bytes(content[:8], "little")
-        header = json.loads(content[8:start])
-        assert header.pop("__metadata__", {"format": "pt"}) == {"format": "pt"}
-        for name, entry in header.items():
-            data = content[slice(*(start + offset for offset in entry["data_offsets"]))]
-            if entry["dtype"] == "BF16":
-                values = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
-            else:
-                values = np.frombuffer(data, TYPES[entry["dtype"]])
-            found[name] = values.reshape(entry["shape"])
-    return found
-
-
-def store(folder: Path, tensors: dict[str, np.ndarray], config: dict[str, Any]) -> Path:
-    """A checkpoint of these tensors; a config besides replaces the folder's own."""
-    folder.mkdir(exist_ok=True)
-    names = {np.dtype(kind).name: name for name, kind in TYPES.items()}
-    header, end = {}, 0
-    for name, values in tensors.items():
-        offsets = [end, end + values.nbytes]
-        header[name] = {"dtype": names[values.dtype.name], "shape": values.shape, "data_offsets": offsets}
-        end += values.nbytes
-    text = json.dumps(header).encode()
-    data = b"".join(values.tobytes() for values in tensors.values())
-    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+def store_config(folder: Path, config: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())
 
 
 def field(words: np.ndarray, bits: int, row: int, column: int, along: str) -> int:
@@ -189,7 +146,7 @@ def test_the_config_is_the_sources_and_says_how_it_is_packed(source):
         (source / name).write_text(f'{{"of": "{name}"}}')
     config = config_of(source)
     config.pop("torch_dtype")
-    (source / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    store_config(source, config | {"dtype": "bfloat16"})
     assert config["harness_synthetic"] is True
     common = {"bits": 4, "group_size": GROUP}
     gptq = common | {"desc_act": False, "sym": True, "static_groups": False, "true_sequential": True}
@@ -214,7 +171,7 @@ def test_groups_of_zeros_and_of_the_smallest_values_have_a_normal_scale_and_come
     q_proj[0, :GROUP] = 0.0
     q_proj[1, :GROUP] = 2.0**-24
     weights[f"{Q}.weight"] = q_proj
-    store(source, weights, config_of(source))
+    store(source, weights)
     folder = packed(source, form, bits)
     assert read(folder)[f"{Q}.scales"].min() == np.float16(2.0**-14)
     back = unpacked(folder)[f"{Q}.weight"]
@@ -317,7 +274,7 @@ def test_what_cannot_be_packed_is_said_in_a_sentence(source, change, options, sa
     tensors = {name: values.astype(np.float32) for name, values in read(source).items()}
     config = config_of(source)
     change(tensors, config)
-    store(source, tensors, config)
+    store_config(store(source, tensors), config)
     with pytest.raises(ValueError) as refused:  # noqa: PT011
         packed(source, **{"form": "gptq", "bits": 4, **options})
     assert said in str(refused.value)
@@ -365,7 +322,7 @@ def test_groups_in_any_order_and_zeros_of_any_height_are_unpacked(tmp_path, bits
     }
     said = {"quant_method": "gptq", "bits": bits, "group_size": 16, "desc_act": True}
     source = tmp_path / "source"
-    store(source, tensors, {"quantization_config": said | {"checkpoint_format": version}})
+    configure(store(source, tensors), quantization_config=said | {"checkpoint_format": version})
     back = unpacked(source)
     assert back.keys() == {"lm_head.weight", "model.norm.weight"}
     for o in range(n_out):
@@ -385,7 +342,8 @@ def test_awq_with_zeros_of_any_height_is_unpacked(tmp_path):
         f"{Q}.scales": scales,
     }
     said = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "GEMM"}
-    back = unpacked(store(tmp_path / "source", tensors, {"quantization_config": said}))[f"{Q}.weight"]
+    source = configure(store(tmp_path / "source", tensors), quantization_config=said)
+    back = unpacked(source)[f"{Q}.weight"]
     for o in range(n_out):
         for i in range(n_in):
             exact = (int(fields[i, o]) - int(zeros[i // GROUP, o])) * float(scales[i // GROUP, o])
@@ -403,7 +361,7 @@ def test_one_group_a_column_and_a_config_in_auto_gptqs_own_file_are_read(tmp_pat
         f"{Q}.scales": scales,
         f"{Q}.g_idx": np.zeros(n_in, np.int32),
     }
-    source = store(tmp_path / "source", tensors, {"model_type": "llama"})
+    source = configure(store(tmp_path / "source", tensors), model_type="llama")
     (source / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": -1}))
     back = unpacked(source)[f"{Q}.weight"]
     assert np.array_equal(back, ((fields - 8) * scales.astype(np.float64)).T.astype(np.float16))
@@ -445,7 +403,7 @@ def test_what_cannot_be_unpacked_is_said_in_a_sentence(source, form, change, sai
     folder = packed(source, form, 4)
     tensors, config = read(folder), config_of(folder)
     change(tensors, config)
-    store(folder, tensors, config)
+    store_config(store(folder, tensors), config)
     (folder / "quantize_config.json").unlink(missing_ok=True)
     with pytest.raises(ValueError) as refused:  # noqa: PT011
         unpacked(folder)
@@ -455,6 +413,6 @@ def test_what_cannot_be_unpacked_is_said_in_a_sentence(source, form, change, sai
 
 def test_a_checkpoint_that_says_it_is_packed_and_is_not_is_refused(source):
     said = {"quant_method": "awq", "bits": 4, "group_size": GROUP}
-    (source / "config.json").write_text(json.dumps(config_of(source) | {"quantization_config": said}))
+    configure(source, quantization_config=said)
     with pytest.raises(ValueError, match="source: has no qweight; by its config it is packed as awq"):
         unpacked(source)

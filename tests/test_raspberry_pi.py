@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import records_below
 from golden_record import GOLDEN
 
 from harness import config as configs
@@ -173,12 +174,13 @@ def test_a_dry_run_sums_up_the_time_of_all_repeats(harness, tmp_path):
 
 def test_the_time_is_that_of_every_repeat_and_of_waiting_for_it_to_cool():
     pi = configs.load(PROFILES / "rpi4-4gb.yaml", [])
-    assert (
-        dry_run.duration_of([(600, 2), (300, 2)], pi)
-        == "about 30 min for 4 repeats and up to 8 min to cool down"
-    )
+    told = "about 30 min for 4 repeats and up to 8 min to cool down"
+    assert dry_run.duration_of([(600, 2), (300, 2)], pi) == told
     warm = configs.load(PROFILES / "rpi4-4gb.yaml", ["cool_down=null", "repeats=1"])
     assert dry_run.duration_of([(60, 1)], warm) == "about 60 s for 1 repeat"
+
+
+UNMEASURED = "if nothing is measured yet, at {} GB/s, measured here before; excludes preparation"
 
 
 def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(tmp_path):
@@ -192,10 +194,7 @@ def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(t
         record = GOLDEN | {"bandwidth_probes": [{"read_bytes_per_s": gb_per_s * 1e9}]}
         (folder / "record.json").write_text(json.dumps(record))
         said.append(dry_run.estimate(experiment, cells, tmp_path))
-    assert (
-        "for 6 repeats and up to 12 min to cool down if nothing is measured yet, at 99.0 GB/s, measured here "
-        "before; excludes preparation" in said[0]
-    )
+    assert f"for 6 repeats and up to 12 min to cool down {UNMEASURED.format(99.0)}" in said[0]
     assert "at 40.0 GB/s" in said[1]  # the latest
     assert dry_run.estimate(experiment, cells[:0], tmp_path) is None
 
@@ -204,18 +203,12 @@ def test_a_run_says_first_how_long_it_takes(harness, llamacpp_interpreter, tmp_p
     folder = tmp_path / "results" / machine.facts()["slug"] / "m" / "c" / "20260101T000000.000000Z"
     folder.mkdir(parents=True)
     (folder / "record.json").write_text(json.dumps(GOLDEN))
-    asked = {
-        "protocol": {"new_tokens": 8, "repeats": 1, "measure_bandwidth": False},
-        "models": [{"shape": "tiny-llama"}],
-        "variants": [{"stack": "llamacpp", "quant": "q8_0"}],
-    }
-    (tmp_path / "c.yaml").write_text(json.dumps(asked))
-    ran = harness("run", "c.yaml")
-    first = ran.err.splitlines()[0]
-    assert first == (
-        "harness: about 2 s for 1 repeat if nothing is measured yet, at 41.4 GB/s, measured here before; "
-        "excludes preparation"
+    (tmp_path / "c.yaml").write_text(
+        "protocol: {new_tokens: 8, repeats: 1, measure_bandwidth: false}\n"
+        "models: [{shape: tiny-llama}]\nvariants: [{stack: llamacpp, quant: q8_0}]\n"
     )
+    first = harness("run", "c.yaml").err.splitlines()[0]
+    assert first == f"harness: about 2 s for 1 repeat {UNMEASURED.format(41.4)}"
 
 
 # --- memory and card
@@ -229,8 +222,8 @@ def test_where_the_kernel_has_no_memory_cgroup_a_budget_is_bound_by_rlimit(tmp_p
 
 def test_pages_are_counted_as_large_as_they_are(harness, config, tmp_path):
     assert harness("run", config({})).code == 0
-    (path,) = (tmp_path / "results").rglob("record.json")
-    assert json.loads(path.read_text())["machine"]["page_bytes"] in (4096, 16384, 65536)
+    (record,) = records_below(tmp_path / "results")
+    assert record["machine"]["page_bytes"] in (4096, 16384, 65536)
 
 
 def test_a_repeat_of_the_full_protocol_leaves_four_small_files(harness, config, tmp_path):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from conftest import until
 from damage import Edits, Place, edited, edits, places
 from golden_record import GOLDEN
 from hypothesis import example, given
@@ -116,17 +117,14 @@ def test_what_is_not_there_is_said_once_and_costs_no_sample(tmp_path):
 def test_a_tree_that_changes_is_sampled_as_it_changes(tmp_path):
     put(tmp_path, zone(0, "cpu-thermal", 40_000) | cpu(0) | cpu(1))
 
-    def until(column: str, value: int) -> None:
-        deadline = time.monotonic() + 60
-        while value not in sampler.columns.get(column, []):
-            assert time.monotonic() < deadline, sampler.columns
-            sampler.read_now()
-            time.sleep(0.005)
+    def seen(value: int) -> bool:
+        sampler.read_now()
+        return value in sampler.columns.get("cpu_temp_millidegrees_c", [])
 
     with SensorSampler(None, tmp_path, interval_s=60) as sampler:
-        until("cpu_temp_millidegrees_c", 40_000)
+        until(lambda: seen(40_000))
         put(tmp_path, zone(0, "cpu-thermal", 71_500) | cpu(0, core_ms=30, core_events=2) | cpu(1, core_ms=12))
-        until("cpu_temp_millidegrees_c", 71_500)
+        until(lambda: seen(71_500))
     columns = sampler.columns
     assert {len(column) for column in columns.values()} == {sampler.summary()["samples"]}
     assert columns["t_ns"] == sorted(columns["t_ns"])

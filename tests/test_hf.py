@@ -10,6 +10,7 @@ import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +28,7 @@ WARMUP = {"window_tokens": 4, "max_windows": 3, "tolerance": 0.9}
 PROMPT = list(range(1, 26))
 
 
-def request_of(
-    path: Path, stack: str = "hf", job: str = "generate", new: int = 12, **given: object
-) -> Request:
+def request_of(path: Path, stack: str = "hf", job: str = "generate", new: int = 12, **given: Any) -> Request:
     options = {o.name: o.default for o in stacks()[stack].options.values()}
     options |= {"threads": 1, "n_ctx": len(PROMPT) + new} | given
     workload = {"kind": "decode", "prompt": PROMPT, "new_tokens": new, "warmup": WARMUP}
@@ -210,9 +209,8 @@ def test_not_a_number_weights_fail_with_the_token(worker, checkpoint, hf_interpr
 def test_a_tensor_that_the_checkpoint_lacks_is_not_made_up(worker, checkpoint, hf_interpreter, tmp_path):
     path = shutil.copytree(checkpoint("tiny-qwen2"), tmp_path / "lacking")
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(
-        json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1})
-    )
+    more = {"num_hidden_layers": config["num_hidden_layers"] + 1}
+    (path / "config.json").write_text(json.dumps(config | more))
     last = worker(request_of(path), hf_interpreter)[-1]
     assert isinstance(last, Failed)
     assert "has no model.layers." in last.reason
@@ -245,11 +243,9 @@ def test_a_library_that_the_code_of_a_checkpoint_needs_is_named(
     path = stored_again(checkpoint("tiny-llama"), tmp_path / "remote", **OF_ITS_OWN)
     (path / "own.py").write_text("import einops_of_mars\nclass OwnConfig: pass\n")
     last = worker(request_of(path, trust_remote_code=True), hf_interpreter)[-1]
-    assert last == Failed(
-        "error",
-        f"{path}: needs einops_of_mars, which the environment of the stack lacks: run it in an interpreter of"
-        " your own that has it (harness env use)",
-    )
+    lacks = "needs einops_of_mars, which the environment of the stack lacks"
+    instead = "run it in an interpreter of your own that has it (harness env use)"
+    assert last == Failed("error", f"{path}: {lacks}: {instead}")
 
 
 def test_logits_one_by_one_are_those_of_a_batch(worker, checkpoint, hf_interpreter, tmp_path):
@@ -269,9 +265,8 @@ def test_logits_one_by_one_are_those_of_a_batch(worker, checkpoint, hf_interpret
 
 def test_windows_that_would_take_too_long_are_left_out(worker, checkpoint, hf_interpreter, tmp_path):
     request = request_of(checkpoint("tiny-llama"), job="logits")
-    request.workloads[:] = [
-        {"ids": PROMPT * 20, "prompt_tokens": 25, "windows": [[400, 425]], "seconds": 0.0}
-    ]
+    asked = {"ids": PROMPT * 20, "prompt_tokens": 25, "windows": [[400, 425]], "seconds": 0.0}
+    request.workloads[:] = [asked]
     request.files["logits"] = str(tmp_path / "logits.npy")
     done = worker(request, hf_interpreter)[-1]
     assert isinstance(done, Done), done
@@ -289,9 +284,8 @@ def test_the_probe_measures_what_it_is_asked(worker, hf_interpreter):
 
 
 def test_a_worker_killed_while_it_decodes_has_said_the_tokens_before(checkpoint, hf_interpreter, tmp_path):
-    worker = campaign_worker.Worker(
-        request_of(checkpoint("tiny-llama"), new=100_000), hf_interpreter, tmp_path
-    )
+    request = request_of(checkpoint("tiny-llama"), new=100_000)
+    worker = campaign_worker.Worker(request, hf_interpreter, tmp_path)
     seen = []
     for event in worker.events(900):
         seen.append(event)

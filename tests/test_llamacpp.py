@@ -7,13 +7,12 @@ import os
 import re
 import struct
 import subprocess
-import time
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from conftest import failures, settled
+from conftest import failures, records_below, settled, until
 from gguf_again import finish
 
 from harness import config as configs
@@ -35,15 +34,8 @@ def real(tmp_path, llamacpp_interpreter):
     def write(*variants: dict, model: dict | None = None, **protocol: object) -> Path:
         # A window of a tiny model is a few ms: on a busy machine two rarely agree within 2%.
         # One thread: two that wait for each other on a busy machine may take seconds for a token.
-        settings = {
-            "new_tokens": 40,
-            "repeats": 1,
-            "threads": 1,
-            "timeout_s": 900,
-            "measure_bandwidth": False,
-            "retry_disturbed": 0,
-        }
-        settings["warmup"] = {"tolerance": 0.9}
+        settings = {"new_tokens": 40, "repeats": 1, "threads": 1, "timeout_s": 900, "retry_disturbed": 0}
+        settings |= {"measure_bandwidth": False, "warmup": {"tolerance": 0.9}}
         experiment = {
             "protocol": settings | protocol,
             "models": [model or {"shape": "tiny-qwen2"}],
@@ -122,7 +114,7 @@ def test_a_campaign_of_real_cells_says_what_really_ran(harness, real, tmp_path):
         assert row["kv_bytes_per_token"] == kv_bytes_per_token(SHAPES["tiny-llama"])
         assert 0 < row["weight_bytes_per_token"] < row["model_bytes"]
         assert row["n_ctx"] == 512  # 325, padded by llama.cpp
-    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    record = records_below(tmp_path / "results")[0]
     counters = record["done"]["counters"]
     assert counters["prompt_evaluated"] == 25
     assert counters["decode_evaluated"] == 299
@@ -141,9 +133,8 @@ def test_all_seventeen_types_decode(harness, real):
     assert {row["tokens"] for row in ran.json} == {40}
     bits = {row["variant"]: row["bpw"] for row in ran.json}
     assert bits["f32"] == 32
-    assert (
-        bits["f32"] > bits["f16"] > bits["q8_0"] > bits["q6_k"] > bits["q5_0"] > bits["q4_0"] > bits["q2_k"]
-    )
+    falling = [bits[quant] for quant in ("f32", "f16", "q8_0", "q6_k", "q5_0", "q4_0", "q2_k")]
+    assert falling == sorted(set(falling), reverse=True)
 
 
 def test_the_same_prompt_gives_the_same_tokens_every_time_and_no_prefix_is_reused(
@@ -213,13 +204,8 @@ def test_logits_of_windows_come_one_by_one_and_of_all_else_in_batches(job, made,
     def logits(windows: list, seconds: float | None = None, prompt_tokens: int = 25, **options) -> tuple:
         request = request_of(path, "logits", **options)
         asked = {"ids": ids, "prompt_tokens": prompt_tokens, "windows": windows, "seconds": seconds}
-        facts = job(
-            job="logits",
-            model=request.model,
-            options=request.options,
-            workloads=[asked],
-            files={"logits": str(tmp_path / "rows.npy")},
-        )
+        given = {"model": request.model, "options": request.options, "workloads": [asked]}
+        facts = job(job="logits", files={"logits": str(tmp_path / "rows.npy")}, **given)
         rows = np.load(tmp_path / "rows.npy")
         assert rows.shape == (len(facts["positions"]), facts["vocab_size"]) == (len(rows), 512)
         return facts["positions"], rows
@@ -238,7 +224,7 @@ def test_logits_of_windows_come_one_by_one_and_of_all_else_in_batches(job, made,
 def test_a_real_tokenizer_cuts_the_prompt_to_exactly_the_tokens_asked_for(harness, real, job, tmp_path):
     path = with_vocabulary(job, tmp_path / "vocab.gguf", vars_of("tiny-qwen2", vocab_size=2000), "f16")
     assert failures(harness("run", real({}, model={"name": "m", "weights": str(path)}), "--json").json) == []
-    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    record = records_below(tmp_path / "results")[0]
     prompt = record["workload"]["prompt"]
     assert len(prompt) == 25
     assert "tokenizer" in record["workload"]["prompt_source"]
@@ -291,12 +277,8 @@ def test_wrong_model_files_are_failed_records_and_the_campaign_goes_on(harness, 
     strange = bytearray(whole)
     at = strange.index(b"qwen2", strange.index(b"general.architecture"))
     strange[at : at + 5] = b"qwenX"
-    files = {
-        "cut": whole[: len(whole) // 2],
-        "header": whole[:200],
-        "text": b"hello" * 99,
-        "strange": bytes(strange),
-    }
+    files = {"cut": whole[: len(whole) // 2], "header": whole[:200], "text": b"hello" * 99}
+    files |= {"strange": bytes(strange)}
     for name, content in files.items():
         (tmp_path / f"{name}.gguf").write_bytes(content)
     models = [{"name": n, "weights": f"{n}.gguf"} for n in [*files, "missing"]] + [{"shape": "tiny-qwen2"}]
@@ -306,16 +288,11 @@ def test_wrong_model_files_are_failed_records_and_the_campaign_goes_on(harness, 
     ran = harness("run", path, "--json")
     assert ran.code == 1
     rows = {row["model"]: row for row in ran.json}
-    assert {name: settled(row) for name, row in rows.items()} == dict.fromkeys(
-        [*files, "missing"], "error"
-    ) | {"tiny-qwen2": "ok"}
-    for name, told in (
-        ("cut", "cut short"),
-        ("header", "cut short"),
-        ("text", "not a GGUF"),
-        ("strange", "unknown model architecture: 'qwenX'"),
-        ("missing", "no such file"),
-    ):
+    wrong = {"cut": "cut short", "header": "cut short", "text": "not a GGUF", "missing": "no such file"}
+    wrong |= {"strange": "unknown model architecture: 'qwenX'"}
+    statuses = {name: settled(row) for name, row in rows.items()}
+    assert statuses == dict.fromkeys(wrong, "error") | {"tiny-qwen2": "ok"}
+    for name, told in wrong.items():
         assert told in rows[name]["reasons"][0]
 
 
@@ -339,7 +316,7 @@ def test_an_abort_in_c_is_a_record_like_any_other(harness, real, made, tmp_path)
     assert ran.code == 1
     assert ran.json[0]["status"] == "crash"
     assert re.search(r"SIGABRT: qwen2.cpp:\d+: GGML_ASSERT", ran.json[0]["reasons"][0])
-    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    record = records_below(tmp_path / "results")[0]
     assert record["phase"] == "load"
     assert any("GGML_ASSERT" in line for line in record["log_tail"])
 
@@ -360,13 +337,13 @@ def test_a_synthesis_killed_half_way_is_never_taken_for_whole(
 ):
     command = ["synth", "qwen1.5-0.5b", "--seed", "7", "--format", "hf"]
     first = background(*command)
-    for _ in range(600):
+
+    def begun() -> list[Path]:
         parts = cache.glob("weights/*/hf.partial-*/*.safetensors")
-        partial = next((part.parent for part in parts if part.stat().st_blocks), None)
-        if partial:
-            break
-        time.sleep(0.05)
-    assert partial is not None
+        return [part.parent for part in parts if part.stat().st_blocks]
+
+    until(begun)
+    partial = begun()[0]
     first.kill()
     first.wait()
     assert not (partial.parent / "hf").exists()
@@ -432,9 +409,8 @@ def test_pinned_threads_stay_each_on_a_cpu(made, llamacpp_interpreter):
     options = {name: option.default for name, option in stacks()["llamacpp"].options.items()}
     options |= {"threads": 2, "n_ctx": 64, "cpus": f"{first}-{first + 1}"}
     given = [str(Path(__file__).parent.parent), str(made("tiny-qwen2", "q4_0")), json.dumps(options)]
-    ran = subprocess.run(
-        [llamacpp_interpreter.python, "-c", PINNED, *given], capture_output=True, text=True, check=True
-    )
+    command = [llamacpp_interpreter.python, "-c", PINNED, *given]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
     allowed = json.loads(ran.stdout.splitlines()[-1])
     assert {str(first), str(first + 1)} <= set(allowed)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import records_below
 
 from harness.campaign.worker_memory import (
     MemorySampler,
@@ -102,8 +103,7 @@ def test_memory_is_read_as_the_worker_tells_of_a_moment_and_never_while_it_is_ti
 ):
     leaking = {"leak_bytes_per_token": 200_000, "B_ms": 2.0, "name": "leaking", "clock": "real"}
     harness("run", config(leaking, new_tokens=200, warmup=SHORT), "--json")
-    (path,) = (tmp_path / "results").rglob("record.json")
-    record = json.loads(path.read_text())
+    (record,) = records_below(tmp_path / "results")
     marks = record["memory"]["marks"]
     assert [each["at"] for each in marks] == ["started", "imported", "loaded", "warmed", "finished"]
     started, _, loaded, warmed, finished = marks
@@ -118,8 +118,8 @@ def test_memory_is_read_as_the_worker_tells_of_a_moment_and_never_while_it_is_ti
 
 def test_of_a_worker_that_never_loads_the_moments_before_are_kept(harness, config, tmp_path):
     harness("run", config({"oom_above_n_ctx": 10}), "--json")
-    (path,) = (tmp_path / "results").rglob("record.json")
-    memory = json.loads(path.read_text())["memory"]
+    (record,) = records_below(tmp_path / "results")
+    memory = record["memory"]
     assert [each["at"] for each in memory["marks"]] == ["started", "imported"]
     assert memory["after_load_rss_bytes"] is None
 
@@ -128,9 +128,8 @@ def test_the_table_says_where_the_memory_of_each_cell_goes(harness, config, tmp_
     harness("run", config({"name": "small"}, {"leak_bytes_per_token": 500_000, "name": "leaking"}))
     found = {row["variant"]: row for row in harness("memory", "results", "--json").json}
     small, leaking = found["small"], found["leaking"]
-    assert small["loaded"]["total_bytes"] == sum(
-        part or 0 for part in (*small["loaded"]["parts"].values(), small["loaded"]["unattributed_bytes"])
-    )
+    parts = (*small["loaded"]["parts"].values(), small["loaded"]["unattributed_bytes"])
+    assert small["loaded"]["total_bytes"] == sum(part or 0 for part in parts)
     assert small["file_bytes"] is None
     assert leaking["peak"]["unattributed_bytes"] > small["peak"]["unattributed_bytes"] + 10 * MB
     assert leaking["peak"]["by_difference"] == []

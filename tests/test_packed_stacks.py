@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import built, settled, told
+from conftest import built, records_below, settled, told
 from stored_again import Tensors, read, stored_again
 from test_hf import request_of, said
 from test_stacks import written
@@ -22,6 +22,7 @@ from runners.weights.safetensors import ITEM_BYTES
 SHAPE = SHAPES["tiny-qwen2"]
 LINEARS = 7 * SHAPE.layers
 
+DOWN = "model.layers.1.mlp.down_proj"
 # What computes on a CPU: stack, format and bits of the checkpoint, options, and the kernel by name.
 ON_CPUS = [
     ("gptq", "gptq", 4, {"kernel": "torch"}, "QuantLinear[torch]"),
@@ -58,9 +59,7 @@ def test_each_kernel_decodes_and_is_named_and_its_bytes_are_those_of_the_headers
     assert loaded["lm_head"]["dtype"] == "float16"
     stored = weights.local(path).sizes["bytes_by_type"]
     found = loaded["bytes_by_type"]
-    assert {kind: found.get(kind) for kind in ("qweight", "g_idx")} == {
-        kind: stored.get(kind) for kind in ("qweight", "g_idx")
-    }
+    assert all(found.get(kind) == stored.get(kind) for kind in ("qweight", "g_idx"))
     if options["kernel"] != "aten":  # which holds zeros and scales in another type
         assert (found["qzeros"], found["scales"]) == (stored["qzeros"], stored["scales"])
     # auto-gptq gives each layer a bias, zero where the checkpoint has none.
@@ -119,9 +118,8 @@ def test_a_kernel_that_the_library_left_for_another_is_seen(
 
 
 def test_layers_that_autoawq_did_not_fuse_are_seen(worker, packed, autoawq_interpreter):
-    request = request_of(
-        packed("tiny-qwen2", "awq"), "autoawq", kernel="torch", fuse_layers=True, max_seq_len=64
-    )
+    fused = {"kernel": "torch", "fuse_layers": True, "max_seq_len": 64}
+    request = request_of(packed("tiny-qwen2", "awq"), "autoawq", **fused)
     loaded, _, _ = said(worker(request, autoawq_interpreter))
     assert (loaded["fused_layers"], loaded["options"]["fuse_layers"]) == (0, False)
 
@@ -160,18 +158,12 @@ def changed(whole: Path, target: Path, drop: str = "", **added: tuple[str, list[
         (
             "autoawq",
             "awq",
-            "layers.1.mlp.down_proj",
-            {"model.layers.1.mlp.down_proj.weight": ("F16", [256, 512])},
-            "has model.layers.1.mlp.down_proj.weight unpacked besides packed layers",
+            DOWN,
+            {f"{DOWN}.weight": ("F16", [256, 512])},
+            f"has {DOWN}.weight unpacked besides",
         ),
         ("gptqm", "gptq", "", {"lm_head.qweight": ("I32", [32, 512])}, "its lm_head is packed too"),
-        (
-            "gptqm",
-            "gptq",
-            "",
-            {"model.layers.1.mlp.down_proj.weight_scale": ("F32", [1])},
-            "has model.layers.1.mlp.down_proj.weight_scale, which the model of its config.json does not have",
-        ),
+        ("gptqm", "gptq", "", {f"{DOWN}.scale": ("F32", [1])}, f"has {DOWN}.scale, which the model of its"),
     ],
 )
 def test_a_tensor_that_the_library_would_leave_as_it_came_is_an_error(
@@ -298,12 +290,11 @@ def test_one_campaign_has_each_kernel_as_it_ran_and_says_why_the_others_did_not(
     page = (tmp_path / "reports" / "stacks.html").read_text()
     if "functional" in {row["status"] for row in rows.values()}:  # none is where the machine disturbed all
         assert "functional: every product unpacks the whole matrix first" in page
-    checks = [json.loads(p.read_text()) for p in (tmp_path / "results").rglob("record.json")]
-    checked = {c["stack"] + " " + c["variant"]: c for c in checks if c["kind"] == "checked"}
+    checks = [each for each in records_below(tmp_path / "results") if each["kind"] == "checked"]
+    checked = {f"{each['stack']} {each['variant']}": each for each in checks}
     fine = [name for name, status in expected.items() if status in verdicts.USABLE]
     assert {quality.agreement_verdict(checked[name])[0] for name in fine} == {"agrees"}
-    assert (
-        quality.agreement_verdict(checked["gptq exllamav2-4"])[0] == "unchecked"
-    )  # it was another kernel's logits
+    of_another_kernel = quality.agreement_verdict(checked["gptq exllamav2-4"])
+    assert of_another_kernel[0] == "unchecked"
     assert checked["autoawq torch"]["check"]["reference"]["unpacked"] is True
     assert max(d["relative_error"] for d in checked["autoawq torch"]["check"]["depths"]) < 0.01

@@ -35,7 +35,7 @@ from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 from harness.theory.hf_config import SHAPES
 from harness.theory.tensors import FORMATS
-from runners.protocol import Died, Event, Request
+from runners.protocol import Died, Event, Failed, Request
 
 # Later ones use the weights of those before.
 REAL_STACKS = sorted(
@@ -390,6 +390,13 @@ def settled(row: dict[str, Any], undisturbed: str = "ok") -> str:
 def failures(rows: Iterable[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
     """The rows that are neither ok nor disturbed by the machine alone: cell, status, reasons."""
     return [(row["cell"], row["status"], row["reasons"]) for row in rows if settled(row) not in USABLE]
+
+
+def failed(events: list[Event | Died]) -> Failed:
+    """The end of a worker that failed in good order."""
+    last = events[-1]
+    assert isinstance(last, Failed), last
+    return last
 
 
 def until(true: Callable[[], object], seconds: float = 120) -> None:

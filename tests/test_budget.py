@@ -73,14 +73,6 @@ def test_a_budget_that_makes_no_sense_is_a_sentence(tmp_path, settings, row, sen
     assert "\n" not in str(wrong.value)
 
 
-def test_a_mistake_in_the_file_has_its_line(tmp_path):
-    path = tmp_path / "x.yaml"
-    models = TINY.partition("\n")[2]
-    path.write_text(f"protocol:\n  repeats: 1\n  memory_budget: 7\n{models}  - stack: hf\n")
-    with pytest.raises(configs.ConfigError, match=r"x\.yaml:3: protocol\.memory_budget: give a size"):
-        configs.load(path)
-
-
 def test_within_a_budget_weights_are_not_mapped_and_nothing_else_is_another_cell(tmp_path):
     path = written(tmp_path, "{stack: llamacpp, quant: q4_0}", "{stack: bnb}", "{stack: fake}")
     free = plan.cells(configs.load(path))

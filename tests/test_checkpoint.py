@@ -17,7 +17,7 @@ from typing import Any
 
 import gguf
 import pytest
-from damage import Edits, Patches, edited, edits, patches
+from damage import Patches, edited, edits, patches
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -379,12 +379,6 @@ def test_experts_that_nobody_knows_how_to_count_are_refused(tmp_path):
         read(tmp_path / "not-said.gguf")
 
 
-def test_a_gguf_that_is_no_language_model_is_refused(tmp_path):
-    write(gguf_writer(tmp_path / "vocabulary.gguf", TINY), [])
-    with pytest.raises(CheckpointError, match="no input embedding"):
-        read(tmp_path / "vocabulary.gguf")
-
-
 # --- GGUF in parts ------------------------------------------------------------------------------------------
 
 
@@ -609,9 +603,7 @@ PIECES = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"-1", b"1e9", b"null", b"tr
 
 @given(patches(8, max_size=1) | patches(2400, PIECES, begin=8))
 @example([(0, b"")])
-def test_a_damaged_safetensors_header_is_read_or_refused_and_nothing_else(
-    tmp_path: Path, damage: Patches
-) -> None:
+def test_a_damaged_safetensors_header_is_read_or_refused_and_nothing_else(tmp_path, damage):
     path = write_safetensors(tmp_path / "model.safetensors", entries(TINY), {"format": "pt"})
     size = path.stat().st_size
     (length,) = struct.unpack("<Q", path.read_bytes()[:8])
@@ -945,7 +937,6 @@ WRONG = {
     "shard is a pipe": (_shard_pipe, r"model\.safetensors: is not a regular file"),
     "device": (lambda folder: Path("/dev/zero"), "not a regular file"),
     "empty folder": (lambda folder: folder, "holds no model"),
-    "empty": (_file("model.gguf", b""), "is empty"),
     "null": (lambda folder: Path("a\0b"), "embedded null"),
     "long name": (lambda folder: folder / ("x" * 300), "file name too long"),
     "below a file": (lambda folder: _file("x", b"x")(folder) / "y", "not a directory"),
@@ -993,9 +984,7 @@ CONFIG_KEYS = [*config_of(TINY), "quantization_config", "rope_scaling", "text_co
 @given(st.booleans(), edits([(key,) for key in CONFIG_KEYS], VALUES, min_size=0, max_size=3))
 @example(False, [])
 @example(True, [])
-def test_a_damaged_config_is_read_or_refused_and_nothing_else(
-    tmp_path: Path, tied: bool, changes: Edits
-) -> None:
+def test_a_damaged_config_is_read_or_refused_and_nothing_else(tmp_path, tied, changes):
     config = edited(config_of(replace(TINY, tied=tied)), changes)
     (tmp_path / "config.json").write_text(json.dumps(config))
     try:
@@ -1008,7 +997,7 @@ def test_a_damaged_config_is_read_or_refused_and_nothing_else(
 
 @given(patches(2900, [bytes([value]) for value in (0, 1, 2, 8, 9, 127, 255)]))
 @example([(0, b"G")])  # as it was
-def test_a_damaged_gguf_is_read_or_refused_and_nothing_else(tmp_path: Path, damage: Patches) -> None:
+def test_a_damaged_gguf_is_read_or_refused_and_nothing_else(tmp_path, damage):
     path = write_gguf(tmp_path / "model.gguf", extra=(Tensor("rope_freqs.weight", "f32", (16,), 64),))
     size = path.stat().st_size
     write_over(path, damage)

@@ -331,16 +331,14 @@ def hostile_configs(draw: st.DrawFn) -> tuple[str, bool, Edits]:
 
 @given(hostile_configs())
 @example(("llama-2-7b", False, [(("num_key_value_heads",), 3)]))
-def test_a_hostile_config_gives_a_shape_that_makes_sense_or_one_sentence(
-    hostile: tuple[str, bool, Edits],
-) -> None:
+def test_a_hostile_config_gives_a_shape_that_makes_sense_or_one_sentence(hostile):
     name, wrapped, changes = hostile
     config = {"model_type": "mistral3", "text_config": CONFIGS[name]} if wrapped else CONFIGS[name]
     gives_sense_or_a_sentence(edited(config, changes))
 
 
 @pytest.mark.parametrize("key", ALL_KEYS)
-def test_a_value_nested_deeper_than_python_recurses_is_as_any_other(key: str) -> None:
+def test_a_value_nested_deeper_than_python_recurses_is_as_any_other(key):
     gives_sense_or_a_sentence({**CONFIGS["llama-2-7b"], key: NESTED})
 
 

@@ -43,21 +43,6 @@ def test_a_part_that_changes_makes_another_model(plain, tmp_path):
     assert weights.local(parts[0]).fingerprint != before
 
 
-@pytest.mark.parametrize(
-    ("damage", "why"),
-    [
-        (lambda parts: parts[1].unlink(), "split-00002-of-00002.gguf: is missing, part 2 of 2"),
-        (lambda parts: parts[0].rename(parts[0].with_name("m.gguf")), "but its name is not that of a part"),
-    ],
-)
-def test_a_part_that_cannot_be_found_is_named(plain, tmp_path, damage, why):
-    parts = in_parts(plain, tmp_path / "split", 2)
-    damage(parts)
-    left = next(path for path in (parts[0], tmp_path / "m.gguf") if path.exists())
-    with pytest.raises(weights.WeightsError, match=why):
-        weights.local(left)
-
-
 def test_a_model_in_parts_runs_as_it_is(harness, real, made, tmp_path):
     source = made("tiny-llama", "q4_0")
     parts = in_parts(source, tmp_path / "split", 2)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import told
+from conftest import failed, told
 from stored_again import stored_again
 
 from harness.campaign import worker as campaign_worker
@@ -95,8 +95,9 @@ def test_a_static_cache_that_is_too_short_is_refused_before_a_token_is_decoded(
 
 
 def test_a_cache_that_does_not_fit_is_out_of_memory(worker, checkpoint, hf_interpreter):
-    last = worker(request_of(checkpoint("tiny-llama"), cache="static", n_ctx=2**31 - 1), hf_interpreter)[-1]
-    assert isinstance(last, Failed)
+    last = failed(
+        worker(request_of(checkpoint("tiny-llama"), cache="static", n_ctx=2**31 - 1), hf_interpreter)
+    )
     assert last.outcome == "oom"
     assert "allocate memory" in last.reason
 
@@ -211,9 +212,7 @@ def test_a_tensor_that_the_checkpoint_lacks_is_not_made_up(worker, checkpoint, h
     config = json.loads((path / "config.json").read_text())
     more = {"num_hidden_layers": config["num_hidden_layers"] + 1}
     (path / "config.json").write_text(json.dumps(config | more))
-    last = worker(request_of(path), hf_interpreter)[-1]
-    assert isinstance(last, Failed)
-    assert "has no model.layers." in last.reason
+    assert "has no model.layers." in failed(worker(request_of(path), hf_interpreter)).reason
 
 
 OF_ITS_OWN = {"auto_map": {"AutoConfig": "own.OwnConfig"}, "model_type": "own"}
@@ -228,8 +227,7 @@ def test_code_that_comes_with_a_checkpoint_runs_only_when_asked_for(
         f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
         "from transformers import LlamaConfig\nclass OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
     )
-    last = worker(request_of(path), hf_interpreter)[-1]
-    assert isinstance(last, Failed)
+    last = failed(worker(request_of(path), hf_interpreter))
     assert "it runs only with trust_remote_code: true" in last.reason
     assert not (tmp_path / "ran").exists()
     worker(request_of(path, trust_remote_code=True), hf_interpreter)
@@ -357,8 +355,7 @@ def test_a_cache_that_does_not_fit_beside_quantized_weights_is_out_of_memory(
     worker, checkpoint, bnb_interpreter
 ):
     request = request_of(checkpoint("tiny-qwen2"), "bnb", cache="static", n_ctx=2**31 - 1)
-    last = worker(request, bnb_interpreter)[-1]
-    assert isinstance(last, Failed)
+    last = failed(worker(request, bnb_interpreter))
     assert last.outcome == "oom"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from conftest import failures, records_below, settled, until
+from conftest import failed, failures, records_below, settled, until
 from gguf_again import finish
 
 from harness import config as configs
@@ -20,7 +20,7 @@ from harness.config import plan
 from harness.stacks.header import stacks
 from harness.theory.decoder import kv_bytes_per_token
 from harness.theory.hf_config import SHAPES
-from runners.protocol import Done, Failed, Loaded, Request, Tokens
+from runners.protocol import Done, Loaded, Request, Tokens
 
 TYPES = [str(choice) for choice in stacks()["llamacpp"].options["quant"].choices]
 WARMUP = {"window_tokens": 4, "max_windows": 30, "tolerance": 0.9}
@@ -187,14 +187,12 @@ def test_options_are_recorded_as_llama_cpp_resolved_them(worker, made, llamacpp_
 
 
 def test_a_quantized_v_cache_without_flash_attention_fails_with_why(worker, made, llamacpp_interpreter):
-    last = worker(request_of(made("tiny-qwen2", "q4_0"), type_v="q8_0"), llamacpp_interpreter)[-1]
-    assert isinstance(last, Failed)
+    last = failed(worker(request_of(made("tiny-qwen2", "q4_0"), type_v="q8_0"), llamacpp_interpreter))
     assert "flash" in last.reason.lower()
 
 
 def test_a_context_that_does_not_fit_is_oom(worker, made, llamacpp_interpreter):
-    last = worker(request_of(made("tiny-qwen2", "q4_0"), n_ctx=20_000_000), llamacpp_interpreter)[-1]
-    assert isinstance(last, Failed)
+    last = failed(worker(request_of(made("tiny-qwen2", "q4_0"), n_ctx=20_000_000), llamacpp_interpreter))
     assert last.outcome == "oom", last
 
 
@@ -301,9 +299,7 @@ def test_nan_weights_are_an_error_not_a_figure(worker, made, llamacpp_interprete
     path.write_bytes(made("tiny-qwen2", "f16").read_bytes())
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path, "r+").tensors}
     tensors["output.weight"].data[:] = np.nan
-    last = worker(request_of(path), llamacpp_interpreter)[-1]
-    assert isinstance(last, Failed)
-    assert "not-a-number" in last.reason
+    assert "not-a-number" in failed(worker(request_of(path), llamacpp_interpreter)).reason
 
 
 def test_an_abort_in_c_is_a_record_like_any_other(harness, real, made, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import built, records_below, settled, told
+from conftest import built, failed, records_below, settled, told
 from stored_again import Tensors, read, stored_again
 from test_hf import request_of, said
 from test_stacks import written
@@ -135,8 +135,7 @@ def test_layers_that_autoawq_did_not_fuse_are_seen(worker, packed, autoawq_inter
     ],
 )
 def test_a_kernel_that_its_library_refuses_fails_in_its_words(worker, packed, stack, format, options, says):
-    last = worker(request_of(packed("tiny-qwen2", format), stack, **options), built(stack))[-1]
-    assert isinstance(last, Failed)
+    last = failed(worker(request_of(packed("tiny-qwen2", format), stack, **options), built(stack)))
     assert says in last.reason
 
 
@@ -171,9 +170,7 @@ def test_a_tensor_that_the_library_would_leave_as_it_came_is_an_error(
     worker, packed, tmp_path, stack, format, drop, added, says
 ):
     path = changed(packed("tiny-qwen2", format), tmp_path / "odd", drop, **added)
-    last = worker(request_of(path, stack, kernel="torch", format=format), built(stack))[-1]
-    assert isinstance(last, Failed)
-    assert says in last.reason
+    assert says in failed(worker(request_of(path, stack, kernel="torch", format=format), built(stack))).reason
 
 
 def test_layers_of_other_bits_than_the_name_says_are_refused(worker, packed, gptqm_interpreter, tmp_path):
@@ -208,9 +205,7 @@ def test_zero_points_that_auto_gptq_would_misread_are_refused(worker, packed, gp
     path = changed(packed("tiny-qwen2", "gptq"), tmp_path / "v2")
     beside = path / "quantize_config.json"
     beside.write_text(json.dumps(json.loads(beside.read_text()) | {"checkpoint_format": "gptq_v2"}))
-    last = worker(request_of(path, "gptq", kernel="torch"), gptq_interpreter)[-1]
-    assert isinstance(last, Failed)
-    assert "is gptq_v2" in last.reason
+    assert "is gptq_v2" in failed(worker(request_of(path, "gptq", kernel="torch"), gptq_interpreter)).reason
 
 
 @pytest.mark.parametrize("stack", ["gptq", "autoawq", "gptqm"])
@@ -365,8 +360,7 @@ def test_what_the_stack_does_not_hold_as_stored_is_refused(
 ):
     change, quantization, why = QUANTIZED[kind]
     path = stored_again(checkpoint("tiny-llama"), tmp_path / "m", change, quantization_config=quantization)
-    last = worker(request_of(path, stack, **options), built(stack))[-1]
-    assert isinstance(last, Failed)
+    last = failed(worker(request_of(path, stack, **options), built(stack)))
     assert (last.outcome, last.reason.startswith(f"{path}: is quantized")) == ("refused", True)
     assert why.format(MATRIX=MATRIX) in last.reason
     assert f"; {stack} loads only 16- and 32-bit checkpoints: name the one that" in last.reason
@@ -394,8 +388,7 @@ def test_a_checkpoint_that_is_not_the_model_of_its_config_is_an_error(
 ):
     change, config, why = MISTAKEN[kind]
     path = stored_again(checkpoint("tiny-llama"), tmp_path / "m", change, **config)
-    last = worker(request_of(path, stack, **options), built(stack))[-1]
-    assert isinstance(last, Failed)
+    last = failed(worker(request_of(path, stack, **options), built(stack)))
     assert (last.outcome, last.reason.startswith(f"{path}: ")) == ("error", True)
     assert why in last.reason
 
@@ -456,6 +449,5 @@ def test_what_bitsandbytes_stored_is_measured_under_its_own_name_alone(
 
 
 def test_what_bitsandbytes_stored_is_none_of_16_bits(worker, hf_interpreter, stored_nf4):
-    last = worker(request_of(stored_nf4), hf_interpreter)[-1]
-    assert isinstance(last, Failed)
+    last = failed(worker(request_of(stored_nf4), hf_interpreter))
     assert (last.outcome, "(bitsandbytes)" in last.reason) == ("refused", True)

@@ -56,10 +56,6 @@ def test_the_first_pattern_that_a_name_contains_decides():
     assert not Placement(1).buffer_of("blk.10.ffn_up_exps.weight")
 
 
-def test_the_times_of_both_sides_add():
-    assert memory.step_s(Split(0, 0, 80 * 10**9, 2016 * 10**9), 80e9, 1008e9) == 3.0
-
-
 @pytest.mark.parametrize(
     ("model", "wanted", "sentence"),
     [

@@ -355,7 +355,7 @@ def gives_sense_or_a_sentence(config: dict[str, Any]) -> None:
             assert found.heads % found.kv_heads == 0
             assert 0 < shape_parameters(found) < 10**20
         else:
-            assert found is None or found.isprintable()
+            assert found is None or found.words.isprintable()
 
 
 @pytest.mark.parametrize("given", [NESTED, *(junk for junk in JUNK if junk != CONFIGS["llama-2-7b"])])

@@ -35,7 +35,7 @@ from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 from harness.theory.hf_config import SHAPES
 from harness.theory.tensors import FORMATS
-from runners.protocol import Died, Event, Request
+from runners.protocol import Died, Event, Failed, Request
 
 # Later ones use the weights of those before.
 REAL_STACKS = sorted(
@@ -185,6 +185,20 @@ def command(tmp_path: Path) -> Callable[..., Ran]:
         return Ran(ran.returncode, ran.stdout, ran.stderr)
 
     return run
+
+
+@pytest.fixture
+def vcgencmd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a stand-in `vcgencmd` before all else on PATH, `vcgencmd("echo throttled=0x0")`, or another in its
+    place: a shell script that gets the arguments. They are in the file returned, a line for each call."""
+    called = tmp_path / "called"
+
+    def put(script: str) -> Path:
+        program = shell_script(tmp_path / "bin" / "vcgencmd", f'echo "$*" >> {called}\n{script}')
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        return called
+
+    return put
 
 
 def interruptible() -> None:
@@ -376,6 +390,37 @@ def settled(row: dict[str, Any], undisturbed: str = "ok") -> str:
 def failures(rows: Iterable[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
     """The rows that are neither ok nor disturbed by the machine alone: cell, status, reasons."""
     return [(row["cell"], row["status"], row["reasons"]) for row in rows if settled(row) not in USABLE]
+
+
+def failed(events: list[Event | Died]) -> Failed:
+    """The end of a worker that failed in good order."""
+    last = events[-1]
+    assert isinstance(last, Failed), last
+    return last
+
+
+def until(true: Callable[[], object], seconds: float = 120) -> None:
+    """Waits; a file or process that is not there yet is not true yet."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError):
+            if true():
+                return
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def shell_script(path: Path, text: str) -> Path:
+    """A program that stands in for another."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def records_below(folder: Path) -> list[dict[str, Any]]:
+    """The records in a folder of results, in the order of their paths."""
+    return [json.loads(path.read_text()) for path in sorted(folder.rglob("record.json"))]
 
 
 def gone(pid: int) -> bool:

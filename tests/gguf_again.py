@@ -56,6 +56,11 @@ def _write(
         writer.add_key_value(key, value, GGUFValueType.STRING if isinstance(value, str) else number)
     for name, tensor in tensors:
         writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
+    finish(writer)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Writes the file, with the values of its tensors."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

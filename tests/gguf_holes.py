@@ -8,6 +8,7 @@ from typing import Any
 
 import gguf
 import numpy
+from gguf_again import finish
 from test_checkpoint import write
 
 from harness.models import gguf as models_gguf
@@ -183,8 +184,5 @@ def write_random(path: Path, config: Mapping[str, Any]) -> Decoder:
         with_keys.add_tensor(
             tensor.name, values.astype(numpy.float16 if tensor.type == "f16" else numpy.float32)
         )
-    with_keys.write_header_to_file()
-    with_keys.write_kv_data_to_file()
-    with_keys.write_tensors_to_file()
-    with_keys.close()
+    finish(with_keys)
     return model

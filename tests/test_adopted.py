@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import shell_script
 
 from harness.stacks import adopted, build
 from harness.stacks.header import stacks
@@ -46,9 +47,8 @@ def python(tmp_path: Path) -> Callable[..., Path]:
         for old in site.glob("*.dist-info"):
             shutil.rmtree(old)
         needs = {"tiny_good": ["deep>=1; extra == 'more'", "absent; sys_platform == 'none'", "?"]}
-        for package, version in (
-            {"tiny_good": "1.0", "tiny_plain": "2.0", "deep": "3", "else": "4"} | versions
-        ).items():
+        all_versions = {"tiny_good": "1.0", "tiny_plain": "2.0", "deep": "3", "else": "4"} | versions
+        for package, version in all_versions.items():
             (site / f"{package}.py").write_text("")
             if version is None:
                 continue
@@ -96,9 +96,8 @@ def test_an_adopted_interpreter_runs_the_stack_and_the_record_has_its_versions(
     assert record["environment"]["lock"] == ["deep==3", "tiny-good==1.1", "tiny-plain==2.0"]
     assert str(tmp_path / "theirs") not in json.dumps(record)
     (row,) = harness("list", "--json").json
-    assert [flag["detail"] for flag in row["flags"] if flag["code"] == "not_pinned"] == [
-        f"an adopted interpreter, not pinned: {pin}"
-    ]
+    details = [flag["detail"] for flag in row["flags"] if flag["code"] == "not_pinned"]
+    assert details == [f"an adopted interpreter, not pinned: {pin}"]
 
 
 def test_the_pinned_versions_in_an_adopted_interpreter_are_pinned(harness, python, config, tmp_path):
@@ -145,19 +144,13 @@ def test_an_interpreter_that_cannot_import_the_runner_is_refused(harness, python
     assert harness("env", "list", "tiny", "--json").json[0]["state"] == "not built"
 
 
-def script(path: Path, text: str) -> Path:
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
-
-
 def test_what_is_no_interpreter_is_refused_in_a_sentence(harness, python, tmp_path, monkeypatch):
     monkeypatch.setattr(adopted, "LIMIT_S", 0.3)
     plain = tmp_path / "text"
     plain.write_text("")
-    old = script(tmp_path / "old", f'#!/bin/sh\nexec {sys.executable} {tmp_path}/old.py "$3"\n')
+    old = shell_script(tmp_path / "old", f'exec {sys.executable} {tmp_path}/old.py "$3"')
     (tmp_path / "old.py").write_text(OLD)
-    other = script(tmp_path / "other", f'#!/bin/sh\nexec {sys.executable} {tmp_path}/other.py "$3"\n')
+    other = shell_script(tmp_path / "other", f'exec {sys.executable} {tmp_path}/other.py "$3"')
     (tmp_path / "other.py").write_text(OLD.replace("3.8.1", "3.12.1").replace(platform.machine(), "sparc"))
     binary = tmp_path / "elsewhere"
     binary.write_bytes(b"\x7fELF of another machine")
@@ -169,7 +162,7 @@ def test_what_is_no_interpreter_is_refused_in_a_sentence(harness, python, tmp_pa
         (tmp_path / "theirs", f"is not a program; is it {tmp_path}/theirs/bin/python?"),
         (Path(shutil.which("true")), "is not a working Python 3"),
         (binary, "cannot be run: Exec format error"),
-        (script(tmp_path / "hangs", "#!/bin/sh\nsleep 60\n"), "did not answer within 0.3 s"),
+        (shell_script(tmp_path / "hangs", "sleep 60"), "did not answer within 0.3 s"),
         (old, "tiny needs Python >=3.10"),
         (other, "is for sparc"),
     ):
@@ -213,10 +206,8 @@ def test_forgetting_leaves_the_interpreter_as_it_was(harness, python, config, tm
     files = sorted(path for path in (tmp_path / "theirs").rglob("*"))
     assert harness("run", config).code == 0
     (dry,) = harness("run", config, "--dry-run", "--json").json
-    assert (
-        dry["interpreter"]
-        == f"tiny/cpu: adopted, Python {platform.python_version()}, {tmp_path}/theirs/bin/python"
-    )
+    theirs = f"Python {platform.python_version()}, {tmp_path}/theirs/bin/python"
+    assert dry["interpreter"] == f"tiny/cpu: adopted, {theirs}"
     assert harness("env", "forget", "tiny").code == 0
     assert sorted(path for path in (tmp_path / "theirs").rglob("*")) == files
     again = harness("env", "forget", "tiny")

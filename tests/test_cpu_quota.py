@@ -7,14 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_doctor import IN_V1, IN_V2, V1, V2, periods
+from test_doctor import IN_V1, IN_V2, V1, V2, tree, v1, v2
 
 from harness.machine.host import cgroups_of, throttled, usable_cpus, whole_cpus
 
+__all__ = ["tree"]  # a fixture
 AFFINITY = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 PERIOD_US = 100_000
 # Joins a cgroup, computes until its quota throttles it, and says how many threads a run would have.
@@ -39,30 +40,13 @@ print(json.dumps({"threads": threads, "quota": quota, "rise": rise, "probe": pro
 """
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Callable[[dict[str, object]], tuple[Path, Path]]:
-    """A made-up root: its folder of cgroups, and its /proc."""
-
-    def made(files: dict[str, object]) -> tuple[Path, Path]:
-        for path, content in files.items():
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).write_text(f"{content}\n")
-        return tmp_path / "sys/fs/cgroup", tmp_path / "proc"
-
-    return made
+def cgroups_and_proc(root: Path) -> tuple[Path, Path]:
+    return root / "sys/fs/cgroup", root / "proc"
 
 
 @pytest.mark.parametrize(
     ("affinity", "quota", "threads"),
-    [
-        (8, None, 8),
-        (8, 7.65, 7),
-        (8, 8.0, 8),
-        (8, 1.5, 1),
-        (8, 0.5, 1),
-        (2, 7.65, 2),
-        (1, 1.0, 1),
-    ],
+    [(8, None, 8), (8, 7.65, 7), (8, 8.0, 8), (8, 1.5, 1), (8, 0.5, 1), (2, 7.65, 2), (1, 1.0, 1)],
 )
 def test_a_thread_has_a_whole_cpu_of_the_quota_and_of_the_affinity(affinity, quota, threads):
     assert whole_cpus(affinity, quota) == threads
@@ -72,17 +56,17 @@ def test_a_thread_has_a_whole_cpu_of_the_quota_and_of_the_affinity(affinity, quo
 @pytest.mark.parametrize(
     ("files", "cpus"),
     [
-        (IN_V2 | {f"{V2}/a.slice/cpu.max": "150000 100000", f"{V2}/a.slice/b/cpu.max": "max 100000"}, 1),
-        (IN_V2 | {f"{V2}/a.slice/cpu.max": "50000 100000", f"{V2}/a.slice/b/cpu.max": "900000 100000"}, 1),
+        (v2(a="150000", b="max"), 1),
+        (v2(a="50000", b="900000"), 1),
         (IN_V2 | {f"{V2}/cpu.max": "1 1000"}, 1),
-        (IN_V1 | {f"{V1}/docker/cpu.cfs_quota_us": 150000, **periods("docker")}, 1),
-        (IN_V1 | {f"{V1}/docker/1/cpu.cfs_quota_us": -1, **periods("docker/1")}, AFFINITY),
+        (v1({"docker": 150000}), 1),
+        (v1({"docker/1": -1}), AFFINITY),
         (IN_V2 | {f"{V2}/cpu.max": "99999999 1000"}, AFFINITY),
         ({}, AFFINITY),
     ],
 )
 def test_every_cgroup_up_to_the_root_limits_the_threads(tree, files, cpus):
-    assert usable_cpus(*tree(files)) == cpus
+    assert usable_cpus(*cgroups_and_proc(tree(files))) == cpus
 
 
 @pytest.mark.parametrize(
@@ -105,7 +89,7 @@ def test_every_cgroup_up_to_the_root_limits_the_threads(tree, files, cpus):
     ],
 )
 def test_throttling_is_counted_in_every_cgroup_up_to_the_root(tree, files, found):
-    assert throttled(*tree(files)) == found
+    assert throttled(*cgroups_and_proc(tree(files))) == found
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ for NVML and for environments, and the real command."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import venv
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import records_below, shell_script
 
 from harness import machine
 from harness.machine.doctor import cpu, gpu
@@ -33,8 +33,18 @@ IN_V2 = {"proc/self/cgroup": "0::/a.slice/b"}
 IN_V1 = {"proc/self/cgroup": "5:memory:/x\n4:cpu,cpuacct:/docker/1\n0::/x"}
 
 
-def periods(*cgroups: str) -> dict[str, object]:
-    return {f"{V1}/{cgroup}/cpu.cfs_period_us": 100000 for cgroup in cgroups}
+def v2(**quotas: str) -> dict[str, object]:
+    """Cgroups of version 2 by their quotas: `v2(root="max")`, and a of the slice, b in it."""
+    folders = {"root": "", "a": "a.slice/", "b": "a.slice/b/"}
+    return IN_V2 | {f"{V2}/{folders[name]}cpu.max": f"{quota} 100000" for name, quota in quotas.items()}
+
+
+def v1(quotas: dict[str, int]) -> dict[str, object]:
+    made: dict[str, object] = {}
+    for cgroup, quota in quotas.items():
+        folder = f"{V1}/{cgroup}"
+        made |= {f"{folder}/cpu.cfs_quota_us": quota, f"{folder}/cpu.cfs_period_us": 100000}
+    return IN_V1 | made
 
 
 @pytest.fixture
@@ -50,22 +60,6 @@ def tree(tmp_path: Path) -> Callable[..., Path]:
         return root
 
     return made
-
-
-@pytest.fixture
-def vcgencmd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a stand-in `vcgencmd` on PATH, a shell script; its calls are in the file returned."""
-    called = tmp_path / "called"
-
-    def put(script: str) -> Path:
-        program = tmp_path / "bin" / "vcgencmd"
-        program.parent.mkdir()
-        program.write_text(f'#!/bin/sh\necho "$1" >> {called}\n{script}\n')
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-        return called
-
-    return put
 
 
 def firmware(bits: int) -> str:
@@ -97,43 +91,32 @@ def test_a_governor_that_follows_the_load_is_a_fault_of_any_cpu(tree, governors,
 @pytest.mark.parametrize(
     ("switch", "content", "level", "fix"),
     [
-        (
-            "intel_pstate/no_turbo",
-            "0",
-            "warn",
-            "echo 1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo",
-        ),
+        ("intel_pstate/no_turbo", "0", "warn", "echo 1 | sudo tee intel_pstate/no_turbo"),
         ("intel_pstate/no_turbo", "1", "ok", None),
-        ("cpufreq/boost", "1", "warn", "echo 0 | sudo tee /sys/devices/system/cpu/cpufreq/boost"),
+        ("cpufreq/boost", "1", "warn", "echo 0 | sudo tee cpufreq/boost"),
         ("cpufreq/boost", "0", "ok", None),
-        (
-            "cpufreq/policy0/boost",
-            "1",
-            "warn",
-            "echo 0 | sudo tee /sys/devices/system/cpu/cpufreq/policy*/boost",
-        ),
+        ("cpufreq/policy0/boost", "1", "warn", "echo 0 | sudo tee cpufreq/policy*/boost"),
         ("cpufreq/policy0/other", "1", "unknown", None),
     ],
 )
 def test_turbo_is_told_by_the_switch_of_the_driver_and_turned_off_by_it(tree, switch, content, level, fix):
     finding = cpu.turbo(tree({f"{CPU}/{switch}": content}))
-    assert (finding.level, finding.fix) == (level, fix)
+    assert (finding.level, finding.fix) == (level, fix and fix.replace("tee ", f"tee /{CPU}/"))
 
 
 def supply(name: str, **says: str) -> dict[str, object]:
     return {f"sys/class/power_supply/{name}/{key}": value for key, value in says.items()}
 
 
+UNPLUGGED, PLUGGED = (supply("AC", type="Mains", online=online) for online in "01")
+
+
 @pytest.mark.parametrize(
     ("supplies", "level", "found"),
     [
-        ([supply("AC", type="Mains", online="1")], "ok", "mains (there is no battery)"),
-        ([supply("AC", type="Mains", online="1"), supply("B", type="Battery", status="Full")], "ok", "mains"),
-        (
-            [supply("AC", type="Mains", online="0"), supply("B", type="Battery", status="Unknown")],
-            "warn",
-            "battery",
-        ),
+        ([PLUGGED], "ok", "mains (there is no battery)"),
+        ([PLUGGED, supply("B", type="Battery", status="Full")], "ok", "mains"),
+        ([UNPLUGGED, supply("B", type="Battery", status="Unknown")], "warn", "battery"),
         ([supply("B", type="Battery", status="Discharging")], "warn", "battery"),
         ([supply("B", type="Battery", status="Unknown")], "unknown", "there is a battery"),
         ([supply("mouse", type="Battery", scope="Device", status="Discharging")], "ok", "mains"),
@@ -149,16 +132,13 @@ def test_a_battery_that_feeds_the_machine_is_a_fault_and_a_mouses_is_none(tree, 
 
 
 def test_intels_counters_tell_of_throttling_since_boot(tree):
-    counters = {
-        f"{CPU}/cpu0/thermal_throttle/core_throttle_count": 3,
-        f"{CPU}/cpu0/thermal_throttle/package_throttle_count": 12,
-        f"{CPU}/cpu1/thermal_throttle/package_throttle_count": 12,
-        f"{CPU}/cpu1/thermal_throttle/package_throttle_total_time_ms": 1500,
-    }
+    of_cpu0 = {"core_throttle_count": 3, "package_throttle_count": 12}
+    of_cpu1 = {"package_throttle_count": 12, "package_throttle_total_time_ms": 1500}
+    counters = {f"{CPU}/cpu0/thermal_throttle/{name}": value for name, value in of_cpu0.items()}
+    counters |= {f"{CPU}/cpu1/thermal_throttle/{name}": value for name, value in of_cpu1.items()}
     assert cpu.throttling(tree(counters)).found == "12 times since boot, 1.5 s together"
-    assert cpu.throttling(tree(dict.fromkeys(counters, 0))) == Finding(
-        "ok", "CPU throttling", "none since boot"
-    )
+    none = Finding("ok", "CPU throttling", "none since boot")
+    assert cpu.throttling(tree(dict.fromkeys(counters, 0))) == none
     assert cpu.throttling(tree(dict.fromkeys(counters, "none of your business"))).level == "unknown"
 
 
@@ -197,47 +177,47 @@ def test_a_raspberry_pi_without_vcgencmd_is_told_where_it_is(tree):
     assert cpu.throttling(tree(PI)).found.endswith("not on PATH (Debian package raspi-utils)")
 
 
-HWMON = "sys/class/hwmon/hwmon0"
-ZONE = "sys/class/thermal/thermal_zone0"
+def hwmon(name: str, **degrees: float) -> dict[str, object]:
+    """A chip with sensors: `hwmon("coretemp", temp1_input=45)`."""
+    files = {"name": name} | {key: round(value * 1000) for key, value in degrees.items()}
+    return {f"sys/class/hwmon/hwmon0/{key}": value for key, value in files.items()}
+
+
+def zone(kind: str, temp: object, *trips: tuple[str, int]) -> dict[str, object]:
+    files = {"type": kind, "temp": temp}
+    for i, (what, at) in enumerate(trips):
+        files |= {f"trip_point_{i}_type": what, f"trip_point_{i}_temp": at}
+    return {f"sys/class/thermal/thermal_zone0/{key}": value for key, value in files.items()}
+
+
+HOTTER = {"temp2_input": 85, "temp2_crit": 100}
 
 
 @pytest.mark.parametrize(
-    ("files", "level", "found"),
+    ("level", "found", "files"),
     [
         (
-            {f"{HWMON}/name": "coretemp", f"{HWMON}/temp1_input": 45000}
-            | {f"{HWMON}/temp1_max": 50000, f"{HWMON}/temp1_crit": 100000},
             "ok",
             "55 C: coretemp 45 C of 100 C",
+            hwmon("coretemp", temp1_input=45, temp1_max=50, temp1_crit=100),
         ),
+        ("warn", "15 C: coretemp 85 C of 100 C", hwmon("coretemp", temp1_input=40, temp1_crit=100, **HOTTER)),
         (
-            {f"{HWMON}/name": "coretemp", f"{HWMON}/temp1_input": 40000, f"{HWMON}/temp1_crit": 100000}
-            | {f"{HWMON}/temp2_input": 85000, f"{HWMON}/temp2_crit": 100000},
-            "warn",
-            "15 C: coretemp 85 C of 100 C",
-        ),
-        (
-            {f"{HWMON}/name": "k10temp", f"{HWMON}/temp1_input": 61000},
             "unknown",
             "k10temp 61 C; its throttle temperature is not reported",
+            hwmon("k10temp", temp1_input=61),
         ),
-        ({f"{HWMON}/name": "nvme", f"{HWMON}/temp1_input": 45000}, "unknown", "no temperature of the CPU"),
+        ("unknown", "no temperature of the CPU", hwmon("nvme", temp1_input=45)),
         (
-            {f"{ZONE}/type": "cpu-thermal", f"{ZONE}/temp": 70000}
-            | {f"{ZONE}/trip_point_0_type": "critical", f"{ZONE}/trip_point_0_temp": 110000}
-            | {f"{ZONE}/trip_point_1_type": "active", f"{ZONE}/trip_point_1_temp": 50000},
             "ok",
             "40 C: cpu-thermal 70 C of 110 C",
+            zone("cpu-thermal", 70000, ("critical", 110000), ("active", 50000)),
         ),
-        (
-            {f"{ZONE}/type": "cpu-thermal", f"{ZONE}/temp": 70000} | PI,
-            "warn",
-            "10 C: cpu-thermal 70 C of 80 C",
-        ),
-        ({f"{ZONE}/type": "x86_pkg_temp", f"{ZONE}/temp": "none"}, "unknown", "no temperature of the CPU"),
+        ("warn", "10 C: cpu-thermal 70 C of 80 C", zone("cpu-thermal", 70000) | PI),
+        ("unknown", "no temperature of the CPU", zone("x86_pkg_temp", "none")),
     ],
 )
-def test_the_headroom_is_of_the_sensor_nearest_to_its_limit(tree, files, level, found):
+def test_the_headroom_is_of_the_sensor_nearest_to_its_limit(tree, level, found, files):
     finding = cpu.headroom(tree(files))
     assert (finding.level, finding.found[: len(found)]) == (level, found)
 
@@ -277,32 +257,18 @@ def test_a_guests_time_is_counted_once():
 @pytest.mark.parametrize(
     ("files", "level", "found"),
     [
-        (IN_V2 | {f"{V2}/cpu.max": "150000 100000"}, "warn", "1.50 CPUs"),
-        (IN_V2 | {f"{V2}/cpu.max": "max 100000"}, "ok", "none"),
+        (v2(root="150000"), "warn", "1.50 CPUs"),
+        (v2(root="max"), "ok", "none"),
         # A service without a quota in a slice that has one; and both, the slice's the narrower.
-        (
-            IN_V2 | {f"{V2}/a.slice/cpu.max": "50000 100000", f"{V2}/a.slice/b/cpu.max": "max 100000"},
-            "warn",
-            "0.50 CPUs",
-        ),
-        (
-            IN_V2 | {f"{V2}/a.slice/cpu.max": "50000 100000", f"{V2}/a.slice/b/cpu.max": "300000 100000"},
-            "warn",
-            "0.50 CPUs",
-        ),
+        (v2(a="50000", b="max"), "warn", "0.50 CPUs"),
+        (v2(a="50000", b="300000"), "warn", "0.50 CPUs"),
         # The root of all has no quota, and neither has one whose CPU controller is off.
         (IN_V2 | {f"{V2}/cgroup.procs": "", f"{V2}/a.slice/cgroup.procs": ""}, "ok", "none"),
-        (IN_V1 | {f"{V1}/docker/cpu.cfs_quota_us": 50000, **periods("docker")}, "warn", "0.50 CPUs"),
-        (
-            IN_V1
-            | {f"{V1}/docker/1/cpu.cfs_quota_us": -1, f"{V1}/docker/cpu.cfs_quota_us": 120000}
-            # What the container is in is not there to see inside of it, and its root is.
-            | periods("docker", "docker/1"),
-            "warn",
-            "1.20 CPUs",
-        ),
-        (IN_V1 | {f"{V1}/cpu.cfs_quota_us": 50000, **periods(".")}, "warn", "0.50 CPUs"),
-        (IN_V1 | {f"{V1}/docker/1/cpu.cfs_quota_us": -1, **periods("docker/1")}, "ok", "none"),
+        (v1({"docker": 50000}), "warn", "0.50 CPUs"),
+        # What the container is in is not there to see inside of it, and its root is.
+        (v1({"docker/1": -1, "docker": 120000}), "warn", "1.20 CPUs"),
+        (v1({".": 50000}), "warn", "0.50 CPUs"),
+        (v1({"docker/1": -1}), "ok", "none"),
         (IN_V2 | {f"{V2}/a.slice/cpu.max/is": "a folder"}, "unknown", "{root}/sys/fs/cgroup/a.slice/cpu.max"),
         ({f"{V2}/cpu.max": "max 100000"}, "unknown", "the cgroups of this process cannot be seen"),
         (IN_V1 | {f"{V2}/cgroup.controllers": ""}, "unknown", "the cgroups of this process cannot be seen"),
@@ -447,47 +413,36 @@ def test_a_gpu_in_good_order_leaves_only_what_nvml_cannot_tell(tree):
     assert nvml.open == 0
 
 
+COOL, CLOSE, WAIT = "improve the cooling", "close them", "let it cool"
+TWO_PROCESSES = [SimpleNamespace(pid=7), SimpleNamespace(pid=-1)]
+IN_USE = SimpleNamespace(used=3_000_000_000)
+THERMAL_2_S = {"GetCurrentClocksEventReasons": 0x44, "GetViolationStatus": SimpleNamespace(violationTime=2e9)}
+OLD_DRIVER = {"GetCurrentClocksEventReasons": None, "GetCurrentClocksThrottleReasons": 0x20}
+LIMIT_95 = {"GetTemperatureThreshold": {1: 95, 3: 0}}
+SLOWDOWN = "hardware thermal slowdown now, thermal for 2.0 s since the driver was loaded"
+
+
 @pytest.mark.parametrize(
-    ("says", "what", "found", "fix"),
+    ("what", "found", "fix", "says"),
     [
-        ({"GetPersistenceMode": 0}, "persistence mode", "off", "sudo nvidia-smi -i 0 -pm 1"),
-        ({"GetEccMode": [1, 1]}, "ECC", "on", "sudo nvidia-smi -i 0 -e 0, and reboot"),
+        ("persistence mode", "off", "sudo nvidia-smi -i 0 -pm 1", {"GetPersistenceMode": 0}),
+        ("ECC", "on", "sudo nvidia-smi -i 0 -e 0, and reboot", {"GetEccMode": [1, 1]}),
         (
-            {"GetComputeRunningProcesses": [SimpleNamespace(pid=7), SimpleNamespace(pid=-1)]},
             "other processes",
             "python3 (7), a process (-1)",
-            "close them",
+            CLOSE,
+            {"GetComputeRunningProcesses": TWO_PROCESSES},
         ),
-        ({"GetUtilizationRates": SimpleNamespace(gpu=98)}, "other processes", "98% busy", "close them"),
-        (
-            {"GetMemoryInfo": {33554472: SimpleNamespace(used=3_000_000_000)}},
-            "other processes",
-            "3000 MB used",
-            "close them",
-        ),
-        ({"GetDisplayActive": 1}, "display", "this GPU drives a screen", "sudo systemctl isolate"),
-        (
-            {"GetCurrentClocksEventReasons": 0x44, "GetViolationStatus": SimpleNamespace(violationTime=2e9)},
-            "throttling",
-            "hardware thermal slowdown now, thermal for 2.0 s since the driver was loaded",
-            "improve the cooling",
-        ),
-        (
-            {"GetCurrentClocksEventReasons": None, "GetCurrentClocksThrottleReasons": 0x20},
-            "throttling",
-            "software thermal slowdown now",
-            "improve the cooling",
-        ),
-        ({"GetTemperature": 70}, "thermal headroom", "14 C: 70 C of 84 C", "let it cool"),
-        (
-            {"GetTemperature": 85, "GetTemperatureThreshold": {1: 95, 3: 0}},
-            "thermal headroom",
-            "10 C: 85 C of 95 C",
-            "let it cool",
-        ),
+        ("other processes", "98% busy", CLOSE, {"GetUtilizationRates": SimpleNamespace(gpu=98)}),
+        ("other processes", "3000 MB used", CLOSE, {"GetMemoryInfo": {33554472: IN_USE}}),
+        ("display", "this GPU drives a screen", "sudo systemctl isolate", {"GetDisplayActive": 1}),
+        ("throttling", SLOWDOWN, COOL, THERMAL_2_S),
+        ("throttling", "software thermal slowdown now", COOL, OLD_DRIVER),
+        ("thermal headroom", "14 C: 70 C of 84 C", WAIT, {"GetTemperature": 70}),
+        ("thermal headroom", "10 C: 85 C of 95 C", WAIT, {"GetTemperature": 85} | LIMIT_95),
     ],
 )
-def test_each_fault_of_a_gpu_is_a_warning_with_its_effect_and_fix(tree, says, what, found, fix):
+def test_each_fault_of_a_gpu_is_a_warning_with_its_effect_and_fix(tree, what, found, fix, says):
     faults = [each for each in gpu.findings("GPU-0", tree(), Nvml(**(GOOD | says))) if each.level == "warn"]
     assert [(each.what, each.found) for each in faults] == [(f"{what} of GPU 0", found)]
     assert faults[0].fix.startswith(fix)
@@ -497,11 +452,7 @@ def test_each_fault_of_a_gpu_is_a_warning_with_its_effect_and_fix(tree, says, wh
 @pytest.mark.parametrize(
     ("says", "what", "found"),
     [
-        (
-            {"GetMigMode": [1, 1]},
-            "MIG",
-            "on: an instance has a part of the GPU's bandwidth and memory",
-        ),
+        ({"GetMigMode": [1, 1]}, "MIG", "on: an instance has a part of the GPU's bandwidth and memory"),
         ({"GetEnforcedPowerLimit": 300000}, "power limit", "300 W, below its default of 450 W"),
         ({"GetCurrentClocksEventReasons": 0x4}, "throttling", "software power cap now"),
     ],
@@ -513,10 +464,9 @@ def test_how_a_gpu_is_set_up_is_told_and_is_no_fault(tree, says, what, found):
 
 
 def test_ecc_costs_nothing_where_memory_has_bits_of_its_own_for_it(tree):
-    found = gpu.findings("GPU-0", tree(), Nvml(**(GOOD | {"GetEccMode": [1, 1], "GetMemoryBusWidth": 6144})))
-    assert levels(found)["ECC of GPU 0"] == "ok"
-    found = gpu.findings("GPU-0", tree(), Nvml(**(GOOD | {"GetEccMode": [1, 1], "GetMemoryBusWidth": None})))
-    assert levels(found)["ECC of GPU 0"] == "unknown"
+    for width, level in ((6144, "ok"), (None, "unknown")):
+        nvml = Nvml(**(GOOD | {"GetEccMode": [1, 1], "GetMemoryBusWidth": width}))
+        assert levels(gpu.findings("GPU-0", tree(), nvml))["ECC of GPU 0"] == level
 
 
 def test_what_a_gpu_does_not_support_is_unknown_and_never_ok(tree):
@@ -543,9 +493,8 @@ def test_a_gpu_without_its_driver_is_unknown_and_no_gpu_is_nothing(tree):
     device = "sys/bus/pci/devices/0000:01:00"
     audio = tree({f"{device}.1/vendor": "0x10de", f"{device}.1/class": "0x040300"})
     assert gpu.findings(None, audio, NoDriver()) == []
-    (finding,) = gpu.findings(
-        None, tree({f"{device}.0/vendor": "0x10de", f"{device}.0/class": "0x030000"}), NoDriver()
-    )
+    display = tree({f"{device}.0/vendor": "0x10de", f"{device}.0/class": "0x030000"})
+    (finding,) = gpu.findings(None, display, NoDriver())
     assert finding.level == "unknown"
     assert finding.found.endswith("Driver Not Loaded")
 
@@ -634,8 +583,7 @@ def test_a_debug_build_of_torch_is_read_from_its_own_file(environment, tree):
 def test_a_debug_python_is_a_fault_and_a_broken_one_unknown(tmp_path, tree, script, level, found):
     python = tmp_path / "python"
     if script is not None:
-        python.write_text(f"#!/bin/sh\n{script}\n")
-        python.chmod(0o755)
+        shell_script(python, script)
     (finding,) = builds([Interpreter(stacks()["hf"].environments["cpu"], python, ())], tree())
     assert (finding.level, finding.found[: len(found)]) == (level, found)
 
@@ -689,7 +637,7 @@ def test_doctor_of_a_config_whose_device_is_not_here_ends_with_2_and_a_sentence(
 
 
 def findings_of(root: Path) -> list[list[dict[str, Any]]]:
-    kept = [json.loads(path.read_text()) for path in sorted(root.rglob("record.json"))]
+    kept = records_below(root)
     assert all(wrong_with(record) is None for record in kept)
     return [record["doctor"] for record in kept]
 
@@ -731,7 +679,7 @@ def test_a_search_is_looked_at_once_too_and_what_is_known_not_again(harness, con
 
 def test_a_record_without_findings_or_with_broken_ones_is_told_apart(harness, config, tmp_path):
     harness("run", config({}))
-    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    (record,) = records_below(tmp_path / "results")
     assert wrong_with({key: value for key, value in record.items() if key != "doctor"}) is None
     assert wrong_with(record | {"doctor": [{"level": "warn", "what": "x"}]}) == "doctor[0].found is missing"
 
@@ -740,6 +688,6 @@ def test_a_run_on_a_device_that_is_not_here_is_not_examined(harness, config, tmp
     path = config({})
     path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "hip"}))
     assert harness("run", path).code == 1
-    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    (record,) = records_below(tmp_path / "results")
     assert record["outcome"] == "unavailable"
     assert "doctor" not in record

@@ -21,11 +21,13 @@ from harness.machine.doctor import cpu
 from harness.machine.host import emulated
 from harness.records.kinds import wrong_with
 
+FUNCTIONAL = "the machine is emulated (its kernel is x86_64): its speeds mean nothing"
 PROFILES = Path(__file__).parent.parent / "configs"
 INTEL = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R)\nflags\t\t: fpu avx2\n"
 PI_5 = (
     "processor\t: 0\nBogoMIPS\t: 108.00\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\n"
 )
+TCG = "vendor_id\t: AuthenticAMD\nmodel name\t: QEMU TCG CPU version 2.5+\nflags\t\t: fpu\n"
 MAX = "processor\t: 0\nBogoMIPS\t: 100.00\nCPU implementer\t: 0x00\nCPU architecture: 8\nCPU part\t: 0x051\n"
 # Debian's entries for programs of Arm, as the kernel shows them, and for Java's archives.
 ARM_FORMAT = """enabled
@@ -67,12 +69,7 @@ def program(folder: Path, e_machine: int) -> Path:
         ("aarch64", None, INTEL, "its programs are aarch64, /proc/cpuinfo shows Intel(R) Xeon(R)"),
         ("x86_64", None, PI_5, "its programs are x86_64, /proc/cpuinfo shows arm"),
         ("aarch64", "aarch64", MAX, "its processor is one that only QEMU has"),
-        (
-            "x86_64",
-            "x86_64",
-            "vendor_id\t: AuthenticAMD\nmodel name\t: QEMU TCG CPU version 2.5+\nflags\t\t: fpu\n",
-            "its processor is QEMU TCG CPU version 2.5+",
-        ),
+        ("x86_64", "x86_64", TCG, "its processor is QEMU TCG CPU version 2.5+"),
     ],
     ids=["qemu", "Rosetta", "an older kernel", "Rosetta, an older kernel", "QEMU's Arm", "QEMU's x86"],
 )
@@ -117,10 +114,7 @@ def test_no_result_of_an_emulated_machine_is_ok():
     assert status(record)[0] == "ok"
     record["machine"]["emulated"] = "its kernel is x86_64"
     assert wrong_with(record) is None
-    assert status(record) == (
-        "functional",
-        ["the machine is emulated (its kernel is x86_64): its speeds mean nothing"],
-    )
+    assert status(record) == ("functional", [FUNCTIONAL])
     record["tokens"] -= 1
     assert status(record)[0] == "invalid"
 
@@ -137,7 +131,7 @@ def on_an_emulated_machine(monkeypatch: pytest.MonkeyPatch):
 def test_a_run_on_an_emulated_machine_is_functional_and_kept_apart(harness, config, tmp_path):
     (row,) = harness("run", config({}), "--json").json
     assert row["status"] == "functional"
-    assert row["reasons"] == ["the machine is emulated (its kernel is x86_64): its speeds mean nothing"]
+    assert row["reasons"] == [FUNCTIONAL]
     (path,) = (tmp_path / "results").rglob("record.json")
     stored = json.loads(path.read_text())["machine"]
     assert stored["emulated"] == "its kernel is x86_64"

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import shell_script
 
 from harness import machine
 from harness.stacks import adopted, build
@@ -118,9 +119,8 @@ def test_what_does_not_load_is_told_and_kept_and_the_rest_works(environment):
 
 
 def test_a_package_whose_build_needs_the_others_finds_them_only_out_of_isolation(environment):
-    with pytest.raises(
-        EnvironmentFailed, match=r"tiny/cpu could not be built: .*No module named 'tiny_good'"
-    ):
+    why = r"tiny/cpu could not be built: .*No module named 'tiny_good'"
+    with pytest.raises(EnvironmentFailed, match=why):
         build.create(environment(isolated=True)["cpu"], lambda line: None)
 
 
@@ -145,11 +145,8 @@ def test_a_package_compiled_here_is_not_the_one_compiled_for_another_device(tmp_
         for device in ("cpu", "cuda")
     ]
     for device, each in parse("tiny", RUNNER.format(tables="\n".join(lines))).environments.items():
-        shows = [
-            build.create(each, lambda line: None).python,
-            "-c",
-            "import compiled; print(compiled.device)",
-        ]
+        python = build.create(each, lambda line: None).python
+        shows = [python, "-c", "import compiled; print(compiled.device)"]
         assert subprocess.run(shows, capture_output=True, text=True).stdout == f"{device}\n"
 
 
@@ -158,10 +155,7 @@ def test_a_package_compiled_here_is_not_the_one_compiled_for_another_device(tmp_
     [
         (NOT_HERE, "OSError: CUDA_HOME environment variable is not set. Please set it."),
         # flash-attn without a network: what it could not fetch is not why it could not be compiled.
-        (
-            "raise RuntimeError('CUDA 13 is not 12') from OSError('offline')",
-            "RuntimeError: CUDA 13 is not 12",
-        ),
+        ("raise RuntimeError('13 is not 12') from OSError('offline')", "RuntimeError: 13 is not 12"),
         (f"print('k.cu(3): error: no such type'); {NOT_HERE}", "k.cu(3): error: no such type"),
         # The line of code that raises it, in the traceback, is not what was said.
         ("raise OSError(f'error: {40 + 2}')", "OSError: error: 42"),
@@ -182,11 +176,8 @@ def test_a_package_it_can_do_without_is_lacking_for_the_reason_its_build_gave(
 def test_a_package_it_can_do_without_is_installed_where_that_can_be(environment):
     made = build.create(environment(optional="pass")["cpu"], lambda line: None)
     assert made.lacking == {}
-    assert [line.partition(" @ ")[0] for line in made.lock] == [
-        "built-beside",
-        "nice-to-have",
-        "tiny-kernels",
-    ]
+    names = [line.partition(" @ ")[0] for line in made.lock]
+    assert names == ["built-beside", "nice-to-have", "tiny-kernels"]
 
 
 def test_a_package_that_takes_too_long_to_build_is_given_up(environment, monkeypatch):
@@ -198,13 +189,8 @@ def test_a_package_that_takes_too_long_to_build_is_given_up(environment, monkeyp
 
 def nvcc(folder: Path, version: str) -> Path:
     """A compiler of CUDA, as far as it says which."""
-    folder.mkdir(parents=True)
-    path = folder / "nvcc"
-    release = version.rpartition(".")[0]
-    words = f"Cuda compilation tools, release {release}, V{version}"
-    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{words}"\n')
-    path.chmod(0o755)
-    return path
+    words = f"Cuda compilation tools, release {version.rpartition('.')[0]}, V{version}"
+    return shell_script(folder / "nvcc", f'[ "$1" = --version ] && echo "{words}"')
 
 
 def test_a_build_for_cuda_is_for_the_cards_and_the_toolkit_that_are_here(tmp_path, monkeypatch):
@@ -375,9 +361,7 @@ def test_a_compiler_that_loses_amx_tiles_is_told_by_its_own_header(tmp_path, cpu
     (tmp_path / "cpuinfo").write_text(cpu)
     if header:
         (tmp_path / "tiles.h").write_text(header)
-    cxx = tmp_path / "c++"
-    cxx.write_text(f"#!/bin/sh\necho {tmp_path}/tiles.h\n")
-    cxx.chmod(0o755)
+    cxx = shell_script(tmp_path / "c++", f"echo {tmp_path}/tiles.h")
     assert adopted.loses_tiles(tmp_path / "cpuinfo", str(cxx)) == loses
     assert not adopted.loses_tiles(tmp_path / "cpuinfo", str(tmp_path / "no-such-compiler"))
 

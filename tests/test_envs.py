@@ -57,17 +57,11 @@ def test_every_option_of_every_stack_has_help_and_a_default_among_its_choices():
 
 def test_llamacpp_declares_its_builds_by_device_and_all_types_of_the_study():
     header = stacks()["llamacpp"]
-    for device, flag in (
-        ("cuda", "GGML_CUDA"),
-        ("metal", "GGML_METAL"),
-        ("vulkan", "GGML_VULKAN"),
-        ("hip", "GGML_HIP"),
-    ):
-        assert f"-D{flag}=on" in header.environments[device].variables["CMAKE_ARGS"]
+    for device in ("cuda", "metal", "vulkan", "hip"):
+        assert f"-DGGML_{device.upper()}=on" in header.environments[device].variables["CMAKE_ARGS"]
         assert header.environment_for(device) == header.environments[device]
-    assert {"f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q2_k", "q6_k"} <= {
-        *header.options["quant"].choices
-    }
+    types = {"f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q2_k", "q6_k"}
+    assert types <= {*header.options["quant"].choices}
 
 
 CONTEXT = """# [[tool.harness.context]]

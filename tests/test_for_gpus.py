@@ -160,9 +160,8 @@ print(*LOG.warnings)
 """
     splits, warning = told(llamacpp_interpreter, code)
     assert splits == "{'prompt': 50, 'step': 26}"
-    assert warning == (
-        "no FlashAttention kernel for K of type q8_0 with V of type f16: each step converts both to f16"
-    )
+    types = "K of type q8_0 with V of type f16"
+    assert warning == f"no FlashAttention kernel for {types}: each step converts both to f16"
 
 
 def test_cuda_graphs_that_are_left_out_are_counted_and_a_warning(checkpoint, hf_interpreter, tmp_path):
@@ -214,10 +213,8 @@ def test_another_python_is_looked_for_where_a_stack_s_packages_have_none_for_our
 def test_a_card_newer_than_what_a_stack_was_compiled_for_is_known_before_it_runs(harness, tmp_path):
     variants = [{"stack": "gptq", "kernel": "torch"}, {"stack": "autoawq"}, {"stack": "gptqm"}]
     given = {"models": [{"shape": "qwen1.5-4b"}], "variants": variants, "device": "cuda"}
-    for gpu, reasons in (
-        ("RTX 5090", ["compute capability 12.0; less than 10.0 is needed"]),
-        ("RTX 4090", []),
-    ):
+    too_new = ["compute capability 12.0; less than 10.0 is needed"]
+    for gpu, reasons in (("RTX 5090", too_new), ("RTX 4090", [])):
         (tmp_path / "new.yaml").write_text(json.dumps(given | {"gpu": gpu}))
         lines: Ran = harness("run", "new.yaml", "--dry-run", "--json", HARNESS_CACHE=str(tmp_path / "empty"))
         assert [line["will_fail"] for line in lines.json] == [reasons, reasons, []]

@@ -15,7 +15,7 @@ import pytest
 from harness import machine
 from harness.base.gpus import compute_capabilities, nvidia_gpus, visible_gpus
 from harness.campaign.context_search import NoHeadroom, headroom_on
-from harness.campaign.forecast import device_of
+from harness.campaign.forecast import Device, device_of
 from harness.campaign.weights_reference import free_bytes
 from harness.campaign.worker_memory import watched
 from harness.config.load import load
@@ -117,24 +117,13 @@ def test_each_gpu_and_each_of_its_fields_is_read_by_itself_and_null_where_nvml_s
     silent = dict.fromkeys(("name", "memory", "capability", "mig"), FORBIDDEN)
     gb10 = card("GPU-10", "NVIDIA GB10", 0, memory=UNSUPPORTED, capability=(12, 1), mig=UNSUPPORTED)
     nvml(RTX, FORBIDDEN, {"uuid": "GPU-2"} | silent, gb10, {"uuid": FORBIDDEN, "name": "lost"})
-    shared = {"driver": "580.65.06"}
-    assert nvidia_gpus() == [
-        {
-            "uuid": "GPU-aaaa-1",
-            "name": "NVIDIA GeForce RTX 4090",
-            "memory_bytes": 25 * GB,
-            "compute_capability": "8.9",
-            **shared,
-        },
-        {"uuid": "GPU-2", "name": None, "memory_bytes": None, "compute_capability": None, **shared},
-        {
-            "uuid": "GPU-10",
-            "name": "NVIDIA GB10",
-            "memory_bytes": None,
-            "compute_capability": "12.1",
-            **shared,
-        },
+    keys = ("uuid", "name", "memory_bytes", "compute_capability", "driver")
+    read = [
+        ("GPU-aaaa-1", "NVIDIA GeForce RTX 4090", 25 * GB, "8.9"),
+        ("GPU-2", None, None, None),
+        ("GPU-10", "NVIDIA GB10", None, "12.1"),
     ]
+    assert nvidia_gpus() == [dict(zip(keys, (*each, "580.65.06"), strict=True)) for each in read]
 
 
 def test_a_driver_that_lists_nothing_leaves_the_cpu(nvml, monkeypatch):
@@ -252,13 +241,23 @@ def test_compute_capabilities_are_those_of_the_visible_gpus(nvml, monkeypatch):
 # Who uses the memory of a GPU
 
 
+@pytest.fixture
+def forecast_of(config, monkeypatch) -> Callable[..., Device]:
+    """What a config for CUDA is forecast for, on a machine with these GPUs."""
+
+    def device(gpus: list[Any], **keys: str) -> Device:
+        monkeypatch.setattr(machine, "facts", lambda: {"gpus": gpus})
+        path = config({})
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda"} | keys))
+        return device_of(load(path))
+
+    return device
+
+
 @pytest.mark.parametrize(("memory", "known"), [(RTX["memory"], 25 * GB), (UNSUPPORTED, None)])
-def test_a_gpu_without_memory_of_its_own_is_forecast_without_it(nvml, monkeypatch, config, memory, known):
+def test_a_gpu_without_memory_of_its_own_is_forecast_without_it(nvml, forecast_of, memory, known):
     nvml(RTX | {"memory": memory})
-    monkeypatch.setattr(machine, "facts", lambda: {"gpus": nvidia_gpus()})
-    path = config({})
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda"}))
-    device = device_of(load(path))
+    device = forecast_of(nvidia_gpus())
     assert (device.name, device.memory_bytes) == ("the NVIDIA GeForce RTX 4090", known)
     assert device.compute_capability == (8, 9)
 
@@ -273,14 +272,9 @@ def test_a_gpu_without_memory_of_its_own_is_forecast_without_it(nvml, monkeypatc
         ("RTX 4090 D", None),
     ],
 )
-def test_a_gpu_that_is_not_here_is_forecast_by_its_name_as_nvml_spells_it(
-    nvml, monkeypatch, config, name, known
-):
+def test_a_gpu_that_is_not_here_is_forecast_by_its_name_as_nvml_spells_it(nvml, forecast_of, name, known):
     nvml()
-    monkeypatch.setattr(machine, "facts", lambda: {"gpus": []})
-    path = config({})
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda", "gpu": name}))
-    assert device_of(load(path)).memory_bytes == known
+    assert forecast_of([], gpu=name).memory_bytes == known
 
 
 def test_free_memory_leaves_out_what_the_driver_reserves(nvml):
@@ -317,7 +311,6 @@ def test_an_instance_has_the_temperature_of_its_gpu_and_not_the_power_of_all_ins
     missing: dict[str, str] = {}
     with ExitStack() as opened:
         source = sensors.nvml_gpu("MIG-1", opened, missing)
-        assert source is not None
         assert source.read() == {"gpu_temp_degrees_c": 55}
     shared = "NVML has it for the whole GPU, not for an instance of it"
     assert (missing["GPU power"], missing["GPU energy"]) == (shared, shared)

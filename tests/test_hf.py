@@ -1,4 +1,4 @@
-"""The real thing: transformers on a CPU, small random checkpoints, one worker at a time."""
+"""The real thing: transformers and bitsandbytes on a CPU, small random checkpoints, one worker at a time."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from conftest import told
+from conftest import failed, told
 from stored_again import stored_again
 
 from harness.campaign import worker as campaign_worker
 from harness.models import checkpoint as models_checkpoint
 from harness.stacks.header import stacks
-from harness.theory.decoder import kv_bytes_per_token, parameters
+from harness.theory.decoder import kv_bytes_per_token, layer_params, parameters
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens
 
@@ -27,9 +28,7 @@ WARMUP = {"window_tokens": 4, "max_windows": 3, "tolerance": 0.9}
 PROMPT = list(range(1, 26))
 
 
-def request_of(
-    path: Path, stack: str = "hf", job: str = "generate", new: int = 12, **given: object
-) -> Request:
+def request_of(path: Path, stack: str = "hf", job: str = "generate", new: int = 12, **given: Any) -> Request:
     options = {o.name: o.default for o in stacks()[stack].options.values()}
     options |= {"threads": 1, "n_ctx": len(PROMPT) + new} | given
     workload = {"kind": "decode", "prompt": PROMPT, "new_tokens": new, "warmup": WARMUP}
@@ -96,8 +95,9 @@ def test_a_static_cache_that_is_too_short_is_refused_before_a_token_is_decoded(
 
 
 def test_a_cache_that_does_not_fit_is_out_of_memory(worker, checkpoint, hf_interpreter):
-    last = worker(request_of(checkpoint("tiny-llama"), cache="static", n_ctx=2**31 - 1), hf_interpreter)[-1]
-    assert isinstance(last, Failed)
+    last = failed(
+        worker(request_of(checkpoint("tiny-llama"), cache="static", n_ctx=2**31 - 1), hf_interpreter)
+    )
     assert last.outcome == "oom"
     assert "allocate memory" in last.reason
 
@@ -210,12 +210,9 @@ def test_not_a_number_weights_fail_with_the_token(worker, checkpoint, hf_interpr
 def test_a_tensor_that_the_checkpoint_lacks_is_not_made_up(worker, checkpoint, hf_interpreter, tmp_path):
     path = shutil.copytree(checkpoint("tiny-qwen2"), tmp_path / "lacking")
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(
-        json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1})
-    )
-    last = worker(request_of(path), hf_interpreter)[-1]
-    assert isinstance(last, Failed)
-    assert "has no model.layers." in last.reason
+    more = {"num_hidden_layers": config["num_hidden_layers"] + 1}
+    (path / "config.json").write_text(json.dumps(config | more))
+    assert "has no model.layers." in failed(worker(request_of(path), hf_interpreter)).reason
 
 
 OF_ITS_OWN = {"auto_map": {"AutoConfig": "own.OwnConfig"}, "model_type": "own"}
@@ -230,8 +227,7 @@ def test_code_that_comes_with_a_checkpoint_runs_only_when_asked_for(
         f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
         "from transformers import LlamaConfig\nclass OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
     )
-    last = worker(request_of(path), hf_interpreter)[-1]
-    assert isinstance(last, Failed)
+    last = failed(worker(request_of(path), hf_interpreter))
     assert "it runs only with trust_remote_code: true" in last.reason
     assert not (tmp_path / "ran").exists()
     worker(request_of(path, trust_remote_code=True), hf_interpreter)
@@ -245,11 +241,9 @@ def test_a_library_that_the_code_of_a_checkpoint_needs_is_named(
     path = stored_again(checkpoint("tiny-llama"), tmp_path / "remote", **OF_ITS_OWN)
     (path / "own.py").write_text("import einops_of_mars\nclass OwnConfig: pass\n")
     last = worker(request_of(path, trust_remote_code=True), hf_interpreter)[-1]
-    assert last == Failed(
-        "error",
-        f"{path}: needs einops_of_mars, which the environment of the stack lacks: run it in an interpreter of"
-        " your own that has it (harness env use)",
-    )
+    lacks = "needs einops_of_mars, which the environment of the stack lacks"
+    instead = "run it in an interpreter of your own that has it (harness env use)"
+    assert last == Failed("error", f"{path}: {lacks}: {instead}")
 
 
 def test_logits_one_by_one_are_those_of_a_batch(worker, checkpoint, hf_interpreter, tmp_path):
@@ -269,9 +263,8 @@ def test_logits_one_by_one_are_those_of_a_batch(worker, checkpoint, hf_interpret
 
 def test_windows_that_would_take_too_long_are_left_out(worker, checkpoint, hf_interpreter, tmp_path):
     request = request_of(checkpoint("tiny-llama"), job="logits")
-    request.workloads[:] = [
-        {"ids": PROMPT * 20, "prompt_tokens": 25, "windows": [[400, 425]], "seconds": 0.0}
-    ]
+    asked = {"ids": PROMPT * 20, "prompt_tokens": 25, "windows": [[400, 425]], "seconds": 0.0}
+    request.workloads[:] = [asked]
     request.files["logits"] = str(tmp_path / "logits.npy")
     done = worker(request, hf_interpreter)[-1]
     assert isinstance(done, Done), done
@@ -289,9 +282,8 @@ def test_the_probe_measures_what_it_is_asked(worker, hf_interpreter):
 
 
 def test_a_worker_killed_while_it_decodes_has_said_the_tokens_before(checkpoint, hf_interpreter, tmp_path):
-    worker = campaign_worker.Worker(
-        request_of(checkpoint("tiny-llama"), new=100_000), hf_interpreter, tmp_path
-    )
+    request = request_of(checkpoint("tiny-llama"), new=100_000)
+    worker = campaign_worker.Worker(request, hf_interpreter, tmp_path)
     seen = []
     for event in worker.events(900):
         seen.append(event)
@@ -299,3 +291,81 @@ def test_a_worker_killed_while_it_decodes_has_said_the_tokens_before(checkpoint,
             os.kill(worker.pid, 9)
     assert any(isinstance(event, Tokens) for event in seen)
     assert seen[-1] == Died("crash", "killed by SIGKILL")
+
+
+# --- bitsandbytes
+
+
+SHAPE = SHAPES["tiny-qwen2"]
+LINEARS = 7 * SHAPE.layers
+QKV_BIASES = SHAPE.layers * (SHAPE.q_width + 2 * SHAPE.kv_width)
+MATRICES = layer_params(SHAPE, norms=False) - QKV_BIASES
+
+
+def test_int8_holds_a_byte_a_weight_and_a_scale_a_row_and_leaves_the_rest(
+    worker, checkpoint, bnb_interpreter
+):
+    request = request_of(checkpoint("tiny-qwen2"), "bnb", quant="int8")
+    loaded, _, end = said(worker(request, bnb_interpreter))
+    rows = SHAPE.q_width + 2 * SHAPE.kv_width + 2 * SHAPE.intermediate_size + 2 * SHAPE.hidden_size
+    assert loaded["bytes_by_type"]["int8"] == MATRICES
+    assert loaded["bytes_by_type"]["int8 scales"] == 4 * rows * SHAPE.layers
+    assert loaded["bytes_by_type"]["bfloat16"] == 2 * (parameters(SHAPE) - MATRICES)
+    assert loaded["parameters"] == parameters(SHAPE)
+    assert loaded["kernels"]["Linear8bitLt"] == LINEARS
+    assert loaded["kernels"]["Linear"] == 1  # lm_head
+    assert (loaded["kernel_asked"], loaded["quant"], loaded["leftovers"]) == ("Linear8bitLt", "int8", [])
+    assert loaded["lm_head"] == {"class": "Linear", "dtype": "bfloat16"}
+    assert loaded["packing"]["int8_threshold"] == [6.0]
+    assert "random weights" in loaded["warnings"][0]
+    assert end["counters"]["evaluated_tokens"] == 25 + 11
+
+
+@pytest.mark.parametrize("quant", ["nf4", "fp4"])
+def test_four_bits_hold_half_a_byte_a_weight_and_a_scale_for_64(worker, checkpoint, bnb_interpreter, quant):
+    loaded, _, _ = said(worker(request_of(checkpoint("tiny-qwen2"), "bnb", quant=quant), bnb_interpreter))
+    # Repacked for AVX512-BF16 the scales are bfloat16, else float32.
+    scale_bytes = 2 if loaded["packing"]["repacked_for_cpu"] else 4
+    assert loaded["bytes_by_type"]["uint8"] == MATRICES // 2
+    assert loaded["bytes_by_type"]["absmax"] == MATRICES // 64 * scale_bytes
+    assert loaded["bytes_by_type"]["bfloat16"] == 2 * (parameters(SHAPE) - MATRICES)
+    assert loaded["parameters"] == parameters(SHAPE)
+    assert (loaded["quant"], loaded["kernels"]["Linear4bit"]) == (quant, LINEARS)
+    assert loaded["packing"]["blocksize"] == [64]
+    assert loaded["warnings"] == []
+
+
+def test_double_quantization_is_told_as_it_is_held_when_decoding(worker, checkpoint, bnb_interpreter):
+    request = request_of(checkpoint("tiny-qwen2"), "bnb", quant="nf4", double_quant=True)
+    loaded, _, _ = said(worker(request, bnb_interpreter))
+    repacked = loaded["packing"]["repacked_for_cpu"]
+    assert loaded["options"]["double_quant"] is (repacked == 0)
+    assert ("absmax of absmax" in loaded["bytes_by_type"]) is (repacked == 0)
+
+
+def test_a_type_that_the_kernel_does_not_compute_in_is_not_said_to_be_computed_in(
+    worker, checkpoint, bnb_interpreter
+):
+    request = request_of(checkpoint("tiny-qwen2"), "bnb", quant="nf4", dtype="fp32")
+    loaded, _, _ = said(worker(request, bnb_interpreter))
+    assert loaded["options"]["dtype"] == ("bf16" if loaded["packing"]["repacked_for_cpu"] else "fp32")
+
+
+def test_a_cache_that_does_not_fit_beside_quantized_weights_is_out_of_memory(
+    worker, checkpoint, bnb_interpreter
+):
+    request = request_of(checkpoint("tiny-qwen2"), "bnb", cache="static", n_ctx=2**31 - 1)
+    last = failed(worker(request, bnb_interpreter))
+    assert last.outcome == "oom"
+
+
+def test_double_quantization_of_int8_is_refused(worker, checkpoint, bnb_interpreter):
+    request = request_of(checkpoint("tiny-qwen2"), "bnb", quant="int8", double_quant=True)
+    assert worker(request, bnb_interpreter)[-1] == Failed(
+        "error", "double_quant is of nf4 and fp4; int8 has no scales to quantize"
+    )
+
+
+def test_no_line_is_logged_for_every_product(worker, checkpoint, bnb_interpreter, tmp_path):
+    worker(request_of(checkpoint("tiny-qwen2"), "bnb", new=40, quant="int8"), bnb_interpreter, fresh=True)
+    assert "will be cast" not in (tmp_path / "worker.log").read_text()

@@ -91,11 +91,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
         stop = self.server.stop_after
         self._send(code, content[begin:], headers, stop if stop and len(content) > stop else None)
 
-    def _send(
-        self, code: int, body: bytes, headers: dict[str, str] | None = None, stop: int | None = None
-    ) -> None:
+    def _send(self, code: int, body: bytes, headers: Any = (), stop: int | None = None) -> None:
         self.send_response(code)
-        for name, value in (headers or {}).items():
+        for name, value in dict(headers).items():
             self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -152,15 +150,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def begin(address: str, file: str = "", **variables: str) -> subprocess.Popen[str]:
         settings = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
-        process = subprocess.Popen(
+        command, pipes = (
             [sys.executable, "-c", FETCH, file],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=kept | settings | variables,
+            dict.fromkeys(("stdout", "stderr"), subprocess.PIPE),
         )
-        started.append(process)
-        return process
+        started.append(subprocess.Popen(command, **pipes, text=True, env=kept | settings | variables))
+        return started[-1]
 
     yield begin
     for process in started:
@@ -195,12 +190,8 @@ def test_a_checkpoint_is_downloaded_pinned_and_then_found_without_asking(hub, fe
     found = fetch(hub.address)
     assert found["path"] == str(snapshot(tmp_path))
     assert found["revision"] == COMMIT
-    assert {path.name for path in snapshot(tmp_path).iterdir()} == {
-        "config.json",
-        "model.safetensors.index.json",
-        "model-00001-of-00002.safetensors",
-        "model-00002-of-00002.safetensors",
-    }
+    shards = {f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    assert {path.name for path in snapshot(tmp_path).iterdir()} == {"config.json", INDEX, *shards}
     hub.asked.clear()
     assert fetch(hub.address) == found
     assert not hub.asked
@@ -328,9 +319,8 @@ def test_one_gguf_is_downloaded_pinned_and_then_found_without_asking(hub, fetch,
     hub.asked.clear()
     assert fetch(hub.address, "mine-{quant}.gguf") == found
     assert not hub.asked
-    assert (
-        fetch(hub.address, "other.gguf")["error"] == "hub org/name: has no file other.gguf in revision main"
-    )
+    said = fetch(hub.address, "other.gguf")["error"]
+    assert said == "hub org/name: has no file other.gguf in revision main"
 
 
 def test_without_the_hub_it_is_one_sentence_after_one_try(hub, fetch):
@@ -342,9 +332,8 @@ def test_without_the_hub_it_is_one_sentence_after_one_try(hub, fetch):
 def test_a_repository_without_safetensors_is_one_sentence(hub, fetch, repository):
     for path in repository.glob("*.safetensors"):
         path.unlink()
-    assert fetch(hub.address) == {
-        "error": "hub org/name: its weights are pickled; only safetensors are supported"
-    }
+    pickled = "hub org/name: its weights are pickled; only safetensors are supported"
+    assert fetch(hub.address) == {"error": pickled}
     (repository / "pytorch_model.bin").rename(repository / "mine.gguf")
     assert "has no safetensors; name one of its GGUF files as file" in fetch(hub.address)["error"]
     assert not [line for line in hub.asked if "/resolve/" in line]

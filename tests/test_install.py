@@ -14,7 +14,6 @@ import pytest
 from conftest import Ran
 
 from harness.campaign.repeat import source_digest
-from harness.stacks.adopted import Interpreter
 from harness.stacks.build import key_of
 
 pytestmark = [
@@ -68,21 +67,19 @@ def files(environment: Path) -> set[Path]:
     return {path for path in environment.rglob("*") if "__pycache__" not in path.parts}
 
 
-def test_a_shipped_config_is_found_by_its_name(installed: Path, command: Callable[..., Ran]) -> None:
+def test_a_shipped_config_is_found_by_its_name(installed, command):
     ran = command("validate", "quickstart")
     assert ran.code == 0, ran.err
     assert ran.out.startswith(str(installed))
     assert "quickstart.yaml: ok, 5 cells x 3 repeats" in ran.out
 
 
-def test_the_locks_of_the_stacks_come_along(installed: Path) -> None:
+def test_the_locks_of_the_stacks_come_along(installed):
     (locks,) = installed.glob("lib/python*/site-packages/runners/locks")
     assert {path.name for path in locks.iterdir()} == {p.name for p in (ROOT / "runners/locks").iterdir()}
 
 
-def test_the_published_study_is_found_and_its_page_is_the_users(
-    installed: Path, command: Callable[..., Ran], tmp_path: Path
-) -> None:
+def test_the_published_study_is_found_and_its_page_is_the_users(installed, command, tmp_path):
     before = files(installed)
     ran = command("report", "published/rtx4090-qwen1.5")
     assert ran.code == 0, ran.err
@@ -93,12 +90,8 @@ def test_the_published_study_is_found_and_its_page_is_the_users(
 
 
 def test_a_campaign_runs_from_the_installed_place_as_from_a_checkout(
-    installed: Path,
-    command: Callable[..., Ran],
-    config: Callable[..., Path],
-    tmp_path: Path,
-    fake_interpreter: Interpreter,
-) -> None:
+    installed, command, config, tmp_path, fake_interpreter
+):
     before = files(installed)
     ran = command("run", config({"B_ms": 2.0}).name, "--json")
     assert ran.code == 0, ran.err

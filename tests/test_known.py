@@ -27,14 +27,13 @@ def spiked(at: int, ms: float) -> np.ndarray:
 
 def requests(path: Path, prompt: int, gaps_ms: np.ndarray) -> Path:
     """A vLLM result of one request."""
-    content = {
-        "ttfts": [0.9],
-        "itls": [list(gaps_ms / 1e3)],
-        "input_lens": [prompt],
-        "output_lens": [len(gaps_ms) + 1],
-    }
+    content = {"ttfts": [0.9], "itls": [list(gaps_ms / 1e3)]}
+    content |= {"input_lens": [prompt], "output_lens": [len(gaps_ms) + 1]}
     path.write_text(json.dumps(content))
     return path
+
+
+SPIKES = "without spikes; with them least squares gives B 29.24"
 
 
 @pytest.mark.parametrize(
@@ -42,13 +41,7 @@ def requests(path: Path, prompt: int, gaps_ms: np.ndarray) -> Path:
     [
         (50, gaps(201), 20.0, [], "20.0"),
         (50, spiked(0, 1300), 20.0, ["late_second_token"], "took 1,300 ms"),
-        (
-            50,
-            spiked(90, 1300),
-            20.0,
-            ["spikes_left_out"],
-            "without spikes; with them least squares gives B 29.24",
-        ),
+        (50, spiked(90, 1300), 20.0, ["spikes_left_out"], SPIKES),
         (8000, gaps(127, 13.2, 0.02), None, [NO_B], "13.2 at 8,064"),
         (8000, np.full(127, 13.2), None, [NO_B], "13.2 at 8,064"),  # a coarse clock has no noise
         (550, gaps(200, 13.2, 0.06), None, [NO_B], "95% interval"),
@@ -72,19 +65,13 @@ def test_a_request_has_B_only_where_it_is_known_to_a_tenth(
     assert said in harness("fit", log).out
 
 
+TWELVE = "46.2422 47.2188 48.0156 48.4141 49.2344 49.7656 50.3125 50.9141 51.6523 52.1289 52.7070 52.2500"
+SWEEP_BENCH = "23.947 25.907 27.971 30.206 32.181 34.148 36.335 38.350 40.387 42.433 44.423 46.535 48.601 "
+SWEEP_BENCH += "50.809 52.780 54.737"
 SWEEPS = {
-    "twelve depths": (
-        range(128, 11_393, 1024),
-        "46.2422 47.2188 48.0156 48.4141 49.2344 49.7656 50.3125 50.9141 51.6523 52.1289 52.7070 52.2500",
-        *(46.6, 1764),
-    ),
+    "twelve depths": (range(128, 11_393, 1024), TWELVE, 46.6, 1764),
     "four depths": ((1, 4096, 16_384, 32_768), "4.5372 4.9826 6.2228 7.9365", 4.54, 9673),
-    "llama-sweep-bench": (
-        range(64, 7745, 512),
-        "23.947 25.907 27.971 30.206 32.181 34.148 36.335 38.350 40.387 42.433 44.423 46.535 48.601 50.809"
-        " 52.780 54.737",
-        *(23.7, 249),
-    ),
+    "llama-sweep-bench": (range(64, 7745, 512), SWEEP_BENCH, 23.7, 249),
 }
 
 

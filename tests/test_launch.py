@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import gone
+from conftest import gone, shell_script
 
 from harness.campaign import worker as campaign_worker
 from harness.stacks.adopted import Interpreter
@@ -33,14 +33,8 @@ def request_of(new_tokens: int = 40, **options: object) -> Request:
 def test_a_worker_says_load_tokens_done(worker, fake_interpreter):
     events = worker(request_of(), fake_interpreter)
     assert isinstance(events[-1], Done)
-    assert [e.name for e in events if isinstance(e, Phase)] == [
-        "import",
-        "load",
-        "warmup",
-        "generate",
-        "finish",
-        "control",
-    ]
+    phases = ["import", "load", "warmup", "generate", "finish", "control"]
+    assert [e.name for e in events if isinstance(e, Phase)] == phases
     assert sum(isinstance(e, Loaded) for e in events) == 1
     assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 40
 
@@ -61,9 +55,8 @@ def test_a_worker_stands_still_at_a_moment_until_it_was_seen_to(tmp_path, fake_i
 
 def test_the_first_tokens_are_decoded_again_after_the_timed_part(worker, fake_interpreter):
     def windows(**options: Any) -> tuple[list[int], list[int]]:
-        events = worker(
-            request_of(new_tokens=800, B_ms=2.0, W_tokens_per_ms=100.0, **options), fake_interpreter
-        )
+        request = request_of(new_tokens=800, B_ms=2.0, W_tokens_per_ms=100.0, **options)
+        events = worker(request, fake_interpreter)
         stamps = [t for e in events if isinstance(e, Tokens) for t in e.t_ns]
         done = events[-1].facts["control"]
         first = [b - a for a, b in itertools.pairwise(stamps)][: len(done["latency_ns"])]
@@ -123,9 +116,8 @@ def test_an_unknown_job_fails_in_one_line(worker, fake_interpreter):
 
 
 def test_a_job_that_fails_tells_the_worker_s_own_reason(tmp_path, fake_interpreter):
-    events = campaign_worker.run_job(
-        Request("generate_all", "fake", "cpu", {}), fake_interpreter, tmp_path, 600
-    )
+    request = Request("generate_all", "fake", "cpu", {})
+    events = campaign_worker.run_job(request, fake_interpreter, tmp_path, 600)
     with pytest.raises(campaign_worker.JobFailed, match="stack fake has no job 'generate_all'"):
         campaign_worker.facts_of(events)
 
@@ -136,11 +128,8 @@ def test_tokens_said_before_a_hang_are_kept(worker, fake_interpreter):
 
 
 def test_a_worker_dies_with_its_controller_and_its_children_too(tmp_path, fake_interpreter, cache):
-    python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\nsleep 3600 & echo $! >{tmp_path}/child\nexec {fake_interpreter.python} "$@"\n'
-    )
-    python.chmod(0o755)
+    with_a_child = f'sleep 3600 & echo $! >{tmp_path}/child\nexec {fake_interpreter.python} "$@"'
+    python = shell_script(tmp_path / "python", with_a_child)
     script = f"""
 import sys
 from dataclasses import replace
@@ -156,7 +145,6 @@ for event in worker.events(1000):
     print(worker.pid, flush=True)
 """
     controller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert controller.stdout is not None
     with controller.stdout:
         pid, child = int(controller.stdout.readline()), int((tmp_path / "child").read_text())
         assert psutil.pid_exists(pid)
@@ -215,18 +203,13 @@ def test_the_worker_cannot_import_its_own_stacks_by_bare_name(tmp_path, fake_int
         "import runners.stacks.fake\n"
         "try:\n    import fake\nexcept ImportError:\n    print('good')\n"
     )
-    said = subprocess.run(
-        [fake_interpreter.python, "-I", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
-    )
-    assert said.stdout == "good\n", said.stderr
+    command = [fake_interpreter.python, "-I", "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True, cwd=tmp_path).stdout == "good\n"
 
 
 def test_a_worker_finds_the_commands_of_its_environment_first(tmp_path, monkeypatch):
     """torch compiles a kernel with the ninja that was installed beside it."""
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text('#!/bin/sh\necho "$PATH"\n')
-    python.chmod(0o755)
+    python = shell_script(tmp_path / "bin" / "python", 'echo "$PATH"')
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     interpreter = Interpreter(stacks()["fake"].environments["cpu"], python, ())
     list(campaign_worker.run_job(request_of(), interpreter, tmp_path, 600))

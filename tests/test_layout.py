@@ -9,6 +9,8 @@ import gguf
 import numpy as np
 import pytest
 import tiny_models
+from small_checkpoints import read as read_values
+from small_checkpoints import synthesized
 from tiny_models import KINDS
 
 from harness.analysis import flags
@@ -17,10 +19,7 @@ from harness.models import layout, weights
 from harness.theory import decoder
 from harness.theory.architectures import decoder_of
 from harness.theory.known_models import Described, config_of
-from runners.protocol import Request
 from runners.weights.layout import Back, Row, backwards, layout_parts, rows_of, stored, turned, values
-from runners.weights.safetensors import floats, stored_in
-from runners.weights.synthetic import synthesize
 
 # Names that llama.cpp's own map lacks: its converter splits or renames them beforehand (conversion/*.py).
 CONVERTED = ("gate_up_proj", "down_proj", "sinks", "expert_bias", "experts")
@@ -30,20 +29,13 @@ def plain(kind: str, **changes: Any) -> dict[str, Any]:
     return layout.of(tiny_models.config(kind, **changes)).plain()
 
 
-def synthesized(target: Path, kind: str, shard_bytes: int = 5 * 10**9) -> dict[str, np.ndarray]:
-    model = {"name": "m", "path": None, "shape": None, "layout": plain(kind)}
-    synthesize(
-        Request("synthesize", "hf", "cpu", model, files={"target": str(target)}), lambda _: None, shard_bytes
-    )
-    found = {}
-    for name, tensor in stored_in(target).items():
-        with tensor.path.open("rb") as file:
-            found[name] = floats(tensor, file.fileno(), 0, tensor.elements).reshape(tensor.shape)
-    return found
+def made_of(target: Path, kind: str, shard_bytes: int = 5 * 10**9) -> dict[str, np.ndarray]:
+    synthesized(target, None, shard_bytes, layout=plain(kind))
+    return read_values(target)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_names_are_those_that_llama_cpps_own_map_gives(kind: str) -> None:
+def test_names_are_those_that_llama_cpps_own_map_gives(kind):
     made = layout.of(tiny_models.config(kind))
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == made.architecture)
     known = gguf.get_tensor_name_map(arch, made.layers)
@@ -60,18 +52,17 @@ def test_names_are_those_that_llama_cpps_own_map_gives(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_has_as_many_values_as_the_model_has_parameters(kind: str, tmp_path: Path) -> None:
-    found = synthesized(tmp_path / "hf", kind)
-    assert sum(each.size for each in found.values()) == decoder.parameters(
-        decoder_of(tiny_models.config(kind))
-    )
+def test_a_checkpoint_has_as_many_values_as_the_model_has_parameters(kind, tmp_path):
+    found = made_of(tmp_path / "hf", kind)
+    parameters = decoder.parameters(decoder_of(tiny_models.config(kind)))
+    assert sum(each.size for each in found.values()) == parameters
     assert all(np.isfinite(each).all() and each.all() for each in found.values())
     assert weights.local(tmp_path / "hf").synthetic
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_way_to_a_gguf_and_back_keeps_every_value(kind: str, tmp_path: Path) -> None:
-    given = synthesized(tmp_path / "hf", kind, shard_bytes=10**6)
+def test_the_way_to_a_gguf_and_back_keeps_every_value(kind, tmp_path):
+    given = made_of(tmp_path / "hf", kind, shard_bytes=10**6)
     rows = rows_of(plain(kind))
 
     def read(name: str, first: int, count: int) -> np.ndarray:
@@ -96,8 +87,8 @@ def taken(part: Back, values: np.ndarray) -> np.ndarray:
     return (of_expert if whole else of_expert[part.begin : part.end]).ravel()
 
 
-def test_values_do_not_depend_on_shards_or_the_other_tensors(tmp_path: Path) -> None:
-    one, other = (synthesized(tmp_path / str(size), "gpt_oss", size) for size in (5 * 10**9, 10**6))
+def test_values_do_not_depend_on_shards_or_the_other_tensors(tmp_path):
+    one, other = (made_of(tmp_path / str(size), "gpt_oss", size) for size in (5 * 10**9, 10**6))
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
@@ -115,7 +106,7 @@ def test_values_do_not_depend_on_shards_or_the_other_tensors(tmp_path: Path) -> 
         ("lfm2", {"conv_bias": True}, "has no conv_bias"),
     ],
 )
-def test_what_llama_cpp_computes_otherwise_has_no_gguf(kind: str, changes: dict[str, Any], why: str) -> None:
+def test_what_llama_cpp_computes_otherwise_has_no_gguf(kind, changes, why):
     model = tiny_models.config(kind, **changes)
     described = Described(model, decoder_of(model))
     weights.check_synthetic(described, "hf")
@@ -123,7 +114,7 @@ def test_what_llama_cpp_computes_otherwise_has_no_gguf(kind: str, changes: dict[
         weights.check_synthetic(described, "gguf")
 
 
-def test_a_kind_without_a_layout_is_unavailable_in_every_format() -> None:
+def test_a_kind_without_a_layout_is_unavailable_in_every_format():
     model = config_of("deepseek-v2-lite")
     for form in ("hf", "gguf"):
         with pytest.raises(weights.WeightsUnavailable, match="deepseek_v2 is neither synthesized"):
@@ -136,16 +127,10 @@ def test_a_kind_without_a_layout_is_unavailable_in_every_format() -> None:
         ("qwen3_moe", {"num_experts_per_tok": 17}, "17 experts are chosen for a token, of 16"),
         ("qwen3_moe", {"num_experts": 0}, "num_experts must be a whole number from 1"),
         ("gemma3_text", {"sliding_window": 5000}, "sliding_window 5000 is longer than the context of 4096"),
-        (
-            "qwen3_moe",
-            {"model_type": "qwen3_mo"},
-            "architecture 'qwen3_mo' is not known; the nearest that is: qwen3_moe",
-        ),
+        ("qwen3_moe", {"model_type": "qwen3_mo"}, "'qwen3_mo' is not known; the nearest that is: qwen3_moe"),
     ],
 )
-def test_a_mistaken_config_json_is_one_sentence_with_its_line(
-    kind: str, changes: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_a_mistaken_config_json_is_one_sentence_with_its_line(kind, changes, said, tmp_path):
     path = tiny_models.written(tmp_path, kind, **changes)
     text = f"models: [{{shape: {path.name}}}]\nvariants: [{{stack: hf}}]\n"
     (tmp_path / "one.yaml").write_text(text)
@@ -158,22 +143,19 @@ def test_a_mistaken_config_json_is_one_sentence_with_its_line(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rope_scaling": ["yarn"]},
-        {"rope_theta": "many"},
-        {"rope_parameters": {"full_attention": 3}},
-        {"rms_norm_eps": "small"},
-        {"partial_rotary_factor": 7},
+        *({"rope_scaling": ["yarn"]}, {"rope_theta": "many"}, {"rope_parameters": {"full_attention": 3}}),
+        *({"rms_norm_eps": "small"}, {"partial_rotary_factor": 7}),
         {"rope_scaling": {"rope_type": "linear", "factor": "two"}},
     ],
 )
-def test_values_of_a_config_json_that_make_no_sense_are_a_sentence(changes: dict[str, Any]) -> None:
+def test_values_of_a_config_json_that_make_no_sense_are_a_sentence(changes):
     model = tiny_models.config("mixtral", **changes)
     key = next(iter(changes))
     with pytest.raises(weights.WeightsUnavailable, match=f"{key}|factor"):
         weights.check_synthetic(Described(model, decoder_of(model)), "gguf")
 
 
-def test_a_config_names_a_known_model_or_a_config_json(tmp_path: Path) -> None:
+def test_a_config_names_a_known_model_or_a_config_json(tmp_path):
     (tmp_path / "mine").mkdir()
     tiny_models.written(tmp_path / "mine", "mixtral").rename(tmp_path / "mine/config.json")
     shapes = ("Qwen/Qwen3-30B-A3B", "mine/config.json", "tinyllama-1.1b", "qwen3-0.6b")
@@ -189,7 +171,7 @@ def test_a_config_names_a_known_model_or_a_config_json(tmp_path: Path) -> None:
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True, True]
 
 
-def test_of_one_repeated_token_the_experts_are_said_to_be_pinned() -> None:
+def test_of_one_repeated_token_the_experts_are_said_to_be_pinned():
     def record(distinct: int, counts: list[int]) -> Any:
         found = {"experts": 8, "tokens": 20, "distinct_tokens": distinct, "layers": [counts] * 2}
         return {"kind": "measured", "done": {"routing": found}, "model": {"weights": {"synthetic": True}}}

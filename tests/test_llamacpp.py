@@ -7,20 +7,20 @@ import os
 import re
 import struct
 import subprocess
-import time
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from conftest import failures, settled
+from conftest import failed, failures, records_below, settled, until
+from gguf_again import finish
 
 from harness import config as configs
 from harness.config import plan
 from harness.stacks.header import stacks
 from harness.theory.decoder import kv_bytes_per_token
 from harness.theory.hf_config import SHAPES
-from runners.protocol import Done, Failed, Loaded, Request, Tokens
+from runners.protocol import Done, Loaded, Request, Tokens
 
 TYPES = [str(choice) for choice in stacks()["llamacpp"].options["quant"].choices]
 WARMUP = {"window_tokens": 4, "max_windows": 30, "tolerance": 0.9}
@@ -34,15 +34,8 @@ def real(tmp_path, llamacpp_interpreter):
     def write(*variants: dict, model: dict | None = None, **protocol: object) -> Path:
         # A window of a tiny model is a few ms: on a busy machine two rarely agree within 2%.
         # One thread: two that wait for each other on a busy machine may take seconds for a token.
-        settings = {
-            "new_tokens": 40,
-            "repeats": 1,
-            "threads": 1,
-            "timeout_s": 900,
-            "measure_bandwidth": False,
-            "retry_disturbed": 0,
-        }
-        settings["warmup"] = {"tolerance": 0.9}
+        settings = {"new_tokens": 40, "repeats": 1, "threads": 1, "timeout_s": 900, "retry_disturbed": 0}
+        settings |= {"measure_bandwidth": False, "warmup": {"tolerance": 0.9}}
         experiment = {
             "protocol": settings | protocol,
             "models": [model or {"shape": "tiny-qwen2"}],
@@ -108,10 +101,7 @@ def with_vocabulary(job, target: Path, shape: dict, dtype: str, add_bos: bool = 
     writer.add_add_bos_token(add_bos)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, np.array(tensor.data))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return target
 
 
@@ -124,7 +114,7 @@ def test_a_campaign_of_real_cells_says_what_really_ran(harness, real, tmp_path):
         assert row["kv_bytes_per_token"] == kv_bytes_per_token(SHAPES["tiny-llama"])
         assert 0 < row["weight_bytes_per_token"] < row["model_bytes"]
         assert row["n_ctx"] == 512  # 325, padded by llama.cpp
-    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    record = records_below(tmp_path / "results")[0]
     counters = record["done"]["counters"]
     assert counters["prompt_evaluated"] == 25
     assert counters["decode_evaluated"] == 299
@@ -143,9 +133,8 @@ def test_all_seventeen_types_decode(harness, real):
     assert {row["tokens"] for row in ran.json} == {40}
     bits = {row["variant"]: row["bpw"] for row in ran.json}
     assert bits["f32"] == 32
-    assert (
-        bits["f32"] > bits["f16"] > bits["q8_0"] > bits["q6_k"] > bits["q5_0"] > bits["q4_0"] > bits["q2_k"]
-    )
+    falling = [bits[quant] for quant in ("f32", "f16", "q8_0", "q6_k", "q5_0", "q4_0", "q2_k")]
+    assert falling == sorted(set(falling), reverse=True)
 
 
 def test_the_same_prompt_gives_the_same_tokens_every_time_and_no_prefix_is_reused(
@@ -198,14 +187,12 @@ def test_options_are_recorded_as_llama_cpp_resolved_them(worker, made, llamacpp_
 
 
 def test_a_quantized_v_cache_without_flash_attention_fails_with_why(worker, made, llamacpp_interpreter):
-    last = worker(request_of(made("tiny-qwen2", "q4_0"), type_v="q8_0"), llamacpp_interpreter)[-1]
-    assert isinstance(last, Failed)
+    last = failed(worker(request_of(made("tiny-qwen2", "q4_0"), type_v="q8_0"), llamacpp_interpreter))
     assert "flash" in last.reason.lower()
 
 
 def test_a_context_that_does_not_fit_is_oom(worker, made, llamacpp_interpreter):
-    last = worker(request_of(made("tiny-qwen2", "q4_0"), n_ctx=20_000_000), llamacpp_interpreter)[-1]
-    assert isinstance(last, Failed)
+    last = failed(worker(request_of(made("tiny-qwen2", "q4_0"), n_ctx=20_000_000), llamacpp_interpreter))
     assert last.outcome == "oom", last
 
 
@@ -215,13 +202,8 @@ def test_logits_of_windows_come_one_by_one_and_of_all_else_in_batches(job, made,
     def logits(windows: list, seconds: float | None = None, prompt_tokens: int = 25, **options) -> tuple:
         request = request_of(path, "logits", **options)
         asked = {"ids": ids, "prompt_tokens": prompt_tokens, "windows": windows, "seconds": seconds}
-        facts = job(
-            job="logits",
-            model=request.model,
-            options=request.options,
-            workloads=[asked],
-            files={"logits": str(tmp_path / "rows.npy")},
-        )
+        given = {"model": request.model, "options": request.options, "workloads": [asked]}
+        facts = job(job="logits", files={"logits": str(tmp_path / "rows.npy")}, **given)
         rows = np.load(tmp_path / "rows.npy")
         assert rows.shape == (len(facts["positions"]), facts["vocab_size"]) == (len(rows), 512)
         return facts["positions"], rows
@@ -240,7 +222,7 @@ def test_logits_of_windows_come_one_by_one_and_of_all_else_in_batches(job, made,
 def test_a_real_tokenizer_cuts_the_prompt_to_exactly_the_tokens_asked_for(harness, real, job, tmp_path):
     path = with_vocabulary(job, tmp_path / "vocab.gguf", vars_of("tiny-qwen2", vocab_size=2000), "f16")
     assert failures(harness("run", real({}, model={"name": "m", "weights": str(path)}), "--json").json) == []
-    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    record = records_below(tmp_path / "results")[0]
     prompt = record["workload"]["prompt"]
     assert len(prompt) == 25
     assert "tokenizer" in record["workload"]["prompt_source"]
@@ -293,12 +275,8 @@ def test_wrong_model_files_are_failed_records_and_the_campaign_goes_on(harness, 
     strange = bytearray(whole)
     at = strange.index(b"qwen2", strange.index(b"general.architecture"))
     strange[at : at + 5] = b"qwenX"
-    files = {
-        "cut": whole[: len(whole) // 2],
-        "header": whole[:200],
-        "text": b"hello" * 99,
-        "strange": bytes(strange),
-    }
+    files = {"cut": whole[: len(whole) // 2], "header": whole[:200], "text": b"hello" * 99}
+    files |= {"strange": bytes(strange)}
     for name, content in files.items():
         (tmp_path / f"{name}.gguf").write_bytes(content)
     models = [{"name": n, "weights": f"{n}.gguf"} for n in [*files, "missing"]] + [{"shape": "tiny-qwen2"}]
@@ -308,16 +286,11 @@ def test_wrong_model_files_are_failed_records_and_the_campaign_goes_on(harness, 
     ran = harness("run", path, "--json")
     assert ran.code == 1
     rows = {row["model"]: row for row in ran.json}
-    assert {name: settled(row) for name, row in rows.items()} == dict.fromkeys(
-        [*files, "missing"], "error"
-    ) | {"tiny-qwen2": "ok"}
-    for name, told in (
-        ("cut", "cut short"),
-        ("header", "cut short"),
-        ("text", "not a GGUF"),
-        ("strange", "unknown model architecture: 'qwenX'"),
-        ("missing", "no such file"),
-    ):
+    wrong = {"cut": "cut short", "header": "cut short", "text": "not a GGUF", "missing": "no such file"}
+    wrong |= {"strange": "unknown model architecture: 'qwenX'"}
+    statuses = {name: settled(row) for name, row in rows.items()}
+    assert statuses == dict.fromkeys(wrong, "error") | {"tiny-qwen2": "ok"}
+    for name, told in wrong.items():
         assert told in rows[name]["reasons"][0]
 
 
@@ -326,9 +299,7 @@ def test_nan_weights_are_an_error_not_a_figure(worker, made, llamacpp_interprete
     path.write_bytes(made("tiny-qwen2", "f16").read_bytes())
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path, "r+").tensors}
     tensors["output.weight"].data[:] = np.nan
-    last = worker(request_of(path), llamacpp_interpreter)[-1]
-    assert isinstance(last, Failed)
-    assert "not-a-number" in last.reason
+    assert "not-a-number" in failed(worker(request_of(path), llamacpp_interpreter)).reason
 
 
 def test_an_abort_in_c_is_a_record_like_any_other(harness, real, made, tmp_path):
@@ -341,7 +312,7 @@ def test_an_abort_in_c_is_a_record_like_any_other(harness, real, made, tmp_path)
     assert ran.code == 1
     assert ran.json[0]["status"] == "crash"
     assert re.search(r"SIGABRT: qwen2.cpp:\d+: GGML_ASSERT", ran.json[0]["reasons"][0])
-    record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
+    record = records_below(tmp_path / "results")[0]
     assert record["phase"] == "load"
     assert any("GGML_ASSERT" in line for line in record["log_tail"])
 
@@ -362,13 +333,13 @@ def test_a_synthesis_killed_half_way_is_never_taken_for_whole(
 ):
     command = ["synth", "qwen1.5-0.5b", "--seed", "7", "--format", "hf"]
     first = background(*command)
-    for _ in range(600):
+
+    def begun() -> list[Path]:
         parts = cache.glob("weights/*/hf.partial-*/*.safetensors")
-        partial = next((part.parent for part in parts if part.stat().st_blocks), None)
-        if partial:
-            break
-        time.sleep(0.05)
-    assert partial is not None
+        return [part.parent for part in parts if part.stat().st_blocks]
+
+    until(begun)
+    partial = begun()[0]
     first.kill()
     first.wait()
     assert not (partial.parent / "hf").exists()
@@ -434,9 +405,8 @@ def test_pinned_threads_stay_each_on_a_cpu(made, llamacpp_interpreter):
     options = {name: option.default for name, option in stacks()["llamacpp"].options.items()}
     options |= {"threads": 2, "n_ctx": 64, "cpus": f"{first}-{first + 1}"}
     given = [str(Path(__file__).parent.parent), str(made("tiny-qwen2", "q4_0")), json.dumps(options)]
-    ran = subprocess.run(
-        [llamacpp_interpreter.python, "-c", PINNED, *given], capture_output=True, text=True, check=True
-    )
+    command = [llamacpp_interpreter.python, "-c", PINNED, *given]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
     allowed = json.loads(ran.stdout.splitlines()[-1])
     assert {str(first), str(first + 1)} <= set(allowed)
 

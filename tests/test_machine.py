@@ -3,12 +3,12 @@ they are is not tested."""
 
 from __future__ import annotations
 
-import json
 import platform
 from pathlib import Path
 
 import psutil
 import pytest
+from conftest import records_below, shell_script
 
 from harness import machine
 from harness.campaign import repeat as campaign_repeat
@@ -33,10 +33,6 @@ def is_the_best(rate: float, kernel: str, kernels: dict[str, float]) -> bool:
     return rate == kernels[kernel] == max(kernels.values()) and min(kernels.values()) > 0
 
 
-def records(root: Path) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(root.rglob("record.json"))]
-
-
 # harness machine
 
 
@@ -49,9 +45,8 @@ def test_machine_gives_one_object_per_device_with_null_for_what_is_not_measured(
     assert cpu["name"]
     assert (cpu["driver"], cpu["compute_capability"]) == (None, None)
     assert all(row[key] is None for row in ran.json for key in RATES | {"note"})
-    assert [gpu["device"] for gpu in gpus if gpu["family"] == "cuda"] == [
-        gpu["uuid"] for gpu in machine.facts()["gpus"]
-    ]
+    of_cuda = [gpu["device"] for gpu in gpus if gpu["family"] == "cuda"]
+    assert of_cuda == [gpu["uuid"] for gpu in machine.facts()["gpus"]]
 
 
 def test_machine_prints_a_block_that_names_the_cpu_and_its_memory(harness):
@@ -78,10 +73,7 @@ def test_measure_gives_rates_of_named_kernels_of_which_the_best_counts(harness, 
 def test_a_gpu_without_an_environment_says_how_to_build_one(harness, tmp_path):
     if machine.facts()["gpus"]:
         pytest.skip("a machine with an NVIDIA GPU")
-    tool = tmp_path / "bin" / "hipconfig"  # what shows that there is ROCm
-    tool.parent.mkdir()
-    tool.write_text("#!/bin/sh\n")
-    tool.chmod(0o755)
+    tool = shell_script(tmp_path / "bin" / "hipconfig", "")  # what shows that there is ROCm
     variables = {"PATH": f"{tool.parent}:/usr/bin:/bin", "HARNESS_CACHE": str(tmp_path / "nothing built")}
     ran = harness("machine", "--measure", "--json", **variables)
     assert ran.code == 0
@@ -118,9 +110,8 @@ def test_every_kind_of_kernel_reads_by_one_thread_or_more(cache):
 
 def test_a_probe_that_fails_is_a_sentence(cache):
     for probe in (machine.read_bandwidth, machine.matrix_rate):
-        with pytest.raises(
-            machine.ProbeError, match=r"could not be measured: .*threads must be at least 1, not 0$"
-        ):
+        why = r"could not be measured: .*threads must be at least 1, not 0$"
+        with pytest.raises(machine.ProbeError, match=why):
             probe(0)
 
 
@@ -157,7 +148,7 @@ def test_the_memory_of_a_container_is_all_there_is_to_take(
 def test_a_record_carries_the_probes_that_its_config_asks_for(harness, config, tmp_path):
     asked = {"measure_bandwidth": True, "measure_matrix_rate": True}
     assert harness("run", config({}, repeats=2, **asked)).code == 0
-    first, second = sorted(records(tmp_path / "results"), key=lambda record: record["repeat"])
+    first, second = sorted(records_below(tmp_path / "results"), key=lambda record: record["repeat"])
     matrix = first["matrix_probe"]
     assert is_the_best(matrix["flops_per_s"], matrix["kernel"], matrix["kernels"])
     assert matrix["threads"] == first["threads"]
@@ -168,7 +159,7 @@ def test_a_record_carries_the_probes_that_its_config_asks_for(harness, config, t
 
 def test_a_record_without_probes_says_so(harness, config, tmp_path):
     assert harness("run", config({})).code == 0
-    (record,) = records(tmp_path / "results")
+    (record,) = records_below(tmp_path / "results")
     assert (record["bandwidth_probes"], record["matrix_probe"]) == ([], None)
 
 
@@ -179,9 +170,8 @@ def inputs(interpreter, device_id: str, threads: int) -> Inputs:
 
 def test_a_campaign_goes_on_without_a_probe_that_fails(fake_interpreter):
     said: list[str] = []
-    asked = campaign_repeat.Probes(
-        [inputs(fake_interpreter, "cpu", 0)], said.append, bandwidth=True, matrix=True
-    )
+    cells = [inputs(fake_interpreter, "cpu", 0)]
+    asked = campaign_repeat.Probes(cells, said.append, bandwidth=True, matrix=True)
     assert asked.so_far(1) == ([], None)
     assert len(said) == 2
     assert all(line.startswith("probe failed: ") and "threads must be at least 1" in line for line in said)

@@ -7,77 +7,16 @@ import re
 from dataclasses import replace
 
 import pytest
+from csv_tables import rows
 
 from harness.theory import names
 from harness.theory.machines import MACHINES, Figure, Machine
 
 LAPTOPS = {name: m for name, m in MACHINES.items() if m.name.startswith("GeForce") and "Laptop" in m.name}
 GEFORCE = {name: m for name, m in MACHINES.items() if m.name.startswith("GeForce") and name not in LAPTOPS}
-# Memory in GiB, bandwidth in GB/s, and the default rate in tera-operations/s: of those that were known first,
-# and of one or two of each kind.
-PUBLISHED = {
-    "rtx-3090": (24, 936, "fp16", 35.6),
-    "rtx-4060-ti-8gb": (8, 288, "fp16", 22.06),
-    "rtx-4060-ti-16gb": (16, 288, "fp16", 22.06),
-    "rtx-4090": (24, 1008, "fp16", 82.58),
-    "rtx-5090": (32, 1792, "fp16", 104.8),
-    "a100-40gb": (40, 1555, "fp16", 312),
-    "a100-80gb-pcie": (80, 1935, "fp16", 312),
-    "a100-80gb-sxm": (80, 2039, "fp16", 312),
-    "h100-pcie": (80, 2000, "fp16", 756.5),
-    "h100-sxm": (80, 3350, "fp16", 989.5),
-    "h200": (141, 4800, "fp16", 989.5),
-    "l4": (24, 300, "fp16", 121),
-    "t4": (16, 320, "fp16", 65),
-    "apple-m1": (16, 68.25, "fp16", 5.5),
-    "apple-m2": (24, 100, "fp16", 7),
-    "apple-m2-pro": (32, 200, "fp32", 6.8),
-    "apple-m2-max": (96, 400, "fp32", 13.6),
-    "apple-m2-ultra": (192, 800, "fp32", 27.2),
-    "rpi-4": (4, 4, "fp64", 0.0135),
-    "rpi-5": (8, 17.1, "fp32", 0.1536),
-    "ryzen-7950x": (128, 67, "fp32", 2.735),
-    "rtx-2080-ti": (11, 616, "fp16", 26.9),
-    "rtx-3070": (8, 448, "fp16", 20.31),
-    "rtx-3080-10gb": (10, 760, "fp16", 29.77),
-    "rtx-4080-super": (16, 736, "fp16", 52.22),
-    "rtx-5070-ti": (16, 896, "fp16", 43.94),
-    "rtx-3070-laptop": (8, 448, "fp16", 17.61),
-    "rtx-4090-laptop": (16, 576, "fp16", 39.69),
-    "rtx-5090-laptop": (24, 896, "fp16-tensor", 228),
-    "rtx-a6000": (48, 768, "fp16", 154.8),
-    "rtx-6000-ada": (48, 960, "fp16", 364.2),
-    "rtx-pro-6000": (96, 1792, "fp16", 503.8),
-    "l40s": (48, 864, "fp16", 362.05),
-    "b200": (180, 8000, "fp16", 2250),
-    "gb200": (186, 8000, "fp16", 2500),
-    "mi300x": (192, 5300, "fp16", 1307.4),
-    "rx-7900-xtx": (24, 960, "fp16", 122.8),
-    "rx-9070-xt": (16, 640, "fp16", 194.6),
-    "arc-b580": (12, 456, "fp16", 109.4),
-    "apple-m3-max-40core": (128, 400, "fp32", 14.3),
-    "apple-m4-pro": (64, 273, "fp32", 8.08),
-    "jetson-agx-orin-64gb": (64, 204.8, "fp16", 42.6),
-    "dgx-spark": (128, 273, "fp16", 125),
-    "ryzen-ai-max-395": (128, 256, "fp16", 59.4),
-}
-# Without a rate: memory in GiB and bandwidth in GB/s.
-UNRATED = {
-    "ryzen-9950x": (192, 89.6),
-    "epyc-9654": (6144, 460.8),
-    "epyc-9755": (6144, 614.4),
-    "xeon-6980p": (3072, 844.8),
-    "core-ultra-9-285k": (192, 102.4),
-    "core-ultra-7-258v": (32, 136.5),
-    "core-ultra-7-155h": (96, 119.5),
-    "core-i9-14900k": (192, 89.6),
-    "snapdragon-x-elite": (64, 135.2),
-    "apple-m5": (32, 153.6),
-    "apple-m5-pro": (64, 307.2),
-    "apple-m5-max-32core": (36, 460.8),
-    "apple-m5-max-40core": (128, 614.4),
-    "rpi-3": (1, 4),
-}
+# Memory in GiB, bandwidth in GB/s, and the default rate in tera-operations/s where there is one: of those
+# that were known first, and of one or two of each kind.
+PUBLISHED = {name: row for name, *row in rows("machines")}
 CAPABILITIES = {
     (7, 0): {"v100-pcie-16gb", "v100-pcie-32gb", "v100-sxm-16gb", "v100-sxm-32gb"},
     (7, 5): {"t4", "titan-rtx", "quadro-rtx-6000", "quadro-rtx-8000"},
@@ -139,36 +78,31 @@ def test_few_figures_are_from_memory():
         name: {what for what, f in figures(m).items() if "not re-checked" in f.source}
         for name, m in MACHINES.items()
     }
-    v100 = {"fp16"}
+    of_memory = ("ryzen-7950x", "ryzen-9950x", "epyc-9755", "xeon-6980p", "core-ultra-7-155h")
     assert {name: found for name, found in unchecked.items() if found} == {
+        **{name: {"memory"} for name in (*of_memory, "apple-m5-max-32core")},
+        **{name: {"fp16"} for name in ("v100-pcie-16gb", "v100-pcie-32gb", "v100-sxm-32gb")},
+        "v100-sxm-16gb": {"fp16", "memory", "bandwidth", "fp32"},
         "rpi-4": {"fp32", "fp16"},
         "rpi-5": {"fp32", "fp16", "int8"},
-        "ryzen-7950x": {"memory"},
-        "ryzen-9950x": {"memory"},
-        "epyc-9755": {"memory"},
-        "xeon-6980p": {"memory"},
-        "core-ultra-7-155h": {"memory"},
-        "v100-pcie-16gb": v100,
-        "v100-pcie-32gb": v100,
-        "v100-sxm-16gb": v100 | {"memory", "bandwidth", "fp32"},
-        "v100-sxm-32gb": v100,
         "apple-m3-max-30core": {"bandwidth", "memory bus"},
-        "apple-m5-max-32core": {"memory"},
     }
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, *UNRATED])
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_machine_has_the_published_figures_and_default_rate(name):
     machine = MACHINES[name]
-    gib, gb_per_s, rate, tera = PUBLISHED.get(name) or (*UNRATED[name], "", math.inf)
-    assert machine.memory_bytes == gib * 2**30
-    assert machine.bandwidth_bytes_per_s / 1e9 == pytest.approx(gb_per_s, rel=0.005)
-    assert (machine.rate, machine.flops / 1e12) == (rate, pytest.approx(tera, rel=0.002))
+    gib, gb_per_s, rate, tera = PUBLISHED[name]
+    assert machine.memory_bytes == int(gib) * 2**30
+    assert machine.bandwidth_bytes_per_s / 1e9 == pytest.approx(float(gb_per_s), rel=0.005)
+    assert (machine.rate, machine.flops / 1e12) == (rate, pytest.approx(float(tera or "inf"), rel=0.002))
 
 
 def test_machines_that_people_have_are_known():
     assert len(MACHINES) == len({machine.name for machine in MACHINES.values()}) >= 120
-    assert {name for name, machine in MACHINES.items() if not machine.rates} == set(UNRATED)
+    assert {name for name, machine in MACHINES.items() if not machine.rates} == {
+        name for name, (_, _, rate, _) in PUBLISHED.items() if not rate
+    }
     for generation, numbers in {"20": "678", "30": "56789", "40": "6789", "50": "56789"}.items():
         of = [name for name in GEFORCE if name.startswith(f"rtx-{generation}")]
         assert {name[6] for name in of} == set(numbers)
@@ -182,7 +116,6 @@ def test_a_laptops_gpu_never_has_the_desktops_figures():
     for machine in LAPTOPS.values():
         typed = f"NVIDIA {re.sub(r' [0-9]+ GB', '', machine.name)} GPU"
         found = names.of_gpu(typed, machine.memory_bytes)
-        assert found is not None
         assert replace(found, memory=machine.memory, sold_gib=machine.sold_gib) == machine
         assert (machine.memory.value, machine.bandwidth.value, machine.flops) not in desktops
         desktop = names.of_gpu(typed.removesuffix(" Laptop GPU"), machine.memory_bytes)
@@ -219,95 +152,30 @@ def test_compute_capability_is_nvidias_and_of_its_cards_alone():
     assert told == geforce | {name: of for of, names in CAPABILITIES.items() for name in names}
 
 
-# As NVML names them, with NVML's total memory in MiB (0: not told).
-NVML = [
-    ("NVIDIA GeForce RTX 2060", 6144, "rtx-2060-6gb"),
-    ("NVIDIA GeForce RTX 2060", 12288, "rtx-2060-12gb"),
-    ("NVIDIA GeForce RTX 2060 SUPER", 8192, "rtx-2060-super"),
-    ("NVIDIA GeForce RTX 2080 Ti", 11264, "rtx-2080-ti"),
-    ("NVIDIA GeForce RTX 3050", 6144, "rtx-3050-6gb"),
-    ("NVIDIA GeForce RTX 3060", 12288, "rtx-3060-12gb"),
-    ("NVIDIA GeForce RTX 3060", 8192, "rtx-3060-8gb"),
-    ("NVIDIA GeForce RTX 3060 Laptop GPU", 6144, "rtx-3060-laptop"),
-    ("NVIDIA GeForce RTX 3070 Laptop GPU", 8192, "rtx-3070-laptop"),
-    ("NVIDIA GeForce RTX 3080", 10240, "rtx-3080-10gb"),
-    ("NVIDIA GeForce RTX 3080", 12288, "rtx-3080-12gb"),
-    ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", 16384, "rtx-3080-ti-laptop"),
-    ("NVIDIA GeForce RTX 3090", 24576, "rtx-3090"),
-    ("NVIDIA GeForce RTX 3090 Ti", 24564, "rtx-3090-ti"),
-    ("NVIDIA GeForce RTX 4060", 8188, "rtx-4060"),
-    ("NVIDIA GeForce RTX 4060 Ti", 8188, "rtx-4060-ti-8gb"),
-    ("NVIDIA GeForce RTX 4060 Ti", 16380, "rtx-4060-ti-16gb"),
-    ("NVIDIA GeForce RTX 4060 Laptop GPU", 8188, "rtx-4060-laptop"),
-    ("NVIDIA GeForce RTX 4070 Ti SUPER", 16376, "rtx-4070-ti-super"),
-    ("NVIDIA GeForce RTX 4090", 24564, "rtx-4090"),
-    ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376, "rtx-4090-laptop"),
-    ("NVIDIA GeForce RTX 5060 Ti", 16311, "rtx-5060-ti-16gb"),
-    ("NVIDIA GeForce RTX 5090", 32607, "rtx-5090"),
-    ("NVIDIA GeForce RTX 5090 Laptop GPU", 24463, "rtx-5090-laptop"),
-    ("NVIDIA A100-SXM4-40GB", 40960, "a100-40gb"),
-    ("NVIDIA A100-PCIE-40GB", 40960, "a100-40gb"),
-    ("A100-PCIE-40GB", 40536, "a100-40gb"),
-    ("NVIDIA A100 80GB PCIe", 81920, "a100-80gb-pcie"),
-    ("NVIDIA A100-SXM4-80GB", 81920, "a100-80gb-sxm"),
-    ("NVIDIA H100 PCIe", 81559, "h100-pcie"),
-    ("NVIDIA H100 80GB HBM3", 81559, "h100-sxm"),
-    ("NVIDIA H200", 143771, "h200"),
-    ("NVIDIA B200", 183359, "b200"),
-    ("NVIDIA GB200", 189471, "gb200"),
-    ("NVIDIA A10", 23028, "a10"),
-    ("NVIDIA A40", 46068, "a40"),
-    ("NVIDIA L4", 23034, "l4"),
-    ("NVIDIA L40", 46068, "l40"),
-    ("NVIDIA L40S", 46068, "l40s"),
-    ("Tesla T4", 15360, "t4"),
-    ("Tesla V100-PCIE-16GB", 16160, "v100-pcie-16gb"),
-    ("Tesla V100-PCIE-32GB", 32768, "v100-pcie-32gb"),
-    ("Tesla V100-SXM2-16GB", 16160, "v100-sxm-16gb"),
-    ("Tesla V100-SXM2-32GB", 32768, "v100-sxm-32gb"),
-    ("NVIDIA TITAN RTX", 24576, "titan-rtx"),
-    ("Quadro RTX 6000", 24576, "quadro-rtx-6000"),
-    ("Quadro RTX 8000", 49152, "quadro-rtx-8000"),
-    ("NVIDIA RTX A4000", 16376, "rtx-a4000"),
-    ("NVIDIA RTX A5000", 24564, "rtx-a5000"),
-    ("NVIDIA RTX A6000", 49140, "rtx-a6000"),
-    ("NVIDIA RTX 4000 Ada Generation", 20475, "rtx-4000-ada"),
-    ("NVIDIA RTX 5000 Ada Generation", 32760, "rtx-5000-ada"),
-    ("NVIDIA RTX 6000 Ada Generation", 49140, "rtx-6000-ada"),
-    ("NVIDIA RTX PRO 4000 Blackwell", 24467, "rtx-pro-4000"),
-    ("NVIDIA RTX PRO 4500 Blackwell", 32623, "rtx-pro-4500"),
-    ("NVIDIA RTX PRO 5000 Blackwell", 48935, "rtx-pro-5000"),
-    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 97887, "rtx-pro-6000"),
-    ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 97887, "rtx-pro-6000-max-q"),
-    ("NVIDIA GB10", 0, "dgx-spark"),
-]
+NVML = rows("nvml_names")  # its total memory is in MiB; 0: not told
 OTHERS = [
-    *(
-        "NVIDIA GeForce RTX 3090 Laptop GPU",
-        "NVIDIA GeForce RTX 4060 Ti Laptop GPU",
-        "NVIDIA GeForce RTX 2050",
-    ),
+    *("NVIDIA GeForce RTX 3090 Laptop GPU", "NVIDIA GeForce RTX 4060 Ti Laptop GPU", "Tesla M4"),
     *("NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 5090 D", "NVIDIA GeForce RTX 2060 with Max-Q Design"),
     *("NVIDIA A100-SXM-64GB", "NVIDIA A100X", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "GRID A100-10C"),
     *("NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H800", "NVIDIA GH200 480GB"),
     *("NVIDIA H200 NVL", "NVIDIA L40G", "NVIDIA A10G", "NVIDIA T4G", "GRID T4-16Q", "NVIDIA A10-24Q"),
     *("NVIDIA T400 4GB", "NVIDIA H100", "NVIDIA RTX 6000", "NVIDIA RTX A5000 Laptop GPU", "NVIDIA B300"),
-    *("NVIDIA RTX 5000 Ada Generation Laptop GPU", "NVIDIA RTX 4000 SFF Ada Generation", "Tesla M4"),
+    *(
+        "NVIDIA RTX 5000 Ada Generation Laptop GPU",
+        "NVIDIA RTX 4000 SFF Ada Generation",
+        "NVIDIA GeForce RTX 2050",
+    ),
     *("NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA RTX PRO 5000 Blackwell Generation Laptop GPU"),
     *("NVIDIA RTX PRO 4000 Blackwell SFF Edition", "Quadro RTX 6000 with Max-Q Design", "NVIDIA TITAN V"),
     *("AMD Radeon RX 7900 XTX", "Apple M2", "Intel(R) Arc(TM) A770 Graphics", "", None),
 ]
 # Several GPUs have these names, and their memory does not tell which it is.
-SEVERAL = {
-    "NVIDIA GeForce RTX 3060 Ti": 8192,
-    "NVIDIA GeForce RTX 4070": 12282,
-    "Orin (nvgpu)": 0,
-}
+SEVERAL = {"NVIDIA GeForce RTX 3060 Ti": 8192, "NVIDIA GeForce RTX 4070": 12282, "Orin (nvgpu)": 0}
 
 
 @pytest.mark.parametrize(("name", "mib", "found"), NVML)
 def test_a_gpu_is_known_as_nvml_names_it(name, mib, found):
-    assert names.of_gpu(name, mib << 20 or None) == MACHINES[found]
+    assert names.of_gpu(name, int(mib) << 20 or None) == MACHINES[found]
 
 
 def test_every_known_gpu_has_a_name_of_nvmls():

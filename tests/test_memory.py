@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import records_below
 
 from harness.campaign.worker_memory import (
     MemorySampler,
@@ -31,7 +32,6 @@ SHORT = {"window_tokens": 4, "max_windows": 2, "tolerance": 0.5, "at_least_s": 0
 def test_what_the_kernel_says_of_a_process_is_what_psutil_says():
     taken = bytearray(b"\1" * 64 * MB)
     held, seen = resident(os.getpid()), psutil.Process().memory_info()
-    assert held is not None
     assert abs(held.anon_bytes + held.file_bytes - seen.rss) < 8 * MB
     assert abs(held.file_bytes - seen.shared) < 8 * MB
     assert held.anon_bytes > len(taken)
@@ -76,9 +76,7 @@ def test_of_the_weights_that_is_counted_which_was_read(tmp_path):
     assert sum(view[i] for view in views for i in range(0, 8 * MB, 4096)) > 0
     for weights in (folder, folder / "model.safetensors"):
         files = weight_files(weights)
-        assert files is not None
         held = weights_in_ram(os.getpid(), files)
-        assert held is not None
         assert abs(held - 8 * MB) < 65536  # whole pages, and what is read ahead
 
 
@@ -105,8 +103,7 @@ def test_memory_is_read_as_the_worker_tells_of_a_moment_and_never_while_it_is_ti
 ):
     leaking = {"leak_bytes_per_token": 200_000, "B_ms": 2.0, "name": "leaking", "clock": "real"}
     harness("run", config(leaking, new_tokens=200, warmup=SHORT), "--json")
-    (path,) = (tmp_path / "results").rglob("record.json")
-    record = json.loads(path.read_text())
+    (record,) = records_below(tmp_path / "results")
     marks = record["memory"]["marks"]
     assert [each["at"] for each in marks] == ["started", "imported", "loaded", "warmed", "finished"]
     started, _, loaded, warmed, finished = marks
@@ -121,8 +118,8 @@ def test_memory_is_read_as_the_worker_tells_of_a_moment_and_never_while_it_is_ti
 
 def test_of_a_worker_that_never_loads_the_moments_before_are_kept(harness, config, tmp_path):
     harness("run", config({"oom_above_n_ctx": 10}), "--json")
-    (path,) = (tmp_path / "results").rglob("record.json")
-    memory = json.loads(path.read_text())["memory"]
+    (record,) = records_below(tmp_path / "results")
+    memory = record["memory"]
     assert [each["at"] for each in memory["marks"]] == ["started", "imported"]
     assert memory["after_load_rss_bytes"] is None
 
@@ -131,9 +128,8 @@ def test_the_table_says_where_the_memory_of_each_cell_goes(harness, config, tmp_
     harness("run", config({"name": "small"}, {"leak_bytes_per_token": 500_000, "name": "leaking"}))
     found = {row["variant"]: row for row in harness("memory", "results", "--json").json}
     small, leaking = found["small"], found["leaking"]
-    assert small["loaded"]["total_bytes"] == sum(
-        part or 0 for part in (*small["loaded"]["parts"].values(), small["loaded"]["unattributed_bytes"])
-    )
+    parts = (*small["loaded"]["parts"].values(), small["loaded"]["unattributed_bytes"])
+    assert small["loaded"]["total_bytes"] == sum(part or 0 for part in parts)
     assert small["file_bytes"] is None
     assert leaking["peak"]["unattributed_bytes"] > small["peak"]["unattributed_bytes"] + 10 * MB
     assert leaking["peak"]["by_difference"] == []

@@ -31,9 +31,7 @@ def rows_of(name: str, interpreter: Interpreter, folder: Path) -> list[dict[str,
 @pytest.mark.parametrize(
     "name", ["qwen3-30b-a3b", "gemma-3-27b", "gpt-oss-20b", "deepseek-v2-lite", "granite-4.0-h-tiny"]
 )
-def test_the_estimate_is_within_3_percent_of_what_llama_cpp_would_take(
-    llamacpp_interpreter: Interpreter, tmp_path: Path, name: str
-) -> None:
+def test_the_estimate_is_within_3_percent_of_what_llama_cpp_would_take(llamacpp_interpreter, tmp_path, name):
     for row in rows_of(name, llamacpp_interpreter, tmp_path):
         assert row["estimated"]["weights"] == row["weights"], row
         assert row["estimated"]["kv"] == pytest.approx(row["kv"], rel=1e-3), row
@@ -43,15 +41,15 @@ def test_the_estimate_is_within_3_percent_of_what_llama_cpp_would_take(
 
 @pytest.mark.slow("34 models, two processes each")
 @pytest.mark.parametrize("name", FAMILIES)
-def test_so_it_is_for_every_family(llamacpp_interpreter: Interpreter, tmp_path: Path, name: str) -> None:
+def test_so_it_is_for_every_family(llamacpp_interpreter, tmp_path, name):
     for row in rows_of(name, llamacpp_interpreter, tmp_path):
         assert max(abs(row["error"]), abs(row["cpu_error"])) <= THREE_PERCENT, row
 
 
 @pytest.mark.parametrize("swa_full", [False, True])
 def test_a_cache_of_windows_is_as_small_and_goes_back_as_far_as_the_option_has_it(
-    llamacpp_interpreter: Interpreter, tmp_path: Path, swa_full: bool
-) -> None:
+    llamacpp_interpreter, tmp_path, swa_full
+):
     """A window of 32 tokens, passes of 128, a context of 1,024; of nine layers one has no window."""
     write_random(tmp_path / "m.gguf", config("gemma3_text", sliding_window=32))
     options = {each.name: each.default for each in stacks()["llamacpp"].options.values()}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import shell_script, until
 from test_launch import request_of
 
 from harness.campaign import worker as campaign_worker
@@ -31,11 +29,9 @@ def folder_of(memory_limit: MemoryLimit) -> Path:
     return Path(memory_limit.prefix[-1]).parent
 
 
-def last_event(
-    folder: Path, interpreter: Interpreter, memory_limit: MemoryLimit, **options: object
-) -> Event | Died:
+def last_event(folder: Path, interpreter: Interpreter, limit: MemoryLimit, **options: object) -> Event | Died:
     request = request_of(new_tokens=500, **options)
-    return list(campaign_worker.run_job(request, interpreter, folder, 600, memory_limit=memory_limit))[-1]
+    return list(campaign_worker.run_job(request, interpreter, folder, 600, memory_limit=limit))[-1]
 
 
 @pytest.mark.parametrize("mechanism", sorted({HERE, RLIMIT_DATA}))
@@ -52,9 +48,8 @@ def test_a_worker_that_takes_more_than_its_budget_is_out_of_memory(tmp_path, fak
 @pytest.mark.parametrize("mechanism", sorted({HERE, RLIMIT_DATA}))
 def test_a_worker_that_keeps_to_its_budget_knows_nothing_of_it(tmp_path, fake_interpreter, mechanism):
     with MemoryLimit(200 * MIB, mechanism) as memory_limit:
-        assert isinstance(
-            last_event(tmp_path, fake_interpreter, memory_limit, leak_bytes_per_token=1000), Done
-        )
+        last = last_event(tmp_path, fake_interpreter, memory_limit, leak_bytes_per_token=1000)
+        assert isinstance(last, Done)
         assert memory_limit.oom_kills() == 0
         assert memory_limit.facts() == {"bytes": 200 * MIB, "means": mechanism}
 
@@ -156,43 +151,37 @@ def test_a_cgroup_of_version_2_is_limited_joined_and_asked(tmp_path):
 def test_without_a_cgroup_that_limits_its_children_there_is_rlimit_data(tmp_path):
     with MemoryLimit(64 * MIB, cgroups=made_up(tmp_path, "cpu")) as memory_limit:
         assert memory_limit.mechanism == RLIMIT_DATA
-        limited = subprocess.run(
-            [*memory_limit.prefix, "sh", "-c", "ulimit -d"], capture_output=True, text=True
-        )
+        command = [*memory_limit.prefix, "sh", "-c", "ulimit -d"]
+        limited = subprocess.run(command, capture_output=True, text=True)
         assert limited.stdout == "65536\n"
-    with (
-        pytest.raises(OSError, match="cannot create a cgroup v2 here"),
-        MemoryLimit(64 * MIB, CGROUP_V2, cgroups=tmp_path),
-    ):
-        pass
+    with pytest.raises(OSError, match="cannot create a cgroup v2 here"):
+        MemoryLimit(64 * MIB, CGROUP_V2, cgroups=tmp_path).__enter__()
 
 
+def died_of(folder: Path, script: str, **limit: MemoryLimit) -> Died:
+    """How a worker ends whose Python is this script."""
+    python = shell_script(folder / "python", script)
+    interpreter = Interpreter(stacks()["fake"].environments["cpu"], python, ())
+    (died,) = campaign_worker.run_job(request_of(), interpreter, folder, 600, **limit)
+    assert isinstance(died, Died)
+    return died
+
+
+ABORT = "kill -ABRT $$"
 LAST_WORDS = [
-    ("terminate called after throwing an instance of 'std::bad_alloc'", "kill -ABRT $$", "oom", "oom"),
-    (
-        "ggml_aligned_malloc: insufficient memory (attempted to allocate  44.89 MB)",
-        "kill -ABRT $$",
-        "crash",
-        "oom",
-    ),
+    ("terminate called after throwing an instance of 'std::bad_alloc'", ABORT, "oom", "oom"),
+    ("ggml_aligned_malloc: insufficient memory (attempted to allocate  44.89 MB)", ABORT, "crash", "oom"),
     ("MemoryError", "exit 1", "crash", "oom"),
-    ("/some/where/ggml.c:7: GGML_ASSERT(a != b) failed", "kill -ABRT $$", "crash", "crash"),
+    ("/some/where/ggml.c:7: GGML_ASSERT(a != b) failed", ABORT, "crash", "crash"),
 ]
 
 
 @pytest.mark.parametrize(("words", "end", "alone", "fenced"), LAST_WORDS)
 def test_a_worker_that_ends_for_want_of_memory_is_out_of_memory(tmp_path, words, end, alone, fenced):
     """C++'s own word always; a stack's only within a budget, where memory is what was short."""
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "{words}"\n{end}\n')
-    python.chmod(0o755)
-    interpreter = Interpreter(stacks()["fake"].environments["cpu"], python, ())
-    (died,) = campaign_worker.run_job(request_of(), interpreter, tmp_path, 600)
-    assert isinstance(died, Died)
-    assert died.outcome == alone
+    assert died_of(tmp_path, f'echo "{words}"\n{end}').outcome == alone
     with MemoryLimit(200 * MIB, RLIMIT_DATA) as memory_limit:
-        (died,) = campaign_worker.run_job(request_of(), interpreter, tmp_path, 600, memory_limit=memory_limit)
-    assert isinstance(died, Died)
+        died = died_of(tmp_path, f'echo "{words}"\n{end}', memory_limit=memory_limit)
     assert died.outcome == fenced
     assert words.removeprefix("/some/where/") in died.reason
 
@@ -200,56 +189,45 @@ def test_a_worker_that_ends_for_want_of_memory_is_out_of_memory(tmp_path, words,
 @pytest.mark.parametrize(
     ("error", "outcome", "reason"),
     [
-        ("CUDA error: out of memory", "oom", "out of GPU memory: CUDA error: out of memory; "),
-        ("ROCm error: out of memory", "oom", "out of GPU memory: ROCm error: out of memory; "),
-        (
-            "CUDA error: an illegal memory access was encountered",
-            "crash",
-            "killed by SIGABRT: CUDA error: an illegal memory access was encountered; ",
-        ),
-        (
-            "CUDA error: the resource allocation failed",
-            "crash",
-            "killed by SIGABRT: CUDA error: the resource allocation failed; ",
-        ),
+        ("CUDA error: out of memory", "oom", "out of GPU memory"),
+        ("ROCm error: out of memory", "oom", "out of GPU memory"),
+        ("CUDA error: an illegal memory access was encountered", "crash", "killed by SIGABRT"),
+        ("CUDA error: the resource allocation failed", "crash", "killed by SIGABRT"),
     ],
 )
 def test_a_gpu_call_that_ends_llama_cpp_while_decoding_is_quoted_with_its_place(
     tmp_path, error, outcome, reason
 ):
     """As ggml_cuda_error prints it, after what was said about an allocation that was tried again."""
-    python = tmp_path / "python"
-    python.write_text(
-        f"""#!/bin/sh
+    script = f"""
 echo "CUDA error: an earlier one"
 echo "{error}"
 echo "  current device: 0, in function alloc at /tmp/build/ggml/src/ggml-cuda/ggml-cuda.cu:512"
 echo "  cuMemCreate(&handle, reserve_size, &prop, 0)"
 echo "/tmp/build/ggml/src/ggml-cuda/ggml-cuda.cu:98: CUDA error"
-kill -ABRT $$
-"""
-    )
-    python.chmod(0o755)
-    interpreter = Interpreter(stacks()["fake"].environments["cpu"], python, ())
-    (died,) = campaign_worker.run_job(request_of(), interpreter, tmp_path, 600)
+{ABORT}"""
     place = "current device: 0, in function alloc at ggml-cuda.cu:512; "
-    assert died == Died(outcome, f"{reason}{place}cuMemCreate(&handle, reserve_size, &prop, 0)")
+    call = "cuMemCreate(&handle, reserve_size, &prop, 0)"
+    assert died_of(tmp_path, script) == Died(outcome, f"{reason}: {error}; {place}{call}")
+
+
+LINUX, WSL = "Linux version 6.8.0-generic", "Linux version 5.15.90.1-microsoft-standard-WSL2"
 
 
 @pytest.mark.parametrize(
     ("family", "variables", "version", "system", "why"),
     [
-        ("cpu", {UNIFIED: "1"}, "Linux microsoft-standard-WSL2", "Linux", None),
-        ("cuda", {}, "Linux version 6.8.0-generic", "Linux", None),
-        ("cuda", {}, "Linux version 5.15.90.1-microsoft-standard-WSL2", "Linux", "drivers for Windows"),
+        ("cpu", {UNIFIED: "1"}, WSL, "Linux", None),
+        ("cuda", {}, LINUX, "Linux", None),
+        ("cuda", {}, WSL, "Linux", "drivers for Windows"),
         ("cuda", {}, "", "Windows", "drivers for Windows"),
-        ("cuda", {UNIFIED: "0"}, "Linux version 6.8.0-generic", "Linux", "is set"),
-        ("hip", {}, "Linux version 6.8.0-generic", "Linux", None),
-        ("hip", {"HSA_XNACK": "0"}, "Linux version 6.8.0-generic", "Linux", None),
-        ("hip", {"HSA_XNACK": "1"}, "Linux version 6.8.0-generic", "Linux", "migrate"),
-        ("hip", {UNIFIED: "1"}, "Linux version 6.8.0-generic", "Linux", "is set"),
+        ("cuda", {UNIFIED: "0"}, LINUX, "Linux", "is set"),
+        ("hip", {}, LINUX, "Linux", None),
+        ("hip", {"HSA_XNACK": "0"}, LINUX, "Linux", None),
+        ("hip", {"HSA_XNACK": "1"}, LINUX, "Linux", "migrate"),
+        ("hip", {UNIFIED: "1"}, LINUX, "Linux", "is set"),
         ("metal", {}, "", "Darwin", "uses system memory"),
-        ("vulkan", {}, "Linux version 6.8.0-generic", "Linux", "may move"),
+        ("vulkan", {}, LINUX, "Linux", "may move"),
     ],
 )
 def test_where_memory_of_a_device_may_spill_it_is_said_why(family, variables, version, system, why):
@@ -259,22 +237,7 @@ def test_where_memory_of_a_device_may_spill_it_is_said_why(family, variables, ve
 
 def test_a_limit_that_the_machine_ignores_is_refused(tmp_path, monkeypatch):
     """As qemu-user does it: no error, and no limit."""
-    shell = tmp_path / "sh"
-    shell.write_text("#!/bin/sh\necho unlimited\n")
-    shell.chmod(0o755)
+    shell = shell_script(tmp_path / "sh", "echo unlimited")
     monkeypatch.setattr("harness.campaign.worker_memory.LIMITED", [str(shell)])
-    with (
-        pytest.raises(OSError, match="RLIMIT_DATA set to 1024 KiB, but it stays unlimited"),
-        MemoryLimit(1 << 20, RLIMIT_DATA),
-    ):
-        pass
-
-
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            if true():
-                return
-        time.sleep(0.01)
-    raise AssertionError("waited in vain")
+    with pytest.raises(OSError, match="RLIMIT_DATA set to 1024 KiB, but it stays unlimited"):
+        MemoryLimit(1 << 20, RLIMIT_DATA).__enter__()

@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import pytest
 from conftest import Ran
+from gguf_again import finish
 from gguf_holes import config as config_of
 from gguf_holes import write_random
 
@@ -91,10 +92,7 @@ def test_a_mixture_of_an_unknown_architecture_is_refused_with_the_reason(
 ) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "strange")
     writer.add_uint32("strange.expert_count", 8)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     (tmp_path / "one.yaml").write_text(
         "name: one\ndevice: cpu\nmodels: [{name: tiny, weights: "
         f"{tmp_path / 'model.gguf'}}}]\nvariants: [{{stack: llamacpp, quant: f16}}]\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from csv_tables import rows
 
 from harness.config import load
 from harness.theory import names
@@ -17,31 +18,7 @@ GIB = 2**30
 # --- models
 
 
-@pytest.mark.parametrize(
-    ("typed", "name"),
-    [
-        ("qwen2.5-7b", "qwen2.5-7b"),
-        ("Qwen2.5-7B", "qwen2.5-7b"),
-        ("Qwen/Qwen2.5-7B", "qwen2.5-7b"),
-        ("Qwen2.5-7B-Instruct", "qwen2.5-7b-instruct"),
-        ("Qwen/Qwen2.5-7B-Instruct-GGUF", "qwen2.5-7b-instruct"),
-        ("qwen2.5:7b", "qwen2.5-7b-instruct"),
-        ("qwen2.5-3b-instruct", "qwen2.5-3b"),
-        ("Qwen1.5-7B-Chat", "qwen1.5-7b"),
-        ("Qwen3-8B", "qwen3-8b"),
-        ("Qwen3-8B-Base", "qwen3-8b-base"),
-        ("llama3.1:8b", "llama-3.1-8b"),
-        ("llama3.2:1b", "llama-3.2-1b"),
-        ("Meta-Llama-3-8B-Instruct", "llama-3-8b"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-        ("llama 3.1 8b", "llama-3.1-8b"),
-        ("llama-2-7b-chat-hf", "llama-2-7b"),
-        ("mistral-nemo", "mistral-nemo-12b"),
-        ("Mistral-Nemo-Instruct-2407", "mistral-nemo-12b"),
-        ("Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
-        ("qwen 110b", "qwen1.5-110b"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "name"), rows("typed_models"))
 def test_a_model_is_understood_as_the_hub_and_ollama_write_it(typed, name):
     assert names.model(typed).name == name
 
@@ -69,30 +46,12 @@ def test_a_tuned_model_has_the_context_of_its_own_config():
         ("llama-3", "ambiguous model llama-3; did you mean llama-3-8b or llama-3-70b?"),
         ("qwen 7b", "ambiguous model qwen 7b; did you mean qwen1.5-7b, qwen2-7b or qwen2.5-7b?"),
         ("qwen", "ambiguous model qwen; 25 are known: see harness theory --list-models"),
-        (
-            "gemma-3-12b",
-            "no Gemma is among the dense models",
-        ),
-        (
-            "gemma3:12b",
-            "no Gemma is among the dense models",
-        ),
-        (
-            "phi4",
-            "no Phi is among the dense models",
-        ),
-        (
-            "DeepSeek-R1-Distill-Qwen-7B",
-            "no DeepSeek is among the dense models",
-        ),
-        (
-            "CodeLlama-7b",
-            "no CodeLlama is among the dense models",
-        ),
-        (
-            "tinyllama:1.1b",
-            "no TinyLlama is among the dense models",
-        ),
+        ("gemma-3-12b", "no Gemma is among the dense models"),
+        ("gemma3:12b", "no Gemma is among the dense models"),
+        ("phi4", "no Phi is among the dense models"),
+        ("DeepSeek-R1-Distill-Qwen-7B", "no DeepSeek is among the dense models"),
+        ("CodeLlama-7b", "no CodeLlama is among the dense models"),
+        ("tinyllama:1.1b", "no TinyLlama is among the dense models"),
         ("Qwen2.5-Coder-7B", 'qwen2.5-7b is known, "coder" is not; give its config.json'),
         ("Qwen2.5-7B-Instruct-1M", 'qwen2.5-7b is known, "1m" is not'),
         ("Qwen2-VL-7B-Instruct", 'qwen2-7b is known, "vl" is not'),
@@ -119,74 +78,9 @@ def test_another_model_is_never_taken_for_one_that_is_known(typed, sentence):
 # --- machines
 
 
-@pytest.mark.parametrize(
-    ("typed", "found"),
-    [
-        ("4090", ["rtx-4090"]),
-        ("rtx4090", ["rtx-4090"]),
-        ("NVIDIA GeForce RTX 4090", ["rtx-4090"]),
-        ("RTX 4090 24GB", ["rtx-4090"]),
-        ("RTX 4060 Ti 16GB", ["rtx-4060-ti-16gb"]),
-        ("4060ti 8g", ["rtx-4060-ti-8gb"]),
-        ("rtx-4060-ti", ["rtx-4060-ti-8gb", "rtx-4060-ti-16gb"]),
-        ("NVIDIA GeForce RTX 4060 Ti", ["rtx-4060-ti-8gb", "rtx-4060-ti-16gb"]),
-        ("a100", ["a100-40gb", "a100-80gb-pcie", "a100-80gb-sxm"]),
-        ("A100 80GB", ["a100-80gb-pcie", "a100-80gb-sxm"]),
-        ("NVIDIA A100-SXM4-80GB", ["a100-80gb-sxm"]),
-        ("NVIDIA A100 80GB PCIe", ["a100-80gb-pcie"]),
-        ("NVIDIA A100-SXM4-40GB", ["a100-40gb"]),
-        ("NVIDIA H100 80GB HBM3", ["h100-sxm"]),
-        ("h100", ["h100-pcie", "h100-sxm"]),
-        ("Tesla T4", ["t4"]),
-        ("m2", ["apple-m2-8gb", "apple-m2-16gb", "apple-m2-24gb"]),
-        ("m2 16gb", ["apple-m2-16gb"]),
-        ("m2 pro", ["apple-m2-pro-16gb", "apple-m2-pro-32gb"]),
-        ("Apple M2 Pro 32 GB", ["apple-m2-pro-32gb"]),
-        ("MacBook Pro M2 8GB", ["apple-m2-8gb"]),
-        ("RTX 4090 Laptop GPU", ["rtx-4090-laptop"]),
-        ("3070 laptop", ["rtx-3070-laptop"]),
-        ("AD103M / GN21-X11 [GeForce RTX 4090 Laptop GPU] (rev a1)", ["rtx-4090-laptop"]),
-        ("NVIDIA Corporation AD107M [GeForce RTX 4060 Mobile] (rev a1)", ["rtx-4060-laptop"]),
-        ("rtx 3060 ti", ["rtx-3060-ti-gddr6", "rtx-3060-ti-gddr6x"]),
-        ("RTX 6000 Ada", ["rtx-6000-ada"]),
-        ("rtx pro 6000", ["rtx-pro-6000"]),
-        ("AMD Instinct MI300X", ["mi300x"]),
-        ("AMD Radeon RX 7900 XTX", ["rx-7900-xtx"]),
-        ("7900xtx", ["rx-7900-xtx"]),
-        ("Radeon RX 9070 XT", ["rx-9070-xt"]),
-        ("Navi 32 [Radeon RX 7800 XT] (rev c8)", ["rx-7800-xt"]),
-        ("Intel(R) Arc(TM) A770 Graphics", ["arc-a770-8gb", "arc-a770-16gb"]),
-        ("Battlemage G21 [Arc B580]", ["arc-b580"]),
-        ("Intel(R) Core(TM) Ultra 9 285K", ["core-ultra-9-285k"]),
-        ("Intel(R) Core(TM) Ultra 7 258V", ["core-ultra-7-258v-16gb", "core-ultra-7-258v-32gb"]),
-        ("Intel(R) Core(TM) i9-14900K", ["core-i9-14900k"]),
-        ("INTEL(R) XEON(R) 6980P", ["xeon-6980p"]),
-        ("AMD EPYC 9654 96-Core Processor", ["epyc-9654"]),
-        ("AMD EPYC 9654P 96-Core Processor", ["epyc-9654"]),
-        ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S 128GB", ["ryzen-ai-max-395-128gb"]),
-        ("Strix Halo 64GB", ["ryzen-ai-max-395-64gb"]),
-        (
-            "Snapdragon(R) X Elite - X1E80100 - Qualcomm(R) Oryon(TM) CPU",
-            [f"snapdragon-x-elite-{n}gb" for n in (16, 32, 64)],
-        ),
-        ("DGX Spark", ["dgx-spark"]),
-        ("NVIDIA GB10", ["dgx-spark"]),
-        ("NVIDIA DGX Spark (GB10)", ["dgx-spark"]),
-        ("Orin Nano", ["jetson-orin-nano-4gb", "jetson-orin-nano-8gb"]),
-        ("NVIDIA Jetson AGX Orin Developer Kit 64GB", ["jetson-agx-orin-64gb"]),
-        ("Apple M4 Max 36GB", ["apple-m4-max-32core"]),
-        ("M4 Max 128GB", ["apple-m4-max-40core-128gb"]),
-        ("Apple M3 Max 40-core 64GB", ["apple-m3-max-40core-64gb"]),
-        ("m3", ["apple-m3-8gb", "apple-m3-16gb", "apple-m3-24gb"]),
-        ("Raspberry Pi 3 Model B Plus Rev 1.3", ["rpi-3"]),
-        ("pi 5", ["rpi-5-2gb", "rpi-5-4gb", "rpi-5-8gb", "rpi-5-16gb"]),
-        ("pi5 8gb", ["rpi-5-8gb"]),
-        ("Raspberry Pi 5 Model B Rev 1.0 8GB", ["rpi-5-8gb"]),
-        ("AMD Ryzen 9 7950X 16-Core Processor", ["ryzen-7950x"]),
-    ],
-)
+@pytest.mark.parametrize(("typed", "found"), rows("typed_machines"))
 def test_a_machine_is_understood_as_people_and_nvml_write_it(typed, found):
-    assert [*names.machines(typed)] == found
+    assert [*names.machines(typed)] == found.split()
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -194,10 +88,8 @@ def test_a_machine_and_each_of_its_sizes_are_named_by_what_they_print(name):
     for given, machine in names.machines(name).items():
         assert names.machines(given) == {given: machine}
         assert machine.bandwidth == MACHINES[name].bandwidth
-        assert (
-            machine.memory_bytes == MACHINES[name].memory_bytes
-            or f"{machine.memory_bytes / GIB:g}gb" in given
-        )
+        same_size = machine.memory_bytes == MACHINES[name].memory_bytes
+        assert same_size or f"{machine.memory_bytes / GIB:g}gb" in given
 
 
 @pytest.mark.parametrize(
@@ -306,10 +198,8 @@ def test_theory_takes_what_people_type_and_the_shell_has_split(harness):
     machines = ["RTX", "4060", "Ti", "m2", "pro"]
     asked = ("--machine", *machines, "--memory", "16GB", "--context", "8k", "--json")
     ran = harness("theory", "llama3.1:8b", *asked)
-    assert {(row["model"], row["machine"], row["context"]) for row in ran.json} == {
-        ("llama-3.1-8b", "rtx-4060-ti-16gb", 8192),
-        ("llama-3.1-8b", "apple-m2-pro-16gb", 8192),
-    }
+    assert {(row["model"], row["context"]) for row in ran.json} == {("llama-3.1-8b", 8192)}
+    assert {row["machine"] for row in ran.json} == {"rtx-4060-ti-16gb", "apple-m2-pro-16gb"}
     assert ran.err == ""
     ran = harness("theory", "--machine", "4090", "meta-llama/Llama-3.1-8B", "--prompt", "2k", "--json")
     assert {(row["model"], row["prompt_tokens"]) for row in ran.json} == {("llama-3.1-8b", 2048)}
@@ -318,10 +208,8 @@ def test_theory_takes_what_people_type_and_the_shell_has_split(harness):
 def test_theory_has_a_row_for_each_size_and_says_so_once(harness):
     ran = harness("theory", "qwen3-8b", "--machine", "m2", "--bpw", "4", "--json")
     assert [row["memory_bytes"] / GIB for row in ran.json] == [8, 16, 24]
-    assert ran.err == (
-        "harness: m2 is sold as apple-m2-8gb, apple-m2-16gb and apple-m2-24gb: a row for each; "
-        "--memory chooses a size\n"
-    )
+    sizes = "m2 is sold as apple-m2-8gb, apple-m2-16gb and apple-m2-24gb: a row for each"
+    assert ran.err == f"harness: {sizes}; --memory chooses a size\n"
 
 
 def test_all_is_every_type_of_llama_cpp(harness):
@@ -359,10 +247,8 @@ def test_fit_takes_the_same_names(harness, tmp_path):
     assert typed == plain
     ran = harness("fit", log, "--model", "llama3.1:8b", "--machine", "a100")
     assert "ambiguous machine a100; did you mean a100-40gb, a100-80gb-pcie or a100-80gb-sxm?" in ran.err
-    assert (
-        'ambiguous shape "gemma2"; did you mean gemma-2-27b, gemma-2-2b or gemma-2-9b?'
-        in harness("fit", log, "--model", "gemma2", "--machine", "4090").err
-    )
+    ran = harness("fit", log, "--model", "gemma2", "--machine", "4090")
+    assert 'ambiguous shape "gemma2"; did you mean gemma-2-27b, gemma-2-2b or gemma-2-9b?' in ran.err
 
 
 def test_a_config_takes_the_same_names_and_counts(tmp_path):
@@ -402,7 +288,7 @@ def test_an_own_machine_is_like_a_known_one(harness, tmp_path):
     [
         (
             "{like: m2}",
-            'machines.mine.like: ambiguous machine "m2"; did you mean apple-m2-8gb, apple-m2-16gb or',
+            'machines.mine.like: ambiguous machine "m2"; did you mean apple-m2-8gb, apple-m2-16gb',
         ),
         ("{like: a100, memory_gib: 80}", "did you mean a100-80gb-pcie or a100-80gb-sxm?"),
         ("{like: m9}", 'machines.mine.like: unknown machine "m9"'),

@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from gguf_again import finish
 from gguf_holes import config, header_of
 from test_checkpoint import TINY, gguf_writer, write, write_config, write_gguf
 
@@ -108,10 +109,7 @@ def other_gguf(path: Path, arch: str, **keys: Any) -> Path:
         kind = gguf.GGUFValueType.get_type(value)
         writer.kv_data[0][key.replace("__", ".")] = gguf.gguf_writer.GGUFValue(value, kind, None)
     writer.add_tensor("blk.0.attn_q.weight", np.ones((32, 32), np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -187,11 +185,9 @@ def test_the_type_of_a_gguf_comes_from_its_tensors(tmp_path, file_type, quant, n
 
 
 def test_16_bits_with_a_few_quantized_matrices_are_not_taken_for_16_bits(tmp_path):
-    stored = [
-        tensors.typed(t.name, "q8_0" if t.part == "lm_head" else t.type, t.dims)
-        for t in tensors.of_shape(TINY)
-    ]
-    write(gguf_writer(tmp_path / "model.gguf", TINY), stored)
+    stored = tensors.of_shape(TINY)
+    mixed = [tensors.typed(t.name, "q8_0" if t.part == "lm_head" else t.type, t.dims) for t in stored]
+    write(gguf_writer(tmp_path / "model.gguf", TINY), mixed)
     ready = weights.local(tmp_path / "model.gguf")
     assert ready.quant == "f16-q8_0"
     with pytest.raises(weights.WeightsError, match="which needs f16 weights"):
@@ -212,21 +208,16 @@ def test_a_draft_head_is_not_read_in_plain_decode(tmp_path, kind):
     writer = header_of(drafting, model, given)
     writer.add_block_count(5)
     writer.add_nextn_predict_layers(1)
-    head = [
-        tensors.Tensor(t.name.replace("blk.3.", "blk.4."), t.type, t.dims, t.bytes)
-        for t in stored
-        if t.name.startswith("blk.3.")
-    ]
+    last = [tensor for tensor in stored if tensor.name.startswith("blk.3.")]
+    head = [replace(tensor, name=tensor.name.replace("blk.3.", "blk.4.")) for tensor in last]
     width = model.hidden_size
     write(writer, [*stored, *head, tensors.typed("blk.4.nextn.eh_proj.weight", "f16", (width, 2 * width))])
 
     with_head, without = read(drafting), read(plain)
     assert with_head.decoder == without.decoder
     assert with_head.tensors == without.tensors
-    assert with_head.decoder is not None
-    assert floors.demand_of_tensors(with_head.decoder, with_head.tensors) == floors.demand_of_tensors(
-        model, stored
-    )
+    demand = floors.demand_of_tensors(with_head.decoder, with_head.tensors)
+    assert demand == floors.demand_of_tensors(model, stored)
     sizes, of_plain = models_gguf.read(drafting).weights(), models_gguf.read(plain).weights()
     assert sizes["model_bytes"] - sizes["draft_bytes"] == of_plain["model_bytes"]  # llama.cpp counts them all
     assert sizes.get("expert_bytes") == of_plain.get("expert_bytes")

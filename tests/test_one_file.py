@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_packed import SMALL, made
+from small_checkpoints import made
+from test_packed import SMALL
 
 from harness.stacks.header import runners_folder, stacks
 

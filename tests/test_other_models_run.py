@@ -10,15 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-from conftest import Ran
-from test_same_model import (
-    NEW_TOKENS,
-    PROMPT,
-    check_up_to_a_near_tie,
-    logits,
-    relative_error,
-    stack,
-)
+from conftest import Ran, records_below
+from test_same_model import NEW_TOKENS, PROMPT, check_up_to_a_near_tie, logits, relative_error, stack
 from tiny_models import KINDS, MIXTURES
 
 from harness.models import gguf, layout
@@ -54,9 +47,7 @@ def generated(stack: Callable, name: str, path: Path) -> tuple[list[int], dict[s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_stacks_compute_the_same_logits_past_any_window(
-    kind: str, made: Callable, logits: Callable, stack: Callable
-) -> None:
+def test_both_stacks_compute_the_same_logits_past_any_window(kind, made, logits, stack):
     source, target = made(kind, "f32")
     (ids, ours), (other_ids, theirs) = (
         generated(stack, *each) for each in (("llamacpp", target), ("hf", source))
@@ -72,9 +63,7 @@ def test_both_stacks_compute_the_same_logits_past_any_window(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_quantized_files_have_the_tensors_types_and_bytes_that_theory_gives(
-    kind: str, made: Callable, stack: Callable, tmp_path: Path
-) -> None:
+def test_quantized_files_have_the_tensors_types_and_bytes_that_theory_gives(kind, made, stack, tmp_path):
     _, source = made(kind, "f16")
     model = decoder_of(tiny_models.config(kind))
     for quant in ("f16", "q8_0", "q4_k_m", "q2_k", "mxfp4_moe"):
@@ -96,15 +85,15 @@ def ran(harness: Callable[..., Ran], tmp_path: Path, kind: str, variants: str, *
     text = f"models: [{{shape: {kind}.json}}]\nvariants: {variants}\nprotocol: {json.dumps(settings)}\n"
     (tmp_path / "one.yaml").write_text(text)
     done = harness("run", tmp_path / "one.yaml", "-o", tmp_path / "results")
-    records = [json.loads(path.read_text()) for path in sorted((tmp_path / "results").rglob("record.json"))]
+    records = records_below(tmp_path / "results")
     assert records, done.out + done.err
     return records
 
 
 @pytest.mark.parametrize("kind", SOME)
 def test_a_config_json_is_measured_in_both_stacks_from_one_model(
-    kind: str, harness: Callable[..., Ran], hf_interpreter: Any, llamacpp_interpreter: Any, tmp_path: Path
-) -> None:
+    kind, harness, hf_interpreter, llamacpp_interpreter, tmp_path
+):
     eager = ", attn: eager" if kind == "gpt_oss" else ""
     variants = f"[{{stack: hf, dtype: fp32{eager}}}, {{stack: llamacpp, quant: [f16, q4_k_m]}}]"
     records = ran(harness, tmp_path, kind, variants, retry_disturbed=0)
@@ -124,8 +113,8 @@ def test_a_config_json_is_measured_in_both_stacks_from_one_model(
 
 @pytest.mark.parametrize("kind", SOME)
 def test_check_weights_finds_the_stacks_to_agree_and_the_file_to_be_right(
-    kind: str, harness: Callable[..., Ran], hf_interpreter: Any, llamacpp_interpreter: Any, tmp_path: Path
-) -> None:
+    kind, harness, hf_interpreter, llamacpp_interpreter, tmp_path
+):
     tiny_models.written(tmp_path, kind)
     variants = "[{stack: llamacpp, quant: [f16, q8_0]}]"
     settings = {"prompt_tokens": 25, "new_tokens": 40}
@@ -135,9 +124,7 @@ def test_check_weights_finds_the_stacks_to_agree_and_the_file_to_be_right(
     assert checked.code == 0, checked.out + checked.err
 
 
-def test_making_and_converting_a_layer_of_a_mixture_of_30b_takes_little_memory(
-    job: Any, tmp_path: Path
-) -> None:
+def test_making_and_converting_a_layer_of_a_mixture_of_30b_takes_little_memory(job, tmp_path):
     laid = layout.of({**config_of("qwen3-30b-a3b"), "num_hidden_layers": 1, "vocab_size": 32_000}).plain()
     model = {"name": "m", "path": None, "shape": None, "layout": laid}
     source, target = str(tmp_path / "hf"), str(tmp_path / "m.gguf")

@@ -1,27 +1,26 @@
-"""GPTQ and AWQ checkpoints hold, field by field, the nearest of what the weights were, and come back so."""
+"""GPTQ and AWQ checkpoints hold, field by field, the nearest of what the weights were, and come back so;
+those of any maker are unpacked to what their fields say, or refused in one sentence."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from small_checkpoints import config_of, configure, made, read, store
 
 from harness.theory.decoder import Shape, parameters
 from runners.protocol import Request
 from runners.weights.packed import pack, unpack
-from runners.weights.synthetic import synthesize
 
 SMALL = Shape("qwen2", 64, 64, 1, 96, 2, 1, 32, qkv_bias=True)
 GROUP = 32
 LINEARS = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
 Q = "model.layers.0.self_attn.q_proj"
 FORMATS = [("gptq", 4), ("gptq", 8), ("awq", 4)]
-TYPES = {"F16": np.float16, "F32": np.float32, "I32": np.int32, "I64": np.int64}
 
 
 def run(job: Callable[..., dict[str, Any]], source: Path, target: Path, *more: int, **options: Any) -> Path:
@@ -39,50 +38,8 @@ def unpacked(source: Path, *more: int) -> dict[str, np.ndarray]:
     return read(run(unpack, source, source.with_name(f"{source.name}-unpacked"), *more))
 
 
-def made(target: Path, shape: Shape) -> Path:
-    model = {"name": "m", "path": None, "shape": asdict(shape)}
-    synthesize(
-        Request("synthesize", "any", "cpu", model, {}, [], {"target": str(target)}), lambda phase: None
-    )
-    return target
-
-
-def read(folder: Path) -> dict[str, np.ndarray]:
-    """All tensors by the format's description alone, those in bfloat16 as float32."""
-    found = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        content = path.read_bytes()
-        start = 8 + int.from_bytes(content[:8], "little")
-        header = json.loads(content[8:start])
-        assert header.pop("__metadata__", {"format": "pt"}) == {"format": "pt"}
-        for name, entry in header.items():
-            data = content[slice(*(start + offset for offset in entry["data_offsets"]))]
-            if entry["dtype"] == "BF16":
-                values = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
-            else:
-                values = np.frombuffer(data, TYPES[entry["dtype"]])
-            found[name] = values.reshape(entry["shape"])
-    return found
-
-
-def store(folder: Path, tensors: dict[str, np.ndarray], config: dict[str, Any]) -> Path:
-    """A checkpoint of these tensors; a config besides replaces the folder's own."""
-    folder.mkdir(exist_ok=True)
-    names = {np.dtype(kind).name: name for name, kind in TYPES.items()}
-    header, end = {}, 0
-    for name, values in tensors.items():
-        offsets = [end, end + values.nbytes]
-        header[name] = {"dtype": names[values.dtype.name], "shape": values.shape, "data_offsets": offsets}
-        end += values.nbytes
-    text = json.dumps(header).encode()
-    data = b"".join(values.tobytes() for values in tensors.values())
-    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+def store_config(folder: Path, config: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())
 
 
 def field(words: np.ndarray, bits: int, row: int, column: int, along: str) -> int:
@@ -118,9 +75,8 @@ def nearest(weight: np.ndarray, bits: int, group_size: int = GROUP) -> np.ndarra
     largest = abs(groups).max(axis=2, keepdims=True)
     scale = np.maximum(2 * largest / (2**bits - 1), 2.0**-14).astype(np.float16).astype(np.float64)
     half = 2 ** (bits - 1)
-    return (
-        (np.clip(np.round(groups / scale), -half, half - 1) * scale).reshape(n_out, n_in).astype(np.float16)
-    )
+    found = np.clip(np.round(groups / scale), -half, half - 1) * scale
+    return found.reshape(n_out, n_in).astype(np.float16)
 
 
 @pytest.fixture
@@ -157,15 +113,12 @@ def test_tensors_have_the_types_shapes_and_zeros_of_the_format(source, form, bit
             assert parts["g_idx"].dtype == np.int32
             assert parts["g_idx"].tolist() == [i // GROUP for i in range(n_in)]
         bias = {"bias"} if linear == "self_attn.k_proj" else set()
-        assert parts.keys() == {"qweight", "qzeros", "scales"} | bias | (
-            {"g_idx"} if form == "gptq" else set()
-        )
+        order = {"g_idx"} if form == "gptq" else set()
+        assert parts.keys() == {"qweight", "qzeros", "scales"} | bias | order
     for name in weights.keys() & tensors.keys():
         assert tensors[name].dtype == np.float16
         assert np.array_equal(tensors[name], weights[name]), name
-    assert {name for name in weights if name not in tensors} == {
-        f"model.layers.0.{linear}.weight" for linear in LINEARS
-    }
+    assert weights.keys() - tensors.keys() == {f"model.layers.0.{linear}.weight" for linear in LINEARS}
 
 
 @pytest.mark.parametrize(("form", "bits"), FORMATS)
@@ -178,16 +131,13 @@ def test_what_is_packed_in_several_pieces_unpacks_to_the_nearest_of_what_it_was(
         assert back[name].dtype == np.float16
         expected = nearest(weight, bits, 128) if "_proj" in name else weight
         assert np.array_equal(back[name], expected), name
-    assert "quantization_config" not in config_of(tmp_path / f"{form}{bits}-unpacked")
     assert config_of(tmp_path / f"{form}{bits}-unpacked") == config_of(source) | {"torch_dtype": "float16"}
 
 
 def test_the_bytes_do_not_depend_on_the_threads(tmp_path, source):
     for threads in (1, 3):
         run(pack, source, tmp_path / str(threads), format="awq", bits=4, group_size=GROUP, threads=threads)
-    one, three = (
-        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("1", "3")
-    )
+    one, three = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in "13")
     assert one == three
 
 
@@ -196,7 +146,7 @@ def test_the_config_is_the_sources_and_says_how_it_is_packed(source):
         (source / name).write_text(f'{{"of": "{name}"}}')
     config = config_of(source)
     config.pop("torch_dtype")
-    (source / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    store_config(source, config | {"dtype": "bfloat16"})
     assert config["harness_synthetic"] is True
     common = {"bits": 4, "group_size": GROUP}
     gptq = common | {"desc_act": False, "sym": True, "static_groups": False, "true_sequential": True}
@@ -221,7 +171,7 @@ def test_groups_of_zeros_and_of_the_smallest_values_have_a_normal_scale_and_come
     q_proj[0, :GROUP] = 0.0
     q_proj[1, :GROUP] = 2.0**-24
     weights[f"{Q}.weight"] = q_proj
-    store(source, weights, config_of(source))
+    store(source, weights)
     folder = packed(source, form, bits)
     assert read(folder)[f"{Q}.scales"].min() == np.float16(2.0**-14)
     back = unpacked(folder)[f"{Q}.weight"]
@@ -277,8 +227,16 @@ def becoming(name: str, values: np.ndarray) -> Callable[..., None]:
     return lambda tensors, config: tensors.update({name: values})
 
 
+def being(*dims: int, kind: type = np.float16) -> Callable[..., None]:
+    """Has one matrix be of another size or type."""
+    return becoming(f"{Q}.weight", np.ones(dims, kind))
+
+
 def configured(**changes: Any) -> Callable[..., None]:
     return lambda tensors, config: config.update(changes)
+
+
+BEYOND = "which rounded to 4 bits is beyond"
 
 
 def nothing(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> None:
@@ -292,47 +250,23 @@ def nothing(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> None:
         (nothing, {"form": "awq", "bits": 8}, "cannot pack 8 bits as 'awq'; known: gptq of 4 or 8"),
         (nothing, {"group_size": -1}, "cannot pack with group_size -1; expected a positive number"),
         (nothing, {"group_size": 40}, f"{Q}.weight has 64 input rows, which group_size 40 does not divide"),
-        (
-            becoming(f"{Q}.weight", np.ones((12, 64), np.float16)),
-            {},
-            f"{Q}.weight has 12 output columns; gptq of 4 bits packs 8 in a word",
-        ),
-        (
-            becoming(f"{Q}.weight", np.ones((8, 12), np.float16)),
-            {"group_size": 4},
-            f"{Q}.weight has 12 input rows; gptq of 4 bits packs 8 in a word",
-        ),
-        (
-            becoming(f"{Q}.weight", np.ones(64, np.float16)),
-            {},
-            f"{Q}.weight has the shape (64,); expected a matrix",
-        ),
+        (being(12, 64), {}, f"{Q}.weight has 12 output columns; gptq of 4 bits packs 8 in a word"),
+        (being(8, 12), {"group_size": 4}, f"{Q}.weight has 12 input rows; gptq of 4 bits packs 8 in a word"),
+        (being(64), {}, f"{Q}.weight has the shape (64,); expected a matrix"),
         (without(f"{Q}.weight"), {}, f"source: lacks {Q}.weight"),
         (without("lm_head.weight"), {}, "source: lacks lm_head.weight"),
         (configured(num_hidden_layers=2), {}, "source: lacks model.layers.1.self_attn.q_proj.weight"),
-        (
-            configured(num_hidden_layers=None),
-            {},
-            "config.json: has num_hidden_layers None; expected a number",
-        ),
+        (configured(num_hidden_layers=None), {}, "json: has num_hidden_layers None; expected a number"),
         (configured(quantization_config={"quant_method": "awq"}), {}, "source: its weights are quantized;"),
         (becoming(f"{Q}.qweight", np.ones(1, np.int32)), {}, "source: its weights are quantized;"),
-        (
-            becoming(f"{Q}.weight", np.ones((64, 64), np.int64)),
-            {},
-            f"{Q}.weight is of type I64; expected BF16 or F16 or F32",
-        ),
-        (
-            holding(f"{Q}.weight", 65000),
-            {},
-            f"{Q}.weight holds 65000, which rounded to 4 bits is beyond float16",
-        ),
-        (holding(f"{Q}.weight", -np.inf), {}, f"{Q}.weight holds inf, which rounded to 4 bits is beyond"),
-        (holding(f"{Q}.weight", np.nan), {}, f"{Q}.weight holds nan, which rounded to 4 bits is beyond"),
+        (being(64, 64, kind=np.int64), {}, f"{Q}.weight is of type I64; expected BF16 or F16 or F32"),
+        (holding(f"{Q}.weight", 65000), {}, f"{Q}.weight holds 65000, {BEYOND} float16"),
+        (holding(f"{Q}.weight", -np.inf), {}, f"{Q}.weight holds inf, {BEYOND}"),
+        (holding(f"{Q}.weight", np.nan), {}, f"{Q}.weight holds nan, {BEYOND}"),
         (
             holding("model.norm.weight", 70_000),
             {},
-            "model.norm.weight holds 70000; expected finite values in float16",
+            "model.norm.weight holds 70000; expected finite values in",
         ),
     ],
 )
@@ -340,7 +274,7 @@ def test_what_cannot_be_packed_is_said_in_a_sentence(source, change, options, sa
     tensors = {name: values.astype(np.float32) for name, values in read(source).items()}
     config = config_of(source)
     change(tensors, config)
-    store(source, tensors, config)
+    store_config(store(source, tensors), config)
     with pytest.raises(ValueError) as refused:  # noqa: PT011
         packed(source, **{"form": "gptq", "bits": 4, **options})
     assert said in str(refused.value)
@@ -351,3 +285,134 @@ def test_a_folder_that_is_there_is_not_written_over(source):
     packed(source, "awq", 4)
     with pytest.raises(FileExistsError):
         packed(source, "awq", 4)
+
+
+def in_words(fields: np.ndarray, bits: int, along: str) -> np.ndarray:
+    """The inverse of field(), as slow."""
+    n, m, per_word = *fields.shape, 32 // bits
+    words = np.zeros((n // per_word, m) if along == "rows" else (n, m // per_word), np.uint32)
+    for row in range(n):
+        for column in range(m):
+            k = row % per_word if along == "rows" else column % per_word
+            if along == "awq":
+                k = [0, 4, 1, 5, 2, 6, 3, 7][k]
+            at = (row // per_word, column) if along == "rows" else (row, column // per_word)
+            words[at] |= np.uint32(int(fields[row, column]) << bits * k)
+    return words.view(np.int32)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_groups_in_any_order_and_zeros_of_any_height_are_unpacked(tmp_path, bits, version):
+    random = np.random.default_rng(bits)
+    n_out, n_in = 32, 64
+    fields = random.integers(0, 2**bits, (n_in, n_out))
+    zeros = random.integers(0, 2**bits, (4, n_out))
+    zeros[0, 0] = 0  # which version gptq stores as -1
+    scales = random.uniform(0.01, 0.1, (4, n_out)).astype(np.float16)
+    g_idx = random.permutation(np.arange(n_in, dtype=np.int32) // 16)
+    missing = 1 if version == "gptq" else 0
+    tensors = {
+        "lm_head.qweight": in_words(fields, bits, "rows"),
+        "lm_head.qzeros": in_words((zeros - missing) % 2**bits, bits, "columns"),
+        "lm_head.scales": scales,
+        "lm_head.g_idx": g_idx,
+        "model.norm.weight": np.ones(n_in, np.float32),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32),
+    }
+    said = {"quant_method": "gptq", "bits": bits, "group_size": 16, "desc_act": True}
+    source = tmp_path / "source"
+    configure(store(source, tensors), quantization_config=said | {"checkpoint_format": version})
+    back = unpacked(source)
+    assert back.keys() == {"lm_head.weight", "model.norm.weight"}
+    for o in range(n_out):
+        for i in range(n_in):
+            exact = (int(fields[i, o]) - int(zeros[g_idx[i], o])) * float(scales[g_idx[i], o])
+            assert back["lm_head.weight"][o, i] == np.float16(exact), (o, i)
+
+
+def test_awq_with_zeros_of_any_height_is_unpacked(tmp_path):
+    random = np.random.default_rng(1)
+    n_out, n_in = 24, 64
+    fields, zeros = random.integers(0, 16, (n_in, n_out)), random.integers(0, 16, (2, n_out))
+    scales = random.uniform(0.01, 0.1, (2, n_out)).astype(np.float16)
+    tensors = {
+        f"{Q}.qweight": in_words(fields, 4, "awq"),
+        f"{Q}.qzeros": in_words(zeros, 4, "awq"),
+        f"{Q}.scales": scales,
+    }
+    said = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "GEMM"}
+    source = configure(store(tmp_path / "source", tensors), quantization_config=said)
+    back = unpacked(source)[f"{Q}.weight"]
+    for o in range(n_out):
+        for i in range(n_in):
+            exact = (int(fields[i, o]) - int(zeros[i // GROUP, o])) * float(scales[i // GROUP, o])
+            assert back[o, i] == np.float16(exact), (o, i)
+
+
+def test_one_group_a_column_and_a_config_in_auto_gptqs_own_file_are_read(tmp_path):
+    random = np.random.default_rng(2)
+    n_out, n_in = 8, 24
+    fields = random.integers(0, 16, (n_in, n_out))
+    scales = random.uniform(0.01, 0.1, (1, n_out)).astype(np.float16)
+    tensors = {
+        f"{Q}.qweight": in_words(fields, 4, "rows"),
+        f"{Q}.qzeros": np.full((1, 1), 0x77777777, np.int32),
+        f"{Q}.scales": scales,
+        f"{Q}.g_idx": np.zeros(n_in, np.int32),
+    }
+    source = configure(store(tmp_path / "source", tensors), model_type="llama")
+    (source / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": -1}))
+    back = unpacked(source)[f"{Q}.weight"]
+    assert np.array_equal(back, ((fields - 8) * scales.astype(np.float64)).T.astype(np.float16))
+
+
+MARLIN = "is gptq of format 'marlin'; expected gptq or gptq_v2"
+ZEROS = f"{Q}.qzeros is 2 x 8; by qweight, in"
+
+
+def quantized(**changes: Any) -> Callable[..., None]:
+    return lambda tensors, config: config["quantization_config"].update(changes)
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "said"),
+    [
+        ("gptq", without(f"{Q}.g_idx"), f"gptq4: lacks {Q}.g_idx"),
+        ("awq", without(f"{Q}.scales"), f"awq4: lacks {Q}.scales"),
+        ("awq", quantized(version="gemv"), "config.json: is awq of format 'gemv'; expected gemm"),
+        ("awq", quantized(bits=8), "config.json: is awq of 8 bits; expected 4"),
+        ("gptq", quantized(bits=3), "config.json: is gptq of 3 bits; expected 2 or 4 or 8"),
+        ("gptq", quantized(checkpoint_format="marlin"), MARLIN),
+        ("gptq", quantized(is_marlin_format=True), MARLIN),
+        ("gptq", quantized(quant_method="bnb"), "has quant_method 'bnb'; expected gptq or awq"),
+        ("gptq", quantized(group_size=0), "config.json: has group_size 0; expected a positive number, or -1"),
+        ("gptq", quantized(group_size=64), f"{ZEROS} gptq of 4 bits with group_size 64, it is 1 x 8"),
+        ("awq", quantized(quant_method="gptq", checkpoint_format="gptq"), f"awq4: lacks {Q}.g_idx"),
+        ("gptq", quantized(quant_method="awq"), f"{ZEROS} awq of 4 bits with group_size 32, it is 1 x 64"),
+        ("awq", configured(quantization_config=None), "json: has no quantization_config; expected a GPTQ"),
+        ("gptq", holding(f"{Q}.g_idx", 2, np.int32), f"{Q}.g_idx is beyond the 2 groups of scales"),
+        ("gptq", holding(f"{Q}.g_idx", -1, np.int32), f"{Q}.g_idx is beyond the 2 groups of scales"),
+        ("gptq", holding(f"{Q}.qzeros", 1, np.int64), f"{Q}.qzeros is of type I64; expected I32"),
+        ("gptq", holding(f"{Q}.scales", np.inf, np.float16), f"{Q}.scales holds values that are not finite"),
+        ("gptq", becoming(f"{Q}.qweight", np.ones(8, np.int32)), f"{Q}.qweight is not a matrix"),
+        ("gptq", becoming("model.norm.weight", np.ones(8, np.int32)), "model.norm.weight is of type I32"),
+    ],
+)
+def test_what_cannot_be_unpacked_is_said_in_a_sentence(source, form, change, said):
+    folder = packed(source, form, 4)
+    tensors, config = read(folder), config_of(folder)
+    change(tensors, config)
+    store_config(store(folder, tensors), config)
+    (folder / "quantize_config.json").unlink(missing_ok=True)
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
+        unpacked(folder)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_checkpoint_that_says_it_is_packed_and_is_not_is_refused(source):
+    said = {"quant_method": "awq", "bits": 4, "group_size": GROUP}
+    configure(source, quantization_config=said)
+    with pytest.raises(ValueError, match="source: has no qweight; by its config it is packed as awq"):
+        unpacked(source)

@@ -1,4 +1,5 @@
-"""The real auto-gptq, autoawq and gptqmodel on a CPU: small packed checkpoints, each kernel as it runs."""
+"""The real auto-gptq, autoawq and gptqmodel on a CPU: small packed checkpoints, each kernel as it runs. What
+these, transformers and bitsandbytes load is what the files hold and the name says, or it is not measured."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import built, settled, told
+from conftest import built, failed, records_below, settled, told
 from stored_again import Tensors, read, stored_again
 from test_hf import request_of, said
 from test_stacks import written
@@ -22,6 +23,7 @@ from runners.weights.safetensors import ITEM_BYTES
 SHAPE = SHAPES["tiny-qwen2"]
 LINEARS = 7 * SHAPE.layers
 
+DOWN = "model.layers.1.mlp.down_proj"
 # What computes on a CPU: stack, format and bits of the checkpoint, options, and the kernel by name.
 ON_CPUS = [
     ("gptq", "gptq", 4, {"kernel": "torch"}, "QuantLinear[torch]"),
@@ -58,9 +60,7 @@ def test_each_kernel_decodes_and_is_named_and_its_bytes_are_those_of_the_headers
     assert loaded["lm_head"]["dtype"] == "float16"
     stored = weights.local(path).sizes["bytes_by_type"]
     found = loaded["bytes_by_type"]
-    assert {kind: found.get(kind) for kind in ("qweight", "g_idx")} == {
-        kind: stored.get(kind) for kind in ("qweight", "g_idx")
-    }
+    assert all(found.get(kind) == stored.get(kind) for kind in ("qweight", "g_idx"))
     if options["kernel"] != "aten":  # which holds zeros and scales in another type
         assert (found["qzeros"], found["scales"]) == (stored["qzeros"], stored["scales"])
     # auto-gptq gives each layer a bias, zero where the checkpoint has none.
@@ -119,9 +119,8 @@ def test_a_kernel_that_the_library_left_for_another_is_seen(
 
 
 def test_layers_that_autoawq_did_not_fuse_are_seen(worker, packed, autoawq_interpreter):
-    request = request_of(
-        packed("tiny-qwen2", "awq"), "autoawq", kernel="torch", fuse_layers=True, max_seq_len=64
-    )
+    fused = {"kernel": "torch", "fuse_layers": True, "max_seq_len": 64}
+    request = request_of(packed("tiny-qwen2", "awq"), "autoawq", **fused)
     loaded, _, _ = said(worker(request, autoawq_interpreter))
     assert (loaded["fused_layers"], loaded["options"]["fuse_layers"]) == (0, False)
 
@@ -136,8 +135,7 @@ def test_layers_that_autoawq_did_not_fuse_are_seen(worker, packed, autoawq_inter
     ],
 )
 def test_a_kernel_that_its_library_refuses_fails_in_its_words(worker, packed, stack, format, options, says):
-    last = worker(request_of(packed("tiny-qwen2", format), stack, **options), built(stack))[-1]
-    assert isinstance(last, Failed)
+    last = failed(worker(request_of(packed("tiny-qwen2", format), stack, **options), built(stack)))
     assert says in last.reason
 
 
@@ -160,27 +158,19 @@ def changed(whole: Path, target: Path, drop: str = "", **added: tuple[str, list[
         (
             "autoawq",
             "awq",
-            "layers.1.mlp.down_proj",
-            {"model.layers.1.mlp.down_proj.weight": ("F16", [256, 512])},
-            "has model.layers.1.mlp.down_proj.weight unpacked besides packed layers",
+            DOWN,
+            {f"{DOWN}.weight": ("F16", [256, 512])},
+            f"has {DOWN}.weight unpacked besides",
         ),
         ("gptqm", "gptq", "", {"lm_head.qweight": ("I32", [32, 512])}, "its lm_head is packed too"),
-        (
-            "gptqm",
-            "gptq",
-            "",
-            {"model.layers.1.mlp.down_proj.weight_scale": ("F32", [1])},
-            "has model.layers.1.mlp.down_proj.weight_scale, which the model of its config.json does not have",
-        ),
+        ("gptqm", "gptq", "", {f"{DOWN}.scale": ("F32", [1])}, f"has {DOWN}.scale, which the model of its"),
     ],
 )
 def test_a_tensor_that_the_library_would_leave_as_it_came_is_an_error(
     worker, packed, tmp_path, stack, format, drop, added, says
 ):
     path = changed(packed("tiny-qwen2", format), tmp_path / "odd", drop, **added)
-    last = worker(request_of(path, stack, kernel="torch", format=format), built(stack))[-1]
-    assert isinstance(last, Failed)
-    assert says in last.reason
+    assert says in failed(worker(request_of(path, stack, kernel="torch", format=format), built(stack))).reason
 
 
 def test_layers_of_other_bits_than_the_name_says_are_refused(worker, packed, gptqm_interpreter, tmp_path):
@@ -215,9 +205,7 @@ def test_zero_points_that_auto_gptq_would_misread_are_refused(worker, packed, gp
     path = changed(packed("tiny-qwen2", "gptq"), tmp_path / "v2")
     beside = path / "quantize_config.json"
     beside.write_text(json.dumps(json.loads(beside.read_text()) | {"checkpoint_format": "gptq_v2"}))
-    last = worker(request_of(path, "gptq", kernel="torch"), gptq_interpreter)[-1]
-    assert isinstance(last, Failed)
-    assert "is gptq_v2" in last.reason
+    assert "is gptq_v2" in failed(worker(request_of(path, "gptq", kernel="torch"), gptq_interpreter)).reason
 
 
 @pytest.mark.parametrize("stack", ["gptq", "autoawq", "gptqm"])
@@ -298,12 +286,168 @@ def test_one_campaign_has_each_kernel_as_it_ran_and_says_why_the_others_did_not(
     page = (tmp_path / "reports" / "stacks.html").read_text()
     if "functional" in {row["status"] for row in rows.values()}:  # none is where the machine disturbed all
         assert "functional: every product unpacks the whole matrix first" in page
-    checks = [json.loads(p.read_text()) for p in (tmp_path / "results").rglob("record.json")]
-    checked = {c["stack"] + " " + c["variant"]: c for c in checks if c["kind"] == "checked"}
+    checks = [each for each in records_below(tmp_path / "results") if each["kind"] == "checked"]
+    checked = {f"{each['stack']} {each['variant']}": each for each in checks}
     fine = [name for name, status in expected.items() if status in verdicts.USABLE]
     assert {quality.agreement_verdict(checked[name])[0] for name in fine} == {"agrees"}
-    assert (
-        quality.agreement_verdict(checked["gptq exllamav2-4"])[0] == "unchecked"
-    )  # it was another kernel's logits
+    of_another_kernel = quality.agreement_verdict(checked["gptq exllamav2-4"])
+    assert of_another_kernel[0] == "unchecked"
     assert checked["autoawq torch"]["check"]["reference"]["unpacked"] is True
     assert max(d["relative_error"] for d in checked["autoawq torch"]["check"]["depths"]) < 0.01
+
+
+# --- what is stored, and what the name says
+
+
+MATRIX = "model.layers.0.mlp.down_proj"
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+TIED = {"tie_word_embeddings": True}
+# By stack: the options of its types, each with other weights in memory.
+STACKS = [("hf", {"dtype": "bf16"}), ("bnb", {"quant": "int8"}), ("bnb", {"quant": "nf4"})]
+
+
+def coded(dtype: str, columns_in_a_byte: int = 1, *more: str):
+    """Stores one matrix in bytes, and adds scales by these names."""
+
+    def change(tensors: Tensors) -> None:
+        rows, columns = tensors[f"{MATRIX}.weight"][1]
+        shape = [rows, columns // columns_in_a_byte]
+        tensors[f"{MATRIX}.weight"] = dtype, shape, bytes(shape[0] * shape[1])
+        tensors.update({f"{MATRIX}.{name}": ("F32", [1], bytes(4)) for name in more})
+
+    return change
+
+
+def unchanged(tensors: Tensors) -> None:
+    pass
+
+
+def added(name: str):
+    return lambda tensors: tensors.update({name: ("F32", [1], bytes(4))})
+
+
+def with_head(of: str):
+    """Adds an lm_head: the values of the embedding, or others."""
+
+    def change(tensors: Tensors) -> None:
+        dtype, shape, values = tensors["model.embed_tokens.weight"]
+        tensors["lm_head.weight"] = dtype, shape, values if of == "same" else bytes(len(values))
+
+    return change
+
+
+BLOCKS, SCALES = coded("F8_E4M3", 1, "weight_scale_inv"), coded("F8_E4M3", 1, "weight_scale", "input_scale")
+NIBBLES = coded("U8", 2, "weight_scale", "weight_scale_2")
+QUANTIZED = {
+    "FP8 in blocks": (BLOCKS, FP8, "(fp8): {MATRIX}.weight is stored as F8_E4M3"),
+    "ModelOpt's FP8": (SCALES, MODELOPT, "(modelopt FP8): {MATRIX}.weight is stored as F8_E4M3"),
+    "ModelOpt's NVFP4": (NIBBLES, NVFP4, "(modelopt NVFP4): {MATRIX}.weight is stored as U8"),
+    "FP8 that no config names": (
+        coded("F8_E5M2"),
+        None,
+        "is quantized: {MATRIX}.weight is stored as F8_E5M2",
+    ),
+    "a method alone": (unchanged, {"quant_method": "hqq"}, "is quantized (hqq); "),
+}
+
+
+@pytest.mark.parametrize(("stack", "options"), [STACKS[0], STACKS[2]])
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_what_the_stack_does_not_hold_as_stored_is_refused(
+    worker, checkpoint, tmp_path, stack, options, kind
+):
+    change, quantization, why = QUANTIZED[kind]
+    path = stored_again(checkpoint("tiny-llama"), tmp_path / "m", change, quantization_config=quantization)
+    last = failed(worker(request_of(path, stack, **options), built(stack)))
+    assert (last.outcome, last.reason.startswith(f"{path}: is quantized")) == ("refused", True)
+    assert why.format(MATRIX=MATRIX) in last.reason
+    assert f"; {stack} loads only 16- and 32-bit checkpoints: name the one that" in last.reason
+
+
+MISTAKEN = {
+    "a tensor too many": (
+        added(f"{MATRIX}.weight_scale"),
+        {},
+        f"has {MATRIX}.weight_scale, which the model of its config.json does not have: correct config.json",
+    ),
+    "a size": (unchanged, {"intermediate_size": 1024}, ".weight has another size than in its config.json"),
+    "another lm_head than the tied one": (
+        with_head("other"),
+        TIED,
+        "ties the lm_head to the embedding, but its lm_head.weight is another",
+    ),
+}
+
+
+@pytest.mark.parametrize(("stack", "options"), STACKS)
+@pytest.mark.parametrize("kind", MISTAKEN)
+def test_a_checkpoint_that_is_not_the_model_of_its_config_is_an_error(
+    worker, checkpoint, tmp_path, stack, options, kind
+):
+    change, config, why = MISTAKEN[kind]
+    path = stored_again(checkpoint("tiny-llama"), tmp_path / "m", change, **config)
+    last = failed(worker(request_of(path, stack, **options), built(stack)))
+    assert (last.outcome, last.reason.startswith(f"{path}: ")) == ("error", True)
+    assert why in last.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "config"),
+    [
+        (added("model.layers.0.self_attn.rotary_emb.inv_freq"), {}),  # transformers computes it
+        (added("visual.patch_embed.proj.bias"), {}),  # of a tower that a text does not use
+        (with_head("same"), TIED),
+    ],
+)
+def test_tensors_without_an_effect_are_no_mistake(
+    worker, checkpoint, hf_interpreter, tmp_path, change, config
+):
+    path = stored_again(checkpoint("tiny-llama"), tmp_path / "m", change, **config)
+    loaded, ids, _ = said(worker(request_of(path), hf_interpreter))
+    assert (len(ids), loaded["quant"], loaded["tied"]) == (12, "bf16", bool(config))
+
+
+@pytest.fixture(scope="module")
+def stored_nf4(checkpoint, bnb_interpreter, tmp_path_factory) -> Path:
+    """A checkpoint as bitsandbytes saves it, with quantized scales."""
+    target = tmp_path_factory.mktemp("nf4") / "m"
+    code = f"""
+import torch
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+model = AutoModelForCausalLM.from_pretrained(
+    {str(checkpoint("tiny-qwen2"))!r}, quantization_config=how, dtype=torch.bfloat16, device_map={{"": "cpu"}}
+)
+model.save_pretrained({str(target)!r})
+"""
+    told(bnb_interpreter, code)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"quant": "nf4", "double_quant": True}, None),
+        ({"quant": "nf4"}, "nf4 was requested"),
+        ({"quant": "fp4", "double_quant": True}, "fp4 with double_quant was requested"),
+        ({"quant": "int8"}, "int8 was requested"),
+    ],
+)
+def test_what_bitsandbytes_stored_is_measured_under_its_own_name_alone(
+    worker, bnb_interpreter, stored_nf4, options, why
+):
+    events = worker(request_of(stored_nf4, "bnb", **options), bnb_interpreter)
+    if why is None:
+        loaded, ids, _ = said(events)
+        assert (len(ids), loaded["quant"], loaded["leftovers"]) == (12, "nf4", [])
+        return
+    assert isinstance(events[-1], Failed)
+    assert events[-1].outcome == "refused"
+    assert events[-1].reason.startswith(f"{stored_nf4}: holds nf4 with double_quant, and {why}")
+
+
+def test_what_bitsandbytes_stored_is_none_of_16_bits(worker, hf_interpreter, stored_nf4):
+    last = failed(worker(request_of(stored_nf4), hf_interpreter))
+    assert (last.outcome, "(bitsandbytes)" in last.reason) == ("refused", True)

@@ -62,7 +62,6 @@ def write_packed(folder: Path, settings: dict[str, Any], beside: str = "", **cha
     LAYER that are others, or missing."""
     folder.mkdir(exist_ok=True)
     packing = packing_in(settings, method=PACKING_FILES.get(beside))
-    assert packing is not None
     stored = packed_entries(TINY, packing)
     for kind, entry in changed.items():
         stored.pop(f"{LAYER}.{kind}", None)
@@ -118,10 +117,8 @@ def test_a_cell_asks_for_the_format_and_the_bits_of_its_stack():
 def test_bits_and_quant_are_filled_into_the_source():
     model = Model(name="m", weights=Weights(kind="path", path="/m/{quant}/Int{bits}"))
     asked = replace(cell("gptq", bits=8), model=model)
-    assert asked.source is not None
     assert asked.source.path == "/m/{quant}/Int8"  # it has no quant
     asked = replace(cell("llamacpp", quant="q4_0"), model=model)
-    assert asked.source is not None
     assert asked.source.path == "/m/q4_0/Int{bits}"
 
 
@@ -130,18 +127,12 @@ def test_bits_and_quant_are_filled_into_the_source():
 
 TOLD = {
     "of auto-gptq": (GPTQ | {"damp_percent": 0.01, "static_groups": False}, Packing("gptq", layout="gptq")),
-    "with act-order": (
-        GPTQ | {"desc_act": True, "bits": 8},
-        Packing("gptq", 8, act_order=True, layout="gptq"),
-    ),
+    "act-order": (GPTQ | {"desc_act": True, "bits": 8}, Packing("gptq", 8, act_order=True, layout="gptq")),
     "of gptqmodel": (GPTQ | {"checkpoint_format": "gptq_v2"}, Packing("gptq", layout="gptq_v2")),
     "asymmetric": (GPTQ | {"sym": False, "group_size": -1}, Packing("gptq", 4, -1, False, layout="gptq")),
     "for Marlin": (GPTQ | {"is_marlin_format": True}, Packing("gptq", layout="marlin")),
     "of autoawq": (AWQ | {"version": "GEMM"}, Packing("awq", symmetric=False, layout="gemm")),
-    "of another layout": (
-        AWQ | {"version": "gemv_fast"},
-        Packing("awq", symmetric=False, layout="gemv_fast"),
-    ),
+    "another layout": (AWQ | {"version": "fast"}, Packing("awq", symmetric=False, layout="fast")),
     "of bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, None),
 }
 
@@ -156,34 +147,27 @@ def test_a_config_says_how_weights_are_packed(name):
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"bits": "four"}, "quantization_config.bits must be from 2 to 8, not 'four'"),
-        ({"bits": True}, "quantization_config.bits must be from 2 to 8, not true"),
-        ({"bits": 16}, "quantization_config.bits must be from 2 to 8, not 16"),
-        ({"bits": None}, "quantization_config.bits is missing"),
-        (
-            {"group_size": 0},
-            "quantization_config.group_size must be a size, or -1 for a whole column, not 0",
-        ),
-        (
-            {"group_size": 1.5},
-            "quantization_config.group_size must be a size, or -1 for a whole column, not 1.5",
-        ),
-        ({"desc_act": "no"}, "quantization_config.desc_act must be true or false, not 'no'"),
-        ({"sym": 1}, "quantization_config.sym must be true or false, not 1"),
-        ({"checkpoint_format": ["gptq"]}, "quantization_config.checkpoint_format must be a name, not a list"),
+        ({"bits": "four"}, "bits must be from 2 to 8, not 'four'"),
+        ({"bits": True}, "bits must be from 2 to 8, not true"),
+        ({"bits": 16}, "bits must be from 2 to 8, not 16"),
+        ({"bits": None}, "bits is missing"),
+        ({"group_size": 0}, "group_size must be a size, or -1 for a whole column, not 0"),
+        ({"group_size": 1.5}, "group_size must be a size, or -1 for a whole column, not 1.5"),
+        ({"desc_act": "no"}, "desc_act must be true or false, not 'no'"),
+        ({"sym": 1}, "sym must be true or false, not 1"),
+        ({"checkpoint_format": ["gptq"]}, "checkpoint_format must be a name, not a list"),
     ],
 )
 def test_settings_that_make_no_sense_are_a_sentence(changed, sentence):
     with pytest.raises(ConfigJsonError) as wrong:
         packing_of({"quantization_config": GPTQ | changed})
-    assert str(wrong.value) == sentence
+    assert str(wrong.value) == f"quantization_config.{sentence}"
 
 
 @pytest.mark.parametrize("settings", [GPTQ, GPTQ | {"bits": 8}, AWQ, GPTQ | {"group_size": -1}])
 def test_bytes_of_a_packed_checkpoint_are_told_by_what_they_hold(tmp_path, settings):
     ready = weights.local(write_packed(tmp_path, settings))
     packing = packing_of({"quantization_config": settings})
-    assert packing is not None
     assert (ready.packing, ready.quant, ready.shards) == (packing, packing.words, 1)
     expected = packed_bytes(of_shape(TINY), packing)
     assert ready.sizes["bytes_by_type"] == expected
@@ -203,8 +187,6 @@ def test_settings_may_stand_in_a_file_of_their_own(tmp_path, name, settings):
     ready = weights.local(folder)
     stack = "gptq" if name.startswith("quantize") else "autoawq"
     asked = cell(stack).packing
-    assert ready.packing is not None
-    assert asked is not None
     assert (ready.packing.method, ready.quant) == (asked.method, f"{asked.method}-int4")
     weights.check(ready, asked, stack)
     (folder / name).write_text(json.dumps(settings | {"damp_percent": 0.1}))
@@ -232,32 +214,30 @@ def _packed(settings: dict[str, Any], **changed: ENTRY | None) -> Callable[[Path
     return lambda folder: write_packed(folder, settings, **changed)
 
 
-def _contradicted(folder: Path) -> Path:
-    (folder / "quantize_config.json").write_text(json.dumps(GPTQ | {"group_size": 64}))
-    return write_packed(folder, GPTQ)
-
-
-def _marlin_beside(folder: Path) -> Path:
-    (folder / "quantize_config.json").write_text(json.dumps(GPTQ | {"is_marlin_format": True}))
-    return write_packed(folder, GPTQ)
-
-
-def _saying(**settings: Any) -> Callable[[Path], Path]:
-    """GPTQ weights of 4 bits in groups of 128, and a config.json that says otherwise."""
+def _beside(**changed: Any) -> Callable[[Path], Path]:
+    """With a quantize_config.json that has other settings than the config.json."""
 
     def make(folder: Path) -> Path:
-        write_packed(folder, GPTQ)
-        return write_config(folder, quantization_config=GPTQ | settings)
+        (folder / "quantize_config.json").write_text(json.dumps(GPTQ | changed))
+        return write_packed(folder, GPTQ)
 
     return make
 
 
-def _awq_saying(**settings: Any) -> Callable[[Path], Path]:
+def _saying(settings: dict[str, Any], **changed: Any) -> Callable[[Path], Path]:
+    """Packed by these settings, and a config.json that says otherwise."""
+
     def make(folder: Path) -> Path:
-        write_packed(folder, AWQ)
-        return write_config(folder, quantization_config=AWQ | settings)
+        write_packed(folder, settings)
+        return write_config(folder, quantization_config=settings | changed)
 
     return make
+
+
+def _whole(**settings: Any) -> Callable[[Path], Path]:
+    """In 16 bits, with these settings if any."""
+    changed = {"quantization_config": settings} if settings else {}
+    return lambda folder: write_checkpoint(folder, **changed)
 
 
 def _unsaid(folder: Path) -> Path:
@@ -265,142 +245,70 @@ def _unsaid(folder: Path) -> Path:
     return write_config(folder)
 
 
-GIVEN: dict[str, tuple[str, dict[str, Any], Callable[[Path], Path], str]] = {
-    "GPTQ to AWQ": (
-        "autoawq",
-        {},
-        _packed(GPTQ),
-        "stack autoawq needs AWQ weights, but PATH is GPTQ (4 bits)",
-    ),
-    "AWQ to GPTQ": ("gptq", {}, _packed(AWQ), "stack gptq needs GPTQ weights, but PATH is AWQ (4 bits)"),
-    "16 bits to GPTQ": (
-        "gptq",
-        {},
-        write_checkpoint,
-        "PATH: is bf16; quantizing to GPTQ needs calibration data, which the harness lacks: name a "
-        "quantized checkpoint",
-    ),
-    "16 bits to AWQ": (
-        "autoawq",
-        {},
-        write_checkpoint,
-        "PATH: is bf16; quantizing to AWQ needs calibration data, which the harness lacks: name a "
-        "quantized checkpoint",
-    ),
-    "a GGUF": (
-        "gptq",
-        {},
-        lambda folder: write_gguf(folder / "m.gguf"),
-        "stack gptq needs a Hugging Face checkpoint, but PATH is a GGUF",
-    ),
-    "another method": (
-        "autoawq",
-        {},
-        lambda folder: write_checkpoint(folder, quantization_config={"quant_method": "fp8"}),
-        "stack autoawq needs AWQ weights, but PATH is fp8",
-    ),
-    "packed, and nothing says how": (
-        "gptq",
-        {},
-        _unsaid,
-        "stack gptq needs GPTQ weights, but PATH is i32, and no quantization_config says how",
-    ),
-    "other bits than asked": (
-        "gptq",
-        {"bits": 8},
-        _packed(GPTQ),
-        "PATH: has 4 bits, and stack gptq was asked for 8",
-    ),
-    "other bits than the default": (
-        "gptq",
-        {},
-        _packed(GPTQ | {"bits": 8}),
-        "PATH: has 8 bits, and stack gptq was asked for 4",
-    ),
-    **{
-        f"no {kind}": ("gptq", {}, _packed(GPTQ, **{kind: None}), f"PATH: {LAYER} lacks its {kind}")
-        for kind in ("qweight", "qzeros", "scales", "g_idx")
-    },
-    "AWQ without scales": ("autoawq", {}, _packed(AWQ, scales=None), f"PATH: {LAYER} lacks its scales"),
-    "another group size": (
-        "gptq",
-        {},
-        _saying(group_size=64),
-        f"PATH: its config.json has group_size 64, but {LAYER}.scales has groups of 128",
-    ),
-    "one group": (
-        "gptq",
-        {},
-        _saying(group_size=-1),
-        f"PATH: its config.json has group_size -1, but {LAYER}.scales has groups of 128",
-    ),
-    "another group size of AWQ": (
-        "autoawq",
-        {},
-        _awq_saying(group_size=32),
-        f"PATH: its config.json has group_size 32, but {LAYER}.scales has groups of 128",
-    ),
-    "other bits inside": (
-        "gptq",
-        {"bits": 8},
-        _saying(bits=8),
-        f"PATH: its config.json has 8 bits, but {LAYER}.qweight holds 4",
-    ),
-    "zeros of another size": (
-        "gptq",
-        {},
-        _packed(GPTQ, qzeros=("I32", [2, 16], 4)),
-        f"PATH: its config.json has gptq-int4: {LAYER}.qzeros should be 2 x 32, but is 2 x 16",
-    ),
-    "a scale that is a number": (
-        "gptq",
-        {},
-        _packed(GPTQ, scales=("F16", [], 2)),
-        f"PATH: its config.json has gptq-int4, but {LAYER}.scales is a number",
-    ),
-    "nothing packed": (
-        "gptq",
-        {},
-        lambda folder: write_checkpoint(folder, quantization_config=GPTQ),
-        "PATH: its config.json has gptq-int4, but no tensor is packed",
-    ),
-    "AWQ for gemv": (
-        "autoawq",
-        {},
-        _awq_saying(version="gemv"),
-        "PATH: is AWQ in the layout gemv; only gemm is loaded here",
-    ),
-    "GPTQ for Marlin": (
-        "gptq",
-        {},
-        _saying(checkpoint_format="marlin"),
-        "PATH: is GPTQ in the layout marlin; only gptq or gptq_v2 is loaded here",
-    ),
-    "GPTQ for Marlin by the other file": (
-        "gptq",
-        {},
-        _marlin_beside,
-        "PATH: is GPTQ in the layout marlin; only gptq or gptq_v2 is loaded here",
-    ),
-    "files that contradict each other": (
-        "gptq",
-        {},
-        _contradicted,
-        "PATH: config.json has group_size 128, but quantize_config.json has 64",
-    ),
+def _gguf(folder: Path) -> Path:
+    return write_gguf(folder / "m.gguf")
+
+
+CALIBRATION = "needs calibration data, which the harness lacks: name a quantized checkpoint"
+OF_128 = f"but {LAYER}.scales has groups of 128"
+ZEROS, MARLIN = ("I32", [2, 16], 4), "is GPTQ in the layout marlin; only gptq or gptq_v2 is loaded here"
+# By stack, and the bits asked for: what is given to it, and the sentence about it.
+GIVEN: dict[str, list[tuple[Callable[[Path], Path], str]]] = {
+    "gptq": [
+        (_packed(AWQ), "stack gptq needs GPTQ weights, but PATH is AWQ (4 bits)"),
+        (write_checkpoint, f"PATH: is bf16; quantizing to GPTQ {CALIBRATION}"),
+        (_gguf, "stack gptq needs a Hugging Face checkpoint, but PATH is a GGUF"),
+        (_unsaid, "stack gptq needs GPTQ weights, but PATH is i32, and no quantization_config says how"),
+        (_packed(GPTQ | {"bits": 8}), "PATH: has 8 bits, and stack gptq was asked for 4"),
+        *(
+            (_packed(GPTQ, **{kind: None}), f"PATH: {LAYER} lacks its {kind}")
+            for kind in ("qweight", "qzeros", "scales", "g_idx")
+        ),
+        (_saying(GPTQ, group_size=64), f"PATH: its config.json has group_size 64, {OF_128}"),
+        (_saying(GPTQ, group_size=-1), f"PATH: its config.json has group_size -1, {OF_128}"),
+        (
+            _packed(GPTQ, qzeros=ZEROS),
+            f"PATH: its config.json has gptq-int4: {LAYER}.qzeros should be 2 x 32, but is 2 x 16",
+        ),
+        (
+            _packed(GPTQ, scales=("F16", [], 2)),
+            f"PATH: its config.json has gptq-int4, but {LAYER}.scales is a number",
+        ),
+        (_whole(**GPTQ), "PATH: its config.json has gptq-int4, but no tensor is packed"),
+        (_saying(GPTQ, checkpoint_format="marlin"), f"PATH: {MARLIN}"),
+        (_beside(is_marlin_format=True), f"PATH: {MARLIN}"),
+        (_beside(group_size=64), "PATH: config.json has group_size 128, but quantize_config.json has 64"),
+    ],
+    "gptq 8": [
+        (_packed(GPTQ), "PATH: has 4 bits, and stack gptq was asked for 8"),
+        (_saying(GPTQ, bits=8), f"PATH: its config.json has 8 bits, but {LAYER}.qweight holds 4"),
+    ],
+    "autoawq": [
+        (_packed(GPTQ), "stack autoawq needs AWQ weights, but PATH is GPTQ (4 bits)"),
+        (write_checkpoint, f"PATH: is bf16; quantizing to AWQ {CALIBRATION}"),
+        (_whole(quant_method="fp8"), "stack autoawq needs AWQ weights, but PATH is fp8"),
+        (_packed(AWQ, scales=None), f"PATH: {LAYER} lacks its scales"),
+        (_saying(AWQ, group_size=32), f"PATH: its config.json has group_size 32, {OF_128}"),
+        (_saying(AWQ, version="gemv"), "PATH: is AWQ in the layout gemv; only gemm is loaded here"),
+    ],
 }
+REFUSED = ("PATH is fp8", "PATH is i32, and no quantization_config says how")
 
 
-@pytest.mark.parametrize("name", GIVEN)
-def test_weights_that_a_stack_cannot_take_are_refused_in_a_sentence(tmp_path, preparation, name):
-    stack, options, make, sentence = GIVEN[name]
+@pytest.mark.parametrize(
+    ("asked", "make", "sentence"), [(asked, *each) for asked, rows in GIVEN.items() for each in rows]
+)
+def test_weights_that_a_stack_cannot_take_are_refused_in_a_sentence(
+    tmp_path, preparation, asked, make, sentence
+):
+    stack, _, bits = asked.partition(" ")
     path = make(tmp_path)
-    asked = cell(stack, path, **options)
+    given = cell(stack, path, **({"bits": int(bits)} if bits else {}))
     with pytest.raises(NotReady) as refused:
-        preparation.weights(asked)
-    outcome = "refused" if name in ("another method", "packed, and nothing says how") else "error"
+        preparation.weights(given)
+    outcome = "refused" if sentence.endswith(REFUSED) else "error"
     assert (refused.value.outcome, str(refused.value)) == (outcome, sentence.replace("PATH", str(path)))
-    assert preparation.fingerprint(asked) is None
+    assert preparation.fingerprint(given) is None
 
 
 @pytest.mark.parametrize(
@@ -417,7 +325,6 @@ def test_weights_that_a_stack_cannot_take_are_refused_in_a_sentence(tmp_path, pr
 def test_weights_that_are_as_they_say_are_taken_as_they_are(tmp_path, preparation, stack, settings, options):
     folder = write_packed(tmp_path, settings)
     ready = preparation.weights(cell(stack, folder, **options))
-    assert ready is not None
     assert (ready.path, ready.format) == (folder, "hf")
     assert preparation.fingerprint(cell(stack, folder, **options)) == f"{ready.fingerprint}-None"
 
@@ -451,7 +358,6 @@ def test_synthetic_weights_are_packed_once_for_all_stacks_and_unpacked_for_a_ref
     shape = SHAPES["tiny-qwen2"]
     for asked, stack in ((Packing("gptq"), "gptq"), (Packing("awq"), "autoawq")):
         made = preparation.packed(cell("hf"), asked)
-        assert made.packing is not None
         assert (made.quant, made.synthetic, made.packing.group_size) == (asked.words, True, 128)
         assert made.sizes["bytes_by_type"] == packed_bytes(of_shape(shape), made.packing)
         assert f"pack tiny-qwen2 {asked.words}: flushing to disk" in said
@@ -511,16 +417,13 @@ def test_synth_packs_and_says_the_exact_sizes(harness, hf_interpreter):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (
-            ("--format", "gptq", "--quant", "q4_0"),
-            "--quant needs --format gguf; a checkpoint is packed in 4 bits",
-        ),
-        (("--format", "awq", "--bits", "8"), "--bits needs --format gptq; AWQ always has 4"),
-        (("--bits", "4"), "--bits needs --format gptq"),
+        ("--format gptq --quant q4_0", "--quant needs --format gguf; a checkpoint is packed in 4 bits"),
+        ("--format awq --bits 8", "--bits needs --format gptq; AWQ always has 4"),
+        ("--bits 4", "--bits needs --format gptq"),
     ],
 )
 def test_what_synth_cannot_make_is_a_sentence(harness, options, sentence):
-    ran = harness("synth", "tiny-llama", *options)
+    ran = harness("synth", "tiny-llama", *options.split())
     assert (ran.code, ran.out, ran.err) == (2, "", f"harness: {sentence}\n")
 
 

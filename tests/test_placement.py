@@ -10,7 +10,7 @@ from typing import Any
 
 import gguf_holes
 import pytest
-from conftest import Ran, settled, told
+from conftest import Ran, records_below, settled, told
 from gguf_holes import write_hole, write_random
 from golden_record import record
 from test_limits import planned
@@ -56,10 +56,6 @@ def test_the_first_pattern_that_a_name_contains_decides():
     assert not Placement(1).buffer_of("blk.10.ffn_up_exps.weight")
 
 
-def test_the_times_of_both_sides_add():
-    assert memory.step_s(Split(0, 0, 80 * 10**9, 2016 * 10**9), 80e9, 1008e9) == 3.0
-
-
 @pytest.mark.parametrize(
     ("model", "wanted", "sentence"),
     [
@@ -83,17 +79,8 @@ def test_a_placement_that_cannot_be_meant_is_refused_with_one_sentence(model, wa
 
 
 def test_theory_adds_the_time_of_the_cpu_to_that_of_the_card(harness: Callable[..., Ran]):
-    given = (
-        "theory",
-        "qwen3-30b-a3b",
-        "--machine",
-        "rtx-4090",
-        "--quant",
-        "q8_0",
-        "--context",
-        "4k",
-        "--json",
-    )
+    where = ("--machine", "rtx-4090", "--context", "4k")
+    given = ("theory", "qwen3-30b-a3b", *where, "--quant", "q8_0", "--json")
     (whole,) = harness(*given).json
     (row,) = harness(*given, "--n-cpu-moe", "24", "--cpu-bandwidth", "80").json
     sides = sides_of("qwen3-30b-a3b", "q8_0", Placement(24))
@@ -113,18 +100,15 @@ def test_theory_adds_the_time_of_the_cpu_to_that_of_the_card(harness: Callable[.
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (["qwen3-4b-2507", "--machine", "4090", "--n-cpu-moe", "2", "--cpu-bandwidth", "80"], "no experts"),
-        (
-            ["mixtral-8x7b", "--machine", "4090", "--n-cpu-moe", "40", "--cpu-bandwidth", "80"],
-            "has 32 layers",
-        ),
-        (["mixtral-8x7b", "--machine", "4090", "--n-cpu-moe", "4"], "go together"),
-        (["mixtral-8x7b", "--n-cpu-moe", "4", "--cpu-bandwidth", "80"], "needs a --machine"),
-        (["mixtral-8x7b", "--machine", "m2-max", "--n-cpu-moe", "4", "--cpu-bandwidth", "80"], "of its own"),
+        ("qwen3-4b-2507 --machine 4090 --n-cpu-moe 2 --cpu-bandwidth 80", "no experts"),
+        ("mixtral-8x7b --machine 4090 --n-cpu-moe 40 --cpu-bandwidth 80", "has 32 layers"),
+        ("mixtral-8x7b --machine 4090 --n-cpu-moe 4", "go together"),
+        ("mixtral-8x7b --n-cpu-moe 4 --cpu-bandwidth 80", "needs a --machine"),
+        ("mixtral-8x7b --machine m2-max --n-cpu-moe 4 --cpu-bandwidth 80", "of its own"),
     ],
 )
 def test_what_theory_cannot_place_is_one_sentence(harness: Callable[..., Ran], given, sentence):
-    ran = harness("theory", *given)
+    ran = harness("theory", *given.split())
     assert ran.code == 2
     assert sentence in ran.err
 
@@ -137,10 +121,8 @@ def test_a_dry_run_says_what_lies_on_each_side_and_how_fast_it_can_be(harness, t
     whole, apart = lines
     assert (whole["weights_on_cpu_bytes"], whole["most_tokens_per_s"]) == (None, None)
     sides = memory.split_layers(Placement(6), made, quantized(made, "f16"))
-    assert (apart["weights_on_cpu_bytes"], apart["weights_on_gpu_bytes"]) == (
-        sides.cpu_bytes,
-        sides.gpu_bytes,
-    )
+    on_each = (apart["weights_on_cpu_bytes"], apart["weights_on_gpu_bytes"])
+    assert on_each == (sides.cpu_bytes, sides.gpu_bytes)
     everything = memory.split_layers(Placement(), made, quantized(made, "f16"))
     assert whole["memory_bytes"] - apart["memory_bytes"] == everything.gpu_bytes - sides.gpu_bytes
     assert f"{sides.cpu_bytes / 1e9:.1f} GB on the CPU" in apart["note"]
@@ -175,9 +157,8 @@ def test_the_command_line_of_llama_server_has_both_as_a_shell_takes_them():
     options = {name: option.default for name, option in header.options.items()}
     assert "moe" not in (comparisons.tuned_command(header, options, "m.gguf") or "")
     options |= {"n_cpu_moe": 4, "override_tensor": r"blk\.(1|2)\.=CPU"}
-    assert r"--n-cpu-moe 4 --override-tensor 'blk\.(1|2)\.=CPU'" in (
-        comparisons.tuned_command(header, options, "m") or ""
-    )
+    command = comparisons.tuned_command(header, options, "m") or ""
+    assert r"--n-cpu-moe 4 --override-tensor 'blk\.(1|2)\.=CPU'" in command
 
 
 # --- what the worker sees -----------------------------------------------------------------------------------
@@ -227,23 +208,14 @@ def test_a_graph_that_is_split_on_purpose_is_no_fault():
 
 def test_an_override_to_the_cpu_loads_runs_and_is_in_the_record(harness, llamacpp_interpreter, tmp_path):
     made = write_random(tmp_path / "model.gguf", gguf_holes.config("qwen3_moe"))
-    config = {
-        "name": "one",
-        "device": "cpu",
-        "models": [{"name": "tiny", "weights": str(tmp_path / "model.gguf")}],
-        "variants": [{"stack": "llamacpp", "n_cpu_moe": 3, "override_tensor": r"attn_(q|k)\.=CPU"}],
-        "protocol": {
-            "new_tokens": 20,
-            "repeats": 1,
-            "retry_disturbed": 0,
-            "measure_bandwidth": False,
-            "warmup": {"max_windows": 2},
-        },
-    }
-    (tmp_path / "one.yaml").write_text(json.dumps(config))
+    (tmp_path / "one.yaml").write_text(
+        "models: [{name: tiny, weights: model.gguf}]\n"
+        "variants: [{stack: llamacpp, n_cpu_moe: 3, override_tensor: 'attn_(q|k)\\.=CPU'}]\n"
+        "protocol: {new_tokens: 20, repeats: 1, retry_disturbed: 0, measure_bandwidth: false, "
+        "warmup: {max_windows: 2}}\n"
+    )
     ran = harness("run", "one.yaml", "-o", tmp_path / "results")
-    (path,) = (tmp_path / "results").rglob("record.json")
-    found = json.loads(path.read_text())
+    (found,) = records_below(tmp_path / "results")
     placed = found["loaded"]["placement"]
     assert placed["misplaced"] == []
     assert sum(placed["tensors"].values()) == 3 * 3 + 2 * made.count

@@ -1,15 +1,19 @@
-"""A Raspberry Pi is known by its name, its profiles fit its memory and two hours, and its card is spared.
-Nothing here runs on one: what a Pi says is made up from what one has said."""
+"""A Raspberry Pi is known by its name, its profiles fit its memory and two hours, its card is spared, and all
+packages have wheels for it. Nothing here runs on one: what a Pi says is made up from what one has said."""
 
 from __future__ import annotations
 
 import copy
 import json
 import re
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import records_below
 from golden_record import GOLDEN
 
 from harness import config as configs
@@ -22,6 +26,7 @@ from harness.cli import dry_run
 from harness.config import plan
 from harness.dataset import table
 from harness.records import TokenTimes
+from harness.stacks import build
 from harness.stacks.header import stacks
 from harness.theory.machines import MACHINES
 
@@ -173,12 +178,13 @@ def test_a_dry_run_sums_up_the_time_of_all_repeats(harness, tmp_path):
 
 def test_the_time_is_that_of_every_repeat_and_of_waiting_for_it_to_cool():
     pi = configs.load(PROFILES / "rpi4-4gb.yaml", [])
-    assert (
-        dry_run.duration_of([(600, 2), (300, 2)], pi)
-        == "about 30 min for 4 repeats and up to 8 min to cool down"
-    )
+    told = "about 30 min for 4 repeats and up to 8 min to cool down"
+    assert dry_run.duration_of([(600, 2), (300, 2)], pi) == told
     warm = configs.load(PROFILES / "rpi4-4gb.yaml", ["cool_down=null", "repeats=1"])
     assert dry_run.duration_of([(60, 1)], warm) == "about 60 s for 1 repeat"
+
+
+UNMEASURED = "if nothing is measured yet, at {} GB/s, measured here before; excludes preparation"
 
 
 def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(tmp_path):
@@ -192,10 +198,7 @@ def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(t
         record = GOLDEN | {"bandwidth_probes": [{"read_bytes_per_s": gb_per_s * 1e9}]}
         (folder / "record.json").write_text(json.dumps(record))
         said.append(dry_run.estimate(experiment, cells, tmp_path))
-    assert (
-        "for 6 repeats and up to 12 min to cool down if nothing is measured yet, at 99.0 GB/s, measured here "
-        "before; excludes preparation" in said[0]
-    )
+    assert f"for 6 repeats and up to 12 min to cool down {UNMEASURED.format(99.0)}" in said[0]
     assert "at 40.0 GB/s" in said[1]  # the latest
     assert dry_run.estimate(experiment, cells[:0], tmp_path) is None
 
@@ -204,18 +207,12 @@ def test_a_run_says_first_how_long_it_takes(harness, llamacpp_interpreter, tmp_p
     folder = tmp_path / "results" / machine.facts()["slug"] / "m" / "c" / "20260101T000000.000000Z"
     folder.mkdir(parents=True)
     (folder / "record.json").write_text(json.dumps(GOLDEN))
-    asked = {
-        "protocol": {"new_tokens": 8, "repeats": 1, "measure_bandwidth": False},
-        "models": [{"shape": "tiny-llama"}],
-        "variants": [{"stack": "llamacpp", "quant": "q8_0"}],
-    }
-    (tmp_path / "c.yaml").write_text(json.dumps(asked))
-    ran = harness("run", "c.yaml")
-    first = ran.err.splitlines()[0]
-    assert first == (
-        "harness: about 2 s for 1 repeat if nothing is measured yet, at 41.4 GB/s, measured here before; "
-        "excludes preparation"
+    (tmp_path / "c.yaml").write_text(
+        "protocol: {new_tokens: 8, repeats: 1, measure_bandwidth: false}\n"
+        "models: [{shape: tiny-llama}]\nvariants: [{stack: llamacpp, quant: q8_0}]\n"
     )
+    first = harness("run", "c.yaml").err.splitlines()[0]
+    assert first == f"harness: about 2 s for 1 repeat {UNMEASURED.format(41.4)}"
 
 
 # --- memory and card
@@ -229,8 +226,8 @@ def test_where_the_kernel_has_no_memory_cgroup_a_budget_is_bound_by_rlimit(tmp_p
 
 def test_pages_are_counted_as_large_as_they_are(harness, config, tmp_path):
     assert harness("run", config({})).code == 0
-    (path,) = (tmp_path / "results").rglob("record.json")
-    assert json.loads(path.read_text())["machine"]["page_bytes"] in (4096, 16384, 65536)
+    (record,) = records_below(tmp_path / "results")
+    assert record["machine"]["page_bytes"] in (4096, 16384, 65536)
 
 
 def test_a_repeat_of_the_full_protocol_leaves_four_small_files(harness, config, tmp_path):
@@ -241,3 +238,61 @@ def test_a_repeat_of_the_full_protocol_leaves_four_small_files(harness, config, 
     assert {"record.json", "tokens.parquet", "worker.log"} <= set(sizes)
     assert len(sizes) <= 5
     assert sum(sizes.values()) < 100_000
+
+
+# --- it installs there
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PROJECT = Path(__file__).parent.parent
+# glibc and Python of Raspberry Pi OS: of Bookworm; of Trixie, whose glibc is 2.41 (uv knows none above 2.40).
+SYSTEMS = [("2_36", "3.11"), ("2_40", "3.13")]
+
+
+def resolved(
+    requirements: Sequence[str], glibc: str, python: str, compiled: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Resolve for aarch64 Linux; all but what is `compiled` must have wheels."""
+    command = [build.uv_binary(), "pip", "compile", "-", "--no-header", "--no-annotate"]
+    command += ["--python-platform", f"aarch64-manylinux_{glibc}", "--python-version", python]
+    command += ["--only-binary", ":all:", *(f"--no-binary={name}" for name in compiled)]
+    for _ in range(3):  # the index may not answer at once
+        ran = subprocess.run(
+            command, input="\n".join(requirements), capture_output=True, text=True, timeout=600
+        )
+        if "Failed to fetch" not in ran.stderr:
+            break
+    return ran
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(("glibc", "python"), SYSTEMS)
+def test_all_that_make_installs_for_the_controller_has_wheels_for_a_raspberry_pi(glibc, python):
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    wanted = project["project"]["dependencies"] + project["dependency-groups"]["dev"]
+    found = resolved(wanted, glibc, python)
+    assert found.returncode == 0, found.stderr
+    assert "\nnumpy==" in f"\n{found.stdout}"
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(("glibc", "python"), SYSTEMS)
+def test_the_environment_of_llama_cpp_has_wheels_but_for_what_is_compiled(glibc, python):
+    environment = stacks()["llamacpp"].environments["cpu"]
+    assert environment.source_builds == ("llama-cpp-python",)
+    found = resolved(environment.dependencies, glibc, python, environment.source_builds)
+    assert found.returncode == 0, found.stderr
+    assert set(environment.dependencies) <= set(found.stdout.splitlines())
+
+
+@pytest.mark.network
+def test_a_package_without_such_a_wheel_does_not_resolve():
+    found = resolved(["mkl==2024.2.2"], *SYSTEMS[0])  # Intel's, for x86 alone
+    assert found.returncode
+    assert "no wheels with a matching platform tag (e.g., `manylinux_2_36_aarch64`)" in " ".join(
+        found.stderr.split()
+    )

@@ -43,9 +43,9 @@ def test_of_a_folder_only_the_checked_files_are_staged(tmp_path):
     (source / "modeling_mine.py").write_text("LAYERS = 2")
     with staged(source) as folder:
         assert folder.name == "mine"
-        assert {path.name: path.resolve() for path in folder.iterdir()} == {
-            name: source / name for name in ("config.json", "model.safetensors", "modeling_mine.py")
-        }
+        names = ("config.json", "model.safetensors", "modeling_mine.py")
+        found = {path.name: path.resolve() for path in folder.iterdir()}
+        assert found == {name: source / name for name in names}
     assert not folder.exists()
     assert (source / "model.safetensors").exists()
 
@@ -245,10 +245,8 @@ def test_a_folder_for_the_locks_of_the_machine_is_writable_for_all(tmp_path, mon
 @pytest.mark.parametrize("of", ["cache", "machine"])
 def test_a_lock_that_is_a_link_is_refused(shared, victim, tmp_path, monkeypatch, link, of):
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
-    place = (
-        shared / "harness-cpu.lock" if of == "machine" else made(tmp_path / "cache" / "locks") / "cpu.lock"
-    )
-    link(place, victim)
+    of_cache = made(tmp_path / "cache" / "locks") / "cpu.lock"
+    link(shared / "harness-cpu.lock" if of == "machine" else of_cache, victim)
     with pytest.raises(LockError, match=r"cpu\.lock: cannot be used as a lock: it is a (symbolic|hard) link"):
         device_lock("cpu", wait=False, say=print).__enter__()
     link(made(tmp_path / "cache" / "weights") / "x.lock", victim)

@@ -1,7 +1,9 @@
-"""Results of a stranger: nothing outside their folder is read or written, and one bad record ends nothing."""
+"""Results of a stranger: nothing outside their folder is read or written, one bad record ends nothing, and
+no text of one is obeyed by a terminal."""
 
 from __future__ import annotations
 
+import copy
 import csv
 import errno
 import gzip
@@ -17,9 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from golden_record import BEGUN, GOLDEN, record
+from test_launch import request_of
 
 from harness import records
+from harness.analysis.verdicts import verdict
 from harness.base import files
+from harness.base.text import printable, printable_lines
 from harness.records import NO_TOKENS, ResultsError, Stored
 from harness.records.files import read_columns
 from harness.records.foreign.log import LogError
@@ -28,6 +33,9 @@ from harness.records.foreign.table import Options
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Environment, stacks
+from runners import clock, worker
+from runners.protocol import Done, Instruments
+from runners.stacks import fake
 
 
 def begun_in(root: Path) -> Path:
@@ -94,9 +102,9 @@ def test_what_another_machine_or_user_began_is_left_as_it_is(tmp_path):
     found = records.recover(tmp_path, lambda damage: told.append(str(damage)))
     assert [stored.folder for stored in found] == [ours]
     assert "begun_by" not in found[0].record
-    assert [("another machine or user began it" in each, str(theirs) in each) for each in told] == [
-        (True, True)
-    ]
+    (only,) = told
+    assert "another machine or user began it" in only
+    assert str(theirs) in only
     assert {path.name: path.read_bytes() for path in theirs.iterdir()} == before
 
 
@@ -399,3 +407,71 @@ def test_an_environment_is_complete_only_after_its_packages_are_on_the_disk(envi
     build.create(environment, print)
     assert done[0] == "sync all"
     assert done[-2:] == ["rename complete.json", f"sync {build.folder_of(environment).name}"]
+
+
+# A terminal, a page's name and a clock
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """A results folder with one record: `stranger(machine__slug="../../x")`."""
+
+    def made(**changed: object) -> Path:
+        folder = tmp_path / "work" / "theirs" / "m" / "c"
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps(record(**changed)))
+        return tmp_path / "work" / "theirs"
+
+    return made
+
+
+@pytest.mark.parametrize("slug", ["../../out", "/tmp/out", "", "a/b", "A", "a" * 81, "a\n"])
+def test_a_page_s_name_cannot_lead_out_of_its_folder(harness, stranger, tmp_path, slug):
+    folder = stranger(machine__slug=slug)
+    ran = harness("report", folder)
+    assert ran.code == 2
+    assert "machine.slug must be 1 to 80 of a to z, 0 to 9 and -" in ran.err
+    assert list(tmp_path.rglob("*.html")) == []
+
+
+HOSTILE = "\x1b[2J\x9b31m\r\n::error::owned\u202e##[stop-commands]x"
+
+
+def test_no_text_of_a_record_is_obeyed_by_a_terminal_or_by_ci(harness, stranger):
+    folder = stranger(variant=HOSTILE, outcome="crash", reason=HOSTILE, model__name=HOSTILE)
+    for command in ("list", "list --json", "report --format md", "report --format csv"):
+        name, *options = command.split()
+        ran = harness(name, folder, *options)
+        for line in (ran.out + ran.err).splitlines():
+            assert line.isprintable()
+            assert not line.strip().startswith("::")
+            assert "##[" not in line
+        assert "owned" in ran.out
+
+
+def test_what_is_printable_stays_as_it_is():
+    text = "a: [1]\n  é 模型 ±0.5% :: ## x"
+    assert printable_lines(text) == text
+    assert printable_lines(" ::a\n##vso[b") == " :\\:a\n##vso\\[b"
+    assert printable("\t\udc80\n") == "\\t\\udc80\\n"
+
+
+def test_a_suspend_during_a_repeat_makes_it_invalid():
+    events, clock = [], iter([7_000_000_000, 9_500_000_000])
+    own = fake.instruments(request := request_of())
+    suspended = Instruments(own.clock_ns, own.cpu_wait_ns, own.page_faults, lambda: next(clock))
+    worker.generate(request, fake, events.append, (MemoryError,), suspended)
+    done = events[-1]
+    assert isinstance(done, Done)
+    assert done.facts["suspended_ns"] == 2_500_000_000
+    record = copy.deepcopy(GOLDEN)
+    record["done"]["suspended_ns"] = 2_500_000_000
+    found = verdict(record)
+    assert (found.status, found.disturbed) == ("invalid", "suspend")
+    assert found.reasons == ["the machine was suspended for 2.5 s"]
+    record["done"]["suspended_ns"] = 1_000_000
+    assert verdict(record).status == "ok"
+
+
+def test_the_time_that_a_machine_was_suspended_does_not_grow_while_it_is_awake():
+    assert abs(clock.suspended_ns() - clock.suspended_ns()) < 2_000_000

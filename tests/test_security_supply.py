@@ -47,9 +47,8 @@ def tiny(tmp_path, monkeypatch):
 
     def make(*packages: str) -> Environment:
         lines = "[tool.harness.env.cpu]", 'device = "cpu"', f"dependencies = {[*packages]}"
-        return parse("tiny", RUNNER.format(tables="\n".join(f"# {line}" for line in lines))).environments[
-            "cpu"
-        ]
+        runner = RUNNER.format(tables="\n".join(f"# {line}" for line in lines))
+        return parse("tiny", runner).environments["cpu"]
 
     return make
 
@@ -93,9 +92,8 @@ def test_a_package_that_is_not_the_one_of_the_lock_is_not_installed(tiny, tmp_pa
     assert f"sha256:{another}" in build.folder_of(environment).with_suffix(".log").read_text()
     locked(runners, "tiny-cpu", f"kernels==1.0 --hash=sha256:{ours}\n")
     assert create(environment).lock == ("kernels==1.0",)
-    assert (
-        len({before, build.key_of(environment), build.key_of(environment.with_packages(["kernels==2"]))}) == 3
-    )
+    after, other = build.key_of(environment), build.key_of(environment.with_packages(["kernels==2"]))
+    assert len({before, after, other}) == 3
 
 
 def test_no_version_but_that_of_the_lock_is_installed(tiny, tmp_path, monkeypatch):
@@ -126,9 +124,8 @@ def test_what_make_installs_is_locked_with_hashes_and_without_a_host(name):
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     check_lock(text)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    needed = project["dependency-groups"][name] + (
-        project["project"]["dependencies"] if name == "dev" else []
-    )
+    needed = list(project["dependency-groups"][name])
+    needed += project["project"]["dependencies"] if name == "dev" else []
     for each in map(Requirement, needed):
         versions = re.findall(rf"(?im)^{re.escape(canonicalize_name(each.name))}==(\S+)", text)
         assert versions, each
@@ -153,13 +150,8 @@ def test_no_credential_is_in_the_records_of_a_campaign(harness, config, tmp_path
 
 
 def test_a_worker_gets_what_it_needs_and_no_credential(fake_interpreter, tmp_path, monkeypatch):
-    of_kernels = {
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "GPTQMODEL_MARLIN_USE_FP32": "1",
-        "GPTQ_TORCH_LOOKAHEAD": "1",
-        "AWQ_BATCH_SIZE": "2",
-        "TRITON_CACHE_DIR": "/x",
-    }
+    of_kernels = {"ONEDNN_MAX_CPU_ISA": "AVX2", "AWQ_BATCH_SIZE": "2", "TRITON_CACHE_DIR": "/x"}
+    of_kernels |= {"GPTQMODEL_MARLIN_USE_FP32": "1", "GPTQ_TORCH_LOOKAHEAD": "1"}
     for name, value in (CREDENTIALS | UNKNOWN | of_kernels | {"SOMETHING": "else"}).items():
         monkeypatch.setenv(name, value)
     worker = campaign_worker.Worker(request_of(hang_at_token=1), fake_interpreter, tmp_path)
@@ -203,9 +195,7 @@ def test_a_config_alone_does_not_make_a_checkpoints_code_run(harness, tmp_path, 
 # Credentials in addresses
 
 
-def test_the_credentials_of_an_index_are_neither_in_the_log_of_a_build_nor_in_its_error(
-    tiny, tmp_path, monkeypatch
-):
+def test_the_credentials_of_an_index_are_in_no_log_and_no_error_of_a_build(tiny, tmp_path, monkeypatch):
     monkeypatch.delenv("UV_OFFLINE")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://me:{SECRET}@127.0.0.1:9/simple?token={SECRET}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from conftest import until
 from damage import Edits, Place, edited, edits, places
 from golden_record import GOLDEN
 from hypothesis import example, given
@@ -64,22 +64,6 @@ def cpu(number: int, core_ms: int = 0, package_ms: int = 0, core_events: int = 0
     return clock | {f"devices/system/cpu/cpu{number}/{name}": value for name, value in counters.items()}
 
 
-@pytest.fixture
-def firmware(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a stand-in `vcgencmd` before all else on PATH: `firmware("echo throttled=0x0")`, a shell script
-    that is told what is asked."""
-
-    def install(script: str) -> Path:
-        program = tmp_path / "bin" / "vcgencmd"
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-        return program
-
-    return install
-
-
 def board(throttled: str) -> str:
     clock = "echo 'frequency(0)=2400033792'"
     return f'if [ "$1" = get_throttled ]; then {throttled}; else {clock}; fi'
@@ -102,10 +86,8 @@ def sample_of(root: Path, gpu: str | None = None) -> tuple[dict[str, int | None]
 
 @pytest.mark.usefixtures("no_firmware")
 def test_the_hottest_zone_of_the_cpu_is_its_temperature_and_the_mainboards_is_not(tmp_path):
-    put(
-        tmp_path,
-        zone(0, "acpitz", 99_000) | zone(1, "x86_pkg_temp", 61_000) | zone(2, "x86_pkg_temp", 63_000),
-    )
+    of_cpu = zone(1, "x86_pkg_temp", 61_000) | zone(2, "x86_pkg_temp", 63_000)
+    put(tmp_path, zone(0, "acpitz", 99_000) | of_cpu)
     values, missing = sample_of(tmp_path)
     assert values == {"cpu_temp_millidegrees_c": 63_000}
     assert machine_sensors.TEMPERATURE not in missing
@@ -135,17 +117,14 @@ def test_what_is_not_there_is_said_once_and_costs_no_sample(tmp_path):
 def test_a_tree_that_changes_is_sampled_as_it_changes(tmp_path):
     put(tmp_path, zone(0, "cpu-thermal", 40_000) | cpu(0) | cpu(1))
 
-    def until(column: str, value: int) -> None:
-        deadline = time.monotonic() + 60
-        while value not in sampler.columns.get(column, []):
-            assert time.monotonic() < deadline, sampler.columns
-            sampler.read_now()
-            time.sleep(0.005)
+    def seen(value: int) -> bool:
+        sampler.read_now()
+        return value in sampler.columns.get("cpu_temp_millidegrees_c", [])
 
     with SensorSampler(None, tmp_path, interval_s=60) as sampler:
-        until("cpu_temp_millidegrees_c", 40_000)
+        until(lambda: seen(40_000))
         put(tmp_path, zone(0, "cpu-thermal", 71_500) | cpu(0, core_ms=30, core_events=2) | cpu(1, core_ms=12))
-        until("cpu_temp_millidegrees_c", 71_500)
+        until(lambda: seen(71_500))
     columns = sampler.columns
     assert {len(column) for column in columns.values()} == {sampler.summary()["samples"]}
     assert columns["t_ns"] == sorted(columns["t_ns"])
@@ -164,7 +143,6 @@ def test_a_core_that_was_hot_before_does_not_hide_one_that_gets_hot_now(tmp_path
     put(tmp_path, cpu(0, core_ms=90_000) | cpu(1, core_ms=5))
     with ExitStack() as opened:
         source = machine_sensors.sysfs_throttling(tmp_path, opened, {})
-        assert source is not None
         assert source.read()["core_throttle_ms"] == 0
         put(tmp_path, cpu(1, core_ms=705))
         assert source.read()["core_throttle_ms"] == 700
@@ -175,14 +153,13 @@ def test_a_sensor_that_fails_while_it_samples_is_null_then(tmp_path):
     put(tmp_path, zone(0, "cpu-thermal", 40_000))
     with ExitStack() as opened:
         source = machine_sensors.sysfs_temperature(tmp_path, opened, {})
-        assert source is not None
         assert source.read() == {"cpu_temp_millidegrees_c": 40_000}
         (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("N/A")
         assert source.read() == {"cpu_temp_millidegrees_c": None}
 
 
-def test_a_raspberry_pi_tells_its_true_clock_and_its_bits(tmp_path, firmware):
-    firmware(board("echo throttled=0x50005"))
+def test_a_raspberry_pi_tells_its_true_clock_and_its_bits(tmp_path, vcgencmd):
+    vcgencmd(board("echo throttled=0x50005"))
     values, missing = sample_of(tmp_path)
     assert values == {"pi_throttled_bits": 0x50005, "pi_arm_clock_hz": 2_400_033_792}
     assert "CPU throttling" not in missing
@@ -196,9 +173,8 @@ def test_a_raspberry_pi_tells_its_true_clock_and_its_bits(tmp_path, firmware):
         ("exit 3", "exit status 3"),
     ],
 )
-def test_firmware_that_fails_is_missing_and_asked_once(tmp_path, firmware, script, says):
-    calls = tmp_path / "calls"
-    firmware(f"echo $* >> {calls}; {script}")
+def test_firmware_that_fails_is_missing_and_asked_once(tmp_path, vcgencmd, script, says):
+    calls = vcgencmd(script)
     with SensorSampler(None, tmp_path, interval_s=0.01) as sampler:
         time.sleep(0.2)
     missing = sampler.summary()["missing"]
@@ -208,20 +184,19 @@ def test_firmware_that_fails_is_missing_and_asked_once(tmp_path, firmware, scrip
     assert sorted(calls.read_text().splitlines()) == ["get_throttled", "measure_clock arm"]
 
 
-def test_firmware_that_fails_once_later_is_null_then_and_asked_again(firmware):
-    firmware(board("echo throttled=0x0"))
+def test_firmware_that_fails_once_later_is_null_then_and_asked_again(vcgencmd):
+    vcgencmd(board("echo throttled=0x0"))
     source = machine_sensors.vcgencmd_board(missing := {})
-    assert source is not None
     values = []
     for now in ("echo throttled=0x0", "exit 1", "echo throttled=0x4"):
-        firmware(board(now))
+        vcgencmd(board(now))
         values.append(source.read()["pi_throttled_bits"])
     assert values == [0, None, 4]
     assert missing == {}
 
 
-def test_firmware_that_hangs_is_given_up(tmp_path, firmware):
-    firmware(board("exec sleep 60"))
+def test_firmware_that_hangs_is_given_up(tmp_path, vcgencmd):
+    vcgencmd(board("exec sleep 60"))
     values, missing = sample_of(tmp_path)
     assert values == {"pi_arm_clock_hz": 2_400_033_792}
     assert "within 2 s" in missing["vcgencmd get_throttled"]
@@ -262,7 +237,6 @@ def test_of_a_gpu_what_it_supports_is_read_and_the_rest_is_missing():
     missing: dict[str, str] = {}
     with ExitStack() as opened:
         source = machine_sensors.nvml_gpu("GPU-1", opened, missing, FakeNvml())
-        assert source is not None
         values = source.read()
     assert values == {
         "gpu_sm_clock_mhz": 2520,
@@ -311,29 +285,28 @@ def bits(*values: int | None, name: str = "pi_throttled_bits") -> dict[str, list
     return {"t_ns": [5 * S * k + 5 * S + 1 for k in range(len(values))], name: list(values)}
 
 
-def test_a_quiet_board_is_no_reason():
-    record = throttled(bits(0, 0, 0, 0))
+@pytest.mark.parametrize(
+    "before_and_while_timing",
+    [(0, 0, 0, 0), pytest.param((0xF000F, 0xF0000, 0xF0000, 0xF0000), id="set before the timed part alone")],
+)
+def test_a_quiet_board_is_no_reason(before_and_while_timing):
+    record = throttled(bits(*before_and_while_timing))
     assert record["sensors"]["throttled"] == []
     assert reasons_of(record) == []
 
 
-def test_a_bit_that_is_set_while_timing_is_a_reason_with_its_token():
-    record = throttled(bits(0, 0, 0x20002, 0x20002, 0x20002))
-    (reason,) = reasons_of(record)
-    assert "ARM frequency capped from n = 76 on, in 2 of 3 samples" in reason
-
-
-def test_a_bit_that_was_set_before_the_timed_part_alone_is_none():
-    assert reasons_of(throttled(bits(0xF000F, 0xF0000, 0xF0000, 0xF0000))) == []
-
-
-def test_what_fell_between_two_samples_is_seen_by_the_bit_that_stays():
-    record = throttled(bits(0, 0, 0x10000, 0x10000))
-    (reason,) = reasons_of(record)
-    assert "under-voltage between two samples, from n = 26 to 76" in reason
-    record = throttled(bits(0, 0, 0, 0x80000))
-    (reason,) = reasons_of(record)
-    assert "soft temperature limit between two samples, from n = 76 to 125" in reason
+@pytest.mark.parametrize(
+    ("read", "told"),
+    [
+        ((0, 0, 0x20002, 0x20002, 0x20002), "ARM frequency capped from n = 76 on, in 2 of 3 samples"),
+        # What fell between two samples is seen by the bit that stays.
+        ((0, 0, 0x10000, 0x10000), "under-voltage between two samples, from n = 26 to 76"),
+        ((0, 0, 0, 0x80000), "soft temperature limit between two samples, from n = 76 to 125"),
+    ],
+)
+def test_a_bit_that_is_set_while_timing_is_a_reason_with_its_token(read, told):
+    (reason,) = reasons_of(throttled(bits(*read)))
+    assert told in reason
 
 
 def test_where_the_bit_that_stays_was_set_before_the_record_says_what_cannot_be_seen():
@@ -345,10 +318,8 @@ def test_where_the_bit_that_stays_was_set_before_the_record_says_what_cannot_be_
 def test_what_nobody_looked_at_is_missing():
     said = flags.throttling_unseen(bits(0x50000, None, None, None), DURING)
     assert list(said) == ["vcgencmd get_throttled while timing"]
-    assert (
-        flags.throttling_unseen(bits(0, None, None, 0), DURING) == {}
-    )  # the look after it tells of the time before
-    assert flags.throttling_unseen(bits(0, 0, None, None), DURING) == {}
+    for looks in ((0, None, None, 0), (0, 0, None, None)):  # a look after it tells of the time before
+        assert flags.throttling_unseen(bits(*looks), DURING) == {}
     assert flags.throttling_unseen(bits(None, 0, 0, name="gpu_event_reasons"), DURING) == {}
     assert flags.throttling_seen(bits(0, 4, 4), None) == []
     assert flags.throttling_unseen(bits(0, 4, 4), None)["throttling"].startswith("not checked: ")
@@ -361,9 +332,8 @@ def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, invalidates):
     columns = bits(*ms, name="core_throttle_ms") | {"core_throttle_events": [1, 0, 1, 1]}
     record = throttled(columns)
     reasons = reasons_of(record)
-    assert [f"core too hot for {sum(ms) / 1e3:.2f} s of 10.00" in reason for reason in reasons] == [
-        True
-    ] * invalidates
+    told = f"core too hot for {sum(ms) / 1e3:.2f} s of 10.00"
+    assert [told in reason for reason in reasons] == [True] * invalidates
     noted = [flag.code for flag in flags.throttling_notes(record)]
     assert noted == ([] if invalidates else ["thermal_events"])
 
@@ -403,7 +373,6 @@ def test_a_sample_is_placed_at_its_token_with_the_flushes_between():
     done = {"start_ns": 1000, "flushes": [[2, 500]]}
     times = TokenTimes.of_columns({"n": [26, 27, 28, 29], "latency_ns": [10] * 4})
     during = sensors.timed(done, times)
-    assert during is not None
     assert during.stamps_ns == (1010, 1020, 1530, 1540)
     assert [during.n_at(t) for t in (0, 1010, 1011, 1525, 1531, 9999)] == [26, 26, 27, 28, 29, 29]
     assert during.tokens_by(1535) == 3.5
@@ -510,8 +479,8 @@ def measured(tmp_path: Path) -> dict[str, Any]:
     return read(path)
 
 
-def test_a_run_on_a_quiet_board_is_ok_and_has_its_samples(harness, config, firmware, tmp_path):
-    firmware(board("echo throttled=0x0"))
+def test_a_run_on_a_quiet_board_is_ok_and_has_its_samples(harness, config, vcgencmd, tmp_path):
+    vcgencmd(board("echo throttled=0x0"))
     ran = harness("run", config({"B_ms": 1.0}, warmup=SHORT), "--json")
     assert ran.code == 0
     record = measured(tmp_path)
@@ -524,21 +493,24 @@ def test_a_run_on_a_quiet_board_is_ok_and_has_its_samples(harness, config, firmw
     assert "cooled" not in record
 
 
+BEGUN = "grep -qs '\"generate\"' results/*/*/*/*/events.jsonl"
+
+
 @pytest.mark.parametrize(
     ("throttled", "reason"),
     [
         ("echo throttled=0x50005", "under-voltage from n = "),
         # Set as soon as generation has begun, gone before the next look.
         (
-            "grep -qs '\"generate\"' results/*/*/*/*/events.jsonl && bit=4; echo throttled=0x${bit}0000",
+            f"{BEGUN} && bit=4; echo throttled=0x${{bit}}0000",
             "throttled between two samples, from n = 26 to 65",
         ),
     ],
 )
 def test_a_run_on_a_throttled_board_is_invalid_and_says_with_what(
-    harness, config, firmware, tmp_path, throttled, reason
+    harness, config, vcgencmd, tmp_path, throttled, reason
 ):
-    firmware(board(throttled))
+    vcgencmd(board(throttled))
     # The warm-up is long enough for the look at its beginning to be over when generation begins.
     ran = harness("run", config({"B_ms": 1.0, "prefill_ms": 100.0, "clock": "real"}, warmup=SHORT), "--json")
     assert ran.code == 1
@@ -549,17 +521,17 @@ def test_a_run_on_a_throttled_board_is_invalid_and_says_with_what(
 
 
 def test_a_run_after_earlier_throttling_is_ok_and_says_what_it_could_not_see(
-    harness, config, firmware, tmp_path
+    harness, config, vcgencmd, tmp_path
 ):
-    firmware(board("echo throttled=0x10000"))
+    vcgencmd(board("echo throttled=0x10000"))
     assert harness("run", config({"B_ms": 1.0}, warmup=SHORT)).code == 0
     said = measured(tmp_path)["sensors"]
     assert said["throttled"] == []
     assert "under-voltage between samples" in said["missing"]
 
 
-def test_a_run_that_dies_keeps_what_its_sensors_said(harness, config, firmware, tmp_path):
-    firmware(board("echo throttled=0x0"))
+def test_a_run_that_dies_keeps_what_its_sensors_said(harness, config, vcgencmd, tmp_path):
+    vcgencmd(board("echo throttled=0x0"))
     harness("run", config({"die_by": "kill", "die_at_token": 5}, warmup=SHORT))
     said = measured(tmp_path)["sensors"]
     assert (said["timed"], said["throttled"], said["energy"]) == ({}, [], None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from harness.stacks.header import stacks
 from harness.theory.hf_config import packing_in
 
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
 LAYER = "model.layers.0.self_attn.q_proj"
 
 
@@ -39,12 +42,8 @@ def quantized(folder: Path, settings: dict[str, Any] | None, kind: str = "F8_E4M
 
 STORED = {
     "modelopt fp8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, "F8_E4M3", 1),
-    "modelopt nvfp4, group 16": (
-        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
-        "U8",
-        2,
-    ),
-    "fp8, blocks of 128 x 128": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "F8_E4M3", 1),
+    "modelopt nvfp4, group 16": (NVFP4, "U8", 2),
+    "fp8, blocks of 128 x 128": (FP8, "F8_E4M3", 1),
     "mxfp4": ({"quant_method": "mxfp4"}, "U8", 2),
     "hqq 4-bit": ({"quant_method": "hqq", "nbits": 4}, "U8", 2),
     "f8_e4m3, and no quantization_config says how": (None, "F8_E4M3", 1),
@@ -69,21 +68,20 @@ def test_modelopts_own_file_says_how_weights_are_stored(tmp_path):
     assert read(folder).quantization == "modelopt fp8"
 
 
+TWICE, IN_8_BITS = {"quant": "nf4", "double_quant": True}, {"load_in_4bit": False, "load_in_8bit": True}
+
+
 @pytest.mark.parametrize(
     ("stored", "options", "refusal"),
     [
         ({}, {"quant": "nf4"}, None),
         ({}, {"quant": "int8"}, "quant int8 was requested, set quant: nf4"),
         ({}, {"quant": "fp4"}, "quant fp4 was requested, set quant: nf4"),
-        (
-            {},
-            {"quant": "nf4", "double_quant": True},
-            "double_quant true was requested, set double_quant: false",
-        ),
-        ({"bnb_4bit_use_double_quant": True}, {"quant": "nf4", "double_quant": True}, None),
+        ({}, TWICE, "double_quant true was requested, set double_quant: false"),
+        ({"bnb_4bit_use_double_quant": True}, TWICE, None),
         ({"bnb_4bit_quant_type": "fp4"}, {"quant": "fp4"}, None),
-        ({"load_in_4bit": False, "load_in_8bit": True}, {"quant": "int8"}, None),
-        ({"load_in_4bit": False, "load_in_8bit": True}, {"quant": "nf4"}, "set quant: int8"),
+        (IN_8_BITS, {"quant": "int8"}, None),
+        (IN_8_BITS, {"quant": "nf4"}, "set quant: int8"),
     ],
 )
 def test_bitsandbytes_loads_what_is_stored_under_its_name_alone(tmp_path, stored, options, refusal):
@@ -91,7 +89,6 @@ def test_bitsandbytes_loads_what_is_stored_under_its_name_alone(tmp_path, stored
     asked = cell("bnb", folder, **options)
     if refusal is None:
         ready = forecast.local_weights(asked)
-        assert ready is not None
         assert ready.quant == read(folder).quantization
     else:
         with pytest.raises(WeightsRefused, match=f"which stack bnb loads as it is stored; .*{refusal}"):
@@ -104,7 +101,6 @@ def part_packed(folder: Path, part: str) -> Path:
     """A GPTQ checkpoint whose lm_head is packed too, or one of whose layers is not."""
     folder.mkdir()
     packing = packing_in(GPTQ)
-    assert packing is not None
     stored = packed_entries(TINY, packing)
     if part == "lm_head":
         del stored["lm_head.weight"]
@@ -118,46 +114,28 @@ def part_packed(folder: Path, part: str) -> Path:
     return write_config(folder, quantization_config=GPTQ)
 
 
-@pytest.mark.parametrize(
-    ("make", "refusal"),
-    [
-        (
-            lambda path: write_packed(path, GPTQ | {"dynamic": {"+:.*1.*": {"bits": 8}}}),
-            r"has rules for single layers \(dynamic: '\+:[^']*'\), so its weights are not all gptq-int4",
-        ),
-        (lambda path: part_packed(path, "lm_head"), r"lm_head\.qweight is packed; only the layers' matrices"),
-        (
-            lambda path: part_packed(path, "layer"),
-            r"q_proj\.weight is f16, so its weights are not all gptq-int4",
-        ),
-    ],
-)
+OTHER_BITS = GPTQ | {"dynamic": {"+:.*1.*": {"bits": 8}}}
+NOT_ALIKE: dict[str, Callable[[Path], Path]] = {
+    r"has rules for single layers \(dynamic: '\+:[^']*'\), so its weights are not all gptq-int4": (
+        lambda path: write_packed(path, OTHER_BITS)
+    ),
+    r"lm_head\.qweight is packed; only the layers' matrices": lambda path: part_packed(path, "lm_head"),
+    r"q_proj\.weight is f16, so its weights are not all gptq-int4": lambda path: part_packed(path, "layer"),
+}
+
+
+@pytest.mark.parametrize("refusal", NOT_ALIKE)
 @pytest.mark.parametrize("stack", ["gptq", "gptqm"])
-def test_a_packed_checkpoint_that_is_not_packed_alike_is_refused(tmp_path, make, refusal, stack):
+def test_a_packed_checkpoint_that_is_not_packed_alike_is_refused(tmp_path, refusal, stack):
     with pytest.raises(WeightsRefused, match=refusal):
-        forecast.local_weights(cell(stack, make(tmp_path / "m")))
+        forecast.local_weights(cell(stack, NOT_ALIKE[refusal](tmp_path / "m")))
 
 
 # --- contradictions -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        (
-            {"intermediate_size": 1024},
-            "mlp.gate_proj.weight is 512 x 256, and its config.json says 1024 x 256",
-        ),
-        (
-            {"num_key_value_heads": 8},
-            "self_attn.k_proj.weight is 64 x 256, and its config.json says 256 x 256",
-        ),
-        ({"num_attention_heads": 16, "head_dim": 32}, "q_proj.weight is 256 x 256, and .* says 512 x 256"),
-        ({"vocab_size": 500}, "embed_tokens.weight is 512 x 256, and its config.json says 500 x 256"),
-    ],
-)
-def test_a_config_that_contradicts_a_matrix_is_refused_with_its_name(tmp_path, changed, sentence):
-    folder = write_checkpoint(tmp_path / "m", **changed)
+def refused(folder: Path, sentence: str) -> None:
+    """By `harness theory` and by a run."""
     with pytest.raises(CheckpointError, match=sentence):
         read(folder)
     with pytest.raises(WeightsRefused, match=sentence):
@@ -165,19 +143,23 @@ def test_a_config_that_contradicts_a_matrix_is_refused_with_its_name(tmp_path, c
 
 
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("changed", "name", "stored", "of_config"),
     [
-        (
-            {"moe_intermediate_size": 64},
-            "experts.0.gate_proj.weight is 96 x 256, and its config.json says 64 x 256",
-        ),
-        (
-            {"num_key_value_heads": 4},
-            "self_attn.k_proj.weight is 128 x 256, and its config.json says 256 x 256",
-        ),
+        ({"intermediate_size": 1024}, "mlp.gate_proj", "512 x 256", "1024 x 256"),
+        ({"num_key_value_heads": 8}, "self_attn.k_proj", "64 x 256", "256 x 256"),
+        ({"num_attention_heads": 16, "head_dim": 32}, "self_attn.q_proj", "256 x 256", "512 x 256"),
+        ({"vocab_size": 500}, "embed_tokens", "512 x 256", "500 x 256"),
     ],
 )
-def test_a_config_that_contradicts_a_matrix_of_a_mixture_is_refused(tmp_path, changed, sentence):
+def test_a_config_that_contradicts_a_matrix_is_refused_with_its_name(
+    tmp_path, changed, name, stored, of_config
+):
+    folder = write_checkpoint(tmp_path / "m", **changed)
+    refused(folder, f"{name}.weight is {stored}, and its config.json says {of_config}")
+
+
+def mixture(folder: Path) -> dict[str, Any]:
+    """Its config.json, which is not written yet."""
     given = config("qwen3_moe", num_hidden_layers=1)
     stored = {}
     for row in layout.of(given).rows:
@@ -186,14 +168,25 @@ def test_a_config_that_contradicts_a_matrix_of_a_mixture_is_refused(tmp_path, ch
                 stored[row.there.format(expert)] = ("BF16", [*row.dims[1:]], 2)
         else:
             stored[row.there] = ("BF16", [*row.dims], 2)
-    write_safetensors(tmp_path / "model.safetensors", stored, {"format": "pt"})
+    write_safetensors(folder / "model.safetensors", stored, {"format": "pt"})
+    return given
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "stored", "of_config"),
+    [
+        ({"moe_intermediate_size": 64}, "experts.0.gate_proj", "96 x 256", "64 x 256"),
+        ({"num_key_value_heads": 4}, "self_attn.k_proj", "128 x 256", "256 x 256"),
+    ],
+)
+def test_a_config_that_contradicts_a_matrix_of_a_mixture_is_refused(
+    tmp_path, changed, name, stored, of_config
+):
+    given = mixture(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(given))
     assert read(tmp_path).decoder is not None
     (tmp_path / "config.json").write_text(json.dumps(given | changed))
-    with pytest.raises(CheckpointError, match=sentence):
-        read(tmp_path)
-    with pytest.raises(WeightsRefused, match=sentence):
-        weights.local(tmp_path)
+    refused(tmp_path, f"{name}.weight is {stored}, and its config.json says {of_config}")
 
 
 def test_a_tied_lm_head_that_is_stored_with_other_values_is_refused(tmp_path):
@@ -206,11 +199,7 @@ def test_a_tied_lm_head_that_is_stored_with_other_values_is_refused(tmp_path):
     begin, end = json.loads(content[8 : 8 + length])["lm_head.weight"]["data_offsets"]
     content[8 + length + begin : 8 + length + end] = b"\1" * (end - begin)
     path.write_bytes(content)
-    sentence = r"ties the lm_head to the embedding, and its lm_head\.weight holds other values"
-    with pytest.raises(CheckpointError, match=sentence):
-        read(folder)
-    with pytest.raises(WeightsRefused, match=sentence):
-        weights.local(folder)
+    refused(folder, r"ties the lm_head to the embedding, and its lm_head\.weight holds other values")
 
 
 def test_layers_that_draft_tokens_are_not_loaded(tmp_path):
@@ -263,9 +252,7 @@ def test_a_scaling_of_positions_that_is_not_converted_is_known_before_a_run(tmp_
 
 def test_what_a_header_says_of_conversion_is_what_the_runner_converts():
     """The header names what runners/llamacpp/weights.py knows."""
-    source = (Path(__file__).parent.parent / "runners" / "llamacpp" / "weights.py").read_text(
-        encoding="utf-8"
-    )
+    source = (Path(__file__).parent.parent / "runners" / "llamacpp" / "weights.py").read_text("utf-8")
     for kind, scalings in stacks()["llamacpp"].converts.items():
         assert f'    "{kind}": ("' in source
         assert all(f'    "{scaling}": {{' in source for scaling in scalings)
@@ -275,15 +262,10 @@ def test_what_a_header_says_of_conversion_is_what_the_runner_converts():
 
 
 def test_commands_say_what_is_stored_and_foretell_the_refusal(harness, tmp_path):
-    folder = quantized(tmp_path / "m", {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    folder = quantized(tmp_path / "m", FP8)
     (tmp_path / "c.yaml").write_text(
-        json.dumps(
-            {
-                "models": [{"name": "m", "weights": "m"}],
-                "variants": [{"stack": "hf"}, {"stack": "llamacpp"}],
-                "workloads": [{"kind": "decode", "prompt_tokens": 8, "new_tokens": 16}],
-            }
-        )
+        "models: [{name: m, weights: m}]\nvariants: [{stack: hf}, {stack: llamacpp}]\n"
+        "workloads: [{kind: decode, prompt_tokens: 8, new_tokens: 16}]\n"
     )
     listed = harness("theory", folder, "--memory", "24GB", "--json")
     assert [(row["weights"], row["kv"], row["engine"]) for row in json.loads(listed.out)] == [

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from small_checkpoints import read, synthesized
 
 from harness.models import checkpoint
 from harness.theory.decoder import Shape, parameters
 from harness.theory.hf_config import SHAPES, shape_of
-from runners.protocol import Request
-from runners.weights.safetensors import SHARD_BYTES
-from runners.weights.synthetic import config_of, synthesize
+from runners.weights.synthetic import config_of
 
 DENORMAL_BELOW = 2.0**-14  # in float16
 # What no family has by default: each of these is written in its own way.
@@ -30,29 +27,6 @@ ODD = {
 }
 
 
-def make(target: Path, shape: Shape, shard_bytes: int = SHARD_BYTES, **options: Any) -> dict[str, Any]:
-    model = {"name": "m", "path": None, "shape": asdict(shape)}
-    request = Request("synthesize", "llamacpp", "cpu", model, options, [], {"target": str(target)})
-    return synthesize(request, lambda phase: None, shard_bytes)
-
-
-def values(folder: Path) -> dict[str, np.ndarray]:
-    """All tensors in float32, read here by the format's description alone."""
-    found = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        content = path.read_bytes()
-        start = 8 + int.from_bytes(content[:8], "little")
-        assert start % 8 == 0
-        header = json.loads(content[8:start])
-        assert header.pop("__metadata__") == {"format": "pt"}
-        for name, entry in header.items():
-            assert entry["dtype"] == "BF16"
-            first, last = (start + offset for offset in entry["data_offsets"])
-            bits = np.frombuffer(content[first:last], np.uint16).astype(np.uint32) << 16
-            found[name] = bits.view(np.float32).reshape(entry["shape"])
-    return found
-
-
 @pytest.mark.parametrize("name", [*SHAPES, *ODD])
 def test_the_config_of_every_shape_reads_back_as_that_shape(name):
     shape = (SHAPES | ODD)[name]
@@ -65,34 +39,33 @@ def test_the_config_of_every_shape_reads_back_as_that_shape(name):
 
 @pytest.mark.parametrize("shape", [SHAPES["tiny-qwen2"], *ODD.values()], ids=["tiny-qwen2", *ODD])
 def test_a_checkpoint_has_the_tensors_of_its_shape_and_no_others(tmp_path, shape):
-    made = make(tmp_path / "m", shape)
-    read = checkpoint.read(tmp_path / "m")
-    assert read.shape == shape
-    assert made["parameters"] == read.parameters == parameters(shape)
-    assert made["tensors"] == len(read.tensors)
-    assert {tensor.type for tensor in read.tensors} == {"bf16"}
+    made = synthesized(tmp_path / "m", shape)
+    found = checkpoint.read(tmp_path / "m")
+    assert found.shape == shape
+    assert made["parameters"] == found.parameters == parameters(shape)
+    assert made["tensors"] == len(found.tensors)
+    assert {tensor.type for tensor in found.tensors} == {"bf16"}
+    begin = (tmp_path / "m" / "model.safetensors").read_bytes()[:8]
+    assert int.from_bytes(begin, "little") % 8 == 0
     assert made["bytes"] == sum(path.stat().st_size for path in (tmp_path / "m").iterdir())
 
 
 def test_the_same_seed_gives_the_same_bytes_whatever_the_threads(tmp_path):
     shape = replace(SHAPES["tiny-qwen2"], vocab_size=20_000)  # several chunks in a tensor
-    for name, options in {
-        "one": {"seed": 3, "threads": 1},
-        "two": {"seed": 3, "threads": 2},
-        "other": {"seed": 4},
-    }.items():
-        make(tmp_path / name, shape, **options)
-    one, two, other = (
-        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
-        for name in ("one", "two", "other")
-    )
+
+    def bytes_of(name: str, **options: int) -> dict[str, bytes]:
+        synthesized(tmp_path / name, shape, **options)
+        return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+
+    one, two = (bytes_of(f"{threads}", seed=3, threads=threads) for threads in (1, 2))
+    other = bytes_of("other", seed=4)
     assert one == two
     assert one["model.safetensors"] != other["model.safetensors"]
 
 
 def test_no_two_tensors_and_no_two_parts_of_one_are_alike(tmp_path):
-    make(tmp_path / "m", replace(SHAPES["tiny-qwen2"], vocab_size=20_000))
-    matrices = {name: found.ravel() for name, found in values(tmp_path / "m").items() if found.ndim == 2}
+    synthesized(tmp_path / "m", replace(SHAPES["tiny-qwen2"], vocab_size=20_000))
+    matrices = {name: found.ravel() for name, found in read(tmp_path / "m").items() if found.ndim == 2}
     starts = [found[at : at + 64] for found in matrices.values() for at in range(0, found.size - 64, 1 << 20)]
     assert len(starts) > len(matrices)
     assert len({start.tobytes() for start in starts}) == len(starts)
@@ -100,8 +73,8 @@ def test_no_two_tensors_and_no_two_parts_of_one_are_alike(tmp_path):
 
 def test_the_values_of_a_tensor_do_not_depend_on_its_shard(tmp_path):
     shape = SHAPES["tiny-llama"]
-    make(tmp_path / "whole", shape)
-    make(tmp_path / "sharded", shape, shard_bytes=400_000)
+    synthesized(tmp_path / "whole", shape)
+    synthesized(tmp_path / "sharded", shape, shard_bytes=400_000)
     shards = sorted(path.name for path in (tmp_path / "sharded").glob("*.safetensors"))
     assert shards == [f"model-{i:05d}-of-00010.safetensors" for i in range(1, 11)]
     for shard in shards:
@@ -110,7 +83,7 @@ def test_the_values_of_a_tensor_do_not_depend_on_its_shard(tmp_path):
     assert index["metadata"]["total_size"] == 2 * parameters(shape)
     assert set(index["weight_map"].values()) == set(shards)
     assert checkpoint.read(tmp_path / "sharded").parameters == parameters(shape)
-    whole, sharded = values(tmp_path / "whole"), values(tmp_path / "sharded")
+    whole, sharded = read(tmp_path / "whole"), read(tmp_path / "sharded")
     assert whole.keys() == sharded.keys() == index["weight_map"].keys()
     for name, found in whole.items():
         assert np.array_equal(found, sharded[name]), name
@@ -118,8 +91,8 @@ def test_the_values_of_a_tensor_do_not_depend_on_its_shard(tmp_path):
 
 @pytest.mark.parametrize("shape", [SHAPES["tiny-qwen2"], *ODD.values()], ids=["tiny-qwen2", *ODD])
 def test_values_are_exact_in_float16_without_zeros_or_denormals_and_of_the_right_spread(tmp_path, shape):
-    make(tmp_path / "m", shape)
-    for name, found in values(tmp_path / "m").items():
+    synthesized(tmp_path / "m", shape)
+    for name, found in read(tmp_path / "m").items():
         exact = found.astype(np.float64)
         assert np.array_equal(found.astype(np.float16).astype(np.float64), exact), name
         assert np.isfinite(exact).all(), name
@@ -134,8 +107,8 @@ def test_values_are_exact_in_float16_without_zeros_or_denormals_and_of_the_right
 
 
 def test_every_norm_has_the_same_few_outlier_channels(tmp_path):
-    make(tmp_path / "m", replace(SHAPES["tiny-qwen2"], hidden_size=1280, heads=20, kv_heads=20))
-    norms = {name: found for name, found in values(tmp_path / "m").items() if "norm" in name}
+    synthesized(tmp_path / "m", replace(SHAPES["tiny-qwen2"], hidden_size=1280, heads=20, kv_heads=20))
+    norms = {name: found for name, found in read(tmp_path / "m").items() if "norm" in name}
     assert len(norms) == 5
     channels = {name: tuple(np.flatnonzero(found > 6.0)) for name, found in norms.items()}
     assert len(set(channels.values())) == 1
@@ -158,11 +131,11 @@ def test_every_norm_has_the_same_few_outlier_channels(tmp_path):
 )
 def test_what_is_no_model_s_shape_is_refused_before_anything_is_written(tmp_path, shape, said):
     with pytest.raises(ValueError, match=said):
-        make(tmp_path / "m", shape)
+        synthesized(tmp_path / "m", shape)
     assert not (tmp_path / "m").exists()
 
 
 def test_a_folder_that_is_there_is_not_written_over(tmp_path):
-    make(tmp_path / "m", SHAPES["tiny-llama"])
+    synthesized(tmp_path / "m", SHAPES["tiny-llama"])
     with pytest.raises(FileExistsError):
-        make(tmp_path / "m", SHAPES["tiny-llama"], seed=1)
+        synthesized(tmp_path / "m", SHAPES["tiny-llama"], seed=1)

@@ -27,7 +27,7 @@ RUNNER = '''"""A stack of one file: its logits are a rule, its time is virtual. 
 # [[tool.harness.limits]]
 # covers = "n_ctx"
 # refuses = true
-# says = "the rule ends here"
+# message = "the rule ends here"
 #
 # [[tool.harness.context]]
 # option = "n_ctx"

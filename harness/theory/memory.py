@@ -166,8 +166,8 @@ def compute_bytes(made: Decoder, tokens: int, outputs: int, cells: int, window: 
     The embeddings stay in it to the end. Beside them it holds the logits, or what the widest step of a layer
     needs at once: the masks, the layer's input as it is and as its norm made it, and one of these: queries,
     scores of all heads and their output; projections and state; both factors of a feed-forward and their
-    product. Without the holes that its allocator leaves, and the smaller tensors. Error: docs/memory.md, "The
-    estimate".
+    product. Without the holes that its allocator leaves, and the smaller tensors. Its error is in
+    docs/validation.md.
     """
     widest, values = 0.0, dict[int, int]()  # values: the most that a token adds to V, by cells
     for layer, _ in made.runs:

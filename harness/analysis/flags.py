@@ -483,7 +483,7 @@ def withhold(row: Lined, repeats: Sequence[Lined] = ()) -> None:
         return
     several = len(repeats) > 1 and row["B_ci95_ms"] is None
     if not (all(map(B_known, repeats)) if several else B_known(row)):
-        row["flags"] = [*row["flags"], _flag(row).row()]
+        row["flags"] = [*row["flags"], _flag(row, repeats if several else [row]).row()]
         figures.update(dict.fromkeys(figures.keys() & OF_B))
         figures["segments"] = [{**part, "B_ms": None} for part in row["segments"]]
     if not row["W_identifiable"]:
@@ -492,14 +492,18 @@ def withhold(row: Lined, repeats: Sequence[Lined] = ()) -> None:
             figures["segments"] = [{**part, "W_tokens_per_ms": None} for part in row["segments"]]
 
 
-def _flag(row: Lined) -> Flag:
+def _flag(row: Lined, measured: Sequence[Lined]) -> Flag:
+    """B of a row that rests on the intervals of `measured`."""
+    ends = [f"{_interval(each['B_ci95_ms'])} ms" for each in measured if each["B_ci95_ms"]]
     interval = f"its {row['n_tokens']:,} tokens give no interval"
-    if ends := row["B_ci95_ms"]:
-        low, high = ends
-        interval = (
-            f"95% interval < {high:.2f} ms" if low is None else f"95% interval {low:.2f} to {high:.2f} ms"
-        )
+    if ends:
+        interval = f"95% interval{'s of its repeats' * (len(ends) > 1)} {' and '.join(ends)}"
     tpot = ""
     if row["median_ms"] is not None and row["median_n"] is not None:
-        tpot = f"; TPOT is {row['median_ms']:.4g} ms at {row['median_n']:,} tokens of context"
+        tpot = f"; the median TPOT is {row['median_ms']:.4g} ms at {row['median_n']:,} tokens of context"
     return Warnings.B_not_identifiable.flag(interval=interval, tpot=tpot)
+
+
+def _interval(ends: Sequence[float | None]) -> str:
+    low, high = ends
+    return f"< {high:.2f}" if low is None else f"{low:.2f} to {high:.2f}"

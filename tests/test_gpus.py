@@ -13,7 +13,7 @@ import pynvml
 import pytest
 
 from harness import machine
-from harness.base.gpus import compute_capabilities, nvidia_gpus, visible_gpus
+from harness.base.nvml import compute_capabilities, nvidia_gpus, visible_gpus
 from harness.campaign.context_search import NoHeadroom, headroom_on
 from harness.campaign.forecast import Device, device_of
 from harness.campaign.weights_reference import free_bytes

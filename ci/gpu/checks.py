@@ -9,7 +9,7 @@ import pyarrow.parquet
 
 from ci.gpu.bench import Bench, CheckFailed, NotPossible, expect, expect_ok
 from ci.table import Check
-from harness.base.gpus import visible_gpus
+from harness.base.nvml import visible_gpus
 from harness.theory.names import of_gpu
 
 GB = 1e9

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from harness import machine
-from harness.base.gpus import visible_gpus
+from harness.base.nvml import visible_gpus
 from harness.base.text import plural
 from harness.campaign import repeat
 from harness.campaign.conditions import DeviceBusy, device_lock

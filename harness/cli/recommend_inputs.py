@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness import data, machine, records
 from harness.base.files import CONFIG_JSON_BYTES, object_of
-from harness.base.gpus import Gpu, visible_gpus
+from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import printable
 from harness.campaign import repeat
 from harness.campaign.conditions import DeviceBusy, device_lock

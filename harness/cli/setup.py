@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness import config, data, machine
-from harness.base.gpus import Gpu, visible_gpus
+from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import plural
 from harness.campaign.forecast import local_weights
 from harness.cli import NOT_OK, OK, Mistake, say

@@ -19,7 +19,7 @@ import psutil
 from typing_extensions import TypedDict
 
 from harness.base.files import small_text
-from harness.base.gpus import VISIBLE, Gpu, nvidia_gpus, visible_gpus
+from harness.base.nvml import VISIBLE, Gpu, nvidia_gpus, visible_gpus
 from harness.base.text import plural
 from harness.machine.host import emulated, known_cpu_quota, usable_cpus
 

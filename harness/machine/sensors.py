@@ -17,7 +17,7 @@ from typing import Any
 from typing_extensions import NotRequired, TypedDict
 
 from harness.base.files import small_text
-from harness.base.gpus import reported
+from harness.base.nvml import reported
 from harness.machine.sensor_values import EnergyCounter, Number, Source, known, number, spread
 
 # Read a GPU through NVML: clocks, temperature, power, throttle reasons and energy.

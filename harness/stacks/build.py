@@ -25,7 +25,7 @@ from threading import Thread
 from typing import IO
 
 from harness.base.files import cache_folder, exclusive, write_whole
-from harness.base.gpus import compute_capabilities, nvidia_gpus
+from harness.base.nvml import compute_capabilities, nvidia_gpus
 from harness.base.text import for_builds, redacted
 from harness.stacks import adopted
 from harness.stacks.adopted import EnvironmentFailed, Interpreter

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.base.files import small_text
-from harness.base.gpus import mig_instances, reported
+from harness.base.nvml import mig_instances, reported
 from harness.machine.doctor.findings import Finding, ok, unknown, warn
 from harness.machine.sensor_values import CONDITIONS, NVML_BITS
 

@@ -69,18 +69,26 @@ def test_a_model_in_parts_is_dequantized_whole(job, made, tmp_path):
 DRAFTS = ("eh_proj", "enorm", "hnorm", "shared_head_norm")
 
 
-def test_a_head_that_drafts_is_not_loaded_and_its_bytes_are_counted(worker, llamacpp_interpreter, tmp_path):
-    config = gguf_holes.config("qwen3_5_text", num_hidden_layers=5, full_attention_interval=4)
+@pytest.mark.parametrize(
+    ("kind", "arch", "last", "changes"),
+    [
+        ("qwen3_5_text", "qwen35", "blk.3.", {"full_attention_interval": 4}),
+        ("glm4_moe", "glm4moe", "blk.4.", {}),
+    ],
+)
+def test_a_head_that_drafts_is_not_loaded_and_its_bytes_are_counted(
+    worker, llamacpp_interpreter, tmp_path, kind, arch, last, changes
+):
     plain = tmp_path / "m.gguf"
-    gguf_holes.write_random(plain, config)
+    gguf_holes.write_random(plain, gguf_holes.config(kind, num_hidden_layers=5, **changes))
     drafts = {}
 
     def more(tensors):
-        """The layer with attention once more, as the last one, and the head's own tensors."""
+        """The last layer with attention once more, and the head's own tensors."""
         known = {tensor.name: tensor for tensor in tensors}
         for name, tensor in known.items():
-            if name.startswith("blk.3."):
-                drafts[name.replace("blk.3.", "blk.5.")] = tensor
+            if name.startswith(last):
+                drafts[name.replace(last, "blk.5.")] = tensor
         embedding, norm = known["token_embd.weight"], known["output_norm.weight"]
         drafts["blk.5.nextn.eh_proj.weight"] = wide(embedding, norm.n_elements)
         drafts.update({f"blk.5.nextn.{name}.weight": norm for name in DRAFTS[1:]})
@@ -90,7 +98,7 @@ def test_a_head_that_drafts_is_not_loaded_and_its_bytes_are_counted(worker, llam
         rows = np.resize(embedding.data, (hidden, 2 * hidden))
         return embedding._replace(data=rows, n_bytes=rows.nbytes)
 
-    keys = {"qwen35_block_count": 6, "qwen35.nextn_predict_layers": 1}
+    keys = {f"{arch}_block_count": 6, f"{arch}.nextn_predict_layers": 1}
     path = written_again(plain, tmp_path / "drafting.gguf", more, **keys)
     without, ids, _ = said(worker(request_of(plain), llamacpp_interpreter))
     loaded, same, _ = said(worker(request_of(path), llamacpp_interpreter))

@@ -68,9 +68,9 @@ class Quality:
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate with all that is predicted of it. `start`, `deep`: tokens per second at zero context, and
-    at the context asked for; `first_short`, `first_deep`: ms of a prompt of 2,048 tokens, and of the context.
-    `basis`: what the prediction rests on."""
+    """A candidate with its predictions. `start`, `deep`: tokens per second at zero context, and at the
+    requested context; `first_short`, `first_deep`: ms of a prompt of 2,048 tokens, and of the context.
+    `basis`: the evidence for the prediction."""
 
     candidate: Candidate
     start: Range
@@ -427,7 +427,7 @@ def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
     return replace(study, methods={**study.methods, HEADING: [*found, *KNOWN.values()]}) if found else study
 
 
-# Predictions that were measured later: kept beside the records, and how far off they were so far.
+# Outcomes: predictions that were measured later, stored with the records, and their errors so far.
 
 
 NAME = "outcomes.jsonl"  # in that folder of the results
@@ -448,7 +448,7 @@ class Outcome(TypedDict):
 
 
 def outcome_of_choice(choice: Choice, windows: Sequence[ColumnsCell], context: int) -> Outcome | None:
-    """A prediction beside what was measured at its context, the latest if several; null if nothing was."""
+    """Pair a prediction with the latest measurement at its context; null: there is none."""
     cell, found = choice.candidate.cell, choice.deep
     wanted = cell.model.name, cell.variant.stack, measured_name(cell)
     mine = [
@@ -472,7 +472,7 @@ def outcome_of_choice(choice: Choice, windows: Sequence[ColumnsCell], context: i
 
 
 def outcome_sentence(choice: Choice, outcome: Outcome | None) -> str:
-    """What came of a prediction."""
+    """Compare a prediction with its measurement."""
     found = choice.deep
     predicted = f"{choice.title}: predicted {found.value:.3g} tok/s ({found.low:.3g} to {found.high:.3g})"
     if outcome is None:
@@ -515,11 +515,11 @@ def outcomes_so_far(results: Path) -> str | None:
     )
 
 
-# What is known of a variant's quality: scored here, else published for the same kind of weights. Pure.
+# The quality of a variant: scored here, else published for the same kind of weights. Pure.
 
 
 HERE = "measured here"
-# Options that make the weights and the cache what they are; the others change speed and rounding alone.
+# Options that change the weights or the cache; the others change speed and rounding alone.
 _OPTIONS = ("double_quant", "dtype", "format", "bits", "type_k", "type_v")
 _16_BITS = ("f16", "fp16", "bf16")
 _SIZE = re.compile(r"\d+(?:\.\d+)?b\b", re.IGNORECASE)
@@ -529,7 +529,7 @@ _Key = tuple[str, ...]
 
 
 class Perplexity(NamedTuple):
-    """Of a variant's weights. `source`: who measured it."""
+    """Perplexity of a variant's weights. `source`: who measured it."""
 
     model: str
     stack: str
@@ -539,7 +539,7 @@ class Perplexity(NamedTuple):
 
 
 def published_quality(records: Iterable[Record]) -> list[Perplexity]:
-    """Those of published records."""
+    """Collect the perplexities of published records."""
     found = []
     for record in records:
         value, source = (record.get("reported") or {}).get("perplexity"), record.get("source")
@@ -554,8 +554,8 @@ def measured_quality(
 ) -> dict[_Key, Quality]:
     """The quality of each variant of a model that was last scored, on the text that most of them have.
 
-    `fingerprint`: of the model's weights: scores of other weights under the same name do not count. Null:
-    not known, and all of the name do.
+    `fingerprint`: of the model's weights. Scores of other weights under the same name do not count. Null: the
+    fingerprint is unknown, and all scores of the name count.
     """
     found = [each for each in records if each["kind"] == "scored" and each["model"]["name"] == model]
     if fingerprint is not None:
@@ -587,7 +587,7 @@ def _scored_weights(record: Record) -> list[object]:
 
 
 def _content(fingerprint: str) -> str:
-    """Without what a copy may change, such as times."""
+    """Strip the parts that a copy may change, such as times."""
     return fingerprint.rpartition("-")[2]
 
 
@@ -615,7 +615,7 @@ def known_quality(
             return here
         stack, quant = candidate.cell.variant.stack, candidate.type or str(candidate.cell.quant)
         if any(candidate.cell.variant.options.get(name, "f16") != "f16" for name in ("type_k", "type_v")):
-            return None  # a quantized cache adds a loss of its own
+            return None  # a quantized cache adds another loss
         for name in near:
             found = of_model[name]
             plain = next((found[stack, q] for q in _16_BITS if (stack, q) in found), None)

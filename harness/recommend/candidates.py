@@ -39,7 +39,7 @@ from harness.theory.tensors import (
     streamed_bytes,
 )
 
-# Which variants share their costs, and what a model costs in each: for predictions.
+# Traits for predictions: the costs of a model in a variant, and which variants share costs.
 
 
 NOT_REPACKED = "not repacked"
@@ -49,7 +49,7 @@ _HEAD_ELEMENTS = 128  # where a record does not say; most models' heads have as 
 
 
 class OfModel(TypedDict):
-    """What the traits of all variants of a model have in common, besides the bytes of its weights."""
+    """The traits that all variants of a model share, except the bytes of its weights."""
 
     layers: int
     reaches: tuple[Reach, ...]
@@ -124,7 +124,7 @@ def read_bytes(header: Header, shape: Shape, quant: str | None, bits: float | No
     return whole - (0 if shape.tied else lm_head_params(shape) * _BYTES_16)
 
 
-# Some layers of a model on a GPU, the others on the CPU beside it: how many, and the bytes of each. Pure.
+# Split a model's layers between a GPU and its host CPU: how many go where, and the bytes of each. Pure.
 
 
 OPTION, ALL = "gpu_layers", -1
@@ -256,7 +256,7 @@ Rates = Mapping[str, float]
 def keep_rates(
     results: Path, device: str, threads: int, measured: Mapping[str, Mapping[str, float | None]]
 ) -> None:
-    """Append what a probe measured on a device. Raises OSError."""
+    """Append the rates that a probe measured on a device. Raises OSError."""
     (results / FOLDER).mkdir(parents=True, exist_ok=True)
     with (results / FOLDER / NAME).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"device": device, "threads": threads, "rates": measured}) + "\n")
@@ -299,14 +299,14 @@ def given_rates(traits: Traits, rates: Rates) -> Traits:
     return replace(traits, multiply_s=weights_s + others / traits.bytes_per_s)
 
 
-# Where a model would run: a device, its bandwidth and rates, and the CPU beside a GPU.
+# Where a model would run: a device, its bandwidth and rates, and a GPU's host CPU.
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a model would run. `bytes_per_s`: read bandwidth, `rates`: FLOP/s by whether weights are
-    quantized; null: unknown. `here`: it is this machine. `host`: of a GPU, the CPU and main memory beside it,
-    where layers may be too; null: not known."""
+    quantized; null: unknown. `here`: the place is this machine. `host`: a GPU's host CPU and main memory,
+    which may hold layers; null: unknown."""
 
     device: Device
     name: str
@@ -318,12 +318,12 @@ class Place:
 
     @property
     def devices(self) -> list[Place]:
-        """It, and the one beside it."""
+        """This place, and its host if known."""
         return [self, *([self.host] if self.host else [])]
 
     @property
     def available_bytes(self) -> float:
-        """That a model can use."""
+        """Memory that a model can use."""
         return float(self.device.memory_bytes or 0) - self.device.reserve_bytes
 
 
@@ -350,7 +350,7 @@ _NOT_LINEAR = ("embedding", "lm_head", "router", "norm")
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is to run. `stored`: the type of a quantized GGUF, which stays what it is, with its
+    """The model that is to run. `stored`: the type of a quantized GGUF, which is not converted, with its
     `tensors`."""
 
     model: Model
@@ -360,7 +360,7 @@ class Subject:
 
     @property
     def shape(self) -> Shape | None:
-        """Of a dense Llama-like model; null for others."""
+        """The shape of a dense Llama-like model; null for others."""
         return decoder.made(self.made).shape
 
     def stored_as(self, quant: str) -> Sequence[Tensor]:
@@ -402,7 +402,7 @@ class Candidate:
 
     @property
     def parts(self) -> list[Traits]:
-        """What a step takes one after the other."""
+        """The parts of a step, which take turns."""
         return [self.traits, self.split.traits] if self.split else [self.traits]
 
     def given(self, device: str, rates: Rates) -> Candidate:
@@ -461,8 +461,8 @@ def _cells(subject: Subject, header: Header, context: int) -> Iterator[Cell]:
 
 
 def _offered(row: dict[str, Any], subject: Subject, header: Header) -> Iterator[dict[str, Any]]:
-    """A row with the types of weights that this model may have. A type that llama.cpp does not make here is a
-    row of its own, which takes the file as it is."""
+    """Yield a row with the types of weights that this model may have. A type that llama.cpp does not make
+    here gets a separate row, which takes the file unchanged."""
     made = decoder.made(subject.made)
     if header.memory != LLAMA_CPP or "quant" not in row:
         yield row
@@ -550,8 +550,8 @@ def _traits(
 
 
 def _split(subject: Subject, whole: Candidate, place: Place, context: int) -> Candidate | None:
-    """The same with as many layers on the GPU as fit, and the others on the CPU; null: not one fits, or there
-    is no memory beside the GPU's."""
+    """Put as many layers on the GPU as fit, and the others on the CPU; null: no layer fits, or no host
+    memory is known."""
     host, cell = place.host, whole.cell
     if host is None or cell.weights_format != "gguf":
         return None

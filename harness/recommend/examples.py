@@ -1,4 +1,4 @@
-"""Records -> examples for predictions: what each measured variant was, and how fast."""
+"""Turn records into examples for predictions: the traits and the speed of each measured variant."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _type(quant: str) -> str:
 
 
 def is_special(record: Record) -> bool:
-    """Whether some of its layers or tensors were on the CPU beside the GPU, or a search tried its options."""
+    """Whether some layers or tensors were on the GPU's host CPU, or a search tried the options."""
     options = record.get("options") or {}
     is_split = (
         record.get("device") != "cpu" and options.get(candidates.OPTION, candidates.ALL) != candidates.ALL

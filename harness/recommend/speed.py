@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from harness.theory.floors import Reach
 
-# What is known of a variant on a device before it runs, and what was measured of others. Pure.
+# Traits of a variant on a device, known before it runs, and measurements of other variants. Pure.
 
 
 GGML, TORCH, FUSED = "ggml", "torch", "fused"
 """Kinds of engine: llama.cpp; PyTorch, a kernel at a time; PyTorch with fused layers."""
 DENSE, EXPERTS, STATES = "dense", "experts", "states"
-"""Kinds of layers, by what they cost besides bytes: dense ones; mixtures of experts; with states (linear
-attention, Mamba), whether or not they have experts."""
+"""Kinds of layers, by their costs besides bytes: dense; mixtures of experts; with states (linear attention,
+Mamba), with or without experts."""
 
 
 @dataclass(frozen=True)
@@ -247,8 +247,8 @@ class Prior:
 
 # Means: ms for host, step and layer; shares for eff and mfu; ratios for kv (bytes moved per byte of cache);
 # ns per token and layer's head for head, ns per token for token; for pairs, attention's time in a prompt over
-# that of other products of as many operations. Spreads are of logarithms: 0.7 is a factor of 2. Of GPUs they
-# are about what the published study shows.
+# that of other products of as many operations. Spreads are of logarithms: 0.7 is a factor of 2. Spreads for
+# GPUs are close to those of the published study.
 _ROOTS: dict[tuple[str, str, str], tuple[float, float]] = {
     ("host", "gpu", TORCH): (0.25, 0.7),
     ("host", "gpu", FUSED): (0.08, 0.7),
@@ -377,7 +377,7 @@ def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior]]:
 PARAMETERS = ("host", "step", "layer", "eff", "kv", "head", "token", "mfu", "pairs")
 
 
-# Fit what a decode step costs to what was measured, and predict other variants with intervals. Pure.
+# Fit the cost of a decode step to measurements, and predict other variants with intervals. Pure.
 #
 # A step at position n takes
 #

@@ -184,7 +184,7 @@ class Checked(Common, Own, OnlyChecked):
 
 
 def checked_error(record: Checked) -> str | None:
-    """What a check that came to its end lacks, as a clause: a depth has an error, or what is no number."""
+    """Name a missing part of a completed check, as a clause. Each depth needs an error or non-finite values."""
     if record["outcome"] != "ok":
         return None
     check = record["check"]
@@ -299,7 +299,7 @@ class Scored(Common, Own, OnlyScored):
 
 
 def scored_error(record: Scored) -> str | None:
-    """What a score that came to its end lacks, as a clause: figures, or the position that has none."""
+    """Name a missing part of a completed score, as a clause: figures, or the position that is not finite."""
     quality = record["quality"]
     if record["outcome"] == "ok" and "not_finite" not in quality and not quality.get("figures"):
         return "quality.figures must be there where the outcome is ok"
@@ -404,7 +404,7 @@ class UntimedEnd(Ended, OwnEnded):
 
 
 class Draft(Begun, OwnBegun, Attempt):
-    """A record whose measurement has begun; what it tells in the end is added to it, or takes the place."""
+    """A record whose measurement has begun; its results are added to it later, or replace it."""
 
     check: NotRequired[Check]
     quality: NotRequired[Quality]
@@ -435,12 +435,12 @@ def loaded_of(record: Record) -> StackFacts:
 
 
 def done_of(record: Record) -> EndFacts:
-    """What the worker said at the end; empty if it did not get that far."""
+    """The worker's report at the end; empty if the worker did not get that far."""
     return record.get("done") or EndFacts()
 
 
 def memory_of(record: Record) -> Memory:
-    """The memory that was seen; empty where no worker ran."""
+    """The measured memory; empty where no worker ran."""
     return record.get("memory") or Memory()
 
 
@@ -479,7 +479,7 @@ Properties = dict[str, Fields]
 
 
 def json_schema() -> Any:
-    """One schema for the five kinds, told apart by `kind`; each key with its description."""
+    """One schema for the five kinds, with `kind` as discriminator; each key has its description."""
     every: Any = Annotated[
         Measured | Checked | Searched | Scored | Published, Field(title="A record of harness")
     ]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from runners.protocol import Event, Rows, Tokens
 
-# Tables of timed rows: what a workload other than a decode leaves, one file each.
+# Tables of timed rows: the results of workloads other than a decode, one file each.
 
 
 TABLE_OF = {"prefill": "prefill", "depth": "windows", "turns": "turns"}
@@ -43,7 +43,7 @@ def add_rows(tables: Tables, rows: Rows) -> None:
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Flushes = Iterable[Sequence[int]]
-"""[index of the token that follows, ns]: what the worker wrote between two tokens, which none waits for."""
+"""[index of the next token, ns]: a write of the worker between two tokens, for which no token waits."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -132,7 +132,7 @@ class Producer:
         """The model's shape, the packing with its group size, and the folder that `packed` writes. Raises
         WeightsError."""
         if given is None:
-            _described(cell)  # which refuses what is not dense
+            _described(cell)  # refuses models that are not dense
         shape = checkpoint.read(given.path).shape if given and given.attention else cell.model.shape
         if shape is None:
             kind = given.architecture if given else "without a shape"
@@ -567,7 +567,7 @@ class Preparation:
 
 
 def _tokenizer_of(cell: Cell) -> Path | None:
-    """That of the checkpoint on this machine which the config names beside the cell's own weights; null:
+    """The tokenizer of the local checkpoint that the config names besides the cell's own weights; null:
     none."""
     checkpoint = cell.model.of_format.get("hf")
     path = checkpoint and checkpoint.path and Path(checkpoint.path) / weights.TOKENIZER

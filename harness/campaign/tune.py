@@ -77,7 +77,7 @@ def run(tuned: Tuned, search: Search, options: RunOptions, watcher: Watcher) -> 
 
 
 def _short(experiment: Experiment) -> Experiment:
-    """Without what a search does not need: a disturbed repeat is made up for by another round."""
+    """Leave out steps that a search does not need: another round makes up for a disturbed repeat."""
     left_out = {"retry_disturbed": 0, "check_weights": False}
     left_out |= {"measure_bandwidth": False, "measure_matrix_rate": False}
     return experiment.model_copy(update={"protocol": experiment.protocol.model_copy(update=left_out)})
@@ -105,7 +105,7 @@ class _Rounds:
             self._prepare([cell for cell in cells if cell.id not in self._attempts])
             search.add(*self._costs(self._round(cells, number)))
             left = ", ".join(options_label(each) for each in search.due() if each)
-            self._watcher.say(f"round {number}: {left or 'no setting'} goes on")
+            self._watcher.say(f"round {number}: {left or 'no setting'} continues")
         return Outcome(self._reasons, self._weights)
 
     def _prepare(self, cells: Sequence[Cell]) -> None:
@@ -115,7 +115,7 @@ class _Rounds:
         campaign = prepared(*given)
         if self._first is None:
             campaign = examined(campaign)
-            # A name of its own keeps the records out of a nightly baseline (compare --baseline).
+            # A separate name keeps the records out of a nightly baseline (compare --baseline).
             campaign.shared["campaign"]["name"] = f"{self._tuned.experiment.name}-tune"
             self._first = campaign
         attempts = AttemptRunner(replace(campaign, shared=self._first.shared), cells)

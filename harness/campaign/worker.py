@@ -377,7 +377,7 @@ class Job:
 
 @dataclass
 class WorkerOutcome:
-    """What was seen of a worker. `died`: how it ended where no event of its own tells. `marks`: its memory at
+    """Observations of a worker. `died`: how it ended, where it sent no event of it. `marks`: its memory at
     named moments; `memory`: the summary of its samples, and `memory_columns` the samples."""
 
     started_ns: int

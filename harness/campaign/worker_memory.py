@@ -188,8 +188,8 @@ class MemorySampler:
 
 @contextlib.contextmanager
 def vram_reader(gpu_uuid: str) -> Iterator[Callable[[], Any]]:
-    """Yields a function that reads the device's memory in bytes (NVML MemoryInfo v2: ~12 us a call): its
-    `used` and `free` leave out what the driver reserves, its `total` does not.
+    """Yields a function that reads the device's memory in bytes (NVML MemoryInfo v2: ~12 us a call). The
+    driver's reserve is in `total`, but not in `used` or `free`.
 
     Raises pynvml.NVMLError, on entry and at every reading: memory that a GPU shares with its CPU, as GB10's,
     is not supported, and a whole GPU may not be read in a container that has one MIG instance of it.

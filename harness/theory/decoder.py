@@ -1,4 +1,4 @@
-"""A model as values: layers, their parameters, what they keep. Pure."""
+"""A model as values: layers, their parameters, their caches. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, repeat
 
-# What a layer of a decoder is made of: its tensors, and what it keeps of the tokens before. Pure.
+# The parts of a decoder's layer: its tensors, and its cache of earlier tokens. Pure.
 #
 # Names are llama.cpp's (gguf-py/gguf/constants.py), without `blk.N.`; a file in Hugging Face's layout may
 # divide the same elements otherwise.
@@ -48,7 +48,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Cache:
-    """What a layer keeps of earlier tokens.
+    """The data that a layer keeps of earlier tokens.
 
     `k`, `v`: elements that a token adds. `products`: multiplications and additions of one query with one
     cached token, over all heads: its score, and its share of the output. `window`: tokens attended to, null
@@ -149,7 +149,7 @@ class Heads:
 @dataclass(frozen=True)
 class Latent:
     """Multi-head latent attention (DeepSeek V2, arXiv:2405.04434): a token's keys and values are made from
-    `kv_rank` elements, cached beside `rope` elements of a key that all heads share.
+    `kv_rank` elements, cached with `rope` elements of a key that all heads share.
 
     `nope`, `value`: of a head's key and value. `q_rank`: elements that queries go through, if any.
     """
@@ -523,7 +523,7 @@ def queries_to_a_key(model: Shape | Decoder) -> int:
 
 
 def kinds(model: Shape | Decoder) -> dict[Cache, int]:
-    """How many layers keep what of earlier tokens."""
+    """Count the layers with each kind of cache."""
     found: Counter[Cache] = Counter()
     for each, times in made(model).runs:
         found[each.cache] += times

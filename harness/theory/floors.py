@@ -169,8 +169,8 @@ def W_tokens_per_s(
 
 
 def slopes(demand: Demand, ceiling: Ceiling, kv_read: str = "grows") -> list[tuple[int, float | None]]:
-    """(first position, W) of each part of latency(n) with a slope of its own; null: flat. A chunked layer
-    starts again at each multiple of its window, and its part counts as flat past the first."""
+    """(first position, W) of each part of latency(n) with its own slope; null: flat. A chunked layer starts
+    again at each multiple of its window, and its part counts as flat past the first."""
     starts = [1, *sorted({r.window + 1 for r in demand.reaches if r.window})]
     return [(n, W_tokens_per_s(demand, ceiling, kv_read, n)) for n in starts]
 
@@ -503,11 +503,11 @@ def _in_reach(reach: Reach, start: int, end: int) -> int:
     return min(end, end - start + reach.window - 1)
 
 
-# What a record keeps of a model that is not dense, and a decode step's demand from that. Pure.
+# The facts that a record keeps of a model that is not dense, and a decode step's demand from them. Pure.
 
 
 def decoder_facts(made: Decoder) -> dict[str, Any]:
-    """Its architecture, experts, active parameters, and what its layers keep of earlier tokens, by kind."""
+    """The model's architecture, experts, active parameters, and layers by kind of cache."""
     return {
         "architecture": made.arch,
         "experts": made.experts,

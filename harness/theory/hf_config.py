@@ -62,7 +62,7 @@ class Settings(dict[str, object]):
 
 
 def settings_of(given: object, what: str) -> Settings:
-    """What a parser of JSON returned, if it is an object. Raises ConfigJsonError."""
+    """Wrap a JSON object as Settings. Raises ConfigJsonError for another value."""
     if not isinstance(given, Mapping):
         raise ConfigJsonError(f"{what} must be a mapping, not {shown(given)}")
     return given if isinstance(given, Settings) else Settings(given)
@@ -289,7 +289,7 @@ def shape_of(config: object) -> Shape:
 @dataclass(frozen=True)
 class Quantization:
     """How a checkpoint's weights are stored. `method`: as transformers names it. `words`: for people.
-    `options`: what a stack that applies the method must be asked for, by the names of its options."""
+    `options`: the options that a stack needs to apply the method."""
 
     method: str
     words: str

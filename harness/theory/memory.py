@@ -163,11 +163,10 @@ def compute_bytes(made: Decoder, tokens: int, outputs: int, cells: int, window: 
     """llama.cpp's compute buffer for a pass of so many `tokens`, of which `outputs` have logits, over a cache
     of `cells`, or of `window` in layers with a window (0: there are none).
 
-    The embeddings stay in it to the end. Beside them it holds the logits, or what the widest step of a layer
-    needs at once: the masks, the layer's input as it is and as its norm made it, and one of these: queries,
-    scores of all heads and their output; projections and state; both factors of a feed-forward and their
-    product. Without the holes that its allocator leaves, and the smaller tensors. Its error is in
-    docs/validation.md.
+    The buffer holds the embeddings to the end, and the logits or the tensors of a layer's widest step: the
+    masks, the layer's input before and after its norm, and one of these: queries, scores of all heads and
+    their output; projections and state; both factors of a feed-forward and their product. Not counted: holes
+    that the allocator leaves, and smaller tensors. The error is in docs/validation.md.
     """
     widest, values = 0.0, dict[int, int]()  # values: the most that a token adds to V, by cells
     for layer, _ in made.runs:
@@ -465,8 +464,8 @@ def _in_torch(shape: Shape | Decoder, form: Form) -> float | None:
     return float(sum(tensor.bytes for tensor in form.tensors))
 
 
-# Weights of a model on a GPU and on the CPU beside it: which tensor lies where, the bytes that a decode step
-# reads of each side, and the bound on its speed. Pure.
+# Weights split between a GPU and its host CPU: the place of each tensor, the bytes that a decode step reads
+# of each side, and the bound on the step's speed. Pure.
 #
 # As llama.cpp's `--n-cpu-moe` and `--override-tensor` have it (common/arg.cpp): each is a pattern that a
 # tensor's name contains, and the first that matches decides.
@@ -477,7 +476,7 @@ EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # LLM_FFN_EXPS_REGEX in lla
 
 
 class PlacementError(ValueError):
-    """A placement that cannot be meant; the message is a sentence."""
+    """An invalid placement; the message is a sentence."""
 
 
 @dataclass(frozen=True)
@@ -509,8 +508,8 @@ class Placement:
         return next((buffer for pattern, buffer in self.overrides if pattern.search(name)), None)
 
     def check(self, model: Shape | Decoder | None, names: Sequence[str] | None) -> None:
-        """Raises PlacementError for what a model with tensors of these names has no use for. Null: not
-        known."""
+        """Raises PlacementError for a placement that matches nothing in a model with tensors of these names.
+        Null: not known."""
         if self.n_cpu_moe and model is not None:
             made = decoder.made(model)
             if not made.experts:

@@ -1,4 +1,4 @@
-"""What a user types: a model, a machine, a count of tokens or bytes. Pure."""
+"""Parse user input: a model, a machine, a count of tokens or bytes. Pure."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Slope(TypedDict):
 
 
 class Sides(TypedDict):
-    """Weights on a GPU and on the CPU beside it: bytes, those of them that a token reads, and the CPU's
+    """Weights on a GPU and on its host CPU: all bytes, the bytes that a token reads, and the CPU's
     bandwidth."""
 
     n_cpu_moe: int

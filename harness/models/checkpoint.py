@@ -1,4 +1,4 @@
-"""A folder or file of weights: what it is and what it holds."""
+"""Read a folder or file of weights: its format and its content."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def read_config_json(path: Path, needs_shape: bool) -> ConfigJson:
     try:
         made = decoder_of(config)
     except ConfigJsonError as mistake:
-        # transformers knows more keys, and more defaults, of what is not dense.
+        # transformers knows more keys, and more defaults, of models that are not dense.
         if needs_shape or not (isinstance(mistake, NoShape) or kind not in DENSE):
             raise JsonFileError(f"{path}: {mistake}") from mistake
     return ConfigJson(
@@ -329,7 +329,7 @@ def read_config_json(path: Path, needs_shape: bool) -> ConfigJson:
 
 
 def separate_modelopt(folder: Path) -> Quantization | None:
-    """What ModelOpt's own file says beside a config.json that names no quantization; null without one.
+    """Read ModelOpt's own file, for a config.json that names no quantization; null without one.
 
     Raises JsonFileError, OSError.
     """

@@ -382,8 +382,8 @@ class _Reader:
 
 
 TRUNCATED = "harness.yarn_truncate"
-"""The key, after the architecture's name, by which a GGUF made here says it: 1 or 0."""
-UNTRUNCATED = "gpt-oss"  # the architecture of which every published config.json says so
+"""The key, after the architecture's name, for `truncate` in a GGUF made here: 1 or 0."""
+UNTRUNCATED = "gpt-oss"  # every published config.json of this architecture has `truncate: false`
 _FAST, _SLOW = 32.0, 1.0  # rotations; beta_fast and beta_slow of both
 
 
@@ -414,7 +414,7 @@ def yarn_difference(metadata: Mapping[str, Any]) -> float:
 
 
 def _scales(dims: int, factor: float, low: float, high: float) -> list[float]:
-    """What each pair of dimensions' frequency is multiplied by."""
+    """The factor on the frequency of each pair of dimensions."""
     first, last = max(low, 0), min(high, dims - 1)
     shares = (min(1.0, max(0.0, (i - first) / max(0.001, last - first))) for i in range(max(1, dims // 2)))
     return [1 - share + share / factor for share in shares]
@@ -441,7 +441,7 @@ _GATING |= dict.fromkeys(("lfm2_moe", "minimax_m2", "nemotron_h"), 2)
 
 
 def metadata_keys(config: Mapping[str, Any], model: Decoder) -> dict[str, Value]:
-    """Without the architecture in front, nor what the file itself says: its name and type. `config`: of the
+    """The keys without the architecture in front, and without the file's own name and type. `config`: of the
     text model, which `model` describes. Raises ConfigJsonError."""
     found: dict[str, Value | None] = {**_sizes(config, model), **_rotary(config, model)}
     if model.experts:

@@ -596,8 +596,8 @@ SPARE_DISK_BYTES = 1 << 30
 def written(
     target: Path, expected_bytes: float, what: str, there: Callable[[Path], object] = cached
 ) -> Iterator[Path | None]:
-    """A temporary name beside the target, which becomes the target if the block ends without an error; null
-    if another process has made the target. `what`: names it in messages; `there`: whether it is made.
+    """Yield a temporary file, which becomes the target if the block ends without an error; null if another
+    process has made the target. `what`: names it in messages; `there`: whether it is made.
 
     Raises WeightsError (too little free disk), CacheError.
     """

@@ -35,8 +35,8 @@ Finding = tuple[int, str]
 
 
 def check_together(found: Sequence[Evidence], unknown_keys: Sequence[object]) -> Iterator[Finding]:
-    """What the records contradict, one sentence each. `unknown_keys`: content keys that the bundle says
-    cannot be recomputed."""
+    """Yield contradictions between records, one sentence each. `unknown_keys`: content keys that the bundle
+    declares as not recomputable."""
     yield from _keys(found, unknown_keys)
     yield from _machines(found)
     yield from _places(found)
@@ -199,7 +199,7 @@ class Verification:
 
 
 def verify(path: Path, beside: Sequence[Path] = ()) -> Verification:
-    """The verdict on a bundle. `beside`: others, of which it must not have a record. Raises NotABundle; also
+    """Check a bundle, which must have no record of the other bundles `beside` it. Raises NotABundle; also
     Tampered, if one of the others cannot be read."""
     found = Verification()
     others = [each for other in beside for each in _others(other)]

@@ -340,7 +340,7 @@ def both_flat(shape: Shape, level: float) -> bool:
 def jump(shape: Shape | None) -> tuple[float, float] | None:
     """The levels in ms before and after a jump that the workload does not explain; null: no jump.
 
-    The level changes by over a tenth of what the line rises (of flat segments: by over 2%), while the slope
+    The level changes by over a tenth of the line's rise (of flat segments: by over 2%), while the slope
     stays or changes in proportion: the machine's speed changed.
     """
     if shape is None or shape.name != "mode change":

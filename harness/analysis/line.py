@@ -93,7 +93,7 @@ def _candidates(count: int, size: int) -> _Candidates:
         for ratio in CORRELATED:
             covariances.append(np.eye(count) + ratio * correlated)
             odds.append(ODDS_CORRELATED / len(memories) / len(CORRELATED))
-    # Means of a walk over each block: its variance at the middle, less a sixth for what the mean smoothes.
+    # Means of a walk over each block: its variance at the middle, less a sixth for the smoothing by the mean.
     walk = (np.minimum(place[:, None], place) + 0.5 - np.eye(count) / 6) / count
     for ratio in WALKS:
         covariances.append(np.eye(count) + ratio * walk)

@@ -22,7 +22,7 @@ from harness.base.text import plural
 from harness.records.kinds import Depth, Record
 from harness.records.parts import StackFacts
 
-# A variant's logits against those of its own weights, dequantized: are kernels and file right? Pure.
+# Compare a variant's logits with those of its weights, dequantized: are kernels and file right? Pure.
 #
 # Both have the same weights, so only arithmetic may differ, far less than the error of a quantized type.
 # The file itself is compared with the 16-bit weights, tensor by tensor and setting by setting.

@@ -152,7 +152,7 @@ def _create(arguments: argparse.Namespace) -> int:
 
 
 class Listed(TypedDict, total=False):
-    """An environment as `--json` has it, with what the stack's own probe adds; null: unknown."""
+    """An environment as `--json` has it, with the facts of the stack's own probe; null: unknown."""
 
     stack: str
     environment: str

@@ -1,4 +1,4 @@
-"""`harness theory`: what the hardware allows."""
+"""`harness theory`: compute the limits of the hardware."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ class Prefill(_Surface):
 
 
 MOST_SCORED = 1 << 17  # tokens of a window: the logits of its second half are in memory at once
-WINDOW_ROOM = 260  # a window begins up to 255 tokens beside its depth, and its first steps are not timed
+WINDOW_ROOM = 260  # a window begins up to 255 tokens from its depth, and its first steps are not timed
 
 
 class Windows(_Surface):

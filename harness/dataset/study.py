@@ -291,7 +291,7 @@ def _load(stored: Sequence[Stored]) -> Study:
     quality.apply(repeats, scores)
     cells = dataset_table.with_unique_names(stopping.split_time(dataset_table.per_cell(repeats, tables)))
     fitted = [_fitted(row) for row in repeats]
-    for row in repeats:  # cells pool what a repeat alone does not know
+    for row in repeats:  # cells pool facts that a single repeat does not have
         flags.withhold(row)
     return Study(
         title="",
@@ -344,7 +344,7 @@ def _swept(cell: Cell, each: Stored, depths: analysis_prefill.Passes, warnings: 
 
 def attributions(study: Study, warnings: list[str]) -> list[Attribution]:
     """One row per cell: where its memory goes; see analysis.records.attribution. None for timed rows, whose
-    worker keeps copies of the context. Adds what cannot be read to `warnings`."""
+    worker keeps copies of the context. Unreadable files are added to `warnings`."""
     found = []
     for cell in study.cells:
         if not timed(cell) and (each := study.behind(cell)) is not None:

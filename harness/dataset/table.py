@@ -546,7 +546,7 @@ def flag_kernel_changes(rows: Sequence[Flagged]) -> None:
 
 
 def drop_intervals(rows: Sequence[Flagged]) -> None:
-    """Leave B of rows flagged for drift without an interval: no line describes what the machine did."""
+    """Leave B of rows flagged for drift without an interval: no line describes the machine's speed."""
     for each in rows:
         if any(flag["code"] == Warnings.drift.name for flag in each["flags"]):
             each["B_ci95_ms"] = None

@@ -153,7 +153,7 @@ IN_PICTURE = (  # figures that the picture stands for
 
 @dataclass(frozen=True)
 class Panel:
-    """What the first screen says of cells that may be ranked together. `title`: empty where there is one."""
+    """Answers on the first screen for cells that may be ranked together. `title`: empty for a single one."""
 
     title: str
     answers: Sequence[Answer]

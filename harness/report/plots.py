@@ -606,7 +606,7 @@ def marks(study: Study) -> dict[str, Mark]:
 
 
 def hues_of(study: Study) -> dict[str, str]:
-    """Stack, or variant where there is one stack -> colour. A seventh stack has no hue of its own, and
+    """Stack, or variant where there is one stack -> colour. A seventh stack is grey, and
     variants take turns."""
     every = [
         _hued(study, row, label)
@@ -642,5 +642,5 @@ def _stacks(study: Study) -> set[str]:
 
 
 def _hued(study: Study, row: Cell, label: str) -> str:
-    """What the colour of a row stands for."""
+    """The stack or variant that a row's colour stands for."""
     return row["stack"] if len(_stacks(study)) > 1 else label.replace(f" {timed(row)}", "")

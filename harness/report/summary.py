@@ -129,7 +129,7 @@ class Ranked:
 
     @property
     def measure(self) -> str:
-        """What the lowest of is the best."""
+        """The measure whose lowest value is the best."""
         return self.superlative.removeprefix("lowest ")
 
 
@@ -444,7 +444,7 @@ def sources(rows: Sequence[ShownCell]) -> list[str]:
 
 
 def source_notes(rows: Sequence[ShownCell]) -> list[str]:
-    """What the sources say of a tenth of the cells or more."""
+    """The sources' notes on a tenth of the cells or more."""
     notes = Counter(note for row in rows if (source := row["source"]) for note in source.get("notes", ()))
     frequent = {note: count for note, count in notes.items() if count > len(rows) / 10}
     return [f"{count} of {len(rows)} cells: {note}." for note, count in frequent.items()]

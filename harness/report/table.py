@@ -76,7 +76,7 @@ def formatted(value: float | None, form: str = "{:,.0f}", unit: float = 1.0) -> 
 
 
 def note(text: str, style: str | None = "dim") -> None:
-    """Print a line beside a table."""
+    """Print a line of text near a table."""
     _console().print(printable(text), style=style)
 
 

@@ -290,7 +290,7 @@ def _say_parts(name: str, row: Row) -> None:
 
 
 def _say_sides(row: Row, sides: Sides) -> None:
-    """What the CPU and the GPU hold and read."""
+    """Print the bytes that the CPU and the GPU hold and read."""
     held = [f"{sides['cpu_bytes'] / 1e9:,.2f} GB", f"{sides['gpu_bytes'] / 1e9:,.2f} GB"]
     read = [f"{sides['cpu_bytes_per_token'] / 1e9:,.2f} GB", f"{sides['gpu_bytes_per_token'] / 1e9:,.2f} GB"]
     _say(

@@ -188,7 +188,7 @@ def _hashes(lock: Path) -> dict[str, str]:
 
 
 def _own_wheel(root: Path, packages: Path) -> None:
-    """The project's own wheel, of a copy: a build leaves files beside its source."""
+    """Build the project's wheel from a copy: a build leaves files in its source folder."""
     with tempfile.TemporaryDirectory(prefix="harness-pack-") as name:
         for each in ("harness", "runners"):
             shutil.copytree(root / each, Path(name, each), ignore=shutil.ignore_patterns("__pycache__"))

@@ -146,7 +146,7 @@ def is_tied(model: nn.Module) -> bool:
 
 
 def ties(config: Any) -> bool:
-    """Whether a config.json says so."""
+    """Whether a config.json ties the embeddings."""
     return bool(config.get_text_config(decoder=True).tie_word_embeddings)
 
 

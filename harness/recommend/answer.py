@@ -114,7 +114,7 @@ def choices(
 
 
 def _tokens_per_s(predictor: Predictor, found: Sequence[Candidate], n: int) -> list[Range]:
-    """At position n; a step takes its parts one after the other."""
+    """Predict the speed at position n; the parts of a step take turns."""
     parts = iter(predictor.latency_ms([part for each in found for part in each.parts], n))
     return [added([next(parts) for _ in each.parts]).inverted(1e3) for each in found]
 
@@ -141,8 +141,8 @@ def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
 
 
 def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
-    """At most so many that fit, best first. The best of each goal come first, the goal asked for leading;
-    then those that no other beats in both speed and quality (or bits, where no quality is known)."""
+    """At most so many choices that fit, best first. The best of each goal come first, led by the requested
+    goal; then choices that no other beats in both speed and quality (or bits, where quality is unknown)."""
     fitting = [each for each in found if each.candidate.fits]
     if not fitting:
         return []
@@ -173,7 +173,7 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
 
 
 def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[Choice], rated: bool) -> str:
-    """Those that may be as good: no winner is named where intervals overlap."""
+    """Name choices that may be as good: overlapping intervals have no winner."""
 
     def is_rival(other: Choice) -> bool:
         if goal == "context":
@@ -275,9 +275,9 @@ _ALL_LAYERS = 999
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model's weights come from. `checkpoint`: what transformers loads, a hub repository or a folder;
-    null: none is known. `gguf`: the file that was given, and `gguf_type` its type. `row`: of a config; null
-    where none can name the model."""
+    """A model's source of weights. `checkpoint`: a hub repository or folder for transformers; null: unknown.
+    `gguf`: the given file, and `gguf_type` its type. `row`: the model's row in a config; null where
+    no row can name the model."""
 
     name: str
     checkpoint: str | None = None
@@ -289,8 +289,8 @@ class Source:
 def commands_of_candidate(
     candidate: Candidate, source: Source, context: int, family: str, threads: int | None
 ) -> dict[str, str]:
-    """By program, how to run the variant on a device of this family. `threads`: null where the machine is not
-    this one."""
+    """The commands by program that run the variant on a device of this family. `threads`: null for another
+    machine."""
     cell, on_gpu = candidate.cell, family != "cpu"
     pairs = {"stack": cell.variant.stack, **cell.variant.options}.items()
     variant = f"variants: [{{{', '.join(f'{key}: {_yaml(value)}' for key, value in pairs)}}}]"
@@ -339,13 +339,13 @@ def config_text(cells: Sequence[Cell], model: Mapping[str, object], device: str,
 
 
 def measured_name(cell: Cell) -> str:
-    """Of the variant in that config, where given names have no `=`."""
+    """The variant's name in that config, where given names have no `=`."""
     name = cell.variant.name
     return name.replace("=", "-") if _takes_file_as_it_is(cell) else name
 
 
 def _takes_file_as_it_is(cell: Cell) -> bool:
-    """Then its options do not tell the type, so its row has a name."""
+    """Whether the stack takes the file's type, which no option gives, so that the row needs a name."""
     return cell.weights_format == "gguf" and cell.quant is None
 
 
@@ -599,7 +599,7 @@ def known_quality(
     perplexities: Sequence[Perplexity], model: str, scored: Mapping[_Key, Quality]
 ) -> Callable[[Candidate], Quality | None]:
     """Looks up the quality of a candidate's weights: scored here, else published of this model, else of the
-    nearest size of its family; null where none is known. Never that of another kind of weights."""
+    nearest size of its family; null where none is known. The kind of weights is always the same."""
     of_model: dict[str, dict[tuple[str, str], float]] = {}
     sources: dict[str, str] = {}
     for each in perplexities:

@@ -59,14 +59,14 @@ class OfModel(TypedDict):
 
 
 def kind_of_model(model: Shape | Decoder, kv_bytes_per_token: float) -> OfModel:
-    """Of a model, with a cache of so many bytes a token."""
+    """The shared traits of a model with so many bytes of cache a token."""
     made = decoder.made(model)
     found = kind_of_demand(floors.with_kv(floors.demand_of_bits(made, 16), kv_bytes_per_token), made.count)
     return found | {"head_elements": made.shape.head_dim} if made.shape else found
 
 
 def kind_of_demand(needs: Demand, layers: int) -> OfModel:
-    """Of a model of which a record has the demand alone."""
+    """The shared traits of a model whose record has the demand alone."""
     return {
         "layers": layers,
         "reaches": needs.reaches,
@@ -87,8 +87,8 @@ def kind_of_types(model: Shape | Decoder, tensors: Sequence[Tensor]) -> tuple[tu
 
 
 def cost_group(header: Header, variant: str, options: Options) -> str:
-    """The stack and what decides its kernels. `options`: of llama.cpp, resolved; empty for the defaults.
-    Names of the published study stand for the variants that they are here."""
+    """The stack, and the options that decide its kernels. `options`: of llama.cpp, resolved; empty for the
+    defaults. Names of the published study count as the variants of today."""
     if header.memory != LLAMA_CPP:
         return f"{header.stack} {header.published.get(variant, variant)}"
     cache = [str(options.get(name, _PLAIN)) for name in ("type_k", "type_v")]
@@ -282,7 +282,7 @@ def kept_rates(results: Path, device: str, threads: int) -> Rates:
 
 
 def _used(rate: Mapping[str, Any]) -> float:
-    """Of the layout that llama.cpp uses: a repacked one where there is one. Raises ValueError."""
+    """The rate of the layout that llama.cpp uses: repacked, if there is such a layout. Raises ValueError."""
     used = float(rate["repacked_bytes_per_s"] or rate["bytes_per_s"])
     if not 0 < used < 1e15:
         raise ValueError(used)
@@ -290,7 +290,7 @@ def _used(rate: Mapping[str, Any]) -> float:
 
 
 def given_rates(traits: Traits, rates: Rates) -> Traits:
-    """With the time of a step's weights by these rates, where all of its types have one."""
+    """Add the time of a step's weights by these rates, if all types have one."""
     on_cpu = traits.engine == GGML and traits.family == "cpu" and not traits.group.endswith(NOT_REPACKED)
     if not on_cpu or not traits.of_types or any(name not in rates for name, _ in traits.of_types):
         return traits
@@ -364,14 +364,14 @@ class Subject:
         return decoder.made(self.made).shape
 
     def stored_as(self, quant: str) -> Sequence[Tensor]:
-        """Its tensors in a GGUF of this type."""
+        """The model's tensors in a GGUF of this type."""
         return self.tensors or _quantized(self.made, quant)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variant that can run. `memory_bytes`: at the context asked for; `longest`: the longest context that
-    fits, at most the `trained` one or the one asked for; null: none fits. `bits`: per weight of the linear
+    """A variant that can run. `memory_bytes`: at the requested context; `longest`: the longest context that
+    fits, at most the `trained` or the requested one; null: none fits. `bits`: per weight of the linear
     layers, scales included. `split`: layers on the CPU besides, whose bytes do not count
     in `memory_bytes`. `type`: of the weights in a GGUF; empty for others."""
 
@@ -406,7 +406,7 @@ class Candidate:
         return [self.traits, self.split.traits] if self.split else [self.traits]
 
     def given(self, device: str, rates: Rates) -> Candidate:
-        """With the rates by type of a device."""
+        """Add a device's rates by type."""
         traits = given_rates(self.traits, rates) if self.traits.device == device else self.traits
         split = self.split
         if split and split.traits.device == device:
@@ -481,7 +481,7 @@ def _offered(row: dict[str, Any], subject: Subject, header: Header) -> Iterator[
 
 
 def _candidate(subject: Subject, cell: Cell, place: Place, context: int) -> Candidate | None:
-    """Null if it cannot run."""
+    """Make a candidate of a cell; null if the cell cannot run."""
     device = place.device
     expected = forecast.forecast_cell(cell, None, device, place.threads)
     options = cell.options(place.threads)
@@ -506,7 +506,7 @@ def _candidate(subject: Subject, cell: Cell, place: Place, context: int) -> Cand
 
 
 def _held(subject: Subject, cell: Cell, options: Options) -> theory_memory.Model | None:
-    """As the stack of the cell holds it; null: not known."""
+    """The model as the cell's stack holds it; null: unknown."""
     if cell.weights_format != "gguf":
         return held_model(cell, None, options)
     tensors = subject.stored_as(_type(subject, cell))

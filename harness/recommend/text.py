@@ -49,7 +49,7 @@ def _variant(choice: Choice) -> str:
 
 
 def _cache(choice: Choice) -> str:
-    """What its KV cache costs, where nobody has measured it."""
+    """A clause on a quantized KV cache whose loss is unknown; else empty."""
     if choice.candidate.keeps_cache or choice.quality:
         return ""
     return "; a KV cache of fewer than 16 bits loses something too, how much is unknown"
@@ -77,7 +77,7 @@ def show_all(found: Sequence[Choice], context: int) -> None:
 
 
 def _table(found: Sequence[Choice], context: int, numbered: bool = False) -> Table:
-    """Without the columns that say nothing of any row."""
+    """The table without columns that are empty in all rows."""
     lines = [_line(each, context) for each in found]
     headings = [name for name in lines[0] if name in _ALWAYS or any(line[name] != NONE for line in lines)]
     rows = [[line[name] for name in headings] for line in lines]

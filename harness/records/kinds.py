@@ -112,7 +112,7 @@ class Depth(TypedDict):
 
 @with_config(DESCRIBED)
 class Experts(TypedDict):
-    """Of a mixture: the reference's routers chose the experts that the variant had chosen."""
+    """For a mixture: the reference's routers chose the variant's experts."""
 
     experts: Positive
     """in a layer"""
@@ -180,11 +180,11 @@ class OnlyChecked(TypedDict):
 
 @with_config(DESCRIBED)
 class Checked(Common, Own, OnlyChecked):
-    """A check of weights. It has no series, and the keys of a measured record up to `conditions`."""
+    """A check of weights: no series, and the keys of a measured record up to `conditions`."""
 
 
 def checked_error(record: Checked) -> str | None:
-    """Name a missing part of a completed check, as a clause. Each depth needs an error or non-finite values."""
+    """A completed check's missing part, as a clause: each depth needs an error or non-finite values."""
     if record["outcome"] != "ok":
         return None
     check = record["check"]
@@ -295,11 +295,11 @@ class OnlyScored(TypedDict):
 
 @with_config(DESCRIBED)
 class Scored(Common, Own, OnlyScored):
-    """A score. It has no series, and the keys of a measured record up to `conditions`."""
+    """A score: no series, and the keys of a measured record up to `conditions`."""
 
 
 def scored_error(record: Scored) -> str | None:
-    """Name a missing part of a completed score, as a clause: figures, or the position that is not finite."""
+    """A completed score's missing part, as a clause: figures, or the position that is not finite."""
     quality = record["quality"]
     if record["outcome"] == "ok" and "not_finite" not in quality and not quality.get("figures"):
         return "quality.figures must be there where the outcome is ok"
@@ -413,7 +413,7 @@ class Draft(Begun, OwnBegun, Attempt):
 
 # The kinds of records as types, one file per kind, and what is wrong with one. Records stay plain dicts.
 #
-# Keys that no type names are welcome: nobody reads them.
+# Keys that no type names are allowed, and are not read.
 
 
 KINDS: Mapping[str, Any] = {

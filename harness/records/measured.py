@@ -144,7 +144,7 @@ class Control(TypedDict):
 
 @with_config(DESCRIBED)
 class Routing(TypedDict):
-    """Of a mixture: the experts that its routers chose when the first tokens were decoded again, untimed."""
+    """The experts of a mixture that routers chose when the first tokens were decoded again, untimed."""
 
     experts: Count
     """of a layer"""

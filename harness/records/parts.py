@@ -511,7 +511,7 @@ class Environment(TypedDict):
 
 @with_config(DESCRIBED)
 class OwnBegun(TypedDict):
-    """Of the kinds that a campaign makes, keys that are known before anything is measured."""
+    """Keys of a campaign's records that are known before any measurement."""
 
     asked: Asked
     """the requested options and device"""
@@ -533,7 +533,7 @@ class OwnBegun(TypedDict):
 
 @with_config(DESCRIBED)
 class OwnEnded(TypedDict):
-    """Of the kinds that a campaign makes, keys that tell how it ended."""
+    """Keys of a campaign's records for how a measurement ended."""
 
     phase: NotRequired[Any]
     """where it ended"""

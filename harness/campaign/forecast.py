@@ -138,7 +138,7 @@ def bytes_of_shape(cell: Cell, made: Shape | Decoder) -> float:
 
 
 def _bytes_of(cell: Cell, ready: Ready) -> float | None:
-    """As bytes_of_shape, for weights on this machine; null if they will be packed first."""
+    """Like bytes_of_shape, for weights on this machine; null if they will be packed first."""
     if cell.packing and not ready.packing:
         return None
     if cell.weights_format == "hf" and ready.quant in weights.FULL_TYPES:
@@ -157,7 +157,7 @@ def _as_loaded(cell: Cell, tensors: Sequence[Tensor]) -> float:
 
 
 def step_bytes(held: Model, ready: Ready | None) -> float:
-    """Of the weights, those that a step reads: of experts, a token's."""
+    """Bytes of weights that a step reads: of experts, a token's share."""
     if not held.made.experts:
         return held.weight_bytes
     experts = ready.sizes.get("expert_bytes", 0) / ready.sizes["model_bytes"] if ready else None
@@ -170,7 +170,7 @@ def step_bytes(held: Model, ready: Ready | None) -> float:
 
 
 def placement_of(options: Options) -> Placement | None:
-    """Null: every tensor goes where its layer is."""
+    """The placement in the options; null: every tensor goes where its layer is."""
     experts, tensors = int(options.get("n_cpu_moe") or 0), str(options.get("override_tensor") or "")
     return Placement(experts, tensors) if experts or tensors else None
 
@@ -188,7 +188,7 @@ def placement_error(cell: Cell, ready: Ready | None, options: Options) -> str | 
 
 
 def bytes_per_device(cell: Cell, ready: Ready | None, options: Options) -> Split | None:
-    """Bytes on the CPU and on the GPU; null: no placement is asked for, or the model is not known."""
+    """Bytes on the CPU and on the GPU; null: no placement is requested, or the model is unknown."""
     wanted, made = placement_of(options), made_of(cell, ready)
     if wanted is None or made is None or options.get("gpu_layers", -1) != -1:
         return None
@@ -196,7 +196,7 @@ def bytes_per_device(cell: Cell, ready: Ready | None, options: Options) -> Split
 
 
 def _tensors(cell: Cell, ready: Ready | None) -> Sequence[Tensor]:
-    """As the stack loads them; empty if they are not known."""
+    """The tensors as the stack loads them; empty if unknown."""
     if ready and ready.header and cell.quant in (None, ready.quant):
         return [Tensor(each.name, each.type, each.dims, each.bytes) for each in ready.header.listed()]
     made = made_of(cell, ready)

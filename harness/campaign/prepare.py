@@ -285,7 +285,7 @@ def _described(cell: Cell) -> Shape | Described:
 
 
 def _gguf_layout(given: Ready) -> Layout:
-    """Of a checkpoint. Raises WeightsUnavailable."""
+    """The GGUF layout for a checkpoint. Raises WeightsUnavailable."""
     return weights.gguf_layout_of(files.object_of(given.path / CONFIG, files.CONFIG_JSON_BYTES))
 
 
@@ -402,7 +402,7 @@ class Preparation:
     def weights(self, cell: Cell) -> Ready | None:
         """The weights of a cell, made or downloaded if missing; null if its stack loads none.
 
-        Those without a tokenizer get that of the model's checkpoint: all stacks need the same ids. Raises
+        Weights without a tokenizer get that of the model's checkpoint: all stacks need the same ids. Raises
         NotReady.
         """
         if cell.weights_format == "none":

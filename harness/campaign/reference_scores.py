@@ -398,13 +398,13 @@ class Tokens:
 
     @property
     def sha256(self) -> str:
-        """Of all ids, as 64-bit integers, little-endian."""
+        """The digest of all ids, as 64-bit integers, little-endian."""
         return hashlib.sha256(np.concatenate(self.windows).astype("<i8").tobytes()).hexdigest()
 
 
 def tokens_of(cell: Cell, inputs: Inputs, preparation: Preparation, workload: Quality, text: Text) -> Tokens:
-    """As llama-perplexity: a BOS before the text, and in place of the first token of each window. Raises
-    NotReady."""
+    """Tokenize like llama-perplexity: a BOS precedes the text, and replaces the first token of each window.
+    Raises NotReady."""
     assert inputs.weights is not None
     windows = workload.windows()
     found = preparation.tokenized(cell, inputs.weights, text.content, 1 << 62)

@@ -318,7 +318,7 @@ class WorkerReport:
         return changed
 
     def _device_ns(self) -> list[int] | None:
-        """Each token's time by the device's clock; null if the stack does not report it."""
+        """Each token's time by the device's clock; null if the stack reports none."""
         return self.ended.facts["counters"].get("device_ns") if isinstance(self.ended, Done) else None
 
     def times(self, prompt_tokens: int) -> TokenTimes:

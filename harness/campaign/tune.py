@@ -136,8 +136,8 @@ class _Rounds:
         return self._attempts[due.cell.id].measure(due, place, of, where)
 
     def _costs(self, stored: Sequence[Stored]) -> tuple[dict[Setting, float | None], set[Setting]]:
-        """By setting, null where the repeat has no valid figure; and those that failed by their own fault.
-        The reason of either is kept."""
+        """Costs by setting, null where the repeat has no valid figure; and settings that failed by their own
+        fault. Reasons are kept for both."""
         gathered, metric = load_study(stored), self._tuned.metric
         found: dict[Setting, float | None] = {}
         failed = set()
@@ -155,8 +155,8 @@ class _Rounds:
 
 
 def _counts(status: str, reasons: Sequence[str], record: Record, busy: bool) -> bool:
-    """Whether a repeat is one of its setting. That threads wait for each other is what more of them than CPUs
-    cost, and no disturbance."""
+    """Whether a repeat counts for its setting. Threads that wait for each other are a cost of more threads
+    than CPUs, and no disturbance."""
     if status in USABLE:
         return True
     if record["outcome"] != "ok" or not (busy or verdicts.oversubscribed(record)):

@@ -318,7 +318,7 @@ class Reference:
             self._why.append(str(failure))
             return None
         weights = Weights(kind="path", path=str(path))
-        # Dequantized weights have no tokenizer. They are fed the ids of `own`, and are no source of prompts.
+        # Dequantized weights have no tokenizer, so they get the ids of `own`, and are no source of prompts.
         name = cell.model.name + ", dequantized" * bool(self.own)
         model = cell.model.model_copy(update={"name": name, "weights": weights, "of_format": {}})
         variant = Variant(stack=stack.stack, name="unpacked", options=stack.reference or {})
@@ -471,5 +471,5 @@ def followed(reference: Reference) -> kinds.Experts | None:
 
 
 def _shape(ready: Ready) -> Shape | None:
-    """Null for another architecture than those whose shape is known."""
+    """The shape of weights; null for architectures without a known shape."""
     return gguf_model.shape_of(ready.header) if ready.header else checkpoint.read(ready.path).shape

@@ -39,7 +39,7 @@ from runners.protocol import (
     holds,
 )
 
-# How a worker died that said neither Done nor Failed: out of memory, by a signal, or by itself.
+# How a worker died that sent neither Done nor Failed: out of memory, by a signal, or by itself.
 
 
 # Out-of-memory messages in a log, lower case: C++, ggml, libgomp (thread stacks count), C library, Python.

@@ -37,7 +37,7 @@ from harness.config.yaml_text import Mistakes
 LOCAL_CLUSTER_DEVICE = "local"  # of each node
 STORE_BYTES = 80_000_000  # Ray's smallest object store is 75 MiB; a job takes a few MB
 # Ray otherwise gives its workers a niceness of 15, and kills one when its node's memory is nearly full, where
-# a cell that fills the memory is a result. It sees a node that is gone within these seconds.
+# a cell that fills the memory is a result. Ray notices a lost node within these seconds.
 SETTINGS = {
     "worker_niceness": 0,
     "memory_monitor_refresh_ms": 0,
@@ -515,7 +515,7 @@ class Nodes:
         return [name for name in node.devices if not self._place.devices or name in self._place.devices]
 
     def devices(self) -> set[str]:
-        """Those of the accepted nodes."""
+        """The devices of the accepted nodes."""
         return {name for node in self.accepted() for name in self.mine(node)}
 
     def able(self, device: str) -> list[Node]:

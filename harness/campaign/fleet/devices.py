@@ -122,7 +122,7 @@ class Device:
 
     @classmethod
     def of(cls, name: str, cells: Iterable[Cell], experiment: Experiment, line: Json) -> Device:
-        """As a node with this device has surveyed it."""
+        """A device from the survey of a node."""
         mine = {cell.id: cell for cell in cells}
         repeats = {cell.id: repeats_of(cell, experiment) for cell in mine.values()}
         known = line["cells"]
@@ -193,7 +193,7 @@ class Device:
 
 
 class Jobs:
-    """Of one run. `clocks`: as Nodes has them, by the id of the node."""
+    """The jobs of one run. `clocks`: as in Nodes, by the node's id."""
 
     def __init__(
         self, experiment: Experiment, options: RunOptions, place: Place, clocks: Mapping[str, float]
@@ -307,7 +307,7 @@ class Messages:
         self._watcher.happened({**event, "device": fleet["device"]} if fleet else event)
 
     def progress(self, devices: Iterable[Device], campaigns: Iterable[Campaign], nodes: Nodes) -> None:
-        """Of each device, where anything but the time left has changed."""
+        """Report all devices, if more than the time left has changed."""
         running = [each for each in campaigns if each.begun]
         shown = []
         for device in devices:

@@ -278,7 +278,7 @@ class Known:
 
     def receive(self, parcel: Parcel) -> Stored | None:
         """Store a record that arrived; null if it is here already. Also null for the interrupted record of a
-        repeat that is recorded as interrupted, because its node was lost: the node has now said so itself.
+        repeat that is recorded as interrupted, because its node was lost: the node has now reported it.
 
         Raises Damaged and ResultsError.
         """

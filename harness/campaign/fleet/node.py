@@ -1,8 +1,8 @@
 """`python -m harness.campaign.fleet.node PARENT_PID NODE`: one job of a fleet on this node. The job comes as
-a line of JSON on standard input, what happens goes as lines of JSON to standard output.
+a line of JSON on standard input, and events go as lines of JSON to standard output.
 
-The job is an ordinary campaign with its own device lock, into a folder of the cache. It prints nothing
-while a token is timed.
+The job is an ordinary campaign with its own device lock, into a folder of the cache. The process
+prints nothing while a token is timed.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Heads:
     fused: bool = False
 
     def pieces(self, hidden: int) -> Iterator[Piece]:
-        """In one matrix or three, the output's, norms and sinks."""
+        """Q, K and V in one matrix or three, the output matrix, norms and sinks."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         if self.fused:
             yield from linear("attn_qkv", q + 2 * kv, hidden, self.qkv_bias)
@@ -163,7 +163,7 @@ class Latent:
     bias: bool = False
 
     def pieces(self, hidden: int) -> Iterator[Piece]:
-        """As llama.cpp stores them: the matrix that makes keys and values in two, for each head."""
+        """Tensors as in llama.cpp, which splits the matrix for keys and values in two, by head."""
         q = self.heads * (self.nope + self.rope)
         if self.q_rank is None:
             yield from linear("attn_q", q, hidden)
@@ -414,7 +414,7 @@ class Decoder:
 
     @property
     def count(self) -> int:
-        """Of layers."""
+        """The number of layers."""
         return sum(times for _, times in self.runs)
 
     def layers(self) -> Iterator[Layer]:
@@ -476,7 +476,7 @@ def layer_params(model: Shape | Decoder, norms: bool = True) -> int:
 
 
 def lm_head_params(model: Shape | Decoder) -> int:
-    """Of the output matrix; the input embedding has as many, and is the same matrix if tied."""
+    """Parameters of the output matrix, as many as of the input embedding; one matrix if tied."""
     return model.vocab_size * model.hidden_size
 
 
@@ -489,12 +489,12 @@ def active_layer_params(model: Shape | Decoder, norms: bool = True) -> int:
 
 
 def expert_params(model: Shape | Decoder) -> int:
-    """Of all experts; 0 without a mixture."""
+    """Parameters of all experts; 0 without a mixture."""
     return _counted(made(model), True)["experts"]
 
 
 def table_params(model: Shape | Decoder) -> int:
-    """Of tables with a row for each token besides the input embedding."""
+    """Parameters of tables with a row for each token, without the input embedding."""
     return _counted(made(model), True)["table"]
 
 

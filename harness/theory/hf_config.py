@@ -56,7 +56,7 @@ class Settings(dict[str, object]):
         return given
 
     def inner(self, key: str) -> Settings | None:
-        """Null if the key has no object."""
+        """The object at a key; null if there is none."""
         given = self.get(key)
         return settings_of(given, key) if isinstance(given, Mapping) else None
 
@@ -308,7 +308,7 @@ def quantization_of(config: object) -> Quantization | None:
 
 
 def modelopt(given: object) -> Quantization | None:
-    """From ModelOpt's separate file, hf_quant_config.json. Raises ConfigJsonError."""
+    """Read ModelOpt's separate file, hf_quant_config.json. Raises ConfigJsonError."""
     known = settings_of(settings_of(given, "hf_quant_config.json").get("quantization"), "quantization")
     return _quantization(Settings(known | {"quant_method": "modelopt"}), "quantization")
 
@@ -463,8 +463,8 @@ def packing_of(config: object) -> Packing | None:
 
 
 def packing_in(config: object, prefix: str = "", method: str | None = None) -> Packing | None:
-    """As packing_of, from the settings only. `prefix`: of their keys in messages. `method`: if they name
-    none."""
+    """Like packing_of, from the settings only. `prefix`: of keys in messages. `method`: for settings without
+    a name."""
     given = settings_of(config, "settings")
     named = given.get("quant_method") or method
     method = named.lower() if isinstance(named, str) else None

@@ -73,9 +73,9 @@ class Model:
         return decoder.made(self.shape)
 
     def kv_bytes(self, tokens: int, room: int = 0, pad: int = 1, latent: bool = True) -> float:
-        """Of a cache of so many tokens, with states. A layer with a window holds `room` tokens more than the
-        window, in multiples of `pad` if more than 1: then it is llama.cpp, which does without some windows. A
-        dense shape's is not used. `latent`: as such, not as keys and values."""
+        """Bytes of a cache of so many tokens, with states. A layer with a window holds `room` more tokens, in
+        multiples of `pad`; `pad` over 1 means llama.cpp, which ignores some windows. A dense shape's window
+        is not used. `latent`: latents are cached, not keys and values."""
         made = self.made
         elements = decoder.kv_elements_per_token(made)
         one = self.kv_bytes_per_token / elements if elements else 0.0
@@ -92,7 +92,7 @@ class Model:
 
     @property
     def windows_of_llama_cpp(self) -> set[int]:
-        """Those of its layers that llama.cpp has; a dense shape's is not used."""
+        """The windows of layers that llama.cpp uses; it ignores a dense shape's."""
         if self.made.shape or self.made.arch not in _WINDOWS_OF_LLAMA_CPP:
             return set()
         return {cache.window for cache in decoder.kinds(self.made) if cache.window}
@@ -280,10 +280,10 @@ KV_BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
 
 
 class Choice(TypedDict):
-    """`fits`: the context asked for, in the `engine` on a GPU, llama.cpp with flash attention; `spare_bytes`:
+    """`fits`: the requested context, in the `engine` on a GPU, llama.cpp with flash attention; `spare_bytes`:
     negative if short. `trained`: context, `trained_stated`: by the model's files, else a default is assumed;
     `longest`: at most that; null: none. `longest_ideal`: of any stack.
-    tok/s: upper bounds at zero context, and at the one asked for; null without a bandwidth."""
+    tok/s: upper bounds at zero and at the requested context; null without a bandwidth."""
 
     model: str
     engine: str
@@ -413,7 +413,7 @@ def by_stack(
     kv_bits: float,
     gpu_bytes: int | None = None,
 ) -> dict[str, Fit | None]:
-    """By stack, whether `context` tokens fit; null where the stack cannot load the form.
+    """Whether `context` tokens fit, by stack; null where the stack cannot load the form.
 
     The ideal uses all of the memory; the others subtract the machine's reserve. `gpu_bytes`: of the weights,
     where llama.cpp holds the others on the CPU; null: all but the input embedding.

@@ -380,7 +380,7 @@ def _speedup(needs: Demand, ceiling: Ceiling, acceptance: float, length: int, co
 
 
 def knees(needs: Demand, ceiling: Ceiling, units: Units) -> Knees:
-    """By lm_head, the crossings as whole prompt lengths; null if prefill is never compute-bound."""
+    """The crossings by lm_head, as whole prompt lengths; null if prefill is never compute-bound."""
     crossings = {which: floors.prefill_knees(needs, ceiling, which) for which in ("every", "last")}
     return {
         which: ends and [None if end is None else units.knee(end) for end in ends]

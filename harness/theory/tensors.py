@@ -334,7 +334,7 @@ class Mix:
 
     @property
     def is_70b(self) -> bool:
-        """To llama.cpp, whatever its width."""
+        """Whether llama.cpp takes the model for a 70B, whatever its width."""
         return self.layers == 80 and (
             self.arch in ("qwen2", "olmo", "deci")
             or (self.arch == "llama" and self.n_gqa > 1 and self.experts != 8)
@@ -354,7 +354,7 @@ def quantized(
 
 
 def _n_gqa(made: Decoder) -> int:
-    """Of the first layer, as llama.cpp asks: 0 if files give heads by layer and it has none."""
+    """The first layer's value, as in llama.cpp: 0 if files give heads by layer and the first has none."""
     by_layer = made.arch in ("granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe")
     return 0 if by_layer and not made.runs[0][0].cache.k else decoder.queries_to_a_key(made)
 

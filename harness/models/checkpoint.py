@@ -241,7 +241,7 @@ def check_sizes(made: Decoder, tensors: Iterable[Tensor]) -> None:
 
 
 def check_layout(config: Path, tensors: Iterable[Tensor]) -> None:
-    """As _check_sizes, for the matrices of a model that is not dense, where their layout is known."""
+    """Like _check_sizes, for matrices of a model that is not dense, if the layout is known."""
     try:
         rows = layout.of(files.object_of(config, files.CONFIG_JSON_BYTES)).rows
     except (ConfigJsonError, layout.NoLayout):
@@ -297,7 +297,8 @@ class ConfigJson:
 
 
 def read_config_json(path: Path, needs_shape: bool) -> ConfigJson:
-    """Raises JsonFileError, OSError. Without `needs_shape`, an unknown architecture has no layers."""
+    """Read a config.json. Without `needs_shape`, an unknown architecture has no layers. Raises JsonFileError,
+    OSError."""
     config = Settings(object_of(path, CONFIG_JSON_BYTES))
     made: Decoder | None = None
     kind = config.get("model_type")
@@ -417,7 +418,7 @@ class Checkpoint:
 
     @property
     def shape(self) -> Shape | None:
-        """Of a dense Llama-like model; null for others."""
+        """The shape of a dense Llama-like model; null for others."""
         return self.decoder.shape if self.decoder else None
 
     @property

@@ -87,7 +87,7 @@ class GgufHeader:
 
     @property
     def padded_end(self) -> int:
-        """Where a file may end at most: GGUF writers pad the last tensor, too, to the alignment."""
+        """The furthest end of a file: GGUF writers pad the last tensor, too, to the alignment."""
         alignment: int = self.metadata.get("general.alignment", _ALIGNMENT)
         return -(-self.end // alignment) * alignment
 
@@ -163,7 +163,7 @@ class GgufHeader:
         return self._count("nextn_predict_layers") or 0
 
     def decoded(self) -> list[Listed]:
-        """As `listed`, without the draft layers."""
+        """The tensors of `listed`, without the draft layers."""
         end = (self._count("block_count") or 0) - self.draft_layers
         return [t for t in self.listed() if not self.draft_layers or tensors.layer_of(t.name) < end]
 
@@ -255,7 +255,7 @@ def _tensor(reader: _Reader, name: str) -> Tensor:
 
 
 def _data_end(header: GgufHeader, reader: _Reader) -> int:
-    """Where the last tensor ends in the file. Tensors must follow each other in the header's order, each at
+    """The end of the last tensor in the file. Tensors must follow each other in the header's order, each at
     the next multiple of the alignment, as gguf_init_from_file demands, and end within the file."""
     alignment: int = header.metadata.get("general.alignment", _ALIGNMENT)
     if not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
@@ -475,8 +475,8 @@ class Rotary:
 
 
 def rotary_of(config: Mapping[str, Any]) -> Rotary:
-    """Of config.json in transformers 4's keys or in 5's; of layers without a window, if those differ. Raises
-    ConfigJsonError."""
+    """Read config.json in transformers 4's keys or in 5's; of layers without a window, if those differ.
+    Raises ConfigJsonError."""
     whole = settings_of(config, "config.json")
     given = settings_of(whole.get("rope_parameters") or {}, "rope_parameters")
     given = settings_of(given.get("full_attention", given), "rope_parameters.full_attention")

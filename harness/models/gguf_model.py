@@ -29,7 +29,7 @@ class Contradiction(ValueError):
 
 
 def shape_of(header: GgufHeader) -> Shape | None:
-    """Null: another architecture, counts that differ by layer, or tensors that llama.cpp's usual files lack.
+    """The shape in a header; null: another architecture, counts that differ by layer, or unusual tensors.
 
     Vocabulary, biases, q and k norms and a tied lm_head follow from the tensors, as in llama.cpp. Raises
     Contradiction.
@@ -220,7 +220,7 @@ def is_other_kind(path: Path) -> bool:
 
 
 def decoder_of(header: GgufHeader) -> Decoder | None:
-    """Null: the architecture, or the cache of a layer, is unknown. Raises Contradiction."""
+    """The layers in a header; null: the architecture or a layer's cache is unknown. Raises Contradiction."""
     is_mixture = is_mixture_gguf(header)
     if not is_mixture and (shape := shape_of(header)):
         return decoder.of_shape(shape)
@@ -339,7 +339,7 @@ def _cache(header: GgufHeader, number: int, pieces: list[Piece], layers: int) ->
 
 
 def _window(header: GgufHeader, number: int) -> tuple[int | None, bool]:
-    """Of a layer, and whether it is a chunk."""
+    """A layer's window, and whether the window is a chunk."""
     every, otherwise = _EVERY.get(header.architecture, (0, 0))
     window = window_of(header) or otherwise
     if not window or (every and (number + 1) % every == 0):

@@ -100,7 +100,7 @@ def encoder(kind: str) -> str:
 
 
 def is_encoder(config: Settings) -> bool:
-    """Whether a config.json describes an encoder, which transformers runs as a decoder only if told so."""
+    """Whether a config.json describes an encoder, which transformers runs as a decoder only on request."""
     return config.get("model_type") in _ENCODER_TYPES and config.get("is_decoder") is not True
 
 

@@ -159,11 +159,11 @@ def _overlaps(found: Sequence[Evidence]) -> Iterator[Finding]:
                 yield b, f"it began while {found[a].name} still ran on that device"
 
 
-# Read a bundle of a stranger, compute every figure and verdict anew, and say whether it may be believed.
+# Read a stranger's bundle, compute every figure and verdict anew, and report whether to trust the bundle.
 #
-# It is refused for what no honest run leaves behind. Records that are not ok are not refused: they are
-# shown with their status. What is forged without a contradiction cannot be found: docs/guide/share.md
-# lists the forgeries that pass.
+# A bundle is refused for traces that no honest run leaves. Records that are not ok are not refused: they
+# are shown with their status. Forgery without a contradiction cannot be found: docs/guide/share.md lists
+# the forgeries that pass.
 
 
 Check = Callable[[Evidence], Iterator[str]]

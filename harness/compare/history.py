@@ -302,7 +302,7 @@ CHANGES_SHOWN = 3
 
 @dataclass(frozen=True)
 class Step:
-    """From one level of a series to the next.
+    """A step from one level of a series to the next.
 
     `last`: last night of the old level. `first`: first night of the new one. `gap`: nights between them
     failed or are missing. `changed`: differences of the surroundings, see surroundings.changed.

@@ -124,7 +124,7 @@ def hidden(row: Repeat) -> bool:
 
 
 def B(row: Repeat) -> str:
-    """Its interval or a flag has the reason where it is not identifiable; see analysis.records.known."""
+    """B, or `not identifiable`: the interval or a flag has the reason; see analysis.records.known."""
     withheld = row["B_ms"] is None and row["slope_ms"] is not None
     return NOT_IDENTIFIABLE if withheld else number(row["B_ms"])
 
@@ -140,7 +140,7 @@ def W_share(row: Repeat, share: float | None) -> str:
 
 
 def W_declared_share(row: Repeat, share: float | None) -> str:
-    """Only where each step copies the cache; elsewhere it equals W_share."""
+    """The share where each step copies the cache; else it equals W_share, and is not shown."""
     return W_share(row, share) if row["kv_read"] == "copied" else NONE
 
 

@@ -353,7 +353,7 @@ def agreement_verdict(record: Record) -> tuple[str, str | None]:
 
 
 def _not_heard(record: Record) -> list[str]:
-    """Of a mixture whose experts the reference could not follow."""
+    """A note on a mixture whose experts the reference could not follow."""
     if not is_free(record, record["check"]):
         return []
     return ["its stack does not report the experts it chose, and a router near a tie may choose others"]

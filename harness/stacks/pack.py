@@ -182,7 +182,7 @@ def _fetch(
 
 
 def _hashes(lock: Path) -> dict[str, str]:
-    """By `name==version`, the options with the hashes of its files."""
+    """The options with the hashes of files, by `name==version`."""
     found = re.findall(r"(?m)^([\w.-]+==[^\s;\\]+)((?:.*\\\n)*.*)", lock.read_text(encoding="utf-8"))
     return {each: " ".join(re.findall(r"--hash=\S+", options)) for each, options in found}
 

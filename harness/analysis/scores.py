@@ -206,7 +206,7 @@ def change(base: Sequence[float], new: Sequence[float], level: float) -> tuple[f
 
 
 def loss_nats(windows: Sequence[Scores]) -> float:
-    """The possible error of the mean KLD, because the reference is stored in 16 bits."""
+    """The possible error of the mean KLD from a reference stored in 16 bits."""
     return float(np.mean([each.loss for each in windows]))
 
 

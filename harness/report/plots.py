@@ -606,8 +606,8 @@ def marks(study: Study) -> dict[str, Mark]:
 
 
 def hues_of(study: Study) -> dict[str, str]:
-    """Stack, or variant where there is one stack -> colour. A seventh stack is grey, and
-    variants take turns."""
+    """Stack, or variant where there is one stack -> colour. A seventh stack is grey;
+    variants reuse hues."""
     every = [
         _hued(study, row, label)
         for model, rows in study.models.items()

@@ -194,7 +194,7 @@ def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[
 
 
 def _reason(goal: str, best: Choice, rated: bool) -> str:
-    """Why it leads at a goal, in a few words."""
+    """Why a choice leads at a goal, in a few words."""
     words, quality = _LEADS[goal], best.quality
     if goal == "context" and (longest := best.candidate.longest or 0) >= best.candidate.trained:
         limit = "it was trained on" if longest == best.candidate.trained else "was asked for"
@@ -223,7 +223,7 @@ def _reason_of_balance(best: Choice, rank: int) -> str:
 
 
 def _pace(choice: Choice) -> tuple[float, ...]:
-    """Speed at the context, as it is printed; where it is the same, the longer context, and less memory."""
+    """Speed at the context, as printed; for equal speeds, the longer context, then less memory."""
     candidate = choice.candidate
     return float(f"{choice.deep.value:.3g}"), candidate.longest or 0, -candidate.memory_bytes
 
@@ -418,7 +418,7 @@ HEADING = "predictions"
 
 
 def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
-    """The study with what became of predictions that `harness recommend --prove` kept in these results."""
+    """The study with outcomes of predictions that `harness recommend --prove` stored in these results."""
     proved = [folder for folder in folders if (folder / FOLDER).is_dir()]
     if not proved:
         return study

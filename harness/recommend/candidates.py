@@ -420,9 +420,9 @@ def _quantized(made: Shape | Decoder, quant: str) -> tuple[Tensor, ...]:
 
 
 def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[str] = ()) -> list[Candidate]:
-    """All that can run; `chosen`: of these stacks alone. What exceeds a limit of its stack, or runs there
-    only to be tried, is left out, and so are PyTorch's stacks for models that are not dense: no memory of
-    theirs is known."""
+    """All that can run; `chosen`: on these stacks alone. Variants beyond a limit of their stack, or there only
+    for trials, are left out, and so are PyTorch's stacks for models that are not dense: their memory is
+    unknown."""
     found = []
     for header in stacks().values():
         if (chosen and header.stack not in chosen) or not _runs_on(header, place.device.family):

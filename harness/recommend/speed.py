@@ -418,8 +418,7 @@ class _Terms:
 
 
 class _Rows:
-    """Some variants, for all of which times are computed at once: which terms each parameter sums, and the
-    fixed factors."""
+    """Variants whose times are computed at once: the terms that each parameter sums, and fixed factors."""
 
     def __init__(self, rows: Sequence[Traits], terms: _Terms) -> None:
         self._places = {

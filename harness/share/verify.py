@@ -270,7 +270,7 @@ def _anonymous(evidence: Evidence) -> Iterator[str]:
 def _figures(
     stored: Sequence[Stored], names: Sequence[str], claimed: object, records: list[dict[str, object]]
 ) -> Iterator[Reason]:
-    """Computes all figures anew, adds them to `records`, and says where others are claimed."""
+    """Computes all figures again, adds them to `records`, and reports differing claims."""
     gathered = load_study(stored)
     yield from (Reason(None, warning) for warning in gathered.warnings)
     computed = bundle.figures_of(stored, gathered)

@@ -420,7 +420,7 @@ def _quantized(made: Shape | Decoder, quant: str) -> tuple[Tensor, ...]:
 
 
 def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[str] = ()) -> list[Candidate]:
-    """All that can run; `chosen`: on these stacks alone. Variants beyond a limit of their stack, or there only
+    """All that can run; `chosen`: on these stacks alone. Variants beyond their stack's limits, or there only
     for trials, are left out, and so are PyTorch's stacks for models that are not dense: their memory is
     unknown."""
     found = []

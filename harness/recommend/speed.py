@@ -418,7 +418,7 @@ class _Terms:
 
 
 class _Rows:
-    """Variants whose times are computed at once: the terms of each parameter, and fixed factors."""
+    """Variants whose times are computed at once: the terms that each parameter sums, and fixed factors."""
 
     def __init__(self, rows: Sequence[Traits], terms: _Terms) -> None:
         self._places = {

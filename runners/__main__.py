@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 # `python -I path/to/runners` still puts that folder on sys.path, where `import gptq` inside a library would
-# find our gptq.py. Its parent is never on sys.path: installed, it is the controller's site-packages.
+# find our gptq.py. The folder's parent is never on sys.path: installed, it is the controller's site-packages.
 _folder = Path(__file__).absolute().parent
 sys.path[:] = [entry for entry in sys.path if Path(entry).absolute() != _folder]
 _spec = importlib.util.spec_from_file_location("runners", _folder / "__init__.py")

@@ -66,7 +66,7 @@ def peak_rss_bytes() -> int:
 
 # The clock: stamp every token as it arrives, and the clock's own cost. Standard library only.
 #
-# This is the only clock for latency. A stack's own timings are kept as a check and never used as the
+# No other clock measures latency. A stack's own timings are kept as a check and never used as the
 # latency.
 
 
@@ -171,7 +171,7 @@ class _MallInfo2(ctypes.Structure):
 
 
 def free_bytes() -> int | None:
-    """Bytes that malloc holds and nobody uses; null without glibc 2.33 or newer."""
+    """Unused bytes that malloc holds; null without glibc 2.33 or newer."""
     if sys.platform != "linux":
         return None
     mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)

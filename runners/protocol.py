@@ -284,7 +284,7 @@ class Session(Protocol):
 @dataclass(frozen=True)
 class Instruments:
     """The worker's instruments. A runner may provide its own in `instruments(request)` (or null): only the
-    fake stack does. Its time is virtual, so that no other process can change its measurements.
+    fake stack does. The fake's time is virtual, so that no other process can change its measurements.
 
     `clock_ns`: monotonic. `cpu_wait_ns`: how long the threads were ready without a CPU, null if unknown.
     `page_faults`: major and minor ones so far. `suspended_ns`: how long the machine was suspended, null if

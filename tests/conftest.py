@@ -125,7 +125,7 @@ def _own_cache(cache: Path) -> None:
 
 @pytest.fixture
 def own_processes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of this test are no forks: what they take of memory is their own."""
+    """Workers of this test are no forks, so their memory is their own."""
     folder = cache.with_name(f"{cache.name}-own")
     if not folder.exists():
         folder.mkdir()
@@ -174,7 +174,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ra
 
 @pytest.fixture
 def command(tmp_path: Path) -> Callable[..., Ran]:
-    """Runs the installed command as a process of its own in the test's folder."""
+    """Runs the installed command as a separate process in the test's folder."""
 
     def run(*arguments: str | Path, **variables: str) -> Ran:
         whole = [HARNESS, *map(str, arguments)]
@@ -210,7 +210,7 @@ def interruptible() -> None:
 
 @pytest.fixture
 def background(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts the real command beside the test, and kills it when the test ends, passed or failed."""
+    """Starts the real command in the background, and kills it when the test ends, passed or failed."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str | Path, stdout: Any = subprocess.DEVNULL) -> subprocess.Popen[str]:

@@ -71,7 +71,7 @@ class Forgery:
             self.members[f"{folder}/{table}.parquet"] = path.read_bytes()
 
     def series(self, folder: str, change: Callable[[Any], Any], stamps: bool = True) -> None:
-        """Change the times of a series, and with `stamps` what the record says of its first and last."""
+        """Change the times of a series, and with `stamps` also the record's first and last stamp."""
         import numpy as np
 
         columns = self.columns(folder)

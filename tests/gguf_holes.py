@@ -150,7 +150,7 @@ def config(kind: str, **changes: Any) -> dict[str, Any]:
 
 
 def write_hole(path: Path, config: Mapping[str, Any]) -> Decoder:
-    """A file in 16 bits without a vocabulary. Returns what the config describes."""
+    """A file in 16 bits without a vocabulary. Returns the config's model."""
     model = decoder.made(decoder_of(config))
     write(header_of(path, model, config), tensors.of_shape(model))
     return model

@@ -4,7 +4,7 @@
 as a power cut does; `stop NUMBER` halts its raylet, as a lost network does, and `go NUMBER` lets it go on;
 `head` ends the head's. The first line is the address.
 
-`join NUMBER DEVICE` starts a node in a network namespace of its own, `cut NUMBER` takes its link down, and
+`join NUMBER DEVICE` starts a node in a separate network namespace, `cut NUMBER` takes its link down, and
 `mend NUMBER` up again; `leave NUMBER` kills it. `client PORT` starts the server of Ray's client.
 """
 

@@ -1,4 +1,4 @@
-"""What a stack says a context would take, held against what it takes: real llama.cpp, and the fake."""
+"""A stack's estimate of a context's memory against the real memory: real llama.cpp, and the fake."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runners.protocol import Done, Loaded, Phase, Request
 
 PROMPT = list(range(1, 26))
 MIB = 2**20
-CLOSE = 4 * MIB  # what a process happens to take for itself
+CLOSE = 4 * MIB  # variation of a process's own memory
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def account_of(
 def test_the_estimate_by_shape_is_near_what_llama_cpp_accounts_for(
     tiny, llamacpp_interpreter, tmp_path, flash_attn
 ):
-    """Of all shipped models it was seen within 3%; the tiny one has little beside its buffers."""
+    """All shipped models were within 3%; the tiny one has little but its buffers."""
     said = account_of(
         "llamacpp", llamacpp_interpreter, tmp_path, tiny, [8192, 32768], n_ubatch=512, flash_attn=flash_attn
     )

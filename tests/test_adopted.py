@@ -1,5 +1,5 @@
-"""An interpreter that is already there runs a stack in place of a built environment: what it has is recorded,
-and one that cannot is refused in a sentence."""
+"""An interpreter that is already there runs a stack in place of a built environment: its packages are
+recorded, and one that cannot is refused in a sentence."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def compared(reference: Any, variant: Any, asked: list[list[int]] | None = None)
 
 
 def record(depths: list[dict], options: dict | None = None, **more: Any) -> dict:
-    """A checked record, as far as its readers look."""
+    """A checked record with the keys that readers use."""
     began = "2026-01-01T00:00:00+00:00"
     cell = {"cell": "m.s.v", "content_key": "k", "stack": "llamacpp", "variant": "v"}
     run = {"campaign": {"id": began}, "started_utc": began, "outcome": "ok"}

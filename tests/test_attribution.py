@@ -47,7 +47,7 @@ def attributed(
     done: dict[str, Any] | None = None,
     **loaded: Any,
 ) -> dict[str, Any]:
-    """The row of a record with these marks and what the stack says of its memory (MB), without the rest."""
+    """The row of a record with these marks and the stack's report of its memory (MB), without the rest."""
     record = copy.deepcopy(GOLDEN)
     by_name = {each["at"]: each for each in marks}
     once = by_name.get("loaded", {})
@@ -81,7 +81,7 @@ LLAMA |= {"output": {"CPU": 1}, "compute": {"CPU": 80}}
 
 
 def test_of_llama_cpp_with_its_file_mapped_every_part_is_where_it_is():
-    """Compute is reserved (80 MB) and resident by what it touched (7 MB), once loaded not at all."""
+    """Compute is reserved (80 MB) and resident by the touched part (7 MB), once loaded not at all."""
     marks = [mark("imported", 20, 25), mark("loaded", 160, 430, 402), mark("finished", 167, 431, 402)]
     found = attributed(marks, LLAMA, done={"heap_free_bytes": 2 * MB}, heap_free_bytes=1 * MB)
     loaded = parts(weights=500, kv=30, compute=1, slack=1 + 2, runtime=20 + 28)
@@ -113,7 +113,7 @@ def test_weights_read_into_memory_leave_no_page_of_their_file():
 
 
 def test_pages_of_a_checkpoint_that_no_weight_is_read_from_are_slack():
-    """bitsandbytes: quantized from a mapped file, whose pages stay; what it freed malloc keeps."""
+    """bitsandbytes: quantized from a mapped file, whose pages stay; malloc keeps the freed memory."""
     memory = {"model": {"cpu mapped": 600, "cpu": 300}, "kv": {}}
     marks = [mark("imported", 290, 85), mark("loaded", 1190, 1340, 1230)]
     loaded = megabytes(attributed(marks, memory, heap_free_bytes=570 * MB)["loaded"])

@@ -1,4 +1,4 @@
-"""A memory budget, from the config to the verdict: what it means, what it refuses, what runs within it."""
+"""A memory budget, from the config to the verdict: its meaning, its refusals, the runs within it."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_a_stack_that_mapped_its_weights_within_a_budget_is_caught():
 
 
 def test_pressure_within_a_budget_is_the_workers_own_where_its_cgroup_tells(tmp_path):
-    """The machine's counters have everybody's, and stand beside."""
+    """The machine's counters include all processes, and are recorded separately."""
     (tmp_path / "cgroup.subtree_control").write_text("memory")
     with MemoryLimit(64 << 20, "cgroup v2", cgroups=tmp_path) as memory_limit:
         folder = Path(memory_limit.prefix[-1]).parent

@@ -1,4 +1,4 @@
-"""The whole command against the fake stack: what a user sees, what is kept, what is done again."""
+"""The whole command against the fake stack: the output, the stored records, the repeated work."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_an_l4_is_not_said_to_prefill_faster_than_a_4090(harness):
     )
     fast, slow = harness(*asked).json
     assert fast["prefill_ms"]["last"] < slow["prefill_ms"]["last"]
-    assert fast["prefill_ms"]["last"] < 68  # what the fastest of llama.cpp's published variants took
+    assert fast["prefill_ms"]["last"] < 68  # the fastest published variant of llama.cpp
 
 
 def test_prefill_turns_compute_bound_at_the_same_prompt_in_a_report_and_in_theory(harness):

@@ -1,4 +1,4 @@
-"""`harness check-weights` on real llama.cpp and transformers: what is told, kept, and called wrong."""
+"""`harness check-weights` on real llama.cpp and transformers: reports, stored records and errors found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two sets of runs held against each other by the real command: what is said, and how it exits."""
+"""Two sets of runs compared by the real command: its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -424,7 +424,7 @@ def test_a_growth_that_no_longer_reaches_its_target_is_shorter():
     assert said(target, target) == {"max_ctx": "SAME"}
 
 
-# What a user gets wrong, or lacks.
+# Mistakes of a user, and missing files.
 
 
 def test_folders_without_a_common_cell_are_one_sentence_and_exit_2(harness, runs):

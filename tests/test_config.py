@@ -1,4 +1,4 @@
-"""The config: what a YAML file means, and one sentence for each mistake in it."""
+"""The config: the meaning of a YAML file, and one sentence for each mistake in it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def names(experiment: Experiment) -> list[str]:
     return [variant.name for variant in experiment.variants]
 
 
-# What a file means
+# The meaning of a file
 
 
 def test_a_small_file_gets_the_protocol_of_the_study(tmp_path):
@@ -290,7 +290,7 @@ def test_a_very_deep_setting_is_refused(tmp_path):
 # Mistakes in the file
 
 
-# By a line of SMALL and the place of its mistakes: what is put instead, and how the sentence goes on.
+# By a line of SMALL and the place of its mistakes: the replacement, and the rest of the sentence.
 MISTAKES = {
     ("new_tokens: 256", "2: protocol."): {
         "new_token: 256": "new_token: unknown key; did you mean new_tokens?",

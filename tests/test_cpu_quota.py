@@ -94,7 +94,7 @@ def test_throttling_is_counted_in_every_cgroup_up_to_the_root(tree, files, found
 
 @pytest.fixture
 def nested(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A real cgroup without a quota of its own in one that has the given one, in us of each 100 ms."""
+    """A real cgroup without a quota, in one with the given quota, in us of each 100 ms."""
     here = next(cgroups_of("cpu"), None)
     if here is None or not here.folder.is_dir():
         pytest.skip("no cgroup of the CPU controller")

@@ -93,7 +93,7 @@ def script(chosen: Sequence[Block], outputs: Path) -> str:
 
 
 def run(page: str, chosen: Sequence[Block], folder: Path) -> None:
-    """Runs blocks of a page in a new clone of the project, and compares what they print."""
+    """Runs blocks of a page in a new clone of the project, and compares their output."""
     clone, outputs = folder / "clone", folder / "outputs"
     commands, measures = clone / ".venv" / "bin", any(block.measures for block in chosen)
     for each in (commands, outputs):

@@ -265,7 +265,7 @@ def test_a_guests_time_is_counted_once():
         # The root of all has no quota, and neither has one whose CPU controller is off.
         (IN_V2 | {f"{V2}/cgroup.procs": "", f"{V2}/a.slice/cgroup.procs": ""}, "ok", "none"),
         (v1({"docker": 50000}), "warn", "0.50 CPUs"),
-        # What the container is in is not there to see inside of it, and its root is.
+        # Inside a container the path of its cgroup is missing, and the root is there.
         (v1({"docker/1": -1, "docker": 120000}), "warn", "1.20 CPUs"),
         (v1({".": 50000}), "warn", "0.50 CPUs"),
         (v1({"docker/1": -1}), "ok", "none"),
@@ -338,7 +338,7 @@ class NVMLError(Exception):
 
 
 class Nvml:
-    """Stands in for pynvml: what each function says, by its name without nvmlDevice; others are not
+    """Stands in for pynvml: each function's result, by its name without nvmlDevice; others are not
     supported."""
 
     NVMLError = NVMLError

@@ -1,4 +1,4 @@
-"""A machine that slows down along a run is told apart from a context that grows."""
+"""A machine that slows down along a run is distinguished from a context that grows."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 MODULES = ["tiny_good", "tiny_bad", "tiny_dies", "tiny_absent"]
 GOOD = {"tiny_good": None}
 BOTH = ("cpu", "cuda")
-# A build backend of its own needs nothing from an index.
+# A private build backend needs nothing from an index.
 PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 NOT_HERE = "raise OSError('CUDA_HOME environment variable is not set. Please set it.')"
 RUNNER = """# /// script
@@ -125,7 +125,7 @@ def test_a_package_whose_build_needs_the_others_finds_them_only_out_of_isolation
 
 
 def test_a_package_compiled_here_is_not_the_one_compiled_for_another_device(tmp_path, monkeypatch):
-    """uv keeps what it built, by name and version alone: not by the variables it was built with."""
+    """uv caches builds by name and version alone, not by the variables of the build."""
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     for device in ("cpu", "cuda"):
@@ -154,7 +154,7 @@ def test_a_package_compiled_here_is_not_the_one_compiled_for_another_device(tmp_
     ("build_says", "reason"),
     [
         (NOT_HERE, "OSError: CUDA_HOME environment variable is not set. Please set it."),
-        # flash-attn without a network: what it could not fetch is not why it could not be compiled.
+        # flash-attn without a network: the failed download is not the reason of the failed build.
         ("raise RuntimeError('13 is not 12') from OSError('offline')", "RuntimeError: 13 is not 12"),
         (f"print('k.cu(3): error: no such type'); {NOT_HERE}", "k.cu(3): error: no such type"),
         # The line of code that raises it, in the traceback, is not what was said.
@@ -188,7 +188,7 @@ def test_a_package_that_takes_too_long_to_build_is_given_up(environment, monkeyp
 
 
 def nvcc(folder: Path, version: str) -> Path:
-    """A compiler of CUDA, as far as it says which."""
+    """A compiler of CUDA that only reports its version."""
     words = f"Cuda compilation tools, release {version.rpartition('.')[0]}, V{version}"
     return shell_script(folder / "nvcc", f'[ "$1" = --version ] && echo "{words}"')
 
@@ -329,7 +329,7 @@ def test_env_says_which_kernels_load_and_why_others_do_not(environment, command,
     assert listed["kernels"] is None
 
     checked = command("env", "check", "tiny", "--json", **variables)
-    assert checked.code == 0  # what it lacks is no failure of what it has
+    assert checked.code == 0  # a missing package is no failure of the others
     cpu, cuda = checked.json
     assert (cpu["state"], cpu["unavailable"]) == ("works", None)
     assert cpu["kernels"] == {"fast": None, "marlin": "needs compute capability 8.0; this GPU has 7.5"}

@@ -230,7 +230,7 @@ def test_fixed_ids_are_fed_in_place_of_a_token_that_repeats(name: str, made: Cal
     given = {"ids": [*PROMPT, *fed], "prompt_tokens": 25, "windows": [[25, 54]], "seconds": None}
     stack(name, "logits", source if name == "hf" else target, workloads=[given], files=file)
     rows = np.load(file["logits"])[24:]
-    assert ids == rows.argmax(-1).tolist()  # what it would have chosen, after what it was fed
+    assert ids == rows.argmax(-1).tolist()  # its own choices, after the fed tokens
     plain = {key: value for key, value in workload.items() if key != "fixed_ids"}
     _, facts = stack(name, "generate", source if name == "hf" else target, workloads=[plain])
     assert "fed" not in facts

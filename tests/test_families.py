@@ -368,7 +368,7 @@ def test_a_config_that_is_none_is_refused(given):
 
 HERE = Path(__file__).parent / "models"
 KNOWN = Known()
-# What the published total counts besides the text model, or leaves out; null: nobody says what it is.
+# Parts that the published total counts besides the text model, or leaves out; null: undocumented.
 APART = {
     "deepseek-r1": "a layer that predicts a second token, and scales of FP8",
     "deepseek-v3": "a layer that predicts a second token, and scales of FP8",

@@ -15,7 +15,7 @@ WEIGHTS: dict[str, Any] = runpy.run_path(
 FAULTS = {fault.name: fault for fault in WEIGHTS["faults"](WEIGHTS["SHAPE"])}
 # Lost in what arithmetic explains on weights of this kind, whose biases are small: found in a file alone.
 NOT_IN_KERNELS = {"biases dropped", "norm eps 100 times"}
-# Not in the values and settings that are held against each other, so found by the logits alone.
+# Not in the compared values and settings, so found by the logits alone.
 NOT_IN_FILE = {"no rope", "window ignored"}
 
 
@@ -45,7 +45,7 @@ def test_every_fault_of_the_audit_is_found_in_the_kernels_or_in_the_file(
     found = {fault.name: made.verdicts(quant, fault) for fault in WEIGHTS["faults"](made.shape)}
     assert found.keys() == FAULTS.keys()
     assert {name for name, says in found.items() if not says["kernels"]} == NOT_IN_KERNELS
-    if quant != "gptq":  # whose file is held against nothing
+    if quant != "gptq":  # whose file is not compared
         assert {name for name, says in found.items() if not says["file"]} == NOT_IN_FILE
 
 

@@ -133,7 +133,7 @@ def test_a_fill_that_would_take_too_long_is_estimated_and_left_out(worker, fake_
     done = worker(fit_of(262_144, prefill_ms=100.0, most_s=20), fake_interpreter)[-1]
     assert done.facts["estimate_s"] == pytest.approx(51, rel=0.2)  # 512 chunks of 100 ms
     assert done.facts["held"] == 0
-    assert 0 < done.facts["fill_s"] < 1  # what it took until it was given up, of virtual time
+    assert 0 < done.facts["fill_s"] < 1  # virtual time until the fill was given up
     said = r"filling 262144 tokens would take about 5\d s, more than the 20 s allowed"
     assert re.fullmatch(said, done.facts["left_out"])
 

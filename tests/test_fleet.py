@@ -1,4 +1,4 @@
-"""A fleet without Ray: who measures what, how records travel and are kept, and what a user gets wrong."""
+"""A fleet without Ray: placement, transport and storage of records, and mistakes of a user."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ def test_a_node_makes_weights_itself_that_it_gets_no_good_copy_of(
     assert (other / "weights" / copy["target"]).stat().st_size == copy["files"][""]["bytes"]
 
 
-# What a user gets wrong
+# Mistakes of a user
 
 
 @pytest.mark.parametrize(

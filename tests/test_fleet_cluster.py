@@ -73,7 +73,7 @@ def test_a_node_killed_while_its_record_is_on_its_way_loses_nothing(nodes, backg
     fleet("kill", 1)
     code, err = ended(running)
     assert code in MEASURED, err
-    fleet("add", 1, "a")  # what it could not send comes with the next run
+    fleet("add", 1, "a")  # unsent records come with the next run
     code, err = ended(background("run", path, "--on", fleet.address))
     assert code in MEASURED, err
     found = records(tmp_path / "results")
@@ -106,7 +106,7 @@ def test_without_an_equal_device_cells_of_a_lost_node_are_unavailable(nodes, bac
     assert {r["outcome"] for r in of_a} >= {"unavailable"}
     assert all("died" in r["reason"] for r in of_a if r["outcome"] == "unavailable")
     assert [r["outcome"] for r in found if r["campaign"]["fleet"]["device"] == "b"] == ["ok"] * 3
-    fleet("add", 1, "a")  # it comes back, and what it has is fetched
+    fleet("add", 1, "a")  # the node comes back, and its records are fetched
     code, err = ended(background("run", path, "--on", fleet.address))
     assert code in MEASURED, err
 

@@ -1,4 +1,4 @@
-"""What the runners do for a GPU, seen on a CPU: a stand-in plays what only a card has."""
+"""The runners' work for a GPU, tested on a CPU: a stand-in plays the card."""
 
 from __future__ import annotations
 

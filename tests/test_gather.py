@@ -1,4 +1,4 @@
-"""From folders of records to a report: the shipped study, flags on it, bad folders, a baseline beside."""
+"""From folders of records to a report: the shipped study, its flags, bad folders, a baseline."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_page_and_the_tables_come_from_the_command(harness, tmp_path):
 
 
 def measured(folder: Path, **changes: object) -> Path:
-    """A record of a folder of its own, with its series."""
+    """A record of a separate folder, with its series."""
     cell = folder / "m" / "c" / str(changes.get("started_utc", "t")).replace(":", "")
     cell.mkdir(parents=True)
     (cell / "record.json").write_text(json.dumps(json.loads(GOLDEN.read_text()) | changes))

@@ -24,7 +24,7 @@ NUMBERS = {name: number for number, name in tensors.FILE_TYPES.items() if name i
 ROOT = Path(__file__).parent.parent
 MODELS = [f"qwen1.5-{size}" for size in ("0.5b", "1.8b", "4b", "7b", "14b", "32b", "72b", "110b")]
 QWEN2, LLAMA = SHAPES["tiny-qwen2"], SHAPES["tiny-llama"]
-VOCABULARY_BYTES = 5.92e6  # beside the tensors in a file of Qwen1.5: the 48 whole files bound it to 1%
+VOCABULARY_BYTES = 5.92e6  # besides the tensors in a file of Qwen1.5: the 48 whole files bound it to 1%
 # Where the rules part: layers (an eighth, a sixteenth, 80), GQA (4 and more), rows that 256 or 32 does not
 # divide, tied embeddings; and models as they are.
 SHAPES_TO_COMPARE = {

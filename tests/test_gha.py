@@ -1,4 +1,4 @@
-"""What GitHub is told: one annotation for each regression, and figures that github-action-benchmark reads."""
+"""Output for GitHub: one annotation for each regression, and figures that github-action-benchmark reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def row(**changed):
 
 
 def commands(rows=(), **lost):
-    """Of a comparison with these rows; `lost`: what it could not compare."""
+    """Of a comparison with these rows; `lost`: cells not compared."""
     nothing = {key: [] for key in ("environment", "not_compared", "partial", "damages", "notes")}
     return show.commands(Comparison(base="base", new="new", rows=rows, **nothing | lost))
 

@@ -1,4 +1,4 @@
-"""The checks that only a GPU can do, as far as they can be tried without one."""
+"""The checks for a GPU, those parts that run without one."""
 
 from __future__ import annotations
 

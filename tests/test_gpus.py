@@ -179,7 +179,7 @@ def test_the_users_choice_of_gpus_is_filter_and_order_as_in_cuda(nvml, monkeypat
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert uuids(visible_gpus()) == left
-    assert uuids(nvidia_gpus()) == ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]  # the machine stays what it is
+    assert uuids(nvidia_gpus()) == ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]  # the machine does not change
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_compute_capabilities_are_those_of_the_visible_gpus(nvml, monkeypatch):
 
 @pytest.fixture
 def forecast_of(config, monkeypatch) -> Callable[..., Device]:
-    """What a config for CUDA is forecast for, on a machine with these GPUs."""
+    """The device of a forecast for CUDA, on a machine with these GPUs."""
 
     def device(gpus: list[Any], **keys: str) -> Device:
         monkeypatch.setattr(machine, "facts", lambda: {"gpus": gpus})

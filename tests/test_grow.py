@@ -120,7 +120,7 @@ def test_memory_that_ran_out_before_a_token_came_is_a_failure(grow) -> None:
 def test_another_kernel_than_asked_for_grows_to_no_answer(grow) -> None:
     (row,) = grow({"die_at_token": 700, "die_by": "oom", "runs_kernel": "other"}, code=1)
     assert row["status"] == "invalid"
-    assert row["max_ctx"] == 724  # shown beside the reason; tables leave it out
+    assert row["max_ctx"] == 724  # shown with the reason; tables leave it out
 
 
 def test_a_terminal_says_how_far_it_grew(grow, harness: Callable[..., Ran], tmp_path: Path) -> None:

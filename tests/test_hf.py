@@ -36,7 +36,7 @@ def request_of(path: Path, stack: str = "hf", job: str = "generate", new: int = 
 
 
 def said(events: list) -> tuple[dict, list[int], dict]:
-    """What a worker that ended well said: facts after loading, ids, facts at the end."""
+    """Results of a worker that ended well: facts after loading, ids, facts at the end."""
     last = events[-1]
     assert isinstance(last, Done), last
     loaded = next(event.facts for event in events if isinstance(event, Loaded))

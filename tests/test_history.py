@@ -1,4 +1,4 @@
-"""Every cell over nights: real records of the fake stack, each dated as if made on a night of its own."""
+"""Every cell over nights: real records of the fake stack, each dated as if made on a separate night."""
 
 from __future__ import annotations
 

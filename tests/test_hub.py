@@ -1,4 +1,4 @@
-"""The hub: its cache is used without a question; a download is whole, pinned, and goes on when cut off."""
+"""The hub: its cache is used without a question; a download is whole, pinned, and resumes when cut off."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from test_checkpoint import TINY, write_config, write_gguf, write_shards
 
 INDEX = "model.safetensors.index.json"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-# What a campaign calls, in a process of its own: the library reads its settings when it is imported.
+# A campaign's call in a separate process: the library reads its settings on import.
 FETCH = """
 import json, sys
 from harness.config import Weights
@@ -121,7 +121,7 @@ def _etag(name: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A checkpoint of two shards, and files beside it that are not to be loaded."""
+    """A checkpoint of two shards, with other files that must not be loaded."""
     folder = tmp_path / "repository"
     folder.mkdir()
     write_config(folder)
@@ -249,7 +249,7 @@ def test_a_shard_that_the_cache_lost_is_fetched_again(hub, fetch, tmp_path):
 
 
 def cache_by_hand(repository: Path, snapshot: Path, pattern: str = "*") -> None:
-    """As transformers leaves a snapshot: no list of the repository's files beside it."""
+    """A snapshot as transformers leaves it, without a list of the repository's files."""
     snapshot.mkdir(parents=True, exist_ok=True)
     for path in repository.glob(pattern):
         (snapshot / path.name).write_bytes(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Intervals of cells: what they cover, how cells of a campaign share their spread, where there is none."""
+"""Intervals of cells: their coverage, the spread that a campaign's cells share, missing intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One worker: whatever becomes of it is an event, and nothing of it is left behind."""
+"""One worker: every end is an event, and no process or file is left behind."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_the_worker_cannot_import_its_own_stacks_by_bare_name(tmp_path, fake_int
 
 
 def test_a_worker_finds_the_commands_of_its_environment_first(tmp_path, monkeypatch):
-    """torch compiles a kernel with the ninja that was installed beside it."""
+    """torch compiles a kernel with the ninja in its own environment."""
     python = shell_script(tmp_path / "bin" / "python", 'echo "$PATH"')
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     interpreter = Interpreter(stacks()["fake"].environments["cpu"], python, ())

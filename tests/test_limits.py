@@ -1,4 +1,4 @@
-"""What a stack cannot do: its header says so, the plan knows it, and nothing has to run to be told."""
+"""Limits of a stack: the header declares them, and the plan applies them before anything runs."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_what_marlin_cannot_do_is_known_from_shape_size_and_bits(harness, tmp_pa
 
 
 def on_a_gpu(shape: Shape, stored: int) -> int:
-    """What the estimator says of 10,000 tokens by ExLlamaV2's kernels, of weights of so many bytes."""
+    """The estimate for 10,000 tokens by ExLlamaV2's kernels, with weights of so many bytes."""
     engine = Torch(True, "dynamic", exllama_v2_scratch(shape))
     return round(total_bytes(engine, Model(shape, stored, 0, kv_bytes_per_token(shape)), 10_000))
 

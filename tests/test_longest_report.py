@@ -1,4 +1,4 @@
-"""The chapter on the longest context: what stands beside what, and what theory says, from the real records of
+"""The chapter on the longest context: matched rows and theory, from the real records of
 the published study and made-up searches."""
 
 from __future__ import annotations

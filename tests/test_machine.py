@@ -164,7 +164,7 @@ def test_a_record_without_probes_says_so(harness, config, tmp_path):
 
 
 def inputs(interpreter, device_id: str, threads: int) -> Inputs:
-    """A cell that is ready, as far as a probe cares."""
+    """A cell that is ready for a probe."""
     return Inputs(interpreter, device_id, None, [1], "", {}, threads, 60.0, 200, {})
 
 

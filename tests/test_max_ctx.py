@@ -22,7 +22,7 @@ from harness.campaign.context_search import DeviceLost, MemoryHeadroom, NoHeadro
 from harness.records.write import begun_by
 
 MIB = 2**20
-KV = 65536  # bytes a token: a granule is 16 MiB, far more than what the interpreter's own memory varies by
+KV = 65536  # bytes a token: a granule is 16 MiB, far above the variation of the interpreter's memory
 NOTHING_LEFT = Path("/sys/fs/cgroup")
 
 
@@ -33,7 +33,7 @@ def searched(config: Callable[..., Path], harness: Callable[..., Ran]) -> Callab
     def run(
         *variants: dict[str, Any], code: int = 0, arguments: tuple[str, ...] = (), **protocol: Any
     ) -> Any:
-        # Steps of 2 ms: what a busy machine adds to them is no spill.
+        # Steps of 2 ms: a busy machine's delays are no spill.
         rows = [{"B_ms": 2.0} | variant for variant in variants]
         path = config(*rows, **({"memory_budget": "256MiB"} | protocol))
         ran = harness("max-ctx", path, "--json", *arguments)
@@ -173,7 +173,7 @@ def kept(folder: Path) -> list[records.Stored]:
 
 
 def no_cgroup_is_left() -> bool:
-    """Of ours; others' tests may run beside."""
+    """No cgroup of a process that has ended is left; other tests may run at the same time."""
     until = time.monotonic() + 5
     while left := [
         p for p in NOTHING_LEFT.rglob("harness-*-*") if not Path("/proc", p.name.split("-")[1]).exists()
@@ -288,7 +288,7 @@ def test_a_gpu_that_is_not_there_is_lost_and_one_that_cannot_be_asked_is_refused
 
 
 def cut_off_after(folder: Path, probes: int) -> None:
-    """Make of the one finished search what a kill after so many probes leaves."""
+    """Turn the one finished search into a search killed after so many probes."""
     (record,) = folder.glob("results/**/record.json")
     begun = json.loads(record.read_text())
     begun["search"] = {"probes": begun["search"]["probes"][:probes]}

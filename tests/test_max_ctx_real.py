@@ -1,4 +1,4 @@
-"""The longest context of real stacks under budgets, held against every context around the answer."""
+"""The longest context of real stacks under budgets, against every context around the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.campaign.worker_memory import MemoryLimit
 from harness.stacks.adopted import Interpreter
 from runners.protocol import Done, Request
 
-# Little to compute and much to hold: 32 KiB of KV cache a token beside 46 MB of weights.
+# Little to compute and much to hold: 32 KiB of KV cache a token for 46 MB of weights.
 WIDE = {"arch": "llama", "vocab_size": 512, "hidden_size": 512, "layers": 16}
 WIDE |= {"intermediate_size": 256, "heads": 8, "kv_heads": 8}
 # Grouped heads, a vocabulary whose logits are most of the compute buffer, and matrices that are tied.

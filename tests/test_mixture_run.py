@@ -1,4 +1,4 @@
-"""Mixtures of experts, windows and hybrids measured in llama.cpp: what the records say that a step reads."""
+"""Mixtures of experts, windows and hybrids measured in llama.cpp: the recorded bytes of a step."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parent.parent / "ci" / "nightly.sh"
-# Long enough that waking late, by what a busy machine takes, is no percent of any figure.
+# Long enough that waking late on a busy machine is under a percent of any figure.
 CELL = {"name": "good", "B_ms": 15.0, "prefill_ms": 90.0}
 SHORT = {"new_tokens": 40, "repeats": 3}
 
@@ -98,7 +98,7 @@ def test_nights_of_other_cells_are_not_compared_with_and_no_first_ones(nightly, 
 
 @pytest.mark.slow("nights of whole campaigns, each by the script")
 def test_a_night_waits_for_the_one_before_it_and_is_compared_with_it(nightly, config, tmp_path):
-    """What the other has in OUT is left alone, and its records are looked for when it has ended."""
+    """The other run's files in OUT are left alone, and its records are read after its end."""
     cells = config(CELL, **SHORT)
     elsewhere, results = tmp_path / "elsewhere", tmp_path / "results" / "nightly" / "fake"
     assert nightly(cells, "--first", RESULTS=str(elsewhere)).returncode == 0

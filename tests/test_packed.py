@@ -1,4 +1,4 @@
-"""GPTQ and AWQ checkpoints hold, field by field, the nearest of what the weights were, and come back so;
+"""GPTQ and AWQ checkpoints hold, field by field, the nearest values to the weights, and come back so;
 those of any maker are unpacked to what their fields say, or refused in one sentence."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def element(tensors: dict[str, np.ndarray], name: str, form: str, bits: int, o: 
 
 
 def nearest(weight: np.ndarray, bits: int, group_size: int = GROUP) -> np.ndarray:
-    """What a weight is when rounded to the nearest of 2**bits values symmetric to zero, as float16."""
+    """A weight rounded to the nearest of 2**bits values symmetric to zero, as float16."""
     n_out, n_in = weight.shape
     groups = weight.reshape(n_out, n_in // group_size, group_size).astype(np.float64)
     largest = abs(groups).max(axis=2, keepdims=True)

@@ -1,5 +1,5 @@
 """The real auto-gptq, autoawq and gptqmodel on a CPU: small packed checkpoints, each kernel as it runs. What
-these, transformers and bitsandbytes load is what the files hold and the name says, or it is not measured."""
+these, transformers and bitsandbytes load matches the files and the name, or is not measured."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_one_campaign_has_each_kernel_as_it_ran_and_says_why_the_others_did_not(
     assert max(d["relative_error"] for d in checked["autoawq torch"]["check"]["depths"]) < 0.01
 
 
-# --- what is stored, and what the name says
+# --- stored types against names
 
 
 MATRIX = "model.layers.0.mlp.down_proj"

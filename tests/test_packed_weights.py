@@ -1,4 +1,4 @@
-"""GPTQ and AWQ checkpoints: what is told of one, what is refused before it is loaded, and those made here."""
+"""GPTQ and AWQ checkpoints: their facts, refusals before loading, and those made here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEED = 7  # of no other test's synthetic weights: the cache is shared
 
 
 def cell(stack: str, path: Path | None = None, **options: Any) -> plan.Cell:
-    """As test_weights.cell, of a seed of its own."""
+    """Like test_weights.cell, with another seed."""
     found = cell_of(stack, path, **options)
     if path is not None:
         return found
@@ -58,7 +58,7 @@ def packed_entries(shape: decoder.Shape, packing: Packing) -> dict[str, ENTRY]:
 
 
 def write_packed(folder: Path, settings: dict[str, Any], beside: str = "", **changed: ENTRY | None) -> Path:
-    """A checkpoint packed as `settings` say, in config.json or in a file beside it; `changed`: tensors of
+    """A checkpoint packed as `settings` say, in config.json or in a separate file; `changed`: tensors of
     LAYER that are others, or missing."""
     folder.mkdir(exist_ok=True)
     packing = packing_in(settings, method=PACKING_FILES.get(beside))

@@ -1,4 +1,4 @@
-"""The page in a real browser: it opens offline, and does what a reader asks. Skipped where there is none."""
+"""The page in a real browser: it opens offline, and reacts to a reader. Skipped where there is none."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def path(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Reader:
-    """A page that is open, and what it asked for and complained of."""
+    """An open page, with its requests and errors."""
 
     def __init__(self, browser: Any, path: Path, **options: Any) -> None:
         self.context = browser.new_context(offline=True, **options)
@@ -387,7 +387,7 @@ def test_on_a_phone_a_tap_reads_a_value_and_a_finger_scrolls_the_page(opened, pa
     reader = opened(path, **PHONE | TOUCHED)
     figure = reader.figure(0)
     figure.locator(".plot").evaluate("plot => plot.scrollIntoView()")
-    reader.page.wait_for_timeout(1000)  # a tap beside a scroll, or figures being drawn, would miss
+    reader.page.wait_for_timeout(1000)  # a tap during a scroll or a redraw would miss
     x, y = reader.plot(figure, POINT)
     reader.page.touchscreen.tap(x, y)
     figure.locator(".hoverlayer .hovertext").first.wait_for()

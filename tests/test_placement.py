@@ -1,4 +1,4 @@
-"""Experts on the CPU and the rest on a GPU: where each tensor goes, what a step reads of each side, whether a
+"""Experts on the CPU and the rest on a GPU: where each tensor goes, a step's bytes on each side, whether a
 stack put it there, and what is said of a placement that cannot be meant."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Perplexity, KL divergence and agreement from logits: held against plain formulas and bounds."""
+"""Perplexity, KL divergence and agreement from logits, against plain formulas and bounds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """A Raspberry Pi is known by its name, its profiles fit its memory and two hours, its card is spared, and all
-packages have wheels for it. Nothing here runs on one: what a Pi says is made up from what one has said."""
+packages have wheels for it. Nothing here runs on one: a Pi's replies are made up from a real Pi's."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_board_is_not_taken_for_another_whose_name_begins_alike():
 
 
 def on_a_pi(board: str, share_of_sheet: float) -> tuple[dict, dict]:
-    """A record and its row: a series that reads its weights at a share of what the board's memory allows."""
+    """A record and its row: a series that reads its weights at a share of the memory's bandwidth."""
     made = copy.deepcopy(GOLDEN) | {"device": "cpu", "tokens": 3000}
     made["machine"] |= {"cpu": f"{board} Model B Rev 1.1", "last_level_cache_bytes": 0}
     made["workload"] |= {"prompt_tokens": 25, "new_tokens": 3000}

@@ -1,4 +1,4 @@
-"""README and docs say what the code says: commands, options, exit codes, modules, links."""
+"""README and docs agree with the code: commands, options, exit codes, modules, links."""
 
 from __future__ import annotations
 

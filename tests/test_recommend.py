@@ -675,7 +675,7 @@ def test_a_proof_measures_and_keeps_what_came_of_it(harness, tmp_path, llamacpp_
     ran = harness("recommend", *given, "--prove", "1")
     assert ran.code == 0, ran.err
     assert "llamacpp " in ran.out
-    # A busy machine may leave no repeat that is ok; then the sentence says so.
+    # A busy machine may leave no ok repeat; then the sentence reports it.
     kept = tmp_path / "results" / recommend_candidates.FOLDER / answer.NAME
     assert kept.exists() or "no measurement is ok" in ran.err
     again = harness("recommend", *given)

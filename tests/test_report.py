@@ -1,4 +1,4 @@
-"""What a report says and draws of synthetic studies, without a browser (that is test_page.py)."""
+"""Text and drawings of a report on synthetic studies, without a browser (that is test_page.py)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def column(heading: str) -> tables.Column:
         ("B ms", {"B_ms": 12.345}, "12.35"),
         ("B ms", {}, "-"),
         ("B ms", {"status": "oom", "reasons": ["CUDA out of memory"]}, "oom"),
-        ("B ms", {"status": "oom", "B_ms": 12.0}, "12.00"),  # it stopped early, and is fitted on what it has
+        ("B ms", {"status": "oom", "B_ms": 12.0}, "12.00"),  # it stopped early; the fit uses its tokens
         ("B ms", {"status": "error", "reasons": ["no kernel"]}, "error: no kernel"),
         ("B MBU, spec", {"status": "error", "reasons": ["no kernel"]}, "-"),
         ("B 95%", {"B_ci95_ms": [12.0, 12.5]}, "12.00 to 12.50"),

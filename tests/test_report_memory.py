@@ -1,4 +1,4 @@
-"""The chapter on memory: parts, rests and slopes of made-up attributions, beside the sizes of the study."""
+"""The chapter on memory: parts, rests and slopes of made-up attributions, with the study's sizes."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def generated(stack: Callable, name: str, path: Path) -> list[int]:
 
 
 def check_up_to_a_near_tie(ids: list[int], rows: np.ndarray) -> None:
-    """Each of the ids is what the row of logits before it picks; up to two that are nearly equal."""
+    """Each id is the choice of the logits before it, up to two that are nearly equal."""
     for token, row in zip(ids, rows[len(PROMPT) - 1 :], strict=False):
         if token != row.argmax():
             assert row.max() - row[token] < 1e-3 * row.std()

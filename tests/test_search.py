@@ -216,7 +216,7 @@ def test_two_depths_foretell_nothing() -> None:
 
 
 def test_memory_that_nobody_can_tell_so_closely_is_not_crept_up_on() -> None:
-    """As of a tiny model, whose granule is less than what a process takes by chance."""
+    """As of a tiny model, whose granule is below a process's random variation."""
     limit = limit_at(500.5)
 
     def chance(n_ctx: float) -> float:  # what fits seems to have left next to nothing, each time
@@ -227,4 +227,4 @@ def test_memory_that_nobody_can_tell_so_closely_is_not_crept_up_on() -> None:
         fits = true_need(n_ctx) <= limit
         tries.append(Try(n_ctx, fits, round(chance(n_ctx)) if fits else None))
     assert longest(SPACE, tries) == 500 * 256
-    assert len(tries) <= 7 + 2 * 10  # what it is patient for, leaps, and a bisection back
+    assert len(tries) <= 7 + 2 * 10  # patience, leaps, and a bisection back

@@ -110,7 +110,7 @@ def test_a_device_clock_of_another_length_or_without_its_series_is_a_reason():
 
 
 def said(device_ns: Any) -> WorkerReport:
-    """What a controller has seen of two tokens and a Done with these times."""
+    """A controller's view of two tokens and a Done with these times."""
     facts = {"counters": {"device_ns": device_ns}, "facts_after": {}, "start_ns": 0, "flushes": []}
     facts |= {"warmup": {"agreed": True}, "major_faults": 0}
     seen = WorkerReport()

@@ -1,4 +1,4 @@
-"""Files that others wrote, or can write beside ours: checkpoints, tokenizers, locks, the cache."""
+"""Files that others wrote, or can write next to ours: checkpoints, tokenizers, locks, the cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from runners.weights.safetensors import staged
 
 # --- what is loaded -----------------------------------------------------------------------------------------
 
-# What a library may prefer to the files that were checked: pickles, other safetensors, a LoRA.
+# Files that a library may prefer to the checked ones: pickles, other safetensors, a LoRA.
 OTHERS = (
     *("pytorch_model.bin", "pytorch_model.bin.index.json", "gptq_model-4bit-128g.safetensors"),
     *("autogptq_model.safetensors", "consolidated.safetensors", "adapter_config.json"),

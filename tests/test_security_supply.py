@@ -1,4 +1,4 @@
-"""Packages, settings and configs of strangers: what they decide, what they see, whether they run code."""
+"""Packages, settings and configs of strangers: their effects, their view, whether they run code."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_firmware_that_hangs_is_given_up(tmp_path, vcgencmd):
 
 
 class FakeNvml(SimpleNamespace):
-    """What the sampler asks of pynvml, on a driver that is older and a device that knows less."""
+    """The sampler's calls of pynvml, with an older driver and a simpler device."""
 
     NVMLError = pynvml.NVMLError
     NVMLError_FunctionNotFound = pynvml.NVMLError_FunctionNotFound

@@ -1,4 +1,4 @@
-"""The summary's sentences beside the tables of the same report: no figure stands in a sentence alone, and no
+"""The summary's sentences against the tables of the same report: no figure is in a sentence alone, and no
 cell is called the best that its figures do not tell apart from the next."""
 
 from __future__ import annotations

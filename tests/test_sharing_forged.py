@@ -39,7 +39,7 @@ def test_the_honest_bundle_is_accepted():
     assert reasons(HONEST) == ""
 
 
-# What the file itself shows
+# Signs in the file itself
 
 FILES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut in the middle": (lambda raw: raw[: len(raw) // 2], "cut off or damaged"),
@@ -112,7 +112,7 @@ def test_more_files_than_a_bundle_may_have_are_refused(tmp_path):
     assert "more than 20,000 files" in reasons(forgery.write(tmp_path / "f.tar.zst", claims=False))
 
 
-# What the manifest shows
+# Signs in the manifest
 
 
 def _edit_unhashed(forgery: Forgery) -> None:

@@ -212,7 +212,7 @@ def test_layers_that_draft_tokens_are_not_loaded(tmp_path):
     assert {tensor.name for tensor in found.tensors} == set(stored)
 
 
-# --- what a stack does not load or convert ------------------------------------------------------------------
+# --- files that no stack loads or converts ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "loads"), [("llava", False), ("mistral3", False), ("gemma3", True)])

@@ -1,4 +1,4 @@
-"""Synthetic checkpoints: exact in size, sane in value, the same every time, read back as what they are."""
+"""Synthetic checkpoints: exact in size, sane in value, the same every time, read back unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The theory: every published table again, floors by brute force, and what `harness theory` says of names."""
+"""The theory: every published table again, floors by brute force, and names in `harness theory`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from harness.theory.memory import Form
 from harness.theory.rows import Ask
 from harness.theory.tensors import Tensor
 
-# A model with GQA, its queries wider than its hidden size, and what it takes by hand: queries of 4 x 32, keys
+# A model with GQA, its queries wider than its hidden size, and its memory by hand: queries of 4 x 32, keys
 # and values of 2 x 32.
 MODEL = Shape(
     "llama", 1000, hidden_size=64, layers=3, intermediate_size=192, heads=4, kv_heads=2, head_dim=32

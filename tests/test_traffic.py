@@ -1,4 +1,4 @@
-"""What a decode step reads: bytes as loaded, caches read once, in full, copied or up to a window."""
+"""Bytes that a decode step reads: as loaded, caches read once, in full, copied or up to a window."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N_CTX = 10_000
 
 
 def loaded(**facts: Any) -> dict[str, Any]:
-    """What a stack says that counts its own bytes."""
+    """Facts of a stack that counts its own bytes."""
     sizes = {"model_bytes": WEIGHTS + 600_000_000, "parameters": 8_000_000_000, "tied": False}
     sizes |= {"input_embedding_bytes": 600_000_000, "kv_bytes_per_token": KV, "quant": "nf4"}
     options = {"n_ctx": N_CTX, "threads": 1}

@@ -201,7 +201,7 @@ def test_the_fastest_setting_is_found_with_its_gain_and_how_to_run_it(harness, c
     assert ran.code == 0, ran.err
     assert "B_ms=2.0 is significantly faster than the defaults: +50.0% tok/s, 95% CI" in ran.out
     assert "config row: {stack: fake, B_ms: 2.0, clock: virtual}" in ran.out
-    assert "command:" not in ran.out  # the fake has no program of its own
+    assert "command:" not in ran.out  # the fake has no separate program
     of = [each["campaign"] for each in stored(tmp_path / "results")]
     assert len({each["id"] for each in of}) == 1
     assert {each["name"] for each in of} == {"fake-tune"}
@@ -246,7 +246,7 @@ def test_defaults_that_crash_end_it(harness, config):
 
 
 def test_more_threads_than_cpus_are_measured_as_what_they_are(harness, config, tmp_path):
-    """Their waiting for each other is no disturbance of the machine, but what the setting costs."""
+    """Threads that wait for each other are no disturbance, but a cost of the setting."""
     count = tmp_path / "disturbed"
     count.write_text("1000")
     cells = config(CELL | {"threads": 4096, "B_ms": 6.0})

@@ -1,4 +1,4 @@
-"""Weights in either format: what a folder says, what is made of it, and what is said where that fails."""
+"""Weights in either format: facts of a folder, conversions, and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_checkpoint(folder: Path, shape: decoder.Shape = TINY, **changed: Any) 
 
 
 def write_tokenizer(folder: Path, vocabulary: int = 300) -> Tokenizer:
-    """A byte-level BPE of its own, as the tokenizers library saves it."""
+    """A small byte-level BPE, as the tokenizers library saves it."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -458,7 +458,7 @@ def test_a_7b_in_4_bits_takes_what_is_known_of_it():
 def test_a_mixture_whose_keys_contradict_each_other_is_refused_before_it_is_measured(
     harness, llamacpp_interpreter, tmp_path
 ):
-    """What a token reads of it is not known: all of it as read would be several times what memory gives."""
+    """A token's share of experts is unknown: reading all weights would exceed the bandwidth several times."""
     writer = gguf_writer(tmp_path / "mixture.gguf", TINY)
     writer.add_expert_count(8)
     write(writer, of_shape(TINY))

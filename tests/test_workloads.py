@@ -44,7 +44,7 @@ def mistake(tmp_path: Path, *workloads: str, **keys: Any) -> str:
     return str(wrong.value).replace(f"{tmp_path}/", "")
 
 
-# What they mean
+# Meaning
 
 
 def test_lengths_depths_and_shares_are_read_as_they_are_written(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class FirstTokenRow(TypedDict):
 
 
 class Utilisation(TypedDict):
-    """Of the data sheet's rates at a pass of `n` tokens; `mbu_measured`: of the bandwidth measured here."""
+    """Shares of the data sheet's rates at a pass of `n` tokens; `mbu_measured`: of the measured bandwidth."""
 
     n: int
     ms: float
@@ -150,7 +150,7 @@ class TaskRow(TypedDict):
 
 
 class SurfaceFigures(TypedDict):
-    """Of workloads whose result is a table."""
+    """Figures of workloads whose result is a table."""
 
     passes: list[PassRow]
     depths: DepthsRow | None
@@ -159,7 +159,7 @@ class SurfaceFigures(TypedDict):
 
 # The rows of each table that records become: every column with its type. Missing values are null.
 #
-# They are plain dicts, as they are written to JSON.
+# Rows are plain dicts, as they are written to JSON.
 
 
 Disturbance = Literal["cpu", "quota", "memory", "heat", "warmup", "suspend"]
@@ -202,7 +202,7 @@ class SpikesRow(TypedDict):
 
 
 class Figures(TypedDict):
-    """Of one series; see series.latency."""
+    """Figures of one series; see series.latency."""
 
     n_tokens: int | None
     last_n: int | None
@@ -266,7 +266,7 @@ class Counted(Outcome):
 
 
 class Identity(Variant):
-    """Of every row of one kind of record; see records.identity."""
+    """Columns of every row of one kind of record; see records.identity."""
 
     cell: str
     machine: str
@@ -299,7 +299,7 @@ class Growth(TypedDict):
 
 
 class Sizes(TypedDict):
-    """As the stack reports them, or as published."""
+    """Sizes as the stack reports them, or as published."""
 
     prefill_ms: float | None
     file_bytes: int | None
@@ -521,7 +521,7 @@ class MemoryGrowth(TypedDict):
 
 
 class Attribution(MemoryGrowth, Ended):
-    """Where the memory of a cell goes; see records.attribution."""
+    """The parts of a cell's memory; see records.attribution."""
 
     cell: str
     machine: str

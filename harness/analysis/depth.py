@@ -80,7 +80,7 @@ def _by_time(table: Columns) -> list[Flag]:
 
 
 def passes(found: Sequence[Columns]) -> list[PassRow]:
-    """Of prefill; those of several repeats count together."""
+    """The passes of prefill; passes of several repeats are pooled."""
     ms: dict[tuple[int, int], list[float]] = {}
     for columns in found:
         for depth, n, ns in zip(
@@ -94,7 +94,7 @@ def passes(found: Sequence[Columns]) -> list[PassRow]:
 
 
 def depths(found: Sequence[Columns]) -> DepthsRow | None:
-    """Of windows; those of several repeats count together."""
+    """The depths of windows; windows of several repeats are pooled."""
     if (of := windows.analyse_windows(_joined(found))) is None:
         return None
     return {
@@ -134,7 +134,7 @@ def surface_figures(table: Columns) -> Figures | None:
 
 
 def tasks(given: Sequence[Columns]) -> list[TaskRow]:
-    """Of turns: a conversation without its prefix kept, and one with it; medians over repeats."""
+    """The conversations of turns: one without its prefix kept, and one with it; medians over repeats."""
     rows = _by_row(_joined(given))
     found = []
     for reuse in sorted({row["reuse"] for row in rows}):

@@ -58,10 +58,10 @@ def pooled(spreads: Sequence[Spread]) -> Spread:
 
 
 def moderated(spreads: Mapping[Name, Spread | None]) -> dict[Name, Spread]:
-    """Each variance shrunk towards the usual one, the more so the more similar all variances are.
+    """Shrink each variance towards the usual one, the more so the more similar all variances are.
 
-    The result is the mean of both, weighted by degrees of freedom. It has the sum of their degrees of
-    freedom, at most those of all cells together. A cell without a variance gets the usual one. Fewer
+    The result is the mean of both, weighted by degrees of freedom. Degrees of freedom add up, to at most
+    those of all cells together. A cell without a variance gets the usual one. Fewer
     than two known variances are returned as they are.
     """
     known = {name: own.floored for name, own in spreads.items() if own is not None}
@@ -225,7 +225,7 @@ def _fitted(table: Floats) -> tuple[Floats, Floats]:
 #
 # Three sources of noise: repeats (processes) within a campaign, each cell's own shift from campaign to
 # campaign, and a shift that all cells of a campaign share (the machine's day). A cell's whole change has all
-# three in its interval. Its change beyond the other cells is free of the third, where enough cells agree.
+# three in its interval. The change beyond the other cells is free of the third, where enough cells agree.
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -302,7 +302,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Differences:
-    """By cell; and the shared shift, null: too few cells, or they do not agree."""
+    """Differences by cell, and the shared shift; null: too few cells, or no agreement."""
 
     cells: Mapping[str, Difference]
     shared: Shared | None
@@ -372,7 +372,7 @@ def beyond(found: Sequence[Change], bound: float) -> int:
 
 
 def significant(found: Mapping[Key, Difference]) -> dict[Key, list[Change]]:
-    """By name, those changes (whole, own) that are statistically significant among all."""
+    """The changes (whole, own) that are statistically significant among all, by name."""
     every = {
         (name, number): change
         for name, each in found.items()
@@ -564,7 +564,7 @@ class _Level:
 def _directions(
     levels: Mapping[str, _Level], nights: Mapping[str, Sample], bound: float, prior: float
 ) -> dict[str, int]:
-    """By cell of `nights`: 1 where it is significantly slower than its level, -1 faster, else 0."""
+    """For each cell of `nights`: 1 if it is significantly slower than its level, -1 if faster, else 0."""
     pairs = {
         name: (levels[name].sample, night)
         for name, night in nights.items()
@@ -584,7 +584,7 @@ FEWEST_ROUNDS = 8  # a variance from fewer may come out small by chance, and wou
 
 
 def changes(rounds: Mapping[str, Sequence[float]], confidence: float = CONFIDENCE) -> dict[str, Change]:
-    """By pair: the change from the differences of the costs (B minus A) in each round; at least one each. The
+    """The change by pair, from differences of costs (B minus A) in each round, at least one for a pair. The
     spread of the differences is moderated over the pairs. `confidence`: of the intervals."""
     known = {name: spread([Repeats(values)]) for name, values in rounds.items()}
     spreads = moderated(known)

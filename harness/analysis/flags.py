@@ -217,19 +217,19 @@ def _slope(W: float, slope_ms: float) -> Flag:
 
 
 def rotary_notes(record: Record) -> list[Flag]:
-    """That llama.cpp rotates positions otherwise than the model's config.json says."""
+    """A flag where llama.cpp rotates positions differently from the model's config.json."""
     off = record["model"]["weights"].get("yarn_difference")
     return [Warnings.yarn_rounded.flag(off=off)] if off else []
 
 
-# The choices of a mixture's routers, and how far its speed stands for real text. Pure.
+# The choices of a mixture's routers, and how well its speed represents real text. Pure.
 
 
 PINNED = 0.5  # fewer than this share of the experts that an even choice is expected to use
 
 
 def routing_notes(record: Record) -> list[Flag]:
-    """That random routers choose more evenly than trained ones, and that one repeated token was measured."""
+    """Flags where random routers choose more evenly than trained ones, or one repeated token was measured."""
     found = done_of(record).get("routing")
     if not found or not found["layers"] or not found["tokens"]:
         return []

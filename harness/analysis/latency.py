@@ -238,7 +238,7 @@ def _is_sweep(n: Floats) -> bool:
 
 
 def _starts(n: Floats) -> NDArray[np.intp]:
-    """Where each run of neighbouring positions begins."""
+    """The begin of each run of neighbouring positions."""
     return np.flatnonzero(np.diff(n, prepend=-np.inf) > 1)
 
 
@@ -340,7 +340,7 @@ def both_flat(shape: Shape, level: float) -> bool:
 def jump(shape: Shape | None) -> tuple[float, float] | None:
     """The levels in ms before and after a jump that the workload does not explain; null: no jump.
 
-    The level changes by over a tenth of what the line rises (of flat segments: by over 2%), while the slope
+    The level changes by over a tenth of the line's rise (of flat segments: by over 2%), while the slope
     stays or changes in proportion: the machine's speed changed.
     """
     if shape is None or shape.name != "mode change":
@@ -390,8 +390,8 @@ def _lasting(n: Floats, usual: Floats) -> int | None:
 
 # How much did the machine slow down along a run, and what do B and W become without it? Pure.
 #
-# The first tokens are decoded again after the timed part: the same work, so what differs is the machine. It
-# is taken to have changed in proportion to time between the two windows, as a device does that warms at a
+# The first tokens are decoded again after the timed part: the same work, so only the machine differs. The
+# machine is assumed to change in proportion to time between the two windows, as a device does that warms at a
 # constant rate for the length of a run. The rates are in docs/validation.md, the script is
 # benchmarks/validity/drift.py.
 
@@ -419,8 +419,8 @@ class Drift:
 
 
 def measured(before: Floats, after: Floats) -> Drift | None:
-    """From the latencies of the same tokens before and after; null for fewer than 48. Medians of 16 ratios
-    ignore spikes; Student's t over these."""
+    """The drift between latencies of the same tokens, before and after; null for fewer than 48. Medians of
+    16 ratios ignore spikes; Student's t over the medians."""
     count = min(len(before), len(after))
     if count < FEWEST_MEANS * MEANS_OF:
         return None

@@ -83,7 +83,7 @@ def _quantiles(errors: Floats, weights: Floats, freedom: int, confidence: float)
 
 @lru_cache(maxsize=4)
 def _candidates(count: int, size: int) -> _Candidates:
-    """Of `count` means of `size` tokens each."""
+    """Candidates for `count` means of `size` tokens each."""
     place = np.arange(count)
     covariances, odds = [np.eye(count)], [1.0]
     longest = max(LONGEST_MEMORY, count * size * LONGEST_SHARE)
@@ -93,7 +93,7 @@ def _candidates(count: int, size: int) -> _Candidates:
         for ratio in CORRELATED:
             covariances.append(np.eye(count) + ratio * correlated)
             odds.append(ODDS_CORRELATED / len(memories) / len(CORRELATED))
-    # Means of a walk over each block: its variance at the middle, less a sixth for what the mean smoothes.
+    # Means of a walk over each block: its variance at the middle, less a sixth for the smoothing by the mean.
     walk = (np.minimum(place[:, None], place) + 0.5 - np.eye(count) / 6) / count
     for ratio in WALKS:
         covariances.append(np.eye(count) + ratio * walk)
@@ -194,8 +194,8 @@ def interval(x: Floats, ms: Floats) -> Interval | None:
 
 
 def interval_of_points(x: Floats, ms: Floats) -> Interval | None:
-    """Of least squares through a few independent points, by Student's t of their residuals; null for fewer
-    than three."""
+    """The interval of least squares through a few independent points, by Student's t of the residuals; null
+    for fewer than three."""
     if len(ms) < FEWEST_POINTS:
         return None
     line, freedom = least_squares(x, ms), len(ms) - 2
@@ -358,7 +358,7 @@ def _longest(row: AnyRow) -> float | None:
 
 
 def _perplexity(row: AnyRow) -> float | None:
-    """Of a score; the rows of repeats have it from there."""
+    """The perplexity of a score, from which rows of repeats take it."""
     return _positive(row["perplexity"]) if is_score(row) else None
 
 
@@ -667,7 +667,7 @@ def copies(ms: NDArray[np.float64]) -> int:
 
 
 def _different(values: NDArray[np.intp]) -> NDArray[np.int64]:
-    """At least how many different values each block has: those that the tokens of a block before it lack."""
+    """A lower bound on each block's different values: those that the tokens of a block before it lack."""
     order = np.argsort(values, kind="stable")
     apart = np.diff(order)
     recent = order[1:][(np.diff(values[order]) == 0) & (apart < COPIES_BLOCK)]

@@ -1,4 +1,4 @@
-"""Where the memory of a repeat went."""
+"""Account for the memory of a repeat."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def _line(n: Any, held: Any, free: int) -> float | None:
 
 # Split a worker's memory into parts, once loaded and at the peak: records -> parts in bytes. Pure.
 #
-# The total is the resident set on a CPU. On a GPU it is the device's memory in use, less that before the
-# worker started. `unattributed` is the total minus the parts. It is negative where the parts add up to more
-# than the total: parts are never scaled to fit. `by_difference` names an inferred part, computed as the
+# The total is the resident set on a CPU. On a GPU the total is the device's memory in use, less that before
+# the worker started. `unattributed` is the total minus the parts, and negative where the parts add up to
+# more than the total: parts are never scaled to fit. `by_difference` names an inferred part, computed as the
 # total minus the reported parts; `unattributed` is then null. docs/concepts/memory.md defines the parts.
 
 
@@ -98,11 +98,11 @@ PARTS = ("weights", "kv", "compute", "workspace", "slack", "runtime")
 
 
 def attribution_row(cell: Cell, record: Record, times: TokenTimes, samples: Columns) -> Attribution:
-    """Where the memory of a cell goes. `record`: the one behind the cell's row; `times`, `samples`: of
-    its tokens, and its memory samples, each empty where missing.
+    """Account for a cell's memory. `record`: the record behind the cell's row; `times`, `samples`: of its
+    tokens, and its memory samples, each empty where missing.
 
     `loaded` and `peak` have total_bytes, parts (null: not reported), by_difference (names of parts),
-    unattributed_bytes and unattributed_share. They are null where the worker did not get that far. Published
+    unattributed_bytes and unattributed_share. Both are null where the worker did not get that far. Published
     figures have sizes only.
     """
     growth = MemoryGrowth(measured_bytes_per_token=None, not_measured=None)
@@ -139,7 +139,7 @@ def attribution_row(cell: Cell, record: Record, times: TokenTimes, samples: Colu
 
 
 def _reported(figures: Reported) -> Moment | None:
-    """Published sizes. They come from several runs, so unattributed memory is unknown."""
+    """Published sizes, which come from several runs, so that unattributed memory is unknown."""
     buffers = {"weights": figures.get("model_buffer_bytes"), "kv": figures.get("kv_buffer_bytes")}
     total = figures.get("vram_bytes")
     known = total is not None or any(value is not None for value in buffers.values())

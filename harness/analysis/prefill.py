@@ -58,7 +58,7 @@ class Fit:
 
     @property
     def ridges(self) -> Floats:
-        """By draw, where slope n + quadratic n^2 = plateau; infinite without a slope."""
+        """The ridge of each draw, where slope n + quadratic n^2 = plateau; infinite without a slope."""
         plateau, slope, quadratic = self.coefficients.T
         with np.errstate(divide="ignore", invalid="ignore"):
             found = 2 * plateau / (slope + np.sqrt(slope**2 + 4 * quadratic * plateau))
@@ -157,8 +157,8 @@ def _bic(n: Floats, ms: Floats, fit: Fit, terms: int) -> float:
 #
 # A pass over n tokens takes max(plateau, plateau + slope (n - r) + quadratic (n^2 - r^2)) ms. The ridge
 # point is where computing alone, slope n + quadratic n^2, takes as long as the plateau: there the roofs of
-# the rate, n / plateau and 1 / slope, cross. It does not depend on whether computing overlaps with reading
-# or follows it.
+# the rate, n / plateau and 1 / slope, cross. The ridge point is the same whether computing
+# overlaps with reading or follows it.
 #
 # One kernel's latency bends upwards. Where it rises steeply and then far less, a stack has changed to
 # another kernel; plateau, slope and ridge are those of the last one. docs/validation.md has the coverage of
@@ -221,7 +221,7 @@ class Prefill:
 def analyse(
     n: Floats, ms: Floats, rounds: Floats, chunk: int | None = None, changes_after: int | None = None
 ) -> Prefill:
-    """Of passes at one depth; needs at least one. `chunk`: tokens that the stack computes at once; a longer
+    """Analyse passes at one depth, at least one. `chunk`: tokens that the stack computes at once; a longer
     prompt takes several passes (llama.cpp's n_ubatch). `changes_after`: the longest pass before a known
     change of kernel, which nothing is extrapolated across. Raises ValueError for latencies that are not
     positive."""
@@ -342,8 +342,8 @@ def _no_basis(target: int, found: Prefill, fit: Fit | None, changes_after: int |
 
 
 def _extrapolated(target: int, fit: Fit | None, of_prompts: Fit | None, chunk: int | None) -> Floats:
-    """By draw: along prompts of several chunks where they were measured, else chunk by chunk, where what
-    attention to earlier chunks adds is left out."""
+    """Extrapolate by draw, along measured prompts of several chunks, else chunk by chunk without the cost of
+    attention to earlier chunks."""
     if of_prompts is not None:
         return of_prompts.at(target)
     assert fit is not None

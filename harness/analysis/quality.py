@@ -22,7 +22,7 @@ from harness.base.text import plural
 from harness.records.kinds import Depth, Record
 from harness.records.parts import StackFacts
 
-# A variant's logits against those of its own weights, dequantized: are kernels and file right? Pure.
+# Compare a variant's logits with those of its weights, dequantized: are kernels and file right? Pure.
 #
 # Both have the same weights, so only arithmetic may differ, far less than the error of a quantized type.
 # The file itself is compared with the 16-bit weights, tensor by tensor and setting by setting.
@@ -353,7 +353,7 @@ def agreement_verdict(record: Record) -> tuple[str, str | None]:
 
 
 def _not_heard(record: Record) -> list[str]:
-    """Of a mixture whose experts the reference could not follow."""
+    """A note on a mixture whose experts the reference could not follow."""
     if not is_free(record, record["check"]):
         return []
     return ["its stack does not report the experts it chose, and a router near a tie may choose others"]

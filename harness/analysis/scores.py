@@ -111,7 +111,7 @@ def scores(logits: Logits, targets: Sequence[int], reference: Kept | None) -> Sc
 
 
 def nats_below(codes: Floats) -> Floats:
-    """Distances from the most likely token that codes stand for."""
+    """Decode distances from the most likely token."""
     return RANGE_NATS * (codes / CODES) ** 2
 
 
@@ -206,7 +206,7 @@ def change(base: Sequence[float], new: Sequence[float], level: float) -> tuple[f
 
 
 def loss_nats(windows: Sequence[Scores]) -> float:
-    """By how much the mean KLD may be off, because the reference is kept in 16 bits."""
+    """The possible error of the mean KLD from a reference stored in 16 bits."""
     return float(np.mean([each.loss for each in windows]))
 
 

@@ -17,7 +17,7 @@ from harness.analysis.line import least_squares
 
 # Split the time of a token into a fixed cost, which quantization does not reduce, and a bandwidth. Pure.
 #
-# Across the quantizations of one model in one stack, B against the bytes that a step reads is a line. Its
+# Across the quantizations of one model in one stack, B against the bytes that a step reads is a line. The
 # intercept is the time of kernel launches, the host and small kernels; its slope gives the achieved
 # bandwidth. Across the models of one stack, 1 / W against bytes of KV cache per token gives the same for
 # attention.
@@ -97,7 +97,7 @@ def _fitted(
 #
 # One option at a time: its values race against the best setting so far, at every look the worse half goes,
 # and the winner becomes the best so far. The best is then measured against the defaults in rounds that took
-# no part in choosing it. These alone give its gain and decide, so what was tried before cannot make a false
+# no part in choosing it. Only these rounds give the gain and decide, so earlier trials cannot make a false
 # winner.
 
 
@@ -172,11 +172,11 @@ class Race:
             self._judge()
 
     def costs(self, setting: Setting) -> list[float]:
-        """Of the rounds in which it has a valid figure."""
+        """The costs of a setting in rounds with a valid figure."""
         return [cost for cost in self._costs.get(setting, ()) if cost is not None]
 
     def differences(self, setting: Setting, against: Setting) -> list[float]:
-        """Its cost minus that of another, in each round that has both; all settings begin in one round."""
+        """A setting's cost minus another's, in each round that has both; all settings begin in one round."""
         both = zip(self._costs.get(setting, ()), self._costs.get(against, ()), strict=False)
         return [a - b for a, b in both if a is not None and b is not None]
 

@@ -199,7 +199,7 @@ def _share(record: Record, ceiling: float | None, cached: int) -> float | None:
 
 
 def cache_bytes(record: Record) -> int:
-    """Of a CPU's last-level cache; 0 on a GPU, or where it is not known."""
+    """Bytes of a CPU's last-level cache; 0 on a GPU, or where unknown."""
     return (record["machine"].get("last_level_cache_bytes") or 0) if record.get("device") == "cpu" else 0
 
 
@@ -271,7 +271,7 @@ def _weights(record: Record) -> StackFacts | Header:
 
 
 def _known_step(record: Record) -> floors.Demand | None:
-    """Of a model that is not dense; null for others, and where its bytes are not known."""
+    """The demand of a step of a model that is not dense; null for others, and where bytes are unknown."""
     decoder, weights = _decoder(record), weight_bytes_per_token(record)
     if decoder is None or weights is None:
         return None

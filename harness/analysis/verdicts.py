@@ -396,7 +396,7 @@ def _misplaced(misplaced: Sequence[Misplaced]) -> Flag:
 
 def _splits(device: str, facts: StackFacts) -> list[Flag]:
     """Operations without a kernel for the GPU: llama.cpp runs them on the CPU, whatever it reports of layers.
-    Its graph is split at each change of device."""
+    The graph is split at each change of device."""
     most = max((facts.get("graph_splits") or {}).values(), default=0)
     if device == "cpu" or most <= OFFLOADED_SPLITS:
         return []
@@ -623,7 +623,7 @@ def _weights(record: Record) -> list[Flag]:
 
 
 def other_options(requested: Options, facts: StackFacts) -> list[Flag]:
-    """Switches, names and thread counts that the stack resolved differently. It may round sizes."""
+    """Switches, names and thread counts that the stack resolved differently. Sizes may be rounded."""
     resolved: Mapping[str, object] = facts.get("options") or {}
     given = {k: v for k, v in requested.items() if isinstance(v, bool | str) or k == "threads"}
     changed = [k for k, v in given.items() if resolved.get(k) is not None and resolved[k] != v]

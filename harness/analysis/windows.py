@@ -48,7 +48,7 @@ class Windows:
 
 
 def analyse_windows(columns: Mapping[str, Sequence[int]]) -> Windows | None:
-    """Of the columns `round`, `depth`, `n`, `latency_ns` of a table; null without a row."""
+    """Analyse a table's columns `round`, `depth`, `n`, `latency_ns`; null without a row."""
     depth, number, n, ns = (
         np.asarray(columns.get(k, ()), float) for k in ("depth", "round", "n", "latency_ns")
     )

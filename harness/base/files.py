@@ -20,7 +20,7 @@ from typing import IO, Any, BinaryIO
 # Exceptions that end a command: the message is for the user.
 
 
-# What code raises that meets values of a file which nobody thought of.
+# Exceptions of code that meets unforeseen values of a file.
 FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -61,7 +61,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -
 
 
 def sha256(stream: IO[bytes]) -> str:
-    """Of all that is left in it, in pieces of 1 MiB."""
+    """The digest of a file's remaining bytes, read in pieces of 1 MiB."""
     found = hashlib.sha256()
     while piece := stream.read(1 << 20):
         found.update(piece)
@@ -115,7 +115,7 @@ def sync_folder(folder: Path) -> None:
             os.close(opened)
 
 
-# Lock files, opened so that nobody can turn them into a file of someone else; the folder of those that all
+# Lock files, opened so that no user can turn them into another user's file; the folder of locks that all
 # users of the machine share.
 
 
@@ -128,8 +128,8 @@ class LockError(NotStarted):
 
 
 def shared_folder() -> Path:
-    """Where all users of this machine keep their locks: $HARNESS_LOCKS, else /run/lock, else /tmp; the same
-    for each of them. Raises LockError."""
+    """The folder of locks, which all users of this machine share: $HARNESS_LOCKS, else /run/lock, else /tmp.
+    Raises LockError."""
     configured = os.environ.get("HARNESS_LOCKS")
     tried = (configured,) if configured else _SHARED
     for folder in map(Path, tried):
@@ -172,8 +172,8 @@ class CacheError(NotStarted):
 
 
 def cache_folder() -> Path:
-    """$HARNESS_CACHE, else `harness` in the user's cache folder. Its programs are run and its files trusted,
-    so another user's is refused: raises CacheError."""
+    """$HARNESS_CACHE, else `harness` in the user's cache folder. Programs in the cache are run and files are
+    trusted, so another user's cache raises CacheError."""
     if configured := os.environ.get("HARNESS_CACHE"):
         folder = Path(configured).absolute()
     else:
@@ -210,7 +210,7 @@ def delete_oldest(paths: Iterable[Path], most_bytes: float) -> None:
 
 
 def bytes_of(path: Path) -> int:
-    """Of a file, or of a folder's files."""
+    """Bytes of a file, or of a folder's files."""
     return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
 
 

@@ -45,10 +45,10 @@ def nvidia_gpus() -> list[Gpu]:
 
 
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """Those that CUDA_VISIBLE_DEVICES leaves, in its order; all without it.
+    """The GPUs in CUDA_VISIBLE_DEVICES, in its order; without the variable, all.
 
-    It has indices, UUIDs or unique beginnings of them, separated by commas. An invalid id hides what
-    follows, and one given twice hides all, as in CUDA (CUDA programming guide, "CUDA environment variables",
+    The variable has indices, UUIDs or unique beginnings of them, separated by commas. An invalid id hides
+    later ones, a repeated one hides all, as in CUDA (CUDA programming guide, "CUDA environment variables",
     and _parse_visible_devices of torch/cuda/__init__.py). Indices count in the order of NVML and nvidia-smi,
     whatever CUDA_DEVICE_ORDER says: CUDA's own default, the fastest first, is not known without CUDA. The
     index of a GPU in MIG mode means its first instance, the only one that CUDA would use.
@@ -67,7 +67,7 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[Gpu]:
 
 
 def compute_capabilities() -> list[str]:
-    """Of the visible GPUs, without repetition, the lowest first: `["8.6", "12.0"]`."""
+    """Capabilities of the visible GPUs, without repetition, the lowest first: `["8.6", "12.0"]`."""
     found = {gpu["compute_capability"] for gpu in visible_gpus()} - {None}
     return sorted(map(str, found), key=lambda version: [int(part) for part in version.split(".")])
 

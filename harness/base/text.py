@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """As printable, line by line."""
+    """Apply printable line by line."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -116,7 +116,7 @@ def plural(number: int, one: str) -> str:
 
 
 def list_named(names: Sequence[str], most: int) -> str:
-    """At most so many names, and the number of the others."""
+    """List at most so many names, and the number of the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 

@@ -77,7 +77,7 @@ def _without_retries(experiment: Experiment) -> Experiment:
 
 
 def _shared(campaign: Campaign, first: Campaign) -> Shared:
-    """The facts of a side, with the campaign and the doctor's findings of side A. A name of its own keeps the
+    """The facts of a side, with the campaign and the doctor's findings of side A. A separate name keeps the
     records out of a nightly baseline (compare --baseline)."""
     of, shared = first.shared["campaign"], campaign.shared.copy()
     shared["campaign"] = shared["campaign"] | {"id": of["id"], "name": f"{first.experiment.name}-ab"}

@@ -138,7 +138,7 @@ def bytes_of_shape(cell: Cell, made: Shape | Decoder) -> float:
 
 
 def _bytes_of(cell: Cell, ready: Ready) -> float | None:
-    """As bytes_of_shape, for weights on this machine; null if they will be packed first."""
+    """Like bytes_of_shape, for weights on this machine; null if they will be packed first."""
     if cell.packing and not ready.packing:
         return None
     if cell.weights_format == "hf" and ready.quant in weights.FULL_TYPES:
@@ -157,7 +157,7 @@ def _as_loaded(cell: Cell, tensors: Sequence[Tensor]) -> float:
 
 
 def step_bytes(held: Model, ready: Ready | None) -> float:
-    """Of the weights, those that a step reads: of experts, a token's."""
+    """Bytes of weights that a step reads: of experts, a token's share."""
     if not held.made.experts:
         return held.weight_bytes
     experts = ready.sizes.get("expert_bytes", 0) / ready.sizes["model_bytes"] if ready else None
@@ -165,18 +165,18 @@ def step_bytes(held: Model, ready: Ready | None) -> float:
     return held.weight_bytes * (1 - share * (1 - held.made.expert_share))
 
 
-# A cell whose options put weights on the CPU beside its GPU: what is wrong with them, and the bytes of each
-# side. The options are llama.cpp's `n_cpu_moe` and `override_tensor`.
+# Cells whose options put weights on the GPU's host CPU: errors in the options, and the bytes of each side.
+# The options are llama.cpp's `n_cpu_moe` and `override_tensor`.
 
 
 def placement_of(options: Options) -> Placement | None:
-    """Null: every tensor goes where its layer is."""
+    """The placement in the options; null: every tensor goes where its layer is."""
     experts, tensors = int(options.get("n_cpu_moe") or 0), str(options.get("override_tensor") or "")
     return Placement(experts, tensors) if experts or tensors else None
 
 
 def placement_error(cell: Cell, ready: Ready | None, options: Options) -> str | None:
-    """Why the cell's placement cannot be meant, as far as is known of its model; null otherwise."""
+    """Why the cell's placement is invalid for its model, where that is known; null otherwise."""
     if (wanted := placement_of(options)) is None:
         return None
     tensors = _tensors(cell, ready)
@@ -188,7 +188,7 @@ def placement_error(cell: Cell, ready: Ready | None, options: Options) -> str | 
 
 
 def bytes_per_device(cell: Cell, ready: Ready | None, options: Options) -> Split | None:
-    """Bytes on the CPU and on the GPU; null: no placement is asked for, or the model is not known."""
+    """Bytes on the CPU and on the GPU; null: no placement is requested, or the model is unknown."""
     wanted, made = placement_of(options), made_of(cell, ready)
     if wanted is None or made is None or options.get("gpu_layers", -1) != -1:
         return None
@@ -196,7 +196,7 @@ def bytes_per_device(cell: Cell, ready: Ready | None, options: Options) -> Split
 
 
 def _tensors(cell: Cell, ready: Ready | None) -> Sequence[Tensor]:
-    """As the stack loads them; empty if they are not known."""
+    """The tensors as the stack loads them; empty if unknown."""
     if ready and ready.header and cell.quant in (None, ready.quant):
         return [Tensor(each.name, each.type, each.dims, each.bytes) for each in ready.header.listed()]
     made = made_of(cell, ready)
@@ -207,7 +207,7 @@ def _tensors(cell: Cell, ready: Ready | None) -> Sequence[Tensor]:
 
 
 CHUNK = 512  # tokens at once while filling, as in runners/workloads/filling.py
-UNTIMED = 3  # passes of a length and depth beside the timed ones: a warm-up, and two of the check
+UNTIMED = 3  # further passes of a length and depth: a warm-up, and two of the check
 FEWEST = 4  # windows of a depth
 SETTLE = 3  # steps of a window that are not timed
 # Of a score in the controller, per logit: softmax of both sides in float64, and the largest five.
@@ -315,8 +315,8 @@ class Forecast:
     `no_room`: why it does not fit; `lacks`: why there are no usable weights; `over_budget`: why the memory
     budget is unavailable or too small for the weights; `too_deep`: why a workload of timed rows is refused
     for its depth; one sentence each. `fill_s`: of `seconds`, to fill its context. `sides`: of weights on a
-    GPU, whose memory this is, and on the CPU beside it. Null: not known; `no_room` is also null if it
-    `fits`. `weights`: those on this machine that it is of."""
+    GPU, whose memory this is, and on its host CPU. Null: not known; `no_room` is also null if it `fits`.
+    `weights`: the weights on this machine that the estimate is for."""
 
     memory_bytes: int | None
     seconds: float | None

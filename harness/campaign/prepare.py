@@ -132,7 +132,7 @@ class Producer:
         """The model's shape, the packing with its group size, and the folder that `packed` writes. Raises
         WeightsError."""
         if given is None:
-            _described(cell)  # which refuses what is not dense
+            _described(cell)  # refuses models that are not dense
         shape = checkpoint.read(given.path).shape if given and given.attention else cell.model.shape
         if shape is None:
             kind = given.architecture if given else "without a shape"
@@ -285,7 +285,7 @@ def _described(cell: Cell) -> Shape | Described:
 
 
 def _gguf_layout(given: Ready) -> Layout:
-    """Of a checkpoint. Raises WeightsUnavailable."""
+    """The GGUF layout for a checkpoint. Raises WeightsUnavailable."""
     return weights.gguf_layout_of(files.object_of(given.path / CONFIG, files.CONFIG_JSON_BYTES))
 
 
@@ -402,7 +402,7 @@ class Preparation:
     def weights(self, cell: Cell) -> Ready | None:
         """The weights of a cell, made or downloaded if missing; null if its stack loads none.
 
-        Those without a tokenizer get that of the model's checkpoint: all stacks need the same ids. Raises
+        Weights without a tokenizer get that of the model's checkpoint: all stacks need the same ids. Raises
         NotReady.
         """
         if cell.weights_format == "none":
@@ -567,7 +567,7 @@ class Preparation:
 
 
 def _tokenizer_of(cell: Cell) -> Path | None:
-    """That of the checkpoint on this machine which the config names beside the cell's own weights; null:
+    """The tokenizer of the local checkpoint that the config names besides the cell's own weights; null:
     none."""
     checkpoint = cell.model.of_format.get("hf")
     path = checkpoint and checkpoint.path and Path(checkpoint.path) / weights.TOKENIZER

@@ -238,7 +238,7 @@ class Scoring:
     def _figures(
         self, scores: list[Scores], nll: list[analysis_scores.Floats]
     ) -> Iterator[tuple[dict[str, Figure], WindowMeans]]:
-        """Of the windows of n_ctx, then of those of each depth."""
+        """The figures of the windows of n_ctx, then of each depth."""
         chunks = self._workload.chunks
         for first in range(0, len(scores), chunks):
             part = slice(first, first + chunks)

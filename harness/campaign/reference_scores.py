@@ -154,7 +154,7 @@ class BadReference(NotStarted):
 
 @dataclass(frozen=True)
 class Origin:
-    """What a reference was computed from: the text, the windows, their ids. `bos`: the first of each; null:
+    """The inputs of a reference: the text, the windows, their ids. `bos`: the first id of each window; null:
     none."""
 
     text_sha256: str
@@ -239,7 +239,7 @@ class GivenReference:
 
     def mismatch(self, origin: Origin, weights: Sequence[Ready]) -> str | None:
         """Why this is the reference of something else, in one sentence; null if it fits. `weights`: of the
-        model, as far as they are on this machine."""
+        model, those on this machine."""
         if self._described.get("text_sha256") != origin.text_sha256:
             return f"{self._path}: is the reference of another text"
         if self._windows != origin.windows:
@@ -398,13 +398,13 @@ class Tokens:
 
     @property
     def sha256(self) -> str:
-        """Of all ids, as 64-bit integers, little-endian."""
+        """The digest of all ids, as 64-bit integers, little-endian."""
         return hashlib.sha256(np.concatenate(self.windows).astype("<i8").tobytes()).hexdigest()
 
 
 def tokens_of(cell: Cell, inputs: Inputs, preparation: Preparation, workload: Quality, text: Text) -> Tokens:
-    """As llama-perplexity: a BOS before the text, and in place of the first token of each window. Raises
-    NotReady."""
+    """Tokenize like llama-perplexity: a BOS precedes the text, and replaces the first token of each window.
+    Raises NotReady."""
     assert inputs.weights is not None
     windows = workload.windows()
     found = preparation.tokenized(cell, inputs.weights, text.content, 1 << 62)

@@ -184,7 +184,7 @@ def not_measured(folder: Path, cell: Cell, begun: Draft, outcome: str, reason: s
 def untimed(
     folder: Path, begun: Draft, phase: str, work: Callable[[Running, UntimedEnd], None], logged: bool = True
 ) -> Stored:
-    """Check, score or search, and write the record. `work` adds what it finds to the record's end, also where
+    """Check, score or search, and write the record. `work` adds its results to the record's end, even where
     it raises Failure. `logged`: the worker's log is in the record's folder.
 
     Raises ResultsError if the record cannot be written, and KeyboardInterrupt after writing an interrupted
@@ -318,7 +318,7 @@ class WorkerReport:
         return changed
 
     def _device_ns(self) -> list[int] | None:
-        """Each token's time by the device's clock; null if the stack does not report it."""
+        """Each token's time by the device's clock; null if the stack reports none."""
         return self.ended.facts["counters"].get("device_ns") if isinstance(self.ended, Done) else None
 
     def times(self, prompt_tokens: int) -> TokenTimes:
@@ -434,8 +434,8 @@ def weights_facts(ready: Ready) -> Any:
 
 
 def environment_facts(cell: Cell, interpreter: Interpreter) -> parts.Environment:
-    """How an environment was built; of an adopted interpreter, what is not as pinned. Its path is nobody's
-    business."""
+    """How an environment was built; of an adopted interpreter, the differences from the pins. The
+    interpreter's path is private, and left out."""
     made = interpreter.environment
     found: parts.Environment = {
         "name": made.name,

@@ -77,7 +77,7 @@ def run(tuned: Tuned, search: Search, options: RunOptions, watcher: Watcher) -> 
 
 
 def _short(experiment: Experiment) -> Experiment:
-    """Without what a search does not need: a disturbed repeat is made up for by another round."""
+    """Leave out steps that a search does not need: another round makes up for a disturbed repeat."""
     left_out = {"retry_disturbed": 0, "check_weights": False}
     left_out |= {"measure_bandwidth": False, "measure_matrix_rate": False}
     return experiment.model_copy(update={"protocol": experiment.protocol.model_copy(update=left_out)})
@@ -105,7 +105,7 @@ class _Rounds:
             self._prepare([cell for cell in cells if cell.id not in self._attempts])
             search.add(*self._costs(self._round(cells, number)))
             left = ", ".join(options_label(each) for each in search.due() if each)
-            self._watcher.say(f"round {number}: {left or 'no setting'} goes on")
+            self._watcher.say(f"round {number}: {left or 'no setting'} continues")
         return Outcome(self._reasons, self._weights)
 
     def _prepare(self, cells: Sequence[Cell]) -> None:
@@ -115,7 +115,7 @@ class _Rounds:
         campaign = prepared(*given)
         if self._first is None:
             campaign = examined(campaign)
-            # A name of its own keeps the records out of a nightly baseline (compare --baseline).
+            # A separate name keeps the records out of a nightly baseline (compare --baseline).
             campaign.shared["campaign"]["name"] = f"{self._tuned.experiment.name}-tune"
             self._first = campaign
         attempts = AttemptRunner(replace(campaign, shared=self._first.shared), cells)
@@ -136,8 +136,8 @@ class _Rounds:
         return self._attempts[due.cell.id].measure(due, place, of, where)
 
     def _costs(self, stored: Sequence[Stored]) -> tuple[dict[Setting, float | None], set[Setting]]:
-        """By setting, null where the repeat has no valid figure; and those that failed by their own fault.
-        The reason of either is kept."""
+        """Costs by setting, null where the repeat has no valid figure; and settings that failed by their own
+        fault. Reasons are kept for both."""
         gathered, metric = load_study(stored), self._tuned.metric
         found: dict[Setting, float | None] = {}
         failed = set()
@@ -155,8 +155,8 @@ class _Rounds:
 
 
 def _counts(status: str, reasons: Sequence[str], record: Record, busy: bool) -> bool:
-    """Whether a repeat is one of its setting. That threads wait for each other is what more of them than CPUs
-    cost, and no disturbance."""
+    """Whether a repeat counts for its setting. Threads that wait for each other are a cost of more threads
+    than CPUs, and no disturbance."""
     if status in USABLE:
         return True
     if record["outcome"] != "ok" or not (busy or verdicts.oversubscribed(record)):

@@ -130,8 +130,8 @@ def _fused(cell: Cell, ran: StackFacts | None) -> bool:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """One variant's logits against the reference's, per window, and with those of its own weights. What it
-    finds is added to `check`; `folder`: for the log."""
+    """Compare one variant's logits per window with the reference's, and with its weights' logits.
+    Results are added to `check`; `folder`: for the log."""
 
     cell: Cell
     campaign: Campaign

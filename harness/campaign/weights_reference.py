@@ -273,7 +273,7 @@ class Reference:
         return found
 
     def described(self, job: LogitsJob, why: str, job_facts: Facts) -> kinds.Reference:
-        """What a record says of a reference that has run."""
+        """Describe a reference that has run, for a record."""
         cell, inputs = job.cell, job.inputs
         return {
             "name": f"{cell.variant.stack} {cell.variant.name}" + (", unpacked" if self.unpacked else ""),
@@ -318,7 +318,7 @@ class Reference:
             self._why.append(str(failure))
             return None
         weights = Weights(kind="path", path=str(path))
-        # Dequantized weights have no tokenizer. They are fed the ids of `own`, and are no source of prompts.
+        # Dequantized weights have no tokenizer, so they get the ids of `own`, and are no source of prompts.
         name = cell.model.name + ", dequantized" * bool(self.own)
         model = cell.model.model_copy(update={"name": name, "weights": weights, "of_format": {}})
         variant = Variant(stack=stack.stack, name="unpacked", options=stack.reference or {})
@@ -372,7 +372,7 @@ def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
 
 
 def free_bytes(device_id: str) -> int | None:
-    """Free memory of the device, without what the driver reserves; null if NVML does not report it."""
+    """Free memory of the device, without the driver's reserve; null if NVML does not report it."""
     import pynvml
 
     if device_id == "cpu":
@@ -384,9 +384,9 @@ def free_bytes(device_id: str) -> int | None:
         return None
 
 
-# A quantized variant against its own weights, dequantized: did the kernels compute what the file holds?
+# Compare a quantized variant with its own weights, dequantized: do the kernels compute correctly?
 #
-# The file's values and settings are held against the 16-bit weights as well, tensor by tensor.
+# The file's values and settings are also compared with the 16-bit weights, tensor by tensor.
 
 
 # Bump when a check against own weights compares something else.
@@ -455,7 +455,7 @@ def compare(
 
 
 def followed(reference: Reference) -> kinds.Experts | None:
-    """What a reference that followed a variant's experts says of them; null: it followed none."""
+    """Statistics on experts, from a reference that followed a variant's; null: it followed none."""
     found = reference.experts or {}
     if "followed" not in found:
         return None
@@ -471,5 +471,5 @@ def followed(reference: Reference) -> kinds.Experts | None:
 
 
 def _shape(ready: Ready) -> Shape | None:
-    """Null for another architecture than those whose shape is known."""
+    """The shape of weights; null for architectures without a known shape."""
     return gguf_model.shape_of(ready.header) if ready.header else checkpoint.read(ready.path).shape

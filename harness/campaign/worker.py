@@ -39,7 +39,7 @@ from runners.protocol import (
     holds,
 )
 
-# How a worker died that said neither Done nor Failed: out of memory, by a signal, or by itself.
+# How a worker died that sent neither Done nor Failed: out of memory, by a signal, or by itself.
 
 
 # Out-of-memory messages in a log, lower case: C++, ggml, libgomp (thread stacks count), C library, Python.
@@ -377,7 +377,7 @@ class Job:
 
 @dataclass
 class WorkerOutcome:
-    """What was seen of a worker. `died`: how it ended where no event of its own tells. `marks`: its memory at
+    """Observations of a worker. `died`: how it ended, where it sent no event of it. `marks`: its memory at
     named moments; `memory`: the summary of its samples, and `memory_columns` the samples."""
 
     started_ns: int

@@ -188,8 +188,8 @@ class MemorySampler:
 
 @contextlib.contextmanager
 def vram_reader(gpu_uuid: str) -> Iterator[Callable[[], Any]]:
-    """Yields a function that reads the device's memory in bytes (NVML MemoryInfo v2: ~12 us a call): its
-    `used` and `free` leave out what the driver reserves, its `total` does not.
+    """Yields a function that reads the device's memory in bytes (NVML MemoryInfo v2: ~12 us a call). The
+    driver's reserve is in `total`, but not in `used` or `free`.
 
     Raises pynvml.NVMLError, on entry and at every reading: memory that a GPU shares with its CPU, as GB10's,
     is not supported, and a whole GPU may not be read in a container that has one MIG instance of it.
@@ -228,8 +228,8 @@ def watched(gpu_uuid: str | None) -> Iterator[Vram]:
 
 
 def pressure() -> dict[str, int]:
-    """Counters of the whole machine that rise when memory or CPU time is short, for any process. Their rise
-    during a run is what matters."""
+    """Counters of the whole machine that rise when memory or CPU time is short, for any process. The rise
+    during a run matters."""
     counted = counters(Path("/proc/vmstat"))
     found = {name: counted[name] for name in (*REFAULTS, "pswpin", "pswpout") if name in counted}
     with contextlib.suppress(OSError):
@@ -305,7 +305,7 @@ class MemoryLimit:
         return counters(self._folder / EVENTS[self.mechanism]).get("oom_kill", 0) if self._folder else 0
 
     def pressure(self) -> dict[str, int]:
-        """As memory_sampler.pressure, for this worker only; counters that are not available are left out.
+        """Like memory_sampler.pressure, for this worker only, without unavailable counters.
 
         Reaching the limit is not counted as pressure: the page cache is reclaimed first, without a slowdown
         down to 4 MiB above the need.
@@ -366,7 +366,7 @@ def _made(parent: Path, mechanism: str, limit_bytes: int) -> Path | None:
     except (OSError, subprocess.CalledProcessError):
         _remove(folder)
         return None
-    except BaseException:  # an interrupt: nobody else would remove it
+    except BaseException:  # an interrupt: no other code would remove it
         _remove(folder)
         raise
     return folder

@@ -177,7 +177,7 @@ class Here:
 
     @cached_property
     def _cpu_bandwidth(self) -> float | None:
-        """Of the CPU here, next to a GPU; null where it could not be measured."""
+        """The read bandwidth of this machine's CPU; null where it could not be measured."""
         with contextlib.suppress(machine.ProbeError):
             return float(machine.read_bandwidth(self._threads)["read_bytes_per_s"])
         return None

@@ -25,7 +25,7 @@ from runners.protocol import Request
 
 
 def environments(names: Sequence[str], device: str | None) -> list[Environment]:
-    """Those of these stacks (default: all) for a device family (default: all). Raises Mistake."""
+    """The environments of these stacks (default: all) for a device family (default: all). Raises Mistake."""
     for name in names:
         if name not in stacks():
             raise Mistake(f"unknown stack {name}; there are {', '.join(stacks())}")
@@ -152,7 +152,7 @@ def _create(arguments: argparse.Namespace) -> int:
 
 
 class Listed(TypedDict, total=False):
-    """An environment as `--json` has it, with what the stack's own probe adds; null: unknown."""
+    """An environment as `--json` has it, with the facts of the stack's own probe; null: unknown."""
 
     stack: str
     environment: str

@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--host-memory",
         type=memory_gib,
         metavar="SIZE",
-        help="main memory beside the GPU, for layers on the CPU where the model does not fit",
+        help="main memory of the GPU's host, for layers on the CPU where the model does not fit",
     )
     add("--host-bandwidth", type=gb_per_s, metavar="GB/S", help="its read bandwidth")
     add("--for", dest="goal", choices=GOALS, default="balance", help="what comes first (default: balance)")

@@ -169,7 +169,7 @@ def model_from(given: str) -> Given:
 
 
 def _fingerprint(path: Path) -> str | None:
-    """Of the weights in a path; null where there are none that a stack loads."""
+    """The fingerprint of the weights in a path; null where no stack loads them."""
     try:
         return weights.local(path).fingerprint
     except WeightsError:
@@ -265,7 +265,7 @@ def _this(threads: int) -> Place:
 
 
 def _limited(place: Place, memory_gib: float | None) -> Place:
-    """With at most this memory. Raises Mistake if there is less."""
+    """Limit a place to this memory. Raises Mistake if the place has less."""
     if memory_gib is None:
         return place
     limit = int(memory_gib * 2**30)

@@ -196,7 +196,7 @@ class _View(_Lines):
 
 
 def text_of(event: Event) -> str | None:
-    """What happened, on one line; null for what a table shows, or a log has no need of."""
+    """Describe an event on one line; null for events that a table shows, or a log does not need."""
     kind, device = event["event"], event.get("device", "")
     where = " ".join(word for word in (device, event.get("node", "")) if word)
     if kind == "record":
@@ -211,7 +211,7 @@ def text_of(event: Event) -> str | None:
 
 
 def table(devices: Sequence[DeviceProgress]) -> Table:
-    """A line per device: nodes, repeats done, time left, and what it measures now."""
+    """A line per device: nodes, repeats done, time left, and the current measurement."""
     shown = Table(box=None, pad_edge=False)
     for heading in ("device", "nodes", "repeats", "left", "now"):
         shown.add_column(heading, no_wrap=True)

@@ -156,7 +156,7 @@ def text(facts: Facts, name: str) -> str:
 
 
 def _variants(device: str) -> dict[str, str]:
-    """By stack, its line in a first config, in their order."""
+    """Each stack's line in a first config, in order."""
     first = {name: header.first for name, header in stacks().items() if header.first}
     return {name: each.line(device) for name, each in sorted(first.items(), key=lambda item: item[1].order)}
 

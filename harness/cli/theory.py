@@ -1,4 +1,4 @@
-"""`harness theory`: what the hardware allows."""
+"""`harness theory`: compute the limits of the hardware."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def _decode(row: Row, records: Sequence[tuple[Unread, Speed | None]]) -> Reached
 
 
 def _prefill(row: Row, records: Sequence[tuple[Unread, Speed | None]]) -> ReachedPrefill | None:
-    """Of a prompt of the same length. Excludes times below the limit, and below a later step's (see
-    floors.UNSYNCHRONISED): the clock was read too early."""
+    """The prefill of a prompt of the same length. Times below the limit, or below a later step's (see
+    floors.UNSYNCHRONISED), are excluded: the clock was read too early."""
     floor_ms, prompt = (row["prefill_ms"] or {}).get("last"), row["prompt_tokens"]
     found: list[ReachedPrefill] = []
     for record, speed in records:
@@ -150,7 +150,7 @@ def _bits(quant: str | None) -> int | None:
 
 
 def _speed(record: Unread) -> Speed | None:
-    """Null if it is no measurement."""
+    """The speed in a record; null if the record has no valid one."""
     if reported := record.get("reported"):
         source = record["source"]["title"]
         return (1e3 / reported["B_ms"], 0.0, source) if reported.get("B_ms") else None

@@ -237,7 +237,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "RTX 4090 study)",
     )
     at.add_argument("--rate", metavar="NAME", help="compute rate of the machine to use, e.g. fp16-tensor")
-    split = parser.add_argument_group("experts on the CPU beside a GPU, as in llama.cpp")
+    split = parser.add_argument_group("experts on a GPU's host CPU, as in llama.cpp")
     split.add_argument(
         "--n-cpu-moe",
         type=_count,

@@ -133,7 +133,7 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
 
 
 def _history(base: Side, new: Side, of: Mapping[str, Key]) -> dict[str, Runs]:
-    """By name of a cell: its runs in earlier campaigns of this machine."""
+    """Each cell's runs in earlier campaigns of this machine, by the cell's name."""
     cells = Cells(Side("history", sides.history(base, new), base.checks))
     return {name: runs for name, key in of.items() if key in cells and (runs := cells.runs(key)).campaigns}
 

@@ -107,7 +107,7 @@ class Rounds:
         )
 
     def _counting(self, pair: str, side: str) -> dict[int, tuple[Repeat, Stored]]:
-        """By round: the attempt that counts."""
+        """The attempt that counts, by round."""
         return {
             round: counting(
                 attempts, lambda each: each[0]["status"] in USABLE, lambda each: each[0]["disturbed"]
@@ -126,7 +126,7 @@ class Rounds:
         return found
 
     def _differences(self, metric: Metric) -> dict[str, list[float]]:
-        """By pair: the cost of B minus that of A, in each round that has both."""
+        """The cost of B minus the cost of A by pair, in each round that has both."""
         found = {}
         for pair in self.pairs:
             a, b = (self._values(metric, pair, side) for side in SIDES)

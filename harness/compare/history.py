@@ -29,7 +29,7 @@ from harness.report.table import Table
 
 # Detect steps in a series of nights: a figure moves to another level and stays there. Pure.
 #
-# Levels are piecewise constants of logarithms, beside noise in which neighbouring nights correlate
+# Levels are piecewise constants of logarithms, plus noise in which neighbouring nights correlate
 # (autoregressive of order one). Levels and correlation are found together, as those of the highest
 # penalised likelihood: each alone would take a step for correlation, or slow noise for steps. Outliers are
 # first replaced by the median of their neighbours, so that one or two bad nights are not a level.
@@ -106,7 +106,7 @@ def _ends(logs: Floats, spread: float) -> list[int]:
 def _partitions(values: Floats, penalty: Floats) -> tuple[Floats, NDArray[np.int64]]:
     """The least cost of all nights by correlation, and the best start of a level that ends before each night.
 
-    Optimal partitioning (Jackson 2005, doi:10.1109/LSP.2001.838216). A level's cost is that of its own mean:
+    Optimal partitioning (Jackson 2005, doi:10.1109/LSP.2001.838216). A level's cost is that of its mean:
     squared innovations, the first night of a level being one of the stationary process.
     """
     count, rho = len(values), CORRELATIONS[:, None]
@@ -302,7 +302,7 @@ CHANGES_SHOWN = 3
 
 @dataclass(frozen=True)
 class Step:
-    """From one level of a series to the next.
+    """A step from one level of a series to the next.
 
     `last`: last night of the old level. `first`: first night of the new one. `gap`: nights between them
     failed or are missing. `changed`: differences of the surroundings, see surroundings.changed.

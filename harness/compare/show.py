@@ -30,7 +30,7 @@ COSTS = {
 
 
 class BenchmarkEntry(TypedDict):
-    """As github-action-benchmark reads it."""
+    """An entry in the format of github-action-benchmark."""
 
     name: str
     unit: str
@@ -213,7 +213,7 @@ def title_text(found: Comparison) -> str:
 
 
 def terminal(found: Comparison) -> str:
-    """As plain text with aligned columns."""
+    """The comparison as plain text with aligned columns."""
     lines = [title_text(found), ""]
     for table in tables(found):
         lines += [f"{table.title}:", *table.text(), ""]

@@ -247,7 +247,7 @@ def _campaigns(every: Iterable[_Found]) -> list[str]:
 
 
 def _newest(every: Iterable[_Found], campaign: Callable[[_Found], str]) -> dict[str, list[Stored]]:
-    """By campaign, the record that counts for each repeat of a cell."""
+    """The record that counts for each repeat of a cell, by campaign."""
     attempts: dict[tuple[str, Key, str, int], list[_Found]] = {}
     for each in sorted(every, key=lambda each: each.started_utc):
         attempts.setdefault((campaign(each), each.cell, each.kind, each.repeat), []).append(each)
@@ -359,8 +359,8 @@ DERIVED = ("prompt", "prompt_source")  # of a workload: they follow from the wei
 
 
 def same_weights(before: Mapping[Key, Record], after: Mapping[Key, Record]) -> dict[Key, Key]:
-    """By key of a new cell, that of the baseline's cell with weights of the same content, and all else as it
-    is; without those that both sides have, and where several would do."""
+    """Map a new cell's key to the key of the baseline's cell with equal weights, and all else equal. Keys on
+    both sides, and keys with several matches, are left out."""
     theirs = _by_content({key: record for key, record in before.items() if key not in after})
     ours = _by_content({key: record for key, record in after.items() if key not in before})
     return {
@@ -378,7 +378,7 @@ def _by_content(records: Mapping[Key, Record]) -> dict[str, list[Key]]:
 
 
 def path(record: Record) -> str:
-    """Of its weights."""
+    """The path of a record's weights."""
     return str(record["model"]["weights"].get("file"))
 
 

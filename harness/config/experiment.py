@@ -163,7 +163,7 @@ class MaxCtx(_Workload):
 
     @property
     def new_tokens(self) -> int:
-        """None: nothing is timed."""
+        """No tokens: nothing is timed."""
         return 0
 
     @property
@@ -264,7 +264,7 @@ class Prefill(_Surface):
 
     @property
     def new_tokens(self) -> int:
-        """None: a pass is no decode."""
+        """No tokens: a pass is no decode."""
         return 0
 
     @property
@@ -274,7 +274,7 @@ class Prefill(_Surface):
 
 
 MOST_SCORED = 1 << 17  # tokens of a window: the logits of its second half are in memory at once
-WINDOW_ROOM = 260  # a window begins up to 255 tokens beside its depth, and its first steps are not timed
+WINDOW_ROOM = 260  # a window begins up to 255 tokens from its depth, and its first steps are not timed
 
 
 class Windows(_Surface):
@@ -297,12 +297,12 @@ class Windows(_Surface):
 
     @property
     def cuts(self) -> bool:
-        """From one depth to the next."""
+        """Whether the context is cut between depths."""
         return True
 
     @property
     def new_tokens(self) -> int:
-        """None: windows are rows of a table, not one decode."""
+        """No tokens: windows are rows of a table, not one decode."""
         return 0
 
     @property
@@ -376,7 +376,7 @@ class Quality(_Workload):
 
     @property
     def new_tokens(self) -> int:
-        """None: nothing is decoded."""
+        """No tokens: nothing is decoded."""
         return 0
 
     @property
@@ -386,7 +386,7 @@ class Quality(_Workload):
 
     def windows(self) -> list[tuple[int, int]]:
         """First token and end of each window in the text: `chunks` of n_ctx, then `chunks` of each depth.
-        Those of all depths end at the same tokens, so that they score the same ones."""
+        Windows of all depths end at the same tokens, so that they score the same ones."""
         deepest = max(self.depths, default=0)
         found = [(k * self.n_ctx, (k + 1) * self.n_ctx) for k in range(self.chunks)]
         for depth in self.depths:
@@ -549,7 +549,7 @@ class Model(Frozen):
 
     @property
     def made(self) -> Shape | Decoder | None:
-        """Its layers; null where only the weights tell."""
+        """The model's layers; null where only the weights have them."""
         return self.described.decoder if self.described else self.shape
 
     def weights_for(self, form: str) -> Weights | None:

@@ -284,7 +284,7 @@ def _check_combinations(
     workloads: list[Workload],
     mistakes: Mistakes,
 ) -> None:
-    """Each rule excludes something, some cells remain, and no cell occurs twice."""
+    """Check that each rule excludes something, some cells remain, and no cell occurs twice."""
     if (count := len(models) * len(placed) * len(workloads)) > MAX_CELLS:
         mistakes.add(("variants",), f"{count} cells (models x variants x workloads); at most {MAX_CELLS}")
         return

@@ -111,7 +111,7 @@ def checked(name: str, given: Any, documents: dict[str, str], mistakes: Mistakes
 
 
 def _wrong(row: Record, documents: dict[str, str]) -> list[tuple[Loc, str]]:
-    """What a record's values say against each other."""
+    """List contradictions between a record's values."""
     found: list[tuple[Loc, str]] = []
     capability = row.compute_capability
     if capability is None and row.family == "cuda":

@@ -246,7 +246,7 @@ def _shape(
 
 
 def named_shape(given: str, loc: Loc, mistakes: Mistakes) -> names.Model | None:
-    """The known shape that a name stands for; null after adding the mistake."""
+    """The known shape with this name; null after adding the mistake."""
     try:
         return names.model(given, otherwise="spell the shape out")
     except NotUnderstood as why:

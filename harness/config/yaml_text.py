@@ -181,7 +181,7 @@ class Document:
     places: dict[Loc, str]
 
     def place(self, loc: Loc) -> str:
-        """Where the value at loc was written, else its nearest parent."""
+        """The place of the value at loc, else of its nearest parent."""
         while loc not in self.places:
             loc = loc[:-1]
         return self.places[loc]

@@ -126,7 +126,7 @@ class Study:
 
     @property
     def decodes(self) -> dict[str, list[ShownCell]]:
-        """Those of each model whose workload is a decode; no models without one."""
+        """The decode cells of each model that has any."""
         found = {model: [row for row in rows if not timed(row)] for model, rows in self.models.items()}
         return {model: rows for model, rows in found.items() if rows}
 
@@ -193,7 +193,7 @@ Key = tuple[str, str, str]
 
 
 def baseline_rows(rows: Sequence[Variant], others: Sequence[Cell]) -> dict[str, Cell]:
-    """By name: the other row of the same model, stack and variant, if any."""
+    """By name: the other row of the same model, stack and variant, if there is one."""
     known = {key(other): other for other in others}
     reported = {at: other for at, other in known.items() if other["kind"] == "reported"}
     found = {row["name"]: known.get(key(row)) or reported.get(published(row)) for row in rows}
@@ -203,7 +203,7 @@ def baseline_rows(rows: Sequence[Variant], others: Sequence[Cell]) -> dict[str, 
 def matched(
     study: Study, ours: Sequence[Variant], reported: Sequence[Cell]
 ) -> tuple[dict[str, Cell], list[Cell]]:
-    """By name of our row, the published row of the same variant, from the baseline or the study's reported
+    """Published rows by the name of our row of the same variant, from the baseline or the study's reported
     rows; and the reported rows without a match."""
     theirs = {name: row for name, row in study.baseline.items() if row["kind"] == "reported"}
     theirs |= baseline_rows(ours, reported)
@@ -291,7 +291,7 @@ def _load(stored: Sequence[Stored]) -> Study:
     quality.apply(repeats, scores)
     cells = dataset_table.with_unique_names(stopping.split_time(dataset_table.per_cell(repeats, tables)))
     fitted = [_fitted(row) for row in repeats]
-    for row in repeats:  # cells pool what a repeat alone does not know
+    for row in repeats:  # cells pool facts that a single repeat does not have
         flags.withhold(row)
     return Study(
         title="",
@@ -310,7 +310,7 @@ def _load(stored: Sequence[Stored]) -> Study:
 
 
 def with_prefill(study: Study) -> Study:
-    """With the analysis of prefill passes, of the ok repeats of each cell or of the record behind its row."""
+    """Add the analysis of prefill passes: of each cell's ok repeats, or of the record behind its row."""
     of: dict[str, list[Stored]] = {}
     for row, each in zip(study.repeats, study.stored, strict=True):
         if ok(row):
@@ -344,7 +344,7 @@ def _swept(cell: Cell, each: Stored, depths: analysis_prefill.Passes, warnings: 
 
 def attributions(study: Study, warnings: list[str]) -> list[Attribution]:
     """One row per cell: where its memory goes; see analysis.records.attribution. None for timed rows, whose
-    worker keeps copies of the context. Adds what cannot be read to `warnings`."""
+    worker keeps copies of the context. Unreadable files are added to `warnings`."""
     found = []
     for cell in study.cells:
         if not timed(cell) and (each := study.behind(cell)) is not None:
@@ -410,7 +410,7 @@ def _by_size(model: str) -> list[tuple[float, str]]:
 
 
 def _ceilings(stored: Sequence[Stored]) -> dict[str, float | None]:
-    """By campaign: the best bandwidth measured in it."""
+    """The best measured bandwidth, by campaign."""
     campaigns: dict[str, list[Record]] = {}
     for each in stored:
         campaigns.setdefault(each.record["campaign"]["id"], []).append(each.record)

@@ -168,14 +168,14 @@ def counted(rows: Sequence[Repeat]) -> list[Repeat]:
 
 
 def cell_identity(row: Repeat) -> tuple[str, int, str]:
-    """Of one repeat's row: content key, repeat, start."""
+    """Identify one repeat's row: content key, repeat, start."""
     return row["content_key"], row["repeat"], row["started_utc"]
 
 
 def per_cell(rows: Sequence[Repeat], tables: Tables | None = None) -> list[Cell]:
     """One row per cell, machine, device and set of versions (content key), in order of first appearance.
 
-    It has medians over the ok repeats, or the outcome of the others; of each repeat the row that counts.
+    A row has medians over the ok repeats, or the outcome of the others; of each repeat the row that counts.
     `disturbed_attempts`: number of disturbed attempts. `stayed_disturbed`: the disturbance of each repeat
     without an ok attempt. `tables`: the timed rows of repeats that have them.
     """
@@ -270,7 +270,7 @@ def next_place(campaign_id: str, before: Iterable[Record]) -> str | None:
 
 
 def from_the_future(campaign_id: str) -> bool:
-    """Whether it began later than now, so that its clock was wrong, or this machine's is."""
+    """Whether the start is later than now, so that one of the clocks is wrong."""
     try:
         began = datetime.fromisoformat(campaign_id)
     except ValueError:  # of published figures
@@ -279,7 +279,7 @@ def from_the_future(campaign_id: str) -> bool:
 
 
 def left_out(ids: Iterable[str]) -> str:
-    """Says that campaigns from the future are left out."""
+    """A note that campaigns from the future are left out."""
     dates = sorted({each[:16] for each in ids})
     clock = "correct the clock of this machine, or move the records away if theirs was wrong"
     return f"{plural(len(dates), 'campaign')} from the future left out ({list_named(dates, 3)}): {clock}"
@@ -546,7 +546,7 @@ def flag_kernel_changes(rows: Sequence[Flagged]) -> None:
 
 
 def drop_intervals(rows: Sequence[Flagged]) -> None:
-    """Leave B of rows flagged for drift without an interval: no line describes what the machine did."""
+    """Leave B of rows flagged for drift without an interval: no line describes the machine's speed."""
     for each in rows:
         if any(flag["code"] == Warnings.drift.name for flag in each["flags"]):
             each["B_ci95_ms"] = None

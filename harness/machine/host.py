@@ -172,7 +172,7 @@ def usable_cpus(cgroups: Path = CGROUPS, proc: Path = PROC) -> int:
 
 
 def known_cpu_quota(cgroups: Path = CGROUPS, proc: Path = PROC) -> float | None:
-    """As cpu_quota; null too if it cannot be read, as on a system without cgroups."""
+    """Like cpu_quota; also null if the quota cannot be read, as on a system without cgroups."""
     try:
         return cpu_quota(cgroups, proc)
     except LookupError:
@@ -276,5 +276,5 @@ def spills(family: str, variables: Mapping[str, str], proc_version: str, system:
 
 
 def swap_here(family: str) -> str | None:
-    """As spills, for this machine and environment."""
+    """Call spills for this machine and environment."""
     return spills(family, os.environ, small_text(Path("/proc/version")) or "", platform.system())

@@ -148,7 +148,7 @@ class Readers:
 
 
 def _kernels(part: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Callable[[], object]]:
-    """Each reads all of `part`, whose elements are all 1, once."""
+    """Kernels that each read all of `part`, whose elements are all 1, once."""
     low, high = part[: part.size // 2], part[part.size // 2 :]
     integers = part.view(np.int32)
     kernels: dict[str, Callable[[], object]] = {

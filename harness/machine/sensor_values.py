@@ -91,5 +91,5 @@ def known(numbers: Sequence[Number]) -> list[int]:
 
 
 def spread(items: Sequence[_Item], most: int) -> Sequence[_Item]:
-    """At most `most` items, evenly spaced."""
+    """Pick at most `most` items, evenly spaced."""
     return items[:: max(1, math.ceil(len(items) / most))]

@@ -1,4 +1,4 @@
-"""A folder or file of weights: what it is and what it holds."""
+"""Read a folder or file of weights: its format and its content."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def check_sizes(made: Decoder, tensors: Iterable[Tensor]) -> None:
 
 
 def check_layout(config: Path, tensors: Iterable[Tensor]) -> None:
-    """As _check_sizes, for the matrices of a model that is not dense, where their layout is known."""
+    """Like _check_sizes, for matrices of a model that is not dense, if the layout is known."""
     try:
         rows = layout.of(files.object_of(config, files.CONFIG_JSON_BYTES)).rows
     except (ConfigJsonError, layout.NoLayout):
@@ -297,7 +297,8 @@ class ConfigJson:
 
 
 def read_config_json(path: Path, needs_shape: bool) -> ConfigJson:
-    """Raises JsonFileError, OSError. Without `needs_shape`, an unknown architecture has no layers."""
+    """Read a config.json. Without `needs_shape`, an unknown architecture has no layers. Raises JsonFileError,
+    OSError."""
     config = Settings(object_of(path, CONFIG_JSON_BYTES))
     made: Decoder | None = None
     kind = config.get("model_type")
@@ -311,7 +312,7 @@ def read_config_json(path: Path, needs_shape: bool) -> ConfigJson:
     try:
         made = decoder_of(config)
     except ConfigJsonError as mistake:
-        # transformers knows more keys, and more defaults, of what is not dense.
+        # transformers knows more keys, and more defaults, of models that are not dense.
         if needs_shape or not (isinstance(mistake, NoShape) or kind not in DENSE):
             raise JsonFileError(f"{path}: {mistake}") from mistake
     return ConfigJson(
@@ -329,7 +330,7 @@ def read_config_json(path: Path, needs_shape: bool) -> ConfigJson:
 
 
 def separate_modelopt(folder: Path) -> Quantization | None:
-    """What ModelOpt's own file says beside a config.json that names no quantization; null without one.
+    """Read ModelOpt's own file, for a config.json that names no quantization; null without one.
 
     Raises JsonFileError, OSError.
     """
@@ -417,7 +418,7 @@ class Checkpoint:
 
     @property
     def shape(self) -> Shape | None:
-        """Of a dense Llama-like model; null for others."""
+        """The shape of a dense Llama-like model; null for others."""
         return self.decoder.shape if self.decoder else None
 
     @property

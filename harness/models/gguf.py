@@ -87,7 +87,7 @@ class GgufHeader:
 
     @property
     def padded_end(self) -> int:
-        """Where a file may end at most: GGUF writers pad the last tensor, too, to the alignment."""
+        """The furthest end of a file: GGUF writers pad the last tensor, too, to the alignment."""
         alignment: int = self.metadata.get("general.alignment", _ALIGNMENT)
         return -(-self.end // alignment) * alignment
 
@@ -163,7 +163,7 @@ class GgufHeader:
         return self._count("nextn_predict_layers") or 0
 
     def decoded(self) -> list[Listed]:
-        """As `listed`, without the draft layers."""
+        """The tensors of `listed`, without the draft layers."""
         end = (self._count("block_count") or 0) - self.draft_layers
         return [t for t in self.listed() if not self.draft_layers or tensors.layer_of(t.name) < end]
 
@@ -255,7 +255,7 @@ def _tensor(reader: _Reader, name: str) -> Tensor:
 
 
 def _data_end(header: GgufHeader, reader: _Reader) -> int:
-    """Where the last tensor ends in the file. Tensors must follow each other in the header's order, each at
+    """The end of the last tensor in the file. Tensors must follow each other in the header's order, each at
     the next multiple of the alignment, as gguf_init_from_file demands, and end within the file."""
     alignment: int = header.metadata.get("general.alignment", _ALIGNMENT)
     if not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
@@ -382,8 +382,8 @@ class _Reader:
 
 
 TRUNCATED = "harness.yarn_truncate"
-"""The key, after the architecture's name, by which a GGUF made here says it: 1 or 0."""
-UNTRUNCATED = "gpt-oss"  # the architecture of which every published config.json says so
+"""The key, after the architecture's name, for `truncate` in a GGUF made here: 1 or 0."""
+UNTRUNCATED = "gpt-oss"  # every published config.json of this architecture has `truncate: false`
 _FAST, _SLOW = 32.0, 1.0  # rotations; beta_fast and beta_slow of both
 
 
@@ -414,7 +414,7 @@ def yarn_difference(metadata: Mapping[str, Any]) -> float:
 
 
 def _scales(dims: int, factor: float, low: float, high: float) -> list[float]:
-    """What each pair of dimensions' frequency is multiplied by."""
+    """The factor on the frequency of each pair of dimensions."""
     first, last = max(low, 0), min(high, dims - 1)
     shares = (min(1.0, max(0.0, (i - first) / max(0.001, last - first))) for i in range(max(1, dims // 2)))
     return [1 - share + share / factor for share in shares]
@@ -441,7 +441,7 @@ _GATING |= dict.fromkeys(("lfm2_moe", "minimax_m2", "nemotron_h"), 2)
 
 
 def metadata_keys(config: Mapping[str, Any], model: Decoder) -> dict[str, Value]:
-    """Without the architecture in front, nor what the file itself says: its name and type. `config`: of the
+    """The keys without the architecture in front, and without the file's own name and type. `config`: of the
     text model, which `model` describes. Raises ConfigJsonError."""
     found: dict[str, Value | None] = {**_sizes(config, model), **_rotary(config, model)}
     if model.experts:
@@ -475,8 +475,8 @@ class Rotary:
 
 
 def rotary_of(config: Mapping[str, Any]) -> Rotary:
-    """Of config.json in transformers 4's keys or in 5's; of layers without a window, if those differ. Raises
-    ConfigJsonError."""
+    """Read config.json in transformers 4's keys or in 5's; of layers without a window, if those differ.
+    Raises ConfigJsonError."""
     whole = settings_of(config, "config.json")
     given = settings_of(whole.get("rope_parameters") or {}, "rope_parameters")
     given = settings_of(given.get("full_attention", given), "rope_parameters.full_attention")

@@ -29,7 +29,7 @@ class Contradiction(ValueError):
 
 
 def shape_of(header: GgufHeader) -> Shape | None:
-    """Null: another architecture, counts that differ by layer, or tensors that llama.cpp's usual files lack.
+    """The shape in a header; null: another architecture, counts that differ by layer, or unusual tensors.
 
     Vocabulary, biases, q and k norms and a tied lm_head follow from the tensors, as in llama.cpp. Raises
     Contradiction.
@@ -158,7 +158,7 @@ def _real(header: GgufHeader, key: str, default: float) -> float:
     return float(f"{value:.7g}")
 
 
-# The layers of a model from a GGUF header: its tensors, and what llama.cpp's keys say of its cache.
+# The layers of a model from a GGUF header: its tensors, and its cache by llama.cpp's keys.
 
 
 _MOST_LAYERS = 10_000
@@ -210,7 +210,7 @@ def check_is_model(path: Path, header: GgufHeader) -> None:
 
 
 def is_other_kind(path: Path) -> bool:
-    """Whether a GGUF beside others is no language model: by its name, or by its header."""
+    """Whether a GGUF among others is no language model, by its name or its header."""
     try:
         return not_a_model.is_projector_name(path.name) or bool(
             not_a_model.other_kind(gguf.read(path).metadata)
@@ -220,8 +220,7 @@ def is_other_kind(path: Path) -> bool:
 
 
 def decoder_of(header: GgufHeader) -> Decoder | None:
-    """Null: an architecture that is not known, or a layer without a cache that can be told. Raises
-    Contradiction."""
+    """The layers in a header; null: the architecture or a layer's cache is unknown. Raises Contradiction."""
     is_mixture = is_mixture_gguf(header)
     if not is_mixture and (shape := shape_of(header)):
         return decoder.of_shape(shape)
@@ -300,7 +299,7 @@ def _experts(header: GgufHeader) -> tuple[int, int]:
 
 
 def _cache(header: GgufHeader, number: int, pieces: list[Piece], layers: int) -> Cache | None:
-    """What a layer keeps; null if that cannot be told. Widths are those of its matrices."""
+    """The cache of a layer, from the widths of its matrices; null if unknown."""
     dims = {piece.name: piece.dims for piece in pieces}
     if any(len(dims.get(name, (0, 0))) != 2 for name in _MATRICES):
         return None
@@ -340,7 +339,7 @@ def _cache(header: GgufHeader, number: int, pieces: list[Piece], layers: int) ->
 
 
 def _window(header: GgufHeader, number: int) -> tuple[int | None, bool]:
-    """Of a layer, and whether it is a chunk."""
+    """A layer's window, and whether the window is a chunk."""
     every, otherwise = _EVERY.get(header.architecture, (0, 0))
     window = window_of(header) or otherwise
     if not window or (every and (number + 1) % every == 0):

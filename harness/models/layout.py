@@ -317,7 +317,7 @@ def sampled(paths: Sequence[Path]) -> str:
 
 
 def _identified(path: Path) -> _File:
-    """With its size, and with what changes when it is written or replaced, whatever time it then claims."""
+    """The file with its size, and with values that change on every write, even if its time does not."""
     status = path.stat()
     return path, status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
 

@@ -40,8 +40,8 @@ def main(path: str, count: int) -> None:
 
 
 def bos_of(tokenizer: "Tokenizer", settings_path: Path) -> int | None:
-    """The id that belongs in front of a text; null: none. As llama.cpp's converter decides it (gguf-py,
-    vocab.py): tokenizer_config.json, where it says so, before the post-processor of tokenizer.json."""
+    """The id that belongs in front of a text; null: none. As in llama.cpp's converter (gguf-py, vocab.py), a
+    setting in tokenizer_config.json precedes the post-processor of tokenizer.json."""
     with_special, alone = (tokenizer.encode("a", add_special_tokens=added).ids for added in (True, False))
     in_front = with_special[0] if with_special and with_special[1 : 1 + len(alone)] == alone else None
     settings = json.loads(settings_path.read_text("utf-8")) if settings_path.is_file() else {}

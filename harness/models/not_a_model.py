@@ -1,4 +1,4 @@
-"""What a file is that lies where a model should be: a pointer, a web page, a piece, a projector. Pure."""
+"""Identify a file in the place of a model: a pointer, a web page, a piece, a projector. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from harness.theory.hf_config import Settings
 
 BYTES_NEEDED = 512
-"""Of a file's beginning, to tell what it is; a Git LFS pointer is shorter."""
+"""Bytes at a file's beginning that identify it; a Git LFS pointer is shorter."""
 GGUF = b"GGUF"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _LFS_SIZE = re.compile(rb"^size ([0-9]{1,20})$", re.MULTILINE)
@@ -100,7 +100,7 @@ def encoder(kind: str) -> str:
 
 
 def is_encoder(config: Settings) -> bool:
-    """Whether a config.json describes an encoder, which transformers runs as a decoder only if told so."""
+    """Whether a config.json describes an encoder, which transformers runs as a decoder only on request."""
     return config.get("model_type") in _ENCODER_TYPES and config.get("is_decoder") is not True
 
 

@@ -206,7 +206,7 @@ def _checkpoint(found: Checkpoint) -> Ready:
 
 
 def _sizes(found: Checkpoint) -> Sizes:
-    """As GgufHeader.weights, for the tensors that transformers loads; packed tensors by kind."""
+    """Like GgufHeader.weights, for the tensors that transformers loads; packed tensors by kind."""
     kept = found.loaded
     packed = any(tensor.type not in FLOATS for tensor in kept)
     if packed and found.decoder is None:
@@ -234,10 +234,10 @@ def _widest_type(found: Checkpoint) -> str | None:
 
 
 def _fingerprint(found: Checkpoint) -> str:
-    """As of a GGUF, headers, size, times and content: a digest of config.json, of the tokenizer's settings,
+    """As for a GGUF, headers, size, times and content: a digest of config.json, of the tokenizer's settings,
     and of every file's header and size; the bytes of all files; a digest of their times; and one of a sample
-    of the weights, the tokenizer, separate settings and Python code. Of a shipped checkpoint without times,
-    so that it is the same in every installation."""
+    of the weights, the tokenizer, separate settings and Python code. A shipped checkpoint has no times, so
+    that every installation has the same fingerprint."""
     assert found.config is not None  # checked by the caller
     known = hashlib.sha256(found.config.read_bytes())
     if (asks_for_bos := found.path / _TOKENIZER_SETTINGS).is_file():
@@ -596,8 +596,8 @@ SPARE_DISK_BYTES = 1 << 30
 def written(
     target: Path, expected_bytes: float, what: str, there: Callable[[Path], object] = cached
 ) -> Iterator[Path | None]:
-    """A temporary name beside the target, which becomes the target if the block ends without an error; null
-    if another process has made the target. `what`: names it in messages; `there`: whether it is made.
+    """Yield a temporary file, which becomes the target if the block ends without an error; null if another
+    process has made the target. `what`: names it in messages; `there`: whether it is made.
 
     Raises WeightsError (too little free disk), CacheError.
     """

@@ -1,1 +1,1 @@
-"""Which stack and quantization to run on a machine, from what was measured and what memory allows."""
+"""Choose the stack and quantization for a machine, from measurements and memory limits."""

@@ -68,9 +68,9 @@ class Quality:
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate with all that is predicted of it. `start`, `deep`: tokens per second at zero context, and
-    at the context asked for; `first_short`, `first_deep`: ms of a prompt of 2,048 tokens, and of the context.
-    `basis`: what the prediction rests on."""
+    """A candidate with its predictions. `start`, `deep`: tokens per second at zero context, and at the
+    requested context; `first_short`, `first_deep`: ms of a prompt of 2,048 tokens, and of the context.
+    `basis`: the evidence for the prediction."""
 
     candidate: Candidate
     start: Range
@@ -114,7 +114,7 @@ def choices(
 
 
 def _tokens_per_s(predictor: Predictor, found: Sequence[Candidate], n: int) -> list[Range]:
-    """At position n; a step takes its parts one after the other."""
+    """Predict the speed at position n; the parts of a step take turns."""
     parts = iter(predictor.latency_ms([part for each in found for part in each.parts], n))
     return [added([next(parts) for _ in each.parts]).inverted(1e3) for each in found]
 
@@ -141,8 +141,8 @@ def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
 
 
 def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
-    """At most so many that fit, best first. The best of each goal come first, the goal asked for leading;
-    then those that no other beats in both speed and quality (or bits, where no quality is known)."""
+    """At most so many choices that fit, best first. The best of each goal come first, led by the requested
+    goal; then choices that no other beats in both speed and quality (or bits, where quality is unknown)."""
     fitting = [each for each in found if each.candidate.fits]
     if not fitting:
         return []
@@ -173,7 +173,7 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
 
 
 def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[Choice], rated: bool) -> str:
-    """Those that may be as good: no winner is named where intervals overlap."""
+    """Name choices that may be as good: overlapping intervals have no winner."""
 
     def is_rival(other: Choice) -> bool:
         if goal == "context":
@@ -194,7 +194,7 @@ def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[
 
 
 def _reason(goal: str, best: Choice, rated: bool) -> str:
-    """Why it leads at a goal, in a few words."""
+    """Why a choice leads at a goal, in a few words."""
     words, quality = _LEADS[goal], best.quality
     if goal == "context" and (longest := best.candidate.longest or 0) >= best.candidate.trained:
         limit = "it was trained on" if longest == best.candidate.trained else "was asked for"
@@ -223,7 +223,7 @@ def _reason_of_balance(best: Choice, rank: int) -> str:
 
 
 def _pace(choice: Choice) -> tuple[float, ...]:
-    """Speed at the context, as it is printed; where it is the same, the longer context, and less memory."""
+    """Speed at the context, as printed; for equal speeds, the longer context, then less memory."""
     candidate = choice.candidate
     return float(f"{choice.deep.value:.3g}"), candidate.longest or 0, -candidate.memory_bytes
 
@@ -275,9 +275,9 @@ _ALL_LAYERS = 999
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model's weights come from. `checkpoint`: what transformers loads, a hub repository or a folder;
-    null: none is known. `gguf`: the file that was given, and `gguf_type` its type. `row`: of a config; null
-    where none can name the model."""
+    """A model's source of weights. `checkpoint`: a hub repository or folder for transformers; null: unknown.
+    `gguf`: the given file, and `gguf_type` its type. `row`: the model's row in a config; null where
+    no row can name the model."""
 
     name: str
     checkpoint: str | None = None
@@ -289,8 +289,8 @@ class Source:
 def commands_of_candidate(
     candidate: Candidate, source: Source, context: int, family: str, threads: int | None
 ) -> dict[str, str]:
-    """By program, how to run the variant on a device of this family. `threads`: null where the machine is not
-    this one."""
+    """The commands by program that run the variant on a device of this family. `threads`: null for another
+    machine."""
     cell, on_gpu = candidate.cell, family != "cpu"
     pairs = {"stack": cell.variant.stack, **cell.variant.options}.items()
     variant = f"variants: [{{{', '.join(f'{key}: {_yaml(value)}' for key, value in pairs)}}}]"
@@ -339,13 +339,13 @@ def config_text(cells: Sequence[Cell], model: Mapping[str, object], device: str,
 
 
 def measured_name(cell: Cell) -> str:
-    """Of the variant in that config, where given names have no `=`."""
+    """The variant's name in that config, where given names have no `=`."""
     name = cell.variant.name
     return name.replace("=", "-") if _takes_file_as_it_is(cell) else name
 
 
 def _takes_file_as_it_is(cell: Cell) -> bool:
-    """Then its options do not tell the type, so its row has a name."""
+    """Whether the stack takes the file's type, which no option gives, so that the row needs a name."""
     return cell.weights_format == "gguf" and cell.quant is None
 
 
@@ -418,7 +418,7 @@ HEADING = "predictions"
 
 
 def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
-    """The study with what became of predictions that `harness recommend --prove` kept in these results."""
+    """The study with outcomes of predictions that `harness recommend --prove` stored in these results."""
     proved = [folder for folder in folders if (folder / FOLDER).is_dir()]
     if not proved:
         return study
@@ -427,7 +427,7 @@ def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
     return replace(study, methods={**study.methods, HEADING: [*found, *KNOWN.values()]}) if found else study
 
 
-# Predictions that were measured later: kept beside the records, and how far off they were so far.
+# Outcomes: predictions that were measured later, stored with the records, and their errors so far.
 
 
 NAME = "outcomes.jsonl"  # in that folder of the results
@@ -448,7 +448,7 @@ class Outcome(TypedDict):
 
 
 def outcome_of_choice(choice: Choice, windows: Sequence[ColumnsCell], context: int) -> Outcome | None:
-    """A prediction beside what was measured at its context, the latest if several; null if nothing was."""
+    """Pair a prediction with the latest measurement at its context; null: there is none."""
     cell, found = choice.candidate.cell, choice.deep
     wanted = cell.model.name, cell.variant.stack, measured_name(cell)
     mine = [
@@ -472,7 +472,7 @@ def outcome_of_choice(choice: Choice, windows: Sequence[ColumnsCell], context: i
 
 
 def outcome_sentence(choice: Choice, outcome: Outcome | None) -> str:
-    """What came of a prediction."""
+    """Compare a prediction with its measurement."""
     found = choice.deep
     predicted = f"{choice.title}: predicted {found.value:.3g} tok/s ({found.low:.3g} to {found.high:.3g})"
     if outcome is None:
@@ -515,11 +515,11 @@ def outcomes_so_far(results: Path) -> str | None:
     )
 
 
-# What is known of a variant's quality: scored here, else published for the same kind of weights. Pure.
+# The quality of a variant: scored here, else published for the same kind of weights. Pure.
 
 
 HERE = "measured here"
-# Options that make the weights and the cache what they are; the others change speed and rounding alone.
+# Options that change the weights or the cache; the others change speed and rounding alone.
 _OPTIONS = ("double_quant", "dtype", "format", "bits", "type_k", "type_v")
 _16_BITS = ("f16", "fp16", "bf16")
 _SIZE = re.compile(r"\d+(?:\.\d+)?b\b", re.IGNORECASE)
@@ -529,7 +529,7 @@ _Key = tuple[str, ...]
 
 
 class Perplexity(NamedTuple):
-    """Of a variant's weights. `source`: who measured it."""
+    """Perplexity of a variant's weights. `source`: who measured it."""
 
     model: str
     stack: str
@@ -539,7 +539,7 @@ class Perplexity(NamedTuple):
 
 
 def published_quality(records: Iterable[Record]) -> list[Perplexity]:
-    """Those of published records."""
+    """Collect the perplexities of published records."""
     found = []
     for record in records:
         value, source = (record.get("reported") or {}).get("perplexity"), record.get("source")
@@ -554,8 +554,8 @@ def measured_quality(
 ) -> dict[_Key, Quality]:
     """The quality of each variant of a model that was last scored, on the text that most of them have.
 
-    `fingerprint`: of the model's weights: scores of other weights under the same name do not count. Null:
-    not known, and all of the name do.
+    `fingerprint`: of the model's weights. Scores of other weights under the same name do not count. Null: the
+    fingerprint is unknown, and all scores of the name count.
     """
     found = [each for each in records if each["kind"] == "scored" and each["model"]["name"] == model]
     if fingerprint is not None:
@@ -587,7 +587,7 @@ def _scored_weights(record: Record) -> list[object]:
 
 
 def _content(fingerprint: str) -> str:
-    """Without what a copy may change, such as times."""
+    """Strip the parts that a copy may change, such as times."""
     return fingerprint.rpartition("-")[2]
 
 
@@ -599,7 +599,7 @@ def known_quality(
     perplexities: Sequence[Perplexity], model: str, scored: Mapping[_Key, Quality]
 ) -> Callable[[Candidate], Quality | None]:
     """Looks up the quality of a candidate's weights: scored here, else published of this model, else of the
-    nearest size of its family; null where none is known. Never that of another kind of weights."""
+    nearest size of its family; null where none is known. The kind of weights is always the same."""
     of_model: dict[str, dict[tuple[str, str], float]] = {}
     sources: dict[str, str] = {}
     for each in perplexities:
@@ -615,7 +615,7 @@ def known_quality(
             return here
         stack, quant = candidate.cell.variant.stack, candidate.type or str(candidate.cell.quant)
         if any(candidate.cell.variant.options.get(name, "f16") != "f16" for name in ("type_k", "type_v")):
-            return None  # a quantized cache adds a loss of its own
+            return None  # a quantized cache adds another loss
         for name in near:
             found = of_model[name]
             plain = next((found[stack, q] for q in _16_BITS if (stack, q) in found), None)

@@ -39,7 +39,7 @@ from harness.theory.tensors import (
     streamed_bytes,
 )
 
-# Which variants share their costs, and what a model costs in each: for predictions.
+# Traits for predictions: the costs of a model in a variant, and which variants share costs.
 
 
 NOT_REPACKED = "not repacked"
@@ -49,7 +49,7 @@ _HEAD_ELEMENTS = 128  # where a record does not say; most models' heads have as 
 
 
 class OfModel(TypedDict):
-    """What the traits of all variants of a model have in common, besides the bytes of its weights."""
+    """The traits that all variants of a model share, except the bytes of its weights."""
 
     layers: int
     reaches: tuple[Reach, ...]
@@ -59,14 +59,14 @@ class OfModel(TypedDict):
 
 
 def kind_of_model(model: Shape | Decoder, kv_bytes_per_token: float) -> OfModel:
-    """Of a model, with a cache of so many bytes a token."""
+    """The shared traits of a model with so many bytes of cache a token."""
     made = decoder.made(model)
     found = kind_of_demand(floors.with_kv(floors.demand_of_bits(made, 16), kv_bytes_per_token), made.count)
     return found | {"head_elements": made.shape.head_dim} if made.shape else found
 
 
 def kind_of_demand(needs: Demand, layers: int) -> OfModel:
-    """Of a model of which a record has the demand alone."""
+    """The shared traits of a model whose record has the demand alone."""
     return {
         "layers": layers,
         "reaches": needs.reaches,
@@ -87,8 +87,8 @@ def kind_of_types(model: Shape | Decoder, tensors: Sequence[Tensor]) -> tuple[tu
 
 
 def cost_group(header: Header, variant: str, options: Options) -> str:
-    """The stack and what decides its kernels. `options`: of llama.cpp, resolved; empty for the defaults.
-    Names of the published study stand for the variants that they are here."""
+    """The stack, and the options that decide its kernels. `options`: of llama.cpp, resolved; empty for the
+    defaults. Names of the published study count as the variants of today."""
     if header.memory != LLAMA_CPP:
         return f"{header.stack} {header.published.get(variant, variant)}"
     cache = [str(options.get(name, _PLAIN)) for name in ("type_k", "type_v")]
@@ -124,7 +124,7 @@ def read_bytes(header: Header, shape: Shape, quant: str | None, bits: float | No
     return whole - (0 if shape.tied else lm_head_params(shape) * _BYTES_16)
 
 
-# Some layers of a model on a GPU, the others on the CPU beside it: how many, and the bytes of each. Pure.
+# Split a model's layers between a GPU and its host CPU: how many go where, and the bytes of each. Pure.
 
 
 OPTION, ALL = "gpu_layers", -1
@@ -256,7 +256,7 @@ Rates = Mapping[str, float]
 def keep_rates(
     results: Path, device: str, threads: int, measured: Mapping[str, Mapping[str, float | None]]
 ) -> None:
-    """Append what a probe measured on a device. Raises OSError."""
+    """Append the rates that a probe measured on a device. Raises OSError."""
     (results / FOLDER).mkdir(parents=True, exist_ok=True)
     with (results / FOLDER / NAME).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"device": device, "threads": threads, "rates": measured}) + "\n")
@@ -282,7 +282,7 @@ def kept_rates(results: Path, device: str, threads: int) -> Rates:
 
 
 def _used(rate: Mapping[str, Any]) -> float:
-    """Of the layout that llama.cpp uses: a repacked one where there is one. Raises ValueError."""
+    """The rate of the layout that llama.cpp uses: repacked, if there is such a layout. Raises ValueError."""
     used = float(rate["repacked_bytes_per_s"] or rate["bytes_per_s"])
     if not 0 < used < 1e15:
         raise ValueError(used)
@@ -290,7 +290,7 @@ def _used(rate: Mapping[str, Any]) -> float:
 
 
 def given_rates(traits: Traits, rates: Rates) -> Traits:
-    """With the time of a step's weights by these rates, where all of its types have one."""
+    """Add the time of a step's weights by these rates, if all types have one."""
     on_cpu = traits.engine == GGML and traits.family == "cpu" and not traits.group.endswith(NOT_REPACKED)
     if not on_cpu or not traits.of_types or any(name not in rates for name, _ in traits.of_types):
         return traits
@@ -299,14 +299,14 @@ def given_rates(traits: Traits, rates: Rates) -> Traits:
     return replace(traits, multiply_s=weights_s + others / traits.bytes_per_s)
 
 
-# Where a model would run: a device, its bandwidth and rates, and the CPU beside a GPU.
+# Where a model would run: a device, its bandwidth and rates, and a GPU's host CPU.
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a model would run. `bytes_per_s`: read bandwidth, `rates`: FLOP/s by whether weights are
-    quantized; null: unknown. `here`: it is this machine. `host`: of a GPU, the CPU and main memory beside it,
-    where layers may be too; null: not known."""
+    quantized; null: unknown. `here`: the place is this machine. `host`: a GPU's host CPU and main memory,
+    which may hold layers; null: unknown."""
 
     device: Device
     name: str
@@ -318,12 +318,12 @@ class Place:
 
     @property
     def devices(self) -> list[Place]:
-        """It, and the one beside it."""
+        """This place, and its host if known."""
         return [self, *([self.host] if self.host else [])]
 
     @property
     def available_bytes(self) -> float:
-        """That a model can use."""
+        """Memory that a model can use."""
         return float(self.device.memory_bytes or 0) - self.device.reserve_bytes
 
 
@@ -350,7 +350,7 @@ _NOT_LINEAR = ("embedding", "lm_head", "router", "norm")
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is to run. `stored`: the type of a quantized GGUF, which stays what it is, with its
+    """The model that is to run. `stored`: the type of a quantized GGUF, which is not converted, with its
     `tensors`."""
 
     model: Model
@@ -360,18 +360,18 @@ class Subject:
 
     @property
     def shape(self) -> Shape | None:
-        """Of a dense Llama-like model; null for others."""
+        """The shape of a dense Llama-like model; null for others."""
         return decoder.made(self.made).shape
 
     def stored_as(self, quant: str) -> Sequence[Tensor]:
-        """Its tensors in a GGUF of this type."""
+        """The model's tensors in a GGUF of this type."""
         return self.tensors or _quantized(self.made, quant)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variant that can run. `memory_bytes`: at the context asked for; `longest`: the longest context that
-    fits, at most the `trained` one or the one asked for; null: none fits. `bits`: per weight of the linear
+    """A variant that can run. `memory_bytes`: at the requested context; `longest`: the longest context that
+    fits, at most the `trained` or the requested one; null: none fits. `bits`: per weight of the linear
     layers, scales included. `split`: layers on the CPU besides, whose bytes do not count
     in `memory_bytes`. `type`: of the weights in a GGUF; empty for others."""
 
@@ -402,11 +402,11 @@ class Candidate:
 
     @property
     def parts(self) -> list[Traits]:
-        """What a step takes one after the other."""
+        """The parts of a step, which take turns."""
         return [self.traits, self.split.traits] if self.split else [self.traits]
 
     def given(self, device: str, rates: Rates) -> Candidate:
-        """With the rates by type of a device."""
+        """Add a device's rates by type."""
         traits = given_rates(self.traits, rates) if self.traits.device == device else self.traits
         split = self.split
         if split and split.traits.device == device:
@@ -420,9 +420,9 @@ def _quantized(made: Shape | Decoder, quant: str) -> tuple[Tensor, ...]:
 
 
 def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[str] = ()) -> list[Candidate]:
-    """All that can run; `chosen`: of these stacks alone. What exceeds a limit of its stack, or runs there
-    only to be tried, is left out, and so are PyTorch's stacks for models that are not dense: no memory of
-    theirs is known."""
+    """All that can run; `chosen`: on these stacks alone. Variants beyond their stack's limits, or there only
+    for trials, are left out, and so are PyTorch's stacks for models that are not dense: their memory is
+    unknown."""
     found = []
     for header in stacks().values():
         if (chosen and header.stack not in chosen) or not _runs_on(header, place.device.family):
@@ -461,8 +461,8 @@ def _cells(subject: Subject, header: Header, context: int) -> Iterator[Cell]:
 
 
 def _offered(row: dict[str, Any], subject: Subject, header: Header) -> Iterator[dict[str, Any]]:
-    """A row with the types of weights that this model may have. A type that llama.cpp does not make here is a
-    row of its own, which takes the file as it is."""
+    """Yield a row with the types of weights that this model may have. A type that llama.cpp does not make
+    here gets a separate row, which takes the file unchanged."""
     made = decoder.made(subject.made)
     if header.memory != LLAMA_CPP or "quant" not in row:
         yield row
@@ -481,7 +481,7 @@ def _offered(row: dict[str, Any], subject: Subject, header: Header) -> Iterator[
 
 
 def _candidate(subject: Subject, cell: Cell, place: Place, context: int) -> Candidate | None:
-    """Null if it cannot run."""
+    """Make a candidate of a cell; null if the cell cannot run."""
     device = place.device
     expected = forecast.forecast_cell(cell, None, device, place.threads)
     options = cell.options(place.threads)
@@ -506,7 +506,7 @@ def _candidate(subject: Subject, cell: Cell, place: Place, context: int) -> Cand
 
 
 def _held(subject: Subject, cell: Cell, options: Options) -> theory_memory.Model | None:
-    """As the stack of the cell holds it; null: not known."""
+    """The model as the cell's stack holds it; null: unknown."""
     if cell.weights_format != "gguf":
         return held_model(cell, None, options)
     tensors = subject.stored_as(_type(subject, cell))
@@ -550,8 +550,8 @@ def _traits(
 
 
 def _split(subject: Subject, whole: Candidate, place: Place, context: int) -> Candidate | None:
-    """The same with as many layers on the GPU as fit, and the others on the CPU; null: not one fits, or there
-    is no memory beside the GPU's."""
+    """Put as many layers on the GPU as fit, and the others on the CPU; null: no layer fits, or no host
+    memory is known."""
     host, cell = place.host, whole.cell
     if host is None or cell.weights_format != "gguf":
         return None

@@ -1,4 +1,4 @@
-"""Records -> examples for predictions: what each measured variant was, and how fast."""
+"""Turn records into examples for predictions: the traits and the speed of each measured variant."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def with_rates(examples: Iterable[Example], device: str, rates: Rates) -> list[E
 def _traits(
     record: Record, variant: str, measured_bytes_per_s: float | None, static_tokens: int | None
 ) -> Traits | None:
-    """Null where the stack, the model, the bytes or the device's bandwidth are not known."""
+    """The traits of a record; null where stack, model, bytes or the device's bandwidth are unknown."""
     header = stacks().get(record["stack"])
     sheet = traffic.data_sheet(record)
     bandwidth = sheet.data_sheet_bytes_per_s if sheet else measured_bytes_per_s
@@ -124,12 +124,12 @@ def _traits(
 
 
 def _type(quant: str) -> str:
-    """As the harness names it: llama.cpp's own words of a type are `MXFP4 MoE`, `IQ4_XS - 4.25 bpw`."""
+    """The harness's name of a type; llama.cpp's names are `MXFP4 MoE`, `IQ4_XS - 4.25 bpw`."""
     return quant.partition(" - ")[0].replace(" ", "_")
 
 
 def is_special(record: Record) -> bool:
-    """Whether some of its layers or tensors were on the CPU beside the GPU, or a search tried its options."""
+    """Whether some layers or tensors were on the GPU's host CPU, or a search tried the options."""
     options = record.get("options") or {}
     is_split = (
         record.get("device") != "cpu" and options.get(candidates.OPTION, candidates.ALL) != candidates.ALL
@@ -139,7 +139,7 @@ def is_special(record: Record) -> bool:
 
 
 def _of_model(record: Record) -> OfModel | None:
-    """Null where neither its shape nor its layers are known."""
+    """The shared traits of a record's model; null where shape and layers are unknown."""
     given, made = record["model"].get("shape"), record["model"]["weights"].get("decoder")
     if made and (needs := traffic.prefill_demand(record)):
         return candidates.kind_of_demand(needs, sum(each["layers"] for each in made["caches"]))
@@ -148,8 +148,8 @@ def _of_model(record: Record) -> OfModel | None:
 
 
 def _read_bytes(record: Record, header: Header, variant: str, quant: str) -> float | None:
-    """Of weights, in a step. Of published variants only the nominal bits are known; their formats tell the
-    rest."""
+    """Bytes of weights read in a step. Published variants have only nominal bits; the rest follows from
+    their formats."""
     given = record["model"].get("shape")
     if record.get("reported") and given:
         if quant in ALL_QUANTS:
@@ -161,8 +161,8 @@ def _read_bytes(record: Record, header: Header, variant: str, quant: str) -> flo
 
 
 def _of_types(record: Record, quant: str, read: float) -> tuple[tuple[str, float], ...]:
-    """In the shares of llama.cpp's rules for a dense model, else in those of all tensors of the file. Empty:
-    not known."""
+    """Split the bytes by type, by llama.cpp's rules for a dense model, else by all tensors of the file.
+    Empty: not known."""
     given, header = record["model"].get("shape"), record["model"]["weights"].get("header")
     if given and quant in ALL_QUANTS:
         found = _types_of(Shape(**given), quant)

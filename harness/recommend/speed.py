@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from harness.theory.floors import Reach
 
-# What is known of a variant on a device before it runs, and what was measured of others. Pure.
+# Traits of a variant on a device, known before it runs, and measurements of other variants. Pure.
 
 
 GGML, TORCH, FUSED = "ggml", "torch", "fused"
 """Kinds of engine: llama.cpp; PyTorch, a kernel at a time; PyTorch with fused layers."""
 DENSE, EXPERTS, STATES = "dense", "experts", "states"
-"""Kinds of layers, by what they cost besides bytes: dense ones; mixtures of experts; with states (linear
-attention, Mamba), whether or not they have experts."""
+"""Kinds of layers, by their costs besides bytes: dense; mixtures of experts; with states (linear attention,
+Mamba), with or without experts."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ Floats = NDArray[np.float64]
 
 
 class Seen(NamedTuple):
-    """Of steps at positions, each of shape (rows, positions). `kv_bytes`: read. `heads`: query heads of all
+    """The attention of steps, in arrays of (rows, positions). `kv_bytes`: read. `heads`: query heads of all
     layers, times the tokens that each attends to. `tokens`: the most that any layer attends to."""
 
     kv_bytes: Floats
@@ -127,14 +127,14 @@ class Attention:
         self._heads = self._flops / np.array([4.0 * t.head_elements for t in rows])[:, None, None]
 
     def at(self, n: Floats) -> Seen:
-        """Of steps at positions `n`."""
+        """The attention of steps at positions `n`."""
         tokens = self._attended(n[..., None])
         return Seen(
             (tokens * self._kv_bytes).sum(axis=-1), (tokens * self._heads).sum(axis=-1), tokens.max(axis=-1)
         )
 
     def pair_flops(self, tokens: Floats) -> Floats:
-        """Of prompts of so many tokens: of each query with each token that it attends to."""
+        """FLOP of attention in prompts of so many tokens, over all pairs of a query and a token."""
         length = tokens[..., None]
         within = np.minimum(length, self._window)
         pairs = within * (within + 1) / 2
@@ -173,8 +173,8 @@ def fitted(
     """The values with the least sum of c^2 log(1 + (r / c)^2), and their covariance. Residuals r are in
     standard deviations; `scales`: c of each, from which it counts less.
 
-    That sum has several minima, and what is far from the start would pass for an outlier. So a second search
-    begins where all residuals count that are nearly normal, and the lower minimum is taken.
+    The sum has several minima, and a value far from the start would pass for an outlier. So a second search
+    begins where all nearly normal residuals count, and the lower minimum is taken.
     """
     wide = np.where(scales < NORMAL, scales, _WIDE * scales)
     near = _descended(residuals, jacobian, start, wide)[1]
@@ -239,7 +239,7 @@ _FAR = {GGML: NORMAL, TORCH: 1.0, FUSED: 1.0}
 
 @dataclass(frozen=True)
 class Prior:
-    """Of a parameter's logarithm."""
+    """The prior of a parameter's logarithm."""
 
     mean: float
     sd: float
@@ -247,8 +247,8 @@ class Prior:
 
 # Means: ms for host, step and layer; shares for eff and mfu; ratios for kv (bytes moved per byte of cache);
 # ns per token and layer's head for head, ns per token for token; for pairs, attention's time in a prompt over
-# that of other products of as many operations. Spreads are of logarithms: 0.7 is a factor of 2. Of GPUs they
-# are about what the published study shows.
+# that of other products of as many operations. Spreads are of logarithms: 0.7 is a factor of 2. Spreads for
+# GPUs are close to those of the published study.
 _ROOTS: dict[tuple[str, str, str], tuple[float, float]] = {
     ("host", "gpu", TORCH): (0.25, 0.7),
     ("host", "gpu", FUSED): (0.08, 0.7),
@@ -319,18 +319,18 @@ def kind_of(traits: Traits) -> str:
 
 
 def spread_of(traits: Traits) -> float:
-    """Of a measured latency's logarithm around the model."""
+    """The spread of a measured latency's logarithm around the model."""
     kind = kind_of(traits)
     return _SPREAD[_LIKE.get(kind, kind), traits.engine]
 
 
 def far_of(traits: Traits) -> float:
-    """From how many of these spreads on a latency counts less (harness/recommend/speed.py)."""
+    """The number of these spreads from which a latency counts less."""
     return _FAR[traits.engine]
 
 
 def scale_of(traits: Traits) -> float:
-    """By which an interval is wider than the fit says."""
+    """The factor that widens an interval of the fit."""
     return _INTERVALS.get((kind_of(traits), traits.engine), 1.0)
 
 
@@ -377,7 +377,7 @@ def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior]]:
 PARAMETERS = ("host", "step", "layer", "eff", "kv", "head", "token", "mfu", "pairs")
 
 
-# Fit what a decode step costs to what was measured, and predict other variants with intervals. Pure.
+# Fit the cost of a decode step to measurements, and predict other variants with intervals. Pure.
 #
 # A step at position n takes
 #
@@ -402,7 +402,7 @@ _STEP = 1e-4  # of a derivative
 
 
 class _Terms:
-    """The terms that occur, each with its prior. Their places are those of the fitted values."""
+    """The terms in use with their priors, in the order of the fitted values."""
 
     def __init__(self) -> None:
         self._places: dict[Name, int] = {}
@@ -418,8 +418,7 @@ class _Terms:
 
 
 class _Rows:
-    """Some variants, for all of which times are computed at once: which terms each parameter sums, and the
-    fixed factors."""
+    """Variants whose times are computed at once: the terms that each parameter sums, and fixed factors."""
 
     def __init__(self, rows: Sequence[Traits], terms: _Terms) -> None:
         self._places = {
@@ -439,7 +438,7 @@ class _Rows:
         self._idle = _column(1 - t.expert_share for t in rows)
 
     def design(self, terms: int) -> dict[str, Floats]:
-        """By parameter, how often each row's logarithm has each term."""
+        """By parameter: the count of each term in each row's logarithm."""
         found = {}
         for name, of_rows in self._places.items():
             found[name] = np.zeros((len(of_rows), terms))
@@ -448,7 +447,7 @@ class _Rows:
         return found
 
     def parameters(self, theta: Floats, design: dict[str, Floats]) -> Parameters:
-        """Each as a column; 0 where a row has none."""
+        """Each parameter as a column; 0 for rows without it."""
         return {
             name: np.where(
                 [[bool(each)] for each in self._places[name]], np.exp(matrix @ theta)[:, None], 0.0
@@ -467,14 +466,14 @@ class _Rows:
         return _slower(p["host"] * self._layers, device + overlapped) + after
 
     def first_token_ms(self, p: Parameters, tokens: Floats) -> Floats:
-        """Of prompts: a step that reads the experts of all tokens, if each chooses its own uniformly, or the
-        time of its products, whichever is longer. NaN without a rate."""
+        """The time of prompts: of a step that reads the experts of all tokens, if each token chooses
+        uniformly, or of the products, whichever is longer. NaN without a rate."""
         flops = tokens * self._pass_flops + self._attention.pair_flops(tokens) * p["pairs"]
         others = self._expert_bytes * (self._idle - self._idle**tokens) * self._per_byte_ms / p["eff"]
         return _slower(self.ms(p, np.ones_like(tokens)) + others, flops * self._per_flop_ms / p["mfu"])
 
     def least_ms(self, n: Floats) -> Floats:
-        """To read the weights, and the cache up to `n`, once."""
+        """The time to read the weights, and the cache up to `n`, once."""
         return self._least_read_ms + self._attention.at(n).kv_bytes * self._per_byte_ms
 
 
@@ -497,8 +496,8 @@ def _slower(one: Floats, other: Floats) -> Floats:
 
 
 def _observed(examples: Sequence[Example], n: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Each measured latency: its example, weights of the latencies at `n` that give the fitted line's value
-    there, and itself in ms."""
+    """Each measured latency: its example, the weights of latencies at `n` that give the fitted line's value
+    there, and the latency in ms."""
     which, weights, measured = [], [], []
     for i, example in enumerate(examples):
         design = np.column_stack([np.ones(PLACES), n[i]])
@@ -520,14 +519,14 @@ class Predictor:
             self._fit(examples)
 
     def latency_ms(self, rows: Sequence[Traits], n: int) -> list[Range]:
-        """Of the decode step at position n, of each variant."""
+        """Predict each variant's decode step at position n."""
         return self._predicted(rows, n, _Rows.ms, [spread_of(traits) for traits in rows])
 
     def tokens_per_s(self, rows: Sequence[Traits], n: int) -> list[Range]:
         return [each.inverted(1e3) for each in self.latency_ms(rows, n)]
 
     def first_token_ms(self, rows: Sequence[Traits], tokens: int) -> list[Range | None]:
-        """Of a prompt of some length; null where the device's rate is unknown."""
+        """Predict TTFT for a length of prompt; null where the device's rate is unknown."""
         known = [traits for traits in rows if traits.flops]
         spreads = [FIRST_TOKEN_SPREAD] * len(known)
         found = iter(self._predicted(known, tokens, _Rows.first_token_ms, spreads))
@@ -540,7 +539,7 @@ class Predictor:
         times: Callable[[_Rows, Parameters, Floats], Floats],
         spreads: Sequence[float],
     ) -> list[Range]:
-        """None ends before the time in which memory can be read."""
+        """Predict times, none of which ends before memory can be read."""
         if not rows:
             return []
         of_rows, at = _Rows(rows, self._terms), np.full((len(rows), 1), float(n))

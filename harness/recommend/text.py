@@ -1,4 +1,4 @@
-"""Terminal output of `harness recommend`: the ranking, and what it rests on."""
+"""Terminal output of `harness recommend`: the ranking, and the evidence for it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from harness.report.theory_text import short
 _ALWAYS = ("longest context",)
 _PPL = "PPL: perplexity above that of 16-bit weights"
 _KLD = ". KLD: mean KL divergence from them, nats per token"
-FAR = 2.0  # times as many bytes a step as any example: further, nothing says how speed goes on
+FAR = 2.0  # times as many bytes a step as any example: beyond this, speed is extrapolated
 
 
-# What a variant's name says, in fewer letters: five rows with intervals are to fit a terminal.
+# Shorter names of variants, so that five rows with intervals fit a terminal.
 _SHORTER = {
     r"-flash_attn=true": " flash",
     r"-type_k=(\w+)-type_v=\1": r" KV \1",
@@ -49,7 +49,7 @@ def _variant(choice: Choice) -> str:
 
 
 def _cache(choice: Choice) -> str:
-    """What its KV cache costs, where nobody has measured it."""
+    """A clause on a quantized KV cache whose loss is unknown; else empty."""
     if choice.candidate.keeps_cache or choice.quality:
         return ""
     return "; a KV cache of fewer than 16 bits loses something too, how much is unknown"
@@ -77,7 +77,7 @@ def show_all(found: Sequence[Choice], context: int) -> None:
 
 
 def _table(found: Sequence[Choice], context: int, numbered: bool = False) -> Table:
-    """Without the columns that say nothing of any row."""
+    """The table without columns that are empty in all rows."""
     lines = [_line(each, context) for each in found]
     headings = [name for name in lines[0] if name in _ALWAYS or any(line[name] != NONE for line in lines)]
     rows = [[line[name] for name in headings] for line in lines]
@@ -136,7 +136,7 @@ def _seconds(figure: Range | None) -> str:
 def show_notes(
     ranking: Sequence[Ranked], examples: Sequence[Example], place: Place, so_far: str | None
 ) -> None:
-    """Print what the predictions rest on, and how good those made here were."""
+    """Print the evidence for the predictions, and the error of those made here."""
     known = [each.choice.quality for each in ranking if each.choice.quality]
     sources, has_kld = dict.fromkeys(q.source for q in known), any(q.kld is not None for q in known)
     lines = [
@@ -171,7 +171,7 @@ def show_notes(
 
 
 def _elsewhere(bases: Set[str], examples: Sequence[Example], place: Place) -> str:
-    """On what the figures rest where nothing was measured on this machine or that one."""
+    """Name the evidence for figures where nothing was measured on the machine."""
     alike = [each for each in examples if each.traits.family == place.device.family]
     devices = dict.fromkeys(
         f"{'the published study' if each.source == PUBLISHED else 'measurements'} of {each.traits.device}"

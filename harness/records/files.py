@@ -191,12 +191,12 @@ def _int64(values: Sequence[int | None]) -> pa.Array:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """As files.write_whole. Raises ResultsError."""
+    """Call files.write_whole. Raises ResultsError."""
     _written(files.write_whole, path, content)
 
 
 def write_output(path: Path, text: str) -> None:
-    """As files.write_output. Raises ResultsError."""
+    """Call files.write_output. Raises ResultsError."""
     _written(files.write_output, path, text.encode())
 
 

@@ -112,7 +112,7 @@ class Depth(TypedDict):
 
 @with_config(DESCRIBED)
 class Experts(TypedDict):
-    """Of a mixture: the reference's routers chose the experts that the variant had chosen."""
+    """For a mixture: the reference's routers chose the variant's experts."""
 
     experts: Positive
     """in a layer"""
@@ -180,11 +180,11 @@ class OnlyChecked(TypedDict):
 
 @with_config(DESCRIBED)
 class Checked(Common, Own, OnlyChecked):
-    """A check of weights. It has no series, and the keys of a measured record up to `conditions`."""
+    """A check of weights: no series, and the keys of a measured record up to `conditions`."""
 
 
 def checked_error(record: Checked) -> str | None:
-    """What a check that came to its end lacks, as a clause: a depth has an error, or what is no number."""
+    """A completed check's missing part, as a clause: each depth needs an error or non-finite values."""
     if record["outcome"] != "ok":
         return None
     check = record["check"]
@@ -295,11 +295,11 @@ class OnlyScored(TypedDict):
 
 @with_config(DESCRIBED)
 class Scored(Common, Own, OnlyScored):
-    """A score. It has no series, and the keys of a measured record up to `conditions`."""
+    """A score: no series, and the keys of a measured record up to `conditions`."""
 
 
 def scored_error(record: Scored) -> str | None:
-    """What a score that came to its end lacks, as a clause: figures, or the position that has none."""
+    """A completed score's missing part, as a clause: figures, or the position that is not finite."""
     quality = record["quality"]
     if record["outcome"] == "ok" and "not_finite" not in quality and not quality.get("figures"):
         return "quality.figures must be there where the outcome is ok"
@@ -404,7 +404,7 @@ class UntimedEnd(Ended, OwnEnded):
 
 
 class Draft(Begun, OwnBegun, Attempt):
-    """A record whose measurement has begun; what it tells in the end is added to it, or takes the place."""
+    """A record whose measurement has begun; its results are added to it later, or replace it."""
 
     check: NotRequired[Check]
     quality: NotRequired[Quality]
@@ -413,7 +413,7 @@ class Draft(Begun, OwnBegun, Attempt):
 
 # The kinds of records as types, one file per kind, and what is wrong with one. Records stay plain dicts.
 #
-# Keys that no type names are welcome: nobody reads them.
+# Keys that no type names are allowed, and are not read.
 
 
 KINDS: Mapping[str, Any] = {
@@ -435,12 +435,12 @@ def loaded_of(record: Record) -> StackFacts:
 
 
 def done_of(record: Record) -> EndFacts:
-    """What the worker said at the end; empty if it did not get that far."""
+    """The worker's report at the end; empty if the worker did not get that far."""
     return record.get("done") or EndFacts()
 
 
 def memory_of(record: Record) -> Memory:
-    """The memory that was seen; empty where no worker ran."""
+    """The measured memory; empty where no worker ran."""
     return record.get("memory") or Memory()
 
 
@@ -479,7 +479,7 @@ Properties = dict[str, Fields]
 
 
 def json_schema() -> Any:
-    """One schema for the five kinds, told apart by `kind`; each key with its description."""
+    """One schema for the five kinds, with `kind` as discriminator; each key has its description."""
     every: Any = Annotated[
         Measured | Checked | Searched | Scored | Published, Field(title="A record of harness")
     ]

@@ -27,7 +27,7 @@ from harness.records.parts import (
 )
 from harness.theory.tensors import element_bytes
 
-# What a record holds of the machine's sensors, and of cooling down.
+# Keys of a record for the machine's sensors and for cooling down.
 
 
 @with_config(DESCRIBED)
@@ -144,7 +144,7 @@ class Control(TypedDict):
 
 @with_config(DESCRIBED)
 class Routing(TypedDict):
-    """Of a mixture: the experts that its routers chose when the first tokens were decoded again, untimed."""
+    """The experts of a mixture that routers chose when the first tokens were decoded again, untimed."""
 
     experts: Count
     """of a layer"""
@@ -181,7 +181,7 @@ class TurnCount(TypedDict):
 
 @with_config(DESCRIBED)
 class Surface(TypedDict):
-    """Of a workload whose result is a table: what it saw beside the rows."""
+    """Facts besides the rows, of a workload whose result is a table."""
 
     elapsed_ns: NotRequired[Count]
     """time of all of it, filling included"""
@@ -199,7 +199,7 @@ class Surface(TypedDict):
 
 @with_config(DESCRIBED)
 class EndFacts(TypedDict):
-    """What the worker says at the end."""
+    """Facts that the worker reports at the end."""
 
     peak_rss_bytes: NotRequired[Count | None]
     heap_free_bytes: NotRequired[Count | None]
@@ -315,10 +315,10 @@ class Attempt(TypedDict):
 
 @with_config(DESCRIBED)
 class Result(TypedDict):
-    """Keys of a timed repeat that its worker tells."""
+    """Keys of a timed repeat that its worker reports."""
 
     done: NotRequired[EndFacts | None]
-    """what the worker says at the end"""
+    """the worker's report at the end"""
     timing: Timing
     """phases, first and last stamp"""
     memory: Memory
@@ -351,7 +351,7 @@ class _FinishedDone(TypedDict):
 
 
 class Finished(TypedDict):
-    """What the verdicts read besides, of a repeat that came to its end."""
+    """Further keys that verdicts need of a completed repeat."""
 
     device: Text
     options: Fields
@@ -362,7 +362,7 @@ class Finished(TypedDict):
 
 
 def error(record: Measured) -> str | None:
-    """What is wrong between the values of a measured record, as a clause; null if nothing is."""
+    """Describe a contradiction between a measured record's values, as a clause; null: there is none."""
     loaded, timing = record.get("loaded") or StackFacts(), record["timing"]
     if ("first_token_ns" in timing) != ("last_token_ns" in timing):
         return "timing must have both first_token_ns and last_token_ns, or none"
@@ -392,8 +392,8 @@ def error(record: Measured) -> str | None:
 
 
 def _weights_error(record: Measured, loaded: StackFacts) -> str | None:
-    """What the bytes of a decode step are counted from."""
-    counted = "tied" in loaded and loaded.get("model_bytes") is not None  # the stack counted what it loaded
+    """Check the facts from which a decode step's bytes are counted."""
+    counted = "tied" in loaded and loaded.get("model_bytes") is not None  # the stack counted the loaded bytes
     sizes = loaded if counted else record["model"]["weights"].get("header") or loaded
     model_bytes = sizes.get("model_bytes")
     if not sizes.get("tied", True) and model_bytes is not None:

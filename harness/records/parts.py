@@ -119,7 +119,7 @@ DESCRIBED = ConfigDict(use_attribute_docstrings=True)
 
 @with_config(DESCRIBED)
 class Fleet(TypedDict):
-    """A machine's place in a fleet, and its clock beside that of the machine that started the run."""
+    """A machine's place in a fleet, and its clock against that of the machine that started the run."""
 
     device: Text
     """the name of its Ray resource"""
@@ -248,7 +248,7 @@ class Kept(TypedDict):
 
 @with_config(DESCRIBED)
 class DecoderFacts(TypedDict):
-    """A model that is not dense: what a token reads of it."""
+    """The parts of a model that a token reads, if the model is not dense."""
 
     architecture: Text
     experts: Count
@@ -336,7 +336,7 @@ class Misplaced(TypedDict):
     tensor: Text
     asked: Text
     found: Text | None
-    """null: the stack says nothing of it"""
+    """null: the stack does not report it"""
 
 
 @with_config(DESCRIBED)
@@ -351,7 +351,7 @@ class Placed(TypedDict):
 
 @with_config(DESCRIBED)
 class StackFacts(TypedDict):
-    """What the stack says of itself, after loading and again after the run."""
+    """Facts that the stack reports, after loading and again after the run."""
 
     model_bytes: NotRequired[Count | None]
     """as the stack counts; with `tied`, exact bytes as loaded, packed weights with their scales: they
@@ -511,7 +511,7 @@ class Environment(TypedDict):
 
 @with_config(DESCRIBED)
 class OwnBegun(TypedDict):
-    """Of the kinds that a campaign makes, keys that are known before anything is measured."""
+    """Keys of a campaign's records that are known before any measurement."""
 
     asked: Asked
     """the requested options and device"""
@@ -533,7 +533,7 @@ class OwnBegun(TypedDict):
 
 @with_config(DESCRIBED)
 class OwnEnded(TypedDict):
-    """Of the kinds that a campaign makes, keys that tell how it ended."""
+    """Keys of a campaign's records for how a measurement ended."""
 
     phase: NotRequired[Any]
     """where it ended"""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from runners.protocol import Event, Rows, Tokens
 
-# Tables of timed rows: what a workload other than a decode leaves, one file each.
+# Tables of timed rows: the results of workloads other than a decode, one file each.
 
 
 TABLE_OF = {"prefill": "prefill", "depth": "windows", "turns": "turns"}
@@ -43,7 +43,7 @@ def add_rows(tables: Tables, rows: Rows) -> None:
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Flushes = Iterable[Sequence[int]]
-"""[index of the token that follows, ns]: what the worker wrote between two tokens, which none waits for."""
+"""[index of the next token, ns]: a write of the worker between two tokens, for which no token waits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class TokenTimes:
     def of_events(
         cls, events: Iterable[Event], prompt_tokens: int, device_ns: Sequence[int] | None = None
     ) -> TokenTimes:
-        """From the worker's Tokens events. Keeps `device_ns` if the device timed every token."""
+        """Read the worker's Tokens events. Keep `device_ns` if the device timed every token."""
         tokens = [event for event in events if isinstance(event, Tokens)]
         stamps = np.array([t for event in tokens for t in event.t_ns], dtype=np.int64)
         whole = device_ns if device_ns and len(device_ns) == len(stamps) else None
@@ -70,7 +70,7 @@ class TokenTimes:
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Sequence[int]]) -> TokenTimes:
-        """From the columns of tokens.parquet; none if there are none."""
+        """Read the columns of tokens.parquet; no times without columns."""
         if not columns:
             return cls()
         n, gaps = (np.asarray(columns[name], dtype=np.int64) for name in ("n", "latency_ns"))
@@ -100,7 +100,7 @@ class TokenTimes:
         return stamps
 
     def device_gaps_ns(self, flushes: Flushes) -> Floats | None:
-        """Each token's time by the device's clock, flushes left out; null if one is not known."""
+        """Each token's time by the device's clock, without flushes; null if one is not known."""
         if self.device_ns is None or None in self.device_ns:
             return None
         gaps = np.array(self.device_ns, dtype=float)

@@ -1,4 +1,4 @@
-"""Write records: completely or not at all, never over another; and recover what a killed controller had."""
+"""Write records completely or not at all, never over another; recover records of a killed controller."""
 
 from __future__ import annotations
 
@@ -247,8 +247,8 @@ def _finish(
 
 
 def _finished(folder: Path, fields: Fields) -> Record:
-    """The finished record; without the worker's facts where readers could not use it for them. Raises
-    ResultsError: it is none."""
+    """The finished record, without the worker's facts where these make it unreadable. Raises ResultsError if
+    the rest is no record either."""
     try:
         return checked({"schema": SCHEMA, **fields})
     except ValueError as wrong:

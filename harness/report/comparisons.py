@@ -1,4 +1,4 @@
-"""Cells beside each other: bars, pairs, tuning."""
+"""Cells side by side: bars, pairs, tuning."""
 
 from __future__ import annotations
 

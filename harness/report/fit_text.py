@@ -18,7 +18,7 @@ from harness.report.theory_text import Columns, short, theory_table
 
 
 class Against(TypedDict, total=False):
-    """With a model and a machine: the limits, and the shares of the limits that were reached."""
+    """The limits for a model on a machine, and the shares of the limits that were reached."""
 
     B_theory_ms: float | None
     W_theory: float | None

@@ -103,7 +103,7 @@ def context_rows(study: Study) -> list[ContextRow]:
 
 
 def _context_row(row: Result, of: Cell | None = None) -> ContextRow:
-    """Of a variant whose context is not known."""
+    """The row of a variant whose context is unknown."""
     return {
         **tables.counted(row, row["reasons"], of),
         "here": Length(),
@@ -197,7 +197,7 @@ MOST_TICKS = 5
 
 
 def longest_chapter(study: Study) -> Chapter[ContextRow] | None:
-    """Null without any search, growing run or published figure."""
+    """The chapter on the longest context; null without a search, growing run or published figure."""
     return plots.chapters_of_models(
         LONGEST_TITLE,
         LONGEST_MEANING,
@@ -448,7 +448,7 @@ BAR_HEIGHT = 22
 
 
 class MemoryRow(Counted):
-    """Where the memory of a cell goes, with the published row of its variant."""
+    """The parts of a cell's memory, with the published row of its variant."""
 
     file_bytes: int | None
     measured_bytes_per_token: float | None
@@ -465,7 +465,7 @@ MOMENTS: Mapping[str, Callable[[MemoryRow], Moment | None]] = {
 
 
 def chapter(study: Study) -> Chapter[MemoryRow] | None:
-    """Null if the memory of no variant is known."""
+    """The chapter on memory; null if no variant's memory is known."""
     return plots.chapters_of_models(TITLE, MEANING, TABLES, rows(study), notes, _figure)
 
 
@@ -519,7 +519,7 @@ def notes(model: str, found: Sequence[MemoryRow]) -> list[str]:
 
 
 def _mb(value: float | None) -> str:
-    """With one decimal below 10 MB."""
+    """Megabytes, with one decimal below 10 MB."""
     return number(value, "{:,.0f}" if value is None or abs(value) >= 10e6 else "{:,.1f}", 1e6)
 
 

@@ -153,7 +153,7 @@ IN_PICTURE = (  # figures that the picture stands for
 
 @dataclass(frozen=True)
 class Panel:
-    """What the first screen says of cells that may be ranked together. `title`: empty where there is one."""
+    """Answers on the first screen for cells that may be ranked together. `title`: empty for a single one."""
 
     title: str
     answers: Sequence[Answer]
@@ -177,7 +177,7 @@ class View:
 
 
 def views(study: Study) -> list[View]:
-    """In the order of the models; those of searches and memory alone come last."""
+    """A view of each model, in order; models with only searches and memory come last."""
     chapters, drawn = figures_chapters(study), dict(sections(study).values())
     looks, groups = marks(study), summary.groups(study)
     of_chapters = [model for chapter in chapters.values() for model in chapter.rows]
@@ -223,7 +223,7 @@ def first_view(found: Sequence[View], study: Study) -> str:
     return max(found, key=count).anchor if found else ""
 
 
-# One self-contained HTML file of a Study: a view per model, one of all models, methods. It opens offline.
+# One self-contained HTML file of a Study: a view per model, one of all models, methods; it opens offline.
 
 
 SYNTHETIC = (

@@ -1,6 +1,6 @@
 """The picture of a model on the first screen: speed, size and quality in pairs, best at top left.
 
-It is plain SVG and buttons, so that it is there before any script runs. Places are in percent of the frame.
+The picture is plain SVG and buttons, and shows before any script runs. Places are in percent of the frame.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Measure:
         return value if value is None or self.least is None else math.log10(max(value, self.least))
 
     def axis(self, values: Sequence[Value]) -> tuple[float, float]:
-        """Its ends for these figures, as they are drawn."""
+        """The ends of the axis for these figures, as drawn."""
         ends = [end for each in values for end in each if end is not None]
         if self.least is not None:  # whole decades
             return _axis([math.floor(min(ends)), math.ceil(max(ends))], False)
@@ -144,7 +144,7 @@ def _picture(
     y: Measure,
     by_size: SizeMeasure,
 ) -> Picture | None:
-    """Null with fewer than two points."""
+    """The picture of two measures; null with fewer than two points."""
     found = [(label, row, x.scaled(row), y.scaled(row)) for label, row in group.named]
     known = [each for each in found if each[2][0] is not None and each[3][0] is not None]
     if len(known) < 2:

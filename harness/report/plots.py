@@ -167,7 +167,7 @@ def plain_figure(text: str) -> str:
 
 
 def thinned(x: Floats, y: Floats, points: int = POINTS) -> tuple[Floats, Floats]:
-    """At most `points` measured points. For display only."""
+    """Keep at most `points` measured points, for display only."""
     usable = np.isfinite(x) & np.isfinite(y)
     x, y = np.ascontiguousarray(x[usable], float), np.ascontiguousarray(y[usable], float)
     if len(x) <= points:
@@ -423,7 +423,7 @@ def _ticks(each: Drawn, spiking: Curve, level: float) -> Plotly:
 
 
 def _band(floors: Sequence[Callable[[Floats], Floats]], ends: float) -> Plotly:
-    """From the lowest to the highest limit at each position."""
+    """The band from the lowest to the highest limit at each position."""
     x = np.linspace(1, ends, LINE_POINTS).round()
     every = np.array([floor(x) for floor in floors])
     return {
@@ -606,8 +606,8 @@ def marks(study: Study) -> dict[str, Mark]:
 
 
 def hues_of(study: Study) -> dict[str, str]:
-    """Stack, or variant where there is one stack -> colour. A seventh stack has no hue of its own, and
-    variants take turns."""
+    """Stack, or variant where there is one stack -> colour. A seventh stack is grey;
+    variants reuse hues."""
     every = [
         _hued(study, row, label)
         for model, rows in study.models.items()
@@ -642,5 +642,5 @@ def _stacks(study: Study) -> set[str]:
 
 
 def _hued(study: Study, row: Cell, label: str) -> str:
-    """What the colour of a row stands for."""
+    """The stack or variant that a row's colour identifies."""
     return row["stack"] if len(_stacks(study)) > 1 else label.replace(f" {timed(row)}", "")

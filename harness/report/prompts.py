@@ -53,7 +53,7 @@ LINE_POINTS = 40
 
 
 def depth_chapter(study: Study) -> Chapter[ShownCell] | None:
-    """Null without windows at depth."""
+    """The chapter on depth; null without windows at depth."""
     marks = marks_of(study)
     rows, notes, figures = {}, {}, {}
     for model, every in study.models.items():
@@ -247,7 +247,7 @@ class SweepRow(Cell):
 
 
 def prefill_chapter(study: Study) -> Chapter[SweepRow] | None:
-    """Null without a series of prefill passes."""
+    """The chapter on prefill; null without a series of passes."""
     marks = marks_of(study)
     rows, notes, figures = {}, {}, {}
     for model, every in study.models.items():
@@ -267,7 +267,7 @@ def prefill_chapter(study: Study) -> Chapter[SweepRow] | None:
 
 
 def _notes(named: Sequence[tuple[str, PrefillRow]]) -> list[str]:
-    """Where ridge and theory differ, why there is no ridge, and why a TTFT is not extrapolated."""
+    """Notes where ridge and theory differ, a ridge is missing, or a TTFT is not extrapolated."""
     found = []
     for label, of in named:
         if text := of["comparison"] or of["ridge_reason"]:
@@ -345,7 +345,7 @@ def _first_token(of: PrefillRow, n: int) -> str:
 
 
 def _utilisation(of: PrefillRow, place: int, share: Callable[[Utilisation], float | None]) -> str:
-    """Of the shortest pass (0) or of the longest (-1)."""
+    """The utilisation of the shortest pass (0) or the longest (-1)."""
     return number(share(of["utilisation"][place]), "{:.0%}") if of["utilisation"] else NONE
 
 
@@ -540,7 +540,7 @@ class ConversationRow(Cell):
 
 
 def turns_chapter(study: Study) -> Chapter[ConversationRow] | None:
-    """Null without turns."""
+    """The chapter on turns; null without turns."""
     rows: dict[str, list[ConversationRow]] = {}
     figures: dict[str, list[Figure]] = {}
     for model, every in study.models.items():

@@ -249,14 +249,14 @@ def table(scores: Sequence[Score]) -> Table:
 
 
 def show(scores: Sequence[Score]) -> None:
-    """Print the table, what was scored, and the reasons of what is not ok."""
+    """Print the table, then the notes."""
     table(scores).show()
     for sentence in notes(scores):
         note(sentence)
 
 
 def notes(scores: Sequence[Score]) -> list[str]:
-    """What was scored, what was beyond the model's trained context, and the reasons of what is not ok."""
+    """Sentences on the scored text, positions beyond the trained context, and results that are not ok."""
     reasons = [f"{row['name']}: {reason}" for row in scores for reason in row["reasons"]]
     said = [sentence for row in scores for sentence in (*_what(row), *_untrained(row))]
     return [*dict.fromkeys(said), *reasons]

@@ -129,7 +129,7 @@ class Ranked:
 
     @property
     def measure(self) -> str:
-        """What the lowest of is the best."""
+        """The measure whose lowest value is the best."""
         return self.superlative.removeprefix("lowest ")
 
 
@@ -146,7 +146,7 @@ class Group:
 
 
 def groups(study: Study) -> list[Group]:
-    """In the order of the models; the title says machine and origin where a model has several groups."""
+    """The groups in order of models; titles name machine and origin if a model has several."""
     places: dict[tuple[str, str, bool], tuple[list[ShownCell], list[Search]]] = {}
     for row in study.rows:
         place = row["model"], row["machine"], row["kind"] == "reported"
@@ -177,7 +177,7 @@ def speed_is_B(named: Named) -> bool:
 
 
 def fastest(named: Named) -> Ranked:
-    """By tokens per second among cells with the same number of tokens; by B if more cells have one."""
+    """Rank by tokens per second among cells of equal length, or by B if more cells have one."""
     if speed_is_B(named):
         found = (
             speed(label, row, row["B_ms"], row["B_ci95_ms"], f"B {B(row)} ms")
@@ -229,7 +229,7 @@ def rate(row: Cell, by_B: bool) -> tuple[float | None, float | None, float | Non
 
 
 def smallest(named: Named, every: Named) -> Ranked:
-    """By the measure that the most cells have, with the perplexity of the cell."""
+    """Rank by the measure that most cells have, with the cell's perplexity."""
     measure = size_measure(named)
     known = [(label, row, size) for label, row in named if (size := measure.of(row))]
     quality = [value for _, row in every if (value := row["perplexity"]) is not None]
@@ -273,7 +273,7 @@ def quality_is_kld(named: Named) -> bool:
 
 
 def best_quality(every: Named) -> Ranked:
-    """By KL divergence, else by perplexity. A property of the weights, so it counts even if no run is ok."""
+    """Rank by KL divergence, else by perplexity. Quality belongs to the weights, so no ok run is needed."""
     valid = [(label, row) for label, row in every if row["status"] != "invalid"]
     measure, of = ("KLD", divergence) if quality_is_kld(valid) else ("perplexity", perplexity)
     found = [of(label, row) for label, row in valid]
@@ -311,7 +311,7 @@ def _answers_fastest(group: Group) -> Answer:
 
 
 def _answers_quality(group: Group) -> Answer:
-    """Of what ran: the lowest KL divergence or perplexity; the most bits per weight where none is known."""
+    """Of variants that ran: the lowest KL divergence or perplexity; the most BPW where none is known."""
     ranked = best_quality(group.named)
     if ranked.entries:
         measure = ranked.measure
@@ -444,7 +444,7 @@ def sources(rows: Sequence[ShownCell]) -> list[str]:
 
 
 def source_notes(rows: Sequence[ShownCell]) -> list[str]:
-    """What the sources say of a tenth of the cells or more."""
+    """The sources' notes on a tenth of the cells or more."""
     notes = Counter(note for row in rows if (source := row["source"]) for note in source.get("notes", ()))
     frequent = {note: count for note, count in notes.items() if count > len(rows) / 10}
     return [f"{count} of {len(rows)} cells: {note}." for note, count in frequent.items()]

@@ -53,7 +53,7 @@ class Table:
         return ["  ".join(row).rstrip() for row in aligned]
 
     def markdown(self) -> str:
-        """With its title as a heading."""
+        """The table in Markdown, with its title as a heading."""
         rule = ["---:" if figures else "---" for figures in self.figures]
         headings, *lines = ([in_markdown(cell) for cell in row] for row in (self.headings, *self.lines))
         rows = ["| " + " | ".join(row) + " |" for row in (headings, rule, *lines)]
@@ -76,7 +76,7 @@ def formatted(value: float | None, form: str = "{:,.0f}", unit: float = 1.0) -> 
 
 
 def note(text: str, style: str | None = "dim") -> None:
-    """Print a line beside a table."""
+    """Print a line of text near a table."""
     _console().print(printable(text), style=style)
 
 

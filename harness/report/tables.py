@@ -100,7 +100,7 @@ def theory_n_ctx(row: Result, memory_bytes: float | None) -> int | None:
 
 
 def counted(row: Ended, reasons: list[str], of: Cell | None = None) -> Counted:
-    """Only what a table shows of every row. `of`: the cell whose repeats count."""
+    """The columns that a table shows of every row. `of`: the cell whose repeats count."""
     return {
         "name": row["name"],
         "model": row["model"],
@@ -124,7 +124,7 @@ def hidden(row: Repeat) -> bool:
 
 
 def B(row: Repeat) -> str:
-    """Its interval or a flag has the reason where it is not identifiable; see analysis.records.known."""
+    """B, or `not identifiable`: the interval or a flag has the reason; see analysis.records.known."""
     withheld = row["B_ms"] is None and row["slope_ms"] is not None
     return NOT_IDENTIFIABLE if withheld else number(row["B_ms"])
 
@@ -140,7 +140,7 @@ def W_share(row: Repeat, share: float | None) -> str:
 
 
 def W_declared_share(row: Repeat, share: float | None) -> str:
-    """Only where each step copies the cache; elsewhere it equals W_share."""
+    """The share where each step copies the cache; else it equals W_share, and is not shown."""
     return W_share(row, share) if row["kv_read"] == "copied" else NONE
 
 
@@ -205,7 +205,7 @@ def flags(row: Repeat) -> str:
     return ", ".join(dict.fromkeys(flag["code"] for flag in row["flags"])) or NONE
 
 
-# The tables of the page: their columns, how each is written, and what it means.
+# The tables of the page: their columns, with format and meaning.
 
 
 B_MEANING = "TPOT extrapolated to zero context; not identifiable: its 95% interval exceeds 10% to each side"
@@ -243,7 +243,7 @@ def _mb(heading: str, of: Callable[[R], float | None], meaning: str) -> Column[R
     return number_column(heading, of, "{:,.0f}", meaning, 1e6)
 
 
-# Beside speed and quality in one line.
+# Shown with speed and quality on one line.
 PEAK: Column[Repeat] = Column("peak MB", peak_memory, "peak memory: resident set on a CPU, else VRAM")
 SPEED: tuple[Column[ShownCell], ...] = (
     number_column("Nominal", lambda row: row["nominal_bits"], "{:.0f}", "bits in the name of the type"),

@@ -76,7 +76,7 @@ def reached_prefill(row: Row) -> str:
 
 
 def kv_bytes(row: Row) -> str:
-    """That a token adds; of a model with windows, also once these are full."""
+    """Bytes that a token adds; with windows, also after these are full."""
     whole, past = row["kv_bytes_per_token"], row["kv_bytes_per_token_past_windows"]
     return formatted(whole) + (f", past windows {formatted(past)}" if past != whole else "")
 
@@ -220,14 +220,14 @@ def _show_on_machines(rows: Sequence[Row]) -> None:
 
 
 def _exceeded(row: Row) -> int | None:
-    """The trained context, where more was asked for; null otherwise."""
+    """The trained context, if a longer one was requested; null otherwise."""
     fits = [fit for fit in (row["fits"] or {}).values() if fit]
     capped = [fit["longest"] for fit in fits if fit["longest"] != fit["longest_uncapped"]]
     return next((most for most in capped if most and (row["context"] or 0) > most), None)
 
 
 def _beyond_trained(model: str, trained: int, stated: bool | None) -> str:
-    """That more context was asked for than the model was trained on."""
+    """A sentence on a request beyond the trained context."""
     if stated:
         return f"{model} was trained on at most {trained:,} tokens, fewer than asked for."
     return (
@@ -290,7 +290,7 @@ def _say_parts(name: str, row: Row) -> None:
 
 
 def _say_sides(row: Row, sides: Sides) -> None:
-    """What the CPU and the GPU hold and read."""
+    """Print the bytes that the CPU and the GPU hold and read."""
     held = [f"{sides['cpu_bytes'] / 1e9:,.2f} GB", f"{sides['gpu_bytes'] / 1e9:,.2f} GB"]
     read = [f"{sides['cpu_bytes_per_token'] / 1e9:,.2f} GB", f"{sides['gpu_bytes_per_token'] / 1e9:,.2f} GB"]
     _say(

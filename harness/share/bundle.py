@@ -79,7 +79,7 @@ _UUID = re.compile(
     r"(?<![0-9a-f])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9a-f])", re.IGNORECASE
 )
 _MAC = re.compile(r"(?<![\w:-])[0-9a-f]{2}([:-])[0-9a-f]{2}(?:\1[0-9a-f]{2}){4}(?![\w:-])", re.IGNORECASE)
-# No expression may take more than linear time: a verifier applies them to what a stranger wrote.
+# No expression may take more than linear time: a verifier applies them to a stranger's text.
 _SERIAL = re.compile(
     r"(?<!\w)(?:serial(?:[ _-]?(?:number|no\.?))?|s/n)\s{0,3}[:=#]?\s{0,3}(?=[\w-]{0,40}\d)([\w-]{4,})",
     re.IGNORECASE,
@@ -112,8 +112,8 @@ class Anonymizer:
                     }
 
     def value(self, value: Any) -> Any:
-        """A copy of parsed JSON without what identifies a person; keys such as `host_name` go with what they
-        hold, those of the stack's log too. Raises ValueError for what is nested too deeply."""
+        """A copy of parsed JSON without data that identify a person. Keys such as `host_name` are
+        removed with their values, in the stack's log too. Raises ValueError for too deep nesting."""
         return self._value(value, 0)
 
     def _value(self, value: Any, depth: int) -> Any:
@@ -132,7 +132,7 @@ class Anonymizer:
         return value
 
     def text(self, text: str) -> str:
-        """The text without it. Applied again it changes nothing."""
+        """The text without such data. A second call changes nothing."""
         if text.startswith(("/", "~/")) and "\n" not in text and ":" not in text:
             text = _last(text)  # a path as a whole, also one with spaces
         text = _UUID.sub(_hashed, redacted(text))
@@ -170,7 +170,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _last(path: str) -> str:
-    """The name of the file of a path, which says what it is; none for a folder, which may name a person."""
+    """The name of the file of a path; none for a folder, whose name may be a person's."""
     name = PurePosixPath(path.replace("\\", "/")).name
     return name if re.fullmatch(r"[\w. +-]+\.\w{1,12}", name) else PATH
 
@@ -369,7 +369,7 @@ def _figures(each: Stored, rows: Mapping[Path, Figures]) -> Figures:
 
 
 def figure_differences(claimed: Mapping[str, object], computed: Figures) -> list[str]:
-    """A sentence for each figure that is not what the records give."""
+    """A sentence for each figure that differs from the records."""
     return [
         f"{name} is {_shown(computed.get(name))} by its record, but {_shown(claimed.get(name))} was claimed"
         for name in _all(claimed, computed)
@@ -393,7 +393,7 @@ def _shown(value: object) -> str:
     return shortened(str(value)) if isinstance(value, str | int | None) else "no single value"
 
 
-# The content key of a shared record: made of what the record says, so that everybody can compute it. Pure.
+# The content key of a shared record, made of the record alone, so that everybody can compute it. Pure.
 #
 # A campaign's own key is made of paths, UUIDs and sources of weights, which a bundle does not have.
 

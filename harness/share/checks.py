@@ -57,7 +57,7 @@ class Evidence:
 
     @cached_property
     def timed_ns(self) -> int:
-        """From the begin of the timed part to its end, flushes included; 0 without one."""
+        """Time from begin to end of the timed part, with flushes; 0 without a timed part."""
         done = done_of(self.record)
         if surface := done.get("surface"):
             return surface.get("elapsed_ns", 0)
@@ -296,7 +296,7 @@ def _steps(evidence: Evidence) -> Iterator[str]:
 
 
 def _life(evidence: Evidence) -> Iterator[str]:
-    """Its tokens within the time that the process lived: virtual time is no measurement."""
+    """Check that the tokens fit the lifetime of the process: virtual time is no measurement."""
     wall_s, timed_s = (evidence.record.get("timing") or {}).get("wall_s"), evidence.timed_ns / 1e9
     if wall_s is not None and timed_s > wall_s:
         yield f"its tokens took {timed_s:.2f} s, but its process lived for {wall_s:.2f} s"

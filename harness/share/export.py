@@ -345,8 +345,8 @@ def fits_tokens(row: Row) -> str:
 def write_tokens(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
     """Write the file and return the number of repeats in it; without a series there is no file.
 
-    It is written as TARGET.partial and then renamed. `n` is as its source counts it; a value not measured is
-    null. Raises ResultsError.
+    The file is written as TARGET.partial and then renamed. `n` is as its source counts it; a value not
+    measured is null. Raises ResultsError.
     """
     partial, count = target.with_name(f"{target.name}.partial"), 0
     try:

@@ -35,8 +35,8 @@ Finding = tuple[int, str]
 
 
 def check_together(found: Sequence[Evidence], unknown_keys: Sequence[object]) -> Iterator[Finding]:
-    """What the records contradict, one sentence each. `unknown_keys`: content keys that the bundle says
-    cannot be recomputed."""
+    """Yield contradictions between records, one sentence each. `unknown_keys`: content keys that the bundle
+    declares as not recomputable."""
     yield from _keys(found, unknown_keys)
     yield from _machines(found)
     yield from _places(found)
@@ -159,11 +159,11 @@ def _overlaps(found: Sequence[Evidence]) -> Iterator[Finding]:
                 yield b, f"it began while {found[a].name} still ran on that device"
 
 
-# Read a bundle of a stranger, compute every figure and verdict anew, and say whether it may be believed.
+# Read a stranger's bundle, compute every figure and verdict anew, and report whether to trust the bundle.
 #
-# It is refused for what no honest run leaves behind. Records that are not ok are not refused: they are
-# shown with their status. What is forged without a contradiction cannot be found: docs/guide/share.md
-# lists the forgeries that pass.
+# A bundle is refused for traces that no honest run leaves. Records that are not ok are not refused: they
+# are shown with their status. Forgery without a contradiction cannot be found: docs/guide/share.md lists
+# the forgeries that pass.
 
 
 Check = Callable[[Evidence], Iterator[str]]
@@ -199,7 +199,7 @@ class Verification:
 
 
 def verify(path: Path, beside: Sequence[Path] = ()) -> Verification:
-    """The verdict on a bundle. `beside`: others, of which it must not have a record. Raises NotABundle; also
+    """Check a bundle, which must have no record of the other bundles `beside` it. Raises NotABundle; also
     Tampered, if one of the others cannot be read."""
     found = Verification()
     others = [each for other in beside for each in _others(other)]
@@ -270,7 +270,7 @@ def _anonymous(evidence: Evidence) -> Iterator[str]:
 def _figures(
     stored: Sequence[Stored], names: Sequence[str], claimed: object, records: list[dict[str, object]]
 ) -> Iterator[Reason]:
-    """Computes all figures anew, adds them to `records`, and says where others are claimed."""
+    """Computes all figures again, adds them to `records`, and reports differing claims."""
     gathered = load_study(stored)
     yield from (Reason(None, warning) for warning in gathered.warnings)
     computed = bundle.figures_of(stored, gathered)

@@ -345,7 +345,7 @@ def _closure(needed: list[Requirement], packages: Distributions, markers: dict[s
 
 
 def _not_met(pinned: list[Requirement], packages: Distributions) -> list[str]:
-    """Each package whose version is not the pinned one; a build for a device (`+cu130`) is."""
+    """Each package whose version is not as pinned; a build for a device (`+cu130`) counts as pinned."""
     has = {each.name: packages[canonicalize_name(each.name)]["version"] for each in pinned}
     return [
         f"{each.name} {has[each.name]}, pinned {str(each.specifier).removeprefix('==')}"

@@ -76,7 +76,7 @@ def lacks_cuda(environment: Environment, lock: Sequence[str]) -> str | None:
 
     With UV_TORCH_BACKEND=auto uv asks PyTorch's indexes of the CUDA versions that the driver runs, the newest
     first (for a driver newer than uv: the newest that it knows), and last the index for CPUs (uv-torch/src/
-    backend.rs, seen with uv 0.13.9). So it installs a build for CPUs where the driver is too old for every
+    backend.rs, seen with uv 0.13.9). So uv installs a build for CPUs where the driver is too old for every
     other one, and without a driver; without one and with another maker's GPU, the build for that.
     """
     found = (re.fullmatch(r"torch==([^+]+)\+(?!cu\d)(\w+).*", line) for line in lock)

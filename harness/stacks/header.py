@@ -60,8 +60,8 @@ class Option:
 
 @dataclass(frozen=True)
 class KernelChange:
-    """Of variants whose name contains `variant` (empty: of all): a pass of more tokens than `longest` runs
-    other kernels, and `then` says from what to what."""
+    """A change of kernels in variants whose name contains `variant` (empty: in all) for passes of more than
+    `longest` tokens; `then` names both kernels."""
 
     longest: int
     then: str
@@ -373,7 +373,7 @@ def _stacks(folder: Path) -> dict[str, Header]:
 
 
 def references() -> dict[str, Header]:
-    """By format of weights, the stack of the reference logits, which makes files of this format."""
+    """The stack of the reference logits, which makes files of the format, by format of weights."""
     return {header.weights: header for header in stacks().values() if header.reference is not None}
 
 

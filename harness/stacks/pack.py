@@ -182,13 +182,13 @@ def _fetch(
 
 
 def _hashes(lock: Path) -> dict[str, str]:
-    """By `name==version`, the options with the hashes of its files."""
+    """The options with the hashes of files, by `name==version`."""
     found = re.findall(r"(?m)^([\w.-]+==[^\s;\\]+)((?:.*\\\n)*.*)", lock.read_text(encoding="utf-8"))
     return {each: " ".join(re.findall(r"--hash=\S+", options)) for each, options in found}
 
 
 def _own_wheel(root: Path, packages: Path) -> None:
-    """The project's own wheel, of a copy: a build leaves files beside its source."""
+    """Build the project's wheel from a copy: a build leaves files in its source folder."""
     with tempfile.TemporaryDirectory(prefix="harness-pack-") as name:
         for each in ("harness", "runners"):
             shutil.copytree(root / each, Path(name, each), ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""A model as values: layers, their parameters, what they keep. Pure."""
+"""A model as values: layers, their parameters, their caches. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, repeat
 
-# What a layer of a decoder is made of: its tensors, and what it keeps of the tokens before. Pure.
+# The parts of a decoder's layer: its tensors, and its cache of earlier tokens. Pure.
 #
 # Names are llama.cpp's (gguf-py/gguf/constants.py), without `blk.N.`; a file in Hugging Face's layout may
 # divide the same elements otherwise.
@@ -48,7 +48,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Cache:
-    """What a layer keeps of earlier tokens.
+    """The data that a layer keeps of earlier tokens.
 
     `k`, `v`: elements that a token adds. `products`: multiplications and additions of one query with one
     cached token, over all heads: its score, and its share of the output. `window`: tokens attended to, null
@@ -121,7 +121,7 @@ class Heads:
     fused: bool = False
 
     def pieces(self, hidden: int) -> Iterator[Piece]:
-        """In one matrix or three, the output's, norms and sinks."""
+        """Q, K and V in one matrix or three, the output matrix, norms and sinks."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         if self.fused:
             yield from linear("attn_qkv", q + 2 * kv, hidden, self.qkv_bias)
@@ -149,7 +149,7 @@ class Heads:
 @dataclass(frozen=True)
 class Latent:
     """Multi-head latent attention (DeepSeek V2, arXiv:2405.04434): a token's keys and values are made from
-    `kv_rank` elements, cached beside `rope` elements of a key that all heads share.
+    `kv_rank` elements, cached with `rope` elements of a key that all heads share.
 
     `nope`, `value`: of a head's key and value. `q_rank`: elements that queries go through, if any.
     """
@@ -163,7 +163,7 @@ class Latent:
     bias: bool = False
 
     def pieces(self, hidden: int) -> Iterator[Piece]:
-        """As llama.cpp stores them: the matrix that makes keys and values in two, for each head."""
+        """Tensors as in llama.cpp, which splits the matrix for keys and values in two, by head."""
         q = self.heads * (self.nope + self.rope)
         if self.q_rank is None:
             yield from linear("attn_q", q, hidden)
@@ -414,7 +414,7 @@ class Decoder:
 
     @property
     def count(self) -> int:
-        """Of layers."""
+        """The number of layers."""
         return sum(times for _, times in self.runs)
 
     def layers(self) -> Iterator[Layer]:
@@ -476,7 +476,7 @@ def layer_params(model: Shape | Decoder, norms: bool = True) -> int:
 
 
 def lm_head_params(model: Shape | Decoder) -> int:
-    """Of the output matrix; the input embedding has as many, and is the same matrix if tied."""
+    """Parameters of the output matrix, as many as of the input embedding; one matrix if tied."""
     return model.vocab_size * model.hidden_size
 
 
@@ -489,12 +489,12 @@ def active_layer_params(model: Shape | Decoder, norms: bool = True) -> int:
 
 
 def expert_params(model: Shape | Decoder) -> int:
-    """Of all experts; 0 without a mixture."""
+    """Parameters of all experts; 0 without a mixture."""
     return _counted(made(model), True)["experts"]
 
 
 def table_params(model: Shape | Decoder) -> int:
-    """Of tables with a row for each token besides the input embedding."""
+    """Parameters of tables with a row for each token, without the input embedding."""
     return _counted(made(model), True)["table"]
 
 
@@ -523,7 +523,7 @@ def queries_to_a_key(model: Shape | Decoder) -> int:
 
 
 def kinds(model: Shape | Decoder) -> dict[Cache, int]:
-    """How many layers keep what of earlier tokens."""
+    """Count the layers with each kind of cache."""
     found: Counter[Cache] = Counter()
     for each, times in made(model).runs:
         found[each.cache] += times

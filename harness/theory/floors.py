@@ -77,12 +77,12 @@ class Demand:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """That a token adds, while no window is full."""
+        """Bytes that a token adds, while no window is full."""
         return math.fsum(reach.kv_bytes for reach in self.reaches)
 
     @property
     def attention_flops(self) -> float:
-        """Of one query and one cached token that all layers attend to."""
+        """FLOP of one query and one cached token that all layers attend to."""
         return math.fsum(reach.flops for reach in self.reaches)
 
     def read_by(self, tokens: float) -> float:
@@ -169,8 +169,8 @@ def W_tokens_per_s(
 
 
 def slopes(demand: Demand, ceiling: Ceiling, kv_read: str = "grows") -> list[tuple[int, float | None]]:
-    """(first position, W) of each part of latency(n) with a slope of its own; null: flat. A chunked layer
-    starts again at each multiple of its window, and its part counts as flat past the first."""
+    """(first position, W) of each part of latency(n) with its own slope; null: flat. A chunked layer starts
+    again at each multiple of its window, and its part counts as flat past the first."""
     starts = [1, *sorted({r.window + 1 for r in demand.reaches if r.window})]
     return [(n, W_tokens_per_s(demand, ceiling, kv_read, n)) for n in starts]
 
@@ -246,7 +246,7 @@ def with_kv(needs: Demand, bytes_per_token: float) -> Demand:
 
 
 def pair_flops(model: Shape | Decoder) -> float:
-    """Of one query and one cached token, over all layers."""
+    """FLOP of one query and one cached token, over all layers."""
     return 2.0 * sum(cache.products * layers for cache, layers in decoder.kinds(model).items())
 
 
@@ -401,8 +401,8 @@ def _excess(demand: Demand, balance: float, lm_head: str, n: float) -> float:
 
 
 def _crossings(excess: Callable[[float], float]) -> tuple[float, float | None] | None:
-    """Where a function rises through zero for the first time, and falls again: looked for in steps of 1% from
-    one token to a thousand million, then bisected."""
+    """Find where a function first rises through zero, and falls again, in steps of 1% from one token to a
+    thousand million, then by bisection."""
     found = []
     before = 1.0
     if excess(before) > 0:
@@ -476,7 +476,7 @@ def compute_bound_batch(demand: Demand, ceiling: Ceiling) -> float:
 
 
 def _real_roots(quadratic: float, linear: float, constant: float) -> list[float]:
-    """Where quadratic n**2 + linear n + constant is zero, in order, by the forms without cancellation."""
+    """The zeros of quadratic n**2 + linear n + constant, in order, by the forms without cancellation."""
     square = linear * linear - 4 * quadratic * constant
     if square < 0:
         return []
@@ -503,11 +503,11 @@ def _in_reach(reach: Reach, start: int, end: int) -> int:
     return min(end, end - start + reach.window - 1)
 
 
-# What a record keeps of a model that is not dense, and a decode step's demand from that. Pure.
+# The facts that a record keeps of a model that is not dense, and a decode step's demand from them. Pure.
 
 
 def decoder_facts(made: Decoder) -> dict[str, Any]:
-    """Its architecture, experts, active parameters, and what its layers keep of earlier tokens, by kind."""
+    """The model's architecture, experts, active parameters, and layers by kind of cache."""
     return {
         "architecture": made.arch,
         "experts": made.experts,
@@ -586,7 +586,7 @@ SI = Units(
     "si", giga=1e9, tera=1e12, norms=True, first_token_in_B=False, knee_offset=1, data_sheet_rate=False
 )
 # The study takes 1008 GB/s and 82.58 TFLOP/s as binary, leaves norms (not biases) out of its parameters, and
-# names the last length before a crossing. Its GGUF files are of early 2024: see gguf_types.py.
+# names the last length before a crossing. The GGUF files are of early 2024: see gguf_types.py.
 PUBLISHED = Units(
     "published", 2.0**30, 2.0**40, norms=False, first_token_in_B=True, knee_offset=0, data_sheet_rate=True
 )

@@ -56,13 +56,13 @@ class Settings(dict[str, object]):
         return given
 
     def inner(self, key: str) -> Settings | None:
-        """Null if the key has no object."""
+        """The object at a key; null if there is none."""
         given = self.get(key)
         return settings_of(given, key) if isinstance(given, Mapping) else None
 
 
 def settings_of(given: object, what: str) -> Settings:
-    """What a parser of JSON returned, if it is an object. Raises ConfigJsonError."""
+    """Wrap a JSON object as Settings. Raises ConfigJsonError for another value."""
     if not isinstance(given, Mapping):
         raise ConfigJsonError(f"{what} must be a mapping, not {shown(given)}")
     return given if isinstance(given, Settings) else Settings(given)
@@ -289,7 +289,7 @@ def shape_of(config: object) -> Shape:
 @dataclass(frozen=True)
 class Quantization:
     """How a checkpoint's weights are stored. `method`: as transformers names it. `words`: for people.
-    `options`: what a stack that applies the method must be asked for, by the names of its options."""
+    `options`: the options that a stack needs to apply the method."""
 
     method: str
     words: str
@@ -308,7 +308,7 @@ def quantization_of(config: object) -> Quantization | None:
 
 
 def modelopt(given: object) -> Quantization | None:
-    """From ModelOpt's separate file, hf_quant_config.json. Raises ConfigJsonError."""
+    """Read ModelOpt's separate file, hf_quant_config.json. Raises ConfigJsonError."""
     known = settings_of(settings_of(given, "hf_quant_config.json").get("quantization"), "quantization")
     return _quantization(Settings(known | {"quant_method": "modelopt"}), "quantization")
 
@@ -463,8 +463,8 @@ def packing_of(config: object) -> Packing | None:
 
 
 def packing_in(config: object, prefix: str = "", method: str | None = None) -> Packing | None:
-    """As packing_of, from the settings only. `prefix`: of their keys in messages. `method`: if they name
-    none."""
+    """Like packing_of, from the settings only. `prefix`: of keys in messages. `method`: for settings without
+    a name."""
     given = settings_of(config, "settings")
     named = given.get("quant_method") or method
     method = named.lower() if isinstance(named, str) else None

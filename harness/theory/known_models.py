@@ -64,7 +64,7 @@ def config_of(name: str) -> dict[str, object]:
 
 
 def described(text: str, folder: Path, otherwise: str = "") -> tuple[str, Shape | Described]:
-    """The model that a name stands for, or a path that ends in .json (from `folder`), and its name here.
+    """The model with a name, or at a path that ends in .json (from `folder`), and its name here.
 
     `otherwise`: what to do for an unknown name. Raises NoModel.
     """
@@ -87,7 +87,7 @@ def described(text: str, folder: Path, otherwise: str = "") -> tuple[str, Shape 
 
 
 def _by_config(path: Path) -> tuple[str, Shape | Described]:
-    """Its name is that of its folder, or its own."""
+    """The model in a config.json, named after its folder, or after a file of another name."""
     config = object_of(path, CONFIG_JSON_BYTES)
     made = decoder_of(config)
     name = path.parent.name if path.name == "config.json" else path.stem

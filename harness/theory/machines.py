@@ -42,7 +42,7 @@ class Machine:
     sheet, if `bandwidth` was measured. `board`: a computer with soldered memory, so that its name implies
     its CPU's bandwidth. `unified`: memory that a GPU shares with its CPU. `gpu_api`: by which models run on
     another maker's GPU than NVIDIA's: metal, hip or vulkan. `memory_bus`: where known; its bandwidth is
-    that of the data sheet, as far as makers do not round. `sold_gib`: the memory sizes it is sold with, where
+    that of the data sheet, unless the maker rounds. `sold_gib`: the memory sizes it is sold with, where
     there are several.
     """
 
@@ -112,8 +112,8 @@ class Machine:
 
     @property
     def flops(self) -> float:
-        """The data sheet's first rate, in operations/s: what the published study counted with. Infinite if
-        none is known."""
+        """The data sheet's first rate, in operations/s, which the published study uses. Infinite if none is
+        known."""
         return self.rates[self.rate].value if self.rate else math.inf
 
 

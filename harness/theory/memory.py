@@ -73,9 +73,9 @@ class Model:
         return decoder.made(self.shape)
 
     def kv_bytes(self, tokens: int, room: int = 0, pad: int = 1, latent: bool = True) -> float:
-        """Of a cache of so many tokens, with states. A layer with a window holds `room` tokens more than the
-        window, in multiples of `pad` if more than 1: then it is llama.cpp, which does without some windows. A
-        dense shape's is not used. `latent`: as such, not as keys and values."""
+        """Bytes of a cache of so many tokens, with states. A layer with a window holds `room` more tokens, in
+        multiples of `pad`; `pad` over 1 means llama.cpp, which ignores some windows. A dense shape's window
+        is not used. `latent`: latents are cached, not keys and values."""
         made = self.made
         elements = decoder.kv_elements_per_token(made)
         one = self.kv_bytes_per_token / elements if elements else 0.0
@@ -92,7 +92,7 @@ class Model:
 
     @property
     def windows_of_llama_cpp(self) -> set[int]:
-        """Those of its layers that llama.cpp has; a dense shape's is not used."""
+        """The windows of layers that llama.cpp uses; it ignores a dense shape's."""
         if self.made.shape or self.made.arch not in _WINDOWS_OF_LLAMA_CPP:
             return set()
         return {cache.window for cache in decoder.kinds(self.made) if cache.window}
@@ -163,11 +163,10 @@ def compute_bytes(made: Decoder, tokens: int, outputs: int, cells: int, window: 
     """llama.cpp's compute buffer for a pass of so many `tokens`, of which `outputs` have logits, over a cache
     of `cells`, or of `window` in layers with a window (0: there are none).
 
-    The embeddings stay in it to the end. Beside them it holds the logits, or what the widest step of a layer
-    needs at once: the masks, the layer's input as it is and as its norm made it, and one of these: queries,
-    scores of all heads and their output; projections and state; both factors of a feed-forward and their
-    product. Without the holes that its allocator leaves, and the smaller tensors. Its error is in
-    docs/validation.md.
+    The buffer holds the embeddings to the end, and the logits or the tensors of a layer's widest step: the
+    masks, the layer's input before and after its norm, and one of these: queries, scores of all heads and
+    their output; projections and state; both factors of a feed-forward and their product. Not counted: holes
+    that the allocator leaves, and smaller tensors. The error is in docs/validation.md.
     """
     widest, values = 0.0, dict[int, int]()  # values: the most that a token adds to V, by cells
     for layer, _ in made.runs:
@@ -281,10 +280,10 @@ KV_BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
 
 
 class Choice(TypedDict):
-    """`fits`: the context asked for, in the `engine` on a GPU, llama.cpp with flash attention; `spare_bytes`:
+    """`fits`: the requested context, in the `engine` on a GPU, llama.cpp with flash attention; `spare_bytes`:
     negative if short. `trained`: context, `trained_stated`: by the model's files, else a default is assumed;
     `longest`: at most that; null: none. `longest_ideal`: of any stack.
-    tok/s: upper bounds at zero context, and at the one asked for; null without a bandwidth."""
+    tok/s: upper bounds at zero and at the requested context; null without a bandwidth."""
 
     model: str
     engine: str
@@ -414,7 +413,7 @@ def by_stack(
     kv_bits: float,
     gpu_bytes: int | None = None,
 ) -> dict[str, Fit | None]:
-    """By stack, whether `context` tokens fit; null where the stack cannot load the form.
+    """Whether `context` tokens fit, by stack; null where the stack cannot load the form.
 
     The ideal uses all of the memory; the others subtract the machine's reserve. `gpu_bytes`: of the weights,
     where llama.cpp holds the others on the CPU; null: all but the input embedding.
@@ -465,8 +464,8 @@ def _in_torch(shape: Shape | Decoder, form: Form) -> float | None:
     return float(sum(tensor.bytes for tensor in form.tensors))
 
 
-# Weights of a model on a GPU and on the CPU beside it: which tensor lies where, the bytes that a decode step
-# reads of each side, and the bound on its speed. Pure.
+# Weights split between a GPU and its host CPU: the place of each tensor, the bytes that a decode step reads
+# of each side, and the bound on the step's speed. Pure.
 #
 # As llama.cpp's `--n-cpu-moe` and `--override-tensor` have it (common/arg.cpp): each is a pattern that a
 # tensor's name contains, and the first that matches decides.
@@ -477,7 +476,7 @@ EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # LLM_FFN_EXPS_REGEX in lla
 
 
 class PlacementError(ValueError):
-    """A placement that cannot be meant; the message is a sentence."""
+    """An invalid placement; the message is a sentence."""
 
 
 @dataclass(frozen=True)
@@ -509,8 +508,8 @@ class Placement:
         return next((buffer for pattern, buffer in self.overrides if pattern.search(name)), None)
 
     def check(self, model: Shape | Decoder | None, names: Sequence[str] | None) -> None:
-        """Raises PlacementError for what a model with tensors of these names has no use for. Null: not
-        known."""
+        """Raises PlacementError for a placement that matches nothing in a model with tensors of these names.
+        Null: not known."""
         if self.n_cpu_moe and model is not None:
             made = decoder.made(model)
             if not made.experts:

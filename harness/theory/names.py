@@ -1,4 +1,4 @@
-"""What a user types: a model, a machine, a count of tokens or bytes. Pure."""
+"""Parse user input: a model, a machine, a count of tokens or bytes. Pure."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class Named(NamedTuple):
 
 
 def model(text: str, shapes: Mapping[str, Shape] = SHAPES, otherwise: str = "") -> Model:
-    """The dense model that a name stands for. Raises as `named`."""
+    """The dense model with a name. Raises the errors of `named`."""
     found = named(text, shapes, otherwise)
     return Model(found.name, cast(Shape, found.made))
 
 
 def named(text: str, shapes: Mapping[str, Shape | Decoder], otherwise: str = "") -> Named:
-    """The model that a name stands for; names of `shapes` in lower case match as they are.
+    """The model with a name; names of `shapes` in lower case match as they are.
 
     Raises NotUnderstood, with a hint from the same family. `otherwise`: what to do for an unknown shape.
     """
@@ -196,7 +196,7 @@ class _Chip(NamedTuple):
 def machines(
     text: str, known: Mapping[str, Machine] = MACHINES, memory: float | None = None
 ) -> dict[str, Machine]:
-    """The machines that a name stands for: one, or one per kind and memory size sold.
+    """The machines with a name: one, or one per kind and memory size sold.
 
     `memory` in GiB chooses among the sizes, or replaces them. Names that only `known` has are matched
     as they are, in lower case. Raises NotUnderstood.
@@ -239,7 +239,7 @@ def one_machine(
     any_size: bool = False,
     known: Mapping[str, Machine] = MACHINES,
 ) -> Machine:
-    """The one machine that a name stands for; with `any_size`, whatever its memory. Raises NotUnderstood."""
+    """The one machine with a name; with `any_size`, whatever its memory. Raises NotUnderstood."""
     found = machines(text, known, memory)
     if len(found) > 1 and not (any_size and same_speed([*found.values()])):
         raise NotUnderstood(did_you_mean([*found]), ambiguous=True)
@@ -301,7 +301,7 @@ def _machine_names_words(name: str) -> list[str]:
 
 @cache
 def _chips() -> dict[str, _Chip]:
-    """Of each shipped machine, by its key."""
+    """The chip of each shipped machine, by the machine's key."""
     found = {}
     for key in MACHINES:
         of_key = _MACHINE_NAMES_ALIASES["words"].get(key, {})

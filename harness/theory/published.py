@@ -24,9 +24,9 @@ from harness.theory.tensors import Tensor
 
 # The arithmetic of "How is LLaMa.cpp possible?": published figures and ours. Pure.
 #
-# Source: Finbarr Timbers, https://finbarr.ca/how-is-llama-cpp-possible/ (2023). It takes 2 P
-# bytes-per-weight as the bytes of a token. Each weight is read once, so its tokens per second are half of
-# the bandwidth limit; the 2 in 2 P counts operations, a multiplication and an addition each. The Raspberry
+# Source: Finbarr Timbers, https://finbarr.ca/how-is-llama-cpp-possible/ (2023). The page takes
+# 2 P bytes-per-weight as the bytes of a token. Each weight is read once, so its tokens per second are half
+# of the bandwidth limit; the 2 in 2 P counts operations, a multiplication and an addition each. The Raspberry
 # Pi's figure follows from neither form.
 
 

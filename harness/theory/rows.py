@@ -65,7 +65,7 @@ class Slope(TypedDict):
 
 
 class Sides(TypedDict):
-    """Weights on a GPU and on the CPU beside it: bytes, those of them that a token reads, and the CPU's
+    """Weights on a GPU and on its host CPU: all bytes, the bytes that a token reads, and the CPU's
     bandwidth."""
 
     n_cpu_moe: int
@@ -380,7 +380,7 @@ def _speedup(needs: Demand, ceiling: Ceiling, acceptance: float, length: int, co
 
 
 def knees(needs: Demand, ceiling: Ceiling, units: Units) -> Knees:
-    """By lm_head, the crossings as whole prompt lengths; null if prefill is never compute-bound."""
+    """The crossings by lm_head, as whole prompt lengths; null if prefill is never compute-bound."""
     crossings = {which: floors.prefill_knees(needs, ceiling, which) for which in ("every", "last")}
     return {
         which: ends and [None if end is None else units.knee(end) for end in ends]

@@ -300,7 +300,7 @@ ALL_QUANTS: tuple[str, ...] = tuple(_BASE)
 
 UNQUANTIZED = ("f32", "f16", "bf16")
 _ONE_AND_TWO_BITS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq1_s", "iq1_m")
-# With eight experts, as Mixtral has, the attention's output is small beside them and gets more bits.
+# With eight experts, as in Mixtral, the attention's output is small in comparison and gets more bits.
 _EIGHT = (
     *("q2_k", "iq3_xs", "iq3_xxs", "q3_k_s", "q3_k_m", "iq4_nl", "q4_k_s", "q4_k_m", "iq3_s", "iq3_m"),
     "iq4_xs",
@@ -321,7 +321,7 @@ _GGUF_TYPES_BLOCK = {name: block for name, block, _ in TYPES.values()}
 
 @dataclass(frozen=True)
 class Mix:
-    """What the rules ask of a model besides its tensors. `arch`: llama.cpp's name. `n_gqa`: query heads to a
+    """The inputs of the rules besides a model's tensors. `arch`: llama.cpp's name. `n_gqa`: query heads to a
     KV head. `imatrix`: with an importance matrix, as most published files are. `as_published`: by the rules
     of the published Qwen1.5 files, not today's."""
 
@@ -334,7 +334,7 @@ class Mix:
 
     @property
     def is_70b(self) -> bool:
-        """To llama.cpp, whatever its width."""
+        """Whether llama.cpp takes the model for a 70B, whatever its width."""
         return self.layers == 80 and (
             self.arch in ("qwen2", "olmo", "deci")
             or (self.arch == "llama" and self.n_gqa > 1 and self.experts != 8)
@@ -354,7 +354,7 @@ def quantized(
 
 
 def _n_gqa(made: Decoder) -> int:
-    """Of the first layer, as llama.cpp asks: 0 if files give heads by layer and it has none."""
+    """The first layer's value, as in llama.cpp: 0 if files give heads by layer and the first has none."""
     by_layer = made.arch in ("granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe")
     return 0 if by_layer and not made.runs[0][0].cache.k else decoder.queries_to_a_key(made)
 
@@ -365,8 +365,8 @@ def model_bytes(model: Shape | Decoder, quant: str, as_published: bool = False) 
 
 
 def retyped(tensors: Sequence[Tensor], quant: str, mix: Mix) -> list[Tensor]:
-    """All tensors of a file, by llama.cpp's names, as it would store them in a file of type `quant`. What it
-    does not quantize keeps its type. Raises KeyError for an unknown quant."""
+    """All tensors of a file, by llama.cpp's names, as llama.cpp would store them in a file of type `quant`.
+    Tensors that are not quantized keep their type. Raises KeyError for an unknown quant."""
     base = _BASE[quant]
     rules = _Rules(
         quant,

@@ -146,7 +146,7 @@ def is_tied(model: nn.Module) -> bool:
 
 
 def ties(config: Any) -> bool:
-    """Whether a config.json says so."""
+    """Whether a config.json ties the embeddings."""
     return bool(config.get_text_config(decoder=True).tie_word_embeddings)
 
 
@@ -297,7 +297,7 @@ def check_bits(source: Path, model: nn.Module, name: Named, bits: int) -> None:
 def kernel_facts(
     model: nn.Module, name: Named, expected: str, known: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """As model_facts. `expected`: the kernel that every linear layer but lm_head should call; those
+    """Like model_facts. `expected`: the kernel that every linear layer but lm_head should call; those
     that call another are `leftovers`. `known`: the result of check_whole: biases outside of it were added by
     the stack; null: it adds none."""
     head = model.get_output_embeddings()

@@ -316,7 +316,7 @@ class HfSession:
         return torch.load(path, weights_only=True)
 
     def evaluated(self) -> None:
-        """Null: transformers does not count."""
+        """Return null: transformers does not count."""
 
     def memory_state(self) -> tuple[int, int] | None:
         """Allocated and reserved bytes of the CUDA allocator; null on a CPU."""
@@ -357,7 +357,7 @@ class HfSession:
         }
 
     def facts(self) -> dict[str, Any]:
-        """As transformers has it after loading: counted from the modules, not from the request."""
+        """The model's facts after loading, counted from the modules, not from the request."""
         options, config, model = self._options, self.model.config, self._describe()
         skips = device.cudagraph_skips(self._mode)
         settings, context = device.settings(self._device), self._context.facts()

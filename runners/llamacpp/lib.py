@@ -385,7 +385,7 @@ def metadata(model: int, key: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Without ggml's commit: its build takes that of any git repository around the build folder."""
+    """Versions without ggml's commit, which ggml's build takes from any git repository around its folder."""
     return {
         "llama-cpp-python": llama_cpp.__version__,
         "llama.cpp": lib.llama_version().decode(),

@@ -278,7 +278,7 @@ class LlamaSession(LlamaContext):
         return LOG.failure(f"llama_decode gave {code} at token {position + 1}")
 
     def _logits(self, index: int) -> np.ndarray:
-        """llama.cpp's own buffer, not a copy. It does not move, so the view is kept."""
+        """llama.cpp's own buffer, not a copy. The buffer does not move, so the view is kept."""
         address = ctypes.addressof(lib.llama_get_logits_ith(self._context, index).contents)
         if address != self._address:
             buffer = (ctypes.c_float * self._vocab_size).from_address(address)

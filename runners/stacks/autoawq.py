@@ -244,7 +244,7 @@ class FusedCache:
         return {}
 
     def tokens(self) -> int | None:
-        """Null once it may have rolled: then the count is unknown."""
+        """The tokens in the cache; null once it may have rolled."""
         held = self._attention[0].start_pos
         return None if self._rolls and held else int(held)
 
@@ -293,14 +293,14 @@ def _facts(model: nn.Module, kernel: str) -> dict[str, Any]:
 
 
 def _optional(*packages: str) -> list[str]:
-    """Those of the packages that are installed."""
+    """The installed ones of the packages."""
     return [
         name for name in packages if next(iter(importlib.metadata.Distribution.discover(name=name)), None)
     ]
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """As torch_probe.probe; `kernels`: null for those that run here, else why not."""
+    """Like torch_probe.probe; `kernels`: null for kernels that run here, else why not."""
     device = hf_device.device_of(request.device)
     found = {name: lacks(module, device) for name, module in MODULES.items()}
     fused = lacks("awq_ext", device) or lacks("flash_attn", device)

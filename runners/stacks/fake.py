@@ -1,7 +1,7 @@
 """A stack with known results: latency, spikes, limits, crashes and false reports on request. Computes
 nothing.
 
-Its time is virtual by default: it advances at once while the fake waits for a token, and never otherwise. So
+By default time is virtual: it advances at once while the fake waits for a token, and never otherwise. So
 10,000 tokens take milliseconds, and no other process can change a latency or a verdict. Hangs are real.
 
 Two environment variables change cells without changing their options. HARNESS_FAKE_SLOWER, e.g. 1.05:
@@ -311,7 +311,7 @@ _virtual = VirtualTime()  # one for the process: the worker's clock and the sess
 
 
 def instruments(request: Request) -> Instruments | None:
-    """Those of virtual time; null if the worker's own are right."""
+    """Instruments of virtual time; null if the worker's own are right."""
     if request.options.get("clock") != "virtual":
         return None
     waits = request.job == "generate" and disturbed()

@@ -216,7 +216,7 @@ def _facts(model: nn.Module, kernel: str, bits: int, known: set[str]) -> dict[st
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """As torch_probe.probe; `kernels`: null for those that run here, else why not."""
+    """Like torch_probe.probe; `kernels`: null for kernels that run here, else why not."""
     device = hf_device.device_of(request.device)
     found = {name: lacks(module, device, SINCE.get(name)) for name, module in MODULES.items()}
     return torch_probe(request, say) | {"kernels": found | {"torch": None}}

@@ -233,8 +233,8 @@ def _name(module: nn.Module) -> str | None:
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """As torch_probe.probe; if nothing is measured also `kernels`: null for those that run here, else why
-    not. At first that compiles each one, which takes minutes."""
+    """Like torch_probe.probe; if nothing is measured also `kernels`: null for kernels that run here, else why
+    not. The first call compiles each kernel, which takes minutes."""
     facts = torch_probe(request, say)
     if request.options.get("measure"):
         return facts

@@ -178,7 +178,7 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Raises ValueError for errors of transformers that say what to install, or refer to a table in its log.
-    Its own words are in the worker's log."""
+    The original message is in the worker's log."""
     try:
         yield
     except ImportError as lack:

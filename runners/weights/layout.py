@@ -185,7 +185,7 @@ class Row:
 
     @property
     def stored_dims(self) -> tuple[int, ...]:
-        """Of the checkpoint's tensor, or of each."""
+        """Dims of the checkpoint's tensor, or of each of its tensors."""
         dims = self.dims[1:] if self.by_expert else self.dims
         if self.how == "convolution":
             return (dims[0], 1, dims[1])
@@ -198,7 +198,7 @@ class Row:
         return dims
 
     def stored_names(self) -> list[str]:
-        """Of the checkpoint's tensor, or of each expert's."""
+        """Names of the checkpoint's tensor, or of each expert's."""
         return [self.there.format(e) for e in range(self.dims[0])] if self.by_expert else [self.there]
 
 

@@ -107,7 +107,7 @@ class Packing:
         return np.full((groups, n_out // self.per_word), zero * (0xFFFFFFFF // self.most), np.uint32)
 
     def zeros(self, qzeros: np.ndarray) -> np.ndarray:
-        """Zeros, uint8 of groups x n_out. They wrap around, as in auto-gptq's kernel: 0 is stored as -1."""
+        """Zeros, uint8 of groups x n_out, which wrap around as in auto-gptq's kernel: 0 is stored as -1."""
         return (self.fields(qzeros) + np.uint8(self.missing)) & np.uint8(self.most)
 
     def rounded(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -140,7 +140,7 @@ class Packing:
 
 
 def packing_of(options: Mapping[str, Any]) -> Packing:
-    """By `format`, `bits` and `group_size` (128). Raises ValueError for an unsupported packing."""
+    """The packing of `format`, `bits`, `group_size` (128). Raises ValueError for an unsupported packing."""
     form, bits, group_size = options["format"], options["bits"], options.get("group_size", 128)
     if (form, bits) not in (("gptq", 4), ("gptq", 8), ("awq", 4)):
         raise ValueError(f"cannot pack {bits} bits as {form!r}; known: gptq of 4 or 8 bits, awq of 4")
@@ -150,7 +150,7 @@ def packing_of(options: Mapping[str, Any]) -> Packing:
 
 
 def found_in(source: Path, config: Mapping[str, Any]) -> Packing:
-    """From a checkpoint's config.json, else from auto-gptq's quantize_config.json. Raises ValueError."""
+    """Read a checkpoint's config.json, else auto-gptq's quantize_config.json. Raises ValueError."""
     given, path = config.get("quantization_config"), source / "config.json"
     if not given and (source / "quantize_config.json").exists():
         path = source / "quantize_config.json"

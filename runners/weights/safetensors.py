@@ -82,7 +82,7 @@ def bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def narrowed(values: np.ndarray, what: str) -> np.ndarray:
-    """In float16. Raises ValueError for values that are not finite there."""
+    """Convert to float16. Raises ValueError for values that are not finite in float16."""
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float16)
     if not np.isfinite(narrow).all():
@@ -148,7 +148,7 @@ def check_stored(
 def staged(source: Path) -> Iterator[Path]:
     """A temporary folder of links to the files of a checkpoint that the controller checks and fingerprints.
 
-    The folder may also hold pickles, other safetensors or adapters, which a library may prefer. Its last name
+    The folder may also hold pickles, other safetensors or adapters, which a library may prefer. The last name
     is that of the source, by which transformers names a model's Python code.
     """
     weights = _files(source)
@@ -287,12 +287,12 @@ def put(file: int, at: int, values: np.ndarray) -> None:
 
 
 def put_made(file: int, at: int, make: Callable[[], np.ndarray]) -> None:
-    """As put: the result of `make`, computed only then."""
+    """Put the result of `make`, computed only now."""
     put(file, at, make())
 
 
 def _shards(tensors: Sequence[Entry], limit: int) -> list[list[Entry]]:
-    """In order; a tensor beyond the limit gets a separate file."""
+    """Split tensors in order; a tensor beyond the limit gets a separate file."""
     shards: list[list[Entry]] = [[]]
     held = 0
     for tensor in tensors:

@@ -58,7 +58,7 @@ class Heard:
         return found
 
     def counts(self) -> list[list[int]]:
-        """By layer: how often each of the experts was chosen."""
+        """Count how often each expert was chosen, by layer."""
         known = (layer[layer >= 0] for layer in self.chosen())
         return [np.bincount(each, minlength=self.experts).tolist() for each in known]
 

@@ -212,7 +212,7 @@ class Context:
         return [depths] if self.keeps else [[depth] for depth in sorted(depths, reverse=True)]
 
     def ids(self, begin: int, count: int) -> list[int]:
-        """Those of the text at `count` positions from `begin` on."""
+        """The text's ids at `count` positions from `begin` on."""
         return [self._text[at % len(self._text)] for at in range(begin, begin + count)]
 
     def to(self, depth: int) -> None:

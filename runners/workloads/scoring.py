@@ -139,7 +139,7 @@ def _bytes(logits: Any) -> bytes:
 
 
 def _npy_header(rows: int, columns: int) -> bytes:
-    """Of a float32 array in NumPy's format 1.0 (numpy.lib.format): its data begins at a multiple of 64."""
+    """The header of a float32 array, NumPy's format 1.0 (numpy.lib.format); data begin at multiples of 64."""
     words = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}"
     begin = b"\x93NUMPY\x01\x00"
     padded = words.ljust(-(-(len(begin) + 2 + len(words) + 1) // 64) * 64 - len(begin) - 3) + "\n"

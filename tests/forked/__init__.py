@@ -1,5 +1,5 @@
 """Workers that are forked from a process which has a stack's libraries imported: torch takes seconds, a fork
-milliseconds. For tests of what a stack computes, never of the memory that it takes.
+milliseconds. For tests of a stack's results, never of its memory.
 
 An environment is made whose python is the client: it hands a worker's command line, variables and descriptors
 to the server over a socket, and ends as the worker does. Any other use of it is the real python.

@@ -38,7 +38,7 @@ def work(descriptors, words):
         exec(arguments[1], {"__name__": "__main__"})
         return
     runners, request = arguments[3:5]
-    os.setsid()  # a worker has a process group of its own
+    os.setsid()  # a worker has its own process group
     sys.argv = [runners, request, *map(str, descriptors[3:])]
     runpy.run_path(runners, run_name="__main__")
 

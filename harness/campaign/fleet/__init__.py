@@ -1,8 +1,8 @@
-"""Run one config on several machines: Ray places ordinary campaigns on their devices, and what they measure
-ends in one results folder.
+"""Run one config on several machines: Ray places ordinary campaigns on their devices, and one results folder
+collects the records.
 
-Scheduling, transport and the failure of nodes are Ray's. Here are what a device is to measure, the records on
-their way, and what becomes of the cells of a node that is lost.
+Ray does scheduling and transport, and detects lost nodes. This package chooses the cells of each device,
+collects the records, and decides about the cells of a lost node.
 """
 
 from harness.campaign.fleet.cluster import FleetError, HeadLost, Place, connected, place_of

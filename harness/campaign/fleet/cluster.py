@@ -37,7 +37,7 @@ from harness.config.yaml_text import Mistakes
 LOCAL_CLUSTER_DEVICE = "local"  # of each node
 STORE_BYTES = 80_000_000  # Ray's smallest object store is 75 MiB; a job takes a few MB
 # Ray otherwise gives its workers a niceness of 15, and kills one when its node's memory is nearly full, where
-# a cell that fills the memory is a result. It sees a node that is gone within these seconds.
+# a cell that fills the memory is a result. Ray notices a lost node within these seconds.
 SETTINGS = {
     "worker_niceness": 0,
     "memory_monitor_refresh_ms": 0,
@@ -81,8 +81,8 @@ def head() -> Any:
 def add_node(
     cluster: Any, number: int, device: str = LOCAL_CLUSTER_DEVICE, variables: Mapping[str, str] | None = None
 ) -> Any:
-    """Add a node to a local cluster: with a cache of its own, as on a machine of its own, but with the
-    environments of this machine's. `variables`: more, for what runs on it."""
+    """Add a node to a local cluster. The node has a separate cache, as on a separate machine, but shares this
+    machine's environments. `variables`: further environment variables of the node."""
     own = made(cache_folder() / "local-cluster" / str(number))
     envs = made(cache_folder() / "envs")
     if not (own / "envs").is_symlink():
@@ -314,7 +314,7 @@ class Cluster:
 
     def _taken(self, wait_s: float) -> list[tuple[str, str]]:
         self._asked = self._asked or self._mailbox.take.remote(wait_s)
-        # What a question took is in its answer alone: one that comes late is waited for, not asked again.
+        # Only the reply holds the lines taken, so a late reply is awaited, not requested again.
         while not self._ray.wait([self._asked], timeout=wait_s + SLOW_S)[0]:
             self._check_head()
         asked, self._asked = self._asked, None
@@ -408,7 +408,7 @@ def connected(place: Place) -> Iterator[Cluster]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
-    # Ray prints what it sees of nodes to standard output, between the events of --json.
+    # Ray prints the nodes' output to standard output, between the events of --json.
     ray._private.worker._worker_logs_enabled = False
     with ExitStack() as around:
         address = around.enter_context(started(place.local)) if place.local else place.address
@@ -433,7 +433,7 @@ def _connect(ray: Any, address: str) -> str:
         if not isinstance(failure, ConnectionAbortedError):
             break
     if failure is not None:
-        lines = str(failure).split("\n")  # the last says what a traceback ended with
+        lines = str(failure).split("\n")  # the last line is the end of a traceback
         why = next((line.strip()[:200] for line in reversed(lines) if line.strip()), type(failure).__name__)
         raise FleetError(f"{address} cannot be used as a Ray cluster: {why}")
     return there if address != "auto" else str(ray.get_runtime_context().gcs_address)
@@ -515,7 +515,7 @@ class Nodes:
         return [name for name in node.devices if not self._place.devices or name in self._place.devices]
 
     def devices(self) -> set[str]:
-        """Those of the accepted nodes."""
+        """The devices of the accepted nodes."""
         return {name for node in self.accepted() for name in self.mine(node)}
 
     def able(self, device: str) -> list[Node]:

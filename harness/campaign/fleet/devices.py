@@ -122,7 +122,7 @@ class Device:
 
     @classmethod
     def of(cls, name: str, cells: Iterable[Cell], experiment: Experiment, line: Json) -> Device:
-        """As a node with this device has surveyed it."""
+        """A device from the survey of a node."""
         mine = {cell.id: cell for cell in cells}
         repeats = {cell.id: repeats_of(cell, experiment) for cell in mine.values()}
         known = line["cells"]
@@ -193,7 +193,7 @@ class Device:
 
 
 class Jobs:
-    """Of one run. `clocks`: as Nodes has them, by the id of the node."""
+    """The jobs of one run. `clocks`: as in Nodes, by the node's id."""
 
     def __init__(
         self, experiment: Experiment, options: RunOptions, place: Place, clocks: Mapping[str, float]
@@ -275,7 +275,7 @@ def portable(experiment: Experiment, folder: Path) -> Json:
     return whole
 
 
-# What the driver of a fleet tells its watcher: events, and progress where it has changed.
+# Messages from the driver of a fleet to its watcher: events, and changes of progress.
 
 
 class Messages:
@@ -307,7 +307,7 @@ class Messages:
         self._watcher.happened({**event, "device": fleet["device"]} if fleet else event)
 
     def progress(self, devices: Iterable[Device], campaigns: Iterable[Campaign], nodes: Nodes) -> None:
-        """Of each device, where anything but the time left has changed."""
+        """Report all devices, if more than the time left has changed."""
         running = [each for each in campaigns if each.begun]
         shown = []
         for device in devices:
@@ -346,9 +346,9 @@ class Stock:
     def begin(
         self, devices: Iterable[tuple[Device, Collection[Node]]], lacking: Callable[[Device], list[str]]
     ) -> bool:
-        """Give the next nodes their weights; false if nothing is left to do. First one node of each device
-        in turn, as the next may copy what it has; then all others; then those that lack what another has
-        since. `lacking`: the cells of a device without a record."""
+        """Give the next nodes their weights; false if nothing is left to do. One node of each device comes
+        first, as later nodes may copy its weights; then all others; then nodes without weights that another
+        node has since. `lacking`: the cells of a device without a record."""
         if self.jobs:
             return True
         left = []
@@ -400,7 +400,7 @@ class Stock:
             self._copies = self._from_others(node)
 
 
-# What the nodes of a fleet know of cells before these run: each is asked once, for each of its devices.
+# Surveys: each node of a fleet reports once, for each of its devices, on cells before these run.
 
 
 NICE = "start Ray there with RAY_worker_niceness=0: its processes give way to all others"
@@ -435,7 +435,7 @@ class Surveys:
             self._submit("survey", node, self._jobs.survey(device, wanted, known))
 
     def tidy(self, node: Node, known: Collection[str]) -> None:
-        """Have a node remove what is stored here, and send what is not; `known`: as of begin."""
+        """Have a node remove records that are stored here, and send the others; `known`: as of begin."""
         self._submit("tidy", node, self._jobs.tidy(known))
 
     def _submit(self, kind: str, node: Node, job: Job) -> None:

@@ -188,7 +188,7 @@ class _Driver:
 
     def _end_jobs(self) -> None:
         for name, outcome in [*self._cluster.ended(), *self._cut_off()]:
-            self._hear(0)  # what it said before it ended
+            self._hear(0)  # lines from before the job ended
             if name in self._surveys.jobs:
                 self._surveys.end(name, outcome)
             elif (campaign := self._campaigns.pop(name, None)) is not None:

@@ -143,7 +143,7 @@ class Parcel(TypedDict):
 
 
 class Job(TypedDict, total=False):
-    """What a fleet has a node do: see Jobs, which makes it, and node.py, which reads it."""
+    """A job for a node of a fleet: Jobs makes it, and node.py reads it."""
 
     do: str
     tag: str
@@ -278,7 +278,7 @@ class Known:
 
     def receive(self, parcel: Parcel) -> Stored | None:
         """Store a record that arrived; null if it is here already. Also null for the interrupted record of a
-        repeat that is recorded as interrupted, because its node was lost: the node has now said so itself.
+        repeat that is recorded as interrupted, because its node was lost: the node has now reported it.
 
         Raises Damaged and ResultsError.
         """
@@ -348,9 +348,9 @@ def portions(work: Mapping[str, float], devices: int) -> list[list[str]]:
     of each cell, in any unit. One device has them all in one campaign.
 
     Factoring (Hummel, Schonberg, Flynn: CACM 35(8), 1992): each round gives the devices equal portions of
-    two thirds of the work that is left; more than the half there, as a campaign takes seconds to start. So
-    most cells are interleaved in large campaigns, and the small ones at the end even out what the forecast
-    missed, or go to a device that joined late.
+    two thirds of the remaining work; the paper has half, but a campaign takes seconds to start. So most
+    cells are interleaved in large campaigns, and the small ones at the end even out errors of the forecast,
+    or go to a device that joined late.
     """
     left = sorted(work, key=lambda cell: work[cell], reverse=True)
     if devices <= 1:
@@ -375,9 +375,9 @@ def _portion(left: list[str], work: Mapping[str, float], share: float) -> list[s
     return taken
 
 
-# What a node of a fleet measured, kept in its cache until the results folder of the fleet has it.
+# Records of a node, stored in its cache until the results folder of the fleet has them.
 #
-# A campaign of a node has a folder of its own, locked while it runs. Records stay there when the network,
+# Each campaign of a node has a separate folder, locked while it runs. Records stay there when the network,
 # the head or the node dies, and are sent when a fleet with the same results folder next meets the node.
 
 
@@ -395,8 +395,8 @@ def spool_folder(tag: str) -> Iterator[Path]:
 
 
 def unsent_parcels(tag: str, known: Collection[str]) -> Iterator[Parcel]:
-    """The records of campaigns that have ended, without those whose digests are `known`. A folder with
-    nothing else is removed. What a killed campaign left is made a record first."""
+    """Yield the records of ended campaigns, except those whose digests are `known`; remove folders with
+    no others. Attempts of a killed campaign become records first."""
     for here in sorted(_folders(tag).glob("*")):
         try:
             lock = os.open(here / _LOCK, os.O_RDONLY)

@@ -1,8 +1,8 @@
 """`python -m harness.campaign.fleet.node PARENT_PID NODE`: one job of a fleet on this node. The job comes as
-a line of JSON on standard input, what happens goes as lines of JSON to standard output.
+a line of JSON on standard input, and events go as lines of JSON to standard output.
 
-It is an ordinary campaign, with the device lock of its own, into a folder of the cache. While a token is
-timed it prints nothing.
+The job is an ordinary campaign with its own device lock, into a folder of the cache. The process
+prints nothing while a token is timed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def survey(job: Job) -> None:
     found = {}
     for cell in cells:
         ready = None
-        with contextlib.suppress(WeightsError):  # the campaign will say so
+        with contextlib.suppress(WeightsError):  # the campaign reports it
             ready = forecast.local_weights(cell)
         known = forecast.forecast_cell(cell, ready, device, threads, NOMINAL_BYTES_PER_S, NOMINAL_FLOPS)
         options, slug = cell.options(threads), shared["machine"]["slug"]
@@ -189,7 +189,7 @@ def _fetch(node: str, file: files.File, path: Path) -> str:
 
 
 def tidy(job: Job) -> None:
-    """Remove what the fleet has stored."""
+    """Remove the records that the fleet has stored."""
     for parcel in files.unsent_parcels(job["tag"], job["known"]):
         say("record", parcel=parcel)
 

@@ -1,7 +1,7 @@
 """What Ray runs on a node: the harness that is installed there, as a process, and its lines to a mailbox.
 
-Ray sends this file's functions by value, so they also run where another harness is installed, or none. They
-import nothing but the standard library, and Ray.
+Ray sends this file's functions by value, so they also run where another harness is installed, or none. The
+file imports nothing but the standard library, and Ray.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class NodeVersion(TypedDict):
 
 
 def node_version() -> NodeVersion:
-    """Of the harness on this node."""
+    """The harness's version on this node."""
     ran = subprocess.run(
         [sys.executable, "-c", VERSION], capture_output=True, text=True, env=_environment(), cwd="/"
     )
@@ -108,7 +108,7 @@ def piece(path: str, offset: int) -> bytes:
 
 
 def sha256(path: str) -> str:
-    """Of a file on this node."""
+    """The digest of a file on this node."""
     found = hashlib.sha256()
     with Path(path).open("rb") as file:
         while content := file.read(CHUNK):
@@ -210,8 +210,8 @@ def node_work(job: str, name: str, mailbox: Any) -> tuple[int, str]:
 
 
 def _environment() -> dict[str, str]:
-    """The variables that `ray start` got: Ray hides GPUs from its workers, and sets OMP_NUM_THREADS. Those of
-    this worker where the system does not show them."""
+    """The variables that `ray start` got: Ray hides GPUs from its workers, and sets OMP_NUM_THREADS. Where
+    the system does not show them, this worker's variables."""
     try:
         pairs = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
     except OSError:

@@ -67,7 +67,7 @@ def turbo(root: Path = Path("/")) -> Finding:
 
 
 def power_source(root: Path = Path("/")) -> Finding:
-    """On mains or on a battery: docs.kernel.org/power/power_supply_class.html."""
+    """Whether power comes from mains or a battery: docs.kernel.org/power/power_supply_class.html."""
     what, folder = "power source", root / "sys/class/power_supply"
     if not folder.is_dir():
         return unknown(what, "not reported by this system")

@@ -199,7 +199,7 @@ def _clocks(gpu: Gpu) -> Iterator[Finding]:
 
 
 def _power_limit(gpu: Gpu) -> Iterator[Finding]:
-    """Never a fault: like a locked clock it is part of the setup, often lowered to sustain a clock."""
+    """A power limit is no fault: like a locked clock it belongs to the setup, often to sustain a clock."""
     what, limit = gpu.what("power limit"), gpu.ask("nvmlDeviceGetEnforcedPowerLimit")
     default = gpu.ask("nvmlDeviceGetPowerManagementDefaultLimit")
     if limit is None or default is None:

@@ -1,7 +1,7 @@
 """llama-bench's results as JSON, JSONL, CSV, Markdown and SQL, and `harness export --to llama-bench`.
 
 Each row is a test: `pp512` evaluates a prompt of 512 tokens, `tg128` generates 128, `@ d4096` behind 4,096
-others. Its figures are means over repetitions. The fields are those of `struct test` in
+others. Figures are means over repetitions. The fields are those of `struct test` in
 tools/llama-bench/llama-bench.cpp (github.com/ggml-org/llama.cpp).
 """
 

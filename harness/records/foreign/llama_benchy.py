@@ -1,6 +1,6 @@
 """llama-benchy's report: JSON, or its table in Markdown.
 
-The format is defined in results.py (github.com/eugr/llama-benchy). Its throughputs are means over runs.
+The format is defined in results.py (github.com/eugr/llama-benchy). Throughputs are means over runs.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ def timed(
 
 @dataclass(frozen=True)
 class Log:
-    """`series`, `requests`: by name, in file order. `notes`: sentences on what was inferred and on what the
-    format lacks."""
+    """`series`, `requests`: by name, in file order. `notes`: sentences on inferred values, and on gaps of
+    the format."""
 
     format: str
     series: dict[str, Series] = field(default_factory=dict)

@@ -45,12 +45,12 @@ def value(number: str, decimal: str | None = None) -> float:
 
 
 def ungrouped(number: str) -> float:
-    """Of a tool that always prints decimals and never groups of thousands."""
+    """Parse a number with decimals and without groups of thousands."""
     return value(number, "," if "," in number else ".")
 
 
 def count(number: str) -> int:
-    """Of a whole number, whose commas group thousands. Raises LogError."""
+    """Parse a whole number, whose commas group thousands. Raises LogError."""
     return int(value(number, "."))
 
 

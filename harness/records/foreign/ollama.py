@@ -122,7 +122,7 @@ def _read_verbose(text: str) -> Log:
 
 
 def _duration_ms(text: str) -> float | None:
-    """Of a duration as Go prints it: `1m2.653s`, `345ms`, never with groups of thousands; null: none."""
+    """Parse a duration as Go prints it: `1m2.653s`, `345ms`, never with groups of thousands; null: none."""
     parts = _PART.findall(text)
     return sum(numerals.ungrouped(number) * _PARTS[unit] for number, unit in parts) if parts else None
 

@@ -1,7 +1,7 @@
 """optimum-benchmark's benchmark_report.json, or a benchmark.json with its config: per-token latencies.
 
 The format is defined in optimum_benchmark/scenarios/inference (github.com/huggingface/optimum-benchmark).
-`per_token.latency.values` has the events of all runs. They are not cleared between runs: after R runs the
+`per_token.latency.values` has the events of all runs. Events are not cleared between runs: after R runs the
 list holds run 1, then runs 1 and 2, and so on to runs 1 to R, so most values are copies.
 """
 
@@ -87,7 +87,7 @@ def _rate(report: _Report) -> float | None:
 
 
 def _prompt_tokens(document: _Report) -> int:
-    """Of a report with its config; 0: not known."""
+    """The prompt's tokens in a report with its config; 0: unknown."""
     scenario = (document.get("config") or {}).get("scenario") or {}
     return int((scenario.get("input_shapes") or {}).get("sequence_length") or 0)
 

@@ -37,8 +37,8 @@ def main(path: str) -> None:
 
 
 def _distributions() -> "dict[str, dict[str, object]] | None":
-    """By name as written: version, requirements, and of torch the CUDA version it is built for (null: none).
-    The first on the path is the one that is imported. Null before Python 3.8."""
+    """By name as written: version, requirements, and for torch the CUDA version of the build (null: none).
+    The first on the path is imported. Null before Python 3.8."""
     try:
         from importlib.metadata import distributions
     except ImportError:
@@ -54,7 +54,7 @@ def _distributions() -> "dict[str, dict[str, object]] | None":
 
 
 def _cuda(path: Path) -> "str | None":
-    """From torch/version.py, as in `cuda: Optional[str] = '13.0'`."""
+    """Read torch/version.py, as in `cuda: Optional[str] = '13.0'`."""
     try:
         match = re.search(r"(?m)^cuda\b.*=\s*'([\d.]+)'", path.read_text(encoding="utf-8"))
     except OSError:

@@ -31,7 +31,7 @@ FEATURES = {
 
 
 class Build(TypedDict, total=False):
-    """How an environment was compiled, as far as it has torch and llama.cpp."""
+    """How Python, torch and llama.cpp of an environment were compiled."""
 
     python_debug: bool
     torch_debug: bool

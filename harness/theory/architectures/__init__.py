@@ -1,4 +1,4 @@
-"""What a config.json describes, as layers: every architecture that the theory knows. Pure.
+"""Turn a config.json into layers: every architecture that the theory knows. Pure.
 
 The file is not trusted: for any content the result is a Decoder or a ConfigJsonError. Layers, defaults and
 biases: configuration_*.py and modeling_*.py of transformers 5.23.

@@ -302,7 +302,7 @@ def _gemma3n(given: Values) -> Decoder:
 
 
 def _widths(values: Values) -> list[int]:
-    """Of each layer's feed-forward: a list, or one for all."""
+    """The widths of each layer's feed-forward, from a list or a single value."""
     given = values.get("intermediate_size")
     if not isinstance(given, list):
         return [values.count("intermediate_size", default=16_384)] * values.layers
@@ -320,7 +320,7 @@ GEMMA3N_BUILD: dict[str, Build] = {"gemma3n_text": _gemma3n, "gemma3n": _gemma3n
 
 
 def _deepseek(given: Values) -> Decoder:
-    """Without the layer that predicts a second token. The first layers are dense."""
+    """DeepSeek without the layer that predicts a second token. The first layers are dense."""
     values = given.of(max_position_embeddings=4096)
     is_third = values.kind != "deepseek_v2"
     attention = Latent(
@@ -426,7 +426,7 @@ def _gpt_oss(given: Values) -> Decoder:
 
 
 def _glm4(given: Values) -> Decoder:
-    """Without the layer that predicts a second token."""
+    """GLM 4 without the layer that predicts a second token."""
     values = given.of(max_position_embeddings=131_072)
     ffn = values.count("moe_intermediate_size")
     experts = values.experts(shared=ffn * values.count("n_shared_experts", default=1), correction=True)

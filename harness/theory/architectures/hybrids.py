@@ -1,4 +1,4 @@
-"""Hybrids: attention beside linear attention, Mamba 2 or short convolutions. Pure."""
+"""Hybrids of attention with linear attention, Mamba 2 or short convolutions. Pure."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _lfm2(given: Values) -> Decoder:
 
 
 def _lfm2_ffn(values: Values) -> int:
-    """Two thirds of what the file says, times a multiplier, to the next multiple."""
+    """Two thirds of the file's value, times a multiplier, rounded up to a multiple."""
     ffn = values.count("block_ff_dim", "intermediate_size")
     if not values.flag("block_auto_adjust_ff_dim", True):
         return ffn

@@ -56,7 +56,7 @@ class PrefillDepth(TypedDict):
 
 
 class PrefillRow(PrefillDepth):
-    """A sweep of prefill passes; see series.prefill and records.prefill. TTFT, theory and the comparison with
+    """A sweep of prefill passes; see prefill.py. TTFT, theory and the comparison with
     it are of an empty cache alone."""
 
     rounds: int
@@ -120,7 +120,7 @@ class AtDepthRow(TypedDict):
 
 
 class DepthsRow(TypedDict):
-    """Windows of decode; see series.windows. `curved`: a line does not describe them."""
+    """Windows of decode; see windows.py. `curved`: a line does not describe them."""
 
     at: list[AtDepthRow]
     curved: bool
@@ -139,7 +139,7 @@ class TurnRow(TypedDict):
 
 
 class TaskRow(TypedDict):
-    """A conversation; see records.surface."""
+    """A conversation; see depth.py."""
 
     prefix_kept: bool
     first_ttft_ms: float
@@ -202,7 +202,7 @@ class SpikesRow(TypedDict):
 
 
 class Figures(TypedDict):
-    """Figures of one series; see series.latency."""
+    """Figures of one series; see latency.py."""
 
     n_tokens: int | None
     last_n: int | None
@@ -266,7 +266,7 @@ class Counted(Outcome):
 
 
 class Identity(Variant):
-    """Columns of every row of one kind of record; see records.identity."""
+    """Columns of every row of one kind of record; see identity.py."""
 
     cell: str
     machine: str
@@ -290,7 +290,7 @@ class Result(Identity):
 
 
 class Growth(TypedDict):
-    """The longest context of a growing generation, or the published one; see records.grow_results."""
+    """The longest context of a growing generation, or the published one; see harness/dataset/table.py."""
 
     max_ctx: int | None
     max_ctx_is_target: bool
@@ -359,7 +359,7 @@ class Repeat(Result, Figures, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     series: str | None
     weights_check: str | None
     computes: str | None
-    """see records.identity; equal where logits are"""
+    """see identity.py; equal where logits are"""
     quality: str | None
     """status of its variant's score; where others of its model have one, `not scored` or `other text`"""
     kld_mean: float | None
@@ -371,7 +371,7 @@ class Repeat(Result, Figures, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
 
 
 class TimeSplit(TypedDict):
-    """B as a fixed cost and the time to read the bytes; see series.budget."""
+    """B as a fixed cost and the time to read the bytes; see latency.py."""
 
     fixed_ms: float | None
     bytes_ms: float | None
@@ -379,7 +379,7 @@ class TimeSplit(TypedDict):
 
 
 class CellFigures(TypedDict, total=False):
-    """The figures of a cell that come from all of its repeats; see series.intervals."""
+    """The figures of a cell that come from all of its repeats; see latency.py."""
 
     B_ms: float | None
     B_ci95_ms: Ends | None
@@ -419,7 +419,7 @@ def empty_cell() -> Cell:
 
 
 class Search(Result):
-    """One search for the longest context; see records.searches."""
+    """One search for the longest context; see harness/dataset/table.py."""
 
     predicted_n_ctx: int | None
     predicted_allocated_n_ctx: int | None
@@ -443,7 +443,7 @@ class Search(Result):
 
 
 class Check(Identity):
-    """One check of a variant's logits; see records.agreement."""
+    """One check of a variant's logits; see quality.py."""
 
     speaks_for: list[str]
     outcome: str
@@ -462,7 +462,7 @@ class Check(Identity):
 
 
 class Score(Identity):
-    """The quality of one variant on a text; see records.quality."""
+    """The quality of one variant on a text; see quality.py."""
 
     computes: str | None
     kind: str
@@ -521,7 +521,7 @@ class MemoryGrowth(TypedDict):
 
 
 class Attribution(MemoryGrowth, Ended):
-    """The parts of a cell's memory; see records.attribution."""
+    """The parts of a cell's memory; see memory.py."""
 
     cell: str
     machine: str

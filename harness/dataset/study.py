@@ -336,7 +336,7 @@ def _swept(cell: Cell, each: Stored, depths: analysis_prefill.Passes, warnings: 
     except ValueError as reason:
         _warn(warnings, ResultsError(f"{each.folder}: prefill.parquet: {reason}"))
         return cell
-    # Of our own records it is a reason why they are invalid; see records.verdicts.
+    # Of our own records it is a reason why they are invalid; see harness/analysis/verdicts.py.
     reported = each.record["kind"] == "reported"
     raised = analysis_prefill.faster_than_possible(each.record, depths, ceiling) if reported else []
     return {**cell, "prefill": found, "flags": [*cell["flags"], *(flag.row() for flag in raised)]}

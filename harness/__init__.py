@@ -8,10 +8,13 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Study", "load_results", "theory_rows"]
+__all__ = ["LogError", "Mistake", "ResultsError", "Study", "load_results", "theory_rows"]
 
 # Imported when used: `harness --help` stays fast, and folders below may import the version.
 _MODULES = {
+    "LogError": "harness.records.foreign.log",
+    "Mistake": "harness.cli",
+    "ResultsError": "harness.records",
     "Study": "harness.dataset.study",
     "load_results": "harness.cli.results",
     "theory_rows": "harness.cli.theory",

@@ -325,7 +325,7 @@ def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
         time.sleep(0.01)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130, err
-    assert err.endswith("finished work is kept, run the same command to continue\n")
+    assert err.endswith("finished work is kept (harness list), run the same command to continue\n")
     (record,) = tmp_path.glob("results/**/record.json")
     assert json.loads(record.read_text())["outcome"] == "interrupted"
 
@@ -398,7 +398,7 @@ def test_synth_makes_a_checkpoint_or_ggufs_of_it(harness, llamacpp_interpreter):
 def test_without_a_command_it_says_where_the_user_stands(harness, config):
     machine, measured, then = harness().out.splitlines()
     assert machine.startswith("machine:  ")
-    assert measured == "measured: nothing yet in this folder"
+    assert measured == "measured: nothing yet in results/"
     assert then.startswith("next:     harness run quickstart")
     harness("run", config({}))
     _, measured, then = harness().out.splitlines()

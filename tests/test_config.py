@@ -479,6 +479,7 @@ def test_the_line_is_that_of_a_key_deep_in_a_long_file(tmp_path):
         ("models: [\n", "small.yaml:2: is not valid YAML: while parsing a flow node"),
         ("a: b: c\n", "small.yaml:1: is not valid YAML: mapping values are not allowed here"),
         ("a: 1\n---\nb: 2\n", "small.yaml:2: is not valid YAML: expected a single document"),
+        (b"GGUF\x03\x00\x00\x00", "small.yaml: is a model, not a config: name it as `weights` of a model"),
         (b"name: \xff\xfe\n", "small.yaml:1: is not UTF-8 text (byte 0xff)"),
         ("a: 1\nname: \x07\n", "small.yaml:2: contains the control character U+0007"),
         ('a: 1\nname: "\\e[31m"\n', "small.yaml:2: contains a line break or the control character U+001B"),

@@ -529,6 +529,12 @@ def test_fail_on_ends_with_3_where_a_series_has_the_flag(harness, tmp_path, opti
     assert said in ran.out + ran.err
 
 
+def test_fail_on_takes_what_is_said_of_the_line_of_a_log(harness, tmp_path):
+    (tmp_path / "log.csv").write_text("n,latency_ms\n" + "\n".join(f"{n},20" for n in range(1, 13)))
+    assert harness("fit", "log.csv", "--fail-on", "B_not_identifiable").code == 3
+    assert harness("fit", "log.csv", "--fail-on", "bends").code == 0
+
+
 def test_fail_on_judges_totals_too_and_is_refused_where_it_could_not_fail(harness, tmp_path):
     (tmp_path / "log.json").write_text(json.dumps(DONE | {"eval_count": 610}))
     bounds = ("--model", "qwen1.5-14b", "--machine", "rtx-4090", "--fail-on", "faster_than_limit")

@@ -116,7 +116,8 @@ def _run(arguments: argparse.Namespace) -> int:
         say(stop)
         return NOT_OK
     except KeyboardInterrupt:
-        kept = "; finished work is kept, run the same command to continue"
+        shown = f"harness list {arguments.out}" if getattr(arguments, "out", None) else "harness list"
+        kept = f"; finished work is kept ({shown}), run the same command to continue"
         print(file=sys.stderr)
         say(f"interrupted{kept if arguments.command in RESUMABLE else ''}")
         return INTERRUPTED

@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 LEAST_TOKENS = 3  # the first token, and two for a line
 OF_WEIGHTS = (Warnings.faster_than_limit, Warnings.first_token_faster_than_limit)
 OF_SPEED = (*OF_WEIGHTS, Warnings.slope_faster_than_limit)
-FAILING = (*OF_SPEED, Warnings.identical_series, Warnings.early_stop, Warnings.died, Warnings.drift)
+FAILING = (
+    *(*OF_SPEED, Warnings.identical_series, Warnings.early_stop, Warnings.died, Warnings.drift),
+    *(Warnings[code] for code in analysis_flags.OF_LINE),
+)
+"""Warnings that `fit` can raise on a log."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

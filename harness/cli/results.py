@@ -122,7 +122,7 @@ def show() -> int:
         what = f"{plural(len(cells), 'cell')} of {plural(len(models), 'model')}, last on {latest}"
         print(f"measured: {what} (harness list)")
     else:
-        print("measured: nothing yet in this folder")
+        print(f"measured: nothing yet in {RESULTS}/")
     print(f"next:     {_next(bool(records))}")
     return OK
 

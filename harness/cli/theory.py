@@ -260,12 +260,16 @@ def run(arguments: argparse.Namespace) -> int:
     return _print(arguments, _rows(arguments, shapes, machines))
 
 
-def theory_rows(models: Sequence[str], machines: Sequence[str] = (), quants: Sequence[str] = ()) -> list[Row]:
+Names = str | Sequence[str]
+
+
+def theory_rows(models: Names, machines: Names = (), quants: Names = ()) -> list[Row]:
     """The rows of `harness theory MODEL... --machine MACHINE... --quant TYPE... --json`. Raises Mistake."""
     parser = argparse.ArgumentParser()
     theory_options.add(parser)
-    arguments = parser.parse_args(["--", *models])
-    arguments.machine, arguments.quant = list(machines), list(quants)
+    given = [[names] if isinstance(names, str) else list(names) for names in (models, machines, quants)]
+    arguments = parser.parse_args(["--", *given[0]])
+    arguments.machine, arguments.quant = given[1:]
     return _rows(arguments, *_known(None))
 
 

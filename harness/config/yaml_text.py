@@ -204,6 +204,8 @@ def read(path: Path) -> Document:
         raise ConfigError(f"{path}: no such file, nor a shipped config{hint}") from None
     except OSError as wrong:
         raise ConfigError(f"{path}: cannot be read: {wrong.strerror}") from None
+    if raw.startswith(b"GGUF"):
+        raise ConfigError(f"{path}: is a model, not a config: name it as `weights` of a model in a config")
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{path}: is larger than 1 MiB, too large for a config")
     try:

@@ -206,16 +206,9 @@ def _own_keys(kind: Any) -> str:
 
 
 def _keys_table(properties: dict[str, Any]) -> str:
-    """A line for each key with a meaning or a named type, and one with the names of all others."""
-    lines, bare = [], []
-    for key, found in properties.items():
-        of_type, meaning = _type(found), " ".join(found.get("description", "").split())
-        if of_type or meaning:
-            of_type = f" ({of_type})" if of_type else ""
-            lines.append(f"- `{key}`{of_type}" + (f": {meaning}\n" if meaning else "\n"))
-        else:
-            bare.append(f"`{key}`")
-    return "".join([*lines, f"- {', '.join(bare)}\n" if bare else ""])
+    """The keys, each with the named types and choices of its values."""
+    named = {key: _type(found) for key, found in properties.items()}
+    return ", ".join(f"`{key}`" + (f" ({of_type})" if of_type else "") for key, of_type in named.items()) + "\n"
 
 
 def _type(found: dict[str, Any]) -> str:

@@ -208,7 +208,8 @@ def _own_keys(kind: Any) -> str:
 def _keys_table(properties: dict[str, Any]) -> str:
     """The keys, each with the named types and choices of its values."""
     named = {key: _type(found) for key, found in properties.items()}
-    return ", ".join(f"`{key}`" + (f" ({of_type})" if of_type else "") for key, of_type in named.items()) + "\n"
+    listed = (f"`{key}`" + (f" ({of_type})" if of_type else "") for key, of_type in named.items())
+    return ", ".join(listed) + "\n"
 
 
 def _type(found: dict[str, Any]) -> str:

@@ -33,6 +33,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PAGES = sorted(DOCS.rglob("*.md"))
 EFFECTS = {"all": "invalid", "W": "no W", "first token": "no TTFT", "speed": "functional", None: "note"}
+OF_CAMPAIGNS = ("--set KEY=VALUE", "--out DIR", "--only GLOB", "--trust-remote-code")
 PUBLIC = ROOT / "tests" / "models"
 SCHEMA = DOCS / "record.schema.json"
 
@@ -95,14 +96,13 @@ def _one_family(first: str, rest: Sequence[str]) -> str:
 def counted_otherwise() -> str:
     """Models whose published number of parameters is another than the counted one."""
     known = Known()
+    models: dict[tuple[int, int], list[str]] = {}
+    for name, row in json.loads((PUBLIC / "published.json").read_text()).items():
+        if name in known and row.get("total") not in (None, counted := decoder.parameters(known[name])):
+            models.setdefault((row["total"], counted), []).append(name)
     rows = [
-        {
-            "model": name,
-            "published": f"{row['total']:,}",
-            "counted": f"{decoder.parameters(known[name]):,}",
-        }
-        for name, row in json.loads((PUBLIC / "published.json").read_text()).items()
-        if name in known and row.get("total") not in (None, decoder.parameters(known[name]))
+        {"model": ", ".join(names), "published": f"{total:,}", "counted": f"{counted:,}"}
+        for (total, counted), names in models.items()
     ]
     return markdown(rows)
 
@@ -156,6 +156,10 @@ def _commands(above: str, subcommands: Any) -> Iterator[str]:
             yield from _commands(f"{above} {name}", nested[0])
             continue
         arguments = [_spelling(a) for a in parser._actions if not isinstance(a, argparse._HelpAction)]
+        if set(OF_CAMPAIGNS) < set(arguments):
+            first = arguments.index(OF_CAMPAIGNS[0])
+            arguments = [each for each in arguments if each not in OF_CAMPAIGNS]
+            arguments.insert(first, "...")
         summary = parser.description[0].upper() + parser.description[1:]
         yield f"- `{' '.join([above, name, *arguments])}`: {summary}.\n"
 

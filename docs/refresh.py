@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import cli
-from harness.analysis.warnings import DISTURBANCES, Warnings
+from harness.analysis.warnings import Warnings
 from harness.records import kinds as records_kinds
 from harness.theory import decoder, floors, published
 from harness.theory.hf_config import SHAPES
@@ -33,6 +33,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PAGES = sorted(DOCS.rglob("*.md"))
 EFFECTS = {"all": "invalid", "W": "no W", "first token": "no TTFT", "speed": "functional", None: "note"}
+OF_CAMPAIGNS = ("--set KEY=VALUE", "--out DIR", "--only GLOB", "--trust-remote-code")
 PUBLIC = ROOT / "tests" / "models"
 SCHEMA = DOCS / "record.schema.json"
 
@@ -47,7 +48,6 @@ def refreshed(page: str) -> str:
         "every_record": lambda: keys(records_kinds.bases(records_kinds.KINDS["reported"])[0]),
         "own_records": lambda: keys(records_kinds.bases(records_kinds.KINDS["measured"])[1]),
         "warnings": warnings,
-        "disturbances": disturbances,
         "machines": machines,
         "models": models,
         "counted_otherwise": counted_otherwise,
@@ -62,32 +62,47 @@ def refreshed(page: str) -> str:
 
 
 def models() -> str:
-    """The models known by name, a line for each family."""
+    """The models known by name, a line for each family, and one for families of one model."""
     families: dict[str, list[str]] = {}
     for name in Known():
         families.setdefault(name.partition("-")[0], []).append(name.partition("-")[2])
-    return "".join(f"- `{family}`: {', '.join(filter(None, sizes))}\n" for family, sizes in families.items())
+    several, alone = [], []
+    for family, rest in families.items():
+        if len(rest) > 1:
+            several.append(f"- `{family}-`: {', '.join(rest)}\n")
+        else:
+            alone.append(f"`{'-'.join(filter(None, (family, *rest)))}`")
+    return "".join([*several, f"- {', '.join(alone)}\n"])
 
 
 def machines() -> str:
-    """The shipped machines with their bandwidths, a paragraph for each family."""
-    families: dict[str, list[str]] = {}
+    """The names of the shipped machines by family, those with one first word together."""
+    families: dict[str, dict[str, list[str]]] = {}
     for key, machine in MACHINES.items():
-        families.setdefault(machine.family, []).append(f"`{key}` {machine.bandwidth.value / 1e9:,g}")
-    return "".join(f"\n**{family}**: {', '.join(each)}\n" for family, each in families.items())
+        first, _, rest = key.partition("-")
+        families.setdefault(machine.family, {}).setdefault(first, []).append(rest)
+    return "".join(
+        f"- {family}: {'; '.join(_one_family(first, rest) for first, rest in names.items())}\n"
+        for family, names in families.items()
+    )
+
+
+def _one_family(first: str, rest: Sequence[str]) -> str:
+    if rest == [""]:
+        return f"`{first}`"
+    return f"`{first}-{rest[0]}`" if len(rest) == 1 else f"`{first}-` {', '.join(rest)}"
 
 
 def counted_otherwise() -> str:
     """Models whose published number of parameters is another than the counted one."""
     known = Known()
+    models: dict[tuple[int, int], list[str]] = {}
+    for name, row in json.loads((PUBLIC / "published.json").read_text()).items():
+        if name in known and row.get("total") not in (None, counted := decoder.parameters(known[name])):
+            models.setdefault((row["total"], counted), []).append(name)
     rows = [
-        {
-            "model": name,
-            "published": f"{row['total']:,}",
-            "counted": f"{decoder.parameters(known[name]):,}",
-        }
-        for name, row in json.loads((PUBLIC / "published.json").read_text()).items()
-        if name in known and row.get("total") not in (None, decoder.parameters(known[name]))
+        {"model": ", ".join(names), "published": f"{total:,}", "counted": f"{counted:,}"}
+        for (total, counted), names in models.items()
     ]
     return markdown(rows)
 
@@ -102,33 +117,36 @@ def slips() -> str:
 
 
 def warnings() -> str:
-    """Every warning: its code, sentence and next step; its numbers by their names."""
-    return markdown(
-        [
-            {
-                "code": f"`{each.name}`",
-                "cause": re.sub(r"{(\w+)[^}]*}", r"{\1}", each.cause),
-                "effect": "measured again" if each.disturbance else EFFECTS[each.invalidates],
-                "next step": each.next_step,
-            }
-            for each in Warnings
-        ]
-    )
+    """Every warning by its effect: its code, sentence and next step; its numbers by their names."""
+    tables = []
+    for effect in dict.fromkeys(map(_effect, Warnings)):
+        found = [each for each in Warnings if _effect(each) == effect]
+        steps = list(dict.fromkeys(map(_next_step, found)))
+        found.sort(key=lambda each: steps.index(_next_step(each)))
+        before, rows = "", []
+        for each in found:
+            step = _next_step(each)
+            cause = re.sub(r"{(\w+)[^}]*}", r"{\1}", each.cause)
+            shown = "same" if step == before else step
+            rows.append({"code": f"`{each.name}`", "cause": cause, "next step": shown})
+            before = step
+        tables.append(f"\n### {effect[0].upper()}{effect[1:]}\n\n{markdown(rows)}")
+    return "".join(tables)
 
 
-def disturbances() -> str:
-    """The causes in the summary of a run whose repeats stayed disturbed."""
-    rows = [
-        {"disturbance": f"`{name}`", "cause": cause, "next step": step}
-        for name, (cause, step) in DISTURBANCES.items()
-    ]
-    return markdown(rows)
+def _effect(warning: Warnings) -> str:
+    return "measured again" if warning.disturbance else EFFECTS[warning.invalidates]
+
+
+def _next_step(warning: Warnings) -> str:
+    named = f"`{warning.disturbance}`: " if warning.disturbance else ""
+    return named + warning.next_step
 
 
 def commands() -> str:
     """Each command's summary and arguments, as the parser has them."""
     (subcommands,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
-    return "".join(_commands("harness", subcommands))
+    return "\n" + "".join(_commands("harness", subcommands))
 
 
 def _commands(above: str, subcommands: Any) -> Iterator[str]:
@@ -137,19 +155,22 @@ def _commands(above: str, subcommands: Any) -> Iterator[str]:
         if nested:
             yield from _commands(f"{above} {name}", nested[0])
             continue
-        arguments = [a for a in parser._actions if not isinstance(a, argparse._HelpAction)]
-        listed = ", ".join(f"`{_spelling(action)}`" for action in arguments)
+        arguments = [_spelling(a) for a in parser._actions if not isinstance(a, argparse._HelpAction)]
+        if set(OF_CAMPAIGNS) < set(arguments):
+            first = arguments.index(OF_CAMPAIGNS[0])
+            arguments = [each for each in arguments if each not in OF_CAMPAIGNS]
+            arguments.insert(first, "...")
         summary = parser.description[0].upper() + parser.description[1:]
-        yield f"\n**`{above} {name}`**: {summary}. {listed}.\n"
+        yield f"- `{' '.join([above, name, *arguments])}`: {summary}.\n"
 
 
 def _spelling(action: argparse.Action) -> str:
     value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
     value = value if isinstance(value, str) else " ".join(value)
-    names = ", ".join(action.option_strings)
-    if not names:
+    if not action.option_strings:
         return f"[{value}]" if action.nargs in ("?", "*") else value
-    return names if action.nargs == 0 else f"{names} {value}"
+    name = action.option_strings[-1]
+    return name if action.nargs == 0 else f"{name} {value}"
 
 
 def layers(container: str) -> str:
@@ -189,16 +210,10 @@ def _own_keys(kind: Any) -> str:
 
 
 def _keys_table(properties: dict[str, Any]) -> str:
-    """A line for each key with a meaning or a named type, and one with the names of all others."""
-    lines, bare = [], []
-    for key, found in properties.items():
-        of_type, meaning = _type(found), " ".join(found.get("description", "").split())
-        if of_type or meaning:
-            of_type = f" ({of_type})" if of_type else ""
-            lines.append(f"- `{key}`{of_type}" + (f": {meaning}\n" if meaning else "\n"))
-        else:
-            bare.append(f"`{key}`")
-    return "".join([*lines, f"- {', '.join(bare)}\n" if bare else ""])
+    """The keys, each with the named types and choices of its values."""
+    named = {key: _type(found) for key, found in properties.items()}
+    listed = (f"`{key}`" + (f" ({of_type})" if of_type else "") for key, of_type in named.items())
+    return ", ".join(listed) + "\n"
 
 
 def _type(found: dict[str, Any]) -> str:

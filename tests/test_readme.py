@@ -104,7 +104,7 @@ def test_what_pages_take_from_the_code_is_what_the_code_says():
         text = page.read_text()
         blocks += text.count("<!-- end -->")
         assert made["refreshed"](text) == text, page.name
-    assert blocks == 17
+    assert blocks == 16
     assert made["SCHEMA"].read_text() == made["record_schema"]()
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from harness.analysis.flags import Limit
 from harness.analysis.identity import recorded_gpu
@@ -104,6 +105,7 @@ def data_sheet(record: Record) -> Machine | None:
     return names.of_gpu(gpu["name"], gpu["memory_bytes"]) if gpu else None
 
 
+@lru_cache(maxsize=64)
 def board(cpu: str | None) -> Machine | None:
     """The single-board computer with this CPU name; null for others.
 

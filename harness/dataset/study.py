@@ -278,7 +278,7 @@ def _load(stored: Sequence[Stored]) -> Study:
         if table:
             tables[dataset_table.cell_identity(row)] = table
         if path:
-            curves[path] = Curve(times.n.astype(float), times.ms)
+            curves[path] = Curve(times.n.astype(float), times.latency_ms)
     nothing = Curve(np.empty(0), np.empty(0))
     dataset_table.flag_identical_series(repeats, [curves.get(str(r["series"]), nothing).ms for r in repeats])
     of_stack: dict[tuple[str, str], list[Repeat]] = {}

@@ -430,7 +430,7 @@ def _analysis(times: TokenTimes, control_ms: Floats | None, plain: bool) -> tupl
     """The analysis, and why the series is unusable; null: it is not."""
     unusable = None
     if times:
-        n, ms, _ = analysis_latency.without_end(times.n.astype(float), times.ms)
+        n, ms, _ = analysis_latency.without_end(times.n.astype(float), times.latency_ms)
         try:
             return analysis_latency.analyse(n, ms, control_ms, plain), None
         except Unusable as reason:

@@ -192,7 +192,7 @@ def llama_bench_rows(chosen: Iterable[Sequence[Repeat]]) -> Iterator[Test]:
                 continue
             prompt_ns, decode_ns, steps = [], [], 0
             for row, each in repeats:
-                latency_ns = each.times.gaps_ns.tolist()
+                latency_ns = each.times.latency_ns.tolist()
                 steps = len(latency_ns) - 1  # the first token is the prompt's
                 decode_ns.append(sum(latency_ns[1:]))
                 if row["ttft_ms"] is not None:

@@ -79,9 +79,9 @@ class Study:
     named row per search for the longest context. `scores`: one named row per score of a text. `attributions`:
     one row per cell, where its memory goes. By row name: `series`, the repeat to draw, including its first
     token (prefill, which is not drawn); `memory`; `prefill`, the median passes by depth; `baseline`, the row
-    to compare with. `machines`: facts. `methods`: heading -> text, list or mapping, in display order;
-    commands go under a heading with "repeat" or "command" in it. `warnings`: unreadable files. `stored`: the
-    record of each repeat. `fitted`: B and W of each repeat as bundles of every version claim them."""
+    to compare with. `further_methods`: what `methods` cannot know from the records. `warnings`: unreadable
+    files. `stored`: the record of each repeat; `ran`: of each repeat and search. `fitted`: B and W of each
+    repeat as bundles of every version claim them."""
 
     title: str
     cells: Sequence[Cell]
@@ -94,10 +94,10 @@ class Study:
     memory: Mapping[str, MemoryCurve] = field(default_factory=dict)
     prefill: Mapping[str, Mapping[int, Curve]] = field(default_factory=dict)
     baseline: Mapping[str, Cell] = field(default_factory=dict)
-    machines: Sequence[Machine] = ()
-    methods: Mapping[str, object] = field(default_factory=dict)
+    further_methods: Mapping[str, object] = field(default_factory=dict)
     warnings: Sequence[str] = ()
     stored: Sequence[Stored] = ()
+    ran: Sequence[Stored] = ()
     fitted: Sequence[dict[str, float | str | None]] = ()
 
     def behind(self, cell: Cell) -> Stored | None:
@@ -110,6 +110,17 @@ class Study:
             dataset_table.cell_identity(row): each
             for row, each in zip(self.repeats, self.stored, strict=True)
         }
+
+    @property
+    def machines(self) -> list[Machine]:
+        """The facts of each machine."""
+        return list({each.record["machine"]["slug"]: each.record["machine"] for each in self.ran}.values())
+
+    @property
+    def methods(self) -> dict[str, object]:
+        """Heading -> text, list or mapping, in display order; commands go under a heading with "repeat" or
+        "command" in it."""
+        return _attention(self.cells) | _methods(self.ran) | {**self.further_methods}
 
     @property
     def rows(self) -> list[ShownCell]:
@@ -298,13 +309,12 @@ def _load(stored: Sequence[Stored]) -> Study:
         cells=cells,
         repeats=repeats,
         stored=repeated,
+        ran=ran,
         fitted=fitted,
         checks=checks,
         searches=dataset_table.with_unique_names(searches),
         scores=scores,
         series={cell["name"]: curves[str(cell["series"])] for cell in cells if cell["series"] in curves},
-        machines=list({each.record["machine"]["slug"]: each.record["machine"] for each in ran}.values()),
-        methods=_attention(cells) | _methods(ran),
         warnings=warnings,
     )
 

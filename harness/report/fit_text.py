@@ -190,6 +190,6 @@ def fit_study(title: str, rows: Sequence[Row], log: Log) -> Study:
             for cell, each in drawn
             if cell["status"] == "ok"
         },
-        methods={"Log": [log.format, *log.notes]},
+        further_methods={"Log": [log.format, *log.notes]},
         warnings=list(log.notes),
     )

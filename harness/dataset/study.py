@@ -122,12 +122,12 @@ class Study:
         "command" in it."""
         return _attention(self.cells) | _methods(self.ran) | {**self.further_methods}
 
-    @property
+    @cached_property
     def rows(self) -> list[ShownCell]:
         """The cells, each with its `baseline`: a row or null."""
         return [{**row, "baseline": self.baseline.get(row["name"])} for row in self.cells]
 
-    @property
+    @cached_property
     def models(self) -> dict[str, list[ShownCell]]:
         """The rows of each model, in order of first appearance."""
         found: dict[str, list[ShownCell]] = {}
@@ -135,7 +135,7 @@ class Study:
             found.setdefault(row["model"], []).append(row)
         return found
 
-    @property
+    @cached_property
     def decodes(self) -> dict[str, list[ShownCell]]:
         """The decode cells of each model that has any."""
         found = {model: [row for row in rows if not timed(row)] for model, rows in self.models.items()}

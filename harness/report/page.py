@@ -25,7 +25,6 @@ from harness.records.files import write_output
 from harness.report import comparisons, memory, picture, plots, prompts, quality, summary, tables
 from harness.report.picture import Picture
 from harness.report.plots import Chapter, Figure, Plotly, marks, plain_figure
-from harness.report.plots import marks as marks_of
 from harness.report.quality import ModelTable
 from harness.report.summary import CRITERION, Answer
 from harness.report.table import in_markdown
@@ -47,18 +46,18 @@ def figures_chapters(study: Study) -> dict[str, Chapter[Any]]:
 
 def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:
     """Id of a section -> its title and its figures, of decodes."""
-    marks = marks_of(study)
+    looks = marks(study)
     found = {}
-    across = comparisons.share(study, marks)
+    across = comparisons.share(study, looks)
     if across:
         found["across"] = ("All models", [across])
     for number, (model, rows) in enumerate(study.decodes.items()):
         named = list(zip(labels(rows, model), rows, strict=True))
         drawn = (
-            plots.latency_curves(model, named, study.series, marks),
-            *comparisons.bars(model, named, marks),
-            *comparisons.tradeoffs(model, named, marks),
-            plots.memory_curves(model, named, study.memory, marks),
+            plots.latency_curves(model, named, study.series, looks),
+            *comparisons.bars(model, named, looks),
+            *comparisons.tradeoffs(model, named, looks),
+            plots.memory_curves(model, named, study.memory, looks),
         )
         found[f"m{number}"] = (model, [figure for figure in drawn if figure])
     return found
@@ -174,9 +173,10 @@ class View:
     flagged: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
-def views(study: Study) -> list[View]:
-    """A view of each model, in order; models with only searches and memory come last."""
-    chapters, drawn = figures_chapters(study), dict(sections(study).values())
+def views(study: Study, drawn: Mapping[str, tuple[str, list[Figure]]]) -> list[View]:
+    """A view of each model, in order; models with only searches and memory come last. `drawn`: the sections
+    of decodes."""
+    chapters, figures = figures_chapters(study), dict(drawn.values())
     looks, groups = marks(study), summary.groups(study)
     of_chapters = [model for chapter in chapters.values() for model in chapter.rows]
     found = []
@@ -201,7 +201,7 @@ def views(study: Study) -> list[View]:
                     for group in own
                     if group.named or group.searched
                 ],
-                [each for each in drawn.get(model, []) if each.name not in IN_PICTURE],
+                [each for each in figures.get(model, []) if each.name not in IN_PICTURE],
                 quality.tables_of_model(model, study.decodes.get(model, []), study.series),
                 {name: chapter for name, chapter in chapters.items() if model in chapter.rows},
                 summary.failures(part),
@@ -236,7 +236,8 @@ def write(path: Path, study: Study) -> None:
 
 def page(study: Study) -> str:
     """The page of a study as text."""
-    found = views(study)
+    drawn = sections(study)
+    found = views(study, drawn)
     hues, shapes = plots.style_key(study)
     return filled(
         "study.html",
@@ -244,7 +245,7 @@ def page(study: Study) -> str:
         study=study,
         views=found,
         opens=first_view(found, study),
-        across=sections(study).get("across", ("", []))[1],
+        across=drawn.get("across", ("", []))[1],
         goals=summary.GOALS,
         hues=hues,
         shapes=shapes,

@@ -78,8 +78,7 @@ def study(tokens: int = 10_000, odd_name: str | None = None) -> Study:
         memory=memory,
         prefill=prefill,
         baseline=baseline,
-        machines=[{"slug": "rtx-4090", "gpu": "NVIDIA GeForce RTX 4090", "memory_bytes": MEMORY_BYTES}],
-        methods={
+        further_methods={
             "how_to_repeat_it": "harness run configs/4090-qwen15.yaml",
             "harness": "0.4.0 (commit 0f3a954)",
             "protocol": {"new_tokens": tokens - 25, "repeats": 3, "warmup": {"window_tokens": 16}},

@@ -632,7 +632,7 @@ def test_rates_of_types_are_kept_by_device_and_damaged_lines_do_not_count(tmp_pa
 
 
 def test_the_page_says_what_became_of_predictions(tmp_path):
-    study = Study("a study", [], methods={"protocol": "as usual"})
+    study = Study("a study", [], further_methods={"protocol": "as usual"})
     assert with_predictions(study, [tmp_path]) == study
     (tmp_path / recommend_candidates.FOLDER).mkdir()
     assert with_predictions(study, [tmp_path]) == study

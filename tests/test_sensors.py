@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pynvml
 import pytest
 from conftest import until
@@ -33,7 +34,7 @@ NOTHING |= {"timed": {}, "throttled": [], "energy": None}
 S = 1_000_000_000
 SHORT = {"window_tokens": 4, "max_windows": 20, "tolerance": 0.9, "at_least_s": 0}
 # Of 100 tokens from n = 26 on, one each 100 ms, that began at second 10.
-DURING = sensors.Timed(10 * S, tuple(10 * S + k * S // 10 for k in range(1, 101)), 26)
+DURING = sensors.Timed(10 * S, 10 * S + np.arange(1, 101) * S // 10, 26)
 
 
 def put(root: Path, files: dict[str, Any]) -> None:
@@ -373,7 +374,7 @@ def test_a_sample_is_placed_at_its_token_with_the_flushes_between():
     done = {"start_ns": 1000, "flushes": [[2, 500]]}
     times = TokenTimes.of_columns({"n": [26, 27, 28, 29], "latency_ns": [10] * 4})
     during = sensors.timed(done, times)
-    assert during.stamps_ns == (1010, 1020, 1530, 1540)
+    assert during.t_ns.tolist() == [1010, 1020, 1530, 1540]
     assert [during.n_at(t) for t in (0, 1010, 1011, 1525, 1531, 9999)] == [26, 26, 27, 28, 29, 29]
     assert during.tokens_by(1535) == 3.5
     assert sensors.timed(None, times) is None

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.validity import one_series
 from harness.analysis import stopping
 from harness.analysis.flags import Limit, flags, identical, same_changes
-from harness.analysis.latency import Unusable, analyse, change_of_mode, row
+from harness.analysis.latency import Unusable, analyse
 from harness.analysis.line import interval
 
 B_MS, SLOPE = 20.0, 1e-3
@@ -95,12 +95,12 @@ def test_a_line_a_staircase_and_no_slope_are_told_apart():
     for kind in ("line", "staircase"):
         found = analyse(*drawn(staircase=kind == "staircase"))
         assert found.shape.name == kind
-        assert found.W_identifiable
-        assert row(found)["W_tokens_per_ms"] == pytest.approx(1000, rel=0.01)
+        assert found.figures["W_identifiable"]
+        assert found.figures["W_tokens_per_ms"] == pytest.approx(1000, rel=0.01)
     n = positions(9975)
     found = analyse(n, np.concatenate([[60], 20 + noise(9975, np.random.default_rng(1))[1:]]))
     assert found.shape.name == "flat"
-    assert not found.W_identifiable
+    assert not found.figures["W_identifiable"]
 
 
 def test_a_hinge_has_a_plateau_and_the_slope_after_it():
@@ -120,7 +120,7 @@ def test_a_change_of_mode_is_found_to_the_token():
     found = analyse(n, np.concatenate([[60], ms[1:]]))
     assert found.shape.name == "mode change"
     assert found.shape.segments[0].to_n == pytest.approx(2048, abs=3)
-    assert found.W_identifiable
+    assert found.figures["W_identifiable"]
     assert not flags(found)
 
 
@@ -129,33 +129,34 @@ def test_a_cache_that_rolls_over_is_a_plateau_and_no_W():
     ms = 5.7 + np.minimum(n, 2048) * 1.4e-3 + noise(9975, np.random.default_rng(4), 0.02)
     found = analyse(n, np.concatenate([[60], ms[1:]]))
     assert [flag.code for flag in flags(found)] == ["plateau_past_window"]
-    assert not found.W_identifiable
+    assert not found.figures["W_identifiable"]
 
 
 def test_spikes_are_counted_and_do_not_move_the_line():
     n, ms = drawn()
     ms[300::200] += np.linspace(50, 150, len(ms[300::200]))
     found = analyse(n, ms)
-    assert found.spikes.count == len(ms[300::200])
-    assert found.spikes.period_tokens == 200
-    assert found.spikes.size_ms == pytest.approx(100, rel=0.05)
-    assert found.line.slope_ms == pytest.approx(SLOPE, rel=0.02)
-    assert found.interval.B_half_ms < 0.2
-    assert found.plain.slope_ms > 1.02 * SLOPE
-    assert found.shape.name == "line"
-    published = analyse(n, ms, plain=True)
-    assert published.line == found.plain
-    assert published.robust.slope_ms == pytest.approx(SLOPE, rel=0.02)
-    assert analyse(*drawn()).robust is None  # it says nothing new
-    assert analyse(*drawn()).plain is None
+    figures = found.figures
+    assert figures["spikes"]["count"] == len(ms[300::200])
+    assert figures["spikes"]["period_tokens"] == 200
+    assert figures["spikes"]["size_ms"] == pytest.approx(100, rel=0.05)
+    assert figures["slope_ms"] == pytest.approx(SLOPE, rel=0.02)
+    assert np.ptp(figures["B_ci95_ms"]) < 0.4
+    assert figures["plain_W_tokens_per_ms"] < 1 / (1.02 * SLOPE)
+    assert figures["shape"] == "line"
+    published = analyse(n, ms, plain=True).figures
+    assert published["B_ms"] == figures["plain_B_ms"]
+    assert published["robust_W_tokens_per_ms"] == pytest.approx(1 / SLOPE, rel=0.02)
+    assert analyse(*drawn()).figures["robust_B_ms"] is None  # it says nothing new
+    assert analyse(*drawn()).figures["plain_B_ms"] is None
 
 
 def test_short_series_have_a_line_and_no_W():
     found = analyse(*drawn(600))
     assert found.shape.name == "short"
-    assert not found.W_identifiable
-    assert analyse(*drawn(30)).interval is None
-    assert analyse(positions(1), np.array([5.0])).line is None
+    assert not found.figures["W_identifiable"]
+    assert analyse(*drawn(30)).figures["B_ci95_ms"] is None
+    assert analyse(positions(1), np.array([5.0])).figures["B_ms"] is None
 
 
 def codes(
@@ -184,9 +185,9 @@ def test_a_host_that_hides_part_of_the_slope_makes_no_slope_impossible():
     for knee in (3000, 7000, 8500, 9000):
         ms = 10 + np.maximum(n - 1, knee) * SLOPE + noise(9975, np.random.default_rng(knee), 0.02)
         ms[0] = 60
-        assert analyse(n, ms).bends_up
+        assert analyse(n, ms).steepest_ms is None
         assert codes(n, ms, Limit(10.0, SLOPE)) == []
-    assert not analyse(*drawn()).bends_up
+    assert analyse(*drawn()).steepest_ms > SLOPE
     slight = 10 + (n - 1) * SLOPE / 25 + noise(9975, np.random.default_rng(1), 0.02)  # 4% in all
     assert codes(n, slight, Limit(10.0, SLOPE)) == []
     steeper = 10 + (n - 1) * SLOPE / 2 + noise(9975, np.random.default_rng(1), 0.02)
@@ -201,7 +202,7 @@ def test_a_machine_that_changes_speed_is_drift_and_no_W():
     for hot in (ms + 3 * late, ms * np.where(late, 1.6, 1), ms - 2 * late, flat + 2 * late):
         found = analyse(n, hot)
         assert [flag.code for flag in flags(found)] == ["drift"]
-        assert not found.W_identifiable
+        assert not found.figures["W_identifiable"]
     assert codes(n, flat) == []
 
 
@@ -214,7 +215,7 @@ def test_a_change_at_the_same_n_in_several_series_is_a_change_of_kernel():
         series[f"{seed}"] = analyse(n, np.concatenate([[60], ms[1:]]))
     rolled = 5.7 + np.minimum(n, 2048) * 1.4e-3 + noise(9975, np.random.default_rng(4), 0.02)
     series["rolled over"] = analyse(n, np.concatenate([[60], rolled[1:]]))
-    found = same_changes({name: change_of_mode(each) for name, each in series.items()})
+    found = same_changes({name: each.figures["mode_changes_at"] for name, each in series.items()})
     assert set(found) == {"0", "1"}
     assert found["0"].detail.startswith("2 series of this stack change at n = ")
     assert found["0"].detail.endswith(": a change of kernel")

@@ -55,14 +55,12 @@ def simulated(W: float, share: float, noise: float, draws: int, seed: int = 0) -
     for _ in range(draws):
         ms = plain * (1 + share * np.cumsum(plain) / plain.sum()) * (1 + noise * _noise(chance, TOKENS))
         again = plain[1:WINDOW] * (1 + share) * (1 + noise * _noise(chance, WINDOW - 1))
-        for found, kept in zip(
-            (latency.analyse(n, ms), latency.analyse_drift(n, ms, again)[0]), seen, strict=True
-        ):
-            known = found.interval
-            assert known is not None
-            off_B, off = known.centre.B_ms - B_MS, known.centre.slope_ms - 1 / W
-            inside = abs(off) <= known.slope_half_ms, abs(off_B) <= known.B_half_ms
-            kept.append(np.array([off * W, *inside, found.W_identifiable]))
+        for control_ms, kept in zip((None, again), seen, strict=True):
+            figures = latency.analyse(n, ms, control_ms).figures
+            low, high = figures["slope_ci95_ms"]
+            B_low, B_high = figures["B_ci95_ms"]
+            inside = low <= 1 / W <= high, B_low <= B_MS <= B_high
+            kept.append(np.array([(low + high) / 2 * W - 1, *inside, figures["W_identifiable"]]))
     before, after = (Seen(*np.mean(kept, axis=0)) for kept in seen)
     return before, after
 

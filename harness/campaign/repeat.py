@@ -210,9 +210,9 @@ def untimed(
 
 
 def _ends(times: TokenTimes) -> measured.Timing:
-    """First and last timestamp, ns since generation began; empty if there was no token."""
-    stamps = times.stamps_ns().tolist()
-    return {"first_token_ns": stamps[0], "last_token_ns": stamps[-1]} if stamps else {}
+    """When the first and the last token came, ns since generation began; empty if there was no token."""
+    t_ns = times.t_ns().tolist()
+    return {"first_token_ns": t_ns[0], "last_token_ns": t_ns[-1]} if t_ns else {}
 
 
 def _sensor_record(sampler: SensorSampler, report: WorkerReport, times: TokenTimes) -> measured.Sensors:

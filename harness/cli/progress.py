@@ -97,7 +97,7 @@ class Progress:
         state, reasons = found.status, found.reasons
         line = f"{self._place} {self._name}  {state}"
         if state in USABLE and times:
-            first, *rest = times.ms
+            first, *rest = times.latency_ms
             line += f"  TTFT {first:.1f} ms"
             line += f", {statistics.median(rest):.2f} ms/token" if rest else ""
         elif state in USABLE and (timed := _of_rows(stored)):

@@ -424,7 +424,8 @@ def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
         return study
 
     found = [sentence for folder in proved if (sentence := outcomes_so_far(folder))]
-    return replace(study, methods={**study.methods, HEADING: [*found, *KNOWN.values()]}) if found else study
+    further = {**study.further_methods, HEADING: [*found, *KNOWN.values()]}
+    return replace(study, further_methods=further) if found else study
 
 
 # Outcomes: predictions that were measured later, stored with the records, and their errors so far.

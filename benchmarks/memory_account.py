@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from gguf_holes import header_of
 from test_checkpoint import write
 
-from harness import data
+from harness.base import data
 from harness.campaign import worker
 from harness.stacks import build
 from harness.stacks.adopted import Interpreter

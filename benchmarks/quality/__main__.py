@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fidelity import tools
-from harness import data, records
+from harness import records
+from harness.base import data
 from harness.campaign import worker
 from harness.stacks import build
 from harness.stacks.adopted import Interpreter

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import config, data
+from harness import config
+from harness.base import data
 from harness.base.text import list_named, plural
 from harness.campaign import ab, forecast
 from harness.campaign.rounds import RunOptions

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from harness import config, data
+from harness import config
 from harness.analysis.verdicts import USABLE
+from harness.base import data
 from harness.base.text import list_named, printable, shortened, unfiltered
 from harness.campaign import fleet, forecast
 from harness.campaign import run as campaign_run

@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from harness import data, records
+from harness import records
+from harness.base import data
 from harness.recommend import examples
 from harness.recommend.speed import GGML, Example, Predictor
 

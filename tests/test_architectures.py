@@ -14,7 +14,7 @@ from damage import Edits, edited, edits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import data
+from harness.base import data
 from harness.stacks.adopted import Interpreter
 from harness.theory import decoder, floors
 from harness.theory.architectures import KINDS, decoder_of

@@ -17,7 +17,7 @@ import gguf_holes
 from gguf_holes import KINDS, write_hole
 from test_gguf_types import NUMBERS, ROOT, types
 
-from harness import data
+from harness.base import data
 from harness.models import gguf, gguf_model
 from harness.stacks.adopted import Interpreter
 from harness.theory import decoder

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli, data
+from harness import cli
+from harness.base import data
 from harness.base.files import strict_json
 from harness.config import own_machines
 from harness.config.yaml_text import Mistakes
@@ -86,7 +87,7 @@ def test_no_table_is_read_for_the_first_screen(command):
     imported = [sys.executable, "-X", "importtime", "-m", "harness", command]
     ran = subprocess.run(imported, capture_output=True, text=True, check=True)
     assert "harness.cli" in ran.stderr
-    assert "harness.data" not in ran.stderr
+    assert "harness.base.data" not in ran.stderr
     assert "tomllib" not in ran.stderr
 
 

@@ -146,7 +146,7 @@ def test_a_run_on_an_emulated_machine_is_functional_and_kept_apart(harness, conf
 def test_no_time_is_estimated_from_the_bandwidth_of_an_emulated_machine():
     cell = plan.cells(configs.load(PROFILES / "rpi5-8gb.yaml", []))[0]
     device = forecast.Device("cpu", "the board", None)
-    assert forecast.forecast_cell(cell, None, device, 4, bandwidth=17e9).seconds is None
+    assert forecast.forecast_cell(cell, None, device, 4).duration(17e9) == (None, None)
 
 
 def test_the_processor_that_qemu_emulates_is_the_workers_too_and_recorded():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.data import model, model_names
+from harness.base.data import model, model_names
 from harness.records.foreign.log import Log, LogError
 from harness.records.foreign.read import read_log
 from harness.records.foreign.table import Options

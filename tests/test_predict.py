@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness import data, records
+from harness import records
+from harness.base import data
 from harness.recommend import examples, speed
 from harness.recommend.speed import (
     DENSE,

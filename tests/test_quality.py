@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from harness import config as configs
-from harness import data, records
+from harness import records
+from harness.base import data
 from harness.campaign import reference_scores
 from harness.campaign.reference_scores import TextError
 from harness.config import Quality, plan
@@ -261,7 +262,7 @@ def test_a_model_with_another_tokenizer_than_its_reference_is_refused(harness, o
 
 def test_cells_and_fingerprints_of_a_shipped_model_are_the_same_in_every_installation(of, tmp_path):
     program = (
-        "import sys\nfrom pathlib import Path\nfrom harness import config, data\n"
+        "import sys\nfrom pathlib import Path\nfrom harness import config\nfrom harness.base import data\n"
         "from harness.config import plan\n"
         "from harness.models import weights\nprint(data.weights('austen-4m'))\n"
         "print([cell.id for cell in plan.cells(config.load(Path(sys.argv[1])))])\n"

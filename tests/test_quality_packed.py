@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import data
+from harness.base import data
 from harness.campaign import worker
 from runners.protocol import Request
 

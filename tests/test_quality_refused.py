@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import data
+from harness.base import data
 
 MODEL = "austen-4m"
 MORE = 256  # tokens

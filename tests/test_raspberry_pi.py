@@ -160,7 +160,7 @@ def test_a_profile_tells_W_can_be_compared_and_takes_two_hours_at_most(profile):
     assert protocol.repeats >= 2
     device = forecast.Device("cpu", "the board", None)
     bandwidth = MACHINES[board].bandwidth_bytes_per_s
-    seconds = [forecast.forecast_cell(cell, None, device, 4, bandwidth).seconds for cell in cells]
+    seconds = [forecast.forecast_cell(cell, None, device, 4).duration(bandwidth)[0] for cell in cells]
     assert max(seconds) < protocol.timeout_s / 2
     cooling_s = len(cells) * protocol.repeats * protocol.cool_down.at_most_s
     assert protocol.repeats * sum(seconds) + cooling_s <= 2.05 * 3600
@@ -189,18 +189,18 @@ UNMEASURED = "if nothing is measured yet, at {} GB/s, measured here before; excl
 
 def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(tmp_path):
     experiment = configs.load(PROFILES / "rpi4-4gb.yaml", [])
-    cells = plan.cells(experiment)
-    assert dry_run.estimate(experiment, cells, tmp_path) is None  # nobody knows this machine's memory
+    forecasts = forecast.forecasts(experiment, plan.cells(experiment))
+    assert dry_run.estimate(experiment, forecasts, tmp_path) is None  # nobody knows this machine's memory
     said = []
     for when, gb_per_s in (("20260101T000000.000000Z", 99), ("20260102T000000.000000Z", 40)):
         folder = tmp_path / machine.facts()["slug"] / "m" / "c" / when
         folder.mkdir(parents=True)
         record = GOLDEN | {"bandwidth_probes": [{"read_bytes_per_s": gb_per_s * 1e9}]}
         (folder / "record.json").write_text(json.dumps(record))
-        said.append(dry_run.estimate(experiment, cells, tmp_path))
+        said.append(dry_run.estimate(experiment, forecasts, tmp_path))
     assert f"for 6 repeats and up to 12 min to cool down {UNMEASURED.format(99.0)}" in said[0]
     assert "at 40.0 GB/s" in said[1]  # the latest
-    assert dry_run.estimate(experiment, cells[:0], tmp_path) is None
+    assert dry_run.estimate(experiment, [], tmp_path) is None
 
 
 def test_a_run_says_first_how_long_it_takes(harness, llamacpp_interpreter, tmp_path):

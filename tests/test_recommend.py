@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tiny_models
 
-from harness import data
+from harness.base import data
 from harness.cli import recommend_inputs
 from harness.cli.recommend_inputs import Given
 from harness.config import Model, load

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from test_checkpoint import TINY, write_config, write_gguf, write_shards
 
-from harness import data
+from harness.base import data
 from harness.theory import floors, published
 from harness.theory import names as theory_names
 from harness.theory.decoder import kv_bytes_per_token, parameters

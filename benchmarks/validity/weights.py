@@ -28,9 +28,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).parent))
-from row import Row
-
 from harness.analysis import quality
 from harness.campaign import worker
 from harness.models import checkpoint
@@ -118,6 +115,8 @@ class Bench:
 
     def job(self, stack: str, job: str, path: Path | None, files: dict[str, Path], **more: Any) -> Any:
         options = {o.name: o.default for o in stacks()[stack].options.values()} | {"threads": 1, "n_ctx": 512}
+        if job == "quantize":  # takes its own options alone
+            options = {}
         shape = asdict(more.pop("shape", self.shape))
         model = {"name": "m", "path": str(path) if path else None, "shape": shape}
         named = {name: str(file) for name, file in files.items()}
@@ -162,15 +161,9 @@ class Bench:
             )
         if not target.exists():
             options = {"quant": quant, "as_published": False, "threads": 1}
-            keys = {"source": f16, "target": target}
-            self._quantize(f16, keys, options)
+            files = {"source": f16, "target": target}
+            self.job("llamacpp", "quantize", f16, files, options=options)
         return target
-
-    def _quantize(self, source: Path, files: dict[str, Path], options: dict[str, Any]) -> None:
-        model = {"name": "m", "path": str(source), "shape": None}
-        named = {name: str(file) for name, file in files.items()}
-        request = Request("quantize", "llamacpp", "cpu", model, options, files=named)
-        worker.facts_of(worker.run_job(request, built("llamacpp"), self.folder, 1800, 1))
 
     def own(self, source: Path, quant: str) -> Path:
         """The weights that a stack holds, in 16 bits."""
@@ -281,32 +274,6 @@ def built(stack: str) -> Interpreter:
     if found is None:
         raise SystemExit(f"the environment of {stack} is not built: harness env create {stack}")
     return found
-
-
-def rates(campaigns: int) -> list[Row]:
-    """One seed and q4_0 for the faults; `campaigns` seeds (at most ten) of the first demo's types for false
-    alarms. About four minutes of one core."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder) / "faults")
-        found = {fault.name: bench.verdicts("q4_0", fault) for fault in faults(SHAPE)}
-        for name, says in found.items():
-            before = "wrong" if says["before"] else "agrees"
-            ways = [way for way in ("kernels", "file") if says.get(way)]
-            case = f"check-weights, q4_0: {name}"
-            rows.append(Row(4, case, before, f"wrong ({' and '.join(ways)})" if ways else "agrees", "wrong"))
-        alarms = checks = 0
-        for seed in range(1, min(campaigns, 10) + 1):
-            bench = Bench(Path(folder) / f"seed-{seed}", seed=seed)
-            for quant in (
-                "q8_0",
-                "q4_k_m",
-                "q4_0",
-            ):  # the rest of DEMO takes minutes more: tests/test_faults.py
-                says = bench.verdicts(quant)
-                alarms, checks = alarms + (says["kernels"] or says["file"]), checks + 1
-        rows.append(Row(4, "check-weights: false alarms", "-", f"{alarms} of {checks}", "0"))
-    return rows
 
 
 def main() -> int:

@@ -311,30 +311,53 @@ class Device:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Estimated memory and time of one repeat. `broken`: limits of the stack that the cell exceeds.
-    `no_room`: why it does not fit; `lacks`: why there are no usable weights; `over_budget`: why the memory
-    budget is unavailable or too small for the weights; `too_deep`: why a workload of timed rows is refused
-    for its depth; one sentence each. `fill_s`: of `seconds`, to fill its context. `sides`: of weights on a
-    GPU, whose memory this is, and on its host CPU. Null: not known; `no_room` is also null if it `fits`.
-    `weights`: the weights on this machine that the estimate is for."""
+    """Estimated memory and time of one repeat of a cell on a device. `broken`: limits of the stack that the
+    cell exceeds. `no_room`: why it does not fit; `lacks`: why there are no usable weights; `over_budget`: why
+    the memory budget is unavailable or too small for the weights; `too_deep`: why a workload of timed rows is
+    refused for its depth; one sentence each. `sides`: of weights on a GPU, whose memory this is, and on its
+    host CPU. `held`: weights and KV cache on the device; `static_n_ctx`: length of a static cache, which
+    every step reads whole. Null: not known; `no_room` is also null if it `fits`. `weights`: the weights on
+    this machine that the estimate is for."""
 
-    memory_bytes: int | None
-    seconds: float | None
+    cell: Cell
+    device: Device
     broken: tuple[Broken, ...]
-    fits: bool | None
-    no_room: str | None
-    lacks: str | None = None
+    memory_bytes: int | None = None
+    fits: bool | None = None
+    no_room: str | None = None
+    lacks: WeightsError | None = None
     over_budget: str | None = None
     too_deep: str | None = None
-    fill_s: float | None = None
     sides: Split | None = None
     weights: Ready | None = None
+    held: Model | None = None
+    static_n_ctx: int | None = None
+
+    def duration(
+        self, bytes_per_s: float | None, flops: float | None = None
+    ) -> tuple[float | None, float | None]:
+        """Seconds of one repeat, and those of them that fill its context, where the device reads and computes
+        at these rates; only a decode needs no `flops`. Null: not known."""
+        held, workload = self.held, self.cell.workload
+        # Where the stack is only functional, bandwidth does not bound the time.
+        functional = self.device.family in self.cell.header.functional or machine.facts()["emulated"]
+        if bytes_per_s is None or held is None or functional:
+            return None, None
+        if isinstance(workload, Decode):
+            step, prompt = step_bytes(held, self.weights), int(workload.prompt_tokens or 0)
+            new, of_token = int(workload.new_tokens or 0), held.kv_bytes_per_token
+            return seconds(step, of_token, prompt, new, self.static_n_ctx, bytes_per_s), None
+        if flops and workload.timed == "rows":
+            return work_seconds(workload, held, bytes_per_s, flops) or (None, None)
+        if flops and isinstance(workload, Quality):
+            return scoring_seconds(workload, held, bytes_per_s, flops), None
+        return None, None
 
     @property
     def failures(self) -> list[str]:
         """All reasons why the cell cannot work."""
         reasons = [*(each.reason for each in self.broken), self.over_budget, self.too_deep]
-        reasons += [None if self.too_deep else self.no_room, self.lacks]
+        reasons += [None if self.too_deep else self.no_room, str(self.lacks) if self.lacks else None]
         return list(dict.fromkeys(reason for reason in reasons if reason))
 
     @property
@@ -434,31 +457,23 @@ def _check(cell: Cell, ready: Ready) -> None:
         weights.check_quantizable(ready, str(cell.quant))
 
 
+def forecasts(experiment: Experiment, cells: Sequence[Cell]) -> list[Forecast]:
+    """The forecasts of these cells on this machine, before anything is made for them."""
+    device = device_of(experiment)
+    threads = experiment.protocol.threads or machine.physical_cores()
+    return [expected(cell, device, threads) for cell in cells]
+
+
 def expected(cell: Cell, device: Device, threads: int) -> Forecast:
     """Forecast a cell before its weights are made or downloaded."""
     try:
         return forecast_cell(cell, local_weights(cell), device, threads)
     except WeightsError as lack:
-        return replace(forecast_cell(cell, None, device, threads), lacks=str(lack))
+        return replace(forecast_cell(cell, None, device, threads), lacks=lack)
 
 
-def known_failures(experiment: Experiment, cells: Sequence[Cell]) -> dict[str, list[str]]:
-    """The reasons, by cell id, why a cell cannot work on this machine; an empty list if none is known."""
-    device = device_of(experiment)
-    threads = experiment.protocol.threads or machine.physical_cores()
-    return {cell.id: expected(cell, device, threads).failures for cell in cells}
-
-
-def forecast_cell(
-    cell: Cell,
-    ready: Ready | None,
-    device: Device,
-    threads: int,
-    bandwidth: float | None = None,
-    flops: float | None = None,
-) -> Forecast:
-    """Forecast a cell. `ready`: its weights, if they are on this machine. `bandwidth`: bytes/s the device
-    reads, to estimate the time; `flops`: FLOP/s that it computes, for a workload of timed rows or a score."""
+def forecast_cell(cell: Cell, ready: Ready | None, device: Device, threads: int) -> Forecast:
+    """Forecast a cell. `ready`: its weights, if they are on this machine."""
     capability, shape = device.compute_capability, dense(made_of(cell, ready))
     packing = packing_of(cell, shape, ready)
     shards = ready.shards if ready and ready.packing == packing else None
@@ -468,16 +483,16 @@ def forecast_cell(
     options = cell.options(threads)
     if wrong := placement_error(cell, ready, options):
         broken.append(Broken(wrong, wrong, refuses=True))
-        return Forecast(None, None, tuple(broken), None, None, weights=ready)
+        return Forecast(cell, device, tuple(broken), weights=ready)
     held = held_model(cell, ready, options)
     over = _over_budget(device, held.weight_bytes if held else None)
     if held is None:
-        return Forecast(None, None, tuple(broken), None, None, over_budget=over, weights=ready)
-    prompt, new = int(cell.workload.prompt_tokens or 0), int(cell.workload.new_tokens or 0)
-    if not (to_the_end := isinstance(cell.workload, Decode)):
-        new = 0  # its length is the result, so this forecasts the minimum
+        return Forecast(cell, device, tuple(broken), over_budget=over, weights=ready)
+    tokens = int(cell.workload.prompt_tokens or 0)
+    if isinstance(cell.workload, Decode):  # the length of a search is its result: this is the least
+        tokens += int(cell.workload.new_tokens or 0)
     context = cell.header.context_of(options)  # null: the cache grows with its tokens
-    holds = cell.tokens if cell.workload.timed == "rows" or cell.scores else prompt + new
+    holds = cell.tokens if cell.workload.timed == "rows" or cell.scores else tokens
     n_ctx = int(options[context.option] or holds) if context else holds
     sides = bytes_per_device(cell, ready, options) if device.family != "cpu" else None
     if sides:
@@ -491,32 +506,23 @@ def forecast_cell(
     if device.family != "cpu" and options.get("gpu_layers", -1) != -1:
         has = None  # the offloaded part is not counted separately
     fits = None if has is None else memory <= has - device.reserve_bytes
-    takes = fill_s = None
-    # Where the stack is only functional, bandwidth does not bound the time.
-    functional = device.family in cell.header.functional or machine.facts()["emulated"]
-    timed = bandwidth is not None and not functional
-    if bandwidth is not None and timed and to_the_end:
-        static = n_ctx if options.get("cache") == "static" else None
-        takes = seconds(step_bytes(held, ready), held.kv_bytes_per_token, prompt, new, static, bandwidth)
-    if bandwidth is not None and timed and flops and cell.workload.timed == "rows":
-        takes, fill_s = work_seconds(cell.workload, held, bandwidth, flops) or (None, None)
-    if bandwidth is not None and timed and flops and isinstance(cell.workload, Quality):
-        takes = scoring_seconds(cell.workload, held, bandwidth, flops)
     no_room = None if has is None or fits else _no_room(device, has)
     too_deep = None
     if no_room and cell.workload.timed == "rows":
         too_deep = f"{cell.tokens:,} tokens need {memory / 1e9:.1f} GB: {no_room}"
     return Forecast(
-        memory,
-        takes,
+        cell,
+        device,
         tuple(broken),
+        memory,
         fits,
         no_room,
         over_budget=over,
         too_deep=too_deep,
-        fill_s=fill_s,
         sides=sides,
         weights=ready,
+        held=held,
+        static_n_ctx=n_ctx if options.get("cache") == "static" else None,
     )
 
 

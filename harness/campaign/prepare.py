@@ -16,7 +16,7 @@ from harness.base import files
 from harness.base.files import cache_folder, delete_oldest, drop, made
 from harness.base.text import plural
 from harness.campaign import worker
-from harness.campaign.forecast import Device, Forecast, expected, forecast_cell, placement_of
+from harness.campaign.forecast import Device, Forecast, expected, forecast_cell
 from harness.campaign.repeat import Failure, Inputs
 from harness.campaign.worker import Facts
 from harness.campaign.worker_memory import mechanism_here
@@ -342,7 +342,7 @@ class Preparation:
         self._from_hub: dict[Weights, Ready | WeightsError] = {}
         self._tokenized: dict[tuple[Path, int], list[int]] = {}
         self._prompts: dict[tuple[str, int], tuple[str, list[int], str]] = {}
-        self._expected: dict[str, tuple[Cell, Forecast]] = {}
+        self._forecasts: dict[str, Forecast] = {}
 
     def interpreter(self, header: Header) -> Interpreter:
         """The stack's interpreter for the requested device, built if missing. Raises NotReady."""
@@ -366,17 +366,15 @@ class Preparation:
         except EnvironmentFailed as failure:
             return NotReady("unavailable", str(failure))
 
-    def expected(self, cell: Cell, device: Device) -> Forecast | None:
-        """The forecast before anything is built or downloaded for a cell; null where nothing in it could
-        refuse the cell."""
-        may_refuse = any(limit.refuses for limit in cell.header.limits) or cell.workload.timed == "rows"
-        may_refuse = may_refuse or placement_of(cell.options(self.threads)) is not None
-        if device.free_bytes is None and not may_refuse:
-            return None
-        of, found = self._expected.get(cell.id, (None, None))
-        if found is None or of != cell:
-            found = expected(cell, device, self.threads)
-            self._expected[cell.id] = cell, found
+    def know_forecasts(self, forecasts: Iterable[Forecast]) -> None:
+        """Use these where they are of the same cell and device."""
+        self._forecasts |= {each.cell.id: each for each in forecasts}
+
+    def forecast(self, cell: Cell, device: Device) -> Forecast:
+        """The forecast before anything is built or downloaded for a cell."""
+        found = self._forecasts.get(cell.id)
+        if found is None or (found.cell, found.device) != (cell, device):
+            found = self._forecasts[cell.id] = expected(cell, device, self.threads)
         return found
 
     def fingerprint(self, cell: Cell) -> str | None:
@@ -589,14 +587,15 @@ def inputs_or_refusal(
     try:
         if reason := cell.cannot_truncate(preparation.threads):
             raise NotReady("unavailable", reason)
-        if (found := preparation.expected(cell, device)) and found.refusal:
+        found = preparation.forecast(cell, device)
+        if found.refusal:
             raise NotReady("refused", found.refusal)
         interpreter = preparation.interpreter(cell.header)
         ready = preparation.weights(cell)
-        if found is None or found.weights != ready:  # they are read now
+        if found.weights != ready:  # they are made or downloaded now
             found = forecast_cell(cell, ready, device, preparation.threads)
-        if found.refusal:
-            raise NotReady("refused", found.refusal)
+            if found.refusal:
+                raise NotReady("refused", found.refusal)
         prompt, source = preparation.prompt(cell, ready)
     except NotReady as reason:
         return reason
@@ -612,7 +611,7 @@ def inputs_or_refusal(
         timeout_s=protocol.timeout_s,
         sample_interval_ms=protocol.sample_interval_ms,
         warmup=protocol.warmup.on(preparation.device_id),
-        known_failures=found.failures,
+        forecast=found,
     )
     return replace(inputs, context_file=context_file_of(cell, inputs))
 
@@ -645,8 +644,7 @@ def content_key(
     """The content key of a cell's records on the machine with this slug. Free memory is not part of it,
     because it changes all the time."""
     options, device_id = cell.options(preparation.threads), preparation.device_id
-    found = preparation.expected(cell, device)
-    if found and replace(found, over_budget=None).refusal:
+    if replace(preparation.forecast(cell, device), over_budget=None).refusal:
         return plan.content_key(cell, options, ("refused",), None, slug, device_id)
     if cell.cannot_truncate(preparation.threads):
         return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)

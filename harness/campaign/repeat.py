@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from harness import machine, records
 from harness.analysis import flags, sensors
 from harness.base.text import recorded, redacted
 from harness.campaign import worker
+from harness.campaign.forecast import Forecast
 from harness.campaign.worker_memory import MemoryLimit, pressure
 from harness.config import Experiment
 from harness.config.plan import Cell
@@ -74,8 +75,7 @@ class Inputs:
     timeout_s: float
     sample_interval_ms: int
     warmup: dict[str, object]
-    known_failures: list[str] = field(default_factory=list)
-    """Why it cannot work, by its forecast."""
+    forecast: Forecast | None = None
     context_file: Path | None = None
     """For the filled context of a workload that keeps it."""
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import data, machine, records
+from harness import machine, records
+from harness.base import data
 from harness.base.files import CONFIG_JSON_BYTES, object_of
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import printable

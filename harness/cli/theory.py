@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from harness import data
+from harness.base import data
 from harness.base.files import MOST_RECORD_BYTES, read_regular
 from harness.base.text import csv_cell, printable
 from harness.cli import OK, Mistake, theory_options

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness import data
+from harness.base import data
 from harness.config import Experiment, MaxCtx, Model, Quality, Variant, Weights, Workload
 from harness.config.variants import bits_of, quant_of, weights_format
 from harness.stacks.header import Broken, Header, Known, Options, Value, broken, holds, stacks

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from harness import data
+from harness.base import data
 from harness.base.text import shortened
 from harness.config import yaml_text
 from harness.config.experiment import (

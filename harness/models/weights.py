@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from harness import data
+from harness.base import data
 from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, cache_folder, drop, exclusive, object_of
 from harness.models import checkpoint, gguf, gguf_model, layout
 from harness.models.checkpoint import FLOATS, INDEX, PACKING_FILES, SINGLE, Checkpoint, CheckpointError

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness import data
+from harness.base import data
 from harness.theory.decoder import Decoder, Experts, Heads, Shape
 from harness.theory.tensors import FORMATS, Packing
 

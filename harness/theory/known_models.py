@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from harness import data
+from harness.base import data
 from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, object_of
 from harness.base.text import shortened
 from harness.theory import names

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from harness import data
+from harness.base import data
 
 # Data of a machine: memory, bandwidth, rates, reserved memory. Pure.
 

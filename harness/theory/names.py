@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, cast
 
-from harness import data
+from harness.base import data
 from harness.theory.decoder import Decoder, Shape
 from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES, Figure, Machine

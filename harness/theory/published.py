@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 
-from harness import data
+from harness.base import data
 from harness.theory import floors
 from harness.theory import tensors as theory_tensors
 from harness.theory.decoder import (

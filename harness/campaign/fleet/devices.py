@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from typing_extensions import NotRequired, TypedDict
 
-from harness import data
+from harness.base import data
 from harness.campaign.fleet import files
 from harness.campaign.fleet.cluster import Cluster, Node, Nodes, Outcome, Place
 from harness.campaign.fleet.files import Copy, Job, Json, Parcel

@@ -1,24 +1,23 @@
-"""Speeds that others measured and published, by machine: read, and compared with the machine's limits. Pure."""
+"""Speeds that others measured and published: read, and compared with the machine's limits. Pure."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import NamedTuple
 
 from harness import data
 from harness.theory import decoder, floors, names, tensors
 from harness.theory.decoder import Decoder, Shape
 from harness.theory.floors import Ceiling, Demand
 from harness.theory.known_models import Known
-from harness.theory.machines import MACHINES, Figure, Machine
+from harness.theory.machines import Figure, Machine
 from harness.theory.names import NotUnderstood
+from harness.theory.rows import ReachedByOthers
 from harness.theory.tensors import ALL_QUANTS
 
-NAME = "public-speeds"
 COLUMNS = (
     *("model", "quant", "stack", "version", "year", "machine", "memory_gib", "bandwidth_gb_per_s", "family"),
     *("context", "tok_s", "prompt_tokens", "prompt_tok_s", "suspicious", "source"),
@@ -30,11 +29,11 @@ _FAMILIES = ("cuda", "hip", "vulkan", "metal", "cpu")
 
 @dataclass(frozen=True)
 class PublicSpeed:
-    """One row of public_speeds.csv. `line`: of the file. `name`, `made`: the model. `device`: the machine; its
-    memory is the one reported, if that was. `family`: what ran it (cuda, hip, vulkan, metal or cpu), which
-    may be another than the device's own. `version`, `year`: of the software, where known. `tok_s`: decode,
-    at `context` tokens. `prompt_tok_s`: prefill of `prompt_tokens`, from an empty cache. `suspicious`: why the
-    row is not used; empty if it is."""
+    """One row of public_speeds.csv. `line`: of the file. `name`, `made`: the model. `device`: the machine.
+    `family`: what ran it (cuda, hip, vulkan, metal or cpu), which may be another than the device's own.
+    `version`, `year`: of the software, where known. `tok_s`: decode, at `context` tokens. `prompt_tok_s`:
+    prefill of `prompt_tokens`, from an empty cache. `suspicious`: why the row is not used; empty if it is.
+    """
 
     line: int
     name: str
@@ -59,7 +58,7 @@ class PublicSpeed:
 
     @property
     def demand(self) -> Demand:
-        return _demand(self.name, self.quant)
+        return _demand(self.made, self.quant)
 
     @property
     def maker(self) -> str:
@@ -97,8 +96,7 @@ class PublicSpeed:
 
 
 @cache
-def _demand(model: str, quant: str) -> Demand:
-    made = Known()[model] if model in Known() else _named(model)[1]
+def _demand(made: Shape | Decoder, quant: str) -> Demand:
     if quant in _PACKED_BITS:
         needs = floors.demand_of_bits(made, _PACKED_BITS[quant])
         return replace(needs, lm_head_bytes=needs.lm_head_params * 2.0)
@@ -233,19 +231,6 @@ def _below_ceiling(row: PublicSpeed) -> PublicSpeed:
 # What others reached on a machine.
 
 
-class Others(NamedTuple):
-    """Shares of the ceiling that others' decode reached: the median, the least, the most; of so many rows and
-    sources. `where`: the machine, or the maker, if there are no rows of it."""
-
-    where: str
-    of_machine: bool
-    count: int
-    sources: int
-    median: float
-    least: float
-    most: float
-
-
 def maker(machine: Machine) -> str:
     """Whose GPU a machine has; `CPU` without one."""
     if machine.family == "vulkan":
@@ -253,19 +238,20 @@ def maker(machine: Machine) -> str:
     return {"cuda": "NVIDIA", "hip": "AMD", "metal": "Apple"}.get(machine.family, "CPU")
 
 
-def others(machine: Machine) -> Others | None:
+def others(machine: Machine) -> ReachedByOthers | None:
     """What others reached on this machine, or on those of its maker; null if nothing is known of either."""
-    of_machine = [each for each in used(rows()) if each.tok_s and each.device.name == machine.name]
-    alike = of_machine or [each for each in used(rows()) if each.tok_s and each.maker == maker(machine)]
-    if not alike:
+    decodes = [each for each in used(rows()) if each.tok_s]
+    of_machine = [each for each in decodes if each.device.name == machine.name]
+    found = of_machine or [each for each in decodes if each.maker == maker(machine)]
+    if not found:
         return None
-    return _others(machine.name if of_machine else maker(machine), bool(of_machine), alike)
-
-
-def _others(where: str, of_machine: bool, found: Sequence[PublicSpeed]) -> Others:
     shares = sorted(share for each in found if (share := each.share))
-    sources = len({each.source for each in found})
-    return Others(
-        where, of_machine, len(found), sources, statistics.median(shares), shares[0], shares[-1]
-    )
-
+    return {
+        "on": machine.name if of_machine else maker(machine),
+        "is_machine": bool(of_machine),
+        "rows": len(found),
+        "sources": len({each.source for each in found}),
+        "median": statistics.median(shares),
+        "least": shares[0],
+        "most": shares[-1],
+    }

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from harness import data
+from harness.base import data
 from harness.theory import decoder, floors, names, tensors
 from harness.theory.decoder import Decoder, Shape
 from harness.theory.floors import Ceiling, Demand

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import failures, gone
+from conftest import records_below as records
 
 from harness.stacks.header import runners_folder
 
@@ -38,10 +39,6 @@ KEYS = {
     *("ttft_ms", "B_ms", "W_tokens_per_ms", "bpw", "model_bytes", "weight_bytes_per_token"),
     *("kv_bytes_per_token", "peak_rss_bytes", "peak_vram_bytes", "series"),
 }
-
-
-def records(root: Path) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(root.rglob("record.json"))]
 
 
 def test_every_failure_is_a_result_and_the_campaign_goes_on(harness, config):
@@ -204,10 +201,8 @@ def test_repeats_are_rounds_each_shuffled_anew(harness, config, tmp_path):
     assert [r["cell"] for r in ran[:6]] != [r["cell"] for r in ran[6:]]
 
 
-def test_a_device_that_is_not_here_gives_unavailable_cells(harness, config, tmp_path):
-    path = config({}, {})
-    experiment = json.loads(path.read_text()) | {"device": "cuda", "gpu": "RTX 4090"}
-    path.write_text(json.dumps(experiment))
+def test_a_device_that_is_not_here_gives_unavailable_cells(harness, config):
+    path = config({}, {}, device="cuda", gpu="RTX 4090")
     ran = harness("run", path, "--json", CUDA_VISIBLE_DEVICES="")
     if ran.json and ran.json[0]["status"] == "ok":
         pytest.skip("there is an RTX 4090 here")

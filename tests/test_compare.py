@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import stored_in
 
-from harness import records
 from harness.analysis.columns import empty_cell
 from harness.compare import compare
 from harness.compare.judge import Runs, judged
@@ -347,7 +347,7 @@ def test_a_day_stands_for_the_campaigns_that_began_on_it(harness, runs):
 def test_of_a_repeat_measured_again_the_latest_counts(runs):
     folder = runs("twice")
     runs("twice", night=2)
-    every = list(records.records(folder, lambda damage: pytest.fail(str(damage))))
+    every = stored_in(folder)
     (kept,) = side(str(folder), folder).campaigns.values()
     assert (len(every), len(kept)) == (6, 3)
     newest = sorted(str(each.record["started_utc"]) for each in every)[3:]

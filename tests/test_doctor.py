@@ -3,7 +3,6 @@ for NVML and for environments, and the real command."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import venv
@@ -623,10 +622,9 @@ def test_doctor_prints_warnings_first_with_the_effect_and_the_fix_below(harness,
     assert order == sorted(order)
 
 
-def test_doctor_of_a_config_whose_device_is_not_here_ends_with_2_and_a_sentence(harness, config, tmp_path):
-    here = config({})
-    assert harness("doctor", here).code == 0
-    (tmp_path / "other.yaml").write_text(json.dumps(json.loads(here.read_text()) | {"device": "hip"}))
+def test_doctor_of_a_config_whose_device_is_not_here_ends_with_2_and_a_sentence(harness, config):
+    assert harness("doctor", config({})).code == 0
+    config({}, name="other", device="hip")
     ran = harness("doctor", "other.yaml", "--json")
     assert (ran.code, ran.err) == (2, "harness: other.yaml: no ROCm (hipconfig) on this machine\n")
     assert (ran.json[0]["level"], ran.json[0]["what"]) == ("stop", "device hip")
@@ -685,9 +683,7 @@ def test_a_record_without_findings_or_with_broken_ones_is_told_apart(harness, co
 
 
 def test_a_run_on_a_device_that_is_not_here_is_not_examined(harness, config, tmp_path):
-    path = config({})
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "hip"}))
-    assert harness("run", path).code == 1
+    assert harness("run", config({}, device="hip")).code == 1
     (record,) = records_below(tmp_path / "results")
     assert record["outcome"] == "unavailable"
     assert "doctor" not in record

@@ -22,15 +22,15 @@ from urllib.parse import urljoin
 import pyarrow.parquet as pq
 import pytest
 import uv
+from conftest import STUDY, stored_in
 from made_nights import Nights, measured
 
-from harness import records as harness_records
 from harness.records.files import read_columns, write_columns
 from harness.share import export
 from harness.share.export import Chosen
 
 GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
-PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-0.5b"
+PUBLISHED = STUDY / "qwen1.5-0.5b"
 SCRIPT, BENCH = "scripts/compare-llama-bench.py", "tools/llama-bench/llama-bench.cpp"
 
 
@@ -165,8 +165,7 @@ def test_a_cell_of_llama_cpp_says_its_options(tmp_path: Path):
     n = list(range(26, 66))
     ns = [9_000_000, *(1_000_000 + 10 * each for each in n[1:])]
     write_columns(tmp_path / "r" / "tokens.parquet", {"n": n, "latency_ns": ns})
-    stored = harness_records.records(tmp_path, lambda damage: pytest.fail(str(damage)))
-    chosen = Chosen(stored, export.fits_llama_bench)
+    chosen = Chosen(stored_in(tmp_path), export.fits_llama_bench)
     rows = list(export.llama_bench_rows(chosen.by_campaign()))
     assert chosen.left_out == {}
     said = {"type_k": "f16", "flash_attn": 0, "n_batch": 65, "load_mode": "mmap", "repack": True}

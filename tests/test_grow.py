@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Ran
+from conftest import Ran, stored_in
 from test_memory_limit import with_cgroup
 
 from harness import records
@@ -51,9 +51,8 @@ def grow(config: Callable[..., Path], harness: Callable[..., Ran]) -> Callable[.
 
     def run(*variants: dict[str, Any], target: int = 2000, code: int = 0, **protocol: Any) -> Any:
         # So short that a busy machine cannot keep it from a CPU for long.
-        path = config(*({"B_ms": 0.02} | variant for variant in variants), **protocol)
-        experiment = json.loads(path.read_text()) | {"workloads": [{"kind": "grow", "target": target}]}
-        path.write_text(json.dumps(experiment))
+        workloads = [{"kind": "grow", "target": target}]
+        path = config(*({"B_ms": 0.02} | each for each in variants), workloads=workloads, **protocol)
         ran = harness("run", path, "--json")
         assert ran.code == code, ran.err
         return ran.json
@@ -65,7 +64,7 @@ def test_memory_that_ran_out_is_the_answer_to_the_exact_token(grow, tmp_path: Pa
     (row,) = grow({"die_at_token": 700, "die_by": "oom"})
     assert (row["status"], row["max_ctx"], row["max_ctx_is_target"]) == ("ok", 25 + 699, False)
     assert row["limit_reason"] == "the fake ran out of memory, as asked"
-    (stored,) = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    (stored,) = stored_in(tmp_path / "results")
     assert len(records.series(stored)["latency_ns"]) == 699  # none of the last batch is lost
     assert stored.record["outcome"] == "ok"
 
@@ -82,14 +81,14 @@ def test_a_kill_at_the_budget_is_the_answer_as_far_as_it_is_known(grow, tmp_path
     assert row["status"] == "ok"
     assert "killed at the memory budget of 0.10 GiB" in row["limit_reason"]
     assert 512 <= row["max_ctx"] - 25 <= 100 * 2**20 / 65536
-    (stored,) = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    (stored,) = stored_in(tmp_path / "results")
     assert stored.record["outcome"] == "oom"
     assert stored.record["memory_budget"]["bytes"] == 100 * 2**20
 
 
 def test_the_allocators_state_is_kept_step_by_step(grow, tmp_path: Path) -> None:
     grow({"leak_bytes_per_token": 4096, "B_ms": 0.05}, target=1200)
-    (stored,) = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    (stored,) = stored_in(tmp_path / "results")
     steps = stored.record["done"]["memory_steps"]
     assert [n for n, _, _ in steps] == sorted(n for n, _, _ in steps)
     n, allocated, reserved = steps[-1]

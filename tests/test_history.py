@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import stored_in
 from made_nights import FIRST, Nights, measured
 
-from harness import records as harness_records
 from harness.compare import history as compare_history
 
 A, B = "tiny-qwen2 fake a", "tiny-qwen2 fake b"
@@ -20,9 +20,7 @@ A, B = "tiny-qwen2 fake a", "tiny-qwen2 fake b"
 
 class Grown(Nights):
     def history(self) -> compare_history.History:
-        return compare_history.history(
-            harness_records.records(self.root, lambda damage: pytest.fail(str(damage)))
-        )
+        return compare_history.history(stored_in(self.root))
 
     def series(self) -> compare_history.Series:
         """The tokens per second of cell a."""

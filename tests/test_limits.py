@@ -7,17 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import stored_in
 from small_checkpoints import made
 from test_packed import SMALL, packed
 
-from harness import records as harness_records
 from harness.stacks.header import HeaderError, Known, broken, parse, stacks
 from harness.theory.decoder import Shape, kv_bytes_per_token
 from harness.theory.hf_config import SHAPES
 from harness.theory.memory import Model, Torch, exllama_v2_scratch, total_bytes
 from harness.theory.tensors import Packing, of_shape, packed_bytes
 
-PUBLISHED = Path(__file__).parent.parent / "results" / "published"
 GPTQ = Packing("gptq")
 KNOWN = Known("cuda", 10_000, (8, 9), SHAPES["qwen1.5-7b"], GPTQ, sharded=False)
 
@@ -277,7 +276,9 @@ def test_packed_weights_are_planned_to_the_byte_and_made_once_for_each_packing(h
     assert lines["m", "exllamav2-4"]["memory_bytes"] == on_a_gpu(SHAPES["qwen1.5-0.5b"], stored)
 
 
-def test_nothing_is_said_not_to_fit_that_the_study_ran_and_llamacpp_fits_where_it_did(harness, tmp_path):
+def test_nothing_is_said_not_to_fit_that_the_study_ran_and_llamacpp_fits_where_it_did(
+    harness, tmp_path, published
+):
     """The published records say the longest context that each variant reached on the card."""
     sizes = ("0.5b", "1.8b", "4b", "7b", "14b", "32b")
     quants = ["q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0", "q3_k_m", "q2_k"]
@@ -295,7 +296,7 @@ def test_nothing_is_said_not_to_fit_that_the_study_ran_and_llamacpp_fits_where_i
     said = {key: line["will_not_fit"] for key, line in lines.items()}
     reached = {
         (each.record["model"]["name"], each.record["variant"]): each.record["reported"]["max_ctx"]
-        for each in harness_records.records(PUBLISHED, pytest.fail)
+        for each in published.stored
     }
     assert len(said) == len(sizes) * (len(quants) + 7)
     for key, not_fitting in said.items():
@@ -335,7 +336,7 @@ SHORT = f"oom_above_n_ctx 50 {UNCOVERED.format(65)}"
 
 
 def records(root: Path) -> dict[str, dict]:
-    return {each.record["variant"]: each.record for each in harness_records.records(root, pytest.fail)}
+    return {each.record["variant"]: each.record for each in stored_in(root)}
 
 
 def test_a_refused_cell_is_not_started_and_says_why_and_the_rest_runs(harness, config, tmp_path):

@@ -15,8 +15,6 @@ import pytest
 from conftest import failed, failures, records_below, settled, until
 from gguf_again import finish
 
-from harness import config as configs
-from harness.config import plan
 from harness.stacks.header import stacks
 from harness.theory.decoder import kv_bytes_per_token
 from harness.theory.hf_config import SHAPES
@@ -28,24 +26,9 @@ PROMPT = list(range(1, 26))
 
 
 @pytest.fixture
-def real(tmp_path, llamacpp_interpreter):
-    """Writes a config of real cells: `real({"quant": ["q4_0"]}, model={...}, new_tokens=40)`."""
-
-    def write(*variants: dict, model: dict | None = None, **protocol: object) -> Path:
-        # A window of a tiny model is a few ms: on a busy machine two rarely agree within 2%.
-        # One thread: two that wait for each other on a busy machine may take seconds for a token.
-        settings = {"new_tokens": 40, "repeats": 1, "threads": 1, "timeout_s": 900, "retry_disturbed": 0}
-        settings |= {"measure_bandwidth": False, "warmup": {"tolerance": 0.9}}
-        experiment = {
-            "protocol": settings | protocol,
-            "models": [model or {"shape": "tiny-qwen2"}],
-            "variants": [{"stack": "llamacpp"} | variant for variant in variants],
-        }
-        path = tmp_path / "real.yaml"
-        path.write_text(json.dumps(experiment))
-        return path
-
-    return write
+def real(real_config, llamacpp_interpreter):
+    """Writes a config of cells of llama.cpp: `real({"quant": ["q4_0"]}, model={...}, new_tokens=40)`."""
+    return lambda *variants, **keys: real_config(*({"stack": "llamacpp"} | each for each in variants), **keys)
 
 
 @pytest.fixture
@@ -280,10 +263,7 @@ def test_wrong_model_files_are_failed_records_and_the_campaign_goes_on(harness, 
     for name, content in files.items():
         (tmp_path / f"{name}.gguf").write_bytes(content)
     models = [{"name": n, "weights": f"{n}.gguf"} for n in [*files, "missing"]] + [{"shape": "tiny-qwen2"}]
-    path = real({})
-    experiment = json.loads(path.read_text()) | {"models": models, "variants": [{"stack": "llamacpp"}]}
-    path.write_text(json.dumps(experiment))
-    ran = harness("run", path, "--json")
+    ran = harness("run", real({}, models=models), "--json")
     assert ran.code == 1
     rows = {row["model"]: row for row in ran.json}
     wrong = {"cut": "cut short", "header": "cut short", "text": "not a GGUF", "missing": "no such file"}
@@ -363,13 +343,6 @@ def test_env_check_loads_what_was_built(harness, llamacpp_interpreter):
     assert lines["cpu"]["state"] == "works"
     assert lines["cpu"]["versions"]["llama-cpp-python"] == "0.3.36"
     assert lines["cpu"]["devices"]
-
-
-def test_the_cells_of_the_full_study_on_a_cpu_are_the_eight_published_types():
-    cells = plan.cells(configs.load(Path(__file__).parent.parent / "configs" / "cpu-qwen15-0.5b.yaml"))
-    published = ["q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0", "q3_k_m", "q2_k"]
-    assert [cell.quant for cell in cells] == published
-    assert {cell.tokens for cell in cells} == {10_000}
 
 
 def vars_of(shape: str, **changes: object) -> dict:

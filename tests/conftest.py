@@ -146,7 +146,8 @@ class Ran:
 
     @property
     def json(self) -> Any:
-        return json.loads(self.out)
+        """The output, strictly JSON: without NaN and infinity."""
+        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
 
 
 @pytest.fixture

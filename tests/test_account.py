@@ -154,15 +154,10 @@ def test_logits_that_nobody_asks_for_are_reserved_and_not_touched(
     harness, llamacpp_interpreter, tmp_path, job
 ):
     target = tmp_path / "wide.gguf"
-    wide = {**vars_of("tiny-qwen2"), "vocab_size": 32_000}
-    made, options = tmp_path / "hf", {"seed": 1, "threads": 1}
-    job(
-        job="synthesize",
-        model={"name": "m", "path": None, "shape": wide},
-        options=options,
-        files={"target": str(made)},
-    )
-    job(job="convert", options={"dtype": "f16"}, files={"source": str(made), "target": str(target)})
+    wide, made = asdict(SHAPES["tiny-qwen2"]) | {"vocab_size": 32_000}, str(tmp_path / "hf")
+    model = {"name": "m", "path": None, "shape": wide}
+    job(job="synthesize", model=model, options={"seed": 1, "threads": 1}, files={"target": made})
+    job(job="convert", options={"dtype": "f16"}, files={"source": made, "target": str(target)})
     said = account_of("llamacpp", llamacpp_interpreter, tmp_path, target, [512])
     (at,) = said["at"]
     logits = 32_000 * 512 * 4
@@ -172,10 +167,6 @@ def test_logits_that_nobody_asks_for_are_reserved_and_not_touched(
     request = request_of("llamacpp", "fit", target, fit, n_ctx=512)
     _, most, _, _ = really(request, llamacpp_interpreter, tmp_path)
     assert expected(said, at, "touched", "rss_anon_bytes") == pytest.approx(most["RssAnon"], abs=CLOSE)
-
-
-def vars_of(shape: str) -> dict[str, Any]:
-    return asdict(SHAPES[shape])
 
 
 @pytest.mark.parametrize("lazily", [False, True])

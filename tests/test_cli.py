@@ -47,9 +47,7 @@ def test_the_command_and_the_package_as_a_module_say_the_version(harness):
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
-def test_a_shipped_config_is_valid_and_a_dry_run_lists_its_cells_and_writes_nothing(
-    harness, name, tmp_path
-):
+def test_a_shipped_config_is_valid_and_a_dry_run_lists_its_cells_and_writes_nothing(harness, name, tmp_path):
     valid = harness("validate", CONFIGS / name)
     assert valid.code == 0
     cells = int(re.search(r"ok, (\d+) cells?", valid.out)[1])
@@ -235,16 +233,6 @@ def test_a_cache_that_cannot_be_used_is_one_sentence(harness, config, tmp_path):
         assert ran.code == 2
         assert "set HARNESS_CACHE" in ran.err
         assert len(ran.err.splitlines()) == 1
-
-
-def test_json_is_one_array_without_nan(harness, config):
-    harness("run", config({"die_at_token": 1}))
-
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} in JSON")
-
-    said = json.loads(harness("list", "--json").out, parse_constant=refuse)
-    assert isinstance(said, list)
 
 
 def test_a_dry_run_counts_weights_as_each_stack_holds_them(harness, real_config, tmp_path):

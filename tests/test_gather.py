@@ -140,18 +140,14 @@ def test_damaged_records_and_series_are_told_and_the_rest_is_shown(harness, tmp_
     assert harness("list", tmp_path / "r").code == 0
 
 
-@pytest.mark.parametrize("make", ["nothing", "empty", "file"])
-def test_a_folder_without_records_is_one_sentence(harness, tmp_path, make):
-    folder = tmp_path / "f"
-    if make == "empty":
-        folder.mkdir()
-    elif make == "file":
-        folder.write_text("x")
-    ran = harness("report", folder)
-    assert ran.code == (1 if make == "file" else 2)  # a file is taken for a log
-    assert {"nothing": "no such results folder", "empty": "no records", "file": "it has no rows"}[
-        make
-    ] in ran.err
+def test_a_folder_without_records_is_one_sentence(harness, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    sentences = {"nothing": "no such results folder", "empty": "no records", "file": "it has no rows"}
+    for folder, sentence in sentences.items():
+        ran = harness("report", folder)
+        assert ran.code == (1 if folder == "file" else 2)  # a file is taken for a log
+        assert sentence in ran.err
 
 
 def test_a_folder_with_searches_alone_says_on_which_machine_and_how_they_were_made(harness, config, tmp_path):

@@ -406,6 +406,15 @@ def job(llamacpp_interpreter: Interpreter, tmp_path: Path) -> Callable[..., dict
     return run
 
 
+def request_for(
+    stack: str, job: str, workload: dict[str, Any], path: Path | None = None, **options: object
+) -> Request:
+    """What a worker is asked, with one thread and the stack's default options but for these."""
+    defaults = {name: option.default for name, option in stacks()[stack].options.items()} | {"threads": 1}
+    model = {"name": "m", "path": path and str(path), "shape": None}
+    return Request(job, stack, "cpu", model, defaults | options, [workload])
+
+
 def settled(row: dict[str, Any], undisturbed: str = "ok") -> str:
     """A row's status, or what it is without the machine's disturbance: a test of a real stack cannot rule
     that out."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import gone, shell_script
+from conftest import gone, request_for, shell_script
 
 from harness.campaign import worker as campaign_worker
 from harness.stacks.adopted import Interpreter
@@ -25,9 +25,8 @@ WARMUP = {"window_tokens": 4, "max_windows": 5, "tolerance": 0.5}
 
 
 def request_of(new_tokens: int = 40, **options: object) -> Request:
-    defaults = {o.name: o.default for o in stacks()["fake"].options.values()} | {"n_ctx": 100, "threads": 1}
     workload = {"kind": "decode", "prompt": [1, 2, 3], "new_tokens": new_tokens, "warmup": WARMUP}
-    return Request("generate", "fake", "cpu", {"name": "m", "path": None}, defaults | options, [workload])
+    return request_for("fake", "generate", workload, **{"n_ctx": 100} | options)
 
 
 def test_a_worker_says_load_tokens_done(worker, fake_interpreter):

@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from conftest import failed, failures, records_below, settled, until
+from conftest import ROOT, failed, failures, records_below, request_for, settled, until
 from gguf_again import finish
 
 from harness.stacks.header import stacks
@@ -42,10 +42,8 @@ def made(harness, llamacpp_interpreter):
 
 
 def request_of(path: Path, job: str = "generate", new_tokens: int = 40, **options: object) -> Request:
-    header = stacks()["llamacpp"]
-    given = {o.name: o.default for o in header.options.values()} | {"threads": 1, "n_ctx": 256} | options
     workload = {"kind": "decode", "prompt": PROMPT, "new_tokens": new_tokens, "warmup": WARMUP}
-    return Request(job, "llamacpp", "cpu", {"name": "m", "path": str(path), "shape": None}, given, [workload])
+    return request_for("llamacpp", job, workload, path, **{"n_ctx": 256} | options)
 
 
 BOS = 7
@@ -375,9 +373,9 @@ def test_pinned_threads_stay_each_on_a_cpu(made, llamacpp_interpreter):
     first, *others = sorted(os.sched_getaffinity(0))
     if first + 1 not in others:
         pytest.skip("needs two CPUs in a row")
-    options = {name: option.default for name, option in stacks()["llamacpp"].options.items()}
-    options |= {"threads": 2, "n_ctx": 64, "cpus": f"{first}-{first + 1}"}
-    given = [str(Path(__file__).parent.parent), str(made("tiny-qwen2", "q4_0")), json.dumps(options)]
+    path = made("tiny-qwen2", "q4_0")
+    options = request_of(path, threads=2, n_ctx=64, cpus=f"{first}-{first + 1}").options
+    given = [str(ROOT), str(path), json.dumps(options)]
     command = [llamacpp_interpreter.python, "-c", PINNED, *given]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     allowed = json.loads(ran.stdout.splitlines()[-1])

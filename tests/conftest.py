@@ -22,6 +22,7 @@ import forked
 import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
+from made_nights import run_once as run_once
 from raylets import nodes as nodes
 from raylets import own_cache as own_cache
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import stored_in
+from golden_record import record
 
 from harness.analysis.columns import empty_cell
 from harness.compare import compare
@@ -22,7 +23,6 @@ from harness.compare.sides import side
 from harness.records import Stored
 from harness.records.files import write_columns
 
-GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
 SLOW = {"slower": {"a": 1.25}}  # more than campaigns of an unknown machine may differ
 
 
@@ -40,21 +40,17 @@ def runs(tmp_path) -> Callable[..., Path]:
             usual = 10e6 * (slower or {}).get(cell, 1.0) * math.exp(chance.normal(0, 0.003))
             ns = (usual * np.exp(chance.normal(0, 0.01, 400))).astype(int).tolist()
             at = (began + timedelta(minutes=repeat)).isoformat()
-            record = json.loads(GOLDEN.read_text()) | {"cell": f"m.llamacpp.{cell}.decode.0"}
-            record |= {"content_key": cell, "variant": cell, "repeat": repeat}
-            record |= {"tokens": len(ns), "started_utc": at}
-            record["campaign"] |= {"id": began.isoformat(), "name": "nightly"}
-            record["workload"]["new_tokens"] = len(ns)
-            record["done"]["counters"] = {}
-            record["done"]["cpu_wait_ns"] = 0
-            record["bandwidth_probes"] = []
-            record["memory"]["rusage"]["max_rss_bytes"] = int(5e7 + 1e4 * chance.random())
-            record["timing"] |= {"first_token_ns": ns[0], "last_token_ns": sum(ns)}
+            of = {"cell": f"m.llamacpp.{cell}.decode.0", "content_key": cell, "variant": cell}
+            of |= {"repeat": repeat, "tokens": len(ns), "started_utc": at, "bandwidth_probes": []}
+            of |= {"campaign__id": began.isoformat(), "campaign__name": "nightly"}
+            of |= {"workload__new_tokens": len(ns), "done__counters": {}, "done__cpu_wait_ns": 0}
+            of |= {"memory__rusage__max_rss_bytes": int(5e7 + 1e4 * chance.random())}
+            of |= {"timing__first_token_ns": ns[0], "timing__last_token_ns": sum(ns)}
             folder = tmp_path / name / cell / at.replace(":", "")
             columns = {"n": list(range(26, 26 + len(ns))), "token_id": [0] * len(ns), "latency_ns": ns}
             folder.mkdir(parents=True)
             write_columns(folder / "tokens.parquet", columns)
-            (folder / "record.json").write_text(json.dumps(record))
+            (folder / "record.json").write_text(json.dumps(record(**of)))
         return tmp_path / name
 
     return made
@@ -367,16 +363,14 @@ def test_of_two_versions_of_a_cell_the_later_is_compared_and_the_other_said(harn
 
 
 def searched(folder: Path, n_ctx: int) -> Path:
-    record = json.loads(GOLDEN.read_text())
     probe = {"n_ctx": n_ctx, "limit_bytes": 1, "reason": None}
     probe |= dict.fromkeys(("filled", "fits", "allocates"), True)
     probe |= dict.fromkeys(("peak_bytes", "fill_s", "speed_ratio", "left_out")) | {"seconds": 1.0}
     search = {"probes": [probe], "verified_n_ctx": n_ctx, "verified_by": "decode", "granule": 256}
-    record |= {"kind": "searched", "outcome": "ok", "reason": None, "search": search}
-    record["workload"] |= {"kind": "max_ctx"}
-    record["campaign"]["name"] = folder.name  # two searches, whatever they found
+    of = {"kind": "searched", "search": search, "workload__kind": "max_ctx"}
+    of |= {"outcome": "ok", "reason": None, "campaign__name": folder.name}  # two searches
     (folder / "one").mkdir(parents=True)
-    (folder / "one" / "record.json").write_text(json.dumps(record))
+    (folder / "one" / "record.json").write_text(json.dumps(record(**of)))
     return folder
 
 
@@ -409,19 +403,21 @@ def said(base: Runs, new: Runs) -> dict[str, str]:
     return {row["metric"]: row["verdict"] for _, row in judged({"x": (base, new)}, thresholds).rows}
 
 
-def test_a_growth_that_got_further_is_longer_and_neither_slower_nor_larger():
-    assert said(grown(10000, 10010), grown(12000, 12020)) == {"max_ctx": "LONGER"}
+TARGET = grown(16000, 16000, target=True)
 
 
-def test_a_growth_is_sampled_and_one_says_nothing_of_its_spread():
-    assert said(grown(10000), grown(9000, 9010)) == {"max_ctx": "INVALID"}
-    assert said(grown(10000, 9000, 11000), grown(9700)) == {"max_ctx": "UNCLEAR"}
-
-
-def test_a_growth_that_no_longer_reaches_its_target_is_shorter():
-    target = grown(16000, 16000, target=True)
-    assert said(target, grown(6000, 6005)) == {"max_ctx": "SHORTER"}
-    assert said(target, target) == {"max_ctx": "SAME"}
+@pytest.mark.parametrize(
+    ("base", "new", "verdict"),
+    [
+        (grown(10000, 10010), grown(12000, 12020), "LONGER"),
+        (grown(10000), grown(9000, 9010), "INVALID"),  # one says nothing of its spread
+        (grown(10000, 9000, 11000), grown(9700), "UNCLEAR"),
+        (TARGET, grown(6000, 6005), "SHORTER"),
+        (TARGET, TARGET, "SAME"),
+    ],
+)
+def test_a_growth_is_a_sample_of_its_length_and_neither_slower_nor_larger(base, new, verdict):
+    assert said(base, new) == {"max_ctx": verdict}
 
 
 # Mistakes of a user, and missing files.

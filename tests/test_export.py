@@ -23,25 +23,20 @@ import pyarrow.parquet as pq
 import pytest
 import uv
 from conftest import STUDY, stored_in
-from made_nights import Nights, measured
+from golden_record import record
+from made_nights import Nights
 
 from harness.records.files import read_columns, write_columns
 from harness.share import export
 from harness.share.export import Chosen
 
-GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
 PUBLISHED = STUDY / "qwen1.5-0.5b"
 SCRIPT, BENCH = "scripts/compare-llama-bench.py", "tools/llama-bench/llama-bench.cpp"
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory, fake_interpreter: Any) -> list[Path]:
-    return measured(tmp_path_factory.mktemp("once"))
-
-
 @pytest.fixture
-def grown(records: list[Path], tmp_path: Path) -> Nights:
-    return Nights(records, tmp_path / "results")
+def grown(run_once: list[Path], tmp_path: Path) -> Nights:
+    return Nights(run_once, tmp_path / "results")
 
 
 @pytest.fixture(scope="session")
@@ -158,10 +153,8 @@ def test_samples_are_the_tokens_of_each_repeat_and_means_come_from_them(
 
 
 def test_a_cell_of_llama_cpp_says_its_options(tmp_path: Path):
-    record = json.loads(GOLDEN.read_text())
     (tmp_path / "r").mkdir()
-    record["conditions"].pop("pressure", None)
-    (tmp_path / "r" / "record.json").write_text(json.dumps(record))
+    (tmp_path / "r" / "record.json").write_text(json.dumps(record(conditions__pressure={})))
     n = list(range(26, 66))
     ns = [9_000_000, *(1_000_000 + 10 * each for each in n[1:])]
     write_columns(tmp_path / "r" / "tokens.parquet", {"n": n, "latency_ns": ns})

@@ -225,10 +225,8 @@ def test_a_node_whose_harness_has_other_modules_is_refused_with_both_versions(
 def test_a_device_that_nobody_has_is_one_sentence(nodes, command, config, tmp_path):
     fleet = nodes("a")
     ran = command("run", config({"where": ["rtx5090"]}), "--on", fleet.address)
-    assert (ran.code, ran.err) == (
-        2,
-        "harness: where: no device of the fleet matches rtx5090; there are a\n",
-    )
+    why = "harness: where: no device of the fleet matches rtx5090; there are a\n"
+    assert (ran.code, ran.err) == (2, why)
     file = tmp_path / "fleet.yaml"
     file.write_text(f"address: {fleet.address}\ndevices: {{rtx4090: {{device: cuda}}}}")
     ran = command("run", config({}), "--on", file)
@@ -277,17 +275,16 @@ def test_a_node_with_a_full_disk_gives_its_cells_to_an_equal_one(
 
 
 @pytest.mark.network
-def test_cells_of_a_node_that_cannot_build_their_stack_have_the_reason(nodes, command, tmp_path, cache):
+def test_cells_of_a_node_that_cannot_build_their_stack_have_the_reason(
+    nodes, command, real_config, tmp_path, cache
+):
     own = cache_folder() / "local-cluster" / "1" / "envs"
     own.mkdir(parents=True)
     for fake in (cache / "envs").glob("fake-*"):
         (own / fake.name).symlink_to(fake)
     fleet = nodes()
     fleet("add", 1, "a", "CC=/nowhere/cc", "CXX=/nowhere/c++")
-    rows = [{"stack": "fake"}, {"stack": "llamacpp", "quant": "q8_0"}]
-    protocol = {"new_tokens": 4, "repeats": 1, "measure_bandwidth": False}
-    path = tmp_path / "c.yaml"
-    path.write_text(json.dumps({"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": rows}))
+    path = real_config({"stack": "fake"}, {"stack": "llamacpp", "quant": "q8_0"}, new_tokens=4)
     ran = command("run", path, "--on", fleet.address)
     assert ran.code == 1, ran.err
     found = {each["stack"]: each for each in records(tmp_path / "results")}

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from conftest import STUDY, stored_in
+from golden_record import GOLDEN
 
 from harness.dataset.study import load_study, with_series
 from harness.report import page
-
-GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
 
 
 def test_no_gguf_row_is_flagged_as_broken(published):
@@ -104,15 +103,14 @@ def measured(folder: Path, **changes: object) -> Path:
     """A record of a separate folder, with its series."""
     cell = folder / "m" / "c" / str(changes.get("started_utc", "t")).replace(":", "")
     cell.mkdir(parents=True)
-    (cell / "record.json").write_text(json.dumps(json.loads(GOLDEN.read_text()) | changes))
+    (cell / "record.json").write_text(json.dumps(GOLDEN | changes))
     series = next(STUDY.glob("qwen1.5-14b/*q4_0*/**/tokens.parquet"))
     shutil.copy(series, cell / "tokens.parquet")
     return cell
 
 
 def test_a_baseline_is_shown_beside_a_users_own_run(harness, tmp_path):
-    record = json.loads(GOLDEN.read_text())
-    model = record["model"] | {"name": "qwen1.5-14b"}
+    model = GOLDEN["model"] | {"name": "qwen1.5-14b"}
     measured(tmp_path / "mine", model=model, variant="q4_0")
     rows = harness("report", tmp_path / "mine", "--baseline", STUDY, "--format", "json").json
     assert rows[0]["baseline"]["B_ms"] == pytest.approx(15.95, abs=0.03)
@@ -122,13 +120,12 @@ def test_a_baseline_is_shown_beside_a_users_own_run(harness, tmp_path):
 def test_damaged_records_and_series_are_told_and_the_rest_is_shown(harness, tmp_path):
     measured(tmp_path / "r", started_utc="2026-01-01T00:00:00+00:00", cell="good", content_key="a")
     newer = measured(tmp_path / "r", started_utc="2026-01-02T00:00:00+00:00", cell="newer", content_key="b")
-    (newer / "record.json").write_text(json.dumps(json.loads(GOLDEN.read_text()) | {"schema": 99}))
+    (newer / "record.json").write_text(json.dumps(GOLDEN | {"schema": 99}))
     cut = measured(tmp_path / "r", started_utc="2026-01-03T00:00:00+00:00", cell="cut", content_key="c")
     (cut / "tokens.parquet").write_bytes(b"PAR1 nothing of the kind PAR1")
     bare = measured(tmp_path / "r", started_utc="2026-01-04T00:00:00+00:00", cell="bare", content_key="d")
     keys = ("schema", "kind", "cell", "repeat", "started_utc", "outcome")
-    record = json.loads(GOLDEN.read_text())
-    (bare / "record.json").write_text(json.dumps({key: record[key] for key in keys}))
+    (bare / "record.json").write_text(json.dumps({key: GOLDEN[key] for key in keys}))
     ran = harness("report", tmp_path / "r", "--format", "json")
     assert ran.code == 0
     assert {row["cell"]: row["status"] for row in ran.json} == {

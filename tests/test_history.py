@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import stored_in
-from made_nights import FIRST, Nights, measured
+from made_nights import FIRST, Nights
 
 from harness.compare import history as compare_history
 
@@ -33,14 +33,9 @@ class Grown(Nights):
         return [row for row in rows if row["metric"] == metric]
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory, fake_interpreter: Any) -> list[Path]:
-    return measured(tmp_path_factory.mktemp("once"))
-
-
 @pytest.fixture
-def grown(records: list[Path], tmp_path: Path) -> Grown:
-    return Grown(records, tmp_path / "results")
+def grown(run_once: list[Path], tmp_path: Path) -> Grown:
+    return Grown(run_once, tmp_path / "results")
 
 
 def test_a_slowdown_is_a_step_of_its_cell_dated_to_its_night_with_what_changed(grown: Grown):

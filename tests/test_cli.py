@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import until
 from test_checkpoint import TINY, entries, write_config, write_gguf, write_safetensors
 
 from harness import __version__, machine
@@ -287,10 +288,7 @@ def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
 ):
     """However often it is."""
     process = background(command, config({"load_ms": 20_000.0, "clock": "real"}, memory_budget="256MiB"))
-    until = time.monotonic() + 600
-    while not list(tmp_path.glob("results/**/request.json")):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: list(tmp_path.glob("results/**/request.json")), 600)
     while process.poll() is None:
         process.send_signal(signum)
         time.sleep(0.01)

@@ -73,10 +73,14 @@ def test_a_small_file_gets_the_protocol_of_the_study(tmp_path):
     assert workload == Decode(new_tokens=9975, prompt_tokens=25)
 
 
-def test_lists_make_a_matrix_with_the_first_key_outermost(tmp_path):
-    text = with_variant("{stack: llamacpp, quant: [q8_0, q4_0], threads: [1, 2]}")
+@pytest.mark.parametrize(
+    ("more", "prefix"),
+    [("", ""), (", name: mine, n_batch: 64", "mine-")],  # a name is told apart by what varies
+)
+def test_lists_make_a_matrix_with_the_first_key_outermost(tmp_path, more, prefix):
+    text = with_variant(f"{{stack: llamacpp, quant: [q8_0, q4_0], threads: [1, 2]{more}}}")
     found = ["q8_0-threads=1", "q8_0-threads=2", "q4_0-threads=1", "q4_0-threads=2"]
-    assert names(written(tmp_path, text)) == found
+    assert names(written(tmp_path, text)) == [prefix + name for name in found]
 
 
 def test_a_variant_is_named_by_what_differs_from_the_defaults(tmp_path):
@@ -85,11 +89,6 @@ def test_a_variant_is_named_by_what_differs_from_the_defaults(tmp_path):
     assert names(experiment) == ["q4_0-flash_attn=true-threads=2"]
     options = {"threads": 2, "quant": "q4_0", "mmap": True, "flash_attn": True}
     assert experiment.variants[0].options == options
-
-
-def test_a_name_given_to_a_matrix_is_told_apart_by_what_varies(tmp_path):
-    row = "{stack: llamacpp, name: mine, quant: [q8_0, q4_0], threads: [1, 2], n_batch: 64}"
-    assert names(written(tmp_path, with_variant(row)))[::3] == ["mine-q8_0-threads=1", "mine-q4_0-threads=2"]
 
 
 def test_exclude_and_include_change_the_matrix(tmp_path):

@@ -184,15 +184,16 @@ def test_growth_that_reaches_its_target_was_stopped_by_nothing(worker, fake_inte
     assert done.facts["memory_steps"] == []  # it keeps nothing
 
 
-def test_a_failure_that_is_not_of_memory_fails_growth_and_keeps_its_tokens(worker, fake_interpreter):
-    events = worker(grow_of(2000, die_at_token=700, die_by="error"), fake_interpreter)
-    assert events[-1] == Failed("error", "the fake failed, as asked")
-    assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 699
-
-
-def test_decode_that_runs_out_of_memory_fails_and_keeps_its_tokens(worker, fake_interpreter):
-    request = grow_of(2000, die_at_token=700, die_by="oom")
-    request.workloads[0]["kind"] = "decode"
+@pytest.mark.parametrize(
+    ("kind", "die_by", "end"),
+    [
+        ("grow", "error", Failed("error", "the fake failed, as asked")),
+        ("decode", "oom", Failed("oom", "the fake ran out of memory, as asked")),
+    ],
+)
+def test_only_growth_ends_well_and_only_for_want_of_memory(worker, fake_interpreter, kind, die_by, end):
+    request = grow_of(2000, die_at_token=700, die_by=die_by)
+    request.workloads[0]["kind"] = kind
     events = worker(request, fake_interpreter)
-    assert events[-1] == Failed("oom", "the fake ran out of memory, as asked")
+    assert events[-1] == end
     assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 699

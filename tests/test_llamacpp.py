@@ -167,14 +167,14 @@ def test_options_are_recorded_as_llama_cpp_resolved_them(worker, made, llamacpp_
         assert resolved[name] == value
 
 
-def test_a_quantized_v_cache_without_flash_attention_fails_with_why(worker, made, llamacpp_interpreter):
-    last = failed(worker(request_of(made("tiny-qwen2", "q4_0"), type_v="q8_0"), llamacpp_interpreter))
-    assert "flash" in last.reason.lower()
-
-
-def test_a_context_that_does_not_fit_is_oom(worker, made, llamacpp_interpreter):
-    last = failed(worker(request_of(made("tiny-qwen2", "q4_0"), n_ctx=20_000_000), llamacpp_interpreter))
-    assert last.outcome == "oom", last
+@pytest.mark.parametrize(
+    ("options", "outcome", "why"),
+    [({"type_v": "q8_0"}, "error", "flash"), ({"n_ctx": 20_000_000}, "oom", "")],
+)
+def test_a_context_that_cannot_be_fails_with_why(worker, made, llamacpp_interpreter, options, outcome, why):
+    last = failed(worker(request_of(made("tiny-qwen2", "q4_0"), **options), llamacpp_interpreter))
+    assert last.outcome == outcome, last
+    assert why in last.reason.lower()
 
 
 def test_logits_of_windows_come_one_by_one_and_of_all_else_in_batches(job, made, tmp_path):

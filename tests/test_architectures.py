@@ -170,13 +170,13 @@ def test_every_second_layer_of_gemma_2_has_a_window():
         (
             MIXTRAL,
             {"num_key_value_heads": 3},
-            "num_attention_heads 4 is not a multiple of num_key_value_heads",
+            "num_attention_heads 4 is not a multiple of num_key_value_heads 3",
         ),
         (MIXTRAL, {"hidden_size": 66}, "hidden_size 66 is not a multiple of num_attention_heads 4"),
         (
             MIXTRAL,
             {"model_type": "mixtrall"},
-            "architecture 'mixtrall' is not known; the nearest that is: mix",
+            "architecture 'mixtrall' is not known; the nearest that is: mixtral",
         ),
         (MIXTRAL, {"model_type": "whisper"}, "architecture 'whisper' is not known"),
         (MIXTRAL, {"vocab_size": None}, "vocab_size is missing"),
@@ -185,7 +185,7 @@ def test_every_second_layer_of_gemma_2_has_a_window():
         (
             GEMMA,
             {"layer_types": ["round"] * 3},
-            "layer_types has 'round'; known: full_attention, sliding_att",
+            "layer_types has 'round'; known: full_attention, sliding_attention",
         ),
     ],
 )

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from raylets import MARKS, MEASURED, caches, check, ended, records, wait_for
+from conftest import records_below as records
+from conftest import until
+from raylets import MARKS, MEASURED, caches, check, ended
 
 from harness.campaign.fleet.on_node import sha256
 from harness.theory.hf_config import SHAPES
@@ -92,7 +94,7 @@ def test_a_node_killed_while_it_copies_has_nothing_half_written_and_copies_again
     path = llamacpp_cells(2, None, weights={"repo": "org/name", "file": "tiny.gguf"})
     on, cache = fleet_file(tmp_path, fleet.address), caches()[1]
     running = background("run", path, "--wait", "--on", on)
-    wait_for(lambda: list(cache.glob("weights/*/hub.partial-*/*/tiny.gguf")), "copy")
+    until(lambda: list(cache.glob("weights/*/hub.partial-*/*/tiny.gguf")), 300)
     fleet("kill", 2)
     assert copies(cache) == []
     code, err = ended(running)

@@ -416,6 +416,13 @@ def request_for(
     return Request(job, stack, "cpu", model, defaults | options, [workload])
 
 
+def refused(ran: Ran, said: str, code: int = 2) -> None:
+    """The command printed one sentence, and nothing else."""
+    assert (ran.code, ran.out) == (code, ""), ran
+    assert said in ran.err
+    assert ran.err.count("\n") == 1, ran.err
+
+
 def settled(row: dict[str, Any], undisturbed: str = "ok") -> str:
     """A row's status, or what it is without the machine's disturbance: a test of a real stack cannot rule
     that out."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import stored_in
+from conftest import refused, stored_in
 from golden_record import record
 
 from harness.analysis.columns import empty_cell
@@ -232,9 +232,7 @@ def test_a_regression_goes_before_what_was_not_compared(harness, runs):
 )
 def test_synthetic_and_real_weights_and_two_machines_are_not_compared(harness, runs, change, says):
     base = runs("base")
-    ran = harness("compare", base, copied(base, lambda record, _: change(record)))
-    assert ran.code == 2
-    assert says in ran.err
+    refused(harness("compare", base, copied(base, lambda record, _: change(record))), says)
 
 
 def test_the_latest_campaign_is_held_against_those_before_it(harness, nights):
@@ -264,8 +262,7 @@ def test_a_night_dated_in_the_future_does_not_blind_the_gate(harness, runs, nigh
     assert ran.code == 3
     assert "1 campaign from the future left out (2999-01-01T00:00)" in ran.err
     ran = harness(*gate, "--campaign", "2999-01-01T00:00:00.000001+00:00")
-    assert ran.code == 2
-    assert "from the future left out (2999-01-01T00:00): correct the clock" in ran.err
+    refused(ran, "from the future left out (2999-01-01T00:00): correct the clock")
 
 
 def test_a_night_by_a_clock_that_was_set_back_is_the_latest(harness, runs, nights):
@@ -335,9 +332,7 @@ def test_a_day_stands_for_the_campaigns_that_began_on_it(harness, runs):
     runs("results", night=2, **SLOW)
     ran = harness("compare", "2026-03-01", "2026-03-02", "--fail-on", "slower:5%")
     assert ran.code == 3
-    ran = harness("compare", "2026-03-01", "2026-04-01")
-    assert (ran.code, ran.out) == (2, "")
-    assert "no campaign began on 2026-04-01" in ran.err
+    refused(harness("compare", "2026-03-01", "2026-04-01"), "no campaign began on 2026-04-01")
 
 
 def test_of_a_repeat_measured_again_the_latest_counts(runs):
@@ -425,18 +420,13 @@ def test_a_growth_is_a_sample_of_its_length_and_neither_slower_nor_larger(base, 
 
 def test_folders_without_a_common_cell_are_one_sentence_and_exit_2(harness, runs):
     base, new = runs("base", "a"), runs("new", "b")
-    ran = harness("compare", base, new)
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.count("\n") == 1
-    assert "no cell in common" in ran.err
+    refused(harness("compare", base, new), "no cell in common")
 
 
 def test_copies_of_records_are_not_compared_with_themselves(harness, runs):
     base = runs("base")
     new = shutil.copytree(base, base.with_name("new"))
-    ran = harness("compare", base, new)
-    assert (ran.code, ran.out) == (2, "")
-    assert "hold the same records; give two different campaigns" in ran.err
+    refused(harness("compare", base, new), "hold the same records; give two different campaigns")
     later = {"started_utc": "2026-03-02T01:00:00Z"}
     rewritten(new, lambda record, number: record.update(later if number else {}))
     assert "1 record of the baseline also on the new side" in harness("compare", base, new).err
@@ -456,9 +446,7 @@ def test_records_of_a_newer_schema_are_said_and_the_exit_is_not_green(harness, r
 
 def test_a_baseline_of_one_repeat_is_not_compared(harness, runs):
     base, new = runs("base", repeats=1), runs("new")
-    ran = harness("compare", base, new, "--fail-on", "slower:2%")
-    assert ran.code == 2
-    assert "the baseline has one repeat" in ran.err
+    refused(harness("compare", base, new, "--fail-on", "slower:2%"), "the baseline has one repeat")
 
 
 @pytest.mark.parametrize(
@@ -481,16 +469,11 @@ def test_a_baseline_of_one_repeat_is_not_compared(harness, runs):
     ],
 )
 def test_what_is_asked_wrongly_is_one_sentence_and_exit_2(harness, arguments, said):
-    ran = harness("compare", *arguments.split())
-    assert (ran.code, ran.out) == (2, "")
-    assert said in ran.err
-    assert ran.err.count("\n") == 1
+    refused(harness("compare", *arguments.split()), said)
 
 
 def test_the_first_campaign_has_nothing_to_be_compared_with(harness, runs):
-    ran = harness("compare", runs("nights"), "--baseline", "last:14")
-    assert (ran.code, ran.out) == (2, "")
-    assert "nothing to compare with" in ran.err
+    refused(harness("compare", runs("nights"), "--baseline", "last:14"), "nothing to compare with")
 
 
 # Forms
@@ -523,8 +506,7 @@ def test_what_cannot_be_written_is_one_sentence(harness, runs, tmp_path):
     base, new = runs("base"), runs("new")
     (tmp_path / "file").write_text("")
     ran = harness("compare", base, new, "--format", "html", "-o", tmp_path / "file" / "c.html")
-    assert ran.code == 2
-    assert "cannot be written" in ran.err
+    refused(ran, "cannot be written")
 
 
 def test_a_side_reads_only_what_may_be_compared(tmp_path, runs):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from conftest import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -353,10 +354,7 @@ def test_a_node_makes_weights_itself_that_it_gets_no_good_copy_of(
 )
 def test_a_fleet_that_cannot_be_is_one_sentence(harness, config, on, says):
     pytest.importorskip("ray") if on.startswith("ray:") else None
-    ran = harness("run", config({}), "--on", on)
-    assert ran.code == 2
-    assert says in ran.err
-    assert len(ran.err.splitlines()) == 1
+    refused(harness("run", config({}), "--on", on), says)
 
 
 def test_an_address_that_is_silent_is_no_cluster(harness, config):
@@ -406,9 +404,7 @@ def test_a_fleet_file_gives_each_device_the_config_as_it_runs_it(tmp_path):
 
 
 def test_forecasts_of_this_machine_do_not_go_with_a_fleet(harness, config):
-    ran = harness("run", config({}), "--on", "local-cluster:2", "--dry-run")
-    assert ran.code == 2
-    assert "leave out --on" in ran.err
+    refused(harness("run", config({}), "--on", "local-cluster:2", "--dry-run"), "leave out --on")
 
 
 def test_the_table_of_a_terminal_has_a_line_per_device():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import data
-from harness.stacks.adopted import Interpreter
 from harness.theory import decoder, floors
 from harness.theory.architectures import decoder_of
 from harness.theory.decoder import Decoder, distinct_share
@@ -61,9 +59,7 @@ def test_every_shipped_model_is_known_and_says_where_its_figures_are_from():
 
 @pytest.mark.stack(name="hf")
 @pytest.mark.slow("builds every model without its weights")
-def test_every_shipped_model_has_the_parameters_that_transformers_builds(
-    own_interpreter: Callable[[str], Interpreter],
-):
+def test_every_shipped_model_has_the_parameters_that_transformers_builds(own_interpreter):
     lines = "".join(json.dumps(config_of(name)) + "\n" for name in NAMES)
     command = [own_interpreter("hf").python, "-c", COUNT]
     ran = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)

@@ -80,9 +80,7 @@ def bench(harness: Callable[..., Any], folder: Path, *more: str) -> list[dict[st
     return rows
 
 
-def test_llama_cpps_own_script_compares_two_exports(
-    grown: Nights, harness: Callable[..., Any], llama_cpp: Path, tmp_path: Path
-):
+def test_llama_cpps_own_script_compares_two_exports(grown, harness, llama_cpp, tmp_path):
     grown.add(0)
     old = bench(harness, grown.root)
     later = Nights(grown.records, tmp_path / "later")
@@ -116,9 +114,7 @@ def test_llama_cpps_own_script_compares_two_exports(
     assert after / before == pytest.approx(1 / 1.1, abs=0.03)
 
 
-def test_fields_order_and_types_are_llama_benchs_own(
-    grown: Nights, harness: Callable[..., Any], llama_cpp: Path
-):
+def test_fields_order_and_types_are_llama_benchs_own(grown, harness, llama_cpp):
     source = (llama_cpp / BENCH).read_text()
     fields = re.findall(r'"(\w+)"', source.split("fields = {")[1].split("};")[0])
     whole, switches, _ = source.split("get_field_type(const std::string & field) {")[1].split("return ")[:3]
@@ -132,9 +128,7 @@ def test_fields_order_and_types_are_llama_benchs_own(
         assert {name: type(row[name]) for name in fields} == {name: types.get(name, str) for name in fields}
 
 
-def test_samples_are_the_tokens_of_each_repeat_and_means_come_from_them(
-    grown: Nights, harness: Callable[..., Any]
-):
+def test_samples_are_the_tokens_of_each_repeat_and_means_come_from_them(grown, harness):
     grown.add(0)
     rows = [row for row in bench(harness, grown.root) if row["model_type"] == "tiny-qwen2 fake a"]
     prompt, decode = rows
@@ -208,9 +202,7 @@ def test_parquet_has_every_token_and_whose_it_is(grown: Nights, harness: Callabl
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_what_others_published_is_exported_as_lines_and_tokens_but_is_no_test_of_ours(
-    harness: Callable[..., Any],
-):
+def test_what_others_published_is_exported_as_lines_and_tokens_but_is_no_test_of_ours(harness):
     ran = harness("export", PUBLISHED, "--to", "csv")
     assert ran.code == 0
     assert {row["kind"] for row in csv.DictReader(io.StringIO(ran.out))} == {"reported"}
@@ -237,9 +229,7 @@ BINARY = "--to parquet is binary and cannot go to standard output; set -o FILE"
         ),
     ],
 )
-def test_bad_input_is_one_sentence_and_a_code(
-    grown: Nights, harness: Callable[..., Any], tmp_path: Path, arguments: str, code: int, said: str
-):
+def test_bad_input_is_one_sentence_and_a_code(grown, harness, tmp_path, arguments, code, said):
     (tmp_path / "empty").mkdir()
     grown.add(0, outcome="oom", reason="out of memory")
     ran = harness("export", *arguments.split())

@@ -140,9 +140,7 @@ def test_what_failed_before_it_had_a_device_counts_for_the_one_the_cell_runs_on(
     assert {series.nights[-1].why for series in history.series} == {"unavailable: no GPU here"}
 
 
-def test_a_context_that_got_shorter_is_a_step(
-    config: Callable[..., Path], harness: Callable[..., Any], tmp_path
-):
+def test_a_context_that_got_shorter_is_a_step(config, harness, tmp_path):
     path = config({"B_ms": 0.1, "kv_bytes_per_token": 65536}, memory_budget="128MiB")
     assert harness("max-ctx", path, "-o", "once").code == 0
     (found,) = (tmp_path / "once").rglob("record.json")

@@ -31,7 +31,6 @@ from harness.analysis.verdicts import USABLE
 from harness.base.files import cache_folder, made
 from harness.base.text import recorded
 from harness.campaign import worker as campaign_worker
-from harness.dataset.study import Study, load_study
 from harness.records import Stored
 from harness.stacks import adopted, build
 from harness.stacks.adopted import Interpreter
@@ -466,8 +465,10 @@ def stored_in(folder: Path) -> list[Stored]:
 
 
 @pytest.fixture(scope="session")
-def published() -> Study:
+def published() -> Any:
     """The published study, read once a session."""
+    from harness.dataset.study import load_study  # here, for most processes need none of it
+
     return load_study(stored_in(STUDY))
 
 

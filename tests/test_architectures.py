@@ -78,28 +78,11 @@ def test_experts_that_many_tokens_use_are_counted_as_they_are_drawn():
     assert distinct_share(2, 1, 2) == 0.75
 
 
-MIXTRAL = {
-    "model_type": "mixtral",
-    "vocab_size": 1000,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
-GEMMA = {
-    "model_type": "gemma2",
-    "vocab_size": 1000,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "sliding_window": 512,
-}
+SMALL = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+MIXTRAL = {"model_type": "mixtral", "num_hidden_layers": 2} | SMALL
+MIXTRAL |= {"num_local_experts": 8, "num_experts_per_tok": 2}
+GEMMA = {"model_type": "gemma2", "num_hidden_layers": 3, "head_dim": 16, "sliding_window": 512} | SMALL
 
 
 def test_a_token_computes_with_its_experts_alone():

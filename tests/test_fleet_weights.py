@@ -21,18 +21,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
-def llamacpp_cells(tmp_path, llamacpp_interpreter, own_cache) -> Callable[..., Path]:
+def llamacpp_cells(real_config, llamacpp_interpreter, own_cache) -> Callable[..., Path]:
     """Writes a config of short cells: `llamacpp_cells(4, weights={...})`."""
 
     def write(count: int, quant: str | None = "q8_0", **model: Any) -> Path:
-        protocol = {"new_tokens": 4, "prompt_tokens": 2, "repeats": 1, "measure_bandwidth": False}
-        protocol |= {"retry_disturbed": 0, "warmup": {"at_least_s": 0, "max_windows": 2, "window_tokens": 2}}
+        short = {"new_tokens": 4, "prompt_tokens": 2, "model": {"name": "m", "shape": "tiny-qwen2", **model}}
+        short |= {"warmup": {"at_least_s": 0, "max_windows": 2, "window_tokens": 2}}
         rows = [{"stack": "llamacpp", "name": f"v{n}", "n_ctx": 64 + n} for n in range(count)]
-        rows = [row | ({"quant": quant} if quant else {}) for row in rows]
-        path = tmp_path / "llamacpp.yaml"
-        models = [{"name": "m", "shape": "tiny-qwen2", **model}]
-        path.write_text(json.dumps({"protocol": protocol, "models": models, "variants": rows}))
-        return path
+        return real_config(*(row | ({"quant": quant} if quant else {}) for row in rows), **short)
 
     return write
 

@@ -211,7 +211,7 @@ def test_env_create_builds_once_and_says_where(harness):
         (f"synth tiny-qwen2 --seed {2**80}", "below 2**63"),
         ("env check llamacpp --device tpu", "no environment for device tpu; there are cpu, cuda"),
         ("run", "name a CONFIG; shipped: 4090-qwen15, cpu-qwen15-0.5b"),
-        ("run missing.yaml", "harness: missing.yaml: no such file\n"),
+        ("run missing.yaml", "missing.yaml: no such file, nor a shipped config; known: 4090-qwen15, "),
         ("run .", ".: is a folder, not a YAML file\n"),
         ("open", "no page in reports/; harness run quickstart writes one"),
         ("open x.yaml", "reports/x.html: no such page; harness run x.yaml writes it"),

@@ -96,9 +96,7 @@ def test_an_error_is_judged_by_the_bits_there_are(off: float, right: str, wrong:
         ({"quant": None}, 8),
     ],
 )
-def test_the_coarsest_type_counts_the_cache_included_and_the_file_where_none_is_asked(
-    options: dict, bits: int
-):
+def test_the_coarsest_type_counts_the_cache_included_and_the_file_where_none_is_asked(options, bits):
     of = record([], options)
     of["model"]["weights"]["quant"] = "q8_0"
     assert quality.bits(of) == bits

@@ -120,9 +120,7 @@ def differences(
     return found
 
 
-def test_every_tensor_of_every_kind_gets_the_type_that_llama_cpp_gives_it(
-    llamacpp_interpreter: Interpreter, tmp_path: Path
-):
+def test_every_tensor_of_every_kind_gets_the_type_that_llama_cpp_gives_it(llamacpp_interpreter, tmp_path):
     configs = dict(each for kind in KINDS for each in varied(kind))
     assert differences(llamacpp_interpreter, tmp_path, configs, NUMBERS) == []
 

@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from conftest import request_for
 from small_checkpoints import configure, made, read, store
 
 from harness.campaign.worker import JobFailed
@@ -279,9 +280,8 @@ def test_the_published_sizes_of_0_5b_come_out_of_real_files(job, tmp_path):
 def test_every_type_loads_decodes_and_stays_near_full_precision(job, tmp_path, shape):
     source = tmp_path / "source.gguf"
     unquantized(job, source, SHAPES[shape], "f32")
-    options = {name: option.default for name, option in stacks()["llamacpp"].options.items()}
-    options |= {"threads": 1, "n_ctx": 64}  # two on a busy machine wait for each other
     workload = {"ids": list(range(40, 72)), "prompt_tokens": 24, "windows": [[24, 32]], "seconds": None}
+    asked = request_for("llamacpp", "logits", workload, n_ctx=64)
     found = {}
     for quant in QUANTS:
         target, rows = tmp_path / f"{quant}.gguf", tmp_path / f"{quant}.npy"
@@ -289,8 +289,8 @@ def test_every_type_loads_decodes_and_stays_near_full_precision(job, tmp_path, s
         job(
             job="logits",
             model={"name": "m", "path": str(target), "shape": None},
-            options=options | {"quant": quant},
-            workloads=[workload],
+            options=asked.options | {"quant": quant},
+            workloads=asked.workloads,
             files={"logits": str(rows)},
         )
         found[quant] = np.load(rows)

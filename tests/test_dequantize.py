@@ -12,13 +12,12 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from conftest import request_for
 
 from harness.campaign import worker
 from harness.campaign.worker import JobFailed
-from harness.stacks.header import stacks
 from harness.theory.decoder import Shape
 from harness.theory.hf_config import SHAPES
-from runners.protocol import Request
 
 
 @pytest.fixture
@@ -124,10 +123,8 @@ def test_what_bitsandbytes_holds_is_off_by_what_its_type_loses(
     bnb_interpreter, checkpoint, differences, tmp_path, quant, least, most
 ):
     source, target = checkpoint("tiny-qwen2", tied=True), tmp_path / "own"
-    options = {option.name: option.default for option in stacks()["bnb"].options.values()}
-    options |= {"quant": quant, "threads": 1, "n_ctx": 64}
-    model = {"name": "m", "path": str(source), "shape": None}
-    request = Request("dequantize", "bnb", "cpu", model, options, files={"target": str(target)})
+    request = request_for("bnb", "dequantize", {}, source, quant=quant, n_ctx=64)
+    request = replace(request, workloads=[], files={"target": str(target)})
     worker.facts_of(worker.run_job(request, bnb_interpreter, tmp_path, 900, threads=1))
     found = differences(target, source)
     assert found["missing"] == []

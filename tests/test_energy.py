@@ -174,23 +174,17 @@ def test_the_counters_of_packages_dram_and_platform_are_sampled_as_they_count(tm
     assert "CPU energy" not in sampler.summary()["missing"]
 
 
-def test_counters_that_only_root_reads_are_missing_with_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    zones(tmp_path)
-    (tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj").chmod(0)
-    if os.geteuid() == 0:
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [(lambda path: path.chmod(0), sensors.UNREADABLE), (Path.unlink, "package-1 of RAPL cannot be read")],
+)
+def test_of_a_package_that_cannot_be_read_nothing_is_counted(tmp_path, monkeypatch, spoil, why):
+    if os.geteuid() == 0 and why == sensors.UNREADABLE:
         pytest.skip("root reads everything")
-    with SensorSampler(None, tmp_path) as sampler:
-        pass
-    assert sampler.summary()["missing"]["CPU energy"] == sensors.UNREADABLE
-    assert sampler.energy == {}
-
-
-def test_of_a_package_that_cannot_be_read_nothing_is_counted(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     zones(tmp_path)
-    (tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj").unlink()
+    spoil(tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj")
     with SensorSampler(None, tmp_path) as sampler:
         pass
-    assert "package-1 of RAPL cannot be read" in sampler.summary()["missing"]["CPU energy"]
+    assert why in sampler.summary()["missing"]["CPU energy"]
     assert sampler.energy == {}

@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gguf_holes
 import pytest
+from conftest import STUDY
 
 from harness.theory import decoder
 from harness.theory import tensors as theory_tensors
@@ -30,7 +30,6 @@ from harness.theory.memory import (
 )
 from harness.theory.tensors import Packing, loaded_bytes, of_shape, packed_bytes
 
-STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 CARD = MACHINES["rtx-4090"]
 AVAILABLE = CARD.memory_bytes - CARD.reserve.value  # the reserve that the study had on its card: 0.7 GiB
 

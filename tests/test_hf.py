@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import failed, told
+from conftest import failed, request_for, told
 from stored_again import stored_again
 
 from harness.campaign import worker as campaign_worker
 from harness.models import checkpoint as models_checkpoint
-from harness.stacks.header import stacks
 from harness.theory.decoder import kv_bytes_per_token, layer_params, parameters
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens
@@ -29,10 +28,8 @@ PROMPT = list(range(1, 26))
 
 
 def request_of(path: Path, stack: str = "hf", job: str = "generate", new: int = 12, **given: Any) -> Request:
-    options = {o.name: o.default for o in stacks()[stack].options.values()}
-    options |= {"threads": 1, "n_ctx": len(PROMPT) + new} | given
     workload = {"kind": "decode", "prompt": PROMPT, "new_tokens": new, "warmup": WARMUP}
-    return Request(job, stack, "cpu", {"name": "m", "path": str(path), "shape": None}, options, [workload])
+    return request_for(stack, job, workload, path, **{"n_ctx": len(PROMPT) + new} | given)
 
 
 def said(events: list) -> tuple[dict, list[int], dict]:

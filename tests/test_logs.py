@@ -384,11 +384,6 @@ def test_a_step_with_a_draft_is_no_token(tmp_path, name):
     assert "2.9 tokens a step: speculative decoding" in log.notes[0]
 
 
-def test_sglang_without_details_names_its_own_option(tmp_path):
-    with pytest.raises(LogError, match=r"SGLang benchmark result has averages only; .*--output-details"):
-        logged(tmp_path, {"backend": "sglang", "duration": 4.4, "completed": 4, "accept_length": None})
-
-
 def test_the_chunks_of_ollama_are_tokens_where_their_number_is(tmp_path):
     stamps = [f"2026-01-05T10:00:0{at // 20}.{at % 20 * 50:03}123456+02:00" for at in range(60)]
     chunks = [{"model": "m", "created_at": at, "done": False, "response": "x"} for at in stamps]

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 
-from harness import config, records
+from harness import config
 from harness.analysis.columns import Search, empty_cell
 from harness.dataset import study
-from harness.dataset.study import Study, load_study, with_series
+from harness.dataset.study import Study, with_series
 from harness.report import memory, summary
 from harness.report import page as report_page
 
-ROOT = Path(__file__).parent.parent
-STUDY = ROOT / "results" / "published" / "rtx4090-qwen1.5"
 THEORY = Path(__file__).parent / "published" / "max_ctx_theory_4090.csv"
 GIB = 2**30
 # Written by hand: variants as configs/4090-qwen15.yaml names them, and the study's rows of longest contexts.
@@ -49,11 +48,6 @@ OTHERS = [
     *(("bnb", "nf4-dynamic-double_quant=true"), ("llamacpp", "q4_0-flash_attn=true")),
     *(("gptqm", "awq-gemm-4"), ("autoawq", "torch"), ("autoawq", "gemm-fuse_layers=true-max_seq_len=2048")),
 ]
-
-
-@pytest.fixture(scope="module")
-def published() -> Study:
-    return load_study(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
 
 
 def named(stack: str, variant: str, model: str = "qwen1.5-1.8b", **more: Any) -> dict[str, Any]:

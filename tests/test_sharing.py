@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from forging import HONEST, Forgery, tar_of, zstd
-from golden_record import GOLDEN
+from golden_record import GOLDEN, write_record
 
 from harness import records
 from harness.records.kinds import wrong_with
@@ -230,9 +230,7 @@ def test_no_text_of_a_record_brings_a_name_a_path_or_a_number_into_a_bundle(harn
     assert count > 50
     record["machine"]["host_name"] = record["serial_number"] = record["done"]["mac_address"] = "unlabelled"
     record["log_tail"] = [f"{user} did this"]
-    at = tmp_path / "results" / user / host
-    at.mkdir(parents=True)
-    (at / "record.json").write_text(json.dumps(record))
+    write_record(tmp_path / "results" / user / host, record)
     harness("bundle", "results", "-o", "a.tar.zst", "--hide", host)
     content = tar_of(tmp_path / "a.tar.zst").lower()
     for name in (*PLANTED, socket.gethostname(), "secret.d", "/home/", "unlabelled", mac.replace(":", "-")):
@@ -244,8 +242,7 @@ def test_no_text_of_a_record_brings_a_name_a_path_or_a_number_into_a_bundle(harn
 def test_this_users_and_this_machines_names_go_without_being_named(harness, tmp_path):
     record = copy.deepcopy(GOLDEN)
     record["campaign"]["name"] = f"of zaphod on {socket.gethostname()}"
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "record.json").write_text(json.dumps(record))
+    write_record(tmp_path / "results", record)
     harness("bundle", "results", "-o", "a.tar.zst", LOGNAME="zaphod")
     content = tar_of(tmp_path / "a.tar.zst")
     assert b"of (removed) on (removed)" in content

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import stored_in
 
-from harness import records
 from harness.analysis.stopping import DEFAULTS, Race, Search, Setting, changed, looks, options_label
 from harness.report import comparisons
 from harness.stacks.header import candidates, stacks, without_effect
@@ -193,7 +193,7 @@ CELL = {"B_ms": 3.0, "clock": "virtual"}
 
 
 def stored(folder: Path) -> list[dict]:
-    return [each.record for each in records.records(folder, lambda damage: pytest.fail(str(damage)))]
+    return [each.record for each in stored_in(folder)]
 
 
 def test_the_fastest_setting_is_found_with_its_gain_and_how_to_run_it(harness, config, tmp_path):

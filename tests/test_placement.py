@@ -9,7 +9,7 @@ from typing import Any
 
 import gguf_holes
 import pytest
-from conftest import Ran, records_below, settled, told
+from conftest import Ran, records_below, refused, settled, told
 from gguf_holes import write_hole, write_random
 from golden_record import record
 from test_limits import planned
@@ -72,9 +72,9 @@ def test_the_first_pattern_that_a_name_contains_decides():
 def test_a_placement_that_cannot_be_meant_is_refused_with_one_sentence(model, wanted, sentence):
     made = Known()[model]
     names = [tensor.name for tensor in quantized(made, "q4_0")]
-    with pytest.raises(PlacementError) as refused:
+    with pytest.raises(PlacementError) as wrong:
         wanted.check(made, names)
-    assert sentence in str(refused.value)
+    assert sentence in str(wrong.value)
 
 
 def test_theory_adds_the_time_of_the_cpu_to_that_of_the_card(harness: Callable[..., Ran]):
@@ -103,13 +103,11 @@ def test_theory_adds_the_time_of_the_cpu_to_that_of_the_card(harness: Callable[.
         ("mixtral-8x7b --machine 4090 --n-cpu-moe 40 --cpu-bandwidth 80", "has 32 layers"),
         ("mixtral-8x7b --machine 4090 --n-cpu-moe 4", "go together"),
         ("mixtral-8x7b --n-cpu-moe 4 --cpu-bandwidth 80", "needs a --machine"),
-        ("mixtral-8x7b --machine m2-max --n-cpu-moe 4 --cpu-bandwidth 80", "of its own"),
+        ("mixtral-8x7b --machine apple-m2-max-32gb --n-cpu-moe 4 --cpu-bandwidth 80", "of its own"),
     ],
 )
 def test_what_theory_cannot_place_is_one_sentence(harness: Callable[..., Ran], given, sentence):
-    ran = harness("theory", *given.split())
-    assert ran.code == 2
-    assert sentence in ran.err
+    refused(harness("theory", *given.split()), sentence)
 
 
 def test_a_dry_run_says_what_lies_on_each_side_and_how_fast_it_can_be(harness, tmp_path):

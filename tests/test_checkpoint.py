@@ -422,11 +422,7 @@ def _renamed(parts: list[Path]) -> None:
     ("damage", "named", "sentence"),
     [
         (lambda parts: parts[1].unlink(), 2, r"model-00002-of-00003\.gguf: is missing, part 2 of 3"),
-        (
-            _pipe_for_a_part,
-            0,
-            r"00002-of-00003\.gguf: is not a regular file",
-        ),  # and is not waited for
+        (_pipe_for_a_part, 0, r"00002-of-00003\.gguf: is not a regular file"),  # and is not waited for
         (_exchanged, 0, "its header is not that of part 2 of 3"),
         (_exchanged, 1, "the others cannot be found"),  # it says that it is the third
         (lambda parts: os.truncate(parts[1], 200), 0, r"00002-of-00003\.gguf: cut short"),
@@ -936,7 +932,10 @@ WRONG = {
     "long name": (lambda folder: folder / ("x" * 300), "file name too long"),
     "below a file": (lambda folder: _file("x", b"x")(folder) / "y", "not a directory"),
     "loop": (lambda folder: link(folder / "loop", "loop"), "too many levels of symbolic links"),
-    "broken link": (lambda folder: link(folder / "model.safetensors", "gone").parent, "is missing"),
+    "broken link": (
+        lambda folder: link(folder / "model.safetensors", "gone").parent,
+        r"model\.safetensors: is missing",
+    ),
     "no GGUF": (_file("model.gguf", b"PK\x03\x04"), "not a GGUF file: it begins with .*; fetch it again"),
     "GGUF 9": (_file("m.gguf", b"GGUF\x09" + bytes(99)), "version 9 is not supported.* fetch the file again"),
     "cut GGUF": (_file("model.gguf", b"GGUF"), "cut short"),

@@ -268,6 +268,19 @@ def real_config(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def scoring(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a config of scores: `scoring({"weights": "austen-4m"}, {"stack": "hf"}, chunks=2)`."""
+
+    def write(model: dict[str, Any], *variants: dict[str, Any], **workload: Any) -> Path:
+        protocol = {"threads": 1, "measure_bandwidth": False, "timeout_s": 900}
+        workloads = [{"kind": "quality", "n_ctx": 64, "chunks": 4} | workload]
+        keys = {"model": model, "workloads": workloads}
+        return write_config(tmp_path / "quality.yaml", [*variants], protocol, keys)
+
+    return write
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """Mounts a disk of a given size: `small_disk("200k")`. Skips where that is not allowed."""
     disk = tmp_path / "disk"
@@ -466,10 +479,10 @@ def stored_in(folder: Path) -> list[Stored]:
 
 @pytest.fixture(scope="session")
 def published() -> Any:
-    """The published study, read once a session."""
-    from harness.dataset.study import load_study  # here, for most processes need none of it
+    """The published study with its series, read once a session."""
+    from harness.dataset.study import load_study, with_series  # here, for most processes need none of it
 
-    return load_study(stored_in(STUDY))
+    return with_series(load_study(stored_in(STUDY)), "x")
 
 
 def records_below(folder: Path) -> list[dict[str, Any]]:

@@ -139,13 +139,6 @@ def test_narrower_types_are_twice_as_fast_on_an_a100():
     assert rates["int4"].value == 2 * rates["int8"].value == 4 * rates["fp16"].value == 1248e12
 
 
-def test_an_a100_turns_compute_bound_at_a_batch_of_161():
-    a100 = MACHINES["a100-80gb-pcie"]
-    assert (
-        int(a100.rates["fp16"].value / a100.bandwidth.value) == 161
-    )  # 2 operations on each weight of 2 bytes
-
-
 def test_compute_capability_is_nvidias_and_of_its_cards_alone():
     told = {name: m.compute_capability for name, m in MACHINES.items() if m.compute_capability}
     geforce = {name: GEFORCE_CAPABILITIES[name[4]] for name in GEFORCE | LAPTOPS}

@@ -335,15 +335,12 @@ def test_a_quantized_checkpoint_is_not_converted_to_gguf(tmp_path, preparation):
 
 
 def test_a_format_that_is_not_named_fails_its_cells_and_the_campaign_goes_on(
-    tmp_path, harness, hf_interpreter
+    tmp_path, harness, real_config, hf_interpreter
 ):
     write_packed(tmp_path / "m", GPTQ)
-    settings = {"new_tokens": 8, "repeats": 1, "measure_bandwidth": False, "retry_disturbed": 0}
-    models = [{"name": "m", "weights": {"gptq": "m"}}]
-    variants = [{"stack": "hf"}, {"stack": "fake", "name": "f"}]
-    text = json.dumps({"protocol": settings, "models": models, "variants": variants})
-    (tmp_path / "c.yaml").write_text(text)
-    failed, fine = harness("run", "c.yaml", "--json").json
+    model = {"name": "m", "weights": {"gptq": "m"}}
+    path = real_config({"stack": "hf"}, {"stack": "fake", "name": "f"}, model=model, new_tokens=8)
+    failed, fine = harness("run", path, "--json").json
     assert (failed["stack"], failed["status"]) == ("hf", "error")
     assert failed["reasons"] == ["model m has no hf weights: name them in the config, as weights.hf"]
     assert (fine["stack"], fine["status"]) == ("fake", "ok")

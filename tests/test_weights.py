@@ -14,6 +14,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from stored_again import Tensors, stored_again
+from stored_again import read as read_tensors
 from test_checkpoint import (
     TINY,
     config_of,
@@ -290,15 +292,14 @@ def test_one_synthetic_checkpoint_is_made_and_every_gguf_from_it(llamacpp_interp
 
 def test_a_checkpoint_given_serves_every_stack_with_one_prompt(tmp_path, preparation, llamacpp_interpreter):
     folder = preparation.checkpoint(replace(cell("llamacpp"), model=_another_seed())).path
-    mine = tmp_path / "mine"
-    shutil.copytree(folder, mine)
-    stored_bytes = (mine / "model.safetensors").read_bytes()
-    start = int.from_bytes(stored_bytes[:8], "little") + 8
-    begin, end = json.loads(stored_bytes[8:start])["model.embed_tokens.weight"]["data_offsets"]
-    with (mine / "model.safetensors").open("r+b") as file:
-        file.seek(start + begin)
-        file.write(b"\x80\x2b")  # 2**-40, which F16 does not hold
-    embedding = (mine / "model.safetensors").read_bytes()[start + begin : start + end]
+    name = "model.embed_tokens.weight"
+
+    def change(tensors: Tensors) -> None:
+        dtype, shape, values = tensors[name]
+        tensors[name] = dtype, shape, b"\x80\x2b" + values[2:]  # 2**-40, which F16 does not hold
+
+    mine = stored_again(folder, tmp_path / "mine", change)
+    embedding = read_tensors(mine)[name][2]
     expected = write_tokenizer(mine).encode(PROMPT_TEXT * 2, add_special_tokens=False).ids[:25]
     stored = preparation.weights(cell("hf", mine))
     bf16 = preparation.weights(cell("llamacpp", mine, quant="bf16"))
@@ -456,19 +457,15 @@ def test_a_7b_in_4_bits_takes_what_is_known_of_it():
 
 
 def test_a_mixture_whose_keys_contradict_each_other_is_refused_before_it_is_measured(
-    harness, llamacpp_interpreter, tmp_path
+    harness, real_config, llamacpp_interpreter, tmp_path
 ):
     """A token's share of experts is unknown: reading all weights would exceed the bandwidth several times."""
     writer = gguf_writer(tmp_path / "mixture.gguf", TINY)
     writer.add_expert_count(8)
     write(writer, of_shape(TINY))
-    experiment = {
-        "protocol": {"new_tokens": 8, "repeats": 1, "measure_bandwidth": False},
-        "models": [{"name": "mixture", "weights": str(tmp_path / "mixture.gguf")}],
-        "variants": [{"stack": "llamacpp"}],
-    }
-    path = tmp_path / "mixture.yaml"
-    path.write_text(json.dumps(experiment))
+    path = real_config(
+        {"stack": "llamacpp"}, model={"name": "mixture", "weights": "mixture.gguf"}, new_tokens=8
+    )
     ran = harness("run", path, "--json")
     assert ran.code == 1
     (row,) = ran.json

@@ -21,6 +21,7 @@ from harness.config import Model
 from harness.dataset.study import load_study
 from harness.recommend.candidates import Candidate, Place, Subject, candidates
 from harness.theory.hf_config import SHAPES
+from harness.theory.known_models import Described
 
 HARNESS = Path(sys.executable).parent / "harness"
 BUDGETS = {"qwen1.5-0.5b": 1_200_000_000, "qwen3-0.6b": 1_000_000_000, "llama-3.2-1b": 1_400_000_000}
@@ -58,7 +59,7 @@ def main() -> int:
 def offered(model: str, budget: int) -> dict[str, Candidate]:
     shape = SHAPES[model]
     place = Place(Device("cpu", "the budget", budget), "here", 1e10, {False: None, True: None}, 1)
-    subject = Subject(Model(name=model, shape=shape), shape)
+    subject = Subject(Model(name=model, described=Described(shape)), shape)
     found = candidates(subject, place, 256, ["llamacpp"])
     return {each.cell.variant.name: each for each in found}
 

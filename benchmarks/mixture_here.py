@@ -19,7 +19,6 @@ import gguf
 import numpy
 
 from harness.models import gguf as models_gguf
-from harness.theory import decoder
 from harness.theory.architectures import decoder_of
 from harness.theory.known_models import config_of
 from harness.theory.tensors import Tensor, quantized
@@ -60,7 +59,7 @@ def main() -> int:
 def write(path: Path, name: str) -> None:
     """A GGUF in Q4_0, written in a stream."""
     config = config_of(name)
-    made = decoder.made(decoder_of(config))
+    made = decoder_of(config)
     stored = quantized(made, "q4_0")
     partial = path.with_suffix(".partial")
     writer = gguf.GGUFWriter(partial, made.arch)

@@ -164,7 +164,7 @@ def test_a_config_names_a_known_model_or_a_config_json(tmp_path):
     models = load(tmp_path / "one.yaml").models
     assert [model.name for model in models] == ["qwen3-30b-a3b", "mine", "tinyllama-1.1b", "qwen3-0.6b"]
     assert [model.made.arch for model in models if model.made] == ["qwen3moe", "llama", "llama", "qwen3"]
-    assert [model.described is not None for model in models] == [True, True, False, False]
+    assert [model.described.config is not None for model in models] == [True, True, False, False]
     before = [cell.id for cell in plan.cells(load(tmp_path / "one.yaml"))]
     tiny_models.written(tmp_path / "mine", "mixtral", hidden_size=512).rename(tmp_path / "mine/config.json")
     after = [cell.id for cell in plan.cells(load(tmp_path / "one.yaml"))]

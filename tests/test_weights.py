@@ -343,7 +343,7 @@ def test_weights_of_another_shape_than_the_one_beside_them_are_refused(tmp_path,
     )
     with pytest.raises(NotReady, match=r"has layers \d+, but the config.s shape has 24"):
         preparation.weights(replace(cell("hf"), model=model))
-    model = model.model_copy(update={"shape": TINY})
+    model = model.model_copy(update={"described": Described(TINY)})
     assert preparation.weights(replace(cell("hf"), model=model)).path == folder
 
 

@@ -33,7 +33,7 @@ from harness.campaign import worker as campaign_worker
 from harness.stacks import adopted, build
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.theory.decoder import dense_fields
+from harness.theory.decoder import dense_fields, dense_like
 from harness.theory.hf_config import SHAPES
 from harness.theory.tensors import FORMATS
 from runners.protocol import Died, Event, Failed, Request
@@ -328,10 +328,10 @@ def checkpoint(hf_interpreter: Interpreter, tmp_path_factory: pytest.TempPathFac
     root = tmp_path_factory.mktemp("checkpoints")
 
     def made(name: str, **changed: Any) -> Path:
-        shape = (dense_fields(SHAPES[name]) or {}) | changed
+        shape = dense_like(SHAPES[name], **changed)
         target = root / f"{name}-{hash(shape)}"
         if not target.exists():
-            model = {"name": name, "path": None, "shape": shape}
+            model = {"name": name, "path": None, "shape": dense_fields(shape)}
             options, files = {"seed": 1, "threads": 1}, {"target": str(target)}
             request = Request("synthesize", "hf", "cpu", model, options, files=files)
             campaign_worker.facts_of(campaign_worker.run_job(request, hf_interpreter, root, 900))

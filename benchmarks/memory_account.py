@@ -82,7 +82,7 @@ def compared(
     config = dict(config.get("text_config", config))  # type: ignore[call-overload]
     if table := config.get("vocab_size_per_layer_input"):
         config["vocab_size"] = table  # files of Gemma 3n have no rows for the tokens of images and sounds
-    made = decoder.made(decoder_of(config))
+    made = decoder_of(config)
     stored = quantized(made, "mxfp4_moe" if made.arch == "gpt-oss" else quant)
     path = folder / f"{name}.gguf"
     write(header_of(path, made, config), stored)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from harness.records import Stored
 from harness.stacks import adopted, build
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
+from harness.theory.decoder import dense_fields, dense_like
 from harness.theory.hf_config import SHAPES
 from harness.theory.tensors import FORMATS
 from runners.protocol import Died, Event, Failed, Request
@@ -365,10 +366,10 @@ def checkpoint(hf_interpreter: Interpreter, tmp_path_factory: pytest.TempPathFac
     root = tmp_path_factory.mktemp("checkpoints")
 
     def made(name: str, **changed: Any) -> Path:
-        shape = replace(SHAPES[name], **changed)
+        shape = dense_like(SHAPES[name], **changed)
         target = root / f"{name}-{hash(shape)}"
         if not target.exists():
-            model = {"name": name, "path": None, "shape": asdict(shape)}
+            model = {"name": name, "path": None, "shape": dense_fields(shape)}
             options, files = {"seed": 1, "threads": 1}, {"target": str(target)}
             request = Request("synthesize", "hf", "cpu", model, options, files=files)
             campaign_worker.facts_of(campaign_worker.run_job(request, hf_interpreter, root, 900))

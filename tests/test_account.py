@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from conftest import request_for
 
 from harness.campaign import worker as campaign_worker
 from harness.stacks.adopted import Interpreter
-from harness.theory.decoder import kv_bytes_per_token
+from harness.theory.decoder import dense_fields, kv_elements_per_token
 from harness.theory.hf_config import SHAPES
 from harness.theory.memory import LlamaCpp, Model
 from runners.protocol import Done, Loaded, Phase, Request
@@ -60,7 +60,7 @@ def test_the_estimate_by_shape_is_near_what_llama_cpp_accounts_for(
         "llamacpp", llamacpp_interpreter, tmp_path, tiny, [8192, 32768], n_ubatch=512, flash_attn=flash_attn
     )
     shape = SHAPES["tiny-qwen2"]
-    model = Model(shape, sum(said["model"].values()), 0, kv_bytes_per_token(shape))
+    model = Model(shape, sum(said["model"].values()), 0, 2 * kv_elements_per_token(shape))
     for at in said["at"]:
         accounted = {part: sum(by_device.values()) for part, by_device in at["memory"].items()}
         on_gpu = LlamaCpp(True, flash_attn).parts(model, at["n_ctx"])
@@ -155,7 +155,7 @@ def test_logits_that_nobody_asks_for_are_reserved_and_not_touched(
     harness, llamacpp_interpreter, tmp_path, job
 ):
     target = tmp_path / "wide.gguf"
-    wide, made = asdict(SHAPES["tiny-qwen2"]) | {"vocab_size": 32_000}, str(tmp_path / "hf")
+    wide, made = dense_fields(SHAPES["tiny-qwen2"]) | {"vocab_size": 32_000}, str(tmp_path / "hf")
     model = {"name": "m", "path": None, "shape": wide}
     job(job="synthesize", model=model, options={"seed": 1, "threads": 1}, files={"target": made})
     job(job="convert", options={"dtype": "f16"}, files={"source": made, "target": str(target)})

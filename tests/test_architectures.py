@@ -47,7 +47,7 @@ for line in sys.stdin:
 
 
 def made(name: str) -> Decoder:
-    return decoder.made(decoder_of(config_of(name)))
+    return decoder_of(config_of(name))
 
 
 def test_every_shipped_model_is_known_and_says_where_its_figures_are_from():
@@ -200,7 +200,7 @@ def test_a_hostile_config_gives_layers_that_make_sense_or_one_sentence(hostile: 
     name, changes = hostile
     found, said = None, ""
     try:
-        found = decoder.made(decoder_of(edited(config_of(name), changes)))
+        found = decoder_of(edited(config_of(name), changes))
     except ConfigJsonError as refused:
         said = str(refused)
     assert said.isprintable()

@@ -11,7 +11,7 @@ from harness import records
 from harness.analysis import traffic
 from harness.dataset import table
 from harness.theory import floors
-from harness.theory.decoder import Shape
+from harness.theory.decoder import dense
 from harness.theory.floors import Ceiling
 from harness.theory.machines import MACHINES
 from harness.theory.rows import is_quantized
@@ -61,7 +61,7 @@ def test_no_published_prefill_is_faster_than_what_its_kernels_multiply_with(publ
         if not curve:
             continue
         bits = traffic.bpw(stored.record) or 16.0
-        asked = floors.demand_of_bits(Shape(**stored.record["model"]["shape"]), bits)
+        asked = floors.demand_of_bits(dense(**stored.record["model"]["shape"]), bits)
         rate = CARD.kernel_rate(is_quantized(bits))
         assert rate is not None
         ceiling = Ceiling(CARD.bandwidth_bytes_per_s, CARD.rates[rate].value)

@@ -23,6 +23,7 @@ from harness.models import weights
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 from harness.theory.hf_config import SHAPES
+from harness.theory.known_models import Described
 
 
 @pytest.fixture
@@ -340,7 +341,7 @@ def test_a_reference_that_fails_is_a_failure_and_a_check_is_made_again(harness, 
     model = {"shape": "tiny-llama", "weights": {"synthetic": True, "seed": 7}}
     path = of(model, {"stack": "llamacpp", "quant": "f16"}, check_weights=True)
     assert harness("synth", "tiny-llama", "--seed", "7").code == 0
-    place = weights.checkpoint_path(SHAPES["tiny-llama"], 7).parent
+    place = weights.checkpoint_path(Described(SHAPES["tiny-llama"]), 7).parent
     shutil.rmtree(place)
     place.touch()
     failed = harness("check-weights", path, "--json")

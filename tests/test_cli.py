@@ -272,7 +272,7 @@ def test_a_dry_run_looks_at_weights_that_are_given(harness, real_config, tmp_pat
         f"{tmp_path}/nowhere: no such file or directory",
     ]
     assert lines[0]["disk_bytes"] == 0
-    kv_bytes = 2 * (TINY.layers + 1) * TINY.kv_heads * TINY.head_dim * 4 * 10_000
+    kv_bytes = 2 * (TINY.count + 1) * TINY.kv_heads * TINY.head_dim * 4 * 10_000
     assert lines[0]["memory_bytes"] == 4 * decoder.parameters(TINY) + kv_bytes + (272 << 20)
     assert lines[1]["disk_bytes"] > 2 * decoder.parameters(TINY)
 

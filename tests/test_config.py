@@ -68,7 +68,7 @@ def test_a_small_file_gets_the_protocol_of_the_study(tmp_path):
     assert (protocol.timeout_s, protocol.threads, protocol.warmup.tolerance) == (7200, None, 0.02)
     [(model, variant, workload)] = experiment.combinations()
     assert (model.name, model.weights.kind) == ("qwen1.5-0.5b", "synthetic")
-    assert model.shape == SHAPES["qwen1.5-0.5b"]
+    assert model.made == SHAPES["qwen1.5-0.5b"]
     assert (variant.stack, variant.name, variant.options) == ("llamacpp", "q4_0", {"quant": "q4_0"})
     assert workload == Decode(new_tokens=9975, prompt_tokens=25)
 
@@ -150,7 +150,7 @@ variants:
   - {stack: fake}
 """
     mine, other, hub, made, checkpoint, folder = written(tmp_path, text).models
-    assert (mine.name, mine.shape) == ("mine", None)
+    assert (mine.name, mine.made) == ("mine", None)
     assert (mine.weights.kind, mine.weights.path) == ("path", str(tmp_path / "gguf/mine-{quant}.gguf"))
     assert other.weights.path == str(Path("~/other.gguf").expanduser())
     assert (hub.name, hub.weights.kind, hub.weights.revision) == ("qwen1_5-0_5b-chat", "hub", "main")
@@ -224,7 +224,8 @@ def test_a_shape_may_be_spelled_out(tmp_path):
     shape = "{arch: qwen2, vocab_size: 512, hidden_size: 256, layers: 2, intermediate_size: 512, "
     shape += "heads: 4, kv_heads: 2}"
     [model] = written(tmp_path, SMALL.replace("shape: qwen1.5-0.5b", f"{{name: own, shape: {shape}}}")).models
-    assert (model.shape.head_dim, model.shape.qkv_bias, model.shape.kv_width) == (64, True, 128)
+    assert (model.made.head_dim, model.made.kv_heads) == (64, 2)
+    assert "attn_q.bias" in {piece.name for piece in model.made.runs[0][0].pieces}
 
 
 def test_the_config_is_kept_as_given_with_its_settings(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from conftest import request_for
 
 from harness.campaign import worker
 from harness.campaign.worker import JobFailed
-from harness.theory.decoder import Shape
+from harness.theory.decoder import Decoder, dense_fields, dense_like
 from harness.theory.hf_config import SHAPES
 
 
@@ -40,10 +40,10 @@ def converted(job: Callable, checkpoint: Callable, tmp_path: Path) -> Callable[.
 
 @pytest.fixture
 def dequantized(job: Callable, tmp_path: Path) -> Callable[..., Path]:
-    def make(source: Path, shape: Shape | None = None, **files: str) -> Path:
+    def make(source: Path, shape: Decoder | None = None, **files: str) -> Path:
         target = tmp_path / "dequantized"
         shutil.rmtree(target, ignore_errors=True)
-        model = {"name": "m", "path": str(source), "shape": asdict(shape) if shape else None}
+        model = {"name": "m", "path": str(source), "shape": dense_fields(shape)}
         named = {"source": str(source), "target": str(target), **files}
         job(job="dequantize", model=model, options={"threads": 1}, files=named)
         return target
@@ -72,7 +72,7 @@ def test_a_16_bit_gguf_becomes_the_checkpoint_that_it_was_made_of(
     source, made = converted(name, **changed)
     for given in (
         dequantized(made, config=str(source / "config.json")),
-        dequantized(made, replace(SHAPES[name], **changed)),
+        dequantized(made, dense_like(SHAPES[name], **changed)),
     ):
         found = differences(given, source)
         assert found["missing"] == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from conftest import until
 from raylets import MARKS, MEASURED, caches, check, ended
 
 from harness.campaign.fleet.on_node import sha256
+from harness.theory.decoder import dense_fields
 from harness.theory.hf_config import SHAPES
 
 pytestmark = MARKS
@@ -43,7 +43,7 @@ def hub_cache(job, tmp_path) -> Callable[..., Path]:
         (folder / "snapshots" / COMMIT).mkdir(parents=True)
         (folder / "refs").mkdir()
         (folder / "refs" / "main").write_text(COMMIT)
-        model = {"name": "m", "path": None, "shape": asdict(SHAPES["tiny-qwen2"]) | changed}
+        model = {"name": "m", "path": None, "shape": dense_fields(SHAPES["tiny-qwen2"]) | changed}
         job(job="synthesize", model=model, options={"seed": 0, "threads": 2}, files={"target": str(source)})
         made = folder / "snapshots" / COMMIT / "tiny.gguf"
         files = {"source": str(source), "target": str(made)}

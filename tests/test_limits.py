@@ -12,7 +12,7 @@ from small_checkpoints import made
 from test_packed import SMALL, packed
 
 from harness.stacks.header import HeaderError, Known, broken, parse, stacks
-from harness.theory.decoder import Shape, kv_bytes_per_token
+from harness.theory.decoder import Decoder, kv_elements_per_token
 from harness.theory.hf_config import SHAPES
 from harness.theory.memory import Model, Torch, exllama_v2_scratch, total_bytes
 from harness.theory.tensors import Packing, of_shape, packed_bytes
@@ -62,8 +62,8 @@ def reasons(rules: list[str], known: Known = KNOWN, **options: object) -> list[s
 UNCOVERED, CAPABILITY = "does not cover the {} tokens of prompt and decode", "compute capability"
 ODD = SHAPES["qwen1.5-1.8b"]
 RULES = {
-    "out_features_multiple_of = 256": ({"shape": ODD}, "out_features 5504 is not divisible by 256"),
-    "in_features_multiple_of = 256": ({"shape": ODD}, "in_features 5504 is not divisible by 256"),
+    "out_features_multiple_of = 256": ({"made": ODD}, "out_features 5504 is not divisible by 256"),
+    "in_features_multiple_of = 256": ({"made": ODD}, "in_features 5504 is not divisible by 256"),
     "bits = [4]": ({"packing": replace(GPTQ, bits=8)}, "8 bits; only 4"),
     "group_sizes = [128, -1]": ({"packing": replace(GPTQ, group_size=64)}, "group_size 64; only -1 and 128"),
     "act_order = false": ({"packing": replace(GPTQ, act_order=True)}, "act-order"),
@@ -83,13 +83,13 @@ def test_a_rule_that_is_broken_is_one_clause_and_one_that_holds_or_is_of_nothing
     known, reason = RULES[rule]
     assert reasons(limit(rule), replace(KNOWN, **known)) == [reason]
     assert reasons(limit(rule)) == []
-    nothing = {"compute_capability": None, "shape": None, "packing": None, "sharded": None}
+    nothing = {"compute_capability": None, "made": None, "packing": None, "sharded": None}
     given = {key: value for key, value in known.items() if key in ("device", "tokens")}
     assert reasons(limit(rule), replace(KNOWN, **(nothing | given))) == ([reason] if given else [])
 
 
 def test_inputs_and_outputs_of_a_matrix_are_told_apart():
-    known = replace(KNOWN, shape=SMALL)  # 64 wide, K and V 32, feed-forward 96
+    known = replace(KNOWN, made=SMALL)  # 64 wide, K and V 32, feed-forward 96
     for side, size in (("out_features", 32), ("in_features", 96)):
         assert reasons(limit(f"{side}_multiple_of = 64"), known) == [f"{side} {size} is not divisible by 64"]
 
@@ -118,7 +118,7 @@ def test_a_limit_holds_where_all_of_its_options_match_and_never_is_the_combinati
 
 def test_every_rule_that_is_broken_is_told_once_whatever_the_number_of_layers():
     rules = limit("out_features_multiple_of = 256", "in_features_multiple_of = 256", "bits = [8]")
-    assert reasons(rules, replace(KNOWN, shape=SHAPES["qwen1.5-14b"])) == [
+    assert reasons(rules, replace(KNOWN, made=SHAPES["qwen1.5-14b"])) == [
         "out_features 13696 is not divisible by 256",
         "in_features 13696 is not divisible by 256",
         "4 bits; only 8",
@@ -203,10 +203,10 @@ def test_what_marlin_cannot_do_is_known_from_shape_size_and_bits(harness, tmp_pa
     assert {line["will_not_fit"] for line in lines.values()} == {False}
 
 
-def on_a_gpu(shape: Shape, stored: int) -> int:
+def on_a_gpu(shape: Decoder, stored: int) -> int:
     """The estimate for 10,000 tokens by ExLlamaV2's kernels, with weights of so many bytes."""
     engine = Torch(True, "dynamic", exllama_v2_scratch(shape))
-    return round(total_bytes(engine, Model(shape, stored, 0, kv_bytes_per_token(shape)), 10_000))
+    return round(total_bytes(engine, Model(shape, stored, 0, 2 * kv_elements_per_token(shape)), 10_000))
 
 
 def test_a_named_gpu_that_is_too_old_or_no_gpu_at_all_is_known_too(harness, tmp_path):

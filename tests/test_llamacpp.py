@@ -16,7 +16,7 @@ from conftest import ROOT, failed, failures, records_below, request_for, settled
 from gguf_again import finish
 
 from harness.stacks.header import stacks
-from harness.theory.decoder import kv_bytes_per_token
+from harness.theory.decoder import dense_fields, kv_elements_per_token
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Done, Loaded, Request, Tokens
 
@@ -92,7 +92,7 @@ def test_a_campaign_of_real_cells_says_what_really_ran(harness, real, tmp_path):
     assert failures(ran.json) == []
     for row in ran.json:
         assert row["weights"] == "synthetic"
-        assert row["kv_bytes_per_token"] == kv_bytes_per_token(SHAPES["tiny-llama"])
+        assert row["kv_bytes_per_token"] == 2 * kv_elements_per_token(SHAPES["tiny-llama"])
         assert 0 < row["weight_bytes_per_token"] < row["model_bytes"]
         assert row["n_ctx"] == 512  # 325, padded by llama.cpp
     record = records_below(tmp_path / "results")[0]
@@ -344,7 +344,7 @@ def test_env_check_loads_what_was_built(harness, llamacpp_interpreter):
 
 
 def vars_of(shape: str, **changes: object) -> dict:
-    return vars(SHAPES[shape]) | changes
+    return (dense_fields(SHAPES[shape]) or {}) | changes
 
 
 def tokens_of(job, path: Path, text: str) -> list[int] | None:

@@ -20,20 +20,20 @@ GIB = 2**30
 
 @pytest.mark.parametrize(("typed", "name"), rows("typed_models"))
 def test_a_model_is_understood_as_the_hub_and_ollama_write_it(typed, name):
-    assert names.model(typed).name == name
+    assert names.named(typed).name == name
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_name_in_the_list_is_itself(name):
-    assert names.model(name.upper()) == (name, SHAPES[name])
+    assert names.named(name.upper()) == (name, SHAPES[name])
 
 
 def test_a_tuned_model_has_the_context_of_its_own_config():
-    tuned, base = names.model("qwen2.5:7b").shape, SHAPES["qwen2.5-7b"]
+    tuned, base = names.named("qwen2.5:7b").made, SHAPES["qwen2.5-7b"]
     assert (tuned.context, base.context) == (32_768, 131_072)
-    assert names.model("Qwen2.5-7B").shape == base
-    assert names.model("Qwen3-8B-Base").shape.context == 32_768
-    assert names.model(names.model("qwen2.5:7b").name).shape == tuned
+    assert names.named("Qwen2.5-7B").made == base
+    assert names.named("Qwen3-8B-Base").made.context == 32_768
+    assert names.named(names.named("qwen2.5:7b").name).made == tuned
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_tuned_model_has_the_context_of_its_own_config():
 )
 def test_another_model_is_never_taken_for_one_that_is_known(typed, sentence):
     with pytest.raises(NotUnderstood) as refused:
-        names.model(typed, otherwise="give its config.json")
+        names.named(typed, otherwise="give its config.json")
     assert sentence in refused.value.sentence("model", typed)
 
 
@@ -262,7 +262,7 @@ def test_a_config_takes_the_same_names_and_counts(tmp_path):
     )
     experiment = load(path, ["repeats=1"])
     (model,) = experiment.models
-    assert (model.name, model.shape) == names.model("qwen2.5:7b")
+    assert (model.name, model.made) == names.named("qwen2.5:7b")
     assert (experiment.protocol.new_tokens, experiment.protocol.prompt_tokens) == (10_240, 512)
     assert {variant.options["n_ctx"] for _, variant, _ in experiment.combinations()} == {32_768}
     assert [workload.new_tokens for _, _, workload in experiment.combinations()] == [10_240, 20_480 - 512]

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from small_checkpoints import config_of, configure, made, read, store
 
-from harness.theory.decoder import Shape, parameters
+from harness.theory.decoder import dense, parameters
 from runners.protocol import Request
 from runners.weights.packed import pack, unpack
 
-SMALL = Shape("qwen2", 64, 64, 1, 96, 2, 1, 32, qkv_bias=True)
+SMALL = dense("qwen2", 64, 64, 1, 96, 2, 1, 32, qkv_bias=True)
 GROUP = 32
 LINEARS = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
 Q = "model.layers.0.self_attn.q_proj"
@@ -123,7 +123,7 @@ def test_tensors_have_the_types_shapes_and_zeros_of_the_format(source, form, bit
 
 @pytest.mark.parametrize(("form", "bits"), FORMATS)
 def test_what_is_packed_in_several_pieces_unpacks_to_the_nearest_of_what_it_was(tmp_path, form, bits):
-    source = made(tmp_path / "source", Shape("llama", 1000, 1280, 1, 2304, 20, 10, 64))
+    source = made(tmp_path / "source", dense("llama", 1000, 1280, 1, 2304, 20, 10, 64))
     folder = packed(source, form, bits, group_size=128, threads=2)
     weights, back = read(source), unpacked(folder)
     assert back.keys() == weights.keys()

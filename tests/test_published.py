@@ -20,7 +20,7 @@ from golden_record import write_record
 
 from harness import records
 from harness.records import Stored
-from harness.theory.decoder import Shape
+from harness.theory.decoder import dense
 from harness.theory.hf_config import SHAPES
 
 ROOT = Path(__file__).parent.parent
@@ -85,7 +85,7 @@ def test_every_record_says_where_it_is_from_and_that_it_may_be_shipped(shipped):
         assert record["source"]["license"] == "CC0-1.0"
         assert record["source"]["url"].startswith("https://github.com/noooop/noooop.github.io")
         assert record["source"]["tables"] or record["source"]["series"]
-        assert Shape(**record["model"]["shape"]) == SHAPES[record["model"]["name"]]
+        assert dense(**record["model"]["shape"]) == SHAPES[record["model"]["name"]]
         assert stored.folder.relative_to(STUDY).parts == (record["model"]["name"], record["cell"])
     text = (ROOT / "results" / "published" / "README.md").read_text()
     assert "CC0 1.0" in text

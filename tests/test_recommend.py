@@ -24,10 +24,8 @@ from harness.recommend import candidates as recommend_candidates
 from harness.recommend.answer import Perplexity, Source, with_predictions
 from harness.recommend.candidates import Candidate, Memory, Subject, candidates, divided_split, place_of
 from harness.recommend.speed import Predictor
-from harness.theory import decoder
-from harness.theory.decoder import Shape
 from harness.theory.floors import demand_of_tensors
-from harness.theory.known_models import Known
+from harness.theory.known_models import Described, Known
 from harness.theory.machines import MACHINES
 from harness.theory.memory import LlamaCpp, longest_context
 from harness.theory.memory import Model as Held
@@ -41,8 +39,7 @@ def offered(model: str, machine: str, context: int = 8192, stacks: tuple[str, ..
 
 def subject(model: str) -> Subject:
     made = Known()[model]
-    shape = made if isinstance(made, Shape) else None
-    return Subject(Model(name=model, shape=shape), made)
+    return Subject(Model(name=model, described=Described(made) if made.is_dense else None), made)
 
 
 def named(found: list[Candidate]) -> dict[str, Candidate]:
@@ -591,7 +588,7 @@ def test_what_fits_no_card_is_split_between_the_card_and_main_memory(harness):
 
 @pytest.mark.parametrize("model", ["qwen2.5-72b", "qwen3-30b-a3b", "gemma-3-27b", "llama-3.2-3b"])
 def test_both_sides_of_a_split_are_the_whole(model):
-    made, tensors = decoder.made(Known()[model]), quantized(Known()[model], "q4_k_m")
+    made, tensors = Known()[model], quantized(Known()[model], "q4_k_m")
     whole = demand_of_tensors(made, tensors, 16)
     memories = [Memory(LlamaCpp(on_gpu), whole.resident_bytes * 0.6 + 2e9) for on_gpu in (True, False)]
     sides = divided_split(made, tensors, 2.0, *memories, 4096)

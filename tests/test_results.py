@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import cProfile
+import inspect
 import io
 import json
 import os
@@ -13,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from harness.cli import STOPS, main
 from harness.dataset import table
 from harness.records import NO_TOKENS, ResultsError, Running, Stored, TokenTimes, files
 from harness.records.parts import ShapeFields
-from harness.theory.decoder import Shape
+from harness.theory.decoder import dense, dense_fields
+from harness.theory.hf_config import SHAPES
 from runners.protocol import Loaded, Phase, Tokens, encode
 
 GOLDENS = Path(__file__).parent / "golden"
@@ -168,8 +169,9 @@ def test_the_published_schema_takes_what_is_read_and_refuses_what_is_not():
 
 def test_a_record_has_the_fields_of_a_shape():
     kept = ShapeFields.__annotations__
-    assert [*kept] == [field.name for field in fields(Shape)]
-    optional = {field.name for field in fields(Shape) if field.default is not MISSING}
+    arguments = inspect.signature(dense).parameters
+    assert [*kept] == [*arguments] == [*dense_fields(SHAPES["tiny-llama"])]
+    optional = {name for name, argument in arguments.items() if argument.default is not argument.empty}
     assert ShapeFields.__optional_keys__ == optional
 
 

@@ -21,7 +21,7 @@ from test_checkpoint import TINY, write_config, write_gguf, write_shards
 from harness.base import data
 from harness.theory import floors, published
 from harness.theory import names as theory_names
-from harness.theory.decoder import kv_bytes_per_token, parameters
+from harness.theory.decoder import kv_elements_per_token, parameters
 from harness.theory.floors import PUBLISHED, SI, Ceiling, Demand, Reach
 from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES
@@ -269,7 +269,8 @@ def test_speculative_decoding_gains_what_drawing_it_gives():
 def test_a_cache_of_8_or_4_bits_halves_and_quarters_what_a_token_adds():
     shape = SHAPES["qwen1.5-32b"]
     sizes = [floors.demand_of_bits(shape, 16, kv_bits).kv_bytes_per_token for kv_bits in (16, 8, 4)]
-    assert sizes == [kv_bytes_per_token(shape), kv_bytes_per_token(shape) / 2, kv_bytes_per_token(shape) / 4]
+    elements = kv_elements_per_token(shape)
+    assert sizes == [2 * elements, elements, elements / 2]
 
 
 def test_units_round_a_knee_as_each_counts_it():

@@ -12,7 +12,6 @@ from harness.config import Decode, Experiment, Prefill, Quality, Turns, Windows,
 from harness.config.plan import Cell
 from harness.machine.host import free_memory_bytes
 from harness.models import checkpoint, weights
-from harness.models.gguf_model import shape_of
 from harness.models.hub import in_hub_cache
 from harness.models.weights import Ready, WeightsError
 from harness.stacks.header import Broken, Options, holds
@@ -20,7 +19,8 @@ from harness.theory import floors, names
 from harness.theory import memory as theory_memory
 from harness.theory.decoder import (
     Decoder,
-    Shape,
+    dense,
+    dense_like,
     expert_params,
     kv_elements_per_token,
     lm_head_params,
@@ -60,14 +60,17 @@ from harness.theory.tensors import (
 # A model as the stack of a cell holds it in memory: weights and KV cache in bytes, by config and headers.
 
 
-def engine_of(cell: Cell, options: Options, on_gpu: bool, model: Shape | Decoder) -> Engine:
+_UNKNOWN = dense("", 0, 0, 0, 0, 0, 0, 0)
+
+
+def engine_of(cell: Cell, options: Options, on_gpu: bool, made: Decoder) -> Engine:
     """The memory model of the cell's stack. `options`: resolved."""
     if cell.header.memory == LLAMA_CPP:
         ubatch = min(int(options.get("n_ubatch") or 512), int(options.get("n_batch") or 512))
         return LlamaCpp(on_gpu, bool(options.get("flash_attn")), ubatch, bool(options.get("swa_full")))
     scratch = 0.0
     if on_gpu and cell.header.scratch and holds(cell.header.scratch, options):
-        scratch = theory_memory.exllama_v2_scratch(model)
+        scratch = theory_memory.exllama_v2_scratch(made)
     return Torch(on_gpu, "static" if cell.header.context_of(options) else "dynamic", scratch)
 
 
@@ -79,27 +82,19 @@ def kv_element_bytes(options: Options) -> float:
     return sum(map(element_bytes, types)) / 2
 
 
-def made_of(cell: Cell, ready: Ready | None) -> Shape | Decoder | None:
+def made_of(cell: Cell, ready: Ready | None) -> Decoder | None:
     """The model, by its config or its weights."""
-    if cell.model.made or ready is None:
-        return cell.model.made
-    if ready.decoder or ready.header:
-        return ready.decoder or (shape_of(ready.header) if ready.header else None)
-    return checkpoint.read(ready.path, needs_shape=False).shape if ready.format == "hf" else None
+    return cell.model.made or (ready.decoder if ready else None)
 
 
-def dense(made: Shape | Decoder | None) -> Shape | None:
-    return made if isinstance(made, Shape) else None
-
-
-def packing_of(cell: Cell, shape: Shape | None, ready: Ready | None) -> Packing | None:
+def packing_of(cell: Cell, made: Decoder | None, ready: Ready | None) -> Packing | None:
     """How the cell's weights are packed, or will be packed when they are made."""
     if ready and ready.packing:
         return ready.packing
     made_here = ready is not None or (cell.source is not None and cell.source.kind == "synthetic")
-    if cell.packing and made_here and shape:
+    if cell.packing and made_here and made and made.is_dense:
         with contextlib.suppress(WeightsError):  # reported when the weights are packed
-            return weights.grouped_layers(cell.packing, shape)
+            return weights.grouped_layers(cell.packing, made)
     return cell.packing
 
 
@@ -116,10 +111,8 @@ def held_model(cell: Cell, ready: Ready | None, options: Options) -> Model | Non
     if loaded is None or (made is None and known is None):
         return None
     # Of an unknown architecture only the attention is known; its buffers are not counted.
-    made = made or Shape("", 0, 0, 0, 0, 0, 0, 0)
-    if known and isinstance(made, Shape):
-        layers, kv_heads, head_dim = known["layers"], known["kv_heads"], known["head_dim"]
-        made = replace(made, layers=layers, kv_heads=kv_heads, head_dim=head_dim)
+    if made is None or (known and made.is_dense):
+        made = dense_like(made or _UNKNOWN, **(known or {}))
     embedding = 0.0
     if ready and not ready.sizes["tied"]:
         embedding = loaded * ready.sizes["input_embedding_bytes"] / ready.sizes["model_bytes"]
@@ -128,9 +121,9 @@ def held_model(cell: Cell, ready: Ready | None, options: Options) -> Model | Non
     return Model(made, loaded, embedding, kv_elements_per_token(made) * kv_element_bytes(options))
 
 
-def bytes_of_shape(cell: Cell, made: Shape | Decoder) -> float:
+def bytes_of_shape(cell: Cell, made: Decoder) -> float:
     """Bytes of a model's weights in the format the cell's stack loads."""
-    if packing := packing_of(cell, dense(made), None):
+    if packing := packing_of(cell, made, None):
         return sum(packed_bytes(of_shape(made), packing).values())
     if cell.weights_format == "hf":
         return _as_loaded(cell, of_shape(made))
@@ -222,9 +215,9 @@ def work_seconds(
 ) -> tuple[float, float] | None:
     """Time of one repeat, and the filling within it: passes at the rate of reading or computing, whichever is
     slower; steps at that of reading. Of windows: the fewest. Null: the model's shape is unknown."""
-    if not (count := parameters(held.shape)):
+    if not (count := parameters(held.made)):
         return None
-    needs = floors.demand_of_bits(held.shape, 8 * held.weight_bytes / count)
+    needs = floors.demand_of_bits(held.made, 8 * held.weight_bytes / count)
     rate = CPU_SHARE * bytes_per_s
 
     def passing(several: Iterator[Pass]) -> float:
@@ -242,9 +235,9 @@ def work_seconds(
 def scoring_seconds(workload: Quality, held: Model, bytes_per_s: float, flops: float) -> float | None:
     """Time of a score: each window as one pass with logits for every token, and their comparison. The
     reference takes as long once more, where it is not kept. Null: the model's shape is unknown."""
-    if not (count := parameters(held.shape)):
+    if not (count := parameters(held.made)):
         return None
-    needs = floors.demand_of_bits(held.shape, 8 * held.weight_bytes / count)
+    needs = floors.demand_of_bits(held.made, 8 * held.weight_bytes / count)
     windows = [end - first for first, end in workload.windows()]
     works = (floors.pass_work(needs, n, lm_head="every") for n in windows)
     passing = sum(max(read / (CPU_SHARE * bytes_per_s), operations / flops) for read, operations in works)
@@ -437,10 +430,10 @@ def local_weights(cell: Cell) -> Ready | None:
     if source is None:
         raise weights.not_named(cell.model.name, cell.weights_format)
     if source.kind == "synthetic":
-        if cell.packing and cell.model.shape:
-            weights.grouped_layers(cell.packing, cell.model.shape)
-        if cell.model.described:
-            weights.check_synthetic(cell.model.described, cell.weights_format)
+        if model := cell.model.described:
+            weights.check_synthetic(model, cell.weights_format)
+            if cell.packing:
+                weights.grouped_layers(cell.packing, model.decoder)
         return None
     ready = weights.local(Path(str(source.path))) if source.kind == "path" else in_hub_cache(source)
     if ready is not None:
@@ -474,10 +467,10 @@ def expected(cell: Cell, device: Device, threads: int) -> Forecast:
 
 def forecast_cell(cell: Cell, ready: Ready | None, device: Device, threads: int) -> Forecast:
     """Forecast a cell. `ready`: its weights, if they are on this machine."""
-    capability, shape = device.compute_capability, dense(made_of(cell, ready))
-    packing = packing_of(cell, shape, ready)
+    capability, made = device.compute_capability, made_of(cell, ready)
+    packing = packing_of(cell, made, ready)
     shards = ready.shards if ready and ready.packing == packing else None
-    broken = plan.known_failures(cell, threads, device.family, capability, shape, packing, shards)
+    broken = plan.known_failures(cell, threads, device.family, capability, made, packing, shards)
     if reason := cell.cannot_truncate(threads):
         broken.append(Broken(reason, reason, refuses=False))
     options = cell.options(threads)
@@ -498,7 +491,7 @@ def forecast_cell(cell: Cell, ready: Ready | None, device: Device, threads: int)
     if sides:
         held = replace(held, weight_bytes=sides.gpu_bytes + held.embedding_bytes)
     memory = round(
-        theory_memory.total_bytes(engine_of(cell, options, device.family != "cpu", held.shape), held, n_ctx)
+        theory_memory.total_bytes(engine_of(cell, options, device.family != "cpu", held.made), held, n_ctx)
     )
     if isinstance(cell.workload, Quality):
         memory += LOGITS_HELD * (cell.workload.positions + 1) * held.made.vocab_size

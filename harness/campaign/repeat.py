@@ -36,6 +36,7 @@ from harness.stacks.adopted import Interpreter
 from harness.stacks.build import key_of
 from harness.stacks.header import Value, runners_folder
 from harness.theory import floors
+from harness.theory.decoder import dense_fields
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, Rows, Tokens
 
 # Measure one repeat of one cell in one worker process, and write its outcome as one record.
@@ -374,14 +375,13 @@ def campaign_fields(experiment: Experiment, config_path: Path, command_line: Seq
 
 
 def repeat_fields(cell: Cell, repeat: int, content_key: str, device: str, gpu: str | None) -> Requested:
-    shape = cell.model.shape
     source = cell.model.weights_for(cell.weights_format) or cell.model.weights
     model: parts.Model = {
         "name": cell.model.name,
-        "shape": plain(asdict(shape)) if shape else None,
+        "shape": plain(dense_fields(cell.model.made)),
         "weights": plain(source.model_dump(mode="json")),
     }
-    if cell.model.described:
+    if cell.model.described and cell.model.described.config:
         model["config"] = cell.model.described.config
     workload = cell.workload.model_dump(mode="json") | {"new_tokens": cell.workload.new_tokens}
     return {
@@ -423,7 +423,7 @@ def weights_facts(ready: Ready) -> Any:
         "revision": ready.revision,
         "header": ready.sizes,
         "attention": ready.attention,
-        "decoder": floors.decoder_facts(ready.decoder) if ready.decoder else None,
+        "decoder": floors.decoder_facts(ready.not_dense) if ready.not_dense else None,
         "packing": asdict(ready.packing) if ready.packing else None,
         "shards": ready.shards,
         "file_bytes": ready.file_bytes,

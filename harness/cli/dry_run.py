@@ -16,7 +16,7 @@ from harness.analysis import traffic
 from harness.base.text import plural
 from harness.campaign import forecast
 from harness.campaign.conditions import is_busy
-from harness.campaign.forecast import Forecast, bytes_of_shape, dense, packing_of
+from harness.campaign.forecast import Forecast, bytes_of_shape, packing_of
 from harness.campaign.quality import RANDOM
 from harness.cli import NOT_OK, OK, say
 from harness.config import Experiment
@@ -28,7 +28,7 @@ from harness.stacks import adopted, build
 from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Header
 from harness.theory import memory
-from harness.theory.decoder import Decoder, Shape, parameters
+from harness.theory.decoder import Decoder, parameters
 from harness.theory.memory import Split
 
 NOT_OK_AS = ("will_be_refused", "will_fail", "will_not_fit")  # a cell counts as the first that holds
@@ -230,7 +230,7 @@ class Here:
     def _source(self, found: Forecast) -> Source:
         cell, ready = found.cell, found.weights
         source, made = cell.source, cell.model.made
-        model = cell.model.described or cell.model.shape
+        model = cell.model.described
         if isinstance(found.lacks, weights.WeightsRefused):
             return Source("none usable", 0, refused=[str(found.lacks)])
         if found.lacks:
@@ -257,7 +257,7 @@ class Here:
             made = checkpoint.read(ready.path, needs_shape=False).decoder
             if made is None:  # the conversion will report it
                 return Source(words)
-            steps, disk = self._made(cell, ready.fingerprint, made.shape or made, seed=None)
+            steps, disk = self._made(cell, ready.fingerprint, made, seed=None)
             return Source(f"{words}, {steps}" if steps else words, disk)
         if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
             return Source(f"{words} ({ready.quant})" if ready.quant else words, 0)
@@ -265,7 +265,7 @@ class Here:
         size = weights.quantized_bytes(ready.header, str(cell.quant))
         return Source(f"{words}, quantize {cell.quant}", size)
 
-    def _made(self, cell: Cell, name: str, made: Shape | Decoder, seed: int | None) -> tuple[str, float]:
+    def _made(self, cell: Cell, name: str, made: Decoder, seed: int | None) -> tuple[str, float]:
         """The files still to make for a cell, after the cells before it, in words; their bytes.
 
         `name`: identifies the checkpoint. `seed`: of a synthetic one; null: it exists.
@@ -276,7 +276,7 @@ class Here:
             steps.append(
                 ("synthesize checkpoint", folder, parameters(made) * weights.CHECKPOINT_ELEMENT_BYTES)
             )
-        if packing := packing_of(cell, dense(made), None):
+        if packing := packing_of(cell, made, None):
             path = weights.packed_path(name, packing)
             steps.append((f"pack {packing.words}", path, bytes_of_shape(cell, made)))
         if cell.weights_format == "gguf":

@@ -24,7 +24,7 @@ from harness.records.foreign.log import Log, LogError, Request, Series
 from harness.records.foreign.read import read_log
 from harness.records.foreign.table import Options
 from harness.theory import floors, names
-from harness.theory.decoder import Decoder, Shape
+from harness.theory.decoder import Decoder
 from harness.theory.floors import UNITS, Units
 from harness.theory.known_models import NoModel, described
 from harness.theory.machines import Machine
@@ -181,7 +181,7 @@ def _draw(path: Path, log: Log, rows: list[Row], page: Path | None, picture: Pat
 class Theory:
     """A model on a machine: the limit of B and W at some bits per weight."""
 
-    def __init__(self, model: Shape | Decoder, machine: Machine, units: Units) -> None:
+    def __init__(self, model: Decoder, machine: Machine, units: Units) -> None:
         self._model, self._units = model, units
         self._ceiling = floors.Ceiling(machine.bandwidth_bytes_per_s * units.giga / 1e9, machine.flops)
 
@@ -299,12 +299,11 @@ def _theory(model: str | None, machine: str | None, units: Units) -> Theory | No
     if model is None or machine is None:
         raise Mistake("--model and --machine go together")
     try:
-        found = described(model, Path(), otherwise="give its config.json")[1]
+        _, found = described(model, Path(), otherwise="give its config.json")
     except NoModel as why:
         raise Mistake(f"--model: {why}") from why
-    made = found if isinstance(found, Shape) else found.decoder
     try:
-        return Theory(made, names.one_machine(machine, any_size=True, known=options.known()), units)
+        return Theory(found.decoder, names.one_machine(machine, any_size=True, known=options.known()), units)
     except NotUnderstood as why:
         raise Mistake(why.sentence("machine", shortened(machine))) from why
 

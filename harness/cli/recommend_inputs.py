@@ -33,10 +33,10 @@ from harness.recommend.speed import Example
 from harness.records.kinds import Record
 from harness.stacks import build
 from harness.stacks.header import references
-from harness.theory import decoder, names
-from harness.theory.decoder import Shape
+from harness.theory import names
+from harness.theory.decoder import Decoder, dense_fields
+from harness.theory.known_models import Described, config_of
 from harness.theory.known_models import Known as KnownModels
-from harness.theory.known_models import config_of
 from harness.theory.machines import Figure, Machine
 from harness.theory.names import NotUnderstood
 
@@ -125,12 +125,9 @@ def model_from(given: str) -> Given:
     """A model by its name or its files. Raises Mistake."""
     is_shipped = given in data.weights_names() and not Path(given).exists()
     if not is_shipped and (known := theory_options.model_of(given, KnownModels())):
-        if known.made is None:
-            raise Mistake(f"{known.name}: its layers are not known; give its config.json or a GGUF")
-        shape = decoder.made(known.made).shape
         hub = given if re.fullmatch(r"[\w.-]+/[\w.-]+", given) else None
-        named = Subject(Model(name=known.name, shape=shape), shape or known.made)
-        is_made = shape is not None or _is_made(config_of(known.name))
+        named = Subject(_model(known.name, known.made), known.made)
+        is_made = known.made.is_dense or _is_made(config_of(known.name))
         return Given(named, Source(known.name, hub, row={"shape": known.name} if is_made else None))
     path = data.weights(given) if is_shipped else Path(given)
     try:
@@ -149,12 +146,12 @@ def model_from(given: str) -> Given:
             f"{printable(given)}: is {found.quantization}; recommend compares types that are made of 16-bit"
             " weights: give those, or see this one's limits with harness theory"
         )
-    shape, whole, fingerprint = found.shape, str(path.absolute()), None
+    made, whole, fingerprint = found.decoder, str(path.absolute()), None
     kept = quant if quant and quant not in FULL_TYPES else None
     if path.name == "config.json":
         name = path.absolute().parent.name
-        row: dict[str, object] | None = {"shape": asdict_of(shape)} if shape else None
-        if shape is None and _is_made(object_of(path, CONFIG_JSON_BYTES)):
+        row: dict[str, object] | None = {"shape": spelled_out(made)} if made.is_dense else None
+        if not made.is_dense and _is_made(object_of(path, CONFIG_JSON_BYTES)):
             row = {"shape": whole}
         source = Source(name)
     else:
@@ -163,9 +160,7 @@ def model_from(given: str) -> Given:
         source = Source(name, None if quant else whole, whole if quant else None, quant)
         fingerprint = _fingerprint(path)
     name = safe_name(name) or "model"
-    subject = Subject(
-        Model(name=name, shape=shape), shape or found.decoder, kept, found.tensors if kept else ()
-    )
+    subject = Subject(_model(name, made), made, kept, found.tensors if kept else ())
     return Given(subject, replace(source, row=row and {"name": name, **row}), fingerprint)
 
 
@@ -187,9 +182,15 @@ def _is_made(config: dict[str, object]) -> bool:
     return True
 
 
-def asdict_of(shape: Shape) -> dict[str, object]:
-    """A shape as a config spells it out."""
-    return {key: getattr(shape, key) for key in InlineShape.model_fields}
+def _model(name: str, made: Decoder) -> Model:
+    """A model to plan with; one that is not dense brings its layers with its weights."""
+    return Model(name=name, described=Described(made) if made.is_dense else None)
+
+
+def spelled_out(made: Decoder) -> dict[str, object]:
+    """A dense model as a config spells its shape out."""
+    known = dense_fields(made) or {}
+    return {key: known[key] for key in InlineShape.model_fields}
 
 
 def place_from(arguments: argparse.Namespace) -> Place:

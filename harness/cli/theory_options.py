@@ -16,7 +16,7 @@ from harness.cli import OK, Mistake, say
 from harness.cli.options import MOST_TOKENS as _MOST_TOKENS
 from harness.cli.options import gb_per_s, memory_gib, unknown
 from harness.theory import names, tensors
-from harness.theory.decoder import Decoder, Shape
+from harness.theory.decoder import Decoder
 from harness.theory.known_models import Known
 from harness.theory.machines import Machine
 from harness.theory.memory import LLAMA_CPP, TRANSFORMERS, Choice, Form, Stored, choices
@@ -34,7 +34,7 @@ THIS, ALL = "this", "all"
 
 
 def sort_of(
-    arguments: argparse.Namespace, shapes: Mapping[str, Shape | Decoder], known: Mapping[str, Machine]
+    arguments: argparse.Namespace, shapes: Mapping[str, Decoder], known: Mapping[str, Machine]
 ) -> None:
     """Join machine names that the shell has split; split quantizations at commas; move models given after
     --machine or --quant."""
@@ -84,7 +84,7 @@ def machines_of(
     return found
 
 
-def model_of(given: str, shapes: Mapping[str, Shape | Decoder]) -> names.Named | None:
+def model_of(given: str, shapes: Mapping[str, Decoder]) -> names.Named | None:
     """A known model; null for a file."""
     path = Path(given)
     is_file = path.exists() or path.suffix in (".gguf", ".json", ".safetensors")
@@ -109,7 +109,7 @@ def quants_of(given: Iterable[str]) -> list[str]:
 # `harness theory MODEL --memory SIZE`: which weights and KV types fit, without a machine's name.
 
 
-FromFile = Callable[[str], tuple[str, "Shape | Decoder", "Stored | None", bool]]
+FromFile = Callable[[str], tuple[str, Decoder, "Stored | None", bool]]
 _NOT_HERE = ("bpw", "tensors", "chunk", "rate", "acceptance")
 
 

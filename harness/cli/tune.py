@@ -177,7 +177,7 @@ def _refused(tuned: Tuned, changes: Changes, threads: int) -> str | None:
     if _weights(before) != _weights(cell):
         return "gives other weights, which are another model; compare them with harness run"
     family = tuned.experiment.device.partition(":")[0]
-    failures = plan.known_failures(cell, threads, family, None, cell.model.shape)
+    failures = plan.known_failures(cell, threads, family, None, cell.model.made)
     return failures[0].reason if failures else None
 
 

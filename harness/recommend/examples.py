@@ -16,7 +16,7 @@ from harness.recommend.speed import GGML, PUBLISHED, Example, Traits
 from harness.records import ResultsError, Stored, prefill_series
 from harness.records.kinds import Record, loaded_of
 from harness.stacks.header import Header, stacks
-from harness.theory.decoder import Shape
+from harness.theory.decoder import Decoder, dense
 from harness.theory.floors import MOVED_STATE
 from harness.theory.rows import is_quantized
 from harness.theory.tensors import ALL_QUANTS, quantized
@@ -144,7 +144,7 @@ def _of_model(record: Record) -> OfModel | None:
     if made and (needs := traffic.prefill_demand(record)):
         return candidates.kind_of_demand(needs, sum(each["layers"] for each in made["caches"]))
     kv_bytes = traffic.kv_bytes_per_token(record)
-    return candidates.kind_of_model(Shape(**given), kv_bytes) if given and kv_bytes else None
+    return candidates.kind_of_model(dense(**given), kv_bytes) if given and kv_bytes else None
 
 
 def _read_bytes(record: Record, header: Header, variant: str, quant: str) -> float | None:
@@ -153,8 +153,8 @@ def _read_bytes(record: Record, header: Header, variant: str, quant: str) -> flo
     given = record["model"].get("shape")
     if record.get("reported") and given:
         if quant in ALL_QUANTS:
-            return sum(size for _, size in _types_of(Shape(**given), quant))
-        found = candidates.read_bytes(header, Shape(**given), _BNB.get(variant), traffic.bpw(record))
+            return sum(size for _, size in _types_of(dense(**given), quant))
+        found = candidates.read_bytes(header, dense(**given), _BNB.get(variant), traffic.bpw(record))
         if found:
             return found
     return traffic.weight_bytes_per_token(record)
@@ -165,7 +165,7 @@ def _of_types(record: Record, quant: str, read: float) -> tuple[tuple[str, float
     Empty: not known."""
     given, header = record["model"].get("shape"), record["model"]["weights"].get("header")
     if given and quant in ALL_QUANTS:
-        found = _types_of(Shape(**given), quant)
+        found = _types_of(dense(**given), quant)
     else:
         found = tuple(header.get("bytes_by_type", {}).items()) if header else ()
     whole = sum(size for _, size in found)
@@ -173,8 +173,8 @@ def _of_types(record: Record, quant: str, read: float) -> tuple[tuple[str, float
 
 
 @cache
-def _types_of(shape: Shape, quant: str) -> tuple[tuple[str, float], ...]:
-    return candidates.kind_of_types(shape, quantized(shape, quant, as_published=True))
+def _types_of(made: Decoder, quant: str) -> tuple[tuple[str, float], ...]:
+    return candidates.kind_of_types(made, quantized(made, quant, as_published=True))
 
 
 def _of_cell(cell: Cell, stored: Stored, traits: Traits) -> Iterator[Example]:

@@ -193,7 +193,7 @@ class Machine(TypedDict):
 
 @with_config(ConfigDict(extra="forbid"))
 class ShapeFields(TypedDict):
-    """The fields of a Shape (harness/theory/decoder.py)."""
+    """A dense model: the arguments of `dense` (harness/theory/decoder.py)."""
 
     arch: Text
     vocab_size: Extent

@@ -19,7 +19,7 @@ from harness.records import Stored, TokenTimes
 from harness.records.files import read_columns
 from harness.records.kinds import Record, done_of, loaded_of, memory_of
 from harness.theory import decoder, names
-from harness.theory.decoder import Shape
+from harness.theory.decoder import dense
 
 # One record with all of its files, read once.
 
@@ -164,7 +164,7 @@ def _weights(record: Record) -> Iterator[str]:
     if by_type and size is not None and sum(by_type.values()) != size:
         yield f"its weights have {size:,} bytes, but by type they are {sum(by_type.values()):,}"
     parameters = header.get("parameters") or loaded.get("parameters")
-    of_shape = decoder.parameters(Shape(**shape)) if shape and not weights.get("decoder") else None
+    of_shape = decoder.parameters(dense(**shape)) if shape and not weights.get("decoder") else None
     if header and parameters and of_shape and of_shape != parameters:
         yield f"its weights have {parameters:,} parameters, but its shape {of_shape:,}"
     bits, nominal = traffic.bpw(record), traffic.nominal_bits(loaded.get("quant"))

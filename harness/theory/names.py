@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from harness.base import data
-from harness.theory.decoder import Decoder, Shape
+from harness.theory.decoder import Decoder
 from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES, Figure, Machine
 from harness.theory.tensors import ALL_QUANTS
@@ -64,27 +64,14 @@ class NotUnderstood(ValueError):
         return f"{'ambiguous' if self.ambiguous else 'unknown'} {kind} {shown}; {self.hint}"
 
 
-class Model(NamedTuple):
-    """A dense shape, and the name it goes by here."""
-
-    name: str
-    shape: Shape
-
-
 class Named(NamedTuple):
-    """Any model, and the name it goes by here."""
+    """A model, and the name it goes by here."""
 
     name: str
-    made: Shape | Decoder
+    made: Decoder
 
 
-def model(text: str, shapes: Mapping[str, Shape] = SHAPES, otherwise: str = "") -> Model:
-    """The dense model with a name. Raises the errors of `named`."""
-    found = named(text, shapes, otherwise)
-    return Model(found.name, cast(Shape, found.made))
-
-
-def named(text: str, shapes: Mapping[str, Shape | Decoder], otherwise: str = "") -> Named:
+def named(text: str, shapes: Mapping[str, Decoder] = SHAPES, otherwise: str = "") -> Named:
     """The model with a name; names of `shapes` in lower case match as they are.
 
     Raises NotUnderstood, with a hint from the same family. `otherwise`: what to do for an unknown shape.
@@ -142,15 +129,15 @@ def _families(shapes: Iterable[str]) -> set[str]:
     return {match[0] for name in shapes if (match := re.match("[a-z]+", name))} - _ONLY_IF_TYPED
 
 
-def _with_context(name: str, shape: Shape | Decoder, words: set[str], tuned: bool) -> Named:
+def _with_context(name: str, made: Decoder, words: set[str], tuned: bool) -> Named:
     """Tuned models and base models may differ in context alone. A tag of Ollama's is a tuned model."""
     suffix = "base" if "base" in words else "instruct" if tuned or "instruct" in words else None
     version = next((word for word in ("2", "2.5", "3") if word in words and "qwen" in words), "")
     differs = {(each["qwen"], each["kind"]): each["context"] for each in _ALIASES["contexts"]}
-    context = differs.get((version, suffix or ""), shape.context)
-    if context == shape.context or shape is not SHAPES.get(name):
-        return Named(name, shape)
-    return Named(f"{name}-{suffix}", replace(shape, context=context))
+    context = differs.get((version, suffix or ""), made.context)
+    if context == made.context or made is not SHAPES.get(name):
+        return Named(name, made)
+    return Named(f"{name}-{suffix}", replace(made, context=context))
 
 
 def _hint(name: str, core: set[str], of: Mapping[str, set[str]], otherwise: str) -> str:

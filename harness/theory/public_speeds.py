@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from harness.base import data
-from harness.theory import decoder, floors, names, tensors
-from harness.theory.decoder import Decoder, Shape
+from harness.theory import floors, names, tensors
+from harness.theory.decoder import Decoder
 from harness.theory.floors import Ceiling, Demand
 from harness.theory.known_models import Known
 from harness.theory.machines import Figure, Machine
@@ -37,7 +37,7 @@ class PublicSpeed:
 
     line: int
     name: str
-    made: Shape | Decoder
+    made: Decoder
     quant: str
     stack: str
     version: str
@@ -96,12 +96,11 @@ class PublicSpeed:
 
 
 @cache
-def _demand(made: Shape | Decoder, quant: str) -> Demand:
+def _demand(made: Decoder, quant: str) -> Demand:
     if quant in _PACKED_BITS:
         needs = floors.demand_of_bits(made, _PACKED_BITS[quant])
         return replace(needs, lm_head_bytes=needs.lm_head_params * 2.0)
-    published = decoder.made(made).shape is not None
-    return floors.demand_of_tensors(made, tensors.quantized(made, quant, as_published=published))
+    return floors.demand_of_tensors(made, tensors.quantized(made, quant, as_published=made.is_dense))
 
 
 class Refused(ValueError):

@@ -262,7 +262,8 @@ def portable(experiment: Experiment, folder: Path) -> Json:
             written = {"path": model.weights.path}
         else:
             written = given
-        if model.described and (described := folder.absolute() / Path(row["shape"]).expanduser()).exists():
+        is_in_a_file = model.described and model.described.config
+        if is_in_a_file and (described := folder.absolute() / Path(row["shape"]).expanduser()).exists():
             row = {**row, "shape": str(described)}
         rows.append({**row, **({} if given is None else {"weights": written})})
     whole = {**experiment.source, "name": experiment.name, "models": rows}

@@ -88,7 +88,7 @@ def test_a_refusal_names_what_is_near(typed, sentence):
 
 
 def test_theory_and_recommend_take_a_finetunes_name_and_say_so(harness):
-    typed = "unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF"
+    typed = "unsloth/Qwen3-VL-30B-A3B-Instruct-GGUF"
     ran = harness("theory", typed, "--machine", "4090", "--quant", "q4_k_m", "--json")
     assert [row["model"] for row in ran.json] == ["qwen3-30b-a3b"]
     assert ran.err.startswith(f"harness: {typed}: taken for qwen3-30b-a3b (30.5B parameters, 40,960 ")

@@ -490,7 +490,7 @@ def test_a_file_is_weighed_by_its_header_as_llama_cpp_weighs_it(harness, llamacp
             "qwq-32b",
             {"quant_method": "gptq", "bits": 4, "group_size": 128},
             "gptq 4-bit, group 128 as released",
-            15.3,
+            15.35,
         ),
         ("qwq-32b", {"quant_method": "fp8"}, "fp8 as released", 8.33),
     ],

@@ -108,6 +108,9 @@ def test_a_machine_and_each_of_its_sizes_are_named_by_what_they_print(name):
         ("rtx", "see harness theory --list-machines"),
         ("m2 m2", "see harness theory --list-machines"),
         ("16gb", "see harness theory --list-machines"),
+        ("2x 3091", "see harness theory --list-machines"),
+        ("2x m2", "only GPUs with memory of their own can be several in a computer"),
+        ("orange pi 5 max", 'rpi-5 is known, "max orange" is not'),
         ("", "see harness theory --list-machines"),
         ("1" * 10_000, "see harness theory --list-machines"),
     ],
@@ -221,7 +224,7 @@ def test_all_is_every_type_of_llama_cpp(harness):
     ("arguments", "sentence"),
     [
         (["pythia-12b"], "Pythia is not known yet; give its config.json or --from\n"),
-        (["no/qwen2.5-7b"], "no/qwen2.5-7b: no such file"),
+        (["./no/qwen2.5-7b"], "no/qwen2.5-7b: no such file"),
         (["qwen2.5"], "ambiguous model (and no file) qwen2.5; did you mean qwen2.5-0.5b, "),
         (["qwen3-8b", "--machine", "m6"], "unknown machine m6; see harness theory --list-machines"),
         (["qwen3-8b", "--memory", "8GB", "--bpw", "4"], "--bpw needs a --machine, also with --memory"),

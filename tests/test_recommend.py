@@ -706,3 +706,38 @@ def test_a_model_far_smaller_than_all_that_was_measured_is_said_to_be_extrapolat
     assert "8,192 tokens of context" in usual
     assert "how far off: on an RTX 4090" in usual
     assert "extrapolated" not in usual
+
+
+def test_a_gpu_without_bf16_is_offered_fp16_and_others_bf16(harness):
+    def variants(machine: str) -> dict[str, list[str]]:
+        found = harness("recommend", "qwen1.5-0.5b", "--machine", machine, "--stacks", "hf", "bnb", "--json")
+        return {row["name"]: row["options"].get("dtype") for row in found.json["variants"]}
+
+    assert set(variants("titan-rtx").values()) == {"fp16"}
+    assert variants("rtx-4090") == {
+        "hf bf16-dynamic": "bf16",
+        "bnb int8-dynamic": None,
+        "bnb nf4-dynamic": None,
+    }
+    ran = harness("recommend", "qwen1.5-0.5b", "--machine", "titan-rtx", "--stacks", "hf")
+    assert 'dtype: "fp16"' in ran.out or "dtype: fp16" in ran.out
+    assert "bfloat16" not in ran.out
+
+
+@pytest.mark.parametrize(("kind", "stacks"), [("cpu", {"llamacpp", "hf", "bnb"}), ("gpu", {"autoawq"})])
+def test_a_machine_of_which_the_bandwidth_is_known_is_what_the_user_says(harness, kind, stacks):
+    size = ("--machine", "epyc", "--memory", "384GB", "--bandwidth", "460")
+    ran = harness("recommend", "qwen1.5-0.5b", *size, "--kind", kind, "--json")
+    assert "is taken for" not in ran.err
+    assert stacks <= {row["stack"] for row in ran.json["variants"]}
+    assert ("autoawq" in {row["stack"] for row in ran.json["variants"]}) == (kind == "gpu")
+    ran = harness("recommend", "qwen1.5-0.5b", *size)
+    assert "epyc is taken for a GPU, by its bandwidth (--kind cpu: it is not)" in ran.err
+    ran = harness("recommend", "qwen1.5-0.5b", "--machine", "4090", "--kind", "gpu")
+    assert (ran.code, "--kind is of a machine that is not known" in ran.err) == (2, True)
+
+
+def test_two_gpus_are_said_not_to_be_measured(harness):
+    ran = harness("recommend", "qwen2.5-32b", "--machine", "2x 3090", "--stacks", "llamacpp")
+    assert "qwen2.5-32b on 2x GeForce RTX 3090 with 48.0 GiB" in ran.out
+    assert "2x 3090: the memory of 2 GPUs, whose layers take turns, at the bandwidth of one" in ran.err

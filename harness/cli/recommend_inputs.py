@@ -33,11 +33,12 @@ from harness.recommend.speed import Example
 from harness.records.kinds import Record
 from harness.stacks import build
 from harness.stacks.header import references
-from harness.theory import names
+from harness.theory import base_shapes, names
 from harness.theory.decoder import Decoder, dense_fields
 from harness.theory.known_models import Described, config_of
 from harness.theory.known_models import Known as KnownModels
 from harness.theory.machines import Figure, Machine
+from harness.theory.memory import released_in
 from harness.theory.names import NotUnderstood
 
 # `harness recommend --calibrate`: measure a few variants and the rate of each type, to predict others.
@@ -125,10 +126,13 @@ def model_from(given: str) -> Given:
     """A model by its name or its files. Raises Mistake."""
     is_shipped = given in data.weights_names() and not Path(given).exists()
     if not is_shipped and (known := theory_options.model_of(given, KnownModels())):
-        hub = given if re.fullmatch(r"[\w.-]+/[\w.-]+", given) else None
+        is_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", given) and not base_shapes.formats(given)
+        hub = given if is_hub else None
         named = Subject(_model(known.name, known.made), known.made)
         is_made = known.made.is_dense or _is_made(config_of(known.name))
-        return Given(named, Source(known.name, hub, row={"shape": known.name} if is_made else None))
+        name = safe_name(given.rpartition("/")[2]) if known.note else None
+        row: dict[str, object] | None = {"shape": known.name} if is_made else None
+        return Given(named, Source(name or known.name, hub, row=row))
     path = data.weights(given) if is_shipped else Path(given)
     try:
         found = read(path)
@@ -146,11 +150,13 @@ def model_from(given: str) -> Given:
             f"{printable(given)}: is {found.quantization}; recommend compares types that are made of 16-bit"
             " weights: give those, or see this one's limits with harness theory"
         )
+    if found.format == "config" and found.quantization and not released_in(found.decoder):
+        say(f"{printable(given)}: is {found.quantization}; these types are made of its 16-bit weights")
     made, whole, fingerprint = found.decoder, str(path.absolute()), None
     kept = quant if quant and quant not in FULL_TYPES else None
     if path.name == "config.json":
         name = path.absolute().parent.name
-        row: dict[str, object] | None = {"shape": spelled_out(made)} if made.is_dense else None
+        row = {"shape": spelled_out(made)} if made.is_dense else None
         if not made.is_dense and _is_made(object_of(path, CONFIG_JSON_BYTES)):
             row = {"shape": whole}
         source = Source(name)
@@ -214,7 +220,7 @@ def _place(arguments: argparse.Namespace) -> Place:
             raise Mistake(
                 "--bandwidth is of a machine that is not known, and needs --memory; this one is measured"
             )
-        return _unknown("the machine", arguments.memory, arguments.bandwidth, threads)
+        return _unknown("the machine", arguments.memory, arguments.bandwidth, arguments.kind, threads)
     if arguments.machine == THIS:
         return replace(_limited(_this(threads), arguments.memory), here=True)
     named = printable(arguments.machine)
@@ -225,11 +231,13 @@ def _place(arguments: argparse.Namespace) -> Place:
         if not (arguments.memory and arguments.bandwidth) or why.ambiguous:
             hint = "" if why.ambiguous else "; or give --memory and --bandwidth"
             raise Mistake(why.sentence("machine", named) + hint) from why
-        return _unknown(named, arguments.memory, arguments.bandwidth, threads)
+        return _unknown(named, arguments.memory, arguments.bandwidth, arguments.kind, threads)
     if arguments.bandwidth:
         raise Mistake(f"{named} is known; drop --bandwidth")
     if len(several) > 1:
         raise Mistake(f"{named} is several: {', '.join(several)}; choose one, or give --memory")
+    if note := names.one_of_each(named, several):
+        say(note)
     name, found = next(iter(several.items()))
     largest = max(each.memory_bytes for each in names.machines(arguments.machine, known).values())
     if found.memory_bytes > largest:
@@ -237,12 +245,12 @@ def _place(arguments: argparse.Namespace) -> Place:
     return place_of(found, name, threads)
 
 
-def _unknown(name: str, memory_gib: float, gb_per_s: float, threads: int) -> Place:
-    """A machine of which only memory and bandwidth are known."""
-    is_gpu = gb_per_s * 1e9 >= GPU_BYTES_PER_S
-    say(
-        f"{name} is taken for a {'GPU' if is_gpu else 'CPU'}, by its bandwidth; its compute rate is not known"
-    )
+def _unknown(name: str, memory_gib: float, gb_per_s: float, kind: str | None, threads: int) -> Place:
+    """A machine of which only memory and bandwidth are known; `kind`: gpu or cpu, null: by the bandwidth."""
+    is_gpu = kind == "gpu" if kind else gb_per_s * 1e9 >= GPU_BYTES_PER_S
+    if kind is None:
+        taken, other = ("GPU", "cpu") if is_gpu else ("CPU", "gpu")
+        say(f"{name} is taken for a {taken}, by its bandwidth (--kind {other}: it is not)")
     made = _cpu_of(name, memory_gib, gb_per_s)
     return place_of(replace(made, compute_capability=(8, 6)) if is_gpu else made, name, threads)
 

@@ -499,6 +499,8 @@ def _file(path: Path, needs_shape: bool) -> Checkpoint:
         kind, made, words = known.kind, known.decoder, _words(known.quantization)
         return Checkpoint(
             *(path, "config", kind, made, (), known.tied, known.synthetic, words, path),
+            packing=known.packing,
+            stored=known.quantization,
             states_context=known.states_context,
         )
     header_length = int.from_bytes(start[:8], "little")

@@ -309,11 +309,12 @@ def _of_torch(candidate: Candidate, source: Source, context: int, on_gpu: bool) 
         return {"fetch": f"{kind or 'a checkpoint'} of {source.name}{then}"}
     where = ', device_map="cuda"' if on_gpu else ""
     load = f'AutoModelForCausalLM.from_pretrained("{checkpoint}", '
+    dtype = "float16" if cell.variant.options.get("dtype") == "fp16" else "bfloat16"
     if words := cell.header.loads.get(cell.quant or ""):
-        return {"transformers": f"{load}{words}{where})"}
+        return {"transformers": f"{load}{words.replace('bfloat16', dtype)}{where})"}
     longer = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 " if context > candidate.trained else ""
-    served = f'{longer}vllm serve "{checkpoint}" --dtype bfloat16 --max-model-len {context}'
-    return {"transformers": f'{load}dtype="bfloat16"{where})'} | ({"vLLM": served} if on_gpu else {})
+    served = f'{longer}vllm serve "{checkpoint}" --dtype {dtype} --max-model-len {context}'
+    return {"transformers": f'{load}dtype="{dtype}"{where})'} | ({"vLLM": served} if on_gpu else {})
 
 
 def config_text(cells: Sequence[Cell], model: Mapping[str, object], device: str, context: int) -> str:

@@ -422,12 +422,21 @@ def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[st
             continue
         if not subject.made.is_dense and header.memory != LLAMA_CPP:
             continue
+        runnable: list[Cell] = []
         for cell in _cells(subject, header, context):
+            if any(_differ_in_dtype_alone(cell, each) for each in runnable):
+                continue
             if (candidate := _candidate(subject, cell, place, context)) is not None:
+                runnable.append(cell)
                 found.append(candidate)
                 if not candidate.fits and (split := _split(subject, candidate, place, context)):
                     found.append(split)
     return found
+
+
+def _differ_in_dtype_alone(one: Cell, other: Cell) -> bool:
+    first, second = ({**cell.variant.options, "dtype": None} for cell in (one, other))
+    return first == second
 
 
 def _runs_on(header: Header, family: str) -> bool:

@@ -299,7 +299,8 @@ class Header:
     reference logits of weights in its format; it makes files of this format for all stacks. `unfused`: the
     options that undo fused layers, whose logits are compared with the unfused ones too. `published`: its
     variants in the published study, by their names here. `offers`: rows of variants, as in a config, among
-    which `harness recommend` chooses; empty: the defaults. `trials`: the options that `harness tune`
+    which `harness recommend` chooses, of rows that differ in dtype alone the first that the device runs;
+    empty: the defaults. `trials`: the options that `harness tune`
     tries after threads, in this order. `program`: the stack's own program, `{}` for the path of the weights;
     its options' flags follow; empty: none. `kernel_changes`: by the length of a pass. `fused` and `waits`:
     parts of the names of variants with fused layers, and of those in which a matrix product waits for the

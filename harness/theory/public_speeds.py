@@ -133,7 +133,7 @@ def read(table: Iterable[Mapping[str, str | None]]) -> tuple[list[PublicSpeed], 
 
 def _row(line: int, cells: Mapping[str, str]) -> PublicSpeed:
     """Raises Refused."""
-    name, made = _named(cells["model"])
+    named = _named(cells["model"])
     quant, device = cells["quant"].lower(), _device(cells)
     if quant not in (*ALL_QUANTS, *_PACKED_BITS):
         raise Refused(f"unknown quantization {quant!r}")
@@ -145,8 +145,8 @@ def _row(line: int, cells: Mapping[str, str]) -> PublicSpeed:
     year = _number(cells, "year")
     return PublicSpeed(
         line=line,
-        name=name,
-        made=made,
+        name=named.name,
+        made=named.made,
         quant=quant,
         stack=cells["stack"],
         version=cells["version"],

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol
 
@@ -647,3 +647,26 @@ def packed_bytes(tensors: Iterable[Tensor], packing: Packing) -> dict[str, int]:
         if packing.method == "gptq":
             found["g_idx"] += n_in * _INT32_BYTES
     return {kind: found[kind] for kind in (*KINDS, "f16") if found[kind]}
+
+
+_NEVER_FP8 = ("embedding", "lm_head", "router", "norm")
+
+
+def as_released(model: Decoder, method: str, packing: Packing | None) -> list[Tensor]:
+    """The tensors of a checkpoint as its config.json says that they are quantized, without FP8's scales.
+    `method`: quant_method. Empty for other methods than mxfp4 and fp8, and gptq and awq of a dense model."""
+    matrices = [each for each in of_shape(model) if each.type == "f16" and each.part not in _NEVER_FP8]
+    if packing and all(len(matrix.dims) == 2 for matrix in matrices):
+        linear = [matrix for matrix in matrices if matrix.part in LINEAR]
+        made = {t.name: replace(t, type=packing.words, bytes=_packed([t], packing)) for t in linear}
+    elif method == "mxfp4":
+        made = {t.name: typed(t.name, "mxfp4", t.dims) for t in matrices if is_of_experts(t.name)}
+    elif method == "fp8":
+        made = {t.name: replace(t, type="fp8", bytes=t.elements) for t in matrices}
+    else:
+        return []
+    return [made.get(each.name, typed(each.name, "bf16", each.dims)) for each in of_shape(model)]
+
+
+def _packed(tensors: Iterable[Tensor], packing: Packing) -> int:
+    return sum(packed_bytes(tensors, packing).values())

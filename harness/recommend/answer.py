@@ -7,10 +7,11 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from typing_extensions import TypedDict
 
 from harness.analysis import quality as analysis_quality
@@ -18,7 +19,7 @@ from harness.analysis.columns import Cell as ColumnsCell
 from harness.config.plan import Cell
 from harness.dataset.study import Study
 from harness.recommend.candidates import FOLDER, Candidate
-from harness.recommend.speed import Example, Predictor, Range, Traits, added
+from harness.recommend.speed import NORMAL_90, Example, Floats, Predictor, Range, Traits
 from harness.records.kinds import Record
 from harness.stacks.header import Value, references
 
@@ -70,7 +71,8 @@ class Quality:
 class Choice:
     """A candidate with its predictions. `start`, `deep`: tokens per second at zero context, and at the
     requested context; `first_short`, `first_deep`: ms of a prompt of 2,048 tokens, and of the context.
-    `basis`: the evidence for the prediction."""
+    `basis`: the evidence for the prediction. `unknowns`: the standard deviation of `deep`'s logarithm by each
+    unknown, in the same order for all choices."""
 
     candidate: Candidate
     start: Range
@@ -79,10 +81,17 @@ class Choice:
     first_deep: Range | None
     quality: Quality | None
     basis: str
+    unknowns: Floats = field(compare=False, repr=False)
 
     @property
     def title(self) -> str:
         return f"{self.candidate.cell.variant.stack} {self.candidate.cell.variant.name}"
+
+    def is_faster(self, other: Choice) -> bool:
+        """Whether it is faster at the context with a probability of 95%. What is unknown of the machine is
+        common to both."""
+        spread = float(np.linalg.norm(self.unknowns - other.unknowns))
+        return math.log(self.deep.value / other.deep.value) > NORMAL_90 * spread
 
 
 @dataclass(frozen=True)
@@ -99,24 +108,29 @@ def choices(
 ) -> list[Choice]:
     """Predict all candidates at once."""
     predictor, traits = Predictor(examples), [each.traits for each in found]
+    start, deep = (predictor.steps([each.parts for each in found], n) for n in (1, context))
     figures = zip(
         found,
-        _tokens_per_s(predictor, found, 1),
-        _tokens_per_s(predictor, found, context),
+        start.ranges,
+        deep.ranges,
+        deep.unknowns,
         predictor.first_token_ms(traits, SHORT_PROMPT),
         predictor.first_token_ms(traits, context),
         strict=True,
     )
     return [
-        Choice(each, start, deep, short, long, quality(each), basis(each, examples))
-        for each, start, deep, short, long in figures
+        Choice(
+            candidate=each,
+            start=first.inverted(1e3),
+            deep=last.inverted(1e3),
+            first_short=short,
+            first_deep=long,
+            quality=quality(each),
+            basis=basis(each, examples),
+            unknowns=unknowns,
+        )
+        for each, first, last, unknowns, short, long in figures
     ]
-
-
-def _tokens_per_s(predictor: Predictor, found: Sequence[Candidate], n: int) -> list[Range]:
-    """Predict the speed at position n; the parts of a step take turns."""
-    parts = iter(predictor.latency_ms([part for each in found for part in each.parts], n))
-    return [added([next(parts) for _ in each.parts]).inverted(1e3) for each in found]
 
 
 def basis(candidate: Candidate, examples: Sequence[Example]) -> str:
@@ -131,7 +145,9 @@ def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
     same_stack = [each for each in alike if each.group == wanted.group]
     here = [each for each in same_stack if each.device == wanted.device]
     if any(
-        (each.model, each.type, each.layers) == (wanted.model, wanted.type, wanted.layers) for each in here
+        (each.model, each.type, each.layers) == (wanted.model, wanted.type, wanted.layers)
+        and each.software == wanted.software
+        for each in here
     ):
         return MEASURED
     engines = {(each.device, each.engine) for each in alike}
@@ -173,7 +189,7 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
 
 
 def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[Choice], rated: bool) -> str:
-    """Name choices that may be as good: overlapping intervals have no winner."""
+    """Name choices that may be as good: that the best is not faster with certainty."""
 
     def is_rival(other: Choice) -> bool:
         if goal == "context":
@@ -181,7 +197,7 @@ def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[
         if goal == "quality":
             return _goodness(other) == _goodness(best)
         alike = goal == "speed" or _balanced(other, rated) == _balanced(best, rated)
-        return alike and other.deep.high >= best.deep.low
+        return alike and not best.is_faster(other)
 
     rivals = [each for each in fitting if each is not best and is_rival(each)]
     numbers = [str(n) for n, each in enumerate(shown, 1) if any(each is other for other in rivals)]

@@ -109,6 +109,18 @@ def waits(header: Header, of_group: str) -> bool:
     return any(part in of_group for part in header.waits)
 
 
+def generation(family: str, name: str, compute_capability: tuple[int, int] | None) -> str:
+    """The generation of a GPU; empty: unknown. NVIDIA's chips with HBM have a minor version of 0."""
+    if family == "metal":
+        return next((word[:2] for word in name.split() if re.match(r"M\d", word)), "")
+    if "GTX 10" in name or (compute_capability and compute_capability < (7, 0)):
+        return "before 7.0"
+    if compute_capability is None:
+        return ""
+    major, minor = compute_capability
+    return "HBM" if not minor and major < 12 else f"{major}.{minor}"
+
+
 def read_bytes(header: Header, shape: Shape, quant: str | None, bits: float | None) -> float | None:
     """Bytes of weights that a decode step reads, in the format that a PyTorch stack loads; null for others.
     `quant`: of bitsandbytes; `bits`: of a packed checkpoint. All stay 16 bits wide but the linear layers."""
@@ -365,7 +377,7 @@ class Subject:
 
     def stored_as(self, quant: str) -> Sequence[Tensor]:
         """The model's tensors in a GGUF of this type."""
-        return self.tensors or _quantized(self.made, quant)
+        return self.tensors or quantized_as(self.made, quant)
 
 
 @dataclass(frozen=True)
@@ -414,8 +426,8 @@ class Candidate:
         return replace(self, traits=traits, split=split)
 
 
-@lru_cache(maxsize=64)
-def _quantized(made: Shape | Decoder, quant: str) -> tuple[Tensor, ...]:
+@lru_cache(maxsize=512)
+def quantized_as(made: Shape | Decoder, quant: str) -> tuple[Tensor, ...]:
     return tuple(quantized(made, quant, as_published=decoder.made(made).shape is not None))
 
 
@@ -545,6 +557,7 @@ def _traits(
         expert_share=made.expert_share,
         of_types=types,
         waits=waits(cell.header, group),
+        generation=generation(place.device.family, place.name, place.device.compute_capability),
         **kind_of_model(made, held.kv_bytes_per_token),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -12,12 +13,15 @@ from harness.analysis.columns import Cell, DepthsRow
 from harness.dataset.study import Study
 from harness.recommend import candidates
 from harness.recommend.candidates import OfModel, Rates
-from harness.recommend.speed import GGML, PUBLISHED, Example, Traits
+from harness.recommend.speed import GGML, OLDER, PUBLIC, PUBLISHED, STUDY_LOOP, Example, Traits
 from harness.records import ResultsError, Stored, prefill_series
 from harness.records.kinds import Record, loaded_of
 from harness.stacks.header import Header, stacks
+from harness.theory import decoder, floors, names
 from harness.theory.decoder import Shape
 from harness.theory.floors import MOVED_STATE
+from harness.theory.known_models import Known
+from harness.theory.machines import MACHINES
 from harness.theory.rows import is_quantized
 from harness.theory.tensors import ALL_QUANTS, quantized
 
@@ -42,8 +46,68 @@ def of_published(published: Iterable[Stored]) -> list[Example]:
         last = workload["prompt_tokens"] + workload["new_tokens"]
         line = {1: B, last: B + (last - 1) / W}
         first = _first_token(stored) if traits.flops else {}
+        traits = replace(traits, setup=PUBLISHED, software=STUDY_LOOP)
         found.append(Example(traits, line, (workload["prompt_tokens"] + 1, last), first, PUBLISHED))
     return found
+
+
+def of_public(rows: Iterable[dict[str, str]]) -> list[Example]:
+    """One example per public measurement."""
+    found = []
+    for row in rows:
+        if row["suspicious"]:
+            continue
+        traits = _public_traits(row)
+        n, ms = int(row["context"]), 1e3 / float(row["tok_s"])
+        found.append(Example(traits, {n: ms}, (n, n), {}, PUBLIC))
+    return found
+
+
+_AWQ = {"autoawq exllama": "exllama", "autoawq gemm fused": "gemm-fused"}
+
+
+def _public_traits(row: dict[str, str]) -> Traits:
+    known = Known()
+    made, stack, quant = names.named(row["model"], known, "").made, row["stack"], row["quant"]
+    if row["bandwidth_gb_per_s"]:
+        bandwidth, family, device, sheet = float(row["bandwidth_gb_per_s"]) * 1e9, row["family"], row["machine"], None
+    else:
+        sheet = next(iter(names.machines(row["machine"], MACHINES).values()))
+        bandwidth, family, device = sheet.bandwidth_bytes_per_s, row["family"] or sheet.family, sheet.name
+    packed = quant not in ("f16", "bf16")
+    header = stacks()[{"hf": "hf", "autoawq": "autoawq"}.get(stack.split()[0], "llamacpp")]
+    if header.stack == "llamacpp":
+        group, engine = header.stack, GGML
+        needs = floors.demand_of_tensors(made, tensors := candidates.quantized_as(made, quant))
+        read, of_types = needs.weight_bytes_per_token, candidates.kind_of_types(made, tensors)
+    else:
+        shape = decoder.made(made).shape
+        assert shape
+        group = f"{header.stack} {_AWQ.get(stack, 'bf16')}"
+        engine = candidates.engine(header, group)
+        read, of_types, quant = candidates.read_bytes(header, shape, None, 4), (), ""
+        needs = floors.demand_of_bits(decoder.made(made), 16)
+    year = row["year"]
+    return Traits(
+        group=group,
+        engine=engine,
+        type=quant,
+        model=row["model"],
+        device=device,
+        family=family,
+        read_bytes=read + MOVED_STATE * needs.state_bytes,
+        bytes_per_s=bandwidth,
+        packed=packed,
+        flops=sheet.kernel_flops(packed) if sheet else None,
+        expert_bytes=needs.expert_bytes,
+        expert_share=needs.experts_used / needs.experts if needs.experts else 1.0,
+        of_types=of_types,
+        waits=candidates.waits(header, group),
+        setup=re.sub(r"/\d+$", "", row["source"]),
+        generation=candidates.generation(family, device, sheet.compute_capability if sheet else None),
+        software=OLDER if year and int(year) <= 2024 and engine == GGML else "",
+        **candidates.kind_of_model(made, needs.kv_bytes_per_token),
+    )
 
 
 def of_own(gathered: Study, bandwidths: Mapping[str, float] | None = None) -> list[Example]:
@@ -119,6 +183,7 @@ def _traits(
         expert_share=needs.experts_used / needs.experts if needs and needs.experts else 1.0,
         of_types=_of_types(record, quant, read),
         waits=candidates.waits(header, group),
+        generation=candidates.generation("cuda", sheet.name, sheet.compute_capability) if sheet else "",
         **model,
     )
 

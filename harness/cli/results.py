@@ -181,6 +181,9 @@ def _page(config: str | None) -> Path:
 # `harness report`: a page or tables from results folders; needs no GPU and no stack.
 
 
+PUBLIC_SPEEDS = Path(data.PUBLISHED) / "public-speeds"
+
+
 def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dir",
@@ -209,6 +212,8 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 def run_report(arguments: argparse.Namespace) -> int:
     """Print the tables, or write the page and print its path. Raises ResultsError if there is
     nothing to show."""
+    if PUBLIC_SPEEDS in arguments.dir:
+        return _report_public_speeds(arguments)
     study, name = _study(arguments.dir, arguments.baseline)
     for warning in study.warnings:
         say(warning)
@@ -230,6 +235,32 @@ def run_report(arguments: argparse.Namespace) -> int:
         page = arguments.output or Path("reports") / f"{name}.html"
         report_page.write(page, study)
         print(page.absolute())
+    return OK
+
+
+def _report_public_speeds(arguments: argparse.Namespace) -> int:
+    """The same of the public speeds. Raises Mistake."""
+    from harness.report import public_speeds as report_public_speeds
+    from harness.theory import public_speeds
+
+    if len(arguments.dir) > 1 or arguments.baseline or arguments.png:
+        raise Mistake(
+            f"{PUBLIC_SPEEDS} are speeds without records: give it alone, and no --baseline or --png"
+        )
+    forms = {
+        "md": report_public_speeds.markdown,
+        "csv": report_public_speeds.csv,
+        "json": report_public_speeds.json,
+    }
+    text = forms.get(arguments.format, report_public_speeds.html)(public_speeds.rows())
+    output = arguments.output
+    if output is None and arguments.format is None:
+        output = REPORTS / f"{PUBLIC_SPEEDS.name}.html"
+    if output is None:
+        print(text, end="")
+    else:
+        write_output(output, text)
+        print(output.absolute())
     return OK
 
 

@@ -25,6 +25,7 @@ from harness.theory.floors import PUBLISHED, UNITS
 from harness.theory.known_models import Known
 from harness.theory.machines import Machine
 from harness.theory.memory import Form, Placement, PlacementError, released_in
+from harness.theory.public_speeds import others
 from harness.theory.rows import (
     Ask,
     Reached,
@@ -215,6 +216,7 @@ _NESTED = (  # of a row, left out of a CSV
         "chunked_prefill",
         "rates",
         "reached",
+        "reached_by_others",
         "reached_prefill",
         "slopes",
         "tensors",
@@ -314,12 +316,14 @@ def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
         if model.made is None:
             raise Mistake(f"{model.given}: --n-cpu-moe needs a model whose layers are known")
     names_given = [model.name for model in models]
+    is_study = ask.units.name == PUBLISHED.name
+    by_others = {name: others(machine) for name, machine in chosen if machine and not is_study}
     found: list[Row] = []
     for model in models:
         name = model.name if names_given.count(model.name) == 1 else model.given
         measured: list[Unread] = []
         shape = decoder.made(model.made).shape if model.made else None
-        if shape and arguments.machine and ask.units.name != PUBLISHED.name:
+        if shape and arguments.machine and not is_study:
             measured = [*of_model(name, shape)]
         for machine_name, machine in chosen:
             for form in model.forms:
@@ -329,6 +333,7 @@ def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
                     line = row_without_shape(name, form, model.tied, machine_name, machine, ask)
                 if model.made and not model.trained_stated:
                     line["trained_stated"] = False
+                line["reached_by_others"] = by_others.get(machine_name)
                 if measured and machine:
                     add_reached(line, measured, machine)
                 if arguments.tensors or (arguments.json and form is model.stored):

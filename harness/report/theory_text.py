@@ -13,12 +13,22 @@ from typing import TypeVar, cast
 
 from typing_extensions import TypedDict
 
+from harness.base.text import plural
 from harness.report.table import NONE, Table, formatted
 from harness.theory import decoder
 from harness.theory.decoder import Decoder, Shape
 from harness.theory.machines import DRIVER_RESERVE_BYTES, Machine
 from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS, Choice, Fit
-from harness.theory.rows import Chunk, Reached, ReachedPrefill, Row, RowWithTensors, Sides, TensorRow
+from harness.theory.rows import (
+    Chunk,
+    Reached,
+    ReachedByOthers,
+    ReachedPrefill,
+    Row,
+    RowWithTensors,
+    Sides,
+    TensorRow,
+)
 
 # Terminal output of `harness theory`: models, latency floors, bytes by part, chunked prefill.
 
@@ -260,8 +270,22 @@ def _legend(rows: Sequence[Row]) -> None:
         _say("reached: no measurement, here or published, of these weights on this machine.")
     _say_reached("reached: share of the ceiling (tok/s)", [row["reached"] for row in rows])
     _say_reached("prefill reached: share of the limit (ms)", [row["reached_prefill"] for row in rows])
+    for row in {row["machine"]: row for row in rows}.values():
+        if row["reached_by_others"]:
+            _say(f"{row['machine']}: {_by_others(row['reached_by_others'])}")
     for row in {(row["machine"], row["rate"]): row for row in shaped}.values():
         _say(f"{row['machine']}: {_limits(row)}")
+
+
+def _by_others(found: ReachedByOthers) -> str:
+    """What public speeds reached, and on which machines."""
+    alike = "CPUs" if found["on"] == "CPU" else f"{found['on']}'s GPUs"
+    where = "on it" if found["is_machine"] else f"on {alike}, none on it"
+    return (
+        f"public decode speeds reached {found['median']:.0%} of the ceiling in the median,"
+        f" {found['least']:.0%} to {found['most']:.0%} ({plural(found['rows'], 'row')} {where}, from"
+        f" {plural(found['sources'], 'source')})."
+    )
 
 
 def _say_parts(name: str, row: Row) -> None:

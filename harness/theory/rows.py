@@ -48,6 +48,19 @@ class ReachedPrefill(TypedDict):
     source: str
 
 
+class ReachedByOthers(TypedDict):
+    """Shares of the ceiling that public decode speeds of any model reached: on this machine, or on all of
+    its maker's where none is of it (`is_machine` false)."""
+
+    on: str
+    is_machine: bool
+    rows: int
+    sources: int
+    median: float
+    least: float
+    most: float
+
+
 class TensorRow(TypedDict):
     name: str
     part: str
@@ -112,6 +125,7 @@ class OnMachine(TypedDict):
     sides: Sides | None
     reached: Reached | None
     reached_prefill: ReachedPrefill | None
+    reached_by_others: ReachedByOthers | None
     kv_read: str | None
     W_tokens_per_ms: float | None
     slopes: list[Slope] | None

@@ -73,6 +73,7 @@ def test_each_maker_has_decodes_and_prefills() -> None:
         ({"tok_s": "2150"}, "times the most that GeForce RTX 4090 can"),
         ({"prompt_tokens": "512", "prompt_tok_s": "400000"}, "prompt_tok_s is 4e+05"),
         ({"context": ""}, "context and tok_s go together"),
+        ({"prompt_tokens": "0.5", "prompt_tok_s": "9"}, "prompt_tokens is 0.5, not a whole number"),
         ({"context": "", "tok_s": ""}, "no speed"),
         ({"machine": "rtx-9090"}, "unknown machine rtx-9090"),
         ({"model": "llama-9"}, "unknown model"),

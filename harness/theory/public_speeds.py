@@ -180,7 +180,7 @@ def _device(cells: Mapping[str, str]) -> Machine:
     figures = Figure(int((memory or 0) * 2**30), "given"), Figure(bandwidth * 1e9, "given")
     made = Machine(cells["machine"], *figures, {}, "")
     if cells["family"] == "cuda":
-        return replace(made, compute_capability=(0, 0))
+        return replace(made, compute_capability=(0, 0))  # not known; no rate depends on it
     return made if cells["family"] in ("cpu", "") else replace(made, gpu_api=cells["family"])
 
 
@@ -200,6 +200,8 @@ def _pair(cells: Mapping[str, str], tokens: str, speed: str) -> tuple[int, float
         return None, None
     if n is None or tok_s is None:
         raise Refused(f"{tokens} and {speed} go together")
+    if n % 1:
+        raise Refused(f"{tokens} is {cells[tokens]}, not a whole number")
     return int(n), tok_s
 
 

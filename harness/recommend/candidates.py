@@ -109,16 +109,16 @@ def waits(header: Header, of_group: str) -> bool:
     return any(part in of_group for part in header.waits)
 
 
-def generation(family: str, name: str, compute_capability: tuple[int, int] | None) -> str:
-    """The generation of a GPU; empty: unknown. NVIDIA's chips with HBM have a minor version of 0."""
-    if family == "metal":
-        return next((word[:2] for word in name.split() if re.match(r"M\d", word)), "")
-    if "GTX 10" in name or (compute_capability and compute_capability < (7, 0)):
+def generation(machine: Machine) -> str:
+    """The generation of a machine's GPU; empty: unknown. NVIDIA's with HBM have a minor version of 0."""
+    if machine.family == "metal":
+        return next((word[:2] for word in machine.name.split() if re.match(r"M\d", word)), "")
+    if other := re.match(r"Arc|Radeon RX \d", machine.name):
+        return other[0]
+    major, minor = machine.compute_capability or (0, 0)
+    if "GTX 10" in machine.name or 0 < major < 7:
         return "before 7.0"
-    if compute_capability is None:
-        return ""
-    major, minor = compute_capability
-    return "HBM" if not minor and major < 12 else f"{major}.{minor}"
+    return "HBM" if major in (7, 8, 9, 10) and not minor else f"{major}.{minor}" if major else ""
 
 
 def read_bytes(header: Header, shape: Shape, quant: str | None, bits: float | None) -> float | None:
@@ -318,7 +318,7 @@ def given_rates(traits: Traits, rates: Rates) -> Traits:
 class Place:
     """Where a model would run. `bytes_per_s`: read bandwidth, `rates`: FLOP/s by whether weights are
     quantized; null: unknown. `here`: the place is this machine. `host`: a GPU's host CPU and main memory,
-    which may hold layers; null: unknown."""
+    which may hold layers; null: unknown. `generation`: of its chips."""
 
     device: Device
     name: str
@@ -327,6 +327,7 @@ class Place:
     threads: int
     here: bool = False
     host: Place | None = None
+    generation: str = ""
 
     @property
     def devices(self) -> list[Place]:
@@ -349,7 +350,8 @@ def place_of(machine: Machine, name: str, threads: int) -> Place:
         reserve_bytes=machine.reserve.value,
     )
     rates = {quantized: machine.kernel_flops(quantized) for quantized in (False, True)}
-    return Place(device, machine.name, machine.bandwidth_bytes_per_s, rates, threads)
+    bandwidth = machine.bandwidth_bytes_per_s
+    return Place(device, machine.name, bandwidth, rates, threads, generation=generation(machine))
 
 
 # Every way to run a model on a device: the variants that stacks offer, which fit, and how much context.
@@ -377,7 +379,7 @@ class Subject:
 
     def stored_as(self, quant: str) -> Sequence[Tensor]:
         """The model's tensors in a GGUF of this type."""
-        return self.tensors or quantized_as(self.made, quant)
+        return self.tensors or _quantized(self.made, quant)
 
 
 @dataclass(frozen=True)
@@ -426,8 +428,8 @@ class Candidate:
         return replace(self, traits=traits, split=split)
 
 
-@lru_cache(maxsize=512)
-def quantized_as(made: Shape | Decoder, quant: str) -> tuple[Tensor, ...]:
+@lru_cache(maxsize=64)
+def _quantized(made: Shape | Decoder, quant: str) -> tuple[Tensor, ...]:
     return tuple(quantized(made, quant, as_published=decoder.made(made).shape is not None))
 
 
@@ -557,7 +559,7 @@ def _traits(
         expert_share=made.expert_share,
         of_types=types,
         waits=waits(cell.header, group),
-        generation=generation(place.device.family, place.name, place.device.compute_capability),
+        generation=place.generation,
         **kind_of_model(made, held.kv_bytes_per_token),
     )
 

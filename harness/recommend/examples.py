@@ -13,15 +13,14 @@ from harness.analysis.columns import Cell, DepthsRow
 from harness.dataset.study import Study
 from harness.recommend import candidates
 from harness.recommend.candidates import OfModel, Rates
-from harness.recommend.speed import GGML, OLDER, PUBLIC, PUBLISHED, STUDY_LOOP, Example, Traits
+from harness.recommend.speed import GGML, OLDER, OLDER_YEAR, PUBLIC, PUBLISHED, STUDY_LOOP, Example, Traits
 from harness.records import ResultsError, Stored, prefill_series
 from harness.records.kinds import Record, loaded_of
-from harness.stacks.header import Header, stacks
-from harness.theory import decoder, floors, names
+from harness.stacks.header import Header, references, stacks
+from harness.theory import decoder
 from harness.theory.decoder import Shape
 from harness.theory.floors import MOVED_STATE
-from harness.theory.known_models import Known
-from harness.theory.machines import MACHINES
+from harness.theory.public_speeds import PublicSpeed
 from harness.theory.rows import is_quantized
 from harness.theory.tensors import ALL_QUANTS, quantized
 
@@ -51,63 +50,65 @@ def of_published(published: Iterable[Stored]) -> list[Example]:
     return found
 
 
-def of_public(rows: Iterable[dict[str, str]]) -> list[Example]:
-    """One example per public measurement."""
+def of_public(rows: Iterable[PublicSpeed]) -> list[Example]:
+    """One example per measurement of others; none of a GPU that ran by another interface than its maker's."""
     found = []
     for row in rows:
-        if row["suspicious"]:
+        if row.family != row.device.family and row.maker != "AMD":
             continue
-        traits = _public_traits(row)
-        n, ms = int(row["context"]), 1e3 / float(row["tok_s"])
-        found.append(Example(traits, {n: ms}, (n, n), {}, PUBLIC))
+        n = row.context or 1
+        at_ms = {n: 1e3 / row.tok_s} if row.tok_s else {}
+        traits = _traits_of_public(row)
+        first = (
+            {row.prompt_tokens: 1e3 * row.prompt_tokens / row.prompt_tok_s}
+            if (row.prompt_tokens and row.prompt_tok_s and traits.flops)
+            else {}
+        )
+        found.append(Example(traits, at_ms, (n, n), first, PUBLIC))
     return found
 
 
-_AWQ = {"autoawq exllama": "exllama", "autoawq gemm fused": "gemm-fused"}
+# Variants of PyTorch's stacks, as public rows name them.
+_PUBLIC_VARIANTS = {
+    "hf": "hf bf16",
+    "autoawq exllama": "autoawq exllama",
+    "autoawq gemm fused": "autoawq gemm-fused",
+}
 
 
-def _public_traits(row: dict[str, str]) -> Traits:
-    known = Known()
-    made, stack, quant = names.named(row["model"], known, "").made, row["stack"], row["quant"]
-    if row["bandwidth_gb_per_s"]:
-        bandwidth, family, device, sheet = float(row["bandwidth_gb_per_s"]) * 1e9, row["family"], row["machine"], None
-    else:
-        sheet = next(iter(names.machines(row["machine"], MACHINES).values()))
-        bandwidth, family, device = sheet.bandwidth_bytes_per_s, row["family"] or sheet.family, sheet.name
-    packed = quant not in ("f16", "bf16")
-    header = stacks()[{"hf": "hf", "autoawq": "autoawq"}.get(stack.split()[0], "llamacpp")]
-    if header.stack == "llamacpp":
-        group, engine = header.stack, GGML
-        needs = floors.demand_of_tensors(made, tensors := candidates.quantized_as(made, quant))
-        read, of_types = needs.weight_bytes_per_token, candidates.kind_of_types(made, tensors)
-    else:
-        shape = decoder.made(made).shape
-        assert shape
-        group = f"{header.stack} {_AWQ.get(stack, 'bf16')}"
-        engine = candidates.engine(header, group)
-        read, of_types, quant = candidates.read_bytes(header, shape, None, 4), (), ""
-        needs = floors.demand_of_bits(decoder.made(made), 16)
-    year = row["year"]
+def _traits_of_public(row: PublicSpeed) -> Traits:
+    group = _PUBLIC_VARIANTS.get(row.stack, references()["gguf"].stack)
+    header = stacks()[group.partition(" ")[0]]
+    engine, shape = candidates.engine(header, group), decoder.made(row.made).shape
+    read = row.demand.weight_bytes_per_token
+    if engine != GGML and shape:
+        read = candidates.read_bytes(header, shape, None, None) or read
+    needs = row.demand
     return Traits(
         group=group,
         engine=engine,
-        type=quant,
-        model=row["model"],
-        device=device,
-        family=family,
+        type=row.quant if engine == GGML else "",
+        model=row.name,
+        device=row.device.name,
+        family=row.family,
         read_bytes=read + MOVED_STATE * needs.state_bytes,
-        bytes_per_s=bandwidth,
-        packed=packed,
-        flops=sheet.kernel_flops(packed) if sheet else None,
+        bytes_per_s=row.device.bandwidth_bytes_per_s,
+        packed=row.packed,
+        flops=row.device.kernel_flops(row.packed),
         expert_bytes=needs.expert_bytes,
         expert_share=needs.experts_used / needs.experts if needs.experts else 1.0,
-        of_types=of_types,
         waits=candidates.waits(header, group),
-        setup=re.sub(r"/\d+$", "", row["source"]),
-        generation=candidates.generation(family, device, sheet.compute_capability if sheet else None),
-        software=OLDER if year and int(year) <= 2024 and engine == GGML else "",
-        **candidates.kind_of_model(made, needs.kv_bytes_per_token),
+        setup=_setup(row.source),
+        software=OLDER if row.year and row.year <= OLDER_YEAR and engine == GGML else "",
+        generation=candidates.generation(row.device),
+        **candidates.kind_of_model(row.made, needs.kv_bytes_per_token),
     )
+
+
+def _setup(source: str) -> str:
+    """Who measured: a repository, or a thread."""
+    first = source.split()[0]
+    return first if "/" in first else re.sub(r" ?\(.*|/\d+$", "", source)
 
 
 def of_own(gathered: Study, bandwidths: Mapping[str, float] | None = None) -> list[Example]:
@@ -183,7 +184,7 @@ def _traits(
         expert_share=needs.experts_used / needs.experts if needs and needs.experts else 1.0,
         of_types=_of_types(record, quant, read),
         waits=candidates.waits(header, group),
-        generation=candidates.generation("cuda", sheet.name, sheet.compute_capability) if sheet else "",
+        generation=candidates.generation(sheet) if sheet else "",
         **model,
     )
 

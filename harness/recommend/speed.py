@@ -227,14 +227,14 @@ def _descended(
 
 Name = tuple[str, ...]
 
-STUDY_LOOP, OLDER = "study", "2024"
+STUDY_LOOP, OLDER, OLDER_YEAR = "study", "2024", 2024
 """Software with costs of its own: the published study's loops of early 2024, and releases of that year and
 before."""
 
 # The spread of a latency's logarithm around the model: on a setup with measurements of its own, and on one of
 # which others' are public (a model's and a type's deviation on one machine are not known there).
 _SPREAD = {
-    ("gpu", GGML): (0.015, 0.06),
+    ("gpu", GGML): (0.015, 0.04),
     ("cpu", GGML): (0.04, 0.10),
     **{("gpu", engine): (0.04, 0.15) for engine in (TORCH, FUSED)},
     **{("cpu", engine): (0.06, 0.15) for engine in (TORCH, FUSED)},
@@ -276,12 +276,12 @@ _ROOTS: dict[tuple[str, str, str], tuple[float, float]] = {
     ("kv", "gpu", FUSED): (1.2, 0.5),
     ("kv", "cpu", GGML): (2.0, 0.7),
     ("kv", "cpu", TORCH): (4.0, 0.7),
-    ("head", "gpu", GGML): (0.1, 1.0),
+    ("head", "gpu", GGML): (0.03, 1.0),
     ("head", "gpu", TORCH): (0.005, 1.0),
     ("head", "gpu", FUSED): (0.1, 1.0),
     ("head", "cpu", GGML): (1.0, 1.5),
     ("head", "cpu", TORCH): (1.0, 1.5),
-    ("token", "gpu", GGML): (20.0, 1.0),
+    ("token", "gpu", GGML): (5.0, 1.0),
     ("mfu", "gpu", GGML): (0.3, 0.6),
     ("mfu", "gpu", TORCH): (0.4, 0.6),
     ("mfu", "gpu", FUSED): (0.4, 0.6),
@@ -299,21 +299,42 @@ _KIND = {"layer": Prior(math.log(1.5), 0.5), "eff": Prior(math.log(0.9), 0.2)}
 # How far a stack's kernel, a type, software, a setup, a device and a model deviate from the root: spreads of
 # logarithms.
 _GROUP = {
-    **{(name, like): 0.5 for name in ("host", "mfu") for like in ("gpu", "cpu")},
-    **{("eff", like): 0.15 for like in ("gpu", "cpu")},
+    **{("host", engine, like): 0.5 for engine in (TORCH, FUSED) for like in ("gpu", "cpu")},
+    **{("mfu", engine, like): 0.5 for engine in (TORCH, FUSED) for like in ("gpu", "cpu")},
+    **{("eff", engine, like): 0.15 for engine in (TORCH, FUSED) for like in ("gpu", "cpu")},
     # Of llama.cpp: with and without flash attention, and by the types of the cache, which a CPU unpacks.
-    ("head", "gpu"): 0.3,
-    ("head", "cpu"): 1.0,
+    ("mfu", GGML, "gpu"): 0.1,
+    ("mfu", GGML, "cpu"): 0.5,
+    ("eff", GGML, "gpu"): 0.02,
+    ("eff", GGML, "cpu"): 0.1,
+    ("head", GGML, "gpu"): 0.3,
+    ("head", GGML, "cpu"): 1.0,
 }
 _PACKED = 0.5  # products of packed weights against those of 16 bits
 _LIKE = dict.fromkeys(("cuda", "metal", "hip", "vulkan"), "gpu")  # kinds with the priors of another
 # Types of a family share their way to be unpacked, and so a part of their deviation.
 _FAMILY, _TYPE = {"gpu": 0.1, "cpu": 0.25}, {"gpu": 0.015, "cpu": 0.15}
-_SOFTWARE = {"host": 0.5, "step": 1.5, "layer": 0.7, "eff": 0.1, "kv": 0.3, "head": 0.7, "token": 0.7, "mfu": 0.5}
-_INTERFACE = {("step", "vulkan"): 0.3, ("layer", "vulkan"): 0.3, ("eff", "vulkan"): 0.15}  # against hip
+_SOFTWARE = {
+    "host": 0.5,
+    "step": 1.5,
+    "layer": 0.7,
+    "eff": 0.1,
+    "kv": 0.3,
+    "head": 1.5,
+    "token": 1.5,
+    "mfu": 0.5,
+}
+_INTERFACE = {
+    ("mfu", "vulkan"): 0.4,
+    ("kv", "vulkan"): 0.2,
+    ("step", "vulkan"): 0.3,
+    ("layer", "vulkan"): 0.3,
+    ("eff", "vulkan"): 0.15,
+}  # against hip
 _DEVICE = {
-    **dict.fromkeys((("host", ""), ("step", ""), ("layer", "")), 0.35),
-    ("eff", ""): 0.10,
+    ("host", ""): 0.35,
+    **dict.fromkeys((("step", ""), ("layer", "")), 0.3),
+    ("eff", ""): 0.06,
     ("eff", "cpu"): 0.15,
     ("kv", ""): 0.2,
     ("mfu", ""): 0.2,
@@ -325,17 +346,18 @@ _OF_GENERATION = {("eff", "before 7.0"): -0.35, ("layer", "before 7.0"): 0.5, ("
 # Smaller GPUs take longer for what a layer does besides its products.
 _BY_BANDWIDTH, _USUAL_BYTES_PER_S = Prior(-0.3, 0.3), 5e11
 _SETUP = {("eff", ""): 0.05, ("eff", "cpu"): 0.1}
-_MODEL = {("eff", ""): 0.05}
+_MODEL = {("eff", ""): 0.03}
 FIRST_TOKEN_SPREAD = 0.08
 
 
 # GPUs that share what is measured, by their interface.
-_MAKERS = {"cuda": "nvidia", "metal": "apple", "hip": "others", "vulkan": "others"}
+_MAKERS = {"cuda": "nvidia", "metal": "apple", "hip": "amd", "vulkan": "amd"}
 
 
 def fit_of(traits: Traits) -> tuple[str, str]:
     """Variants that share what is measured: by the maker of the device, and the engine."""
-    return _MAKERS.get(traits.family, traits.family), traits.engine
+    maker = "intel" if traits.generation == "Arc" else _MAKERS.get(traits.family, traits.family)
+    return maker, traits.engine
 
 
 def spread_of(traits: Traits, is_calibrated: bool) -> float:
@@ -378,8 +400,8 @@ def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior, float]]:
     slopes = [((parameter, "by bandwidth"), _BY_BANDWIDTH, math.log(traits.bytes_per_s / _USUAL_BYTES_PER_S))]
     if parameter in _KIND and traits.kind != DENSE:
         found.append(((parameter, "kind", traits.kind), _KIND[parameter]))
-    if (parameter, like) in _GROUP:
-        found.append(((parameter, "of", traits.group), Prior(0.0, _GROUP[parameter, like])))
+    if (of_group := (parameter, traits.engine, like)) in _GROUP:
+        found.append(((parameter, "of", traits.group), Prior(0.0, _GROUP[of_group])))
     if parameter == "mfu":
         found.append(((parameter, str(traits.packed)), Prior(0.0, _PACKED)))
     if parameter == "eff":

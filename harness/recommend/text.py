@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 from harness.recommend import answer
 from harness.recommend.answer import HERE, KNOWN, SHORT_PROMPT, THEORY, Choice, Ranked, Source
 from harness.recommend.candidates import Place
-from harness.recommend.speed import DENSE, EXPERTS, PUBLISHED, Example, Range, read_s
+from harness.recommend.speed import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range, read_s
 from harness.report.table import NONE, Table
 from harness.report.theory_text import short
 
@@ -173,10 +173,13 @@ def show_notes(
 def _elsewhere(bases: Set[str], examples: Sequence[Example], place: Place) -> str:
     """Name the evidence for figures where nothing was measured on the machine."""
     alike = [each for each in examples if each.traits.family == place.device.family]
+    machines = {each.traits.device for each in alike if each.source == PUBLIC}
     devices = dict.fromkeys(
         f"{'the published study' if each.source == PUBLISHED else 'measurements'} of {each.traits.device}"
         for each in alike
+        if each.source != PUBLIC
     )
+    devices |= {f"public measurements of {len(machines)} machines": None} if machines else {}
     rests = "theory alone, the bytes that a step reads at this bandwidth"
     if bases != {THEORY} and devices:
         rests = f"{' and '.join(devices)}, carried over by bandwidth"

@@ -149,7 +149,7 @@ def test_what_is_said_of_the_first_is_true_of_its_row(harness, more):
 def test_of_variants_that_are_as_fast_the_one_with_more_context_comes_first(harness):
     ranking, rows = recommended(harness, "llama-3.1-8b", machine="apple-m2-16gb")
     first, plain = rows[ranking[0]["name"]], rows["llamacpp q4_0"]
-    assert first["tokens_per_s_at_context"][0] >= plain["tokens_per_s_at_context"][0]
+    assert first["tokens_per_s_at_context"][0] >= 0.995 * plain["tokens_per_s_at_context"][0]  # as printed
     assert first["longest_context"] > plain["longest_context"]
     assert first["memory_bytes"] < plain["memory_bytes"]
 
@@ -636,7 +636,7 @@ def test_the_page_says_what_became_of_predictions(tmp_path):
     said = with_predictions(study, [tmp_path]).methods["predictions"]
     assert isinstance(said, list)
     assert "of 1 predictions that were measured, 1 lie in their interval" in said[0]
-    assert "RTX 4090" in said[1]
+    assert any("of NVIDIA's machines that others measured" in sentence for sentence in said[1:])
 
 
 OUTCOME: answer.Outcome = {
@@ -703,5 +703,5 @@ def test_a_model_far_smaller_than_all_that_was_measured_is_said_to_be_extrapolat
     assert "far less than any that was measured" in small
     assert "how far off" not in small
     assert "8,192 tokens of context" in usual
-    assert "how far off: on an RTX 4090" in usual
+    assert "how far off: on 25 of NVIDIA's machines" in usual
     assert "extrapolated" not in usual

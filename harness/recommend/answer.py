@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from typing_extensions import TypedDict
 
+from harness import data
 from harness.analysis import quality as analysis_quality
 from harness.analysis.columns import Cell as ColumnsCell
 from harness.config.plan import Cell
@@ -419,17 +420,29 @@ def _yaml(value: object) -> str:
 # How far off predictions have been: of the published study, and of those that were measured here.
 
 
-# As benchmarks/predictions.py and benchmarks/predictions_here.py print them.
-KNOWN: Mapping[str, str] = {
-    "cuda": (
-        "how far off: on an RTX 4090, with a whole model size left out, B by 0.8% (median) in llama.cpp and "
-        "2.3% in PyTorch's stacks; 89% and 86% of rows lay in their interval."
-    ),
-    "cpu": (
-        "how far off: on one CPU, calibrated with three variants and the rate of each type, 5.6 to 5.9% in "
-        "three runs (median of 18; 13 to 21% without the rates); 13 to 17 of 18 lay in their interval."
-    ),
-}
+ERRORS = "prediction_errors.csv"  # in harness/data, as benchmarks/predictions.py --store writes it
+# As benchmarks/predictions_here.py prints it.
+_CALIBRATED_CPU = (
+    "on one CPU, calibrated with three variants and the rate of each type, 5.6 to 5.9% in three runs (median "
+    "of 18; 13 to 21% without the rates); 13 to 17 of 18 lay in their interval"
+)
+
+
+def how_far_off(maker: str) -> str | None:
+    """How far off predictions of decode were on this maker's machines; null: nobody measured any."""
+    for row in data.rows(ERRORS):
+        if (row["maker"], row["phase"]) == (maker, "decode"):
+            of = "CPUs and boards" if maker == "CPU" else f"{maker}'s machines"
+            return (
+                f"how far off: on {row['machines']} of {of} that others measured, each predicted without its "
+                f"own rows, {row['median']} (median of {row['rows']} rows); {row['within 25%']} within 25%, "
+                f"{row['in interval']} in their interval"
+                + (f"; {_CALIBRATED_CPU}" if maker == "CPU" else "")
+                + "."
+            )
+    return None
+
+
 HEADING = "predictions"
 
 
@@ -440,7 +453,12 @@ def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
         return study
 
     found = [sentence for folder in proved if (sentence := outcomes_so_far(folder))]
-    return replace(study, methods={**study.methods, HEADING: [*found, *KNOWN.values()]}) if found else study
+    known = [
+        sentence
+        for row in data.rows(ERRORS)
+        if row["phase"] == "decode" and (sentence := how_far_off(row["maker"]))
+    ]
+    return replace(study, methods={**study.methods, HEADING: [*found, *known]}) if found else study
 
 
 # Outcomes: predictions that were measured later, stored with the records, and their errors so far.

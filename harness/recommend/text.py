@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Sequence, Set
 
 from harness.recommend import answer
-from harness.recommend.answer import HERE, KNOWN, SHORT_PROMPT, THEORY, Choice, Ranked, Source
+from harness.recommend.answer import HERE, SHORT_PROMPT, THEORY, Choice, Ranked, Source
 from harness.recommend.candidates import Place
-from harness.recommend.speed import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range, read_s
+from harness.recommend.speed import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range, maker_of, read_s
 from harness.report.table import NONE, Table
 from harness.report.theory_text import short
 
@@ -164,8 +164,8 @@ def show_notes(
         lines.append(_elsewhere(bases, examples, place))
     if ranking and (far := _extrapolated(ranking, examples, place.device.family)):
         lines.append(far)
-    elif kind == DENSE and place.device.family in KNOWN and bases != {THEORY}:
-        lines.append(KNOWN[place.device.family])
+    elif ranking and (sentence := answer.how_far_off(maker_of(ranking[0].choice.candidate.traits))):
+        lines.append(sentence)
     lines += [so_far] if so_far else []
     print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, 110)))
 

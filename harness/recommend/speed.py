@@ -438,7 +438,8 @@ def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior, float]]:
         (_SETUP, ("on", traits.device, traits.setup)),
     ]
     if traits.engine == GGML:
-        levels.append((_MODEL_HERE, ("model", traits.device, traits.group, traits.model)))
+        if traits.setup in ("", PUBLISHED):  # others' rows are too few to tell
+            levels.append((_MODEL_HERE, ("model", traits.device, traits.group, traits.model)))
         if traits.generation:
             levels.append((_GENERATION, ("generation", traits.generation)))
         if traits.software != STUDY_LOOP:  # whose models are of one architecture

@@ -43,8 +43,6 @@ from harness.records import ResultsError
 from harness.stacks import build
 from harness.stacks.header import stacks
 
-HARNESS = Path(sys.executable).parent / "harness"
-DIE_WITHIN_S = 20.0
 WORKER_WITHIN_S = 3.0  # how long to wait for a worker to kill before killing the controller instead
 END_WITHIN_S = 300.0
 NEW_TOKENS = 80
@@ -61,8 +59,6 @@ class Report:
     kills: Counter[str] = field(default_factory=Counter)
     campaigns: int = 0
     records: Counter[str] = field(default_factory=Counter)
-    phases: Counter[str] = field(default_factory=Counter)
-    slowest_death_s: float = 0.0
     wall_s: float = 0.0
     problems: list[str] = field(default_factory=list)
 
@@ -98,7 +94,7 @@ class Place:
         config = self.folder / f"campaign-{campaign}.yaml"
         if not config.exists():
             config.write_text(json.dumps(experiment(campaign, self.fake_only)))  # JSON is YAML
-        return [str(HARNESS), "run", str(config), "--out", str(self.results), *options]
+        return ["run", str(config), "--out", str(self.results), *options]
 
 
 def main() -> int:
@@ -122,9 +118,8 @@ def main() -> int:
         report = run(arguments.kills, arguments.seed, fake_only, folder, say=print)
     print(
         f"{report.kills.total()} kills ({counted(report.kills)}) in {report.campaigns} campaigns, "
-        f"{report.wall_s:.0f} s; killed in phase: {counted(report.phases)}"
+        f"{report.wall_s:.0f} s; records: {counted(report.records)}"
     )
-    print(f"records: {counted(report.records)}; slowest death of a process {report.slowest_death_s:.2f} s")
     for problem in report.problems:
         print(f"problem: {problem}")
     verdict = "missed" if report.problems else "reached"
@@ -283,15 +278,7 @@ def complete(
 
 
 def start(place: Place, campaign: int, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        place.command(campaign, *options),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=place.variables,
-        cwd=place.folder,
-    )
+    return chaos_jobs.start(place.command(campaign, *options), place.variables, place.folder)
 
 
 def finish(place: Place, campaign: int, *options: str) -> subprocess.CompletedProcess[str]:
@@ -317,24 +304,16 @@ def kill(controller: subprocess.Popen[str], whom: str, place: Place, report: Rep
     try:
         family = psutil.Process(controller.pid)
         worker = worker_of(family, WORKER_WITHIN_S) if whom == "worker" else None
-        phase = "worker running" if worker or worker_of(family, 0) else "between workers"
-        offspring = family.children(recursive=True)
-        doomed = [worker] if worker else [family, *offspring]
+        doomed = [worker] if worker else [family, *family.children(recursive=True)]
         if controller.poll() is not None:
             return None
         (worker or family).send_signal(signal.SIGKILL)
     except psutil.NoSuchProcess:
         return None
-    begun = time.monotonic()
     if worker is None:
         controller.communicate()
-    alive = wait_gone(doomed, place if worker is None else None)
-    report.slowest_death_s = max(report.slowest_death_s, time.monotonic() - begun)
-    for process, command in alive.items():
-        report.problems.append(f"process {process} outlived its killed controller: {command[:200]}")
-    name = "worker" if worker else "controller"
-    report.phases[f"{name}, {phase}"] += 1
-    return name
+    report.problems += chaos_jobs.wait_gone(None if worker else place.folder, doomed)
+    return "worker" if worker else "controller"
 
 
 def worker_of(controller: psutil.Process, within_s: float) -> psutil.Process | None:
@@ -350,42 +329,6 @@ def worker_of(controller: psutil.Process, within_s: float) -> psutil.Process | N
         if time.monotonic() >= deadline:
             return None
         time.sleep(0.005)
-
-
-def wait_gone(doomed: list[psutil.Process], place: Place | None) -> dict[int, str]:
-    """Wait a little for these processes, and others that name the folder, to end; return who did not."""
-    deadline = time.monotonic() + DIE_WITHIN_S
-    while True:
-        alive = {process.pid: command_of(process) for process in doomed if lives(process)}
-        if place is not None:
-            alive |= orphans(place.folder)
-        if not alive or time.monotonic() >= deadline:
-            return alive
-        time.sleep(0.01)
-
-
-def lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def orphans(folder: Path) -> dict[int, str]:
-    """Workers and controllers whose command line names the folder."""
-    found = {}
-    for process in psutil.process_iter():
-        command = command_of(process)
-        if str(folder) in command and ("/runners " in command or f"{HARNESS} run" in command):
-            found[process.pid] = command
-    return found
-
-
-def command_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 class Watch:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,13 +159,13 @@ def run(
     while killed < kills and not problems:
         number += 1
         job.renew(place)
-        controller = start(job, place, number, variables)
+        controller = start(job.command(place, number), variables, place)
         try:
             controller.wait(chance.uniform(0, typical_s))
         except subprocess.TimeoutExpired:
             whom = kill(controller, chance.random() < 0.3)
             killed += 1
-            problems += nothing_runs(place)
+            problems += wait_gone(place)
             problems += [f"after kill {killed}: {what}" for what in job.whole(place, number, False)]
             say(f"kill {killed}: {whom} of a {name}, {len(problems)} problems")
         controller.communicate()
@@ -173,24 +173,25 @@ def run(
     return [f"{name}: {problem}" for problem in problems]
 
 
-def start(job: Job, place: Path, number: int, variables: dict[str, str]) -> subprocess.Popen[str]:
+def start(words: Iterable[str], variables: dict[str, str], folder: Path) -> subprocess.Popen[str]:
+    """Run `harness` with these words in a folder."""
     return subprocess.Popen(
-        [str(HARNESS), *job.command(place, number)],
+        [str(HARNESS), *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         env=variables,
-        cwd=place,
+        cwd=folder,
     )
 
 
 def complete(job: Job, place: Path, number: int, variables: dict[str, str]) -> list[str]:
     """Run to the end, undisturbed; what is wrong afterwards."""
-    process = start(job, place, number, variables)
+    process = start(job.command(place, number), variables, place)
     said = process.communicate(timeout=END_WITHIN_S)[1]
     wrong = [] if process.returncode == 0 else [f"ended with {process.returncode}: {said.strip()[-600:]}"]
-    return wrong + list(job.whole(place, number, True)) + nothing_runs(place)
+    return wrong + list(job.whole(place, number, True)) + wait_gone(place)
 
 
 def kill(controller: subprocess.Popen[str], a_child: bool) -> str:
@@ -204,26 +205,39 @@ def kill(controller: subprocess.Popen[str], a_child: bool) -> str:
     return "a process" if children else "the command"
 
 
-def nothing_runs(place: Path) -> list[str]:
-    """Processes that have the folder in their command line or as HARNESS_CACHE, and do not end soon."""
+def wait_gone(folder: Path | None, doomed: Sequence[psutil.Process] = ()) -> list[str]:
+    """Wait a little for these processes, and for all that use the folder, to end; what is wrong if some do
+    not."""
     deadline = time.monotonic() + DIE_WITHIN_S
-    while alive := _running(place):
-        if time.monotonic() > deadline:
-            return [f"still running: {command[:200]}" for command in alive]
+    while True:
+        alive = [f"still running: {each}" for each in doomed if lives(each)]
+        alive += [
+            f"still running: {command[:200]}" for command in (running(folder) if folder else {}).values()
+        ]
+        if not alive or time.monotonic() > deadline:
+            return alive
         time.sleep(0.05)
-    return []
 
 
-def _running(place: Path) -> list[str]:
-    mark = f"HARNESS_CACHE={place / 'cache'}\0".encode()
-    found = []
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def running(folder: Path) -> dict[int, str]:
+    """Command lines of the processes that have the folder in theirs, or its cache as HARNESS_CACHE."""
+    mark = f"HARNESS_CACHE={folder / 'cache'}\0".encode()
+    found = {}
     for process in psutil.process_iter():
         try:
-            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+            if process.pid == os.getpid() or not lives(process):
                 continue
+            command = " ".join(process.cmdline())
             variables = Path(f"/proc/{process.pid}/environ").read_bytes()
-            if mark in variables + b"\0" or str(place) + "/" in " ".join(process.cmdline()):
-                found.append(" ".join(process.cmdline()))
         except (psutil.Error, OSError):
             continue
+        if mark in variables + b"\0" or f"{folder}/" in command:
+            found[process.pid] = command
     return found

@@ -5,12 +5,11 @@
 (b) CPU time of the controller, all its threads, as a share of one core while a fake cell of 10 ms a token
     decodes and live progress is drawn on a terminal. Target: below 2%.
 (c) The memory sampler: its CPU time as a share of one core at the default interval (target: at most 0.2%),
-    and decoding with a sample every 200 ms against one a minute, as a ratio. In llama.cpp; `--stack fake`
-    tries the script, but its latency is kept by a clock, so that its ratio shows little. Skipped where there
-    is no environment. With 6 pairs the lowest and the highest ratio are a 97% interval of the median.
+    and decoding with a sample every 200 ms against one a minute, as a ratio. In llama.cpp; skipped where
+    there is no environment. With 6 pairs the lowest and the highest ratio are a 97% interval of the median.
 
     .venv/bin/python benchmarks/instrument.py [--only clock controller sampler] [--seconds 30] [--pairs 6]
-        [--new-tokens 384] [--stack llamacpp]
+        [--new-tokens 384]
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30, help="length of the cell of (b)")
     parser.add_argument("--pairs", type=int, default=6, help="pairs of (c)")
     parser.add_argument("--new-tokens", type=int, default=384, help="tokens of each run of (c)")
-    parser.add_argument("--stack", choices=["llamacpp", "fake"], default="llamacpp", help="that of (c)")
     every = ["clock", "controller", "sampler"]
     parser.add_argument("--only", nargs="+", choices=every, default=every, help="parts to run")
     arguments = parser.parse_args()
@@ -62,10 +60,10 @@ def main() -> int:
             controller(Path(folder), arguments.seconds)
         if "sampler" not in arguments.only:
             return 0
-        if build.find(stacks()[arguments.stack].environments["cpu"]) is None:
-            print(f"sampler: skipped, no environment (harness env create {arguments.stack})")
+        if build.find(stacks()["llamacpp"].environments["cpu"]) is None:
+            print("sampler: skipped, no environment (harness env create llamacpp)")
         else:
-            sampler(Path(folder), arguments.stack, arguments.pairs, arguments.new_tokens)
+            sampler(Path(folder), arguments.pairs, arguments.new_tokens)
     return 0
 
 
@@ -132,11 +130,10 @@ def controller(folder: Path, seconds: float) -> None:
     print(f"  target: below {CPU_TARGET:.0%}, ratio {share / CPU_TARGET:.2f}: {verdict}")
 
 
-def sampler(folder: Path, stack: str, pairs: int, new_tokens: int) -> None:
+def sampler(folder: Path, pairs: int, new_tokens: int) -> None:
     """(c): pairs of runs of one cell, their order alternating; ratio of median decode latencies."""
-    given = {"quant": "q4_0"} if stack == "llamacpp" else {"B_ms": TOKEN_MS}
-    shape = "qwen1.5-0.5b" if stack == "llamacpp" else "tiny-qwen2"
-    config = experiment(folder, "sampler", new_tokens, {"stack": stack, "name": "s"} | given, shape)
+    variant = {"stack": "llamacpp", "quant": "q4_0"}
+    config = experiment(folder, "sampler", new_tokens, variant, "qwen1.5-0.5b")
     ratios, samples, cost_s, sampled_s = [], {200: 0, 60_000: 0}, 0.0, 0.0
     for pair in range(pairs):
         median_ms = {}

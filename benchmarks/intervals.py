@@ -98,15 +98,12 @@ def _cell(
         drawn = chance.normal(size=TOKENS + 100) * TOKEN_SPREAD * math.sqrt(1 - RHO**2)
         tokens = lfilter([1], [1, -RHO], drawn)[100:]  # the first are not yet stationary
         ms = truth.at(X) * math.exp(spread * own + late) * (1 + tokens)
-        found = latency.Analysis(
-            n_tokens=TOKENS + 1,
-            line=line.least_squares(X, ms),
-            interval=line.interval(X, ms),
-            W_identifiable=True,
-            tokens_per_s=float(1e3 / ms.mean()),
-            median_ms=float(np.median(ms)),
-        )
-        rows.append(latency.row(found) | {"campaign": campaign, "started_utc": "", "status": "ok"})
+        known, rate = line.interval(X, ms), float(1e3 / ms.mean())
+        figures = latency.empty_figures(TOKENS + 1)
+        figures |= latency.line_figures(line.least_squares(X, ms), known, identifiable=True)
+        figures |= {"tokens_per_s": rate, "tokens_per_s_ci95": latency.rate_ci95(rate, known)}
+        figures["median_ms"] = float(np.median(ms))
+        rows.append(figures | {"campaign": campaign, "started_utc": "", "status": "ok"})
     return rows
 
 

@@ -1,61 +1,118 @@
-"""Run a function of a benchmark in one process of a stack, with a model loaded: what differs between
-processes of one machine does not count then."""
+"""Ratios of times within one process of a stack: processes of one machine differ by more than what is sought.
+
+    .venv/bin/python benchmarks/one_process.py depth [--depth 1024] [--rounds 12] [--steps 64]
+    .venv/bin/python benchmarks/one_process.py ray [--head] [--pairs 120] [--steps 96]
+
+Both take --cell STACK:KIND (llamacpp:q4_0, hf:bf16), --model and --threads. Run them on a quiet machine.
+
+depth: does a step take the same time at a depth, whichever way the context was filled? In each round, in
+random order, the context is brought to the depth by decoding token by token, by prefill, and from a copy of a
+deeper one, as windows have it; then steps are timed. Prints the ratio of each way to decoding.
+
+ray: what does a node of Ray beside it cost a decode? Ray's processes are stopped (SIGSTOP) for the windows
+without it. Two pairs at a time, as without, with, with, without, in which what drifts cancels. Ray is idle; a
+head runs on this machine all the time, and is stopped only with --head, as on a machine that is the head. The
+ratio is of tok/s with and without. Beside it, the CPU time of the stopped processes. Target: 1.00 +- 0.005.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
+import math
+import os
+import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PROMPT = [place * 7919 % 500 for place in range(25)]
 SETTLE = 3  # steps before those that are timed
+CHUNK = 512
+DEEPER = 2.5  # times the depth: what the copy holds
+WAIT_S = 0.3  # until what waited while Ray was stopped is done
+NORMAL_975 = 1.96  # with fewer than 30 pairs the interval is up to 6% too narrow
+DRAWS = 10_000
 
 
-def run(cell: str, model: str, tokens: int, threads: int, module: str, **given: object) -> int:
-    """Call `module.measure(session, **given)` under the stack's interpreter; its exit code. `cell`:
-    stack:kind; `tokens`: that the context must hold."""
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_subparsers(dest="what", required=True)
+    depth, ray = what.add_parser("depth"), what.add_parser("ray")
+    depth.add_argument("--depth", type=int, default=1024)
+    depth.add_argument("--rounds", type=int, default=12)
+    ray.add_argument("--head", action="store_true", help="stop the head too")
+    ray.add_argument("--pairs", type=int, default=120)
+    for each, model, steps in ((depth, "qwen2.5-0.5b", 64), (ray, "qwen1.5-0.5b", 96)):
+        each.add_argument("--cell", default="llamacpp:q4_0")
+        each.add_argument("--model", default=model)
+        each.add_argument("--steps", type=int, default=steps, help="of a window; Ray may be stopped for 10 s")
+        each.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    if given.what == "depth":
+        tokens = room(given.depth, given.steps)
+        return run(given, tokens, depth=given.depth, steps=given.steps, rounds=given.rounds)
+    from harness.campaign.fleet import cluster as fleet_cluster
+
+    cluster = fleet_cluster.head()
+    try:
+        of_head = children()
+        fleet_cluster.add_node(cluster, 1)
+        stopped = sorted(children() if given.head else children() - of_head)
+        print(f"{len(stopped)} processes of Ray are stopped in turns", flush=True)
+        tokens = len(PROMPT) + SETTLE + given.steps + 1
+        return run(given, tokens, rays=stopped, pairs=given.pairs, steps=given.steps)
+    finally:
+        cluster.shutdown()
+
+
+def run(given: argparse.Namespace, tokens: int, **arguments: object) -> int:
+    """Call the function `given.what` of this file with a session, under the stack's interpreter; its exit
+    code. `tokens`: that the context must hold."""
     from harness.campaign import worker
     from harness.stacks import build
     from harness.stacks.header import stacks
     from runners.protocol import Request
 
-    stack, _, kind = cell.partition(":")
+    stack, _, kind = given.cell.partition(":")
     header = stacks()[stack]
     interpreter = build.create(header.environments["cpu"], lambda line: print(line, file=sys.stderr))
-    synth = [str(Path(sys.executable).parent / "harness"), "synth", model, "--json"]
+    synth = [str(Path(sys.executable).parent / "harness"), "synth", given.model, "--json"]
     synth += ["--quant", kind] if header.weights == "gguf" else ["--format", "hf"]
     made = subprocess.run(synth, stdout=subprocess.PIPE, text=True, check=True)
-    sources = {"threads": threads, "tokens": tokens}
+    sources = {"threads": given.threads, "tokens": tokens}
     options = {o.name: sources.get(o.default_from or "", o.default) for o in header.options.values()}
     if "dtype" in options:
         options["dtype"] = kind
-    weights = {"name": model, "path": json.loads(made.stdout)[0]["path"], "shape": None}
+    weights = {"name": given.model, "path": json.loads(made.stdout)[0]["path"], "shape": None}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "request.json"
         Request("generate", stack, "cpu", weights, options).write(file)
         paths = [str(ROOT), str(ROOT / "benchmarks")]
         call = f"import sys; sys.path[:0] = {paths!r}; import one_process; one_process.called"
-        call += f"({str(file)!r}, {module!r}, {given!r})"
-        variables = worker.worker_variables("cpu", threads)
+        call += f"({str(file)!r}, {given.what!r}, {arguments!r})"
+        variables = worker.worker_variables("cpu", given.threads)
         return subprocess.run([interpreter.python, "-c", call], env=variables).returncode
 
 
-def called(file: str, module: str, given: dict[str, Any]) -> None:
+def called(file: str, what: str, arguments: dict[str, Any]) -> None:
     """Under the stack's interpreter."""
     from runners.protocol import Request
 
     request = Request.read(Path(file))
-    session = importlib.import_module(f"runners.{request.stack}").load(request)
-    importlib.import_module(module).measure(session, **given)
+    session = importlib.import_module(f"runners.stacks.{request.stack}").load(request)
+    {"depth": ways_to_a_depth, "ray": beside_ray}[what](session, **arguments)
 
 
 def steps_ms(tokens: Iterable[Any]) -> list[float]:
@@ -64,5 +121,109 @@ def steps_ms(tokens: Iterable[Any]) -> list[float]:
     return [(later - earlier) / 1e6 for earlier, later in pairwise(stamps)]
 
 
-def median_ms(tokens: Iterable[Any]) -> float:
-    return statistics.median(steps_ms(tokens))
+def interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """95% interval of the median, by bootstrap."""
+    chance = random.Random(0)
+    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(DRAWS))
+    return medians[int(0.025 * DRAWS)], medians[int(0.975 * DRAWS)]
+
+
+def room(depth: int, steps: int) -> int:
+    """Tokens that the session's context must hold."""
+    return int(DEEPER * depth) + SETTLE + steps + 1
+
+
+def ways_to_a_depth(session: Any, depth: int, steps: int, rounds: int) -> None:
+    from runners.workloads.filling import Context
+
+    holds = room(depth, steps)
+    context = Context(session, PROMPT, int(DEEPER * depth), holds, time.perf_counter_ns, lambda _: None)
+
+    def timed(tokens: Iterable[Any], skipped: int) -> float:
+        return statistics.median(steps_ms(islice(tokens, skipped, None)))
+
+    def decoded() -> float:
+        before = depth - len(PROMPT) + SETTLE
+        return timed(session.generate(PROMPT, before + steps + 1), before)
+
+    def prefilled() -> float:
+        session.empty(holds)
+        for at in range(0, depth - 1, CHUNK):
+            session.feed(context.ids(at, min(CHUNK, depth - 1 - at)), 1)
+        return fed()
+
+    def restored() -> float:
+        session.restore(context._kept, depth - 1)
+        return fed()
+
+    def fed() -> float:
+        session.feed(context.ids(depth - 1, 1), 1)
+        return timed(session.steps(SETTLE + steps + 1), SETTLE)
+
+    ways: dict[str, Callable[[], float]] = {"decoded": decoded, "prefilled": prefilled, "restored": restored}
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(rounds):
+        for way in random.sample(list(ways), len(ways)):
+            found[way].append(ways[way]())
+        line = ", ".join(f"{way} {ms[-1]:.2f}" for way, ms in found.items())
+        print(f"round {number + 1}: ms of a step after {depth} tokens: {line}", flush=True)
+    for way in ("prefilled", "restored"):
+        ratios = [a / b for a, b in zip(found[way], found["decoded"], strict=True)]
+        low, high = interval(ratios)
+        middle = statistics.median(ratios)
+        print(f"{way} over decoded: median {middle:.4f}, 95% interval {low:.4f} to {high:.4f}")
+
+
+def children() -> set[int]:
+    """Processes below this one."""
+    import psutil
+
+    return {each.pid for each in psutil.Process().children(recursive=True)}
+
+
+def beside_ray(session: Any, rays: Sequence[int], pairs: int, steps: int) -> None:
+    """`rays`: Ray's processes."""
+    used_s, with_s = 0.0, 0.0
+
+    def window(is_with: bool) -> float:
+        """Mean time of a step, ms."""
+        nonlocal used_s, with_s
+        for pid in rays:
+            os.kill(pid, signal.SIGCONT if is_with else signal.SIGSTOP)
+        time.sleep(WAIT_S)
+        steps_of = islice(session.generate(PROMPT, SETTLE + steps + 1), SETTLE, None)
+        before_s = sum(map(cpu_s, rays))
+        found = steps_ms(steps_of)
+        if is_with:
+            used_s, with_s = used_s + sum(map(cpu_s, rays)) - before_s, with_s + sum(found) / 1e3
+        return statistics.fmean(found)
+
+    logarithms: list[float] = []
+    window(False)
+    try:
+        while len(logarithms) < pairs:
+            turns = [window(each) for each in (False, True, True, False)]
+            for without, with_ray in (turns[:2], turns[:1:-1]):
+                logarithms.append(math.log(without / with_ray))
+            middle = statistics.fmean(logarithms)
+            half = NORMAL_975 * statistics.stdev(logarithms) / math.sqrt(len(logarithms))
+            print(
+                f"pair {len(logarithms)}: {turns[0]:.2f}, {turns[3]:.2f} ms without, {turns[1]:.2f}, "
+                f"{turns[2]:.2f} with; ratio {math.exp(middle):.4f}, 95% interval "
+                f"{math.exp(middle - half):.4f} to {math.exp(middle + half):.4f}; Ray used "
+                f"{used_s / with_s:.2%} of a CPU",
+                flush=True,
+            )
+    finally:
+        for pid in rays:
+            os.kill(pid, signal.SIGCONT)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process so far."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -38,7 +38,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in `harness recommend`
 
 import numpy as np
 
-from harness import data, records
+from harness import records
+from harness.base import data
 from harness.recommend import examples
 from harness.recommend.answer import ERRORS
 from harness.recommend.speed import GGML, NORMAL_90, Example, Floats, Predictor, Range, maker_of

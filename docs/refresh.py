@@ -19,6 +19,7 @@ from typing import Any
 from harness import cli
 from harness.analysis.warnings import Warnings
 from harness.records import kinds as records_kinds
+from harness.records import parts
 from harness.theory import decoder, floors, published
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Known
@@ -36,6 +37,7 @@ EFFECTS = {"all": "invalid", "W": "no W", "first token": "no TTFT", "speed": "fu
 OF_CAMPAIGNS = ("--set KEY=VALUE", "--out DIR", "--only GLOB", "--trust-remote-code")
 PUBLIC = ROOT / "tests" / "models"
 SCHEMA = DOCS / "record.schema.json"
+parts.DESCRIBED["use_attribute_docstrings"] = True
 
 
 def refreshed(page: str) -> str:

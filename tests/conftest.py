@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,26 @@ import forked
 import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
+from made_nights import run_once as run_once
 from raylets import nodes as nodes
 from raylets import own_cache as own_cache
 
-from harness import cli, machine
+from harness import cli, machine, records
 from harness.analysis.verdicts import USABLE
 from harness.base.files import cache_folder, made
 from harness.base.text import recorded
 from harness.campaign import worker as campaign_worker
+from harness.records import Stored
 from harness.stacks import adopted, build
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
+from harness.theory.decoder import dense_fields, dense_like
 from harness.theory.hf_config import SHAPES
 from harness.theory.tensors import FORMATS
 from runners.protocol import Died, Event, Failed, Request
 
+ROOT = Path(__file__).parent.parent
+STUDY = ROOT / "results" / "published" / "rtx4090-qwen1.5"
 # Later ones use the weights of those before.
 REAL_STACKS = sorted(
     (name for name, header in stacks().items() if header.formats),
@@ -142,7 +147,8 @@ class Ran:
 
     @property
     def json(self) -> Any:
-        return json.loads(self.out)
+        """The output, strictly JSON: without NaN and infinity."""
+        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
 
 
 @pytest.fixture
@@ -225,19 +231,52 @@ def background(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]
         process.communicate()
 
 
+def write_config(path: Path, variants: list[dict[str, Any]], protocol: dict[str, Any], keys: Any) -> Path:
+    """A config of these variants; `keys`: of the protocol, but for `model` and what stands at the top."""
+    models = [keys.pop("model", {"shape": "tiny-qwen2"})]
+    experiment: dict[str, Any] = {"models": models, "variants": variants}
+    experiment |= {key: keys.pop(key) for key in ("device", "gpu", "models", "workloads") if key in keys}
+    path.write_text(json.dumps({"protocol": protocol | keys} | experiment))  # JSON is YAML
+    return path
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a config of fake variants: `config({"B_ms": 1.0}, {...}, repeats=2)`; protocol keys by name."""
+    """Writes a config of fake variants: `config({"B_ms": 1.0}, {...}, repeats=2)`."""
 
-    def write(*variants: dict[str, Any], name: str = "fake", **protocol: Any) -> Path:
-        settings = {"new_tokens": 40, "repeats": 1, "timeout_s": 60, "measure_bandwidth": False}
-        settings |= {"retry_disturbed": 0}  # a busy machine must not add records
-        settings |= {"warmup": {"at_least_s": 0}} | protocol
+    def write(*variants: dict[str, Any], name: str = "fake", **keys: Any) -> Path:
+        protocol = {"new_tokens": 40, "repeats": 1, "timeout_s": 60, "measure_bandwidth": False}
+        protocol |= {"retry_disturbed": 0}  # a busy machine must not add records
+        protocol |= {"warmup": {"at_least_s": 0}}
         rows = [{"stack": "fake", "name": f"v{i}"} | variant for i, variant in enumerate(variants)]
-        experiment = {"protocol": settings, "models": [{"shape": "tiny-qwen2"}], "variants": rows}
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(json.dumps(experiment))  # JSON is YAML
-        return path
+        return write_config(tmp_path / f"{name}.yaml", rows, protocol, keys)
+
+    return write
+
+
+@pytest.fixture
+def real_config(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a config of real variants: `real_config({"stack": "hf"}, model={...}, new_tokens=24)`."""
+
+    def write(*variants: dict[str, Any], name: str = "real", **keys: Any) -> Path:
+        # A window of a tiny model is a few ms: on a busy machine two rarely agree within 2%.
+        # One thread: two that wait for each other on a busy machine may take seconds for a token.
+        protocol = {"new_tokens": 40, "repeats": 1, "threads": 1, "timeout_s": 900, "retry_disturbed": 0}
+        protocol |= {"measure_bandwidth": False, "warmup": {"tolerance": 0.9}}
+        return write_config(tmp_path / f"{name}.yaml", [*variants], protocol, keys)
+
+    return write
+
+
+@pytest.fixture
+def scoring(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a config of scores: `scoring({"weights": "austen-4m"}, {"stack": "hf"}, chunks=2)`."""
+
+    def write(model: dict[str, Any], *variants: dict[str, Any], **workload: Any) -> Path:
+        protocol = {"threads": 1, "measure_bandwidth": False, "timeout_s": 900}
+        workloads = [{"kind": "quality", "n_ctx": 64, "chunks": 4} | workload]
+        keys = {"model": model, "workloads": workloads}
+        return write_config(tmp_path / "quality.yaml", [*variants], protocol, keys)
 
     return write
 
@@ -327,10 +366,10 @@ def checkpoint(hf_interpreter: Interpreter, tmp_path_factory: pytest.TempPathFac
     root = tmp_path_factory.mktemp("checkpoints")
 
     def made(name: str, **changed: Any) -> Path:
-        shape = replace(SHAPES[name], **changed)
+        shape = dense_like(SHAPES[name], **changed)
         target = root / f"{name}-{hash(shape)}"
         if not target.exists():
-            model = {"name": name, "path": None, "shape": asdict(shape)}
+            model = {"name": name, "path": None, "shape": dense_fields(shape)}
             options, files = {"seed": 1, "threads": 1}, {"target": str(target)}
             request = Request("synthesize", "hf", "cpu", model, options, files=files)
             campaign_worker.facts_of(campaign_worker.run_job(request, hf_interpreter, root, 900))
@@ -381,6 +420,22 @@ def job(llamacpp_interpreter: Interpreter, tmp_path: Path) -> Callable[..., dict
     return run
 
 
+def request_for(
+    stack: str, job: str, workload: dict[str, Any], path: Path | None = None, **options: object
+) -> Request:
+    """What a worker is asked, with one thread and the stack's default options but for these."""
+    defaults = {name: option.default for name, option in stacks()[stack].options.items()} | {"threads": 1}
+    model = {"name": "m", "path": path and str(path), "shape": None}
+    return Request(job, stack, "cpu", model, defaults | options, [workload])
+
+
+def refused(ran: Ran, said: str, code: int = 2) -> None:
+    """The command printed one sentence, and nothing else."""
+    assert (ran.code, ran.out) == (code, ""), ran
+    assert said in ran.err
+    assert ran.err.count("\n") == 1, ran.err
+
+
 def settled(row: dict[str, Any], undisturbed: str = "ok") -> str:
     """A row's status, or what it is without the machine's disturbance: a test of a real stack cannot rule
     that out."""
@@ -418,6 +473,19 @@ def shell_script(path: Path, text: str) -> Path:
     return path
 
 
+def stored_in(folder: Path) -> list[Stored]:
+    """All records in a folder of results, none of which is damaged."""
+    return list(records.records(folder, lambda damage: pytest.fail(str(damage))))
+
+
+@pytest.fixture(scope="session")
+def published() -> Any:
+    """The published study with its series, read once a session."""
+    from harness.dataset.study import load_study, with_series  # here, for most processes need none of it
+
+    return with_series(load_study(stored_in(STUDY)), "x")
+
+
 def records_below(folder: Path) -> list[dict[str, Any]]:
     """The records in a folder of results, in the order of their paths."""
     return [json.loads(path.read_text()) for path in sorted(folder.rglob("record.json"))]
@@ -436,6 +504,6 @@ def gone(pid: int) -> bool:
 
 def told(interpreter: Interpreter, code: str) -> list[str]:
     """The lines that code prints, with the runners at hand."""
-    root, first = Path(__file__).parent.parent, "import sys; sys.path.insert(0, sys.argv[1])\n"
-    command = [interpreter.python, "-c", first + code, root]
+    first = "import sys; sys.path.insert(0, sys.argv[1])\n"
+    command = [interpreter.python, "-c", first + code, ROOT]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

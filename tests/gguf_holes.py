@@ -12,7 +12,7 @@ from gguf_again import finish
 from test_checkpoint import write
 
 from harness.models import gguf as models_gguf
-from harness.theory import decoder, tensors
+from harness.theory import tensors
 from harness.theory.architectures import decoder_of
 from harness.theory.decoder import Decoder
 from runners.weights import layout
@@ -151,7 +151,7 @@ def config(kind: str, **changes: Any) -> dict[str, Any]:
 
 def write_hole(path: Path, config: Mapping[str, Any]) -> Decoder:
     """A file in 16 bits without a vocabulary. Returns the config's model."""
-    model = decoder.made(decoder_of(config))
+    model = decoder_of(config)
     write(header_of(path, model, config), tensors.of_shape(model))
     return model
 
@@ -172,7 +172,7 @@ def header_of(
 
 def write_random(path: Path, config: Mapping[str, Any]) -> Decoder:
     """A file in 16 bits with random values, small enough for every activation to stay finite."""
-    model = decoder.made(decoder_of(config))
+    model = decoder_of(config)
     random = numpy.random.default_rng(0)
     with_keys = header_of(path, model, config)
     for tensor in tensors.of_shape(model):

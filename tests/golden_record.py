@@ -29,3 +29,10 @@ def record(**changes: object) -> dict[str, Any]:
             place = place[name]
         place[last] = value
     return changed
+
+
+def write_record(folder: Path, content: object = GOLDEN) -> Path:
+    """A folder of a repeat with this record.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "record.json").write_text(json.dumps(content))
+    return folder

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conftest import HARNESS
+import pytest
 
 from harness.records.files import write_columns
 
 FIRST = datetime(2026, 9, 1, 2, tzinfo=timezone.utc)
 
 
-def measured(folder: Path) -> list[Path]:
-    """The records of one real run of the fake stack's variants a and b, twice each."""
+@pytest.fixture(scope="session")
+def run_once(tmp_path_factory: pytest.TempPathFactory, fake_interpreter: Any) -> list[Path]:
+    """The records of one real run of the fake stack's variants a and b, twice each, once a session."""
+    folder = tmp_path_factory.mktemp("once")
     protocol = {"new_tokens": 600, "repeats": 2, "timeout_s": 20, "measure_bandwidth": False}
     protocol["retry_disturbed"] = 0
     variants = [{"stack": "fake", "name": name, "B_ms": 0.1} for name in "ab"]
     config = {"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": variants}
     (folder / "fake.yaml").write_text(json.dumps(config))
-    command = [HARNESS, "run", "fake.yaml", "-o", "results"]
+    command = [Path(sys.executable).parent / "harness", "run", "fake.yaml", "-o", "results"]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     found = sorted(folder.rglob("record.json"))
     assert len(found) == 4, ran.stderr

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,19 +89,6 @@ def slow_cells(config, count: int, ms: float = 20.0, **more: Any) -> Path:
     """A config of cells that take about a second each."""
     variants = [{"name": f"v{n}", "B_ms": ms, "clock": "real"} for n in range(count)]
     return config(*variants, new_tokens=50, **more)
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(folder.rglob("record.json"))]
-
-
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"no {what} within {seconds} s")
 
 
 def caches() -> list[Path]:

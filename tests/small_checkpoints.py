@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness.theory.decoder import Shape
+from harness.theory.decoder import Decoder, dense_fields
 from runners.protocol import Request
 from runners.weights.safetensors import SHARD_BYTES
 from runners.weights.synthetic import synthesize
@@ -18,16 +17,16 @@ TYPES = {"F16": np.float16, "F32": np.float32, "I8": np.int8, "I32": np.int32, "
 
 
 def synthesized(
-    target: Path, shape: Shape | None, shard_bytes: int = SHARD_BYTES, layout: Any = None, **options: Any
+    target: Path, shape: Decoder | None, shard_bytes: int = SHARD_BYTES, layout: Any = None, **options: Any
 ) -> dict[str, Any]:
     """Facts of a checkpoint that is made in the folder, of a dense shape or of a layout."""
-    model = {"name": "m", "path": None, "shape": shape and asdict(shape)}
+    model = {"name": "m", "path": None, "shape": dense_fields(shape)}
     model |= {"layout": layout} if layout else {}
     request = Request("synthesize", "any", "cpu", model, options, [], {"target": str(target)})
     return synthesize(request, lambda phase: None, shard_bytes)
 
 
-def made(target: Path, shape: Shape, shard_bytes: int = SHARD_BYTES) -> Path:
+def made(target: Path, shape: Decoder, shard_bytes: int = SHARD_BYTES) -> Path:
     synthesized(target, shape, shard_bytes)
     return target
 

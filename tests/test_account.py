@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import request_for
 
 from harness.campaign import worker as campaign_worker
 from harness.stacks.adopted import Interpreter
-from harness.stacks.header import stacks
-from harness.theory.decoder import kv_bytes_per_token
+from harness.theory.decoder import dense_fields, kv_elements_per_token
 from harness.theory.hf_config import SHAPES
 from harness.theory.memory import LlamaCpp, Model
 from runners.protocol import Done, Loaded, Phase, Request
@@ -30,11 +30,13 @@ def tiny(harness, llamacpp_interpreter) -> Path:
 
 
 def request_of(stack: str, job: str, path: Path | None, workload: dict, **options: object) -> Request:
-    given = {o.name: o.default for o in stacks()[stack].options.values()} | {"threads": 1, "n_ctx": 256}
-    if stack == "llamacpp":
-        given["mmap"] = False
-    model = {"name": "m", "path": path and str(path), "shape": None}
-    return Request(job, stack, "cpu", model, given | options, [workload])
+    given = {"n_ctx": 256} | ({"mmap": False} if stack == "llamacpp" else {})
+    return request_for(stack, job, workload, path, **given | options)
+
+
+def fit_of(stack: str, path: Path | None, n_ctx: int, fill: bool = True, **options: object) -> Request:
+    workload = {"kind": "fit", "tokens": n_ctx, "fill": fill, "most_s": 60, "prompt": PROMPT}
+    return request_of(stack, "fit", path, workload, **options | {"n_ctx": n_ctx})
 
 
 def account_of(
@@ -58,7 +60,7 @@ def test_the_estimate_by_shape_is_near_what_llama_cpp_accounts_for(
         "llamacpp", llamacpp_interpreter, tmp_path, tiny, [8192, 32768], n_ubatch=512, flash_attn=flash_attn
     )
     shape = SHAPES["tiny-qwen2"]
-    model = Model(shape, sum(said["model"].values()), 0, kv_bytes_per_token(shape))
+    model = Model(shape, sum(said["model"].values()), 0, 2 * kv_elements_per_token(shape))
     for at in said["at"]:
         accounted = {part: sum(by_device.values()) for part, by_device in at["memory"].items()}
         on_gpu = LlamaCpp(True, flash_attn).parts(model, at["n_ctx"])
@@ -124,8 +126,7 @@ def test_the_account_of_llama_cpp_is_what_loading_and_filling_take(
     assert [at["n_ctx"] for at in said["at"]] == contexts
     for at in said["at"]:
         n_ctx = at["n_ctx"]
-        fit = {"kind": "fit", "tokens": n_ctx, "fill": True, "most_s": 60, "prompt": PROMPT}
-        request = request_of("llamacpp", "fit", tiny, fit, **options | {"n_ctx": n_ctx})
+        request = fit_of("llamacpp", tiny, n_ctx, **options)
         loaded, most, facts, done = really(request, llamacpp_interpreter, tmp_path)
         assert done["held"] == n_ctx
         assert at["memory"]["kv"] == facts["memory"]["kv"]
@@ -154,28 +155,17 @@ def test_logits_that_nobody_asks_for_are_reserved_and_not_touched(
     harness, llamacpp_interpreter, tmp_path, job
 ):
     target = tmp_path / "wide.gguf"
-    wide = {**vars_of("tiny-qwen2"), "vocab_size": 32_000}
-    made, options = tmp_path / "hf", {"seed": 1, "threads": 1}
-    job(
-        job="synthesize",
-        model={"name": "m", "path": None, "shape": wide},
-        options=options,
-        files={"target": str(made)},
-    )
-    job(job="convert", options={"dtype": "f16"}, files={"source": str(made), "target": str(target)})
+    wide, made = dense_fields(SHAPES["tiny-qwen2"]) | {"vocab_size": 32_000}, str(tmp_path / "hf")
+    model = {"name": "m", "path": None, "shape": wide}
+    job(job="synthesize", model=model, options={"seed": 1, "threads": 1}, files={"target": made})
+    job(job="convert", options={"dtype": "f16"}, files={"source": made, "target": str(target)})
     said = account_of("llamacpp", llamacpp_interpreter, tmp_path, target, [512])
     (at,) = said["at"]
     logits = 32_000 * 512 * 4
     assert at["memory"]["compute"]["CPU"] > logits
     assert at["touched"]["compute"]["CPU"] < logits / 2
-    fit = {"kind": "fit", "tokens": 512, "fill": True, "most_s": 60, "prompt": PROMPT}
-    request = request_of("llamacpp", "fit", target, fit, n_ctx=512)
-    _, most, _, _ = really(request, llamacpp_interpreter, tmp_path)
+    _, most, _, _ = really(fit_of("llamacpp", target, 512), llamacpp_interpreter, tmp_path)
     assert expected(said, at, "touched", "rss_anon_bytes") == pytest.approx(most["RssAnon"], abs=CLOSE)
-
-
-def vars_of(shape: str) -> dict[str, Any]:
-    return asdict(SHAPES[shape])
 
 
 @pytest.mark.parametrize("lazily", [False, True])
@@ -183,9 +173,7 @@ def test_the_fake_takes_what_it_accounts_for(fake_interpreter, tmp_path, lazily)
     options = {"kv_bytes_per_token": 20_000, "lazily": lazily, "prefill_ms": 20.0, "B_ms": 0.1}
     said = account_of("fake", fake_interpreter, tmp_path, None, [1024, 4096], **options)
     at = said["at"][1]
-    fit = {"kind": "fit", "tokens": 4096, "fill": True, "most_s": 60, "prompt": PROMPT}
-    request = request_of("fake", "fit", None, fit, **options | {"n_ctx": 4096})
-    loaded, most, _, _ = really(request, fake_interpreter, tmp_path)
+    loaded, most, _, _ = really(fit_of("fake", None, 4096, **options), fake_interpreter, tmp_path)
     kv = 4096 * 20_000
     assert at["memory"]["kv"] == {"CPU": kv}
     assert expected(said, at, "touched", "rss_anon_bytes") == pytest.approx(most["RssAnon"], abs=CLOSE)
@@ -200,8 +188,7 @@ def test_the_fake_s_account_is_off_by_what_it_was_asked_to_be(fake_interpreter, 
 
 
 def test_memory_that_the_fake_cannot_have_is_out_of_memory(fake_interpreter, tmp_path, worker):
-    fit = {"kind": "fit", "tokens": 256, "fill": False, "most_s": 60, "prompt": PROMPT}
-    request = request_of("fake", "fit", None, fit, n_ctx=2**40, kv_bytes_per_token=2**20)
-    last = worker(request, fake_interpreter)[-1]
+    request = fit_of("fake", None, 2**40, fill=False, kv_bytes_per_token=2**20)
+    last = worker(replace(request, workloads=[request.workloads[0] | {"tokens": 256}]), fake_interpreter)[-1]
     assert last.outcome == "oom"
     assert not isinstance(last, Phase)

@@ -64,17 +64,8 @@ def python(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(json.dumps(EXPERIMENT))
-    return path
-
-
-EXPERIMENT = {
-    "protocol": {"new_tokens": 20, "repeats": 1},
-    "models": [{"shape": "qwen1.5-0.5b"}],
-    "variants": [{"stack": "tiny"}],
-}
+def config(real_config) -> Path:
+    return real_config({"stack": "tiny"}, model={"shape": "qwen1.5-0.5b"}, new_tokens=20)
 
 
 def record_of(tmp_path: Path) -> dict[str, object]:
@@ -245,19 +236,14 @@ def test_adopted_interpreters_run_in_no_shell(python, harness, tmp_path):
 
 @pytest.mark.slow("builds an environment")
 @pytest.mark.network
-def test_transformers_runs_at_the_lower_end_of_the_stated_versions(harness, tmp_path, monkeypatch):
+def test_transformers_runs_at_the_lower_end_of_the_stated_versions(harness, real_config, monkeypatch):
     monkeypatch.setenv("HARNESS_RUNNERS", str(ROOT / "runners"))
     environment = stacks()["hf"].environments["cpu"].with_packages(["transformers==4.56.0"])
     theirs = build.create(environment, lambda line: None).python
     used = harness("env", "use", "hf", theirs)
     assert "hf/cpu is not pinned: transformers 4.56.0, pinned 5" in used.out
-    experiment = {
-        "protocol": {"new_tokens": 8, "repeats": 1, "retry_disturbed": 0},
-        "models": [{"shape": "tiny-qwen2"}],
-        "variants": [{"stack": "hf", "cache": ["dynamic", "static"]}],
-        "workloads": [{"kind": "decode"}, {"kind": "prefill", "lengths": [1, 8], "passes": 5}],
-    }
-    (tmp_path / "ends.yaml").write_text(json.dumps(experiment))
-    rows = harness("run", "ends.yaml", "--json").json
+    workloads = [{"kind": "decode"}, {"kind": "prefill", "lengths": [1, 8], "passes": 5}]
+    variant = {"stack": "hf", "cache": ["dynamic", "static"]}
+    rows = harness("run", real_config(variant, new_tokens=8, workloads=workloads), "--json").json
     assert len(rows) == 4
     assert {row["status"] for row in rows} <= {"ok", "invalid"}, rows  # a busy machine invalidates

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from harness.analysis import quality
 from harness.report import quality as report
+from harness.theory.decoder import dense_fields
 from harness.theory.hf_config import SHAPES
 
 PROMPT = [0, 25]
@@ -96,9 +96,7 @@ def test_an_error_is_judged_by_the_bits_there_are(off: float, right: str, wrong:
         ({"quant": None}, 8),
     ],
 )
-def test_the_coarsest_type_counts_the_cache_included_and_the_file_where_none_is_asked(
-    options: dict, bits: int
-):
+def test_the_coarsest_type_counts_the_cache_included_and_the_file_where_none_is_asked(options, bits):
     of = record([], options)
     of["model"]["weights"]["quant"] = "q8_0"
     assert quality.bits(of) == bits
@@ -184,7 +182,7 @@ def test_the_table_shows_the_own_error_with_what_is_allowed_and_why_there_is_non
 
 
 def test_settings_are_compared_but_for_the_window():
-    shape = asdict(SHAPES["tiny-llama"])
+    shape = dense_fields(SHAPES["tiny-llama"])
     assert quality.other_settings(shape | {"window": 4096, "rope_theta": 10000.0000001}, shape) == []
     assert quality.other_settings(shape | {"rope_theta": 1e6, "layers": 1}, shape) == [
         "layers is 1, and 2 in the 16-bit weights",

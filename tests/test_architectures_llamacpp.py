@@ -17,7 +17,7 @@ import gguf_holes
 from gguf_holes import KINDS, write_hole
 from test_gguf_types import NUMBERS, ROOT, types
 
-from harness import data
+from harness.base import data
 from harness.models import gguf, gguf_model
 from harness.stacks.adopted import Interpreter
 from harness.theory import decoder
@@ -120,9 +120,7 @@ def differences(
     return found
 
 
-def test_every_tensor_of_every_kind_gets_the_type_that_llama_cpp_gives_it(
-    llamacpp_interpreter: Interpreter, tmp_path: Path
-):
+def test_every_tensor_of_every_kind_gets_the_type_that_llama_cpp_gives_it(llamacpp_interpreter, tmp_path):
     configs = dict(each for kind in KINDS for each in varied(kind))
     assert differences(llamacpp_interpreter, tmp_path, configs, NUMBERS) == []
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import records_below
 from golden_record import GOLDEN
 
-from harness import records
 from harness.analysis import memory as analysis_memory
 from harness.dataset import table
-from harness.dataset.study import attributions, load_study
+from harness.dataset.study import attributions
 from harness.records import NO_TOKENS, TokenTimes
 from harness.records.kinds import wrong_with
 
-STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 MB = 1_000_000
 START_NS = 10**12
 
@@ -234,11 +232,9 @@ def test_steps_that_are_no_steps_make_a_record_that_is_passed_over(steps):
     assert "triples of whole numbers" in str(wrong_with(record))
 
 
-def test_what_others_published_are_sizes_and_no_parts_of_a_total(harness):
-    stored = list(records.records(STUDY, lambda damage: pytest.fail(str(damage))))
-    study = load_study(stored)
-    rows = attributions(study, [])
-    assert len(rows) == len(study.cells)
+def test_what_others_published_are_sizes_and_no_parts_of_a_total(published):
+    rows = attributions(published, [])
+    assert len(rows) == len(published.cells)
     files = [row for row in rows if row["file_bytes"]]
     assert len(files) > 50
     for row in rows:
@@ -246,13 +242,8 @@ def test_what_others_published_are_sizes_and_no_parts_of_a_total(harness):
         assert row["loaded"] is None or row["loaded"]["unattributed_bytes"] is None
 
 
-def real(harness: Callable[..., Any], tmp_path: Path, *variants: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def remembered(harness: Callable[..., Any], config: Path) -> dict[str, dict[str, Any]]:
     """Rows by variant of real runs of the tiny model, as `harness memory` tells them."""
-    protocol = {"new_tokens": 40, "repeats": 1, "measure_bandwidth": False}
-    protocol |= {"retry_disturbed": 0, "timeout_s": 900}
-    config = tmp_path / "real.yaml"
-    experiment = {"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": list(variants)}
-    config.write_text(json.dumps(experiment))
     harness("run", config)
     ran = harness("memory", "results", "--json")
     assert ran.code == 0
@@ -274,10 +265,10 @@ def sound(row: dict[str, Any]) -> None:
     assert row["file_bytes"] > row["loaded"]["parts"]["weights"] * 0.4
 
 
-def test_the_parts_of_a_real_llama_cpp_sum_to_what_it_holds(harness, tmp_path, llamacpp_interpreter):
+def test_the_parts_of_a_real_llama_cpp_sum_to_what_it_holds(harness, real_config, llamacpp_interpreter):
     mapped = {"stack": "llamacpp", "quant": "f16", "n_ctx": 8192, "name": "mapped"}
     read = mapped | {"mmap": False, "name": "read"}
-    found = real(harness, tmp_path, mapped, read)
+    found = remembered(harness, real_config(mapped, read))
     for row in found.values():
         sound(row)
         assert row["loaded"]["parts"]["kv"] == 8192 * row["kv_bytes_per_token"]
@@ -290,13 +281,12 @@ def test_the_parts_of_a_real_llama_cpp_sum_to_what_it_holds(harness, tmp_path, l
 
 
 def test_the_parts_of_a_real_transformers_sum_to_what_it_holds(
-    harness, tmp_path, hf_interpreter, own_processes
+    harness, real_config, tmp_path, hf_interpreter, own_processes
 ):
-    found = real(harness, tmp_path, {"stack": "hf", "cache": ["dynamic", "static"]})
+    found = remembered(harness, real_config({"stack": "hf", "cache": ["dynamic", "static"]}))
     for row in found.values():
         sound(row)
-    path = next((tmp_path / "results").rglob("record.json"))
-    told = json.loads(path.read_text())["loaded"]
+    told = records_below(tmp_path / "results")[0]["loaded"]
     assert set(told["memory"]["model"]) == {"cpu mapped"}  # bf16, as stored: read where the file is mapped
     assert told["heap_free_bytes"] >= 0
     dynamic, static = found["bf16-dynamic"], found["bf16-static"]

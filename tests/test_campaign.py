@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import failures, gone
+from conftest import failures, gone, until
+from conftest import records_below as records
 
 from harness.stacks.header import runners_folder
 
@@ -38,10 +39,6 @@ KEYS = {
     *("ttft_ms", "B_ms", "W_tokens_per_ms", "bpw", "model_bytes", "weight_bytes_per_token"),
     *("kv_bytes_per_token", "peak_rss_bytes", "peak_vram_bytes", "series"),
 }
-
-
-def records(root: Path) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(root.rglob("record.json"))]
 
 
 def test_every_failure_is_a_result_and_the_campaign_goes_on(harness, config):
@@ -164,11 +161,14 @@ def test_a_series_that_is_gone_is_told_and_measured_again_when_asked(harness, co
     assert len(records(tmp_path / "results")) == 4
 
 
-def test_a_run_of_some_cells_leaves_the_page_of_all(harness, config, tmp_path):
+def test_only_takes_the_cells_its_glob_matches_and_leaves_the_page_of_all(harness, config, tmp_path):
     path = config({"name": "alpha"}, {"name": "beta"})
     harness("run", path)
     page = (tmp_path / "reports" / "fake.html").read_text()
-    harness("run", path, "--only", "*alpha*")
+    assert [r["variant"] for r in harness("run", path, "--only", "*alpha*", "--json").json] == ["alpha"]
+    nothing = harness("run", path, "--only", "*gamma*")
+    assert nothing.code == 2
+    assert "matches none of 2 cells" in nothing.err
     assert (tmp_path / "reports" / "fake.html").read_text() == page
     assert "beta" not in (tmp_path / "reports" / "fake-only.html").read_text().split("</script>")[-1]
 
@@ -179,14 +179,6 @@ def test_two_rows_never_share_a_name(harness, config):
     harness("run", path, "--set", "new_tokens=30")
     names = [line.split("  ")[0] for line in harness("list").out.splitlines() if "  ok 1/1  " in line]
     assert len(names) == len(set(names)) == 2
-
-
-def test_only_takes_the_cells_its_glob_matches(harness, config):
-    path = config({"name": "alpha"}, {"name": "beta"})
-    assert [r["variant"] for r in harness("run", path, "--only", "*alpha*", "--json").json] == ["alpha"]
-    nothing = harness("run", path, "--only", "*gamma*")
-    assert nothing.code == 2
-    assert "matches none of 2 cells" in nothing.err
 
 
 def test_set_overrides_the_config(harness, config):
@@ -204,10 +196,8 @@ def test_repeats_are_rounds_each_shuffled_anew(harness, config, tmp_path):
     assert [r["cell"] for r in ran[:6]] != [r["cell"] for r in ran[6:]]
 
 
-def test_a_device_that_is_not_here_gives_unavailable_cells(harness, config, tmp_path):
-    path = config({}, {})
-    experiment = json.loads(path.read_text()) | {"device": "cuda", "gpu": "RTX 4090"}
-    path.write_text(json.dumps(experiment))
+def test_a_device_that_is_not_here_gives_unavailable_cells(harness, config):
+    path = config({}, {}, device="cuda", gpu="RTX 4090")
     ran = harness("run", path, "--json", CUDA_VISIBLE_DEVICES="")
     if ran.json and ran.json[0]["status"] == "ok":
         pytest.skip("there is an RTX 4090 here")
@@ -299,25 +289,20 @@ def test_the_page_is_one_file_that_names_every_cell(harness, config, tmp_path):
 
 
 def _wait_for_worker(controller: int, folder: Path) -> list[int]:
-    for _ in range(1200):
-        workers = []
+    workers: list[int] = []
+
+    def look() -> bool:
         for child in psutil.Process(controller).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # a probe that just ended
                 # Before it executes anything a child has the controller's own command line.
                 said = child.cmdline()
                 if str(runners_folder()) in said and str(folder) in " ".join(said):
                     workers.append(child.pid)
-        if workers:
-            return workers
-        time.sleep(0.05)
-    raise AssertionError("no worker came")
+        return bool(workers)
+
+    until(look)
+    return workers
 
 
 def _wait_for_tokens(folder: Path) -> None:
-    for _ in range(2400):
-        for path in folder.rglob("events.jsonl"):
-            with contextlib.suppress(FileNotFoundError):  # packed away meanwhile
-                if '"Tokens"' in path.read_text():
-                    return
-        time.sleep(0.05)
-    raise AssertionError("no tokens came")
+    until(lambda: any('"Tokens"' in path.read_text() for path in folder.rglob("events.jsonl")))

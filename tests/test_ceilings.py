@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,20 +10,14 @@ import pytest
 from harness import records
 from harness.analysis import traffic
 from harness.dataset import table
-from harness.records import Stored
 from harness.theory import floors
-from harness.theory.decoder import Shape
+from harness.theory.decoder import dense
 from harness.theory.floors import Ceiling
 from harness.theory.machines import MACHINES
 from harness.theory.rows import is_quantized
 
-STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 CARD = MACHINES["rtx-4090"]
 BEATEN = 1.02  # by more than this no figure may
-
-
-def study() -> list[Stored]:
-    return list(records.records(STUDY, lambda damage: pytest.fail(str(damage))))
 
 
 # A flag that accounts for a figure that is too fast, by figure.
@@ -46,9 +39,9 @@ def beaten_by(row: dict[str, Any]) -> dict[str, float]:
     return {figure: times for figure, times in found.items() if times and times > BEATEN}
 
 
-def test_no_published_figure_beats_its_ceiling_unless_a_flag_says_why():
+def test_no_published_figure_beats_its_ceiling_unless_a_flag_says_why(published):
     beaten, looked_at = Counter[str](), 0
-    for stored in study():
+    for stored in published.stored:
         row = table.repeat_row(stored.record, stored.times, None, None)
         if row["B_theory_ms"] is None:
             continue
@@ -61,14 +54,14 @@ def test_no_published_figure_beats_its_ceiling_unless_a_flag_says_why():
     assert beaten == {"W_tokens_per_ms": 9, "ttft_ms": 7}  # slopes bound by a host, clocks read too early
 
 
-def test_no_published_prefill_is_faster_than_what_its_kernels_multiply_with():
+def test_no_published_prefill_is_faster_than_what_its_kernels_multiply_with(published):
     lengths = 0
-    for stored in study():
+    for stored in published.stored:
         curve = records.prefill_series(stored)
         if not curve:
             continue
         bits = traffic.bpw(stored.record) or 16.0
-        asked = floors.demand_of_bits(Shape(**stored.record["model"]["shape"]), bits)
+        asked = floors.demand_of_bits(dense(**stored.record["model"]["shape"]), bits)
         rate = CARD.kernel_rate(is_quantized(bits))
         assert rate is not None
         ceiling = Ceiling(CARD.bandwidth_bytes_per_s, CARD.rates[rate].value)
@@ -111,25 +104,14 @@ def test_computing_is_counted_at_the_rate_of_the_units_that_kernels_use_or_is_un
 
 
 def test_an_l4_is_not_said_to_prefill_faster_than_a_4090(harness):
-    asked = (
-        "theory",
-        "qwen1.5-7b",
-        "--machine",
-        "rtx-4090",
-        "l4",
-        "--quant",
-        "q4_0",
-        "--prompt",
-        "500",
-        "--json",
-    )
-    fast, slow = harness(*asked).json
+    asked = ("--machine", "rtx-4090", "l4", "--quant", "q4_0", "--prompt", "500", "--json")
+    fast, slow = harness("theory", "qwen1.5-7b", *asked).json
     assert fast["prefill_ms"]["last"] < slow["prefill_ms"]["last"]
     assert fast["prefill_ms"]["last"] < 68  # the fastest published variant of llama.cpp
 
 
-def test_prefill_turns_compute_bound_at_the_same_prompt_in_a_report_and_in_theory(harness):
-    stored = next(each for each in study() if each.record["cell"].startswith("qwen1.5-7b.hf.bf16"))
+def test_prefill_turns_compute_bound_at_the_same_prompt_in_a_report_and_in_theory(harness, published):
+    stored = next(each for each in published.stored if each.record["cell"].startswith("qwen1.5-7b.hf.bf16"))
     (told,) = harness("theory", "qwen1.5-7b", "--machine", "rtx-4090", "--quant", "f16", "--json").json
     row = table.repeat_row(stored.record, stored.times, None, None)
     assert row["prefill_knees"] == told["prefill_knees"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import chaos
+import chaos_jobs
 import psutil
 import pytest
 
@@ -48,8 +49,8 @@ def test_the_check_sees_an_orphan(tmp_path, fake_interpreter):
     controller = chaos.start(place, 0)
     worker = chaos.worker_of(psutil.Process(controller.pid), within_s=120)
     try:
-        assert worker.pid in chaos.orphans(tmp_path)
+        assert worker.pid in chaos_jobs.running(tmp_path)
     finally:
         controller.send_signal(signal.SIGKILL)
         controller.communicate()
-    assert chaos.wait_gone([worker], place) == {}
+    assert chaos_jobs.wait_gone(tmp_path, [worker]) == []

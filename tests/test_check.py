@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from conftest import settled
+from conftest import settled, stored_in
 
 from harness import config as configs
 from harness import records
@@ -23,21 +23,13 @@ from harness.models import weights
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 from harness.theory.hf_config import SHAPES
+from harness.theory.known_models import Described
 
 
 @pytest.fixture
-def of(tmp_path: Path) -> Callable[..., Path]:
+def of(real_config) -> Callable[..., Path]:
     """Writes a config of one model: `of({"shape": "tiny-qwen2"}, {"stack": "llamacpp"}, new_tokens=40)`."""
-
-    def write(model: dict, *variants: dict, **protocol: object) -> Path:
-        settings = {"new_tokens": 40, "repeats": 1, "threads": 1, "timeout_s": 900}
-        settings |= {"measure_bandwidth": False, "retry_disturbed": 0, "warmup": {"tolerance": 0.9}}
-        experiment = {"protocol": settings | protocol, "models": [model], "variants": list(variants)}
-        path = tmp_path / "check.yaml"
-        path.write_text(json.dumps(experiment))
-        return path
-
-    return write
+    return lambda model, *variants, **keys: real_config(*variants, model=model, name="check", **keys)
 
 
 @pytest.fixture
@@ -117,10 +109,10 @@ def test_every_variant_of_a_users_file_is_held_against_the_file_itself_and_kept(
     again = harness("check-weights", path, "--json")
     assert again.json == ran.json
     assert "reference" not in again.err
-    assert len(list(records.records(tmp_path / "results", pytest.fail))) == 2
+    assert len(stored_in(tmp_path / "results")) == 2
     anew = harness("check-weights", path, "--json", "--fresh")
     assert [check["depths"] for check in anew.json] == [check["depths"] for check in ran.json]
-    assert len(list(records.records(tmp_path / "results", pytest.fail))) == 4
+    assert len(stored_in(tmp_path / "results")) == 4
 
 
 def test_a_file_whose_matrices_changed_places_is_wrong_and_so_is_its_speed(harness, of, file, tmp_path):
@@ -191,7 +183,7 @@ def test_a_setting_that_the_logits_hardly_show_is_seen_in_the_files_header(harne
 
 def loaded_by(folder: Path, variant: str) -> Path:
     """The file that a variant's check read."""
-    found = {s.record["variant"]: s.record for s in records.records(folder / "results", pytest.fail)}
+    found = {s.record["variant"]: s.record for s in stored_in(folder / "results")}
     return Path(found[variant]["model"]["weights"]["file"])
 
 
@@ -241,7 +233,7 @@ def test_a_file_that_is_neither_16_bits_nor_can_be_dequantized_is_unchecked(
     assert "rope scaling, which needs the model's config.json" in check["reason"]
     again = harness("check-weights", tmp_path / "check.yaml", "--json")
     assert (again.code, again.json) == (0, ran.json)
-    assert len(list(records.records(tmp_path / "results", pytest.fail))) == 2
+    assert len(stored_in(tmp_path / "results")) == 2
 
 
 def test_a_variant_that_gives_no_logits_has_failed_and_the_others_go_on(harness, of, file):
@@ -349,7 +341,7 @@ def test_a_reference_that_fails_is_a_failure_and_a_check_is_made_again(harness, 
     model = {"shape": "tiny-llama", "weights": {"synthetic": True, "seed": 7}}
     path = of(model, {"stack": "llamacpp", "quant": "f16"}, check_weights=True)
     assert harness("synth", "tiny-llama", "--seed", "7").code == 0
-    place = weights.checkpoint_path(SHAPES["tiny-llama"], 7).parent
+    place = weights.checkpoint_path(Described(SHAPES["tiny-llama"]), 7).parent
     shutil.rmtree(place)
     place.touch()
     failed = harness("check-weights", path, "--json")
@@ -386,14 +378,14 @@ def test_the_reference_is_float32_where_that_leaves_room_and_says_so():
 def test_a_check_that_was_cut_off_is_recovered_and_done_again(harness, config, tmp_path):
     path = config({"name": "only"})
     assert harness("check-weights", path).code == 0
-    (stored,) = records.records(tmp_path / "results", pytest.fail)
+    (stored,) = stored_in(tmp_path / "results")
     begun = {key: value for key, value in stored.record.items() if key not in ("schema", "outcome", "reason")}
     running = records.begin(stored.folder.parent, begun)
     running.events.close()  # as when the controller dies
     ran = harness("check-weights", path, "--json", "--fresh")
     assert ran.code == 0
     assert "recovered an interrupted" in ran.err
-    outcomes = [each.record["outcome"] for each in records.records(tmp_path / "results", pytest.fail)]
+    outcomes = [each.record["outcome"] for each in stored_in(tmp_path / "results")]
     assert sorted(outcomes) == ["interrupted", "unavailable", "unavailable"]
 
 
@@ -413,7 +405,7 @@ def test_what_makes_no_sense_starts_nothing(harness, config, tmp_path):
 
 def test_a_checked_record_without_its_figures_is_passed_over(harness, config, tmp_path):
     assert harness("check-weights", config({"name": "only"})).code == 0
-    (stored,) = records.records(tmp_path / "results", pytest.fail)
+    (stored,) = stored_in(tmp_path / "results")
     for spoiled, said in (
         ({"outcome": "ok"}, "check.depths"),
         ({"check": {"asked": {}, "speaks_for": []}}, "check.asked.windows"),

@@ -4,20 +4,21 @@ precision and of the published sizes; what cannot is one sentence."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+from conftest import request_for
 from small_checkpoints import configure, made, read, store
 
 from harness.campaign.worker import JobFailed
 from harness.models import gguf as models_gguf
 from harness.stacks.header import stacks
 from harness.theory import tensors
-from harness.theory.decoder import Shape, parameters
+from harness.theory.decoder import Decoder, dense_fields, dense_like, parameters
 from harness.theory.hf_config import SHAPES
 from harness.theory.memory import OF_MIXTURES
 from harness.theory.tensors import quantized
@@ -64,7 +65,7 @@ def in_gguf(path: Path) -> dict[str, np.ndarray]:
     [
         ("f16", LLAMA),
         ("bf16", LLAMA),
-        ("f32", replace(LLAMA, vocab_size=1500, hidden_size=1024, layers=1, heads=32, head_dim=64)),
+        ("f32", dense_like(LLAMA, vocab_size=1500, hidden_size=1024, layers=1, heads=32, head_dim=64)),
     ],
     ids=["f16", "bf16", "f32"],
 )
@@ -83,7 +84,7 @@ def test_a_synthetic_model_keeps_its_values_in_every_type(convert, tmp_path, dty
     assert np.array_equal(here["token_embd.weight"], there["model.embed_tokens.weight"])
     assert np.array_equal(here["output.weight"], there["lm_head.weight"])
     assert np.array_equal(here["output_norm.weight"], there["model.norm.weight"])
-    for i in range(shape.layers):
+    for i in range(shape.count):
         for name, ours in NAMES.items():
             values = there[f"model.layers.{i}.{name}.weight"]
             assert np.array_equal(here[f"blk.{i}.{ours}.weight"], values), name
@@ -222,8 +223,8 @@ def test_files_that_are_damaged_or_missing_are_one_sentence(convert, source, tmp
 
 
 def test_making_and_converting_a_layer_of_7b_takes_little_memory(job, tmp_path):
-    shape = replace(SHAPES["qwen1.5-7b"], layers=1, vocab_size=32_000)
-    model = {"name": "m", "path": None, "shape": asdict(shape)}
+    shape = dense_like(SHAPES["qwen1.5-7b"], layers=1, vocab_size=32_000)
+    model = {"name": "m", "path": None, "shape": dense_fields(shape)}
     source, target = str(tmp_path / "hf"), str(tmp_path / "m.gguf")
     made = job(job="synthesize", model=model, options={"threads": 2}, files={"target": source})
     files = {"source": source, "target": target}
@@ -243,9 +244,9 @@ def test_making_and_converting_a_layer_of_7b_takes_little_memory(job, tmp_path):
 QUANTS = [q for q in stacks()["llamacpp"].options["quant"].choices if q != OF_MIXTURES]
 
 
-def unquantized(job: Any, target: Path, shape: Shape, dtype: str) -> dict[str, Any]:
+def unquantized(job: Any, target: Path, shape: Decoder, dtype: str) -> dict[str, Any]:
     """A synthetic model as a GGUF; its checkpoint is gone again."""
-    model, made = {"name": "m", "path": None, "shape": asdict(shape)}, target.with_suffix(".hf")
+    model, made = {"name": "m", "path": None, "shape": dense_fields(shape)}, target.with_suffix(".hf")
     job(job="synthesize", model=model, options={"threads": 2}, files={"target": str(made)})
     files = {"source": str(made), "target": str(target)}
     facts = job(job="convert", options={"dtype": dtype, "threads": 2}, files=files)
@@ -279,9 +280,8 @@ def test_the_published_sizes_of_0_5b_come_out_of_real_files(job, tmp_path):
 def test_every_type_loads_decodes_and_stays_near_full_precision(job, tmp_path, shape):
     source = tmp_path / "source.gguf"
     unquantized(job, source, SHAPES[shape], "f32")
-    options = {name: option.default for name, option in stacks()["llamacpp"].options.items()}
-    options |= {"threads": 1, "n_ctx": 64}  # two on a busy machine wait for each other
     workload = {"ids": list(range(40, 72)), "prompt_tokens": 24, "windows": [[24, 32]], "seconds": None}
+    asked = request_for("llamacpp", "logits", workload, n_ctx=64)
     found = {}
     for quant in QUANTS:
         target, rows = tmp_path / f"{quant}.gguf", tmp_path / f"{quant}.npy"
@@ -289,8 +289,8 @@ def test_every_type_loads_decodes_and_stays_near_full_precision(job, tmp_path, s
         job(
             job="logits",
             model={"name": "m", "path": str(target), "shape": None},
-            options=options | {"quant": quant},
-            workloads=[workload],
+            options=asked.options | {"quant": quant},
+            workloads=asked.workloads,
             files={"logits": str(rows)},
         )
         found[quant] = np.load(rows)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+from conftest import request_for
 
 from harness.campaign import worker
 from harness.campaign.worker import JobFailed
-from harness.stacks.header import stacks
-from harness.theory.decoder import Shape
+from harness.theory.decoder import Decoder, dense_fields, dense_like
 from harness.theory.hf_config import SHAPES
-from runners.protocol import Request
 
 
 @pytest.fixture
@@ -41,10 +40,10 @@ def converted(job: Callable, checkpoint: Callable, tmp_path: Path) -> Callable[.
 
 @pytest.fixture
 def dequantized(job: Callable, tmp_path: Path) -> Callable[..., Path]:
-    def make(source: Path, shape: Shape | None = None, **files: str) -> Path:
+    def make(source: Path, shape: Decoder | None = None, **files: str) -> Path:
         target = tmp_path / "dequantized"
         shutil.rmtree(target, ignore_errors=True)
-        model = {"name": "m", "path": str(source), "shape": asdict(shape) if shape else None}
+        model = {"name": "m", "path": str(source), "shape": dense_fields(shape)}
         named = {"source": str(source), "target": str(target), **files}
         job(job="dequantize", model=model, options={"threads": 1}, files=named)
         return target
@@ -73,7 +72,7 @@ def test_a_16_bit_gguf_becomes_the_checkpoint_that_it_was_made_of(
     source, made = converted(name, **changed)
     for given in (
         dequantized(made, config=str(source / "config.json")),
-        dequantized(made, replace(SHAPES[name], **changed)),
+        dequantized(made, dense_like(SHAPES[name], **changed)),
     ):
         found = differences(given, source)
         assert found["missing"] == []
@@ -124,10 +123,8 @@ def test_what_bitsandbytes_holds_is_off_by_what_its_type_loses(
     bnb_interpreter, checkpoint, differences, tmp_path, quant, least, most
 ):
     source, target = checkpoint("tiny-qwen2", tied=True), tmp_path / "own"
-    options = {option.name: option.default for option in stacks()["bnb"].options.values()}
-    options |= {"quant": quant, "threads": 1, "n_ctx": 64}
-    model = {"name": "m", "path": str(source), "shape": None}
-    request = Request("dequantize", "bnb", "cpu", model, options, files={"target": str(target)})
+    request = request_for("bnb", "dequantize", {}, source, quant=quant, n_ctx=64)
+    request = replace(request, workloads=[], files={"target": str(target)})
     worker.facts_of(worker.run_job(request, bnb_interpreter, tmp_path, 900, threads=1))
     found = differences(target, source)
     assert found["missing"] == []

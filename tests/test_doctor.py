@@ -3,7 +3,6 @@ for NVML and for environments, and the real command."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import venv
@@ -236,6 +235,8 @@ def test_other_processes_are_told_by_what_the_cpus_did_meanwhile():
     busy = cpu.in_use(times(), times(idle=1001.0, user=101.0), 3.0)
     assert (busy.level, busy.found) == ("warn", "50%, load average 3.0")
     assert cpu.in_use(times(), times(), 0.0).level == "unknown"
+    of_a_guest = times(idle=1001.0, user=101.0, guest=1.0)  # whose time is the user's too
+    assert cpu.in_use(times(), of_a_guest, 0.0).found.startswith("50%")
 
 
 def test_steal_is_a_fault_now_or_over_the_time_since_boot():
@@ -247,11 +248,6 @@ def test_steal_is_a_fault_now_or_over_the_time_since_boot():
     assert (long_ago.level, long_ago.found[:14]) == ("warn", "0.0% now, 4.8%")
     macos = {"user": 1.0, "idle": 1.0}
     assert cpu.steal(macos, macos).level == "unknown"
-
-
-def test_a_guests_time_is_counted_once():
-    found = cpu.in_use(times(), times(idle=1001.0, user=101.0, guest=1.0), 0.0).found
-    assert found.startswith("50%")
 
 
 @pytest.mark.parametrize(
@@ -312,11 +308,8 @@ def test_a_kernel_that_cannot_bound_or_tell_of_memory_is_told_how_to(tree):
     assert cpu.hugepages(root).found == "madvise"
 
 
-def test_a_cgroup_v1_is_one_and_none_at_all_is_unknown(tree):
-    root = tree()
-    assert cpu.cgroup(root).level == "unknown"
-    tree({"sys/fs/cgroup/memory/tasks": ""})
-    assert cpu.cgroup(root).found == "v1"
+def test_a_cgroup_v1_is_one(tree):
+    assert cpu.cgroup(tree({"sys/fs/cgroup/memory/tasks": ""})).found == "v1"
 
 
 def test_where_nothing_can_be_read_nothing_is_ok_but_what_was_looked_at(tree):
@@ -422,9 +415,15 @@ LIMIT_95 = {"GetTemperatureThreshold": {1: 95, 3: 0}}
 SLOWDOWN = "hardware thermal slowdown now, thermal for 2.0 s since the driver was loaded"
 
 
+MIG = "on: an instance has a part of the GPU's bandwidth and memory"
+
+
 @pytest.mark.parametrize(
     ("what", "found", "fix", "says"),
     [
+        ("MIG", MIG, None, {"GetMigMode": [1, 1]}),  # how it is set up, and no fault
+        ("power limit", "300 W, below its default of 450 W", None, {"GetEnforcedPowerLimit": 300000}),
+        ("throttling", "software power cap now", None, {"GetCurrentClocksEventReasons": 0x4}),
         ("persistence mode", "off", "sudo nvidia-smi -i 0 -pm 1", {"GetPersistenceMode": 0}),
         ("ECC", "on", "sudo nvidia-smi -i 0 -e 0, and reboot", {"GetEccMode": [1, 1]}),
         (
@@ -442,25 +441,18 @@ SLOWDOWN = "hardware thermal slowdown now, thermal for 2.0 s since the driver wa
         ("thermal headroom", "10 C: 85 C of 95 C", WAIT, {"GetTemperature": 85} | LIMIT_95),
     ],
 )
-def test_each_fault_of_a_gpu_is_a_warning_with_its_effect_and_fix(tree, what, found, fix, says):
-    faults = [each for each in gpu.findings("GPU-0", tree(), Nvml(**(GOOD | says))) if each.level == "warn"]
-    assert [(each.what, each.found) for each in faults] == [(f"{what} of GPU 0", found)]
-    assert faults[0].fix.startswith(fix)
-    assert faults[0].effect
-
-
-@pytest.mark.parametrize(
-    ("says", "what", "found"),
-    [
-        ({"GetMigMode": [1, 1]}, "MIG", "on: an instance has a part of the GPU's bandwidth and memory"),
-        ({"GetEnforcedPowerLimit": 300000}, "power limit", "300 W, below its default of 450 W"),
-        ({"GetCurrentClocksEventReasons": 0x4}, "throttling", "software power cap now"),
-    ],
-)
-def test_how_a_gpu_is_set_up_is_told_and_is_no_fault(tree, says, what, found):
+def test_a_fault_of_a_gpu_is_a_warning_with_effect_and_fix_and_its_set_up_is_none(
+    tree, what, found, fix, says
+):
     told = {each.what: each for each in gpu.findings("GPU-0", tree(), Nvml(**(GOOD | says)))}
     finding = told[f"{what} of GPU 0"]
-    assert (finding.level, finding.found, finding.fix) == ("ok", found, None)
+    assert (finding.found, finding.level) == (found, "warn" if fix else "ok")
+    assert [each for each in told.values() if each.level == "warn"] == ([finding] if fix else [])
+    if fix is None:
+        assert finding.fix is None
+    else:
+        assert finding.fix.startswith(fix)
+        assert finding.effect
 
 
 def test_ecc_costs_nothing_where_memory_has_bits_of_its_own_for_it(tree):
@@ -532,12 +524,26 @@ CPUINFO = {"proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu sse2 avx avx2 fma f16
 THIS_CPU = {"avx", "avx2", "fma", "f16c"}
 
 
-def test_a_release_build_for_this_cpu_is_ok(environment, tree):
-    compile_ggml(environment, THIS_CPU, "-O2", "-DNDEBUG")
-    (finding,) = builds([environment], tree(CPUINFO))
-    assert (finding.level, finding.what) == ("ok", "build of llamacpp/cpu")
-    (unseen,) = builds([environment], tree({"proc/cpuinfo": "model name: a CPU"}))
-    assert unseen.level == "unknown"
+ARM = {"proc/cpuinfo": "Features\t: fp asimd asimddp crc32"}
+
+
+@pytest.mark.parametrize(
+    ("features", "cpuinfo", "emulated", "level", "found"),
+    [
+        (THIS_CPU, CPUINFO, None, "ok", "for this CPU, without assertions"),
+        (THIS_CPU, {"proc/cpuinfo": "model name: a CPU"}, None, "unknown", ""),
+        ({"asimd"}, ARM, None, "warn", "llama.cpp without asimddp, which this CPU has"),
+        ({"asimd"}, CPUINFO, "its kernel is x86_64", "unknown", ""),  # the CPU around an emulator
+    ],
+)
+def test_a_release_build_with_all_that_this_cpu_has_is_ok(
+    environment, tree, monkeypatch, features, cpuinfo, emulated, level, found
+):
+    monkeypatch.setattr(machine, "facts", lambda: {"emulated": emulated})
+    compile_ggml(environment, features, "-O2", "-DNDEBUG")
+    (finding,) = builds([environment], tree(cpuinfo))
+    assert (finding.level, finding.what) == (level, "build of llamacpp/cpu")
+    assert found in finding.found
 
 
 def test_a_debug_build_and_one_without_the_cpus_simd_are_faults_and_say_how_to_build_anew(environment, tree):
@@ -547,19 +553,6 @@ def test_a_debug_build_and_one_without_the_cpus_simd_are_faults_and_say_how_to_b
     assert simd.found == "llama.cpp without avx2, f16c, which this CPU has"
     assert {asserts.level, simd.level} == {"warn"}
     assert f"rm -r {environment.python.parent.parent}, then harness env create llamacpp" in simd.fix
-
-
-def test_an_arm_cpu_is_known_by_its_own_features(environment, tree):
-    compile_ggml(environment, {"asimd"}, "-O2", "-DNDEBUG")
-    (finding,) = builds([environment], tree({"proc/cpuinfo": "Features\t: fp asimd asimddp crc32"}))
-    assert finding.found == "llama.cpp without asimddp, which this CPU has"
-
-
-def test_the_cpu_around_an_emulator_has_no_features_that_a_build_lacks(environment, tree, monkeypatch):
-    compile_ggml(environment, {"asimd"}, "-O2", "-DNDEBUG")
-    monkeypatch.setattr(machine, "facts", lambda: {"emulated": "its kernel is x86_64"})
-    (finding,) = builds([environment], tree(CPUINFO))
-    assert finding.level == "unknown"
 
 
 def test_a_debug_build_of_torch_is_read_from_its_own_file(environment, tree):
@@ -623,10 +616,9 @@ def test_doctor_prints_warnings_first_with_the_effect_and_the_fix_below(harness,
     assert order == sorted(order)
 
 
-def test_doctor_of_a_config_whose_device_is_not_here_ends_with_2_and_a_sentence(harness, config, tmp_path):
-    here = config({})
-    assert harness("doctor", here).code == 0
-    (tmp_path / "other.yaml").write_text(json.dumps(json.loads(here.read_text()) | {"device": "hip"}))
+def test_doctor_of_a_config_whose_device_is_not_here_ends_with_2_and_a_sentence(harness, config):
+    assert harness("doctor", config({})).code == 0
+    config({}, name="other", device="hip")
     ran = harness("doctor", "other.yaml", "--json")
     assert (ran.code, ran.err) == (2, "harness: other.yaml: no ROCm (hipconfig) on this machine\n")
     assert (ran.json[0]["level"], ran.json[0]["what"]) == ("stop", "device hip")
@@ -685,9 +677,7 @@ def test_a_record_without_findings_or_with_broken_ones_is_told_apart(harness, co
 
 
 def test_a_run_on_a_device_that_is_not_here_is_not_examined(harness, config, tmp_path):
-    path = config({})
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "hip"}))
-    assert harness("run", path).code == 1
+    assert harness("run", config({}, device="hip")).code == 1
     (record,) = records_below(tmp_path / "results")
     assert record["outcome"] == "unavailable"
     assert "doctor" not in record

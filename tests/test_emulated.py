@@ -70,13 +70,21 @@ def program(folder: Path, e_machine: int) -> Path:
         ("x86_64", None, PI_5, "its programs are x86_64, /proc/cpuinfo shows arm"),
         ("aarch64", "aarch64", MAX, "its processor is one that only QEMU has"),
         ("x86_64", "x86_64", TCG, "its processor is QEMU TCG CPU version 2.5+"),
+        # And real machines.
+        ("aarch64", "aarch64", PI_5, None),
+        ("armv7l", "aarch64", PI_5, None),
+        ("x86_64", "x86_64", INTEL, None),
+        ("i686", "x86_64", INTEL, None),
+        # A virtual machine under KVM, whose processor has QEMU's name too.
+        ("x86_64", "x86_64", INTEL.replace("Intel(R) Xeon(R)", "QEMU Virtual CPU version 2.5+"), None),
+        ("arm64", None, "", None),  # macOS
+        ("riscv64", "riscv64", "processor\t: 0\nisa\t\t: rv64imafdc\n", None),
     ],
-    ids=["qemu", "Rosetta", "an older kernel", "Rosetta, an older kernel", "QEMU's Arm", "QEMU's x86"],
 )
 def test_an_emulated_machine_is_known_by_its_kernel_or_its_processor(
     tmp_path, architecture, kernel, cpuinfo, shown
 ):
-    assert emulated(architecture, proc(tmp_path, kernel, cpuinfo)) == shown
+    assert emulated(architecture, proc(tmp_path, kernel, cpuinfo), tmp_path / "none") == shown
 
 
 def test_an_emulated_machine_is_known_by_the_interpreter_of_its_programs(tmp_path):
@@ -90,23 +98,6 @@ def test_an_emulated_machine_is_known_by_the_interpreter_of_its_programs(tmp_pat
     entry.write_text(ARM_FORMAT.replace("enabled", "disabled"))
     (root / "cpuinfo").write_text(PI_5)
     assert emulated("aarch64", root, program(tmp_path, arm)) is None
-
-
-@pytest.mark.parametrize(
-    ("architecture", "kernel", "cpuinfo"),
-    [
-        ("aarch64", "aarch64", PI_5),
-        ("armv7l", "aarch64", PI_5),
-        ("x86_64", "x86_64", INTEL),
-        ("i686", "x86_64", INTEL),
-        # A virtual machine under KVM, whose processor has QEMU's name too.
-        ("x86_64", "x86_64", INTEL.replace("Intel(R) Xeon(R)", "QEMU Virtual CPU version 2.5+")),
-        ("arm64", None, ""),  # macOS
-        ("riscv64", "riscv64", "processor\t: 0\nisa\t\t: rv64imafdc\n"),
-    ],
-)
-def test_a_real_machine_is_not_taken_for_an_emulated_one(tmp_path, architecture, kernel, cpuinfo):
-    assert emulated(architecture, proc(tmp_path, kernel, cpuinfo), tmp_path / "none") is None
 
 
 def test_no_result_of_an_emulated_machine_is_ok():
@@ -146,7 +137,7 @@ def test_a_run_on_an_emulated_machine_is_functional_and_kept_apart(harness, conf
 def test_no_time_is_estimated_from_the_bandwidth_of_an_emulated_machine():
     cell = plan.cells(configs.load(PROFILES / "rpi5-8gb.yaml", []))[0]
     device = forecast.Device("cpu", "the board", None)
-    assert forecast.forecast_cell(cell, None, device, 4, bandwidth=17e9).seconds is None
+    assert forecast.forecast_cell(cell, None, device, 4).duration(17e9) == (None, None)
 
 
 def test_the_processor_that_qemu_emulates_is_the_workers_too_and_recorded():

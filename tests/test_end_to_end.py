@@ -8,17 +8,11 @@ from pathlib import Path
 import pytest
 from conftest import failures
 
-CELLS = [{"stack": "llamacpp", "quant": "q4_0"}, {"stack": "hf"}]
-
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    protocol = {"new_tokens": 24, "repeats": 1, "threads": 1, "measure_bandwidth": False}
-    protocol |= {"retry_disturbed": 0, "warmup": {"window_tokens": 4, "tolerance": 0.9}}
-    experiment = {"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": CELLS}
-    path = tmp_path / "both.yaml"
-    path.write_text(json.dumps(experiment))
-    return path
+def path(real_config) -> Path:
+    cells = [{"stack": "llamacpp", "quant": "q4_0"}, {"stack": "hf"}]
+    return real_config(*cells, name="both", new_tokens=24, warmup={"window_tokens": 4, "tolerance": 0.9})
 
 
 @pytest.mark.first_tier

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import until
 from golden_record import GOLDEN
@@ -23,7 +24,7 @@ S = 1_000_000_000
 PACKAGE, DRAM, PSYS, GPU = "rapl_package_0_uj", "rapl_dram_0_uj", "rapl_psys_uj", "gpu_energy_mj"
 DOMAINS = {PACKAGE: {"name": "package-0", "range_uj": 262_143_328_850}}
 # A first token after a second, then ten a second.
-DURING = analysis_sensors.Timed(100 * S, tuple(101 * S + k * S // 10 for k in range(401)), 26)
+DURING = analysis_sensors.Timed(100 * S, 101 * S + np.arange(401) * S // 10, 26)
 
 
 def sampled(joules: list[float | None], column: str = PACKAGE, every_s: float = 1.0) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def test_what_the_prompt_took_is_none_of_it():
 
 
 def test_samples_between_two_tokens_count_the_one_in_the_making_in_part():
-    slow = analysis_sensors.Timed(100 * S, tuple((101 + 4 * k) * S for k in range(12)), 26)
+    slow = analysis_sensors.Timed(100 * S, (101 + 4 * np.arange(12)) * S, 26)
     found = analysis_sensors.measured_energy(steady(20.0, seconds=43), DOMAINS, slow)
     assert (found["window_s"], found["tokens"]) == (40.0, 10.0)
 
@@ -99,11 +100,11 @@ def test_a_gap_and_a_failed_reading_make_none():
 
 
 def test_under_half_a_minute_there_is_none():
-    short = analysis_sensors.Timed(100 * S, tuple(100 * S + k * S // 10 for k in range(1, 121)), 26)
+    short = analysis_sensors.Timed(100 * S, 100 * S + np.arange(1, 121) * S // 10, 26)
     row = row_of(steady(20.0), during=short)
     assert row["joules_per_token"] is None
     assert row["energy_reason"] == "timed part of 12 s: energy needs 30 s"
-    late = analysis_sensors.Timed(60 * S, DURING.stamps_ns, 26)
+    late = analysis_sensors.Timed(60 * S, DURING.t_ns, 26)
     row = row_of(steady(20.0, seconds=20), during=late)
     assert row["energy_reason"] == "energy was read over 17.0 s of decode: it needs 30 s"
 
@@ -173,23 +174,17 @@ def test_the_counters_of_packages_dram_and_platform_are_sampled_as_they_count(tm
     assert "CPU energy" not in sampler.summary()["missing"]
 
 
-def test_counters_that_only_root_reads_are_missing_with_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    zones(tmp_path)
-    (tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj").chmod(0)
-    if os.geteuid() == 0:
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [(lambda path: path.chmod(0), sensors.UNREADABLE), (Path.unlink, "package-1 of RAPL cannot be read")],
+)
+def test_of_a_package_that_cannot_be_read_nothing_is_counted(tmp_path, monkeypatch, spoil, why):
+    if os.geteuid() == 0 and why == sensors.UNREADABLE:
         pytest.skip("root reads everything")
-    with SensorSampler(None, tmp_path) as sampler:
-        pass
-    assert sampler.summary()["missing"]["CPU energy"] == sensors.UNREADABLE
-    assert sampler.energy == {}
-
-
-def test_of_a_package_that_cannot_be_read_nothing_is_counted(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     zones(tmp_path)
-    (tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj").unlink()
+    spoil(tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj")
     with SensorSampler(None, tmp_path) as sampler:
         pass
-    assert "package-1 of RAPL cannot be read" in sampler.summary()["missing"]["CPU energy"]
+    assert why in sampler.summary()["missing"]["CPU energy"]
     assert sampler.energy == {}

@@ -114,9 +114,7 @@ def test_logits_that_yarns_rounding_moves_are_unchecked_between_stacks():
 
 @pytest.mark.slow  # real stacks: 20 s a kind
 @pytest.mark.parametrize("kind", ["gpt_oss", "lfm2_moe", "mixtral", "qwen3_moe"])
-def test_both_stacks_compute_the_same_with_experts_that_neither_would_choose(
-    kind: str, made: Callable, stack: Callable, tmp_path: Path
-) -> None:
+def test_both_stacks_compute_the_same_with_experts_that_neither_would_choose(kind, made, stack, tmp_path):
     source, target = made(kind, "f32")
     config = tiny_models.config(kind)
     used, experts = config["num_experts_per_tok"], config.get("num_experts") or config["num_local_experts"]
@@ -166,9 +164,7 @@ def test_a_mixture_of_which_a_stack_uses_fewer_experts_is_wrong(
 
 
 @pytest.mark.slow  # real stacks
-def test_yarn_that_is_not_truncated_is_said_in_a_run(
-    harness: Callable[..., Ran], hf_interpreter: Any, llamacpp_interpreter: Any, tmp_path: Path
-) -> None:
+def test_yarn_that_is_not_truncated_is_said_in_a_run(harness, hf_interpreter, llamacpp_interpreter, tmp_path):
     scaling = tiny_models.config("gpt_oss")["rope_scaling"] | {"truncate": False}
     tiny_models.written(tmp_path, "gpt_oss", rope_scaling=scaling)
     settings = '{"prompt_tokens": 25, "new_tokens": 40, "repeats": 1, "measure_bandwidth": false}'

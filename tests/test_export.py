@@ -22,26 +22,21 @@ from urllib.parse import urljoin
 import pyarrow.parquet as pq
 import pytest
 import uv
-from made_nights import Nights, measured
+from conftest import STUDY, stored_in
+from golden_record import record
+from made_nights import Nights
 
-from harness import records as harness_records
 from harness.records.files import read_columns, write_columns
 from harness.share import export
 from harness.share.export import Chosen
 
-GOLDEN = Path(__file__).parent / "golden" / "record-1.json"
-PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-0.5b"
+PUBLISHED = STUDY / "qwen1.5-0.5b"
 SCRIPT, BENCH = "scripts/compare-llama-bench.py", "tools/llama-bench/llama-bench.cpp"
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory, fake_interpreter: Any) -> list[Path]:
-    return measured(tmp_path_factory.mktemp("once"))
-
-
 @pytest.fixture
-def grown(records: list[Path], tmp_path: Path) -> Nights:
-    return Nights(records, tmp_path / "results")
+def grown(run_once: list[Path], tmp_path: Path) -> Nights:
+    return Nights(run_once, tmp_path / "results")
 
 
 @pytest.fixture(scope="session")
@@ -85,9 +80,7 @@ def bench(harness: Callable[..., Any], folder: Path, *more: str) -> list[dict[st
     return rows
 
 
-def test_llama_cpps_own_script_compares_two_exports(
-    grown: Nights, harness: Callable[..., Any], llama_cpp: Path, tmp_path: Path
-):
+def test_llama_cpps_own_script_compares_two_exports(grown, harness, llama_cpp, tmp_path):
     grown.add(0)
     old = bench(harness, grown.root)
     later = Nights(grown.records, tmp_path / "later")
@@ -121,9 +114,7 @@ def test_llama_cpps_own_script_compares_two_exports(
     assert after / before == pytest.approx(1 / 1.1, abs=0.03)
 
 
-def test_fields_order_and_types_are_llama_benchs_own(
-    grown: Nights, harness: Callable[..., Any], llama_cpp: Path
-):
+def test_fields_order_and_types_are_llama_benchs_own(grown, harness, llama_cpp):
     source = (llama_cpp / BENCH).read_text()
     fields = re.findall(r'"(\w+)"', source.split("fields = {")[1].split("};")[0])
     whole, switches, _ = source.split("get_field_type(const std::string & field) {")[1].split("return ")[:3]
@@ -137,9 +128,7 @@ def test_fields_order_and_types_are_llama_benchs_own(
         assert {name: type(row[name]) for name in fields} == {name: types.get(name, str) for name in fields}
 
 
-def test_samples_are_the_tokens_of_each_repeat_and_means_come_from_them(
-    grown: Nights, harness: Callable[..., Any]
-):
+def test_samples_are_the_tokens_of_each_repeat_and_means_come_from_them(grown, harness):
     grown.add(0)
     rows = [row for row in bench(harness, grown.root) if row["model_type"] == "tiny-qwen2 fake a"]
     prompt, decode = rows
@@ -158,15 +147,12 @@ def test_samples_are_the_tokens_of_each_repeat_and_means_come_from_them(
 
 
 def test_a_cell_of_llama_cpp_says_its_options(tmp_path: Path):
-    record = json.loads(GOLDEN.read_text())
     (tmp_path / "r").mkdir()
-    record["conditions"].pop("pressure", None)
-    (tmp_path / "r" / "record.json").write_text(json.dumps(record))
+    (tmp_path / "r" / "record.json").write_text(json.dumps(record(conditions__pressure={})))
     n = list(range(26, 66))
     ns = [9_000_000, *(1_000_000 + 10 * each for each in n[1:])]
     write_columns(tmp_path / "r" / "tokens.parquet", {"n": n, "latency_ns": ns})
-    stored = harness_records.records(tmp_path, lambda damage: pytest.fail(str(damage)))
-    chosen = Chosen(stored, export.fits_llama_bench)
+    chosen = Chosen(stored_in(tmp_path), export.fits_llama_bench)
     rows = list(export.llama_bench_rows(chosen.by_campaign()))
     assert chosen.left_out == {}
     said = {"type_k": "f16", "flash_attn": 0, "n_batch": 65, "load_mode": "mmap", "repack": True}
@@ -216,9 +202,7 @@ def test_parquet_has_every_token_and_whose_it_is(grown: Nights, harness: Callabl
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_what_others_published_is_exported_as_lines_and_tokens_but_is_no_test_of_ours(
-    harness: Callable[..., Any],
-):
+def test_what_others_published_is_exported_as_lines_and_tokens_but_is_no_test_of_ours(harness):
     ran = harness("export", PUBLISHED, "--to", "csv")
     assert ran.code == 0
     assert {row["kind"] for row in csv.DictReader(io.StringIO(ran.out))} == {"reported"}
@@ -245,9 +229,7 @@ BINARY = "--to parquet is binary and cannot go to standard output; set -o FILE"
         ),
     ],
 )
-def test_bad_input_is_one_sentence_and_a_code(
-    grown: Nights, harness: Callable[..., Any], tmp_path: Path, arguments: str, code: int, said: str
-):
+def test_bad_input_is_one_sentence_and_a_code(grown, harness, tmp_path, arguments, code, said):
     (tmp_path / "empty").mkdir()
     grown.add(0, outcome="oom", reason="out of memory")
     ran = harness("export", *arguments.split())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import runpy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from harness.theory.decoder import dense_like
 
 WEIGHTS: dict[str, Any] = runpy.run_path(
     str(Path(__file__).parent.parent / "benchmarks" / "validity" / "weights.py")
@@ -20,7 +21,7 @@ NOT_IN_FILE = {"no rope", "window ignored"}
 
 
 def bench(folder: Path, layers: int, seed: int = 1) -> Any:
-    return WEIGHTS["Bench"](folder, replace(WEIGHTS["SHAPE"], layers=layers), seed)
+    return WEIGHTS["Bench"](folder, dense_like(WEIGHTS["SHAPE"], layers=layers), seed)
 
 
 @pytest.mark.first_tier

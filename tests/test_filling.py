@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from conftest import request_for
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.stacks.header import stacks
 from runners.protocol import Died, Done, Failed, Instruments, Loaded, Phase, Request, Tokens
 from runners.workloads import filling
 
@@ -20,17 +20,14 @@ WARMUP = {"window_tokens": 4, "max_windows": 5, "tolerance": 0.5}
 def fit_of(
     n_ctx: int, tokens: int | None = None, fill: bool = True, most_s: float = 60.0, **options
 ) -> Request:
-    given = {o.name: o.default for o in stacks()["fake"].options.values()} | {"threads": 1, "n_ctx": n_ctx}
-    given |= {"B_ms": 0.2, "prefill_ms": 0.2}
     workload = {"kind": "fit", "tokens": tokens or n_ctx, "fill": fill, "most_s": most_s, "prompt": PROMPT}
-    return Request("fit", "fake", "cpu", {"name": "m", "path": None}, given | options, [workload])
+    given = {"n_ctx": n_ctx, "B_ms": 0.2, "prefill_ms": 0.2}
+    return request_for("fake", "fit", workload, **given | options)
 
 
 def grow_of(new_tokens: int, **options) -> Request:
-    given = {o.name: o.default for o in stacks()["fake"].options.values()} | {"threads": 1, "n_ctx": 5000}
     workload = {"kind": "grow", "prompt": PROMPT, "new_tokens": new_tokens, "warmup": WARMUP}
-    model = {"name": "m", "path": None}
-    return Request("generate", "fake", "cpu", model, given | {"B_ms": 0.1} | options, [workload])
+    return request_for("fake", "generate", workload, **{"n_ctx": 5000, "B_ms": 0.1} | options)
 
 
 def phases(events: list) -> list[str]:
@@ -187,15 +184,16 @@ def test_growth_that_reaches_its_target_was_stopped_by_nothing(worker, fake_inte
     assert done.facts["memory_steps"] == []  # it keeps nothing
 
 
-def test_a_failure_that_is_not_of_memory_fails_growth_and_keeps_its_tokens(worker, fake_interpreter):
-    events = worker(grow_of(2000, die_at_token=700, die_by="error"), fake_interpreter)
-    assert events[-1] == Failed("error", "the fake failed, as asked")
-    assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 699
-
-
-def test_decode_that_runs_out_of_memory_fails_and_keeps_its_tokens(worker, fake_interpreter):
-    request = grow_of(2000, die_at_token=700, die_by="oom")
-    request.workloads[0]["kind"] = "decode"
+@pytest.mark.parametrize(
+    ("kind", "die_by", "end"),
+    [
+        ("grow", "error", Failed("error", "the fake failed, as asked")),
+        ("decode", "oom", Failed("oom", "the fake ran out of memory, as asked")),
+    ],
+)
+def test_only_growth_ends_well_and_only_for_want_of_memory(worker, fake_interpreter, kind, die_by, end):
+    request = grow_of(2000, die_at_token=700, die_by=die_by)
+    request.workloads[0]["kind"] = kind
     events = worker(request, fake_interpreter)
-    assert events[-1] == Failed("oom", "the fake ran out of memory, as asked")
+    assert events[-1] == end
     assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 699

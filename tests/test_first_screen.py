@@ -82,7 +82,7 @@ def test_a_target_that_was_reached_is_a_note_beside_the_longest_that_ended():
 
 def test_published_figures_and_our_own_are_answered_apart():
     cells = [row("a v", machine="here", tokens_per_s=1.0), row("a w", machine="there", kind="reported")]
-    (view,) = report_page.views(Study("t", [*cells, row("a x", machine="here", tokens_per_s=2.0)]))
+    (view,) = report_page.views(Study("t", [*cells, row("a x", machine="here", tokens_per_s=2.0)]), {})
     assert [panel.title for panel in view.panels] == ["m on here", "m on there, third-party"]
     assert [panel.answers[0].leaders for panel in view.panels] == [("a x",), ()]
 

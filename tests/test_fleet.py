@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from conftest import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,19 +64,14 @@ def test_a_device_alone_has_all_cells_in_one_campaign():
 
 
 def test_a_cell_of_unknown_length_counts_as_the_median():
-    assert fleet_files.share_weights({"a": 1.0, "b": None, "c": 3.0}, {"a": 1, "b": 2, "c": 1}) == {
-        "a": 1,
-        "b": 4,
-        "c": 3,
-    }
+    weights = fleet_files.share_weights({"a": 1.0, "b": None, "c": 3.0}, {"a": 1, "b": 2, "c": 1})
+    assert weights == {"a": 1, "b": 4, "c": 3}
     assert fleet_files.share_weights({"a": None, "b": None}, {"a": 3, "b": 1}) == {"a": 3, "b": 1}
 
 
-def test_where_of_a_model_and_of_a_variant_both_choose_devices(tmp_path):
-    path = tmp_path / "c.yaml"
-    rows = [{"stack": "fake", "name": "all"}, {"stack": "fake", "name": "gpus", "where": ["rtx*"]}]
-    models = [{"shape": "tiny-qwen2", "where": ["rtx4090", "rpi5"]}]
-    path.write_text(json.dumps({"models": models, "variants": rows}))
+def test_where_of_a_model_and_of_a_variant_both_choose_devices(config):
+    model = {"shape": "tiny-qwen2", "where": ["rtx4090", "rpi5"]}
+    path = config({"name": "all"}, {"name": "gpus", "where": ["rtx*"]}, model=model)
     cells = {cell.variant.name: cell for cell in plan.cells(configs.load(path))}
     devices = ["rtx4090", "rtx5090", "rpi5"]
     goes = {name: [d for d in devices if fleet_files.goes_to(cell, d)] for name, cell in cells.items()}
@@ -126,13 +122,11 @@ def test_no_campaign_waits_for_a_node_that_has_left(config):
     assert found.meet() == found.gone == []
 
 
-def test_a_config_for_other_machines_names_shipped_weights_and_has_whole_paths(tmp_path):
+def test_a_config_for_other_machines_names_shipped_weights_and_has_whole_paths(real_config, tmp_path):
     (tmp_path / "text.txt").write_text("words")
-    path = tmp_path / "c.yaml"
     workloads = [{"kind": "quality", "text": "text.txt"}, {"kind": "decode"}]
     models = [{"weights": "austen-4m"}, {"weights": "mine", "name": "mine"}]
-    variants = [{"stack": "hf", "dtype": "bf16"}]
-    path.write_text(json.dumps({"models": models, "variants": variants, "workloads": workloads}))
+    path = real_config({"stack": "hf", "dtype": "bf16"}, models=models, workloads=workloads)
     sent = portable(configs.load(path), tmp_path)
     assert sent["models"][0]["weights"] == "austen-4m"
     assert sent["models"][1]["weights"] == {"path": str(tmp_path / "mine")}
@@ -241,22 +235,10 @@ def test_a_spool_offers_what_the_fleet_does_not_have_and_goes_when_it_has_all(me
 
 def job_of(do: str, path: Path, **more: Any) -> dict[str, Any]:
     experiment = configs.load(path)
-    return {
-        "do": do,
-        "tag": path.parent.name,
-        "config": experiment.source | {"name": experiment.name},
-        "cells": [cell.id for cell in plan.cells(experiment)],
-        "config_path": str(path),
-        "command_line": ["harness", "run"],
-        "fleet": {"device": "local"},
-        "clocks": {"n": 0.5},
-        "known": [],
-        "earlier": [],
-        "fresh": False,
-        "retry_failed": False,
-        "wait": False,
-        **more,
-    }
+    job = {"do": do, "tag": path.parent.name, "config": experiment.source | {"name": experiment.name}}
+    job |= {"cells": [cell.id for cell in plan.cells(experiment)], "config_path": str(path)}
+    job |= {"command_line": ["harness", "run"], "fleet": {"device": "local"}, "clocks": {"n": 0.5}}
+    return job | {"known": [], "earlier": []} | dict.fromkeys(("fresh", "retry_failed", "wait"), False) | more
 
 
 def done(job: dict[str, Any], *answers: dict[str, Any]) -> list[dict[str, Any]]:
@@ -344,11 +326,9 @@ def test_a_copy_leads_nowhere_but_into_the_weights_of_the_cache(tmp_path, own_ca
 
 
 def test_a_node_makes_weights_itself_that_it_gets_no_good_copy_of(
-    own_cache, tmp_path, llamacpp_interpreter, monkeypatch
+    own_cache, real_config, tmp_path, llamacpp_interpreter, monkeypatch
 ):
-    path = tmp_path / "c.yaml"
-    rows = [{"stack": "llamacpp", "quant": "q8_0"}]
-    path.write_text(json.dumps({"models": [{"shape": "tiny-qwen2"}], "variants": rows}))
+    path = real_config({"stack": "llamacpp", "quant": "q8_0"})
     (stocked,) = (line for line in done(job_of("stock", path, copies=[])) if line["event"] == "stocked")
     assert not stocked["lacks"]
     (copy,) = stocked["copies"]
@@ -374,10 +354,7 @@ def test_a_node_makes_weights_itself_that_it_gets_no_good_copy_of(
 )
 def test_a_fleet_that_cannot_be_is_one_sentence(harness, config, on, says):
     pytest.importorskip("ray") if on.startswith("ray:") else None
-    ran = harness("run", config({}), "--on", on)
-    assert ran.code == 2
-    assert says in ran.err
-    assert len(ran.err.splitlines()) == 1
+    refused(harness("run", config({}), "--on", on), says)
 
 
 def test_an_address_that_is_silent_is_no_cluster(harness, config):
@@ -385,10 +362,8 @@ def test_an_address_that_is_silent_is_no_cluster(harness, config):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # which accepts, and says nothing
         address = f"ray://127.0.0.1:{silent.getsockname()[1]}"
         ran = harness("run", config({}), "--on", address)
-    assert (ran.code, ran.err) == (
-        2,
-        f"harness: {address} does not answer: no Ray cluster there within 10 s\n",
-    )
+    why = f"harness: {address} does not answer: no Ray cluster there within 10 s\n"
+    assert (ran.code, ran.err) == (2, why)
 
 
 def test_without_ray_the_sentence_says_how_to_install_it(config, tmp_path):
@@ -401,10 +376,8 @@ def test_without_ray_the_sentence_says_how_to_install_it(config, tmp_path):
     command = [sys.executable, hidden, "run", config({}), "--on", "local-cluster:2"]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert ran.returncode == 2
-    assert (
-        ran.stderr
-        == "harness: a fleet needs Ray, which is not installed here: pip install 'harness[fleet]'\n"
-    )
+    install = "pip install 'harness[fleet]'"
+    assert ran.stderr == f"harness: a fleet needs Ray, which is not installed here: {install}\n"
 
 
 def test_mistakes_in_the_file_of_a_fleet_have_their_lines(tmp_path):
@@ -431,28 +404,17 @@ def test_a_fleet_file_gives_each_device_the_config_as_it_runs_it(tmp_path):
 
 
 def test_forecasts_of_this_machine_do_not_go_with_a_fleet(harness, config):
-    ran = harness("run", config({}), "--on", "local-cluster:2", "--dry-run")
-    assert ran.code == 2
-    assert "leave out --on" in ran.err
+    refused(harness("run", config({}), "--on", "local-cluster:2", "--dry-run"), "leave out --on")
 
 
 def test_the_table_of_a_terminal_has_a_line_per_device():
-    busy: DeviceProgress = {
-        "device": "a",
-        "nodes": 2,
-        "now": ["x #1", "y #1"],
-        "repeats_done": 3,
-        "repeats": 9,
-        "eta_s": 90.0,
-    }
+    busy: DeviceProgress = {"device": "a", "nodes": 2, "now": ["x #1", "y #1"], "repeats_done": 3}
+    busy |= {"repeats": 9, "eta_s": 90.0}
     idle: DeviceProgress = {**busy, "device": "b", "nodes": 0, "now": [], "repeats_done": 0, "eta_s": None}
     shown = run.table([busy, idle])
-    assert [list(column.cells) for column in shown.columns] == [
-        ["a", "b"],
-        ["2", "0"],
-        ["3/9", "0/9"],
-        ["90 s", "-"],
-        ["x #1, y #1", "-"],
+    assert [*zip(*(column.cells for column in shown.columns), strict=True)] == [
+        ("a", "2", "3/9", "90 s", "x #1, y #1"),
+        ("b", "0", "0/9", "-", "-"),
     ]
 
 

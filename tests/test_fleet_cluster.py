@@ -12,7 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import Ran, gone
+from conftest import Ran, gone, until
+from conftest import records_below as records
 from ray_nodes import PATIENT_CLIENT
 from raylets import (
     MARKS,
@@ -21,11 +22,9 @@ from raylets import (
     check,
     ended,
     namespaces_allowed,
-    records,
     slow_cells,
     start_of,
     under_way,
-    wait_for,
 )
 
 import harness
@@ -55,7 +54,7 @@ def test_twelve_cells_on_three_nodes_end_in_one_folder_and_one_page(command, tmp
 def test_a_node_killed_in_a_repeat_leaves_it_interrupted_and_cells_move(nodes, background, config, tmp_path):
     fleet = nodes("a", "a")
     running = background("run", slow_cells(config, 6), "--on", fleet.address)
-    wait_for(lambda: under_way(1), "repeat")
+    until(lambda: under_way(1), 300)
     fleet("kill", 1)
     code, err = ended(running)
     assert code in MEASURED, err
@@ -69,7 +68,7 @@ def test_a_node_killed_in_a_repeat_leaves_it_interrupted_and_cells_move(nodes, b
 def test_a_node_killed_while_its_record_is_on_its_way_loses_nothing(nodes, background, config, tmp_path):
     fleet, path = nodes("a", "a"), slow_cells(config, 6)
     running = background("run", path, "--on", fleet.address)
-    wait_for(lambda: list(caches()[0].glob(DONE)), "record")
+    until(lambda: list(caches()[0].glob(DONE)), 300)
     fleet("kill", 1)
     code, err = ended(running)
     assert code in MEASURED, err
@@ -86,7 +85,7 @@ def test_a_node_killed_when_it_has_nothing_to_do_changes_nothing(nodes, backgrou
     fleet = nodes("a", "b")
     rows = [{"name": "a", "where": ["a"]}, {"name": "b", "where": ["b"], "B_ms": 200.0, "clock": "real"}]
     running = background("run", config(*rows, new_tokens=50), "--on", fleet.address)
-    wait_for(lambda: records(tmp_path / "results") and under_way(2), "record of a")
+    until(lambda: records(tmp_path / "results") and under_way(2), 300)
     fleet("kill", 1)
     code, err = ended(running)
     assert code in MEASURED, err
@@ -97,7 +96,7 @@ def test_without_an_equal_device_cells_of_a_lost_node_are_unavailable(nodes, bac
     fleet = nodes("a", "b")
     path = slow_cells(config, 3)
     running = background("run", path, "--on", fleet.address)
-    wait_for(lambda: under_way(1) and under_way(2), "repeats")
+    until(lambda: under_way(1) and under_way(2), 300)
     fleet("kill", 1)
     code, err = ended(running)
     assert code == 1, err
@@ -114,7 +113,7 @@ def test_without_an_equal_device_cells_of_a_lost_node_are_unavailable(nodes, bac
 def test_a_node_that_joins_late_takes_work(nodes, background, config, tmp_path):
     fleet = nodes("a")
     running = background("run", slow_cells(config, 10, repeats=2), "--on", fleet.address)
-    wait_for(lambda: under_way(1), "repeat")
+    until(lambda: under_way(1), 300)
     fleet("add", 2, "b")
     code, err = ended(running)
     assert code in MEASURED, err
@@ -126,7 +125,7 @@ def test_a_head_that_is_killed_ends_the_run_and_loses_nothing(nodes, background,
     fleet = nodes("a", "a")
     path = slow_cells(config, 8)
     running = background("run", path, "--on", fleet.address)
-    wait_for(lambda: records(tmp_path / "results") and under_way(1), "record")
+    until(lambda: records(tmp_path / "results") and under_way(1), 300)
     fleet("head")
     code, err = ended(running)
     assert code == 1, err
@@ -142,7 +141,7 @@ def test_a_head_that_is_killed_ends_the_run_and_loses_nothing(nodes, background,
 def test_a_node_that_lost_the_network_is_replaced_and_its_work_is_kept(nodes, background, config, tmp_path):
     fleet = nodes("a", "a")
     running = background("run", slow_cells(config, 6), "--on", fleet.address)
-    wait_for(lambda: under_way(1), "repeat")
+    until(lambda: under_way(1), 300)
     fleet("stop", 1)
     code, err = ended(running)
     assert code in MEASURED, err
@@ -163,7 +162,7 @@ def test_cells_of_a_node_whose_link_is_cut_move_and_what_it_measured_meanwhile_i
     path, told = slow_cells(config, 3, ms=200.0), tmp_path / "events"
     with told.open("w") as out:
         running = background("run", path, "--json", "--on", fleet.address, stdout=out)
-    wait_for(lambda: told.read_text().count('"begins"') >= 2, "two repeats")
+    until(lambda: told.read_text().count('"begins"') >= 2, 300)
     fleet("cut", 1)
     if not (there := under_way(1)):
         pytest.skip("this machine is too busy: the repeat ended before the link was cut")
@@ -177,7 +176,7 @@ def test_cells_of_a_node_whose_link_is_cut_move_and_what_it_measured_meanwhile_i
     check(found, 3)
     (lost,) = [r for r in found if r["outcome"] == "interrupted"]
     assert "node died or left the cluster" in lost["reason"]
-    wait_for(lambda: not there[0].exists(), "end of the repeat on the lost node")
+    until(lambda: not there[0].exists(), 300)
     fleet("mend", 1)
     fleet("leave", 1)  # Ray has ended there, or will: it is started again
     fleet("join", 1, "a")
@@ -193,7 +192,7 @@ def test_interrupting_the_fleet_records_the_repeats_of_the_moment(nodes, backgro
     fleet = nodes("a", "a")
     path = slow_cells(config, 2, ms=300.0)
     running = background("run", path, "--on", fleet.address)
-    wait_for(lambda: under_way(1) and under_way(2), "repeats")
+    until(lambda: under_way(1) and under_way(2), 300)
     running.send_signal(signal.SIGINT)
     code, err = ended(running)
     assert code == 130
@@ -225,10 +224,8 @@ def test_a_node_whose_harness_has_other_modules_is_refused_with_both_versions(
 def test_a_device_that_nobody_has_is_one_sentence(nodes, command, config, tmp_path):
     fleet = nodes("a")
     ran = command("run", config({"where": ["rtx5090"]}), "--on", fleet.address)
-    assert (ran.code, ran.err) == (
-        2,
-        "harness: where: no device of the fleet matches rtx5090; there are a\n",
-    )
+    why = "harness: where: no device of the fleet matches rtx5090; there are a\n"
+    assert (ran.code, ran.err) == (2, why)
     file = tmp_path / "fleet.yaml"
     file.write_text(f"address: {fleet.address}\ndevices: {{rtx4090: {{device: cuda}}}}")
     ran = command("run", config({}), "--on", file)
@@ -277,17 +274,16 @@ def test_a_node_with_a_full_disk_gives_its_cells_to_an_equal_one(
 
 
 @pytest.mark.network
-def test_cells_of_a_node_that_cannot_build_their_stack_have_the_reason(nodes, command, tmp_path, cache):
+def test_cells_of_a_node_that_cannot_build_their_stack_have_the_reason(
+    nodes, command, real_config, tmp_path, cache
+):
     own = cache_folder() / "local-cluster" / "1" / "envs"
     own.mkdir(parents=True)
     for fake in (cache / "envs").glob("fake-*"):
         (own / fake.name).symlink_to(fake)
     fleet = nodes()
     fleet("add", 1, "a", "CC=/nowhere/cc", "CXX=/nowhere/c++")
-    rows = [{"stack": "fake"}, {"stack": "llamacpp", "quant": "q8_0"}]
-    protocol = {"new_tokens": 4, "repeats": 1, "measure_bandwidth": False}
-    path = tmp_path / "c.yaml"
-    path.write_text(json.dumps({"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": rows}))
+    path = real_config({"stack": "fake"}, {"stack": "llamacpp", "quant": "q8_0"}, new_tokens=4)
     ran = command("run", path, "--on", fleet.address)
     assert ran.code == 1, ran.err
     found = {each["stack"]: each for each in records(tmp_path / "results")}
@@ -302,7 +298,7 @@ def test_a_fleet_is_reached_through_rays_client(nodes, command, config, tmp_path
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     fleet("client", port)
-    wait_for(lambda: accepts(port), "server of Ray's client")
+    until(lambda: accepts(port), 300)
     path = config(*({"name": f"v{n}"} for n in range(4)))
     ran = command("run", path, "--on", f"ray://127.0.0.1:{port}", **PATIENT_CLIENT)
     assert ran.code == 0, ran.err
@@ -318,8 +314,8 @@ def test_twenty_kills_at_random_moments_lose_and_double_nothing(nodes, backgroun
     chance = random.Random(25)
     fleet, path, kills = nodes("a", "a", "a"), slow_cells(config, 12, ms=10.0, repeats=2), 0
     kept: dict[Path, bytes] = {}
-    until = time.monotonic() + 800
-    while kills < 20 and time.monotonic() < until:
+    last = time.monotonic() + 800
+    while kills < 20 and time.monotonic() < last:
         running = background("run", path, "--fresh" if kills == 10 else "--wait", "--on", fleet.address)
         while running.poll() is None and kills < 20:
             time.sleep(chance.uniform(0.5, 5.0))

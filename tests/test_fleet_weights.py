@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from raylets import MARKS, MEASURED, caches, check, ended, records, wait_for
+from conftest import records_below as records
+from conftest import until
+from raylets import MARKS, MEASURED, caches, check, ended
 
 from harness.campaign.fleet.on_node import sha256
+from harness.theory.decoder import dense_fields
 from harness.theory.hf_config import SHAPES
 
 pytestmark = MARKS
@@ -19,18 +21,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
-def llamacpp_cells(tmp_path, llamacpp_interpreter, own_cache) -> Callable[..., Path]:
+def llamacpp_cells(real_config, llamacpp_interpreter, own_cache) -> Callable[..., Path]:
     """Writes a config of short cells: `llamacpp_cells(4, weights={...})`."""
 
     def write(count: int, quant: str | None = "q8_0", **model: Any) -> Path:
-        protocol = {"new_tokens": 4, "prompt_tokens": 2, "repeats": 1, "measure_bandwidth": False}
-        protocol |= {"retry_disturbed": 0, "warmup": {"at_least_s": 0, "max_windows": 2, "window_tokens": 2}}
+        short = {"new_tokens": 4, "prompt_tokens": 2, "model": {"name": "m", "shape": "tiny-qwen2", **model}}
+        short |= {"warmup": {"at_least_s": 0, "max_windows": 2, "window_tokens": 2}}
         rows = [{"stack": "llamacpp", "name": f"v{n}", "n_ctx": 64 + n} for n in range(count)]
-        rows = [row | ({"quant": quant} if quant else {}) for row in rows]
-        path = tmp_path / "llamacpp.yaml"
-        models = [{"name": "m", "shape": "tiny-qwen2", **model}]
-        path.write_text(json.dumps({"protocol": protocol, "models": models, "variants": rows}))
-        return path
+        return real_config(*(row | ({"quant": quant} if quant else {}) for row in rows), **short)
 
     return write
 
@@ -45,7 +43,7 @@ def hub_cache(job, tmp_path) -> Callable[..., Path]:
         (folder / "snapshots" / COMMIT).mkdir(parents=True)
         (folder / "refs").mkdir()
         (folder / "refs" / "main").write_text(COMMIT)
-        model = {"name": "m", "path": None, "shape": asdict(SHAPES["tiny-qwen2"]) | changed}
+        model = {"name": "m", "path": None, "shape": dense_fields(SHAPES["tiny-qwen2"]) | changed}
         job(job="synthesize", model=model, options={"seed": 0, "threads": 2}, files={"target": str(source)})
         made = folder / "snapshots" / COMMIT / "tiny.gguf"
         files = {"source": str(source), "target": str(made)}
@@ -92,7 +90,7 @@ def test_a_node_killed_while_it_copies_has_nothing_half_written_and_copies_again
     path = llamacpp_cells(2, None, weights={"repo": "org/name", "file": "tiny.gguf"})
     on, cache = fleet_file(tmp_path, fleet.address), caches()[1]
     running = background("run", path, "--wait", "--on", on)
-    wait_for(lambda: list(cache.glob("weights/*/hub.partial-*/*/tiny.gguf")), "copy")
+    until(lambda: list(cache.glob("weights/*/hub.partial-*/*/tiny.gguf")), 300)
     fleet("kill", 2)
     assert copies(cache) == []
     code, err = ended(running)

@@ -6,16 +6,15 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gguf_holes
 import pytest
+from conftest import STUDY
 
-from harness.theory import decoder
 from harness.theory import tensors as theory_tensors
 from harness.theory.architectures import decoder_of
-from harness.theory.decoder import Shape, kv_bytes_per_token, lm_head_params
+from harness.theory.decoder import dense, kv_elements_per_token, lm_head_params
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import config_of
 from harness.theory.machines import MACHINES
@@ -30,15 +29,14 @@ from harness.theory.memory import (
 )
 from harness.theory.tensors import Packing, loaded_bytes, of_shape, packed_bytes
 
-STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 CARD = MACHINES["rtx-4090"]
 AVAILABLE = CARD.memory_bytes - CARD.reserve.value  # the reserve that the study had on its card: 0.7 GiB
 
 
 def of_study(record: dict[str, Any]) -> tuple[Engine, Model]:
     """How a row of the study held its model. Checkpoints as large as its files, where it has their size."""
-    shape, stack, variant = Shape(**record["model"]["shape"]), record["stack"], record["variant"]
-    kv = kv_bytes_per_token(shape)
+    shape, stack, variant = dense(**record["model"]["shape"]), record["stack"], record["variant"]
+    kv = 2 * kv_elements_per_token(shape)
     if stack == "llamacpp":
         tensors = theory_tensors.quantized(shape, "f16" if variant == "fp16" else variant, as_published=True)
         embedding = sum(tensor.bytes for tensor in tensors if tensor.part == "embedding")
@@ -85,7 +83,7 @@ def test_the_longest_contexts_of_the_published_study_are_predicted_within_5_perc
 def test_a_static_cache_searched_on_a_cpu_is_predicted_within_a_granule_and_1_percent(budget_mib, searched):
     """Qwen1.5-0.5B in bf16, one thread; 2,560 tokens were filled too."""
     shape = SHAPES["qwen1.5-0.5b"]
-    model = Model(shape, loaded_bytes(of_shape(shape), "bf16", None), 0.0, kv_bytes_per_token(shape))
+    model = Model(shape, loaded_bytes(of_shape(shape), "bf16", None), 0.0, 2 * kv_elements_per_token(shape))
     found = longest_context(Torch(on_gpu=False, cache="static", granule=256), model, budget_mib * 2**20)
     assert found is not None
     assert abs(found - searched) <= 256 + 0.01 * searched
@@ -95,7 +93,7 @@ def test_a_static_cache_searched_on_a_cpu_is_predicted_within_a_granule_and_1_pe
 def test_the_longest_contexts_searched_on_a_cpu_are_predicted_within_a_granule_and_1_percent(quant, searched):
     """What `harness max-ctx configs/quickstart.yaml --set memory_budget=1GiB` found and proved: README.md."""
     shape, tensors = SHAPES["qwen1.5-0.5b"], theory_tensors.quantized(SHAPES["qwen1.5-0.5b"], quant)
-    model = Model(shape, sum(tensor.bytes for tensor in tensors), 0, kv_bytes_per_token(shape))
+    model = Model(shape, sum(tensor.bytes for tensor in tensors), 0, 2 * kv_elements_per_token(shape))
     found = longest_context(LlamaCpp(on_gpu=False), model, 2**30)
     assert found is not None
     assert abs(found - searched) <= 256 + 0.01 * searched
@@ -122,7 +120,7 @@ def test_the_compute_buffer_is_near_that_of_llama_cpp(name, off, flash):
 @pytest.mark.parametrize("kind", ["deepseek_v2, lite", "qwen3_moe", "falcon_h1", "qwen3_next", "lfm2"])
 def test_a_model_that_lacks_tensors_is_estimated_without_them(kind):
     """A file may be of another version, or damaged; each tensor in turn is left out of all layers."""
-    made = decoder.made(decoder_of(gguf_holes.config(kind)))
+    made = decoder_of(gguf_holes.config(kind))
     whole = compute_bytes(made, 512, 512, 4096, 0, False)
     for name in {piece.name for layer in made.layers() for piece in layer.pieces}:
         runs = tuple(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -210,11 +209,10 @@ def test_another_python_is_looked_for_where_a_stack_s_packages_have_none_for_our
     assert found == chosen or (chosen is None and Path(found).exists())
 
 
-def test_a_card_newer_than_what_a_stack_was_compiled_for_is_known_before_it_runs(harness, tmp_path):
+def test_a_card_newer_than_a_stack_was_compiled_for_is_known_before_it_runs(harness, real_config, tmp_path):
     variants = [{"stack": "gptq", "kernel": "torch"}, {"stack": "autoawq"}, {"stack": "gptqm"}]
-    given = {"models": [{"shape": "qwen1.5-4b"}], "variants": variants, "device": "cuda"}
     too_new = ["compute capability 12.0; less than 10.0 is needed"]
     for gpu, reasons in (("RTX 5090", too_new), ("RTX 4090", [])):
-        (tmp_path / "new.yaml").write_text(json.dumps(given | {"gpu": gpu}))
-        lines: Ran = harness("run", "new.yaml", "--dry-run", "--json", HARNESS_CACHE=str(tmp_path / "empty"))
+        path = real_config(*variants, model={"shape": "qwen1.5-4b"}, device="cuda", gpu=gpu)
+        lines: Ran = harness("run", path, "--dry-run", "--json", HARNESS_CACHE=str(tmp_path / "empty"))
         assert [line["will_fail"] for line in lines.json] == [reasons, reasons, []]

@@ -16,7 +16,7 @@ from test_hf import PROMPT, request_of, said
 from harness.analysis import verdicts
 from harness.stacks.adopted import Interpreter
 from harness.stacks.build import uv_binary
-from harness.theory.decoder import kv_bytes_per_token
+from harness.theory.decoder import kv_elements_per_token
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Done, Failed
 
@@ -59,10 +59,10 @@ def forced(worker, packed, interpreter, tmp_path):
 def test_fused_layers_are_counted_and_hold_their_own_cache(worker, packed, interpreter):
     request = request_of(packed("tiny-llama", "awq"), "autoawq", **FUSED, max_seq_len=64)
     loaded, ids, end = said(worker(request, interpreter))
-    assert (loaded["fused_layers"], loaded["options"]["fuse_layers"]) == (SHAPE.layers, True)
-    assert loaded["kernels"]["WQLinear_GEMM[awq_ext]"] == SHAPE.layers * 5  # q, k and v are one
+    assert (loaded["fused_layers"], loaded["options"]["fuse_layers"]) == (SHAPE.count, True)
+    assert loaded["kernels"]["WQLinear_GEMM[awq_ext]"] == SHAPE.count * 5  # q, k and v are one
     assert (loaded["leftovers"], loaded["attention"], loaded["kv_read"]) == ([], "flash_attn", "grows")
-    assert loaded["kv_bytes_per_token"] == kv_bytes_per_token(SHAPE, 2, 2)
+    assert loaded["kv_bytes_per_token"] == 2 * kv_elements_per_token(SHAPE)
     assert loaded["memory"]["kv"] == {"cpu": 65 * loaded["kv_bytes_per_token"]}
     unfused, _, _ = said(
         worker(request_of(packed("tiny-llama", "awq"), "autoawq", kernel="torch"), interpreter)

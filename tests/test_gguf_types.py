@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from harness.models import gguf
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 from harness.theory import tensors
-from harness.theory.decoder import Shape
+from harness.theory.decoder import dense, dense_fields, dense_like
 from harness.theory.hf_config import SHAPES
 from harness.theory.memory import OF_MIXTURES
 from harness.theory.tensors import ALL_QUANTS, QUANTS, Mix, Tensor, quantized, retyped
@@ -30,17 +29,17 @@ VOCABULARY_BYTES = 5.92e6  # besides the tensors in a file of Qwen1.5: the 48 wh
 SHAPES_TO_COMPARE = {
     "tiny-qwen2": QWEN2,
     "tiny-llama": LLAMA,
-    "tied": replace(QWEN2, layers=9, tied=True),
-    "gqa of 2, 33 layers": replace(LLAMA, layers=33, kv_heads=4),
-    "odd feed-forward": replace(LLAMA, layers=17, intermediate_size=544),
-    "odd everywhere": replace(LLAMA, layers=18, hidden_size=288, intermediate_size=500, head_dim=36),
-    "tied, nothing fits": replace(LLAMA, hidden_size=80, intermediate_size=200, head_dim=20, tied=True),
-    "head_dim apart": replace(LLAMA, head_dim=40),
-    "80 layers, qwen2": replace(QWEN2, layers=80),
-    "80 layers, llama": replace(LLAMA, layers=80, kv_heads=8),
-    "80 layers, llama with gqa of 2": replace(LLAMA, layers=80, kv_heads=4),
-    "80 layers, llama with gqa of 4": replace(LLAMA, layers=80),
-    "llama-3-8b": Shape("llama", 128_256, 4096, 32, 14_336, 32, 8, 128),
+    "tied": dense_like(QWEN2, layers=9, tied=True),
+    "gqa of 2, 33 layers": dense_like(LLAMA, layers=33, kv_heads=4),
+    "odd feed-forward": dense_like(LLAMA, layers=17, intermediate_size=544),
+    "odd everywhere": dense_like(LLAMA, layers=18, hidden_size=288, intermediate_size=500, head_dim=36),
+    "tied, nothing fits": dense_like(LLAMA, hidden_size=80, intermediate_size=200, head_dim=20, tied=True),
+    "head_dim apart": dense_like(LLAMA, head_dim=40),
+    "80 layers, qwen2": dense_like(QWEN2, layers=80),
+    "80 layers, llama": dense_like(LLAMA, layers=80, kv_heads=8),
+    "80 layers, llama with gqa of 2": dense_like(LLAMA, layers=80, kv_heads=4),
+    "80 layers, llama with gqa of 4": dense_like(LLAMA, layers=80),
+    "llama-3-8b": dense("llama", 128_256, 4096, 32, 14_336, 32, 8, 128),
     "qwen1.5-1.8b": SHAPES["qwen1.5-1.8b"],
     "qwen1.5-14b": SHAPES["qwen1.5-14b"],
     "qwen1.5-32b": SHAPES["qwen1.5-32b"],
@@ -139,7 +138,7 @@ def test_the_published_files_differ_from_todays_only_where_rows_of_q3_k_do_not_f
 
 
 def test_no_row_of_q2_k_fell_back_to_another_type_than_today():
-    shape = replace(
+    shape = dense_like(
         LLAMA, hidden_size=288, head_dim=36
     )  # no published file has such rows: from the source alone
     stored = types(quantized(shape, "q2_k", as_published=True))
@@ -154,7 +153,7 @@ def test_the_types_are_those_that_the_runner_takes_and_fall_in_size():
 
 def test_a_file_of_any_type_is_retyped_as_its_shape_would_be():
     shape = SHAPES_TO_COMPARE["odd feed-forward"]
-    mix = Mix(shape.arch, shape.layers, shape.heads // shape.kv_heads)
+    mix = Mix(shape.arch, shape.count, shape.heads // shape.kv_heads)
     for quant in QUANTS:
         held = quantized(shape, quant)[::-1]
         assert retyped(held, "q2_k", mix) == quantized(shape, "q2_k")[::-1]
@@ -166,7 +165,7 @@ def test_an_unknown_type_is_a_key_error():
 
 
 def test_every_tensor_gets_the_type_that_llama_cpp_gives_it(llamacpp_interpreter: Interpreter, tmp_path):
-    shapes = {name: asdict(shape) for name, shape in SHAPES_TO_COMPARE.items()}
+    shapes = {name: dense_fields(shape) for name, shape in SHAPES_TO_COMPARE.items()}
     command = [llamacpp_interpreter.python, "-c", DRY_RUN, tmp_path / "hole.gguf", json.dumps(shapes)]
     ran = subprocess.run([*command, json.dumps(NUMBERS)], cwd=ROOT, capture_output=True, check=True)
     got = {}
@@ -181,8 +180,8 @@ def test_every_tensor_gets_the_type_that_llama_cpp_gives_it(llamacpp_interpreter
 @pytest.mark.parametrize("quant", ["f32", "q5_0", "q4_k_m", "q2_k"])
 def test_a_file_that_llama_cpp_makes_has_these_types_and_bytes(job: Any, tmp_path: Path, quant: str):
     made, source, target = tmp_path / "made", tmp_path / "source.gguf", tmp_path / "target.gguf"
-    shape = replace(LLAMA, layers=9, intermediate_size=544, tied=True)
-    model = {"name": "m", "path": None, "shape": asdict(shape)}
+    shape = dense_like(LLAMA, layers=9, intermediate_size=544, tied=True)
+    model = {"name": "m", "path": None, "shape": dense_fields(shape)}
     job(job="synthesize", model=model, files={"target": str(made)})
     job(job="convert", options={"dtype": "f16"}, files={"source": str(made), "target": str(source)})
     files = {"source": str(source), "target": str(target)}

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from conftest import ROOT, stored_in
 
 from harness import records
 from harness.analysis.verdicts import verdict
 from harness.dataset.study import load_study, with_prefill
 from harness.records import Stored
 
-ROOT = Path(__file__).parent.parent
 # Of the fake stack: a pass takes max(4, 0.02 n) ms, a step 1 ms and 1/8000 ms per token of context.
 FOLDERS = {kind: ROOT / "tests" / "golden" / kind for kind in ("prefill", "depth", "turns")}
 COLUMNS = {
@@ -27,7 +26,7 @@ ROWS = {"prefill": 5 * 11 * 2, "depth": 4 * 3 * 64, "turns": 3 * 2}  # rounds, l
 
 
 def stored(kind: str) -> Stored:
-    (found,) = records.records(FOLDERS[kind], lambda damage: pytest.fail(str(damage)))
+    (found,) = stored_in(FOLDERS[kind])
     return found
 
 

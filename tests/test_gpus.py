@@ -3,7 +3,6 @@ functions."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -247,9 +246,7 @@ def forecast_of(config, monkeypatch) -> Callable[..., Device]:
 
     def device(gpus: list[Any], **keys: str) -> Device:
         monkeypatch.setattr(machine, "facts", lambda: {"gpus": gpus})
-        path = config({})
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda"} | keys))
-        return device_of(load(path))
+        return device_of(load(config({}, device="cuda", **keys)))
 
     return device
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Ran
+from conftest import Ran, stored_in
 from test_memory_limit import with_cgroup
 
 from harness import records
@@ -51,9 +51,8 @@ def grow(config: Callable[..., Path], harness: Callable[..., Ran]) -> Callable[.
 
     def run(*variants: dict[str, Any], target: int = 2000, code: int = 0, **protocol: Any) -> Any:
         # So short that a busy machine cannot keep it from a CPU for long.
-        path = config(*({"B_ms": 0.02} | variant for variant in variants), **protocol)
-        experiment = json.loads(path.read_text()) | {"workloads": [{"kind": "grow", "target": target}]}
-        path.write_text(json.dumps(experiment))
+        workloads = [{"kind": "grow", "target": target}]
+        path = config(*({"B_ms": 0.02} | each for each in variants), workloads=workloads, **protocol)
         ran = harness("run", path, "--json")
         assert ran.code == code, ran.err
         return ran.json
@@ -61,19 +60,35 @@ def grow(config: Callable[..., Path], harness: Callable[..., Ran]) -> Callable[.
     return run
 
 
-def test_memory_that_ran_out_is_the_answer_to_the_exact_token(grow, tmp_path: Path) -> None:
-    (row,) = grow({"die_at_token": 700, "die_by": "oom"})
-    assert (row["status"], row["max_ctx"], row["max_ctx_is_target"]) == ("ok", 25 + 699, False)
-    assert row["limit_reason"] == "the fake ran out of memory, as asked"
-    (stored,) = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+RAN_OUT = "the fake ran out of memory, as asked"
+# Of a growth to 1,000 tokens: its variant, status, length, whether that is the target, and what ended it.
+ENDS = {
+    "memory": ({"die_at_token": 700, "die_by": "oom"}, "ok", 25 + 699, False, RAN_OUT),
+    "target": ({}, "ok", 1000, True, None),
+    "segfault": ({"die_at_token": 100, "die_by": "segfault"}, "crash", None, False, None),
+    "error": ({"die_at_token": 100, "die_by": "error"}, "error", None, False, None),
+    "before-a-token": ({"oom_above_n_ctx": 100}, "oom", None, False, None),
+}
+
+
+def test_memory_that_ran_out_or_a_target_is_the_answer_to_the_exact_token(grow, harness, tmp_path) -> None:
+    found = grow(*({"name": name} | ends[0] for name, ends in ENDS.items()), target=1000, code=1)
+    keys = ("status", "max_ctx", "max_ctx_is_target", "limit_reason")
+    assert {row["variant"]: tuple(row[key] for key in keys) for row in found} == {
+        name: tuple(ends) for name, (_, *ends) in ENDS.items()
+    }
+    (stored,) = (each for each in stored_in(tmp_path / "results") if each.record["variant"] == "memory")
     assert len(records.series(stored)["latency_ns"]) == 699  # none of the last batch is lost
     assert stored.record["outcome"] == "ok"
+    shown = harness("run", tmp_path / "fake.yaml").out
+    assert "held 724 tokens of prompt and decode" in shown
+    assert RAN_OUT in shown
 
 
-def test_a_target_that_is_reached_is_said_to_be_one(grow) -> None:
-    (row,) = grow({}, target=300)
-    assert (row["status"], row["tokens"]) == ("ok", 275)
-    assert (row["max_ctx"], row["max_ctx_is_target"], row["limit_reason"]) == (300, True, None)
+def test_another_kernel_than_asked_for_grows_to_no_answer(grow) -> None:
+    (row,) = grow({"die_at_token": 700, "die_by": "oom", "runs_kernel": "other"}, code=1)
+    assert row["status"] == "invalid"
+    assert row["max_ctx"] == 724  # shown with the reason; tables leave it out
 
 
 @with_cgroup
@@ -82,14 +97,14 @@ def test_a_kill_at_the_budget_is_the_answer_as_far_as_it_is_known(grow, tmp_path
     assert row["status"] == "ok"
     assert "killed at the memory budget of 0.10 GiB" in row["limit_reason"]
     assert 512 <= row["max_ctx"] - 25 <= 100 * 2**20 / 65536
-    (stored,) = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    (stored,) = stored_in(tmp_path / "results")
     assert stored.record["outcome"] == "oom"
     assert stored.record["memory_budget"]["bytes"] == 100 * 2**20
 
 
 def test_the_allocators_state_is_kept_step_by_step(grow, tmp_path: Path) -> None:
     grow({"leak_bytes_per_token": 4096, "B_ms": 0.05}, target=1200)
-    (stored,) = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    (stored,) = stored_in(tmp_path / "results")
     steps = stored.record["done"]["memory_steps"]
     assert [n for n, _, _ in steps] == sorted(n for n, _, _ in steps)
     n, allocated, reserved = steps[-1]
@@ -102,32 +117,6 @@ def test_after_memory_ran_out_there_is_enough_of_it_to_ask_the_session() -> None
     stopped, counters = json.loads(ran.stdout)
     assert "MemoryError" in stopped
     assert counters == {"looked_up": 2**22}
-
-
-def test_what_is_no_matter_of_memory_fails_as_ever(grow) -> None:
-    died, erred = grow(
-        {"die_at_token": 100, "die_by": "segfault"}, {"die_at_token": 100, "die_by": "error"}, code=1
-    )
-    assert (died["status"], died["max_ctx"]) == ("crash", None)
-    assert (erred["status"], erred["max_ctx"]) == ("error", None)
-
-
-def test_memory_that_ran_out_before_a_token_came_is_a_failure(grow) -> None:
-    (row,) = grow({"oom_above_n_ctx": 100}, code=1)
-    assert (row["status"], row["max_ctx"]) == ("oom", None)
-
-
-def test_another_kernel_than_asked_for_grows_to_no_answer(grow) -> None:
-    (row,) = grow({"die_at_token": 700, "die_by": "oom", "runs_kernel": "other"}, code=1)
-    assert row["status"] == "invalid"
-    assert row["max_ctx"] == 724  # shown with the reason; tables leave it out
-
-
-def test_a_terminal_says_how_far_it_grew(grow, harness: Callable[..., Ran], tmp_path: Path) -> None:
-    grow({"die_at_token": 700, "die_by": "oom"})
-    shown = harness("run", tmp_path / "fake.yaml").out
-    assert "held 724 tokens of prompt and decode" in shown
-    assert "the fake ran out of memory, as asked" in shown
 
 
 def record(**changed: Any) -> dict[str, Any]:

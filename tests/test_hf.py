@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import failed, told
+from conftest import failed, request_for, told
 from stored_again import stored_again
 
 from harness.campaign import worker as campaign_worker
 from harness.models import checkpoint as models_checkpoint
-from harness.stacks.header import stacks
-from harness.theory.decoder import kv_bytes_per_token, layer_params, parameters
+from harness.theory.decoder import kv_elements_per_token, layer_params, parameters
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens
 
@@ -29,10 +28,8 @@ PROMPT = list(range(1, 26))
 
 
 def request_of(path: Path, stack: str = "hf", job: str = "generate", new: int = 12, **given: Any) -> Request:
-    options = {o.name: o.default for o in stacks()[stack].options.values()}
-    options |= {"threads": 1, "n_ctx": len(PROMPT) + new} | given
     workload = {"kind": "decode", "prompt": PROMPT, "new_tokens": new, "warmup": WARMUP}
-    return Request(job, stack, "cpu", {"name": "m", "path": str(path), "shape": None}, options, [workload])
+    return request_for(stack, job, workload, path, **{"n_ctx": len(PROMPT) + new} | given)
 
 
 def said(events: list) -> tuple[dict, list[int], dict]:
@@ -53,7 +50,7 @@ def test_the_bytes_counted_from_the_modules_are_those_of_the_checkpoint(
     size = {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
     assert loaded["model_bytes"] == sum(t.elements for t in stored) * size
     assert loaded["parameters"] == parameters(SHAPES["tiny-qwen2"])
-    assert loaded["kv_bytes_per_token"] == kv_bytes_per_token(SHAPES["tiny-qwen2"], size, size)
+    assert loaded["kv_bytes_per_token"] == size * kv_elements_per_token(SHAPES["tiny-qwen2"])
     assert loaded["options"]["dtype"] == dtype
     assert loaded["devices"]["parameters"] == {"cpu": len(stored)}
 
@@ -297,8 +294,9 @@ def test_a_worker_killed_while_it_decodes_has_said_the_tokens_before(checkpoint,
 
 
 SHAPE = SHAPES["tiny-qwen2"]
-LINEARS = 7 * SHAPE.layers
-QKV_BIASES = SHAPE.layers * (SHAPE.q_width + 2 * SHAPE.kv_width)
+LINEARS = 7 * SHAPE.count
+QKV = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim  # rows
+QKV_BIASES = SHAPE.count * QKV
 MATRICES = layer_params(SHAPE, norms=False) - QKV_BIASES
 
 
@@ -307,9 +305,9 @@ def test_int8_holds_a_byte_a_weight_and_a_scale_a_row_and_leaves_the_rest(
 ):
     request = request_of(checkpoint("tiny-qwen2"), "bnb", quant="int8")
     loaded, _, end = said(worker(request, bnb_interpreter))
-    rows = SHAPE.q_width + 2 * SHAPE.kv_width + 2 * SHAPE.intermediate_size + 2 * SHAPE.hidden_size
+    rows = QKV + 2 * SHAPE.ffn + 2 * SHAPE.hidden_size
     assert loaded["bytes_by_type"]["int8"] == MATRICES
-    assert loaded["bytes_by_type"]["int8 scales"] == 4 * rows * SHAPE.layers
+    assert loaded["bytes_by_type"]["int8 scales"] == 4 * rows * SHAPE.count
     assert loaded["bytes_by_type"]["bfloat16"] == 2 * (parameters(SHAPE) - MATRICES)
     assert loaded["parameters"] == parameters(SHAPE)
     assert loaded["kernels"]["Linear8bitLt"] == LINEARS

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_nights import FIRST, Nights, measured
+from conftest import refused, stored_in
+from made_nights import FIRST, Nights
 
-from harness import records as harness_records
 from harness.compare import history as compare_history
 
 A, B = "tiny-qwen2 fake a", "tiny-qwen2 fake b"
@@ -20,9 +20,7 @@ A, B = "tiny-qwen2 fake a", "tiny-qwen2 fake b"
 
 class Grown(Nights):
     def history(self) -> compare_history.History:
-        return compare_history.history(
-            harness_records.records(self.root, lambda damage: pytest.fail(str(damage)))
-        )
+        return compare_history.history(stored_in(self.root))
 
     def series(self) -> compare_history.Series:
         """The tokens per second of cell a."""
@@ -35,14 +33,9 @@ class Grown(Nights):
         return [row for row in rows if row["metric"] == metric]
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory, fake_interpreter: Any) -> list[Path]:
-    return measured(tmp_path_factory.mktemp("once"))
-
-
 @pytest.fixture
-def grown(records: list[Path], tmp_path: Path) -> Grown:
-    return Grown(records, tmp_path / "results")
+def grown(run_once: list[Path], tmp_path: Path) -> Grown:
+    return Grown(run_once, tmp_path / "results")
 
 
 def test_a_slowdown_is_a_step_of_its_cell_dated_to_its_night_with_what_changed(grown: Grown):
@@ -147,9 +140,7 @@ def test_what_failed_before_it_had_a_device_counts_for_the_one_the_cell_runs_on(
     assert {series.nights[-1].why for series in history.series} == {"unavailable: no GPU here"}
 
 
-def test_a_context_that_got_shorter_is_a_step(
-    config: Callable[..., Path], harness: Callable[..., Any], tmp_path
-):
+def test_a_context_that_got_shorter_is_a_step(config, harness, tmp_path):
     path = config({"B_ms": 0.1, "kv_bytes_per_token": 65536}, memory_budget="128MiB")
     assert harness("max-ctx", path, "-o", "once").code == 0
     (found,) = (tmp_path / "once").rglob("record.json")
@@ -206,6 +197,4 @@ def test_bad_folders_are_one_sentence_and_a_code(grown: Grown, harness: Callable
     assert f"{A}: no figure in 1 night; the last: oom: out of memory" in ran.err
     assert not (tmp_path / "reports").exists()
     grown.add(1)
-    ran = harness("history", grown.root, "-o", grown.root)
-    assert ran.code == 2
-    assert "cannot be written: Is a directory" in ran.err
+    refused(harness("history", grown.root, "-o", grown.root), "cannot be written: Is a directory")

@@ -12,13 +12,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import until
 from test_checkpoint import TINY, write_config, write_gguf, write_shards
 
 INDEX = "model.safetensors.index.json"
@@ -225,7 +225,7 @@ def test_what_a_killed_download_left_is_never_taken_for_whole_and_its_whole_file
     killed = start(hub.address)
     assert hub.stopped.wait(60)
     for name in ("config.json", "model.safetensors.index.json", "model-00002-of-00002.safetensors"):
-        _wait_for(snapshot(tmp_path) / name)
+        until((snapshot(tmp_path) / name).exists)
     killed.kill()
     killed.communicate()
     said = fetch(hub.address, HF_HUB_OFFLINE="1")
@@ -344,11 +344,3 @@ def _enlarge(repository: Path) -> None:
     large = replace(TINY, vocab_size=60_000, tied=True)
     write_config(repository, large)
     write_shards(repository, large, 2)
-
-
-def _wait_for(path: Path) -> None:
-    for _ in range(400):
-        if path.exists():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"no {path.name} came")

@@ -108,7 +108,7 @@ def test_values_do_not_depend_on_shards_or_the_other_tensors(tmp_path):
 )
 def test_what_llama_cpp_computes_otherwise_has_no_gguf(kind, changes, why):
     model = tiny_models.config(kind, **changes)
-    described = Described(model, decoder_of(model))
+    described = Described(decoder_of(model), model)
     weights.check_synthetic(described, "hf")
     with pytest.raises(weights.WeightsUnavailable, match=why):
         weights.check_synthetic(described, "gguf")
@@ -118,7 +118,7 @@ def test_a_kind_without_a_layout_is_unavailable_in_every_format():
     model = config_of("deepseek-v2-lite")
     for form in ("hf", "gguf"):
         with pytest.raises(weights.WeightsUnavailable, match="deepseek_v2 is neither synthesized"):
-            weights.check_synthetic(Described(model, decoder_of(model)), form)
+            weights.check_synthetic(Described(decoder_of(model), model), form)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_values_of_a_config_json_that_make_no_sense_are_a_sentence(changes):
     model = tiny_models.config("mixtral", **changes)
     key = next(iter(changes))
     with pytest.raises(weights.WeightsUnavailable, match=f"{key}|factor"):
-        weights.check_synthetic(Described(model, decoder_of(model)), "gguf")
+        weights.check_synthetic(Described(decoder_of(model), model), "gguf")
 
 
 def test_a_config_names_a_known_model_or_a_config_json(tmp_path):
@@ -164,7 +164,7 @@ def test_a_config_names_a_known_model_or_a_config_json(tmp_path):
     models = load(tmp_path / "one.yaml").models
     assert [model.name for model in models] == ["qwen3-30b-a3b", "mine", "tinyllama-1.1b", "qwen3-0.6b"]
     assert [model.made.arch for model in models if model.made] == ["qwen3moe", "llama", "llama", "qwen3"]
-    assert [model.described is not None for model in models] == [True, True, False, False]
+    assert [model.described.config is not None for model in models] == [True, True, False, False]
     before = [cell.id for cell in plan.cells(load(tmp_path / "one.yaml"))]
     tiny_models.written(tmp_path / "mine", "mixtral", hidden_size=512).rename(tmp_path / "mine/config.json")
     after = [cell.id for cell in plan.cells(load(tmp_path / "one.yaml"))]

@@ -7,17 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import stored_in
 from small_checkpoints import made
 from test_packed import SMALL, packed
 
-from harness import records as harness_records
 from harness.stacks.header import HeaderError, Known, broken, parse, stacks
-from harness.theory.decoder import Shape, kv_bytes_per_token
+from harness.theory.decoder import Decoder, kv_elements_per_token
 from harness.theory.hf_config import SHAPES
 from harness.theory.memory import Model, Torch, exllama_v2_scratch, total_bytes
 from harness.theory.tensors import Packing, of_shape, packed_bytes
 
-PUBLISHED = Path(__file__).parent.parent / "results" / "published"
 GPTQ = Packing("gptq")
 KNOWN = Known("cuda", 10_000, (8, 9), SHAPES["qwen1.5-7b"], GPTQ, sharded=False)
 
@@ -63,8 +62,8 @@ def reasons(rules: list[str], known: Known = KNOWN, **options: object) -> list[s
 UNCOVERED, CAPABILITY = "does not cover the {} tokens of prompt and decode", "compute capability"
 ODD = SHAPES["qwen1.5-1.8b"]
 RULES = {
-    "out_features_multiple_of = 256": ({"shape": ODD}, "out_features 5504 is not divisible by 256"),
-    "in_features_multiple_of = 256": ({"shape": ODD}, "in_features 5504 is not divisible by 256"),
+    "out_features_multiple_of = 256": ({"made": ODD}, "out_features 5504 is not divisible by 256"),
+    "in_features_multiple_of = 256": ({"made": ODD}, "in_features 5504 is not divisible by 256"),
     "bits = [4]": ({"packing": replace(GPTQ, bits=8)}, "8 bits; only 4"),
     "group_sizes = [128, -1]": ({"packing": replace(GPTQ, group_size=64)}, "group_size 64; only -1 and 128"),
     "act_order = false": ({"packing": replace(GPTQ, act_order=True)}, "act-order"),
@@ -84,13 +83,13 @@ def test_a_rule_that_is_broken_is_one_clause_and_one_that_holds_or_is_of_nothing
     known, reason = RULES[rule]
     assert reasons(limit(rule), replace(KNOWN, **known)) == [reason]
     assert reasons(limit(rule)) == []
-    nothing = {"compute_capability": None, "shape": None, "packing": None, "sharded": None}
+    nothing = {"compute_capability": None, "made": None, "packing": None, "sharded": None}
     given = {key: value for key, value in known.items() if key in ("device", "tokens")}
     assert reasons(limit(rule), replace(KNOWN, **(nothing | given))) == ([reason] if given else [])
 
 
 def test_inputs_and_outputs_of_a_matrix_are_told_apart():
-    known = replace(KNOWN, shape=SMALL)  # 64 wide, K and V 32, feed-forward 96
+    known = replace(KNOWN, made=SMALL)  # 64 wide, K and V 32, feed-forward 96
     for side, size in (("out_features", 32), ("in_features", 96)):
         assert reasons(limit(f"{side}_multiple_of = 64"), known) == [f"{side} {size} is not divisible by 64"]
 
@@ -119,7 +118,7 @@ def test_a_limit_holds_where_all_of_its_options_match_and_never_is_the_combinati
 
 def test_every_rule_that_is_broken_is_told_once_whatever_the_number_of_layers():
     rules = limit("out_features_multiple_of = 256", "in_features_multiple_of = 256", "bits = [8]")
-    assert reasons(rules, replace(KNOWN, shape=SHAPES["qwen1.5-14b"])) == [
+    assert reasons(rules, replace(KNOWN, made=SHAPES["qwen1.5-14b"])) == [
         "out_features 13696 is not divisible by 256",
         "in_features 13696 is not divisible by 256",
         "4 bits; only 8",
@@ -204,10 +203,10 @@ def test_what_marlin_cannot_do_is_known_from_shape_size_and_bits(harness, tmp_pa
     assert {line["will_not_fit"] for line in lines.values()} == {False}
 
 
-def on_a_gpu(shape: Shape, stored: int) -> int:
+def on_a_gpu(shape: Decoder, stored: int) -> int:
     """The estimate for 10,000 tokens by ExLlamaV2's kernels, with weights of so many bytes."""
     engine = Torch(True, "dynamic", exllama_v2_scratch(shape))
-    return round(total_bytes(engine, Model(shape, stored, 0, kv_bytes_per_token(shape)), 10_000))
+    return round(total_bytes(engine, Model(shape, stored, 0, 2 * kv_elements_per_token(shape)), 10_000))
 
 
 def test_a_named_gpu_that_is_too_old_or_no_gpu_at_all_is_known_too(harness, tmp_path):
@@ -225,15 +224,14 @@ def test_a_named_gpu_that_is_too_old_or_no_gpu_at_all_is_known_too(harness, tmp_
     assert {line["will_not_fit"] for line in unknown.values()} == {None}
 
 
-def test_a_dry_run_counts_each_cell_once(harness, tmp_path):
+def test_a_dry_run_counts_each_cell_once(harness, real_config):
     """Here each cell fails for want of a GPU, and one is refused, too."""
     variants = [{"stack": "autoawq", "fuse_layers": True, "max_seq_len": 2048}, {"stack": "autoawq"}]
-    given = {"device": "cpu", "protocol": {"new_tokens": 9975}, "models": [{"shape": "qwen1.5-4b"}]}
-    (tmp_path / "c.yaml").write_text(json.dumps(given | {"variants": variants}))
-    lines = harness("run", "c.yaml", "--dry-run", "--json").json
+    path = real_config(*variants, model={"shape": "qwen1.5-4b"}, new_tokens=9975)
+    lines = harness("run", path, "--dry-run", "--json").json
     assert [bool(line["will_fail"]) for line in lines] == [True, True]
     assert [bool(line["will_be_refused"]) for line in lines] == [True, False]
-    said = harness("run", "c.yaml", "--dry-run").err.splitlines()[-1]
+    said = harness("run", path, "--dry-run").err.splitlines()[-1]
     assert said == "harness: of 2 cells, 1 will be refused, 1 will fail (exit code 1)"
 
 
@@ -277,7 +275,9 @@ def test_packed_weights_are_planned_to_the_byte_and_made_once_for_each_packing(h
     assert lines["m", "exllamav2-4"]["memory_bytes"] == on_a_gpu(SHAPES["qwen1.5-0.5b"], stored)
 
 
-def test_nothing_is_said_not_to_fit_that_the_study_ran_and_llamacpp_fits_where_it_did(harness, tmp_path):
+def test_nothing_is_said_not_to_fit_that_the_study_ran_and_llamacpp_fits_where_it_did(
+    harness, tmp_path, published
+):
     """The published records say the longest context that each variant reached on the card."""
     sizes = ("0.5b", "1.8b", "4b", "7b", "14b", "32b")
     quants = ["q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0", "q3_k_m", "q2_k"]
@@ -295,7 +295,7 @@ def test_nothing_is_said_not_to_fit_that_the_study_ran_and_llamacpp_fits_where_i
     said = {key: line["will_not_fit"] for key, line in lines.items()}
     reached = {
         (each.record["model"]["name"], each.record["variant"]): each.record["reported"]["max_ctx"]
-        for each in harness_records.records(PUBLISHED, pytest.fail)
+        for each in published.stored
     }
     assert len(said) == len(sizes) * (len(quants) + 7)
     for key, not_fitting in said.items():
@@ -312,10 +312,10 @@ def test_a_part_of_the_layers_on_the_gpu_is_not_said_not_to_fit(harness, tmp_pat
     assert whole["note"] == "will not fit: 25.8 GB on the RTX 4090, 0.8 GB of them reserved"
 
 
-def test_a_gpu_that_is_not_here_is_said_once_beside_one_line_a_cell(harness, tmp_path):
-    rows = {"models": [{"shape": "qwen1.5-32b"}], "variants": [{"stack": "bnb", "quant": ["int8", "nf4"]}]}
-    (tmp_path / "c.yaml").write_text(json.dumps({"device": "cuda", "gpu": "RTX 4090"} | rows))
-    ran = harness("run", "c.yaml", "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
+def test_a_gpu_that_is_not_here_is_said_once_beside_one_line_a_cell(harness, real_config, tmp_path):
+    card = {"device": "cuda", "gpu": "RTX 4090", "new_tokens": 9975, "repeats": 3}
+    path = real_config({"stack": "bnb", "quant": ["int8", "nf4"]}, model={"shape": "qwen1.5-32b"}, **card)
+    ran = harness("run", path, "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
     said, counted, last = ran.err.splitlines()
     assert counted == "harness: 2 cells; 65.0 GB of weights to make or fetch"
     assert (ran.code, last) == (1, "harness: of 2 cells, 1 will not fit (exit code 1)")
@@ -335,18 +335,22 @@ SHORT = f"oom_above_n_ctx 50 {UNCOVERED.format(65)}"
 
 
 def records(root: Path) -> dict[str, dict]:
-    return {each.record["variant"]: each.record for each in harness_records.records(root, pytest.fail)}
+    return {each.record["variant"]: each.record for each in stored_in(root)}
 
 
-def test_a_refused_cell_is_not_started_and_says_why_and_the_rest_runs(harness, config, tmp_path):
+def test_a_refused_cell_is_not_started_and_says_why_while_known_failures_run(harness, config, tmp_path):
     ran = harness("run", config(*VARIANTS), "--json")
     assert ran.code == 1
     rows = {row["variant"]: row for row in ran.json}
     statuses = {name: row["status"] for name, row in rows.items()}
     assert statuses == {"good": "ok", "short": "refused", "failing": "error"}
     assert rows["short"]["reasons"] == [f"{SHORT} (it would forget what came before)"]
-    record = records(tmp_path / "results")["short"]
-    assert (record["phase"], record["tokens"], record["loaded"]) == ("prepare", 0, None)
+    found = records(tmp_path / "results")
+    short = found["short"]
+    assert (short["phase"], short["tokens"], short["loaded"]) == ("prepare", 0, None)
+    known = {name: each["known_failure"] for name, each in found.items() if "known_failure" in each}
+    assert known == {"failing": ["the fake failed, as asked"]}  # and measured all the same
+    assert found["failing"]["reason"] == "the fake failed, as asked"
     assert not list((tmp_path / "results").rglob("*short*/**/worker.log"))
     table = harness("list")
     assert "refused 0/1" in table.out
@@ -358,15 +362,6 @@ def test_a_refused_cell_needs_no_environment(harness, config, tmp_path):
     ran = harness("run", config(VARIANTS[1]), "--json", HARNESS_CACHE=str(tmp_path / "empty"))
     assert [row["status"] for row in ran.json] == ["refused"]
     assert not list((tmp_path / "empty").rglob("*python*"))
-
-
-def test_a_failure_that_was_known_is_measured_all_the_same_and_its_record_says_so(harness, config, tmp_path):
-    harness("run", config(*VARIANTS))
-    found = records(tmp_path / "results")
-    assert found["failing"]["known_failure"] == ["the fake failed, as asked"]
-    assert found["failing"]["reason"] == "the fake failed, as asked"
-    assert "known_failure" not in found["good"]
-    assert "known_failure" not in found["short"]
 
 
 def test_known_failures_are_left_out_when_asked_and_each_is_said(harness, config, tmp_path):

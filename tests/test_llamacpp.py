@@ -12,13 +12,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from conftest import failed, failures, records_below, settled, until
+from conftest import ROOT, failed, failures, records_below, request_for, settled, until
 from gguf_again import finish
 
-from harness import config as configs
-from harness.config import plan
 from harness.stacks.header import stacks
-from harness.theory.decoder import kv_bytes_per_token
+from harness.theory.decoder import dense_fields, kv_elements_per_token
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Done, Loaded, Request, Tokens
 
@@ -28,24 +26,9 @@ PROMPT = list(range(1, 26))
 
 
 @pytest.fixture
-def real(tmp_path, llamacpp_interpreter):
-    """Writes a config of real cells: `real({"quant": ["q4_0"]}, model={...}, new_tokens=40)`."""
-
-    def write(*variants: dict, model: dict | None = None, **protocol: object) -> Path:
-        # A window of a tiny model is a few ms: on a busy machine two rarely agree within 2%.
-        # One thread: two that wait for each other on a busy machine may take seconds for a token.
-        settings = {"new_tokens": 40, "repeats": 1, "threads": 1, "timeout_s": 900, "retry_disturbed": 0}
-        settings |= {"measure_bandwidth": False, "warmup": {"tolerance": 0.9}}
-        experiment = {
-            "protocol": settings | protocol,
-            "models": [model or {"shape": "tiny-qwen2"}],
-            "variants": [{"stack": "llamacpp"} | variant for variant in variants],
-        }
-        path = tmp_path / "real.yaml"
-        path.write_text(json.dumps(experiment))
-        return path
-
-    return write
+def real(real_config, llamacpp_interpreter):
+    """Writes a config of cells of llama.cpp: `real({"quant": ["q4_0"]}, model={...}, new_tokens=40)`."""
+    return lambda *variants, **keys: real_config(*({"stack": "llamacpp"} | each for each in variants), **keys)
 
 
 @pytest.fixture
@@ -59,10 +42,8 @@ def made(harness, llamacpp_interpreter):
 
 
 def request_of(path: Path, job: str = "generate", new_tokens: int = 40, **options: object) -> Request:
-    header = stacks()["llamacpp"]
-    given = {o.name: o.default for o in header.options.values()} | {"threads": 1, "n_ctx": 256} | options
     workload = {"kind": "decode", "prompt": PROMPT, "new_tokens": new_tokens, "warmup": WARMUP}
-    return Request(job, "llamacpp", "cpu", {"name": "m", "path": str(path), "shape": None}, given, [workload])
+    return request_for("llamacpp", job, workload, path, **{"n_ctx": 256} | options)
 
 
 BOS = 7
@@ -111,7 +92,7 @@ def test_a_campaign_of_real_cells_says_what_really_ran(harness, real, tmp_path):
     assert failures(ran.json) == []
     for row in ran.json:
         assert row["weights"] == "synthetic"
-        assert row["kv_bytes_per_token"] == kv_bytes_per_token(SHAPES["tiny-llama"])
+        assert row["kv_bytes_per_token"] == 2 * kv_elements_per_token(SHAPES["tiny-llama"])
         assert 0 < row["weight_bytes_per_token"] < row["model_bytes"]
         assert row["n_ctx"] == 512  # 325, padded by llama.cpp
     record = records_below(tmp_path / "results")[0]
@@ -186,14 +167,14 @@ def test_options_are_recorded_as_llama_cpp_resolved_them(worker, made, llamacpp_
         assert resolved[name] == value
 
 
-def test_a_quantized_v_cache_without_flash_attention_fails_with_why(worker, made, llamacpp_interpreter):
-    last = failed(worker(request_of(made("tiny-qwen2", "q4_0"), type_v="q8_0"), llamacpp_interpreter))
-    assert "flash" in last.reason.lower()
-
-
-def test_a_context_that_does_not_fit_is_oom(worker, made, llamacpp_interpreter):
-    last = failed(worker(request_of(made("tiny-qwen2", "q4_0"), n_ctx=20_000_000), llamacpp_interpreter))
-    assert last.outcome == "oom", last
+@pytest.mark.parametrize(
+    ("options", "outcome", "why"),
+    [({"type_v": "q8_0"}, "error", "flash"), ({"n_ctx": 20_000_000}, "oom", "")],
+)
+def test_a_context_that_cannot_be_fails_with_why(worker, made, llamacpp_interpreter, options, outcome, why):
+    last = failed(worker(request_of(made("tiny-qwen2", "q4_0"), **options), llamacpp_interpreter))
+    assert last.outcome == outcome, last
+    assert why in last.reason.lower()
 
 
 def test_logits_of_windows_come_one_by_one_and_of_all_else_in_batches(job, made, tmp_path):
@@ -280,10 +261,7 @@ def test_wrong_model_files_are_failed_records_and_the_campaign_goes_on(harness, 
     for name, content in files.items():
         (tmp_path / f"{name}.gguf").write_bytes(content)
     models = [{"name": n, "weights": f"{n}.gguf"} for n in [*files, "missing"]] + [{"shape": "tiny-qwen2"}]
-    path = real({})
-    experiment = json.loads(path.read_text()) | {"models": models, "variants": [{"stack": "llamacpp"}]}
-    path.write_text(json.dumps(experiment))
-    ran = harness("run", path, "--json")
+    ran = harness("run", real({}, models=models), "--json")
     assert ran.code == 1
     rows = {row["model"]: row for row in ran.json}
     wrong = {"cut": "cut short", "header": "cut short", "text": "not a GGUF", "missing": "no such file"}
@@ -365,15 +343,8 @@ def test_env_check_loads_what_was_built(harness, llamacpp_interpreter):
     assert lines["cpu"]["devices"]
 
 
-def test_the_cells_of_the_full_study_on_a_cpu_are_the_eight_published_types():
-    cells = plan.cells(configs.load(Path(__file__).parent.parent / "configs" / "cpu-qwen15-0.5b.yaml"))
-    published = ["q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0", "q3_k_m", "q2_k"]
-    assert [cell.quant for cell in cells] == published
-    assert {cell.tokens for cell in cells} == {10_000}
-
-
 def vars_of(shape: str, **changes: object) -> dict:
-    return vars(SHAPES[shape]) | changes
+    return (dense_fields(SHAPES[shape]) or {}) | changes
 
 
 def tokens_of(job, path: Path, text: str) -> list[int] | None:
@@ -402,9 +373,9 @@ def test_pinned_threads_stay_each_on_a_cpu(made, llamacpp_interpreter):
     first, *others = sorted(os.sched_getaffinity(0))
     if first + 1 not in others:
         pytest.skip("needs two CPUs in a row")
-    options = {name: option.default for name, option in stacks()["llamacpp"].options.items()}
-    options |= {"threads": 2, "n_ctx": 64, "cpus": f"{first}-{first + 1}"}
-    given = [str(Path(__file__).parent.parent), str(made("tiny-qwen2", "q4_0")), json.dumps(options)]
+    path = made("tiny-qwen2", "q4_0")
+    options = request_of(path, threads=2, n_ctx=64, cpus=f"{first}-{first + 1}").options
+    given = [str(ROOT), str(path), json.dumps(options)]
     command = [llamacpp_interpreter.python, "-c", PINNED, *given]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     allowed = json.loads(ran.stdout.splitlines()[-1])

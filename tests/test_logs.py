@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.data import model, model_names
+from harness.base.data import model, model_names
 from harness.records.foreign.log import Log, LogError
 from harness.records.foreign.read import read_log
 from harness.records.foreign.table import Options
@@ -382,11 +382,6 @@ def test_a_step_with_a_draft_is_no_token(tmp_path, name):
     assert not log.series
     assert log.requests["request 1"].tokens_per_s == pytest.approx(1e3 / MEAN)
     assert "2.9 tokens a step: speculative decoding" in log.notes[0]
-
-
-def test_sglang_without_details_names_its_own_option(tmp_path):
-    with pytest.raises(LogError, match=r"SGLang benchmark result has averages only; .*--output-details"):
-        logged(tmp_path, {"backend": "sglang", "duration": 4.4, "completed": 4, "accept_length": None})
 
 
 def test_the_chunks_of_ollama_are_tokens_where_their_number_is(tmp_path):

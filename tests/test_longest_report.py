@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 
-from harness import config, records
+from harness import config
 from harness.analysis.columns import Search, empty_cell
 from harness.dataset import study
-from harness.dataset.study import Study, load_study, with_series
+from harness.dataset.study import Study
 from harness.report import memory, summary
 from harness.report import page as report_page
 
-ROOT = Path(__file__).parent.parent
-STUDY = ROOT / "results" / "published" / "rtx4090-qwen1.5"
 THEORY = Path(__file__).parent / "published" / "max_ctx_theory_4090.csv"
 GIB = 2**30
 # Written by hand: variants as configs/4090-qwen15.yaml names them, and the study's rows of longest contexts.
@@ -49,11 +48,6 @@ OTHERS = [
     *(("bnb", "nf4-dynamic-double_quant=true"), ("llamacpp", "q4_0-flash_attn=true")),
     *(("gptqm", "awq-gemm-4"), ("autoawq", "torch"), ("autoawq", "gemm-fuse_layers=true-max_seq_len=2048")),
 ]
-
-
-@pytest.fixture(scope="module")
-def published() -> Study:
-    return load_study(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
 
 
 def named(stack: str, variant: str, model: str = "qwen1.5-1.8b", **more: Any) -> dict[str, Any]:
@@ -131,7 +125,7 @@ def test_the_theory_of_the_published_rows_is_the_published_theory(published):
     with THEORY.open(encoding="utf-8", newline="") as file:
         table = {f"qwen1.5-{row['model'].lower()}": row for row in csv.DictReader(file)}
     compared, none = 0, []
-    for row in memory.context_rows(with_series(published, "x")):
+    for row in memory.context_rows(published):
         bits = {"bf16": 16, "int8": 8}.get(str(row["variant"]), 4)
         if row["stack"] == "llamacpp" or row["published"].theory_n_ctx is None:
             continue
@@ -147,7 +141,7 @@ def test_the_theory_of_the_published_rows_is_the_published_theory(published):
 
 
 def test_published_lengths_targets_and_failures_are_the_studys(published):
-    found = memory.context_rows(with_series(published, "x"))
+    found = memory.context_rows(published)
     assert len(found) == 124
     rows = [row | {"at": f"{row['model'][8:]} {row['stack']} {row['variant']}"} for row in found]
     q2_k = of(rows, at="32b llamacpp q2_k")
@@ -162,8 +156,7 @@ def test_published_lengths_targets_and_failures_are_the_studys(published):
 
 
 def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_the_longest(published):
-    study = with_series(published, "x")
-    rows = [row for row in memory.context_rows(study) if row["model"] == "qwen1.5-14b"]
+    rows = [row for row in memory.context_rows(published) if row["model"] == "qwen1.5-14b"]
     beyond = [row for row in rows if row["published"].beyond]
     assert {row["variant"] for row in beyond} == {"gemm-fused", "exllama-fused", "exllamav2-fused"}
     column = next(column for column in memory.COLUMNS if column.heading == "published of theory")
@@ -173,12 +166,12 @@ def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_th
     (note,) = memory.longest_notes("qwen1.5-14b", rows)
     assert note.startswith("longer than the memory holds")
     assert all(variant in note for variant in ("gemm-fused", "exllama-fused", "exllamav2-fused"))
-    told = dict(summary.per_model(study))
+    told = dict(summary.per_model(published))
     assert "longest context: llamacpp q2_k (20,479 tokens);" in told["qwen1.5-14b"]
 
 
 def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose_memory_it_is(published):
-    study = replace(with_series(published, "x"), searches=[search()])
+    study = replace(published, searches=[search()])
     found = memory.context_rows(study)
     assert len(found) == 124, "the published row stands beside the search, and not again"
     row = of(found, name="qwen1.5-0.5b llamacpp q4_0")
@@ -259,7 +252,7 @@ def test_a_search_without_an_answer_tells_what_became_of_it_and_no_length():
 def test_the_figure_has_a_dot_a_figure_and_opens_what_is_not_proved(published):
     left = search("q8_0", 1536, verified_by="allocation", not_filled="it would take 3 h")
     failed = search("q2_k", None, status="error", reasons=["no driver"])
-    study = replace(with_series(published, "x"), searches=[search(), left, failed])
+    study = replace(published, searches=[search(), left, failed])
     (drawn,) = memory.longest_chapter(study).figures["qwen1.5-0.5b"]
     traces = {trace.get("name"): trace for trace in drawn.data}
     assert traces["longest here"]["x"][:3] == [4096, 1536, None]

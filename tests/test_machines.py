@@ -13,13 +13,19 @@ from harness.theory import names
 from harness.theory.machines import MACHINES, Figure, Machine
 
 LAPTOPS = {name: m for name, m in MACHINES.items() if m.name.startswith("GeForce") and "Laptop" in m.name}
-GEFORCE = {name: m for name, m in MACHINES.items() if m.name.startswith("GeForce") and name not in LAPTOPS}
+GEFORCE = {name: m for name, m in MACHINES.items() if m.name.startswith("GeForce R") and name not in LAPTOPS}
+WITHOUT_TENSOR_CORES = {name: m for name, m in MACHINES.items() if m.name.startswith("GeForce G")}
 # Memory in GiB, bandwidth in GB/s, and the default rate in tera-operations/s where there is one: of those
 # that were known first, and of one or two of each kind.
 PUBLISHED = {name: row for name, *row in rows("machines")}
 CAPABILITIES = {
+    (6, 0): {"p100-pcie-12gb", "p100-pcie-16gb", "p100-sxm-16gb"},
+    (6, 1): {"p40", *(name for name in WITHOUT_TENSOR_CORES if name.startswith("gtx-10"))},
     (7, 0): {"v100-pcie-16gb", "v100-pcie-32gb", "v100-sxm-16gb", "v100-sxm-32gb"},
-    (7, 5): {"t4", "titan-rtx", "quadro-rtx-6000", "quadro-rtx-8000"},
+    (7, 5): {
+        *("t4", "titan-rtx", "quadro-rtx-6000", "quadro-rtx-8000"),
+        *(name for name in WITHOUT_TENSOR_CORES if name.startswith("gtx-16")),
+    },
     (8, 0): {"a100-40gb", "a100-80gb-pcie", "a100-80gb-sxm"},
     (8, 6): {"a10", "a40", "rtx-a4000", "rtx-a5000", "rtx-a6000"},
     (8, 7): {name for name in MACHINES if "orin" in name},
@@ -86,6 +92,8 @@ def test_few_figures_are_from_memory():
         "rpi-4": {"fp32", "fp16"},
         "rpi-5": {"fp32", "fp16", "int8"},
         "apple-m3-max-30core": {"bandwidth", "memory bus"},
+        **{name: {"memory"} for name in MACHINES if name.startswith(("iris-xe-", "radeon-780m-"))},
+        **{f"radeon-890m-{ram}": {"memory", "bandwidth", "memory bus"} for ram in ("ddr5", "lpddr5x")},
     }
 
 
@@ -134,16 +142,31 @@ def test_tensor_cores_of_a_geforce_add_in_fp32_at_half_the_rate():
             assert rates["fp16"] == twice * rates["fp32"] < rates["fp16-tensor-fp32"]
 
 
+def test_without_tensor_cores_the_plain_units_multiply():
+    rates = {
+        name: [MACHINES[name].kernel_rate(quantized) for quantized in (False, True)]
+        for name in ("gtx-1080", "gtx-1660", "p40", "p100-sxm-16gb")
+    }
+    assert rates == {
+        "gtx-1080": ["fp32", "int8"],
+        "gtx-1660": ["fp16", "int8"],
+        "p40": ["fp32", "int8"],
+        "p100-sxm-16gb": ["fp16", "fp16"],  # has no DP4A
+    }
+
+
+def test_several_gpus_have_their_memory_together_and_the_bandwidth_of_one():
+    one, two = MACHINES["rtx-3090"], names.machines("2x RTX 3090")["2x-rtx-3090"]
+    assert (two.memory_bytes, two.bandwidth) == (2 * one.memory_bytes, one.bandwidth)
+    assert (two.reserve.value, two.kernel_flops(True)) == (2 * one.reserve.value, one.kernel_flops(True))
+    assert two.name == "2x GeForce RTX 3090"
+    ecc = names.machines("4x L40S")["4x-l40s"]
+    assert ecc.reserve.value == 4 * MACHINES["l40s"].reserve.value
+
+
 def test_narrower_types_are_twice_as_fast_on_an_a100():
     rates = MACHINES["a100-80gb-pcie"].rates
     assert rates["int4"].value == 2 * rates["int8"].value == 4 * rates["fp16"].value == 1248e12
-
-
-def test_an_a100_turns_compute_bound_at_a_batch_of_161():
-    a100 = MACHINES["a100-80gb-pcie"]
-    assert (
-        int(a100.rates["fp16"].value / a100.bandwidth.value) == 161
-    )  # 2 operations on each weight of 2 bytes
 
 
 def test_compute_capability_is_nvidias_and_of_its_cards_alone():
@@ -170,7 +193,12 @@ OTHERS = [
     *("AMD Radeon RX 7900 XTX", "Apple M2", "Intel(R) Arc(TM) A770 Graphics", "", None),
 ]
 # Several GPUs have these names, and their memory does not tell which it is.
-SEVERAL = {"NVIDIA GeForce RTX 3060 Ti": 8192, "NVIDIA GeForce RTX 4070": 12282, "Orin (nvgpu)": 0}
+SEVERAL = {
+    "NVIDIA GeForce GTX 1650": 4096,
+    "NVIDIA GeForce RTX 3060 Ti": 8192,
+    "NVIDIA GeForce RTX 4070": 12282,
+    "Orin (nvgpu)": 0,
+}
 
 
 @pytest.mark.parametrize(("name", "mib", "found"), NVML)
@@ -179,15 +207,15 @@ def test_a_gpu_is_known_as_nvml_names_it(name, mib, found):
 
 
 def test_every_known_gpu_has_a_name_of_nvmls():
-    named = {found for _, _, found in NVML} | set(GEFORCE) | set(LAPTOPS)
+    named = {found for _, _, found in NVML} | set(GEFORCE) | set(LAPTOPS) | set(WITHOUT_TENSOR_CORES)
     unclear = {name for name in MACHINES if "orin" in name}
     assert named | unclear == {name for name, m in MACHINES.items() if m.compute_capability}
 
 
-@pytest.mark.parametrize("name", GEFORCE)
+@pytest.mark.parametrize("name", [*GEFORCE, *WITHOUT_TENSOR_CORES])
 def test_a_geforce_is_known_as_nvml_names_it(name):
-    machine = GEFORCE[name]
-    of_nvml = "NVIDIA " + re.sub(r" (\d+ GB|GDDR6X?)$", "", machine.name)
+    machine = MACHINES[name]
+    of_nvml = "NVIDIA " + re.sub(r" (\d+ GB|GDDR[56]X?)$", "", machine.name)
     found = names.of_gpu(of_nvml, machine.memory_bytes - (12 << 20))
     assert found == (None if of_nvml in SEVERAL else machine)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Ran, gone
+from conftest import Ran, gone, stored_in, until
 from test_memory_limit import with_cgroup
 
 from harness import records
@@ -23,7 +23,6 @@ from harness.records.write import begun_by
 
 MIB = 2**20
 KV = 65536  # bytes a token: a granule is 16 MiB, far above the variation of the interpreter's memory
-NOTHING_LEFT = Path("/sys/fs/cgroup")
 
 
 @pytest.fixture
@@ -84,11 +83,16 @@ def test_every_way_of_not_fitting_gives_the_same_answer(searched, way: str, said
     assert said in row["limit_reason"]
 
 
-def test_an_error_that_is_not_for_memory_ends_the_search(searched) -> None:
+def test_an_error_that_is_not_for_memory_ends_the_search_and_how_to_go_on_is_said(
+    searched, harness, tmp_path
+):
     (row,) = searched({"oom_above_n_ctx": 5000, "fits_by": "error"}, code=1)
     assert row["status"] == "error"
     assert row["reasons"] == ["at 8192 tokens: the fake failed, as asked"]
     assert [probe["fits"] for probe in row["probes"]] == [True, None]
+    assert (row["verified_n_ctx"], row["verified_by"], row["limit_reason"]) == (None, None, None)
+    said = harness("max-ctx", tmp_path / "fake.yaml").err
+    assert "has already been searched: error; use --retry-failed to search again" in said
 
 
 def test_allocating_and_decoding_are_two_figures_where_they_differ(searched) -> None:
@@ -101,30 +105,16 @@ def test_allocating_and_decoding_are_two_figures_where_they_differ(searched) -> 
     assert allocated["fill_s"] == 0
 
 
-def test_a_context_that_decodes_too_slowly_at_its_end_is_too_long(searched) -> None:
-    spilled = {"oom_above_n_ctx": 4096, "slow_above_n": 3000, "B_ms": 2.0, "kv_bytes_per_token": 1024}
-    (row,) = searched(spilled)
-    assert row["verified_n_ctx"] < 3000 + 256
-    assert "times slower" in row["limit_reason"]
-
-
-def test_a_fill_that_would_take_too_long_is_left_out_and_said(searched) -> None:
-    slow = {"oom_above_n_ctx": 65536, "prefill_ms": 1000.0, "kv_bytes_per_token": 2048}
-    (row,) = searched(slow, timeout_s=12)
-    assert row["verified_by"] == "allocation"
-    assert "tokens would take about" in row["not_filled"]
-
-
-def test_the_longest_that_the_account_knows_of_may_be_none(searched) -> None:
-    (row,) = searched({"oom_above_n_ctx": 100}, code=1)
-    assert (row["status"], row["verified_n_ctx"]) == ("oom", None)
+@pytest.mark.parametrize(
+    ("variant", "budget"), [({"oom_above_n_ctx": 100}, "256MiB"), ({"kv_bytes_per_token": KV}, "5MiB")]
+)
+def test_where_not_even_the_shortest_context_fits_there_is_none(searched, variant, budget: str) -> None:
+    """By the worker's word, and by a budget that not even its process fits in."""
+    (row,) = searched(variant, code=1, memory_budget=budget)
+    assert (row["status"], row["verified_n_ctx"], row["probes"][-1]["n_ctx"]) == ("oom", None, 256)
     assert row["reasons"][0].startswith("not even 256 tokens fit: at 256 tokens: ")
-
-
-def test_a_budget_that_not_even_the_process_fits_in_ends_with_its_shortest_context(searched) -> None:
-    (row,) = searched({"kv_bytes_per_token": KV}, code=1, memory_budget="5MiB")
-    assert (row["status"], row["verified_n_ctx"], row["live_probes"]) == ("oom", None, 1)
-    assert row["reasons"][0].startswith("not even 256 tokens fit")
+    if budget == "5MiB":
+        assert row["live_probes"] == 1
 
 
 def test_a_stack_that_grows_has_no_context_to_search(harness: Callable[..., Ran], tmp_path: Path) -> None:
@@ -140,22 +130,16 @@ def test_a_stack_that_grows_has_no_context_to_search(harness: Callable[..., Ran]
 
 
 @pytest.mark.slow("waits for probes, and for a kill")
-def test_a_killed_search_goes_on_from_its_probes(
-    config: Callable[..., Path],
-    harness: Callable[..., Ran],
-    background: Callable[..., subprocess.Popen[str]],
-    tmp_path: Path,
-) -> None:
+def test_a_killed_search_goes_on_from_its_probes(config, harness, background, tmp_path):
     busy = {"oom_above_n_ctx": 20000, "load_ms": 400.0, "clock": "real", "B_ms": 2.0}
     path = config(busy, memory_budget="256MiB")
     process = background("max-ctx", path)
-    until = time.monotonic() + 30
-    while not (found := list(tmp_path.glob("results/**/probes.jsonl"))) and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: list(tmp_path.glob("results/**/probes.jsonl")))
     time.sleep(0.5)
+    (found,) = tmp_path.glob("results/**/probes.jsonl")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    before = [json.loads(line) for line in found[0].read_text().splitlines(keepends=True) if "\n" in line]
+    before = [json.loads(line) for line in found.read_text().splitlines(keepends=True) if "\n" in line]
     assert 1 <= len(before) < 8
     (row,) = harness("max-ctx", path, "--json").json
     assert row["verified_n_ctx"] == 19968
@@ -165,35 +149,23 @@ def test_a_killed_search_goes_on_from_its_probes(
     answered = [probe["n_ctx"] for probe in row["probes"] if not (probe["held"] and probe["fits"] is False)]
     assert len(answered) == len(set(answered))
     assert {"ok", "interrupted"} == {record.record["outcome"] for record in kept(tmp_path)}
-    assert no_cgroup_is_left()
+    until(lambda: not orphaned_cgroups())
 
 
 def kept(folder: Path) -> list[records.Stored]:
-    return list(records.records(folder / "results", lambda damage: pytest.fail(str(damage))))
+    return stored_in(folder / "results")
 
 
-def no_cgroup_is_left() -> bool:
-    """No cgroup of a process that has ended is left; other tests may run at the same time."""
-    until = time.monotonic() + 5
-    while left := [
-        p for p in NOTHING_LEFT.rglob("harness-*-*") if not Path("/proc", p.name.split("-")[1]).exists()
-    ]:
-        if time.monotonic() > until:
-            return not left
-        time.sleep(0.1)
-    return True
+def orphaned_cgroups() -> list[Path]:
+    """Of processes that have ended; other tests may run at the same time."""
+    found = Path("/sys/fs/cgroup").rglob("harness-*-*")
+    return [path for path in found if not Path("/proc", path.name.split("-")[1]).exists()]
 
 
-def test_an_interrupt_leaves_a_record_and_nothing_running(
-    config: Callable[..., Path],
-    background: Callable[..., subprocess.Popen[str]],
-    tmp_path: Path,
-) -> None:
+def test_an_interrupt_leaves_a_record_and_nothing_running(config, background, tmp_path):
     path = config({"oom_above_n_ctx": 20000, "load_ms": 2000.0, "clock": "real"}, memory_budget="256MiB")
     process = background("max-ctx", path)
-    until = time.monotonic() + 30
-    while not list(tmp_path.glob("results/**/probe-1/request.json")) and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: list(tmp_path.glob("results/**/probe-1/request.json")))
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=600) == 130
@@ -210,16 +182,13 @@ def test_a_search_that_is_done_is_kept_and_made_anew_on_request(searched, tmp_pa
     assert anew[0]["started_utc"] > once[0]["started_utc"]
     other = searched({"oom_above_n_ctx": 5000}, memory_budget="128MiB")
     assert other[0]["started_utc"] > anew[0]["started_utc"]  # another budget, another search
-    assert len(kept(tmp_path)) == 3
+    longer = searched({"oom_above_n_ctx": 5000}, timeout_s=40)  # another time for a probe, too
+    assert longer[0]["content_key"] != once[0]["content_key"]
+    assert len(kept(tmp_path)) == 4
 
 
-def test_a_run_searches_after_all_that_is_timed(
-    config: Callable[..., Path], harness: Callable[..., Ran], tmp_path: Path
-) -> None:
-    path = config({"oom_above_n_ctx": 5000})
-    experiment = json.loads(path.read_text())
-    experiment["workloads"] = [{"kind": "max_ctx"}, {"kind": "decode"}]
-    path.write_text(json.dumps(experiment))
+def test_a_run_searches_after_all_that_is_timed(config, harness, tmp_path):
+    path = config({"oom_above_n_ctx": 5000}, workloads=[{"kind": "max_ctx"}, {"kind": "decode"}])
     ran = harness("run", path, "--json")
     assert ran.code == 0
     decoded, search = ran.json
@@ -232,8 +201,8 @@ def test_a_run_searches_after_all_that_is_timed(
 
 
 def test_a_length_beyond_the_trained_context_is_said_to_be_that_wherever_it_is_shown(
-    config: Callable[..., Path], harness: Callable[..., Ran], tmp_path: Path
-) -> None:
+    config, harness, tmp_path
+):
     def with_trained(tokens: int | None) -> None:
         """The record, as of a stack that reports the trained context."""
         (path,) = (tmp_path / "results").rglob("record.json")
@@ -268,9 +237,7 @@ def test_without_a_budget_the_free_memory_less_a_margin_is_the_limit() -> None:
         assert headroom.limit_bytes == pytest.approx(0.9 * headroom.free(), rel=0.05)
 
 
-def test_memory_that_others_have_taken_is_waited_for_and_then_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_that_others_have_taken_is_waited_for_and_then_missing(monkeypatch):
     monkeypatch.setattr("harness.campaign.context_search.GIVEN_BACK_S", 0.5)
     given_back = iter([50, 50, 100])
     headroom = MemoryHeadroom(100, False, 0, None, lambda: next(given_back))
@@ -298,11 +265,13 @@ def cut_off_after(folder: Path, probes: int) -> None:
     record.unlink()
 
 
-def test_a_fill_that_was_given_up_proves_no_decode_after_an_interrupt_either(
-    searched, tmp_path: Path
-) -> None:
+def test_a_fill_that_would_take_too_long_is_left_out_and_proves_no_decode_after_an_interrupt_either(
+    searched, tmp_path
+):
     slow = {"oom_above_n_ctx": 65536, "prefill_ms": 1000.0, "kv_bytes_per_token": 2048}
     (row,) = searched(slow, timeout_s=12)
+    assert row["verified_by"] == "allocation"
+    assert "tokens would take about" in row["not_filled"]
     cut_off_after(tmp_path, next(i for i, p in enumerate(row["probes"], 1) if p["left_out"]))
     (again,) = searched(slow, timeout_s=12)
     assert (again["verified_by"], again["verified_n_ctx"]) == ("allocation", row["verified_n_ctx"])
@@ -322,12 +291,6 @@ def test_probes_that_were_held_to_another_limit_do_not_count(searched, tmp_path:
     assert 12345 not in [probe["limit_bytes"] for probe in row["probes"]]
 
 
-def test_another_time_for_a_probe_is_another_search(searched) -> None:
-    (once,) = searched({"oom_above_n_ctx": 5000}, timeout_s=20)
-    (again,) = searched({"oom_above_n_ctx": 5000}, timeout_s=40)
-    assert again["content_key"] != once["content_key"]
-
-
 def test_a_probe_that_loaded_something_else_proves_nothing(searched) -> None:
     (row,) = searched({"oom_above_n_ctx": 5000, "kernel": "fast", "runs_kernel": "slow"}, code=1)
     assert row["status"] == "error"
@@ -336,8 +299,8 @@ def test_a_probe_that_loaded_something_else_proves_nothing(searched) -> None:
 
 @with_cgroup
 def test_memory_that_may_spill_is_searched_only_once_a_context_beyond_it_was_refused(
-    config: Callable[..., Path], harness: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    config, harness, monkeypatch, tmp_path
+):
     """On a CPU, with the headroom that WSL reports."""
     from harness.campaign import max_context
 
@@ -362,9 +325,13 @@ def test_memory_that_may_spill_is_searched_only_once_a_context_beyond_it_was_ref
     assert honest["search"]["probes"][0]["filled"] is False
 
 
-def test_what_was_slow_once_before_an_interrupt_is_tried_again_after_it(searched, tmp_path: Path) -> None:
+def test_a_context_that_decodes_too_slowly_is_too_long_and_tried_twice_across_an_interrupt(
+    searched, tmp_path
+):
     spilled = {"oom_above_n_ctx": 4096, "slow_above_n": 3000, "kv_bytes_per_token": 1024}
     (row,) = searched(spilled)
+    assert row["verified_n_ctx"] < 3000 + 256
+    assert "times slower" in row["limit_reason"]
     slow = [probe["n_ctx"] for probe in row["probes"] if probe["held"] and not probe["fits"]]
     assert slow == [n for n in dict.fromkeys(slow) for _ in range(2)]  # each twice
     first = next(i for i, p in enumerate(row["probes"], 1) if p["held"] and not p["fits"])
@@ -372,12 +339,3 @@ def test_what_was_slow_once_before_an_interrupt_is_tried_again_after_it(searched
     (again,) = searched(spilled)
     assert again["verified_n_ctx"] == row["verified_n_ctx"]
     assert [probe["n_ctx"] for probe in again["probes"]].count(slow[0]) == 2
-
-
-def test_a_search_that_ended_in_an_error_shows_no_answer_and_says_how_to_go_on(
-    searched, harness: Callable[..., Ran], tmp_path: Path
-) -> None:
-    (row,) = searched({"oom_above_n_ctx": 5000, "fits_by": "error"}, code=1)
-    assert (row["verified_n_ctx"], row["verified_by"], row["limit_reason"]) == (None, None, None)
-    said = harness("max-ctx", tmp_path / "fake.yaml").err
-    assert "has already been searched: error; use --retry-failed to search again" in said

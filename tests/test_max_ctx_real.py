@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HARNESS
+from conftest import HARNESS, records_below
 from gguf_holes import config as config_of
 from gguf_holes import write_random
 
-from harness import records
 from harness.campaign import worker
 from harness.campaign.worker_memory import MemoryLimit
 from harness.stacks.adopted import Interpreter
@@ -31,23 +29,16 @@ NO_CGROUPS = 'mount -t tmpfs none /sys/fs/cgroup && exec "$@"'
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def found(real_config: Callable[..., Path], tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Searches one variant under a budget and returns the record's search, and the record."""
 
     def search(shape: dict[str, Any] | Path, budget: str, *before: str, **variant: Any) -> dict[str, Any]:
         source = {"weights": str(shape)} if isinstance(shape, Path) else {"shape": shape}
-        experiment = {
-            "protocol": {"memory_budget": budget, "timeout_s": 900, "threads": 1},
-            "models": [{"name": "m", **source}],
-            "variants": [variant],
-        }
-        path = tmp_path / "longest.yaml"
-        path.write_text(json.dumps(experiment))
+        path = real_config(variant, model={"name": "m", **source}, memory_budget=budget)
         command = [*before, HARNESS, "max-ctx", str(path), "--fresh"]
         ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=1700)
         assert ran.returncode == 0, ran.stderr
-        stored = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
-        record = max((each.record for each in stored), key=lambda record: str(record["started_utc"]))
+        record = max(records_below(tmp_path / "results"), key=lambda record: str(record["started_utc"]))
         return {"record": record, **record["search"]}
 
     return search
@@ -79,55 +70,53 @@ def is_the_longest(found: dict[str, Any], interpreter: Interpreter, folder: Path
     assert not fits(found["record"], n_ctx + 2 * granule, interpreter, folder)
 
 
+def is_predicted(found: dict[str, Any], interpreter: Interpreter, folder: Path, probes: int) -> None:
+    assert len(found["probes"]) <= probes
+    assert abs(found["predicted_n_ctx"] - found["verified_n_ctx"]) <= found["granule"]
+    is_the_longest(found, interpreter, folder)
+
+
 @pytest.mark.parametrize(
     ("shape", "budget", "flash_attn"),
     [(WIDE, "140MiB", False), (GROUPED, "150MiB", True)],
     ids=["wide", "grouped"],
 )
 def test_llamacpp_is_predicted_exactly_and_takes_three_probes_at_most(
-    found, llamacpp_interpreter: Interpreter, tmp_path: Path, shape, budget: str, flash_attn: bool
-) -> None:
+    found, llamacpp_interpreter, tmp_path, shape, budget, flash_attn
+):
     answer = found(shape, budget, stack="llamacpp", flash_attn=flash_attn)
-    assert len(answer["probes"]) <= 3
-    assert abs(answer["predicted_n_ctx"] - answer["verified_n_ctx"]) <= answer["granule"]
-    is_the_longest(answer, llamacpp_interpreter, tmp_path)
+    is_predicted(answer, llamacpp_interpreter, tmp_path, probes=3)
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_moe", "deepseek_v2", "falcon_h1"])
 def test_windows_experts_latents_and_states_are_predicted_within_a_granule(
-    found, llamacpp_interpreter: Interpreter, tmp_path: Path, kind: str
-) -> None:
+    found, llamacpp_interpreter, tmp_path, kind
+):
     write_random(tmp_path / "m.gguf", config_of(kind))
     answer = found(tmp_path / "m.gguf", "250MiB", stack="llamacpp", quant="f16")
-    assert len(answer["probes"]) <= 4
-    assert abs(answer["predicted_n_ctx"] - answer["verified_n_ctx"]) <= answer["granule"]
-    is_the_longest(answer, llamacpp_interpreter, tmp_path)
+    is_predicted(answer, llamacpp_interpreter, tmp_path, probes=4)
 
 
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root, to hide the cgroups"
 )
-def test_without_a_cgroup_the_limit_is_of_what_is_allocated(
-    found, llamacpp_interpreter: Interpreter, tmp_path: Path
-) -> None:
+def test_without_a_cgroup_the_limit_is_of_what_is_allocated(found, llamacpp_interpreter, tmp_path):
     hidden = ("unshare", "-m", "sh", "-c", NO_CGROUPS, "sh")
     answer = found(WIDE, "240MiB", *hidden, stack="llamacpp")
     assert answer["record"]["memory_budget"]["means"] == "RLIMIT_DATA"
-    assert len(answer["probes"]) <= 3
-    assert abs(answer["predicted_n_ctx"] - answer["verified_n_ctx"]) <= answer["granule"]
-    is_the_longest(answer, llamacpp_interpreter, tmp_path)
+    is_predicted(answer, llamacpp_interpreter, tmp_path, probes=3)
 
 
 def test_a_budget_below_the_weights_is_refused_before_anything_is_tried(found, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"the weights take 47\.3 MB and .* 41\.9 MB"):
         found(WIDE, "40MiB", stack="llamacpp")
-    (stored,) = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
-    assert (stored.record["outcome"], stored.record["search"]["probes"]) == ("refused", [])
+    (record,) = records_below(tmp_path / "results")
+    assert (record["outcome"], record["search"]["probes"]) == ("refused", [])
 
 
 def test_a_static_cache_without_an_account_takes_five_probes_at_most(
-    found, hf_interpreter, own_interpreter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    found, hf_interpreter, own_interpreter, tmp_path, monkeypatch
+):
     # With AMX oneDNN's scratch is on no line over the context's length: on such a CPU it takes six.
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     answer = found(WIDE, "420MiB", stack="hf", cache="static")

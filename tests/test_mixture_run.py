@@ -2,71 +2,51 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
-from conftest import Ran
+from conftest import records_below
 from gguf_again import finish
 from gguf_holes import config as config_of
 from gguf_holes import write_random
 
 from harness.analysis import traffic
-from harness.records import Record
-from harness.stacks.adopted import Interpreter
 from harness.theory import decoder, floors
 from harness.theory.tensors import quantized
 
 PROMPT, NEW = 25, 40
 
 
-def measured(
-    harness: Callable[..., Ran], tmp_path: Path, kind: str, quant: str, **changes: Any
-) -> tuple[Record, decoder.Decoder]:
-    made = write_random(tmp_path / "model.gguf", config_of(kind, **changes))
-    (tmp_path / "one.yaml").write_text(
-        json.dumps(
-            {
-                "name": "one",
-                "device": "cpu",
-                "models": [{"name": "tiny", "weights": str(tmp_path / "model.gguf")}],
-                "variants": [{"stack": "llamacpp", "quant": quant}],
-                "protocol": {
-                    "prompt_tokens": PROMPT,
-                    "new_tokens": NEW,
-                    "repeats": 1,
-                    "retry_disturbed": 0,
-                    "measure_bandwidth": False,
-                    "warmup": {"max_windows": 2},
-                },
-            }
-        )
-    )
-    harness("run", tmp_path / "one.yaml", "-o", tmp_path / "results")
-    (path,) = (tmp_path / "results").rglob("record.json")
-    record: Record = json.loads(path.read_text())
-    assert record["tokens"] == NEW
-    return record, made
+@pytest.fixture
+def measured(harness, real_config, llamacpp_interpreter, tmp_path: Path) -> Callable[..., Any]:
+    """The record of a random model, and the model: `measured("qwen3_moe", "q8_0")`."""
+
+    def run(kind: str, quant: str, **changes: Any) -> tuple[Any, decoder.Decoder]:
+        made = write_random(tmp_path / "model.gguf", config_of(kind, **changes))
+        short = {"prompt_tokens": PROMPT, "new_tokens": NEW, "warmup": {"max_windows": 2}}
+        model = {"name": "tiny", "weights": "model.gguf"}
+        harness("run", real_config({"stack": "llamacpp", "quant": quant}, model=model, **short))
+        (record,) = records_below(tmp_path / "results")
+        assert record["tokens"] == NEW
+        return record, made
+
+    return run
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "granitemoehybrid"])
-def test_of_a_mixture_a_step_reads_only_the_experts_of_one_token(
-    kind: str, harness: Callable[..., Ran], llamacpp_interpreter: Interpreter, tmp_path: Path
-) -> None:
-    record, made = measured(harness, tmp_path, kind, "q8_0")
+def test_of_a_mixture_a_step_reads_only_the_experts_of_one_token(kind, measured):
+    record, made = measured(kind, "q8_0")
     expected = floors.demand_of_tensors(made, quantized(made, "q8_0"))
     assert traffic.weight_bytes_per_token(record) == pytest.approx(expected.weight_bytes_per_token, rel=1e-4)
     assert traffic.model_bytes(record) == pytest.approx(expected.resident_bytes, rel=1e-4)
     assert traffic.kv_bytes_per_token(record) == expected.kv_bytes_per_token
 
 
-def test_of_layers_with_a_window_a_step_reads_no_more_than_the_window(
-    harness: Callable[..., Ran], llamacpp_interpreter: Interpreter, tmp_path: Path
-) -> None:
-    record, made = measured(harness, tmp_path, "gemma3_text", "f16", sliding_window=32)
+def test_of_layers_with_a_window_a_step_reads_no_more_than_the_window(measured):
+    record, made = measured("gemma3_text", "f16", sliding_window=32)
     (step,) = [traffic.prefill_demand(record)]
     assert step is not None
     assert {(reach.window, reach.kv_bytes) for reach in step.reaches} == {
@@ -75,10 +55,8 @@ def test_of_layers_with_a_window_a_step_reads_no_more_than_the_window(
     assert traffic.limits(record, 1e9)["measured"].slope_ms is None
 
 
-def test_a_hybrid_reads_and_writes_its_states_at_every_step(
-    harness: Callable[..., Ran], llamacpp_interpreter: Interpreter, tmp_path: Path
-) -> None:
-    record, made = measured(harness, tmp_path, "falcon_h1", "f16")
+def test_a_hybrid_reads_and_writes_its_states_at_every_step(measured):
+    record, made = measured("falcon_h1", "f16")
     step = traffic.prefill_demand(record)
     assert step is not None
     states = sum(cache.state * layers for cache, layers in decoder.kinds(made).items())
@@ -87,15 +65,10 @@ def test_a_hybrid_reads_and_writes_its_states_at_every_step(
     assert limit.B_ms == pytest.approx((step.weight_bytes_per_token + 2 * step.state_bytes) / 1e6)
 
 
-def test_a_mixture_of_an_unknown_architecture_is_refused_with_the_reason(
-    harness: Callable[..., Ran], tmp_path: Path
-) -> None:
+def test_a_mixture_of_an_unknown_architecture_is_refused_with_the_reason(harness, real_config, tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "strange")
     writer.add_uint32("strange.expert_count", 8)
     finish(writer)
-    (tmp_path / "one.yaml").write_text(
-        "name: one\ndevice: cpu\nmodels: [{name: tiny, weights: "
-        f"{tmp_path / 'model.gguf'}}}]\nvariants: [{{stack: llamacpp, quant: f16}}]\n"
-    )
-    ran = harness("run", tmp_path / "one.yaml", "--dry-run")
+    path = real_config({"stack": "llamacpp", "quant": "f16"}, model={"name": "tiny", "weights": "model.gguf"})
+    ran = harness("run", path, "--dry-run")
     assert "is strange, a mixture of experts whose layers are not known here" in ran.out + ran.err

@@ -23,6 +23,7 @@ from harness.models.gguf import GgufError, GgufHeader
 from harness.models.weights import WeightsError
 from harness.theory import tensors
 from harness.theory.hf_config import SHAPES
+from harness.theory.known_models import Described
 
 
 @pytest.fixture
@@ -288,7 +289,7 @@ def test_missing_weights_are_one_sentence(tmp_path):
 
 
 def test_weights_we_make_are_named_by_all_that_makes_their_bytes():
-    shape, other = SHAPES["tiny-qwen2"], SHAPES["tiny-llama"]
+    shape, other = Described(SHAPES["tiny-qwen2"]), Described(SHAPES["tiny-llama"])
     name = weights.synthetic_name(shape, 0)
     assert len({name, weights.synthetic_name(shape, 1), weights.synthetic_name(other, 0)}) == 3
     folders = {weights.checkpoint_path(*made) for made in ((shape, 0), (shape, 1), (other, 0))}

@@ -20,20 +20,20 @@ GIB = 2**30
 
 @pytest.mark.parametrize(("typed", "name"), rows("typed_models"))
 def test_a_model_is_understood_as_the_hub_and_ollama_write_it(typed, name):
-    assert names.model(typed).name == name
+    assert names.named(typed).name == name
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_name_in_the_list_is_itself(name):
-    assert names.model(name.upper()) == (name, SHAPES[name])
+    assert names.named(name.upper()) == (name, SHAPES[name])
 
 
 def test_a_tuned_model_has_the_context_of_its_own_config():
-    tuned, base = names.model("qwen2.5:7b").shape, SHAPES["qwen2.5-7b"]
+    tuned, base = names.named("qwen2.5:7b").made, SHAPES["qwen2.5-7b"]
     assert (tuned.context, base.context) == (32_768, 131_072)
-    assert names.model("Qwen2.5-7B").shape == base
-    assert names.model("Qwen3-8B-Base").shape.context == 32_768
-    assert names.model(names.model("qwen2.5:7b").name).shape == tuned
+    assert names.named("Qwen2.5-7B").made == base
+    assert names.named("Qwen3-8B-Base").made.context == 32_768
+    assert names.named(names.named("qwen2.5:7b").name).made == tuned
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_tuned_model_has_the_context_of_its_own_config():
 )
 def test_another_model_is_never_taken_for_one_that_is_known(typed, sentence):
     with pytest.raises(NotUnderstood) as refused:
-        names.model(typed, otherwise="give its config.json")
+        names.named(typed, otherwise="give its config.json")
     assert sentence in refused.value.sentence("model", typed)
 
 
@@ -108,6 +108,9 @@ def test_a_machine_and_each_of_its_sizes_are_named_by_what_they_print(name):
         ("rtx", "see harness theory --list-machines"),
         ("m2 m2", "see harness theory --list-machines"),
         ("16gb", "see harness theory --list-machines"),
+        ("2x 3091", "see harness theory --list-machines"),
+        ("2x m2", "only GPUs with memory of their own can be several in a computer"),
+        ("orange pi 5 max", 'rpi-5 is known, "max orange" is not'),
         ("", "see harness theory --list-machines"),
         ("1" * 10_000, "see harness theory --list-machines"),
     ],
@@ -221,7 +224,7 @@ def test_all_is_every_type_of_llama_cpp(harness):
     ("arguments", "sentence"),
     [
         (["pythia-12b"], "Pythia is not known yet; give its config.json or --from\n"),
-        (["no/qwen2.5-7b"], "no/qwen2.5-7b: no such file"),
+        (["./no/qwen2.5-7b"], "no/qwen2.5-7b: no such file"),
         (["qwen2.5"], "ambiguous model (and no file) qwen2.5; did you mean qwen2.5-0.5b, "),
         (["qwen3-8b", "--machine", "m6"], "unknown machine m6; see harness theory --list-machines"),
         (["qwen3-8b", "--memory", "8GB", "--bpw", "4"], "--bpw needs a --machine, also with --memory"),
@@ -262,7 +265,7 @@ def test_a_config_takes_the_same_names_and_counts(tmp_path):
     )
     experiment = load(path, ["repeats=1"])
     (model,) = experiment.models
-    assert (model.name, model.shape) == names.model("qwen2.5:7b")
+    assert (model.name, model.made) == names.named("qwen2.5:7b")
     assert (experiment.protocol.new_tokens, experiment.protocol.prompt_tokens) == (10_240, 512)
     assert {variant.options["n_ctx"] for _, variant, _ in experiment.combinations()} == {32_768}
     assert [workload.new_tokens for _, _, workload in experiment.combinations()] == [10_240, 20_480 - 512]

@@ -146,35 +146,21 @@ def test_a_failing_cell_is_told_and_the_rest_is_compared_all_the_same(nightly, c
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "variables", "said"),
     [
-        ([], "name a config"),
-        (["--frist", "a.yaml"], "--frist: no such option"),
-        (["a.yaml", "b.yaml"], "one config a night"),
-        (["a.yaml"], "a.yaml"),
+        ([], {}, "name a config"),
+        (["--frist", "a.yaml"], {}, "--frist: no such option"),
+        (["a.yaml", "b.yaml"], {}, "one config a night"),
+        (["a.yaml"], {}, "a.yaml"),
+        (["fake.yaml"], {"FAIL_ON": "slower:2%,memory:2%"}, "the threshold must be a percentage"),
+        (["fake.yaml"], {"FAIL_ON": "slower:2% speed:2%"}, "must begin with one of"),
+        (["fake.yaml"], {"FAIL_ON": "--x"}, "expected one argument"),
+        (["fake.yaml"], {"BASELINE": "14"}, "must be last:N, as in last:14"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_starts_nothing(nightly, tmp_path, arguments, said):
-    ran = nightly(*arguments)
-    assert ran.returncode == 2
-    (sentence,) = ran.stderr.splitlines()
-    assert said in sentence
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("variable", "given", "said"),
-    [
-        ("FAIL_ON", "slower:2%,memory:2%", "the threshold must be a percentage"),
-        ("FAIL_ON", "slower:2% speed:2%", "must begin with one of"),
-        ("FAIL_ON", "--x", "expected one argument"),
-        ("BASELINE", "14", "must be last:N, as in last:14"),
-    ],
-)
-def test_a_comparison_asked_wrongly_ends_it_before_anything_is_measured(
-    nightly, config, tmp_path, variable, given, said
-):
-    ran = nightly(config(CELL, **SHORT), "--first", **{variable: given})
+def test_a_mistake_is_one_sentence_and_starts_nothing(nightly, config, tmp_path, arguments, variables, said):
+    config(CELL, **SHORT)
+    ran = nightly(*arguments, *(["--first"] if variables else []), **variables)
     assert ran.returncode == 2
     (sentence,) = ran.stderr.splitlines()
     assert said in sentence

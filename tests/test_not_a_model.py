@@ -17,7 +17,7 @@ from test_checkpoint import TINY, gguf_writer, write, write_config, write_gguf
 from harness.models import gguf as models_gguf
 from harness.models import weights
 from harness.models.checkpoint import CheckpointError, read
-from harness.theory import decoder, floors, tensors
+from harness.theory import floors, tensors
 from harness.theory.architectures import decoder_of
 from harness.theory.hf_config import SHAPES
 from harness.theory.tensors import ALL_QUANTS, quantized
@@ -149,7 +149,7 @@ def test_a_folder_with_a_model_and_its_projector_is_the_model(tmp_path, name):
     other_gguf(tmp_path / name, "clip", general__type="mmproj")
     refused(tmp_path, "is a projector")
     model = write_gguf(tmp_path / "model.gguf")
-    assert read(tmp_path).shape == TINY
+    assert read(tmp_path).decoder == TINY
     assert weights.local(tmp_path).path == model
 
 
@@ -201,7 +201,7 @@ def test_16_bits_with_a_few_quantized_matrices_are_not_taken_for_16_bits(tmp_pat
 def test_a_draft_head_is_not_read_in_plain_decode(tmp_path, kind):
     """Its layer follows the last; llama.cpp counts it in block_count."""
     given = config(kind, num_hidden_layers=4)
-    model = decoder.made(decoder_of(given))
+    model = decoder_of(given)
     plain, drafting = tmp_path / "plain.gguf", tmp_path / "drafting.gguf"
     stored = tensors.of_shape(model)
     write(header_of(plain, model, given), stored)

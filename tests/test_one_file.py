@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,17 +137,10 @@ def add_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
+def write(real_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
     """A config of these variants of a small checkpoint."""
     model = {"name": "small", "weights": str(made(tmp_path / "small", SMALL))}
-
-    def of(*variants: dict[str, object]) -> Path:
-        protocol = {"new_tokens": 40, "repeats": 1, "measure_bandwidth": False, "retry_disturbed": 0}
-        path = tmp_path / "small.yaml"
-        path.write_text(json.dumps({"protocol": protocol, "models": [model], "variants": variants}))
-        return path
-
-    return of
+    return lambda *variants: real_config(*variants, model=model)
 
 
 def test_a_stack_of_one_file_is_planned_run_checked_and_reported(harness, add_stack, write):

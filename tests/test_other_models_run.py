@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-from conftest import Ran, records_below
+from conftest import records_below
 from test_same_model import NEW_TOKENS, PROMPT, check_up_to_a_near_tie, logits, relative_error, stack
 from tiny_models import KINDS, MIXTURES
 
@@ -77,27 +76,27 @@ def test_quantized_files_have_the_tensors_types_and_bytes_that_theory_gives(kind
         assert header.weights()["model_bytes"] == model_bytes(model, quant)
 
 
-def ran(harness: Callable[..., Ran], tmp_path: Path, kind: str, variants: str, **protocol: Any) -> list[Any]:
-    """The records of `harness run`."""
-    tiny_models.written(tmp_path, kind)
-    settings = {"prompt_tokens": 25, "new_tokens": 40, "repeats": 1, "measure_bandwidth": False}
-    settings |= {"warmup": {"max_windows": 2}, **protocol}
-    text = f"models: [{{shape: {kind}.json}}]\nvariants: {variants}\nprotocol: {json.dumps(settings)}\n"
-    (tmp_path / "one.yaml").write_text(text)
-    done = harness("run", tmp_path / "one.yaml", "-o", tmp_path / "results")
-    records = records_below(tmp_path / "results")
-    assert records, done.out + done.err
-    return records
+@pytest.fixture
+def written(real_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """A config of a kind's config.json: `written("gpt_oss", {"stack": "hf"})`."""
+
+    def write(kind: str, *variants: dict[str, Any]) -> Path:
+        tiny_models.written(tmp_path, kind)
+        model = {"shape": f"{kind}.json"}
+        return real_config(*variants, model=model, prompt_tokens=25, warmup={"max_windows": 2})
+
+    return write
 
 
 @pytest.mark.parametrize("kind", SOME)
 def test_a_config_json_is_measured_in_both_stacks_from_one_model(
-    kind, harness, hf_interpreter, llamacpp_interpreter, tmp_path
+    kind, harness, written, hf_interpreter, llamacpp_interpreter, tmp_path
 ):
-    eager = ", attn: eager" if kind == "gpt_oss" else ""
-    variants = f"[{{stack: hf, dtype: fp32{eager}}}, {{stack: llamacpp, quant: [f16, q4_k_m]}}]"
-    records = ran(harness, tmp_path, kind, variants, retry_disturbed=0)
-    assert [record["outcome"] for record in records] == ["ok"] * 3
+    eager = {"attn": "eager"} if kind == "gpt_oss" else {}
+    hf, llamacpp = {"stack": "hf", "dtype": "fp32"} | eager, {"stack": "llamacpp", "quant": ["f16", "q4_k_m"]}
+    done = harness("run", written(kind, hf, llamacpp))
+    records = records_below(tmp_path / "results")
+    assert [record["outcome"] for record in records] == ["ok"] * 3, done.out + done.err
     model = decoder_of(tiny_models.config(kind))
     for record in records:
         assert record["model"]["weights"]["synthetic"]
@@ -113,14 +112,10 @@ def test_a_config_json_is_measured_in_both_stacks_from_one_model(
 
 @pytest.mark.parametrize("kind", SOME)
 def test_check_weights_finds_the_stacks_to_agree_and_the_file_to_be_right(
-    kind, harness, hf_interpreter, llamacpp_interpreter, tmp_path
+    kind, harness, written, hf_interpreter, llamacpp_interpreter
 ):
-    tiny_models.written(tmp_path, kind)
-    variants = "[{stack: llamacpp, quant: [f16, q8_0]}]"
-    settings = {"prompt_tokens": 25, "new_tokens": 40}
-    text = f"models: [{{shape: {kind}.json}}]\nvariants: {variants}\nprotocol: {json.dumps(settings)}\n"
-    (tmp_path / "one.yaml").write_text(text)
-    checked = harness("check-weights", tmp_path / "one.yaml")
+    variant = {"stack": "llamacpp", "quant": ["f16", "q8_0"]}
+    checked = harness("check-weights", written(kind, variant))
     assert checked.code == 0, checked.out + checked.err
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from small_checkpoints import config_of, configure, made, read, store
 
-from harness.theory.decoder import Shape, parameters
+from harness.theory.decoder import dense, parameters
 from runners.protocol import Request
 from runners.weights.packed import pack, unpack
 
-SMALL = Shape("qwen2", 64, 64, 1, 96, 2, 1, 32, qkv_bias=True)
+SMALL = dense("qwen2", 64, 64, 1, 96, 2, 1, 32, qkv_bias=True)
 GROUP = 32
 LINEARS = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
 Q = "model.layers.0.self_attn.q_proj"
@@ -123,7 +123,7 @@ def test_tensors_have_the_types_shapes_and_zeros_of_the_format(source, form, bit
 
 @pytest.mark.parametrize(("form", "bits"), FORMATS)
 def test_what_is_packed_in_several_pieces_unpacks_to_the_nearest_of_what_it_was(tmp_path, form, bits):
-    source = made(tmp_path / "source", Shape("llama", 1000, 1280, 1, 2304, 20, 10, 64))
+    source = made(tmp_path / "source", dense("llama", 1000, 1280, 1, 2304, 20, 10, 64))
     folder = packed(source, form, bits, group_size=128, threads=2)
     weights, back = read(source), unpacked(folder)
     assert back.keys() == weights.keys()
@@ -301,53 +301,35 @@ def in_words(fields: np.ndarray, bits: int, along: str) -> np.ndarray:
     return words.view(np.int32)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
-def test_groups_in_any_order_and_zeros_of_any_height_are_unpacked(tmp_path, bits, version):
+@pytest.mark.parametrize(
+    ("form", "version", "bits"),
+    [*((f"gptq{v}", f"gptq{v}", bits) for v in ("", "_v2") for bits in (2, 4, 8)), ("awq", "GEMM", 4)],
+)
+def test_groups_in_any_order_and_zeros_of_any_height_are_unpacked(tmp_path, form, version, bits):
     random = np.random.default_rng(bits)
-    n_out, n_in = 32, 64
+    n_out, n_in, size = 32, 64, 16
     fields = random.integers(0, 2**bits, (n_in, n_out))
-    zeros = random.integers(0, 2**bits, (4, n_out))
+    zeros = random.integers(0, 2**bits, (n_in // size, n_out))
     zeros[0, 0] = 0  # which version gptq stores as -1
-    scales = random.uniform(0.01, 0.1, (4, n_out)).astype(np.float16)
-    g_idx = random.permutation(np.arange(n_in, dtype=np.int32) // 16)
-    missing = 1 if version == "gptq" else 0
-    tensors = {
-        "lm_head.qweight": in_words(fields, bits, "rows"),
-        "lm_head.qzeros": in_words((zeros - missing) % 2**bits, bits, "columns"),
-        "lm_head.scales": scales,
-        "lm_head.g_idx": g_idx,
-        "model.norm.weight": np.ones(n_in, np.float32),
-        "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32),
-    }
-    said = {"quant_method": "gptq", "bits": bits, "group_size": 16, "desc_act": True}
-    source = tmp_path / "source"
-    configure(store(source, tensors), quantization_config=said | {"checkpoint_format": version})
-    back = unpacked(source)
+    scales = random.uniform(0.01, 0.1, zeros.shape).astype(np.float16)
+    group = np.arange(n_in, dtype=np.int32) // size
+    said: dict[str, Any] = {"quant_method": form.removesuffix("_v2"), "bits": bits, "group_size": size}
+    if form == "awq":
+        packed_as = {"qweight": in_words(fields, bits, "awq"), "qzeros": in_words(zeros, bits, "awq")}
+        said["version"] = version
+    else:
+        group = random.permutation(group)
+        stored = (zeros - (version == "gptq")) % 2**bits
+        packed_as = {"qweight": in_words(fields, bits, "rows"), "qzeros": in_words(stored, bits, "columns")}
+        packed_as["g_idx"] = group
+        said |= {"desc_act": True, "checkpoint_format": version}
+    tensors = {f"lm_head.{name}": values for name, values in (packed_as | {"scales": scales}).items()}
+    tensors["model.norm.weight"] = np.ones(n_in, np.float32)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    back = unpacked(configure(store(tmp_path / "source", tensors), quantization_config=said))
     assert back.keys() == {"lm_head.weight", "model.norm.weight"}
-    for o in range(n_out):
-        for i in range(n_in):
-            exact = (int(fields[i, o]) - int(zeros[g_idx[i], o])) * float(scales[g_idx[i], o])
-            assert back["lm_head.weight"][o, i] == np.float16(exact), (o, i)
-
-
-def test_awq_with_zeros_of_any_height_is_unpacked(tmp_path):
-    random = np.random.default_rng(1)
-    n_out, n_in = 24, 64
-    fields, zeros = random.integers(0, 16, (n_in, n_out)), random.integers(0, 16, (2, n_out))
-    scales = random.uniform(0.01, 0.1, (2, n_out)).astype(np.float16)
-    tensors = {
-        f"{Q}.qweight": in_words(fields, 4, "awq"),
-        f"{Q}.qzeros": in_words(zeros, 4, "awq"),
-        f"{Q}.scales": scales,
-    }
-    said = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "GEMM"}
-    source = configure(store(tmp_path / "source", tensors), quantization_config=said)
-    back = unpacked(source)[f"{Q}.weight"]
-    for o in range(n_out):
-        for i in range(n_in):
-            exact = (int(fields[i, o]) - int(zeros[i // GROUP, o])) * float(scales[i // GROUP, o])
-            assert back[o, i] == np.float16(exact), (o, i)
+    exact = (fields - zeros[group]) * scales[group].astype(np.float64)
+    assert np.array_equal(back["lm_head.weight"], exact.T.astype(np.float16))
 
 
 def test_one_group_a_column_and_a_config_in_auto_gptqs_own_file_are_read(tmp_path):

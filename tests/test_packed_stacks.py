@@ -21,7 +21,7 @@ from runners.protocol import Done, Failed
 from runners.weights.safetensors import ITEM_BYTES
 
 SHAPE = SHAPES["tiny-qwen2"]
-LINEARS = 7 * SHAPE.layers
+LINEARS = 7 * SHAPE.count
 
 DOWN = "model.layers.1.mlp.down_proj"
 # What computes on a CPU: stack, format and bits of the checkpoint, options, and the kernel by name.
@@ -64,7 +64,7 @@ def test_each_kernel_decodes_and_is_named_and_its_bytes_are_those_of_the_headers
     if options["kernel"] != "aten":  # which holds zeros and scales in another type
         assert (found["qzeros"], found["scales"]) == (stored["qzeros"], stored["scales"])
     # auto-gptq gives each layer a bias, zero where the checkpoint has none.
-    biases = SHAPE.layers * (2 * SHAPE.hidden_size + 2 * SHAPE.intermediate_size) if stack == "gptq" else 0
+    biases = SHAPE.count * (2 * SHAPE.hidden_size + 2 * SHAPE.ffn) if stack == "gptq" else 0
     assert found["float16"] == stored["f16"] + 2 * biases
     assert bool(loaded["functional"]) == (options["kernel"] == "torch")
 

@@ -20,7 +20,9 @@ from harness.models import checkpoint, weights
 from harness.models.checkpoint import PACKING_FILES
 from harness.models.weights import WeightsError
 from harness.theory import decoder
+from harness.theory.decoder import dense_like
 from harness.theory.hf_config import SHAPES, ConfigJsonError, packing_in, packing_of
+from harness.theory.known_models import Described
 from harness.theory.tensors import Packing, linears, of_shape, packed_bytes
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -38,7 +40,7 @@ def cell(stack: str, path: Path | None = None, **options: Any) -> plan.Cell:
     return replace(found, model=found.model.model_copy(update={"weights": Weights(seed=SEED)}))
 
 
-def packed_entries(shape: decoder.Shape, packing: Packing) -> dict[str, ENTRY]:
+def packed_entries(shape: decoder.Decoder, packing: Packing) -> dict[str, ENTRY]:
     """A shape's tensors as the libraries store them, the rest in f16."""
     found: dict[str, ENTRY] = {}
     for name, (_, dims, _) in entries(shape).items():
@@ -335,15 +337,12 @@ def test_a_quantized_checkpoint_is_not_converted_to_gguf(tmp_path, preparation):
 
 
 def test_a_format_that_is_not_named_fails_its_cells_and_the_campaign_goes_on(
-    tmp_path, harness, hf_interpreter
+    tmp_path, harness, real_config, hf_interpreter
 ):
     write_packed(tmp_path / "m", GPTQ)
-    settings = {"new_tokens": 8, "repeats": 1, "measure_bandwidth": False, "retry_disturbed": 0}
-    models = [{"name": "m", "weights": {"gptq": "m"}}]
-    variants = [{"stack": "hf"}, {"stack": "fake", "name": "f"}]
-    text = json.dumps({"protocol": settings, "models": models, "variants": variants})
-    (tmp_path / "c.yaml").write_text(text)
-    failed, fine = harness("run", "c.yaml", "--json").json
+    model = {"name": "m", "weights": {"gptq": "m"}}
+    path = real_config({"stack": "hf"}, {"stack": "fake", "name": "f"}, model=model, new_tokens=8)
+    failed, fine = harness("run", path, "--json").json
     assert (failed["stack"], failed["status"]) == ("hf", "error")
     assert failed["reasons"] == ["model m has no hf weights: name them in the config, as weights.hf"]
     assert (fine["stack"], fine["status"]) == ("fake", "ok")
@@ -374,7 +373,7 @@ def test_synthetic_weights_are_packed_once_for_all_stacks_and_unpacked_for_a_ref
 
 
 def _name() -> str:
-    return weights.synthetic_name(SHAPES["tiny-qwen2"], SEED)
+    return weights.synthetic_name(Described(SHAPES["tiny-qwen2"]), SEED)
 
 
 def test_a_synthetic_checkpoint_at_a_path_is_packed_too(tmp_path, hf_interpreter, preparation):
@@ -386,18 +385,18 @@ def test_a_synthetic_checkpoint_at_a_path_is_packed_too(tmp_path, hf_interpreter
     asked = cell("gptq", folder)
     assert preparation.weights(asked) == made
     assert preparation.fingerprint(asked) == f"{given.fingerprint}-{made.path.parent.name}-gptq-int4"
-    assert checkpoint.read(made.path).shape == SHAPES["tiny-qwen2"]
+    assert checkpoint.read(made.path).decoder == SHAPES["tiny-qwen2"]
 
 
 @pytest.mark.parametrize(("hidden", "ffn", "group_size"), [(256, 512, 128), (320, 512, 64), (256, 480, 32)])
 def test_groups_are_as_large_as_divides_every_input(hidden, ffn, group_size):
-    shape = replace(SHAPES["tiny-qwen2"], hidden_size=hidden, intermediate_size=ffn)
+    shape = dense_like(SHAPES["tiny-qwen2"], hidden_size=hidden, intermediate_size=ffn)
     assert weights.grouped_layers(Packing("gptq"), shape).group_size == group_size
     assert {tensor.dims[1] for tensor in linears(shape)} == {256, hidden, ffn}
 
 
 def test_inputs_that_no_group_divides_are_a_sentence():
-    shape = replace(SHAPES["tiny-qwen2"], intermediate_size=500)
+    shape = dense_like(SHAPES["tiny-qwen2"], intermediate_size=500)
     with pytest.raises(WeightsError) as odd:
         weights.grouped_layers(Packing("awq"), shape)
     assert str(odd.value) == "cannot be packed: 500 inputs of a matrix are not a multiple of 32"

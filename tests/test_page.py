@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from test_longest_report import search
+from test_report_memory import attributed
 
-from harness.analysis.columns import Attribution, Search
 from harness.dataset.study import Study
 from harness.report import page
 
@@ -446,26 +446,13 @@ def test_checks_of_weights_stand_in_a_table_of_their_own_and_an_evil_name_is_onl
 
 
 def test_chapters_of_context_and_memory_are_drawn_and_a_part_is_hidden(browser: Any, tmp_path: Path):
-    known = {"name": f"m s {EVIL}", "model": "m", "stack": "s", "variant": EVIL, "device": "cpu"}
-    known |= {"status": "ok", "machine": "m"}
-    search = (
-        dict.fromkeys(Search.__required_keys__)
-        | {"reasons": [], "flags": []}
-        | known
-        | {"kind": "searched", "verified_n_ctx": 4096, "verified_by": "decode"}
-    )
-    search |= {
-        "predicted_n_ctx": 4352,
-        "limit_bytes": 2**30,
-        "kv_bytes_per_token": 98_304,
-        "model_bytes": 4e8,
-    }
+    known = {"name": f"m s {EVIL}", "model": "m", "stack": "s", "variant": EVIL}
     moment = {"total_bytes": 5e8, "unattributed_bytes": 1e7, "unattributed_share": 0.02}
     moment |= {"parts": {"weights": 4e8, "kv": 9e7}, "by_difference": []}
-    attributed = dict.fromkeys(Attribution.__required_keys__) | known | {"loaded": moment}
+    searches = [search(predicted_n_ctx=4352, model_bytes=4e8, **known)]
+    attributions = [attributed(loaded=moment, peak=None, **known)]
     path = tmp_path / "chapters.html"
-    study = Study("t", [], searches=[search], attributions=[attributed])
-    page.write(path, study)
+    page.write(path, Study("t", [], searches=searches, attributions=attributions))
     reader = Reader(browser, path, viewport={"width": 390, "height": 844})
     context, memory = reader.figure(0, "m0-longest"), reader.figure(0, "m0-memory")
     assert reader.page.evaluate("document.documentElement.scrollWidth") == 390
@@ -481,9 +468,3 @@ def test_chapters_of_context_and_memory_are_drawn_and_a_part_is_hidden(browser: 
     assert reader.page.locator("img[src=x]").count() == 0
     assert reader.complaints == []
     reader.context.close()
-
-
-def test_hovered_numbers_survive_packing():
-    """Latencies are packed as 4-byte floats: their third decimal holds up to 16 seconds a token."""
-    ms = np.array([0.001, 12.3456, 999.9994, 9_999.999])
-    assert [f"{v:.3f}" for v in ms.astype("<f4")] == [f"{v:.3f}" for v in ms]

@@ -8,7 +8,7 @@ import pytest
 
 from harness import config
 from harness.config import plan
-from harness.theory.decoder import kv_bytes_per_token, parameters
+from harness.theory.decoder import kv_elements_per_token, parameters
 from harness.theory.hf_config import SHAPES
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -97,4 +97,6 @@ def test_a_content_key_changes_with_all_that_a_figure_depends_on():
 def test_the_shape_of_the_study_has_its_published_counts():
     shape = SHAPES["qwen1.5-0.5b"]
     assert parameters(shape) == 619_570_176
-    assert kv_bytes_per_token(shape) == 2 * 48 * 2**20 / 1024  # 48 Mi elements per 1024 tokens, 2 bytes each
+    assert (
+        2 * kv_elements_per_token(shape) == 2 * 48 * 2**20 / 1024
+    )  # 48 Mi elements per 1024 tokens, 2 bytes each

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.predictions import by_maker, without_machine
-from harness import data, records
+from harness import records
+from harness.base import data
 from harness.recommend import examples, speed
 from harness.recommend.answer import ERRORS
 from harness.recommend.speed import (

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,13 +9,11 @@ from benchmarks.validity import prefill as simulated
 from harness import records
 from harness.analysis import prefill as prefills
 from harness.analysis.prefill import Prefill, analyse
-from harness.dataset.study import load_study, with_series
 from harness.records.files import write_columns
 from harness.report import page
 from harness.theory import floors
 from harness.theory.floors import Ceiling, Demand, Reach
 
-PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-7b"
 SWEEP = np.unique(np.geomspace(1, 8192, 48).round())
 DENSE = np.arange(1.0, 501.0)
 
@@ -164,98 +159,95 @@ def test_a_pass_at_depth_attends_to_what_the_cache_holds():
     assert flops == pytest.approx(whole[1] - before[1] + 2 * demand.lm_head_params)
 
 
-@functools.cache
-def published():
-    damages: list[str] = []
-    study = with_series(
-        load_study([*records.records(PUBLISHED, lambda damage: damages.append(str(damage)))]), "t"
-    )
-    assert not damages
-    return study
+@pytest.fixture(scope="module")
+def sweeps(published) -> dict[str, dict]:
+    """What was found in each published sweep, by stack and variant."""
+    rows = {f"{row['stack']} {row['variant']}": row for row in published.cells if row["prefill"]}
+    assert not [f for row in rows.values() for f in row["flags"] if f["code"].startswith("prefill")]
+    return {name: row["prefill"] for name, row in rows.items()}
 
 
-def of(variant: str):
-    return next(r for r in published().cells if f"{r['stack']} {r['variant']}" == variant)["prefill"]
+def test_the_eighteen_published_sweeps_are_analysed_without_a_false_alarm(sweeps):
+    assert len(sweeps) == 18
+    for found in sweeps.values():
+        assert found["plateau_ms"] > 0
+        assert found["slope_ms"] > 0
+        assert (found["ridge_n"] is None) == (found["ridge_reason"] is not None)
+        assert found["comparison"]
+        assert all(0 < each["mfu"] < 1 and 0 < each["mbu"] < 1 for each in found["utilisation"])
 
 
-def test_the_eighteen_published_sweeps_are_analysed_without_a_false_alarm():
-    found = [row for row in published().cells if row["prefill"]]
-    assert len(found) == 18
-    assert not [f for row in found for f in row["flags"] if f["code"].startswith("prefill")]
-    for row in found:
-        of_row = row["prefill"]
-        assert of_row["plateau_ms"] > 0
-        assert of_row["slope_ms"] > 0
-        assert (of_row["ridge_n"] is None) == (of_row["ridge_reason"] is not None)
-        assert of_row["comparison"]
-        assert all(0 < each["mfu"] < 1 and 0 < each["mbu"] < 1 for each in of_row["utilisation"])
+GGUFS = "q2_k q3_k_m q4_0 q4_k_m q5_0 q5_k_m q6_k q8_0"
+EXLLAMAV2 = ("gptq int4-exllamav2", "autoawq exllamav2", "autoawq exllamav2-fused")
+# By variant: the first length of its last kernel, its ridge, both as a range, and what is said of it.
+LATE = ((25, 33), (350, 500), "past 32 tokens to dequantizing")
+FOUND = {f"llamacpp {name}": LATE for name in GGUFS.split()}
+FOUND |= dict.fromkeys(EXLLAMAV2, ((51, 51), None, "past 50 tokens"))
+FOUND |= {"autoawq exllama": (None, (0, 10), ""), "autoawq gemm": (None, (50, 80), "earlier than in theory")}
 
 
-def test_published_llama_cpp_dequantizes_past_32_tokens_and_is_compute_bound_late():
-    for variant in ("q2_k", "q3_k_m", "q4_0", "q4_k_m", "q5_0", "q5_k_m", "q6_k", "q8_0"):
-        found = of(f"llamacpp {variant}")
-        assert 25 <= found["kernel_from_n"] <= 33
+@pytest.mark.parametrize("name", FOUND)
+def test_published_kernels_change_and_become_compute_bound_where_they_do(sweeps, name):
+    found, (kernel_from_n, ridge_n, said) = sweeps[name], FOUND[name]
+    for key, ends in (("kernel_from_n", kernel_from_n), ("ridge_n", ridge_n)):
+        assert ends is None or ends[0] <= found[key] <= ends[1]
+    assert said in found["comparison"]
+    if name.startswith("llamacpp"):
         assert 30 < found["plateau_ms"] < 40
-        assert 350 < found["ridge_n"] < 500
-        assert "past 32 tokens to dequantizing" in found["comparison"]
+    if name in EXLLAMAV2:
+        assert 51 in [step["n"] for step in found["steps"]]
 
 
-def test_published_kernels_that_compute_slowly_are_compute_bound_early():
-    assert of("autoawq exllama")["ridge_n"] < 10
-    assert 50 < of("autoawq gemm")["ridge_n"] < 80
-    assert "earlier than in theory" in of("autoawq gemm")["comparison"]
-    assert of("hf bf16")["ridge_ci95"][0] < of("hf bf16")["ridge_n"] < of("hf bf16")["ridge_theory"]["last"]
+def test_a_published_ridge_lies_in_its_interval_and_before_the_one_of_theory(sweeps):
+    bf16 = sweeps["hf bf16"]
+    assert bf16["ridge_ci95"][0] < bf16["ridge_n"] < bf16["ridge_theory"]["last"]
 
 
-def test_published_exllamav2_changes_its_kernel_past_50_tokens():
-    for variant in ("gptq int4-exllamav2", "autoawq exllamav2", "autoawq exllamav2-fused"):
-        assert of(variant)["kernel_from_n"] == 51
-        assert 51 in [step["n"] for step in of(variant)["steps"]]
-        assert "past 50 tokens" in of(variant)["comparison"]
+def test_published_bitsandbytes_does_not_become_compute_bound_within_500_tokens(sweeps):
+    for name in ("bnb int4", "bnb int8"):
+        assert sweeps[name]["ridge_n"] is None
+        assert sweeps[name]["ridge_reason"].startswith("not reached")
 
 
-def test_published_bitsandbytes_does_not_become_compute_bound_within_500_tokens():
-    for variant in ("bnb int4", "bnb int8"):
-        assert of(variant)["ridge_n"] is None
-        assert of(variant)["ridge_reason"].startswith("not reached")
-
-
-def test_a_gemm_that_changes_at_1024_tokens_has_no_ttft_of_2048():
-    by_n = {each["n"]: each for each in of("autoawq gemm")["ttft"]}
+def test_a_gemm_that_changes_at_1024_tokens_has_no_ttft_of_2048(sweeps):
+    by_n = {each["n"]: each for each in sweeps["autoawq gemm"]["ttft"]}
     assert by_n[512]["how"] == "extrapolated"
     assert by_n[2048]["ms"] is None
     assert "1,024" in by_n[2048]["reason"]
 
 
-def test_passes_faster_than_the_machine_allows_are_flagged():
-    each = next(s for s in records.records(PUBLISHED, print) if "hf.bf16" in s.record["cell"])
-    n, ms, rounds = prefills.by_depth([records.prefill_series(each)])[0]
-    assert prefills.faster_than_possible(each.record, {0: (n, ms, rounds)}, None) == []
-    (flag,) = prefills.faster_than_possible(each.record, {0: (n, ms / 3, rounds)}, None)
+@pytest.fixture
+def bf16(published) -> records.Stored:
+    return next(each for each in published.stored if each.record["cell"] == "qwen1.5-7b.hf.bf16.published")
+
+
+def test_passes_faster_than_the_machine_allows_are_flagged(bf16):
+    n, ms, rounds = prefills.by_depth([records.prefill_series(bf16)])[0]
+    assert prefills.faster_than_possible(bf16.record, {0: (n, ms, rounds)}, None) == []
+    (flag,) = prefills.faster_than_possible(bf16.record, {0: (n, ms / 3, rounds)}, None)
     assert flag.code == "prefill_faster_than_limit"
     assert "1 tokens in 6" in flag.detail or "1 token in 6" in flag.detail
 
 
-def test_rounds_and_depths_are_read_and_a_file_without_them_has_one_pass_at_depth_zero(tmp_path):
-    each = next(s for s in records.records(PUBLISHED, print) if "hf.bf16" in s.record["cell"])
-    columns = records.prefill_series(each)
+def test_rounds_and_depths_are_read_and_a_file_without_them_has_one_pass_at_depth_zero(bf16, tmp_path):
+    columns = records.prefill_series(bf16)
     assert set(columns["depth"]) == {0}
     assert set(columns["round"]) == {1}
     own = {"round": [1, 1, 2, 2], "depth": [0, 512, 0, 512], "n": [8] * 4, "latency_ns": [5, 6, 7, 8]}
     write_columns(tmp_path / "prefill.parquet", own)
-    assert records.prefill_series(records.Stored(tmp_path, each.record)) == own
+    assert records.prefill_series(records.Stored(tmp_path, bf16.record)) == own
     depths = prefills.by_depth([own, own])
     assert depths[512][1].tolist() == [6e-6, 8e-6] * 2
     assert len(set(depths[0][2])) == 4  # the rounds of two repeats
 
 
-def test_the_chapter_draws_both_conventions_of_the_lm_head_and_the_measured_ridge():
-    time, rate = page.figures_chapters(published())["prefill"].figures["qwen1.5-7b"]
+def test_the_chapter_draws_both_conventions_of_the_lm_head_and_the_measured_ridge(published):
+    time, rate = page.figures_chapters(published)["prefill"].figures["qwen1.5-7b"]
     for figure in (time, rate):
         kinds = [trace["meta"].get("kind") for trace in figure.data]
         assert kinds.count(None) == kinds.count("every") == kinds.count("last") == 18
         assert kinds.count("ridge") == 16
-    text = page.markdown(published())
+    text = page.markdown(published)
     assert "| qwen1.5-7b autoawq gemm on cuda | reported | 10.8 |" in text
     assert "90.8\\*" in text
     assert "- autoawq gemm: earlier than in theory" in text

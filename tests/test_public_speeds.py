@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import data
+from harness.base import data
 from harness.cli import main
 from harness.theory.machines import MACHINES
 from harness.theory.public_speeds import COLUMNS, PublicSpeed, maker, others, read, rows, used

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_record import record as measured
+from conftest import STUDY, stored_in
+from golden_record import write_record
 
 from harness import records
-from harness.records import ResultsError, Stored
-from harness.theory.decoder import Shape
+from harness.records import Stored
+from harness.theory.decoder import dense
 from harness.theory.hf_config import SHAPES
 
 ROOT = Path(__file__).parent.parent
-SHIPPED = ROOT / "results" / "published" / "rtx4090-qwen1.5"
 TABLES = Path(__file__).parent / "published"
 MAKE = runpy.run_path(str(ROOT / "results" / "published" / "make.py"))
 
@@ -54,13 +54,9 @@ NAMES = {
 ANOTHER_RUN = {"gemm-fused", "exllama-fused"}
 
 
-def refuse(damage: ResultsError) -> None:
-    raise damage
-
-
 @pytest.fixture(scope="module")
 def shipped() -> list[Stored]:
-    return list(records.records(SHIPPED, refuse))
+    return stored_in(STUDY)
 
 
 def of_14b(shipped: list[Stored]) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray]]:
@@ -89,8 +85,8 @@ def test_every_record_says_where_it_is_from_and_that_it_may_be_shipped(shipped):
         assert record["source"]["license"] == "CC0-1.0"
         assert record["source"]["url"].startswith("https://github.com/noooop/noooop.github.io")
         assert record["source"]["tables"] or record["source"]["series"]
-        assert Shape(**record["model"]["shape"]) == SHAPES[record["model"]["name"]]
-        assert stored.folder.relative_to(SHIPPED).parts == (record["model"]["name"], record["cell"])
+        assert dense(**record["model"]["shape"]) == SHAPES[record["model"]["name"]]
+        assert stored.folder.relative_to(STUDY).parts == (record["model"]["name"], record["cell"])
     text = (ROOT / "results" / "published" / "README.md").read_text()
     assert "CC0 1.0" in text
     assert "noooop/noooop.github.io" in text
@@ -244,7 +240,7 @@ def test_the_study_left_out_the_first_hundred_tokens(shipped):
 
 
 def test_it_takes_little_room():
-    assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 3e6
+    assert sum(path.stat().st_size for path in STUDY.rglob("*") if path.is_file()) < 3e6
 
 
 def test_the_script_makes_what_is_shipped(shipped, tmp_path):
@@ -265,9 +261,9 @@ def test_the_script_makes_what_is_shipped(shipped, tmp_path):
             csv.writer(raw).writerows([["variant", "n", "latency_ms"], *content])
     MAKE["main"](tmp_path, tmp_path / "out")
     made = {path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*")}
-    assert made == {path.relative_to(SHIPPED) for path in SHIPPED.rglob("*")}
+    assert made == {path.relative_to(STUDY) for path in STUDY.rglob("*")}
     for stored in shipped:
-        folder = tmp_path / "out" / stored.folder.relative_to(SHIPPED)
+        folder = tmp_path / "out" / stored.folder.relative_to(STUDY)
         assert json.loads((folder / "record.json").read_text()) == stored.record
         again = Stored(folder, stored.record)
         assert records.series(again) == records.series(stored)
@@ -282,14 +278,13 @@ def test_a_campaign_takes_no_published_record_for_its_own(harness, config, tmp_p
     assert harness("run", path, "--out", "results").code == 0
     (found,) = (tmp_path / "results").rglob("record.json")
     measured = json.loads(found.read_text())
-    reported = json.loads(next(SHIPPED.rglob("record.json")).read_text())
+    reported = json.loads(next(STUDY.rglob("record.json")).read_text())
     same = {
         "cell": measured["cell"],
         "content_key": measured["content_key"],
         "started_utc": "2999-01-01T00:00:00+00:00",
     }
-    (found.parent.parent / "published").mkdir()
-    (found.parent.parent / "published" / "record.json").write_text(json.dumps(reported | same))
+    write_record(found.parent.parent / "published", reported | same)
     ran = harness("run", path, "--out", "results", "--json")
     assert ran.code == 0
     assert "1 repeat measured already" in ran.err
@@ -300,10 +295,8 @@ def test_a_campaign_takes_no_published_record_for_its_own(harness, config, tmp_p
 def own(tmp_path: Path) -> Path:
     """A folder of one measured record, with a part of the study as a checkout has it."""
     folder = tmp_path / "results"
-    mine = folder / "machine" / "tiny-qwen2" / "cell" / "20261120T000000.000000Z"
-    mine.mkdir(parents=True)
-    (mine / "record.json").write_text(json.dumps(measured()))
-    shutil.copytree(SHIPPED / "qwen1.5-0.5b", folder / "published" / "study" / "qwen1.5-0.5b")
+    write_record(folder / "machine" / "tiny-qwen2" / "cell" / "20261120T000000.000000Z")
+    shutil.copytree(STUDY / "qwen1.5-0.5b", folder / "published" / "study" / "qwen1.5-0.5b")
     return folder
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import data
 from harness.analysis.scores import kept as kept_form
+from harness.base import data
 from harness.campaign import reference_scores
 from harness.campaign.quality import no_room
 from harness.campaign.reference_scores import BadReference, GivenReference, Origin, write_reference

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from harness import data
+from harness.base import data
 from harness.campaign import worker
 from runners.protocol import Request
 
 MODEL = "austen-4m"
-
-
-def config(folder: Path, model: dict, *variants: dict) -> Path:
-    path = folder / "quality.yaml"
-    protocol = {"threads": 1, "measure_bandwidth": False, "timeout_s": 900}
-    given = {"protocol": protocol, "models": [model], "variants": list(variants)}
-    path.write_text(json.dumps(given | {"workloads": [{"kind": "quality", "n_ctx": 512, "chunks": 4}]}))
-    return path
 
 
 def kld_of(ran) -> dict[str, dict[str, float]]:
@@ -30,16 +19,16 @@ def kld_of(ran) -> dict[str, dict[str, float]]:
 
 @pytest.mark.slow("bitsandbytes quantizes when it loads")
 def test_bitsandbytes_loses_more_at_four_bits_than_at_eight(
-    harness, tmp_path, hf_interpreter, bnb_interpreter
+    harness, scoring, hf_interpreter, bnb_interpreter
 ):
     variants = [{"name": quant, "stack": "bnb", "quant": quant} for quant in ("int8", "nf4")]
-    kld = kld_of(harness("quality", config(tmp_path, {"weights": MODEL}, *variants), "--json"))
+    kld = kld_of(harness("quality", scoring({"weights": MODEL}, *variants, n_ctx=512), "--json"))
     assert 0 < kld["int8"]["high"] < kld["nf4"]["low"]
 
 
 @pytest.mark.slow("packs the model three times, and every kernel scores it")
 def test_kernels_agree_on_the_divergence_of_a_packed_checkpoint(
-    harness, tmp_path, hf_interpreter, gptqm_interpreter
+    harness, scoring, tmp_path, hf_interpreter, gptqm_interpreter
 ):
     source = str(data.weights(MODEL))
     for method, bits in (("gptq", 4), ("gptq", 8), ("awq", 4)):
@@ -56,7 +45,8 @@ def test_kernels_agree_on_the_divergence_of_a_packed_checkpoint(
         {"name": "awq", "stack": "gptqm", "kernel": "torch", "format": "awq"},
         {"name": "awq-aten", "stack": "gptqm", "kernel": "aten", "format": "awq"},
     ]
-    kld = kld_of(harness("quality", config(tmp_path, {"name": MODEL, "weights": paths}, *variants), "--json"))
+    config = scoring({"name": MODEL, "weights": paths}, *variants, n_ctx=512)
+    kld = kld_of(harness("quality", config, "--json"))
     mean = {name: each["value"] for name, each in kld.items()}
     assert 0 < mean["gptq-8"] < 0.1 * mean["gptq"]
     for method in ("gptq", "awq"):

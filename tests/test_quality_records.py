@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from golden_record import record as measured
+from golden_record import write_record
 
 from harness import records
 from harness.analysis import quality
 from harness.compare import history
-from harness.dataset.study import campaigns, load_study
+from harness.dataset.study import Study, campaigns, load_study
 from harness.records import Stored
 from harness.records.kinds import wrong_with
 from harness.report import quality as report
@@ -23,15 +24,28 @@ from harness.report import tables
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "scored" / "record.json").read_text())
 
 
-SAME = ("stack", "variant", "device", "machine", "model", "environment")
-
-
 def scored(**changes: object) -> dict[str, Any]:
     """The golden score with keys of its `quality` changed; null removes one."""
     found = copy.deepcopy(GOLDEN)
     found["quality"] |= changes
     found["quality"] = {key: value for key, value in found["quality"].items() if value is not None}
     return found
+
+
+SPEED = measured()
+OF_SPEED = {key: SPEED[key] for key in ("stack", "variant", "device", "machine", "model", "environment")}
+OTHER_TEXT = GOLDEN["quality"]["text"] | {"ids_sha256": "0" * 64}
+NOT_FINITE = {"window": 2, "position": 300}
+
+
+def score_of_speed(top: dict[str, Any] | None = None, **changes: object) -> dict[str, Any]:
+    """A score of what SPEED measured, with these keys of the record and of its `quality` changed."""
+    return scored(**changes) | copy.deepcopy(OF_SPEED) | (top or {})
+
+
+def studied(*scores: dict[str, Any]) -> Study:
+    """The study of SPEED and of these scores."""
+    return load_study([Stored(Path(str(number)), each) for number, each in enumerate((SPEED, *scores))])
 
 
 @pytest.fixture
@@ -43,9 +57,7 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
         means = found["quality"]["means"]
         means["nll"] = [each + nll * (1 + 0.1 * (number % 3)) for number, each in enumerate(means["nll"])]
         found["campaign"]["id"] = found["started_utc"] = f"2026-11-0{len(name)}T00:00:00+00:00"
-        path = tmp_path / name / "machine" / "model" / "cell" / "20261101T000000.000000Z"
-        path.mkdir(parents=True)
-        (path / "record.json").write_text(json.dumps(found))
+        write_record(tmp_path / name / "machine" / "model" / "cell" / "20261101T000000.000000Z", found)
         return tmp_path / name
 
     return made
@@ -63,13 +75,14 @@ def test_a_score_without_figures_is_no_record():
     assert wrong_with(scored(figures=None)) == "quality.figures must be there where the outcome is ok"
 
 
-def test_a_score_of_logits_that_are_no_numbers_is_invalid_with_the_position():
-    row = quality.row(scored(figures=None, not_finite={"window": 2, "position": 300}))
-    assert (row["status"], row["reasons"]) == (
-        "invalid",
-        ["NaN or infinite logits at position 300 of window 2"],
-    )
-    assert row["figures"] == {}
+def test_a_score_of_logits_that_are_no_numbers_is_invalid_with_the_position_and_so_is_the_speed():
+    row = quality.row(scored(figures=None, not_finite=NOT_FINITE))
+    why = "NaN or infinite logits at position 300 of window 2"
+    assert (row["status"], row["reasons"], row["figures"]) == ("invalid", [why], {})
+    after: Any = studied().repeats[0] | {"status": "ok", "reasons": []}
+    quality.apply([after], [quality.row(score_of_speed(figures=None, not_finite=NOT_FINITE))])
+    assert (after["status"], after["quality"]) == ("invalid", "invalid")
+    assert after["reasons"][-1] == f"{why} of the scored text"
 
 
 def test_a_score_of_another_kernel_than_requested_is_invalid():
@@ -80,9 +93,7 @@ def test_a_score_of_another_kernel_than_requested_is_invalid():
 
 
 def test_the_speed_of_a_variant_has_the_quality_of_the_same_variant():
-    speed = measured()
-    score = scored() | {key: speed[key] for key in SAME}
-    gathered = load_study([Stored(Path("a"), speed), Stored(Path("b"), score)])
+    gathered = studied(score_of_speed())
     (row,) = gathered.repeats
     assert row["perplexity"] == GOLDEN["quality"]["figures"]["ppl"]["value"]
     assert row["kld_mean"] == GOLDEN["quality"]["figures"]["kld_mean"]["value"]
@@ -91,49 +102,27 @@ def test_the_speed_of_a_variant_has_the_quality_of_the_same_variant():
 
 
 def test_a_speed_that_was_not_scored_says_so_where_others_of_its_model_were():
-    speed = measured()
-    score = scored() | {key: speed[key] for key in SAME if key != "variant"}
-    other = load_study([Stored(Path("a"), speed), Stored(Path("b"), score | {"variant": "another"})])
+    other = studied(score_of_speed({"variant": "another"}))
     assert other.repeats[0]["perplexity"] is None
     assert tables.cells(other.cells).lines[0][-3:] == ["not scored"] * 3
-    alone = load_study([Stored(Path("a"), speed)])
-    assert "PPL" not in tables.cells(alone.cells).headings
-    elsewhere = load_study([Stored(Path("a"), speed), Stored(Path("b"), GOLDEN)])
-    assert elsewhere.repeats[0]["quality"] is None
-
-
-def test_the_speed_of_a_variant_whose_logits_are_no_numbers_is_invalid():
-    speed = measured()
-    score = scored(figures=None, not_finite={"window": 2, "position": 300})
-    score |= {key: speed[key] for key in SAME}
-    after: Any = load_study([Stored(Path("a"), speed)]).repeats[0] | {"status": "ok", "reasons": []}
-    quality.apply([after], [quality.row(score)])
-    assert (after["status"], after["quality"]) == ("invalid", "invalid")
-    assert after["reasons"][-1] == "NaN or infinite logits at position 300 of window 2 of the scored text"
+    assert "PPL" not in tables.cells(studied().cells).headings
+    assert studied(GOLDEN).repeats[0]["quality"] is None  # of another model
 
 
 def test_divergences_in_one_table_are_of_the_same_text():
-    speed = measured()
-    of = {key: speed[key] for key in SAME}
-    text = GOLDEN["quality"]["text"] | {"ids_sha256": "0" * 64}
-    longer = scored(text=text, scored=10**6) | of
-    others = [scored() | of | {"variant": name, "content_key": name} for name in ("a", "b")]
-    rows: Any = load_study([Stored(Path("x"), speed)]).repeats
+    longer = score_of_speed(text=OTHER_TEXT, scored=10**6)
+    others = [score_of_speed({"variant": name, "content_key": name}) for name in ("a", "b")]
+    rows: Any = studied().repeats
     quality.apply(rows, [quality.row(each) for each in (longer, *others)])
     assert (rows[0]["quality"], rows[0]["kld_mean"]) == ("other text", None)
-    quality.apply(rows, [quality.row(each) for each in (longer, *others, scored() | of)])
+    quality.apply(rows, [quality.row(each) for each in (longer, *others, score_of_speed())])
     assert (rows[0]["quality"], rows[0]["kld_mean"]) == ("ok", quality.row(GOLDEN)["kld_mean"])
 
 
 def test_an_export_has_the_quality_that_a_later_campaign_scored(tmp_path):
-    speed = measured()
-    score = scored() | {key: speed[key] for key in SAME}
-    score["campaign"] = score["campaign"] | {"id": "2030-01-01T00:00:00+00:00"}
-    stored = []
-    for name, record in (("a", speed), ("b", score)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "record.json").write_text(json.dumps(record))
-        stored.append(Stored(tmp_path / name, record))
+    score = score_of_speed({"campaign": GOLDEN["campaign"] | {"id": "2030-01-01T00:00:00+00:00"}})
+    records_of = {"a": SPEED, "b": score}
+    stored = [Stored(write_record(tmp_path / name, each), each) for name, each in records_of.items()]
     found = {each.place: each.repeats for each in campaigns(stored)}
     ((row, _),) = next(repeats for repeats in found.values() if repeats)
     assert row["kld_mean"] == quality.row(GOLDEN)["kld_mean"]
@@ -141,26 +130,22 @@ def test_an_export_has_the_quality_that_a_later_campaign_scored(tmp_path):
 
 @pytest.mark.parametrize("other", ["environment", "model"])
 def test_a_score_of_other_packages_or_weights_is_not_that_of_a_speed(other):
-    speed = measured()
-    score = scored() | {key: copy.deepcopy(speed[key]) for key in SAME}
-    before = load_study([Stored(Path("a"), speed), Stored(Path("b"), score)]).repeats[0]
-    assert before["quality"] == "ok"
+    score = score_of_speed()
+    assert studied(score).repeats[0]["quality"] == "ok"
     if other == "model":
         score["model"]["weights"]["fingerprint"] += "0"
     else:
         score["environment"]["lock"] = ["torch==1.0"]
-    (row,) = load_study([Stored(Path("a"), speed), Stored(Path("b"), score)]).repeats
+    (row,) = studied(score).repeats
     assert (row["quality"], row["kld_mean"]) == ("not scored", None)
 
 
 def test_of_two_scores_of_as_many_tokens_the_last_counts():
-    speed = measured()
-    score = scored() | {key: speed[key] for key in SAME}
-    later = copy.deepcopy(score) | {"started_utc": "2030-01-01T00:00:00+00:00", "content_key": "later"}
+    score = score_of_speed()
+    later = score_of_speed({"started_utc": "2030-01-01T00:00:00+00:00", "content_key": "later"})
     later["quality"]["figures"]["kld_mean"]["value"] = 0.5
     for order in ([score, later], [later, score]):
-        stored = [Stored(Path("a"), speed), *(Stored(Path(f"s{n}"), each) for n, each in enumerate(order))]
-        assert load_study(stored).repeats[0]["kld_mean"] == 0.5
+        assert studied(*order).repeats[0]["kld_mean"] == 0.5
 
 
 def test_the_table_of_scores_says_what_was_scored_and_what_is_wrong():
@@ -187,8 +172,7 @@ def test_the_same_scores_are_the_same(harness, folder):
 
 
 def test_scores_of_other_text_are_not_compared(harness, folder):
-    text = GOLDEN["quality"]["text"] | {"ids_sha256": "0" * 64}
-    ran = harness("compare", folder("a"), folder("bb", text=text), "--format", "json")
+    ran = harness("compare", folder("a"), folder("bb", text=OTHER_TEXT), "--format", "json")
     assert ran.code == 2
     assert ran.json[0]["verdict"] == "INVALID"
     assert "other text, tokens or windows" in ran.json[0]["reason"]

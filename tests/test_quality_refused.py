@@ -8,80 +8,56 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from stored_again import Tensors, stored_again
 
-from harness import data
+from harness.base import data
 
 MODEL = "austen-4m"
 MORE = 256  # tokens
 
 
 @pytest.fixture
-def reasons(harness, tmp_path: Path) -> Callable[..., list[tuple[str, str]]]:
-    """Scores a model in llama.cpp: `reasons(weights)` is each score's status with its reasons."""
+def scored(harness, scoring) -> Callable[..., tuple[str, str]]:
+    """Scores weights in llama.cpp, and returns the status and the reason."""
 
-    def run(weights: object, **workload: object) -> list[tuple[str, str]]:
-        given = {"protocol": {"threads": 1, "measure_bandwidth": False, "timeout_s": 900}}
-        given |= {"models": [{"name": "m", "weights": weights}]}
-        given |= {"variants": [{"stack": "llamacpp", "quant": "f16"}]}
-        given |= {"workloads": [{"kind": "quality", "n_ctx": 64, "chunks": 1} | workload]}
-        path = tmp_path / "quality.yaml"
-        path.write_text(json.dumps(given))
-        ran = harness("quality", path, "--json")
+    def run(weights: object) -> tuple[str, str]:
+        variant = {"stack": "llamacpp", "quant": "f16"}
+        ran = harness("quality", scoring({"name": "m", "weights": weights}, variant, chunks=1), "--json")
         assert ran.code == 1, ran.out + ran.err
-        return [(row["status"], "; ".join(row["reasons"])) for row in ran.json]
+        (row,) = ran.json
+        (reason,) = row["reasons"]
+        assert "\n" not in reason
+        return row["status"], reason
 
     return run
 
 
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(data.weights(MODEL), tmp_path / "copied"))
-
-
-def widened(folder: Path) -> None:
-    """Give the model more tokens than its tokenizer has."""
-    raw, described = (
-        (folder / "model.safetensors").read_bytes(),
-        json.loads((folder / "config.json").read_text()),
-    )
-    length, size = int.from_bytes(raw[:8], "little"), described["vocab_size"]
-    header, data, added = json.loads(raw[8 : 8 + length]), b"", {}
-    for name, tensor in header.items():
-        if name == "__metadata__":
-            continue
-        first, end = tensor["data_offsets"]
-        part, shape = raw[8 + length + first : 8 + length + end], tensor["shape"]
-        if len(shape) == 2 and shape[0] == size:
-            part, shape = part + bytes(2 * MORE * shape[1]), [size + MORE, shape[1]]
-        offsets = [len(data), len(data) + len(part)]
-        added[name] = {"dtype": tensor["dtype"], "shape": shape, "data_offsets": offsets}
-        data += part
-    words = json.dumps(added).encode()
-    words += b" " * (-len(words) % 8)
-    (folder / "model.safetensors").write_bytes(len(words).to_bytes(8, "little") + words + data)
-    (folder / "config.json").write_text(json.dumps(described | {"vocab_size": size + MORE}))
-
-
 def test_a_larger_vocabulary_than_the_references_is_refused(
-    reasons, copied, hf_interpreter, llamacpp_interpreter
+    scored, tmp_path, hf_interpreter, llamacpp_interpreter
 ):
-    widened(copied)
-    ((status, reason),) = reasons({"hf": str(data.weights(MODEL)), "gguf": str(copied)})
-    assert (status, reason) == (
+    """The model has more tokens than its tokenizer."""
+    size = json.loads((data.weights(MODEL) / "config.json").read_text())["vocab_size"]
+
+    def widen(tensors: Tensors) -> None:
+        for name, (dtype, shape, values) in tensors.items():
+            if len(shape) == 2 and shape[0] == size:
+                tensors[name] = dtype, [size + MORE, shape[1]], values + bytes(2 * MORE * shape[1])
+
+    wide = stored_again(data.weights(MODEL), tmp_path / "wide", widen, vocab_size=size + MORE)
+    assert scored({"hf": str(data.weights(MODEL)), "gguf": str(wide)}) == (
         "refused",
         "its vocabulary has 2304 tokens, and the reference's 2048: a KL divergence needs the same tokens",
     )
 
 
-def test_a_model_without_a_tokenizer_is_refused(reasons, copied, hf_interpreter, llamacpp_interpreter):
-    (copied / "tokenizer.json").unlink()
-    ((status, reason),) = reasons(str(copied))
-    assert (status, "tokenizer" in reason) == ("refused", True), reason
-    assert reason.count("\n") == 0
-
-
-def test_a_tokenizer_that_is_damaged_is_one_sentence(reasons, copied, hf_interpreter, llamacpp_interpreter):
-    (copied / "tokenizer.json").write_text("{")
-    ((status, reason),) = reasons(str(copied))
-    assert "tokenizer.json" in reason, (status, reason)
-    assert reason.count("\n") == 0
+@pytest.mark.parametrize(("content", "status"), [(None, "refused"), ("{", "error")])
+def test_a_model_without_a_whole_tokenizer_is_refused(
+    scored, tmp_path, hf_interpreter, llamacpp_interpreter, content, status
+):
+    tokenizer = Path(shutil.copytree(data.weights(MODEL), tmp_path / "copied")) / "tokenizer.json"
+    tokenizer.unlink()
+    if content:
+        tokenizer.write_text(content)
+    found, reason = scored(str(tokenizer.parent))
+    assert found == status
+    assert ("tokenizer.json" if content else "tokenizer") in reason

@@ -13,15 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import records_below
-from golden_record import GOLDEN
+from golden_record import GOLDEN, write_record
 
 from harness import config as configs
 from harness import machine
 from harness.analysis import latency, traffic
 from harness.analysis.verdicts import status
 from harness.campaign import forecast
-from harness.campaign.worker_memory import RLIMIT_DATA, mechanism_here
 from harness.cli import dry_run
 from harness.config import plan
 from harness.dataset import table
@@ -156,11 +154,11 @@ def test_a_profile_tells_W_can_be_compared_and_takes_two_hours_at_most(profile):
     protocol = experiment.protocol
     for cell in cells:
         n = np.arange(26.0, 26 + cell.workload.new_tokens)
-        assert latency.analyse(n, 50 + (n - 1) / 100).W_identifiable
+        assert latency.analyse(n, 50 + (n - 1) / 100).figures["W_identifiable"]
     assert protocol.repeats >= 2
     device = forecast.Device("cpu", "the board", None)
     bandwidth = MACHINES[board].bandwidth_bytes_per_s
-    seconds = [forecast.forecast_cell(cell, None, device, 4, bandwidth).seconds for cell in cells]
+    seconds = [forecast.forecast_cell(cell, None, device, 4).duration(bandwidth)[0] for cell in cells]
     assert max(seconds) < protocol.timeout_s / 2
     cooling_s = len(cells) * protocol.repeats * protocol.cool_down.at_most_s
     assert protocol.repeats * sum(seconds) + cooling_s <= 2.05 * 3600
@@ -189,51 +187,34 @@ UNMEASURED = "if nothing is measured yet, at {} GB/s, measured here before; excl
 
 def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(tmp_path):
     experiment = configs.load(PROFILES / "rpi4-4gb.yaml", [])
-    cells = plan.cells(experiment)
-    assert dry_run.estimate(experiment, cells, tmp_path) is None  # nobody knows this machine's memory
+    forecasts = forecast.forecasts(experiment, plan.cells(experiment))
+    assert dry_run.estimate(experiment, forecasts, tmp_path) is None  # nobody knows this machine's memory
     said = []
     for when, gb_per_s in (("20260101T000000.000000Z", 99), ("20260102T000000.000000Z", 40)):
-        folder = tmp_path / machine.facts()["slug"] / "m" / "c" / when
-        folder.mkdir(parents=True)
         record = GOLDEN | {"bandwidth_probes": [{"read_bytes_per_s": gb_per_s * 1e9}]}
-        (folder / "record.json").write_text(json.dumps(record))
-        said.append(dry_run.estimate(experiment, cells, tmp_path))
+        write_record(tmp_path / machine.facts()["slug"] / "m" / "c" / when, record)
+        said.append(dry_run.estimate(experiment, forecasts, tmp_path))
     assert f"for 6 repeats and up to 12 min to cool down {UNMEASURED.format(99.0)}" in said[0]
     assert "at 40.0 GB/s" in said[1]  # the latest
-    assert dry_run.estimate(experiment, cells[:0], tmp_path) is None
+    assert dry_run.estimate(experiment, [], tmp_path) is None
 
 
-def test_a_run_says_first_how_long_it_takes(harness, llamacpp_interpreter, tmp_path):
-    folder = tmp_path / "results" / machine.facts()["slug"] / "m" / "c" / "20260101T000000.000000Z"
-    folder.mkdir(parents=True)
-    (folder / "record.json").write_text(json.dumps(GOLDEN))
-    (tmp_path / "c.yaml").write_text(
-        "protocol: {new_tokens: 8, repeats: 1, measure_bandwidth: false}\n"
-        "models: [{shape: tiny-llama}]\nvariants: [{stack: llamacpp, quant: q8_0}]\n"
-    )
-    first = harness("run", "c.yaml").err.splitlines()[0]
+def test_a_run_says_first_how_long_it_takes(harness, real_config, llamacpp_interpreter, tmp_path):
+    write_record(tmp_path / "results" / machine.facts()["slug"] / "m" / "c" / "20260101T000000.000000Z")
+    path = real_config({"stack": "llamacpp", "quant": "q8_0"}, model={"shape": "tiny-llama"}, new_tokens=8)
+    first = harness("run", path).err.splitlines()[0]
     assert first == f"harness: about 2 s for 1 repeat {UNMEASURED.format(41.4)}"
 
 
 # --- memory and card
 
 
-def test_where_the_kernel_has_no_memory_cgroup_a_budget_is_bound_by_rlimit(tmp_path):
-    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io pids\n")  # Raspberry Pi OS as it comes
-    (tmp_path / "cgroup.subtree_control").write_text("cpu pids\n")
-    assert mechanism_here(tmp_path) == RLIMIT_DATA
-
-
-def test_pages_are_counted_as_large_as_they_are(harness, config, tmp_path):
-    assert harness("run", config({})).code == 0
-    (record,) = records_below(tmp_path / "results")
-    assert record["machine"]["page_bytes"] in (4096, 16384, 65536)
-
-
 def test_a_repeat_of_the_full_protocol_leaves_four_small_files(harness, config, tmp_path):
     assert harness("run", config({"B_ms": 0.1, "noise": 0.3}, new_tokens=9975)).code in (0, 1)
     (path,) = (tmp_path / "results").rglob("record.json")
-    assert status(json.loads(path.read_text()))[0] in ("ok", "invalid")
+    record = json.loads(path.read_text())
+    assert status(record)[0] in ("ok", "invalid")
+    assert record["machine"]["page_bytes"] in (4096, 16384, 65536)
     sizes = {file.name: file.stat().st_size for file in path.parent.iterdir()}
     assert {"record.json", "tokens.parquet", "worker.log"} <= set(sizes)
     assert len(sizes) <= 5

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tiny_models
 
-from harness import data
+from harness.base import data
 from harness.cli import recommend_inputs
 from harness.cli.recommend_inputs import Given
 from harness.config import Model, load
@@ -24,10 +24,8 @@ from harness.recommend import candidates as recommend_candidates
 from harness.recommend.answer import Perplexity, Source, with_predictions
 from harness.recommend.candidates import Candidate, Memory, Subject, candidates, divided_split, place_of
 from harness.recommend.speed import Predictor
-from harness.theory import decoder
-from harness.theory.decoder import Shape
 from harness.theory.floors import demand_of_tensors
-from harness.theory.known_models import Known
+from harness.theory.known_models import Described, Known
 from harness.theory.machines import MACHINES
 from harness.theory.memory import LlamaCpp, longest_context
 from harness.theory.memory import Model as Held
@@ -41,8 +39,7 @@ def offered(model: str, machine: str, context: int = 8192, stacks: tuple[str, ..
 
 def subject(model: str) -> Subject:
     made = Known()[model]
-    shape = made if isinstance(made, Shape) else None
-    return Subject(Model(name=model, shape=shape), made)
+    return Subject(Model(name=model, described=Described(made) if made.is_dense else None), made)
 
 
 def named(found: list[Candidate]) -> dict[str, Candidate]:
@@ -587,7 +584,7 @@ def test_what_fits_no_card_is_split_between_the_card_and_main_memory(harness):
 
 @pytest.mark.parametrize("model", ["qwen2.5-72b", "qwen3-30b-a3b", "gemma-3-27b", "llama-3.2-3b"])
 def test_both_sides_of_a_split_are_the_whole(model):
-    made, tensors = decoder.made(Known()[model]), quantized(Known()[model], "q4_k_m")
+    made, tensors = Known()[model], quantized(Known()[model], "q4_k_m")
     whole = demand_of_tensors(made, tensors, 16)
     memories = [Memory(LlamaCpp(on_gpu), whole.resident_bytes * 0.6 + 2e9) for on_gpu in (True, False)]
     sides = divided_split(made, tensors, 2.0, *memories, 4096)
@@ -628,7 +625,7 @@ def test_rates_of_types_are_kept_by_device_and_damaged_lines_do_not_count(tmp_pa
 
 
 def test_the_page_says_what_became_of_predictions(tmp_path):
-    study = Study("a study", [], methods={"protocol": "as usual"})
+    study = Study("a study", [], further_methods={"protocol": "as usual"})
     assert with_predictions(study, [tmp_path]) == study
     (tmp_path / recommend_candidates.FOLDER).mkdir()
     assert with_predictions(study, [tmp_path]) == study
@@ -705,3 +702,38 @@ def test_a_model_far_smaller_than_all_that_was_measured_is_said_to_be_extrapolat
     assert "8,192 tokens of context" in usual
     assert "how far off: on 25 of NVIDIA's machines" in usual
     assert "extrapolated" not in usual
+
+
+def test_a_gpu_without_bf16_is_offered_fp16_and_others_bf16(harness):
+    def variants(machine: str) -> dict[str, list[str]]:
+        found = harness("recommend", "qwen1.5-0.5b", "--machine", machine, "--stacks", "hf", "bnb", "--json")
+        return {row["name"]: row["options"].get("dtype") for row in found.json["variants"]}
+
+    assert set(variants("titan-rtx").values()) == {"fp16"}
+    assert variants("rtx-4090") == {
+        "hf bf16-dynamic": "bf16",
+        "bnb int8-dynamic": None,
+        "bnb nf4-dynamic": None,
+    }
+    ran = harness("recommend", "qwen1.5-0.5b", "--machine", "titan-rtx", "--stacks", "hf")
+    assert 'dtype: "fp16"' in ran.out or "dtype: fp16" in ran.out
+    assert "bfloat16" not in ran.out
+
+
+@pytest.mark.parametrize(("kind", "stacks"), [("cpu", {"llamacpp", "hf", "bnb"}), ("gpu", {"autoawq"})])
+def test_a_machine_of_which_the_bandwidth_is_known_is_what_the_user_says(harness, kind, stacks):
+    size = ("--machine", "epyc", "--memory", "384GB", "--bandwidth", "460")
+    ran = harness("recommend", "qwen1.5-0.5b", *size, "--kind", kind, "--json")
+    assert "is taken for" not in ran.err
+    assert stacks <= {row["stack"] for row in ran.json["variants"]}
+    assert ("autoawq" in {row["stack"] for row in ran.json["variants"]}) == (kind == "gpu")
+    ran = harness("recommend", "qwen1.5-0.5b", *size)
+    assert "epyc is taken for a GPU, by its bandwidth (--kind cpu: it is not)" in ran.err
+    ran = harness("recommend", "qwen1.5-0.5b", "--machine", "4090", "--kind", "gpu")
+    assert (ran.code, "--kind is of a machine that is not known" in ran.err) == (2, True)
+
+
+def test_two_gpus_are_said_not_to_be_measured(harness):
+    ran = harness("recommend", "qwen2.5-32b", "--machine", "2x 3090", "--stacks", "llamacpp")
+    assert "qwen2.5-32b on 2x GeForce RTX 3090 with 48.0 GiB" in ran.out
+    assert "2x 3090: the memory of 2 GPUs, whose layers take turns, at the bandwidth of one" in ran.err

@@ -33,6 +33,16 @@ def row(name: str = "m llamacpp q4_0", **figures: Any) -> dict[str, Any]:
     return empty_cell() | known | {"repeats_ok": 3, "cell": name, "baseline": None} | figures
 
 
+def latency(*curves: tuple[dict[str, Any], Any]) -> plots.Figure:
+    """The figure of rows of one model, each with its latencies from n = 26 on."""
+    cells = [cell for cell, _ in curves]
+    series = {cell["name"]: Curve(np.arange(26.0, 26 + len(ms)), ms) for cell, ms in curves}
+    named = [(cell["variant"], cell) for cell in cells]
+    figure = plots.latency_curves("m", named, series, plots.marks(Study("t", cells)))
+    assert figure is not None
+    return figure
+
+
 def column(heading: str) -> tables.Column:
     return next(c for table in tables.TABLES.values() for c in table if c.heading == heading)
 
@@ -199,13 +209,9 @@ def test_the_pareto_front_is_what_nothing_is_as_good_as_in_both():
 
 
 def test_the_view_opens_on_the_usual_latency_and_leaves_the_first_token_out():
-    n = np.arange(26.0, 5026)
     ms = np.full(5000, 10.0)
     ms[0], ms[300::500] = 500.0, 200.0
-    figure = plots.latency_curves(
-        "m", [("v", row())], {row()["name"]: Curve(n, ms)}, plots.marks(Study("t", [row()]))
-    )
-    assert figure is not None
+    figure = latency((row(), ms))
     assert figure.layout["yaxis"]["range"][1] < 15
     curve, ticks, name = figure.data
     assert curve["meta"] == {"v": 0, "low": 10.0, "top": 11.0, "peak": 10.0}  # the first token is not drawn
@@ -216,28 +222,15 @@ def test_the_view_opens_on_the_usual_latency_and_leaves_the_first_token_out():
 
 
 def test_names_at_the_ends_of_lines_do_not_touch_and_the_others_wait_for_a_selection():
-    n = np.arange(26.0, 126)
-    cells = [row(f"m s v{place}") for place in range(4)]
-    series = {
-        cell["name"]: Curve(n, np.full(100, ms))
-        for cell, ms in zip(cells, (10.0, 10.1, 20.0, 5.0), strict=True)
-    }
-    named = [(cell["variant"], cell) for cell in cells]
-    figure = plots.latency_curves("m", named, series, plots.marks(Study("t", cells)))
-    assert figure is not None
-    waiting = [
-        trace["meta"].get("chosen", False) for trace in figure.data if trace["meta"].get("kind") == "name"
-    ]
+    figure = latency(*((row(f"m s v{ms}"), np.full(100, ms)) for ms in (10.0, 10.1, 20.0, 5.0)))
+    names = (trace["meta"] for trace in figure.data if trace["meta"].get("kind") == "name")
+    waiting = [meta.get("chosen", False) for meta in names]
     assert waiting == [False, False, True, False]  # 20.0, 10.1, 10.0 and 5.0 ms
 
 
 def test_the_limits_of_all_variants_are_one_band_and_a_variants_own_waits_for_a_selection():
-    n = np.arange(26.0, 126)
     cells = [row(f"m s v{B}", B_theory_ms=B, W_theory_tokens_per_ms=100.0, B_ms=2 * B) for B in (1.0, 3.0)]
-    series = {cell["name"]: Curve(n, np.full(100, cell["B_ms"])) for cell in cells}
-    named = [(cell["variant"], cell) for cell in cells]
-    figure = plots.latency_curves("m", named, series, plots.marks(Study("t", cells)))
-    assert figure is not None
+    figure = latency(*((cell, np.full(100, cell["B_ms"])) for cell in cells))
     band, *others = (trace for trace in figure.data if trace["meta"].get("kind") == "theory")
     half = len(band["y"]) // 2
     assert (band["y"][0], band["y"][-1]) == (1.0, 3.0)
@@ -246,15 +239,8 @@ def test_the_limits_of_all_variants_are_one_band_and_a_variants_own_waits_for_a_
 
 
 def test_limits_and_baseline_stand_beside_the_bars_and_an_unknown_W_has_none():
-    cell = row(
-        B_ms=10.0,
-        B_ratio=0.5,
-        B_measured_ratio=0.6,
-        B_ci95_ms=[9.0, 12.0],
-        baseline=row(B_ms=8),
-        W_tokens_per_ms=1000.0,
-        W_identifiable=False,
-    )
+    cell = row(B_ms=10.0, B_ratio=0.5, B_measured_ratio=0.6, B_ci95_ms=[9.0, 12.0], baseline=row(B_ms=8))
+    cell |= {"W_tokens_per_ms": 1000.0, "W_identifiable": False}
     drawn = comparisons.bars("m", [("v", cell)], plots.marks(Study("t", [cell])))
     assert [figure.name for figure in drawn] == ["B"]
     bar, sheet, measured, baseline = drawn[0].data
@@ -365,9 +351,7 @@ def test_a_png_file_leaves_out_what_waits_for_a_selection(tmp_path: Path, monkey
     assert names == ["limits by the data sheet", "llamacpp q4_0", "llamacpp q4_0, name"]
 
 
-def test_without_a_browser_the_figures_are_refused_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_a_browser_the_figures_are_refused_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("BROWSER_PATH", "/nonexistent")
     with pytest.raises(report_page.FiguresError, match="none was found; install one"):
         report_page.png(tmp_path, Study("t", [row(B_ms=12.0)]))

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from harness import records
 from harness.analysis.columns import empty_cell
-from harness.dataset.study import MemoryCurve, Study, load_study, with_series
+from harness.dataset.study import MemoryCurve, Study
 from harness.report import memory, tables
 from harness.report import page as report_page
 
-STUDY = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 MIB, GIB = 2**20, 2**30
-
-
-@pytest.fixture(scope="module")
-def published() -> Study:
-    return load_study(list(records.records(STUDY, lambda damage: pytest.fail(str(damage)))))
 
 
 def moment(total: int | None, rest: int | None, **parts: int | None) -> dict[str, Any]:
@@ -61,12 +52,16 @@ def attributed(stack: str = "llamacpp", variant: str = "q4_0", **more: Any) -> d
     return row | more
 
 
+CELL = empty_cell() | {"name": "m s v", "model": "m", "stack": "s", "variant": "v", "status": "ok"}
+CELL |= {"kind": "measured", "B_ms": 1.0}
+
+
 def texts(table: str, row: Any) -> dict[str, str]:
     return {column.heading: tables.column_cell(row, column) for column in memory.TABLES[table]}
 
 
 def test_a_row_tells_each_part_the_rest_with_its_share_and_what_was_published_of_it(published):
-    study = replace(with_series(published, "x"), attributions=[attributed()])
+    study = replace(published, attributions=[attributed()])
     row = memory.rows(study)[0]
     assert texts("Once loaded", row) == {
         "file MB": "395",
@@ -112,8 +107,7 @@ def test_the_slope_is_told_against_theory():
 
 def test_each_published_size_is_told_once_beside_ours_or_alone(published):
     ours = [attributed(), attributed("bnb", "nf4-dynamic"), attributed("hf", "bf16-static")]
-    bare = with_series(published, "x")
-    bare = replace(bare, attributions=[])
+    bare = replace(published, attributions=[])
     alone = {row["name"]: row for row in memory.rows(bare)}
     both = memory.rows(replace(bare, attributions=ours))
     assert len(both) == len(alone) + 1, "of a static cache the study has nothing"
@@ -128,14 +122,13 @@ def test_each_published_size_is_told_once_beside_ours_or_alone(published):
 
 
 def test_rows_of_published_sizes_among_the_attributions_are_not_told_twice(published):
-    study = with_series(published, "x")
-    bare = replace(study, attributions=[])
+    bare = replace(published, attributions=[])
     rows = [attributed("llamacpp", "q4_0", kind="reported", name="qwen1.5-0.5b llamacpp q4_0 on cuda")]
-    assert memory.rows(replace(study, attributions=rows)) == memory.rows(bare)
+    assert memory.rows(replace(published, attributions=rows)) == memory.rows(bare)
 
 
 def test_a_table_leaves_out_rows_that_it_has_nothing_to_tell_of(published):
-    study = replace(with_series(published, "x"), attributions=[attributed()])
+    study = replace(published, attributions=[attributed()])
     chapter = report_page.figures_chapters(study)["memory"]
     told = {table.title: table.lines for table in chapter.of_all_models()}
     assert len(told["Where the memory goes: Once loaded"]) > 100
@@ -178,19 +171,15 @@ def test_what_was_never_loaded_has_its_file_and_no_bar():
 
 
 def test_the_chapter_and_the_curves_over_time_have_anchors_of_their_own():
-    cell = empty_cell() | {"name": "m s v", "model": "m", "stack": "s", "variant": "v", "status": "ok"}
-    cell["kind"] = "measured"
     curve = MemoryCurve(np.array([0.0, 1.0]), np.array([1e9, 2e9]), None)
     known = {"memory": {"m s v": curve}, "attributions": [attributed(model="m", name="m s v")]}
-    anchors = re.findall(r' id="?([\w-]+)', report_page.page(Study("t", [cell | {"B_ms": 1.0}], **known)))
+    anchors = re.findall(r' id="?([\w-]+)', report_page.page(Study("t", [CELL], **known)))
     assert {"m0-memory", "m0-memory-over-time"} <= set(anchors)
     assert len(anchors) == len(set(anchors))
 
 
 def test_page_and_markdown_hold_the_chapter_only_where_memory_is_attributed():
-    cell = empty_cell() | {"name": "m s v", "model": "m", "stack": "s", "variant": "v", "status": "ok"}
-    cell["kind"] = "measured"
-    bare = Study("t", [cell | {"B_ms": 1.0, "file_bytes": 1e9}])
+    bare = Study("t", [CELL | {"file_bytes": 1e9}])
     assert '-memory"' not in report_page.page(bare)
     evil = attributed(
         name="m </script><img src=x>", stack="s", variant="</script><img src=x>", model="<img src=x>"

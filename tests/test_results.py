@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import cProfile
+import inspect
 import io
 import json
 import os
@@ -13,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ import jsonschema
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from damage import GONE, Edits, edited, edits, patched, patches, places
-from golden_record import BEGUN, GOLDEN
+from conftest import STUDY
+from damage import GONE, edited, edits, patched, patches, places
+from golden_record import BEGUN, GOLDEN, write_record
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -31,11 +32,11 @@ from harness.cli import STOPS, main
 from harness.dataset import table
 from harness.records import NO_TOKENS, ResultsError, Running, Stored, TokenTimes, files
 from harness.records.parts import ShapeFields
-from harness.theory.decoder import Shape
+from harness.theory.decoder import dense, dense_fields
+from harness.theory.hf_config import SHAPES
 from runners.protocol import Loaded, Phase, Tokens, encode
 
 GOLDENS = Path(__file__).parent / "golden"
-PUBLISHED = Path(__file__).parent.parent / "results" / "published"
 SAID = [Phase("load", 1), Loaded({"versions": {}}), Phase("generate", 2)]
 SAID += [Tokens(0, [10, 20], [1, 2]), Tokens(2, [31, 40], [3, 4])]
 
@@ -73,7 +74,7 @@ INSTEAD = (*INSTEAD, "", "ok", "\ud800", [], [1], ["a"], {}, {"a": 1}, {"a": {"b
 
 
 EDITS = edits(places(GOLDEN), INSTEAD)
-REPORTED = json.loads(next(PUBLISHED.rglob("record.json")).read_text())
+REPORTED = json.loads(next(STUDY.rglob("record.json")).read_text())
 SERIES = TokenTimes.of_columns(
     {"n": [*range(26, 526)], "token_id": [*range(500)], "latency_ns": [10**6 + 17 * k for k in range(500)]}
 )
@@ -168,23 +169,10 @@ def test_the_published_schema_takes_what_is_read_and_refuses_what_is_not():
 
 def test_a_record_has_the_fields_of_a_shape():
     kept = ShapeFields.__annotations__
-    assert [*kept] == [field.name for field in fields(Shape)]
-    optional = {field.name for field in fields(Shape) if field.default is not MISSING}
+    arguments = inspect.signature(dense).parameters
+    assert [*kept] == [*arguments] == [*dense_fields(SHAPES["tiny-llama"])]
+    optional = {name for name, argument in arguments.items() if argument.default is not argument.empty}
     assert ShapeFields.__optional_keys__ == optional
-
-
-def test_a_record_of_a_newer_harness_is_told_and_passed_over(tmp_path):
-    contents = {"new": {"schema": 99}, "odd": [1], "bare": {"schema": 1}, "good": GOLDEN}
-    for name, content in contents.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "record.json").write_text(json.dumps(content))
-    (tmp_path / "cut").mkdir()
-    (tmp_path / "cut" / "record.json").write_text('{"schema": 1, "cell"')
-    told: list[str] = []
-    found = list(records.records(tmp_path, lambda damage: told.append(str(damage))))
-    assert [s.folder.name for s in found] == ["good"]
-    assert len(told) == 4
-    assert any("newer than this harness reads" in line for line in told)
 
 
 def test_what_a_record_lacks_is_told_in_one_sentence(tmp_path):
@@ -193,6 +181,8 @@ def test_what_a_record_lacks_is_told_in_one_sentence(tmp_path):
     wrong: dict[str, tuple[object, str]] = {
         "bare": (bare, "not a record: content_key is missing"),
         "list": ([GOLDEN], "not a record: it must be a mapping"),
+        "newer": ({"schema": 99}, "schema 99 is newer than this harness reads"),
+        "cut": ('{"schema": 1, "cell"', "not a record"),
         "text": (changed("schema", "1"), "not a record: schema must be a whole number from 1"),
         "kind": (changed("kind", "guessed"), "its kind must be one of measured, reported"),
         "outcome": (changed("outcome", ["ok"]), "outcome must be one of ok, oom"),
@@ -224,12 +214,6 @@ def test_what_a_record_lacks_is_told_in_one_sentence(tmp_path):
         assert str(told.value).isprintable()
 
 
-def test_a_record_with_more_than_is_read_is_read(tmp_path):
-    more = {"later": [1], "loaded": GOLDEN["loaded"] | {"more": 1}}
-    (tmp_path / "record.json").write_text(json.dumps(GOLDEN | more))
-    assert records.read(tmp_path / "record.json")["later"] == [1]
-
-
 DAMAGES = st.tuples(EDITS, st.none() | st.just([]) | st.integers(0, 10**6) | patches(10**6, max_size=20))
 
 
@@ -259,9 +243,7 @@ def test_a_folder_of_damaged_records_and_series_lists_what_can_be_listed(tmp_pat
     root = tmp_path / "damaged"
     shutil.rmtree(root, ignore_errors=True)
     for number, (changes, series) in enumerate(damages):
-        folder = root / str(number)
-        folder.mkdir(parents=True)
-        (folder / "record.json").write_text(json.dumps(edited(GOLDEN, changes)))
+        folder = write_record(root / str(number), edited(GOLDEN, changes))
         if series is not None:
             (folder / "tokens.parquet").write_bytes(damaged_series(parquet, series))
     out, err = listed(root, *form)
@@ -289,10 +271,9 @@ def test_a_folder_that_is_still_to_be_made_has_no_records_and_no_damage(tmp_path
 
 def test_the_command_lists_what_is_whole_and_names_what_it_passes_over(harness, tmp_path, parquet):
     for name, record in {"whole": GOLDEN, "lacking": changed("done"), "cut": GOLDEN}.items():
-        (tmp_path / "some" / name).mkdir(parents=True)
-        (tmp_path / "some" / name / "record.json").write_text(json.dumps(record))
+        folder = write_record(tmp_path / "some" / name, record)
         content = parquet[: len(parquet) // 2] if name == "cut" else parquet
-        (tmp_path / "some" / name / "tokens.parquet").write_bytes(content)
+        (folder / "tokens.parquet").write_bytes(content)
     ran = harness("list", tmp_path / "some", "--json")
     assert ran.code == 0
     assert len(ran.json) == 2
@@ -335,15 +316,14 @@ def test_a_series_of_other_columns_is_told(tmp_path, columns, sentence):
 def test_a_record_is_read_in_some_thousands_of_calls(tmp_path):
     """Calls stand for time: no other process can stretch them. 800 of the golden record's."""
     for number in range(200):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "record.json").write_text(json.dumps(GOLDEN, indent=1))
+        write_record(tmp_path / str(number))
     profile = cProfile.Profile(builtins=False)
     assert len(profile.runcall(lambda: list(records.records(tmp_path, refuse)))) == 200
     assert sum(entry.callcount for entry in profile.getstats()) < 200 * 2500
 
 
 def test_a_reported_record_is_kept_once_and_read_back(tmp_path):
-    path = next(PUBLISHED.rglob("record.json"))
+    path = next(STUDY.rglob("record.json"))
     record = {key: value for key, value in json.loads(path.read_text()).items() if key != "schema"}
     series, prefill = {"n": [25, 26], "latency_ns": [9, 10]}, {"n": [1], "latency_ns": [11]}
     stored = records.keep(tmp_path / "cell", record, series, prefill)
@@ -357,20 +337,16 @@ def test_a_reported_record_is_kept_once_and_read_back(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-@given(EDITS)
-def test_a_damaged_record_is_read_or_refused_in_one_sentence(tmp_path: Path, changes: Edits) -> None:
-    read_or_refused(tmp_path, edited(GOLDEN, changes))
-
-
-@given(edits(places(REPORTED), INSTEAD))
-def test_a_damaged_reported_record_is_read_or_refused_in_one_sentence(tmp_path: Path, changes: Edits) -> None:
-    read_or_refused(tmp_path, edited(REPORTED, changes))
-
-
-def read_or_refused(folder: Path, record: Any) -> None:
+@pytest.mark.parametrize(
+    ("good", "damage"),
+    [(GOLDEN, EDITS), (REPORTED, edits(places(REPORTED), INSTEAD))],
+    ids=["measured", "reported"],
+)
+@given(data=st.data())
+def test_a_damaged_record_is_read_or_refused_in_one_sentence(tmp_path, good, damage, data):
     refused: list[str] = []
-    (folder / "record.json").write_text(json.dumps(record))
-    found = list(records.records(folder, lambda damage: refused.append(str(damage))))
+    write_record(tmp_path, edited(good, data.draw(damage)))
+    found = list(records.records(tmp_path, lambda damage: refused.append(str(damage))))
     assert len(found) + len(refused) == 1
     assert not any("\n" in sentence for sentence in refused)
     for stored in found:
@@ -380,11 +356,17 @@ def read_or_refused(folder: Path, record: Any) -> None:
 @pytest.mark.parametrize("good", [GOLDEN, REPORTED], ids=["measured", "reported"])
 @pytest.mark.parametrize(
     ("changes", "refusals"),
-    [([], 0), ([(("later",), [1])], 0), ([(("outcome",), "fine")], 1), ([(("cell",), GONE)], 1)],
+    [
+        ([], 0),
+        ([(("later",), [1])], 0),
+        ([(("model", "more"), 1)], 0),
+        ([(("outcome",), "fine")], 1),
+        ([(("cell",), GONE)], 1),
+    ],
     ids=str,
 )
 def test_a_record_is_refused_for_a_part_that_is_read_and_for_no_other(tmp_path, good, changes, refusals):
-    (tmp_path / "record.json").write_text(json.dumps(edited(good, changes)))
+    write_record(tmp_path, edited(good, changes))
     refused: list[ResultsError] = []
     assert len(list(records.records(tmp_path, refused.append))) == 1 - refusals
     assert len(refused) == refusals

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import records_below
 from golden_record import GOLDEN, record
 
 from harness import config as configs
@@ -27,6 +27,8 @@ SLOW = {"B_ms": 10.0, "threads": 1}  # so that 30% of its time is a wait that co
 MS = 1_000_000
 WAITED = {"done__cpu_wait_ns": 10**9}
 THROTTLED = {"conditions__pressure": {"cgroup_throttled_us": 10**6, "cgroup_throttled_periods": 15}}
+HOT = {"source": "NVML", "what": "thermal slowdown", "from_n": 26, "to_n": 30, "samples": 2}
+HOT |= {"of_samples": 4, "ms": None, "events": None}
 HASHES = """
 import hashlib, os, threading
 def hash_on():
@@ -63,8 +65,7 @@ def busy(tmp_path: Path) -> Iterator[int]:
 
 
 def records(root: Path) -> list[dict]:
-    found = (json.loads(path.read_text()) for path in root.rglob("record.json"))
-    return sorted(found, key=lambda each: each["started_utc"])
+    return sorted(records_below(root), key=lambda each: each["started_utc"])
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,7 @@ def records(root: Path) -> list[dict]:
         (THROTTLED | {"done__cpu_wait_ns": 10**6}, "quota"),
         (THROTTLED | WAITED, "quota"),  # it waited for its quota, and for nobody else
         (THROTTLED | WAITED | {"done__warmup__agreed": False}, "quota"),
+        ({"sensors": {"throttled": [HOT]}}, "heat"),
         ({"tokens": 39}, None),
         ({"loaded__kernel_asked": "marlin"}, None),
         (WAITED | {"loaded__kernel_asked": "marlin"}, None),
@@ -96,45 +98,50 @@ def test_only_what_the_machine_alone_did_is_a_disturbance(changes, by):
     assert verdict(record(**changes), has_series=False).disturbed is None
 
 
-def test_throttling_is_a_disturbance():
-    fact = {"source": "NVML", "what": "thermal slowdown", "from_n": 26, "to_n": 30, "samples": 2}
-    hot = record(sensors={"throttled": [fact | {"of_samples": 4, "ms": None, "events": None}]})
-    assert verdict(hot).disturbed == "heat"
+def clocked(ours_ms: float, theirs_ms: float, waited_ms: float = 0, **steps: float) -> dict:
+    """A record of 39 steps by our clock and by the stack's."""
+    counters = GOLDEN["done"]["counters"] | {"stack_decode_ms": theirs_ms, "sampling_ms": 0.0} | steps
+    stamps = {"first_token_ns": MS, "last_token_ns": MS + int(ours_ms * MS)}
+    done = {"done__counters": counters, "done__cpu_wait_ns": int(waited_ms * MS)}
+    return record(**done, timing=GOLDEN["timing"] | stamps)
 
 
-def test_waiting_for_a_cpu_may_make_our_clock_longer_than_the_stacks_and_never_shorter():
-    def clocks(ours_ms: float, theirs_ms: float, waited_ms: float, **steps: float) -> list[str]:
-        counters = GOLDEN["done"]["counters"] | {"stack_decode_ms": theirs_ms, "sampling_ms": 0.0} | steps
-        stamps = {"first_token_ns": MS, "last_token_ns": MS + int(ours_ms * MS)}
-        done = {"done__counters": counters, "done__cpu_wait_ns": int(waited_ms * MS)}
-        found = status(record(**done, timing=GOLDEN["timing"] | stamps))[1]
-        return [reason for reason in found if "clocks" in reason]
+@pytest.mark.parametrize(
+    ("ours_ms", "waited_ms", "steps_ms", "differ"),
+    [
+        # 39 steps may differ by 2% + 0.02 ms each: 2.78 ms of 100; and our loop takes up to 0.1 ms more.
+        (106.6, 0, None, False),
+        (106.8, 0, None, True),
+        (145.0, 40, None, False),
+        (147.0, 40, None, True),
+        (97.3, 40, None, False),
+        (97.1, 40, None, True),
+        # Where our clock times the steps alone, the loop is no excuse.
+        (106.6, 0, 102.7, False),
+        (106.6, 0, 102.9, True),
+        (106.6, 1, 102.9, False),
+        (106.8, 0, 100.0, True),
+    ],
+)
+def test_waiting_for_a_cpu_may_make_our_clock_longer_than_the_stacks_and_never_shorter(
+    ours_ms, waited_ms, steps_ms, differ
+):
+    steps = {} if steps_ms is None else {"steps_ms": steps_ms}
+    reasons = status(clocked(ours_ms, 100, waited_ms, **steps))[1]
+    assert any("clocks" in reason for reason in reasons) == differ
 
-    # 39 steps may differ by 2% + 0.02 ms each: 2.78 ms of 100; and our loop takes up to 0.1 ms more.
-    assert clocks(106.6, 100, 0) == []
-    assert clocks(106.8, 100, 0) != []
-    assert clocks(145.0, 100, 40) == []
-    assert clocks(147.0, 100, 40) != []
-    assert clocks(97.3, 100, 40) == []
-    assert clocks(97.1, 100, 40) != []
-    # Where our clock times the steps alone, the loop is no excuse.
-    assert clocks(106.6, 100, 0, steps_ms=102.7) == []
-    assert clocks(106.6, 100, 0, steps_ms=102.9) != []
-    assert clocks(106.6, 100, 1, steps_ms=102.9) == []
-    assert clocks(106.8, 100, 0, steps_ms=100.0) != []
 
-
-def test_clocks_that_differ_by_one_wait_are_measured_again_and_by_more_the_stack_is_at_fault():
-    def disturbed(ours_ms: float, theirs_ms: float) -> str | None:
-        counters = GOLDEN["done"]["counters"] | {"stack_decode_ms": theirs_ms, "sampling_ms": 0.0}
-        stamps = {"first_token_ns": MS, "last_token_ns": MS + int(ours_ms * MS)}
-        found = verdict(record(done__counters=counters, timing=GOLDEN["timing"] | stamps))
-        assert found.status == "invalid"
-        return found.disturbed
-
-    assert disturbed(120.0, 100.0) == "cpu"  # a hypervisor's pause, which cpu_wait_ns does not count
-    assert disturbed(170.0, 100.0) is None
-    assert disturbed(80.0, 100.0) is None  # no pause makes ours shorter
+@pytest.mark.parametrize(
+    ("ours_ms", "by"),
+    [
+        (120.0, "cpu"),  # a hypervisor's pause, which cpu_wait_ns does not count
+        (170.0, None),
+        (80.0, None),  # no pause makes ours shorter
+    ],
+)
+def test_clocks_that_differ_by_one_wait_are_measured_again_and_by_more_the_stack_is_at_fault(ours_ms, by):
+    found = verdict(clocked(ours_ms, 100))
+    assert (found.status, found.disturbed) == ("invalid", by)
 
 
 def rows_of(*attempts: tuple[dict, str], repeat: int = 1) -> list[table.Row]:

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from golden_record import BEGUN, GOLDEN, record
+from golden_record import BEGUN, GOLDEN, record, write_record
 from test_launch import request_of
 
 from harness import records
@@ -54,9 +54,7 @@ def begun_elsewhere(root: Path) -> Path:
 def record_in(root: Path, repeat: int = 1, **changes: Any) -> Path:
     """A record below root, with parts replaced: `model__shape__heads=3`."""
     folder = root / "machine" / "m" / "cell" / f"20261120T00000{repeat}.000000Z"
-    folder.mkdir(parents=True)
-    (folder / "record.json").write_text(json.dumps(record(repeat=repeat, **changes)))
-    return folder
+    return write_record(folder, record(repeat=repeat, **changes))
 
 
 @pytest.fixture
@@ -412,23 +410,10 @@ def test_an_environment_is_complete_only_after_its_packages_are_on_the_disk(envi
 # A terminal, a page's name and a clock
 
 
-@pytest.fixture
-def stranger(tmp_path):
-    """A results folder with one record: `stranger(machine__slug="../../x")`."""
-
-    def made(**changed: object) -> Path:
-        folder = tmp_path / "work" / "theirs" / "m" / "c"
-        folder.mkdir(parents=True)
-        (folder / "record.json").write_text(json.dumps(record(**changed)))
-        return tmp_path / "work" / "theirs"
-
-    return made
-
-
 @pytest.mark.parametrize("slug", ["../../out", "/tmp/out", "", "a/b", "A", "a" * 81, "a\n"])
-def test_a_page_s_name_cannot_lead_out_of_its_folder(harness, stranger, tmp_path, slug):
-    folder = stranger(machine__slug=slug)
-    ran = harness("report", folder)
+def test_a_page_s_name_cannot_lead_out_of_its_folder(harness, tmp_path, slug):
+    record_in(tmp_path / "work" / "theirs", machine__slug=slug)
+    ran = harness("report", tmp_path / "work" / "theirs")
     assert ran.code == 2
     assert "machine.slug must be 1 to 80 of a to z, 0 to 9 and -" in ran.err
     assert list(tmp_path.rglob("*.html")) == []
@@ -437,11 +422,11 @@ def test_a_page_s_name_cannot_lead_out_of_its_folder(harness, stranger, tmp_path
 HOSTILE = "\x1b[2J\x9b31m\r\n::error::owned\u202e##[stop-commands]x"
 
 
-def test_no_text_of_a_record_is_obeyed_by_a_terminal_or_by_ci(harness, stranger):
-    folder = stranger(variant=HOSTILE, outcome="crash", reason=HOSTILE, model__name=HOSTILE)
+def test_no_text_of_a_record_is_obeyed_by_a_terminal_or_by_ci(harness, tmp_path):
+    record_in(tmp_path / "results", variant=HOSTILE, outcome="crash", reason=HOSTILE, model__name=HOSTILE)
     for command in ("list", "list --json", "report --format md", "report --format csv"):
         name, *options = command.split()
-        ran = harness(name, folder, *options)
+        ran = harness(name, tmp_path / "results", *options)
         for line in (ran.out + ran.err).splitlines():
             assert line.isprintable()
             assert not line.strip().startswith("::")

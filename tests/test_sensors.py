@@ -10,21 +10,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pynvml
 import pytest
-from conftest import until
+from conftest import records_below, until
 from damage import Edits, Place, edited, edits, places
 from golden_record import GOLDEN
 from hypothesis import example, given
 
 from harness.analysis import flags, sensors
-from harness.analysis.verdicts import notes, status
+from harness.analysis.verdicts import notes
 from harness.config.load import load
 from harness.dataset import table
 from harness.machine import sensors as machine_sensors
 from harness.machine.sensor_values import CONDITIONS, NVML_BITS
 from harness.machine.sensors import Cooling, SensorSampler, find
-from harness.records import NO_TOKENS, TokenTimes, read
+from harness.records import NO_TOKENS, TokenTimes
 from harness.records.kinds import wrong_with
 from harness.report import tables as shown
 
@@ -33,7 +34,7 @@ NOTHING |= {"timed": {}, "throttled": [], "energy": None}
 S = 1_000_000_000
 SHORT = {"window_tokens": 4, "max_windows": 20, "tolerance": 0.9, "at_least_s": 0}
 # Of 100 tokens from n = 26 on, one each 100 ms, that began at second 10.
-DURING = sensors.Timed(10 * S, tuple(10 * S + k * S // 10 for k in range(1, 101)), 26)
+DURING = sensors.Timed(10 * S, 10 * S + np.arange(1, 101) * S // 10, 26)
 
 
 def put(root: Path, files: dict[str, Any]) -> None:
@@ -84,22 +85,24 @@ def sample_of(root: Path, gpu: str | None = None) -> tuple[dict[str, int | None]
     return values, missing
 
 
+ZONES = zone(0, "acpitz", 99_000) | zone(1, "x86_pkg_temp", 61_000) | zone(2, "x86_pkg_temp", 63_000)
+CHIP = {"name": "k10temp", "temp1_input": 75_000, "temp1_label": "Tctl", "temp2_input": 48_000}
+CHIP |= {"temp2_label": "Tdie", "temp3_input": 90_000, "temp3_label": "Tccd1"}
+HWMON = {f"class/hwmon/hwmon3/{name}": value for name, value in CHIP.items()}
+HWMON |= {"class/hwmon/hwmon0/name": "nvme", "class/hwmon/hwmon0/temp1_input": 80_000}
+
+
 @pytest.mark.usefixtures("no_firmware")
-def test_the_hottest_zone_of_the_cpu_is_its_temperature_and_the_mainboards_is_not(tmp_path):
-    of_cpu = zone(1, "x86_pkg_temp", 61_000) | zone(2, "x86_pkg_temp", 63_000)
-    put(tmp_path, zone(0, "acpitz", 99_000) | of_cpu)
+@pytest.mark.parametrize(
+    ("files", "millidegrees"), [(ZONES, 63_000), (HWMON, 48_000)], ids=["zones", "hwmon"]
+)
+def test_the_cpus_temperature_is_its_hottest_zone_or_its_chips_die_and_no_other_part(
+    tmp_path, files, millidegrees
+):
+    put(tmp_path, files)
     values, missing = sample_of(tmp_path)
-    assert values == {"cpu_temp_millidegrees_c": 63_000}
+    assert values == {"cpu_temp_millidegrees_c": millidegrees}
     assert machine_sensors.TEMPERATURE not in missing
-
-
-@pytest.mark.usefixtures("no_firmware")
-def test_without_a_zone_the_hwmon_sensor_of_the_package_is_read(tmp_path):
-    chip = {"name": "k10temp", "temp1_input": 75_000, "temp1_label": "Tctl"}
-    chip |= {"temp2_input": 48_000, "temp2_label": "Tdie", "temp3_input": 90_000, "temp3_label": "Tccd1"}
-    put(tmp_path, {f"class/hwmon/hwmon3/{name}": value for name, value in chip.items()})
-    put(tmp_path, {"class/hwmon/hwmon0/name": "nvme", "class/hwmon/hwmon0/temp1_input": 80_000})
-    assert sample_of(tmp_path)[0] == {"cpu_temp_millidegrees_c": 48_000}
 
 
 @pytest.mark.usefixtures("no_firmware")
@@ -286,18 +289,10 @@ def bits(*values: int | None, name: str = "pi_throttled_bits") -> dict[str, list
 
 
 @pytest.mark.parametrize(
-    "before_and_while_timing",
-    [(0, 0, 0, 0), pytest.param((0xF000F, 0xF0000, 0xF0000, 0xF0000), id="set before the timed part alone")],
-)
-def test_a_quiet_board_is_no_reason(before_and_while_timing):
-    record = throttled(bits(*before_and_while_timing))
-    assert record["sensors"]["throttled"] == []
-    assert reasons_of(record) == []
-
-
-@pytest.mark.parametrize(
     ("read", "told"),
     [
+        ((0, 0, 0, 0), None),
+        ((0xF000F, 0xF0000, 0xF0000, 0xF0000), None),  # set before the timed part alone
         ((0, 0, 0x20002, 0x20002, 0x20002), "ARM frequency capped from n = 76 on, in 2 of 3 samples"),
         # What fell between two samples is seen by the bit that stays.
         ((0, 0, 0x10000, 0x10000), "under-voltage between two samples, from n = 26 to 76"),
@@ -305,22 +300,29 @@ def test_a_quiet_board_is_no_reason(before_and_while_timing):
     ],
 )
 def test_a_bit_that_is_set_while_timing_is_a_reason_with_its_token(read, told):
-    (reason,) = reasons_of(throttled(bits(*read)))
-    assert told in reason
+    record = throttled(bits(*read))
+    reasons = reasons_of(record)
+    assert len(record["sensors"]["throttled"]) == len(reasons) == (told is not None)
+    assert told is None or told in reasons[0]
 
 
-def test_where_the_bit_that_stays_was_set_before_the_record_says_what_cannot_be_seen():
-    said = flags.throttling_unseen(bits(0x50000, 0x50000, 0x50000), DURING)
-    assert list(said) == ["under-voltage between samples", "throttled between samples"]
-    assert flags.throttling_unseen(bits(0, 0, 0x50000), DURING) == {}
+@pytest.mark.parametrize(
+    ("columns", "unseen"),
+    [
+        # A bit that stays, and was set before.
+        (bits(0x50000, 0x50000, 0x50000), ["under-voltage between samples", "throttled between samples"]),
+        (bits(0, 0, 0x50000), []),
+        (bits(0x50000, None, None, None), ["vcgencmd get_throttled while timing"]),
+        (bits(0, None, None, 0), []),  # a look after it tells of the time before
+        (bits(0, 0, None, None), []),
+        (bits(None, 0, 0, name="gpu_event_reasons"), []),
+    ],
+)
+def test_what_nobody_could_see_is_missing(columns, unseen):
+    assert list(flags.throttling_unseen(columns, DURING)) == unseen
 
 
-def test_what_nobody_looked_at_is_missing():
-    said = flags.throttling_unseen(bits(0x50000, None, None, None), DURING)
-    assert list(said) == ["vcgencmd get_throttled while timing"]
-    for looks in ((0, None, None, 0), (0, 0, None, None)):  # a look after it tells of the time before
-        assert flags.throttling_unseen(bits(*looks), DURING) == {}
-    assert flags.throttling_unseen(bits(None, 0, 0, name="gpu_event_reasons"), DURING) == {}
+def test_without_a_timed_part_nothing_is_checked():
     assert flags.throttling_seen(bits(0, 4, 4), None) == []
     assert flags.throttling_unseen(bits(0, 4, 4), None)["throttling"].startswith("not checked: ")
 
@@ -373,7 +375,7 @@ def test_a_sample_is_placed_at_its_token_with_the_flushes_between():
     done = {"start_ns": 1000, "flushes": [[2, 500]]}
     times = TokenTimes.of_columns({"n": [26, 27, 28, 29], "latency_ns": [10] * 4})
     during = sensors.timed(done, times)
-    assert during.stamps_ns == (1010, 1020, 1530, 1540)
+    assert during.t_ns.tolist() == [1010, 1020, 1530, 1540]
     assert [during.n_at(t) for t in (0, 1010, 1011, 1525, 1531, 9999)] == [26, 26, 27, 28, 29, 29]
     assert during.tokens_by(1535) == 3.5
     assert sensors.timed(None, times) is None
@@ -393,13 +395,6 @@ def test_gauges_are_of_the_timed_part_and_stand_in_a_row():
     assert shown.column_cell(row, by_heading["hottest °C"]) == "60"
     assert shown.column_cell(row, by_heading["clock MHz"]) == "3,000"
     assert table.repeat_row(GOLDEN, NO_TOKENS, None, None)["hottest_c"] is None
-
-
-def test_a_throttled_repeat_is_invalid_on_reading():
-    record = throttled(bits(0, 0, 0x4, 0))
-    state, reasons = status(record)
-    assert state == "invalid"
-    assert any("throttled while timing" in reason for reason in reasons)
 
 
 DOMAIN = {"name": "package-0", "joules": 4.5, "failed_reads": 0, "set_back": 0}
@@ -475,12 +470,16 @@ def test_the_heat_of_the_cpu_is_not_waited_for_on_a_gpu_that_tells_none(tmp_path
 
 
 def measured(tmp_path: Path) -> dict[str, Any]:
-    (path,) = (tmp_path / "results").rglob("record.json")
-    return read(path)
+    (record,) = records_below(tmp_path / "results")
+    assert wrong_with(record) is None
+    return record
 
 
-def test_a_run_on_a_quiet_board_is_ok_and_has_its_samples(harness, config, vcgencmd, tmp_path):
-    vcgencmd(board("echo throttled=0x0"))
+@pytest.mark.parametrize("throttled", ["0x0", "0x10000"])
+def test_a_run_on_a_quiet_board_is_ok_with_its_samples_and_what_it_could_not_see_after_earlier_throttling(
+    harness, config, vcgencmd, tmp_path, throttled
+):
+    vcgencmd(board(f"echo throttled={throttled}"))
     ran = harness("run", config({"B_ms": 1.0}, warmup=SHORT), "--json")
     assert ran.code == 0
     record = measured(tmp_path)
@@ -489,6 +488,7 @@ def test_a_run_on_a_quiet_board_is_ok_and_has_its_samples(harness, config, vcgen
     assert said["samples"] >= 2
     assert said["cost_ns"] > 0
     assert "vcgencmd get_throttled" in said["sources"].values()
+    assert ("under-voltage between samples" in said["missing"]) == (throttled == "0x10000")
     assert next((tmp_path / "results").rglob("sensors.parquet")).parent.joinpath("record.json").exists()
     assert "cooled" not in record
 
@@ -514,20 +514,10 @@ def test_a_run_on_a_throttled_board_is_invalid_and_says_with_what(
     # The warm-up is long enough for the look at its beginning to be over when generation begins.
     ran = harness("run", config({"B_ms": 1.0, "prefill_ms": 100.0, "clock": "real"}, warmup=SHORT), "--json")
     assert ran.code == 1
-    (row,) = ran.json if isinstance(ran.json, list) else ran.json["cells"]
+    (row,) = ran.json
     assert row["status"] == "invalid"
     assert any(reason in each for each in row["reasons"]), row["reasons"]
     assert measured(tmp_path)["outcome"] == "ok"  # what was measured is kept as it was
-
-
-def test_a_run_after_earlier_throttling_is_ok_and_says_what_it_could_not_see(
-    harness, config, vcgencmd, tmp_path
-):
-    vcgencmd(board("echo throttled=0x10000"))
-    assert harness("run", config({"B_ms": 1.0}, warmup=SHORT)).code == 0
-    said = measured(tmp_path)["sensors"]
-    assert said["throttled"] == []
-    assert "under-voltage between samples" in said["missing"]
 
 
 def test_a_run_that_dies_keeps_what_its_sensors_said(harness, config, vcgencmd, tmp_path):
@@ -544,8 +534,7 @@ def test_a_run_that_is_to_cool_down_says_how_far_it_did(harness, config, tmp_pat
     assert load(path).protocol.cool_down.to_c == 120
     ran = harness("run", path)
     assert ran.code == 0
-    records = [read(each) for each in (tmp_path / "results").rglob("record.json")]
-    cooled = [record["cooled"] for record in records]
+    cooled = [record["cooled"] for record in records_below(tmp_path / "results")]
     assert len(cooled) == 2
     here = "missing" not in cooled[0]  # a machine with a sensor, or without
     assert all(each["reached"] if here else "cannot be read" in each["missing"] for each in cooled)

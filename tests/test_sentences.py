@@ -8,37 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
+from conftest import stored_in
 
-from harness import records
 from harness.analysis.columns import empty_cell
-from harness.dataset.study import Study, labels, load_study, with_series
+from harness.dataset.study import Study, labels, load_study
 from harness.report import page as report_page
 from harness.report import summary
 
-PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?\+?")
 # Numbers of cells, which are no figures of a table.
 COUNTS = re.compile(r"\d+ cells|and \d+ more|in \d+ of \d+")
 
 
-def gathered(folder: Path) -> Study:
-    return with_series(
-        load_study(list(records.records(folder, lambda damage: pytest.fail(str(damage))))), "x"
-    )
-
-
 def ran(harness: Any, config: Any, folder: Path, *variants: dict[str, Any], repeats: int = 1) -> Study:
     """A campaign of fake cells. That a busy machine disturbed one is not what is tested here."""
     harness("run", config(*variants, repeats=repeats, timeout_s=600))
-    study = gathered(folder / "results")
+    study = load_study(stored_in(folder / "results"))
     cells = [{**row, "status": "ok"} if row["stayed_disturbed"] else row for row in study.cells]
     return replace(study, cells=cells)
-
-
-@pytest.fixture(scope="module")
-def published() -> Study:
-    return gathered(PUBLISHED)
 
 
 def in_tables(study: Study) -> dict[str, set[str]]:

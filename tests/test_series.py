@@ -8,7 +8,7 @@ import pytest
 from benchmarks.validity import one_series
 from harness.analysis import stopping
 from harness.analysis.flags import Limit, flags, identical, same_changes
-from harness.analysis.latency import Unusable, analyse, change_of_mode, row
+from harness.analysis.latency import Unusable, analyse
 from harness.analysis.line import interval
 
 B_MS, SLOPE = 20.0, 1e-3
@@ -91,71 +91,71 @@ def test_halves_that_differ_are_noted():
     assert f"B {first.B_ms:.2f} ms, the second {second.B_ms:.2f}" in flag.detail
 
 
-def test_a_line_a_staircase_and_no_slope_are_told_apart():
-    for kind in ("line", "staircase"):
-        found = analyse(*drawn(staircase=kind == "staircase"))
-        assert found.shape.name == kind
-        assert found.W_identifiable
-        assert row(found)["W_tokens_per_ms"] == pytest.approx(1000, rel=0.01)
-    n = positions(9975)
-    found = analyse(n, np.concatenate([[60], 20 + noise(9975, np.random.default_rng(1))[1:]]))
-    assert found.shape.name == "flat"
-    assert not found.W_identifiable
+def begun(ms: np.ndarray, seed: int, deviation: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """These latencies with noise, behind a first token."""
+    noisy = ms + noise(len(ms), np.random.default_rng(seed), deviation)
+    return positions(len(ms)), np.concatenate([[60.0], noisy[1:]])
 
 
-def test_a_hinge_has_a_plateau_and_the_slope_after_it():
-    n = positions(9975)
-    ms = 20 + np.maximum(n - 1 - 1500, 0) * 3e-3 + noise(9975, np.random.default_rng(2))
-    found = analyse(n, np.concatenate([[60], ms[1:]]))
-    assert found.shape.name == "hinge"
-    plateau, slope = found.shape.segments
-    assert plateau.to_n == pytest.approx(1501, abs=256)
-    assert plateau.line.slope_ms == 0
-    assert slope.line.slope_ms == pytest.approx(3e-3, rel=0.05)
+AT = positions(9975)
+MODES = np.where(AT <= 2048, 12 + AT * 1.6e-3, 10.7 + AT * 1e-3)
+ROLLED_OVER = begun(5.7 + np.minimum(AT, 2048) * 1.4e-3, 4, 0.02)
 
 
-def test_a_change_of_mode_is_found_to_the_token():
-    n = positions(9975)
-    ms = np.where(n <= 2048, 12 + n * 1.6e-3, 10.7 + n * 1e-3) + noise(9975, np.random.default_rng(3), 0.02)
-    found = analyse(n, np.concatenate([[60], ms[1:]]))
-    assert found.shape.name == "mode change"
-    assert found.shape.segments[0].to_n == pytest.approx(2048, abs=3)
-    assert found.W_identifiable
+@pytest.mark.parametrize(
+    ("series", "shape", "W_identifiable"),
+    [
+        (drawn(), "line", True),
+        (drawn(staircase=True), "staircase", True),
+        (begun(np.full(9975, 20.0), 1), "flat", False),
+        (begun(20 + np.maximum(AT - 1 - 1500, 0) * 3e-3, 2), "hinge", True),
+        (begun(MODES, 3, 0.02), "mode change", True),
+        (drawn(600), "short", False),
+    ],
+)
+def test_the_shape_of_a_series_is_told_and_whether_it_has_a_W(series, shape, W_identifiable):
+    found = analyse(*series)
+    assert (found.shape.name, found.figures["W_identifiable"]) == (shape, W_identifiable)
     assert not flags(found)
+    if shape in ("line", "staircase"):
+        assert found.figures["W_tokens_per_ms"] == pytest.approx(1000, rel=0.01)
+    elif shape == "hinge":
+        plateau, slope = found.shape.segments
+        assert plateau.to_n == pytest.approx(1501, abs=256)
+        assert plateau.line.slope_ms == 0
+        assert slope.line.slope_ms == pytest.approx(3e-3, rel=0.05)
+    elif shape == "mode change":
+        assert found.shape.segments[0].to_n == pytest.approx(2048, abs=3)
 
 
 def test_a_cache_that_rolls_over_is_a_plateau_and_no_W():
-    n = positions(9975)
-    ms = 5.7 + np.minimum(n, 2048) * 1.4e-3 + noise(9975, np.random.default_rng(4), 0.02)
-    found = analyse(n, np.concatenate([[60], ms[1:]]))
+    found = analyse(*ROLLED_OVER)
     assert [flag.code for flag in flags(found)] == ["plateau_past_window"]
-    assert not found.W_identifiable
+    assert not found.figures["W_identifiable"]
 
 
 def test_spikes_are_counted_and_do_not_move_the_line():
     n, ms = drawn()
     ms[300::200] += np.linspace(50, 150, len(ms[300::200]))
     found = analyse(n, ms)
-    assert found.spikes.count == len(ms[300::200])
-    assert found.spikes.period_tokens == 200
-    assert found.spikes.size_ms == pytest.approx(100, rel=0.05)
-    assert found.line.slope_ms == pytest.approx(SLOPE, rel=0.02)
-    assert found.interval.B_half_ms < 0.2
-    assert found.plain.slope_ms > 1.02 * SLOPE
-    assert found.shape.name == "line"
-    published = analyse(n, ms, plain=True)
-    assert published.line == found.plain
-    assert published.robust.slope_ms == pytest.approx(SLOPE, rel=0.02)
-    assert analyse(*drawn()).robust is None  # it says nothing new
-    assert analyse(*drawn()).plain is None
+    figures = found.figures
+    assert figures["spikes"]["count"] == len(ms[300::200])
+    assert figures["spikes"]["period_tokens"] == 200
+    assert figures["spikes"]["size_ms"] == pytest.approx(100, rel=0.05)
+    assert figures["slope_ms"] == pytest.approx(SLOPE, rel=0.02)
+    assert np.ptp(figures["B_ci95_ms"]) < 0.4
+    assert figures["plain_W_tokens_per_ms"] < 1 / (1.02 * SLOPE)
+    assert figures["shape"] == "line"
+    published = analyse(n, ms, plain=True).figures
+    assert published["B_ms"] == figures["plain_B_ms"]
+    assert published["robust_W_tokens_per_ms"] == pytest.approx(1 / SLOPE, rel=0.02)
+    assert analyse(*drawn()).figures["robust_B_ms"] is None  # it says nothing new
+    assert analyse(*drawn()).figures["plain_B_ms"] is None
 
 
-def test_short_series_have_a_line_and_no_W():
-    found = analyse(*drawn(600))
-    assert found.shape.name == "short"
-    assert not found.W_identifiable
-    assert analyse(*drawn(30)).interval is None
-    assert analyse(positions(1), np.array([5.0])).line is None
+def test_very_short_series_have_no_interval_and_no_line():
+    assert analyse(*drawn(30)).figures["B_ci95_ms"] is None
+    assert analyse(positions(1), np.array([5.0])).figures["B_ms"] is None
 
 
 def codes(
@@ -180,41 +180,34 @@ def test_flags_name_what_is_wrong_and_nothing_that_is_not():
 
 
 def test_a_host_that_hides_part_of_the_slope_makes_no_slope_impossible():
-    n = positions(9975)
     for knee in (3000, 7000, 8500, 9000):
-        ms = 10 + np.maximum(n - 1, knee) * SLOPE + noise(9975, np.random.default_rng(knee), 0.02)
-        ms[0] = 60
-        assert analyse(n, ms).bends_up
-        assert codes(n, ms, Limit(10.0, SLOPE)) == []
-    assert not analyse(*drawn()).bends_up
-    slight = 10 + (n - 1) * SLOPE / 25 + noise(9975, np.random.default_rng(1), 0.02)  # 4% in all
-    assert codes(n, slight, Limit(10.0, SLOPE)) == []
-    steeper = 10 + (n - 1) * SLOPE / 2 + noise(9975, np.random.default_rng(1), 0.02)
-    assert codes(n, steeper, Limit(10.0, SLOPE)) == ["slope_faster_than_limit"]
+        bent = begun(10 + np.maximum(AT - 1, knee) * SLOPE, knee, 0.02)
+        assert analyse(*bent).steepest_ms is None
+        assert codes(*bent, Limit(10.0, SLOPE)) == []
+    assert analyse(*drawn()).steepest_ms > SLOPE
+    slight = begun(10 + (AT - 1) * SLOPE / 25, 1, 0.02)  # 4% in all
+    assert codes(*slight, Limit(10.0, SLOPE)) == []
+    steeper = begun(10 + (AT - 1) * SLOPE / 2, 1, 0.02)
+    assert codes(*steeper, Limit(10.0, SLOPE)) == ["slope_faster_than_limit"]
 
 
 def test_a_machine_that_changes_speed_is_drift_and_no_W():
     n, ms = drawn()
-    flat = 10 + noise(9975, np.random.default_rng(5))
-    flat[0] = 60
+    flat = begun(np.full(9975, 10.0), 5)[1]
     late = n > 5000
     for hot in (ms + 3 * late, ms * np.where(late, 1.6, 1), ms - 2 * late, flat + 2 * late):
         found = analyse(n, hot)
         assert [flag.code for flag in flags(found)] == ["drift"]
-        assert not found.W_identifiable
+        assert not found.figures["W_identifiable"]
     assert codes(n, flat) == []
 
 
 def test_a_change_at_the_same_n_in_several_series_is_a_change_of_kernel():
-    n = positions(9975)
-    series = {}
+    series = {"rolled over": analyse(*ROLLED_OVER)}
     for seed, at in enumerate((2049, 2049, 5000)):
-        late = n > at
-        ms = np.where(late, 10.7 + n * 1e-3, 12 + n * 1.6e-3) + noise(9975, np.random.default_rng(seed), 0.02)
-        series[f"{seed}"] = analyse(n, np.concatenate([[60], ms[1:]]))
-    rolled = 5.7 + np.minimum(n, 2048) * 1.4e-3 + noise(9975, np.random.default_rng(4), 0.02)
-    series["rolled over"] = analyse(n, np.concatenate([[60], rolled[1:]]))
-    found = same_changes({name: change_of_mode(each) for name, each in series.items()})
+        ms = np.where(at < AT, 10.7 + AT * 1e-3, 12 + AT * 1.6e-3)
+        series[f"{seed}"] = analyse(*begun(ms, seed, 0.02))
+    found = same_changes({name: each.figures["mode_changes_at"] for name, each in series.items()})
     assert set(found) == {"0", "1"}
     assert found["0"].detail.startswith("2 series of this stack change at n = ")
     assert found["0"].detail.endswith(": a change of kernel")
@@ -259,14 +252,8 @@ def test_what_is_no_series_says_why(n, ms, why):
 
 
 def cell(**figures: object) -> dict:
-    usual = {
-        "status": "ok",
-        "model": "m",
-        "stack": "s",
-        "machine": "x",
-        "device": "cuda",
-        "W_identifiable": True,
-    }
+    usual = {"status": "ok", "model": "m", "stack": "s", "machine": "x", "device": "cuda"}
+    usual |= {"W_identifiable": True}
     return usual | {"kv_bytes_per_token": 1e5, "W_tokens_per_ms": 1000.0} | figures
 
 
@@ -283,13 +270,8 @@ def test_a_fixed_cost_and_a_bandwidth_are_told_apart_across_quantizations():
 
 def test_attention_has_its_own_bandwidth_across_models():
     rows = [
-        cell(
-            model=name,
-            weight_bytes_per_token=None,
-            B_ms=None,
-            kv_bytes_per_token=kv,
-            W_tokens_per_ms=1e3 / ms,
-        )
+        cell(model=name, weight_bytes_per_token=None, B_ms=None)
+        | {"kv_bytes_per_token": kv, "W_tokens_per_ms": 1e3 / ms}
         for name, kv, ms in (("a", 1e5, 0.3), ("b", 4e5, 0.6), ("c", 8e5, 1.0))
     ]
     (found,) = stopping.budgets(rows)

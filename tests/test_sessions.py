@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Ran, failures, told
+from conftest import failures, stored_in, told
 
 from harness import records
 from harness.analysis import depth as analysis_depth
-from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 from runners.protocol import Request
 
@@ -94,9 +93,7 @@ def check_moves(said: dict[str, Any]) -> None:
 
 
 @pytest.mark.first_tier
-def test_llamacpp_decodes_on_from_any_depth_that_it_is_brought_to(
-    llamacpp_interpreter: Interpreter, harness: Callable[..., Ran]
-) -> None:
+def test_llamacpp_decodes_on_from_any_depth_that_it_is_brought_to(llamacpp_interpreter, harness):
     path = Path(harness("synth", "tiny-qwen2", "--quant", "f32").out.strip())
     request = request_of("llamacpp", path, type_k="f32", type_v="f32")
     (line,) = told(llamacpp_interpreter, MOVES.format(stack="llamacpp", request=request))
@@ -107,9 +104,7 @@ def test_llamacpp_decodes_on_from_any_depth_that_it_is_brought_to(
 
 
 @pytest.mark.first_tier
-def test_transformers_decodes_on_from_any_depth_that_it_is_brought_to(
-    hf_interpreter: Interpreter, checkpoint: Callable[..., Path]
-) -> None:
+def test_transformers_decodes_on_from_any_depth_that_it_is_brought_to(hf_interpreter, checkpoint):
     request = request_of("hf", checkpoint("tiny-qwen2"), dtype="fp32")
     (line,) = told(hf_interpreter, MOVES.format(stack="hf", request=request))
     said = json.loads(line)
@@ -119,30 +114,30 @@ def test_transformers_decodes_on_from_any_depth_that_it_is_brought_to(
 
 
 @pytest.mark.first_tier
-def test_a_static_cache_says_that_it_cannot_be_cut_and_can_be_emptied(
-    hf_interpreter: Interpreter, checkpoint: Callable[..., Path]
-) -> None:
+def test_a_static_cache_says_that_it_cannot_be_cut_and_can_be_emptied(hf_interpreter, checkpoint):
     request = request_of("hf", checkpoint("tiny-qwen2"), cache="static")
     said = told(hf_interpreter, UNCUT.format(request=request))
     assert said == ["a static cache cannot be cut to fewer tokens", "0"]
 
 
-def measured(harness: Callable[..., Ran], folder: Path, *variants: dict[str, Any]) -> dict[str, Any]:
-    """The records by kind of workload, after checks that hold on any machine."""
-    settings = {"repeats": 1, "threads": 1, "measure_bandwidth": False, "retry_disturbed": 0}
-    protocol = settings | {"warmup": {"tolerance": 0.9, "at_least_s": 0}}
-    models = [{"shape": "tiny-qwen2"}]
-    given = {"protocol": protocol, "models": models, "variants": variants, "workloads": WORKLOADS}
-    (folder / "real.yaml").write_text(json.dumps(given))
-    rows = harness("run", "real.yaml", "--json").json
-    assert failures(row for row in rows if row["workload"] != "turns") == []
-    stored = [*records.records(folder / "results", lambda damage: pytest.fail(str(damage)))]
-    assert len(stored) == len(variants) * len(WORKLOADS)
-    for each in stored:
-        assert each.record["outcome"] == "ok", each.record["reason"]
-        assert analysis_depth.surface_faults(each.record, {}) == []  # without a table no times are compared
-        assert records.table(each)
-    return {each.record["workload"]["kind"]: each.record["done"]["surface"] for each in stored}
+@pytest.fixture
+def measured(harness, real_config, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """What a variant did, by kind of workload, after checks that hold on any machine."""
+
+    def run(variant: dict[str, Any]) -> dict[str, Any]:
+        path = real_config(variant, workloads=WORKLOADS, warmup={"tolerance": 0.9, "at_least_s": 0})
+        rows = harness("run", path, "--json").json
+        assert failures(row for row in rows if row["workload"] != "turns") == []
+        stored = stored_in(tmp_path / "results")
+        assert len(stored) == len(WORKLOADS)
+        for each in stored:
+            assert each.record["outcome"] == "ok", each.record["reason"]
+            # Without a table no times are compared.
+            assert analysis_depth.surface_faults(each.record, {}) == []
+            assert records.table(each)
+        return {each.record["workload"]["kind"]: each.record["done"]["surface"] for each in stored}
+
+    return run
 
 
 def check_passes(said: dict[str, Any]) -> None:
@@ -152,37 +147,26 @@ def check_passes(said: dict[str, Any]) -> None:
 
 
 @pytest.mark.first_tier
-def test_llamacpp_times_passes_windows_and_turns_and_counts_what_it_was_fed(
-    harness: Callable[..., Ran], llamacpp_interpreter: Interpreter, tmp_path: Path
-) -> None:
-    said = measured(harness, tmp_path, {"stack": "llamacpp", "quant": "f16"})
+def test_llamacpp_times_passes_windows_and_turns_and_counts_what_it_was_fed(measured, llamacpp_interpreter):
+    said = measured({"stack": "llamacpp", "quant": "f16"})
     check_passes(said)
     counted = [(turn["reuse"], turn["fed"], turn["evaluated"]) for turn in said["turns"]["counted"]]
     assert counted == [(0, 30, 30), (0, 39, 39), (1, 30, 30), (1, 6, 6)]
 
 
 @pytest.mark.first_tier
-def test_transformers_times_passes_windows_and_turns(
-    harness: Callable[..., Ran], hf_interpreter: Interpreter, tmp_path: Path
-) -> None:
-    said = measured(harness, tmp_path, {"stack": "hf"})
+def test_transformers_times_passes_windows_and_turns(measured, hf_interpreter):
+    said = measured({"stack": "hf"})
     check_passes(said)
     assert said["turns"]["counted"] == []
 
 
 def test_a_static_cache_times_first_passes_and_turns_without_a_prefix(
-    harness: Callable[..., Ran], hf_interpreter: Interpreter, tmp_path: Path
-) -> None:
+    harness, real_config, hf_interpreter, tmp_path
+):
     """A context shorter than a prompt and a window of the warm-up, too."""
     first = {"kind": "prefill", "lengths": [1, 4], "passes": 2}
-    given = {
-        "protocol": {"repeats": 1, "threads": 1, "measure_bandwidth": False, "retry_disturbed": 0},
-        "models": [{"shape": "tiny-qwen2"}],
-        "variants": [{"stack": "hf", "cache": "static"}],
-        "workloads": [first],
-    }
-    (tmp_path / "real.yaml").write_text(json.dumps(given))
-    harness("run", "real.yaml")
-    (stored,) = records.records(tmp_path / "results", lambda damage: pytest.fail(str(damage)))
+    harness("run", real_config({"stack": "hf", "cache": "static"}, workloads=[first]))
+    (stored,) = stored_in(tmp_path / "results")
     assert stored.record["outcome"] == "ok", stored.record["reason"]
     assert len(records.table(stored)["n"]) == 4

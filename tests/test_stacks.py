@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
+
+from conftest import records_below, write_config
+from small_checkpoints import configure
 
 from harness.config import load, plan
 
 
 def written(tmp_path: Path, models: list[dict], variants: list[dict], **protocol: object) -> Path:
     # One thread, and windows that agree at once: other processes may be running.
-    settings = {
-        "new_tokens": 30,
-        "repeats": 1,
-        "threads": 1,
-        "measure_bandwidth": False,
-        "retry_disturbed": 0,
-    } | protocol
-    settings |= {"warmup": {"window_tokens": 4, "tolerance": 0.9}}
-    path = tmp_path / "stacks.yaml"
-    path.write_text(json.dumps({"protocol": settings, "models": models, "variants": variants}))
-    return path
+    settings = {"new_tokens": 30, "threads": 1, "warmup": {"window_tokens": 4, "tolerance": 0.9}}
+    settings |= {"repeats": 1, "measure_bandwidth": False, "retry_disturbed": 0}
+    return write_config(tmp_path / "stacks.yaml", variants, settings, {"models": models} | protocol)
 
 
 def test_the_stacks_decode_one_model_and_each_says_how_it_reads_its_cache(
@@ -41,7 +35,7 @@ def test_the_stacks_decode_one_model_and_each_says_how_it_reads_its_cache(
         "nf4-dynamic": "copied",
     }
     assert {row["tokens"] for row in rows.values()} == {30}
-    records = [json.loads(p.read_text()) for p in (tmp_path / "results").rglob("record.json")]
+    records = records_below(tmp_path / "results")
     assert {record["outcome"] for record in records} == {"ok"}
     assert len({tuple(record["workload"]["prompt"]) for record in records}) == 1
     assert {rows[name]["bpw"] for name in ("bf16-dynamic", "bf16-static")} == {16.0}
@@ -52,44 +46,26 @@ def test_the_stacks_decode_one_model_and_each_says_how_it_reads_its_cache(
     assert rows["bf16-static"]["W_theory_tokens_per_ms"] is None
 
 
-def broken(tmp_path: Path, whole: Path) -> list[dict]:
-    """Models that cannot be run, each by its fault."""
-    models = []
-    for name in ("lies", "pickled", "foreign", "empty", "sharded"):
-        folder = tmp_path / name
-        shutil.copytree(whole, folder)
-        models.append({"name": name, "weights": str(folder)})
-    weights = tmp_path / "lies" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    (tmp_path / "pickled" / "model.safetensors").rename(tmp_path / "pickled" / "pytorch_model.bin")
-    config = json.loads((whole / "config.json").read_text())
-    foreign = config | {"model_type": "unheard", "architectures": ["UnheardForCausalLM"]}
-    (tmp_path / "foreign" / "config.json").write_text(json.dumps(foreign))
-    shutil.rmtree(tmp_path / "empty")
-    (tmp_path / "empty").mkdir()
-    sharded = tmp_path / "sharded"
-    (sharded / "model.safetensors").rename(sharded / "model-00001-of-00002.safetensors")
-    index = {"weight_map": {f"layer{i}": f"model-0000{i}-of-00002.safetensors" for i in (1, 2)}}
-    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
-    return models
-
-
 def test_models_that_cannot_be_run_are_failed_records_of_one_line_and_the_rest_goes_on(
     harness, tmp_path, checkpoint, hf_interpreter
 ):
+    """One is refused by its files (test_weights has each fault), one by the stack."""
     whole = checkpoint("tiny-llama")
-    models = [*broken(tmp_path, whole), {"name": "whole", "weights": str(whole)}]
+    cut, foreign = tmp_path / "cut", tmp_path / "foreign"
+    for folder in (cut, foreign):
+        shutil.copytree(whole, folder)
+    (cut / "model.safetensors").write_bytes((whole / "model.safetensors").read_bytes()[:-100])
+    configure(foreign, model_type="unheard", architectures=["UnheardForCausalLM"])
+    models = [{"name": path.name, "weights": str(path)} for path in (cut, foreign)]
+    models.append({"name": "whole", "weights": str(whole)})
     ran = harness("run", written(tmp_path, models, [{"stack": "hf"}]), "--json")
     assert ran.code == 1
     rows = {row["model"]: row for row in ran.json}
     assert rows.pop("whole")["tokens"] == 30
     said = {name: row["reasons"][0] for name, row in rows.items()}
     assert {row["status"] for row in rows.values()} == {"error"}
-    assert "cut short" in said["lies"]
-    assert "pickled" in said["pickled"]
+    assert "cut short" in said["cut"]
     assert "unheard" in said["foreign"]
-    assert "holds no model" in said["empty"]
-    assert "is missing, one of 2 shards" in said["sharded"]
     assert all("\n" not in reason for reason in said.values())
 
 

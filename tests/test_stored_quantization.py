@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gguf_holes import config
+from stored_again import Tensors, stored_again
 from test_checkpoint import TINY, config_of, entries, write_config, write_safetensors
 from test_packed_weights import GPTQ, cell, packed_entries, write_packed
 from test_weights import write_checkpoint
@@ -142,24 +143,9 @@ def refused(folder: Path, sentence: str) -> None:
         weights.local(folder)
 
 
-@pytest.mark.parametrize(
-    ("changed", "name", "stored", "of_config"),
-    [
-        ({"intermediate_size": 1024}, "mlp.gate_proj", "512 x 256", "1024 x 256"),
-        ({"num_key_value_heads": 8}, "self_attn.k_proj", "64 x 256", "256 x 256"),
-        ({"num_attention_heads": 16, "head_dim": 32}, "self_attn.q_proj", "256 x 256", "512 x 256"),
-        ({"vocab_size": 500}, "embed_tokens", "512 x 256", "500 x 256"),
-    ],
-)
-def test_a_config_that_contradicts_a_matrix_is_refused_with_its_name(
-    tmp_path, changed, name, stored, of_config
-):
-    folder = write_checkpoint(tmp_path / "m", **changed)
-    refused(folder, f"{name}.weight is {stored}, and its config.json says {of_config}")
-
-
 def mixture(folder: Path) -> dict[str, Any]:
-    """Its config.json, which is not written yet."""
+    """The config.json of its tensors."""
+    folder.mkdir()
     given = config("qwen3_moe", num_hidden_layers=1)
     stored = {}
     for row in layout.of(given).rows:
@@ -172,33 +158,43 @@ def mixture(folder: Path) -> dict[str, Any]:
     return given
 
 
+def dense(folder: Path) -> dict[str, Any]:
+    write_checkpoint(folder)
+    return config_of(TINY)
+
+
 @pytest.mark.parametrize(
-    ("changed", "name", "stored", "of_config"),
+    ("made", "changed", "name", "stored", "of_config"),
     [
-        ({"moe_intermediate_size": 64}, "experts.0.gate_proj", "96 x 256", "64 x 256"),
-        ({"num_key_value_heads": 4}, "self_attn.k_proj", "128 x 256", "256 x 256"),
+        (dense, {"intermediate_size": 1024}, "mlp.gate_proj", "512 x 256", "1024 x 256"),
+        (dense, {"num_key_value_heads": 8}, "self_attn.k_proj", "64 x 256", "256 x 256"),
+        (dense, {"num_attention_heads": 16, "head_dim": 32}, "self_attn.q_proj", "256 x 256", "512 x 256"),
+        (dense, {"vocab_size": 500}, "embed_tokens", "512 x 256", "500 x 256"),
+        (mixture, {"moe_intermediate_size": 64}, "experts.0.gate_proj", "96 x 256", "64 x 256"),
+        (mixture, {"num_key_value_heads": 4}, "self_attn.k_proj", "128 x 256", "256 x 256"),
     ],
 )
-def test_a_config_that_contradicts_a_matrix_of_a_mixture_is_refused(
-    tmp_path, changed, name, stored, of_config
+def test_a_config_that_contradicts_a_matrix_is_refused_with_its_name(
+    tmp_path, made, changed, name, stored, of_config
 ):
-    given = mixture(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(given))
-    assert read(tmp_path).decoder is not None
-    (tmp_path / "config.json").write_text(json.dumps(given | changed))
-    refused(tmp_path, f"{name}.weight is {stored}, and its config.json says {of_config}")
+    given = made(tmp_path / "m")
+    path = tmp_path / "m" / "config.json"
+    path.write_text(json.dumps(given))
+    assert read(path.parent).decoder is not None
+    path.write_text(json.dumps(given | changed))
+    refused(path.parent, f"{name}.weight is {stored}, and its config.json says {of_config}")
 
 
 def test_a_tied_lm_head_that_is_stored_with_other_values_is_refused(tmp_path):
     """transformers would use the embedding, and other programs the stored lm_head. A copy is fine."""
     folder = write_checkpoint(tmp_path / "m", tie_word_embeddings=True)
     assert read(folder).tied
-    path = folder / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    length = int.from_bytes(content[:8], "little")
-    begin, end = json.loads(content[8 : 8 + length])["lm_head.weight"]["data_offsets"]
-    content[8 + length + begin : 8 + length + end] = b"\1" * (end - begin)
-    path.write_bytes(content)
+
+    def change(tensors: Tensors) -> None:
+        dtype, shape, values = tensors["lm_head.weight"]
+        tensors["lm_head.weight"] = dtype, shape, b"\1" * len(values)
+
+    folder = stored_again(folder, tmp_path / "other", change)
     refused(folder, r"ties the lm_head to the embedding, and its lm_head\.weight holds other values")
 
 

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from small_checkpoints import read, synthesized
 
 from harness.models import checkpoint
-from harness.theory.decoder import Shape, parameters
-from harness.theory.hf_config import SHAPES, shape_of
+from harness.theory.architectures import decoder_of
+from harness.theory.decoder import dense, dense_fields, dense_like, parameters
+from harness.theory.hf_config import SHAPES
 from runners.weights.synthetic import config_of
 
 DENORMAL_BELOW = 2.0**-14  # in float16
 # What no family has by default: each of these is written in its own way.
 ODD = {
-    "llama with biases": replace(SHAPES["tiny-llama"], qkv_bias=True, o_bias=True, mlp_bias=True),
-    "llama, mlp biases": replace(SHAPES["tiny-llama"], mlp_bias=True, tied=True),
-    "llama, wide heads": replace(SHAPES["tiny-llama"], head_dim=64),
-    "qwen2 with a window": replace(SHAPES["tiny-qwen2"], window=128),
-    "qwen2, narrow heads": replace(SHAPES["tiny-qwen2"], head_dim=32),
-    "qwen3": Shape("qwen3", 512, 256, 2, 512, 8, 2, 64, qk_norm=True, tied=True),
-    "qwen3 with a window": Shape("qwen3", 512, 256, 2, 512, 8, 2, 64, qk_norm=True, window=128),
+    "llama with biases": dense_like(SHAPES["tiny-llama"], qkv_bias=True, o_bias=True, mlp_bias=True),
+    "llama, mlp biases": dense_like(SHAPES["tiny-llama"], mlp_bias=True, tied=True),
+    "llama, wide heads": dense_like(SHAPES["tiny-llama"], head_dim=64),
+    "qwen2 with a window": dense_like(SHAPES["tiny-qwen2"], window=128),
+    "qwen2, narrow heads": dense_like(SHAPES["tiny-qwen2"], head_dim=32),
+    "qwen3": dense("qwen3", 512, 256, 2, 512, 8, 2, 64, qk_norm=True, tied=True),
+    "qwen3 with a window": dense("qwen3", 512, 256, 2, 512, 8, 2, 64, qk_norm=True, window=128),
 }
 
 
 @pytest.mark.parametrize("name", [*SHAPES, *ODD])
 def test_the_config_of_every_shape_reads_back_as_that_shape(name):
     shape = (SHAPES | ODD)[name]
-    config = json.loads(json.dumps(config_of(asdict(shape), seed=5)))
-    assert shape_of(config) == shape
+    config = json.loads(json.dumps(config_of(dense_fields(shape), seed=5)))
+    assert decoder_of(config) == shape
     assert config["harness_synthetic"] is True
     assert config["harness_seed"] == 5
     assert not config.keys() & {"rope_parameters", "dtype"}  # transformers 4 would pass over them
@@ -41,7 +41,7 @@ def test_the_config_of_every_shape_reads_back_as_that_shape(name):
 def test_a_checkpoint_has_the_tensors_of_its_shape_and_no_others(tmp_path, shape):
     made = synthesized(tmp_path / "m", shape)
     found = checkpoint.read(tmp_path / "m")
-    assert found.shape == shape
+    assert found.decoder == shape
     assert made["parameters"] == found.parameters == parameters(shape)
     assert made["tensors"] == len(found.tensors)
     assert {tensor.type for tensor in found.tensors} == {"bf16"}
@@ -51,7 +51,7 @@ def test_a_checkpoint_has_the_tensors_of_its_shape_and_no_others(tmp_path, shape
 
 
 def test_the_same_seed_gives_the_same_bytes_whatever_the_threads(tmp_path):
-    shape = replace(SHAPES["tiny-qwen2"], vocab_size=20_000)  # several chunks in a tensor
+    shape = dense_like(SHAPES["tiny-qwen2"], vocab_size=20_000)  # several chunks in a tensor
 
     def bytes_of(name: str, **options: int) -> dict[str, bytes]:
         synthesized(tmp_path / name, shape, **options)
@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_threads(tmp_path):
 
 
 def test_no_two_tensors_and_no_two_parts_of_one_are_alike(tmp_path):
-    synthesized(tmp_path / "m", replace(SHAPES["tiny-qwen2"], vocab_size=20_000))
+    synthesized(tmp_path / "m", dense_like(SHAPES["tiny-qwen2"], vocab_size=20_000))
     matrices = {name: found.ravel() for name, found in read(tmp_path / "m").items() if found.ndim == 2}
     starts = [found[at : at + 64] for found in matrices.values() for at in range(0, found.size - 64, 1 << 20)]
     assert len(starts) > len(matrices)
@@ -107,7 +107,7 @@ def test_values_are_exact_in_float16_without_zeros_or_denormals_and_of_the_right
 
 
 def test_every_norm_has_the_same_few_outlier_channels(tmp_path):
-    synthesized(tmp_path / "m", replace(SHAPES["tiny-qwen2"], hidden_size=1280, heads=20, kv_heads=20))
+    synthesized(tmp_path / "m", dense_like(SHAPES["tiny-qwen2"], hidden_size=1280, heads=20, kv_heads=20))
     norms = {name: found for name, found in read(tmp_path / "m").items() if "norm" in name}
     assert len(norms) == 5
     channels = {name: tuple(np.flatnonzero(found > 6.0)) for name, found in norms.items()}
@@ -121,11 +121,11 @@ def test_every_norm_has_the_same_few_outlier_channels(tmp_path):
 @pytest.mark.parametrize(
     ("shape", "said"),
     [
-        (replace(SHAPES["tiny-llama"], arch="mamba"), "cannot synthesize 'mamba'"),
-        (replace(SHAPES["tiny-llama"], qkv_bias=True), "it has no such biases"),
-        (replace(SHAPES["tiny-qwen2"], o_bias=True), "it has no such biases"),
-        (replace(SHAPES["mistral-7b-v0.1"], mlp_bias=True), "cannot synthesize mistral"),
-        (replace(SHAPES["tiny-qwen2"], qk_norm=True), "it has no such biases and norms"),
+        (dense_like(SHAPES["tiny-llama"], arch="mamba"), "cannot synthesize 'mamba'"),
+        (dense_like(SHAPES["tiny-llama"], qkv_bias=True), "it has no such biases"),
+        (dense_like(SHAPES["tiny-qwen2"], o_bias=True), "it has no such biases"),
+        (dense_like(SHAPES["mistral-7b-v0.1"], mlp_bias=True), "cannot synthesize mistral"),
+        (dense_like(SHAPES["tiny-qwen2"], qk_norm=True), "it has no such biases and norms"),
     ],
     ids=str,
 )

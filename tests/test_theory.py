@@ -18,12 +18,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from test_checkpoint import TINY, write_config, write_gguf, write_shards
 
-from harness import data
+from harness.base import data
 from harness.theory import floors, published
 from harness.theory import names as theory_names
-from harness.theory.decoder import kv_bytes_per_token, parameters
+from harness.theory.decoder import kv_elements_per_token, parameters
 from harness.theory.floors import PUBLISHED, SI, Ceiling, Demand, Reach
 from harness.theory.hf_config import SHAPES
+from harness.theory.known_models import config_of
 from harness.theory.machines import MACHINES
 from harness.theory.published import SLIPS, STUDY_TABLES
 
@@ -269,7 +270,8 @@ def test_speculative_decoding_gains_what_drawing_it_gives():
 def test_a_cache_of_8_or_4_bits_halves_and_quarters_what_a_token_adds():
     shape = SHAPES["qwen1.5-32b"]
     sizes = [floors.demand_of_bits(shape, 16, kv_bits).kv_bytes_per_token for kv_bits in (16, 8, 4)]
-    assert sizes == [kv_bytes_per_token(shape), kv_bytes_per_token(shape) / 2, kv_bytes_per_token(shape) / 4]
+    elements = kv_elements_per_token(shape)
+    assert sizes == [2 * elements, elements, elements / 2]
 
 
 def test_units_round_a_knee_as_each_counts_it():
@@ -479,6 +481,37 @@ def test_a_file_is_weighed_by_its_header_as_llama_cpp_weighs_it(harness, llamacp
     (by_rules,) = harness("theory", "tiny-qwen2", "--quant", "q4_k_m", "--tensors", "--json").json
     assert {t["name"]: t for t in by_rules["tensors"]} == {t["name"]: t for t in row["tensors"]}
     assert "ffn_down" in harness("theory", made["path"], "--tensors").out
+
+
+@pytest.mark.parametrize(
+    ("model", "quantization", "label", "tokens_per_s"),
+    [
+        ("gpt-oss-120b", {"quant_method": "mxfp4"}, "mxfp4 as released", 54.6),
+        (
+            "qwq-32b",
+            {"quant_method": "gptq", "bits": 4, "group_size": 128},
+            "gptq 4-bit, group 128 as released",
+            15.35,
+        ),
+        ("qwq-32b", {"quant_method": "fp8"}, "fp8 as released", 8.33),
+    ],
+)
+def test_a_config_json_counts_as_its_weights_were_released(
+    harness, tmp_path, model, quantization, label, tokens_per_s
+):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(config_of(model) | {"quantization_config": quantization}))
+    (row,) = harness("theory", config, "--machine", "dgx-spark", "--json").json
+    assert row["weights"] == label
+    assert row["tokens_per_s"] == pytest.approx(tokens_per_s, rel=0.003)
+
+
+def test_a_quantization_of_unknown_size_is_said_to_be_unknown(harness, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(config_of("qwq-32b") | {"quantization_config": {"quant_method": "hqq"}}))
+    ran = harness("theory", config, "--machine", "dgx-spark", "--json")
+    assert [row["weights"] for row in ran.json] == ["16 bits", "8 bits", "4 bits"]
+    assert "is hqq, whose bytes are not known without its weights" in ran.err
 
 
 def test_a_config_json_is_as_good_as_its_models_name(harness, tmp_path):

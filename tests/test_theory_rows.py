@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from harness.theory import floors, rows, tensors
-from harness.theory.decoder import Shape
+from harness.theory.decoder import Decoder, dense, dense_like
 from harness.theory.floors import PUBLISHED, SI, Ceiling, Demand, Reach
 from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES, Figure, Machine
@@ -24,7 +24,7 @@ from harness.theory.tensors import Tensor
 
 # A model with GQA, its queries wider than its hidden size, and its memory by hand: queries of 4 x 32, keys
 # and values of 2 x 32.
-MODEL = Shape(
+MODEL = dense(
     "llama", 1000, hidden_size=64, layers=3, intermediate_size=192, heads=4, kv_heads=2, head_dim=32
 )
 LAYERS = 3 * (2 * 64 * 128 + 2 * 64 * 64 + 3 * 64 * 192 + 2 * 64) + 64
@@ -51,7 +51,7 @@ def box(memory_bytes: float = 1e12) -> Machine:
     )
 
 
-def row(form: Form, shape: Shape = MODEL, machine: Machine | None = None, **asked: Any) -> dict[str, Any]:
+def row(form: Form, shape: Decoder = MODEL, machine: Machine | None = None, **asked: Any) -> dict[str, Any]:
     return rows.row("mine", shape, form, "box", machine or box(), Ask(**{"units": SI} | asked))
 
 
@@ -186,7 +186,7 @@ def test_a_row_says_what_a_count_token_by_token_gives_whatever_is_asked(
     reading_s, computing_s = decode_s(demanded, ceiling, context, kv_read, asked["length"])
     assume((reading_s < computing_s) == (bound == "compute"))
     counted = counted_row(demanded, ceiling, asked)
-    found = row(form, replace(MODEL, window=window), **asked)
+    found = row(form, dense_like(MODEL, window=window), **asked)
     assert {key: found[key] for key in counted} == counted
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import stored_in, write_config
 
 from harness import records
 from harness.analysis import line
@@ -37,15 +38,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path, fake_interpret
     protocol |= {"warmup": {"at_least_s": 0}, "timeout_s": 120}
     variant = {"stack": "fake", "name": "v", "prefill_ms": 4, "prompt_token_ms": 0.02, "B_ms": 1}
     variant |= {"W_tokens_per_ms": 8000, "noise": 0.01}
-    config = {"protocol": protocol, "models": [{"shape": "tiny-qwen2"}], "variants": [variant]}
-    (root / "c.yaml").write_text(json.dumps(config | {"workloads": WORKLOADS}))
-    assert cli.main(["run", str(root / "c.yaml"), "-o", str(root / "results")]) == 0
+    path = write_config(root / "c.yaml", [variant], protocol, {"workloads": WORKLOADS})
+    assert cli.main(["run", str(path), "-o", str(root / "results")]) == 0
     return root / "results"
 
 
 @pytest.fixture(scope="module")
 def gathered(folder: Path) -> Study:
-    return load_study(list(records.records(folder, lambda damage: pytest.fail(str(damage)))))
+    return load_study(stored_in(folder))
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,7 @@ def test_the_timed_rows_of_a_cell_are_those_of_all_its_repeats(gathered: Study):
     assert [task["prefix_kept"] for task in of(gathered.cells, "turns")["tasks"]] == [False, True]
 
 
-def test_each_kind_of_workload_has_a_table_and_cells_are_named_by_it(
-    harness: Callable[..., Any], folder: Path
-):
+def test_each_kind_of_workload_has_a_table_and_cells_are_named_by_it(harness, folder):
     ran = harness("list", folder)
     assert ran.code == 0
     decode, prefill, windows, conversation = ran.out.split("\n\n")
@@ -85,9 +83,7 @@ def test_each_kind_of_workload_has_a_table_and_cells_are_named_by_it(
     assert "(" not in decode.splitlines()[1]  # no content key
 
 
-def test_the_line_of_a_finished_repeat_has_the_figures_of_its_workload(
-    harness: Callable[..., Any], folder: Path
-):
+def test_the_line_of_a_finished_repeat_has_the_figures_of_its_workload(harness, folder):
     again = harness(
         "run", folder.parent / "c.yaml", "-o", folder.parent / "again", "--set", "protocol.repeats=1"
     )
@@ -201,9 +197,7 @@ def test_llama_bench_has_a_test_per_length_and_depth(harness: Callable[..., Any]
     assert "2 workload turns" in ran.err
 
 
-def test_csv_has_the_figures_of_timed_rows_and_parquet_leaves_them_out(
-    harness: Callable[..., Any], folder: Path
-):
+def test_csv_has_the_figures_of_timed_rows_and_parquet_leaves_them_out(harness, folder):
     heading, *lines = harness("export", folder, "--to", "csv").out.splitlines()
     assert len(lines) == 8
     place = heading.split(",").index("task_kept_s")

@@ -14,6 +14,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from stored_again import Tensors, stored_again
+from stored_again import read as read_tensors
 from test_checkpoint import (
     TINY,
     config_of,
@@ -35,12 +37,13 @@ from harness.models.weights import WeightsError
 from harness.stacks.header import stacks
 from harness.theory import decoder, tensors
 from harness.theory.hf_config import SHAPES
+from harness.theory.known_models import Described
 from harness.theory.tensors import Tensor, loaded_bytes, of_shape
 
 TIED = replace(TINY, tied=True)
 
 
-def write_checkpoint(folder: Path, shape: decoder.Shape = TINY, **changed: Any) -> Path:
+def write_checkpoint(folder: Path, shape: decoder.Decoder = TINY, **changed: Any) -> Path:
     folder.mkdir(exist_ok=True)
     write_safetensors(folder / "model.safetensors", entries(shape), {"format": "pt"})
     return write_config(folder, shape, **changed)
@@ -63,7 +66,9 @@ SEED = 5  # of no other test's synthetic weights: the cache is shared
 def cell(stack: str, path: Path | None = None, **options: Any) -> Cell:
     """A cell of weights at a path, or of the smallest shape's synthetic ones."""
     if path is None:
-        model = Model(name="tiny-qwen2", shape=SHAPES["tiny-qwen2"], weights=Weights(seed=SEED))
+        model = Model(
+            name="tiny-qwen2", described=Described(SHAPES["tiny-qwen2"]), weights=Weights(seed=SEED)
+        )
     else:
         model = Model(name="mine", weights=Weights(kind="path", path=str(path)))
     workload = Decode(prompt_tokens=25, new_tokens=8)
@@ -71,7 +76,7 @@ def cell(stack: str, path: Path | None = None, **options: Any) -> Cell:
 
 
 def _another_seed() -> Model:
-    return Model(name="tiny-qwen2", shape=SHAPES["tiny-qwen2"], weights=Weights(seed=SEED + 1))
+    return Model(name="tiny-qwen2", described=Described(SHAPES["tiny-qwen2"]), weights=Weights(seed=SEED + 1))
 
 
 @pytest.fixture
@@ -90,7 +95,7 @@ def test_a_checkpoints_folder_tells_all_that_a_gguf_tells(tmp_path, count):
     parameters = decoder.parameters(TINY)
     assert (ready.format, ready.quant, ready.architecture) == ("hf", "bf16", "llama")
     assert ready.vocab_size == TINY.vocab_size
-    assert ready.attention == {"layers": TINY.layers, "kv_heads": TINY.kv_heads, "head_dim": TINY.head_dim}
+    assert ready.attention == {"layers": TINY.count, "kv_heads": TINY.kv_heads, "head_dim": TINY.head_dim}
     assert ready.sizes == {
         "model_bytes": 2 * parameters,
         "parameters": parameters,
@@ -273,7 +278,7 @@ def test_one_synthetic_checkpoint_is_made_and_every_gguf_from_it(llamacpp_interp
     q8_0 = preparation.weights(cell("llamacpp", quant="q8_0"))
     checkpoint = preparation.weights(cell("hf"))
     shape = SHAPES["tiny-qwen2"]
-    assert checkpoint.path == weights.checkpoint_path(shape, SEED)
+    assert checkpoint.path == weights.checkpoint_path(Described(shape), SEED)
     assert (checkpoint.quant, f16.quant, q8_0.quant) == ("bf16", "f16", "q8_0")
     assert all(ready.synthetic for ready in (checkpoint, f16, q8_0))
     assert checkpoint.sizes["parameters"] == f16.sizes["parameters"] == decoder.parameters(shape)
@@ -290,15 +295,14 @@ def test_one_synthetic_checkpoint_is_made_and_every_gguf_from_it(llamacpp_interp
 
 def test_a_checkpoint_given_serves_every_stack_with_one_prompt(tmp_path, preparation, llamacpp_interpreter):
     folder = preparation.checkpoint(replace(cell("llamacpp"), model=_another_seed())).path
-    mine = tmp_path / "mine"
-    shutil.copytree(folder, mine)
-    stored_bytes = (mine / "model.safetensors").read_bytes()
-    start = int.from_bytes(stored_bytes[:8], "little") + 8
-    begin, end = json.loads(stored_bytes[8:start])["model.embed_tokens.weight"]["data_offsets"]
-    with (mine / "model.safetensors").open("r+b") as file:
-        file.seek(start + begin)
-        file.write(b"\x80\x2b")  # 2**-40, which F16 does not hold
-    embedding = (mine / "model.safetensors").read_bytes()[start + begin : start + end]
+    name = "model.embed_tokens.weight"
+
+    def change(tensors: Tensors) -> None:
+        dtype, shape, values = tensors[name]
+        tensors[name] = dtype, shape, b"\x80\x2b" + values[2:]  # 2**-40, which F16 does not hold
+
+    mine = stored_again(folder, tmp_path / "mine", change)
+    embedding = read_tensors(mine)[name][2]
     expected = write_tokenizer(mine).encode(PROMPT_TEXT * 2, add_special_tokens=False).ids[:25]
     stored = preparation.weights(cell("hf", mine))
     bf16 = preparation.weights(cell("llamacpp", mine, quant="bf16"))
@@ -335,10 +339,12 @@ def test_code_of_a_checkpoint_on_the_hub_is_refused_before_anything_is_downloade
 
 def test_weights_of_another_shape_than_the_one_beside_them_are_refused(tmp_path, preparation):
     folder = write_checkpoint(tmp_path / "m")
-    model = Model(name="m", shape=SHAPES["qwen1.5-0.5b"], weights=Weights(kind="path", path=str(folder)))
+    model = Model(
+        name="m", described=Described(SHAPES["qwen1.5-0.5b"]), weights=Weights(kind="path", path=str(folder))
+    )
     with pytest.raises(NotReady, match=r"has layers \d+, but the config.s shape has 24"):
         preparation.weights(replace(cell("hf"), model=model))
-    model = model.model_copy(update={"shape": TINY})
+    model = model.model_copy(update={"described": Described(TINY)})
     assert preparation.weights(replace(cell("hf"), model=model)).path == folder
 
 
@@ -448,7 +454,7 @@ def test_loaded_bytes_are_those_of_the_hand():
 def test_a_7b_in_4_bits_takes_what_is_known_of_it():
     """Qwen1.5-7B: 6,476,005,376 weights in its layers' matrices, 1,245,184,000 of embedding and lm_head."""
     shape = SHAPES["qwen1.5-7b"]
-    matrices = decoder.layer_params(replace(shape, qkv_bias=False), norms=False)
+    matrices = decoder.layer_params(decoder.dense_like(shape, qkv_bias=False), norms=False)
     rest = decoder.parameters(shape) - matrices
     assert loaded_bytes(of_shape(shape), "bf16", "nf4") == matrices // 2 + matrices // 64 * 4 + 2 * rest
     assert loaded_bytes(of_shape(shape), "bf16") == 2 * decoder.parameters(shape)
@@ -456,19 +462,15 @@ def test_a_7b_in_4_bits_takes_what_is_known_of_it():
 
 
 def test_a_mixture_whose_keys_contradict_each_other_is_refused_before_it_is_measured(
-    harness, llamacpp_interpreter, tmp_path
+    harness, real_config, llamacpp_interpreter, tmp_path
 ):
     """A token's share of experts is unknown: reading all weights would exceed the bandwidth several times."""
     writer = gguf_writer(tmp_path / "mixture.gguf", TINY)
     writer.add_expert_count(8)
     write(writer, of_shape(TINY))
-    experiment = {
-        "protocol": {"new_tokens": 8, "repeats": 1, "measure_bandwidth": False},
-        "models": [{"name": "mixture", "weights": str(tmp_path / "mixture.gguf")}],
-        "variants": [{"stack": "llamacpp"}],
-    }
-    path = tmp_path / "mixture.yaml"
-    path.write_text(json.dumps(experiment))
+    path = real_config(
+        {"stack": "llamacpp"}, model={"name": "mixture", "weights": "mixture.gguf"}, new_tokens=8
+    )
     ran = harness("run", path, "--json")
     assert ran.code == 1
     (row,) = ran.json

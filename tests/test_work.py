@@ -7,7 +7,7 @@ import pytest
 from harness.campaign import forecast
 from harness.config import Prefill, Turns, Windows
 from harness.theory import floors
-from harness.theory.decoder import Shape, parameters
+from harness.theory.decoder import dense, parameters
 from harness.theory.hf_config import SHAPES
 from harness.theory.memory import Model
 
@@ -41,5 +41,5 @@ def test_a_kept_prefix_takes_a_fraction_of_the_time_of_one_read_again() -> None:
 
 
 def test_a_model_of_unknown_shape_has_no_estimate() -> None:
-    unknown = Model(Shape("", 0, 0, 0, 0, 0, 0, 0), 1e9, 0, 0)
+    unknown = Model(dense("", 0, 0, 0, 0, 0, 0, 0), 1e9, 0, 0)
     assert forecast.work_seconds(Prefill(), unknown, BYTES_PER_S, FLOPS) is None

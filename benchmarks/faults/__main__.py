@@ -1,7 +1,6 @@
 """What of full and read-only disks, of wrong clocks and of power loss loses or breaks anything?
 
   full       each command on tmpfs disks of one page, two pages, ... and of one file, two files, ...
-  short      each command that may write no file beyond a size
   read-only  every command where nothing can be written
   clock      campaigns with the time of day moved: years back, beyond 2038 and 2099, and set while one runs
   power      the folder as found when the power went after each write, without what was not synced
@@ -28,8 +27,7 @@ from benchmarks.faults.place import Place
 from harness.records import TokenTimes
 
 RECORD = json.loads((Path(__file__).parents[2] / "tests" / "golden" / "record-1.json").read_text())
-NAMES = ("full", "short", "read-only", "clock", "power")
-BLOCKS = (0, 1, 2, 4, 8, 16, 64, 1024)
+NAMES = ("full", "read-only", "clock", "power")
 
 
 def main() -> int:
@@ -56,9 +54,6 @@ def one(name: str, place: Place, disks: int | None) -> None:
     if name == "full":
         for command in disk.commands(place):
             disk.full(place, command, disks, say)
-    elif name == "short":
-        for command in ("campaign", "page", "export"):
-            disk.short(place, command, BLOCKS, say)
     elif name == "read-only":
         disk.read_only(place, say)
     elif name == "clock":

@@ -1,9 +1,8 @@
-"""A disk that is full at every write in turn, files that may not grow, and a disk that is read-only."""
+"""A disk that is full at every write in turn, and one that is read-only."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.faults.place import Place, remount, small_disk
@@ -50,21 +49,6 @@ def spread(first: int, last: int, count: int | None) -> list[int]:
     if count is None or count > last - first:
         return list(range(first, last + 1))
     return [first + round(i * (last - first) / (count - 1)) for i in range(count)]
-
-
-def short(place: Place, name: str, sizes: Iterable[int], say: Say) -> None:
-    """Run a command that may write no file beyond so many blocks of 512 bytes."""
-    words, variables = commands(place)[name]
-    count = 0
-    for blocks in sizes:
-        place.run(*words, limit=f"ulimit -f {blocks}", **variables)
-        before = place.records(place.disk / "results")
-        place.completes(f"{name} with files of {blocks} blocks", *words, **variables)
-        place.kept(before, place.disk / "results", f"{name} with files of {blocks} blocks")
-        for left in place.disk.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-        count += 1
-    say(f"{name}: {count} limits on a file's size; {len(place.problems)} problems so far")
 
 
 def read_only(place: Place, say: Say) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,13 +53,9 @@ class Place:
     def config(self) -> Path:
         return self.beside / "config.yaml"
 
-    def run(
-        self, *words: str | Path, prefix: Sequence[str] = (), limit: str = "", **variables: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command; a traceback or a death is a problem. `limit`: a line of shell before it."""
-        command = [*prefix, str(HARNESS), *map(str, words)]
-        if limit:
-            command = ["sh", "-c", f'{limit}; exec "$@"', "sh", *command]
+    def run(self, *words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command; a traceback or a death is a problem."""
+        command = [str(HARNESS), *map(str, words)]
         given = {"HARNESS_CACHE": str(self.beside), "TMPDIR": str(self.folder / "tmp")} | variables
         ran = subprocess.run(
             command, capture_output=True, text=True, timeout=LIMIT_S, env=os.environ | given, cwd=self.beside

@@ -1,15 +1,15 @@
 """Are our decode and our prefill as fast as llama.cpp's own? Ours against its tools, as a ratio.
 
-Same GGUF file, same libraries, same threads and settings: llama-bench and llama-batched-bench are built from
-the source that llama-cpp-python's sdist carries, and run with the environment's own libllama and libggml.
+Same GGUF file, same libraries, same threads and settings: llama-bench is built from the source that
+llama-cpp-python's sdist carries, and runs with the environment's own libllama and libggml.
 Each pair runs both, in alternating order, in fresh processes; the interval is of the median ratio, by
 bootstrap of the pairs. Target: 1.00 within 2%, our argmax apart. Where the interval is wider than that, the
 machine was too noisy to tell.
 
-    PYTHONPATH=. .venv/bin/python -m benchmarks.fidelity [decode] [prompt] [depth] [batched] [--pairs 8]
-        [--threads 2] [--flash-attn] [--model FILE.gguf]
+    PYTHONPATH=. .venv/bin/python -m benchmarks.fidelity [decode] [prompt] [depth] [--pairs 8] [--threads 2]
+        [--flash-attn] [--model FILE.gguf]
 
-The first run downloads the sdist and builds the tools (minutes); both stay in the harness's cache folder.
+The first run downloads the sdist and builds the tool (minutes); both stay in the harness's cache folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import random
 import re
 import statistics
 import subprocess
@@ -27,16 +26,15 @@ from typing import Any
 
 import psutil
 
-from benchmarks.fidelity import compared, ours, tools
-from harness.campaign import worker
+from benchmarks.fidelity import tools
+from benchmarks.fidelity.sides import Compared, Ours, Theirs, all_of, named
+from benchmarks.one_process import interval
 from harness.stacks import build
-from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 
 TARGET = 0.02
-DRAWS = 10_000
 HARNESS = Path(sys.executable).parent / "harness"
-NAMES = ("decode", "prompt", "depth", "batched")
+NAMES = ("decode", "prompt", "depth")
 
 
 def main() -> int:
@@ -52,17 +50,14 @@ def main() -> int:
 
     environment = stacks()["llamacpp"].environments["cpu"]
     interpreter = build.create(environment, lambda line: print(line, file=sys.stderr, flush=True))
-    libraries = library_folder(interpreter)
-    folder = tools.built(environment)
-    variables = worker.worker_variables("cpu", arguments.threads)
-    # Goes before the RUNPATH that the build left in the tools, so the environment's own files are loaded.
-    theirs = compared.Tools(folder, arguments, variables | {"LD_LIBRARY_PATH": str(libraries)})
-    theirs.model = arguments.model or synthetic_model()
-    side = ours.Side(interpreter, theirs.model, arguments.threads, arguments.flash_attn)
-    print(f"model {theirs.model}\ntools {folder}")
+    binary = tools.built(environment, "llama-bench")
+    model = arguments.model or synthetic_model()
+    ours = Ours(interpreter, model, arguments.threads, arguments.flash_attn)
+    theirs = Theirs(binary, ours, tools.library_variables(interpreter, arguments.threads))
+    print(f"model {model}\ntool {binary}")
 
-    same = compare_libraries(folder / "llama-bench", theirs.variables, side)
-    every = compared.all_of(theirs, side)
+    same = compare_libraries(theirs)
+    every = all_of(theirs)
     for name in arguments.what or NAMES:
         compare(every[name], arguments.pairs)
     print("  llama-bench: " + settings(theirs.said))
@@ -71,7 +66,7 @@ def main() -> int:
     return 0 if same else 1
 
 
-def compare(each: compared.Compared, pairs: int) -> None:
+def compare(each: Compared, pairs: int) -> None:
     print(f"\n{each.what}")
     ratios, with_argmax = [], []
     for pair in range(1, pairs + 1):
@@ -96,27 +91,21 @@ def compare(each: compared.Compared, pairs: int) -> None:
     print(f"target: 1.00 within {TARGET:.0%}: {verdict(low, high)}")
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """95% interval of the median, by bootstrap of the pairs."""
-    chance = random.Random(0)
-    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(DRAWS))
-    return medians[int(0.025 * DRAWS)], medians[int(0.975 * DRAWS)]
-
-
 def verdict(low: float, high: float) -> str:
     if low >= 1 - TARGET and high <= 1 + TARGET:
         return "reached"
     return "missed" if high < 1 - TARGET or low > 1 + TARGET else "inconclusive, the interval is too wide"
 
 
-def compare_libraries(bench: Path, variables: dict[str, str], side: ours.Side) -> bool:
+def compare_libraries(side: Theirs) -> bool:
     """Print which libllama and libggml files each side loads; True when their contents are the same.
 
     A wheel holds copies where a build has links, so the two sides open files of different names.
     """
-    ran = side.run({"kind": "decode", "prompt": [1], "new_tokens": 2}, 3)
-    said = subprocess.run(["ldd", str(bench)], capture_output=True, text=True, env=variables, check=True)
-    theirs = ours.named({Path(found) for found in re.findall(r"=> (/\S+)", said.stdout)})
+    ran = side.ours.run({"kind": "decode", "prompt": [1], "new_tokens": 2}, 3)
+    ldd = ["ldd", str(side.binary)]
+    said = subprocess.run(ldd, capture_output=True, text=True, env=side.variables, check=True)
+    theirs = named({Path(found) for found in re.findall(r"=> (/\S+)", said.stdout)})
     for name in sorted(theirs | ran.libraries):
         print(f"  {name}: theirs {theirs.get(name, 'none')}, ours {ran.libraries.get(name, 'none')}")
     shared = {name for name in ran.libraries if name in theirs}
@@ -143,14 +132,6 @@ def synthetic_model() -> Path:
     command = [str(HARNESS), "synth", "qwen1.5-0.5b", "--quant", "q4_0", "--json"]
     made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return Path(json.loads(made.stdout)[0]["path"])
-
-
-def library_folder(interpreter: Interpreter) -> Path:
-    """Where the environment keeps the libllama and libggml that our worker loads."""
-    found = sorted(interpreter.python.parent.parent.glob("lib/python*/site-packages/llama_cpp/lib"))
-    if not found:
-        raise SystemExit(f"no llama_cpp/lib in {interpreter.python.parent.parent}")
-    return found[0]
 
 
 if __name__ == "__main__":

@@ -12,41 +12,49 @@ import sys
 from pathlib import Path
 
 from harness.base.files import cache_folder, exclusive
+from harness.campaign import worker
 from harness.stacks import build
+from harness.stacks.adopted import Interpreter
 from harness.stacks.header import Environment
 
 PACKAGE = "llama-cpp-python"
-TOOLS = ("llama-bench", "llama-batched-bench")
 FOLDER = cache_folder() / "benchmarks"
 
 
-def built(environment: Environment, tools: tuple[str, ...] = TOOLS) -> Path:
-    """The folder of `tools` of the version that the environment holds, built into the cache once."""
+def built(environment: Environment, tool: str) -> Path:
+    """The tool of the version that the environment holds, built into the cache once."""
     version = next(d.partition("==")[2] for d in environment.dependencies if d.startswith(PACKAGE))
     FOLDER.mkdir(parents=True, exist_ok=True)
     flags = shlex.split(environment.variables.get("CMAKE_ARGS", ""))
     flags += ["-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_COMMON=ON", "-DBUILD_SHARED_LIBS=ON"]
     flags += ["-DLLAMA_BUILD_APP=OFF", "-DLLAMA_OPENSSL=OFF", "-DCMAKE_BUILD_TYPE=Release"]
-    known = [version, flags, tools, build.key_of(environment)]
+    known = [version, flags, tool, build.key_of(environment)]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
-    folder = FOLDER / f"{tools[0]}-{version}-{key}"
+    folder = FOLDER / f"{tool}-{version}-{key}"
     with exclusive(FOLDER / "llama-bench.lock"):
         complete = folder / "complete"
         if complete.exists():
-            return folder / "bin"
+            return folder / "bin" / tool
         source = source_folder(version) / "vendor" / "llama.cpp"
         cmake, variables = cmake_command()
         log = FOLDER / f"{folder.name}.log"
-        print(f"building {', '.join(tools)} {version}; log: {log}", file=sys.stderr, flush=True)
+        print(f"building {tool} {version}; log: {log}", file=sys.stderr, flush=True)
         with log.open("wb") as sink:
             for step in (
                 [cmake, "-S", str(source), "-B", str(folder), *flags],
-                [cmake, "--build", str(folder), "--target", *tools, "--parallel", str(os.cpu_count())],
+                [cmake, "--build", str(folder), "--target", tool, "--parallel", str(os.cpu_count())],
             ):
                 if subprocess.run(step, stdout=sink, stderr=subprocess.STDOUT, env=variables).returncode:
-                    raise SystemExit(f"they could not be built; log: {log}")
+                    raise SystemExit(f"it could not be built; log: {log}")
         complete.touch()
-    return folder / "bin"
+    return folder / "bin" / tool
+
+
+def library_variables(interpreter: Interpreter, threads: int) -> dict[str, str]:
+    """Variables under which the tools load the environment's own libllama and libggml: they go before the
+    RUNPATH that the build left in the tools."""
+    folder = next(interpreter.python.parent.parent.glob("lib/python*/site-packages/llama_cpp/lib"))
+    return worker.worker_variables("cpu", threads) | {"LD_LIBRARY_PATH": str(folder)}
 
 
 def source_folder(version: str) -> Path:

@@ -19,14 +19,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fidelity import tools
-from harness import data, records
+from harness import records
+from harness.base import data
 from harness.campaign import worker
 from harness.stacks import build
 from harness.stacks.adopted import Interpreter
@@ -35,7 +35,6 @@ from runners.protocol import Request
 
 HARNESS = Path(sys.executable).parent / "harness"
 MODEL = "austen-4m"
-TOOLS = ("llama-perplexity", "llama-imatrix", "llama-quantize")
 TYPES = ("f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 COMPARED = ("f16", "q8_0", "q4_k_m", "q2_k")
 N_CTX, CHUNKS = 512, 64
@@ -56,36 +55,23 @@ FIGURES = {
 
 
 def main() -> int:
-    parser = parser_of(__doc__)
-    parser.add_argument("--chunks", type=int, default=CHUNKS, help=f"windows (default: {CHUNKS})")
-    arguments = parser.parse_args()
-    with folder_of(arguments) as folder:
-        return compare(folder, arguments.threads, arguments.chunks)
-
-
-def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """The options that all benchmarks of quality have."""
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="keep the records and files here")
-    return parser
-
-
-@contextmanager
-def folder_of(arguments: argparse.Namespace) -> Iterator[Path]:
-    """The folder that was given, else a temporary one."""
+    parser.add_argument("--chunks", type=int, default=CHUNKS, help=f"windows (default: {CHUNKS})")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = (arguments.folder or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        yield folder
+        return compare(folder, arguments.threads, arguments.chunks)
 
 
 def compare(folder: Path, threads: int, chunks: int) -> int:
     environment = stacks()["llamacpp"].environments["cpu"]
     interpreter = build.create(environment, lambda line: print(line, file=sys.stderr, flush=True))
-    binary = tools.built(environment, TOOLS) / "llama-perplexity"
+    binary = tools.built(environment, "llama-perplexity")
     whole = folder / "whole.gguf"
     with_vocabulary(interpreter, whole, folder)
     shared = {
@@ -115,7 +101,7 @@ def compare(folder: Path, threads: int, chunks: int) -> int:
             },
         )
     )
-    variables = libraries(interpreter, threads)
+    variables = tools.library_variables(interpreter, threads)
     base = folder / "base.kld"
     command = [str(binary), "-c", str(N_CTX), "-b", str(N_CTX), "--chunks", str(chunks), "-t", str(threads)]
     command += ["-fa", "off", "-ngl", "0", "-f", str(data.shipped_text()), "--kl-divergence-base", str(base)]
@@ -185,12 +171,6 @@ def scored(folder: Path, config: dict[str, Any]) -> list[Any]:
     subprocess.run(command, check=True)
     found = records.records(folder / "results", lambda damage: print(damage, file=sys.stderr))
     return [each.record for each in found]
-
-
-def libraries(interpreter: Interpreter, threads: int) -> dict[str, str]:
-    """Variables under which the tools load the environment's own libllama and libggml."""
-    folder = next(interpreter.python.parent.parent.glob("lib/python*/site-packages/llama_cpp/lib"))
-    return worker.worker_variables("cpu", threads) | {"LD_LIBRARY_PATH": str(folder)}
 
 
 def with_vocabulary(interpreter: Interpreter, target: Path, folder: Path) -> None:

@@ -23,9 +23,7 @@ LENGTHS: dict[str, tuple[Floats, int]] = {
 def rates(campaigns: int) -> list[Row]:
     """Of as many sweeps as `campaigns` in each case."""
     return [
-        Row(
-            9, f"plateau, slope, ridge covered: {name}, {shape}", "-", _shares(name, tiled, campaigns), "90%+"
-        )
+        Row(f"plateau, slope, ridge covered: {name}, {shape}", _shares(name, tiled, campaigns), "90%+")
         for name in LENGTHS
         for shape, tiled in (("smooth", False), ("tiles", True))
     ]

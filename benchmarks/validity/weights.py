@@ -21,15 +21,12 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-sys.path.insert(0, str(Path(__file__).parent))
-from row import Row
 
 from harness.analysis import quality
 from harness.campaign import worker
@@ -37,15 +34,15 @@ from harness.models import checkpoint
 from harness.stacks import build
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.theory.decoder import Shape
+from harness.theory.decoder import Decoder, dense, dense_fields, dense_like
 from runners.protocol import Request
 
 # Grouped-query attention with biases, as Qwen2; the window is that of a Mistral of the same sizes.
-SHAPE = Shape(
+SHAPE = dense(
     "qwen2", 512, 256, 12, 512, 8, 2, 32, qkv_bias=True, rope_theta=1e6, norm_eps=1e-6, context=32_768
 )
 WINDOW = 128
-WINDOWED = replace(SHAPE, arch="llama", qkv_bias=False, window=WINDOW)
+WINDOWED = dense_like(SHAPE, arch="llama", qkv_bias=False, window=WINDOW)
 PROMPT, DEPTH = 25, 300
 QUANTS = ("q8_0", "q4_0", "q2_k", "nf4", "gptq")
 DEMO = ("f16", "q8_0", "q4_k_m", "q4_0", "hf-bf16", "int8", "nf4")  # of make demo and demo-all
@@ -62,13 +59,13 @@ class Fault:
     name: str
     tensors: Change | None = None
     config: dict[str, Any] | None = None
-    shape: Shape | None = None
+    shape: Decoder | None = None
     """another model to put it into"""
 
 
-def faults(shape: Shape) -> Iterator[Fault]:
+def faults(shape: Decoder) -> Iterator[Fault]:
     """The faults of the audit, of q and k and of the MLP in the first, the middle and the last layer."""
-    last, d = shape.layers - 1, shape.head_dim
+    last, d = shape.count - 1, shape.head_dim
 
     def of(layers: Sequence[int], names: Sequence[str], change: Callable[[Any], Any]) -> Change:
         wanted = {f"model.layers.{i}.{name}" for i in layers for name in names}
@@ -83,26 +80,26 @@ def faults(shape: Shape) -> Iterator[Fault]:
     def shuffled(values: Any) -> Any:
         return values[np.random.default_rng(0).permutation(len(values))]
 
-    everywhere = range(shape.layers)
+    everywhere = range(shape.count)
     qk = [f"self_attn.{p}_proj.{e}" for p in "qk" for e in ("weight", "bias")]
     kv = [f"self_attn.{p}_proj.{e}" for p in "kv" for e in ("weight", "bias")]
     biases = [f"self_attn.{p}_proj.bias" for p in "qkv"]
     into_residual = ["self_attn.o_proj.weight", "mlp.down_proj.weight"]
     yield Fault("rope base 1e4 for 1e6", config={"rope_theta": 1e4})
     yield Fault("no rope", config={"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 1e9}})
-    for where, layer in (("first", 0), ("middle", shape.layers // 2), ("last", last)):
+    for where, layer in (("first", 0), ("middle", shape.count // 2), ("last", last)):
         yield Fault(f"q/k permuted, {where} layer", of([layer], qk, by_heads))
     yield Fault("q/k permuted, all layers", of(everywhere, qk, by_heads))
-    for where, layer in (("first", 0), ("middle", shape.layers // 2), ("last", last)):
+    for where, layer in (("first", 0), ("middle", shape.count // 2), ("last", last)):
         yield Fault(f"MLP scrambled, {where} layer", of([layer], ["mlp.down_proj.weight"], shuffled))
-    for where, layer in (("first", 0), ("middle", shape.layers // 2), ("last", last)):
+    for where, layer in (("first", 0), ("middle", shape.count // 2), ("last", last)):
         yield Fault(f"{where} layer dropped", of([layer], into_residual, np.zeros_like))
     yield Fault("biases dropped", of(everywhere, biases, np.zeros_like))
     yield Fault("norm eps 100 times", config={"rms_norm_eps": 1e-4})
     yield Fault("logits x 1.02", _larger)
     yield Fault("KV heads swapped", of(everywhere, kv, reversed_heads))
     ignored = {"sliding_window": None}
-    yield Fault("window ignored", config=ignored, shape=replace(WINDOWED, layers=shape.layers))
+    yield Fault("window ignored", config=ignored, shape=dense_like(WINDOWED, layers=shape.count))
 
 
 def _larger(name: str, values: NDArray[np.float32]) -> NDArray[np.float32] | None:
@@ -112,20 +109,22 @@ def _larger(name: str, values: NDArray[np.float32]) -> NDArray[np.float32] | Non
 class Bench:
     """Checkpoints, what the stacks make of them, and their logits, each made once, in one folder."""
 
-    def __init__(self, folder: Path, shape: Shape = SHAPE, seed: int = 0) -> None:
+    def __init__(self, folder: Path, shape: Decoder = SHAPE, seed: int = 0) -> None:
         self.folder, self.shape, self.seed = folder, shape, seed
         folder.mkdir(parents=True, exist_ok=True)
 
     def job(self, stack: str, job: str, path: Path | None, files: dict[str, Path], **more: Any) -> Any:
         options = {o.name: o.default for o in stacks()[stack].options.values()} | {"threads": 1, "n_ctx": 512}
-        shape = asdict(more.pop("shape", self.shape))
+        if job == "quantize":  # takes its own options alone
+            options = {}
+        shape = dense_fields(more.pop("shape", self.shape))
         model = {"name": "m", "path": str(path) if path else None, "shape": shape}
         named = {name: str(file) for name, file in files.items()}
         request = Request(job, stack, "cpu", model, options | more.pop("options", {}), files=named, **more)
         return worker.facts_of(worker.run_job(request, built(stack), self.folder, 1800, 1))
 
-    def sound(self, shape: Shape) -> Path:
-        target = self.folder / f"{shape.arch}-{shape.window}-{shape.layers}-{self.seed}"
+    def sound(self, shape: Decoder) -> Path:
+        target = self.folder / f"{shape.arch}-{shape.window}-{shape.count}-{self.seed}"
         if not target.exists():
             options = {"seed": self.seed, "threads": 1}
             self.job("llamacpp", "synthesize", None, {"target": target}, options=options, shape=shape)
@@ -162,15 +161,9 @@ class Bench:
             )
         if not target.exists():
             options = {"quant": quant, "as_published": False, "threads": 1}
-            keys = {"source": f16, "target": target}
-            self._quantize(f16, keys, options)
+            files = {"source": f16, "target": target}
+            self.job("llamacpp", "quantize", f16, files, options=options)
         return target
-
-    def _quantize(self, source: Path, files: dict[str, Path], options: dict[str, Any]) -> None:
-        model = {"name": "m", "path": str(source), "shape": None}
-        named = {name: str(file) for name, file in files.items()}
-        request = Request("quantize", "llamacpp", "cpu", model, options, files=named)
-        worker.facts_of(worker.run_job(request, built("llamacpp"), self.folder, 1800, 1))
 
     def own(self, source: Path, quant: str) -> Path:
         """The weights that a stack holds, in 16 bits."""
@@ -255,9 +248,9 @@ def record(quant: str, depths: list[Any], own: dict[str, Any] | None = None) -> 
 
 
 def settings_of(source: Path) -> dict[str, Any]:
-    shape = checkpoint.read(source).shape
-    assert shape is not None
-    return asdict(shape)
+    fields = dense_fields(checkpoint.read(source).decoder)
+    assert fields is not None
+    return fields
 
 
 def change(path: Path, change_of: Change) -> None:
@@ -281,32 +274,6 @@ def built(stack: str) -> Interpreter:
     if found is None:
         raise SystemExit(f"the environment of {stack} is not built: harness env create {stack}")
     return found
-
-
-def rates(campaigns: int) -> list[Row]:
-    """One seed and q4_0 for the faults; `campaigns` seeds (at most ten) of the first demo's types for false
-    alarms. About four minutes of one core."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder) / "faults")
-        found = {fault.name: bench.verdicts("q4_0", fault) for fault in faults(SHAPE)}
-        for name, says in found.items():
-            before = "wrong" if says["before"] else "agrees"
-            ways = [way for way in ("kernels", "file") if says.get(way)]
-            case = f"check-weights, q4_0: {name}"
-            rows.append(Row(4, case, before, f"wrong ({' and '.join(ways)})" if ways else "agrees", "wrong"))
-        alarms = checks = 0
-        for seed in range(1, min(campaigns, 10) + 1):
-            bench = Bench(Path(folder) / f"seed-{seed}", seed=seed)
-            for quant in (
-                "q8_0",
-                "q4_k_m",
-                "q4_0",
-            ):  # the rest of DEMO takes minutes more: tests/test_faults.py
-                says = bench.verdicts(quant)
-                alarms, checks = alarms + (says["kernels"] or says["file"]), checks + 1
-        rows.append(Row(4, "check-weights: false alarms", "-", f"{alarms} of {checks}", "0"))
-    return rows
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from typing_extensions import NotRequired, TypedDict, TypeIs
 
@@ -170,23 +170,6 @@ class FlagRow(TypedDict):
     detail: str
 
 
-class Flagged(TypedDict):
-    mode_changes_at: int | None
-    flags: list[FlagRow]
-    B_ci95_ms: Ends | None
-
-
-class Lined(Flagged):
-    """What `records.known` reads of a row with a line."""
-
-    n_tokens: int | None
-    B_ms: float | None
-    W_identifiable: bool
-    median_ms: float | None
-    median_n: int | None
-    segments: list[SegmentRow]
-
-
 class SegmentRow(TypedDict):
     from_n: int
     to_n: int
@@ -195,27 +178,41 @@ class SegmentRow(TypedDict):
     flat: bool
 
 
-class SpikesRow(TypedDict):
+class Spikes(TypedDict):
+    """Single tokens far above their neighbours: number, median height, and period in tokens."""
+
     count: int
     size_ms: float | None
     period_tokens: float | None
 
 
-class Figures(TypedDict):
+def no_spikes() -> Spikes:
+    return {"count": 0, "size_ms": None, "period_tokens": None}
+
+
+class LineFigures(TypedDict):
+    """B and W with their 95% intervals: of one series, or of a cell's repeats together."""
+
+    B_ms: float | None
+    B_ci95_ms: Ends | None
+    slope_ms: float | None
+    slope_ci95_ms: list[float] | None
+    W_tokens_per_ms: float | None
+    """1 / slope; null where the slope is not positive"""
+    W_ci95: Ends | None
+    W_identifiable: bool
+    """the slope is distinguishable from zero, and not caused by a jump or a plateau"""
+
+
+class Figures(LineFigures):
     """Figures of one series; see latency.py."""
 
     n_tokens: int | None
     last_n: int | None
     first_token_ms: NotRequired[float | None]
     """`ttft_ms` in the row of a repeat"""
-    B_ms: float | None
-    B_ci95_ms: Ends | None
-    slope_ms: float | None
-    slope_ci95_ms: list[float] | None
-    W_tokens_per_ms: float | None
-    W_ci95: Ends | None
-    W_identifiable: bool
     robust_B_ms: float | None
+    """of a line insensitive to spikes, where it differs"""
     robust_W_tokens_per_ms: float | None
     plain_B_ms: float | None
     """least squares with the spikes that `B_ms` leaves out"""
@@ -223,7 +220,7 @@ class Figures(TypedDict):
     shape: str | None
     segments: list[SegmentRow]
     mode_changes_at: int | None
-    spikes: SpikesRow
+    spikes: Spikes
     median_ms: float | None
     median_n: int | None
     """tokens of context at which it is `median_ms`"""
@@ -232,6 +229,12 @@ class Figures(TypedDict):
     start_tokens_per_s: float | None
     end_tokens_per_s: float | None
     slow_from_n: float | None
+
+
+class Flagged(Figures):
+    """A row with figures and the flags on them."""
+
+    flags: list[FlagRow]
 
 
 class Variant(TypedDict):
@@ -329,14 +332,13 @@ class Limits(TypedDict):
     W_declared_measured_ratio: float | None
 
 
-class Repeat(Result, Figures, Growth, EnergyFigures, SensorFigures, Sizes, SurfaceFigures, Limits):
+class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, SurfaceFigures, Limits):
     """One repeat; see dataset.rows."""
 
     source: Source | None
     repeat: int
     attempt: int
     disturbed: Disturbance | None
-    flags: list[FlagRow]
     device_memory_bytes: int | None
     workload: str
     prompt_tokens: int
@@ -378,16 +380,9 @@ class TimeSplit(TypedDict):
     dominated_by: str | None
 
 
-class CellFigures(TypedDict, total=False):
+class CellFigures(LineFigures):
     """The figures of a cell that come from all of its repeats; see latency.py."""
 
-    B_ms: float | None
-    B_ci95_ms: Ends | None
-    slope_ms: float | None
-    slope_ci95_ms: list[float] | None
-    W_tokens_per_ms: float | None
-    W_ci95: Ends | None
-    W_identifiable: bool
     tokens_per_s_ci95: Ends | None
 
 
@@ -414,8 +409,96 @@ def empty_cell() -> Cell:
     lists = ("reasons", "flags", "segments", "passes", "tasks", "ok_series", "stayed_disturbed")
     counts = ("repeats", "repeats_ok", "disturbed_attempts")
     empty = dict.fromkeys(Cell.__required_keys__) | dict.fromkeys(counts, 0) | {name: [] for name in lists}
-    spikes = SpikesRow(count=0, size_ms=None, period_tokens=None)
-    return cast(Cell, {**empty, "spikes": spikes, "max_ctx_is_target": False})
+    return cast(Cell, {**empty, "spikes": no_spikes(), "max_ctx_is_target": False})
+
+
+# Columns of CSV files, in this order.
+
+
+SharedField = Literal[
+    "cell",
+    "model",
+    "stack",
+    "variant",
+    "kind",
+    "weights",
+    "machine",
+    "device",
+    "tokens",
+    "n_ctx",
+    "kv_read",
+    "bpw",
+    "quality",
+    "perplexity",
+    "kld_mean",
+    "kld_mean_ci95",
+    "top1",
+    "ttft_ms",
+    "tokens_per_s",
+    "tokens_per_s_ci95",
+    "start_tokens_per_s",
+    "end_tokens_per_s",
+    "B_ms",
+    "B_ci95_ms",
+    "W_tokens_per_ms",
+    "W_ci95",
+    "W_identifiable",
+    "robust_B_ms",
+    "plain_B_ms",
+    "robust_W_tokens_per_ms",
+    "shape",
+    "slow_from_n",
+    "B_theory_ms",
+    "B_ratio",
+    "B_measured_ratio",
+    "W_theory_tokens_per_ms",
+    "W_ratio",
+    "W_measured_ratio",
+    "bandwidth_share",
+    "bandwidth_bytes_per_s",
+    "model_bytes",
+    "weight_bytes_per_token",
+    "kv_bytes_per_token",
+    "loaded_bytes",
+    "peak_rss_bytes",
+    "peak_vram_bytes",
+    "peak_allocator_bytes",
+    "max_ctx",
+    "weights_check",
+    "flags",
+]
+RepeatField = Literal[
+    "campaign",
+    "repeat",
+    "started_utc",
+    "content_key",
+    "workload",
+    "prompt_tokens",
+    "new_tokens",
+    "median_ms",
+    SharedField,
+]
+"""The columns of repeats."""
+CellField = Literal[
+    "name",
+    "status",
+    "reasons",
+    "repeats_ok",
+    "repeats",
+    SharedField,
+    "W_declared_ratio",
+    "W_declared_measured_ratio",
+    "B_as_w16_ms",
+    "last_n",
+    "file_bytes",
+    "kv_buffer_bytes",
+    "compute_buffer_bytes",
+    "fixed_ms",
+    "dominated_by",
+]
+"""The columns of cells."""
+REPEAT_FIELDS: tuple[RepeatField, ...] = get_args(RepeatField)
+CELL_FIELDS: tuple[CellField, ...] = get_args(CellField)
 
 
 class Search(Result):

@@ -118,8 +118,8 @@ def surface_figures(table: Columns) -> Figures | None:
     if found is None:
         return None
     line, slope = found.line, found.slope_ends_ms
-    row = latency.row(latency.Analysis(n_tokens=found.tokens))
-    row |= {
+    figures = latency.empty_figures(found.tokens)
+    figures |= {
         "last_n": found.deepest,
         "median_ms": found.mean_ms,
         "B_ms": line.B_ms if line else None,
@@ -130,7 +130,7 @@ def surface_figures(table: Columns) -> Figures | None:
         "W_ci95": latency.inverse(slope) if slope else None,
         "W_identifiable": slope is not None and slope[0] > 0,
     }
-    return row
+    return figures
 
 
 def tasks(given: Sequence[Columns]) -> list[TaskRow]:

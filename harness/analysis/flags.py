@@ -10,9 +10,9 @@ from typing import cast
 
 import numpy as np
 
-from harness.analysis.columns import Lined
+from harness.analysis.columns import Flagged
 from harness.analysis.latency import LATE_SECOND, SWEEP, Analysis, Drift, jump, plateau
-from harness.analysis.line import Floats, Segment, is_flat
+from harness.analysis.line import Floats
 from harness.analysis.sensors import Columns, Timed
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import list_named, plural
@@ -78,9 +78,9 @@ def flags(
     """
     raised = [*(_first_token(found) if kv_read != "full" else []), *_shape(found, kv_read == "window")]
     raised += _line(found)
-    sweep = found.shape is not None and found.shape.name == SWEEP
-    if expected_tokens is not None and found.n_tokens != expected_tokens and not sweep:
-        tokens = plural(found.n_tokens, "token")
+    count, sweep = found.figures["n_tokens"] or 0, found.figures["shape"] == SWEEP
+    if expected_tokens is not None and count != expected_tokens and not sweep:
+        tokens = plural(count, "token")
         raised.append(Warnings.early_stop.flag(tokens=tokens, expected=expected_tokens))
     if limit is not None:
         raised += _faster_than(found, limit)
@@ -126,7 +126,7 @@ def identical(series: Mapping[str, Floats]) -> dict[str, Flag]:
 
 
 def same_changes(changes: Mapping[str, int | None]) -> dict[str, Flag]:
-    """Flags by name: series of one stack whose mode changes at the same n. `changes`: see change_of_mode.
+    """Flags by name: series of one stack whose mode changes at the same n. `changes`: `mode_changes_at`.
 
     A hot or disturbed machine changes at a different token in each series. A kernel chosen by context length
     changes at the same token in all.
@@ -142,7 +142,7 @@ def same_changes(changes: Mapping[str, int | None]) -> dict[str, Flag]:
 
 
 def _first_token(found: Analysis) -> list[Flag]:
-    first, second, settled = found.first_token_ms, found.second_ms, found.settled_ms
+    first, second, settled = found.figures.get("first_token_ms"), found.second_ms, found.settled_ms
     if first is None or second is None or settled is None or first >= floors.UNSYNCHRONISED * settled:
         return []
     late = f"; the second took {second:.0f}: the clock was read before the device was done"
@@ -152,25 +152,27 @@ def _first_token(found: Analysis) -> list[Flag]:
 
 def _line(found: Analysis) -> list[Flag]:
     """Points that the line leaves out, and why it may have no interval."""
-    raised = []
+    raised, figures = [], found.figures
     if found.late_ms is not None and found.settled_ms is not None:
         raised.append(Warnings.late_second_token.flag(gap=found.late_ms, later=found.settled_ms))
-    if found.plain and found.line:
-        W = found.plain.W_tokens_per_ms
-        plain = f"B {found.plain.B_ms:.2f} ms" + (f", W {W:,.0f}" if W and found.W_identifiable else "")
+    if figures["plain_B_ms"] is not None:
+        W = figures["plain_W_tokens_per_ms"]
+        plain = f"B {figures['plain_B_ms']:.2f} ms" + (
+            f", W {W:,.0f}" if W and figures["W_identifiable"] else ""
+        )
         raised.append(Warnings.spikes_left_out.flag(line=plain))
     if found.copied:
-        raised.append(Warnings.repeated_blocks.flag(copies=found.copied, tokens=found.n_tokens))
+        raised.append(Warnings.repeated_blocks.flag(copies=found.copied, tokens=figures["n_tokens"]))
     if found.bends:
         raised.append(Warnings.bends.flag())
     return raised
 
 
 def _shape(found: Analysis, slides: bool) -> list[Flag]:
-    if found.shape is None or found.median_ms is None:
+    level = found.figures["median_ms"]
+    if found.shape is None or level is None:
         return []
-    flat = plateau(found.shape, found.median_ms)
-    if flat:
+    if flat := plateau(found.shape, level):
         return [] if slides else [Warnings.plateau_past_window.flag(n=flat.from_n - 1)]
     if levels := jump(found.shape):
         at = found.shape.segments[1].from_n
@@ -189,27 +191,14 @@ def _faster_than(found: Analysis, limit: Limit) -> list[Flag]:
         took = f"{found.fastest_ms:.2f} ms"
         raised.append(Warnings.faster_than_limit.flag(took=took, least=limit.B_ms))
     first_ms = limit.B_ms if limit.first_ms is None else limit.first_ms
-    if found.first_token_ms is not None and found.first_token_ms < first_ms / CEILING_TOLERANCE:
+    first_token_ms = found.figures.get("first_token_ms")
+    if first_token_ms is not None and first_token_ms < first_ms / CEILING_TOLERANCE:
         first = Warnings.first_token_faster_than_limit
-        raised.append(first.flag(took=found.first_token_ms, least=first_ms))
-    if limit.slope_ms and found.line and found.W_identifiable:
-        most = _steepest_ms(found)
-        if most is not None and most < limit.slope_ms / CEILING_TOLERANCE:
-            raised.append(_slope(1 / found.line.slope_ms, limit.slope_ms))
+        raised.append(first.flag(took=first_token_ms, least=first_ms))
+    W, most = found.figures["W_tokens_per_ms"] if found.figures["W_identifiable"] else None, found.steepest_ms
+    if W and limit.slope_ms and most is not None and most < limit.slope_ms / CEILING_TOLERANCE:
+        raised.append(_slope(W, limit.slope_ms))
     return raised
-
-
-def _steepest_ms(found: Analysis) -> float | None:
-    """Upper end of the slope's interval, in ms per token of context; null where it is not reliable.
-
-    A host that is slower than its device up to some position makes the line too flat, and the series bends
-    upwards: a correct series may then have any slope. So may one that hardly rises.
-    """
-    known, shape = found.interval, found.shape
-    if known is None or shape is None or found.median_ms is None or found.bends_up:
-        return None
-    whole = Segment(shape.segments[0].from_n, shape.segments[-1].to_n, known.centre)
-    return None if is_flat(whole, found.median_ms) else known.centre.slope_ms + known.slope_half_ms
 
 
 def _slope(W: float, slope_ms: float) -> Flag:
@@ -463,7 +452,7 @@ OF_LINE = (
 """Codes of the flags on what B and W rest on."""
 
 
-def B_known(row: Lined) -> bool:
+def B_known(row: Flagged) -> bool:
     """Whether the interval of B is narrow enough; false without an interval."""
     B_ms, ends = row["B_ms"], row["B_ci95_ms"]
     if B_ms is None or ends is None:
@@ -472,7 +461,7 @@ def B_known(row: Lined) -> bool:
     return low is not None and high is not None and high - low <= 2 * WIDE * B_ms
 
 
-def withhold(row: Lined, repeats: Sequence[Lined] = ()) -> None:
+def withhold(row: Flagged, repeats: Sequence[Flagged] = ()) -> None:
     """Make B and W null where they are not known, with all that follows from them, and flag the B.
 
     `repeats`: of a cell. Where they are too few for an interval of their own, B is known if each of them
@@ -492,7 +481,7 @@ def withhold(row: Lined, repeats: Sequence[Lined] = ()) -> None:
             figures["segments"] = [{**part, "W_tokens_per_ms": None} for part in row["segments"]]
 
 
-def _flag(row: Lined, measured: Sequence[Lined]) -> Flag:
+def _flag(row: Flagged, measured: Sequence[Flagged]) -> Flag:
     """B of a row that rests on the intervals of `measured`."""
     ends = [f"{_interval(each['B_ci95_ms'])} ms" for each in measured if each["B_ci95_ms"]]
     interval = f"its {row['n_tokens']:,} tokens give no interval"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Literal
 
@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from harness.analysis.columns import CellFigures, Ends, Figures, Repeat
+from harness.analysis.columns import (
+    CellFigures,
+    Ends,
+    Figures,
+    LineFigures,
+    Repeat,
+    SegmentRow,
+    no_spikes,
+)
 from harness.analysis.differences import Spread, moderated, pooled, within
 from harness.analysis.line import (
     BLOCK,
@@ -23,7 +31,6 @@ from harness.analysis.line import (
     Line,
     Segment,
     Shape,
-    Spikes,
     block_spread,
     blocks,
     copies,
@@ -66,102 +73,94 @@ class Unusable(ValueError):
 
 @dataclass(frozen=True)
 class Analysis:
-    """`W_identifiable`: the slope is distinguishable from zero, and not caused by a jump or a plateau.
-    `interval`: within the series. `robust`: a line insensitive to spikes, where it differs from `line`.
-    `plain`: least squares through all steps, where `line` is without spikes and differs from it. `late_ms`:
-    the gap before the second token, where it belongs to prefill: no other figure includes it. `copied`:
-    latencies that repeat earlier ones in blocks. `bends`: no line describes a sweep. `bends_up`: the slope
-    grows along the series. `halves`: the lines through its halves, where they differ beyond noise and by as
-    much as `robust` does. `median_n`: tokens of context at which `median_ms` was measured.
+    """What the latencies of one series give: `figures`, and what its flags need besides.
+
+    `drift`: of the machine, which B and W are freed of. `late_ms`: the gap before the second token, where it
+    belongs to prefill: no other figure includes it. `copied`: latencies that repeat earlier ones in blocks.
+    `bends`: no line describes a sweep. `halves`: the lines through its halves, where they differ beyond noise
+    and by as much as a robust line does. `steepest_ms`: the upper end of the slope's interval; null where it
+    is not reliable.
     """
 
-    n_tokens: int
-    first_token_ms: float | None = None
+    figures: Figures
+    drift: Drift | None = None
+    shape: Shape | None = None
     second_ms: float | None = None
     settled_ms: float | None = None
-    line: Line | None = None
-    interval: Interval | None = None
-    robust: Line | None = None
-    plain: Line | None = None
     late_ms: float | None = None
     copied: int = 0
     bends: bool = False
-    shape: Shape | None = None
-    W_identifiable: bool = False
-    bends_up: bool = False
     halves: tuple[Line, Line] | None = None
-    spikes: Spikes = field(default_factory=Spikes)
-    tokens_per_s: float | None = None
-    start_tokens_per_s: float | None = None
-    end_tokens_per_s: float | None = None
-    slow_from_n: int | None = None
-    last_n: int | None = None
-    median_ms: float | None = None
-    median_n: int | None = None
     fastest_ms: float | None = None
+    steepest_ms: float | None = None
 
 
-def row(found: Analysis) -> Figures:
-    """The figures as lists, files and reports show them: missing is null, intervals are [low, high].
+def empty_figures(n_tokens: int | None, first_token_ms: float | None = None) -> Figures:
+    """The figures of a series without a line."""
+    return {
+        "n_tokens": n_tokens,
+        "last_n": None,
+        "first_token_ms": first_token_ms,
+        **line_figures(None, None, identifiable=False),
+        "robust_B_ms": None,
+        "robust_W_tokens_per_ms": None,
+        "plain_B_ms": None,
+        "plain_W_tokens_per_ms": None,
+        "shape": None,
+        "segments": [],
+        "mode_changes_at": None,
+        "spikes": no_spikes(),
+        "median_ms": None,
+        "median_n": None,
+        "tokens_per_s": None,
+        "tokens_per_s_ci95": None,
+        "start_tokens_per_s": None,
+        "end_tokens_per_s": None,
+        "slow_from_n": None,
+    }
+
+
+def line_figures(line: Line | None, known: Interval | None, identifiable: bool) -> LineFigures:
+    """B and W with their intervals.
 
     An interval of a latency never reaches below zero: such an end is null (open). W_ci95 is the inverse of
     the slope's interval; its high end is null where the slope may be zero.
     """
-    line, steady, shape = found.line, found.robust, found.shape
-    B_ci95 = slope_ci95 = W_ci95 = None
-    if known := found.interval:
+    B_ci95 = slope_ci95 = None
+    if known:
         centre = known.centre
         B_ci95 = positive(centre.B_ms - known.B_half_ms, centre.B_ms + known.B_half_ms)
         slope_ci95 = [centre.slope_ms - known.slope_half_ms, centre.slope_ms + known.slope_half_ms]
-        W_ci95 = inverse(slope_ci95)
     return {
-        "n_tokens": found.n_tokens,
-        "last_n": found.last_n,
-        "first_token_ms": found.first_token_ms,
         "B_ms": line.B_ms if line else None,
         "B_ci95_ms": B_ci95,
         "slope_ms": line.slope_ms if line else None,
         "slope_ci95_ms": slope_ci95,
         "W_tokens_per_ms": line.W_tokens_per_ms if line else None,
-        "W_ci95": W_ci95,
-        "W_identifiable": found.W_identifiable,
-        "robust_B_ms": steady.B_ms if steady else None,
-        "robust_W_tokens_per_ms": steady.W_tokens_per_ms if steady else None,
-        "plain_B_ms": found.plain.B_ms if found.plain else None,
-        "plain_W_tokens_per_ms": found.plain.W_tokens_per_ms if found.plain else None,
-        "shape": shape.name if shape else None,
-        "segments": [
-            {
-                "from_n": segment.from_n,
-                "to_n": segment.to_n,
-                "B_ms": segment.line.B_ms,
-                "W_tokens_per_ms": segment.line.W_tokens_per_ms,
-                "flat": found.median_ms is not None and is_flat(segment, found.median_ms),
-            }
-            for segment in (shape.segments if shape else ())
-        ],
-        "mode_changes_at": change_of_mode(found),
-        "spikes": {
-            "count": found.spikes.count,
-            "size_ms": found.spikes.size_ms,
-            "period_tokens": found.spikes.period_tokens,
-        },
-        "median_ms": found.median_ms,
-        "median_n": found.median_n,
-        "tokens_per_s": found.tokens_per_s,
-        "tokens_per_s_ci95": _rates(found),
-        "start_tokens_per_s": found.start_tokens_per_s,
-        "end_tokens_per_s": found.end_tokens_per_s,
-        "slow_from_n": found.slow_from_n,
+        "W_ci95": inverse(slope_ci95) if slope_ci95 else None,
+        "W_identifiable": identifiable,
     }
 
 
-def _rates(found: Analysis) -> Ends | None:
+def rate_ci95(tokens_per_s: float, known: Interval | None) -> Ends | None:
     """Interval of the rate over all decode tokens, from the interval of their mean latency."""
-    if found.interval is None or found.tokens_per_s is None:
+    if known is None:
         return None
-    mean, half = 1e3 / found.tokens_per_s, found.interval.mean_half_ms
+    mean, half = 1e3 / tokens_per_s, known.mean_half_ms
     return [1e3 / (mean + half), 1e3 / (mean - half) if half < mean else None]
+
+
+def _rows(shape: Shape, level_ms: float) -> list[SegmentRow]:
+    return [
+        {
+            "from_n": segment.from_n,
+            "to_n": segment.to_n,
+            "B_ms": segment.line.B_ms,
+            "W_tokens_per_ms": segment.line.W_tokens_per_ms,
+            "flat": is_flat(segment, level_ms),
+        }
+        for segment in shape.segments
+    ]
 
 
 def positive(low: float, high: float) -> Ends | None:
@@ -175,22 +174,23 @@ def inverse(slope: Sequence[float]) -> Ends | None:
     return None if high <= 0 else [1 / high, 1 / low if low > 0 else None]
 
 
-def analyse(n: Floats, ms: Floats, steady_ms: Floats | None = None, plain: bool = False) -> Analysis:
+def analyse(n: Floats, ms: Floats, control_ms: Floats | None = None, plain: bool = False) -> Analysis:
     """Analyse one series including its first token, whose latency may be NaN (unknown), or the points of a
     sweep. Raises Unusable.
 
-    `steady_ms`: the same latencies without the machine's drift, for the line and its shape; null: as `ms`.
-    `plain`: the line is least squares through all steps, spikes and a late second token included.
+    `control_ms`: latencies of its first tokens, decoded again after it: B and W are freed of the machine's
+    drift. `plain`: the line is least squares through all steps, spikes and a late second token included.
     """
     check(n, ms)
     if _is_sweep(n):
         return _sweep(n, ms)
-    steady_ms = ms if steady_ms is None else steady_ms
     first = None if np.isnan(ms[0]) else float(ms[0])
-    n, ms, freed = (np.asarray(each[1:], dtype=float) for each in (n, ms, steady_ms))
+    empty = empty_figures(len(ms), first)
+    n, ms = (np.asarray(each[1:], dtype=float) for each in (n, ms))
     if len(ms) < 2:
-        return Analysis(n_tokens=len(ms) + 1, first_token_ms=first)
-    count, second, settled = len(ms) + 1, float(ms[0]), float(np.median(ms[SETTLED]))
+        return Analysis(empty)
+    drift_free = _without_drift(n - 1, ms, control_ms)
+    freed, second, settled = drift_free.ms, float(ms[0]), float(np.median(ms[SETTLED]))
     late = not plain and len(ms) > FEWEST_LATER and second > max(LATE_SECOND * settled, float(ms[1:].max()))
     if late:
         n, ms, freed = n[1:], ms[1:], freed[1:]
@@ -201,32 +201,41 @@ def analyse(n: Floats, ms: Floats, steady_ms: Floats | None = None, plain: bool 
     copied = copies(ms)
     known, steady = None if copied else interval(x, freed), robust(x, freed)
     shape = shape_of(n, freed, known)
-    edge = min(EDGE_TOKENS, len(ms))
+    known = known and drift_free.widened(known)
     halves = None if copied else differing_halves(x, freed)
+    edge, rate = min(EDGE_TOKENS, len(ms)), float(1e3 / ms.mean())
+    identifiable = _identifiable(known, shape, level) and not drift_free.explains_rise
+    figures: Figures = {
+        **empty,
+        **line_figures(line, known, identifiable),
+        "last_n": int(n[-1]),
+        "shape": shape.name,
+        "segments": _rows(shape, level),
+        "mode_changes_at": _change_of_mode(shape, level),
+        "spikes": spikes_of(ms, usual),
+        "median_ms": level,
+        "median_n": int(np.median(x)),
+        "tokens_per_s": rate,
+        "tokens_per_s_ci95": rate_ci95(rate, known),
+        "start_tokens_per_s": float(1e3 / ms[:edge].mean()),
+        "end_tokens_per_s": float(1e3 / ms[-edge:].mean()),
+        "slow_from_n": _lasting(n, ms if usual is None else usual),
+    }
+    if steady and _differ(line, steady):
+        figures |= {"robust_B_ms": steady.B_ms, "robust_W_tokens_per_ms": steady.W_tokens_per_ms}
+    if line is not every:
+        figures |= {"plain_B_ms": every.B_ms, "plain_W_tokens_per_ms": every.W_tokens_per_ms}
     return Analysis(
-        n_tokens=count,
-        first_token_ms=first,
+        figures,
+        drift_free.drift,
+        shape,
         second_ms=second,
         settled_ms=settled,
-        line=line,
-        interval=known,
-        robust=steady if steady and _differ(line, steady) else None,
-        plain=every if line is not every else None,
         late_ms=second if late else None,
         copied=copied,
-        shape=shape,
-        W_identifiable=_identifiable(known, shape, level),
-        bends_up=_bends_up(x, freed),
         halves=halves if halves and _differ(*halves) else None,
-        spikes=spikes_of(ms, usual),
-        tokens_per_s=float(1e3 / ms.mean()),
-        start_tokens_per_s=float(1e3 / ms[:edge].mean()),
-        end_tokens_per_s=float(1e3 / ms[-edge:].mean()),
-        slow_from_n=_lasting(n, ms if usual is None else usual),
-        last_n=int(n[-1]),
-        median_ms=level,
-        median_n=int(np.median(x)),
         fastest_ms=level if usual is None else float(usual.min()),
+        steepest_ms=None if _bends_up(x, freed) else _steepest_ms(known, shape, level),
     )
 
 
@@ -249,21 +258,28 @@ def _sweep(n: Floats, ms: Floats) -> Analysis:
     starts = _starts(n)
     sizes = np.diff(starts, append=len(n))
     x, y = np.add.reduceat(n - 1, starts) / sizes, np.add.reduceat(ms, starts) / sizes
+    empty = empty_figures(len(ms))
     if len(x) < 2:
-        return Analysis(n_tokens=len(ms))
-    line, around = least_squares(x, y), interval_of_points(x, y)
+        return Analysis(empty)
+    line, around, level = least_squares(x, y), interval_of_points(x, y), float(np.median(y))
+    shape = Shape(SWEEP, (Segment(int(n[0]), int(n[-1]), line),))
+    rises = around is not None and line.slope_ms > around.slope_half_ms
+    figures: Figures = {
+        **empty,
+        **line_figures(line, around, rises),
+        "last_n": int(n[-1]),
+        "shape": SWEEP,
+        "segments": _rows(shape, level),
+        "median_ms": level,
+        "median_n": int(np.median(x)),
+        "slow_from_n": _lasting(n, ms),
+    }
     return Analysis(
-        n_tokens=len(ms),
-        line=line,
-        interval=around,
+        figures,
+        shape=shape,
         bends=bends(x, y),
-        shape=Shape(SWEEP, (Segment(int(n[0]), int(n[-1]), line),)),
-        W_identifiable=around is not None and line.slope_ms > around.slope_half_ms,
-        slow_from_n=_lasting(n, ms),
-        last_n=int(n[-1]),
-        median_ms=float(np.median(y)),
-        median_n=int(np.median(x)),
         fastest_ms=float(y.min()),
+        steepest_ms=_steepest_ms(around, shape, level),
     )
 
 
@@ -368,12 +384,23 @@ def plateau(shape: Shape | None, level: float) -> Segment | None:
     return second if rises and lies else None
 
 
-def change_of_mode(found: Analysis) -> int | None:
+def _change_of_mode(shape: Shape, level: float) -> int | None:
     """The n where the mode changes; null for other shapes and for a cache that rolled over."""
-    shape, level = found.shape, found.median_ms
-    if not shape or not level or shape.name != "mode change" or plateau(shape, level) is not None:
+    if not level or shape.name != "mode change" or plateau(shape, level) is not None:
         return None
     return shape.segments[1].from_n
+
+
+def _steepest_ms(known: Interval | None, shape: Shape, level: float) -> float | None:
+    """Upper end of the slope's interval, in ms per token of context; null where latency hardly rises.
+
+    Not for a series that bends upwards: a host that is slower than its device up to some position makes the
+    line of a correct series too flat. A correct series that hardly rises may also have any slope.
+    """
+    if known is None:
+        return None
+    whole = Segment(shape.segments[0].from_n, shape.segments[-1].to_n, known.centre)
+    return None if is_flat(whole, level) else known.centre.slope_ms + known.slope_half_ms
 
 
 def _differ(line: Line, steady: Line) -> bool:
@@ -430,44 +457,43 @@ def measured(before: Floats, after: Floats) -> Drift | None:
     return Drift(share, (1 + share) * t * float(logs.std(ddof=1)) / math.sqrt(len(logs)))
 
 
-def analyse_drift(
-    n: Floats, ms: Floats, control_ms: Floats, plain: bool = False
-) -> tuple[Analysis, Drift | None]:
-    """The analysis of one series with B and W freed of drift, and the drift; see latency.analyse. Without
-    enough tokens of `control_ms` the analysis of the series as it is, and null."""
-    check(n, ms)
-    drift = measured(ms[1:], control_ms) if len(ms) > len(control_ms) else None
-    if drift is None:
-        return analyse(n, ms, plain=plain), None
-    x, passed = n[1:] - 1, _passed(ms[1:], len(control_ms), float(ms[1:].mean()))
-    steady = ms.copy()
-    steady[1:] /= 1 + drift.share * passed
-    found = analyse(n, ms, steady, plain)
-    if found.interval is None:
-        return found, drift
-    known = _allowing(found.interval, x, steady[1:] * passed, drift.half)
-    rise = least_squares(x, ms[1:]).slope_ms * float(np.ptp(x))
-    explained = abs(drift.share) * float(np.median(ms[1:])) > EXPLAINED * abs(rise)
-    certain = known.centre.slope_ms > known.slope_half_ms
-    identifiable = found.W_identifiable and certain and not explained
-    return replace(found, interval=known, W_identifiable=identifiable), drift
+@dataclass(frozen=True)
+class _DriftFree:
+    """Latencies in ms without the machine's drift. `moved`: the line that a drift of 1 would add to them.
+    `explains_rise`: the drift is so large a part of the rise that W is not identifiable."""
+
+    ms: Floats
+    drift: Drift | None = None
+    moved: Line | None = None
+    explains_rise: bool = False
+
+    def widened(self, known: Interval) -> Interval:
+        """The interval, wider by what an error of the drift moves the line."""
+        if self.drift is None or self.moved is None:
+            return known
+        half = self.drift.half
+        return replace(
+            known,
+            B_half_ms=math.hypot(known.B_half_ms, half * self.moved.B_ms),
+            slope_half_ms=math.hypot(known.slope_half_ms, half * self.moved.slope_ms),
+        )
+
+
+def _without_drift(x: Floats, ms: Floats, control_ms: Floats | None) -> _DriftFree:
+    """The latencies as they are without enough tokens of `control_ms`."""
+    if control_ms is None or len(control_ms) > len(ms) or (drift := measured(ms, control_ms)) is None:
+        return _DriftFree(ms)
+    passed = _passed(ms, len(control_ms), float(ms.mean()))
+    steady = ms / (1 + drift.share * passed)
+    rise = least_squares(x, ms).slope_ms * float(np.ptp(x))
+    explains_rise = abs(drift.share) * float(np.median(ms)) > EXPLAINED * abs(rise)
+    return _DriftFree(steady, drift, least_squares(x, steady * passed), explains_rise)
 
 
 def _passed(ms: Floats, window: int, step_ms: float) -> Floats:
     """Time at each token since the first, over the time from one window's middle to that of the other."""
     at = np.cumsum(ms)
     return np.asarray(at / (at[-1] + step_ms * window / 2 - at[:window].mean()))
-
-
-def _allowing(known: Interval, x: Floats, per_share: Floats, half: float) -> Interval:
-    """The interval, wider by what an error of the drift moves the line. `per_share`: ms by which a drift of 1
-    would raise each token."""
-    moved = least_squares(x, per_share)
-    return replace(
-        known,
-        B_half_ms=math.hypot(known.B_half_ms, half * moved.B_ms),
-        slope_half_ms=math.hypot(known.slope_half_ms, half * moved.slope_ms),
-    )
 
 
 # 95% confidence intervals of a cell's figures, with the spread estimated over its whole campaign. Pure.
@@ -592,21 +618,28 @@ def _figures(
     rate: tuple[float, float] | None,
     slope: tuple[float, float] | None,
 ) -> CellFigures:
-    lone = len(cell) == 1
-    found = CellFigures()
-    if not lone:
-        found |= {"B_ms": _mean(cell, "B_ms"), "B_ci95_ms": None, "tokens_per_s_ci95": None}
-        found |= {"W_tokens_per_ms": None, "W_ci95": None, "slope_ci95_ms": None}
+    """A lone repeat keeps the intervals of its own where its campaign gives none."""
+    last, several = cell[-1], len(cell) > 1
+    mean = _mean(cell, "slope_ms")
+    found: CellFigures = {
+        "B_ms": _mean(cell, "B_ms") if several else last["B_ms"],
+        "B_ci95_ms": None if several else last["B_ci95_ms"],
+        "slope_ms": mean,
+        "slope_ci95_ms": None if several else last["slope_ci95_ms"],
+        "W_tokens_per_ms": None if several else last["W_tokens_per_ms"],
+        "W_ci95": None if several else last["W_ci95"],
+        "W_identifiable": all(row["W_identifiable"] for row in cell),
+        "tokens_per_s_ci95": None if several else last["tokens_per_s_ci95"],
+    }
+    if mean is not None and mean > 0:
+        found["W_tokens_per_ms"] = 1 / mean
     if B:
         found["B_ci95_ms"] = list(B)
     if rate:
         found["tokens_per_s_ci95"] = list(rate)
-    mean = _mean(cell, "slope_ms")
-    if mean is not None and (slope or not lone):
-        found |= {"slope_ms": mean, "W_tokens_per_ms": 1 / mean if mean > 0 else None}
-        found |= {"slope_ci95_ms": slope and list(slope), "W_ci95": slope and inverse(slope)}
-        steep = slope is None or slope[0] > 0
-        found["W_identifiable"] = steep and all(row["W_identifiable"] for row in cell)
+    if slope:
+        found |= {"slope_ci95_ms": list(slope), "W_ci95": inverse(slope)}
+        found["W_identifiable"] &= slope[0] > 0
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import fdtrc, stdtr, stdtrit
 
-from harness.analysis.columns import AnyRow, Ends, Repeat, is_score, is_search
+from harness.analysis.columns import AnyRow, Ends, Repeat, Spikes, is_score, is_search, no_spikes
 from harness.analysis.differences import Spread
 from harness.records.tables import TABLE_OF
 
@@ -607,15 +607,6 @@ SPIKE_SHARE, SPIKE_SIGMAS = 0.5, 10.0  # above that median by half of it and by 
 LEAST_SPIKES = 4  # to estimate a period
 
 
-@dataclass(frozen=True)
-class Spikes:
-    """Single tokens far above their neighbours: number, median height, and period in tokens."""
-
-    count: int = 0
-    size_ms: float | None = None
-    period_tokens: float | None = None
-
-
 def running_median(ms: Floats) -> Floats | None:
     """Median of the window around each token, padded at both ends; null: shorter than a window."""
     if len(ms) < NEIGHBOURS:
@@ -634,14 +625,14 @@ def spike_places(ms: Floats, usual: Floats) -> NDArray[np.intp]:
 
 def spikes_of(ms: Floats, usual: Floats | None) -> Spikes:
     if usual is None:
-        return Spikes()
+        return no_spikes()
     at = spike_places(ms, usual)
     at = at[at > 0]  # a slow second token is handled in flags.py
     if len(at) == 0:
-        return Spikes()
+        return no_spikes()
     above = ms - usual
     period = float(np.median(np.diff(at))) if len(at) >= LEAST_SPIKES else None
-    return Spikes(len(at), float(np.median(above[at])), period)
+    return {"count": len(at), "size_ms": float(np.median(above[at])), "period_tokens": period}
 
 
 # Find blocks of latencies that repeat earlier ones to the last digit: copies carry no information. Pure.

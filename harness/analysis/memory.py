@@ -61,10 +61,10 @@ def _of_samples(record: Record, times: TokenTimes, samples: Columns) -> tuple[An
     began = done.get("start_ns")
     if not known or not len(times) or began is None:
         return np.empty(0), np.empty(0)
-    stamps = times.stamps_ns(began, done.get("flushes") or ())
+    came_ns = times.t_ns(began, done.get("flushes") or ())
     t_ns, held = np.asarray(known, dtype=float).T
-    within = (t_ns >= stamps[0]) & (t_ns <= stamps[-1])
-    n = record["workload"]["prompt_tokens"] + np.searchsorted(stamps, t_ns[within], side="right")
+    within = (t_ns >= came_ns[0]) & (t_ns <= came_ns[-1])
+    n = record["workload"]["prompt_tokens"] + np.searchsorted(came_ns, t_ns[within], side="right")
     return n, held[within]
 
 

@@ -54,7 +54,7 @@ SETTINGS = (
 
 
 def other_settings(file: Mapping[str, Any], original: Mapping[str, Any]) -> list[str]:
-    """Settings of a file, fields of a Shape, that differ from those of the 16-bit weights, a sentence each.
+    """Settings of a file's dense model that differ from those of the 16-bit weights, a sentence each.
 
     The window is not among them: converters leave it out, and it matters only beyond it.
     """

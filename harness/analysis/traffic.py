@@ -13,7 +13,7 @@ from harness.analysis.identity import recorded_gpu
 from harness.records.kinds import Record, loaded_of
 from harness.records.parts import Attention, DecoderFacts, Header, StackFacts
 from harness.theory import decoder, floors, names
-from harness.theory.decoder import Shape
+from harness.theory.decoder import Decoder, dense
 from harness.theory.floors import SI
 from harness.theory.machines import MACHINES, Machine
 from harness.theory.rows import is_quantized, knees
@@ -51,9 +51,9 @@ def weight_bytes_per_token(record: Record) -> int | None:
 
     From bits per weight and shape where only those are known.
     """
-    weights, shape, bits = _weights(record), _shape(record), bpw(record)
+    weights, made, bits = _weights(record), _dense(record), bpw(record)
     if (size := weights.get("model_bytes")) is None:
-        return round(floors.demand_of_bits(shape, bits).weight_bytes_per_token) if shape and bits else None
+        return round(floors.demand_of_bits(made, bits).weight_bytes_per_token) if made and bits else None
     size -= weights.get("draft_bytes", 0)
     if not weights.get("tied", True):
         size -= weights["input_embedding_bytes"] or 0
@@ -73,11 +73,13 @@ def kv_bytes_per_token(record: Record) -> float | None:
     if reported is not None:
         return float(reported)
     attention: Mapping[str, int] | Attention | None = record["model"]["weights"].get("attention")
-    if not attention and (shape := _shape(record)):
-        attention = decoder.attention(shape)
-    if not attention:
+    if attention:
+        elements = attention["layers"] * attention["kv_heads"] * attention["head_dim"]
+    elif made := _dense(record):
+        elements = decoder.kv_elements_per_token(made) // 2
+    else:
         return None
-    return float(attention["layers"] * attention["kv_heads"] * attention["head_dim"] * sum(_kv_types(record)))
+    return float(elements * sum(_kv_types(record)))
 
 
 def probed_bytes_per_s(records: Iterable[Record]) -> list[float]:
@@ -119,8 +121,8 @@ def prefill_demand(record: Record) -> floors.Demand | None:
     """Bytes and FLOP of its model by shape and bits per weight; null where those are not known."""
     if known := _known_step(record):
         return known
-    shape, bits = _shape(record), bpw(record)
-    return floors.demand_of_bits(shape, bits) if shape and bits else None
+    made, bits = _dense(record), bpw(record)
+    return floors.demand_of_bits(made, bits) if made and bits else None
 
 
 def prefill_ceiling(record: Record) -> floors.Ceiling | None:
@@ -219,9 +221,9 @@ def _reading(record: Record) -> tuple[str, int]:
     """How the stack reads its KV cache, and the size in tokens of a static cache or a window; 0: unreported,
     which gives the loosest limit."""
     loaded = loaded_of(record)
-    kv_read, shape = loaded.get("kv_read") or "grows", _shape(record)
+    kv_read, made = loaded.get("kv_read") or "grows", _dense(record)
     if kv_read == "window":
-        return kv_read, loaded.get("window") or (shape and shape.window) or 0
+        return kv_read, loaded.get("window") or (made and made.window) or 0
     return kv_read, (loaded.get("options") or {}).get("n_ctx") or 0
 
 
@@ -302,6 +304,6 @@ def _decoder(record: Record) -> DecoderFacts | None:
     return record["model"]["weights"].get("decoder")
 
 
-def _shape(record: Record) -> Shape | None:
+def _dense(record: Record) -> Decoder | None:
     shape = record["model"].get("shape")
-    return Shape(**shape) if shape else None
+    return dense(**shape) if shape else None

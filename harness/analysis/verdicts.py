@@ -282,25 +282,25 @@ def clock_of_device(record: Record, times: TokenTimes | None) -> list[Flag]:
         return [Warnings.device_clock_incomplete.flag(timed=timed, tokens=record["tokens"])]
     if not times:
         return []
-    device = times.device_gaps_ns(done_of(record).get("flushes", []))
+    device = times.device_latency_ns(done_of(record).get("flushes", []))
     if device is None:
         return [Warnings.device_clock_missing.flag()]
-    host = times.gaps_ns
-    gaps, allowed = host - device, np.maximum(DEVICE_CLOCK_TOLERANCE * device, DEVICE_CLOCK_TOLERANCE_NS)
-    differ = np.abs(gaps) > allowed
+    host = times.latency_ns
+    longer_ns, allowed = host - device, np.maximum(DEVICE_CLOCK_TOLERANCE * device, DEVICE_CLOCK_TOLERANCE_NS)
+    differ = np.abs(longer_ns) > allowed
     if not differ.any():
         return []
-    at = int(np.argmax(np.abs(gaps)))
+    at = int(np.argmax(np.abs(longer_ns)))
     differences = (
         f"{int(differ.sum())} of {len(host)} tokens by more than 1% and 0.05 ms; most "
         f"at n = {times.n[at]}: {host[at] / 1e6:.3f} ms here, {device[at] / 1e6:.3f} by the device's own"
     )
     in_all = max(DEVICE_CLOCK_TOLERANCE * float(device.sum()), DEVICE_CLOCK_TOLERANCE_NS)
-    if abs(float(gaps.sum())) > in_all:
+    if abs(float(longer_ns.sum())) > in_all:
         return [Warnings.device_clocks_differ.flag(differences=differences)]
     # A short token after a long one only makes up for a busy host's delay.
-    late_before = np.concatenate([[False], (gaps > allowed / 2)[:-1]])
-    if (differ & (gaps < 0) & ~late_before).any():
+    late_before = np.concatenate([[False], (longer_ns > allowed / 2)[:-1]])
+    if (differ & (longer_ns < 0) & ~late_before).any():
         return [Warnings.clock_too_early.flag(differences=differences)]
     if differ.mean() <= BUSY_HOST_SHARE and not differ[:FIRST_TOKENS].any():
         return []

@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
-from harness.analysis.line import CONFIDENCE, Line
+from harness.analysis.line import CONFIDENCE, Floats, Line
 
-Floats = NDArray[np.float64]
 FEWEST = 3  # windows of a line, and of an interval
 CURVED = 0.01  # p-value of the quadratic term below which a line does not hold
 

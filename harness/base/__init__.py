@@ -1,1 +1,1 @@
-"""Used by every folder: files and locks, GPUs as NVML lists them, words for people."""
+"""Used by every folder: files and locks, shipped data files, GPUs as NVML lists them, words for people."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
@@ -119,6 +121,13 @@ def list_named(names: Sequence[str], most: int) -> str:
     """List at most so many names, and the number of the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def csv_text(lines: Iterable[Iterable[object]]) -> str:
+    """Lines as a CSV file; null is an empty cell."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(map(csv_cell, line) for line in lines)
+    return out.getvalue()
 
 
 def csv_cell(value: object) -> object:

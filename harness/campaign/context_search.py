@@ -254,7 +254,7 @@ def by_shape(cell: Cell, inputs: Inputs) -> Need | None:
     held = held_model(cell, inputs.weights, inputs.options)
     if held is None:
         return None
-    engine = engine_of(cell, inputs.options, inputs.device_id != "cpu", held.shape)
+    engine = engine_of(cell, inputs.options, inputs.device_id != "cpu", held.made)
     return lambda n_ctx: memory.total_bytes(engine, held, n_ctx)
 
 

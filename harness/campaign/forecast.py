@@ -12,7 +12,6 @@ from harness.config import Decode, Experiment, Prefill, Quality, Turns, Windows,
 from harness.config.plan import Cell
 from harness.machine.host import free_memory_bytes
 from harness.models import checkpoint, weights
-from harness.models.gguf_model import shape_of
 from harness.models.hub import in_hub_cache
 from harness.models.weights import Ready, WeightsError
 from harness.stacks.header import Broken, Options, holds
@@ -20,7 +19,8 @@ from harness.theory import floors, names
 from harness.theory import memory as theory_memory
 from harness.theory.decoder import (
     Decoder,
-    Shape,
+    dense,
+    dense_like,
     expert_params,
     kv_elements_per_token,
     lm_head_params,
@@ -60,14 +60,17 @@ from harness.theory.tensors import (
 # A model as the stack of a cell holds it in memory: weights and KV cache in bytes, by config and headers.
 
 
-def engine_of(cell: Cell, options: Options, on_gpu: bool, model: Shape | Decoder) -> Engine:
+_UNKNOWN = dense("", 0, 0, 0, 0, 0, 0, 0)
+
+
+def engine_of(cell: Cell, options: Options, on_gpu: bool, made: Decoder) -> Engine:
     """The memory model of the cell's stack. `options`: resolved."""
     if cell.header.memory == LLAMA_CPP:
         ubatch = min(int(options.get("n_ubatch") or 512), int(options.get("n_batch") or 512))
         return LlamaCpp(on_gpu, bool(options.get("flash_attn")), ubatch, bool(options.get("swa_full")))
     scratch = 0.0
     if on_gpu and cell.header.scratch and holds(cell.header.scratch, options):
-        scratch = theory_memory.exllama_v2_scratch(model)
+        scratch = theory_memory.exllama_v2_scratch(made)
     return Torch(on_gpu, "static" if cell.header.context_of(options) else "dynamic", scratch)
 
 
@@ -79,27 +82,19 @@ def kv_element_bytes(options: Options) -> float:
     return sum(map(element_bytes, types)) / 2
 
 
-def made_of(cell: Cell, ready: Ready | None) -> Shape | Decoder | None:
+def made_of(cell: Cell, ready: Ready | None) -> Decoder | None:
     """The model, by its config or its weights."""
-    if cell.model.made or ready is None:
-        return cell.model.made
-    if ready.decoder or ready.header:
-        return ready.decoder or (shape_of(ready.header) if ready.header else None)
-    return checkpoint.read(ready.path, needs_shape=False).shape if ready.format == "hf" else None
+    return cell.model.made or (ready.decoder if ready else None)
 
 
-def dense(made: Shape | Decoder | None) -> Shape | None:
-    return made if isinstance(made, Shape) else None
-
-
-def packing_of(cell: Cell, shape: Shape | None, ready: Ready | None) -> Packing | None:
+def packing_of(cell: Cell, made: Decoder | None, ready: Ready | None) -> Packing | None:
     """How the cell's weights are packed, or will be packed when they are made."""
     if ready and ready.packing:
         return ready.packing
     made_here = ready is not None or (cell.source is not None and cell.source.kind == "synthetic")
-    if cell.packing and made_here and shape:
+    if cell.packing and made_here and made and made.is_dense:
         with contextlib.suppress(WeightsError):  # reported when the weights are packed
-            return weights.grouped_layers(cell.packing, shape)
+            return weights.grouped_layers(cell.packing, made)
     return cell.packing
 
 
@@ -116,10 +111,8 @@ def held_model(cell: Cell, ready: Ready | None, options: Options) -> Model | Non
     if loaded is None or (made is None and known is None):
         return None
     # Of an unknown architecture only the attention is known; its buffers are not counted.
-    made = made or Shape("", 0, 0, 0, 0, 0, 0, 0)
-    if known and isinstance(made, Shape):
-        layers, kv_heads, head_dim = known["layers"], known["kv_heads"], known["head_dim"]
-        made = replace(made, layers=layers, kv_heads=kv_heads, head_dim=head_dim)
+    if made is None or (known and made.is_dense):
+        made = dense_like(made or _UNKNOWN, **(known or {}))
     embedding = 0.0
     if ready and not ready.sizes["tied"]:
         embedding = loaded * ready.sizes["input_embedding_bytes"] / ready.sizes["model_bytes"]
@@ -128,9 +121,9 @@ def held_model(cell: Cell, ready: Ready | None, options: Options) -> Model | Non
     return Model(made, loaded, embedding, kv_elements_per_token(made) * kv_element_bytes(options))
 
 
-def bytes_of_shape(cell: Cell, made: Shape | Decoder) -> float:
+def bytes_of_shape(cell: Cell, made: Decoder) -> float:
     """Bytes of a model's weights in the format the cell's stack loads."""
-    if packing := packing_of(cell, dense(made), None):
+    if packing := packing_of(cell, made, None):
         return sum(packed_bytes(of_shape(made), packing).values())
     if cell.weights_format == "hf":
         return _as_loaded(cell, of_shape(made))
@@ -222,9 +215,9 @@ def work_seconds(
 ) -> tuple[float, float] | None:
     """Time of one repeat, and the filling within it: passes at the rate of reading or computing, whichever is
     slower; steps at that of reading. Of windows: the fewest. Null: the model's shape is unknown."""
-    if not (count := parameters(held.shape)):
+    if not (count := parameters(held.made)):
         return None
-    needs = floors.demand_of_bits(held.shape, 8 * held.weight_bytes / count)
+    needs = floors.demand_of_bits(held.made, 8 * held.weight_bytes / count)
     rate = CPU_SHARE * bytes_per_s
 
     def passing(several: Iterator[Pass]) -> float:
@@ -242,9 +235,9 @@ def work_seconds(
 def scoring_seconds(workload: Quality, held: Model, bytes_per_s: float, flops: float) -> float | None:
     """Time of a score: each window as one pass with logits for every token, and their comparison. The
     reference takes as long once more, where it is not kept. Null: the model's shape is unknown."""
-    if not (count := parameters(held.shape)):
+    if not (count := parameters(held.made)):
         return None
-    needs = floors.demand_of_bits(held.shape, 8 * held.weight_bytes / count)
+    needs = floors.demand_of_bits(held.made, 8 * held.weight_bytes / count)
     windows = [end - first for first, end in workload.windows()]
     works = (floors.pass_work(needs, n, lm_head="every") for n in windows)
     passing = sum(max(read / (CPU_SHARE * bytes_per_s), operations / flops) for read, operations in works)
@@ -311,30 +304,53 @@ class Device:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Estimated memory and time of one repeat. `broken`: limits of the stack that the cell exceeds.
-    `no_room`: why it does not fit; `lacks`: why there are no usable weights; `over_budget`: why the memory
-    budget is unavailable or too small for the weights; `too_deep`: why a workload of timed rows is refused
-    for its depth; one sentence each. `fill_s`: of `seconds`, to fill its context. `sides`: of weights on a
-    GPU, whose memory this is, and on its host CPU. Null: not known; `no_room` is also null if it `fits`.
-    `weights`: the weights on this machine that the estimate is for."""
+    """Estimated memory and time of one repeat of a cell on a device. `broken`: limits of the stack that the
+    cell exceeds. `no_room`: why it does not fit; `lacks`: why there are no usable weights; `over_budget`: why
+    the memory budget is unavailable or too small for the weights; `too_deep`: why a workload of timed rows is
+    refused for its depth; one sentence each. `sides`: of weights on a GPU, whose memory this is, and on its
+    host CPU. `held`: weights and KV cache on the device; `static_n_ctx`: length of a static cache, which
+    every step reads whole. Null: not known; `no_room` is also null if it `fits`. `weights`: the weights on
+    this machine that the estimate is for."""
 
-    memory_bytes: int | None
-    seconds: float | None
+    cell: Cell
+    device: Device
     broken: tuple[Broken, ...]
-    fits: bool | None
-    no_room: str | None
-    lacks: str | None = None
+    memory_bytes: int | None = None
+    fits: bool | None = None
+    no_room: str | None = None
+    lacks: WeightsError | None = None
     over_budget: str | None = None
     too_deep: str | None = None
-    fill_s: float | None = None
     sides: Split | None = None
     weights: Ready | None = None
+    held: Model | None = None
+    static_n_ctx: int | None = None
+
+    def duration(
+        self, bytes_per_s: float | None, flops: float | None = None
+    ) -> tuple[float | None, float | None]:
+        """Seconds of one repeat, and those of them that fill its context, where the device reads and computes
+        at these rates; only a decode needs no `flops`. Null: not known."""
+        held, workload = self.held, self.cell.workload
+        # Where the stack is only functional, bandwidth does not bound the time.
+        functional = self.device.family in self.cell.header.functional or machine.facts()["emulated"]
+        if bytes_per_s is None or held is None or functional:
+            return None, None
+        if isinstance(workload, Decode):
+            step, prompt = step_bytes(held, self.weights), int(workload.prompt_tokens or 0)
+            new, of_token = int(workload.new_tokens or 0), held.kv_bytes_per_token
+            return seconds(step, of_token, prompt, new, self.static_n_ctx, bytes_per_s), None
+        if flops and workload.timed == "rows":
+            return work_seconds(workload, held, bytes_per_s, flops) or (None, None)
+        if flops and isinstance(workload, Quality):
+            return scoring_seconds(workload, held, bytes_per_s, flops), None
+        return None, None
 
     @property
     def failures(self) -> list[str]:
         """All reasons why the cell cannot work."""
         reasons = [*(each.reason for each in self.broken), self.over_budget, self.too_deep]
-        reasons += [None if self.too_deep else self.no_room, self.lacks]
+        reasons += [None if self.too_deep else self.no_room, str(self.lacks) if self.lacks else None]
         return list(dict.fromkeys(reason for reason in reasons if reason))
 
     @property
@@ -414,10 +430,10 @@ def local_weights(cell: Cell) -> Ready | None:
     if source is None:
         raise weights.not_named(cell.model.name, cell.weights_format)
     if source.kind == "synthetic":
-        if cell.packing and cell.model.shape:
-            weights.grouped_layers(cell.packing, cell.model.shape)
-        if cell.model.described:
-            weights.check_synthetic(cell.model.described, cell.weights_format)
+        if model := cell.model.described:
+            weights.check_synthetic(model, cell.weights_format)
+            if cell.packing:
+                weights.grouped_layers(cell.packing, model.decoder)
         return None
     ready = weights.local(Path(str(source.path))) if source.kind == "path" else in_hub_cache(source)
     if ready is not None:
@@ -434,56 +450,48 @@ def _check(cell: Cell, ready: Ready) -> None:
         weights.check_quantizable(ready, str(cell.quant))
 
 
+def forecasts(experiment: Experiment, cells: Sequence[Cell]) -> list[Forecast]:
+    """The forecasts of these cells on this machine, before anything is made for them."""
+    device = device_of(experiment)
+    threads = experiment.protocol.threads or machine.physical_cores()
+    return [expected(cell, device, threads) for cell in cells]
+
+
 def expected(cell: Cell, device: Device, threads: int) -> Forecast:
     """Forecast a cell before its weights are made or downloaded."""
     try:
         return forecast_cell(cell, local_weights(cell), device, threads)
     except WeightsError as lack:
-        return replace(forecast_cell(cell, None, device, threads), lacks=str(lack))
+        return replace(forecast_cell(cell, None, device, threads), lacks=lack)
 
 
-def known_failures(experiment: Experiment, cells: Sequence[Cell]) -> dict[str, list[str]]:
-    """The reasons, by cell id, why a cell cannot work on this machine; an empty list if none is known."""
-    device = device_of(experiment)
-    threads = experiment.protocol.threads or machine.physical_cores()
-    return {cell.id: expected(cell, device, threads).failures for cell in cells}
-
-
-def forecast_cell(
-    cell: Cell,
-    ready: Ready | None,
-    device: Device,
-    threads: int,
-    bandwidth: float | None = None,
-    flops: float | None = None,
-) -> Forecast:
-    """Forecast a cell. `ready`: its weights, if they are on this machine. `bandwidth`: bytes/s the device
-    reads, to estimate the time; `flops`: FLOP/s that it computes, for a workload of timed rows or a score."""
-    capability, shape = device.compute_capability, dense(made_of(cell, ready))
-    packing = packing_of(cell, shape, ready)
+def forecast_cell(cell: Cell, ready: Ready | None, device: Device, threads: int) -> Forecast:
+    """Forecast a cell. `ready`: its weights, if they are on this machine."""
+    capability, made = device.compute_capability, made_of(cell, ready)
+    packing = packing_of(cell, made, ready)
     shards = ready.shards if ready and ready.packing == packing else None
-    broken = plan.known_failures(cell, threads, device.family, capability, shape, packing, shards)
+    broken = plan.known_failures(cell, threads, device.family, capability, made, packing, shards)
     if reason := cell.cannot_truncate(threads):
         broken.append(Broken(reason, reason, refuses=False))
     options = cell.options(threads)
     if wrong := placement_error(cell, ready, options):
         broken.append(Broken(wrong, wrong, refuses=True))
-        return Forecast(None, None, tuple(broken), None, None, weights=ready)
+        return Forecast(cell, device, tuple(broken), weights=ready)
     held = held_model(cell, ready, options)
     over = _over_budget(device, held.weight_bytes if held else None)
     if held is None:
-        return Forecast(None, None, tuple(broken), None, None, over_budget=over, weights=ready)
-    prompt, new = int(cell.workload.prompt_tokens or 0), int(cell.workload.new_tokens or 0)
-    if not (to_the_end := isinstance(cell.workload, Decode)):
-        new = 0  # its length is the result, so this forecasts the minimum
+        return Forecast(cell, device, tuple(broken), over_budget=over, weights=ready)
+    tokens = int(cell.workload.prompt_tokens or 0)
+    if isinstance(cell.workload, Decode):  # the length of a search is its result: this is the least
+        tokens += int(cell.workload.new_tokens or 0)
     context = cell.header.context_of(options)  # null: the cache grows with its tokens
-    holds = cell.tokens if cell.workload.timed == "rows" or cell.scores else prompt + new
+    holds = cell.tokens if cell.workload.timed == "rows" or cell.scores else tokens
     n_ctx = int(options[context.option] or holds) if context else holds
     sides = bytes_per_device(cell, ready, options) if device.family != "cpu" else None
     if sides:
         held = replace(held, weight_bytes=sides.gpu_bytes + held.embedding_bytes)
     memory = round(
-        theory_memory.total_bytes(engine_of(cell, options, device.family != "cpu", held.shape), held, n_ctx)
+        theory_memory.total_bytes(engine_of(cell, options, device.family != "cpu", held.made), held, n_ctx)
     )
     if isinstance(cell.workload, Quality):
         memory += LOGITS_HELD * (cell.workload.positions + 1) * held.made.vocab_size
@@ -491,32 +499,23 @@ def forecast_cell(
     if device.family != "cpu" and options.get("gpu_layers", -1) != -1:
         has = None  # the offloaded part is not counted separately
     fits = None if has is None else memory <= has - device.reserve_bytes
-    takes = fill_s = None
-    # Where the stack is only functional, bandwidth does not bound the time.
-    functional = device.family in cell.header.functional or machine.facts()["emulated"]
-    timed = bandwidth is not None and not functional
-    if bandwidth is not None and timed and to_the_end:
-        static = n_ctx if options.get("cache") == "static" else None
-        takes = seconds(step_bytes(held, ready), held.kv_bytes_per_token, prompt, new, static, bandwidth)
-    if bandwidth is not None and timed and flops and cell.workload.timed == "rows":
-        takes, fill_s = work_seconds(cell.workload, held, bandwidth, flops) or (None, None)
-    if bandwidth is not None and timed and flops and isinstance(cell.workload, Quality):
-        takes = scoring_seconds(cell.workload, held, bandwidth, flops)
     no_room = None if has is None or fits else _no_room(device, has)
     too_deep = None
     if no_room and cell.workload.timed == "rows":
         too_deep = f"{cell.tokens:,} tokens need {memory / 1e9:.1f} GB: {no_room}"
     return Forecast(
-        memory,
-        takes,
+        cell,
+        device,
         tuple(broken),
+        memory,
         fits,
         no_room,
         over_budget=over,
         too_deep=too_deep,
-        fill_s=fill_s,
         sides=sides,
         weights=ready,
+        held=held,
+        static_n_ctx=n_ctx if options.get("cache") == "static" else None,
     )
 
 

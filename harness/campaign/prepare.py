@@ -7,7 +7,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ from harness.base import files
 from harness.base.files import cache_folder, delete_oldest, drop, made
 from harness.base.text import plural
 from harness.campaign import worker
-from harness.campaign.forecast import Device, Forecast, expected, forecast_cell, placement_of
+from harness.campaign.forecast import Device, Forecast, expected, forecast_cell
 from harness.campaign.repeat import Failure, Inputs
 from harness.campaign.worker import Facts
 from harness.campaign.worker_memory import mechanism_here
 from harness.config import Experiment, Weights, Windows, plan
 from harness.config.plan import Cell
-from harness.models import checkpoint, gguf_model, tokenizer, weights
+from harness.models import tokenizer, weights
 from harness.models.checkpoint import CONFIG
 from harness.models.hub import from_hub
 from harness.models.layout import Layout
@@ -32,7 +32,7 @@ from harness.records import Record
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
 from harness.stacks.header import Header
-from harness.theory.decoder import Shape, parameters
+from harness.theory.decoder import Decoder, dense_fields, parameters
 from harness.theory.known_models import Described
 from harness.theory.tensors import Packing, element_bytes, of_shape, packed_bytes
 from runners.protocol import Request
@@ -88,10 +88,9 @@ class Producer:
         target = weights.checkpoint_path(model, seed)
         if ready := weights.cached(target):
             return ready
-        made = model.decoder if isinstance(model, Described) else model
-        expected = parameters(made) * weights.CHECKPOINT_ELEMENT_BYTES
+        expected = parameters(model.decoder) * weights.CHECKPOINT_ELEMENT_BYTES
         options = {"seed": seed, "threads": self.threads}
-        laid = weights.layout_of(model.config) if isinstance(model, Described) else None
+        laid = weights.layout_of(model.config) if model.config else None
         return self._make(cell, "synthesize", options, None, target, expected, layout=laid)
 
     def gguf(self, cell: Cell, given: Ready | None) -> Ready:
@@ -118,28 +117,28 @@ class Producer:
 
         Raises WeightsError, CacheError.
         """
-        shape, packing, target = self.packed_target(cell, requested, given)
+        made, packing, target = self.packed_target(cell, requested, given)
         if ready := weights.cached(target):
             return ready
         source = given or self.checkpoint(cell)
         options = {"format": packing.method, "bits": packing.bits, "group_size": packing.group_size}
-        expected = sum(packed_bytes(of_shape(shape), packing).values())
+        expected = sum(packed_bytes(of_shape(made), packing).values())
         return self._make(cell, "pack", options | {"threads": self.threads}, source.path, target, expected)
 
     def packed_target(
         self, cell: Cell, requested: Packing, given: Ready | None
-    ) -> tuple[Shape, Packing, Path]:
-        """The model's shape, the packing with its group size, and the folder that `packed` writes. Raises
+    ) -> tuple[Decoder, Packing, Path]:
+        """The model's layers, the packing with its group size, and the folder that `packed` writes. Raises
         WeightsError."""
         if given is None:
             _described(cell)  # refuses models that are not dense
-        shape = checkpoint.read(given.path).shape if given and given.attention else cell.model.shape
-        if shape is None:
+        made = given.decoder if given and given.attention else cell.model.made
+        if made is None or not made.is_dense:
             kind = given.architecture if given else "without a shape"
             raise WeightsError(f"model {cell.model.name} is {kind}, which cannot be packed")
-        packing = weights.grouped_layers(requested, shape)
+        packing = weights.grouped_layers(requested, made)
         name = given.fingerprint if given else synthetic_name(cell)
-        return shape, packing, weights.packed_path(name, packing)
+        return made, packing, weights.packed_path(name, packing)
 
     def unpacked(self, cell: Cell, ready: Ready) -> Ready:
         """A packed checkpoint unpacked to 16 bits: the reference for the kernels of its stacks.
@@ -162,19 +161,19 @@ class Producer:
         """
         described, options = original or given, cell.options(self.threads)
         files: dict[str, str] = {}
-        shape: Shape | None = None
+        made: Decoder | None = None
         laid: Layout | None = None
-        if given.format == "gguf" and described.format == "hf" and described.decoder:
+        if given.format == "gguf" and described.format == "hf" and described.not_dense:
             laid = _gguf_layout(described)
         elif given.format == "gguf" and described.format == "hf":
             files["config"] = str(described.path / "config.json")
         elif given.format == "gguf":
-            shape = gguf_model.shape_of(described.header) if described.header else None
-            if shape is None:
+            made = described.decoder
+            if made is None or not made.is_dense:
                 raise WeightsError(f"{given.path}: is {given.architecture}, which is not dequantized here")
         target = weights.dequantized_path(given.fingerprint, {"stack": cell.variant.stack, **options})
         expected = given.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
-        return self._make(cell, "dequantize", options, given.path, target, expected, files, shape, laid)
+        return self._make(cell, "dequantize", options, given.path, target, expected, files, made, laid)
 
     def differences(self, cell: Cell, folder: Path, original: Path) -> Facts:
         """Two checkpoints, tensor by tensor: see runners/weights/layout.py. Raises WeightsError."""
@@ -194,7 +193,7 @@ class Producer:
             return self._quantized(cell, self._converted(cell, name, source, weights.SOURCE_QUANT), target)
         given = source(cell)
         expected = given.sizes["parameters"] * element_bytes(quant)
-        laid = _gguf_layout(given) if given.decoder else None
+        laid = _gguf_layout(given) if given.not_dense else None
         return self._make(cell, "convert", {"dtype": quant}, given.path, target, expected, layout=laid)
 
     def _quantized(self, cell: Cell, source: Ready, target: Path) -> Ready:
@@ -202,8 +201,9 @@ class Producer:
             return ready
         # Synthetic weights stand in for published files; a user's own are quantized as llama.cpp does it.
         # Of models that are not dense today's rules give the published sizes.
-        dense = cell.model.shape is not None and cell.source is not None and cell.source.kind == "synthetic"
-        options = {"quant": cell.quant, "threads": self.threads, "as_published": dense}
+        is_dense = cell.model.made is not None and cell.model.made.is_dense
+        as_published = is_dense and cell.source is not None and cell.source.kind == "synthetic"
+        options = {"quant": cell.quant, "threads": self.threads, "as_published": as_published}
         assert source.header is not None  # it is a GGUF
         expected = weights.quantized_bytes(source.header, str(cell.quant))
         return self._make(cell, "quantize", options, source.path, target, expected)
@@ -217,16 +217,16 @@ class Producer:
         target: Path,
         expected_bytes: float,
         more: Mapping[str, str] | None = None,
-        shape: Shape | None = None,
+        made: Decoder | None = None,
         layout: Layout | None = None,
     ) -> Ready:
         """Run a job that writes a large file or folder, if it is not there. `more`: files besides source and
-        target; `shape`: null for that of the cell's model; `layout`: of one that is not dense."""
+        target; `made`: null for the cell's model; `layout`: of one that is not dense."""
         with written(target, expected_bytes, f"{target.name} of {cell.model.name}") as partial:
             if partial is not None:
                 files = {"target": str(partial)} | ({"source": str(source)} if source else {})
                 files |= dict(more or {})
-                request = self.request(cell, job, source, shape, layout, options=dict(options), files=files)
+                request = self.request(cell, job, source, made, layout, options=dict(options), files=files)
                 self.run(cell, request, f"{cell.model.name} {target.stem}")
         return weights.local(target)
 
@@ -235,15 +235,14 @@ class Producer:
         cell: Cell,
         job: str,
         path: Path | None,
-        shape: Shape | None = None,
+        made: Decoder | None = None,
         layout: Layout | None = None,
         **fields: Any,
     ) -> Request:
-        """A job for the cell's stack and model. `path`: the weights that it loads or reads; `shape`: null for
-        that of the model; `layout`: of one that is not dense, for jobs that make its files."""
-        shape = shape or cell.model.shape
-        described = asdict(shape) if shape else None
-        model = {"name": cell.model.name, "path": str(path) if path else None, "shape": described}
+        """A job for the cell's stack and model. `path`: the weights that it loads or reads; `made`: null for
+        the cell's model; `layout`: of one that is not dense, for jobs that make its files."""
+        shape = dense_fields(made or cell.model.made)
+        model = {"name": cell.model.name, "path": str(path) if path else None, "shape": shape}
         model |= {"layout": layout.plain()} if layout else {}
         return Request(job, cell.variant.stack, self.device_id, model, **fields)
 
@@ -275,12 +274,11 @@ def _seed(cell: Cell) -> int:
     return cell.source.seed if cell.source else 0
 
 
-def _described(cell: Cell) -> Shape | Described:
-    model = cell.model.described or cell.model.shape
+def _described(cell: Cell) -> Described:
+    model = cell.model.described
     if model is None:
         raise WeightsError(f"model {cell.model.name} has no shape to synthesize")
-    if isinstance(model, Described):
-        weights.check_synthetic(model, cell.weights_format)
+    weights.check_synthetic(model, cell.weights_format)
     return model
 
 
@@ -342,7 +340,7 @@ class Preparation:
         self._from_hub: dict[Weights, Ready | WeightsError] = {}
         self._tokenized: dict[tuple[Path, int], list[int]] = {}
         self._prompts: dict[tuple[str, int], tuple[str, list[int], str]] = {}
-        self._expected: dict[str, tuple[Cell, Forecast]] = {}
+        self._forecasts: dict[str, Forecast] = {}
 
     def interpreter(self, header: Header) -> Interpreter:
         """The stack's interpreter for the requested device, built if missing. Raises NotReady."""
@@ -366,17 +364,15 @@ class Preparation:
         except EnvironmentFailed as failure:
             return NotReady("unavailable", str(failure))
 
-    def expected(self, cell: Cell, device: Device) -> Forecast | None:
-        """The forecast before anything is built or downloaded for a cell; null where nothing in it could
-        refuse the cell."""
-        may_refuse = any(limit.refuses for limit in cell.header.limits) or cell.workload.timed == "rows"
-        may_refuse = may_refuse or placement_of(cell.options(self.threads)) is not None
-        if device.free_bytes is None and not may_refuse:
-            return None
-        of, found = self._expected.get(cell.id, (None, None))
-        if found is None or of != cell:
-            found = expected(cell, device, self.threads)
-            self._expected[cell.id] = cell, found
+    def know_forecasts(self, forecasts: Iterable[Forecast]) -> None:
+        """Use these where they are of the same cell and device."""
+        self._forecasts |= {each.cell.id: each for each in forecasts}
+
+    def forecast(self, cell: Cell, device: Device) -> Forecast:
+        """The forecast before anything is built or downloaded for a cell."""
+        found = self._forecasts.get(cell.id)
+        if found is None or (found.cell, found.device) != (cell, device):
+            found = self._forecasts[cell.id] = expected(cell, device, self.threads)
         return found
 
     def fingerprint(self, cell: Cell) -> str | None:
@@ -589,14 +585,15 @@ def inputs_or_refusal(
     try:
         if reason := cell.cannot_truncate(preparation.threads):
             raise NotReady("unavailable", reason)
-        if (found := preparation.expected(cell, device)) and found.refusal:
+        found = preparation.forecast(cell, device)
+        if found.refusal:
             raise NotReady("refused", found.refusal)
         interpreter = preparation.interpreter(cell.header)
         ready = preparation.weights(cell)
-        if found is None or found.weights != ready:  # they are read now
+        if found.weights != ready:  # they are made or downloaded now
             found = forecast_cell(cell, ready, device, preparation.threads)
-        if found.refusal:
-            raise NotReady("refused", found.refusal)
+            if found.refusal:
+                raise NotReady("refused", found.refusal)
         prompt, source = preparation.prompt(cell, ready)
     except NotReady as reason:
         return reason
@@ -612,7 +609,7 @@ def inputs_or_refusal(
         timeout_s=protocol.timeout_s,
         sample_interval_ms=protocol.sample_interval_ms,
         warmup=protocol.warmup.on(preparation.device_id),
-        known_failures=found.failures,
+        forecast=found,
     )
     return replace(inputs, context_file=context_file_of(cell, inputs))
 
@@ -645,8 +642,7 @@ def content_key(
     """The content key of a cell's records on the machine with this slug. Free memory is not part of it,
     because it changes all the time."""
     options, device_id = cell.options(preparation.threads), preparation.device_id
-    found = preparation.expected(cell, device)
-    if found and replace(found, over_budget=None).refusal:
+    if replace(preparation.forecast(cell, device), over_budget=None).refusal:
         return plan.content_key(cell, options, ("refused",), None, slug, device_id)
     if cell.cannot_truncate(preparation.threads):
         return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)

@@ -112,29 +112,29 @@ class Scoring:
         campaign = self._campaign
         key, options = campaign.keys[cell.id], campaign.options
         reference = {"file": self._given.identity} if self._given else self._reference.identity
-        asked = {"method": METHOD, "text": self._text.sha256, "reference": reference}
+        request = {"method": METHOD, "text": self._text.sha256, "reference": reference}
         before = [
             each
             for each in campaign.scores
-            if each.record["content_key"] == key and each.record["quality"]["asked"] == asked
+            if each.record["content_key"] == key and each.record["quality"]["asked"] == request
         ]
         last = max(before, key=lambda each: str(each.record["started_utc"]), default=None)
         if last and plan.is_done(quality.verdict(last.record).status, options.fresh, options.retry_failed):
             campaign.watcher.say(f"{cell.id} has already been scored")
             return last
         campaign.watcher.say(f"scoring {cell.id}")
-        return self._scored(cell, asked)
+        return self._scored(cell, request)
 
-    def _scored(self, cell: Cell, asked: object) -> Stored:
+    def _scored(self, cell: Cell, request: object) -> Stored:
         campaign = self._campaign
         begun, inputs = campaign.begun(cell, kind="scored"), campaign.inputs(cell)
-        begun["quality"] = {"asked": asked}
+        begun["quality"] = {"asked": request}
         begun["workload"]["prompt_tokens"] = 0
         if isinstance(inputs, Inputs):
             repeat.add_inputs(begun, cell, inputs)
 
         def work(running: Running, end: UntimedEnd) -> None:
-            found = end["quality"] = {"asked": asked}
+            found = end["quality"] = {"asked": request}
             try:
                 if isinstance(inputs, NotReady):
                     raise inputs

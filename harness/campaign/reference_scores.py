@@ -17,8 +17,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from harness import data
 from harness.analysis.scores import TOP, Kept
+from harness.base import data
 from harness.base.files import (
     NotStarted,
     bytes_of,

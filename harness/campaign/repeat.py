@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from harness import machine, records
 from harness.analysis import flags, sensors
 from harness.base.text import recorded, redacted
 from harness.campaign import worker
+from harness.campaign.forecast import Forecast
 from harness.campaign.worker_memory import MemoryLimit, pressure
 from harness.config import Experiment
 from harness.config.plan import Cell
@@ -35,6 +36,7 @@ from harness.stacks.adopted import Interpreter
 from harness.stacks.build import key_of
 from harness.stacks.header import Value, runners_folder
 from harness.theory import floors
+from harness.theory.decoder import dense_fields
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, Rows, Tokens
 
 # Measure one repeat of one cell in one worker process, and write its outcome as one record.
@@ -74,8 +76,7 @@ class Inputs:
     timeout_s: float
     sample_interval_ms: int
     warmup: dict[str, object]
-    known_failures: list[str] = field(default_factory=list)
-    """Why it cannot work, by its forecast."""
+    forecast: Forecast | None = None
     context_file: Path | None = None
     """For the filled context of a workload that keeps it."""
 
@@ -210,9 +211,9 @@ def untimed(
 
 
 def _ends(times: TokenTimes) -> measured.Timing:
-    """First and last timestamp, ns since generation began; empty if there was no token."""
-    stamps = times.stamps_ns().tolist()
-    return {"first_token_ns": stamps[0], "last_token_ns": stamps[-1]} if stamps else {}
+    """When the first and the last token came, ns since generation began; empty if there was no token."""
+    t_ns = times.t_ns().tolist()
+    return {"first_token_ns": t_ns[0], "last_token_ns": t_ns[-1]} if t_ns else {}
 
 
 def _sensor_record(sampler: SensorSampler, report: WorkerReport, times: TokenTimes) -> measured.Sensors:
@@ -374,14 +375,13 @@ def campaign_fields(experiment: Experiment, config_path: Path, command_line: Seq
 
 
 def repeat_fields(cell: Cell, repeat: int, content_key: str, device: str, gpu: str | None) -> Requested:
-    shape = cell.model.shape
     source = cell.model.weights_for(cell.weights_format) or cell.model.weights
     model: parts.Model = {
         "name": cell.model.name,
-        "shape": plain(asdict(shape)) if shape else None,
+        "shape": plain(dense_fields(cell.model.made)),
         "weights": plain(source.model_dump(mode="json")),
     }
-    if cell.model.described:
+    if cell.model.described and cell.model.described.config:
         model["config"] = cell.model.described.config
     workload = cell.workload.model_dump(mode="json") | {"new_tokens": cell.workload.new_tokens}
     return {
@@ -423,7 +423,7 @@ def weights_facts(ready: Ready) -> Any:
         "revision": ready.revision,
         "header": ready.sizes,
         "attention": ready.attention,
-        "decoder": floors.decoder_facts(ready.decoder) if ready.decoder else None,
+        "decoder": floors.decoder_facts(ready.not_dense) if ready.not_dense else None,
         "packing": asdict(ready.packing) if ready.packing else None,
         "shards": ready.shards,
         "file_bytes": ready.file_bytes,

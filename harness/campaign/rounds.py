@@ -18,7 +18,7 @@ from harness.base.text import plural
 from harness.campaign import conditions, prepare
 from harness.campaign import repeat as campaign_repeat
 from harness.campaign.conditions import device_lock
-from harness.campaign.forecast import Device, device_of
+from harness.campaign.forecast import Device, Forecast, device_of
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.repeat import Inputs, Probes, Shared, measure, not_measured
 from harness.config import Experiment, plan
@@ -159,7 +159,7 @@ class Watcher(Protocol):
 class RunOptions:
     """Options of one run that are not in the config. `root`: the results folder, absolute. `reference`: a
     file with the reference of quality, in place of computing it. `fleet`: the place in a fleet that its
-    records name; null without one."""
+    records name; null without one. `forecasts`: those of its cells that are known already."""
 
     root: Path
     config_path: Path
@@ -169,6 +169,7 @@ class RunOptions:
     wait: bool = False
     reference: Path | None = None
     fleet: Fleet | None = None
+    forecasts: Sequence[Forecast] = ()
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,7 @@ def opened(
 ) -> Iterator[Campaign]:
     """Lock the device, recover interrupted repeats, and load earlier records. Raises as run()."""
     preparation = preparation_of(experiment, watcher)
+    preparation.know_forecasts(options.forecasts)
     # The fake's time is virtual: without a probe of the machine it neither measures nor disturbs.
     protocol = experiment.protocol
     probes = protocol.measure_bandwidth or protocol.measure_matrix_rate
@@ -338,8 +340,8 @@ class AttemptRunner:
             if isinstance(inputs, NotReady):
                 return not_measured(campaign.folder, cell, begun, inputs.outcome, str(inputs))
             campaign_repeat.add_inputs(begun, cell, inputs)
-            if inputs.known_failures:
-                begun["known_failure"] = inputs.known_failures
+            if inputs.forecast and inputs.forecast.failures:
+                begun["known_failure"] = inputs.forecast.failures
             if self._cooling is not None:
                 begun["cooled"] = self._cooling.wait(inputs.device_id)
             return measure(campaign.folder, cell, begun, inputs, campaign.watcher)

@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
@@ -25,13 +25,12 @@ from harness.config import Variant, Weights
 from harness.config.experiment import Scalar
 from harness.config.plan import Cell
 from harness.machine.host import free_memory_bytes
-from harness.models import checkpoint, gguf_model
 from harness.models.checkpoint import CheckpointError
 from harness.models.weights import FULL_TYPES, Ready
 from harness.records import kinds
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import references
-from harness.theory.decoder import Shape
+from harness.theory.decoder import dense_fields
 from harness.theory.tensors import element_bytes
 from runners.protocol import SCORED, Died, Done, Event, Failed, Phase
 
@@ -435,8 +434,9 @@ def compare(
     """
     given, settings, values = preparation.weights(cell), list[str](), None
     assert given is not None  # its logits are there
-    if original and (theirs := _shape(original)) and given.format == "gguf" and (mine := _shape(given)):
-        settings = quality.other_settings(asdict(mine), asdict(theirs))
+    mine, theirs = dense_fields(given.decoder), dense_fields(original.decoder if original else None)
+    if given.format == "gguf" and mine and theirs:
+        settings = quality.other_settings(mine, theirs)
     with preparation.dequantized(cell, given, original) as own:
         if original and not settings:
             values = preparation.differences(cell, own.path, original)
@@ -468,8 +468,3 @@ def followed(reference: Reference) -> kinds.Experts | None:
         "others": theirs["others"],
         "gap": theirs["gap"],
     }
-
-
-def _shape(ready: Ready) -> Shape | None:
-    """The shape of weights; null for architectures without a known shape."""
-    return gguf_model.shape_of(ready.header) if ready.header else checkpoint.read(ready.path).shape

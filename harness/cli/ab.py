@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import config, data
+from harness import config
+from harness.base import data
 from harness.base.text import list_named, plural
-from harness.campaign import ab
+from harness.campaign import ab, forecast
 from harness.campaign.rounds import RunOptions
 from harness.cli import Mistake, compare, dry_run, say
 from harness.cli.options import CONFIG, WAIT, add_chosen, chosen
@@ -197,5 +198,6 @@ def _forecast(
         once = sides[number].model_copy(
             update={"protocol": sides[number].protocol.model_copy(update={"repeats": 1})}
         )
-        codes.append(dry_run.show(once, [pair[number] for pair in pairs], as_json=False))
+        forecasts = forecast.forecasts(once, [pair[number] for pair in pairs])
+        codes.append(dry_run.show(once, forecasts, as_json=False))
     return max(codes)

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import data
 from harness.analysis.line import FAMILIES
+from harness.base import data
 from harness.base.text import printable_lines, unfiltered
 from harness.cli import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say
 from harness.compare import Comparison, ab, compare, sides

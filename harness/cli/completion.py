@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from harness import data
+from harness.base import data
 from harness.cli import OK
 from harness.stacks.header import stacks
 from harness.theory.hf_config import SHAPES

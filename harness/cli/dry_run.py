@@ -16,7 +16,7 @@ from harness.analysis import traffic
 from harness.base.text import plural
 from harness.campaign import forecast
 from harness.campaign.conditions import is_busy
-from harness.campaign.forecast import bytes_of_shape, dense, packing_of
+from harness.campaign.forecast import Forecast, bytes_of_shape, packing_of
 from harness.campaign.quality import RANDOM
 from harness.cli import NOT_OK, OK, say
 from harness.config import Experiment
@@ -28,7 +28,7 @@ from harness.stacks import adopted, build
 from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Header
 from harness.theory import memory
-from harness.theory.decoder import Decoder, Shape, parameters
+from harness.theory.decoder import Decoder, parameters
 from harness.theory.memory import Split
 
 NOT_OK_AS = ("will_be_refused", "will_fail", "will_not_fit")  # a cell counts as the first that holds
@@ -37,15 +37,16 @@ GPU_MFU = 0.3
 LATEST = 20  # newest records searched for a bandwidth probe; all records of a run have one, or none has
 
 
-def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
-    """Print the lines, or one array; names a missing device once. NOT_OK if a cell
+def show(experiment: Experiment, forecasts: Sequence[Forecast], as_json: bool) -> int:
+    """Print a line per cell, or one array; names a missing device once. NOT_OK if a cell
     would fail, be refused or not fit."""
     here = Here(experiment)
     if absent := here.device.absent:
         name, has = here.device.name, here.device.memory_bytes
         planned = f"; the forecast is for {name} with {has / 1e9:.1f} GB" if has else ""
         say(f"{absent}{planned}")
-    lines = [here.line(cell) for cell in cells]
+    cells = [each.cell for each in forecasts]
+    lines = [here.line(each) for each in forecasts]
     if as_json:
         print(json.dumps(lines, indent=1))
     repeats = [cell.workload.repeated(experiment.protocol.repeats) for cell in cells]
@@ -82,24 +83,22 @@ def show(experiment: Experiment, cells: Sequence[Cell], as_json: bool) -> int:
     return NOT_OK
 
 
-def estimate(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str | None:
+def estimate(experiment: Experiment, forecasts: Sequence[Forecast], root: Path) -> str | None:
     """Estimated time of a run of these cells, in one sentence; null if unknown. Measured
     cells count too.
 
     Runs no bandwidth probe, as the campaign does that anyway: uses the latest one in the records below
     `root`, or the data sheet of the board.
     """
-    device = forecast.device_of(experiment)
-    if device.family != "cpu" or (known := _known_bandwidth(root / machine.facts()["slug"])) is None:
+    family = experiment.device.partition(":")[0]
+    if family != "cpu" or (known := _known_bandwidth(root / machine.facts()["slug"])) is None:
         return None
     bandwidth, source = known
-    threads = experiment.protocol.threads or machine.physical_cores()
     timed = []
-    for cell in cells:
-        with contextlib.suppress(weights.WeightsError):  # such a cell runs no repeat
-            found = forecast.forecast_cell(cell, forecast.local_weights(cell), device, threads, bandwidth)
-            if found.seconds is not None and not found.failures:
-                timed.append((found.seconds, cell.workload.repeated(experiment.protocol.repeats)))
+    for each in forecasts:
+        takes_s, _ = each.duration(bandwidth)
+        if takes_s is not None and not each.failures:
+            timed.append((takes_s, each.cell.workload.repeated(experiment.protocol.repeats)))
     if not timed:
         return None
     takes = f"{duration_of(timed, experiment)} if nothing is measured yet"
@@ -144,12 +143,11 @@ def _interpreter(header: Header, family: str) -> str | None:
 
 @dataclass(frozen=True)
 class Source:
-    """`words`: where the weights come from. `disk_bytes`: still to write, null if unknown. `ready`: existing
-    weights. `lacks`: why they are unavailable; `refused`: why they would be measured wrongly."""
+    """`words`: where the weights come from. `disk_bytes`: still to write, null if unknown. `lacks`: why they
+    are unavailable; `refused`: why they would be measured wrongly."""
 
     words: str
     disk_bytes: float | None = None
-    ready: Ready | None = None
     lacks: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
@@ -193,12 +191,11 @@ class Here:
             return self.device.bytes_per_s, self.device.flops and GPU_MFU * self.device.flops
         return self.bandwidth, self._flops if cell.workload.timed == "rows" or cell.scores else None
 
-    def line(self, cell: Cell) -> dict[str, Any]:
+    def line(self, found: Forecast) -> dict[str, Any]:
         """One cell: `weights` in words, bytes still to write to disk, memory, seconds per repeat; why it
         will fail, be refused or not fit. The note has all reasons."""
-        source = self._source(cell)
-        device, threads = self.device, self._threads
-        found = forecast.forecast_cell(cell, source.ready, device, threads, *self._rates(cell))
+        cell, device, source = found.cell, self.device, self._source(found)
+        takes_s, fill_s = found.duration(*self._rates(cell))
         refused = [each.reason for each in found.broken if each.refuses]
         refused += [each for each in (found.over_budget, found.too_deep) if each] + source.refused
         if cell.scores and cell.source and cell.source.kind == "synthetic":
@@ -220,8 +217,8 @@ class Here:
             "weights_on_gpu_bytes": found.sides and found.sides.gpu_bytes,
             "weights_on_cpu_bytes": found.sides and found.sides.cpu_bytes,
             "most_tokens_per_s": ceiling,
-            "seconds": found.seconds,
-            "fill_seconds": found.fill_s,
+            "seconds": takes_s,
+            "fill_seconds": fill_s,
             "will_fail": fails,
             "will_be_refused": refused,
             "will_not_fit": None if found.fits is None else not found.fits,
@@ -230,15 +227,14 @@ class Here:
             "note": "; ".join(notes) or None,
         }
 
-    def _source(self, cell: Cell) -> Source:
+    def _source(self, found: Forecast) -> Source:
+        cell, ready = found.cell, found.weights
         source, made = cell.source, cell.model.made
-        model = cell.model.described or cell.model.shape
-        try:
-            ready = forecast.local_weights(cell)
-        except weights.WeightsRefused as wrong:
-            return Source("none usable", 0, refused=[str(wrong)])
-        except weights.WeightsError as missing:
-            return Source("none available", 0, lacks=[str(missing)])
+        model = cell.model.described
+        if isinstance(found.lacks, weights.WeightsRefused):
+            return Source("none usable", 0, refused=[str(found.lacks)])
+        if found.lacks:
+            return Source("none available", 0, lacks=[str(found.lacks)])
         if cell.weights_format == "none" or source is None:
             return Source("no weights", 0)
         if source.kind == "synthetic" and made and model:
@@ -260,16 +256,16 @@ class Here:
         if packs or (cell.weights_format == "gguf" and ready.format == "hf"):
             made = checkpoint.read(ready.path, needs_shape=False).decoder
             if made is None:  # the conversion will report it
-                return Source(words, None, ready)
-            steps, disk = self._made(cell, ready.fingerprint, made.shape or made, seed=None)
-            return Source(f"{words}, {steps}" if steps else words, disk, ready)
+                return Source(words)
+            steps, disk = self._made(cell, ready.fingerprint, made, seed=None)
+            return Source(f"{words}, {steps}" if steps else words, disk)
         if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
-            return Source(f"{words} ({ready.quant})" if ready.quant else words, 0, ready)
+            return Source(f"{words} ({ready.quant})" if ready.quant else words, 0)
         assert ready.header is not None  # it is a GGUF
         size = weights.quantized_bytes(ready.header, str(cell.quant))
-        return Source(f"{words}, quantize {cell.quant}", size, ready)
+        return Source(f"{words}, quantize {cell.quant}", size)
 
-    def _made(self, cell: Cell, name: str, made: Shape | Decoder, seed: int | None) -> tuple[str, float]:
+    def _made(self, cell: Cell, name: str, made: Decoder, seed: int | None) -> tuple[str, float]:
         """The files still to make for a cell, after the cells before it, in words; their bytes.
 
         `name`: identifies the checkpoint. `seed`: of a synthetic one; null: it exists.
@@ -280,7 +276,7 @@ class Here:
             steps.append(
                 ("synthesize checkpoint", folder, parameters(made) * weights.CHECKPOINT_ELEMENT_BYTES)
             )
-        if packing := packing_of(cell, dense(made), None):
+        if packing := packing_of(cell, made, None):
             path = weights.packed_path(name, packing)
             steps.append((f"pack {packing.words}", path, bytes_of_shape(cell, made)))
         if cell.weights_format == "gguf":

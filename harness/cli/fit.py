@@ -24,7 +24,7 @@ from harness.records.foreign.log import Log, LogError, Request, Series
 from harness.records.foreign.read import read_log
 from harness.records.foreign.table import Options
 from harness.theory import floors, names
-from harness.theory.decoder import Decoder, Shape
+from harness.theory.decoder import Decoder
 from harness.theory.floors import UNITS, Units
 from harness.theory.known_models import NoModel, described
 from harness.theory.machines import Machine
@@ -181,7 +181,7 @@ def _draw(path: Path, log: Log, rows: list[Row], page: Path | None, picture: Pat
 class Theory:
     """A model on a machine: the limit of B and W at some bits per weight."""
 
-    def __init__(self, model: Shape | Decoder, machine: Machine, units: Units) -> None:
+    def __init__(self, model: Decoder, machine: Machine, units: Units) -> None:
         self._model, self._units = model, units
         self._ceiling = floors.Ceiling(machine.bandwidth_bytes_per_s * units.giga / 1e9, machine.flops)
 
@@ -215,8 +215,8 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
         if died is not None:
             raised.append(Warnings.died.flag(n=died))
         raised += [same[name]] if name in same else []
-        figures = latency.row(each)
-        rows.append(_row(name, bits, figures, raised, _against(figures, bits, limit) if limit else None))
+        against = _against(each.figures, bits, limit) if limit else None
+        rows.append(_row(name, bits, each.figures, raised, against))
     flag_kernel_changes(rows)
     drop_intervals(rows)
     for row in rows:
@@ -233,7 +233,7 @@ def _analysis(read: Series, n: Floats, ms: Floats) -> Analysis | str:
     except Unusable as reason:
         return str(reason)
     if len(ms) < LEAST_TOKENS:
-        sweep = found.shape is not None and found.shape.name == latency.SWEEP
+        sweep = found.figures["shape"] == latency.SWEEP
         return f"only {plural(len(ms), 'point' if sweep else 'token')}; a line needs {LEAST_TOKENS}"
     return found
 
@@ -283,7 +283,6 @@ def _against(figures: Figures, bits: float | None, limit: Limit) -> Against:
 
 def _empty(name: str, bpw: float | None, with_theory: bool) -> Row:
     """A row without figures."""
-    none = latency.row(Analysis(n_tokens=0)) | {"n_tokens": None}
     theory: Against = {
         "B_theory_ms": None,
         "W_theory": None,
@@ -291,7 +290,7 @@ def _empty(name: str, bpw: float | None, with_theory: bool) -> Row:
         "W_ratio": None,
         "B_as_w16_ms": None,
     }
-    return _row(name, bpw, none, [], theory if with_theory else None)
+    return _row(name, bpw, latency.empty_figures(None), [], theory if with_theory else None)
 
 
 def _theory(model: str | None, machine: str | None, units: Units) -> Theory | None:
@@ -300,12 +299,11 @@ def _theory(model: str | None, machine: str | None, units: Units) -> Theory | No
     if model is None or machine is None:
         raise Mistake("--model and --machine go together")
     try:
-        found = described(model, Path(), otherwise="give its config.json")[1]
+        _, found = described(model, Path(), otherwise="give its config.json")
     except NoModel as why:
         raise Mistake(f"--model: {why}") from why
-    made = found if isinstance(found, Shape) else found.decoder
     try:
-        return Theory(made, names.one_machine(machine, any_size=True, known=options.known()), units)
+        return Theory(found.decoder, names.one_machine(machine, any_size=True, known=options.known()), units)
     except NotUnderstood as why:
         raise Mistake(why.sentence("machine", shortened(machine))) from why
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import data
+from harness.base import data
 from harness.base.text import plural, shortened
 from harness.cli import Mistake, say
 from harness.theory import names

@@ -97,7 +97,7 @@ class Progress:
         state, reasons = found.status, found.reasons
         line = f"{self._place} {self._name}  {state}"
         if state in USABLE and times:
-            first, *rest = times.ms
+            first, *rest = times.latency_ms
             line += f"  TTFT {first:.1f} ms"
             line += f", {statistics.median(rest):.2f} ms/token" if rest else ""
         elif state in USABLE and (timed := _of_rows(stored)):
@@ -163,7 +163,7 @@ def run_one_kind(
 ) -> tuple[list[Stored], Path]:
     """Run these workloads with all variants. Returns the records, and their results folder."""
     alone, cells = command_of_kind(experiment, workloads, arguments)
-    request, progress = kind_options(arguments), Progress()
+    request, progress = run_options(arguments), Progress()
     stored = run.run(alone, cells, request, progress)
     progress.clear()
     return stored, request.root
@@ -178,13 +178,15 @@ def command_of_kind(
     return alone, chosen(plan.cells(alone), arguments)
 
 
-def kind_options(arguments: argparse.Namespace) -> rounds.RunOptions:
+def run_options(arguments: argparse.Namespace) -> rounds.RunOptions:
+    """Of a command with a config; options that the command does not have are off."""
+    given = vars(arguments)
     return rounds.RunOptions(
         (arguments.out or Path("results")).absolute(),
         arguments.config,
         arguments.command_line,
-        arguments.fresh,
-        arguments.retry_failed,
-        arguments.wait,
-        getattr(arguments, "reference", None),
+        given.get("fresh", False),
+        given.get("retry_failed", False),
+        given.get("wait", False),
+        given.get("reference"),
     )

@@ -51,6 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="GB/S",
         help="read bandwidth of a machine that is not known; needs --memory",
     )
+    add("--kind", choices=("gpu", "cpu"), help="of that machine (default: a GPU from 150 GB/s on)")
     add(
         "--host-memory",
         type=memory_gib,
@@ -160,6 +161,8 @@ def _check(arguments: argparse.Namespace) -> None:
         for other in ("machine", "bandwidth"):
             if getattr(arguments, option) and getattr(arguments, other) not in (THIS, None):
                 raise Mistake(f"--{option} measures on this machine; drop --{other}")
+    if arguments.kind and not arguments.bandwidth:
+        raise Mistake("--kind is of a machine that is not known; give its --memory and --bandwidth")
     if arguments.model is None and not arguments.calibrate:
         raise Mistake("name a model, or give --calibrate to measure this machine")
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import data, machine, records
+from harness import machine, records
+from harness.base import data
 from harness.base.files import CONFIG_JSON_BYTES, object_of
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import printable
@@ -32,11 +33,12 @@ from harness.recommend.speed import Example
 from harness.records.kinds import Record
 from harness.stacks import build
 from harness.stacks.header import references
-from harness.theory import decoder, names, public_speeds
-from harness.theory.decoder import Shape
+from harness.theory import base_shapes, names, public_speeds
+from harness.theory.decoder import Decoder, dense_fields
+from harness.theory.known_models import Described, config_of
 from harness.theory.known_models import Known as KnownModels
-from harness.theory.known_models import config_of
 from harness.theory.machines import Figure, Machine
+from harness.theory.memory import released_in
 from harness.theory.names import NotUnderstood
 
 # `harness recommend --calibrate`: measure a few variants and the rate of each type, to predict others.
@@ -124,13 +126,13 @@ def model_from(given: str) -> Given:
     """A model by its name or its files. Raises Mistake."""
     is_shipped = given in data.weights_names() and not Path(given).exists()
     if not is_shipped and (known := theory_options.model_of(given, KnownModels())):
-        if known.made is None:
-            raise Mistake(f"{known.name}: its layers are not known; give its config.json or a GGUF")
-        shape = decoder.made(known.made).shape
-        hub = given if re.fullmatch(r"[\w.-]+/[\w.-]+", given) else None
-        named = Subject(Model(name=known.name, shape=shape), shape or known.made)
-        is_made = shape is not None or _is_made(config_of(known.name))
-        return Given(named, Source(known.name, hub, row={"shape": known.name} if is_made else None))
+        is_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", given) and not base_shapes.formats(given)
+        hub = given if is_hub else None
+        named = Subject(_model(known.name, known.made), known.made)
+        is_made = known.made.is_dense or _is_made(config_of(known.name))
+        name = safe_name(given.rpartition("/")[2]) if known.note else None
+        row: dict[str, object] | None = {"shape": known.name} if is_made else None
+        return Given(named, Source(name or known.name, hub, row=row))
     path = data.weights(given) if is_shipped else Path(given)
     try:
         found = read(path)
@@ -148,12 +150,14 @@ def model_from(given: str) -> Given:
             f"{printable(given)}: is {found.quantization}; recommend compares types that are made of 16-bit"
             " weights: give those, or see this one's limits with harness theory"
         )
-    shape, whole, fingerprint = found.shape, str(path.absolute()), None
+    if found.format == "config" and found.quantization and not released_in(found.decoder):
+        say(f"{printable(given)}: is {found.quantization}; these types are made of its 16-bit weights")
+    made, whole, fingerprint = found.decoder, str(path.absolute()), None
     kept = quant if quant and quant not in FULL_TYPES else None
     if path.name == "config.json":
         name = path.absolute().parent.name
-        row: dict[str, object] | None = {"shape": asdict_of(shape)} if shape else None
-        if shape is None and _is_made(object_of(path, CONFIG_JSON_BYTES)):
+        row = {"shape": spelled_out(made)} if made.is_dense else None
+        if not made.is_dense and _is_made(object_of(path, CONFIG_JSON_BYTES)):
             row = {"shape": whole}
         source = Source(name)
     else:
@@ -162,9 +166,7 @@ def model_from(given: str) -> Given:
         source = Source(name, None if quant else whole, whole if quant else None, quant)
         fingerprint = _fingerprint(path)
     name = safe_name(name) or "model"
-    subject = Subject(
-        Model(name=name, shape=shape), shape or found.decoder, kept, found.tensors if kept else ()
-    )
+    subject = Subject(_model(name, made), made, kept, found.tensors if kept else ())
     return Given(subject, replace(source, row=row and {"name": name, **row}), fingerprint)
 
 
@@ -186,9 +188,15 @@ def _is_made(config: dict[str, object]) -> bool:
     return True
 
 
-def asdict_of(shape: Shape) -> dict[str, object]:
-    """A shape as a config spells it out."""
-    return {key: getattr(shape, key) for key in InlineShape.model_fields}
+def _model(name: str, made: Decoder) -> Model:
+    """A model to plan with; one that is not dense brings its layers with its weights."""
+    return Model(name=name, described=Described(made) if made.is_dense else None)
+
+
+def spelled_out(made: Decoder) -> dict[str, object]:
+    """A dense model as a config spells its shape out."""
+    known = dense_fields(made) or {}
+    return {key: known[key] for key in InlineShape.model_fields}
 
 
 def place_from(arguments: argparse.Namespace) -> Place:
@@ -212,7 +220,7 @@ def _place(arguments: argparse.Namespace) -> Place:
             raise Mistake(
                 "--bandwidth is of a machine that is not known, and needs --memory; this one is measured"
             )
-        return _unknown("the machine", arguments.memory, arguments.bandwidth, threads)
+        return _unknown("the machine", arguments.memory, arguments.bandwidth, arguments.kind, threads)
     if arguments.machine == THIS:
         return replace(_limited(_this(threads), arguments.memory), here=True)
     named = printable(arguments.machine)
@@ -223,11 +231,13 @@ def _place(arguments: argparse.Namespace) -> Place:
         if not (arguments.memory and arguments.bandwidth) or why.ambiguous:
             hint = "" if why.ambiguous else "; or give --memory and --bandwidth"
             raise Mistake(why.sentence("machine", named) + hint) from why
-        return _unknown(named, arguments.memory, arguments.bandwidth, threads)
+        return _unknown(named, arguments.memory, arguments.bandwidth, arguments.kind, threads)
     if arguments.bandwidth:
         raise Mistake(f"{named} is known; drop --bandwidth")
     if len(several) > 1:
         raise Mistake(f"{named} is several: {', '.join(several)}; choose one, or give --memory")
+    if note := names.one_of_each(named, several):
+        say(note)
     name, found = next(iter(several.items()))
     largest = max(each.memory_bytes for each in names.machines(arguments.machine, known).values())
     if found.memory_bytes > largest:
@@ -235,12 +245,12 @@ def _place(arguments: argparse.Namespace) -> Place:
     return place_of(found, name, threads)
 
 
-def _unknown(name: str, memory_gib: float, gb_per_s: float, threads: int) -> Place:
-    """A machine of which only memory and bandwidth are known."""
-    is_gpu = gb_per_s * 1e9 >= GPU_BYTES_PER_S
-    say(
-        f"{name} is taken for a {'GPU' if is_gpu else 'CPU'}, by its bandwidth; its compute rate is not known"
-    )
+def _unknown(name: str, memory_gib: float, gb_per_s: float, kind: str | None, threads: int) -> Place:
+    """A machine of which only memory and bandwidth are known; `kind`: gpu or cpu, null: by the bandwidth."""
+    is_gpu = kind == "gpu" if kind else gb_per_s * 1e9 >= GPU_BYTES_PER_S
+    if kind is None:
+        taken, other = ("GPU", "cpu") if is_gpu else ("CPU", "gpu")
+        say(f"{name} is taken for a {taken}, by its bandwidth (--kind {other}: it is not)")
     made = _cpu_of(name, memory_gib, gb_per_s)
     return place_of(replace(made, compute_capability=(8, 6)) if is_gpu else made, name, threads)
 

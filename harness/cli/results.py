@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness import data, machine, records
+from harness import machine, records
 from harness.analysis.columns import Attribution, Moment
 from harness.analysis.memory import PARTS
+from harness.base import data
 from harness.base.text import plural
 from harness.cli import NOT_OK, OK, Mistake, say, tables
 from harness.cli.options import add_json, add_results, stored

@@ -7,18 +7,21 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from harness import config, data
+from harness import config
 from harness.analysis.verdicts import USABLE
+from harness.base import data
 from harness.base.text import list_named, printable, shortened, unfiltered
-from harness.campaign import fleet, forecast, rounds
+from harness.campaign import fleet, forecast
 from harness.campaign import run as campaign_run
 from harness.campaign.fleet import DeviceProgress, Event, FleetWatcher
+from harness.campaign.forecast import Forecast
 from harness.campaign.rounds import RunOptions
 from harness.cli import NOT_OK, OK, Mistake, dry_run, say, tables
 from harness.cli import progress as cli_progress
@@ -62,9 +65,7 @@ def run_check_weights(arguments: argparse.Namespace) -> int:
         raise Mistake(f"--seconds {seconds:g}: must be above 0 and at most 1e6")
     experiment = config.load(arguments.config, arguments.set)
     cells = chosen(plan.cells(experiment), arguments)
-    root = (arguments.out or Path("results")).absolute()
-    command_line, fresh = arguments.command_line, arguments.fresh
-    request = rounds.RunOptions(root, arguments.config, command_line, fresh=fresh, retry_failed=True)
+    request = replace(cli_progress.run_options(arguments), retry_failed=True)
     progress = Progress()
     stored = campaign_run.check_weights(experiment, cells, request, progress, seconds)
     progress.clear()
@@ -75,7 +76,7 @@ def run_check_weights(arguments: argparse.Namespace) -> int:
         quality.agreement_table(checks).show()
         for sentence in quality.agreement_notes(checks):
             note(sentence, "yellow")
-        print(f"records: {root}")
+        print(f"records: {request.root}")
     return OK if all(check["verdict"] in PASSING for check in checks) else NOT_OK
 
 
@@ -253,11 +254,12 @@ def run_quality(arguments: argparse.Namespace) -> int:
     # Without a workload of this kind, the shipped text with all variants.
     given = [each for each in experiment.workloads if isinstance(each, Quality)] or [Quality()]
     if arguments.dry_run:
-        return dry_run.show(*cli_progress.command_of_kind(experiment, given, arguments), arguments.json)
+        alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
+        return dry_run.show(alone, forecast.forecasts(alone, cells), arguments.json)
     if path := arguments.export_reference:
         alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
         campaign_run.export_reference(
-            alone, cells, cli_progress.kind_options(arguments), progress := Progress(), path
+            alone, cells, cli_progress.run_options(arguments), progress := Progress(), path
         )
         progress.clear()
         print(f"reference: {path.absolute()}")
@@ -309,21 +311,18 @@ def run(arguments: argparse.Namespace) -> int:
     cells = chosen(plan.cells(experiment), arguments)
     if arguments.on and (arguments.dry_run or arguments.skip_known_failures):
         raise Mistake("--dry-run and --skip-known-failures forecast this machine alone; leave out --on")
+    forecasts = [] if arguments.on else forecast.forecasts(experiment, cells)
     if arguments.skip_known_failures:
-        cells = _able(experiment, cells)
+        forecasts = _able(forecasts)
+        cells = [each.cell for each in forecasts]
     if arguments.dry_run:
-        return dry_run.show(experiment, cells, arguments.json)
-    root = (arguments.out or Path("results")).absolute()
-    if not arguments.on and (estimate := dry_run.estimate(experiment, cells, root)):
+        return dry_run.show(experiment, forecasts, arguments.json)
+    # While it waits, another campaign may make weights that are forecast as missing.
+    known = [] if arguments.wait else forecasts
+    request = replace(cli_progress.run_options(arguments), forecasts=known)
+    root = request.root
+    if not arguments.on and (estimate := dry_run.estimate(experiment, forecasts, root)):
         say(estimate)
-    request = rounds.RunOptions(
-        root=root,
-        config_path=arguments.config,
-        command_line=arguments.command_line,
-        fresh=arguments.fresh,
-        retry_failed=arguments.retry_failed,
-        wait=arguments.wait,
-    )
     if arguments.on:
         gathered, busiest = load_study(run_on_fleet(experiment, cells, request, arguments)), None
     else:
@@ -344,13 +343,12 @@ def run(arguments: argparse.Namespace) -> int:
     return OK if all(row["status"] in USABLE for row in done) else NOT_OK
 
 
-def _able(experiment: Experiment, cells: Sequence[plan.Cell]) -> Sequence[plan.Cell]:
+def _able(forecasts: Sequence[Forecast]) -> list[Forecast]:
     """The cells that are not known to fail; prints the others with the reasons."""
-    failures = forecast.known_failures(experiment, cells)
-    for cell_id, reasons in failures.items():
-        if reasons:
-            say(f"skipped {cell_id}: {'; '.join(reasons)}")
-    able = [cell for cell in cells if not failures[cell.id]]
+    for each in forecasts:
+        if each.failures:
+            say(f"skipped {each.cell.id}: {'; '.join(each.failures)}")
+    able = [each for each in forecasts if not each.failures]
     if not able:
         raise Mistake("nothing to run: every cell is known to fail")
     return able

@@ -8,7 +8,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import config, data, machine
+from harness import config, machine
+from harness.base import data
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import plural
 from harness.campaign.forecast import local_weights

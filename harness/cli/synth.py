@@ -17,7 +17,7 @@ from harness.config.variants import safe_name
 from harness.models.weights import SOURCE_QUANT, Ready
 from harness.stacks import build
 from harness.stacks.header import references, stacks
-from harness.theory.known_models import Described, NoModel, described
+from harness.theory.known_models import NoModel, described
 from harness.theory.tensors import FORMATS, Packing
 
 
@@ -81,9 +81,8 @@ def _mistake(options: argparse.Namespace) -> str | None:
 def _made(preparation: Preparation, options: argparse.Namespace) -> Iterator[Ready]:
     """Raises NotReady."""
     name, made = described(options.shape, Path())
-    shape, other = (None, made) if isinstance(made, Described) else (made, None)
     seeded = Weights(seed=options.seed)
-    model = Model(name=safe_name(name) or "model", shape=shape, described=other, weights=seeded)
+    model = Model(name=safe_name(name) or "model", described=made, weights=seeded)
     if options.format in FORMATS:
         packing = Packing(options.format, options.bits or 4)
         loading = [name for name, header in stacks().items() if set(header.formats) - {"gguf"}]

@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from harness import data
+from harness.base import data
 from harness.base.files import MOST_RECORD_BYTES, read_regular
 from harness.base.text import csv_cell, printable
 from harness.cli import OK, Mistake, theory_options
 from harness.cli.options import known as known_machines
 from harness.cli.options import unknown
 from harness.stacks.header import references
-from harness.theory import decoder, floors, names, tensors
-from harness.theory.decoder import Decoder, Shape
+from harness.theory import floors, names, tensors
+from harness.theory.decoder import Decoder, dense
 from harness.theory.floors import PUBLISHED, UNITS
 from harness.theory.known_models import Known
 from harness.theory.machines import Machine
@@ -107,17 +107,17 @@ def _prefill(row: Row, records: Sequence[tuple[Unread, Speed | None]]) -> Reache
     return max(found, key=lambda each: each["share"], default=None)
 
 
-def of_model(model: str, shape: Shape) -> Iterator[Unread]:
-    """The records of a model of this name and shape, published and own. Skips unreadable ones."""
+def of_model(model: str, made: Decoder) -> Iterator[Unread]:
+    """The records of a dense model of this name and shape, published and own. Skips unreadable ones."""
     published = (data.HERE / data.PUBLISHED).glob(f"*/{model}/*/record.json")
     own = sorted(RESULTS.glob(f"*/{model}/*/*/record.json"), key=lambda path: path.parent.name)
     for path in [*published, *own[-NEWEST:]]:
         try:
             record = json.loads(read_regular(path, MOST_RECORD_BYTES))
-            stored = Shape(**record["model"]["shape"])
-            if stored == shape and record["workload"]["kind"] == "decode" and record["outcome"] == "ok":
+            stored = dense(**record["model"]["shape"])
+            if stored == made and record["workload"]["kind"] == "decode" and record["outcome"] == "ok":
                 yield record | {"path": path}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             continue
 
 
@@ -230,7 +230,7 @@ class Model(NamedTuple):
 
     given: str
     name: str
-    made: Shape | Decoder | None
+    made: Decoder | None
     tied: bool
     forms: list[Form]
     stored: Form | None
@@ -322,22 +322,22 @@ def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
     for model in models:
         name = model.name if names_given.count(model.name) == 1 else model.given
         measured: list[Unread] = []
-        shape = decoder.made(model.made).shape if model.made else None
-        if shape and arguments.machine and not is_study:
-            measured = [*of_model(name, shape)]
+        made = model.made
+        if made and made.is_dense and arguments.machine and not is_study:
+            measured = [*of_model(name, made)]
         for machine_name, machine in chosen:
             for form in model.forms:
-                if model.made:
-                    line = row(name, model.made, form, machine_name, machine, ask)
+                if made:
+                    line = row(name, made, form, machine_name, machine, ask)
                 else:
                     line = row_without_shape(name, form, model.tied, machine_name, machine, ask)
-                if model.made and not model.trained_stated:
+                if made and not model.trained_stated:
                     line["trained_stated"] = False
                 line["reached_by_others"] = by_others.get(machine_name)
                 if measured and machine:
                     add_reached(line, measured, machine)
                 if arguments.tensors or (arguments.json and form is model.stored):
-                    share = decoder.made(model.made).expert_share if model.made else 1.0
+                    share = made.expert_share if made else 1.0
                     tensors = [_tensor(tensor, model.tied, share) for tensor in form.tensors]
                     listed: RowWithTensors = {**line, "tensors": tensors}
                     line = listed
@@ -380,7 +380,7 @@ def _ask(arguments: argparse.Namespace) -> Ask:
 def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
     """A model by its name or its files, with the requested forms of its weights."""
     if known := theory_options.model_of(given, shapes):
-        made: Shape | Decoder | None = known.made
+        made: Decoder | None = known.made
         assert made is not None
         if arguments.tied:
             made = replace(made, tied=True)
@@ -392,7 +392,7 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
     if made is None and (arguments.bpw or arguments.quant):
         raise Mistake(f"{given}: unknown shape, so only the stored weights are known; drop --bpw and --quant")
     quants = theory_options.quants_of(arguments.quant)
-    released = released_in(decoder.made(made)) if made else None
+    released = released_in(made) if made else None
     if released and not (quants or stored or arguments.bpw):
         quants = [released]
     default = [] if quants or stored else BITS

@@ -15,8 +15,8 @@ from harness.base.text import printable, shortened
 from harness.cli import OK, Mistake, say
 from harness.cli.options import MOST_TOKENS as _MOST_TOKENS
 from harness.cli.options import gb_per_s, memory_gib, unknown
-from harness.theory import names, tensors
-from harness.theory.decoder import Decoder, Shape
+from harness.theory import base_shapes, names, tensors
+from harness.theory.decoder import Decoder
 from harness.theory.known_models import Known
 from harness.theory.machines import Machine
 from harness.theory.memory import LLAMA_CPP, TRANSFORMERS, Choice, Form, Stored, choices
@@ -34,7 +34,7 @@ THIS, ALL = "this", "all"
 
 
 def sort_of(
-    arguments: argparse.Namespace, shapes: Mapping[str, Shape | Decoder], known: Mapping[str, Machine]
+    arguments: argparse.Namespace, shapes: Mapping[str, Decoder], known: Mapping[str, Machine]
 ) -> None:
     """Join machine names that the shell has split; split quantizations at commas; move models given after
     --machine or --quant."""
@@ -43,7 +43,7 @@ def sort_of(
         return name.lower() == THIS or _stands(lambda: names.machines(name, known))
 
     def is_model(name: str) -> bool:
-        return _stands(lambda: names.named(name, shapes)) or Path(name).exists()
+        return _stands(lambda: base_shapes.understood(name, shapes)) or Path(name).exists()
 
     def is_quant(name: str) -> bool:
         return name.lower() in (*ALL_QUANTS, ALL)
@@ -84,18 +84,21 @@ def machines_of(
     return found
 
 
-def model_of(given: str, shapes: Mapping[str, Shape | Decoder]) -> names.Named | None:
-    """A known model; null for a file."""
+def model_of(given: str, shapes: Mapping[str, Decoder]) -> names.Named | None:
+    """A known model, with a message for one that stands for another; null for a file."""
     path = Path(given)
     is_file = path.exists() or path.suffix in (".gguf", ".json", ".safetensors")
     if given and is_file and given.lower() not in shapes:
         return None
     try:
-        return names.named(given, shapes, "give its config.json or --from")
+        found = base_shapes.understood(given, shapes, "give its config.json or --from")
     except NotUnderstood as why:
-        if "/" in given:  # a missing path, which the reader of the file reports
+        if base_shapes.is_path(given):  # which is missing: the reader of the file reports it
             return None
         raise Mistake(why.sentence("model (and no file)", shortened(given))) from why
+    if found.note:
+        say(printable(found.note))
+    return found
 
 
 def quants_of(given: Iterable[str]) -> list[str]:
@@ -109,7 +112,7 @@ def quants_of(given: Iterable[str]) -> list[str]:
 # `harness theory MODEL --memory SIZE`: which weights and KV types fit, without a machine's name.
 
 
-FromFile = Callable[[str], tuple[str, "Shape | Decoder", "Stored | None", bool]]
+FromFile = Callable[[str], tuple[str, Decoder, "Stored | None", bool]]
 _NOT_HERE = ("bpw", "tensors", "chunk", "rate", "acceptance")
 
 
@@ -130,7 +133,7 @@ def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFil
         stored: Stored | None = None
         trained_stated = True
         if named:
-            name, made = named
+            name, made = named.name, named.made
         else:
             name, made, stored, trained_stated = from_file(given)
         limits = quants_of(arguments.quant), memory, arguments.context, bytes_per_s
@@ -331,6 +334,12 @@ def file(given: str) -> tuple[str, Decoder | None, bool, Form | None, bool]:
     checkpoint, path = _read(given), Path(given).absolute()
     loaded, label = _loaded(checkpoint), checkpoint.quantization or "as stored"
     stored = Form(label, tensors=loaded, parameters=checkpoint.parameters) if loaded else None
+    if checkpoint.format == "config" and checkpoint.stored and checkpoint.decoder:
+        method, packing = checkpoint.stored.method, checkpoint.packing
+        if released := tensors.as_released(checkpoint.decoder, method, packing):
+            stored = Form(f"{label} as released", tensors=tuple(released))
+        else:
+            say(f"{printable(given)}: is {label}, whose bytes are not known without its weights")
     return _name_of(path), checkpoint.decoder, checkpoint.tied, stored, checkpoint.states_context
 
 

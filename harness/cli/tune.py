@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 
 from harness import config, machine
 from harness.analysis.line import METRICS
 from harness.analysis.stopping import DEFAULTS, FIRST_LOOK, Search, options_label
 from harness.base.text import list_named, plural
 from harness.campaign import tune
-from harness.campaign.rounds import RunOptions
 from harness.campaign.tune import Tuned
 from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.compare import share
 from harness.cli.options import WAIT, add_cells, add_json, chosen
-from harness.cli.progress import Progress
+from harness.cli.progress import Progress, run_options
 from harness.config import Decode, Experiment, Prefill, Workload, plan
 from harness.config.experiment import Scalar
 from harness.config.plan import Cell
@@ -102,9 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         for values in options:
             print(f"tried: {', '.join(options_label(tuple(each.items())) for each in values)}")
         return OK
-    root = (arguments.out or Path("results")).absolute()
-    request = RunOptions(root, arguments.config, arguments.command_line, fresh=True, wait=arguments.wait)
-    progress = Progress()
+    request, progress = replace(run_options(arguments), fresh=True), Progress()
     outcome = tune.run(tuned, search, request, progress)
     progress.clear()
     finalist = search.best if search.final else None
@@ -112,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         search.results(), search.winner, finalist, tuned.metric, threshold, outcome.reasons
     )
     _show(found, tuned, threads, outcome.weights, arguments.json)
-    say(f"records: {root}")
+    say(f"records: {request.root}")
     return OK if found.measured else NOT_OK
 
 
@@ -180,7 +177,7 @@ def _refused(tuned: Tuned, changes: Changes, threads: int) -> str | None:
     if _weights(before) != _weights(cell):
         return "gives other weights, which are another model; compare them with harness run"
     family = tuned.experiment.device.partition(":")[0]
-    failures = plan.known_failures(cell, threads, family, None, cell.model.shape)
+    failures = plan.known_failures(cell, threads, family, None, cell.model.made)
     return failures[0].reason if failures else None
 
 

@@ -11,7 +11,7 @@ from harness.analysis.line import FAMILIES
 from harness.analysis.sensors import changed
 from harness.base.text import plural
 from harness.compare import sides
-from harness.compare.judge import INVALID, WORSE, Figures, Runs, SharedFigures, judged
+from harness.compare.judge import INVALID, WORSE, MetricChange, Runs, SharedFigures, judged
 from harness.compare.sides import NAMES_SHOWN, Cells, Key, Side
 from harness.records import Record, ResultsError
 
@@ -29,7 +29,7 @@ class OfCell(TypedDict):
     device: str | None
 
 
-class Change(OfCell, Figures):
+class Change(OfCell, MetricChange):
     fails: bool
 
 

@@ -35,7 +35,7 @@ FEWEST_REPEATS = 2  # of a baseline: one repeat shows no run-to-run noise
 ASSUMED = {"slower": 0.03, "memory": 0.002, "context": 0.002, "quality": 0.0002}
 
 
-class Figures(TypedDict):
+class MetricChange(TypedDict):
     """A metric on both sides, and the change between them; `verdict`: empty until it is judged."""
 
     metric: str
@@ -134,7 +134,7 @@ class Runs:
 class Judged:
     """`rows`: one per pair and metric, with the pair's name. `shared`: one per metric that was compared."""
 
-    rows: Sequence[tuple[str, Figures]]
+    rows: Sequence[tuple[str, MetricChange]]
     shared: Sequence[SharedFigures]
 
 
@@ -149,12 +149,12 @@ def judged(
     statistically significant among all differences is UNCLEAR. `history`: earlier campaigns, where the
     baselines have too few to show how campaigns differ.
     """
-    rows: list[tuple[str, Figures]] = []
-    noisy: dict[str, tuple[Figures, Metric, Difference]] = {}
+    rows: list[tuple[str, MetricChange]] = []
+    noisy: dict[str, tuple[MetricChange, Metric, Difference]] = {}
     shared: list[SharedFigures] = []
     for metric in METRICS:
         compared: dict[str, tuple[Sample, Sample]] = {}
-        of_metric: dict[str, Figures] = {}
+        of_metric: dict[str, MetricChange] = {}
         for name, (base, new) in pairs.items():
             row = _row(metric, base, new, thresholds[metric.family])
             if row is None:
@@ -194,7 +194,7 @@ def judged(
 
 def unjudged(
     metric: Metric, base: float | None, new: float | None, repeats: tuple[int, int], threshold: float
-) -> Figures:
+) -> MetricChange:
     """The figures of both sides, from one campaign each."""
     return {
         "metric": metric.name,
@@ -221,7 +221,7 @@ def unjudged(
     }
 
 
-def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> Figures | None:
+def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> MetricChange | None:
     """The figures of both sides, with a verdict if they cannot be compared; null where neither has one."""
     values = [side.values(metric) for side in (base, new)]
     if not any(values):
@@ -271,7 +271,7 @@ def relative(metric: Metric, change: Change) -> tuple[float, list[float] | None]
 
 
 def _noisy(
-    row: Figures, metric: Metric, found: Difference, significant: Sequence[Change], count: int
+    row: MetricChange, metric: Metric, found: Difference, significant: Sequence[Change], count: int
 ) -> None:
     """Fill in the change and its verdict. `count`: differences among which it is significant or not."""
     row["spread"] = found.spread
@@ -303,7 +303,7 @@ def _noisy(
     _judge(row, found.whole.ends, None)
 
 
-def _judge(row: Figures, ends: tuple[float, float], unclear: str | None) -> None:
+def _judge(row: MetricChange, ends: tuple[float, float], unclear: str | None) -> None:
     """The verdict of an interval of costs. `unclear`: why it is UNCLEAR; null: the interval itself."""
     bound, (least, most) = math.log1p(row["threshold"]), ends
     if -bound < least and most < bound:
@@ -313,7 +313,7 @@ def _judge(row: Figures, ends: tuple[float, float], unclear: str | None) -> None
     row["verdict"], row["reason"] = UNCLEAR, unclear or f"anywhere from {low:+.1%} to {high:+.1%}"
 
 
-def _leave_out(row: Figures, metric: Metric, base: Sample, kept: Sample) -> None:
+def _leave_out(row: MetricChange, metric: Metric, base: Sample, kept: Sample) -> None:
     """Take campaigns that were themselves a change out of the baseline."""
     if count := len(base.campaigns) - len(kept.campaigns):
         row["base"] = metric.figure(kept.mean)
@@ -321,7 +321,7 @@ def _leave_out(row: Figures, metric: Metric, base: Sample, kept: Sample) -> None
         row["reason"] = f"{count} of the earlier campaigns changed as well and are not in the baseline"
 
 
-def _context(row: Figures, metric: Metric, base: Runs, new: Runs) -> None:
+def _context(row: MetricChange, metric: Metric, base: Runs, new: Runs) -> None:
     """Compare longest contexts: verified, not sampled. The true limit is less than a granule above each."""
     before, after = ([v for values in side.values(metric).values() for v in values] for side in (base, new))
     low = min(after) / (max(before) + base.granule - 1) - 1
@@ -340,7 +340,7 @@ def _context(row: Figures, metric: Metric, base: Runs, new: Runs) -> None:
         _judge(row, (least, most), why)
 
 
-def _quality(row: Figures, metric: Metric, base: Score, new: Score) -> None:
+def _quality(row: MetricChange, metric: Metric, base: Score, new: Score) -> None:
     """Compare two scores window by window: what is hard about the text is hard for both."""
     row["base"], row["new"] = metric.value(base), metric.value(new)
     apart = base["ids_sha256"] != new["ids_sha256"] or base["n_ctx"] != new["n_ctx"]

@@ -22,7 +22,7 @@ from pydantic import (
 
 from harness.base.text import shortened
 from harness.theory import names
-from harness.theory.decoder import Decoder, Shape
+from harness.theory.decoder import Decoder
 from harness.theory.known_models import Described
 
 # The base of all models of a config, and the types of a count of tokens and of a share.
@@ -536,21 +536,19 @@ class Weights(Frozen):
 
 
 class Model(Frozen):
-    """A model to measure. `shape`, or `described` of one that is not dense, is null only where the weights
-    bring their own. `weights`: for stacks of all formats; or, with `of_format`, the first of those. `where`:
-    globs of a fleet's devices."""
+    """A model to measure. `described` is null only where the weights bring their own layers. `weights`: for
+    stacks of all formats; or, with `of_format`, the first of those. `where`: globs of a fleet's devices."""
 
     name: Name
-    shape: Shape | None = None
     described: Described | None = None
     weights: Weights = Weights()
     of_format: dict[str, Weights] = Field(default={})
     where: tuple[str, ...] = ("*",)
 
     @property
-    def made(self) -> Shape | Decoder | None:
+    def made(self) -> Decoder | None:
         """The model's layers; null where only the weights have them."""
-        return self.described.decoder if self.described else self.shape
+        return self.described.decoder if self.described else None
 
     def weights_for(self, form: str) -> Weights | None:
         """The weights for a stack of this format (gguf, hf, gptq or awq); null: it could load none of these.

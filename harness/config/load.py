@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -45,7 +45,7 @@ from harness.config.variants import (
 from harness.config.yaml_text import ConfigError, Document, Loc, Mistakes, dotted, expected, shown, suggestion
 from harness.stacks.header import stacks
 from harness.theory import names
-from harness.theory.decoder import Shape
+from harness.theory.decoder import Decoder, dense, dense_fields
 from harness.theory.machines import Figure, Machine
 from harness.theory.names import NotUnderstood
 
@@ -345,9 +345,9 @@ class OwnShape(InlineShape):
     qk_norm: bool | None = None
     window: Tokens | None = None
 
-    def shape(self) -> Shape:
+    def spelled_out(self) -> dict[str, Any]:
         norm = self.arch == "qwen3" if self.qk_norm is None else self.qk_norm
-        return replace(super().shape(), qk_norm=norm)
+        return super().spelled_out() | {"qk_norm": norm}
 
 
 class OwnMachine(Frozen):
@@ -360,7 +360,7 @@ class OwnMachine(Frozen):
     tflops: Positive | None = None
 
 
-def load_own_model(path: Path) -> tuple[dict[str, Shape], dict[str, Machine]]:
+def load_own_model(path: Path) -> tuple[dict[str, Decoder], dict[str, Machine]]:
     """Shapes and machines by name. Both may start from a known one: `{like: qwen1.5-0.5b, tied: true}`.
 
     Raises ConfigError.
@@ -368,7 +368,7 @@ def load_own_model(path: Path) -> tuple[dict[str, Shape], dict[str, Machine]]:
     document = yaml_text.read(path)
     mistakes = Mistakes(document.place)
     file = mistakes.checked(OwnFile, document.data, ())
-    shapes: dict[str, Shape] = {}
+    shapes: dict[str, Decoder] = {}
     machines: dict[str, Machine] = {}
     for name, given in (file.shapes if file else {}).items():
         if shape := _shape(given, ("shapes", name), mistakes):
@@ -380,7 +380,7 @@ def load_own_model(path: Path) -> tuple[dict[str, Shape], dict[str, Machine]]:
     return shapes, machines
 
 
-def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> Shape | None:
+def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> Decoder | None:
     if not isinstance(given, dict):
         mistakes.add(loc, expected("a mapping (key: value)", given))
         return None
@@ -391,7 +391,7 @@ def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> Shape | None:
             return None
         if (known := named_shape(like, (*loc, "like"), mistakes)) is None:
             return None
-        base = asdict(known.shape)
+        base = dense_fields(known.made) or {}
         if (
             base["head_dim"] * base["heads"] == base["hidden_size"]
             and {"hidden_size", "heads"} & fields.keys()
@@ -401,7 +401,7 @@ def _shape(given: Any, loc: Loc, mistakes: Mistakes) -> Shape | None:
             del base["qkv_bias"], base["qk_norm"]
         fields = base | fields
     row = mistakes.checked(OwnShape, fields, loc)
-    return row.shape() if row else None
+    return dense(**row.spelled_out()) if row else None
 
 
 def _machine(name: str, given: Any, path: Path, mistakes: Mistakes) -> Machine | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from harness import data
+from harness.base import data
 from harness.base.files import read_regular
 from harness.config.experiment import Frozen
 from harness.config.yaml_text import ConfigError, Document, Loc, Mistakes, expected, suggestion

@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness import data
+from harness.base import data
 from harness.config import Experiment, MaxCtx, Model, Quality, Variant, Weights, Workload
 from harness.config.variants import bits_of, quant_of, weights_format
 from harness.stacks.header import Broken, Header, Known, Options, Value, broken, holds, stacks
-from harness.theory.decoder import Shape
+from harness.theory.decoder import Decoder, dense_fields
 from harness.theory.tensors import Packing, of_shape, packed_bytes
 
 RETRIED_ALWAYS = ("interrupted",)
@@ -138,7 +138,7 @@ def known_failures(
     threads: int,
     device: str,
     compute_capability: tuple[int, int] | None,
-    shape: Shape | None,
+    made: Decoder | None,
     packing: Packing | None = None,
     shards: int | None = None,
 ) -> list[Broken]:
@@ -151,9 +151,9 @@ def known_failures(
         return []
     packing = packing or cell.packing
     sharded = None if shards is None else shards > 1
-    if sharded is None and packing and shape:
-        sharded = sum(packed_bytes(of_shape(shape), packing).values()) > SHARD_BYTES
-    known = Known(device, cell.tokens, compute_capability, shape, packing, sharded)
+    if sharded is None and packing and made and made.is_dense:
+        sharded = sum(packed_bytes(of_shape(made), packing).values()) > SHARD_BYTES
+    known = Known(device, cell.tokens, compute_capability, made, packing, sharded)
     return broken(cell.header, cell.options(threads), known)
 
 
@@ -241,9 +241,10 @@ def _request(model: Model, variant: Variant, workload: Workload) -> dict[str, ob
     # Only the weights of its format: a new path for one format must not change the cells of the others.
     given = model.weights_for(weights_format(variant)) or model.weights
     chosen = model.model_copy(update={"weights": given})
-    described = {"described": model.described.config} if model.described else {}
     other = {"of_format", "described", "where"}
-    asked = chosen.model_dump(mode="json", exclude=other) | described
+    asked = chosen.model_dump(mode="json", exclude=other) | {"shape": dense_fields(model.made)}
+    if model.described and model.described.config:
+        asked["described"] = model.described.config
     if name := data.weights_name(given.path):  # its folder is another in each installation
         asked["weights"]["path"] = name
     return {

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from harness import data
+from harness.base import data
 from harness.base.text import shortened
 from harness.config import yaml_text
 from harness.config.experiment import (
@@ -37,7 +37,7 @@ from harness.config.experiment import (
 from harness.config.yaml_text import Loc, Mistakes, expected, shown, suggestion
 from harness.stacks.header import Option, Options, Value, stacks
 from harness.theory import names
-from harness.theory.decoder import Shape
+from harness.theory.decoder import dense
 from harness.theory.known_models import Described, NoModel, described
 from harness.theory.names import NotUnderstood
 from harness.theory.tensors import FORMATS
@@ -101,11 +101,12 @@ class InlineShape(Frozen):
             raise ValueError("head_dim is odd, and rotary embedding needs pairs")
         return self
 
-    def shape(self) -> Shape:
-        given = self.model_dump()
-        given["head_dim"] = self.head_dim or self.hidden_size // self.heads
-        given["qkv_bias"] = self.arch == "qwen2" if self.qkv_bias is None else self.qkv_bias
-        return Shape(**given)
+    def spelled_out(self) -> dict[str, Any]:
+        """All keys with their values."""
+        return self.model_dump() | {
+            "head_dim": self.head_dim or self.hidden_size // self.heads,
+            "qkv_bias": self.arch == "qwen2" if self.qkv_bias is None else self.qkv_bias,
+        }
 
 
 class PathWeights(Frozen):
@@ -215,24 +216,20 @@ def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | 
     if name is None:
         mistakes.add(loc, "an inline shape needs a name; add the key name")
         return None
-    dense, other = (None, made) if isinstance(made, Described) else (made, None)
     return Model(
         name=name,
-        shape=dense,
-        described=other,
+        described=made,
         weights=weights,
         of_format=of_format,
         where=tuple(row.where),
     )
 
 
-def _shape(
-    given: Any, loc: Loc, folder: Path, mistakes: Mistakes
-) -> tuple[str | None, Shape | Described | None]:
-    """The name of a known model, and its shape."""
+def _shape(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> tuple[str | None, Described | None]:
+    """The name of a known model, and its layers."""
     if isinstance(given, dict):
         row = mistakes.checked(InlineShape, given, loc)
-        return None, row.shape() if row else None
+        return None, Described(dense(**row.spelled_out())) if row else None
     if isinstance(given, str):
         try:
             name, made = described(given, folder, otherwise="spell the shape out")
@@ -245,10 +242,10 @@ def _shape(
     return None, None
 
 
-def named_shape(given: str, loc: Loc, mistakes: Mistakes) -> names.Model | None:
+def named_shape(given: str, loc: Loc, mistakes: Mistakes) -> names.Named | None:
     """The known shape with this name; null after adding the mistake."""
     try:
-        return names.model(given, otherwise="spell the shape out")
+        return names.named(given, otherwise="spell the shape out")
     except NotUnderstood as why:
         mistakes.add(loc, why.sentence("shape", shown(given)))
         return None

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from harness import data
+from harness.base import data
 from harness.base.files import NotStarted
 from harness.base.text import shortened
 from harness.config.experiment import PATTERNS, Plain

@@ -79,9 +79,9 @@ class Study:
     named row per search for the longest context. `scores`: one named row per score of a text. `attributions`:
     one row per cell, where its memory goes. By row name: `series`, the repeat to draw, including its first
     token (prefill, which is not drawn); `memory`; `prefill`, the median passes by depth; `baseline`, the row
-    to compare with. `machines`: facts. `methods`: heading -> text, list or mapping, in display order;
-    commands go under a heading with "repeat" or "command" in it. `warnings`: unreadable files. `stored`: the
-    record of each repeat. `fitted`: B and W of each repeat as bundles of every version claim them."""
+    to compare with. `further_methods`: what `methods` cannot know from the records. `warnings`: unreadable
+    files. `stored`: the record of each repeat; `ran`: of each repeat and search. `fitted`: B and W of each
+    repeat as bundles of every version claim them."""
 
     title: str
     cells: Sequence[Cell]
@@ -94,10 +94,10 @@ class Study:
     memory: Mapping[str, MemoryCurve] = field(default_factory=dict)
     prefill: Mapping[str, Mapping[int, Curve]] = field(default_factory=dict)
     baseline: Mapping[str, Cell] = field(default_factory=dict)
-    machines: Sequence[Machine] = ()
-    methods: Mapping[str, object] = field(default_factory=dict)
+    further_methods: Mapping[str, object] = field(default_factory=dict)
     warnings: Sequence[str] = ()
     stored: Sequence[Stored] = ()
+    ran: Sequence[Stored] = ()
     fitted: Sequence[dict[str, float | str | None]] = ()
 
     def behind(self, cell: Cell) -> Stored | None:
@@ -112,11 +112,22 @@ class Study:
         }
 
     @property
+    def machines(self) -> list[Machine]:
+        """The facts of each machine."""
+        return list({each.record["machine"]["slug"]: each.record["machine"] for each in self.ran}.values())
+
+    @property
+    def methods(self) -> dict[str, object]:
+        """Heading -> text, list or mapping, in display order; commands go under a heading with "repeat" or
+        "command" in it."""
+        return _attention(self.cells) | _methods(self.ran) | {**self.further_methods}
+
+    @cached_property
     def rows(self) -> list[ShownCell]:
         """The cells, each with its `baseline`: a row or null."""
         return [{**row, "baseline": self.baseline.get(row["name"])} for row in self.cells]
 
-    @property
+    @cached_property
     def models(self) -> dict[str, list[ShownCell]]:
         """The rows of each model, in order of first appearance."""
         found: dict[str, list[ShownCell]] = {}
@@ -124,7 +135,7 @@ class Study:
             found.setdefault(row["model"], []).append(row)
         return found
 
-    @property
+    @cached_property
     def decodes(self) -> dict[str, list[ShownCell]]:
         """The decode cells of each model that has any."""
         found = {model: [row for row in rows if not timed(row)] for model, rows in self.models.items()}
@@ -278,7 +289,7 @@ def _load(stored: Sequence[Stored]) -> Study:
         if table:
             tables[dataset_table.cell_identity(row)] = table
         if path:
-            curves[path] = Curve(times.n.astype(float), times.ms)
+            curves[path] = Curve(times.n.astype(float), times.latency_ms)
     nothing = Curve(np.empty(0), np.empty(0))
     dataset_table.flag_identical_series(repeats, [curves.get(str(r["series"]), nothing).ms for r in repeats])
     of_stack: dict[tuple[str, str], list[Repeat]] = {}
@@ -298,13 +309,12 @@ def _load(stored: Sequence[Stored]) -> Study:
         cells=cells,
         repeats=repeats,
         stored=repeated,
+        ran=ran,
         fitted=fitted,
         checks=checks,
         searches=dataset_table.with_unique_names(searches),
         scores=scores,
         series={cell["name"]: curves[str(cell["series"])] for cell in cells if cell["series"] in curves},
-        machines=list({each.record["machine"]["slug"]: each.record["machine"] for each in ran}.values()),
-        methods=_attention(cells) | _methods(ran),
         warnings=warnings,
     )
 

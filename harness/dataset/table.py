@@ -28,7 +28,7 @@ from harness.analysis.columns import (
 )
 from harness.analysis.flags import Limit, flags, identical, machine_drift, published, same_changes
 from harness.analysis.identity import computes, device, identity, recorded_gpu, weights
-from harness.analysis.latency import Analysis, Drift, Unusable
+from harness.analysis.latency import Analysis, Unusable
 from harness.analysis.line import Floats
 from harness.analysis.verdicts import (
     CONTENTION_TOLERANCE,
@@ -303,14 +303,15 @@ def repeat_row(
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
     ended = verdicts.ended_by_memory(record)
-    found, drift, unusable = _analysis(
+    found, unusable = _analysis(
         NO_TOKENS if ended else times, _control_ms(record), plain=record["kind"] == "reported"
     )
+    drift = found.drift
     if unusable:
         state, disturbed = "invalid", None
         reasons = [*reasons, Warnings.series_unusable.flag(why=unusable).detail]
     of_depths = depth.surface_figures(table) if tables.name_of(record) == "windows" else None
-    figures = of_depths or analysis_latency.row(found)
+    figures = of_depths or found.figures
     limits = traffic.limits(record, ceiling)
     least = _higher(traffic.limits(record, ceiling, past_cache=True))
     loaded = loaded_of(record)
@@ -329,7 +330,7 @@ def repeat_row(
         figures["first_token_ms"] = None
     if loaded.get("kv_read") == "full":
         figures["W_identifiable"] = False
-    if found.line is None and reported:
+    if found.figures["B_ms"] is None and reported:
         figures["B_ms"], figures["W_tokens_per_ms"] = reported["B_ms"], reported["W_tokens_per_ms"]
         figures["first_token_ms"] = reported["prefill_ms"]
         raised = published(reported["B_ms"], reported["W_tokens_per_ms"], reported["prefill_ms"], least)
@@ -425,25 +426,25 @@ def _sizes(loaded: StackFacts, reported: Reported | None) -> Sizes:
     return found
 
 
-def _analysis(
-    times: TokenTimes, control_ms: Floats, plain: bool
-) -> tuple[Analysis, Drift | None, str | None]:
-    if not times:
-        return Analysis(n_tokens=0), None, None
-    n, ms, _ = analysis_latency.without_end(times.n.astype(float), times.ms)
-    try:
-        return *analysis_latency.analyse_drift(n, ms, control_ms, plain), None
-    except Unusable as reason:
-        return Analysis(n_tokens=0), None, str(reason)
+def _analysis(times: TokenTimes, control_ms: Floats | None, plain: bool) -> tuple[Analysis, str | None]:
+    """The analysis, and why the series is unusable; null: it is not."""
+    unusable = None
+    if times:
+        n, ms, _ = analysis_latency.without_end(times.n.astype(float), times.latency_ms)
+        try:
+            return analysis_latency.analyse(n, ms, control_ms, plain), None
+        except Unusable as reason:
+            unusable = str(reason)
+    return Analysis(analysis_latency.empty_figures(0)), unusable
 
 
-def _control_ms(record: Record) -> Floats:
-    """Latencies of the first tokens decoded again; empty if they were not, or if threads waited for a CPU."""
+def _control_ms(record: Record) -> Floats | None:
+    """Latencies of the first tokens decoded again; null if they were not, or if threads waited for a CPU."""
     control = done_of(record).get("control")
     if not control:
-        return np.empty(0)
+        return None
     most_ns = CONTENTION_TOLERANCE * sum(control["latency_ns"]) * record["threads"]
-    return np.empty(0) if (control["cpu_wait_ns"] or 0) > most_ns else np.array(control["latency_ns"]) / 1e6
+    return None if (control["cpu_wait_ns"] or 0) > most_ns else np.array(control["latency_ns"]) / 1e6
 
 
 def _expected(record: Record) -> int | None:

@@ -18,7 +18,7 @@ from harness.models.gguf import GgufError
 from harness.models.gguf_model import Contradiction, is_mixture_gguf
 from harness.theory import decoder
 from harness.theory.architectures import decoder_of
-from harness.theory.decoder import Decoder, Shape
+from harness.theory.decoder import Decoder
 from harness.theory.hf_config import (
     DENSE,
     ConfigJsonError,
@@ -225,13 +225,13 @@ def check_sizes(made: Decoder, tensors: Iterable[Tensor]) -> None:
     numbered = {int(found[1]) for tensor in tensors if (found := LAYER.search(tensor.name))}
     layers = made.count
     # Layers that predict a second token follow the last, and are not loaded.
-    if len(numbered) < layers or (made.shape and len(numbered) > layers):
+    if len(numbered) < layers or (made.is_dense and len(numbered) > layers):
         raise Contradiction(f"has {len(numbered)} layers, and its config.json says {layers}")
     experts = {int(found[1]) for tensor in tensors if (found := _EXPERT.search(tensor.name))}
     if experts and len(experts) != made.experts:
         raise Contradiction(f"has {len(experts)} experts, and its config.json says {made.experts}")
     vocabulary = (made.vocab_size, made.hidden_size)
-    sizes = {"embedding": vocabulary, "lm_head": vocabulary} | (_linear(made.shape) if made.shape else {})
+    sizes = {"embedding": vocabulary, "lm_head": vocabulary} | (_linear(made) if made.is_dense else {})
     for tensor in tensors:
         size = sizes.get(tensor.part) if tensor.name.endswith(".weight") else None
         if size and tensor.type in _WHOLE and tensor.dims != size:
@@ -258,9 +258,9 @@ def check_layout(config: Path, tensors: Iterable[Tensor]) -> None:
             )
 
 
-def _linear(shape: Shape) -> dict[str, tuple[int, int]]:
+def _linear(made: Decoder) -> dict[str, tuple[int, int]]:
     """The size of each matrix of a layer, by part."""
-    return {tensor.part: (tensor.dims[0], tensor.dims[1]) for tensor in linears(shape)}
+    return {tensor.part: (tensor.dims[0], tensor.dims[1]) for tensor in linears(made)}
 
 
 def _by(dims: Iterable[int]) -> str:
@@ -417,11 +417,6 @@ class Checkpoint:
     states_context: bool = True
 
     @property
-    def shape(self) -> Shape | None:
-        """The shape of a dense Llama-like model; null for others."""
-        return self.decoder.shape if self.decoder else None
-
-    @property
     def loaded(self) -> tuple[Tensor, ...]:
         """The tensors that transformers loads: one matrix of a tied pair, and no buffers."""
         return tuple(
@@ -444,14 +439,14 @@ class Checkpoint:
 
     @property
     def beyond_shape(self) -> int | None:
-        """Elements beyond those of the shape, such as rope_freqs of Llama 3; negative: the shape has more.
+        """Elements beyond those of a dense model, such as rope_freqs of Llama 3; negative: it lacks some.
 
-        Null when either is unknown.
+        Null for other models, and without tensors.
         """
         counted = self._elements()
-        if counted is None or self.shape is None:
+        if counted is None or self.decoder is None or not self.decoder.is_dense:
             return None
-        return counted - decoder.parameters(self.shape)
+        return counted - decoder.parameters(self.decoder)
 
     def _elements(self) -> int | None:
         if not self.tensors or (
@@ -466,7 +461,7 @@ def read(path: Path, needs_shape: bool = True) -> Checkpoint:
 
     Of a folder: model.safetensors, else the shards of its index, else (which no stack loads) its only
     .safetensors file or complete set of numbered ones (without adapter* and consolidated*), else its only
-    GGUF, else its config.json. Raises CheckpointError for any mistake; a model that Shape cannot describe
+    GGUF, else its config.json. Raises CheckpointError for any mistake; a model whose layers are not known
     is a mistake only with `needs_shape`.
     """
     try:
@@ -504,6 +499,8 @@ def _file(path: Path, needs_shape: bool) -> Checkpoint:
         kind, made, words = known.kind, known.decoder, _words(known.quantization)
         return Checkpoint(
             *(path, "config", kind, made, (), known.tied, known.synthetic, words, path),
+            packing=known.packing,
+            stored=known.quantization,
             states_context=known.states_context,
         )
     header_length = int.from_bytes(start[:8], "little")
@@ -605,9 +602,9 @@ def _safetensors(
         raise CheckpointError(f"{path}: has no input embedding, so it is not a complete language model")
     if made and not tied and "lm_head" not in parts:
         raise CheckpointError(f"{path}: has no lm_head, and its config.json does not tie it to the embedding")
-    if made and (needs_shape or made.shape):
+    if made and (needs_shape or made.is_dense):
         check_sizes(made, of_text)
-    if made and config and not made.shape:
+    if made and config and not made.is_dense:
         check_layout(config, of_text)
     if tied:
         check_copy([folder / name for name in shards], ours)

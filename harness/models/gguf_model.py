@@ -10,11 +10,10 @@ from pathlib import Path
 
 from harness.models import gguf, not_a_model
 from harness.models.gguf import GgufError, GgufHeader
-from harness.theory import decoder
-from harness.theory.decoder import Cache, Decoder, Layer, Piece, Shape
+from harness.theory.decoder import Cache, Decoder, Layer, Piece, dense, in_runs
 from harness.theory.hf_config import shown
 
-# The shape of a dense Llama-like model from a GGUF header, checked against its tensors.
+# A dense Llama-like model from a GGUF header, checked against its tensors.
 
 
 # llama.cpp's dense architectures with a gated feed-forward and RMS norms alone (Mistral 7B is a llama there).
@@ -28,14 +27,14 @@ class Contradiction(ValueError):
     """A header's keys contradict its tensors or each other; the message is a clause with both figures."""
 
 
-def shape_of(header: GgufHeader) -> Shape | None:
-    """The shape in a header; null: another architecture, counts that differ by layer, or unusual tensors.
+def dense_of(header: GgufHeader) -> Decoder | None:
+    """The dense model in a header; null: counts that differ by layer, or unusual tensors.
 
     Vocabulary, biases, q and k norms and a tied lm_head follow from the tensors, as in llama.cpp. Raises
     Contradiction.
     """
     embedding = dims_of(header, "token_embd.weight")
-    if header.architecture not in DENSE or len(embedding) != 2:
+    if len(embedding) != 2:
         return None
     counts = ("block_count", "feed_forward_length", "attention.head_count", "embedding_length")
     if any(f"{header.architecture}.{key}" in header.arrays for key in (*counts, "attention.head_count_kv")):
@@ -85,7 +84,7 @@ def shape_of(header: GgufHeader) -> Shape | None:
         raise Contradiction(f"has tensors of {stored_layers} layers, and its block_count is {layers}")
     if window is None or value_dim != head_dim:
         return None
-    return Shape(
+    return dense(
         arch=header.architecture,
         vocab_size=vocab,
         hidden_size=hidden,
@@ -221,9 +220,8 @@ def is_other_kind(path: Path) -> bool:
 
 def decoder_of(header: GgufHeader) -> Decoder | None:
     """The layers in a header; null: the architecture or a layer's cache is unknown. Raises Contradiction."""
-    is_mixture = is_mixture_gguf(header)
-    if not is_mixture and (shape := shape_of(header)):
-        return decoder.of_shape(shape)
+    if header.architecture in DENSE and not is_mixture_gguf(header):
+        return dense_of(header)
     embedding = dims_of(header, "token_embd.weight")
     layers = count_of(header, "block_count")
     drafts = header.draft_layers
@@ -231,8 +229,6 @@ def decoder_of(header: GgufHeader) -> Decoder | None:
         raise Contradiction(f"has nextn_predict_layers {drafts}, and its block_count is {layers}")
     if header.architecture not in _KNOWN or len(embedding) != 2 or not layers or layers > _MOST_LAYERS:
         return None
-    if header.architecture in DENSE and not is_mixture:
-        return None  # a shape that is not known
     pieces = _by_layer(header)
     if set(pieces) != set(range(layers)):
         raise Contradiction(f"has tensors of {len(pieces)} layers, and its block_count is {layers}")
@@ -251,7 +247,7 @@ def decoder_of(header: GgufHeader) -> Decoder | None:
         hidden_size=embedding[1],
         context=count_of(header, "context_length", 4096) or 4096,
         tied="output.weight" not in header.tensors,
-        runs=decoder.in_runs(
+        runs=in_runs(
             _layer(pieces[number], cache) for number, cache in enumerate(caches) if cache is not None
         ),
         others=tuple(others),

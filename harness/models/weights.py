@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from harness import data
+from harness.base import data
 from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, cache_folder, drop, exclusive, object_of
 from harness.models import checkpoint, gguf, gguf_model, layout
 from harness.models.checkpoint import FLOATS, INDEX, PACKING_FILES, SINGLE, Checkpoint, CheckpointError
@@ -21,7 +21,7 @@ from harness.models.gguf_model import Contradiction, is_mixture_gguf
 from harness.models.layout import Layout, NoLayout, sampled
 from harness.stacks.header import Header, Options, stacks
 from harness.theory import tensors
-from harness.theory.decoder import Decoder, Shape, attention, parameters
+from harness.theory.decoder import Decoder, dense_fields, parameters
 from harness.theory.hf_config import ConfigJsonError, Quantization, quantization_configs, shown
 from harness.theory.known_models import Described
 from harness.theory.tensors import (
@@ -67,8 +67,8 @@ class Ready:
     or how it is quantized, in words (gptq-int4). `tokenizer`: the file that the prompt is tokenized by, a
     GGUF with a vocabulary or a tokenizer.json. `sizes`: as loaded. `attention`: layers, kv_heads, head_dim;
     null if unknown. `revision`: the commit on the hub. `header`: of a GGUF. `packing`: of GPTQ and AWQ.
-    `shards`: files that the weights are in; `file_bytes`: all of them. `decoder`: of a known model that is
-    not dense, whose `attention` is null. `stored`: how a checkpoint's weights are quantized.
+    `shards`: files that the weights are in; `file_bytes`: all of them. `decoder`: of a known model; one that
+    is not dense has no `attention`. `stored`: how a checkpoint's weights are quantized.
     """
 
     path: Path
@@ -88,6 +88,11 @@ class Ready:
     file_bytes: int | None = None
     decoder: Decoder | None = None
     stored: Quantization | None = None
+
+    @property
+    def not_dense(self) -> Decoder | None:
+        """The layers of a known model that is not dense."""
+        return self.decoder if self.decoder and not self.decoder.is_dense else None
 
     @property
     def is_mixture(self) -> bool:
@@ -146,7 +151,7 @@ def _gguf(path: Path) -> Ready:
     files = gguf.files_of(path, header)
     statuses = [each.stat() for each in files]
     path, size = files[0], sum(status.st_size for status in statuses)  # llama.cpp finds the rest by the first
-    made = _not_dense(gguf_model.decoder_of(header))
+    made = gguf_model.decoder_of(header)
     if made is None and is_mixture_gguf(header):
         raise _unknown_mixture(path, header.architecture)
     gguf_model.check_is_model(path, header)
@@ -160,16 +165,12 @@ def _gguf(path: Path) -> Ready:
         vocab_size=header.vocab_size,
         tokenizer=path if header.has_vocabulary else None,
         sizes=header.weights(),
-        attention=None if made else header.attention(),
+        attention=None if made and not made.is_dense else header.attention(),
         header=header,
         shards=len(files),
         file_bytes=size,
         decoder=made,
     )
-
-
-def _not_dense(made: Decoder | None) -> Decoder | None:
-    return made if made and made.shape is None else None
 
 
 def _checkpoint(found: Checkpoint) -> Ready:
@@ -184,7 +185,7 @@ def _checkpoint(found: Checkpoint) -> Ready:
         raise WeightsError(f"{found.path.parent}: has a config.json and no weights")
     if not any((found.path / name).is_file() for name in (SINGLE, INDEX)):
         raise WeightsError(f"{found.path}: has no {SINGLE} and no {INDEX}")
-    made, shape, tokenizer = found.decoder, found.shape, found.path / TOKENIZER
+    made, tokenizer = found.decoder, found.path / TOKENIZER
     embedding = next((t for t in found.tensors if t.part == "embedding" and len(t.dims) == 2), None)
     return Ready(
         path=found.path,
@@ -196,11 +197,11 @@ def _checkpoint(found: Checkpoint) -> Ready:
         vocab_size=made.vocab_size if made else embedding.dims[0] if embedding else None,
         tokenizer=tokenizer if tokenizer.exists() else None,
         sizes=_sizes(found),
-        attention=attention(shape) if shape else None,
+        attention=attention(made) if made and made.is_dense else None,
         packing=found.packing,
         shards=len(found.files),
         file_bytes=sum(path.stat().st_size for path in found.files),
-        decoder=_not_dense(made),
+        decoder=made,
         stored=found.stored,
     )
 
@@ -259,12 +260,12 @@ def _fingerprint(found: Checkpoint) -> str:
 
 def quantized_bytes(header: gguf.GgufHeader, quant: str) -> int:
     """Bytes of the tensors of a model's file once llama.cpp has quantized it."""
-    if decoder := _not_dense(gguf_model.decoder_of(header)):
+    decoder = gguf_model.decoder_of(header)
+    if decoder and not decoder.is_dense:
         return tensors.model_bytes(decoder, quant)
     heads = header.integer(f"{header.architecture}.attention.head_count") or 1
-    attention = header.attention() or {"layers": 0, "kv_heads": heads}
-    n_gqa = heads // attention["kv_heads"]
-    mix = tensors.Mix(header.architecture, attention["layers"], n_gqa)
+    known = header.attention() or {"layers": 0, "kv_heads": heads}
+    mix = tensors.Mix(header.architecture, known["layers"], heads // known["kv_heads"])
     made = tensors.retyped(header.listed(), quant, mix)
     return sum(tensor.bytes for tensor in made)
 
@@ -283,11 +284,11 @@ def check_convertible(ready: Ready, converts: Mapping[str, Sequence[str]]) -> No
         stored = ready.quant or "of an unknown type"
         raise WeightsRefused(f"{ready.path}: is {stored}; only 16- and 32-bit weights are converted to GGUF")
     kind = ready.architecture
-    if kind not in (converts if ready.decoder is None else layout.KINDS):
+    if kind not in (layout.KINDS if ready.not_dense else converts):
         raise WeightsUnavailable(f"{ready.path}: is {kind}, which is not converted to GGUF here")
     config = object_of(ready.path / checkpoint.CONFIG, CONFIG_JSON_BYTES)
     try:
-        if ready.decoder:
+        if ready.not_dense:
             layout.check_gguf(config)
         elif (rope := rotary_of(config).kind) not in ("default", *converts[str(kind)]):
             raise layout.NoLayout(f"rope scaling {shown(rope)} of {kind} is not converted")
@@ -295,21 +296,25 @@ def check_convertible(ready: Ready, converts: Mapping[str, Sequence[str]]) -> No
         raise WeightsUnavailable(f"{ready.path}: {why}") from why
 
 
-def check_shape(ready: Ready, made: Shape | Decoder) -> None:
+def attention(made: Decoder) -> dict[str, int]:
+    """The dimensions of a dense model's KV cache."""
+    return {"layers": made.count, "kv_heads": made.kv_heads, "head_dim": made.head_dim}
+
+
+def check_shape(ready: Ready, made: Decoder) -> None:
     """Raises WeightsError for weights that do not match the shape in the config."""
-    if not isinstance(made, Shape):
+    if not made.is_dense:
         for key in ("count", "hidden_size", "experts", "experts_used"):
-            given, named = getattr(ready.decoder, key, None), getattr(made, key)
-            if ready.decoder and given != named:
+            given, named = getattr(ready.not_dense, key, None), getattr(made, key)
+            if ready.not_dense and given != named:
                 what = key.replace("_", " ").replace("count", "layers")
                 raise WeightsError(f"{ready.path}: has {what} {given}, but the config's shape has {named}")
         return
-    shape = made
-    named = attention(shape)
+    dimensions = attention(made)
     for key, value in (ready.attention or {}).items():
-        if value != named[key]:
-            what = key.replace("_", " ")
-            raise WeightsError(f"{ready.path}: has {what} {value}, but the config's shape has {named[key]}")
+        if value != dimensions[key]:
+            named, what = dimensions[key], key.replace("_", " ")
+            raise WeightsError(f"{ready.path}: has {what} {value}, but the config's shape has {named}")
 
 
 def not_named(model: str, form: str) -> WeightsError:
@@ -358,12 +363,12 @@ def unpacked_path(source: str) -> Path:
     return cache_folder() / "weights" / digest([source, "unpacked", UNPACKING]) / "f16"
 
 
-def grouped_layers(requested: Packing, shape: Shape) -> Packing:
+def grouped_layers(requested: Packing, made: Decoder) -> Packing:
     """The requested packing with the largest group size that divides every matrix's input.
 
     Raises WeightsError.
     """
-    widths = sorted({tensor.dims[1] for tensor in linears(shape)})
+    widths = sorted({tensor.dims[1] for tensor in linears(made)})
     for group_size in GROUPS:
         if all(width % group_size == 0 for width in widths):
             return replace(requested, group_size=group_size)
@@ -535,15 +540,15 @@ SYNTHESIS = 2
 CHECKPOINT_ELEMENT_BYTES = 2  # of 16-bit checkpoints that are made here
 
 
-def synthetic_name(model: Shape | Described, seed: int) -> str:
+def synthetic_name(model: Described, seed: int) -> str:
     """The identity of a synthetic model: shape or config.json, seed and generator version."""
     known = (
-        {"shape": asdict(model)} if isinstance(model, Shape) else {"config": layout_of(model.config).config}
+        {"config": layout_of(model.config).config} if model.config else {"shape": dense_fields(model.decoder)}
     )
     return "synthetic-" + digest({**known, "seed": seed, "synthesis": SYNTHESIS})
 
 
-def checkpoint_path(model: Shape | Described, seed: int) -> Path:
+def checkpoint_path(model: Described, seed: int) -> Path:
     """The cache folder of a synthetic checkpoint."""
     return named_folder(synthetic_name(model, seed))
 
@@ -574,6 +579,8 @@ def gguf_layout_of(config: layout.Config) -> Layout:
 
 def check_synthetic(model: Described, form: str) -> None:
     """Raises WeightsUnavailable for a model that cannot be synthesized in a stack's format."""
+    if model.config is None:
+        return
     if form in FORMATS:
         raise WeightsUnavailable(
             f"only dense models are packed as {form} here; this one is {model.decoder.arch}"
@@ -581,9 +588,9 @@ def check_synthetic(model: Described, form: str) -> None:
     (gguf_layout_of if form == "gguf" else layout_of)(model.config)
 
 
-def synthetic_bytes(shape: Shape | Decoder, quant: str) -> int:
+def synthetic_bytes(made: Decoder, quant: str) -> int:
     """Bytes of the tensors of a synthetic file; a dense one stands in for a published one."""
-    return tensors.model_bytes(shape, quant, as_published=isinstance(shape, Shape))
+    return tensors.model_bytes(made, quant, as_published=made.is_dense)
 
 
 # Write a file or a folder of weights into the cache: one process at a time, and whole or not at all.

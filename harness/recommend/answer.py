@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from typing_extensions import TypedDict
 
-from harness import data
 from harness.analysis import quality as analysis_quality
 from harness.analysis.columns import Cell as ColumnsCell
+from harness.base import data
 from harness.config.plan import Cell
 from harness.dataset.study import Study
 from harness.recommend.candidates import FOLDER, Candidate
@@ -326,11 +326,12 @@ def _of_torch(candidate: Candidate, source: Source, context: int, on_gpu: bool) 
         return {"fetch": f"{kind or 'a checkpoint'} of {source.name}{then}"}
     where = ', device_map="cuda"' if on_gpu else ""
     load = f'AutoModelForCausalLM.from_pretrained("{checkpoint}", '
+    dtype = "float16" if cell.variant.options.get("dtype") == "fp16" else "bfloat16"
     if words := cell.header.loads.get(cell.quant or ""):
-        return {"transformers": f"{load}{words}{where})"}
+        return {"transformers": f"{load}{words.replace('bfloat16', dtype)}{where})"}
     longer = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 " if context > candidate.trained else ""
-    served = f'{longer}vllm serve "{checkpoint}" --dtype bfloat16 --max-model-len {context}'
-    return {"transformers": f'{load}dtype="bfloat16"{where})'} | ({"vLLM": served} if on_gpu else {})
+    served = f'{longer}vllm serve "{checkpoint}" --dtype {dtype} --max-model-len {context}'
+    return {"transformers": f'{load}dtype="{dtype}"{where})'} | ({"vLLM": served} if on_gpu else {})
 
 
 def config_text(cells: Sequence[Cell], model: Mapping[str, object], device: str, context: int) -> str:
@@ -458,7 +459,8 @@ def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
         for row in data.rows(ERRORS)
         if row["phase"] == "decode" and (sentence := how_far_off(row["maker"]))
     ]
-    return replace(study, methods={**study.methods, HEADING: [*found, *known]}) if found else study
+    further = {**study.further_methods, HEADING: [*found, *known]}
+    return replace(study, further_methods=further) if found else study
 
 
 # Outcomes: predictions that were measured later, stored with the records, and their errors so far.

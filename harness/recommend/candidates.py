@@ -22,7 +22,7 @@ from harness.recommend.speed import DENSE, EXPERTS, FUSED, GGML, STATES, TORCH, 
 from harness.stacks.header import Header, Options, stacks
 from harness.theory import decoder, floors
 from harness.theory import memory as theory_memory
-from harness.theory.decoder import Decoder, Shape, in_runs, lm_head_params
+from harness.theory.decoder import Decoder, in_runs, lm_head_params
 from harness.theory.floors import MOVED_STATE, Demand, Reach
 from harness.theory.machines import Machine
 from harness.theory.memory import BITSANDBYTES, LLAMA_CPP, OF_MIXTURES, Engine, released_in
@@ -58,11 +58,10 @@ class OfModel(TypedDict):
     kind: str
 
 
-def kind_of_model(model: Shape | Decoder, kv_bytes_per_token: float) -> OfModel:
+def kind_of_model(made: Decoder, kv_bytes_per_token: float) -> OfModel:
     """The shared traits of a model with so many bytes of cache a token."""
-    made = decoder.made(model)
     found = kind_of_demand(floors.with_kv(floors.demand_of_bits(made, 16), kv_bytes_per_token), made.count)
-    return found | {"head_elements": made.shape.head_dim} if made.shape else found
+    return found | {"head_elements": made.head_dim} if made.is_dense else found
 
 
 def kind_of_demand(needs: Demand, layers: int) -> OfModel:
@@ -76,9 +75,8 @@ def kind_of_demand(needs: Demand, layers: int) -> OfModel:
     }
 
 
-def kind_of_types(model: Shape | Decoder, tensors: Sequence[Tensor]) -> tuple[tuple[str, float], ...]:
+def kind_of_types(made: Decoder, tensors: Sequence[Tensor]) -> tuple[tuple[str, float], ...]:
     """Bytes that a step reads by the type of the tensors."""
-    made = decoder.made(model)
     found: dict[str, float] = {}
     for each in tensors:
         streamed = streamed_bytes(each, made.tied, made.expert_share)
@@ -121,10 +119,10 @@ def generation(machine: Machine) -> str:
     return "HBM" if major in (7, 8, 9, 10) and not minor else f"{major}.{minor}" if major else ""
 
 
-def read_bytes(header: Header, shape: Shape, quant: str | None, bits: float | None) -> float | None:
+def read_bytes(header: Header, made: Decoder, quant: str | None, bits: float | None) -> float | None:
     """Bytes of weights that a decode step reads, in the format that a PyTorch stack loads; null for others.
     `quant`: of bitsandbytes; `bits`: of a packed checkpoint. All stay 16 bits wide but the linear layers."""
-    tensors = of_shape(shape)
+    tensors = of_shape(made)
     if header.memory == BITSANDBYTES:
         whole = float(loaded_bytes(tensors, "bf16", quant))
     elif form := next((each for each in header.formats if each in FORMATS), None):
@@ -133,7 +131,7 @@ def read_bytes(header: Header, shape: Shape, quant: str | None, bits: float | No
         whole = float(loaded_bytes(tensors, "bf16"))
     else:
         return None
-    return whole - (0 if shape.tied else lm_head_params(shape) * _BYTES_16)
+    return whole - (0 if made.tied else lm_head_params(made) * _BYTES_16)
 
 
 # Split a model's layers between a GPU and its host CPU: how many go where, and the bytes of each. Pure.
@@ -368,14 +366,9 @@ class Subject:
     `tensors`."""
 
     model: Model
-    made: Shape | Decoder
+    made: Decoder
     stored: str | None = None
     tensors: tuple[Tensor, ...] = ()
-
-    @property
-    def shape(self) -> Shape | None:
-        """The shape of a dense Llama-like model; null for others."""
-        return decoder.made(self.made).shape
 
     def stored_as(self, quant: str) -> Sequence[Tensor]:
         """The model's tensors in a GGUF of this type."""
@@ -429,8 +422,8 @@ class Candidate:
 
 
 @lru_cache(maxsize=64)
-def _quantized(made: Shape | Decoder, quant: str) -> tuple[Tensor, ...]:
-    return tuple(quantized(made, quant, as_published=decoder.made(made).shape is not None))
+def _quantized(made: Decoder, quant: str) -> tuple[Tensor, ...]:
+    return tuple(quantized(made, quant, as_published=made.is_dense))
 
 
 def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[str] = ()) -> list[Candidate]:
@@ -441,14 +434,23 @@ def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[st
     for header in stacks().values():
         if (chosen and header.stack not in chosen) or not _runs_on(header, place.device.family):
             continue
-        if subject.shape is None and header.memory != LLAMA_CPP:
+        if not subject.made.is_dense and header.memory != LLAMA_CPP:
             continue
+        runnable: list[Cell] = []
         for cell in _cells(subject, header, context):
+            if any(_differ_in_dtype_alone(cell, each) for each in runnable):
+                continue
             if (candidate := _candidate(subject, cell, place, context)) is not None:
+                runnable.append(cell)
                 found.append(candidate)
                 if not candidate.fits and (split := _split(subject, candidate, place, context)):
                     found.append(split)
     return found
+
+
+def _differ_in_dtype_alone(one: Cell, other: Cell) -> bool:
+    first, second = ({**cell.variant.options, "dtype": None} for cell in (one, other))
+    return first == second
 
 
 def _runs_on(header: Header, family: str) -> bool:
@@ -477,7 +479,7 @@ def _cells(subject: Subject, header: Header, context: int) -> Iterator[Cell]:
 def _offered(row: dict[str, Any], subject: Subject, header: Header) -> Iterator[dict[str, Any]]:
     """Yield a row with the types of weights that this model may have. A type that llama.cpp does not make
     here gets a separate row, which takes the file unchanged."""
-    made = decoder.made(subject.made)
+    made = subject.made
     if header.memory != LLAMA_CPP or "quant" not in row:
         yield row
         return
@@ -502,10 +504,10 @@ def _candidate(subject: Subject, cell: Cell, place: Place, context: int) -> Cand
     held = _held(subject, cell, options)
     if expected.broken or held is None:
         return None
-    engine = engine_of(cell, options, device.family != "cpu", held.shape)
+    engine = engine_of(cell, options, device.family != "cpu", held.made)
     uncapped = theory_memory.longest_context(engine, held, place.available_bytes)
-    bits = held.weight_bytes * 8 / decoder.parameters(held.shape)
-    trained = held.shape.context
+    bits = held.weight_bytes * 8 / decoder.parameters(held.made)
+    trained = held.made.context
     return Candidate(
         cell=cell,
         type=_type(subject, cell) if cell.weights_format == "gguf" else "",
@@ -576,7 +578,7 @@ def _split(subject: Subject, whole: Candidate, place: Place, context: int) -> Ca
         for each in (place, host)
     )
     tensors = subject.stored_as(_type(subject, cell))
-    sides = divided_split(decoder.made(subject.made), tensors, kv_element_bytes(options), gpu, cpu, context)
+    sides = divided_split(subject.made, tensors, kv_element_bytes(options), gpu, cpu, context)
     if sides is None:
         return None
     on_gpu, on_cpu = sides
@@ -600,7 +602,7 @@ def _linear_bits(subject: Subject, cell: Cell, held: theory_memory.Model) -> flo
     if cell.weights_format == "gguf":
         linear = [t for t in subject.stored_as(_type(subject, cell)) if _is_linear(t)]
         return 8 * sum(t.bytes for t in linear) / sum(t.elements for t in linear)
-    tensors = of_shape(held.shape)
+    tensors = of_shape(held.made)
     elements = sum(t.elements for t in tensors if _is_linear(t))
     others = sum(t.elements for t in tensors) - elements
     return (8 * held.weight_bytes - WHOLE_BITS * others) / elements

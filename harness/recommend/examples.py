@@ -17,8 +17,7 @@ from harness.recommend.speed import GGML, OLDER, OLDER_YEAR, PUBLIC, PUBLISHED, 
 from harness.records import ResultsError, Stored, prefill_series
 from harness.records.kinds import Record, loaded_of
 from harness.stacks.header import Header, references, stacks
-from harness.theory import decoder
-from harness.theory.decoder import Shape
+from harness.theory.decoder import Decoder, dense
 from harness.theory.floors import MOVED_STATE
 from harness.theory.public_speeds import PublicSpeed
 from harness.theory.rows import is_quantized
@@ -79,10 +78,10 @@ _PUBLIC_VARIANTS = {
 def _traits_of_public(row: PublicSpeed) -> Traits:
     group = _PUBLIC_VARIANTS.get(row.stack, references()["gguf"].stack)
     header = stacks()[group.partition(" ")[0]]
-    engine, shape = candidates.engine(header, group), decoder.made(row.made).shape
+    engine = candidates.engine(header, group)
     read = row.demand.weight_bytes_per_token
-    if engine != GGML and shape:
-        read = candidates.read_bytes(header, shape, None, None) or read
+    if engine != GGML:
+        read = candidates.read_bytes(header, row.made, None, None) or read
     needs = row.demand
     return Traits(
         group=group,
@@ -210,7 +209,7 @@ def _of_model(record: Record) -> OfModel | None:
     if made and (needs := traffic.prefill_demand(record)):
         return candidates.kind_of_demand(needs, sum(each["layers"] for each in made["caches"]))
     kv_bytes = traffic.kv_bytes_per_token(record)
-    return candidates.kind_of_model(Shape(**given), kv_bytes) if given and kv_bytes else None
+    return candidates.kind_of_model(dense(**given), kv_bytes) if given and kv_bytes else None
 
 
 def _read_bytes(record: Record, header: Header, variant: str, quant: str) -> float | None:
@@ -219,8 +218,8 @@ def _read_bytes(record: Record, header: Header, variant: str, quant: str) -> flo
     given = record["model"].get("shape")
     if record.get("reported") and given:
         if quant in ALL_QUANTS:
-            return sum(size for _, size in _types_of(Shape(**given), quant))
-        found = candidates.read_bytes(header, Shape(**given), _BNB.get(variant), traffic.bpw(record))
+            return sum(size for _, size in _types_of(dense(**given), quant))
+        found = candidates.read_bytes(header, dense(**given), _BNB.get(variant), traffic.bpw(record))
         if found:
             return found
     return traffic.weight_bytes_per_token(record)
@@ -231,7 +230,7 @@ def _of_types(record: Record, quant: str, read: float) -> tuple[tuple[str, float
     Empty: not known."""
     given, header = record["model"].get("shape"), record["model"]["weights"].get("header")
     if given and quant in ALL_QUANTS:
-        found = _types_of(Shape(**given), quant)
+        found = _types_of(dense(**given), quant)
     else:
         found = tuple(header.get("bytes_by_type", {}).items()) if header else ()
     whole = sum(size for _, size in found)
@@ -239,8 +238,8 @@ def _of_types(record: Record, quant: str, read: float) -> tuple[tuple[str, float
 
 
 @cache
-def _types_of(shape: Shape, quant: str) -> tuple[tuple[str, float], ...]:
-    return candidates.kind_of_types(shape, quantized(shape, quant, as_published=True))
+def _types_of(made: Decoder, quant: str) -> tuple[tuple[str, float], ...]:
+    return candidates.kind_of_types(made, quantized(made, quant, as_published=True))
 
 
 def _of_cell(cell: Cell, stored: Stored, traits: Traits) -> Iterator[Example]:

@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from harness.base.data import PUBLISHED
 from harness.base.files import MOST_RECORD_BYTES, open_regular, read_regular
 from harness.base.text import shortened
-from harness.data import PUBLISHED
 from harness.records import tables
 from harness.records.files import ResultsError, read_columns
 from harness.records.kinds import Numbered, Record, checked

@@ -8,7 +8,7 @@ from typing import cast
 
 from typing_extensions import TypedDict
 
-from harness.analysis.columns import Cell, Ends, Figures, FlagRow, empty_cell
+from harness.analysis.columns import Cell, Ends, Flagged, empty_cell
 from harness.analysis.latency import SWEEP
 from harness.analysis.warnings import Warnings
 from harness.dataset.study import Curve, Study
@@ -27,7 +27,7 @@ class Against(TypedDict, total=False):
     B_as_w16_ms: float | None
 
 
-class Row(Figures, Against):
+class Row(Flagged, Against):
     """One series or request of a log."""
 
     variant: str
@@ -35,7 +35,6 @@ class Row(Figures, Against):
     unusable: str | None
     bpw: float | None
     prompt_tokens: int | None  # of totals; a series begins behind its prompt
-    flags: list[FlagRow]
 
 
 def interval(value: float | None, ends: Ends | None, digits: int) -> str:
@@ -191,6 +190,6 @@ def fit_study(title: str, rows: Sequence[Row], log: Log) -> Study:
             for cell, each in drawn
             if cell["status"] == "ok"
         },
-        methods={"Log": [log.format, *log.notes]},
+        further_methods={"Log": [log.format, *log.notes]},
         warnings=list(log.notes),
     )

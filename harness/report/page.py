@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv as csv_format
 import gzip
-import io
 import json as json_format
 import math
 import re
@@ -15,19 +13,18 @@ from functools import cache
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from harness.analysis.columns import ShownCell
-from harness.base.text import csv_cell, list_named
+from harness.analysis.columns import CELL_FIELDS, CellField, ShownCell
+from harness.base.text import csv_text, list_named
 from harness.dataset.study import ENDS, Study, bounds, csv_headings, labels, ok
 from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.report import comparisons, memory, picture, plots, prompts, quality, summary, tables
 from harness.report.picture import Picture
 from harness.report.plots import Chapter, Figure, Plotly, marks, plain_figure
-from harness.report.plots import marks as marks_of
 from harness.report.quality import ModelTable
 from harness.report.summary import CRITERION, Answer
 from harness.report.table import in_markdown
@@ -49,18 +46,18 @@ def figures_chapters(study: Study) -> dict[str, Chapter[Any]]:
 
 def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:
     """Id of a section -> its title and its figures, of decodes."""
-    marks = marks_of(study)
+    looks = marks(study)
     found = {}
-    across = comparisons.share(study, marks)
+    across = comparisons.share(study, looks)
     if across:
         found["across"] = ("All models", [across])
     for number, (model, rows) in enumerate(study.decodes.items()):
         named = list(zip(labels(rows, model), rows, strict=True))
         drawn = (
-            plots.latency_curves(model, named, study.series, marks),
-            *comparisons.bars(model, named, marks),
-            *comparisons.tradeoffs(model, named, marks),
-            plots.memory_curves(model, named, study.memory, marks),
+            plots.latency_curves(model, named, study.series, looks),
+            *comparisons.bars(model, named, looks),
+            *comparisons.tradeoffs(model, named, looks),
+            plots.memory_curves(model, named, study.memory, looks),
         )
         found[f"m{number}"] = (model, [figure for figure in drawn if figure])
     return found
@@ -176,9 +173,10 @@ class View:
     flagged: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
-def views(study: Study) -> list[View]:
-    """A view of each model, in order; models with only searches and memory come last."""
-    chapters, drawn = figures_chapters(study), dict(sections(study).values())
+def views(study: Study, drawn: Mapping[str, tuple[str, list[Figure]]]) -> list[View]:
+    """A view of each model, in order; models with only searches and memory come last. `drawn`: the sections
+    of decodes."""
+    chapters, figures = figures_chapters(study), dict(drawn.values())
     looks, groups = marks(study), summary.groups(study)
     of_chapters = [model for chapter in chapters.values() for model in chapter.rows]
     found = []
@@ -203,7 +201,7 @@ def views(study: Study) -> list[View]:
                     for group in own
                     if group.named or group.searched
                 ],
-                [each for each in drawn.get(model, []) if each.name not in IN_PICTURE],
+                [each for each in figures.get(model, []) if each.name not in IN_PICTURE],
                 quality.tables_of_model(model, study.decodes.get(model, []), study.series),
                 {name: chapter for name, chapter in chapters.items() if model in chapter.rows},
                 summary.failures(part),
@@ -238,7 +236,8 @@ def write(path: Path, study: Study) -> None:
 
 def page(study: Study) -> str:
     """The page of a study as text."""
-    found = views(study)
+    drawn = sections(study)
+    found = views(study, drawn)
     hues, shapes = plots.style_key(study)
     return filled(
         "study.html",
@@ -246,7 +245,7 @@ def page(study: Study) -> str:
         study=study,
         views=found,
         opens=first_view(found, study),
-        across=sections(study).get("across", ("", []))[1],
+        across=drawn.get("across", ("", []))[1],
         goals=summary.GOALS,
         hues=hues,
         shapes=shapes,
@@ -302,74 +301,6 @@ def _methods(study: Study) -> Iterator[tuple[str, str | None, object]]:
 WIDTH, SCALE = 1200, 2  # of a PNG file: CSS pixels, and device pixels per CSS pixel
 LEGEND_ROW, LEGEND_COLUMNS = 22, 4
 
-# Columns of the CSV, in this order.
-Field = Literal[
-    "cell",
-    "name",
-    "model",
-    "stack",
-    "variant",
-    "kind",
-    "weights",
-    "status",
-    "reasons",
-    "repeats_ok",
-    "repeats",
-    "machine",
-    "device",
-    "tokens",
-    "n_ctx",
-    "bpw",
-    "quality",
-    "perplexity",
-    "kld_mean",
-    "kld_mean_ci95",
-    "top1",
-    "ttft_ms",
-    "W_tokens_per_ms",
-    "W_ci95",
-    "W_identifiable",
-    "robust_W_tokens_per_ms",
-    "W_theory_tokens_per_ms",
-    "W_ratio",
-    "W_measured_ratio",
-    "W_declared_ratio",
-    "W_declared_measured_ratio",
-    "B_ms",
-    "B_ci95_ms",
-    "robust_B_ms",
-    "plain_B_ms",
-    "B_as_w16_ms",
-    "B_theory_ms",
-    "B_ratio",
-    "B_measured_ratio",
-    "shape",
-    "slow_from_n",
-    "last_n",
-    "tokens_per_s",
-    "tokens_per_s_ci95",
-    "start_tokens_per_s",
-    "end_tokens_per_s",
-    "file_bytes",
-    "model_bytes",
-    "weight_bytes_per_token",
-    "kv_bytes_per_token",
-    "loaded_bytes",
-    "kv_read",
-    "peak_rss_bytes",
-    "peak_vram_bytes",
-    "peak_allocator_bytes",
-    "kv_buffer_bytes",
-    "compute_buffer_bytes",
-    "max_ctx",
-    "bandwidth_share",
-    "bandwidth_bytes_per_s",
-    "fixed_ms",
-    "dominated_by",
-    "flags",
-    "weights_check",
-]
-FIELDS: tuple[Field, ...] = get_args(Field)
 OF_BASELINE = ("baseline_B_ms", "baseline_W_tokens_per_ms")
 
 
@@ -408,15 +339,12 @@ def _sentences(study: Study) -> list[str]:
 
 def csv(rows: Sequence[ShownCell]) -> str:
     """One line per cell, figures in full precision, empty if missing; see `status` and `reasons` for why."""
-    out = io.StringIO()
-    writer = csv_format.writer(out, lineterminator="\n")
-    writer.writerow([*csv_headings(FIELDS), *OF_BASELINE])
+    lines: list[list[object]] = [[*csv_headings(CELL_FIELDS), *OF_BASELINE]]
     for row in rows:
-        values = [value for field in FIELDS for value in _values(row, field)]
+        values = [value for field in CELL_FIELDS for value in _values(row, field)]
         other = row["baseline"]
-        values += [other["B_ms"], other["W_tokens_per_ms"]] if other else [None, None]
-        writer.writerow([csv_cell(value) for value in values])
-    return out.getvalue()
+        lines.append([*values, *([other["B_ms"], other["W_tokens_per_ms"]] if other else [None, None])])
+    return csv_text(lines)
 
 
 def json(rows: Sequence[ShownCell]) -> str:
@@ -515,7 +443,7 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:80] or "model"
 
 
-def _values(row: ShownCell, field: Field) -> list[object]:
+def _values(row: ShownCell, field: CellField) -> list[object]:
     if of := ENDS.get(field):
         return list(bounds(of(row)))
     if field == "flags":

@@ -19,7 +19,7 @@ from harness.analysis.columns import (
     Search,
     SegmentRow,
     ShownCell,
-    SpikesRow,
+    Spikes,
 )
 from harness.analysis.traffic import spread
 from harness.analysis.warnings import Warnings
@@ -194,7 +194,7 @@ def segments(found: Sequence[SegmentRow]) -> str:
     return "; ".join(lines)
 
 
-def spikes(found: SpikesRow) -> str:
+def spikes(found: Spikes) -> str:
     if not found["count"]:
         return NONE
     period = number(found["period_tokens"], " every {:,.0f}")

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from harness.base.text import plural
 from harness.report.table import NONE, Table, formatted
 from harness.theory import decoder
-from harness.theory.decoder import Decoder, Shape
+from harness.theory.decoder import Decoder
 from harness.theory.machines import DRIVER_RESERVE_BYTES, Machine
 from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS, Choice, Fit
 from harness.theory.rows import (
@@ -485,15 +485,14 @@ MACHINES: Columns[MachineRow] = (
 )
 
 
-def model_text(name: str, given: Shape | Decoder) -> ModelRow:
-    made = decoder.made(given)
+def model_text(name: str, made: Decoder) -> ModelRow:
     return {
         "model": name,
         "layers": made.count,
         "hidden_size": made.hidden_size,
         "heads": made.heads,
-        "kv_heads": made.shape.kv_heads if made.shape else None,
-        "head_dim": made.shape.head_dim if made.shape else None,
+        "kv_heads": made.kv_heads or None,
+        "head_dim": made.head_dim or None,
         "ffn": made.ffn,
         "experts": made.experts,
         "experts_used": made.experts_used,

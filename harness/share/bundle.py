@@ -321,10 +321,10 @@ def _header(name: str, size: int) -> bytes:
 
 TOLERANCE = 1e-6  # relative: the same arithmetic on another CPU
 
-Figures = dict[str, float | str | None]
+BundleFigures = dict[str, float | str | None]
 
 
-def figures_of(stored: Sequence[Stored], gathered: Study) -> list[Figures]:
+def figures_of(stored: Sequence[Stored], gathered: Study) -> list[BundleFigures]:
     """The figures of each record, in order; empty for one that cannot be analysed."""
     rows = {
         each.folder: _of_repeat(row, fitted)
@@ -339,7 +339,7 @@ def figures_of(stored: Sequence[Stored], gathered: Study) -> list[Figures]:
     return found
 
 
-def _of_repeat(row: Repeat, fitted: Figures) -> Figures:
+def _of_repeat(row: Repeat, fitted: BundleFigures) -> BundleFigures:
     return {
         "status": row["status"],
         "tokens": row["tokens"],
@@ -354,7 +354,7 @@ def _of_repeat(row: Repeat, fitted: Figures) -> Figures:
     }
 
 
-def _figures(each: Stored, rows: Mapping[Path, Figures]) -> Figures:
+def _figures(each: Stored, rows: Mapping[Path, BundleFigures]) -> BundleFigures:
     if each.record["kind"] == "checked":
         return {"verdict": quality.agreement_row(each.record)["verdict"]}
     if each.record["kind"] != "searched":
@@ -368,7 +368,7 @@ def _figures(each: Stored, rows: Mapping[Path, Figures]) -> Figures:
     }
 
 
-def figure_differences(claimed: Mapping[str, object], computed: Figures) -> list[str]:
+def figure_differences(claimed: Mapping[str, object], computed: BundleFigures) -> list[str]:
     """A sentence for each figure that differs from the records."""
     return [
         f"{name} is {_shown(computed.get(name))} by its record, but {_shown(claimed.get(name))} was claimed"
@@ -515,7 +515,7 @@ def _members(
     return members
 
 
-def _claims(members: Mapping[str, bytes]) -> list[Figures]:
+def _claims(members: Mapping[str, bytes]) -> list[BundleFigures]:
     with _laid_out(members) as folder:
         stored = records_in(folder)
         return figures_of(stored, load_study(stored))

@@ -19,7 +19,7 @@ from harness.records import Stored, TokenTimes
 from harness.records.files import read_columns
 from harness.records.kinds import Record, done_of, loaded_of, memory_of
 from harness.theory import decoder, names
-from harness.theory.decoder import Shape
+from harness.theory.decoder import dense
 
 # One record with all of its files, read once.
 
@@ -62,7 +62,7 @@ class Evidence:
         if surface := done.get("surface"):
             return surface.get("elapsed_ns", 0)
         flushes = sum(ns for index, ns in done.get("flushes", []) if index < len(self.times))
-        return int(self.times.gaps_ns.sum()) + flushes
+        return int(self.times.latency_ns.sum()) + flushes
 
 
 # Facts of one record that must agree with each other: machine, model, weights, counts, series. Pure.
@@ -164,7 +164,7 @@ def _weights(record: Record) -> Iterator[str]:
     if by_type and size is not None and sum(by_type.values()) != size:
         yield f"its weights have {size:,} bytes, but by type they are {sum(by_type.values()):,}"
     parameters = header.get("parameters") or loaded.get("parameters")
-    of_shape = decoder.parameters(Shape(**shape)) if shape and not weights.get("decoder") else None
+    of_shape = decoder.parameters(dense(**shape)) if shape and not weights.get("decoder") else None
     if header and parameters and of_shape and of_shape != parameters:
         yield f"its weights have {parameters:,} parameters, but its shape {of_shape:,}"
     bits, nominal = traffic.bpw(record), traffic.nominal_bits(loaded.get("quant"))
@@ -268,7 +268,7 @@ def _series(evidence: Evidence) -> Iterator[str]:
         yield f"its series has {len(times)} tokens, but it claims {record['tokens']}"
     if not len(times):
         return
-    if (times.gaps_ns <= 0).any():
+    if (times.latency_ns <= 0).any():
         yield "a token of its series took no time"
     first = record["workload"]["prompt_tokens"] + 1 if not evidence.is_reported else times.n[0]
     if times.n[0] != first or (np.diff(times.n) != 1).any():
@@ -276,11 +276,10 @@ def _series(evidence: Evidence) -> Iterator[str]:
     if evidence.is_reported:
         return
     timing: Any = record["timing"]
-    stamps = times.stamps_ns()
-    for name, stamp in (("first", stamps[0]), ("last", stamps[-1])):
-        if timing.get(f"{name}_token_ns") != stamp:
+    for name, t_ns in zip(("first", "last"), times.t_ns()[[0, -1]], strict=True):
+        if timing.get(f"{name}_token_ns") != t_ns:
             claimed = (timing.get(f"{name}_token_ns") or 0) / 1e6
-            yield f"its {name} token came after {stamp / 1e6:.3f} ms, but it claims {claimed:.3f}"
+            yield f"its {name} token came after {t_ns / 1e6:.3f} ms, but it claims {claimed:.3f}"
     shape = record["model"].get("shape")
     if shape and times.ids is not None and max(times.ids) >= shape["vocab_size"]:
         yield f"its token {max(times.ids)} is beyond a vocabulary of {shape['vocab_size']}"
@@ -290,7 +289,7 @@ def _steps(evidence: Evidence) -> Iterator[str]:
     """The stack's runner times its steps, and our work between them, by the clock of the stamps."""
     counters = done_of(evidence.record).get("counters") or {}
     parts = [counters.get(name) for name in ("steps_ms", "sampling_ms")]
-    between_ms = float(evidence.times.ms[1:].sum())
+    between_ms = float(evidence.times.latency_ms[1:].sum())
     if None not in parts and between_ms * (1 + STEPS_SHARE) + STEPS_MS < (alone := sum(map(float, parts))):  # type: ignore[arg-type]
         yield f"its tokens after the first took {between_ms:.1f} ms, but its steps alone {alone:.1f}"
 
@@ -345,6 +344,7 @@ def _published_line(evidence: Evidence) -> Iterator[str]:
     B_ms, times = evidence.record["reported"]["B_ms"], evidence.times
     if B_ms is None or len(times) < LEAST_TOKENS:
         return
-    slope, intercept = np.polyfit(times.n[1:] - 1 + (1 - evidence.record["n_counts_from"]), times.ms[1:], 1)
+    x = times.n[1:] - 1 + (1 - evidence.record["n_counts_from"])
+    slope, intercept = np.polyfit(x, times.latency_ms[1:], 1)
     if abs(intercept - B_ms) > max(LINE_TOLERANCE * B_ms, 10 * abs(slope)):
         yield f"its series gives B = {intercept:.2f} ms, but {B_ms:g} was published"

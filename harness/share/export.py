@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import statistics
 from collections import Counter
@@ -12,14 +10,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.analysis.columns import REPEAT_FIELDS, RepeatField
 from harness.analysis.columns import Repeat as Row
 from harness.analysis.line import METRICS
-from harness.base.text import csv_cell
+from harness.base.text import csv_text
 from harness.dataset.study import ENDS, bounds, campaigns, csv_headings
 from harness.records import Record, ResultsError, Stored, table
 from harness.records.kinds import loaded_of
@@ -68,86 +66,23 @@ class Chosen:
 # CSV export: one line per repeat, all figures at full precision.
 
 
-# Columns in this order, then the computed ones. An interval becomes two columns; flags become one text.
-Field = Literal[
-    "campaign",
-    "cell",
-    "model",
-    "stack",
-    "variant",
-    "kind",
-    "weights",
-    "machine",
-    "device",
-    "repeat",
-    "started_utc",
-    "content_key",
-    "workload",
-    "prompt_tokens",
-    "new_tokens",
-    "tokens",
-    "n_ctx",
-    "kv_read",
-    "bpw",
-    "quality",
-    "perplexity",
-    "kld_mean",
-    "kld_mean_ci95",
-    "top1",
-    "ttft_ms",
-    "tokens_per_s",
-    "tokens_per_s_ci95",
-    "start_tokens_per_s",
-    "end_tokens_per_s",
-    "median_ms",
-    "B_ms",
-    "B_ci95_ms",
-    "W_tokens_per_ms",
-    "W_ci95",
-    "W_identifiable",
-    "robust_B_ms",
-    "plain_B_ms",
-    "robust_W_tokens_per_ms",
-    "shape",
-    "slow_from_n",
-    "B_theory_ms",
-    "B_ratio",
-    "B_measured_ratio",
-    "W_theory_tokens_per_ms",
-    "W_ratio",
-    "W_measured_ratio",
-    "bandwidth_share",
-    "bandwidth_bytes_per_s",
-    "model_bytes",
-    "weight_bytes_per_token",
-    "kv_bytes_per_token",
-    "loaded_bytes",
-    "peak_rss_bytes",
-    "peak_vram_bytes",
-    "peak_allocator_bytes",
-    "max_ctx",
-    "weights_check",
-    "flags",
-]
-FIELDS: tuple[Field, ...] = get_args(Field)
 COMPUTED = ("pp512", "ttft_8k_ms", "tokens_per_s_16k", "task_s", "task_kept_s")
 OF_METRICS = {metric.name: metric.value for metric in METRICS}
 
 
 def lines_text(chosen: Iterable[Sequence[Repeat]]) -> str:
-    """A heading and a line per repeat; empty without repeats. An unknown value is an empty cell."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for campaign in chosen:
-        for row, _ in campaign:
-            values = [value for field in FIELDS for value in _values(row, field)]
-            values += [OF_METRICS[name](row) for name in COMPUTED]
-            writer.writerow([csv_cell(value) for value in values])
-    heading = ",".join([*csv_headings(FIELDS), *COMPUTED])
-    return f"{heading}\n{out.getvalue()}" if out.getvalue() else ""
+    """A heading and a line per repeat; empty without repeats."""
+    lines = [
+        [value for field in REPEAT_FIELDS for value in _values(row, field)]
+        + [OF_METRICS[name](row) for name in COMPUTED]
+        for campaign in chosen
+        for row, _ in campaign
+    ]
+    return csv_text([[*csv_headings(REPEAT_FIELDS), *COMPUTED], *lines]) if lines else ""
 
 
-def _values(row: Row, field: Field) -> list[object]:
+def _values(row: Row, field: RepeatField) -> list[object]:
+    """An interval becomes two columns; flags become one text."""
     if of := ENDS.get(field):
         return list(bounds(of(row)))
     if field == "flags":
@@ -192,7 +127,7 @@ def llama_bench_rows(chosen: Iterable[Sequence[Repeat]]) -> Iterator[Test]:
                 continue
             prompt_ns, decode_ns, steps = [], [], 0
             for row, each in repeats:
-                latency_ns = each.times.gaps_ns.tolist()
+                latency_ns = each.times.latency_ns.tolist()
                 steps = len(latency_ns) - 1  # the first token is the prompt's
                 decode_ns.append(sum(latency_ns[1:]))
                 if row["ttft_ms"] is not None:
@@ -316,7 +251,7 @@ def _test(prompt: int, new: int, depth: int, started_utc: str, samples_ns: Seque
 # Parquet export: every token of every repeat with a series; one row group per repeat.
 
 
-WHOSE: tuple[Field, ...] = (
+WHOSE: tuple[RepeatField, ...] = (
     "campaign",
     "cell",
     "model",

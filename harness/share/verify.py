@@ -80,7 +80,7 @@ def copies(found: Sequence[Evidence]) -> Iterator[Finding]:
         identity = (record["machine"]["slug"], record["content_key"], record["started_utc"])
         if (other := begun.setdefault(identity, each.name)) != each.name:
             yield index, f"it began at the same moment as {other}: a copy"
-        own = each.times.gaps_ns.tobytes()
+        own = each.times.latency_ns.tobytes()
         if len(each.times) >= LEAST_TOKENS and (other := series.setdefault(own, each.name)) != each.name:
             yield index, f"its series is that of {other}: a copy"
         start = done_of(record).get("start_ns")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.base.text import plural
-from harness.theory.decoder import Shape
+from harness.theory.decoder import Decoder
 from harness.theory.memory import MEMORY_MODELS
 from harness.theory.tensors import Packing, linears
 
@@ -299,7 +299,8 @@ class Header:
     reference logits of weights in its format; it makes files of this format for all stacks. `unfused`: the
     options that undo fused layers, whose logits are compared with the unfused ones too. `published`: its
     variants in the published study, by their names here. `offers`: rows of variants, as in a config, among
-    which `harness recommend` chooses; empty: the defaults. `trials`: the options that `harness tune`
+    which `harness recommend` chooses, of rows that differ in dtype alone the first that the device runs;
+    empty: the defaults. `trials`: the options that `harness tune`
     tries after threads, in this order. `program`: the stack's own program, `{}` for the path of the weights;
     its options' flags follow; empty: none. `kernel_changes`: by the length of a pass. `fused` and `waits`:
     parts of the names of variants with fused layers, and of those in which a matrix product waits for the
@@ -567,7 +568,7 @@ class Known:
     device: str
     tokens: int
     compute_capability: tuple[int, int] | None = None
-    shape: Shape | None = None
+    made: Decoder | None = None
     packing: Packing | None = None
     sharded: bool | None = None
 
@@ -601,8 +602,8 @@ def _reasons(limit: Limit, options: Options, known: Known) -> Iterator[str]:
         yield f"compute capability {has[0]}.{has[1]}; at least {least[0]}.{least[1]} is needed"
     if has and (below := limit.compute_capability_below) and has >= below:
         yield f"compute capability {has[0]}.{has[1]}; less than {below[0]}.{below[1]} is needed"
-    if known.shape is not None:
-        yield from _features(limit, known.shape)
+    if known.made is not None and known.made.is_dense:
+        yield from _features(limit, known.made)
     if known.packing is not None:
         yield from _packing(limit, known.packing)
     if limit.sharded is False and known.sharded:
@@ -612,12 +613,12 @@ def _reasons(limit: Limit, options: Options, known: Known) -> Iterator[str]:
         yield f"{limit.covers} {held} does not cover the {plural(known.tokens, 'token')} of prompt and decode"
 
 
-def _features(limit: Limit, shape: Shape) -> Iterator[str]:
+def _features(limit: Limit, made: Decoder) -> Iterator[str]:
     """The first linear layer whose size is not a multiple, for each side."""
     for side, (name, multiple) in enumerate(
         (("out_features", limit.out_features_multiple_of), ("in_features", limit.in_features_multiple_of))
     ):
-        sizes = (matrix.dims[side] for matrix in linears(shape)) if multiple else ()
+        sizes = (matrix.dims[side] for matrix in linears(made)) if multiple else ()
         odd = next((size for size in sizes if size % multiple), None) if multiple else None
         if odd is not None:
             yield f"{name} {odd} is not divisible by {multiple}"

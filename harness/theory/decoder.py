@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, repeat
+from typing import Any
 
 # The parts of a decoder's layer: its tensors, and its cache of earlier tokens. Pure.
 #
@@ -331,57 +332,6 @@ def layer(*parts: Iterable[Piece], cache: Cache = NOTHING) -> Layer:
     return Layer(tuple(piece for part in parts for piece in part), cache)
 
 
-# The shape of a dense Llama- or Qwen2-like model, with its parameters and KV cache. Pure.
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A dense decoder with a gated feed-forward and RMS norms. `arch` is llama.cpp's name for it.
-
-    Biases: `qkv_bias` on q, k and v (Qwen2), `o_bias` on the attention's output, `mlp_bias` on all three of
-    the feed-forward. `qk_norm`: a norm of head_dim on q and on k (Qwen3). `window`: tokens attended to; null
-    for all.
-    """
-
-    arch: str
-    vocab_size: int
-    hidden_size: int
-    layers: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    tied: bool = False
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    rope_theta: float = 10_000.0
-    norm_eps: float = 1e-5
-    context: int = 4096
-    window: int | None = None
-
-    @property
-    def q_width(self) -> int:
-        """Elements of a token's queries, and of the attention's output before its projection."""
-        return self.heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        """Elements of one K (or V) row."""
-        return self.kv_heads * self.head_dim
-
-
-def attention(shape: Shape) -> dict[str, int]:
-    """The dimensions of the KV cache: layers, kv_heads and head_dim."""
-    return {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-
-
-def kv_bytes_per_token(shape: Shape, k_element_bytes: float = 2, v_element_bytes: float = 2) -> float:
-    """Bytes of KV cache a token adds, K and V as typed."""
-    return shape.layers * shape.kv_width * (k_element_bytes + v_element_bytes)
-
-
 # A decoder for text as its layers, with its parameters: every architecture that the theory knows. Pure.
 
 
@@ -390,7 +340,8 @@ class Decoder:
     """`arch`: llama.cpp's name of the architecture. `runs`: alike layers in a row, and
     how many, in order. `others`: tensors of no
     layer besides the input embedding and lm_head. `experts`, `experts_used`: in a layer, by a token; 0: none.
-    `heads`, `ffn`: the most of any layer. `shape`: of a dense Llama- or Qwen-like model, null for others.
+    `heads`, `ffn`: the most of any layer. `rope_theta`, `norm_eps`: of a model that `dense` makes, null for
+    others.
     """
 
     arch: str
@@ -404,7 +355,23 @@ class Decoder:
     experts_used: int = 0
     heads: int = 0
     ffn: int = 0
-    shape: Shape | None = None
+    rope_theta: float | None = None
+    norm_eps: float | None = None
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is a Llama, Mistral, Qwen2 or Qwen3 without experts, as `dense` makes it."""
+        return self.rope_theta is not None
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads of a dense model; 0: of another."""
+        return self.runs[0][0].cache.k // self.head_dim if self.head_dim else 0
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head of a dense model; 0: of another."""
+        return self.runs[0][0].cache.products // (2 * self.heads) if self.is_dense and self.heads else 0
 
     @property
     def window(self) -> int | None:
@@ -435,97 +402,140 @@ class Decoder:
         yield from self.others
 
 
-@lru_cache(maxsize=256)
-def of_shape(shape: Shape) -> Decoder:
-    """The same model, of a dense shape."""
-    heads = Heads(
-        shape.heads,
-        shape.kv_heads,
-        shape.head_dim,
-        shape.qkv_bias,
-        shape.o_bias,
-        "head" if shape.qk_norm else None,
-    )
+@lru_cache(maxsize=256, typed=True)
+def dense(
+    arch: str,
+    vocab_size: int,
+    hidden_size: int,
+    layers: int,
+    intermediate_size: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    tied: bool = False,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    rope_theta: float = 10_000.0,
+    norm_eps: float = 1e-5,
+    context: int = 4096,
+    window: int | None = None,
+) -> Decoder:
+    """A decoder with alike layers, a gated feed-forward and RMS norms. `arch` is llama.cpp's name for it.
+
+    Biases: `qkv_bias` on q, k and v (Qwen2), `o_bias` on the attention's output, `mlp_bias` on all three of
+    the feed-forward. `qk_norm`: a norm of head_dim on q and on k (Qwen3). `window`: tokens attended to; null
+    for all.
+    """
+    attention = Heads(heads, kv_heads, head_dim, qkv_bias, o_bias, "head" if qk_norm else None)
     one = layer(
-        norms(shape.hidden_size, "attn_norm", "ffn_norm"),
-        heads.pieces(shape.hidden_size),
-        gated(shape.hidden_size, shape.intermediate_size, shape.mlp_bias),
-        cache=heads.cache(shape.window),
+        norms(hidden_size, "attn_norm", "ffn_norm"),
+        attention.pieces(hidden_size),
+        gated(hidden_size, intermediate_size, mlp_bias),
+        cache=attention.cache(window),
     )
     return Decoder(
-        arch=shape.arch,
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        context=shape.context,
-        tied=shape.tied,
-        runs=((one, shape.layers),),
-        others=tuple(norms(shape.hidden_size, "output_norm")),
-        heads=shape.heads,
-        ffn=shape.intermediate_size,
-        shape=shape,
+        arch=arch,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        context=context,
+        tied=tied,
+        runs=((one, layers),),
+        others=tuple(norms(hidden_size, "output_norm")),
+        heads=heads,
+        ffn=intermediate_size,
+        rope_theta=rope_theta,
+        norm_eps=norm_eps,
     )
 
 
-def made(model: Shape | Decoder) -> Decoder:
-    return of_shape(model) if isinstance(model, Shape) else model
+def dense_fields(made: Decoder | None) -> dict[str, Any] | None:
+    """The arguments of `dense` that make this model, as records and workers have them; null: it is none that
+    `dense` makes."""
+    if made is None or not made.is_dense:
+        return None
+    names = {piece.name for piece in made.runs[0][0].pieces}
+    return {
+        "arch": made.arch,
+        "vocab_size": made.vocab_size,
+        "hidden_size": made.hidden_size,
+        "layers": made.count,
+        "intermediate_size": made.ffn,
+        "heads": made.heads,
+        "kv_heads": made.kv_heads,
+        "head_dim": made.head_dim,
+        "tied": made.tied,
+        "qkv_bias": "attn_q.bias" in names,
+        "o_bias": "attn_output.bias" in names,
+        "mlp_bias": "ffn_up.bias" in names,
+        "qk_norm": "attn_q_norm.weight" in names,
+        "rope_theta": made.rope_theta,
+        "norm_eps": made.norm_eps,
+        "context": made.context,
+        "window": made.window,
+    }
 
 
-def layer_params(model: Shape | Decoder, norms: bool = True) -> int:
+def dense_like(made: Decoder, **changed: Any) -> Decoder:
+    """A dense model with some other arguments of `dense`."""
+    return dense(**(dense_fields(made) or {}) | changed)
+
+
+def layer_params(model: Decoder, norms: bool = True) -> int:
     """All but the input embedding and lm_head; without `norms`: the linear layers' weights and biases."""
-    return round(sum(_counted(made(model), norms).values()))
+    return round(sum(_counted(model, norms).values()))
 
 
-def lm_head_params(model: Shape | Decoder) -> int:
+def lm_head_params(model: Decoder) -> int:
     """Parameters of the output matrix, as many as of the input embedding; one matrix if tied."""
     return model.vocab_size * model.hidden_size
 
 
-def active_layer_params(model: Shape | Decoder, norms: bool = True) -> int:
+def active_layer_params(model: Decoder, norms: bool = True) -> int:
     """Parameters of the layers that one token is computed with: of the experts, those that it uses. A table
     with a row for each token (Gemma 3n) does not count."""
-    decoder = made(model)
-    counted = _counted(decoder, norms)
-    return round(counted["shared"] + counted["experts"] * decoder.expert_share)
+    counted = _counted(model, norms)
+    return round(counted["shared"] + counted["experts"] * model.expert_share)
 
 
-def expert_params(model: Shape | Decoder) -> int:
+def expert_params(model: Decoder) -> int:
     """Parameters of all experts; 0 without a mixture."""
-    return _counted(made(model), True)["experts"]
+    return _counted(model, True)["experts"]
 
 
-def table_params(model: Shape | Decoder) -> int:
+def table_params(model: Decoder) -> int:
     """Parameters of tables with a row for each token, without the input embedding."""
-    return _counted(made(model), True)["table"]
+    return _counted(model, True)["table"]
 
 
-def active_params(model: Shape | Decoder, norms: bool = True) -> int:
+def active_params(model: Decoder, norms: bool = True) -> int:
     """Parameters that a decode step computes with: all but the input embedding, of which it reads one row."""
     return active_layer_params(model, norms) + lm_head_params(model)
 
 
-def parameters(model: Shape | Decoder, norms: bool = True) -> int:
+def parameters(model: Decoder, norms: bool = True) -> int:
     """All weights and biases; a tied embedding counts once."""
     return layer_params(model, norms) + lm_head_params(model) * (1 if model.tied else 2)
 
 
-def kv_elements_per_token(model: Shape | Decoder, in_windows: bool = True) -> int:
+def kv_elements_per_token(model: Decoder, in_windows: bool = True) -> int:
     """Elements of KV cache that a token adds, in layers with a window too, until it is full. `in_windows`:
     those of layers with a window count."""
-    caches = [(each.cache, times) for each, times in made(model).runs if not each.cache.borrowed]
+    caches = [(each.cache, times) for each, times in model.runs if not each.cache.borrowed]
     return sum(times * (c.k + c.v) for c, times in caches if in_windows or not c.window)
 
 
-def queries_to_a_key(model: Shape | Decoder) -> int:
+def queries_to_a_key(model: Decoder) -> int:
     """Query heads to a KV head, the most of any layer; a latent cache has one for all queries."""
-    decoder = made(model)
-    caches = (each.cache for each, _ in decoder.runs if each.cache.k)
-    return max((c.products // (c.k + c.v) if c.v else decoder.heads for c in caches), default=0)
+    caches = (each.cache for each, _ in model.runs if each.cache.k)
+    return max((c.products // (c.k + c.v) if c.v else model.heads for c in caches), default=0)
 
 
-def kinds(model: Shape | Decoder) -> dict[Cache, int]:
+def kinds(model: Decoder) -> dict[Cache, int]:
     """Count the layers with each kind of cache."""
     found: Counter[Cache] = Counter()
-    for each, times in made(model).runs:
+    for each, times in model.runs:
         found[each.cache] += times
     return dict(found)
 

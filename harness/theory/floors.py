@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from harness.theory import decoder
-from harness.theory.decoder import Decoder, Shape, distinct_share
+from harness.theory.decoder import Decoder, distinct_share
 from harness.theory.tensors import Tensor, is_of_experts, streamed_bytes
 
 # The roofline of a machine: time to read, time to compute, and the larger of the two. Pure.
@@ -209,11 +209,9 @@ def verify_cost(demand: Demand, ceiling: Ceiling, tokens: int) -> float:
 STATE_BYTES = 4  # of an element of a state: F32 in llama.cpp and transformers
 
 
-def demand_of_bits(
-    model: Shape | Decoder, weight_bits: float, kv_bits: float = 16, norms: bool = True
-) -> Demand:
+def demand_of_bits(made: Decoder, weight_bits: float, kv_bits: float = 16, norms: bool = True) -> Demand:
     """All weights at one width. `norms`: whether those of norms count."""
-    made, byte = decoder.made(model), weight_bits / 8
+    byte = weight_bits / 8
     active = decoder.active_layer_params(made, norms)
     lm_head = decoder.lm_head_params(made)
     tables = decoder.table_params(made) + (0 if made.tied else lm_head)
@@ -221,9 +219,8 @@ def demand_of_bits(
     return _demand(made, active, active * byte, lm_head * byte, tables * byte, kv_bits, experts * byte)
 
 
-def demand_of_tensors(model: Shape | Decoder, tensors: Sequence[Tensor], kv_bits: float = 16) -> Demand:
+def demand_of_tensors(made: Decoder, tensors: Sequence[Tensor], kv_bits: float = 16) -> Demand:
     """The exact bytes of these tensors, as stored."""
-    made = decoder.made(model)
     of_part = dict.fromkeys(("embedding", "lm_head"), 0)
     streamed, experts = 0, 0
     for tensor in tensors:
@@ -245,7 +242,7 @@ def with_kv(needs: Demand, bytes_per_token: float) -> Demand:
     return replace(needs, reaches=tuple(replace(r, kv_bytes=r.kv_bytes * scale) for r in needs.reaches))
 
 
-def pair_flops(model: Shape | Decoder) -> float:
+def pair_flops(model: Decoder) -> float:
     """FLOP of one query and one cached token, over all layers."""
     return 2.0 * sum(cache.products * layers for cache, layers in decoder.kinds(model).items())
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness import data
-from harness.theory.decoder import Decoder, Experts, Heads, Shape
+from harness.base import data
+from harness.theory.decoder import Decoder, Experts, Heads, dense
 from harness.theory.tensors import FORMATS, Packing
 
 # Values of a parsed config.json, checked: nothing in the file is trusted. Pure.
@@ -219,9 +219,9 @@ class Values(Settings):
         ]
 
 
-# The shape of a checkpoint from its parsed config.json, as transformers would build the model. Pure.
+# A dense model from its parsed config.json, as transformers would build it. Pure.
 #
-# The file is not trusted: for any content the result is a Shape or a ConfigJsonError.
+# The file is not trusted: for any content the result is a Decoder or a ConfigJsonError.
 # Defaults and biases: configuration_*.py and modeling_*.py of transformers' llama, mistral, qwen2 and qwen3.
 
 
@@ -247,25 +247,28 @@ _FAMILIES = {
 
 
 DENSE = tuple(_FAMILIES)
-"""model_type of what `shape_of` describes."""
+"""model_type of what `dense_of` describes."""
 
 
-def shape_of(config: object) -> Shape:
-    """The shape of a dense Llama, Mistral, Qwen2 or Qwen3 model for text, or of the one inside a wrapper.
+def dense_of(values: Values) -> Decoder:
+    """A dense Llama, Mistral, Qwen2 or Qwen3 model for text.
 
     A missing number without a default is an error, never guessed. Without `num_key_value_heads` every head
     has its own. A sliding window counts if the model uses it (Mistral; Qwen with use_sliding_window) in all
-    layers; Shape cannot describe one in some layers, so that is an error.
+    layers; one in some layers is an error.
     """
-    config = settings_of(config, "config.json")
-    kind, text = _decoder(config)
-    family = _FAMILIES[kind]
+    kind, family = values.kind, _FAMILIES[values.kind]
+    for key in EXPERTS:
+        if values.count(key, default=1, least=0) > 1:
+            raise ConfigJsonError(f"{kind} is a mixture of experts; only dense models are known")
+    if (names := values.get("architectures")) is not None and not _is_causal(values, kind):
+        first = names[0] if isinstance(names, list) and names else names
+        raise ConfigJsonError(f"architectures must name {family.causal}, not {shown(first)}")
     defaults = {"max_position_embeddings": family.context, "head_dim": family.head_dim}
-    values = Values(text | {key: given for key, given in defaults.items() if text.get(key) is None})
-    heads, layers = values.heads(), text.count("num_hidden_layers", most=MOST_LAYERS)
-    attention_bias = kind in ("llama", "qwen3") and text.flag("attention_bias")
-    tied = "tie_word_embeddings"
-    return Shape(
+    values = Values(values | {key: given for key, given in defaults.items() if values.get(key) is None})
+    heads, layers = values.heads(), values.layers
+    attention_bias = kind in ("llama", "qwen3") and values.flag("attention_bias")
+    return dense(
         arch=family.arch,
         vocab_size=values.vocab,
         hidden_size=values.hidden,
@@ -274,16 +277,21 @@ def shape_of(config: object) -> Shape:
         heads=heads.heads,
         kv_heads=heads.kv_heads,
         head_dim=heads.head_dim,
-        tied=(text if text.get(tied) is not None else config).flag(tied),
+        tied=values.tied,
         qkv_bias=kind == "qwen2" or attention_bias,
         o_bias=attention_bias,
-        mlp_bias=kind == "llama" and text.flag("mlp_bias"),
+        mlp_bias=kind == "llama" and values.flag("mlp_bias"),
         qk_norm=kind == "qwen3",
-        rope_theta=_theta(text),
-        norm_eps=text.number("rms_norm_eps", 1, default=1e-6),
+        rope_theta=_theta(values),
+        norm_eps=values.number("rms_norm_eps", 1, default=1e-6),
         context=values.context,
-        window=_window(text, kind, layers),
+        window=_window(values, kind, layers),
     )
+
+
+def dense_kind(config: Settings) -> str | None:
+    """The model_type of a file without one, by its architectures; null: another, or none."""
+    return next((kind for kind in DENSE if _is_causal(config, kind)), None)
 
 
 @dataclass(frozen=True)
@@ -379,29 +387,6 @@ def _details(given: Settings) -> tuple[int | None, str, str]:
     if isinstance(block, list) and len(block) == 2 and all(is_whole(side, MOST) for side in block):
         return bits, group, f"blocks of {block[0]} x {block[1]}"
     return bits, group, ""
-
-
-def _decoder(config: Settings, nested: bool = False) -> tuple[str, Settings]:
-    """The family, and the part of the file with the text model."""
-    kind = config.get("model_type")
-    named = kind if isinstance(kind, str) and NAME.fullmatch(kind) else "this model"
-    for key in EXPERTS:
-        if config.count(key, default=1, least=0) > 1:
-            raise ConfigJsonError(f"{named} is a mixture of experts; only dense models are known")
-    if kind is None and not nested:
-        kind = next((name for name in _FAMILIES if _is_causal(config, name)), None)
-    if not isinstance(kind, str) or kind not in _FAMILIES:
-        if not nested and (inner := config.inner("text_config")) is not None:
-            return _decoder(inner, nested=True)
-        what = "text_config.model_type" if nested else "model_type"
-        problem = f"{what} is missing" if kind is None else f"{what} {shown(kind)} is not known"
-        mistake = NoShape if isinstance(kind, str) else ConfigJsonError
-        raise mistake(f"{problem}; known: {', '.join(_FAMILIES)}")
-    if config.get("architectures") is not None and not _is_causal(config, kind):
-        names = config["architectures"]
-        first = names[0] if isinstance(names, list) and names else names
-        raise ConfigJsonError(f"architectures must name {_FAMILIES[kind].causal}, not {shown(first)}")
-    return kind, config
 
 
 def _is_causal(config: Settings, kind: str) -> bool:
@@ -523,6 +508,6 @@ def _first(given: Settings, names: tuple[str, ...], prefix: str) -> tuple[str, o
 # their speed is meaningless.
 
 
-SHAPES: dict[str, Shape] = {
-    name: shape_of(config) for name, config in json.loads(data.text("models.json")).items()
+SHAPES: dict[str, Decoder] = {
+    name: dense_of(Values(config)) for name, config in json.loads(data.text("models.json")).items()
 }

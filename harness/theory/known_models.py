@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from harness import data
+from harness.base import data
 from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, object_of
 from harness.base.text import shortened
 from harness.theory import names
 from harness.theory.architectures import decoder_of
-from harness.theory.decoder import Decoder, Shape
+from harness.theory.decoder import Decoder
 from harness.theory.hf_config import SHAPES, ConfigJsonError
 from harness.theory.names import NotUnderstood
 
@@ -24,20 +24,20 @@ class NoModel(ValueError):
 
 @dataclass(frozen=True)
 class Described:
-    """A model that is not dense: the config.json that describes it, and its layers."""
+    """A model's layers, and the config.json that describes it if it is not dense."""
 
-    config: dict[str, object]
     decoder: Decoder
+    config: dict[str, object] | None = None
 
 
-class Known(Mapping[str, "Shape | Decoder"]):
+class Known(Mapping[str, Decoder]):
     """Names in lower case. `own`: the user's shapes, which override the others. A config.json is read when
     its model is asked for."""
 
-    def __init__(self, own: Mapping[str, Shape] | None = None) -> None:
+    def __init__(self, own: Mapping[str, Decoder] | None = None) -> None:
         self._shapes = SHAPES | dict(own or {})
 
-    def __getitem__(self, name: str) -> Shape | Decoder:
+    def __getitem__(self, name: str) -> Decoder:
         return self._shapes[name] if name in self._shapes else _shipped(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -63,7 +63,7 @@ def config_of(name: str) -> dict[str, object]:
     return dict(json.loads(data.model(name).read_text()))
 
 
-def described(text: str, folder: Path, otherwise: str = "") -> tuple[str, Shape | Described]:
+def described(text: str, folder: Path, otherwise: str = "") -> tuple[str, Described]:
     """The model with a name, or at a path that ends in .json (from `folder`), and its name here.
 
     `otherwise`: what to do for an unknown name. Raises NoModel.
@@ -81,14 +81,12 @@ def described(text: str, folder: Path, otherwise: str = "") -> tuple[str, Shape 
     except (OSError, RuntimeError) as why:  # RuntimeError: no such user's home
         reason = (why.strerror if isinstance(why, OSError) else None) or str(why)
         raise NoModel(f"{shortened(text, 200)}: {reason.lower()}") from why
-    if isinstance(found.made, Shape):
-        return found.name, found.made
-    return found.name, found.made.shape or Described(config_of(found.name), found.made)
+    return found.name, Described(found.made, None if found.made.is_dense else config_of(found.name))
 
 
-def _by_config(path: Path) -> tuple[str, Shape | Described]:
+def _by_config(path: Path) -> tuple[str, Described]:
     """The model in a config.json, named after its folder, or after a file of another name."""
     config = object_of(path, CONFIG_JSON_BYTES)
     made = decoder_of(config)
     name = path.parent.name if path.name == "config.json" else path.stem
-    return name, made.shape or Described(config, made)
+    return name, Described(made, None if made.is_dense else config)

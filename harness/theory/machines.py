@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from harness import data
+from harness.base import data
 
 # Data of a machine: memory, bandwidth, rates, reserved memory. Pure.
 
@@ -43,7 +43,8 @@ class Machine:
     its CPU's bandwidth. `unified`: memory that a GPU shares with its CPU. `gpu_api`: by which models run on
     another maker's GPU than NVIDIA's: metal, hip or vulkan. `memory_bus`: where known; its bandwidth is
     that of the data sheet, unless the maker rounds. `sold_gib`: the memory sizes it is sold with, where
-    there are several.
+    there are several. `count`: devices of this kind, whose layers take turns: the memory is of all of them,
+    the bandwidth and the rates are of one.
     """
 
     name: str
@@ -58,6 +59,12 @@ class Machine:
     gpu_api: str | None = None
     memory_bus: Bus | None = None
     sold_gib: tuple[float, ...] = ()
+    count: int = 1
+
+    def times(self, count: int) -> Machine:
+        """So many of them in one computer."""
+        memory = Figure(count * self.memory.value, f"{count} x {self.memory.source}")
+        return replace(self, name=f"{count}x {self.name}", memory=memory, count=count)
 
     @property
     def family(self) -> str:
@@ -73,10 +80,10 @@ class Machine:
         if self.family == "cpu" or self.unified:
             return Figure(SYSTEM_RESERVE_BYTES, "the operating system")
         if drives_display(self.name):
-            return Figure(DISPLAY_RESERVE_BYTES, "the display and the driver")
-        if self.name in _ECC_IN_MEMORY:
+            return Figure(self.count * DISPLAY_RESERVE_BYTES, "the display and the driver")
+        if self.name.removeprefix(f"{self.count}x ") in _ECC_IN_MEMORY:
             return Figure(self.memory.value / 16, "error correction, which such cards keep in memory")
-        return Figure(DRIVER_RESERVE_BYTES, "the driver")
+        return Figure(self.count * DRIVER_RESERVE_BYTES, "the driver")
 
     def kernel_rate(self, quantized: bool) -> str | None:
         """The rate that bounds matrix products of weights of 16 bits, or `quantized` to fewer: the fastest
@@ -85,7 +92,8 @@ class Machine:
             return self.rate
         names: tuple[str, ...] = ("fp16", "fp32")  # Apple's GPUs to M4 have no other units
         if self.compute_capability is not None:
-            names = ("fp16-tensor",) if "GeForce" in self.name else ("fp16",)
+            if self.compute_capability >= (7, 0) and "GeForce GTX" not in self.name:  # has tensor cores
+                names = ("fp16-tensor",) if "GeForce" in self.name else ("fp16",)
             names = ("int8", *names) if quantized else names
         elif self.family != "metal":
             names = ("int8",) if quantized else ("fp16",)

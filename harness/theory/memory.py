@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from harness.base.text import plural
 from harness.theory import decoder, floors
-from harness.theory.decoder import Decoder, Shape
+from harness.theory.decoder import Decoder
 from harness.theory.floors import Ceiling, Demand
 from harness.theory.machines import DRIVER_RESERVE_BYTES, Machine
 from harness.theory.tensors import (
@@ -63,23 +63,19 @@ class Model:
     """A model as a stack holds it. `weight_bytes`: all of them; `embedding_bytes`: the input embedding's
     part of these, 0 if tied to the lm_head. `kv_bytes_per_token`: while no window is full."""
 
-    shape: Shape | Decoder
+    made: Decoder
     weight_bytes: float
     embedding_bytes: float
     kv_bytes_per_token: float
 
-    @property
-    def made(self) -> Decoder:
-        return decoder.made(self.shape)
-
     def kv_bytes(self, tokens: int, room: int = 0, pad: int = 1, latent: bool = True) -> float:
         """Bytes of a cache of so many tokens, with states. A layer with a window holds `room` more tokens, in
-        multiples of `pad`; `pad` over 1 means llama.cpp, which ignores some windows. A dense shape's window
+        multiples of `pad`; `pad` over 1 means llama.cpp, which ignores some windows. A dense model's window
         is not used. `latent`: latents are cached, not keys and values."""
         made = self.made
         elements = decoder.kv_elements_per_token(made)
         one = self.kv_bytes_per_token / elements if elements else 0.0
-        windows = made.shape is None and (pad == 1 or self.windows_of_llama_cpp)
+        windows = not made.is_dense and (pad == 1 or self.windows_of_llama_cpp)
         held = 0.0
         for cache, layers in decoder.kinds(made).items():
             tokens_held = tokens
@@ -92,8 +88,8 @@ class Model:
 
     @property
     def windows_of_llama_cpp(self) -> set[int]:
-        """The windows of layers that llama.cpp uses; it ignores a dense shape's."""
-        if self.made.shape or self.made.arch not in _WINDOWS_OF_LLAMA_CPP:
+        """The windows of layers that llama.cpp uses; it ignores a dense model's."""
+        if self.made.is_dense or self.made.arch not in _WINDOWS_OF_LLAMA_CPP:
             return set()
         return {cache.window for cache in decoder.kinds(self.made) if cache.window}
 
@@ -221,7 +217,7 @@ class Torch:
         elif self.cache == "rebuilt":
             before = model.kv_bytes(max(tokens - 1, 1), latent=False) / (2 * layers)
             kv += 2 * layers * cuda_block_bytes(before)
-        tables = layers * made.context * made.shape.head_dim * 4 if self.rope_tables and made.shape else 0
+        tables = layers * made.context * made.head_dim * 4 if self.rope_tables else 0
         return {
             "weights": model.weight_bytes,
             "kv": kv,
@@ -243,10 +239,10 @@ def cuda_block_bytes(size: float) -> float:
     return math.ceil(size / (2 * MIB)) * 2 * MIB
 
 
-def exllama_v2_scratch(model: Shape | Decoder) -> float:
+def exllama_v2_scratch(made: Decoder) -> float:
     """Scratch memory of auto-gptq's and autoawq's ExLlamaV2 kernels: a dequantized matrix, and the
     outputs of 8 sequences of 2,048 tokens, of the largest layer (qlinear_exllamav2.py)."""
-    matrices = [t.dims for t in of_shape(model) if t.name.startswith("blk.0.") and len(t.dims) == 2]
+    matrices = [t.dims for t in of_shape(made) if t.name.startswith("blk.0.") and len(t.dims) == 2]
     return max(2.0 * n_in * n_out for n_out, n_in in matrices) + max(
         F32 * 2048.0 * 8 * n_out for n_out, _ in matrices
     )
@@ -323,7 +319,7 @@ class Stored:
 
 def choices(
     name: str,
-    model: Shape | Decoder,
+    made: Decoder,
     quants: Sequence[str],
     memory_bytes: float,
     context: int,
@@ -333,7 +329,6 @@ def choices(
 ) -> list[Choice]:
     """One for each type of weights and of the KV cache. `quants`: empty for the `stored` weights, and, unless
     these are quantized, the usual types."""
-    made = decoder.made(model)
     found: list[Choice] = []
     forms = [] if quants or stored is None else [stored]
     if not forms or forms[0].label in UNQUANTIZED:
@@ -405,7 +400,7 @@ class Fit(TypedDict):
 
 
 def by_stack(
-    shape: Shape | Decoder,
+    made: Decoder,
     form: Form,
     needs: Demand,
     machine: Machine,
@@ -418,18 +413,18 @@ def by_stack(
     The ideal uses all of the memory; the others subtract the machine's reserve. `gpu_bytes`: of the weights,
     where llama.cpp holds the others on the CPU; null: all but the input embedding.
     """
-    kv = decoder.kv_elements_per_token(shape) * kv_bits / 8
+    kv = decoder.kv_elements_per_token(made) * kv_bits / 8
     held = needs.resident_bytes if gpu_bytes is None else gpu_bytes + needs.embedding_bytes
-    ideal = Model(shape, held, needs.embedding_bytes, kv)
+    ideal = Model(made, held, needs.embedding_bytes, kv)
     on_gpu = machine.family != "cpu"
     stacks: dict[str, tuple[Engine, Model] | None] = dict.fromkeys((LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS))
     if _in_gguf(form):
         if kv_bits >= 16:  # it quantizes V with flash attention alone
             stacks[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
         stacks[LLAMA_CPP_FLASH] = LlamaCpp(on_gpu, flash_attn=True), ideal
-    if gpu_bytes is None and (weights := _in_torch(shape, form)) is not None:
+    if gpu_bytes is None and (weights := _in_torch(made, form)) is not None:
         engine = Torch(machine.family in ("cuda", "hip"))
-        stacks[TRANSFORMERS] = engine, Model(shape, weights, 0.0, kv)
+        stacks[TRANSFORMERS] = engine, Model(made, weights, 0.0, kv)
     found: dict[str, Fit | None] = {IDEAL: _fit(Ideal(), ideal, float(machine.memory_bytes), context)}
     available = machine.memory_bytes - machine.reserve.value
     return found | {name: each and _fit(*each, available, context) for name, each in stacks.items()}
@@ -440,7 +435,7 @@ def _fit(engine: Engine, model: Model, available: float, context: int) -> Fit:
     return {
         "need_bytes": need,
         "spare_bytes": available - need,
-        "longest": uncapped and min(uncapped, model.shape.context),
+        "longest": uncapped and min(uncapped, model.made.context),
         "longest_uncapped": uncapped,
     }
 
@@ -454,11 +449,11 @@ def _in_gguf(form: Form) -> bool:
     return form.bits is not None or _is_gguf(form.tensors) or all(t.type in FLOATS for t in form.tensors)
 
 
-def _in_torch(shape: Shape | Decoder, form: Form) -> float | None:
+def _in_torch(made: Decoder, form: Form) -> float | None:
     """Bytes of the weights once transformers has loaded them; null if it cannot load this form."""
     bits = 16.0 if form.label in _HALVES else form.bits
     if bits in _BITSANDBYTES:
-        return float(loaded_bytes(of_shape(shape), "bf16", _BITSANDBYTES[bits]))
+        return float(loaded_bytes(of_shape(made), "bf16", _BITSANDBYTES[bits]))
     if form.bits is not None or form.label in ALL_QUANTS or _is_gguf(form.tensors):
         return None
     return float(sum(tensor.bytes for tensor in form.tensors))
@@ -507,11 +502,10 @@ class Placement:
         """The buffer type that a tensor is given; null: none, it stays where its layer is."""
         return next((buffer for pattern, buffer in self.overrides if pattern.search(name)), None)
 
-    def check(self, model: Shape | Decoder | None, names: Sequence[str] | None) -> None:
+    def check(self, made: Decoder | None, names: Sequence[str] | None) -> None:
         """Raises PlacementError for a placement that matches nothing in a model with tensors of these names.
         Null: not known."""
-        if self.n_cpu_moe and model is not None:
-            made = decoder.made(model)
+        if self.n_cpu_moe and made is not None:
             if not made.experts:
                 raise PlacementError(f"n_cpu_moe {self.n_cpu_moe}: the model has no experts")
             if self.n_cpu_moe > made.count:
@@ -541,9 +535,8 @@ class Split:
     gpu_read: int
 
 
-def split_layers(placement: Placement, model: Shape | Decoder, tensors: Sequence[Tensor]) -> Split:
+def split_layers(placement: Placement, made: Decoder, tensors: Sequence[Tensor]) -> Split:
     """All other tensors are on the GPU."""
-    made = decoder.made(model)
     cpu, gpu, cpu_read, gpu_read = 0, 0, 0, 0
     for tensor in tensors:
         read = streamed_bytes(tensor, made.tied, made.expert_share)

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from harness import data
-from harness.theory.decoder import Decoder, Shape
+from harness.base import data
+from harness.theory.decoder import Decoder
 from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES, Figure, Machine
 from harness.theory.tensors import ALL_QUANTS
@@ -48,7 +48,8 @@ LONGEST = 64  # characters; the comparison is quadratic in length, and no known 
 _MOST_LISTED = 12
 
 _ALIASES = data.table("aliases.toml")["models"]
-_IGNORED, _ONLY_IF_TYPED = set(_ALIASES["ignored"]), set(_ALIASES["only_if_typed"])
+OWNERS = set(_ALIASES["owners"])
+IGNORED, _ONLY_IF_TYPED = set(_ALIASES["ignored"]), set(_ALIASES["only_if_typed"])
 
 
 class NotUnderstood(ValueError):
@@ -64,27 +65,15 @@ class NotUnderstood(ValueError):
         return f"{'ambiguous' if self.ambiguous else 'unknown'} {kind} {shown}; {self.hint}"
 
 
-class Model(NamedTuple):
-    """A dense shape, and the name it goes by here."""
-
-    name: str
-    shape: Shape
-
-
 class Named(NamedTuple):
-    """Any model, and the name it goes by here."""
+    """Any model, and the name it goes by here. `note`: why a name stands for another; empty: it does not."""
 
     name: str
-    made: Shape | Decoder
+    made: Decoder
+    note: str = ""
 
 
-def model(text: str, shapes: Mapping[str, Shape] = SHAPES, otherwise: str = "") -> Model:
-    """The dense model with a name. Raises the errors of `named`."""
-    found = named(text, shapes, otherwise)
-    return Model(found.name, cast(Shape, found.made))
-
-
-def named(text: str, shapes: Mapping[str, Shape | Decoder], otherwise: str = "") -> Named:
+def named(text: str, shapes: Mapping[str, Decoder] = SHAPES, otherwise: str = "") -> Named:
     """The model with a name; names of `shapes` in lower case match as they are.
 
     Raises NotUnderstood, with a hint from the same family. `otherwise`: what to do for an unknown shape.
@@ -98,14 +87,15 @@ def named(text: str, shapes: Mapping[str, Shape | Decoder], otherwise: str = "")
     if quant := re.search(rf"[-_:. ]({'|'.join(sorted(ALL_QUANTS, key=len, reverse=True))})$", name):
         base = named(name[: quant.start()], shapes, otherwise)
         raise NotUnderstood(f"the shape is {base.name}; {quant[1]} is a quantization, which is named apart")
-    core = words - _IGNORED
+    core = words - IGNORED
     core -= {date for word, date in _ALIASES["released"].items() if word in core}
-    of = {known: _words(known) - _IGNORED for known in shapes}
+    of = {known: _words(known) - IGNORED for known in shapes}
     exact = [known for known in shapes if of[known] == core]
     wider = [known for known in shapes if core & _families(shapes) and core < of[known]]
+    wider = [] if core & set(_ALIASES["first_is_another"]) else wider
     found = exact or [known for known in wider if not (of[known] - core) & _ONLY_IF_TYPED]
     if len(found) == 1:
-        return _with_context(found[0], shapes[found[0]], words, tuned=":" in name)
+        return with_context(found[0], shapes[found[0]], words, tuned=":" in name)
     if found:
         few = len(found) <= _MOST_LISTED
         hint = did_you_mean(found) if few else f"{len(found)} are known: see harness theory --list-models"
@@ -129,12 +119,17 @@ def _either(first: str, otherwise: str) -> str:
 def _words(name: str) -> set[str]:
     """The words of a name in lower case; none of a path."""
     owner, slash, rest = name.rpartition("/")
-    if slash and owner not in _ALIASES["owners"]:
+    if slash and owner not in OWNERS:
         return set()
-    parts = re.split(r"[\s_:-]+", rest)
+    return set(word_list(rest))
+
+
+def word_list(name: str) -> list[str]:
+    """The words of a name without an owner, in its order."""
+    parts = re.split(r"[\s_:-]+", name)
     found = [re.fullmatch(r"([a-z]{2,})(\d[\d.]*)", part) for part in parts]
     pairs = [match.groups() if match else (part,) for match, part in zip(found, parts, strict=True)]
-    return {word for pair in pairs for word in pair if word}
+    return [word for pair in pairs for word in pair if word]
 
 
 def _families(shapes: Iterable[str]) -> set[str]:
@@ -142,15 +137,15 @@ def _families(shapes: Iterable[str]) -> set[str]:
     return {match[0] for name in shapes if (match := re.match("[a-z]+", name))} - _ONLY_IF_TYPED
 
 
-def _with_context(name: str, shape: Shape | Decoder, words: set[str], tuned: bool) -> Named:
+def with_context(name: str, made: Decoder, words: set[str], tuned: bool) -> Named:
     """Tuned models and base models may differ in context alone. A tag of Ollama's is a tuned model."""
     suffix = "base" if "base" in words else "instruct" if tuned or "instruct" in words else None
     version = next((word for word in ("2", "2.5", "3") if word in words and "qwen" in words), "")
     differs = {(each["qwen"], each["kind"]): each["context"] for each in _ALIASES["contexts"]}
-    context = differs.get((version, suffix or ""), shape.context)
-    if context == shape.context or shape is not SHAPES.get(name):
-        return Named(name, shape)
-    return Named(f"{name}-{suffix}", replace(shape, context=context))
+    context = differs.get((version, suffix or ""), made.context)
+    if context == made.context or made is not SHAPES.get(name):
+        return Named(name, made)
+    return Named(f"{name}-{suffix}", replace(made, context=context))
 
 
 def _hint(name: str, core: set[str], of: Mapping[str, set[str]], otherwise: str) -> str:
@@ -199,8 +194,14 @@ def machines(
     """The machines with a name: one, or one per kind and memory size sold.
 
     `memory` in GiB chooses among the sizes, or replaces them. Names that only `known` has are matched
-    as they are, in lower case. Raises NotUnderstood.
+    as they are, in lower case. `2x` before a name: two of them, and `memory` is of one. Raises NotUnderstood.
     """
+    if several := _SEVERAL.match(text.strip().lower()):
+        count, one = int(several[1]), text.strip()[several.end() :]
+        found_once = machines(one, known, memory)
+        if any(each.family == "cpu" or each.unified for each in found_once.values()):
+            raise NotUnderstood("only GPUs with memory of their own can be several in a computer")
+        return {f"{count}x-{key}": each.times(count) for key, each in found_once.items()}
     name = _marketed(text.strip()).lower()
     if name in known and known[name] is not MACHINES.get(name):
         return _with_memory(name, known[name], (memory,) if memory else _sizes(known[name]))
@@ -271,12 +272,20 @@ def same_speed(found: Sequence[Machine]) -> bool:
 
 
 def one_of_each(text: str, found: Mapping[str, Machine]) -> str | None:
-    """The note that a name has several rows; null for one."""
+    """The note that a name has several rows, or stands for several devices; null for one of one."""
+    first = next(iter(found.values()))
+    together = ""
+    if first.count > 1:
+        together = (
+            f"{text}: the memory of {first.count} GPUs, whose layers take turns, at the bandwidth of one; "
+            "not measured, and without what the transfers between them take"
+        )
     if len(found) == 1:
-        return None
+        return together or None
     several = len({machine.memory_bytes for machine in found.values()}) > 1
     chooses = "; --memory chooses a size" if several else ""
-    return f"{text} is sold as {listed([*found])}: a row for each{chooses}"
+    rows = f"{text} is sold as {listed([*found])}: a row for each{chooses}"
+    return f"{together}; {rows}" if together else rows
 
 
 def joined(words: Sequence[str], is_name: Callable[[str], bool]) -> list[str]:
@@ -291,6 +300,7 @@ def joined(words: Sequence[str], is_name: Callable[[str], bool]) -> list[str]:
 
 
 _LIST = "see harness theory --list-machines"
+_SEVERAL = re.compile(r"([2-8]) ?x[ -]?(?=\w)")
 
 
 def _machine_names_words(name: str) -> list[str]:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from harness import data
-from harness.theory import decoder, floors, names, tensors
-from harness.theory.decoder import Decoder, Shape
+from harness.base import data
+from harness.theory import floors, names, tensors
+from harness.theory.decoder import Decoder
 from harness.theory.floors import Ceiling, Demand
 from harness.theory.known_models import Known
 from harness.theory.machines import Figure, Machine
@@ -37,7 +37,7 @@ class PublicSpeed:
 
     line: int
     name: str
-    made: Shape | Decoder
+    made: Decoder
     quant: str
     stack: str
     version: str
@@ -96,12 +96,11 @@ class PublicSpeed:
 
 
 @cache
-def _demand(made: Shape | Decoder, quant: str) -> Demand:
+def _demand(made: Decoder, quant: str) -> Demand:
     if quant in _PACKED_BITS:
         needs = floors.demand_of_bits(made, _PACKED_BITS[quant])
         return replace(needs, lm_head_bytes=needs.lm_head_params * 2.0)
-    published = decoder.made(made).shape is not None
-    return floors.demand_of_tensors(made, tensors.quantized(made, quant, as_published=published))
+    return floors.demand_of_tensors(made, tensors.quantized(made, quant, as_published=made.is_dense))
 
 
 class Refused(ValueError):
@@ -134,7 +133,7 @@ def read(table: Iterable[Mapping[str, str | None]]) -> tuple[list[PublicSpeed], 
 
 def _row(line: int, cells: Mapping[str, str]) -> PublicSpeed:
     """Raises Refused."""
-    name, made = _named(cells["model"])
+    named = _named(cells["model"])
     quant, device = cells["quant"].lower(), _device(cells)
     if quant not in (*ALL_QUANTS, *_PACKED_BITS):
         raise Refused(f"unknown quantization {quant!r}")
@@ -146,8 +145,8 @@ def _row(line: int, cells: Mapping[str, str]) -> PublicSpeed:
     year = _number(cells, "year")
     return PublicSpeed(
         line=line,
-        name=name,
-        made=made,
+        name=named.name,
+        made=named.made,
         quant=quant,
         stack=cells["stack"],
         version=cells["version"],

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 
-from harness import data
+from harness.base import data
 from harness.theory import floors
 from harness.theory import tensors as theory_tensors
 from harness.theory.decoder import (
-    Shape,
+    Decoder,
     active_params,
-    kv_bytes_per_token,
     kv_elements_per_token,
     layer_params,
     lm_head_params,
@@ -132,8 +131,8 @@ def model_family() -> StudyTable:
             "model": name,
             "vocab_size": str(shape.vocab_size),
             "hidden_size": str(shape.hidden_size),
-            "num_hidden_layers": str(shape.layers),
-            "intermediate_size": str(shape.intermediate_size),
+            "num_hidden_layers": str(shape.count),
+            "intermediate_size": str(shape.ffn),
             "n_groups": str(shape.heads // shape.kv_heads),
             "layer_params_gi": f"{layer_params(shape, PUBLISHED.norms) / GI:.2f}",
             "lm_head_params_gi": f"{lm_head_params(shape) / GI:.2f}",
@@ -155,7 +154,7 @@ def kv_cache() -> StudyTable:
 def max_ctx_theory_4090() -> StudyTable:
     """Tokens of 16-bit KV cache that fit in 24 GiB besides the weights without the embedding."""
 
-    def cell(shape: Shape, bits: int) -> str:
+    def cell(shape: Decoder, bits: int) -> str:
         needs = floors.demand_of_bits(shape, bits, norms=PUBLISHED.norms)
         tokens = floors.max_ctx(CARD.memory_bytes, needs.weight_bytes_per_token, needs.kv_bytes_per_token)
         return "oom" if tokens is None else str(tokens)
@@ -207,7 +206,7 @@ def decode_theory_4090() -> StudyTable:
 def gguf_kv_buffer_1024() -> StudyTable:
     """16-bit KV cache of 1024 tokens, in MiB."""
     return [
-        {"model": name, "kv_buffer_mib": f"{kv_bytes_per_token(shape) * KI / MI:.2f}"}
+        {"model": name, "kv_buffer_mib": f"{2 * kv_elements_per_token(shape) * KI / MI:.2f}"}
         for name, shape in _shapes(MEASURED)
     ]
 
@@ -252,7 +251,7 @@ STUDY_TABLES: dict[str, Callable[[], StudyTable]] = {
 }
 
 
-def _shapes(names: tuple[str, ...]) -> list[tuple[str, Shape]]:
+def _shapes(names: tuple[str, ...]) -> list[tuple[str, Decoder]]:
     return [(name, SHAPES[f"qwen1.5-{name.lower()}"]) for name in names]
 
 

@@ -10,7 +10,7 @@ from typing import cast
 from typing_extensions import TypedDict
 
 from harness.theory import decoder, floors, memory
-from harness.theory.decoder import Decoder, Shape
+from harness.theory.decoder import Decoder
 from harness.theory.floors import Ceiling, Demand, Units
 from harness.theory.machines import Machine
 from harness.theory.memory import IDEAL, Fit, Form, Placement, Split, by_stack
@@ -197,14 +197,13 @@ class Ask:
 
 def row(
     name: str,
-    model: Shape | Decoder,
+    made: Decoder,
     form: Form,
     machine_name: str | None,
     machine: Machine | None,
     ask: Ask,
 ) -> Row:
     """Values that need a machine are null without one."""
-    made = decoder.made(model)
     if form.bits is not None:
         needs = floors.demand_of_bits(made, form.bits, ask.kv_bits, ask.units.norms)
     else:

@@ -6,14 +6,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol
 
 from typing_extensions import NotRequired, TypedDict
 
 from harness.theory import decoder
-from harness.theory.decoder import Decoder, Shape, is_quantized
+from harness.theory.decoder import Decoder, is_quantized
 
 # ggml's tensor types: name, elements and bytes of a block. Pure.
 #
@@ -239,13 +239,13 @@ def bytes_by_type(tensors: Iterable[Typed]) -> dict[str, int]:
     return found
 
 
-def of_shape(model: Shape | Decoder) -> list[Tensor]:
+def of_shape(made: Decoder) -> list[Tensor]:
     """All tensors by llama.cpp's names, matrices in f16 and the rest in f32, in a file's order."""
-    made, width = decoder.made(model), model.hidden_size
-    found = [typed("token_embd.weight", "f16", (model.vocab_size, width))]
+    vocabulary = (made.vocab_size, made.hidden_size)
+    found = [typed("token_embd.weight", "f16", vocabulary)]
     found += [typed(piece.name, "f16" if piece.is_matrix else "f32", piece.dims) for piece in made.pieces()]
-    if not model.tied:
-        found.append(typed("output.weight", "f16", (model.vocab_size, width)))
+    if not made.tied:
+        found.append(typed("output.weight", "f16", vocabulary))
     return found
 
 
@@ -341,14 +341,11 @@ class Mix:
         )
 
 
-def quantized(
-    model: Shape | Decoder, quant: str, as_published: bool = False, imatrix: bool = False
-) -> list[Tensor]:
+def quantized(made: Decoder, quant: str, as_published: bool = False, imatrix: bool = False) -> list[Tensor]:
     """All tensors of a model as llama.cpp stores them in a file of type `quant`, one of ALL_QUANTS.
 
     Raises KeyError for an unknown quant.
     """
-    made = decoder.made(model)
     mix = Mix(made.arch, made.count, _n_gqa(made), made.experts, imatrix, as_published)
     return retyped(of_shape(made), quant, mix)
 
@@ -359,9 +356,9 @@ def _n_gqa(made: Decoder) -> int:
     return 0 if by_layer and not made.runs[0][0].cache.k else decoder.queries_to_a_key(made)
 
 
-def model_bytes(model: Shape | Decoder, quant: str, as_published: bool = False) -> int:
+def model_bytes(made: Decoder, quant: str, as_published: bool = False) -> int:
     """Bytes of all tensors of such a file, as llama.cpp prints them. Raises KeyError as `quantized`."""
-    return sum(tensor.bytes for tensor in quantized(model, quant, as_published))
+    return sum(tensor.bytes for tensor in quantized(made, quant, as_published))
 
 
 def retyped(tensors: Sequence[Tensor], quant: str, mix: Mix) -> list[Tensor]:
@@ -630,9 +627,9 @@ class Packing:
         return f"{self.method}-int{self.bits}"
 
 
-def linears(shape: Shape) -> Iterator[Tensor]:
+def linears(made: Decoder) -> Iterator[Tensor]:
     """The matrices that are packed, (n_out, n_in) each: all but embedding and lm_head."""
-    return (t for t in of_shape(shape) if t.part in LINEAR and len(t.dims) == 2)
+    return (t for t in of_shape(made) if t.part in LINEAR and len(t.dims) == 2)
 
 
 def packed_bytes(tensors: Iterable[Tensor], packing: Packing) -> dict[str, int]:
@@ -650,3 +647,26 @@ def packed_bytes(tensors: Iterable[Tensor], packing: Packing) -> dict[str, int]:
         if packing.method == "gptq":
             found["g_idx"] += n_in * _INT32_BYTES
     return {kind: found[kind] for kind in (*KINDS, "f16") if found[kind]}
+
+
+_NEVER_FP8 = ("embedding", "lm_head", "router", "norm")
+
+
+def as_released(model: Decoder, method: str, packing: Packing | None) -> list[Tensor]:
+    """The tensors of a checkpoint as its config.json says that they are quantized, without FP8's scales.
+    `method`: quant_method. Empty for other methods than mxfp4 and fp8, and gptq and awq of a dense model."""
+    matrices = [each for each in of_shape(model) if each.type == "f16" and each.part not in _NEVER_FP8]
+    if packing and all(len(matrix.dims) == 2 for matrix in matrices):
+        linear = [matrix for matrix in matrices if matrix.part in LINEAR]
+        made = {t.name: replace(t, type=packing.words, bytes=_packed([t], packing)) for t in linear}
+    elif method == "mxfp4":
+        made = {t.name: typed(t.name, "mxfp4", t.dims) for t in matrices if is_of_experts(t.name)}
+    elif method == "fp8":
+        made = {t.name: replace(t, type="fp8", bytes=t.elements) for t in matrices}
+    else:
+        return []
+    return [made.get(each.name, typed(each.name, "bf16", each.dims)) for each in of_shape(model)]
+
+
+def _packed(tensors: Iterable[Tensor], packing: Packing) -> int:
+    return sum(packed_bytes(tensors, packing).values())

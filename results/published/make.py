@@ -13,12 +13,13 @@ import gzip
 import hashlib
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from harness.records import keep
+from harness.theory.decoder import dense_fields
 from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES
 
@@ -181,7 +182,7 @@ def _record(
     prefill_at, prefill = _prefill(study, model, variant)
     reported = _reported(rows, variant)
     outcome, reason = _outcome(rows, bool(series))
-    shape = asdict(SHAPES[name])
+    shape = dense_fields(SHAPES[name])
     record = {
         "kind": "reported",
         "campaign": {"id": f"published-{CAMPAIGN}", "name": CAMPAIGN},

@@ -197,7 +197,7 @@ def _for_writing(target: Path) -> Iterator[int]:
 
 
 def shape_of(config: Mapping[str, Any], source: Path) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """The shape by the keys of harness.theory.decoder.Shape, and how rotary positions are scaled, or null.
+    """The arguments of harness.theory.decoder.dense, and how rotary positions are scaled, or null.
 
     Raises ValueError for a model that llama.cpp computes differently from transformers (but see above).
     """

@@ -14,7 +14,7 @@
 # memory = "bitsandbytes"
 # applies = { bitsandbytes = ["quant", "double_quant"] }
 # published = { int8-dynamic = "int8", nf4-dynamic = "int4" }
-# offers = [{ quant = ["int8", "nf4"] }]
+# offers = [{ quant = ["int8", "nf4"] }, { quant = ["int8", "nf4"], dtype = "fp16" }]
 # waits = ["int8"]
 #
 # # matmul_4bit, which has a GEMV for one token.
@@ -27,6 +27,11 @@
 # when = { quant = "int8", double_quant = true }
 # never = true
 # message = "double_quant is of nf4 and fp4; int8 has no scales to quantize"
+#
+# [[tool.harness.limits]]
+# when = { dtype = "bf16" }
+# compute_capability = "8.0"
+# message = "has no bf16; use dtype fp16"
 #
 # [tool.harness.first]
 # order = 3

@@ -42,6 +42,11 @@
 # help = "type of unquantized tensors and of the arithmetic; aten always computes in bf16"
 #
 # [[tool.harness.limits]]
+# when = { dtype = "bf16" }
+# compute_capability = "8.0"
+# message = "has no bf16; use dtype fp16"
+#
+# [[tool.harness.limits]]
 # when = { kernel = "gemm", format = "gptq" }
 # never = true
 # message = "gemm is a kernel of AWQ"

@@ -13,13 +13,18 @@
 # cannot_truncate = [{ cache = "static" }]
 # reference = { attn = "eager" }  # fused attention may round differently
 # published = { bf16-dynamic = "bf16" }
-# offers = [{ dtype = "bf16" }]
+# offers = [{ dtype = "bf16" }, { dtype = "fp16" }]
 #
 # # With a text_config, in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES of transformers 5.23.
 # wrappers = [
 #   "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "llama4", "mllama",
 #   "qwen3_5", "qwen3_5_moe",
 # ]
+#
+# [[tool.harness.limits]]
+# when = { dtype = "bf16" }
+# compute_capability = "8.0"
+# message = "has no bf16; use dtype fp16"
 #
 # [[tool.harness.context]]
 # when = { cache = "static" }

@@ -56,8 +56,8 @@ def measure_depth(
         context.to(begin - 1)
         session.feed(context.ids(begin - 1, 1), 1)  # the logits of the last position
         with faults:
-            stamps = [clock() for _ in session.steps(SETTLE + window + 1)][SETTLE:]
-        gaps = [later - earlier for earlier, later in pairwise(stamps)]
+            t_ns = [clock() for _ in session.steps(SETTLE + window + 1)][SETTLE:]
+        latency_ns = [later - earlier for earlier, later in pairwise(t_ns)]
         # The first id needs no step; each further one has a step that reads all before it.
         first = begin + SETTLE + 2
         emit(
@@ -67,11 +67,11 @@ def measure_depth(
                     "round": [place + 1] * window,
                     "depth": [depth] * window,
                     "n": list(range(first, first + window)),
-                    "latency_ns": gaps,
+                    "latency_ns": latency_ns,
                 },
             )
         )
-        means[depth].append((first + window / 2 - depth, statistics.fmean(gaps)))
+        means[depth].append((first + window / 2 - depth, statistics.fmean(latency_ns)))
     return {
         "major_faults": faults.counted,
         "fill_s": context.fill_s,
@@ -425,12 +425,12 @@ def warm_up(
     agreed, trend, began, late = False, None, clock(), 0
     while (short := clock() - began < at_least_s * 1e9) or (not agreed and late < max_windows):
         late += not short
-        stamps = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
-        gaps = [later - earlier for earlier, later in itertools.pairwise(stamps)]
-        if not gaps:  # one token requested: no decode to warm up after the prefill
+        t_ns = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
+        latency_ns = [later - earlier for earlier, later in itertools.pairwise(t_ns)]
+        if not latency_ns:  # one token requested: no decode to warm up after the prefill
             return {"agreed": True, "windows_ns": [], "trend": None}
-        windows.append(gaps)
-        medians.append(statistics.median(gaps))
+        windows.append(latency_ns)
+        medians.append(statistics.median(latency_ns))
         if len(medians) > far:
             last, *compared = (medians[-1 - back] for back in (0, 1, far))
             agreed = all(abs(last - other) <= tolerance * other for other in compared)
@@ -455,9 +455,9 @@ def control_windows(
     with uncollected():
         waited_ns = instruments.cpu_wait_ns()
         clock = instruments.clock_ns
-        stamps = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
+        t_ns = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
         waited_since_ns = instruments.cpu_wait_ns()
     return {
-        "latency_ns": [later - earlier for earlier, later in itertools.pairwise(stamps)],
+        "latency_ns": [later - earlier for earlier, later in itertools.pairwise(t_ns)],
         "cpu_wait_ns": None if waited_ns is None else (waited_since_ns or 0) - waited_ns,
     }

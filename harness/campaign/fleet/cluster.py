@@ -239,7 +239,7 @@ class Cluster:
         (head,) = (node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"])
         options = {"num_cpus": 0, "scheduling_strategy": self._on(head)}
         self._mailbox = ray.remote(on_node.Mailbox).options(**options).remote()
-        self._asked: Any = None
+        self._reply: Any = None  # lines of the mailbox, awaited
         self._running: dict[Any, str] = {}
         self._looked_s = 0.0
         self._nodes: list[Node] = []
@@ -313,13 +313,13 @@ class Cluster:
                 return
 
     def _taken(self, wait_s: float) -> list[tuple[str, str]]:
-        self._asked = self._asked or self._mailbox.take.remote(wait_s)
+        self._reply = self._reply or self._mailbox.take.remote(wait_s)
         # Only the reply holds the lines taken, so a late reply is awaited, not requested again.
-        while not self._ray.wait([self._asked], timeout=wait_s + SLOW_S)[0]:
+        while not self._ray.wait([self._reply], timeout=wait_s + SLOW_S)[0]:
             self._check_head()
-        asked, self._asked = self._asked, None
+        reply, self._reply = self._reply, None
         try:
-            found: list[tuple[str, str]] = self._ray.get(asked)
+            found: list[tuple[str, str]] = self._ray.get(reply)
             return found
         except (self._ray.exceptions.RayError, ConnectionError):
             self._check_head()

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from typing_extensions import NotRequired, TypedDict
 
-from harness import data
+from harness.base import data
 from harness.campaign.fleet import files
 from harness.campaign.fleet.cluster import Cluster, Node, Nodes, Outcome, Place
 from harness.campaign.fleet.files import Copy, Job, Json, Parcel
@@ -262,7 +262,8 @@ def portable(experiment: Experiment, folder: Path) -> Json:
             written = {"path": model.weights.path}
         else:
             written = given
-        if model.described and (described := folder.absolute() / Path(row["shape"]).expanduser()).exists():
+        is_in_a_file = model.described and model.described.config
+        if is_in_a_file and (described := folder.absolute() / Path(row["shape"]).expanduser()).exists():
             row = {**row, "shape": str(described)}
         rows.append({**row, **({} if given is None else {"weights": written})})
     whole = {**experiment.source, "name": experiment.name, "models": rows}

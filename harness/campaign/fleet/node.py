@@ -107,14 +107,11 @@ def survey(job: Job) -> None:
     shared["campaign"]["fleet"] = job["fleet"]
     found = {}
     for cell in cells:
-        ready = None
-        with contextlib.suppress(WeightsError):  # the campaign reports it
-            ready = forecast.local_weights(cell)
-        known = forecast.forecast_cell(cell, ready, device, threads, NOMINAL_BYTES_PER_S, NOMINAL_FLOPS)
+        known = forecast.expected(cell, device, threads)
         options, slug = cell.options(threads), shared["machine"]["slug"]
         key = plan.content_key(cell, options, ("unavailable",), None, slug, experiment.device)
         found[cell.id] = {
-            "seconds": known.seconds,
+            "seconds": known.duration(NOMINAL_BYTES_PER_S, NOMINAL_FLOPS)[0],
             "no_room": known.no_room,
             "facts": repeat.repeat_fields(cell, 1, key, experiment.device, experiment.gpu),
         }

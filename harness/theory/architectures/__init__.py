@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 
-from harness.theory import decoder
 from harness.theory.architectures import attention, hybrids
 from harness.theory.decoder import Decoder
 from harness.theory.hf_config import (
@@ -19,19 +18,21 @@ from harness.theory.hf_config import (
     NoShape,
     Settings,
     Values,
+    dense_kind,
+    dense_of,
     settings_of,
-    shape_of,
     shown,
 )
 
 _BUILD: dict[str, Build] = {
+    **dict.fromkeys(DENSE, dense_of),
     **attention.DENSE_BUILD,
     **attention.MIXTURES_BUILD,
     **attention.LATENT_BUILD,
     **hybrids.BUILD,
     **attention.GEMMA3N_BUILD,
 }
-KINDS = tuple(sorted({*DENSE, *_BUILD}))
+KINDS = tuple(sorted(_BUILD))
 """All known model_type, without those of wrappers."""
 
 # How deep a text model may lie in the config.json of a model for text and images.
@@ -47,8 +48,6 @@ def decoder_of(config: object) -> Decoder:
     """
     whole = settings_of(config, "config.json")
     kind, text = text_model(whole)
-    if kind not in _BUILD:
-        return decoder.of_shape(shape_of(whole))
     ties = [part[_TIED] for part in (text, whole) if part.get(_TIED) is not None]
     own = {key: given for key, given in text.items() if key != _TIED}  # null is as good as missing
     return _BUILD[kind](Values(own | ({_TIED: ties[0]} if ties else {}) | {"model_type": kind}))
@@ -60,16 +59,15 @@ def text_model(config: object) -> tuple[str, Settings]:
     kind = whole.get("model_type")
     for inner in filter(None, map(whole.inner, _WRAPPERS)):
         nested = inner.get("model_type")
-        if isinstance(nested, str) and nested in (*DENSE, *_BUILD):
+        if isinstance(nested, str) and nested in _BUILD:
             return nested, inner
         if isinstance(nested, str):
             raise _unknown(nested)
-    if isinstance(kind, str) and kind in (*DENSE, *_BUILD):
+    if kind is None and not any(map(whole.get, EXPERTS)):
+        kind = dense_kind(whole)
+    if isinstance(kind, str) and kind in _BUILD:
         return kind, whole
     if not isinstance(kind, str):
-        named = isinstance(whole.get("architectures"), list)
-        if kind is None and named and not any(map(whole.get, EXPERTS)):
-            return "llama", whole  # hf_config finds the kind by the architectures
         problem = "is missing" if kind is None else f"{shown(kind)} is not known"
         raise ConfigJsonError(f"model_type {problem}; known: {', '.join(KINDS)}")
     raise _unknown(kind)

@@ -8,12 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ENVIRONMENTS
 
 from ci.arm64.checks import SHORT
+from harness.base.files import cache_folder
 
-SCRIPT = Path(__file__).parent.parent / "ci" / "arm64-chroot.sh"
-MACHINE = ENVIRONMENTS.parent / "arm64"  # the user's, as its environments are
+SCRIPT = Path(__file__).parent.parent / "arm64-chroot.sh"
+MACHINE = cache_folder() / "arm64"  # the user's, as its environments are
 LIMIT_S = 3600
 
 

@@ -14,7 +14,7 @@ import pytest
 from ci.gpu.bench import Bench, CheckFailed
 from ci.gpu.checks import CHECKS, LIES, WAITS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture

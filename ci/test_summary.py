@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SUMMARY = Path(__file__).parent.parent / "ci" / "summary.py"
+SUMMARY = Path(__file__).parent / "summary.py"
 
 
 def junit(path: Path, *cases: str) -> Path:

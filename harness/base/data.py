@@ -1,4 +1,4 @@
-"""Data files that come with the harness (machines, models, configs, the published study): where they are."""
+"""Where the data files in harness/data/ are: machines, models, configs, the published study."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 # In a checkout `configs` and `published` are links to the top-level folders; an installed package has files.
 
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "data"
 PUBLISHED = "published"
 
 

@@ -42,7 +42,8 @@ from harness import records
 from harness.base import data
 from harness.recommend import examples
 from harness.recommend.answer import ERRORS
-from harness.recommend.speed import GGML, NORMAL_90, Example, Floats, Predictor, Range, maker_of
+from harness.recommend.least_squares import Floats
+from harness.recommend.speed import GGML, NORMAL_90, Example, Predictor, Range, maker_of
 from harness.report.table import Table
 from harness.theory import public_speeds
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.predictions import by_maker, without_machine
 from harness import records
 from harness.base import data
-from harness.recommend import examples, speed
+from harness.recommend import examples, least_squares
 from harness.recommend.answer import ERRORS
 from harness.recommend.speed import (
     DENSE,
@@ -268,8 +268,8 @@ def test_one_wrong_value_of_twenty_moves_no_fit():
     y = 2 + 3 * x
     y[7] = 100
     design = np.column_stack([np.ones(20), x])
-    scales = np.full(20, speed.NORMAL)
-    found, covariance = speed.fitted(
+    scales = np.full(20, least_squares.NORMAL)
+    found, covariance = least_squares.fitted(
         lambda v: (design @ v - y) / 0.1, lambda v: design / 0.1, np.zeros(2), scales
     )
     assert found == pytest.approx([2, 3], abs=0.01)

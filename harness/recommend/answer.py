@@ -20,7 +20,8 @@ from harness.base import data
 from harness.config.plan import Cell
 from harness.dataset.study import Study
 from harness.recommend.candidates import FOLDER, Candidate
-from harness.recommend.speed import NORMAL_90, Example, Floats, Predictor, Range, Traits
+from harness.recommend.least_squares import Floats
+from harness.recommend.speed import NORMAL_90, Example, Predictor, Range, Traits
 from harness.records.kinds import Record
 from harness.stacks.header import Value, references
 

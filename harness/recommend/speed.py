@@ -352,7 +352,6 @@ def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior, float]]:
     if parameter == "eff" and traits.multiply_s is not None:
         name, shared, spreads = (*name, "of rates"), _OF_RATES, _SPREADS_OF_RATES
     found: list[tuple[Name, Prior]] = [(name, shared)]
-    slopes = [((parameter, "by bandwidth"), _BY_BANDWIDTH, math.log(traits.bytes_per_s / _USUAL_BYTES_PER_S))]
     if parameter in _KIND and traits.kind != DENSE:
         found.append(((parameter, "kind", traits.kind), _KIND[parameter]))
     if (of_group := (parameter, traits.engine, like)) in _GROUP:
@@ -383,7 +382,10 @@ def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior, float]]:
             prior = _LEVELS.get((parameter, of_level[-1]), Prior(0.0, sd))
             found.append(((parameter, *of_level), prior))
     weighted = [(of, prior, 1.0) for of, prior in found]
-    return weighted + (slopes if parameter == "layer" and traits.family == "cuda" else [])
+    if (parameter, kind) == ("layer", "cuda"):
+        by = math.log(traits.bytes_per_s / _USUAL_BYTES_PER_S)
+        weighted.append(((parameter, "by bandwidth"), _BY_BANDWIDTH, by))
+    return weighted
 
 
 PARAMETERS = ("host", "step", "layer", "eff", "kv", "head", "token", "mfu", "pairs")

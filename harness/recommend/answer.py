@@ -96,9 +96,10 @@ def choices(
     examples: Sequence[Example],
     context: int,
     quality: Callable[[Candidate], Quality | None],
+    fitted: Predictor | None = None,
 ) -> list[Choice]:
-    """Predict all candidates at once."""
-    predictor, traits = Predictor(examples), [each.traits for each in found]
+    """Predict all candidates at once. `fitted`: to these examples, where it is asked again."""
+    predictor, traits = fitted or Predictor(examples), [each.traits for each in found]
     figures = zip(
         found,
         _tokens_per_s(predictor, found, 1),

@@ -61,11 +61,12 @@ def test_the_answer_for_a_known_card_begins_with_what_keeps_quality(harness):
     assert "RTX 4090" in rows[best["name"]]["quality_source"]
     fastest = next(each["name"] for each in ranking if "fastest" in each["why"].split("; ")[0])
     assert fastest in rows
-    # Published: 1 / (11.72 ms) at the start; 4.14 GB of weights and 8,192 tokens of cache of 512 KiB.
+    # Published: 1 / (11.72 ms) at the start, of which 4.9 ms are the study's loop of early 2024, which a
+    # server of today does not have; 4.14 GB of weights and 8,192 tokens of cache of 512 KiB.
     q4_0 = rows["llamacpp q4_0"]
-    assert q4_0["tokens_per_s"][0] == pytest.approx(1000 / 11.72, rel=0.03)
+    assert q4_0["tokens_per_s"][0] > 1000 / (11.72 - 4)
     assert q4_0["memory_bytes"] > 4.14e9 + 8192 * 2**19
-    assert q4_0["basis"] == "measured"
+    assert q4_0["basis"] == "calibrated"
 
 
 @pytest.mark.parametrize(
@@ -103,23 +104,18 @@ def test_bits_of_a_weight_are_those_of_linear_layers_in_every_stack():
     assert bits["bnb nf4-dynamic"] == 4.5  # a scale of 32 bits for 64 weights
 
 
-@pytest.mark.parametrize("goal", ["speed", "balance"])
-@pytest.mark.parametrize("machine", ["rtx-4090", "apple-m2-16gb"])
-def test_no_winner_is_named_where_intervals_overlap(harness, goal, machine):
-    (leader, *others), fits = recommended(harness, "qwen1.5-4b", "--for", goal, machine=machine)
+@pytest.mark.parametrize("machine", ["rtx-4090", "apple-m2-16gb", "mi60"])
+def test_no_winner_is_named_of_variants_that_may_be_as_fast(harness, machine):
+    """Intervals overlap widely on a machine that nobody measured, but what is unknown there is common."""
+    (leader, *others), fits = recommended(harness, "qwen1.5-4b", "--for", "speed", machine=machine)
     rows = {name: row["tokens_per_s_at_context"] for name, row in fits.items()}
     reach = [n for n, each in enumerate(others, 2) if rows[each["name"]][2] >= rows[leader["name"]][1]]
     rivals = r"\((?:rows? ([\d, ]+))?(?: and )?(?:(\d+) others?(?: not shown)?)? may be as fast\)"
     found = re.search(rf"fastest[^;]*?{rivals}", leader["why"])
-    told = [int(number) for number in found[1].split(", ")] if found and found[1] else []
-    others_told = [int(found[2])] if found and found[2] else []
-    assert set(told) <= set(reach)
-    assert found or machine == "rtx-4090"
-    if goal == "speed":
-        shown = {each["name"] for each in (leader, *others)}
-        hidden = [n for n, row in rows.items() if n not in shown and row[2] >= rows[leader["name"]][1]]
-        assert told == reach
-        assert others_told == [len(hidden)] * bool(hidden)
+    named = [int(number) for number in found[1].split(", ")] if found and found[1] else []
+    assert set(named) <= set(reach)
+    overlapping = [row for row in rows.values() if row[2] >= rows[leader["name"]][1]]
+    assert len(named) + int(found[2] or 0 if found else 0) < len(overlapping) - 1
 
 
 @pytest.mark.parametrize("more", [("--memory", "8GB"), ("--context", "64k"), ()])
@@ -150,8 +146,7 @@ def test_what_is_said_of_the_first_is_true_of_its_row(harness, more):
 def test_of_variants_that_are_as_fast_the_one_with_more_context_comes_first(harness):
     ranking, rows = recommended(harness, "llama-3.1-8b", machine="apple-m2-16gb")
     first, plain = rows[ranking[0]["name"]], rows["llamacpp q4_0"]
-    speed, plain_speed = (row["tokens_per_s_at_context"][0] for row in (first, plain))
-    assert speed == pytest.approx(plain_speed, rel=0.005)
+    assert first["tokens_per_s_at_context"][0] >= 0.995 * plain["tokens_per_s_at_context"][0]  # as printed
     assert first["longest_context"] > plain["longest_context"]
     assert first["memory_bytes"] < plain["memory_bytes"]
 
@@ -208,8 +203,9 @@ def test_the_table_has_intervals_and_says_what_to_run(harness):
 @pytest.mark.parametrize(
     ("machine", "says"),
     [
-        ("rtx-3060-12gb", "rest on the published study of GeForce RTX 4090, carried over by bandwidth."),
-        ("apple-m2-16gb", "rest on theory alone, the bytes that a step reads at this bandwidth."),
+        ("rtx-4070-super", "rest on the published study of GeForce RTX 4090 and public measurements of"),
+        ("apple-m2-16gb", "rest on public measurements of"),
+        ("rtx-3060-12gb", None),  # others measured it
         ("rtx-4090", None),  # the study's own card
     ],
 )
@@ -232,14 +228,14 @@ def test_a_context_beyond_the_trained_one_is_said(harness):
     assert "beyond the 32,768 tokens that it was trained on" in ran.out
 
 
-def test_without_any_measurement_theory_alone_has_wide_intervals(harness):
+def test_a_cpu_that_nobody_measured_has_wide_intervals(harness):
     given = ("--machine", "mybox", "--memory", "16GB", "--bandwidth", "60", "--stacks", "llamacpp", "--json")
     ran = harness("recommend", "qwen2.5-7b", *given)
     assert "mybox is taken for a CPU" in ran.err
     row = next(r for r in json.loads(ran.out)["variants"] if r["name"] == "llamacpp q4_0")
     _, low, high = row["tokens_per_s"]
-    assert row["basis"] == "theory"
-    assert high / low > 4
+    assert row["basis"] == "calibrated elsewhere"
+    assert 1.7 < high / low < 4
     assert low < 60e9 / 4.4e9 < high * 2
     assert row["ttft_2048_ms"] is None
 
@@ -538,7 +534,7 @@ def test_a_mixture_is_predicted_from_the_bytes_that_a_token_reads(harness):
     assert 936e9 / q4_0["weight_bytes"] < low < value < high < 936e9 / 1.7e9
     assert q4_0["quality_loss"] is None
     assert not rows["llamacpp f16"]["fits"]
-    text = harness("recommend", "qwen3-30b-a3b", "--memory", "24GB", "--bandwidth", "936").out
+    text = harness("recommend", "qwen3-30b-a3b", "--memory", "64GB", "--bandwidth", "90").out
     assert "only dense models were measured: what a mixture of experts costs" in " ".join(text.split())
 
 
@@ -636,7 +632,7 @@ def test_the_page_says_what_became_of_predictions(tmp_path):
     said = with_predictions(study, [tmp_path]).methods["predictions"]
     assert isinstance(said, list)
     assert "of 1 predictions that were measured, 1 lie in their interval" in said[0]
-    assert "RTX 4090" in said[1]
+    assert any("of NVIDIA's machines that others measured" in sentence for sentence in said[1:])
 
 
 OUTCOME: answer.Outcome = {
@@ -703,7 +699,7 @@ def test_a_model_far_smaller_than_all_that_was_measured_is_said_to_be_extrapolat
     assert "far less than any that was measured" in small
     assert "how far off" not in small
     assert "8,192 tokens of context" in usual
-    assert "how far off: on an RTX 4090" in usual
+    assert "how far off: on 25 of NVIDIA's machines" in usual
     assert "extrapolated" not in usual
 
 

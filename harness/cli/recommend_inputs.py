@@ -34,7 +34,7 @@ from harness.recommend.speed import Example
 from harness.records.kinds import Record
 from harness.stacks import build
 from harness.stacks.header import references
-from harness.theory import base_shapes, names
+from harness.theory import base_shapes, names, public_speeds
 from harness.theory.decoder import Decoder, dense_fields
 from harness.theory.known_models import Described, config_of
 from harness.theory.known_models import Known as KnownModels
@@ -306,8 +306,8 @@ def _limited(place: Place, memory_gib: float | None) -> Place:
 
 
 def known_models(folder: Path, devices: Sequence[Place]) -> Known:
-    """The published study and the user's own records, to predict for these devices; unreadable ones are named
-    and passed over. Raises Mistake."""
+    """The published study, public measurements and the user's own records, to predict for these devices;
+    unreadable ones are named and passed over. Raises Mistake."""
     if folder.exists() and not folder.is_dir():
         raise Mistake(f"{printable(str(folder))} is no folder of results")
     published = [*records.records(data.results(STUDY), say)]
@@ -315,7 +315,13 @@ def known_models(folder: Path, devices: Sequence[Place]) -> Known:
     own = load_study(mine)
     # This machine's own bandwidth is measured each time; a share of it must mean the same in all.
     bandwidths = {each.name: each.bytes_per_s for each in devices}
-    found = [*examples.of_published(published), *examples.of_own(own, bandwidths)]
+    families = {each.device.family for each in devices}
+    public = [each for each in public_speeds.used(public_speeds.rows()) if each.device.family in families]
+    found = [
+        *examples.of_published(published),
+        *examples.of_public(public),
+        *examples.of_own(own, bandwidths),
+    ]
     found = examples.with_bandwidths(found, bandwidths)
     rates = {each.name: candidates.kept_rates(folder, each.name, each.threads) for each in devices}
     for device, of_types in rates.items():

@@ -7,18 +7,21 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from typing_extensions import TypedDict
 
 from harness.analysis import quality as analysis_quality
 from harness.analysis.columns import Cell as ColumnsCell
+from harness.base import data
 from harness.config.plan import Cell
 from harness.dataset.study import Study
 from harness.recommend.candidates import FOLDER, Candidate
-from harness.recommend.speed import Example, Predictor, Range, Traits, added
+from harness.recommend.least_squares import Floats
+from harness.recommend.speed import NORMAL_90, Example, Predictor, Range, Traits
 from harness.records.kinds import Record
 from harness.stacks.header import Value, references
 
@@ -70,7 +73,8 @@ class Quality:
 class Choice:
     """A candidate with its predictions. `start`, `deep`: tokens per second at zero context, and at the
     requested context; `first_short`, `first_deep`: ms of a prompt of 2,048 tokens, and of the context.
-    `basis`: the evidence for the prediction."""
+    `basis`: the evidence for the prediction. `unknowns`: the standard deviation of `deep`'s logarithm by each
+    unknown, in the same order for all choices."""
 
     candidate: Candidate
     start: Range
@@ -79,10 +83,17 @@ class Choice:
     first_deep: Range | None
     quality: Quality | None
     basis: str
+    unknowns: Floats = field(compare=False, repr=False)
 
     @property
     def title(self) -> str:
         return f"{self.candidate.cell.variant.stack} {self.candidate.cell.variant.name}"
+
+    def is_faster(self, other: Choice) -> bool:
+        """Whether it is faster at the context with a probability of 95%. What is unknown of the machine is
+        common to both."""
+        spread = float(np.linalg.norm(self.unknowns - other.unknowns))
+        return math.log(self.deep.value / other.deep.value) > NORMAL_90 * spread
 
 
 @dataclass(frozen=True)
@@ -100,24 +111,29 @@ def choices(
 ) -> list[Choice]:
     """Predict all candidates at once. `fitted`: to these examples, where it is asked again."""
     predictor, traits = fitted or Predictor(examples), [each.traits for each in found]
+    start, deep = (predictor.steps([each.parts for each in found], n) for n in (1, context))
     figures = zip(
         found,
-        _tokens_per_s(predictor, found, 1),
-        _tokens_per_s(predictor, found, context),
+        start.ranges,
+        deep.ranges,
+        deep.unknowns,
         predictor.first_token_ms(traits, SHORT_PROMPT),
         predictor.first_token_ms(traits, context),
         strict=True,
     )
     return [
-        Choice(each, start, deep, short, long, quality(each), basis(each, examples))
-        for each, start, deep, short, long in figures
+        Choice(
+            candidate=each,
+            start=first.inverted(1e3),
+            deep=last.inverted(1e3),
+            first_short=short,
+            first_deep=long,
+            quality=quality(each),
+            basis=basis(each, examples),
+            unknowns=unknowns,
+        )
+        for each, first, last, unknowns, short, long in figures
     ]
-
-
-def _tokens_per_s(predictor: Predictor, found: Sequence[Candidate], n: int) -> list[Range]:
-    """Predict the speed at position n; the parts of a step take turns."""
-    parts = iter(predictor.latency_ms([part for each in found for part in each.parts], n))
-    return [added([next(parts) for _ in each.parts]).inverted(1e3) for each in found]
 
 
 def basis(candidate: Candidate, examples: Sequence[Example]) -> str:
@@ -132,7 +148,9 @@ def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
     same_stack = [each for each in alike if each.group == wanted.group]
     here = [each for each in same_stack if each.device == wanted.device]
     if any(
-        (each.model, each.type, each.layers) == (wanted.model, wanted.type, wanted.layers) for each in here
+        (each.model, each.type, each.layers) == (wanted.model, wanted.type, wanted.layers)
+        and each.software == wanted.software
+        for each in here
     ):
         return MEASURED
     engines = {(each.device, each.engine) for each in alike}
@@ -174,7 +192,7 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
 
 
 def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[Choice], rated: bool) -> str:
-    """Name choices that may be as good: overlapping intervals have no winner."""
+    """Name choices that may be as good: that the best is not faster with certainty."""
 
     def is_rival(other: Choice) -> bool:
         if goal == "context":
@@ -182,7 +200,7 @@ def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[
         if goal == "quality":
             return _goodness(other) == _goodness(best)
         alike = goal == "speed" or _balanced(other, rated) == _balanced(best, rated)
-        return alike and other.deep.high >= best.deep.low
+        return alike and not best.is_faster(other)
 
     rivals = [each for each in fitting if each is not best and is_rival(each)]
     numbers = [str(n) for n, each in enumerate(shown, 1) if any(each is other for other in rivals)]
@@ -405,17 +423,29 @@ def _yaml(value: object) -> str:
 # How far off predictions have been: of the published study, and of those that were measured here.
 
 
-# As benchmarks/predictions.py and benchmarks/predictions_here.py print them.
-KNOWN: Mapping[str, str] = {
-    "cuda": (
-        "how far off: on an RTX 4090, with a whole model size left out, B by 0.8% (median) in llama.cpp and "
-        "2.3% in PyTorch's stacks; 89% and 86% of rows lay in their interval."
-    ),
-    "cpu": (
-        "how far off: on one CPU, calibrated with three variants and the rate of each type, 5.6 to 5.9% in "
-        "three runs (median of 18; 13 to 21% without the rates); 13 to 17 of 18 lay in their interval."
-    ),
-}
+ERRORS = "prediction_errors.csv"  # in harness/data, as benchmarks/predictions.py --store writes it
+# As benchmarks/predictions_here.py prints it.
+_CALIBRATED_CPU = (
+    "on one CPU, calibrated with three variants and the rate of each type, 5.6 to 5.9% in three runs (median "
+    "of 18; 13 to 21% without the rates); 13 to 17 of 18 lay in their interval"
+)
+
+
+def how_far_off(maker: str) -> str | None:
+    """How far off predictions of decode were on this maker's machines; null: nobody measured any."""
+    for row in data.rows(ERRORS):
+        if (row["maker"], row["phase"]) == (maker, "decode"):
+            of = "CPUs and boards" if maker == "CPU" else f"{maker}'s machines"
+            return (
+                f"how far off: on {row['machines']} of {of} that others measured, each predicted without its "
+                f"own rows, {row['median']} (median of {row['rows']} rows); {row['within 25%']} within 25%, "
+                f"{row['in interval']} in their interval"
+                + (f"; {_CALIBRATED_CPU}" if maker == "CPU" else "")
+                + "."
+            )
+    return None
+
+
 HEADING = "predictions"
 
 
@@ -426,7 +456,12 @@ def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
         return study
 
     found = [sentence for folder in proved if (sentence := outcomes_so_far(folder))]
-    further = {**study.further_methods, HEADING: [*found, *KNOWN.values()]}
+    known = [
+        sentence
+        for row in data.rows(ERRORS)
+        if row["phase"] == "decode" and (sentence := how_far_off(row["maker"]))
+    ]
+    further = {**study.further_methods, HEADING: [*found, *known]}
     return replace(study, further_methods=further) if found else study
 
 

@@ -107,6 +107,18 @@ def waits(header: Header, of_group: str) -> bool:
     return any(part in of_group for part in header.waits)
 
 
+def generation(machine: Machine) -> str:
+    """The generation of a machine's GPU; empty: unknown. NVIDIA's with HBM have a minor version of 0."""
+    if machine.family == "metal":
+        return next((word[:2] for word in machine.name.split() if re.match(r"M\d", word)), "")
+    if other := re.match(r"Arc|Radeon RX \d", machine.name):
+        return other[0]
+    major, minor = machine.compute_capability or (0, 0)
+    if "GTX 10" in machine.name or 0 < major < 7:
+        return "before 7.0"
+    return "HBM" if major in (7, 8, 9, 10) and not minor else f"{major}.{minor}" if major else ""
+
+
 def read_bytes(header: Header, made: Decoder, quant: str | None, bits: float | None) -> float | None:
     """Bytes of weights that a decode step reads, in the format that a PyTorch stack loads; null for others.
     `quant`: of bitsandbytes; `bits`: of a packed checkpoint. All stay 16 bits wide but the linear layers."""
@@ -304,7 +316,7 @@ def given_rates(traits: Traits, rates: Rates) -> Traits:
 class Place:
     """Where a model would run. `bytes_per_s`: read bandwidth, `rates`: FLOP/s by whether weights are
     quantized; null: unknown. `here`: the place is this machine. `host`: a GPU's host CPU and main memory,
-    which may hold layers; null: unknown."""
+    which may hold layers; null: unknown. `generation`: of its chips."""
 
     device: Device
     name: str
@@ -313,6 +325,7 @@ class Place:
     threads: int
     here: bool = False
     host: Place | None = None
+    generation: str = ""
 
     @property
     def devices(self) -> list[Place]:
@@ -335,7 +348,8 @@ def place_of(machine: Machine, name: str, threads: int) -> Place:
         reserve_bytes=machine.reserve.value,
     )
     rates = {quantized: machine.kernel_flops(quantized) for quantized in (False, True)}
-    return Place(device, machine.name, machine.bandwidth_bytes_per_s, rates, threads)
+    bandwidth = machine.bandwidth_bytes_per_s
+    return Place(device, machine.name, bandwidth, rates, threads, generation=generation(machine))
 
 
 # Every way to run a model on a device: the variants that stacks offer, which fit, and how much context.
@@ -547,6 +561,7 @@ def _traits(
         expert_share=made.expert_share,
         of_types=types,
         waits=waits(cell.header, group),
+        generation=place.generation,
         **kind_of_model(made, held.kv_bytes_per_token),
     )
 

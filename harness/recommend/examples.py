@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -12,12 +13,13 @@ from harness.analysis.columns import Cell, DepthsRow
 from harness.dataset.study import Study
 from harness.recommend import candidates
 from harness.recommend.candidates import OfModel, Rates
-from harness.recommend.speed import GGML, PUBLISHED, Example, Traits
+from harness.recommend.speed import GGML, OLDER, OLDER_YEAR, PUBLIC, PUBLISHED, STUDY_LOOP, Example, Traits
 from harness.records import ResultsError, Stored, prefill_series
 from harness.records.kinds import Record, loaded_of
-from harness.stacks.header import Header, stacks
+from harness.stacks.header import Header, references, stacks
 from harness.theory.decoder import Decoder, dense
 from harness.theory.floors import MOVED_STATE
+from harness.theory.public_speeds import PublicSpeed
 from harness.theory.rows import is_quantized
 from harness.theory.tensors import ALL_QUANTS, quantized
 
@@ -42,8 +44,70 @@ def of_published(published: Iterable[Stored]) -> list[Example]:
         last = workload["prompt_tokens"] + workload["new_tokens"]
         line = {1: B, last: B + (last - 1) / W}
         first = _first_token(stored) if traits.flops else {}
+        traits = replace(traits, setup=PUBLISHED, software=STUDY_LOOP)
         found.append(Example(traits, line, (workload["prompt_tokens"] + 1, last), first, PUBLISHED))
     return found
+
+
+def of_public(rows: Iterable[PublicSpeed]) -> list[Example]:
+    """One example per measurement of others; none of a GPU that ran by another interface than its maker's."""
+    found = []
+    for row in rows:
+        if row.family != row.device.family and row.maker != "AMD":
+            continue
+        n = row.context or 1
+        at_ms = {n: 1e3 / row.tok_s} if row.tok_s else {}
+        traits = _traits_of_public(row)
+        first = (
+            {row.prompt_tokens: 1e3 * row.prompt_tokens / row.prompt_tok_s}
+            if (row.prompt_tokens and row.prompt_tok_s and traits.flops)
+            else {}
+        )
+        found.append(Example(traits, at_ms, (n, n), first, PUBLIC))
+    return found
+
+
+# Variants of PyTorch's stacks, as public rows name them.
+_PUBLIC_VARIANTS = {
+    "hf": "hf bf16",
+    "autoawq exllama": "autoawq exllama",
+    "autoawq gemm fused": "autoawq gemm-fused",
+}
+
+
+def _traits_of_public(row: PublicSpeed) -> Traits:
+    group = _PUBLIC_VARIANTS.get(row.stack, references()["gguf"].stack)
+    header = stacks()[group.partition(" ")[0]]
+    engine = candidates.engine(header, group)
+    read = row.demand.weight_bytes_per_token
+    if engine != GGML:
+        read = candidates.read_bytes(header, row.made, None, None) or read
+    needs = row.demand
+    return Traits(
+        group=group,
+        engine=engine,
+        type=row.quant if engine == GGML else "",
+        model=row.name,
+        device=row.device.name,
+        family=row.family,
+        read_bytes=read + MOVED_STATE * needs.state_bytes,
+        bytes_per_s=row.device.bandwidth_bytes_per_s,
+        packed=row.packed,
+        flops=row.device.kernel_flops(row.packed),
+        expert_bytes=needs.expert_bytes,
+        expert_share=needs.experts_used / needs.experts if needs.experts else 1.0,
+        waits=candidates.waits(header, group),
+        setup=_setup(row.source),
+        software=OLDER if row.year and row.year <= OLDER_YEAR and engine == GGML else "",
+        generation=candidates.generation(row.device),
+        **candidates.kind_of_model(row.made, needs.kv_bytes_per_token),
+    )
+
+
+def _setup(source: str) -> str:
+    """Who measured: a repository, or a thread."""
+    first = source.split()[0]
+    return first if "/" in first else re.sub(r" ?\(.*|/\d+$", "", source)
 
 
 def of_own(gathered: Study, bandwidths: Mapping[str, float] | None = None) -> list[Example]:
@@ -119,6 +183,7 @@ def _traits(
         expert_share=needs.experts_used / needs.experts if needs and needs.experts else 1.0,
         of_types=_of_types(record, quant, read),
         waits=candidates.waits(header, group),
+        generation=candidates.generation(sheet) if sheet else "",
         **model,
     )
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.recommend.least_squares import NORMAL, Floats, fitted
 from harness.theory.floors import Reach
 
 # Traits of a variant on a device, known before it runs, and measurements of other variants. Pure.
@@ -37,6 +38,8 @@ class Traits:
     `of_types`: bytes of weights in one step by ggml's type of the tensors, in llama.cpp. `multiply_s`:
     seconds of a step by the rates measured of each type; null: not measured. `waits`: a matrix product waits
     for the device, so that attention adds to the host's time.
+    `setup`: whose machine of this kind; empty: the user's. `software`: a version with costs of its own;
+    empty: today's. `generation`: of a maker's chips; empty: unknown.
     """
 
     group: str
@@ -60,9 +63,12 @@ class Traits:
     of_types: tuple[tuple[str, float], ...] = ()
     multiply_s: float | None = None
     waits: bool = False
+    setup: str = ""
+    software: str = ""
+    generation: str = ""
 
 
-PUBLISHED = "published"  # the source of an example that was not measured here
+PUBLISHED, PUBLIC = "published", "public"  # sources of an example that was not measured here
 
 
 @dataclass(frozen=True)
@@ -98,9 +104,6 @@ class Range:
 
 
 # What steps and prompts attend to, of many variants at once: bytes, heads and products. Pure.
-
-
-Floats = NDArray[np.float64]
 
 
 class Seen(NamedTuple):
@@ -151,88 +154,23 @@ class Attention:
         return np.where(self._chunked, (n - 1) % chunk + 1, within)
 
 
-# Least squares that outliers do not move: Levenberg-Marquardt with Cauchy's weights. Pure.
-#
-# scipy's solver decomposes the whole Jacobian in each step, with as many threads as there are CPUs: 0.5 s
-# on an idle machine, half a minute on a busy one. Here the normal equations of 100 unknowns are enough.
-
-
-# Loses 5% of least squares' efficiency where residuals are normal (Holland and Welsch, 1977).
-NORMAL = 2.385
-_WIDE = 20.0  # times as far: there, nothing is an outlier
-_MOST_STEPS = 200
-_ENOUGH = 1e-9  # decrease of the cost, as a share of it
-
-
-def fitted(
-    residuals: Callable[[Floats], Floats],
-    jacobian: Callable[[Floats], Floats],
-    start: Floats,
-    scales: Floats,
-) -> tuple[Floats, Floats]:
-    """The values with the least sum of c^2 log(1 + (r / c)^2), and their covariance. Residuals r are in
-    standard deviations; `scales`: c of each, from which it counts less.
-
-    The sum has several minima, and a value far from the start would pass for an outlier. So a second search
-    begins where all nearly normal residuals count, and the lower minimum is taken.
-    """
-    wide = np.where(scales < NORMAL, scales, _WIDE * scales)
-    near = _descended(residuals, jacobian, start, wide)[1]
-    found = [_descended(residuals, jacobian, each, scales) for each in (start, near)]
-    _, values, covariance = min(found, key=lambda each: each[0])
-    return values, covariance
-
-
-def _descended(
-    residuals: Callable[[Floats], Floats],
-    jacobian: Callable[[Floats], Floats],
-    start: Floats,
-    scales: Floats,
-) -> tuple[float, Floats, Floats]:
-    """The least sum found, with its values and their covariance."""
-
-    def cost_of(off: Floats) -> float:
-        return float((scales**2 * np.log1p((off / scales) ** 2)).sum())
-
-    def normal_of(slopes: Floats, off: Floats) -> tuple[Floats, Floats]:
-        """The matrix and the right-hand side of the weighted normal equations."""
-        weighted = slopes / (1 + (off / scales) ** 2)[:, None]
-        return weighted.T @ slopes, weighted.T @ off
-
-    values, damping = start, 1e-3
-    off = residuals(values)
-    cost, normal, gradient = cost_of(off), *normal_of(jacobian(values), off)
-    for _ in range(_MOST_STEPS):
-        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
-        moved = residuals(values - step)
-        if (less := cost - cost_of(moved)) <= 0:
-            damping *= 4
-            if damping > 1e9:
-                break
-            continue
-        values, off, cost, damping = values - step, moved, cost - less, damping / 3
-        normal, gradient = normal_of(jacobian(values), off)
-        if less < _ENOUGH * cost:
-            break
-    return cost, values, np.asarray(np.linalg.inv(normal), float)
-
-
 # What is believed of each parameter of a step's latency before anything is measured. Pure.
 
 
 Name = tuple[str, ...]
 
-# What makes 85 to 95% of the published rows lie in their interval when their size is left out
-# (benchmarks/predictions.py).
+STUDY_LOOP, OLDER, OLDER_YEAR = "study", "2024", 2024
+"""Software with costs of its own: the published study's loops of early 2024, and releases of that year and
+before."""
+
+# The spread of a latency's logarithm around the model: on a setup with measurements of its own, and on one of
+# which others' are public (a model's and a type's deviation on one machine are not known there).
 _SPREAD = {
-    ("gpu", GGML): 0.015,
-    ("gpu", TORCH): 0.04,
-    ("gpu", FUSED): 0.04,
-    ("cpu", GGML): 0.04,
-    ("cpu", TORCH): 0.06,
-    ("cpu", FUSED): 0.06,
+    ("gpu", GGML): (0.015, 0.05),
+    ("cpu", GGML): (0.04, 0.08),
+    **{("gpu", engine): (0.04, 0.15) for engine in (TORCH, FUSED)},
+    **{("cpu", engine): (0.06, 0.15) for engine in (TORCH, FUSED)},
 }
-_INTERVALS = {("gpu", GGML): 0.5}
 # From how many spreads on a latency counts less. Some rows of PyTorch's stacks are far off: kernels switch.
 _FAR = {GGML: NORMAL, TORCH: 1.0, FUSED: 1.0}
 
@@ -247,36 +185,35 @@ class Prior:
 
 # Means: ms for host, step and layer; shares for eff and mfu; ratios for kv (bytes moved per byte of cache);
 # ns per token and layer's head for head, ns per token for token; for pairs, attention's time in a prompt over
-# that of other products of as many operations. Spreads are of logarithms: 0.7 is a factor of 2. Spreads for
-# GPUs are close to those of the published study.
+# that of other products of as many operations. Spreads are of logarithms: 0.7 is a factor of 2.
 _ROOTS: dict[tuple[str, str, str], tuple[float, float]] = {
     ("host", "gpu", TORCH): (0.25, 0.7),
     ("host", "gpu", FUSED): (0.08, 0.7),
     ("host", "cpu", TORCH): (0.15, 0.8),
     ("host", "cpu", FUSED): (0.15, 0.8),
-    ("step", "gpu", GGML): (5.0, 1.0),
+    ("step", "gpu", GGML): (0.3, 0.7),
     ("step", "cpu", GGML): (0.3, 1.0),
     ("layer", "gpu", GGML): (0.03, 0.7),
     ("layer", "gpu", TORCH): (0.08, 0.5),
     ("layer", "gpu", FUSED): (0.06, 0.5),
     ("layer", "cpu", GGML): (0.03, 0.7),
     ("layer", "cpu", TORCH): (0.05, 0.7),
-    ("eff", "gpu", GGML): (0.85, 0.15),
+    ("eff", "gpu", GGML): (0.8, 0.2),
     ("eff", "gpu", TORCH): (0.85, 0.15),
     ("eff", "gpu", FUSED): (0.85, 0.15),
-    ("eff", "cpu", GGML): (0.6, 0.5),
+    ("eff", "cpu", GGML): (0.6, 0.3),
     ("eff", "cpu", TORCH): (0.5, 0.6),
     ("kv", "gpu", GGML): (1.1, 0.3),
     ("kv", "gpu", TORCH): (3.0, 0.5),
     ("kv", "gpu", FUSED): (1.2, 0.5),
     ("kv", "cpu", GGML): (2.0, 0.7),
     ("kv", "cpu", TORCH): (4.0, 0.7),
-    ("head", "gpu", GGML): (0.1, 1.0),
+    ("head", "gpu", GGML): (0.03, 1.0),
     ("head", "gpu", TORCH): (0.005, 1.0),
     ("head", "gpu", FUSED): (0.1, 1.0),
     ("head", "cpu", GGML): (1.0, 1.5),
     ("head", "cpu", TORCH): (1.0, 1.5),
-    ("token", "gpu", GGML): (50.0, 1.0),
+    ("token", "gpu", GGML): (5.0, 1.0),
     ("mfu", "gpu", GGML): (0.3, 0.6),
     ("mfu", "gpu", TORCH): (0.4, 0.6),
     ("mfu", "gpu", FUSED): (0.4, 0.6),
@@ -289,49 +226,108 @@ _ROOTS: dict[tuple[str, str, str], tuple[float, float]] = {
 _OF_RATES = Prior(math.log(0.9), 0.12)
 _SPREADS_OF_RATES = 0.03, 0.04
 # Layers that are not dense: they start more kernels (a router, its choice, indexed products), and read
-# smaller pieces. Guesses, until such a model is measured.
+# smaller pieces.
 _KIND = {"layer": Prior(math.log(1.5), 0.5), "eff": Prior(math.log(0.9), 0.2)}
-# How far a stack's kernel, a type, a device and a model deviate from the root: spreads of logarithms.
+# How far a stack's kernel, a type, software, a setup, a device and a model deviate from the root: spreads of
+# logarithms.
 _GROUP = {
-    **{(name, like): 0.5 for name in ("host", "mfu") for like in ("gpu", "cpu")},
-    **{("eff", like): 0.15 for like in ("gpu", "cpu")},
+    **{("host", engine, like): 0.5 for engine in (TORCH, FUSED) for like in ("gpu", "cpu")},
+    **{("mfu", engine, like): 0.5 for engine in (TORCH, FUSED) for like in ("gpu", "cpu")},
+    **{("eff", engine, like): 0.15 for engine in (TORCH, FUSED) for like in ("gpu", "cpu")},
     # Of llama.cpp: with and without flash attention, and by the types of the cache, which a CPU unpacks.
-    ("head", "gpu"): 0.3,
-    ("head", "cpu"): 1.0,
+    ("mfu", GGML, "gpu"): 0.1,
+    ("mfu", GGML, "cpu"): 0.5,
+    ("eff", GGML, "gpu"): 0.02,
+    ("eff", GGML, "cpu"): 0.1,
+    ("head", GGML, "gpu"): 0.3,
+    ("head", GGML, "cpu"): 1.0,
 }
 _PACKED = 0.5  # products of packed weights against those of 16 bits
-_LIKE = dict.fromkeys(("metal", "hip", "vulkan"), "gpu")  # kinds with the priors of another
-_UNSEEN = 0.3  # more, for other makers' GPUs than NVIDIA's, of which nothing is published here
+_LIKE = dict.fromkeys(("cuda", "metal", "hip", "vulkan"), "gpu")  # kinds with the priors of another
 # Types of a family share their way to be unpacked, and so a part of their deviation.
 _FAMILY, _TYPE = {"gpu": 0.1, "cpu": 0.25}, {"gpu": 0.015, "cpu": 0.15}
-_DEVICE = {"host": 0.35, "step": 0.35, "layer": 0.35, "eff": 0.12, "kv": 0.2, "mfu": 0.2}
-_MODEL = {
-    ("step", "gpu", GGML): 0.02,
-    ("kv", "gpu", GGML): 0.05,
-    **{("eff", "cpu", engine): 0.02 for engine in (GGML, TORCH, FUSED)},
+_SOFTWARE = {
+    GGML: {
+        ("step", ""): 1.5,
+        ("layer", ""): 0.7,
+        ("eff", ""): 0.1,
+        ("kv", ""): 0.3,
+        ("head", ""): 1.5,
+        ("token", ""): 1.5,
+        ("mfu", ""): 0.5,
+    },
+    **{engine: {("host", ""): 0.5} for engine in (TORCH, FUSED)},
 }
+_INTERFACE = {
+    ("mfu", "vulkan"): 0.4,
+    ("kv", "vulkan"): 0.2,
+    ("step", "vulkan"): 0.3,
+    ("layer", "vulkan"): 0.3,
+    ("eff", "vulkan"): 0.15,
+}  # against hip
+_DEVICE = {
+    ("host", ""): 0.35,
+    ("step", ""): 0.3,
+    ("layer", ""): 0.3,
+    ("layer", "cuda"): 0.2,
+    ("eff", ""): 0.06,
+    ("eff", "cpu"): 0.09,
+    ("kv", ""): 0.2,
+    ("mfu", ""): 0.2,
+    ("mfu", "hip"): 0.5,
+    ("mfu", "vulkan"): 0.5,
+}
+_GENERATION = {
+    ("eff", ""): 0.15,
+    ("eff", "metal"): 0.07,
+    ("step", ""): 0.3,
+    ("layer", ""): 0.4,
+    ("mfu", ""): 0.15,
+}
+# Pascal and older multiply packed weights slowly and have no CUDA graphs; HBM is faster than kernels for one
+# token ask for; Vulkan reaches about half of what an Arc's data sheet has; the study's loop took 4.9 ms a
+# step besides its kernels, which had no flash attention.
+_LEVELS = {
+    ("eff", "before 7.0"): Prior(-0.35, 0.3),
+    ("layer", "before 7.0"): Prior(0.5, 0.5),
+    ("eff", "HBM"): Prior(-0.25, 0.15),
+    ("eff", "Arc"): Prior(-0.5, 0.4),
+    ("mfu", "Arc"): Prior(-1.0, 0.8),
+    ("step", STUDY_LOOP): Prior(2.8, 0.7),
+    ("head", STUDY_LOOP): Prior(1.2, 1.0),
+    ("token", STUDY_LOOP): Prior(2.3, 1.0),
+}
+# Smaller GPUs take longer for what a layer does besides its products.
+_BY_BANDWIDTH, _USUAL_BYTES_PER_S = Prior(-0.3, 0.3), 5e11
+_SETUP = {("eff", ""): 0.02, ("eff", "hip"): 0.09, ("eff", "vulkan"): 0.09, ("eff", "cpu"): 0.08}
+# A model on all machines, where architectures differ, and a model and kernel on one.
+_MODEL = {("eff", ""): 0.03}
+_MODEL_HERE = {("step", "cuda"): 0.02, ("kv", "cuda"): 0.05, ("eff", "cpu"): 0.02}
 FIRST_TOKEN_SPREAD = 0.08
 
 
-def kind_of(traits: Traits) -> str:
-    """Devices that share what is measured: CPUs, NVIDIA's GPUs, and others by their interface."""
-    return "gpu" if traits.family == "cuda" else traits.family
+_MAKERS = {"cuda": "NVIDIA", "metal": "Apple", "hip": "AMD", "vulkan": "AMD"}
 
 
-def spread_of(traits: Traits) -> float:
-    """The spread of a measured latency's logarithm around the model."""
-    kind = kind_of(traits)
-    return _SPREAD[_LIKE.get(kind, kind), traits.engine]
+def maker_of(traits: Traits) -> str:
+    """The devices that share what is measured: of one maker, or CPUs."""
+    return "Intel" if traits.generation == "Arc" else _MAKERS.get(traits.family, "CPU")
+
+
+def fit_of(traits: Traits) -> tuple[str, str]:
+    """The variants that share what is measured."""
+    return maker_of(traits), traits.engine
+
+
+def spread_of(traits: Traits, is_calibrated: bool) -> float:
+    """The spread of a latency's logarithm around the model."""
+    own, public = _SPREAD[_LIKE.get(traits.family, traits.family), traits.engine]
+    return own if is_calibrated else public
 
 
 def far_of(traits: Traits) -> float:
     """The number of these spreads from which a latency counts less."""
     return _FAR[traits.engine]
-
-
-def scale_of(traits: Traits) -> float:
-    """The factor that widens an interval of the fit."""
-    return _INTERVALS.get((kind_of(traits), traits.engine), 1.0)
 
 
 def family_of(quant: str) -> str:
@@ -344,34 +340,52 @@ def family_of(quant: str) -> str:
     return "k" if "_k" in quant else "legacy" if quant.startswith("q") else "whole"
 
 
-def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior]]:
-    """The terms whose sum is the logarithm of a parameter; empty: the parameter is 0."""
-    kind = kind_of(traits)
+def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior, float]]:
+    """The terms whose weighted sum is the logarithm of a parameter; empty: the parameter is 0."""
+    kind = traits.family
     like = _LIKE.get(kind, kind)
-    if (root := _ROOTS.get((parameter, like, traits.engine))) is None:
+    root = _ROOTS.get((parameter, kind, traits.engine), _ROOTS.get((parameter, like, traits.engine)))
+    if root is None:
         return []
-    wider = _UNSEEN if kind in _LIKE else 0.0
-    shared, spreads = Prior(math.log(root[0]), root[1] + wider), (_FAMILY[like], _TYPE[like])
-    name: Name = (parameter, kind, traits.engine)
+    shared, spreads = Prior(math.log(root[0]), root[1]), (_FAMILY[like], _TYPE[like])
+    name: Name = (parameter,)
     if parameter == "eff" and traits.multiply_s is not None:
         name, shared, spreads = (*name, "of rates"), _OF_RATES, _SPREADS_OF_RATES
     found: list[tuple[Name, Prior]] = [(name, shared)]
     if parameter in _KIND and traits.kind != DENSE:
-        found.append(((parameter, kind, traits.engine, traits.kind), _KIND[parameter]))
-    if (parameter, like) in _GROUP:
-        found.append(((parameter, kind, "of", traits.group), Prior(0.0, _GROUP[parameter, like])))
+        found.append(((parameter, "kind", traits.kind), _KIND[parameter]))
+    if (of_group := (parameter, traits.engine, like)) in _GROUP:
+        found.append(((parameter, "of", traits.group), Prior(0.0, _GROUP[of_group])))
     if parameter == "mfu":
-        found.append(((parameter, kind, traits.engine, str(traits.packed)), Prior(0.0, _PACKED)))
+        found.append(((parameter, str(traits.packed)), Prior(0.0, _PACKED)))
     if parameter == "eff":
         of = traits.engine if traits.engine == GGML else traits.group
         for shared_by, spread in zip((family_of(traits.type), traits.type), spreads, strict=True):
             found.append(((*name, of, "type", shared_by), Prior(0.0, spread)))
-    if (of_engine := (parameter, like, traits.engine)) in _MODEL:
-        of_model = Prior(0.0, _MODEL[of_engine])
-        found.append(((parameter, "model", traits.device, traits.group, traits.model), of_model))
-    if parameter in _DEVICE:
-        found.append(((parameter, "on", traits.device, traits.engine), Prior(0.0, _DEVICE[parameter])))
-    return found
+    if (parameter, traits.family) in _INTERFACE:
+        found.append(((parameter, "by", traits.family), Prior(0.0, _INTERFACE[parameter, traits.family])))
+    levels = [
+        (_DEVICE, ("on", traits.device)),
+        (_SETUP, ("on", traits.device, traits.setup)),
+    ]
+    if traits.engine == GGML:
+        if traits.setup in ("", PUBLISHED):  # others' rows are too few to tell
+            levels.append((_MODEL_HERE, ("model", traits.device, traits.group, traits.model)))
+        if traits.generation:
+            levels.append((_GENERATION, ("generation", traits.generation)))
+        if traits.software != STUDY_LOOP:  # whose models are of one architecture
+            levels.append((_MODEL, ("model", traits.model)))
+    if traits.software:
+        levels.append((_SOFTWARE[traits.engine], ("software", traits.software)))
+    for table, of_level in levels:
+        if (sd := table.get((parameter, kind), table.get((parameter, "")))) is not None:
+            prior = _LEVELS.get((parameter, of_level[-1]), Prior(0.0, sd))
+            found.append(((parameter, *of_level), prior))
+    weighted = [(of, prior, 1.0) for of, prior in found]
+    if (parameter, kind) == ("layer", "cuda"):
+        by = math.log(traits.bytes_per_s / _USUAL_BYTES_PER_S)
+        weighted.append(((parameter, "by bandwidth"), _BY_BANDWIDTH, by))
+    return weighted
 
 
 PARAMETERS = ("host", "step", "layer", "eff", "kv", "head", "token", "mfu", "pairs")
@@ -393,6 +407,7 @@ PARAMETERS = ("host", "step", "layer", "eff", "kv", "head", "token", "mfu", "pai
 
 
 Parameters = dict[str, Floats]
+Times = Callable[[Parameters], Floats]
 
 SOFT = 5.0  # p; of 3 to 16 the one with the smallest error when a size is left out
 PLACES = 24  # positions at which a fitted line is compared
@@ -422,9 +437,13 @@ class _Rows:
 
     def __init__(self, rows: Sequence[Traits], terms: _Terms) -> None:
         self._places = {
-            name: [[terms.place(*each) for each in terms_of(name, traits)] for traits in rows]
+            name: [
+                [(terms.place(of, prior), weight) for of, prior, weight in terms_of(name, traits)]
+                for traits in rows
+            ]
             for name in PARAMETERS
         }
+        self._has = {name: np.array([[bool(p)] for p in of]) for name, of in self._places.items()}
         self._attention = Attention(rows)
         self._layers = _column(t.layers for t in rows)
         self._least_read_ms = _column(t.read_bytes / t.bytes_per_s * 1e3 for t in rows)
@@ -438,39 +457,47 @@ class _Rows:
         self._idle = _column(1 - t.expert_share for t in rows)
 
     def design(self, terms: int) -> dict[str, Floats]:
-        """By parameter: the count of each term in each row's logarithm."""
+        """By parameter: the weight of each term in each row's logarithm."""
         found = {}
         for name, of_rows in self._places.items():
             found[name] = np.zeros((len(of_rows), terms))
             for row, places in enumerate(of_rows):
-                np.add.at(found[name][row], places, 1.0)
+                for place, weight in places:
+                    found[name][row, place] += weight
         return found
 
     def parameters(self, theta: Floats, design: dict[str, Floats]) -> Parameters:
         """Each parameter as a column; 0 for rows without it."""
         return {
-            name: np.where(
-                [[bool(each)] for each in self._places[name]], np.exp(matrix @ theta)[:, None], 0.0
-            )
+            name: np.where(self._has[name], np.exp(matrix @ theta)[:, None], 0.0)
             for name, matrix in design.items()
         }
 
-    def ms(self, p: Parameters, n: Floats) -> Floats:
-        """Latency at positions `n`, of shape (rows, positions)."""
-        tokens = np.where(self._static > 0, self._static, n)
-        device = p["step"] + p["layer"] * self._layers + self._read_ms / p["eff"]
-        seen = self._attention.at(tokens)
-        cache = seen.kv_bytes * self._per_byte_ms * p["kv"]
-        cache = cache + (p["head"] * seen.heads + p["token"] * seen.tokens) * 1e-6
-        overlapped, after = np.where(self._waits, 0.0, cache), np.where(self._waits, cache, 0.0)
-        return _slower(p["host"] * self._layers, device + overlapped) + after
+    def steps(self, n: Floats) -> Times:
+        """Latencies at positions `n`, of shape (rows, positions)."""
+        seen = self._attention.at(np.where(self._static > 0, self._static, n))
 
-    def first_token_ms(self, p: Parameters, tokens: Floats) -> Floats:
-        """The time of prompts: of a step that reads the experts of all tokens, if each token chooses
+        def ms(p: Parameters) -> Floats:
+            device = p["step"] + p["layer"] * self._layers + self._read_ms / p["eff"]
+            cache = seen.kv_bytes * self._per_byte_ms * p["kv"]
+            cache = cache + (p["head"] * seen.heads + p["token"] * seen.tokens) * 1e-6
+            overlapped, after = np.where(self._waits, 0.0, cache), np.where(self._waits, cache, 0.0)
+            return _slower(p["host"] * self._layers, device + overlapped) + after
+
+        return ms
+
+    def prompts(self, tokens: Floats) -> Times:
+        """The times of prompts: of a step that reads the experts of all tokens, if each token chooses
         uniformly, or of the products, whichever is longer. NaN without a rate."""
-        flops = tokens * self._pass_flops + self._attention.pair_flops(tokens) * p["pairs"]
-        others = self._expert_bytes * (self._idle - self._idle**tokens) * self._per_byte_ms / p["eff"]
-        return _slower(self.ms(p, np.ones_like(tokens)) + others, flops * self._per_flop_ms / p["mfu"])
+        step, linear = self.steps(np.ones_like(tokens)), tokens * self._pass_flops
+        pairs = self._attention.pair_flops(tokens)
+        others = self._expert_bytes * (self._idle - self._idle**tokens) * self._per_byte_ms
+
+        def ms(p: Parameters) -> Floats:
+            products = (linear + pairs * p["pairs"]) * self._per_flop_ms / p["mfu"]
+            return _slower(step(p) + others / p["eff"], products)
+
+        return ms
 
     def least_ms(self, n: Floats) -> Floats:
         """The time to read the weights, and the cache up to `n`, once."""
@@ -509,55 +536,93 @@ def _observed(examples: Sequence[Example], n: Floats) -> tuple[NDArray[np.int64]
     return np.array(which, int), np.array(weights), np.array(measured)
 
 
+@dataclass(frozen=True)
+class Steps:
+    """Predicted times, and what their errors share. `unknowns`: by time (row) and independent unknown
+    (column), the standard deviation that it gives the time's logarithm."""
+
+    ranges: list[Range]
+    unknowns: Floats
+
+
 class Predictor:
-    """Fitted to examples. Variants that none of them resembles are predicted from the priors."""
+    """Fitted to examples, by interface and engine, each when it is asked for. Variants that none of them
+    resembles are predicted from the priors."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
-        self._terms = _Terms()
-        self._theta, self._covariance = np.empty(0), np.empty((0, 0))
-        if examples:
-            self._fit(examples)
+        self._examples: dict[tuple[str, str], list[Example]] = {}
+        for each in examples:
+            self._examples.setdefault(fit_of(each.traits), []).append(each)
+        self._fits: dict[tuple[str, str], _Fit] = {}
 
     def latency_ms(self, rows: Sequence[Traits], n: int) -> list[Range]:
         """Predict each variant's decode step at position n."""
-        return self._predicted(rows, n, _Rows.ms, [spread_of(traits) for traits in rows])
+        return self.steps([[each] for each in rows], n).ranges
 
     def tokens_per_s(self, rows: Sequence[Traits], n: int) -> list[Range]:
         return [each.inverted(1e3) for each in self.latency_ms(rows, n)]
 
+    def steps(self, parts: Sequence[Sequence[Traits]], n: int) -> Steps:
+        """Predict decode steps at position n, whose parts take turns."""
+        return self._predicted(parts, n, is_prompt=False)
+
     def first_token_ms(self, rows: Sequence[Traits], tokens: int) -> list[Range | None]:
         """Predict TTFT for a length of prompt; null where the device's rate is unknown."""
-        known = [traits for traits in rows if traits.flops]
-        spreads = [FIRST_TOKEN_SPREAD] * len(known)
-        found = iter(self._predicted(known, tokens, _Rows.first_token_ms, spreads))
+        known = [[traits] for traits in rows if traits.flops]
+        found = iter(self._predicted(known, tokens, is_prompt=True).ranges)
         return [next(found) if traits.flops else None for traits in rows]
 
-    def _predicted(
-        self,
-        rows: Sequence[Traits],
-        n: int,
-        times: Callable[[_Rows, Parameters, Floats], Floats],
-        spreads: Sequence[float],
-    ) -> list[Range]:
+    def _predicted(self, parts: Sequence[Sequence[Traits]], n: int, is_prompt: bool) -> Steps:
         """Predict times, none of which ends before memory can be read."""
-        if not rows:
-            return []
+        rows = [(i, each) for i, of_step in enumerate(parts) for each in of_step]
+        by_fit: dict[tuple[str, str], list[tuple[int, Traits]]] = {}
+        for i, each in rows:
+            by_fit.setdefault(fit_of(each), []).append((i, each))
+        value, least = np.zeros(len(parts)), np.zeros(len(parts))
+        blocks = []
+        for key, found in by_fit.items():
+            if key not in self._fits:
+                self._fits[key] = _Fit(self._examples.get(key, ()))
+            ms, least_ms, unknowns = self._fits[key].times([each for _, each in found], n, is_prompt)
+            places = [i for i, _ in found]
+            np.add.at(value, places, ms)
+            np.add.at(least, places, least_ms)
+            block = np.zeros((len(parts), unknowns.shape[1]))
+            np.add.at(block, places, ms[:, None] * unknowns)
+            blocks.append(block)
+        unknowns = np.hstack(blocks) / value[:, None] if blocks else np.zeros((0, 0))
+        factor = np.exp(NORMAL_90 * np.sqrt((unknowns**2).sum(axis=1)))
+        ends = zip(value, np.maximum(value / factor, least), value * factor, strict=True)
+        return Steps([Range(*map(float, each)) for each in ends], unknowns)
+
+
+class _Fit:
+    """The fit to examples of one interface and engine."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self._terms = _Terms()
+        self._theta, self._covariance = np.empty(0), np.empty((0, 0))
+        self._setups = {(each.traits.device, each.traits.setup) for each in examples}
+        if examples:
+            self._fit(examples)
+
+    def _is_calibrated(self, traits: Traits) -> bool:
+        return (traits.device, traits.setup) in self._setups
+
+    def times(self, rows: Sequence[Traits], n: int, is_prompt: bool) -> tuple[Floats, Floats, Floats]:
+        """Times in ms, the least possible ones, and the deviations of their logarithms by each unknown."""
         of_rows, at = _Rows(rows, self._terms), np.full((len(rows), 1), float(n))
         theta, covariance = self._extended()
         design = of_rows.design(len(theta))
-        p = of_rows.parameters(theta, design)
+        p, ms = of_rows.parameters(theta, design), of_rows.prompts(at) if is_prompt else of_rows.steps(at)
 
         def log_ms(moved: Parameters) -> Floats:
-            return np.asarray(np.log(times(of_rows, moved, at)[:, 0]))
+            return np.asarray(np.log(ms(moved)[:, 0]))
 
-        centre, slopes = log_ms(p), _slopes(log_ms, p, design)
-        scale = np.array([scale_of(traits) for traits in rows])
-        fitted = np.einsum("ri,ij,rj->r", slopes, covariance, slopes)
-        half = NORMAL_90 * scale * np.sqrt(fitted + np.square(spreads))
-        least = np.log(of_rows.least_ms(at if times is _Rows.ms else np.ones_like(at))[:, 0])
-        centre = np.maximum(centre, least)
-        ends = (np.exp(each) for each in (centre, np.maximum(centre - half, least), centre + half))
-        return [Range(*map(float, each)) for each in zip(*ends, strict=True)]
+        spreads = [FIRST_TOKEN_SPREAD if is_prompt else spread_of(t, self._is_calibrated(t)) for t in rows]
+        shared = _slopes(log_ms, p, design) @ np.linalg.cholesky(covariance)
+        least = of_rows.least_ms(np.ones_like(at) if is_prompt else at)[:, 0]
+        return np.maximum(np.exp(log_ms(p)), least), least, np.hstack([shared, np.diag(spreads)])
 
     def _extended(self) -> tuple[Floats, Floats]:
         """The fit; terms that came after it are at their priors."""
@@ -579,12 +644,13 @@ class Predictor:
         design = rows.design(len(mean))
         picked = {name: np.vstack([m[which], m[of_prompt]]) for name, m in design.items()}
         logs = np.log(np.concatenate([measured, [ms for *_, ms in prompts]]))
-        of_steps = [spread_of(examples[i].traits) for i in which]
+        of_steps = [spread_of(examples[i].traits, examples[i].source != PUBLIC) for i in which]
         spreads = np.array([*of_steps, *[FIRST_TOKEN_SPREAD] * len(prompts)])
+        steps, firsts = rows.steps(n), rows.prompts(lengths)
 
         def log_ms(p: Parameters) -> Floats:
-            line = (rows.ms(p, n)[which] * weights).sum(axis=1)
-            first = rows.first_token_ms(p, lengths)[of_prompt, 0]
+            line = (steps(p)[which] * weights).sum(axis=1)
+            first = firsts(p)[of_prompt, 0]
             return np.asarray(np.log(np.maximum(np.concatenate([line, first]), _LEAST_MS)))
 
         def residuals(theta: Floats) -> Floats:
@@ -600,17 +666,6 @@ class Predictor:
         self._theta, self._covariance = fitted(residuals, jacobian, mean, scales)
 
 
-# Times that follow each other: of parts that are in different memories. Pure.
-
-
 def read_s(parts: Iterable[tuple[float, float]]) -> float:
     """The least time to read parts one after the other; each: bytes, and the bytes/s of its memory."""
     return math.fsum(size / bytes_per_s for size, bytes_per_s in parts)
-
-
-def added(parts: Sequence[Range]) -> Range:
-    """The sum of predicted times; their errors are independent."""
-    value = math.fsum(each.value for each in parts)
-    below = math.hypot(*(each.value - each.low for each in parts))
-    above = math.hypot(*(each.high - each.value for each in parts))
-    return Range(value, max(value - below, math.fsum(each.low for each in parts)), value + above)

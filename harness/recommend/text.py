@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Sequence, Set
 
 from harness.recommend import answer
-from harness.recommend.answer import HERE, KNOWN, LEAST_BITS, SHORT_PROMPT, THEORY, Choice, Ranked, Source
+from harness.recommend.answer import HERE, LEAST_BITS, SHORT_PROMPT, THEORY, Choice, Ranked, Source
 from harness.recommend.candidates import Place
 from harness.recommend.questions import SIZES, Found
-from harness.recommend.speed import DENSE, EXPERTS, PUBLISHED, Example, Range, read_s
+from harness.recommend.speed import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range, maker_of, read_s
 from harness.report.table import NONE, Table
 from harness.report.theory_text import short
 
@@ -165,8 +165,8 @@ def show_notes(
         lines.append(_elsewhere(bases, examples, place))
     if ranking and (far := _extrapolated(ranking, examples, place.device.family)):
         lines.append(far)
-    elif kind == DENSE and place.device.family in KNOWN and bases != {THEORY}:
-        lines.append(KNOWN[place.device.family])
+    elif ranking and (sentence := answer.how_far_off(maker_of(ranking[0].choice.candidate.traits))):
+        lines.append(sentence)
     lines += [so_far] if so_far else []
     print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, 110)))
 
@@ -174,10 +174,13 @@ def show_notes(
 def _elsewhere(bases: Set[str], examples: Sequence[Example], place: Place) -> str:
     """Name the evidence for figures where nothing was measured on the machine."""
     alike = [each for each in examples if each.traits.family == place.device.family]
+    machines = {each.traits.device for each in alike if each.source == PUBLIC}
     devices = dict.fromkeys(
         f"{'the published study' if each.source == PUBLISHED else 'measurements'} of {each.traits.device}"
         for each in alike
+        if each.source != PUBLIC
     )
+    devices |= {f"public measurements of {len(machines)} machines": None} if machines else {}
     rests = "theory alone, the bytes that a step reads at this bandwidth"
     if bases != {THEORY} and devices:
         rests = f"{' and '.join(devices)}, carried over by bandwidth"
@@ -227,7 +230,9 @@ def show_found(heading: str, found: Sequence[Found], tok_s: float, notes: Sequen
     )
     mark = f"~: fewer than {tok_s:g} tok/s are predicted; only the upper end of the interval reaches them."
     marks = [mark] if any(not each.reaches for each in found) else []
-    print("\n" + "\n".join(textwrap.fill(each, _COLUMNS) for each in (*marks, *notes, meanings)))
+    makers = dict.fromkeys(maker_of(each.choice.candidate.traits) for each in found)
+    errors = [sentence for maker in makers if (sentence := answer.how_far_off(maker))]
+    print("\n" + "\n".join(textwrap.fill(each, _COLUMNS) for each in (*marks, *notes, meanings, *errors)))
 
 
 _COLUMNS = 80

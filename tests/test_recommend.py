@@ -256,7 +256,6 @@ def test_a_cpu_that_nobody_measured_has_wide_intervals(harness):
         ("qwen1.5-7b --machine rtx-4090 --memory 100GB", "rtx-4090 has at most 24 GiB"),
         ("qwen1.5-7b --machine rtx-4090 --results /dev/null", "is no folder of results"),
         ("qwen1.5-7b --for fun", "invalid choice"),
-        ("", "name a model"),
         ("--calibrate --machine rtx-4090", "--calibrate measures on this machine; drop --machine"),
         (
             "qwen1.5-7b --prove 1 --bandwidth 99 --memory 9GB",

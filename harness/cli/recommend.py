@@ -37,8 +37,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--machine",
         default="this",
         metavar="NAME",
-        help="a known machine (harness theory --list-machines), or this one (default)",
+        help="a known machine (harness theory --list-machines), this one (default), or all: those that reach "
+        "--tok-s",
     )
+    add(
+        "--tok-s",
+        type=_speed,
+        metavar="N",
+        help="tokens per second to reach at the context (without a model, or of all machines: 10)",
+    )
+    add("--models", nargs="+", default=[], metavar="GLOB", help="without a model: only these, e.g. 'qwen3*'")
     add(
         "--memory",
         type=memory_gib,
@@ -62,8 +70,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--host-bandwidth", type=gb_per_s, metavar="GB/S", help="its read bandwidth")
     add("--for", dest="goal", choices=GOALS, default="balance", help="what comes first (default: balance)")
     add("--stacks", nargs="+", default=[], metavar="STACK", help="only these stacks")
-    add("--most", type=_count, default=5, metavar="N", help="rows to print (default: 5)")
-    add("--all", action="store_true", help="print every variant, also those that do not fit")
+    add(
+        "--most",
+        type=_count,
+        metavar="N",
+        help="rows to print (default: 5; of all machines 15; without a model 1 of each size)",
+    )
+    add("--all", action="store_true", help="print every row, also variants that do not fit")
     add("--prove", type=_count, metavar="N", help="measure the first N on this machine, and rank again")
     add(
         "--calibrate",
@@ -87,11 +100,24 @@ def _count(text: str) -> int:
     return _whole(text)
 
 
+def _speed(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of tokens per second above 0")
+    return value
+
+
 # `harness recommend`: which stack and quantization to run: predicted, ranked, and proved on request.
 
 
 LEAST_CONTEXT = 2
 USUAL_CONTEXT = 8192
+USUAL_TOK_S = 10.0
+MOST, MOST_MACHINES = 5, 15
+ALL = "all"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +135,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     _check(arguments)
     if arguments.model is None:
+        if not arguments.calibrate:
+            return _what_runs_here(arguments)
         recommend_inputs.calibrate(arguments)
         return OK
     given = recommend_inputs.model_from(arguments.model)
@@ -123,8 +151,10 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.context = max(
             LEAST_CONTEXT, min(USUAL_CONTEXT, given.subject.made.context or USUAL_CONTEXT)
         )
+    if arguments.machine == ALL:
+        return _which_machine(arguments, given.subject)
     place = recommend_inputs.place_from(arguments)
-    known = recommend_inputs.known_models(arguments.results, place)
+    known = recommend_inputs.known_models(arguments.results, place.devices)
     offered = candidates.candidates(given.subject, place, arguments.context, arguments.stacks)
     offered = [each for each in offered if given.runs(each.cell)]
     if not offered:
@@ -132,20 +162,127 @@ def run(arguments: argparse.Namespace) -> int:
     scored = recommend_answer.measured_quality(known.scores, model.name, given.fingerprint)
     of_quality = recommend_answer.known_quality(known.perplexities, model.name, scored)
     found = recommend_answer.choices(known.given(offered), known.examples, arguments.context, of_quality)
-    ranking = recommend_answer.ranked(found, arguments.goal, arguments.most)
+    ranking = _ranked(arguments, found)
     if arguments.prove and ranking:
         recommend_inputs.prove(arguments, given, [each.choice for each in ranking[: arguments.prove]])
-        known = recommend_inputs.known_models(arguments.results, place)
+        known = recommend_inputs.known_models(arguments.results, place.devices)
         found = recommend_answer.choices(known.given(offered), known.examples, arguments.context, of_quality)
-        ranking = recommend_answer.ranked(found, arguments.goal, arguments.most)
+        ranking = _ranked(arguments, found)
     if arguments.json:
-        print(json.dumps(_as_json(found, ranking, arguments.context), indent=1, allow_nan=False))
+        print(json.dumps(_as_json(arguments, found, ranking), indent=1, allow_nan=False))
     else:
         _print(arguments, given, place, known, found, ranking)
     if ranking:
         return OK
-    say(_fits_nowhere(found, arguments.context, place))
+    fitting = [each for each in found if each.candidate.fits]
+    fastest = max(fitting, key=lambda each: each.deep.value, default=None)
+    say(_too_slow(arguments, fastest) if fastest else _fits_nowhere(found, arguments.context, place))
     return NOT_OK
+
+
+def _ranked(arguments: argparse.Namespace, found: Sequence[Any]) -> Any:
+    """The ranking of those that reach the speed asked for."""
+    from harness.recommend import answer, questions
+
+    fast = questions.reaching(found, arguments.tok_s) if arguments.tok_s else found
+    return answer.ranked(fast, arguments.goal, arguments.most or MOST)
+
+
+def _what_runs_here(arguments: argparse.Namespace) -> int:
+    """Of all known models, by size, the best variant on one machine. Raises Mistake."""
+    from harness.cli import recommend_inputs
+    from harness.recommend import questions, text
+
+    subjects = recommend_inputs.known_subjects(arguments.models)
+    place = recommend_inputs.place_from(arguments)
+    arguments.context = arguments.context or USUAL_CONTEXT
+    trained = [each for each in subjects if each.made.context >= arguments.context]
+    pairs = questions.pairs(trained, [place], arguments.context)
+    found, nearest = _reaching(arguments, pairs)
+    shown = questions.by_size(found, None if arguments.all else arguments.most or 1)
+    heading = (
+        f"{place.device.name} with {(place.device.memory_bytes or 0) / 2**30:.1f} GiB runs {len(found)} of "
+        f"{len(subjects)} known models"
+    )
+    notes = [text.of_sizes()] if shown and not arguments.all else []
+    if short := len(subjects) - len(trained):
+        notes.append(f"Left out: {short} that were trained on fewer than {arguments.context:,} tokens.")
+    return _show_found(arguments, heading, shown, notes, len(found), nearest)
+
+
+def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
+    """The known machines on which a model reaches a speed, each with its variant. Raises Mistake."""
+    from harness.cli import recommend_inputs
+    from harness.recommend import questions, text
+
+    pairs = questions.pairs([subject], recommend_inputs.all_places(), arguments.context)
+    found, nearest = _reaching(arguments, pairs)
+    found = questions.by_memory(found)
+    shown = found[: None if arguments.all else arguments.most or MOST_MACHINES]
+    heading = f"{subject.model.name} runs on {len(found)} of {len(pairs)} known machines"
+    notes = [text.of_machines(found)]
+    if arguments.context > subject.made.context:
+        notes.append(_beyond(subject.made))
+    return _show_found(arguments, heading, shown, notes, len(found), nearest)
+
+
+def _reaching(arguments: argparse.Namespace, pairs: Sequence[Any]) -> tuple[list[Any], Any]:
+    """The best variant of each pair that reaches the speed; the nearest choice where nothing does."""
+    from harness.cli import recommend_inputs
+    from harness.recommend import answer, questions
+    from harness.recommend.speed import Predictor
+
+    context = arguments.context
+    arguments.tok_s = arguments.tok_s or USUAL_TOK_S
+    devices = {pair.place.name: pair.place for pair in pairs}
+    known = recommend_inputs.known_models(arguments.results, [*devices.values()])
+    predictor = Predictor(known.examples)
+
+    def predict(asked: Sequence[Any]) -> Sequence[Any]:
+        return answer.choices(known.given(asked), known.examples, context, lambda _: None, predictor)
+
+    found = questions.best(pairs, context, arguments.tok_s, predict)
+    return found, None if found else questions.nearest(pairs, context, predict)
+
+
+def _show_found(
+    arguments: argparse.Namespace,
+    heading: str,
+    shown: Sequence[Any],
+    notes: Sequence[str],
+    count: int,
+    nearest: Any,
+) -> int:
+    """Print some of so many that reach the speed; 1 where nothing does."""
+    from harness.recommend import text
+
+    context, tok_s = arguments.context, arguments.tok_s
+    if arguments.json:
+        rows = [_row_of(each) for each in shown]
+        print(json.dumps({"context": context, "tok_s": tok_s, "rows": rows}, indent=1, allow_nan=False))
+    elif shown:
+        more = [f"{count - len(shown)} more reach it (--all)."] if count > len(shown) else []
+        heading += f" at {tok_s:g} tok/s or more, with {context:,} tokens of context"
+        text.show_found(heading, shown, tok_s, [*notes, *more])
+    if shown:
+        return OK
+    say(_too_slow(arguments, nearest) if nearest else f"nothing fits with {context:,} tokens of context")
+    return NOT_OK
+
+
+def _too_slow(arguments: argparse.Namespace, nearest: Any) -> str:
+    from harness.report.theory_text import short
+
+    traits, speed = nearest.candidate.traits, nearest.deep.value
+    return (
+        f"nothing reaches {arguments.tok_s:g} tok/s at {arguments.context:,} tokens of context: the nearest, "
+        f"{traits.model} as {nearest.title} on {traits.device}, is predicted at {short(speed)}, "
+        f"{short(arguments.tok_s - speed)} too few"
+    )
+
+
+def _beyond(made: Any) -> str:
+    return f"beyond the {made.context:,} tokens that it was trained on: quality is not known there"
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -164,8 +301,15 @@ def _check(arguments: argparse.Namespace) -> None:
                 raise Mistake(f"--{option} measures on this machine; drop --{other}")
     if arguments.kind and not arguments.bandwidth:
         raise Mistake("--kind is of a machine that is not known; give its --memory and --bandwidth")
-    if arguments.model is None and not arguments.calibrate:
-        raise Mistake("name a model, or give --calibrate to measure this machine")
+    of_all, of_one = arguments.machine == ALL, bool(arguments.model or arguments.calibrate)
+    if arguments.models and of_one:
+        raise Mistake("--models narrows the known models; drop it, or the model and --calibrate")
+    if arguments.model is None and (of_all or arguments.prove):
+        raise Mistake(f"--{'machine all' if of_all else 'prove'} needs a model")
+    for option in ("goal", "stacks", "host_memory", "host_bandwidth", *["memory", "bandwidth"] * of_all):
+        if (of_all or not of_one) and getattr(arguments, option) not in (GOALS[0], [], None):
+            name = "for" if option == "goal" else option.replace("_", "-")
+            raise Mistake(f"--{name} is for one model on one machine")
 
 
 def _print(
@@ -181,13 +325,15 @@ def _print(
     from harness.theory.machines import reserved_words
 
     made, memory = given.subject.made, f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
+    speed = f", {arguments.tok_s:g} tok/s or more" if arguments.tok_s else ""
     print(
         f"{given.subject.model.name} on {place.name} with {memory}, {arguments.context:,} tokens of context"
+        + speed
     )
     if place.device.reserve_bytes or arguments.reserve:
         print(f"of its memory {reserved_words(place.device.reserve, 'are ')}")
     if arguments.context > made.context:
-        print(f"beyond the {made.context:,} tokens that it was trained on: quality is not known there")
+        print(_beyond(made))
     if ranking or arguments.all:
         print()
     if arguments.all:
@@ -195,6 +341,8 @@ def _print(
         print()
     if ranking:
         text.show(ranking, arguments.context)
+        if ranking[0].choice.deep.value < (arguments.tok_s or 0):
+            print("\nless is predicted; only the upper ends of these intervals reach that speed")
         text.show_notes(ranking, known.examples, place, recommend_answer.outcomes_so_far(arguments.results))
         text.show_commands(ranking[0].choice, given.source, arguments.context, place)
 
@@ -225,11 +373,28 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
     )
 
 
-def _as_json(found: Sequence[Any], ranking: Sequence[Any], context: int) -> dict[str, object]:
+def _as_json(
+    arguments: argparse.Namespace, found: Sequence[Any], ranking: Sequence[Any]
+) -> dict[str, object]:
     return {
-        "context": context,
+        "context": arguments.context,
+        "tok_s": arguments.tok_s,
         "ranking": [{"name": each.choice.title, "why": each.why} for each in ranking],
         "variants": [_row(each) for each in found],
+    }
+
+
+def _row_of(found: Any) -> dict[str, object]:
+    """One model on one machine."""
+    place = found.pair.place
+    return {
+        "model": found.pair.subject.model.name,
+        "parameters": found.parameters,
+        "machine": place.device.name,
+        "machine_memory_bytes": place.device.memory_bytes,
+        "bytes_per_s": place.bytes_per_s,
+        "reaches": "predicted" if found.reaches else "upper end of the interval",
+        **_row(found.choice),
     }
 
 

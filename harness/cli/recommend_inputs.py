@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ from harness.theory import base_shapes, names, public_speeds
 from harness.theory.decoder import Decoder, dense_fields
 from harness.theory.known_models import Described, config_of
 from harness.theory.known_models import Known as KnownModels
-from harness.theory.machines import Figure, Machine
+from harness.theory.machines import MACHINES, Figure, Machine
 from harness.theory.memory import released_in
 from harness.theory.names import NotUnderstood
 
@@ -253,6 +254,25 @@ def _place(arguments: argparse.Namespace) -> Place:
     return place_of(found, name, threads)
 
 
+def all_places() -> list[Place]:
+    """Every known machine, in every size of memory that it is sold with."""
+    found: dict[str, Machine] = {}
+    for name in MACHINES:
+        found |= names.machines(name)
+    return [place_of(each, name, machine.physical_cores()) for name, each in found.items()]
+
+
+def known_subjects(patterns: Sequence[str]) -> list[Subject]:
+    """The known models whose names match; without patterns all. Raises Mistake."""
+    known = KnownModels()
+    chosen = {name for each in patterns for name in fnmatch.filter(known, each.lower())}
+    for each in patterns:
+        if not fnmatch.filter(known, each.lower()):
+            shown = options.unknown("model", each.strip("*"), known, "see harness theory --list-models")
+            raise Mistake(f"--models {printable(each)} matches no known model: {shown}")
+    return [Subject(Model(name=name), known[name]) for name in known if name in chosen or not patterns]
+
+
 def _unknown(name: str, memory_gib: float, gb_per_s: float, kind: str | None, threads: int) -> Place:
     """A machine of which only memory and bandwidth are known; `kind`: gpu or cpu, null: by the bandwidth."""
     is_gpu = kind == "gpu" if kind else gb_per_s * 1e9 >= GPU_BYTES_PER_S
@@ -293,17 +313,17 @@ def _limited(place: Place, memory_gib: float | None) -> Place:
     return replace(place, device=replace(place.device, memory_bytes=limit, reserve_bytes=0))
 
 
-def known_models(folder: Path, of_place: Place) -> Known:
-    """The published study, public measurements and the user's own records; unreadable ones are named and
-    passed over. Raises Mistake."""
+def known_models(folder: Path, devices: Sequence[Place]) -> Known:
+    """The published study, public measurements and the user's own records, to predict for these devices;
+    unreadable ones are named and passed over. Raises Mistake."""
     if folder.exists() and not folder.is_dir():
         raise Mistake(f"{printable(str(folder))} is no folder of results")
     published = [*records.records(data.results(STUDY), say)]
     mine = [*stored(folder)] if folder.is_dir() else []
     own = load_study(mine)
     # This machine's own bandwidth is measured each time; a share of it must mean the same in all.
-    bandwidths = {each.name: each.bytes_per_s for each in of_place.devices}
-    families = {each.device.family for each in of_place.devices}
+    bandwidths = {each.name: each.bytes_per_s for each in devices}
+    families = {each.device.family for each in devices}
     public = [each for each in public_speeds.used(public_speeds.rows()) if each.device.family in families]
     found = [
         *examples.of_published(published),
@@ -311,7 +331,7 @@ def known_models(folder: Path, of_place: Place) -> Known:
         *examples.of_own(own, bandwidths),
     ]
     found = examples.with_bandwidths(found, bandwidths)
-    rates = {each.name: candidates.kept_rates(folder, each.name, each.threads) for each in of_place.devices}
+    rates = {each.name: candidates.kept_rates(folder, each.name, each.threads) for each in devices}
     for device, of_types in rates.items():
         found = examples.with_rates(found, device, of_types)
     scores = [each.record for each in mine if each.record["kind"] == "scored"]

@@ -107,9 +107,10 @@ def choices(
     examples: Sequence[Example],
     context: int,
     quality: Callable[[Candidate], Quality | None],
+    fitted: Predictor | None = None,
 ) -> list[Choice]:
-    """Predict all candidates at once."""
-    predictor, traits = Predictor(examples), [each.traits for each in found]
+    """Predict all candidates at once. `fitted`: to these examples, where it is asked again."""
+    predictor, traits = fitted or Predictor(examples), [each.traits for each in found]
     start, deep = (predictor.steps([each.parts for each in found], n) for n in (1, context))
     figures = zip(
         found,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -433,10 +434,10 @@ def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[st
         if not subject.made.is_dense and header.memory != LLAMA_CPP:
             continue
         runnable: list[Cell] = []
-        for cell in _cells(subject, header, context):
+        for cell in cells_of(subject, header, context):
             if any(_differ_in_dtype_alone(cell, each) for each in runnable):
                 continue
-            if (candidate := _candidate(subject, cell, place, context)) is not None:
+            if (candidate := candidate_of(subject, cell, place, context)) is not None:
                 runnable.append(cell)
                 found.append(candidate)
                 if not candidate.fits:
@@ -455,7 +456,7 @@ def _runs_on(header: Header, family: str) -> bool:
     return family not in header.functional and header.environment_for(family) is not None
 
 
-def _cells(subject: Subject, header: Header, context: int) -> Iterator[Cell]:
+def cells_of(subject: Subject, header: Header, context: int) -> Iterator[Cell]:
     workload = Decode(prompt_tokens=min(PROMPT, context - 1), new_tokens=context - min(PROMPT, context - 1))
     mistakes = Mistakes(lambda loc: f"runners/{header.stack}.py: offers")
     offers = [each for row in header.offers or ({},) for each in _offered(row, subject, header)]
@@ -492,7 +493,7 @@ def _offered(row: dict[str, Any], subject: Subject, header: Header) -> Iterator[
             yield {**others, "name": each}
 
 
-def _candidate(subject: Subject, cell: Cell, place: Place, context: int) -> Candidate | None:
+def candidate_of(subject: Subject, cell: Cell, place: Place, context: int) -> Candidate | None:
     """Make a candidate of a cell; null if the cell cannot run."""
     device = place.device
     expected = forecast.forecast_cell(cell, None, device, place.threads)
@@ -506,7 +507,7 @@ def _candidate(subject: Subject, cell: Cell, place: Place, context: int) -> Cand
     trained = held.made.context
     return Candidate(
         cell=cell,
-        type=_type(subject, cell) if cell.weights_format == "gguf" else "",
+        type=type_of(subject, cell) if cell.weights_format == "gguf" else "",
         traits=_traits(subject, cell, held, options, place, bits),
         memory_bytes=theory_memory.total_bytes(engine, held, context),
         available_bytes=place.available_bytes,
@@ -521,14 +522,14 @@ def _held(subject: Subject, cell: Cell, options: Options) -> theory_memory.Model
     """The model as the cell's stack holds it; null: unknown."""
     if cell.weights_format != "gguf":
         return held_model(cell, None, options)
-    tensors = subject.stored_as(_type(subject, cell))
+    tensors = subject.stored_as(type_of(subject, cell))
     needs = floors.demand_of_tensors(subject.made, tensors, 8 * kv_element_bytes(options))
     return theory_memory.Model(
         subject.made, needs.resident_bytes, needs.embedding_bytes, needs.kv_bytes_per_token
     )
 
 
-def _type(subject: Subject, cell: Cell) -> str:
+def type_of(subject: Subject, cell: Cell) -> str:
     return cell.quant or subject.stored or OF_MIXTURES
 
 
@@ -539,13 +540,13 @@ def _traits(
     read, needs = held.weight_bytes - held.embedding_bytes, None
     types: tuple[tuple[str, float], ...] = ()
     if cell.weights_format == "gguf":
-        tensors = subject.stored_as(_type(subject, cell))
+        tensors = subject.stored_as(type_of(subject, cell))
         needs = floors.demand_of_tensors(made, tensors)
         read, types = needs.weight_bytes_per_token, kind_of_types(made, tensors)
     return Traits(
         group=group,
         engine=engine(cell.header, group),
-        type=_type(subject, cell) if cell.weights_format == "gguf" else "",
+        type=type_of(subject, cell) if cell.weights_format == "gguf" else "",
         model=cell.model.name,
         device=place.name,
         family=place.device.family,
@@ -573,7 +574,7 @@ def _splits(subject: Subject, whole: Candidate, place: Place, context: int) -> I
         Memory(engine_of(cell, options, each is place, subject.made), each.available_bytes)
         for each in (place, host)
     )
-    tensors = subject.stored_as(_type(subject, cell))
+    tensors = subject.stored_as(type_of(subject, cell))
     divided = Divided(subject.made, tensors, kv_element_bytes(options), gpu, cpu)
     by_layers, by_experts = divided.by_layers(context), divided.by_experts(context)
     if by_layers:
@@ -614,7 +615,7 @@ def _in_two(
 def _linear_bits(subject: Subject, cell: Cell, held: theory_memory.Model) -> float:
     """Per weight of the linear layers: embedding and lm_head have more, by other rules in each stack."""
     if cell.weights_format == "gguf":
-        linear = [t for t in subject.stored_as(_type(subject, cell)) if _is_linear(t)]
+        linear = [t for t in subject.stored_as(type_of(subject, cell)) if _is_linear(t)]
         return 8 * sum(t.bytes for t in linear) / sum(t.elements for t in linear)
     tensors = of_shape(held.made)
     elements = sum(t.elements for t in tensors if _is_linear(t))

@@ -7,8 +7,9 @@ import textwrap
 from collections.abc import Sequence, Set
 
 from harness.recommend import answer
-from harness.recommend.answer import HERE, SHORT_PROMPT, THEORY, Choice, Ranked, Source
+from harness.recommend.answer import HERE, LEAST_BITS, SHORT_PROMPT, THEORY, Choice, Ranked, Source
 from harness.recommend.candidates import Place
+from harness.recommend.questions import SIZES, Found
 from harness.recommend.speed import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range, maker_of, read_s
 from harness.report.table import NONE, Table
 from harness.report.theory_text import short
@@ -212,3 +213,63 @@ def show_commands(choice: Choice, source: Source, context: int, place: Place) ->
     for program, command in found.items():
         first, *others = command.splitlines()
         print("\n".join([f"  {program + ':':14}{first}", *(" " * 16 + line for line in others)]))
+
+
+# Of each model on each machine, the best variant that reaches a speed.
+
+
+def show_found(heading: str, found: Sequence[Found], tok_s: float, notes: Sequence[str]) -> None:
+    """Print a row for each model of one machine, or for each machine of one model."""
+    of_machines = len({each.pair.place.name for each in found}) > 1
+    lines = [_line_of(each, of_machines) for each in found]
+    print(textwrap.fill(heading, _COLUMNS) + "\n")
+    Table([*lines[0]], [[*line.values()] for line in lines]).show()
+    meanings = (
+        f"tok/s at the end of that context, and TTFT of {SHORT_PROMPT:,} tokens: predicted, with 90% "
+        "intervals, for llama.cpp with flash attention and a 16-bit KV cache. bits: of a weight in the "
+        f"linear layers, scales included; from {LEAST_BITS} on most models lose little. context: the longest "
+        "that fits." + " GB: of the file to download." * (not of_machines)
+    )
+    mark = f"~: fewer than {tok_s:g} tok/s are predicted; only the upper end of the interval reaches them."
+    marks = [mark] if any(not each.reaches for each in found) else []
+    makers = dict.fromkeys(maker_of(each.choice.candidate.traits) for each in found)
+    errors = [sentence for maker in makers if (sentence := answer.how_far_off(maker))]
+    print("\n" + "\n".join(textwrap.fill(each, _COLUMNS) for each in (*marks, *notes, meanings, *errors)))
+
+
+_COLUMNS = 80
+
+
+def of_sizes() -> str:
+    """Which model stands for its size."""
+    return (
+        f"A row for each size (to {', '.join(map(str, SIZES))} billion parameters, and above): the model "
+        f"with the most parameters, then bits, where {LEAST_BITS} bits fit. That is no order of quality: "
+        "--all prints every model."
+    )
+
+
+def of_machines(found: Sequence[Found]) -> str:
+    """The order of machines, and the first whose variant has enough bits."""
+    first = next((each.pair.place.device.name for each in found if each.has_bits), None)
+    enough = f" The first with {LEAST_BITS} bits or more: {first}." if first else ""
+    return "The smallest memory comes first, then the lowest bandwidth." + enough
+
+
+def _line_of(found: Found, of_machines: bool) -> dict[str, str]:
+    candidate, place = found.choice.candidate, found.pair.place
+    of_machine = {
+        "machine": place.device.name,
+        "GiB": f"{(place.device.memory_bytes or 0) / 2**30:.0f}",
+        "GB/s": f"{place.bytes_per_s / 1e9:,.0f}",
+    }
+    of_model = {"model": candidate.traits.model, "B": short(found.parameters / 1e9)}
+    first = found.choice.first_short
+    return (of_machine if of_machines else of_model) | {
+        "type": candidate.type,
+        "bits": f"{candidate.bits:.1f}",
+        "tok/s": "~" * (not found.reaches) + _range(found.choice.deep),
+        "TTFT s": f"{first.value / 1e3:.2g}" if first else NONE,
+        "context": f"{candidate.longest:,}",
+        **({} if of_machines else {"GB": f"{candidate.weight_bytes / 1e9:.1f}"}),
+    }

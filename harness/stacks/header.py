@@ -357,9 +357,13 @@ class Header:
         return next((context for context in self.contexts if holds(context.when, options)), None)
 
 
+_RUNNERS = Path(__file__).parent.parent.parent / "runners"  # a path takes as long as the rest of a cell
+
+
 def runners_folder() -> Path:
     """The folder of the runners; HARNESS_RUNNERS names another one, whose name must be `runners`."""
-    return Path(os.environ.get("HARNESS_RUNNERS") or Path(__file__).parent.parent.parent / "runners")
+    other = os.environ.get("HARNESS_RUNNERS")
+    return Path(other) if other else _RUNNERS
 
 
 def stacks() -> dict[str, Header]:

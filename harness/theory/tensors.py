@@ -551,6 +551,7 @@ class _Rules:
         return of_first.get(quant, self.base) if first else self.base
 
 
+@cache
 def layer_of(name: str) -> int:
     """The number of a tensor's layer, by its name in llama.cpp; -1: it is of none."""
     found = re.match(r"blk\.(\d+)\.", name)

@@ -1,0 +1,166 @@
+"""Answers before a model or a machine is chosen: of each model on each machine, the best variant that fits
+and reaches a speed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from harness.config import Model
+from harness.config.plan import Cell
+from harness.recommend import candidates
+from harness.recommend.answer import LEAST_BITS, Choice
+from harness.recommend.candidates import Candidate, Place, Subject
+from harness.stacks.header import references
+from harness.theory import decoder, floors
+from harness.theory import memory as theory_memory
+from harness.theory.memory import OF_MIXTURES
+from harness.theory.tensors import element_bytes
+
+# Types of GGUF worth a look, with the type of their matrices; some of these have more bits, none has fewer.
+TYPES = {
+    "f16": "f16",
+    "q8_0": "q8_0",
+    "q6_k": "q6_k",
+    "q5_k_m": "q5_k",
+    "q4_k_m": "q4_k",
+    OF_MIXTURES: "mxfp4",
+    "q3_k_m": "q3_k",
+    "q2_k": "q2_k",
+}
+SIZES = (2, 5, 10, 20, 40, 80, 160)  # billions of parameters: the classes end here
+Predict = Callable[[Sequence[Candidate]], Sequence[Choice]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model on a machine. `cells`: in llama.cpp with flash attention and a 16-bit cache, by type of
+    weights, the most bits first."""
+
+    subject: Subject
+    place: Place
+    cells: dict[str, Cell]
+
+
+def pairs(subjects: Iterable[Subject], places: Sequence[Place], context: int) -> list[Pair]:
+    """Each model on each machine."""
+    # A model without its shape: the bytes of all its tensors are counted here, and not by the forecast too.
+    bare = [replace(each, model=Model(name=each.model.name)) for each in subjects]
+    return [
+        Pair(subject, place, cells)
+        for subject in bare
+        for cells in [_cells(subject, context)]
+        for place in places
+    ]
+
+
+def _cells(subject: Subject, context: int) -> dict[str, Cell]:
+    offer = {"flash_attn": True, "quant": [each for each in TYPES if each != OF_MIXTURES]}
+    header = replace(references()["gguf"], offers=(offer,))
+    found = {
+        candidates.type_of(subject, cell): cell for cell in candidates.cells_of(subject, header, context)
+    }
+    return {name: found[name] for name in dict.fromkeys([*TYPES, *found]) if name in found}
+
+
+@dataclass(frozen=True)
+class Found:
+    """`reaches`: the predicted speed does; else the upper end of its interval alone."""
+
+    pair: Pair
+    choice: Choice
+    reaches: bool
+
+    @property
+    def parameters(self) -> int:
+        return decoder.parameters(self.pair.subject.made)
+
+    @property
+    def size(self) -> int:
+        """The class of its size: of those that end in `SIZES`, and one above."""
+        return sum(self.parameters > each * 1e9 for each in SIZES)
+
+    @property
+    def has_bits(self) -> bool:
+        """Whether it has as many as most models need to lose little."""
+        return self.choice.candidate.bits >= LEAST_BITS
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Within its class: what reaches, has 4 bits, is larger, has more bits, is faster."""
+        candidate = self.choice.candidate
+        return self.reaches, self.has_bits, self.parameters, candidate.bits, self.choice.deep.value
+
+
+def best(pairs: Sequence[Pair], context: int, tok_s: float, predict: Predict) -> list[Found]:
+    """For each pair the variant with the most bits that is predicted to reach the speed at the context; where
+    there is none, the one with the most bits whose interval does."""
+    reached: dict[int, Choice] = {}
+    perhaps: dict[int, Choice] = {}
+    rest = {i: offers(pair, context, tok_s) for i, pair in enumerate(pairs)}
+    while asked := {i: each for i, variants in rest.items() if (each := next(variants, None))}:
+        for i, choice in zip(asked, predict([*asked.values()]), strict=True):
+            if choice.deep.value >= tok_s:
+                reached[i] = choice
+            elif choice.deep.high >= tok_s:
+                perhaps.setdefault(i, choice)
+        rest = {i: rest[i] for i in asked if i not in reached}
+    return [Found(pairs[i], choice, i in reached) for i, choice in sorted((perhaps | reached).items())]
+
+
+def nearest(pairs: Sequence[Pair], context: int, predict: Predict) -> Choice | None:
+    """The fastest variant of the pair that is the fastest with the fewest bits; null: nothing fits."""
+    smallest = [
+        (pair, each)
+        for pair in pairs
+        for each in [next(offers(pair, context, fewest_bits_first=True), None)]
+        if each
+    ]
+    fastest = max(
+        zip([pair for pair, _ in smallest], predict([each for _, each in smallest]), strict=True),
+        key=lambda each: each[1].deep.value,
+        default=None,
+    )
+    return fastest and max(predict([*offers(fastest[0], context)]), key=lambda each: each.deep.value)
+
+
+def offers(
+    pair: Pair, context: int, tok_s: float = 0.0, fewest_bits_first: bool = False
+) -> Iterator[Candidate]:
+    """The variants that fit, without those whose weights cannot be read in the time of a token."""
+    subject, place = pair.subject, pair.place
+    engine = theory_memory.LlamaCpp(on_gpu=place.device.family != "cpu", flash_attn=True)
+    for name in reversed(pair.cells) if fewest_bits_first else pair.cells:
+        # Before each tensor gets its type, which takes milliseconds: all of them in the smallest.
+        least = floors.demand_of_bits(subject.made, 8 * element_bytes(TYPES.get(name, "iq1_s")))
+        held = theory_memory.Model(
+            subject.made, least.resident_bytes, least.embedding_bytes, least.kv_bytes_per_token
+        )
+        too_large = theory_memory.total_bytes(engine, held, context) > place.available_bytes
+        if too_large or least.weight_bytes_per_token * tok_s > place.bytes_per_s:
+            continue
+        found = candidates.candidate_of(subject, pair.cells[name], place, context)
+        if found and found.fits:
+            yield found
+
+
+def by_size(found: Iterable[Found], most: int | None) -> list[Found]:
+    """The best of each class of size, at most so many, the smallest class first; null: all."""
+    rows: list[Found] = []
+    ordered = sorted(found, key=lambda each: each.rank, reverse=True)
+    for size in range(len(SIZES) + 1):
+        rows += [each for each in ordered if each.size == size][:most]
+    return rows
+
+
+def by_memory(found: Iterable[Found]) -> list[Found]:
+    """Machines by the price of their memory: the smallest first, of equal ones the slowest."""
+    return sorted(found, key=lambda each: (each.pair.place.device.memory_bytes, each.pair.place.bytes_per_s))
+
+
+def reaching(found: Sequence[Choice], tok_s: float) -> list[Choice]:
+    """Those that fit and are predicted to reach the speed; without any, those whose interval does."""
+    fitting = [each for each in found if each.candidate.fits]
+    return [each for each in fitting if each.deep.value >= tok_s] or [
+        each for each in fitting if each.deep.high >= tok_s
+    ]

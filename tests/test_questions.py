@@ -1,0 +1,218 @@
+"""`harness recommend` before a model or a machine is chosen: what runs here, which machine it takes, and the
+smallest loss at a speed."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatch
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from harness.recommend.questions import SIZES
+from harness.theory import decoder, floors, names
+from harness.theory.known_models import Known
+from harness.theory.machines import Machine
+from harness.theory.memory import LlamaCpp, longest_context, total_bytes
+from harness.theory.memory import Model as Held
+from harness.theory.tensors import model_bytes, quantized
+
+MACHINES = ["rtx-4090", "rx-7900-xt", "rpi-5-8gb", "apple-m4-16gb"]
+PREDICTED, UPPER_END = "predicted", "upper end of the interval"
+
+
+def asked(harness, *arguments: str) -> dict[str, Any]:
+    ran = harness("recommend", *arguments, "--json")
+    assert ran.code == 0, ran.err
+    return ran.json
+
+
+def machine_of(row: dict[str, Any]) -> Machine:
+    return names.machines(row["machine"])[row["machine"]]
+
+
+def check_row(row: dict[str, Any], context: int, tok_s: float) -> None:
+    """It fits by the theory, its file has the theory's bytes, and it reaches the speed as it says."""
+    made, found = Known()[row["model"]], machine_of(row)
+    kind = row["variant"].partition("-")[0]
+    tensors = quantized(made, kind, as_published=made.is_dense)
+    needs = floors.demand_of_tensors(made, tensors)
+    held = Held(made, needs.resident_bytes, needs.embedding_bytes, needs.kv_bytes_per_token)
+    engine = LlamaCpp(on_gpu=found.family != "cpu", flash_attn=True)
+    available = found.memory_bytes - found.reserve.value
+    assert row["memory_bytes"] == total_bytes(engine, held, context) <= available
+    assert row["longest_context"] == min(longest_context(engine, held, available) or 0, made.context)
+    assert row["weight_bytes"] == model_bytes(made, kind, as_published=made.is_dense)
+    assert row["parameters"] == decoder.parameters(made)
+    value, low, high = row["tokens_per_s_at_context"]
+    assert low <= value <= high <= 1.001 * found.bandwidth_bytes_per_s / needs.weight_bytes_per_token
+    assert row["reaches"] == (PREDICTED if value >= tok_s else UPPER_END)
+    assert high >= tok_s
+
+
+def size_of(row: dict[str, Any]) -> int:
+    return sum(row["parameters"] > each * 1e9 for each in SIZES)
+
+
+def rank_of(row: dict[str, Any]) -> tuple[float, ...]:
+    bits = row["bits_per_weight"]
+    return row["reaches"] == PREDICTED, bits >= 4, row["parameters"], bits, row["tokens_per_s_at_context"][0]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_of_each_size_the_best_variant_that_fits_and_reaches_the_speed(harness, machine):
+    given = ("--machine", machine, "--context", "8k", "--models", "qwen3*", "gemma-3*", "mixtral*")
+    every, best = (asked(harness, *given, *more)["rows"] for more in (["--all"], []))
+    assert [row["model"] for row in every]
+    for row in every:
+        check_row(row, 8192, 10)
+    sizes = sorted({size_of(row) for row in every})
+    assert [size_of(row) for row in best] == sizes
+    for row in best:
+        assert rank_of(row) == max(rank_of(other) for other in every if size_of(other) == size_of(row))
+    keys = [(-size_of(row), rank_of(row)) for row in every]
+    assert keys == sorted(keys, reverse=True)
+
+
+def test_a_model_has_the_most_bits_with_which_it_fits_and_reaches_the_speed(harness):
+    """As `harness recommend MODEL` predicts them."""
+    given = ("--machine", "rtx-4090", "--context", "8k")
+    (row,) = asked(harness, *given, "--models", "llama-3.1-8b", "--tok-s", "50")["rows"]
+    others = asked(harness, "llama-3.1-8b", *given, "--stacks", "llamacpp")["variants"]
+    flash = [each for each in others if each["name"].endswith("-flash_attn=true") and each["fits"]]
+    reach = [each for each in flash if each["tokens_per_s_at_context"][0] >= 50]
+    most = max(reach, key=lambda each: each["bits_per_weight"])
+    assert len(reach) < len(flash)
+    assert row["variant"] == most["variant"]
+    for key in ("tokens_per_s_at_context", "ttft_2048_ms"):
+        assert row[key] == pytest.approx(most[key], rel=1e-6)
+
+
+def test_more_rows_of_a_size_come_in_order_and_only_of_the_models_asked_for(harness):
+    rows = asked(harness, "--machine", "rtx-4090", "--models", "qwen3*", "--most", "3")["rows"]
+    assert all(fnmatch(row["model"], "qwen3*") for row in rows)
+    assert max(sum(size_of(row) == size for row in rows) for size in range(len(SIZES) + 1)) == 3
+    assert all(Known()[row["model"]].context >= 8192 for row in rows)
+
+
+def test_models_trained_on_fewer_tokens_than_asked_for_are_counted_and_left_out(harness):
+    ran = harness("recommend", "--machine", "rtx-4090", "--models", "llama-2-7b", "qwen3-8b")
+    assert "runs 1 of 2 known models" in ran.out
+    assert "Left out: 1 that were trained on fewer than 8,192 tokens." in ran.out
+
+
+def test_machines_that_reach_a_speed_come_by_memory_and_then_by_bandwidth(harness):
+    rows = asked(harness, "qwen3-8b", "--machine", "all", "--tok-s", "30", "--context", "16k", "--all")[
+        "rows"
+    ]
+    assert {"rtx-4090", "rx-7900-xt"} <= {row["machine"] for row in rows}
+    assert not any(row["machine"].startswith("rpi-5") for row in rows)
+    for row in rows:
+        check_row(row, 16_384, 30)
+        found = machine_of(row)
+        figures = row["machine_memory_bytes"], row["bytes_per_s"]
+        assert figures == (found.memory_bytes, found.bandwidth_bytes_per_s)
+    order = [(row["machine_memory_bytes"], row["bytes_per_s"]) for row in rows]
+    assert all(one <= other for one, other in pairwise(order))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--machine", "apple-m4-16gb", "--models", "qwen3*"),
+        ("qwen3-8b", "--machine", "all", "--tok-s", "30", "--context", "32k"),
+    ],
+)
+def test_the_table_has_the_rows_of_the_json_and_marks_those_that_may_miss_the_speed(harness, arguments):
+    found, text = asked(harness, *arguments), harness("recommend", *arguments).out
+    table = [line.split() for line in text.split("\n\n")[1].splitlines()[1:]]
+    key = "model" if arguments[0] == "--machine" else "machine"
+    assert [line[0] for line in table] == [row[key] for row in found["rows"]]
+    for line, row in zip(table, found["rows"], strict=True):
+        value, low, high = (f"{each:.3g}" for each in row["tokens_per_s_at_context"])
+        marked = "~" * (row["reaches"] == UPPER_END) + value
+        assert line[5 if key == "machine" else 4 :][:4] == [marked, f"({low}", "to", f"{high})"]
+        assert f"{row['bits_per_weight']:.1f}" in line
+        assert f"{row['longest_context']:,}" in line
+    assert ("only the upper end" in text) == any(row["reaches"] == UPPER_END for row in found["rows"])
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("machine", ["rtx-4090", "rx-7900-xt"])
+def test_the_smallest_loss_at_a_speed_is_the_first_and_ends_with_its_commands(harness, machine):
+    given = ("qwen1.5-7b", "--machine", machine, "--for", "quality", "--context", "8k")
+    every = asked(harness, *given)["variants"]
+    speeds = sorted(row["tokens_per_s_at_context"][0] for row in every if row["fits"])
+    tok_s = speeds[len(speeds) // 2]
+    found = asked(harness, *given, "--tok-s", str(tok_s))
+    rows = {row["name"]: row for row in found["variants"]}
+    ranked = [rows[each["name"]] for each in found["ranking"]]
+    reach = [row for row in every if row["fits"] and row["tokens_per_s_at_context"][0] >= tok_s]
+    assert all(row["fits"] and row["tokens_per_s_at_context"][0] >= tok_s for row in ranked)
+    losses = [row["quality_loss"] for row in reach if row["quality_loss"] is not None]
+    assert losses
+    # Within the noise of a perplexity all lose as little.
+    assert max(ranked[0]["quality_loss"], 0.006) == max(min(losses), 0.006)
+    text = harness("recommend", *given, "--tok-s", str(tok_s)).out
+    commands = text[text.rindex("\nrun llamacpp ") :]
+    assert f"llama-server -m qwen1.5-7b-{ranked[0]['variant'].partition('-')[0].upper()}.gguf" in commands
+
+
+def test_where_only_intervals_reach_the_speed_it_is_said(harness):
+    given = ("qwen3-8b", "--machine", "rx-7900-xt", "--context", "8k", "--stacks", "llamacpp")
+    fitting = [row for row in asked(harness, *given)["variants"] if row["fits"]]
+    highest = max(row["tokens_per_s_at_context"][0] for row in fitting)
+    ran = harness("recommend", *given, "--tok-s", str(highest * 1.001))
+    assert ran.code == 0
+    assert "only the upper ends of these intervals reach that speed" in ran.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--machine", "rtx-4090", "--models", "qwen3*"),
+        ("qwen3-8b", "--machine", "all"),
+        ("qwen3-8b", "--machine", "rtx-4090", "--for", "quality"),
+    ],
+)
+def test_a_speed_that_nothing_reaches_names_the_nearest_and_what_it_lacks(harness, arguments):
+    ran = harness("recommend", *arguments, "--tok-s", "50000", "--json")
+    assert ran.code == 1
+    assert json.loads(ran.out).get("rows" if "--for" not in arguments else "ranking") == []
+    said = ran.err.splitlines()[-1]
+    assert "nothing reaches 50000 tok/s at 8,192 tokens of context: the nearest, qwen3" in said
+    predicted, lacks = said.partition(" is predicted at ")[2].removesuffix(" too few").split(", ", 1)
+    assert float(predicted.replace(",", "")) + float(lacks.replace(",", "")) == pytest.approx(5e4, rel=1e-3)
+
+
+def test_where_nothing_fits_it_is_said(harness):
+    ran = harness("recommend", "--machine", "rpi-5-8gb", "--models", "llama-3.1-405b")
+    assert (ran.code, ran.out) == (1, "")
+    assert "nothing fits with 8,192 tokens of context" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--models qwenn3* --machine rtx-4090", "--models qwenn3* matches no known model"),
+        ("--models qwenn3* --machine rtx-4090", "did you mean qwen3-"),
+        ("--models zzzz", "see harness theory --list-models"),
+        ("qwen3-8b --models qwen3*", "--models narrows the known models"),
+        ("--tok-s 0", "argument --tok-s: 0 is not a number of tokens per second above 0"),
+        ("--tok-s=-3", "argument --tok-s: -3 is not a number"),
+        ("--tok-s nan", "argument --tok-s: nan is not a number"),
+        ("--machine all", "--machine all needs a model"),
+        ("--prove 2", "--prove needs a model"),
+        ("--for speed", "--for is for one model on one machine"),
+        ("qwen3-8b --machine all --stacks llamacpp", "--stacks is for one model on one machine"),
+        ("qwen3-8b --machine all --memory 8GB", "--memory is for one model on one machine"),
+        ("--host-memory 8GB --host-bandwidth 9", "--host-memory is for one model on one machine"),
+        ("qwen3-8b --machine all --calibrate", "--calibrate measures on this machine; drop --machine"),
+    ],
+)
+def test_a_mistake_is_one_sentence(harness, arguments, says):
+    ran = harness("recommend", *arguments.split())
+    assert ran.code == 2
+    assert says in ran.err.splitlines()[-1]
+    assert ran.out == ""

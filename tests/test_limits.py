@@ -11,13 +11,23 @@ from conftest import stored_in
 from small_checkpoints import made
 from test_packed import SMALL, packed
 
+from harness import machine
+from harness.campaign import forecast
+from harness.config import Decode, Experiment, Protocol, plan
+from harness.config import Model as ConfigModel
+from harness.config.experiment import Scalar, Variant
+from harness.config.plan import Cell
 from harness.stacks.header import HeaderError, Known, broken, parse, stacks
 from harness.theory.decoder import Decoder, kv_elements_per_token
 from harness.theory.hf_config import SHAPES
+from harness.theory.known_models import Described
+from harness.theory.known_models import Known as KnownModels
+from harness.theory.machines import SYSTEM_RESERVE_BYTES
 from harness.theory.memory import Model, Torch, exllama_v2_scratch, total_bytes
-from harness.theory.tensors import Packing, of_shape, packed_bytes
+from harness.theory.tensors import Packing, of_shape, packed_bytes, quantized
 
 GPTQ = Packing("gptq")
+OF_DISPLAY = "reserved for the display and the driver (--headless: 0.5 GB; --reserve SIZE: another)"
 KNOWN = Known("cuda", 10_000, (8, 9), SHAPES["qwen1.5-7b"], GPTQ, sharded=False)
 
 
@@ -219,7 +229,7 @@ def test_a_named_gpu_that_is_too_old_or_no_gpu_at_all_is_known_too(harness, tmp_
     assert none["qwen1.5-4b", "torch-4"]["will_fail"] == []
     several = planned(harness, tmp_path, [{"shape": "qwen1.5-7b"}], [{"stack": "hf"}], gpu="rtx 4060 ti")
     (line,) = several.values()  # of 8 GB and of 16
-    assert line["note"] == "will not fit: 8.6 GB on the rtx 4060 ti, 0.8 GB of them reserved"
+    assert line["note"] == f"will not fit: 8.6 GB on the rtx 4060 ti, 0.8 GB of them {OF_DISPLAY}"
     unknown = planned(harness, tmp_path, models, variants, gpu="Graphics 9000")
     assert {line["will_not_fit"] for line in unknown.values()} == {None}
 
@@ -305,11 +315,93 @@ def test_nothing_is_said_not_to_fit_that_the_study_ran_and_llamacpp_fits_where_i
             assert not_fitting is not ran, key
 
 
-def test_a_part_of_the_layers_on_the_gpu_is_not_said_not_to_fit(harness, tmp_path):
-    variants = [{"stack": "llamacpp", "quant": "q8_0", "gpu_layers": [-1, 20]}]
-    whole, part = planned(harness, tmp_path, [{"shape": "qwen1.5-32b"}], variants).values()
-    assert (whole["will_not_fit"], part["will_not_fit"]) == (True, None)
-    assert whole["note"] == "will not fit: 25.8 GB on the RTX 4090, 0.8 GB of them reserved"
+def test_a_part_of_the_layers_on_the_gpu_needs_room_in_both_memories(harness, tmp_path):
+    variants = [{"stack": "llamacpp", "quant": "q8_0", "gpu_layers": [-1, 20, 45, 999]}]
+    lines = [*planned(harness, tmp_path, [{"shape": "qwen1.5-32b"}], variants).values()]
+    whole, part, most, every = lines
+    assert whole["note"] == f"will not fit: 25.8 GB on the RTX 4090, 0.8 GB of them {OF_DISPLAY}"
+    shape = SHAPES["qwen1.5-32b"]
+    sizes = {t.name: t.bytes for t in quantized(shape, "q8_0")}
+    last = [size for name, size in sizes.items() if name.startswith("blk.") and int(name.split(".")[1]) >= 45]
+    # llama.cpp counts the output as one of the 20, so layers 45 to 63 are the others.
+    assert part["weights_on_gpu_bytes"] == sum(last) + sizes["output.weight"] + sizes["output_norm.weight"]
+    assert part["weights_on_gpu_bytes"] + part["weights_on_cpu_bytes"] == sum(sizes.values())
+    cache = 2 * 2 * 40 * 128 * 10_240  # of a layer, K and V in 16 bits
+    assert part["host_memory_bytes"] > part["weights_on_cpu_bytes"] + 45 * cache
+    assert part["memory_bytes"] > part["weights_on_gpu_bytes"] + 19 * cache
+    has = machine.facts()["memory_bytes"] - SYSTEM_RESERVE_BYTES
+    assert [each["will_not_fit"] for each in lines] == [True, part["host_memory_bytes"] > has, True, True]
+    assert every["memory_bytes"] == whole["memory_bytes"]
+    assert "0.8 GB of them reserved for the display" in most["note"]
+
+
+@pytest.mark.parametrize("options", [{"n_cpu_moe": 999}, {"override_tensor": "exps=CPU"}, {"gpu_layers": 4}])
+def test_what_main_memory_cannot_hold_will_not_fit(monkeypatch, options):
+    """137.6 GB of experts on a machine of 24 GB were called ok."""
+    (cell,) = cells_of({"quant": "q8_0", **options})
+    device = forecast.Device("cuda", "the card", 80 * 2**30)
+    found = []
+    for gib in (512, 24):
+        main = forecast.Device(
+            "cpu", "this machine", gib * 2**30, reserve_bytes=2**30, reserve_for="the system"
+        )
+        monkeypatch.setattr(forecast, "host", lambda main=main: main)
+        found.append(forecast.forecast_cell(cell, None, device, 1))
+    roomy, small = found
+    assert (roomy.fits, roomy.no_room, small.fits) == (True, None, False)
+    needs = (small.host_bytes or 0) / 1e9
+    assert needs > 100
+    assert small.failures == [
+        f"will not fit: the CPU's side needs {needs:.1f} GB: 25.8 GB on this machine, 1.1 GB of them reserved"
+        " for the system"
+    ]
+
+
+def cells_of(options: dict[str, Scalar]) -> list[Cell]:
+    """A cell of a mixture of 117 GB, without its weights."""
+    model = ConfigModel(name="glm", described=Described(KnownModels()["glm-4.5-air"]))
+    variant = Variant(stack="llamacpp", name="v", options=options)
+    experiment = Experiment(
+        name="x", protocol=Protocol(), models=(model,), variants=(variant,), workloads=(Decode(),)
+    )
+    return [*plan.cells(experiment)]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["--headless"],
+            "0.5 GB of them reserved for the driver, without a display (--reserve SIZE: another)",
+        ),
+        (["--reserve", "300MB"], "0.3 GB of them reserved, as given"),
+        (["--set", "reserve=2GiB"], "2.1 GB of them reserved, as given"),
+    ],
+)
+def test_the_reserve_of_a_card_is_what_the_user_says(harness, real_config, given, said):
+    card = {"device": "cuda", "gpu": "RTX 4090", "new_tokens": 9975}
+    path = real_config({"stack": "bnb", "quant": "int8"}, model={"shape": "qwen1.5-32b"}, **card)
+    (line,) = harness("run", path, "--dry-run", "--json", *given).json
+    assert line["note"] == f"will not fit: 25.8 GB on the RTX 4090, {said}"
+
+
+def test_a_cell_fits_once_less_is_reserved(harness, tmp_path):
+    """qwen1.5-14b q8_0 with 9,975 tokens needs all but 0.6 GB of a card of 24 GiB."""
+    variants = [{"stack": "llamacpp", "quant": "q8_0"}]
+    needs = planned(harness, tmp_path, [{"shape": "qwen1.5-14b"}], variants, protocol={"new_tokens": 9000})
+    (line,) = needs.values()
+    spare = 24 * 2**30 - line["memory_bytes"]
+    given = {"new_tokens": 9000, "reserve": f"{spare}B"}
+    (exact,) = planned(harness, tmp_path, [{"shape": "qwen1.5-14b"}], variants, protocol=given).values()
+    given["reserve"] = f"{spare + 1}B"
+    (above,) = planned(harness, tmp_path, [{"shape": "qwen1.5-14b"}], variants, protocol=given).values()
+    assert (exact["will_not_fit"], above["will_not_fit"]) == (False, True)
+
+
+@pytest.mark.parametrize("given", ["3", "1 parsec", "-1GB"])
+def test_a_reserve_has_a_unit(harness, given):
+    ran = harness("run", "quickstart", f"--reserve={given}")
+    assert (ran.code, "must be a size with a unit" in ran.err) == (2, True)
 
 
 def test_a_gpu_that_is_not_here_is_said_once_beside_one_line_a_cell(harness, real_config, tmp_path):
@@ -321,7 +413,7 @@ def test_a_gpu_that_is_not_here_is_said_once_beside_one_line_a_cell(harness, rea
     assert (ran.code, last) == (1, "harness: of 2 cells, 1 will not fit (exit code 1)")
     assert said.endswith("; the forecast is for the RTX 4090 with 25.8 GB")
     int8, nf4 = ran.out.splitlines()
-    assert int8.endswith("(will not fit: 25.8 GB on the RTX 4090, 0.8 GB of them reserved)")
+    assert int8.endswith(f"(will not fit: 25.8 GB on the RTX 4090, 0.8 GB of them {OF_DISPLAY})")
     assert nf4.endswith("time ?")
     assert not (tmp_path / "empty").exists()
 

@@ -25,7 +25,7 @@ def test_a_model_is_understood_as_the_hub_and_ollama_write_it(typed, name):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_name_in_the_list_is_itself(name):
-    assert names.named(name.upper()) == (name, SHAPES[name])
+    assert names.named(name.upper()) == (name, SHAPES[name], "")
 
 
 def test_a_tuned_model_has_the_context_of_its_own_config():
@@ -265,7 +265,7 @@ def test_a_config_takes_the_same_names_and_counts(tmp_path):
     )
     experiment = load(path, ["repeats=1"])
     (model,) = experiment.models
-    assert (model.name, model.made) == names.named("qwen2.5:7b")
+    assert (model.name, model.made, "") == names.named("qwen2.5:7b")
     assert (experiment.protocol.new_tokens, experiment.protocol.prompt_tokens) == (10_240, 512)
     assert {variant.options["n_ctx"] for _, variant, _ in experiment.combinations()} == {32_768}
     assert [workload.new_tokens for _, _, workload in experiment.combinations()] == [10_240, 20_480 - 512]

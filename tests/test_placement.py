@@ -19,6 +19,7 @@ from harness.report import comparisons
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 from harness.theory import floors, memory
+from harness.theory.decoder import kv_elements_per_token
 from harness.theory.known_models import Known
 from harness.theory.machines import MACHINES
 from harness.theory.memory import Placement, PlacementError, Split
@@ -46,6 +47,47 @@ def test_experts_of_the_first_layers_are_on_the_cpu_and_nothing_is_lost_or_read_
         assert sides.cpu_read + sides.gpu_read == pytest.approx(needs.weight_bytes_per_token, rel=1e-6)
 
 
+def test_more_layers_than_there_are_means_all_of_them():
+    every = sides_of("qwen3-30b-a3b", "q4_k_m", Placement(48))
+    assert sides_of("qwen3-30b-a3b", "q4_k_m", Placement(999)) == every
+    Placement(999).check(Known()["qwen3-30b-a3b"], None)
+
+
+def test_layers_are_counted_as_llama_cpp_counts_them():
+    """load_tensors in llama-model.cpp: of n layers, those before n + 1 - n_gpu_layers are on the CPU, and the
+    output is a layer more."""
+    made = Known()["qwen3-30b-a3b"]
+    sizes = {each.name: each.bytes for each in quantized(made, "q4_k_m")}
+    output = sizes["output.weight"] + sizes["output_norm.weight"]
+    for given, first in ((999, 0), (49, 0), (48, 1), (1, 48)):
+        layers = [name for name in sizes if name.startswith("blk.") and int(name.split(".")[1]) >= first]
+        sides = sides_of("qwen3-30b-a3b", "q4_k_m", Placement(gpu_layers=given))
+        assert sides.gpu_bytes == sum(sizes[name] for name in layers) + output
+        assert sides.cpu_bytes == sum(sizes.values()) - sides.gpu_bytes
+    assert sides_of("qwen3-30b-a3b", "q4_k_m", Placement(gpu_layers=0)).gpu_bytes == 0
+    gpu, cpu = memory.side_models(Placement(gpu_layers=20), made, quantized(made, "q4_k_m"), 2)
+    assert (gpu.made.count, cpu.made.count) == (19, 29)
+    assert gpu.kv_bytes_per_token + cpu.kv_bytes_per_token == 2 * kv_elements_per_token(made)
+
+
+def test_theory_tells_memory_without_a_bandwidth_and_whether_the_host_holds_its_side(harness):
+    given = ("theory", "gpt-oss-120b", "--machine", "rtx-4090", "--context", "8k", "--n-cpu-moe", "999")
+    (row,) = harness(*given, "--json").json
+    assert (row["sides"]["n_cpu_moe"], row["sides"]["cpu_bytes_per_s"], row["B_ms"]) == (36, None, None)
+    assert row["fits"]["llama.cpp"]["spare_bytes"] > 20e9
+    assert row["sides"]["cpu_spare_bytes"] is None
+    (small,) = harness(*given, "--host-memory", "32GB", "--cpu-bandwidth", "60", "--json").json
+    spare = 32 * 2**30 - 2**30 - small["sides"]["cpu_need_bytes"]
+    assert small["sides"]["cpu_spare_bytes"] == small["fits"]["llama.cpp"]["spare_bytes"] == spare < 0
+    assert (small["fits"]["llama.cpp"]["longest"], small["tokens_per_s"]) == (None, None)
+    (large,) = harness(*given, "--host-memory", "128GB", "--cpu-bandwidth", "60", "--json").json
+    assert large["fits"] == row["fits"]
+    assert large["tokens_per_s"] > 10
+    said = " ".join(harness(*given, "--host-memory", "32GB").out.split())
+    assert "GB of main memory: 28.4 GB short, 1.1 GB reserved for the operating system." in said
+    assert "--cpu-bandwidth GB/S adds the speed." in said
+
+
 def test_the_first_pattern_that_a_name_contains_decides():
     wanted = Placement(1, r"ffn_down_exps=CUDA0,blk\.[0-2]\.=CPU")
     assert wanted.buffer_of("blk.0.ffn_down_exps.weight") == "CPU"
@@ -59,7 +101,6 @@ def test_the_first_pattern_that_a_name_contains_decides():
     ("model", "wanted", "sentence"),
     [
         ("qwen3-4b-2507", Placement(4), "n_cpu_moe 4: the model has no experts"),
-        ("mixtral-8x7b", Placement(33), "n_cpu_moe 33: the model has 32 layers"),
         ("mixtral-8x7b", Placement(0, "exps"), "override_tensor: 'exps' is not PATTERN=BUFFER, such as"),
         (
             "mixtral-8x7b",
@@ -100,8 +141,8 @@ def test_theory_adds_the_time_of_the_cpu_to_that_of_the_card(harness: Callable[.
     ("given", "sentence"),
     [
         ("qwen3-4b-2507 --machine 4090 --n-cpu-moe 2 --cpu-bandwidth 80", "no experts"),
-        ("mixtral-8x7b --machine 4090 --n-cpu-moe 40 --cpu-bandwidth 80", "has 32 layers"),
-        ("mixtral-8x7b --machine 4090 --n-cpu-moe 4", "go together"),
+        ("mixtral-8x7b --machine 4090 --cpu-bandwidth 80", "--cpu-bandwidth is of the CPU that --n-cpu-moe"),
+        ("mixtral-8x7b --machine 4090 --host-memory 64GB", "--host-memory is of the CPU that --n-cpu-moe"),
         ("mixtral-8x7b --n-cpu-moe 4 --cpu-bandwidth 80", "needs a --machine"),
         ("mixtral-8x7b --machine apple-m2-max-32gb --n-cpu-moe 4 --cpu-bandwidth 80", "of its own"),
     ],

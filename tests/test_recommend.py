@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import tiny_models
+from conftest import refused
 
 from harness.base import data
 from harness.cli import recommend_inputs
@@ -22,12 +23,12 @@ from harness.models import weights
 from harness.recommend import answer, examples
 from harness.recommend import candidates as recommend_candidates
 from harness.recommend.answer import Perplexity, Source, with_predictions
-from harness.recommend.candidates import Candidate, Memory, Subject, candidates, divided_split, place_of
+from harness.recommend.candidates import Candidate, Divided, Memory, Subject, candidates, place_of
 from harness.recommend.speed import Predictor
 from harness.theory.floors import demand_of_tensors
 from harness.theory.known_models import Described, Known
 from harness.theory.machines import MACHINES
-from harness.theory.memory import LlamaCpp, longest_context
+from harness.theory.memory import LlamaCpp, Placement, longest_context, split_layers, step_s
 from harness.theory.memory import Model as Held
 from harness.theory.tensors import element_bytes, quantized
 
@@ -586,8 +587,10 @@ def test_both_sides_of_a_split_are_the_whole(model):
     made, tensors = Known()[model], quantized(Known()[model], "q4_k_m")
     whole = demand_of_tensors(made, tensors, 16)
     memories = [Memory(LlamaCpp(on_gpu), whole.resident_bytes * 0.6 + 2e9) for on_gpu in (True, False)]
-    sides = divided_split(made, tensors, 2.0, *memories, 4096)
-    assert sides is not None
+    divided = Divided(made, tensors, 2.0, *memories)
+    placement = divided.by_layers(4096)
+    assert placement is not None
+    sides = divided.sides(placement)
     read = sum(size for side in sides for _, size in side.types)
     assert read == pytest.approx(whole.weight_bytes_per_token)
     assert sum(side.model.made.count for side in sides) == made.count
@@ -596,6 +599,75 @@ def test_both_sides_of_a_split_are_the_whole(model):
     assert held == whole.resident_bytes + (embedding if made.tied else 0)
     kv = sum(side.model.kv_bytes_per_token for side in sides)
     assert kv == pytest.approx(whole.kv_bytes_per_token)
+
+
+@pytest.mark.parametrize("gib", [8, 12, 16])
+def test_of_a_mixture_as_few_layers_as_need_be_have_their_experts_on_the_cpu(gib):
+    made, tensors = Known()["qwen3-30b-a3b"], quantized(Known()["qwen3-30b-a3b"], "q4_k_m")
+    gpu, host = Memory(LlamaCpp(True, True), gib * 2.0**30), Memory(LlamaCpp(False, True), 64 * 2.0**30)
+    divided = Divided(made, tensors, 2.0, gpu, host)
+    placement = divided.by_experts(8192)
+    assert placement is not None
+    assert divided.fits_gpu(placement, 8192)
+    assert not divided.fits_gpu(Placement(placement.n_cpu_moe - 1), 8192)
+    on_gpu, on_cpu = divided.sides(placement)
+    of_layer = [
+        t.bytes for t in tensors if "_exps." in t.name and int(t.name.split(".")[1]) < placement.n_cpu_moe
+    ]
+    embedding = next(each.bytes for each in tensors if each.part == "embedding")
+    assert on_cpu.model.weight_bytes == sum(of_layer) + embedding
+    assert (on_cpu.model.kv_bytes_per_token, on_gpu.model.made) == (0, made)
+    read = sum(size for side in (on_gpu, on_cpu) for _, size in side.types)
+    assert read == pytest.approx(demand_of_tensors(made, tensors, 16).weight_bytes_per_token)
+
+
+def test_a_mixture_that_fits_no_card_is_offered_with_experts_on_the_cpu(harness):
+    given = ("qwen3-30b-a3b", "--machine", "rtx-3060-12gb", "--context", "8k")
+    given += ("--host-memory", "32GB", "--host-bandwidth", "50")
+    rows = harness("recommend", *given, "--json").json["variants"]
+    apart = {row["name"]: row for row in rows if row["n_cpu_moe"]}
+    layers = {row["name"]: row for row in rows if row["gpu_layers"]}
+    found = next(
+        row for name, row in apart.items() if name.startswith("llamacpp q4_k_m-flash_attn=true-n_cpu")
+    )
+    other = next(
+        row for name, row in layers.items() if name.startswith("llamacpp q4_k_m-flash_attn=true-gpu")
+    )
+    assert (found["options"]["n_cpu_moe"], found["gpu_layers"]) == (found["n_cpu_moe"], None)
+    assert found["fits"]
+    assert found["memory_bytes"] < 12 * 2**30 - 0.7 * 2**30
+    # Not faster than the bytes, and faster than whole layers: these bring attention and caches to the CPU.
+    sides = split_layers(
+        Placement(found["n_cpu_moe"]), Known()["qwen3-30b-a3b"], quantized(Known()["qwen3-30b-a3b"], "q4_k_m")
+    )
+    assert found["tokens_per_s"][2] < 1 / step_s(sides, 50e9, 360e9)
+    assert found["tokens_per_s"][0] > other["tokens_per_s"][0]
+    text = harness("recommend", *given).out
+    first = re.search(r"-ngl 999 -fa on --n-cpu-moe (\d+)", text)
+    assert first
+    assert f"n_cpu_moe: {first[1]}" in text
+    assert "Modelfile" not in text
+    assert f"the experts of {first[1]} of 48 layers on the CPU: a step reads" in text
+    dense = harness(
+        "recommend", "qwen2.5-72b", *given[1:3], "--host-memory", "64GB", "--host-bandwidth", "50", "--json"
+    )
+    assert not any(row["n_cpu_moe"] for row in dense.json["variants"])
+
+
+def test_what_is_reserved_is_said_and_can_be_changed(harness):
+    given = ("recommend", "qwen2.5-32b", "--machine", "rx-7900-xt", "--context", "4k")
+    usual, headless, own = (harness(*given, *more) for more in ((), ("--headless",), ("--reserve", "0")))
+    assert (
+        "0.8 GB are reserved for the display and the driver (--headless: 0.5 GB; --reserve SIZE" in usual.out
+    )
+    assert "0.5 GB are reserved for the driver, without a display" in headless.out
+    assert "0.0 GB are reserved, as given" in own.out
+    rows = [harness(*given, *more, "--json").json["variants"] for more in ((), ("--reserve", "0"))]
+    fits = [{row["name"]: row["fits"] for row in each} for each in rows]
+    assert [each["llamacpp q4_k_m-flash_attn=true"] for each in fits] == [False, True]
+    nothing = harness("recommend", "gpt-oss-120b", "--machine", "rtx-3060-12gb")
+    assert "that are usable (0.8 GB are reserved for the display and the driver" in nothing.err
+    refused(harness("recommend", "qwen2.5-32b", "--memory", "1GB", "--headless"), "nothing of it is reserved")
 
 
 def test_rates_of_types_are_kept_by_device_and_damaged_lines_do_not_count(tmp_path):

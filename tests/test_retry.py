@@ -16,6 +16,7 @@ from conftest import records_below
 from golden_record import GOLDEN, record
 
 from harness import config as configs
+from harness.analysis.columns import Repeat
 from harness.analysis.verdicts import BusyProcess, disturbance_summary, status, verdict
 from harness.campaign import conditions, rounds
 from harness.compare.sides import side
@@ -144,7 +145,7 @@ def test_clocks_that_differ_by_one_wait_are_measured_again_and_by_more_the_stack
     assert (found.status, found.disturbed) == ("invalid", by)
 
 
-def rows_of(*attempts: tuple[dict, str], repeat: int = 1) -> list[table.Row]:
+def rows_of(*attempts: tuple[dict, str], repeat: int = 1) -> list[Repeat]:
     """Rows of attempts at a repeat: what differs from the golden record, and the second it began."""
     times = TokenTimes.of_columns({"n": list(range(26, 66)), "latency_ns": [9 * MS, *[MS] * 39]})
     return [

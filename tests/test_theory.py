@@ -393,10 +393,50 @@ def test_weights_without_config_json_are_said_to_lack_it(harness, tmp_path):
 
 
 def test_llama_cpp_quantizes_the_cache_with_flash_attention_alone(harness):
-    asked = "theory", "qwen2.5-14b", "--machine", "rtx-4090", "--quant", "q4_k_m", "--kv-bits", "8", "--json"
+    asked = "theory", "qwen2.5-14b", "--machine", "rtx-4090", "--quant", "q4_k_m", "--kv", "q8_0", "--json"
     fits = harness(*asked).json[0]["fits"]
     assert fits["llama.cpp"] is None
+    assert fits["transformers"] is None
     assert fits["llama.cpp flash_attn"]["spare_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("kv", "block_bytes"),
+    [("f32", 128), ("bf16", 64), ("q8_0", 34), ("q5_1", 24), ("q4_0", 18), ("iq4_nl", 18)],
+)
+def test_a_cache_has_the_bytes_of_its_type(harness, kv, block_bytes):
+    """Of ggml's blocks of 32 elements (ggml-common.h); q8_0 has 8.5 bits."""
+    (row,) = harness("theory", "qwen3-30b-a3b", "--kv", kv, "--quant", "q4_k_m", "--json").json
+    assert row["kv_bytes_per_token"] == 2 * 48 * 4 * 128 * block_bytes / 32
+    (choice,) = harness("theory", "gpt-oss-20b", "--memory", "16GB", "--kv", kv, "--json").json
+    assert choice["kv"] == kv
+
+
+def test_the_reserve_is_said_with_how_to_change_it_and_can_be_changed(harness):
+    """A 32B q4_k_m ran on a card of 20 GiB."""
+    asked = "theory", "qwen2.5-32b", "--machine", "rx-7900-xt", "--quant", "q4_k_m", "--context", "4k"
+
+    def spare(*given: str) -> float:
+        return harness(*asked, *given, "--json").json[0]["fits"]["llama.cpp flash_attn"]["spare_bytes"]
+
+    usual = spare()
+    assert spare("--headless") - usual == pytest.approx(0.2 * 2**30, abs=1)
+    assert spare("--reserve", "0") - usual == pytest.approx(0.7 * 2**30, abs=1)
+    assert usual < 0 < spare("--reserve", "0")
+    said = [
+        " ".join(harness(*asked, *given).out.split()) for given in ((), ("--headless",), ("--reserve", "1GB"))
+    ]
+    of = "rx-7900-xt: of its 21.5 GB (20 GiB),"
+    assert (
+        f"{of} 0.8 GB are reserved for the display and the driver (--headless: 0.5 GB; --reserve" in said[0]
+    )
+    assert f"{of} 0.5 GB are reserved for the driver, without a display (--reserve SIZE: another)." in said[1]
+    assert f"{of} 1.0 GB are reserved, as given." in said[2]
+    small = harness("theory", "gpt-oss-20b", "--memory", "12GB", "--context", "8k", "--json").json
+    freed = harness(
+        "theory", "gpt-oss-20b", "--memory", "12GB", "--context", "8k", "--reserve", "0", "--json"
+    ).json
+    assert (small[0]["fits"], freed[0]["fits"]) == (False, True)
 
 
 def test_beside_the_limit_of_prefill_is_the_fastest_that_was_measured_at_that_length(harness):

@@ -290,11 +290,11 @@ def test_a_tied_embedding_is_streamed_as_the_lm_head_and_a_copy_of_it_is_not():
 
 def test_every_option_reaches_the_row(harness):
     name, card = "mistral-7b-v0.1", "rtx-4090"
-    given = "--quant q4_k_m --units published --kv-bits 8 --kv-read window --length 1000 --kv-block 1"
+    given = "--quant q4_k_m --units published --kv q8_0 --kv-read window --length 1000 --kv-block 1"
     given += " --context 3000 --prompt 700 --chunk 300 50 --rate fp16-tensor"
     given += " --acceptance 0.7 --draft-length 6 --draft-cost 0.2"
     form = Form("q4_k_m", tensors=tuple(tensors.quantized(SHAPES[name], "q4_k_m")))
-    asked: dict[str, Any] = {"kv_bits": 8, "kv_read": "window", "length": 1000, "kv_block": 1}
+    asked: dict[str, Any] = {"kv_bits": 8.5, "kv_read": "window", "length": 1000, "kv_block": 1}
     asked |= {"context": 3000, "prompt": 700, "chunks": [300, 50], "rate": "fp16-tensor"}
     asked |= {"speculation": (0.7, 6, 0.2)}
     expected = rows.row(name, SHAPES[name], form, card, MACHINES[card], Ask(PUBLISHED, **asked))

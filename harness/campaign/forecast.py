@@ -28,11 +28,16 @@ from harness.theory.decoder import (
 )
 from harness.theory.floors import CPU_SHARE, START_S, seconds
 from harness.theory.machines import (
+    DISPLAY,
     DISPLAY_RESERVE_BYTES,
     DRIVER_RESERVE_BYTES,
     MACHINES,
+    SYSTEM,
     SYSTEM_RESERVE_BYTES,
+    Figure,
+    changed_reserve,
     drives_display,
+    reserved_words,
 )
 from harness.theory.memory import (
     BITSANDBYTES,
@@ -159,13 +164,14 @@ def step_bytes(held: Model, ready: Ready | None) -> float:
 
 
 # Cells whose options put weights on the GPU's host CPU: errors in the options, and the bytes of each side.
-# The options are llama.cpp's `n_cpu_moe` and `override_tensor`.
+# The options are llama.cpp's `n_cpu_moe`, `override_tensor` and `gpu_layers`.
 
 
 def placement_of(options: Options) -> Placement | None:
     """The placement in the options; null: every tensor goes where its layer is."""
     experts, tensors = int(options.get("n_cpu_moe") or 0), str(options.get("override_tensor") or "")
-    return Placement(experts, tensors) if experts or tensors else None
+    layers = int(options.get("gpu_layers", -1) or 0)
+    return Placement(experts, tensors, layers) if experts or tensors or layers != -1 else None
 
 
 def placement_error(cell: Cell, ready: Ready | None, options: Options) -> str | None:
@@ -180,12 +186,23 @@ def placement_error(cell: Cell, ready: Ready | None, options: Options) -> str | 
     return None
 
 
-def bytes_per_device(cell: Cell, ready: Ready | None, options: Options) -> Split | None:
-    """Bytes on the CPU and on the GPU; null: no placement is requested, or the model is unknown."""
+@dataclass(frozen=True)
+class Apart:
+    """A model in two memories: the bytes of the weights by side, and what each holds."""
+
+    sides: Split
+    on_gpu: Model
+    on_cpu: Model
+
+
+def apart(cell: Cell, ready: Ready | None, options: Options) -> Apart | None:
+    """The model in two memories; null: no placement is requested, or the model is unknown."""
     wanted, made = placement_of(options), made_of(cell, ready)
-    if wanted is None or made is None or options.get("gpu_layers", -1) != -1:
+    if wanted is None or made is None:
         return None
-    return theory_memory.split_layers(wanted, made, _tensors(cell, ready))
+    tensors = _tensors(cell, ready)
+    models = theory_memory.side_models(wanted, made, tensors, kv_element_bytes(options))
+    return Apart(theory_memory.split_layers(wanted, made, tensors), *models)
 
 
 def _tensors(cell: Cell, ready: Ready | None) -> Sequence[Tensor]:
@@ -288,8 +305,8 @@ LOGITS_HELD = 2 * 4  # bytes a logit: a window's, float32, as the stack has them
 class Device:
     """The device of a config. `family`: cpu, cuda, ...; `name`: as messages name it. Null: not known.
     `absent`: why it is not on this machine. `free_bytes`: free memory, where `memory_bytes` is a budget.
-    `reserve_bytes`: memory that a model cannot use. `bytes_per_s`, `flops`: a known GPU's bandwidth, and the
-    rate of its data sheet for products of 16 bits."""
+    `reserve_bytes`: memory that a model cannot use, `reserve_for`: for what. `bytes_per_s`, `flops`: a known
+    GPU's bandwidth, and the rate of its data sheet for products of 16 bits."""
 
     family: str
     name: str
@@ -298,8 +315,18 @@ class Device:
     absent: str | None = None
     free_bytes: int | None = None
     reserve_bytes: float = 0
+    reserve_for: str = ""
     bytes_per_s: float | None = None
     flops: float | None = None
+
+    @property
+    def reserve(self) -> Figure:
+        return Figure(self.reserve_bytes, self.reserve_for)
+
+    def reserving(self, wanted: float | str | None) -> Device:
+        """The device with the reserve that a user wants; null: the usual one."""
+        bytes_of, source = changed_reserve(self.reserve, wanted)
+        return replace(self, reserve_bytes=bytes_of, reserve_for=source)
 
 
 @dataclass(frozen=True)
@@ -308,9 +335,9 @@ class Forecast:
     cell exceeds. `no_room`: why it does not fit; `lacks`: why there are no usable weights; `over_budget`: why
     the memory budget is unavailable or too small for the weights; `too_deep`: why a workload of timed rows is
     refused for its depth; one sentence each. `sides`: of weights on a GPU, whose memory this is, and on its
-    host CPU. `held`: weights and KV cache on the device; `static_n_ctx`: length of a static cache, which
-    every step reads whole. Null: not known; `no_room` is also null if it `fits`. `weights`: the weights on
-    this machine that the estimate is for."""
+    host CPU, which needs `host_bytes`. `held`: weights and KV cache on both; `static_n_ctx`: length of a
+    static cache, which every step reads whole. Null: not known; `no_room` is also null if it `fits`.
+    `weights`: the weights on this machine that the estimate is for."""
 
     cell: Cell
     device: Device
@@ -322,6 +349,7 @@ class Forecast:
     over_budget: str | None = None
     too_deep: str | None = None
     sides: Split | None = None
+    host_bytes: int | None = None
     weights: Ready | None = None
     held: Model | None = None
     static_n_ctx: int | None = None
@@ -363,6 +391,17 @@ class Forecast:
 
 def device_of(experiment: Experiment) -> Device:
     """The device on this machine; if its GPU is absent, the known properties of the one the config names."""
+    found = _device(experiment)
+    return found if found.free_bytes is not None else found.reserving(experiment.protocol.reserved)
+
+
+def host() -> Device:
+    """The CPU of this machine, with its main memory."""
+    memory = machine.facts()["memory_bytes"]
+    return Device("cpu", "this machine", memory, reserve_bytes=SYSTEM_RESERVE_BYTES, reserve_for=SYSTEM)
+
+
+def _device(experiment: Experiment) -> Device:
     family = experiment.device.partition(":")[0]
     facts = machine.facts()
     try:
@@ -373,12 +412,14 @@ def device_of(experiment: Experiment) -> Device:
     if family == "cpu":
         if (budget := experiment.protocol.memory_budget_bytes) is not None:
             return Device(family, "the budget", budget, free_bytes=free_memory_bytes())
-        return Device(family, "this machine", facts["memory_bytes"], reserve_bytes=SYSTEM_RESERVE_BYTES)
+        return host()
     for gpu in facts["gpus"]:
         if gpu["uuid"] == device_id:
             major, _, minor = (gpu["compute_capability"] or "").partition(".")
             capability = (int(major), int(minor)) if major else None
-            reserve = DISPLAY_RESERVE_BYTES if drives_display(gpu["name"] or "") else DRIVER_RESERVE_BYTES
+            reserve = Figure(DRIVER_RESERVE_BYTES, "the driver")
+            if drives_display(gpu["name"] or ""):
+                reserve = Figure(DISPLAY_RESERVE_BYTES, DISPLAY)
             name = f"the {gpu['name'] or 'GPU'}"
             known = names.of_gpu(gpu["name"], gpu["memory_bytes"])
             bytes_per_s = known.bandwidth_bytes_per_s if known else None
@@ -387,7 +428,8 @@ def device_of(experiment: Experiment) -> Device:
                 name,
                 gpu["memory_bytes"],
                 capability,
-                reserve_bytes=reserve,
+                reserve_bytes=reserve.value,
+                reserve_for=reserve.source,
                 bytes_per_s=bytes_per_s,
                 flops=known.kernel_flops(quantized=False) if known else None,
             )
@@ -407,13 +449,14 @@ def _named(gpu: str | None) -> Device:
     if not known:
         return Device("cuda", f"the {gpu}", None)
     least = min(known, key=lambda found: found.memory_bytes)
-    capability, reserve = least.compute_capability, least.reserve.value
+    capability, reserve = least.compute_capability, least.reserve
     return Device(
         "cuda",
         f"the {gpu}",
         least.memory_bytes,
         capability,
-        reserve_bytes=reserve,
+        reserve_bytes=reserve.value,
+        reserve_for=reserve.source,
         bytes_per_s=least.bandwidth_bytes_per_s,
         flops=least.kernel_flops(quantized=False),
     )
@@ -487,19 +530,27 @@ def forecast_cell(cell: Cell, ready: Ready | None, device: Device, threads: int)
     context = cell.header.context_of(options)  # null: the cache grows with its tokens
     holds = cell.tokens if cell.workload.timed == "rows" or cell.scores else tokens
     n_ctx = int(options[context.option] or holds) if context else holds
-    sides = bytes_per_device(cell, ready, options) if device.family != "cpu" else None
-    if sides:
-        held = replace(held, weight_bytes=sides.gpu_bytes + held.embedding_bytes)
-    memory = round(
-        theory_memory.total_bytes(engine_of(cell, options, device.family != "cpu", held.made), held, n_ctx)
-    )
+    on_gpu = device.family != "cpu"
+    two = apart(cell, ready, options) if on_gpu else None
+    engine = engine_of(cell, options, on_gpu, held.made)
+    memory = round(theory_memory.total_bytes(engine, two.on_gpu if two else held, n_ctx))
+    host_bytes = None
+    if two:
+        engine = engine_of(cell, options, False, held.made)
+        host_bytes = round(theory_memory.total_bytes(engine, two.on_cpu, n_ctx))
     if isinstance(cell.workload, Quality):
         memory += LOGITS_HELD * (cell.workload.positions + 1) * held.made.vocab_size
-    has = device.memory_bytes
-    if device.family != "cpu" and options.get("gpu_layers", -1) != -1:
-        has = None  # the offloaded part is not counted separately
-    fits = None if has is None else memory <= has - device.reserve_bytes
-    no_room = None if has is None or fits else _no_room(device, has)
+    places = [(device, memory), *([(host(), host_bytes)] if host_bytes is not None else [])]
+    if on_gpu and two is None and options.get("gpu_layers", -1) != -1:
+        places = []  # the layers of an unknown model cannot be divided
+    lacking = [
+        _no_room(each, needs if each is not device else None)
+        for each, needs in places
+        if each.memory_bytes is not None and needs > each.memory_bytes - each.reserve_bytes
+    ]
+    is_known = places and all(each.memory_bytes is not None for each, _ in places)
+    fits = False if lacking else True if is_known else None
+    no_room = f"will not fit: {'; '.join(lacking)}" if lacking else None
     too_deep = None
     if no_room and cell.workload.timed == "rows":
         too_deep = f"{cell.tokens:,} tokens need {memory / 1e9:.1f} GB: {no_room}"
@@ -512,17 +563,22 @@ def forecast_cell(cell: Cell, ready: Ready | None, device: Device, threads: int)
         no_room,
         over_budget=over,
         too_deep=too_deep,
-        sides=sides,
+        sides=two.sides if two else None,
+        host_bytes=host_bytes,
         weights=ready,
         held=held,
         static_n_ctx=n_ctx if options.get("cache") == "static" else None,
     )
 
 
-def _no_room(device: Device, memory_bytes: int) -> str:
-    has = f"{memory_bytes / 1e9:.1f} GB {'on' if device.free_bytes is None else 'in'} {device.name}"
-    reserved = f", {device.reserve_bytes / 1e9:.1f} GB of them reserved" if device.reserve_bytes else ""
-    return f"will not fit: {has}{reserved}"
+def _no_room(device: Device, host_needs: int | None) -> str:
+    """What a device has; of a GPU's host, whose part no line shows, what it needs, too."""
+    place = f"{'on' if device.free_bytes is None else 'in'} {device.name}"
+    has = f"{(device.memory_bytes or 0) / 1e9:.1f} GB {place}"
+    if host_needs is not None:
+        reserved = f"{device.reserve_bytes / 1e9:.1f} GB of them reserved for {device.reserve_for}"
+        return f"the CPU's side needs {host_needs / 1e9:.1f} GB: {has}, {reserved}"
+    return f"{has}, {reserved_words(device.reserve, 'of them ')}" if device.reserve_bytes else has
 
 
 def _over_budget(device: Device, weights_bytes: float | None) -> str | None:

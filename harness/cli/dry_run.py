@@ -59,6 +59,8 @@ def show(experiment: Experiment, forecasts: Sequence[Forecast], as_json: bool) -
             "memory ?" if memory is None else f"memory {memory / 1e9:.1f} GB",
             "time ?" if seconds is None else f"about {in_words(seconds)} x {times}",
         ]
+        if line["host_memory_bytes"] is not None:
+            parts[3] += f" + {line['host_memory_bytes'] / 1e9:.1f} GB on the CPU"
         if line["fill_seconds"]:
             parts[-1] += f", {in_words(line['fill_seconds'])} of them filling"
         print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
@@ -214,6 +216,7 @@ class Here:
             "weights": source.words,
             "disk_bytes": source.disk_bytes,
             "memory_bytes": found.memory_bytes,
+            "host_memory_bytes": found.host_bytes,
             "weights_on_gpu_bytes": found.sides and found.sides.gpu_bytes,
             "weights_on_cpu_bytes": found.sides and found.sides.cpu_bytes,
             "most_tokens_per_s": ceiling,

@@ -12,7 +12,7 @@ from harness.base import data
 from harness.base.text import plural, shortened
 from harness.cli import Mistake, say
 from harness.theory import names
-from harness.theory.machines import MACHINES, Machines
+from harness.theory.machines import HEADLESS, MACHINES, Machines
 
 if TYPE_CHECKING:
     from harness.config.plan import Cell
@@ -143,6 +143,45 @@ def memory_gib(text: str) -> float:
     if gib is None:
         raise argparse.ArgumentTypeError(f"{text} is not a size of memory such as 16GB")
     return gib
+
+
+def add_reserve(parser: argparse.ArgumentParser) -> None:
+    """Add the two options that change how much memory is taken to be reserved."""
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument(
+        "--reserve",
+        type=reserve,
+        metavar="SIZE",
+        help="memory of the device that no model can use, 300MiB or 0 (default: by what it is)",
+    )
+    given.add_argument(
+        "--headless",
+        dest="reserve",
+        action="store_const",
+        const=HEADLESS,
+        help="no display is on the card: its driver reserves less",
+    )
+
+
+def reserve(text: str) -> str:
+    """A size with a unit, or 0."""
+    if text != "0":
+        from harness.config.experiment import size_bytes  # pydantic takes 0.1 s
+
+        try:
+            size_bytes(text)
+        except ValueError as wrong:
+            raise argparse.ArgumentTypeError(f"{shortened(text)}: {wrong}") from wrong
+    return text
+
+
+def reserved(given: str | None) -> float | str | None:
+    """Bytes, HEADLESS, or null, of these options."""
+    if given is None or given == HEADLESS:
+        return given
+    from harness.config.experiment import size_bytes
+
+    return 0.0 if given == "0" else float(size_bytes(given))
 
 
 def gb_per_s(text: str) -> float:

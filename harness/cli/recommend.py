@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.cli import NOT_OK, OK, Mistake, say
-from harness.cli.options import gb_per_s, memory_gib, tokens, unknown
+from harness.cli.options import add_reserve, gb_per_s, memory_gib, tokens, unknown
 
 # Options of `harness recommend`; only parsing, so that --help is fast.
 
@@ -59,12 +59,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="GB/S",
         help="read bandwidth of a machine that is not known; needs --memory",
     )
+    add_reserve(parser)
     add("--kind", choices=("gpu", "cpu"), help="of that machine (default: a GPU from 150 GB/s on)")
     add(
         "--host-memory",
         type=memory_gib,
         metavar="SIZE",
-        help="main memory of the GPU's host, for layers on the CPU where the model does not fit",
+        help="main memory of the GPU's host, for layers or experts on the CPU where the model does not fit",
     )
     add("--host-bandwidth", type=gb_per_s, metavar="GB/S", help="its read bandwidth")
     add("--for", dest="goal", choices=GOALS, default="balance", help="what comes first (default: balance)")
@@ -321,6 +322,7 @@ def _print(
 ) -> None:
     from harness.recommend import answer as recommend_answer
     from harness.recommend import text
+    from harness.theory.machines import reserved_words
 
     made, memory = given.subject.made, f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
     speed = f", {arguments.tok_s:g} tok/s or more" if arguments.tok_s else ""
@@ -328,6 +330,8 @@ def _print(
         f"{given.subject.model.name} on {place.name} with {memory}, {arguments.context:,} tokens of context"
         + speed
     )
+    if place.device.reserve_bytes or arguments.reserve:
+        print(f"of its memory {reserved_words(place.device.reserve, 'are ')}")
     if arguments.context > made.context:
         print(_beyond(made))
     if ranking or arguments.all:
@@ -345,7 +349,7 @@ def _print(
 
 def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
     """How much is missing for the smallest variant, and the smallest known machine with enough."""
-    from harness.theory.machines import MACHINES
+    from harness.theory.machines import MACHINES, reserved_words
 
     whole = [each for each in found if each.candidate.split is None]
     least = min(whole, key=lambda each: each.candidate.memory_bytes)
@@ -361,10 +365,11 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
         )
     if place.device.family != "cpu" and place.host is None:
         hint += "; --host-memory and --host-bandwidth would put layers on the CPU"
+    reserved = f" ({reserved_words(place.device.reserve, 'are ')})" if place.device.reserve_bytes else ""
     return (
         f"nothing fits: the smallest, {least.title}, needs {candidate.memory_bytes / 1e9:.1f} GB with "
         f"{context:,} tokens, {short / 1e9:.1f} GB more than the {candidate.available_bytes / 1e9:.1f} GB "
-        f"that are usable{hint}"
+        f"that are usable{reserved}{hint}"
     )
 
 
@@ -407,6 +412,7 @@ def _row(choice: Any) -> dict[str, object]:
         "fits": candidate.fits,
         "memory_bytes": candidate.memory_bytes,
         "gpu_layers": candidate.split.gpu_layers if candidate.split else None,
+        "n_cpu_moe": candidate.split.n_cpu_moe or None if candidate.split else None,
         "host_memory_bytes": candidate.split.memory_bytes if candidate.split else None,
         "available_bytes": candidate.available_bytes,
         "weight_bytes": candidate.weight_bytes,

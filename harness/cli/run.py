@@ -26,7 +26,7 @@ from harness.campaign.rounds import RunOptions
 from harness.cli import NOT_OK, OK, Mistake, dry_run, say, tables
 from harness.cli import progress as cli_progress
 from harness.cli.dry_run import in_words
-from harness.cli.options import WAIT, add_cells, add_json, chosen
+from harness.cli.options import WAIT, add_cells, add_json, add_reserve, chosen
 from harness.cli.progress import Progress
 from harness.config import Experiment, MaxCtx, Quality, plan
 from harness.config.plan import Cell
@@ -285,6 +285,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="skip and list cells known to fail on this machine",
     )
+    add_reserve(parser)
     parser.add_argument("--on", metavar="FLEET", help=HELP)
     parser.add_argument(
         "--dry-run",
@@ -307,7 +308,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure a config, print the table (or JSON), write the page."""
     if arguments.config is None:
         raise Mistake(_offer())
-    experiment = config.load(arguments.config, arguments.set)
+    reserve = [] if arguments.reserve is None else [f"reserve={arguments.reserve}"]
+    experiment = config.load(arguments.config, [*arguments.set, *reserve])
     cells = chosen(plan.cells(experiment), arguments)
     if arguments.on and (arguments.dry_run or arguments.skip_known_failures):
         raise Mistake("--dry-run and --skip-known-failures forecast this machine alone; leave out --on")

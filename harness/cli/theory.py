@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,14 +16,14 @@ from harness.base.files import MOST_RECORD_BYTES, read_regular
 from harness.base.text import csv_cell, printable
 from harness.cli import OK, Mistake, theory_options
 from harness.cli.options import known as known_machines
-from harness.cli.options import unknown
+from harness.cli.options import reserved, unknown
 from harness.stacks.header import references
 from harness.theory import floors, names, tensors
 from harness.theory.decoder import Decoder, dense
 from harness.theory.floors import PUBLISHED, UNITS
 from harness.theory.known_models import Known
 from harness.theory.machines import Machine
-from harness.theory.memory import Form, Placement, PlacementError, released_in
+from harness.theory.memory import USUAL_KV, Form, Placement, PlacementError, kv_bits, released_in
 from harness.theory.public_speeds import others
 from harness.theory.rows import (
     Ask,
@@ -301,6 +300,8 @@ def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
     chosen: list[tuple[str | None, Machine | None]] = [
         *theory_options.machines_of(arguments.machine, machines, arguments.memory, _this_machine).items()
     ]
+    wanted = reserved(arguments.reserve)
+    chosen = [(name, machine and machine.reserving(wanted)) for name, machine in chosen]
     chosen = chosen or [(None, None)]
     for name, machine in chosen:
         if machine and ask.rate is not None and ask.rate not in machine.rates:
@@ -359,11 +360,12 @@ def _ask(arguments: argparse.Namespace) -> Ask:
         speculation = arguments.acceptance, arguments.draft_length or 4, arguments.draft_cost or 0.0
     elif arguments.draft_length is not None or arguments.draft_cost is not None:
         raise Mistake("--draft-length and --draft-cost need --acceptance")
-    if (arguments.n_cpu_moe is None) != (arguments.cpu_bandwidth is None):
-        raise Mistake("--n-cpu-moe and --cpu-bandwidth go together")
+    for option in ("cpu_bandwidth", "host_memory"):
+        if getattr(arguments, option) and not arguments.n_cpu_moe:
+            raise Mistake(f"--{option.replace('_', '-')} is of the CPU that --n-cpu-moe gives experts to")
     return Ask(
         units=UNITS[arguments.units],
-        kv_bits=arguments.kv_bits,
+        kv_bits=kv_bits(arguments.kv or USUAL_KV[0]),
         kv_read=arguments.kv_read,
         length=arguments.length,
         kv_block=arguments.kv_block,
@@ -373,7 +375,8 @@ def _ask(arguments: argparse.Namespace) -> Ask:
         rate=arguments.rate,
         speculation=speculation,
         n_cpu_moe=arguments.n_cpu_moe or 0,
-        cpu_bytes_per_s=arguments.cpu_bandwidth * 1e9 if arguments.cpu_bandwidth else math.inf,
+        cpu_bytes_per_s=arguments.cpu_bandwidth and arguments.cpu_bandwidth * 1e9,
+        cpu_memory_bytes=arguments.host_memory and arguments.host_memory * 2.0**30,
     )
 
 

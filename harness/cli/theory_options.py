@@ -14,12 +14,21 @@ from typing import TYPE_CHECKING
 from harness.base.text import printable, shortened
 from harness.cli import OK, Mistake, say
 from harness.cli.options import MOST_TOKENS as _MOST_TOKENS
-from harness.cli.options import gb_per_s, memory_gib, unknown
+from harness.cli.options import add_reserve, gb_per_s, memory_gib, reserved, unknown
 from harness.theory import base_shapes, names, tensors
 from harness.theory.decoder import Decoder
 from harness.theory.known_models import Known
-from harness.theory.machines import Machine
-from harness.theory.memory import LLAMA_CPP, TRANSFORMERS, Choice, Form, Stored, choices
+from harness.theory.machines import DRIVER_RESERVE_BYTES, Figure, Machine, changed_reserve
+from harness.theory.memory import (
+    KV_TYPES,
+    LLAMA_CPP,
+    TRANSFORMERS,
+    USUAL_KV,
+    Choice,
+    Form,
+    Stored,
+    choices,
+)
 from harness.theory.names import NotUnderstood
 from harness.theory.tensors import ALL_QUANTS, QUANTS, Tensor
 
@@ -121,12 +130,12 @@ def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFil
     for option in _NOT_HERE:
         if getattr(arguments, option):
             raise Mistake(f"--{option} needs a --machine, also with --memory")
-    if arguments.kv_bits != 16:
-        raise Mistake("--kv-bits needs a --machine; with --memory all types of the KV cache are listed")
     if not arguments.models:
         raise Mistake("name a model: harness theory qwen3-30b-a3b --memory 16GB --context 32k")
     found: list[Choice] = []
     memory = arguments.memory * 2.0**30
+    reserve = changed_reserve(Figure(DRIVER_RESERVE_BYTES, "the driver"), reserved(arguments.reserve))
+    kvs = [arguments.kv] if arguments.kv else USUAL_KV
     bytes_per_s = arguments.bandwidth and arguments.bandwidth * 1e9
     for given in dict.fromkeys(arguments.models):
         named = model_of(given, known)
@@ -137,7 +146,9 @@ def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFil
         else:
             name, made, stored, trained_stated = from_file(given)
         limits = quants_of(arguments.quant), memory, arguments.context, bytes_per_s
-        found += choices(name, made, *limits, stored, trained_stated)
+        found += choices(name, made, *limits, stored, trained_stated, kvs, reserve.value)
+    if not found:
+        raise Mistake(f"--kv {arguments.kv}: these weights are for PyTorch, and llama.cpp has this type")
     if arguments.json:
         print(json.dumps(found, indent=1))
     elif arguments.csv:
@@ -147,7 +158,7 @@ def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFil
     else:
         from harness.report import theory_text
 
-        theory_text.show_choices(found, arguments.context, bool(bytes_per_s), memory)
+        theory_text.show_choices(found, arguments.context, bool(bytes_per_s), memory, reserve)
     return OK
 
 
@@ -178,6 +189,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="memory of the machines, as sold: selects a variant, or sets another size; 16GB is 16 GiB. "
         "Without a machine: which weights and KV types fit",
     )
+    add_reserve(parser)
     add(
         "--bandwidth",
         type=gb_per_s,
@@ -203,7 +215,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     cache = parser.add_argument_group("KV cache")
     cache.add_argument(
-        "--kv-bits", type=_bits, default=16, metavar="BITS", help="bits per element (default: 16)"
+        "--kv",
+        type=str.lower,
+        choices=KV_TYPES,
+        metavar="TYPE",
+        help=f"its type in llama.cpp: {', '.join(KV_TYPES)} (default: f16; with --memory and no machine:"
+        f" {', '.join(USUAL_KV)})",
     )
     cache.add_argument(
         "--kv-read",
@@ -245,10 +262,20 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--n-cpu-moe",
         type=_count,
         metavar="N",
-        help="the experts of the first N layers are read by the CPU, all else by the machine's GPU",
+        help="the experts of the first N layers (of all, if there are fewer) are read by the CPU, all else by"
+        " the machine's GPU",
     )
     split.add_argument(
-        "--cpu-bandwidth", type=gb_per_s, metavar="GB/S", help="what that CPU reads from its memory"
+        "--cpu-bandwidth",
+        type=gb_per_s,
+        metavar="GB/S",
+        help="what that CPU reads from its memory; without it only memory is told",
+    )
+    split.add_argument(
+        "--host-memory",
+        type=memory_gib,
+        metavar="SIZE",
+        help="its main memory, in which they must fit",
     )
     draft = parser.add_argument_group("speculative decoding")
     draft.add_argument(

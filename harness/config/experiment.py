@@ -24,6 +24,7 @@ from harness.base.text import shortened
 from harness.theory import names
 from harness.theory.decoder import Decoder
 from harness.theory.known_models import Described
+from harness.theory.machines import HEADLESS
 
 # The base of all models of a config, and the types of a count of tokens and of a share.
 
@@ -496,6 +497,9 @@ class Protocol(Frozen):
     """Before each repeat wait until the device has cooled down; by default not at all."""
     memory_budget: str | None = Field(default=None, pattern=SIZE)
     """Memory limit of a worker on the CPU, weights included, e.g. 2GiB; by default no limit."""
+    reserve: str | None = Field(default=None, pattern=f"^(0|headless)$|{SIZE}")
+    """Memory of the device that no model can use, for forecasts: 300MiB, 0, or headless (no display is on the
+    card); by default what is usual for the device."""
 
     @field_validator("memory_budget", mode="before")
     @classmethod
@@ -505,6 +509,23 @@ class Protocol(Frozen):
         if given is not None:
             size_bytes(given)
         return given
+
+    @field_validator("reserve", mode="before")
+    @classmethod
+    def _is_reserve(cls, given: Any) -> Any:
+        if given is None or given in ("headless", "0", 0):
+            return None if given is None else str(given)
+        if not isinstance(given, str):
+            raise ValueError("give a size with a unit, as in 300MiB, 0, or headless")
+        size_bytes(given)
+        return given
+
+    @property
+    def reserved(self) -> float | str | None:
+        """Bytes, `headless`, or null."""
+        if self.reserve in (None, HEADLESS):
+            return self.reserve
+        return 0.0 if self.reserve == "0" else float(size_bytes(str(self.reserve)))
 
     @property
     def memory_budget_bytes(self) -> int | None:

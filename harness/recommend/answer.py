@@ -383,13 +383,15 @@ def _llama_cpp(
     candidate: Candidate, source: Source, context: int, on_gpu: bool, threads: int | None
 ) -> dict[str, str]:
     options, quant = candidate.cell.options(threads or 1), candidate.type
-    layers = candidate.split.gpu_layers if candidate.split else _ALL_LAYERS if on_gpu else 0
+    split = candidate.split
+    layers = split.gpu_layers if split and split.gpu_layers else _ALL_LAYERS if on_gpu else 0
     is_given = source.gguf is not None and source.gguf_type == quant
     file = str(source.gguf) if is_given else f"{source.name}-{quant.upper()}.gguf"
     whole = source.gguf or f"{source.name}-F16.gguf"
     flash, cache = bool(options.get("flash_attn")), [str(options.get(k)) for k in ("type_k", "type_v")]
     given = f"-m {file} -c {context} {f'-ngl {layers} ' if on_gpu else ''}-fa {'on' if flash else 'off'}"
-    given += f" -t {threads}" if threads and (not on_gpu or candidate.split) else ""
+    given += f" --n-cpu-moe {split.n_cpu_moe}" if split and split.n_cpu_moe else ""
+    given += f" -t {threads}" if threads and (not on_gpu or split) else ""
     given += f" -ctk {cache[0]} -ctv {cache[1]}" if cache != ["f16", "f16"] else ""
     lines = [f"FROM {file if file.startswith('/') else './' + file}", f"PARAMETER num_ctx {context}"]
     lines += [f"PARAMETER num_gpu {layers}"]
@@ -404,6 +406,8 @@ def _llama_cpp(
     else:
         makes = {"fetch": f"a GGUF of {source.name} in {quant.upper()}, as {file}"}
     servers = {"llama-server": f"llama-server {given}", "llama-cli": f"llama-cli {given}"}
+    if split and split.n_cpu_moe:  # which Ollama cannot be told
+        return makes | servers
     return makes | servers | {"Modelfile": "\n".join(lines)}
 
 

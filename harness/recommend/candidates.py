@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from harness.campaign import forecast
 from harness.campaign.forecast import Device, engine_of, held_model, kv_element_bytes
 from harness.config import Decode, Experiment, Model, Protocol, plan
+from harness.config.experiment import Scalar
 from harness.config.plan import Cell
 from harness.config.variants import expanded, varied
 from harness.config.yaml_text import Mistakes
@@ -22,10 +23,10 @@ from harness.recommend.speed import DENSE, EXPERTS, FUSED, GGML, STATES, TORCH, 
 from harness.stacks.header import Header, Options, stacks
 from harness.theory import decoder, floors
 from harness.theory import memory as theory_memory
-from harness.theory.decoder import Decoder, in_runs, lm_head_params
+from harness.theory.decoder import Decoder, lm_head_params
 from harness.theory.floors import MOVED_STATE, Demand, Reach
 from harness.theory.machines import Machine
-from harness.theory.memory import BITSANDBYTES, LLAMA_CPP, OF_MIXTURES, Engine, released_in
+from harness.theory.memory import BITSANDBYTES, LLAMA_CPP, OF_MIXTURES, Engine, Placement, released_in
 from harness.theory.rows import is_quantized
 from harness.theory.tensors import (
     FORMATS,
@@ -137,8 +138,7 @@ def read_bytes(header: Header, made: Decoder, quant: str | None, bits: float | N
 # Split a model's layers between a GPU and its host CPU: how many go where, and the bytes of each. Pure.
 
 
-OPTION, ALL = "gpu_layers", -1
-_LAYER = re.compile(r"blk\.(\d+)\.")
+OPTION, ALL, EXPERTS_OPTION = "gpu_layers", -1, "n_cpu_moe"
 
 
 @dataclass(frozen=True)
@@ -185,74 +185,70 @@ class Side:
 
 @dataclass(frozen=True)
 class Split:
-    """`gpu_layers`: as llama.cpp counts them, the output among them. `traits`: of the CPU's part."""
+    """`gpu_layers`: as llama.cpp counts them, the output among them; null: all, with the experts of
+    `n_cpu_moe` layers on the CPU. `traits`: of the CPU's part."""
 
-    gpu_layers: int
+    gpu_layers: int | None
     traits: Traits
     memory_bytes: float
     available_bytes: float
+    n_cpu_moe: int = 0
 
     @property
     def fits(self) -> bool:
         return self.memory_bytes <= self.available_bytes
 
 
-def divided_split(
-    made: Decoder, tensors: Sequence[Tensor], kv_element_bytes: float, gpu: Memory, host: Memory, context: int
-) -> tuple[Side, Side] | None:
-    """The GPU's side with as many of the last layers as fit with the context, and the CPU's; null: not one
-    fits."""
-    few, many = 0, made.count  # layers that fit, and that do not
-    while many - few > 1:
-        middle = (few + many) // 2
-        if _side(made, tensors, kv_element_bytes, gpu, made.count - middle, True).fits(context):
-            few = middle
-        else:
-            many = middle
-    if not few:
-        return None
-    first = made.count - few
-    return (
-        _side(made, tensors, kv_element_bytes, gpu, first, True),
-        _side(made, tensors, kv_element_bytes, host, first, False),
-    )
+@dataclass(frozen=True)
+class Divided:
+    """A model that is to be in two memories."""
+
+    made: Decoder
+    tensors: Sequence[Tensor]
+    kv_element_bytes: float
+    gpu: Memory
+    host: Memory
+
+    def sides(self, placement: Placement) -> tuple[Side, Side]:
+        """The GPU's and the CPU's."""
+        models = theory_memory.side_models(placement, self.made, self.tensors, self.kv_element_bytes)
+        gpu, cpu, computed = theory_memory.on_sides(placement, self.made, self.tensors)
+        return (
+            Side(models[0], kind_of_types(self.made, gpu), _expert_bytes(gpu), self.gpu),
+            Side(models[1], kind_of_types(self.made, computed), _expert_bytes(cpu), self.host),
+        )
+
+    def fits_gpu(self, placement: Placement, context: int) -> bool:
+        return self.sides(placement)[0].fits(context)
+
+    def by_layers(self, context: int) -> Placement | None:
+        """As many of the last layers on the GPU as fit with the context, and the output; null: none fits."""
+        few, many = 0, self.made.count  # layers that fit, and that do not
+        while many - few > 1:
+            middle = (few + many) // 2
+            if self.fits_gpu(Placement(gpu_layers=middle + 1), context):
+                few = middle
+            else:
+                many = middle
+        return Placement(gpu_layers=few + 1) if few else None
+
+    def by_experts(self, context: int) -> Placement | None:
+        """The experts of the fewest layers on the CPU with which the rest fits; null: of a model without
+        experts, or whose rest does not fit either."""
+        few, many = 0, self.made.count  # layers with which it does not fit, and does
+        if not self.made.experts or not self.fits_gpu(Placement(many), context):
+            return None
+        while many - few > 1:
+            middle = (few + many) // 2
+            if self.fits_gpu(Placement(middle), context):
+                many = middle
+            else:
+                few = middle
+        return Placement(many)
 
 
-def _side(
-    made: Decoder,
-    tensors: Sequence[Tensor],
-    kv_element_bytes: float,
-    memory: Memory,
-    first: int,
-    on_gpu: bool,
-) -> Side:
-    """The layers from `first` on and the output, as llama.cpp puts them on the GPU (load_tensors in
-    llama-model.cpp, `i_gpu_start`), or the others and the input embedding."""
-    layers = list(made.layers())
-    part = replace(made, runs=in_runs(layers[first:] if on_gpu else layers[:first]))
-    # A tied embedding is in both: rows are looked up on the CPU, and the output is computed on the GPU.
-    held = [
-        each
-        for each in tensors
-        if _is_on_gpu(each, first, made.tied) == on_gpu or (not on_gpu and each.part == "embedding")
-    ]
-    computed = [each for each in held if on_gpu or each.part != "embedding"]
-    model = theory_memory.Model(
-        part, sum(each.bytes for each in held), 0.0, decoder.kv_elements_per_token(part) * kv_element_bytes
-    )
-    experts = sum(each.bytes for each in held if is_of_experts(each.name))
-    return Side(model, kind_of_types(made, computed), experts, memory)
-
-
-def _is_on_gpu(tensor: Tensor, first: int, tied: bool) -> bool:
-    if found := _LAYER.match(tensor.name):
-        return int(found[1]) >= first
-    return tied or tensor.part != "embedding"
-
-
-def with_layers(cell: Cell, gpu_layers: int) -> Cell:
-    """The cell with so many on the GPU."""
-    return replace(cell, variant=varied(cell.variant, {OPTION: gpu_layers}))
+def _expert_bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(each.bytes for each in tensors if is_of_experts(each.name))
 
 
 # How fast a CPU multiplies each type of weights: measured by a probe of ggml, kept, and given to traits.
@@ -346,6 +342,7 @@ def place_of(machine: Machine, name: str, threads: int) -> Place:
         machine.memory_bytes,
         machine.compute_capability,
         reserve_bytes=machine.reserve.value,
+        reserve_for=machine.reserve.source.partition(",")[0],
     )
     rates = {quantized: machine.kernel_flops(quantized) for quantized in (False, True)}
     bandwidth = machine.bandwidth_bytes_per_s
@@ -443,8 +440,8 @@ def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[st
             if (candidate := candidate_of(subject, cell, place, context)) is not None:
                 runnable.append(cell)
                 found.append(candidate)
-                if not candidate.fits and (split := _split(subject, candidate, place, context)):
-                    found.append(split)
+                if not candidate.fits:
+                    found += _splits(subject, candidate, place, context)
     return found
 
 
@@ -566,34 +563,52 @@ def _traits(
     )
 
 
-def _split(subject: Subject, whole: Candidate, place: Place, context: int) -> Candidate | None:
-    """Put as many layers on the GPU as fit, and the others on the CPU; null: no layer fits, or no host
-    memory is known."""
+def _splits(subject: Subject, whole: Candidate, place: Place, context: int) -> Iterator[Candidate]:
+    """The candidate in two memories: as many layers on the GPU as fit, or of a mixture the experts of as few
+    layers as need be on the CPU. None without a known host, or if nothing fits the GPU."""
     host, cell = place.host, whole.cell
     if host is None or cell.weights_format != "gguf":
-        return None
+        return
     options = cell.options(place.threads)
     gpu, cpu = (
         Memory(engine_of(cell, options, each is place, subject.made), each.available_bytes)
         for each in (place, host)
     )
     tensors = subject.stored_as(type_of(subject, cell))
-    sides = divided_split(subject.made, tensors, kv_element_bytes(options), gpu, cpu, context)
-    if sides is None:
-        return None
+    divided = Divided(subject.made, tensors, kv_element_bytes(options), gpu, cpu)
+    by_layers, by_experts = divided.by_layers(context), divided.by_experts(context)
+    if by_layers:
+        changes: dict[str, Scalar] = {OPTION: by_layers.gpu_layers}
+        yield _in_two(whole, divided.sides(by_layers), by_layers, changes, host, context)
+    if by_experts:
+        changes = {EXPERTS_OPTION: by_experts.n_cpu_moe}
+        yield _in_two(whole, divided.sides(by_experts), by_experts, changes, host, context)
+
+
+def _in_two(
+    whole: Candidate,
+    sides: tuple[Side, Side],
+    placement: Placement,
+    changes: Mapping[str, Scalar],
+    host: Place,
+    context: int,
+) -> Candidate:
     on_gpu, on_cpu = sides
-    layers = on_gpu.model.made.count + 1
     longest = min(on_gpu.longest or 0, on_cpu.longest or 0)
     on_host = replace(
         on_cpu.of(whole.traits), device=host.name, family=host.device.family, bytes_per_s=host.bytes_per_s
     )
+    if placement.n_cpu_moe:  # layers whose experts alone are there, and no cache
+        on_host = replace(on_host, layers=placement.n_cpu_moe)
+    layers = None if placement.gpu_layers < 0 else placement.gpu_layers
+    held = on_cpu.bytes_at(context), host.available_bytes
     return replace(
         whole,
-        cell=with_layers(cell, layers),
+        cell=replace(whole.cell, variant=varied(whole.cell.variant, changes)),
         traits=on_gpu.of(whole.traits),
         memory_bytes=on_gpu.bytes_at(context),
         longest=min(longest, max(whole.trained, context)) or None,
-        split=Split(layers, on_host, on_cpu.bytes_at(context), host.available_bytes),
+        split=Split(layers, on_host, *held, n_cpu_moe=placement.n_cpu_moe),
     )
 
 

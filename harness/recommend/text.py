@@ -27,6 +27,7 @@ _SHORTER = {
     r"-fuse_layers=true": " fused",
     r"-fuse_layers=false|-flash_attn=false|-dynamic": "",
     r"-gpu_layers=(\d+)": r" \1 on GPU",
+    r"-n_cpu_moe=(\d+)": r" experts of \1 on CPU",
 }
 
 
@@ -66,10 +67,10 @@ def _split(choice: Choice) -> str:
     reads = " and ".join(
         f"{each.read_bytes / 1e9:.1f} GB at {each.bytes_per_s / 1e9:,.0f} GB/s" for each in sides
     )
-    return (
-        f"; {sides[0].layers} of {sides[0].layers + sides[1].layers} layers and the output on the GPU: "
-        f"a step reads {reads}, {least * 1e3:.0f} ms at least"
-    )
+    where = f"{sides[0].layers} of {sides[0].layers + sides[1].layers} layers and the output on the GPU"
+    if moved := candidate.split.n_cpu_moe:
+        where = f"the experts of {moved} of {sides[0].layers} layers on the CPU"
+    return f"; {where}: a step reads {reads}, {least * 1e3:.0f} ms at least"
 
 
 def show_all(found: Sequence[Choice], context: int) -> None:
@@ -158,8 +159,9 @@ def show_notes(
         )
     if any(each.choice.candidate.split for each in ranking):
         lines.append(
-            "gpu_layers: as many layers as fit are on the GPU, the others on the CPU; each side takes its "
-            "time after the other. GB: on the GPU + in main memory. Of such a variant no TTFT is predicted."
+            "gpu_layers: as many layers as fit are on the GPU, the others on the CPU. n_cpu_moe: the experts "
+            "of as few layers as need be are on the CPU, all else is on the GPU. Each side takes its time "
+            "after the other. GB: on the GPU + in main memory. Of such a variant no TTFT is predicted."
         )
     if ranking and not any(each.traits.device == place.name for each in examples):
         lines.append(_elsewhere(bases, examples, place))

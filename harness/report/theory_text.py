@@ -17,7 +17,7 @@ from harness.base.text import plural
 from harness.report.table import NONE, Table, formatted
 from harness.theory import decoder
 from harness.theory.decoder import Decoder
-from harness.theory.machines import DRIVER_RESERVE_BYTES, Machine
+from harness.theory.machines import SYSTEM, SYSTEM_RESERVE_BYTES, Figure, Machine, reserved_words
 from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS, Choice, Fit
 from harness.theory.rows import (
     Chunk,
@@ -221,8 +221,8 @@ def _show_on_machines(rows: Sequence[Row]) -> None:
         for name, row in {row["machine"]: row for row in shaped}.items():
             held = row["memory_bytes"] or 0
             memory = f"{held / 1e9:.1f} GB ({held / 2**30:,.4g} GiB)"
-            reserve = f"{(row['reserve_bytes'] or 0) / 1e9:.1f} GB are reserved for {row['reserve_for']}"
-            _say(f"{name}: of its {memory}, {reserve}.")
+            reserve = Figure(row["reserve_bytes"] or 0, row["reserve_for"] or "")
+            _say(f"{name}: of its {memory}, {reserved_words(reserve, 'are ')}.")
         print()
     _say("Upper bounds on speed:")
     theory_table(FLOORS, rows)
@@ -315,14 +315,25 @@ def _say_parts(name: str, row: Row) -> None:
 
 def _say_sides(row: Row, sides: Sides) -> None:
     """Print the bytes that the CPU and the GPU hold and read."""
+    per_s, spare = sides["cpu_bytes_per_s"], sides["cpu_spare_bytes"]
+    at, speed = "", "--cpu-bandwidth GB/S adds the speed."
+    if per_s is not None:
+        at = f" at {per_s / 1e9:g} GB/s"
+        speed = (
+            "The two take turns, so their times add. Not counted: activations that cross the bus, a few KB a"
+            " layer, and what each crossing takes to begin."
+        )
+    fits = "--host-memory SIZE says whether it fits"
+    if spare is not None:
+        fits = f"{abs(spare) / 1e9:.1f} GB {'to spare' if spare >= 0 else 'short'}"
+        fits += f", {SYSTEM_RESERVE_BYTES / 1e9:.1f} GB reserved for {SYSTEM}"
     held = [f"{sides['cpu_bytes'] / 1e9:,.2f} GB", f"{sides['gpu_bytes'] / 1e9:,.2f} GB"]
     read = [f"{sides['cpu_bytes_per_token'] / 1e9:,.2f} GB", f"{sides['gpu_bytes_per_token'] / 1e9:,.2f} GB"]
     _say(
-        f"{row['model']} {row['weights']}, experts of {sides['n_cpu_moe']} layers on the CPU: there"
-        f" {held[0]}, of which it reads {read[0]} a token at {sides['cpu_bytes_per_s'] / 1e9:g} GB/s; on the"
-        f" GPU {held[1]}, of which it reads {read[1]}. The two take turns, so their times add. Not counted:"
-        " activations that cross the bus, a few KB a layer, and what each crossing takes to begin. Prefill is"
-        " not estimated."
+        f"{row['model']} {row['weights']}, experts of {plural(sides['n_cpu_moe'], 'layer')} on the CPU: there"
+        f" {held[0]}, of which it reads {read[0]} a token{at}; on the GPU {held[1]}, of which it reads"
+        f" {read[1]}. The CPU's side needs {sides['cpu_need_bytes'] / 1e9:,.1f} GB of main memory: {fits}."
+        f" {speed} Prefill is not estimated."
     )
 
 
@@ -407,11 +418,12 @@ _ENGINES = {
 }
 
 
-def show_choices(rows: Sequence[Choice], context: int, has_bandwidth: bool, memory_bytes: float) -> None:
-    reserve = f"{DRIVER_RESERVE_BYTES / 1e9:.1f} GB of it are reserved for the driver"
+def show_choices(
+    rows: Sequence[Choice], context: int, has_bandwidth: bool, memory_bytes: float, reserve: Figure
+) -> None:
     print(
         f"Memory: {memory_bytes / 2**30:,.4g} GiB, as cards are sold, that is {memory_bytes / 1e9:.1f} GB;"
-        f" {reserve}."
+        f" {reserved_words(reserve, 'of it are ')}."
     )
     for engine, where in _ENGINES.items():
         if of_engine := [row for row in rows if row["engine"] == engine]:

@@ -44,7 +44,7 @@ class Machine:
     another maker's GPU than NVIDIA's: metal, hip or vulkan. `memory_bus`: where known; its bandwidth is
     that of the data sheet, unless the maker rounds. `sold_gib`: the memory sizes it is sold with, where
     there are several. `count`: devices of this kind, whose layers take turns: the memory is of all of them,
-    the bandwidth and the rates are of one.
+    the bandwidth and the rates are of one. `own_reserve`: in place of the usual one.
     """
 
     name: str
@@ -60,11 +60,16 @@ class Machine:
     memory_bus: Bus | None = None
     sold_gib: tuple[float, ...] = ()
     count: int = 1
+    own_reserve: Figure | None = None
 
     def times(self, count: int) -> Machine:
         """So many of them in one computer."""
         memory = Figure(count * self.memory.value, f"{count} x {self.memory.source}")
         return replace(self, name=f"{count}x {self.name}", memory=memory, count=count)
+
+    def reserving(self, wanted: float | str | None) -> Machine:
+        """With the reserve that a user wants; null: the usual one."""
+        return self if wanted is None else replace(self, own_reserve=changed_reserve(self.reserve, wanted))
 
     @property
     def family(self) -> str:
@@ -74,13 +79,15 @@ class Machine:
     @property
     def reserve(self) -> Figure:
         """Bytes of memory that a model cannot use."""
+        if self.own_reserve is not None:
+            return self.own_reserve
         if self.family == "metal":
             share = 1 / 3 if self.memory.value <= 36 * 2**30 else 1 / 4
             return Figure(self.memory.value * share, _METAL)
         if self.family == "cpu" or self.unified:
-            return Figure(SYSTEM_RESERVE_BYTES, "the operating system")
+            return Figure(SYSTEM_RESERVE_BYTES, SYSTEM)
         if drives_display(self.name):
-            return Figure(self.count * DISPLAY_RESERVE_BYTES, "the display and the driver")
+            return Figure(self.count * DISPLAY_RESERVE_BYTES, DISPLAY)
         if self.name.removeprefix(f"{self.count}x ") in _ECC_IN_MEMORY:
             return Figure(self.memory.value / 16, "error correction, which such cards keep in memory")
         return Figure(self.count * DRIVER_RESERVE_BYTES, "the driver")
@@ -130,6 +137,28 @@ def drives_display(gpu: str) -> bool:
     return any(brand in gpu for brand in ("GeForce", "Radeon RX", "Arc "))
 
 
+def changed_reserve(usual: Figure, wanted: float | str | None) -> Figure:
+    """The reserve with what a user says of it: bytes, HEADLESS, or null. Only a reserve for a display is
+    less without one."""
+    if wanted == HEADLESS:
+        is_less = usual.source == DISPLAY
+        return Figure(_headless_bytes(usual), "the driver, without a display") if is_less else usual
+    return usual if wanted is None else Figure(float(wanted), GIVEN)
+
+
+def _headless_bytes(reserve: Figure) -> float:
+    return reserve.value / DISPLAY_RESERVE_BYTES * DRIVER_RESERVE_BYTES
+
+
+def reserved_words(reserve: Figure, verb: str = "") -> str:
+    """`0.8 GB reserved for the display and the driver (--headless: 0.5 GB; --reserve SIZE: another)`."""
+    said = f"{reserve.value / 1e9:.1f} GB {verb}reserved"
+    if reserve.source == GIVEN:
+        return f"{said}, as given"
+    less = f"--headless: {_headless_bytes(reserve) / 1e9:.1f} GB; " if reserve.source == DISPLAY else ""
+    return f"{said} for {reserve.source} ({less}--reserve SIZE: another)"
+
+
 _ECC_IN_MEMORY = {"A10", "A40", "L4", "L40", "L40S", "T4"}
 
 
@@ -138,6 +167,9 @@ _ECC_IN_MEMORY = {"A10", "A40", "L4", "L40", "L40S", "T4"}
 DISPLAY_RESERVE_BYTES = round(0.7 * 2**30)
 DRIVER_RESERVE_BYTES = 2**29
 SYSTEM_RESERVE_BYTES = 2**30
+DISPLAY, SYSTEM, GIVEN = "the display and the driver", "the operating system", "what was given as --reserve"
+HEADLESS = "headless"
+"""In place of bytes: a card without a display, of whose memory only the driver takes some."""
 _METAL = (
     "the system, as macOS gives its GPU about two thirds of the memory, three quarters above 36 GiB (newer "
     "versions more): https://github.com/exo-explore/exo/pull/1672, "

@@ -6,13 +6,12 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
 from typing_extensions import TypedDict
 
-from harness.base.text import plural
 from harness.theory import decoder, floors
 from harness.theory.decoder import Decoder
 from harness.theory.floors import Ceiling, Demand
@@ -21,6 +20,7 @@ from harness.theory.tensors import (
     ALL_QUANTS,
     UNQUANTIZED,
     Tensor,
+    element_bytes,
     loaded_bytes,
     of_shape,
     quantized,
@@ -149,7 +149,7 @@ class LlamaCpp:
             return found | {"compute": compute, "runtime": CUDA_RUNTIME_BYTES}
         compute = compute_bytes(made, u, 1, n, window, self.flash_attn)
         # On CPUs ggml converts the scores, or the inputs of a matrix, to the other factor's type.
-        scores = 0 if self.flash_attn else F16 * u * n * made.heads
+        scores = 0 if self.flash_attn or not made.runs else F16 * u * n * made.heads
         work = max(scores, 2 * u * max(made.ffn, made.hidden_size))
         bookkeeping = n * (48 + 96)  # llama.cpp's KV cells, and the sets of those in use
         return found | {"compute": compute + work + bookkeeping, "runtime": LLAMA_CPP_RUNTIME_BYTES}
@@ -271,8 +271,14 @@ def longest_context(engine: Engine, model: Model, available_bytes: float) -> int
 WEIGHTS = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 OF_MIXTURES = "mxfp4_moe"
 _RELEASED_IN_MXFP4 = ("gpt-oss",)
-KV_BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
-"""Types of the KV cache with their bits per element, scales included (ggml.py)."""
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+"""Of llama.cpp's KV cache (kv_cache_types in common/arg.cpp)."""
+USUAL_KV = ("f16", "q8_0", "q4_0")
+
+
+def kv_bits(kv: str) -> float:
+    """Bits per element of a type of the KV cache, scales included."""
+    return 8 * element_bytes(kv)
 
 
 class Choice(TypedDict):
@@ -326,6 +332,8 @@ def choices(
     bytes_per_s: float | None,
     stored: Stored | None = None,
     trained_stated: bool = True,
+    kvs: Sequence[str] = USUAL_KV,
+    reserve_bytes: float = DRIVER_RESERVE_BYTES,
 ) -> list[Choice]:
     """One for each type of weights and of the KV cache. `quants`: empty for the `stored` weights, and, unless
     these are quantized, the usual types."""
@@ -336,11 +344,12 @@ def choices(
     for form in forms:
         is_torch, tensors = form.engine == TRANSFORMERS, form.tensors
         engine: Engine = Torch(on_gpu=True) if is_torch else LlamaCpp(on_gpu=True, flash_attn=True)
-        for kv, bits in [("f16", KV_BITS["f16"])] if is_torch else KV_BITS.items():
+        for kv in [each for each in kvs if not is_torch or each == USUAL_KV[0]]:
+            bits = kv_bits(kv)
             needs = floors.demand_of_tensors(made, tensors, bits)
             of_token = decoder.kv_elements_per_token(made) * bits / 8
             held = Model(made, needs.resident_bytes, needs.embedding_bytes, of_token)
-            available = memory_bytes - DRIVER_RESERVE_BYTES
+            available = memory_bytes - reserve_bytes
             spare = available - total_bytes(engine, held, context)
             ceiling = Ceiling(bytes_per_s or math.inf, math.inf)
             seconds = [floors.decode_floor_s(needs, ceiling, n) for n in (1, context)]
@@ -422,7 +431,7 @@ def by_stack(
         if kv_bits >= 16:  # it quantizes V with flash attention alone
             stacks[LLAMA_CPP] = LlamaCpp(on_gpu), ideal
         stacks[LLAMA_CPP_FLASH] = LlamaCpp(on_gpu, flash_attn=True), ideal
-    if gpu_bytes is None and (weights := _in_torch(made, form)) is not None:
+    if gpu_bytes is None and kv_bits >= 16 and (weights := _in_torch(made, form)) is not None:
         engine = Torch(machine.family in ("cuda", "hip"))
         stacks[TRANSFORMERS] = engine, Model(made, weights, 0.0, kv)
     found: dict[str, Fit | None] = {IDEAL: _fit(Ideal(), ideal, float(machine.memory_bytes), context)}
@@ -467,7 +476,9 @@ def _in_torch(made: Decoder, form: Form) -> float | None:
 
 
 CPU = "CPU"
-EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # LLM_FFN_EXPS_REGEX in llama.cpp's common.h
+# With LLM_FFN_EXPS_REGEX of llama.cpp's common.h.
+_EXPERTS_OF = re.compile(r"blk\.(\d+)\.ffn_(?:up|down|gate|gate_up)_(?:ch|)exps")
+_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 class PlacementError(ValueError):
@@ -476,16 +487,23 @@ class PlacementError(ValueError):
 
 @dataclass(frozen=True)
 class Placement:
-    """`n_cpu_moe`: layers, from the first on, whose experts are on the CPU. `override_tensor`: text such as
-    `ffn_down=CPU,attn=CUDA0`, patterns with the buffer type of the tensors that they match."""
+    """`n_cpu_moe`: layers, from the first on, whose experts are on the CPU; more than there are: all.
+    `override_tensor`: text such as `ffn_down=CPU,attn=CUDA0`, patterns with the buffer type of the tensors
+    that they match. `gpu_layers`: on the GPU, the last ones, the output counts as one; -1: all."""
 
     n_cpu_moe: int = 0
     override_tensor: str = ""
+    gpu_layers: int = -1
+
+    def first_on_gpu(self, layers: int) -> int:
+        """The first of so many layers that is on the GPU, as llama.cpp divides them (`i_gpu_start` in
+        llama-model.cpp); `layers`: only the output is, one more: nothing is."""
+        return 0 if self.gpu_layers < 0 else max(layers + 1 - self.gpu_layers, 0)
 
     @cached_property
     def overrides(self) -> list[tuple[re.Pattern[str], str]]:
         """Patterns and buffer types, in order. Raises PlacementError."""
-        found = [(re.compile(rf"blk\.{layer}{EXPERTS}"), CPU) for layer in range(self.n_cpu_moe)]
+        found: list[tuple[re.Pattern[str], str]] = []
         for each in self.override_tensor.split(",") if self.override_tensor else ():
             pattern, equals, buffer = each.partition("=")
             if not (pattern and equals and buffer):
@@ -500,19 +518,16 @@ class Placement:
 
     def buffer_of(self, name: str) -> str | None:
         """The buffer type that a tensor is given; null: none, it stays where its layer is."""
+        if (experts := _EXPERTS_OF.search(name)) and int(experts[1]) < self.n_cpu_moe:
+            return CPU
         return next((buffer for pattern, buffer in self.overrides if pattern.search(name)), None)
 
     def check(self, made: Decoder | None, names: Sequence[str] | None) -> None:
         """Raises PlacementError for a placement that matches nothing in a model with tensors of these names.
         Null: not known."""
-        if self.n_cpu_moe and made is not None:
-            if not made.experts:
-                raise PlacementError(f"n_cpu_moe {self.n_cpu_moe}: the model has no experts")
-            if self.n_cpu_moe > made.count:
-                raise PlacementError(
-                    f"n_cpu_moe {self.n_cpu_moe}: the model has {plural(made.count, 'layer')}"
-                )
-        for pattern, buffer in self.overrides[self.n_cpu_moe :]:
+        if self.n_cpu_moe and made is not None and not made.experts:
+            raise PlacementError(f"n_cpu_moe {self.n_cpu_moe}: the model has no experts")
+        for pattern, buffer in self.overrides:
             if names is not None and not any(map(pattern.search, names)):
                 raise PlacementError(
                     f"override_tensor: {f'{pattern.pattern}={buffer}'!r} matches no tensor of the model"
@@ -536,19 +551,57 @@ class Split:
 
 
 def split_layers(placement: Placement, made: Decoder, tensors: Sequence[Tensor]) -> Split:
-    """All other tensors are on the GPU."""
-    cpu, gpu, cpu_read, gpu_read = 0, 0, 0, 0
+    """The bytes of both sides."""
+    gpu, cpu, cpu_computed = on_sides(placement, made, tensors)
+    held = (sum(each.bytes for each in side) for side in (cpu, gpu))
+    read = (
+        sum(streamed_bytes(each, made.tied, made.expert_share) for each in side)
+        for side in (cpu_computed, gpu)
+    )
+    return Split(*held, *read)
+
+
+def on_sides(
+    placement: Placement, made: Decoder, tensors: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """The tensors on the GPU, those on the CPU, and of these the ones that the CPU computes with. A tied
+    embedding is on both: rows are looked up on the CPU, and the output is computed where its layer is."""
+    first = placement.first_on_gpu(made.count)
+    gpu: list[Tensor] = []
+    cpu: list[Tensor] = []
+    computed: list[Tensor] = []
     for tensor in tensors:
-        read = streamed_bytes(tensor, made.tied, made.expert_share)
-        overridden = placement.buffer_of(tensor.name)
-        table = decoder.is_table(tensor.name)
-        if overridden is not None and is_host(overridden):
-            cpu, cpu_read = cpu + tensor.bytes, cpu_read + read
-            continue
-        cpu += tensor.bytes if table else 0
-        if not table or (made.tied and tensor.part == "embedding"):
-            gpu, gpu_read = gpu + tensor.bytes, gpu_read + read
-    return Split(cpu, gpu, cpu_read, gpu_read)
+        layer = _LAYER.match(tensor.name)
+        on_gpu = (int(layer[1]) if layer else made.count) >= first
+        if buffer := placement.buffer_of(tensor.name):
+            on_gpu = not is_host(buffer)
+        elif decoder.is_table(tensor.name):
+            cpu.append(tensor)
+            if not (made.tied and tensor.part == "embedding"):
+                continue
+            if not on_gpu:
+                computed.append(tensor)
+                continue
+        if on_gpu:
+            gpu.append(tensor)
+        else:
+            cpu.append(tensor)
+            computed.append(tensor)
+    return gpu, cpu, computed
+
+
+def side_models(
+    placement: Placement, made: Decoder, tensors: Sequence[Tensor], kv_element_bytes: float
+) -> tuple[Model, Model]:
+    """What the GPU and the CPU hold: each its layers with their part of the cache, and its weights."""
+    layers, first = list(made.layers()), placement.first_on_gpu(made.count)
+    gpu, cpu, _ = on_sides(placement, made, tensors)
+    found = []
+    for part, held in ((layers[first:], gpu), (layers[:first], cpu)):
+        of_side = replace(made, runs=decoder.in_runs(part))
+        kv = decoder.kv_elements_per_token(of_side) * kv_element_bytes
+        found.append(Model(of_side, sum(each.bytes for each in held), 0.0, kv))
+    return found[0], found[1]
 
 
 def step_s(split: Split, cpu_bytes_per_s: float, gpu_bytes_per_s: float = math.inf) -> float:

@@ -12,8 +12,8 @@ from typing_extensions import TypedDict
 from harness.theory import decoder, floors, memory
 from harness.theory.decoder import Decoder
 from harness.theory.floors import Ceiling, Demand, Units
-from harness.theory.machines import Machine
-from harness.theory.memory import IDEAL, Fit, Form, Placement, Split, by_stack
+from harness.theory.machines import SYSTEM_RESERVE_BYTES, Machine
+from harness.theory.memory import IDEAL, Fit, Form, LlamaCpp, Placement, Split, by_stack
 from harness.theory.tensors import Tensor, bytes_by_part, of_shape, streamed_bytes
 
 # The rows of `harness theory`: every key with its type; null where it is not known.
@@ -79,14 +79,16 @@ class Slope(TypedDict):
 
 class Sides(TypedDict):
     """Weights on a GPU and on its host CPU: all bytes, the bytes that a token reads, and the CPU's
-    bandwidth."""
+    bandwidth. `cpu_need_bytes`: of main memory; `cpu_spare_bytes`: negative if short. Null: not known."""
 
     n_cpu_moe: int
     cpu_bytes: int
     gpu_bytes: int
     cpu_bytes_per_token: int
     gpu_bytes_per_token: int
-    cpu_bytes_per_s: float
+    cpu_bytes_per_s: float | None
+    cpu_need_bytes: float
+    cpu_spare_bytes: float | None
 
 
 class OfShape(TypedDict):
@@ -178,7 +180,7 @@ class Ask:
     position decode is also given at. `prompt`: tokens of prefill; `chunks`: sizes to cut it into. `rate`:
     which of a machine's rates to compute with; null for its default. `speculation`: acceptance,
     draft length and draft cost. `n_cpu_moe`: layers whose experts are on the CPU, which reads
-    `cpu_bytes_per_s`.
+    `cpu_bytes_per_s` from its `cpu_memory_bytes`; null: not known.
     """
 
     units: Units
@@ -192,7 +194,8 @@ class Ask:
     rate: str | None = None
     speculation: tuple[float, int, float] | None = None
     n_cpu_moe: int = 0
-    cpu_bytes_per_s: float = math.inf
+    cpu_bytes_per_s: float | None = None
+    cpu_memory_bytes: float | None = None
 
 
 def row(
@@ -282,13 +285,16 @@ def _on_machine(fields: Row, made: Decoder, form: Form, needs: Demand, machine: 
     ceiling = Ceiling(machine.bandwidth_bytes_per_s * ask.units.giga / 1e9, flops)
     on_gpu, waits_s, sides = needs, 0.0, None
     if ask.n_cpu_moe:
-        apart = memory.split_layers(
-            Placement(ask.n_cpu_moe), made, form.tensors or _tensors(made, form.bits or 0)
-        )
-        waits_s = memory.step_s(apart, ask.cpu_bytes_per_s)
+        wanted, tensors = Placement(ask.n_cpu_moe), form.tensors or _tensors(made, form.bits or 0)
+        apart = memory.split_layers(wanted, made, tensors)
+        waits_s = memory.step_s(apart, ask.cpu_bytes_per_s or math.inf)
         on_gpu = replace(needs, layer_bytes=needs.layer_bytes - apart.cpu_read)
-        sides = _sides(apart, ask)
+        _, on_cpu = memory.side_models(wanted, made, tensors, ask.kv_bits / 8)
+        sides = _sides(apart, ask, made, memory.total_bytes(LlamaCpp(on_gpu=False), on_cpu, ask.context))
     fits = by_stack(made, form, needs, machine, ask.context, ask.kv_bits, sides and sides["gpu_bytes"])
+    host_spare = sides and sides["cpu_spare_bytes"]
+    if host_spare is not None and host_spare < 0:
+        fits = {name: fit and _without_host(fit, host_spare) for name, fit in fits.items()}
     found = fields | {
         "bytes_per_s": ceiling.bytes_per_s,
         "flops": flops if rate else None,
@@ -309,6 +315,8 @@ def _on_machine(fields: Row, made: Decoder, form: Form, needs: Demand, machine: 
     held = max(fit["longest_uncapped"] or 0 for fit in counted)
     if not ask.units.data_sheet_rate and held < ask.prompt:
         return found
+    if ask.n_cpu_moe and ask.cpu_bytes_per_s is None:
+        return found
     found = _decode(found, on_gpu, ceiling, ask, bool(rate), held, waits_s)
     return _prefill(found, needs, ceiling, ask) if rate else found
 
@@ -318,14 +326,23 @@ def is_quantized(bits_per_weight: float) -> bool:
     return bits_per_weight < 15
 
 
-def _sides(apart: Split, ask: Ask) -> Sides:
+def _without_host(fit: Fit, spare_bytes: float) -> Fit:
+    """Of a model whose other side does not fit main memory."""
+    spare = min(fit["spare_bytes"], spare_bytes)
+    return {**fit, "spare_bytes": spare, "longest": None, "longest_uncapped": None}
+
+
+def _sides(apart: Split, ask: Ask, made: Decoder, cpu_need_bytes: float) -> Sides:
+    has = ask.cpu_memory_bytes
     return {
-        "n_cpu_moe": ask.n_cpu_moe,
+        "n_cpu_moe": min(ask.n_cpu_moe, made.count),
         "cpu_bytes": apart.cpu_bytes,
         "gpu_bytes": apart.gpu_bytes,
         "cpu_bytes_per_token": apart.cpu_read,
         "gpu_bytes_per_token": apart.gpu_read,
         "cpu_bytes_per_s": ask.cpu_bytes_per_s,
+        "cpu_need_bytes": cpu_need_bytes,
+        "cpu_spare_bytes": None if has is None else has - SYSTEM_RESERVE_BYTES - cpu_need_bytes,
     }
 
 

@@ -209,6 +209,7 @@ def test_where_nothing_fits_it_is_said(harness):
         ("--for speed", "--for is for one model on one machine"),
         ("qwen3-8b --machine all --stacks llamacpp", "--stacks is for one model on one machine"),
         ("qwen3-8b --machine all --memory 8GB", "--memory is for one model on one machine"),
+        ("qwen3-8b --machine all --headless", "--reserve is for one model on one machine"),
         ("--host-memory 8GB --host-bandwidth 9", "--host-memory is for one model on one machine"),
         ("qwen3-8b --machine all --calibrate", "--calibrate measures on this machine; drop --machine"),
     ],

@@ -264,7 +264,7 @@ def _show_found(
     elif shown:
         more = [f"{count - len(shown)} more reach it (--all)."] if count > len(shown) else []
         heading += f" at {tok_s:g} tok/s or more, with {context:,} tokens of context"
-        text.show_found(heading, shown, tok_s, [*notes, *more])
+        text.show_found(heading, shown, arguments.machine == ALL, tok_s, [*notes, *more])
     if shown:
         return OK
     say(_too_slow(arguments, nearest) if nearest else f"nothing fits with {context:,} tokens of context")

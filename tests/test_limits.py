@@ -326,12 +326,12 @@ def test_a_part_of_the_layers_on_the_gpu_needs_room_in_both_memories(harness, tm
     # llama.cpp counts the output as one of the 20, so layers 45 to 63 are the others.
     assert part["weights_on_gpu_bytes"] == sum(last) + sizes["output.weight"] + sizes["output_norm.weight"]
     assert part["weights_on_gpu_bytes"] + part["weights_on_cpu_bytes"] == sum(sizes.values())
-    cache = 2 * 2 * 40 * 128 * 10_240  # of a layer, K and V in 16 bits
+    cache = 2 * 2 * 8 * 128 * 10_240  # of a layer, K and V in 16 bits
     assert part["host_memory_bytes"] > part["weights_on_cpu_bytes"] + 45 * cache
     assert part["memory_bytes"] > part["weights_on_gpu_bytes"] + 19 * cache
     has = machine.facts()["memory_bytes"] - SYSTEM_RESERVE_BYTES
     assert [each["will_not_fit"] for each in lines] == [True, part["host_memory_bytes"] > has, True, True]
-    assert every["memory_bytes"] == whole["memory_bytes"]
+    assert every["memory_bytes"] == pytest.approx(whole["memory_bytes"], rel=1e-4)
     assert "0.8 GB of them reserved for the display" in most["note"]
 
 

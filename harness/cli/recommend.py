@@ -118,6 +118,7 @@ USUAL_CONTEXT = 8192
 USUAL_TOK_S = 10.0
 MOST, MOST_MACHINES = 5, 15
 ALL = "all"
+_OF_ONE = ("memory", "bandwidth", "reserve")  # options of one machine
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -263,7 +264,7 @@ def _show_found(
     elif shown:
         more = [f"{count - len(shown)} more reach it (--all)."] if count > len(shown) else []
         heading += f" at {tok_s:g} tok/s or more, with {context:,} tokens of context"
-        text.show_found(heading, shown, tok_s, [*notes, *more])
+        text.show_found(heading, shown, arguments.machine == ALL, tok_s, [*notes, *more])
     if shown:
         return OK
     say(_too_slow(arguments, nearest) if nearest else f"nothing fits with {context:,} tokens of context")
@@ -306,7 +307,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise Mistake("--models narrows the known models; drop it, or the model and --calibrate")
     if arguments.model is None and (of_all or arguments.prove):
         raise Mistake(f"--{'machine all' if of_all else 'prove'} needs a model")
-    for option in ("goal", "stacks", "host_memory", "host_bandwidth", *["memory", "bandwidth"] * of_all):
+    for option in ("goal", "stacks", "host_memory", "host_bandwidth", *_OF_ONE * of_all):
         if (of_all or not of_one) and getattr(arguments, option) not in (GOALS[0], [], None):
             name = "for" if option == "goal" else option.replace("_", "-")
             raise Mistake(f"--{name} is for one model on one machine")

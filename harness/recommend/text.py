@@ -218,9 +218,10 @@ def show_commands(choice: Choice, source: Source, context: int, place: Place) ->
 # Of each model on each machine, the best variant that reaches a speed.
 
 
-def show_found(heading: str, found: Sequence[Found], tok_s: float, notes: Sequence[str]) -> None:
+def show_found(
+    heading: str, found: Sequence[Found], of_machines: bool, tok_s: float, notes: Sequence[str]
+) -> None:
     """Print a row for each model of one machine, or for each machine of one model."""
-    of_machines = len({each.pair.place.name for each in found}) > 1
     lines = [_line_of(each, of_machines) for each in found]
     print(textwrap.fill(heading, _COLUMNS) + "\n")
     Table([*lines[0]], [[*line.values()] for line in lines]).show()

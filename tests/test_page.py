@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -405,7 +406,7 @@ def test_every_figure_of_a_study_with_an_evil_name_is_drawn_and_the_name_is_only
     path = tmp_path / "evil.html"
     study: Study = SYNTHETIC(tokens=600, odd_name=EVIL)
     kept = [cell for cell in study.cells if cell["model"] in ("qwen1.5-0.5b", "qwen1.5-14b")]
-    page.write(path, Study(**(vars(study) | {"cells": kept, "title": f"A study of {EVIL}"})))
+    page.write(path, replace(study, cells=kept, title=f"A study of {EVIL}"))
     reader = opened(path)
     assert reader.page.title() == f"A study of {EVIL}"
     for section in ("all", "m0", "m1"):
@@ -429,7 +430,7 @@ def test_checks_of_weights_stand_in_a_table_of_their_own_and_an_evil_name_is_onl
     wrong = check | {"name": f"m {EVIL}", "verdict": "wrong", "reason": "another model", "left_out_n": [2100]}
     few = {"cells": study.cells[:1], "series": {}, "memory": {}, "checks": [check, wrong]}
     path = tmp_path / "checks.html"
-    page.write(path, Study(**(vars(study) | few)))
+    page.write(path, replace(study, **few))
     reader = opened(path, **PHONE)
     reader.page.get_by_role("link", name="Same model?").click()
     section = reader.page.locator("#agreement")

@@ -704,7 +704,7 @@ def test_the_page_says_what_became_of_predictions(tmp_path):
     said = with_predictions(study, [tmp_path]).methods["predictions"]
     assert isinstance(said, list)
     assert "of 1 predictions that were measured, 1 lie in their interval" in said[0]
-    assert any("of NVIDIA's machines that others measured" in sentence for sentence in said[1:])
+    assert any("machines of NVIDIA that others measured" in sentence for sentence in said[1:])
 
 
 OUTCOME: answer.Outcome = {
@@ -771,7 +771,7 @@ def test_a_model_far_smaller_than_all_that_was_measured_is_said_to_be_extrapolat
     assert "far less than any that was measured" in small
     assert "how far off" not in small
     assert "8,192 tokens of context" in usual
-    assert "how far off: on 25 of NVIDIA's machines" in usual
+    assert "how far off: on 25 machines of NVIDIA" in usual
     assert "extrapolated" not in usual
 
 

@@ -302,6 +302,8 @@ def _check(arguments: argparse.Namespace) -> None:
                 raise Mistake(f"--{option} measures on this machine; drop --{other}")
     if arguments.kind and not arguments.bandwidth:
         raise Mistake("--kind is of a machine that is not known; give its --memory and --bandwidth")
+    if arguments.reserve and arguments.memory and arguments.machine == THIS and not arguments.bandwidth:
+        raise Mistake("--memory is all that may be used, and nothing of it is reserved; drop one of the two")
     of_all, of_one = arguments.machine == ALL, bool(arguments.model or arguments.calibrate)
     if arguments.models and of_one:
         raise Mistake("--models narrows the known models; drop it, or the model and --calibrate")

@@ -202,7 +202,8 @@ def spelled_out(made: Decoder) -> dict[str, object]:
 
 def place_from(arguments: argparse.Namespace) -> Place:
     """The machine. Raises Mistake."""
-    found, host = _reserving(_place(arguments), arguments), (arguments.host_memory, arguments.host_bandwidth)
+    found, host = _place(arguments), (arguments.host_memory, arguments.host_bandwidth)
+    found = replace(found, device=found.device.reserving(options.reserved(arguments.reserve)))
     if host == (None, None):
         return found
     if found.device.family == "cpu":
@@ -212,14 +213,6 @@ def place_from(arguments: argparse.Namespace) -> Place:
     if None in host:
         raise Mistake("--host-memory and --host-bandwidth belong together")
     return replace(found, host=place_of(_cpu_of(f"the CPU of {found.name}", *host), "", found.threads))
-
-
-def _reserving(place: Place, arguments: argparse.Namespace) -> Place:
-    """With the reserve that was asked for. Raises Mistake."""
-    wanted = options.reserved(arguments.reserve)
-    if wanted is not None and arguments.machine == THIS and arguments.memory and not arguments.bandwidth:
-        raise Mistake("--memory is all that may be used, and nothing of it is reserved; drop one of the two")
-    return replace(place, device=place.device.reserving(wanted))
 
 
 def _place(arguments: argparse.Namespace) -> Place:

@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 from harness.analysis import quality as analysis_quality
 from harness.analysis.columns import Cell as ColumnsCell
 from harness.base import data
+from harness.base.text import plural
 from harness.config.plan import Cell
 from harness.dataset.study import Study
 from harness.recommend.candidates import FOLDER, Candidate
@@ -439,11 +440,12 @@ def how_far_off(maker: str) -> str | None:
     """How far off predictions of decode were on this maker's machines; null: nobody measured any."""
     for row in data.rows(ERRORS):
         if (row["maker"], row["phase"]) == (maker, "decode"):
-            of = "CPUs and boards" if maker == "CPU" else f"{maker}'s machines"
+            machines = plural(int(row["machines"]), "machine")
+            of = f"{row['machines']} CPUs and boards" if maker == "CPU" else f"{machines} of {maker}"
             return (
-                f"how far off: on {row['machines']} of {of} that others measured, each predicted without its "
-                f"own rows, {row['median']} (median of {row['rows']} rows); {row['within 25%']} within 25%, "
-                f"{row['in interval']} in their interval"
+                f"how far off: on {of} that others measured, each predicted without its own rows, "
+                f"{row['median']} (median of {plural(int(row['rows']), 'row')}); "
+                f"{row['within 25%']} within 25%, {row['in interval']} in their interval"
                 + (f"; {_CALIBRATED_CPU}" if maker == "CPU" else "")
                 + "."
             )

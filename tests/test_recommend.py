@@ -654,6 +654,24 @@ def test_a_mixture_that_fits_no_card_is_offered_with_experts_on_the_cpu(harness)
     assert not any(row["n_cpu_moe"] for row in dense.json["variants"])
 
 
+def test_examples_of_others_narrow_a_machine_s_intervals_and_impossible_rows_are_named(harness, tmp_path):
+    rows = ("llama-3.1-8b,q4_k_m,rtx-5070,95", "llama-3.1-8b,q8_0,rtx-5070,900", "llama-3.1-8b,q8_0,rtx-9,50")
+    lines = [f"{row},256" for row in (*rows, "llama-3.1-8b,q8_0,rtx-5070,0")]
+    (tmp_path / "others.csv").write_text("\n".join(["model,quant,machine,tok_s,context", *lines]))
+    given = ("recommend", "llama-3.1-8b", "--machine", "rtx-5070", "--stacks", "llamacpp", "--json")
+    alone, more = harness(*given), harness(*given, "--examples", tmp_path / "others.csv")
+    low, high = ({row["name"]: row["tokens_per_s"][i] for row in alone.json["variants"]} for i in (1, 2))
+    for row in more.json["variants"]:
+        _, least, most = row["tokens_per_s"]
+        assert most / least < 0.9 * high[row["name"]] / low[row["name"]]
+    said = [line.partition("line ")[2] for line in more.err.splitlines()]
+    assert [line[0] for line in said] == ["3", "4", "5"]
+    assert ["most that" in said[0], "unknown machine" in said[1], "not a number above zero" in said[2]] == [
+        True
+    ] * 3
+    refused(harness(*given, "--examples", tmp_path / "no.csv"), "no.csv: cannot be read: No such file")
+
+
 def test_what_is_reserved_is_said_and_can_be_changed(harness):
     given = ("recommend", "qwen2.5-32b", "--machine", "rx-7900-xt", "--context", "4k")
     usual, headless, own = (harness(*given, *more) for more in ((), ("--headless",), ("--reserve", "0")))

@@ -84,6 +84,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="first measure this machine with two small models in three types, and the rate of every type",
     )
     add("--results", type=Path, default=Path("results"), metavar="DIR", help="own records (default: results)")
+    add(
+        "--examples",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="PATH",
+        help="measurements of other machines: a CSV like public_speeds.csv, a bundle, or a results folder",
+    )
     add("--json", action="store_true", help="print one JSON object: the ranking, and every prediction")
 
 
@@ -155,7 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.machine == ALL:
         return _which_machine(arguments, given.subject)
     place = recommend_inputs.place_from(arguments)
-    known = recommend_inputs.known_models(arguments.results, place.devices)
+    known = recommend_inputs.known_models(arguments, place.devices)
     offered = candidates.candidates(given.subject, place, arguments.context, arguments.stacks)
     offered = [each for each in offered if given.runs(each.cell)]
     if not offered:
@@ -166,7 +174,7 @@ def run(arguments: argparse.Namespace) -> int:
     ranking = _ranked(arguments, found)
     if arguments.prove and ranking:
         recommend_inputs.prove(arguments, given, [each.choice for each in ranking[: arguments.prove]])
-        known = recommend_inputs.known_models(arguments.results, place.devices)
+        known = recommend_inputs.known_models(arguments, place.devices)
         found = recommend_answer.choices(known.given(offered), known.examples, arguments.context, of_quality)
         ranking = _ranked(arguments, found)
     if arguments.json:
@@ -236,7 +244,7 @@ def _reaching(arguments: argparse.Namespace, pairs: Sequence[Any]) -> tuple[list
     context = arguments.context
     arguments.tok_s = arguments.tok_s or USUAL_TOK_S
     devices = {pair.place.name: pair.place for pair in pairs}
-    known = recommend_inputs.known_models(arguments.results, [*devices.values()])
+    known = recommend_inputs.known_models(arguments, [*devices.values()])
     predictor = Predictor(known.examples)
 
     def predict(asked: Sequence[Any]) -> Sequence[Any]:

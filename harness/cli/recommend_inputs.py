@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from harness.recommend.answer import Choice, Perplexity, Source
 from harness.recommend.candidates import FOLDER, Candidate, Place, Rates, Subject, place_of
 from harness.recommend.speed import Example
 from harness.records.kinds import Record
+from harness.share.bundle import as_folder
 from harness.stacks import build
 from harness.stacks.header import references
 from harness.theory import base_shapes, names, public_speeds
@@ -306,9 +308,10 @@ def _limited(place: Place, memory_gib: float | None) -> Place:
     return replace(place, device=replace(place.device, memory_bytes=limit, reserve_bytes=0))
 
 
-def known_models(folder: Path, devices: Sequence[Place]) -> Known:
-    """The published study, public measurements and the user's own records, to predict for these devices;
-    unreadable ones are named and passed over. Raises Mistake."""
+def known_models(arguments: argparse.Namespace, devices: Sequence[Place]) -> Known:
+    """The published study, public measurements, the user's own records and those given with --examples, to
+    predict for these devices; unreadable ones are named and passed over. Raises Mistake and ResultsError."""
+    folder: Path = arguments.results
     if folder.exists() and not folder.is_dir():
         raise Mistake(f"{printable(str(folder))} is no folder of results")
     published = [*records.records(data.results(STUDY), say)]
@@ -322,6 +325,7 @@ def known_models(folder: Path, devices: Sequence[Place]) -> Known:
         *examples.of_published(published),
         *examples.of_public(public),
         *examples.of_own(own, bandwidths),
+        *(example for path in arguments.examples for example in _of_others(path)),
     ]
     found = examples.with_bandwidths(found, bandwidths)
     rates = {each.name: candidates.kept_rates(folder, each.name, each.threads) for each in devices}
@@ -329,6 +333,25 @@ def known_models(folder: Path, devices: Sequence[Place]) -> Known:
         found = examples.with_rates(found, device, of_types)
     scores = [each.record for each in mine if each.record["kind"] == "scored"]
     return Known(found, answer.published_quality(each.record for each in published), scores, rates)
+
+
+def _of_others(path: Path) -> list[Example]:
+    """The examples in a CSV of speeds, a bundle or a results folder of another machine; rows that cannot be
+    used are named. Raises Mistake and ResultsError."""
+    if path.suffix != ".csv":
+        with as_folder(path) as folder:
+            found = examples.of_own(load_study([*stored(folder)]))
+        return [replace(each, traits=replace(each.traits, setup=path.name)) for each in found]
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows, refused = public_speeds.read(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as wrong:
+        raise Mistake(
+            f"{printable(str(path))}: cannot be read: {getattr(wrong, 'strerror', wrong)}"
+        ) from wrong
+    for sentence in refused:
+        say(printable(f"{path}: {sentence}; left out"))
+    return examples.of_public(public_speeds.used(rows))
 
 
 # `harness recommend --prove`: measure the first of a ranking, and keep how far off the predictions were.

@@ -105,9 +105,9 @@ def _traits_of_public(row: PublicSpeed) -> Traits:
 
 
 def _setup(source: str) -> str:
-    """Who measured: a repository, or a thread."""
-    first = source.split()[0]
-    return first if "/" in first else re.sub(r" ?\(.*|/\d+$", "", source)
+    """Who measured: a repository, or a thread; never empty, which is the user."""
+    first = source.partition(" ")[0]
+    return first if "/" in first else re.sub(r" ?\(.*|/\d+$", "", source) or "unknown"
 
 
 def of_own(gathered: Study, bandwidths: Mapping[str, float] | None = None) -> list[Example]:

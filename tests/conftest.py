@@ -124,8 +124,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(cache: Path) -> None:
-    """Every test uses the session's cache."""
+def _own_cache(cache: Path) -> Iterator[None]:
+    """Every test uses the session's cache, and leaves no machine that it made up to the next."""
+    yield
+    look_anew()
+
+
+def look_anew() -> None:
+    """Forget what a process learns once of its machine."""
+    for known in (machine.facts, adopted.description):
+        known.cache_clear()
 
 
 @pytest.fixture
@@ -148,6 +156,7 @@ class Ran:
     @property
     def json(self) -> Any:
         """The output, strictly JSON: without NaN and infinity."""
+        assert self.out, self.err
         return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
 
 
@@ -157,8 +166,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ra
     real processes."""
 
     def run(*arguments: str | Path, **variables: str) -> Ran:
-        for known in (machine.facts, adopted.description):
-            known.cache_clear()  # a new process would look anew
+        look_anew()
         on_stop = {number: signal.getsignal(number) for number in cli.STOPS}
         out, err = io.StringIO(), io.StringIO()
         with monkeypatch.context() as place:

@@ -113,9 +113,6 @@ def test_no_result_of_an_emulated_machine_is_ok():
 @pytest.fixture
 def on_an_emulated_machine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(machine, "emulated", lambda architecture: "its kernel is x86_64")
-    machine.facts.cache_clear()
-    yield
-    machine.facts.cache_clear()
 
 
 @pytest.mark.usefixtures("on_an_emulated_machine")

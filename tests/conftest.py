@@ -14,11 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import coverage
 import forked
+import nvml_cards
 import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
@@ -220,6 +223,12 @@ def interruptible() -> None:
     not inherit that."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+    """Has pynvml answer for these cards: `nvml(card("GPU-1", ...), FORBIDDEN)`."""
+    return partial(nvml_cards.install, monkeypatch)
 
 
 @pytest.fixture

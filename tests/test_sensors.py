@@ -7,7 +7,6 @@ import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -205,41 +204,20 @@ def test_firmware_that_hangs_is_given_up(tmp_path, vcgencmd):
     assert "within 2 s" in missing["vcgencmd get_throttled"]
 
 
-class FakeNvml(SimpleNamespace):
-    """The sampler's calls of pynvml, with an older driver and a simpler device."""
-
-    NVMLError = pynvml.NVMLError
-    NVMLError_FunctionNotFound = pynvml.NVMLError_FunctionNotFound
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-
-    def nvmlInit(self) -> None: ...
-    def nvmlShutdown(self) -> None: ...
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        return uuid
-
-    def nvmlDeviceGetClockInfo(self, gpu: str, clock: int) -> int:
-        return {1: 2520, 2: 10_501}[clock]
-
-    def nvmlDeviceGetTemperature(self, gpu: str, sensor: int) -> int:
-        return 64
-
-    def nvmlDeviceGetPowerUsage(self, gpu: str) -> int:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: str) -> int:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: str) -> int:
-        return 0x44
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: str) -> int:
-        return 123_456
-
-
-def test_of_a_gpu_what_it_supports_is_read_and_the_rest_is_missing():
+def test_of_a_gpu_what_it_supports_is_read_and_the_rest_is_missing(nvml):
+    """An older driver, and a device that does not report its power."""
+    older = {
+        "uuid": "GPU-1",
+        "ClockInfo": {pynvml.NVML_CLOCK_SM: 2520, pynvml.NVML_CLOCK_MEM: 10_501},
+        "temperature": 64,
+        "CurrentClocksEventReasons": pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),
+        "CurrentClocksThrottleReasons": 0x44,
+        "TotalEnergyConsumption": 123_456,
+    }
+    nvml(older)
     missing: dict[str, str] = {}
     with ExitStack() as opened:
-        source = machine_sensors.nvml_gpu("GPU-1", opened, missing, FakeNvml())
+        source = machine_sensors.nvml_gpu("GPU-1", opened, missing)
         values = source.read()
     assert values == {
         "gpu_sm_clock_mhz": 2520,
@@ -252,9 +230,7 @@ def test_of_a_gpu_what_it_supports_is_read_and_the_rest_is_missing():
     assert source.energy == {"gpu_energy_mj": {"name": "gpu", "range_uj": None}}
 
 
-def test_the_names_that_nvml_is_asked_by_are_pynvmls():
-    asked = [name for name in (*vars(FakeNvml), "NVMLError") if not name.startswith("__")]
-    assert [name for name in asked if not hasattr(pynvml, name)] == []
+def test_the_bits_of_throttling_are_pynvmls():
     for bit in NVML_BITS:
         assert bit & pynvml.nvmlClocksEventReasonAll
     assert NVML_BITS[pynvml.nvmlClocksEventReasonSwPowerCap] in CONDITIONS

@@ -494,11 +494,6 @@ def option_mismatches(device: str, options: Options, facts: StackFacts) -> list[
     ]
 
 
-def invalid_because(record: Record, ceiling: float | None) -> list[str]:
-    """Each reason why a finished repeat is invalid, as a sentence; empty for a valid one."""
-    return [reason.detail for reason in _reasons(record, ceiling)]
-
-
 def _reasons(record: Record, ceiling: float | None) -> list[Flag]:
     """Faults of the stack first, then disturbances by the machine."""
     return [*_stack_faults(record, ceiling), *clock_of_stack(record), *disturbances(record)]

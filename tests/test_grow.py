@@ -20,7 +20,7 @@ from harness.analysis import verdicts
 UNTIL_NOTHING_IS_LEFT = """
 import json, resource, time
 from runners.clock import status_bytes
-from runners.workloads.prompts import Growth
+from runners.workloads.filling import Growth
 
 class Session:
     def counters(self):

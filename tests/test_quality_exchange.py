@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.scores import kept as kept_form
+from harness.analysis.quality import kept as kept_form
 from harness.base import data
 from harness.campaign import reference_scores
 from harness.campaign.quality import no_room

@@ -22,7 +22,7 @@ from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
 from harness.records import ResultsError
 from harness.report import comparisons, plots, summary, tables
 from harness.report import page as report_page
-from harness.report.table import Table
+from harness.report.text_table import Table
 
 SYNTHETIC = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "report.py"))["study"]
 

@@ -17,7 +17,7 @@ from damage import Edits, Place, edited, edits, places
 from golden_record import GOLDEN
 from hypothesis import example, given
 
-from harness.analysis import flags, sensors
+from harness.analysis import sensors, throttling
 from harness.analysis.verdicts import notes
 from harness.config.load import load
 from harness.dataset import table
@@ -250,13 +250,13 @@ def record_of(**said: Any) -> dict[str, Any]:
 
 
 def throttled(columns: dict[str, list[int | None]], **changed: Any) -> dict[str, Any]:
-    record = record_of(throttled=flags.throttling_seen(columns, DURING), **changed)
+    record = record_of(throttled=throttling.seen(columns, DURING), **changed)
     record["timing"]["last_token_ns"] = 10 * S
     return record
 
 
 def reasons_of(record: Any) -> list[str]:
-    return [flag.detail for flag in flags.throttling(record)]
+    return [flag.detail for flag in throttling.flags(record)]
 
 
 def bits(*values: int | None, name: str = "pi_throttled_bits") -> dict[str, list[int | None]]:
@@ -295,12 +295,12 @@ def test_a_bit_that_is_set_while_timing_is_a_reason_with_its_token(read, told):
     ],
 )
 def test_what_nobody_could_see_is_missing(columns, unseen):
-    assert list(flags.throttling_unseen(columns, DURING)) == unseen
+    assert list(throttling.unseen(columns, DURING)) == unseen
 
 
 def test_without_a_timed_part_nothing_is_checked():
-    assert flags.throttling_seen(bits(0, 4, 4), None) == []
-    assert flags.throttling_unseen(bits(0, 4, 4), None)["throttling"].startswith("not checked: ")
+    assert throttling.seen(bits(0, 4, 4), None) == []
+    assert throttling.unseen(bits(0, 4, 4), None)["throttling"].startswith("not checked: ")
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, invalidates):
     reasons = reasons_of(record)
     told = f"core too hot for {sum(ms) / 1e3:.2f} s of 10.00"
     assert [told in reason for reason in reasons] == [True] * invalidates
-    noted = [flag.code for flag in flags.throttling_notes(record)]
+    noted = [flag.code for flag in throttling.notes(record)]
     assert noted == ([] if invalidates else ["thermal_events"])
 
 
@@ -321,7 +321,7 @@ def test_a_hot_cpu_beside_a_gpu_is_a_remark():
     assert len(reasons_of(record)) == 1
     record["device"] = "GPU-1"
     assert reasons_of(record) == []
-    (flag,) = flags.throttling_notes(record)
+    (flag,) = throttling.notes(record)
     assert (flag.code, flag.invalidates) == ("thermal_events", None)
     assert "4000 ms in all" in flag.detail
     beside_a_gpu = throttled(bits(0, 0, 0x4, 0)) | {"device": "vulkan"}
@@ -340,7 +340,7 @@ def test_of_a_gpu_a_slowdown_is_a_fault_and_a_power_cap_a_condition():
     record = throttled(bits(0, 0x4, 0x44, 0x1, name="gpu_event_reasons"))
     (reason,) = reasons_of(record)
     assert "hardware thermal slowdown from n = 76" in reason
-    (flag,) = flags.throttling_notes(record)
+    (flag,) = throttling.notes(record)
     assert flag.code == "power_cap"
     assert flag.invalidates is None
     only_capped = throttled(bits(0x4, 0x4, 0x4, 0x4, name="gpu_event_reasons"))
@@ -375,7 +375,7 @@ def test_gauges_are_of_the_timed_part_and_stand_in_a_row():
 
 DOMAIN = {"name": "package-0", "joules": 4.5, "failed_reads": 0, "set_back": 0}
 ENERGY = {"timed_s": 40.0, "window_s": 38.0, "tokens": 99.5, "longest_gap_s": 1.0}
-SEEN = flags.throttling_seen(bits(0, 0, 0x5, 0) | {"core_throttle_ms": [0, 0, 7, 900]}, DURING)
+SEEN = throttling.seen(bits(0, 0, 0x5, 0) | {"core_throttle_ms": [0, 0, 7, 900]}, DURING)
 GAUGE = {"cpu_temp_millidegrees_c": {"lowest": 1, "median": 2.5, "highest": 3}}
 SENSED = record_of(timed=GAUGE, throttled=SEEN, energy=ENERGY | {"domains": {"rapl_package_0_uj": DOMAIN}})
 

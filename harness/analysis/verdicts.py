@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from harness.analysis import depth, flags, prefill, traffic
+from harness.analysis import depth, flags, prefill, throttling, traffic
 from harness.analysis.columns import Cell, Disturbance, Growth
 from harness.analysis.traffic import ceiling_bytes_per_s, past_cache_share, probed_bytes_per_s, spread
 from harness.analysis.warnings import DISTURBANCES, Flag, Warnings
@@ -63,7 +63,7 @@ def disturbances(record: Record) -> list[Flag]:
     found += _quota(record)  # before the warm-up, which a quota keeps from settling too
     if not done_of(record)["warmup"]["agreed"]:
         found.append(Warnings.warmup_unsettled.flag())
-    return [*found, *_paging(record), *_contention(record), *flags.throttling(record)]
+    return [*found, *_paging(record), *_contention(record), *throttling.flags(record)]
 
 
 def disturbance_notes(record: Record) -> list[Flag]:
@@ -546,7 +546,7 @@ def notes(record: Record) -> list[Flag]:
         times = plural(sum(count for _, count in retries), "time")
         raised.append(Warnings.allocator_retries.flag(times=times, places=places + more))
     raised += [*flags.routing_notes(record), *flags.rotary_notes(record)]
-    return [*raised, *flags.throttling_notes(record), *disturbance_notes(record)]
+    return [*raised, *throttling.notes(record), *disturbance_notes(record)]
 
 
 def beyond_trained(facts: StackFacts, length: int | None, reaches: str) -> list[Flag]:

@@ -13,8 +13,8 @@ from nvml_cards import FORBIDDEN, GB, UNSUPPORTED, Card, card, in_mig_mode
 
 from harness import machine
 from harness.base.nvml import compute_capabilities, nvidia_gpus, visible_gpus
-from harness.campaign.context_search import NoHeadroom, headroom_on
 from harness.campaign.forecast import Device, device_of
+from harness.campaign.memory_headroom import NoHeadroom, headroom_on
 from harness.campaign.weights_reference import free_bytes
 from harness.campaign.worker_memory import watched
 from harness.config.load import load
@@ -206,7 +206,7 @@ def test_free_memory_leaves_out_what_the_driver_reserves(nvml):
 
 
 def test_a_search_is_refused_on_a_gpu_that_does_not_report_its_memory(nvml, monkeypatch):
-    monkeypatch.setattr("harness.campaign.context_search.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("harness.campaign.memory_headroom.LOOK_EVERY_S", 0.0)
     nvml(RTX, OTHER | {"memory": UNSUPPORTED})
     with headroom_on("GPU-aaaa-1", "cuda", None) as headroom:
         assert (headroom.limit_bytes, headroom.held_bytes, headroom.free()) == (23 * GB, GB, 23 * GB)

@@ -1,7 +1,5 @@
 """Shared by all tests: the real command, real workers, a cache of their own. No mocks."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -1,7 +1,5 @@
 """A stand-in for NVML: pynvml's functions answer for made-up cards. The fixture `nvml` installs it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Is it the same model? Logits of known differences, and what is said of them."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from itertools import pairwise

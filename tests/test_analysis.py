@@ -1,7 +1,5 @@
 """Arithmetic on series of known truth, and verdicts on records of known lies."""
 
-from __future__ import annotations
-
 import pytest
 from golden_record import GOLDEN, record
 

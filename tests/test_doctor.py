@@ -1,8 +1,6 @@
 """What on a machine may spoil a measurement: made-up trees of sysfs, stand-ins for a Raspberry Pi's firmware,
 for NVML and for environments, and the real command."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import venv

@@ -1,7 +1,5 @@
 """The experts that a mixture's routers choose: heard, followed, and judged."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

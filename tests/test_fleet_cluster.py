@@ -1,7 +1,5 @@
 """A fleet on real raylets of this machine: what is kept and moved, whatever happens to nodes."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -1,7 +1,5 @@
 """NVIDIA GPUs as NVML lists them, and as CUDA_VISIBLE_DEVICES leaves them: on a stand-in for NVML."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace

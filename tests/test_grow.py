@@ -1,7 +1,5 @@
 """Generating until memory runs out: that it did is the answer, with the length, the share and the reason."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

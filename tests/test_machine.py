@@ -1,8 +1,6 @@
 """What this machine is and can do: real processes and real kernels. Rates are positive and named; how large
 they are is not tested."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """The real auto-gptq, autoawq and gptqmodel on a CPU: small packed checkpoints, each kernel as it runs. What
 these, transformers and bitsandbytes load matches the files and the name, or is not measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

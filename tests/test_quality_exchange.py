@@ -1,7 +1,5 @@
 """References as files: what is written is what is read, and a wrong or damaged file is one sentence."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import zipfile

@@ -1,7 +1,5 @@
 """Perplexity, KL divergence and agreement from logits, against plain formulas and bounds."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

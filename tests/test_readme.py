@@ -1,7 +1,5 @@
 """README and docs agree with the code: commands, options, exit codes, modules, links."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

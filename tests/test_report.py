@@ -1,7 +1,5 @@
 """Text and drawings of a report on synthetic studies, without a browser (that is test_page.py)."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

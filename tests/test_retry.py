@@ -1,7 +1,5 @@
 """What only the machine disturbed is measured again, each attempt is kept, and one of them counts."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Passes and windows on a session at hand, in the process of the test: which, in which order, and where."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Files that others wrote, or can write next to ours: checkpoints, tokenizers, locks, the cache."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

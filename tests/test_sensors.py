@@ -1,7 +1,5 @@
 """Sensors of a made-up machine, and of a real run whose vcgencmd is a stand-in."""
 
-from __future__ import annotations
-
 import copy
 import os
 import time

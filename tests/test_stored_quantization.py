@@ -1,7 +1,5 @@
 """Checkpoints whose weights are quantized, or contradict their config.json: refused by their headers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

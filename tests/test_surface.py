@@ -1,7 +1,5 @@
 """Timed rows on the fake stack, whose truth is known: passes, windows at depth, turns of a conversation."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections import Counter

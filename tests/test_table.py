@@ -1,7 +1,5 @@
 """One table, for a terminal and in Markdown."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.report import text_table

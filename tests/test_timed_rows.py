@@ -1,7 +1,5 @@
 """Prefill, depth and turns as they are shown: tables, chapters, exports, comparisons, on the fake stack."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

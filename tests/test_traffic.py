@@ -1,7 +1,5 @@
 """Bytes that a decode step reads: as loaded, caches read once, in full, copied or up to a window."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

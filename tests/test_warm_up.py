@@ -1,7 +1,5 @@
 """When warm-up has settled: by windows far apart, and not before its shortest time."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator

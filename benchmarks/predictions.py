@@ -44,7 +44,7 @@ from harness.recommend import examples
 from harness.recommend.answer import ERRORS
 from harness.recommend.least_squares import Floats
 from harness.recommend.speed import GGML, NORMAL_90, Example, Predictor, Range, maker_of
-from harness.report.table import Table
+from harness.report.text_table import Table
 from harness.theory import public_speeds
 
 STUDY = "published/rtx4090-qwen1.5"

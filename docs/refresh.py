@@ -12,7 +12,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from harness import cli
 from harness.analysis.warnings import Warnings
 from harness.records import kinds as records_kinds
 from harness.records import parts
-from harness.theory import decoder, floors, published
+from harness.theory import floors, published
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Known
 from harness.theory.machines import MACHINES
@@ -34,8 +33,6 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PAGES = sorted(DOCS.rglob("*.md"))
 EFFECTS = {"all": "invalid", "W": "no W", "first token": "no TTFT", "speed": "functional", None: "note"}
-OF_CAMPAIGNS = ("--set KEY=VALUE", "--out DIR", "--only GLOB", "--trust-remote-code")
-PUBLIC = ROOT / "tests" / "models"
 SCHEMA = DOCS / "record.schema.json"
 parts.DESCRIBED["use_attribute_docstrings"] = True
 
@@ -47,14 +44,10 @@ def refreshed(page: str) -> str:
         "folders": folders,
         "controller": lambda: layers("harness"),
         "worker": lambda: layers("runners"),
-        "every_record": lambda: keys(records_kinds.bases(records_kinds.KINDS["reported"])[0]),
-        "own_records": lambda: keys(records_kinds.bases(records_kinds.KINDS["measured"])[1]),
         "warnings": warnings,
         "machines": machines,
         "models": models,
-        "counted_otherwise": counted_otherwise,
         "slips": slips,
-        **{name: partial(_own_keys, kind) for name, kind in records_kinds.KINDS.items()},
     }
 
     def made(found: re.Match[str]) -> str:
@@ -95,20 +88,6 @@ def _one_family(first: str, rest: Sequence[str]) -> str:
     return f"`{first}-{rest[0]}`" if len(rest) == 1 else f"`{first}-` {', '.join(rest)}"
 
 
-def counted_otherwise() -> str:
-    """Models whose published number of parameters is another than the counted one."""
-    known = Known()
-    models: dict[tuple[int, int], list[str]] = {}
-    for name, row in json.loads((PUBLIC / "published.json").read_text()).items():
-        if name in known and row.get("total") not in (None, counted := decoder.parameters(known[name])):
-            models.setdefault((row["total"], counted), []).append(name)
-    rows = [
-        {"model": ", ".join(names), "published": f"{total:,}", "counted": f"{counted:,}"}
-        for (total, counted), names in models.items()
-    ]
-    return markdown(rows)
-
-
 def slips() -> str:
     """Cells of the published study that its own formulas do not give."""
     rows = [
@@ -146,7 +125,7 @@ def _next_step(warning: Warnings) -> str:
 
 
 def commands() -> str:
-    """Each command's summary and arguments, as the parser has them."""
+    """Each command with what it works on, and its summary, as the parser has them."""
     (subcommands,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
     return "\n" + "".join(_commands("harness", subcommands))
 
@@ -157,22 +136,15 @@ def _commands(above: str, subcommands: Any) -> Iterator[str]:
         if nested:
             yield from _commands(f"{above} {name}", nested[0])
             continue
-        arguments = [_spelling(a) for a in parser._actions if not isinstance(a, argparse._HelpAction)]
-        if set(OF_CAMPAIGNS) < set(arguments):
-            first = arguments.index(OF_CAMPAIGNS[0])
-            arguments = [each for each in arguments if each not in OF_CAMPAIGNS]
-            arguments.insert(first, "...")
+        objects = [_spelling(action) for action in parser._actions if not action.option_strings]
         summary = parser.description[0].upper() + parser.description[1:]
-        yield f"- `{' '.join([above, name, *arguments])}`: {summary}.\n"
+        yield f"- `{' '.join([above, name, *objects])}`: {summary}.\n"
 
 
 def _spelling(action: argparse.Action) -> str:
     value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
     value = value if isinstance(value, str) else " ".join(value)
-    if not action.option_strings:
-        return f"[{value}]" if action.nargs in ("?", "*") else value
-    name = action.option_strings[-1]
-    return name if action.nargs == 0 else f"{name} {value}"
+    return f"[{value}]" if action.nargs in ("?", "*") else value
 
 
 def layers(container: str) -> str:
@@ -196,36 +168,6 @@ def folders() -> str:
 def record_schema() -> str:
     """docs/record.schema.json."""
     return json.dumps(records_kinds.json_schema(), indent=1) + "\n"
-
-
-def keys(part: Any) -> str:
-    """The keys of one type of a record, with their meanings."""
-    return _keys_table(records_kinds.properties_of(part))
-
-
-def _own_keys(kind: Any) -> str:
-    """The keys that records of this kind alone have."""
-    shared = [base for base in records_kinds.bases(kind) if not base.__name__.startswith("Only")]
-    known = {key for base in shared for key in records_kinds.properties_of(base)}
-    every = records_kinds.json_schema()["$defs"][kind.__name__]["properties"]
-    return _keys_table({key: found for key, found in every.items() if key not in known})
-
-
-def _keys_table(properties: dict[str, Any]) -> str:
-    """The keys, each with the named types and choices of its values."""
-    named = {key: _type(found) for key, found in properties.items()}
-    listed = (f"`{key}`" + (f" ({of_type})" if of_type else "") for key, of_type in named.items())
-    return ", ".join(listed) + "\n"
-
-
-def _type(found: dict[str, Any]) -> str:
-    """The types that a JSON Schema refers to, and the values of a choice; else nothing."""
-    if "$ref" in found:
-        return found["$ref"].rpartition("/")[2]
-    if "const" in found or "enum" in found:
-        return ", ".join(f"`{each}`" for each in found.get("enum", [found.get("const")]))
-    inside = [*found.get("anyOf", []), found.get("items"), found.get("additionalProperties")]
-    return " or ".join(filter(None, (_type(each) for each in inside if isinstance(each, dict))))
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

@@ -41,8 +41,9 @@ from runners.protocol import (
     Session,
     reason_of,
 )
-from runners.workloads import filling, prompts, scoring
-from runners.workloads.prompts import Growth
+from runners.workloads import filling, prefill_depth_turns, scoring
+from runners.workloads.filling import Growth
+from runners.workloads.warm_up import control_windows, uncollected, warm_up
 
 # Jobs on files alone, by the module that does them under the interpreter of any stack.
 MODULES = {
@@ -54,9 +55,9 @@ MODULES = {
 Measure = Callable[..., dict[str, Any]]
 # Workloads that time something other than a stream of tokens.
 SURFACE: dict[Any, Measure] = {
-    "prefill": prompts.measure_prefill,
-    "depth": prompts.measure_depth,
-    "turns": prompts.measure_turns,
+    "prefill": prefill_depth_turns.measure_prefill,
+    "depth": prefill_depth_turns.measure_depth,
+    "turns": prefill_depth_turns.measure_turns,
 }
 
 
@@ -151,7 +152,7 @@ def fit(request: Request, runner: Any, emit: Emit, instruments: Instruments) -> 
     if workload["fill"]:
         say("fill")
         left_s = workload["most_s"] - (clock() - began) / 1e9
-        with prompts.uncollected():
+        with uncollected():
             filled = filling.fill(
                 session,
                 workload["tokens"],
@@ -201,12 +202,12 @@ def decode(
     clock, suspended = instruments.clock_ns, instruments.suspended_ns()
     prompt, new_tokens = workload["prompt"], workload["new_tokens"]
     emit(Phase("warmup", clock()))
-    warmup = prompts.warm_up(session, prompt, new_tokens, **workload["warmup"], clock=clock)
+    warmup = warm_up(session, prompt, new_tokens, **workload["warmup"], clock=clock)
     # One token more than requested shows that a stack does not stop.
     stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
     growth = Growth(session, len(prompt), does_not_fit) if workload.get("kind") == "grow" else None
     emit(Phase("generate", clock()))
-    with prompts.uncollected():
+    with uncollected():
         usage = Usage(instruments)
         timing = growth.stamped(stream, emit, clock) if growth else stamp(stream, emit, clock)
     used = usage.since()
@@ -218,7 +219,7 @@ def decode(
     }
     if not growth:  # which has no memory left
         emit(Phase("control", clock()))
-        ended["control"] = prompts.control_windows(session, prompt, new_tokens, warmup, instruments)
+        ended["control"] = control_windows(session, prompt, new_tokens, warmup, instruments)
     more = {
         "stamp_ns_per_token": stamping_cost_ns(),
         "suspended_ns": _suspended_since(suspended, instruments),
@@ -247,9 +248,9 @@ def surface(
     settings, room = workload["warmup"], workload["holds"]  # which may be less than prompt and window
     prompt = workload["prompt"][: room // 2]
     window = min(settings["window_tokens"], room - len(prompt))
-    warmup = prompts.warm_up(session, prompt, window, **settings, clock=clock)
+    warmup = warm_up(session, prompt, window, **settings, clock=clock)
     say("generate")
-    with prompts.uncollected():
+    with uncollected():
         usage, began = Usage(instruments), clock()
         found = measure(session, workload, emit, instruments, say) | {"elapsed_ns": clock() - began}
     used = usage.since() | {"major_faults": found.pop("major_faults")}

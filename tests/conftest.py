@@ -1,7 +1,5 @@
 """Shared by all tests: the real command, real workers, a cache of their own. No mocks."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io
@@ -14,11 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import coverage
 import forked
+import nvml_cards
 import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
@@ -220,6 +221,12 @@ def interruptible() -> None:
     not inherit that."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+    """Has pynvml answer for these cards: `nvml(card("GPU-1", ...), FORBIDDEN)`."""
+    return partial(nvml_cards.install, monkeypatch)
 
 
 @pytest.fixture

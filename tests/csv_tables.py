@@ -1,7 +1,5 @@
 """Tables of tests as CSV, in tests/tables/: figures as others publish them, and names as people type them."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

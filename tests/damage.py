@@ -3,8 +3,6 @@
 A strategy draws what is changed, not the changed value: a failing example is short to read and shrinks well.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Forge bundles: the members of an honest one, changed, with hashes and figures computed anew."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """A GGUF file written again: with other keys and tensors, or in parts as llama-gguf-split writes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 

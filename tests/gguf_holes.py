@@ -1,7 +1,5 @@
 """Files of models that are not dense, as llama.cpp wants them, with a hole in place of the values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

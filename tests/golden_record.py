@@ -1,7 +1,5 @@
 """One real record (llama.cpp, tiny-qwen2 q4_k_m), and changed copies of it."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A results folder that grows by a night at a time: records of one real run, made to look like others."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -8,8 +8,6 @@ as a power cut does; `stop NUMBER` halts its raylet, as a lost network does, and
 `mend NUMBER` up again; `leave NUMBER` kills it. `client PORT` starts the server of Ray's client.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

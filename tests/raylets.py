@@ -1,7 +1,5 @@
 """A cluster of real raylets on this machine, for the tests of a fleet, and what is seen of its nodes."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import subprocess

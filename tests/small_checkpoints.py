@@ -1,7 +1,5 @@
 """Small checkpoints: synthesized in this process, and read and written by the format's description alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

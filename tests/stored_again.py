@@ -1,7 +1,5 @@
 """A checkpoint of one file stored again, with other tensors and another config.json."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """`harness ab`: two sides of one campaign by the real command, on the fake stack."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

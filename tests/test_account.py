@@ -1,7 +1,5 @@
 """A stack's estimate of a context's memory against the real memory: real llama.cpp, and the fake."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 """An interpreter that is already there runs a stack in place of a built environment: its packages are
 recorded, and one that cannot is refused in a sentence."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shutil

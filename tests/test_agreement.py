@@ -1,7 +1,5 @@
 """Is it the same model? Logits of known differences, and what is said of them."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from itertools import pairwise
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis import quality
+from harness.analysis import agreement
 from harness.report import quality as report
 from harness.theory.decoder import dense_fields
 from harness.theory.hf_config import SHAPES
@@ -23,7 +21,7 @@ def drawn(positions: int = 25, vocabulary: int = 512, seed: int = 0) -> Any:
 
 
 def compared(reference: Any, variant: Any, asked: list[list[int]] | None = None) -> list[dict]:
-    return quality.compare(
+    return agreement.compare(
         reference, range(len(reference)), variant, range(len(variant)), asked or [[0, len(reference)]]
     )
 
@@ -68,7 +66,7 @@ def test_two_models_with_nothing_in_common_are_wrong_whatever_their_types():
     assert depths[0]["relative_error"] == pytest.approx(np.sqrt(2), rel=0.05)
     assert depths[0]["top1_agreement"] < 0.2
     for quant in ("f16", "q8_0", "q4_0", "q2_k"):
-        word, reason = quality.agreement_verdict(record(depths, {"quant": quant}))
+        word, reason = agreement.verdict(record(depths, {"quant": quant}))
         assert word == "wrong"
         assert "it is not the same model" in str(reason)
 
@@ -80,9 +78,9 @@ def test_two_models_with_nothing_in_common_are_wrong_whatever_their_types():
 def test_an_error_is_judged_by_the_bits_there_are(off: float, right: str, wrong: str | None):
     logits, noise = drawn(), drawn(seed=1)
     depths = compared(logits, np.float32((1 - off**2) ** 0.5) * logits + np.float32(off) * noise)
-    assert quality.agreement_verdict(record(depths, {"quant": right})) == ("agrees", None)
+    assert agreement.verdict(record(depths, {"quant": right})) == ("agrees", None)
     if wrong:
-        assert quality.agreement_verdict(record(depths, {"dtype": wrong}))[0] == "wrong"
+        assert agreement.verdict(record(depths, {"dtype": wrong}))[0] == "wrong"
 
 
 @pytest.mark.parametrize(
@@ -99,23 +97,23 @@ def test_an_error_is_judged_by_the_bits_there_are(off: float, right: str, wrong:
 def test_the_coarsest_type_counts_the_cache_included_and_the_file_where_none_is_asked(options, bits):
     of = record([], options)
     of["model"]["weights"]["quant"] = "q8_0"
-    assert quality.bits(of) == bits
+    assert agreement.bits(of) == bits
 
 
 def test_logits_of_the_same_weights_may_not_be_larger_than_theirs():
     logits = drawn(50)
     for by, word in ((1.0, "agrees"), (1.005, "agrees"), (1.02, "wrong"), (0.98, "wrong")):
         depths = compared(logits, logits * np.float32(by))
-        assert quality.agreement_verdict(record(depths, {"dtype": "bf16"}))[0] == word
+        assert agreement.verdict(record(depths, {"dtype": "bf16"}))[0] == word
         own = {"depths": depths, "settings": [], "values": None}
         told = record(compared(logits, logits), {"quant": "q2_k"})
         told["check"]["own"] = own
-        assert quality.agreement_verdict(told)[0] == word
-        assert quality.agreement_verdict(record(depths, {"quant": "q2_k"})) == ("agrees", None)
-    assert "logits are 2.0% smaller than those of its own weights" in str(quality.agreement_verdict(told)[1])
+        assert agreement.verdict(told)[0] == word
+        assert agreement.verdict(record(depths, {"quant": "q2_k"})) == ("agrees", None)
+    assert "logits are 2.0% smaller than those of its own weights" in str(agreement.verdict(told)[1])
     without = [{key: value for key, value in depth.items() if key != "scale"} for depth in depths]
     older = record(without, {"dtype": "bf16"})
-    assert quality.agreement_verdict(older) == ("agrees", None)
+    assert agreement.verdict(older) == ("agrees", None)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +132,12 @@ def test_logits_of_the_same_weights_may_not_be_larger_than_theirs():
 def test_against_its_own_weights_arithmetic_alone_explains_an_error(options: dict, allowed: float):
     of = record([], options)
     of["model"]["weights"]["quant"] = "q8_0"
-    assert quality.allowed_own_weights(of) == allowed
+    assert agreement.allowed_own_weights(of) == allowed
     logits, noise = drawn(), drawn(seed=1)
     for off, word in ((allowed * 0.9, "agrees"), (allowed * 1.1, "wrong")):
         depths = compared(logits, np.float32((1 - off**2) ** 0.5) * logits + np.float32(off) * noise)
         of["check"] |= {"depths": compared(logits, logits), "own": {"depths": depths, "settings": []}}
-        assert quality.agreement_verdict(of)[0] == word
+        assert agreement.verdict(of)[0] == word
 
 
 @pytest.mark.parametrize(
@@ -161,7 +159,7 @@ def test_a_file_whose_values_its_type_does_not_explain_is_wrong(quant: str, valu
         "missing": values.get("missing", []),
     }
     of["check"]["own"] = {"depths": compared(logits, logits), "settings": [], "values": found}
-    word, reason = quality.agreement_verdict(of)
+    word, reason = agreement.verdict(of)
     assert word == ("wrong" if said else "agrees")
     assert said is None or str(reason).startswith(said)
 
@@ -172,7 +170,7 @@ def test_the_table_shows_the_own_error_with_what_is_allowed_and_why_there_is_non
     known, failed = (record(compared(logits, logits), {"quant": "q4_k_m"}) for _ in range(2))
     known["check"]["own"] = own
     failed["check"]["own_failure"] = "is gemma2, which is not dequantized here"
-    rows = [quality.agreement_row(each) | {"name": name} for name, each in (("a", known), ("b", failed))]
+    rows = [agreement.row(each) | {"name": name} for name, each in (("a", known), ("b", failed))]
     at = report.headings(rows).index("own weights")
     assert [report.cells(each, rows)[at] for each in rows] == ["4.00% (20%)", "-"]
     assert report.agreement_notes(rows) == [
@@ -183,8 +181,8 @@ def test_the_table_shows_the_own_error_with_what_is_allowed_and_why_there_is_non
 
 def test_settings_are_compared_but_for_the_window():
     shape = dense_fields(SHAPES["tiny-llama"])
-    assert quality.other_settings(shape | {"window": 4096, "rope_theta": 10000.0000001}, shape) == []
-    assert quality.other_settings(shape | {"rope_theta": 1e6, "layers": 1}, shape) == [
+    assert agreement.other_settings(shape | {"window": 4096, "rope_theta": 10000.0000001}, shape) == []
+    assert agreement.other_settings(shape | {"rope_theta": 1e6, "layers": 1}, shape) == [
         "layers is 1, and 2 in the 16-bit weights",
         "rope_theta is 1000000.0, and 10000.0 in the 16-bit weights",
     ]
@@ -194,7 +192,7 @@ def test_one_wrong_depth_is_enough():
     logits = drawn(50)
     variant = logits.copy()
     variant[25:] = drawn(25, seed=1)
-    word, reason = quality.agreement_verdict(record(compared(logits, variant, [PROMPT, [25, 50]])))
+    word, reason = agreement.verdict(record(compared(logits, variant, [PROMPT, [25, 50]])))
     assert word == "wrong"
     assert "n = 50" in str(reason)
 
@@ -216,7 +214,7 @@ def test_logits_that_are_no_numbers_are_said_and_wrong(value: float):
     variant[3, 7] = value
     depths = compared(logits, variant)
     assert json.loads(json.dumps(depths, allow_nan=False))[0]["not_finite"] == 1
-    word, reason = quality.agreement_verdict(record(depths))
+    word, reason = agreement.verdict(record(depths))
     assert word == "wrong"
     assert reason == "NaN or infinite logits at 1 of 25 positions up to n = 25"
 
@@ -224,7 +222,7 @@ def test_logits_that_are_no_numbers_are_said_and_wrong(value: float):
 def test_of_a_reference_that_is_no_number_nothing_is_said_against_the_variant():
     logits = drawn()
     logits[3, 7] = np.nan
-    word, reason = quality.agreement_verdict(record(compared(logits, drawn())))
+    word, reason = agreement.verdict(record(compared(logits, drawn())))
     assert word == "unchecked"
     assert "reference" in str(reason)
 
@@ -238,32 +236,32 @@ def test_rows_are_matched_by_position_and_a_window_that_one_lacks_is_left_out():
     logits = drawn(75)
     positions = [*range(25), *range(275, 325)]
     windows = [PROMPT, [275, 300], [300, 325]]
-    found = quality.compare(logits, positions, logits[:50], positions[:50], windows)
+    found = agreement.compare(logits, positions, logits[:50], positions[:50], windows)
     assert [(depth["n"], depth["relative_error"]) for depth in found] == [(25, 0), (300, 0)]
     without = np.concatenate([logits[:25], logits[50:]])
-    found = quality.compare(logits, positions, without, [*range(25), *range(300, 325)], windows)
+    found = agreement.compare(logits, positions, without, [*range(25), *range(300, 325)], windows)
     assert [(depth["n"], depth["relative_error"]) for depth in found] == [(25, 0), (325, 0)]
     shifted = [*range(25), *range(276, 301)]
-    assert [d["n"] for d in quality.compare(logits, positions, logits[:50], shifted, windows)] == [25]
+    assert [d["n"] for d in agreement.compare(logits, positions, logits[:50], shifted, windows)] == [25]
 
 
 def test_windows_cover_the_prompt_and_the_end_and_never_meet():
     for prompt in (1, 25, 100, 290, 2_500):
         for new in (1, 2, 24, 25, 26, 250, 275, 276, 300, 301, 325, 2_050, 2_090, 2_100, 2_101, 9_975):
-            found = quality.windows(prompt, prompt + new)
-            assert found[0] == [max(0, prompt - quality.WINDOW), prompt]
+            found = agreement.windows(prompt, prompt + new)
+            assert found[0] == [max(0, prompt - agreement.WINDOW), prompt]
             assert found[-1][1] == prompt + new
             for (_, end), (first, after) in pairwise(found):
                 assert end <= first < after <= prompt + new
-                assert after - first <= quality.WINDOW
-    assert quality.windows(25, 2_200) == [PROMPT, [275, 300], [2_075, 2_100], [2_175, 2_200]]
+                assert after - first <= agreement.WINDOW
+    assert agreement.windows(25, 2_200) == [PROMPT, [275, 300], [2_075, 2_100], [2_175, 2_200]]
 
 
 def test_past_2100_each_depth_is_at_most_twice_the_one_before_it_and_a_window():
     for tokens in (3_000, 4_224, 4_225, 10_000, 100_000):
-        ends = [end for _, end in quality.windows(25, tokens)]
+        ends = [end for _, end in agreement.windows(25, tokens)]
         assert ends[:3] == [25, 300, 2_100]
-        assert all(after <= 2 * end + quality.WINDOW for end, after in pairwise(ends[2:]))
+        assert all(after <= 2 * end + agreement.WINDOW for end, after in pairwise(ends[2:]))
     assert ends == [25, 300, 2_100, 4_200, 8_400, 16_800, 33_600, 67_200, 100_000]
 
 
@@ -292,16 +290,16 @@ def test_logits_are_compared_in_64_bits_one_position_at_a_time():
 def test_a_wrong_check_makes_the_cells_it_speaks_for_invalid_and_a_later_one_lifts_it():
     logits = drawn()
     bad, good = compared(logits, drawn(seed=1)), compared(logits, logits)
-    wrong = quality.agreement_row(record(bad))
-    failed = quality.agreement_row(record([], outcome="oom", started_utc="2026-01-02T00:00:00+00:00"))
-    right = quality.agreement_row(record(good, started_utc="2026-01-03T00:00:00+00:00"))
+    wrong = agreement.row(record(bad))
+    failed = agreement.row(record([], outcome="oom", started_utc="2026-01-02T00:00:00+00:00"))
+    right = agreement.row(record(good, started_utc="2026-01-03T00:00:00+00:00"))
 
     def told(*checks: dict) -> list[dict]:
         rows = [
             {"content_key": key, "status": status, "reasons": [], "flags": [], "disturbed": "cpu"}
             for key, status in (("k", "ok"), ("k", "oom"), ("other", "ok"))
         ]
-        quality.apply_checks(rows, quality.latest_checks(checks))
+        agreement.apply_checks(rows, agreement.latest_checks(checks))
         return rows
 
     first, second, third = told(failed, wrong)

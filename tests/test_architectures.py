@@ -1,7 +1,5 @@
 """Models that are not dense, as layers: their parameters against transformers' own; hostile config.json."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

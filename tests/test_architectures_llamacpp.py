@@ -1,8 +1,6 @@
 """Models that are not dense, against llama.cpp itself: the types, names and dimensions of their tensors, the
 memory of caches and states."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Where the memory goes: made-up records counted by hand; of real stacks nothing is lost or invented."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A memory budget, from the config to the verdict: its meaning, its refusals, the runs within it."""
 
-from __future__ import annotations
-
 import re
 import signal
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The whole command against the fake stack: the output, the stored records, the repeated work."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """No measurement is faster than its ceiling, but for those that are flagged for it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

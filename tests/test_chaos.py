@@ -1,7 +1,5 @@
 """SIGKILL at random moments loses no record and leaves no orphan: a sample of benchmarks/chaos.py."""
 
-from __future__ import annotations
-
 import signal
 
 import chaos

@@ -1,7 +1,5 @@
 """`harness check-weights` on real llama.cpp and transformers: reports, stored records and errors found."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -219,7 +219,6 @@ def test_a_gguf_tells_its_shape_and_every_tensor(tmp_path, shape):
     assert checkpoint.tied == shape.tied
     assert not checkpoint.synthetic
     assert checkpoint.parameters == decoder.parameters(shape)
-    assert checkpoint.beyond_shape == 0
 
 
 def test_bytes_of_quantized_blocks_are_exact(tmp_path):
@@ -240,7 +239,6 @@ def test_what_a_shape_does_not_account_for_is_told(tmp_path):
     factors = Tensor("rope_freqs.weight", "f32", (64,), 256)
     checkpoint = read(write_gguf(tmp_path / "model.gguf", extra=(factors,)))
     assert checkpoint.decoder == TINY
-    assert checkpoint.beyond_shape == 64
     assert checkpoint.parameters == decoder.parameters(TINY) + 64
 
 
@@ -264,7 +262,6 @@ def test_our_own_synthetic_weights_say_so(tmp_path):
 def test_a_header_whose_counts_differ_by_layer_has_no_shape(tmp_path, key, value):
     checkpoint = read(changed_gguf(tmp_path / "model.gguf", key, value))
     assert checkpoint.decoder is None
-    assert checkpoint.beyond_shape is None
     assert len(checkpoint.tensors) == len(tensors.of_shape(TINY))
 
 
@@ -632,7 +629,6 @@ def test_a_folder_of_config_and_safetensors_is_told_as_stored(tmp_path):
     assert checkpoint.format == "safetensors"
     assert replace(checkpoint.decoder, norm_eps=TINY.norm_eps) == TINY
     assert checkpoint.parameters == decoder.parameters(TINY)
-    assert checkpoint.beyond_shape == 0
     assert checkpoint.quantization is None
     assert {t.type for t in checkpoint.tensors} == {"bf16"}
     assert streamed(checkpoint) == 2 * decoder.active_params(TINY)
@@ -675,7 +671,7 @@ def test_of_a_model_that_also_sees_the_decoder_for_text_is_told(tmp_path):
         stored[f"{name}.weight"] = ("BF16", [64, 64], 2)
     write_safetensors(tmp_path / "model.safetensors", stored)
     checkpoint = read(tmp_path)
-    assert checkpoint.beyond_shape == 0
+    assert checkpoint.parameters == decoder.parameters(TINY)
     assert streamed(checkpoint) == 2 * decoder.active_params(TINY)
 
 
@@ -693,7 +689,6 @@ def test_packed_weights_are_counted_by_the_shape(tmp_path):
     assert checkpoint.quantization
     assert "awq" in checkpoint.quantization
     assert checkpoint.parameters == decoder.parameters(TINY)
-    assert checkpoint.beyond_shape is None
     (tmp_path / "config.json").unlink()
     assert read(tmp_path).parameters is None
 
@@ -821,7 +816,7 @@ def test_what_a_folder_holds_decides_what_is_read_of_it(tmp_path):
     write_shards(tmp_path, TINY, 2)
     write_safetensors(tmp_path / "model.safetensors", entries(TINY) | {"x": ("F32", [9], 4)})
     checkpoint = read(tmp_path)  # before the shards, as transformers does
-    assert checkpoint.beyond_shape == 9
+    assert checkpoint.parameters == decoder.parameters(TINY) + 9
 
 
 def test_a_file_without_a_suffix_is_known_by_its_content(tmp_path):
@@ -1016,7 +1011,7 @@ def test_of_a_140_gb_model_in_80_shards_the_headers_alone_are_read(tmp_path):
     counted, reads = counting(tmp_path, most=3_000_000)
     checkpoint = read(counted)
     assert sum(tensor.bytes for tensor in checkpoint.tensors) == 2 * decoder.parameters(large) > 137e9
-    assert checkpoint.beyond_shape == 0
+    assert checkpoint.parameters == decoder.parameters(large)
     assert 80 < len(reads) < 80 * 8
 
 

@@ -1,7 +1,5 @@
 """Two sets of runs compared by the real command: its output and its exit codes."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

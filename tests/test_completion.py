@@ -1,7 +1,5 @@
 """The scripts of `harness completion` complete in the shells that they are for, on a terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

@@ -1,7 +1,5 @@
 """CPU quotas: the threads they allow and how often they throttle, on real cgroups and on trees of files."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

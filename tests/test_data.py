@@ -1,7 +1,5 @@
 """The shipped tables: each record has the form that a user's has, and says what its own words derive."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

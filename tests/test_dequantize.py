@@ -1,7 +1,5 @@
 """A quantized model's own weights in 16 bits, and two checkpoints compared tensor by tensor."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

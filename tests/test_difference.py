@@ -1,7 +1,5 @@
 """What may be called a change: on noise of the kind that machines have, and on changes that are there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -10,8 +10,6 @@ A comment right before a block says what is special about it:
 A block of `text` right after a block of `sh` is what that prints; `...` stands for anything.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """What on a machine may spoil a measurement: made-up trees of sysfs, stand-ins for a Raspberry Pi's firmware,
 for NVML and for environments, and the real command."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import venv
@@ -11,8 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 from conftest import records_below, shell_script
+from nvml_cards import UNSUPPORTED, Card
 
 from harness import machine
 from harness.machine.doctor import cpu, gpu
@@ -326,92 +326,45 @@ def test_where_nothing_can_be_read_nothing_is_ok_but_what_was_looked_at(tree):
 # GPUs
 
 
-class NVMLError(Exception):
-    """As pynvml's."""
-
-
-class Nvml:
-    """Stands in for pynvml: each function's result, by its name without nvmlDevice; others are not
-    supported."""
-
-    NVMLError = NVMLError
-    NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
-    NVML_TEMPERATURE_GPU, NVML_PERF_POLICY_THERMAL, nvmlMemory_v2 = 0, 1, 33554472
-    NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, NVML_TEMPERATURE_THRESHOLD_GPU_MAX = 1, 3
-
-    def __init__(self, gpus: int = 1, **says: Any) -> None:
-        self.gpus, self.says, self.open = gpus, says, 0
-
-    def nvmlInit(self) -> None:
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return self.gpus
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return f"GPU-{handle}"
-
-    def nvmlSystemGetProcessName(self, pid: int) -> str:
-        if pid < 0:
-            raise NVMLError("Not Found")
-        return "/usr/bin/python3 train.py"
-
-    def __getattr__(self, function: str) -> Callable[..., Any]:
-        def call(handle: int, *arguments: int) -> Any:
-            said = self.says.get(function.removeprefix("nvmlDevice"))
-            if isinstance(said, dict):
-                said = said.get(arguments[0])
-            if said is None:
-                raise NVMLError("Not Supported")
-            return said
-
-        return call
-
-
-GOOD: dict[str, Any] = {
-    "GetName": "NVIDIA GeForce RTX 4090",
-    "GetPersistenceMode": 1,
-    "GetEccMode": [0, 0],
-    "GetMemoryBusWidth": 384,
-    "GetMigMode": [0, 0],
-    "GetComputeRunningProcesses": [],
-    "GetGraphicsRunningProcesses": [],
-    "GetMemoryInfo": {33554472: SimpleNamespace(used=4 << 20)},
-    "GetUtilizationRates": SimpleNamespace(gpu=0),
-    "GetDisplayActive": 0,
-    "GetClockInfo": {1: 210, 2: 405},
-    "GetMaxClockInfo": {1: 3105, 2: 10501},
-    "GetEnforcedPowerLimit": 450000,
-    "GetPowerManagementDefaultLimit": 450000,
-    "GetCurrentClocksEventReasons": 0x1,
-    "GetViolationStatus": SimpleNamespace(violationTime=0),
-    "GetTemperature": 40,
-    "GetTemperatureThreshold": {1: 90, 3: 84},
+GOOD: Card = {
+    "uuid": "GPU-0",
+    "name": "NVIDIA GeForce RTX 4090",
+    "PersistenceMode": 1,
+    "EccMode": [0, 0],
+    "MemoryBusWidth": 384,
+    "mig": [0, 0],
+    "processes": [],
+    "GraphicsRunningProcesses": [],
+    "memory": SimpleNamespace(used=4 << 20),
+    "UtilizationRates": SimpleNamespace(gpu=0),
+    "DisplayActive": 0,
+    "ClockInfo": {1: 210, 2: 405},
+    "MaxClockInfo": {1: 3105, 2: 10501},
+    "EnforcedPowerLimit": 450000,
+    "PowerManagementDefaultLimit": 450000,
+    "CurrentClocksEventReasons": 0x1,
+    "ViolationStatus": SimpleNamespace(violationTime=0),
+    "temperature": 40,
+    "TemperatureThreshold": {1: 90, 3: 84},
 }
 
 
-def test_a_gpu_in_good_order_leaves_only_what_nvml_cannot_tell(tree):
-    nvml = Nvml(**GOOD)
-    found = gpu.findings("GPU-0", tree(), nvml)
+def test_a_gpu_in_good_order_leaves_only_what_nvml_cannot_tell(nvml):
+    state = nvml(GOOD)
+    found = gpu.findings("GPU-0")
     assert [each.what for each in found if each.level != "ok"] == ["locked clocks of GPU 0"]
     (clocks_of,) = (each for each in found if each.what == "locked clocks of GPU 0")
     assert clocks_of.found.endswith("SM 210 MHz now, 3105 MHz at most")
     assert clocks_of.fix == "sudo nvidia-smi -i 0 -lgc MHZ at a clock that it sustains, and -lmc 10501"
-    assert nvml.open == 0
+    assert state.opened == 0
 
 
 COOL, CLOSE, WAIT = "improve the cooling", "close them", "let it cool"
 TWO_PROCESSES = [SimpleNamespace(pid=7), SimpleNamespace(pid=-1)]
 IN_USE = SimpleNamespace(used=3_000_000_000)
-THERMAL_2_S = {"GetCurrentClocksEventReasons": 0x44, "GetViolationStatus": SimpleNamespace(violationTime=2e9)}
-OLD_DRIVER = {"GetCurrentClocksEventReasons": None, "GetCurrentClocksThrottleReasons": 0x20}
-LIMIT_95 = {"GetTemperatureThreshold": {1: 95, 3: 0}}
+THERMAL_2_S = {"CurrentClocksEventReasons": 0x44, "ViolationStatus": SimpleNamespace(violationTime=2e9)}
+OLD_DRIVER = {"CurrentClocksEventReasons": UNSUPPORTED, "CurrentClocksThrottleReasons": 0x20}
+LIMIT_95 = {"TemperatureThreshold": {1: 95, 3: 0}}
 SLOWDOWN = "hardware thermal slowdown now, thermal for 2.0 s since the driver was loaded"
 
 
@@ -421,30 +374,31 @@ MIG = "on: an instance has a part of the GPU's bandwidth and memory"
 @pytest.mark.parametrize(
     ("what", "found", "fix", "says"),
     [
-        ("MIG", MIG, None, {"GetMigMode": [1, 1]}),  # how it is set up, and no fault
-        ("power limit", "300 W, below its default of 450 W", None, {"GetEnforcedPowerLimit": 300000}),
-        ("throttling", "software power cap now", None, {"GetCurrentClocksEventReasons": 0x4}),
-        ("persistence mode", "off", "sudo nvidia-smi -i 0 -pm 1", {"GetPersistenceMode": 0}),
-        ("ECC", "on", "sudo nvidia-smi -i 0 -e 0, and reboot", {"GetEccMode": [1, 1]}),
+        ("MIG", MIG, None, {"mig": [1, 1]}),  # how it is set up, and no fault
+        ("power limit", "300 W, below its default of 450 W", None, {"EnforcedPowerLimit": 300000}),
+        ("throttling", "software power cap now", None, {"CurrentClocksEventReasons": 0x4}),
+        ("persistence mode", "off", "sudo nvidia-smi -i 0 -pm 1", {"PersistenceMode": 0}),
+        ("ECC", "on", "sudo nvidia-smi -i 0 -e 0, and reboot", {"EccMode": [1, 1]}),
         (
             "other processes",
             "python3 (7), a process (-1)",
             CLOSE,
-            {"GetComputeRunningProcesses": TWO_PROCESSES},
+            {"processes": TWO_PROCESSES},
         ),
-        ("other processes", "98% busy", CLOSE, {"GetUtilizationRates": SimpleNamespace(gpu=98)}),
-        ("other processes", "3000 MB used", CLOSE, {"GetMemoryInfo": {33554472: IN_USE}}),
-        ("display", "this GPU drives a screen", "sudo systemctl isolate", {"GetDisplayActive": 1}),
+        ("other processes", "98% busy", CLOSE, {"UtilizationRates": SimpleNamespace(gpu=98)}),
+        ("other processes", "3000 MB used", CLOSE, {"memory": IN_USE}),
+        ("display", "this GPU drives a screen", "sudo systemctl isolate", {"DisplayActive": 1}),
         ("throttling", SLOWDOWN, COOL, THERMAL_2_S),
         ("throttling", "software thermal slowdown now", COOL, OLD_DRIVER),
-        ("thermal headroom", "14 C: 70 C of 84 C", WAIT, {"GetTemperature": 70}),
-        ("thermal headroom", "10 C: 85 C of 95 C", WAIT, {"GetTemperature": 85} | LIMIT_95),
+        ("thermal headroom", "14 C: 70 C of 84 C", WAIT, {"temperature": 70}),
+        ("thermal headroom", "10 C: 85 C of 95 C", WAIT, {"temperature": 85} | LIMIT_95),
     ],
 )
 def test_a_fault_of_a_gpu_is_a_warning_with_effect_and_fix_and_its_set_up_is_none(
-    tree, what, found, fix, says
+    nvml, what, found, fix, says
 ):
-    told = {each.what: each for each in gpu.findings("GPU-0", tree(), Nvml(**(GOOD | says)))}
+    nvml(GOOD | says)
+    told = {each.what: each for each in gpu.findings("GPU-0")}
     finding = told[f"{what} of GPU 0"]
     assert (finding.found, finding.level) == (found, "warn" if fix else "ok")
     assert [each for each in told.values() if each.level == "warn"] == ([finding] if fix else [])
@@ -455,38 +409,39 @@ def test_a_fault_of_a_gpu_is_a_warning_with_effect_and_fix_and_its_set_up_is_non
         assert finding.effect
 
 
-def test_ecc_costs_nothing_where_memory_has_bits_of_its_own_for_it(tree):
-    for width, level in ((6144, "ok"), (None, "unknown")):
-        nvml = Nvml(**(GOOD | {"GetEccMode": [1, 1], "GetMemoryBusWidth": width}))
-        assert levels(gpu.findings("GPU-0", tree(), nvml))["ECC of GPU 0"] == level
+def test_ecc_costs_nothing_where_memory_has_bits_of_its_own_for_it(nvml):
+    for width, level in ((6144, "ok"), (UNSUPPORTED, "unknown")):
+        nvml(GOOD | {"EccMode": [1, 1], "MemoryBusWidth": width})
+        assert levels(gpu.findings("GPU-0"))["ECC of GPU 0"] == level
 
 
-def test_what_a_gpu_does_not_support_is_unknown_and_never_ok(tree):
-    found = gpu.findings("GPU-0", tree(), Nvml())
+def test_what_a_gpu_does_not_support_is_unknown_and_never_ok(nvml):
+    nvml({"uuid": "GPU-0"})
+    found = gpu.findings("GPU-0")
     assert len(found) == len(gpu.CHECKS) - 1  # MIG is told of where it is on
     assert set(levels(found).values()) == {"unknown"}
 
 
-def test_a_run_looks_at_its_own_gpu_the_command_at_all_and_a_run_on_the_cpu_at_none(tree):
-    nvml = Nvml(gpus=2, **GOOD)
+def test_a_run_looks_at_its_own_gpu_the_command_at_all_and_a_run_on_the_cpu_at_none(nvml):
+    nvml(GOOD, GOOD | {"uuid": "GPU-1"})
     names = {
-        device: {each.what.split()[-1] for each in gpu.findings(device, tree(), nvml)}
+        device: {each.what.split()[-1] for each in gpu.findings(device)}
         for device in ("GPU-1", None, "cpu", "cuda")
     }
     assert names == {"GPU-1": {"1"}, None: {"0", "1"}, "cpu": set(), "cuda": set()}
-    assert levels(gpu.findings("metal", tree(), nvml)) == {"metal GPU": "unknown"}
+    assert levels(gpu.findings("metal")) == {"metal GPU": "unknown"}
 
 
-def test_a_gpu_without_its_driver_is_unknown_and_no_gpu_is_nothing(tree):
-    class NoDriver(Nvml):
-        def nvmlInit(self) -> None:
-            raise NVMLError("Driver Not Loaded")
+def test_a_gpu_without_its_driver_is_unknown_and_no_gpu_is_nothing(tree, monkeypatch):
+    def init() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
+    monkeypatch.setattr(pynvml, "nvmlInit", init)
     device = "sys/bus/pci/devices/0000:01:00"
     audio = tree({f"{device}.1/vendor": "0x10de", f"{device}.1/class": "0x040300"})
-    assert gpu.findings(None, audio, NoDriver()) == []
+    assert gpu.findings(None, audio) == []
     display = tree({f"{device}.0/vendor": "0x10de", f"{device}.0/class": "0x030000"})
-    (finding,) = gpu.findings(None, display, NoDriver())
+    (finding,) = gpu.findings(None, display)
     assert finding.level == "unknown"
     assert finding.found.endswith("Driver Not Loaded")
 

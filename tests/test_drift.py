@@ -1,7 +1,5 @@
 """A machine that slows down along a run is distinguished from a context that grows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

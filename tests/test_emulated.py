@@ -1,8 +1,6 @@
 """An emulated machine is known by its kernel, by its /proc/cpuinfo and by binfmt_misc; none of its results is
 ok. What machines show here is made up from what some have shown."""
 
-from __future__ import annotations
-
 import copy
 import json
 import struct

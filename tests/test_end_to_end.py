@@ -1,7 +1,5 @@
 """The first tier's real stacks: llama.cpp and transformers decode one model, and a page shows them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Joules per token: from counters alone, over half a minute or more, or null with the reason."""
 
-from __future__ import annotations
-
 import copy
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Environments whose kernels are compiled: built by the real uv, of tiny packages made here; what does not
 load is told."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

@@ -1,7 +1,5 @@
 """Runners' headers, and the interpreters made from them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

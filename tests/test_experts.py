@@ -1,7 +1,5 @@
 """The experts that a mixture's routers choose: heard, followed, and judged."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,7 @@ from conftest import Ran
 from test_other_models_run import made
 from test_same_model import PROMPT, relative_error, stack
 
-from harness.analysis import quality
+from harness.analysis import agreement
 from harness.models import gguf as models_gguf
 from harness.models import layout
 from runners.workloads.experts import Heard, gaps
@@ -40,7 +38,7 @@ def test_choices_by_scores_with_an_error_are_explained_by_it_and_those_of_anothe
         scores = random.normal(size=(5_000, count))
         chosen = np.argsort(right * scores + error * random.normal(size=scores.shape))[:, -used:]
         gap = float(np.sqrt(np.square(gaps(scores, chosen)).mean()))
-        return quality.experts_wrong({"experts": count, "gap": gap}, error, "its own weights")
+        return agreement.experts_wrong({"experts": count, "gap": gap}, error, "its own weights")
 
     for experts in ((4, 1), (8, 2), (32, 4), (128, 8), (256, 8)):
         for error in (0.05, 0.2, 0.6):
@@ -94,8 +92,8 @@ def checked(error: float, **experts: Any) -> dict[str, Any]:
 )
 def test_a_mixture_is_judged_at_equal_routing_by_the_bounds_of_any_model(error, experts, word, said):
     record: Any = checked(error, **experts)
-    assert quality.allowed_own_weights(record) == 0.1
-    found, reason = quality.agreement_verdict(record)
+    assert agreement.allowed_own_weights(record) == 0.1
+    found, reason = agreement.verdict(record)
     assert found == word
     assert (said or "") in (reason or "")
 
@@ -105,11 +103,11 @@ def test_logits_that_yarns_rounding_moves_are_unchecked_between_stacks():
     record["model"]["weights"]["yarn_difference"] = 0.76
     record |= {"stack": "llamacpp"}
     record["check"]["reference"] = {"stack": "hf"}
-    found, reason = quality.agreement_verdict(record)
+    found, reason = agreement.verdict(record)
     assert found == "unchecked"
     assert "truncate: false" in str(reason)
     record["check"]["reference"] = {"stack": "llamacpp"}
-    assert quality.agreement_verdict(record)[0] == "wrong"
+    assert agreement.verdict(record)[0] == "wrong"
 
 
 @pytest.mark.slow  # real stacks: 20 s a kind

@@ -1,7 +1,5 @@
 """Ok repeats in the formats of others, read back by others: llama.cpp's own script and pyarrow."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io

@@ -1,8 +1,6 @@
 """Shapes by name, and from a checkpoint's config.json, which is believed in nothing; the published parameters
 of public models and the bytes of their published GGUF files come out."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """check-weights finds faults that quantization hides: benchmarks/validity/weights.py, on small models."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 from typing import Any

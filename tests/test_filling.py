@@ -1,8 +1,6 @@
 """The longest context, on the worker's side: a context filled to its end, and a generation that grows until
 memory ends it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The first screen of a report, without a browser: an answer to each goal, and the picture."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

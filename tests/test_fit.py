@@ -1,7 +1,5 @@
 """`harness fit` on tables of any columns and units, on the logs of other tools, and on what is no log."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from datetime import datetime, timedelta, timezone

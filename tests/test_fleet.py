@@ -1,7 +1,5 @@
 """A fleet without Ray: placement, transport and storage of records, and mistakes of a user."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

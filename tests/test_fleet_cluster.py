@@ -1,7 +1,5 @@
 """A fleet on real raylets of this machine: what is kept and moved, whatever happens to nodes."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal
@@ -29,7 +27,7 @@ from raylets import (
 
 import harness
 from harness.base.files import cache_folder
-from harness.campaign.conditions import device_lock
+from harness.campaign.other_processes import device_lock
 
 pytestmark = MARKS
 DONE = "fleet/*/*/results/*/*/*/*/record.json"

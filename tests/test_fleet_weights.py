@@ -1,7 +1,5 @@
 """Weights that a fleet shares, on real raylets: copied once, and whole or not at all."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

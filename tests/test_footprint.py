@@ -1,8 +1,6 @@
 """The estimate of memory against what was measured: every longest context of the published study, llama.cpp's
 own account of its buffers."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from dataclasses import replace

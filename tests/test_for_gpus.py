@@ -1,7 +1,5 @@
 """The runners' work for a GPU, tested on a CPU: a stand-in plays the card."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """autoawq's fused layers as they are, on a CPU: what is compiled for a GPU is played by tests/stand_ins."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

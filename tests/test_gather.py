@@ -1,7 +1,5 @@
 """From folders of records to a report: the shipped study, its flags, bad folders, a baseline."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What llama.cpp loads of a GGUF in parts, of one with a head that drafts, or with an unknown vocabulary."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf_holes

@@ -1,7 +1,5 @@
 """Output for GitHub: one annotation for each regression, and figures that github-action-benchmark reads."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import product

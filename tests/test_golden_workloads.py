@@ -1,7 +1,5 @@
 """A stored record of each workload that times rows is read, judged and analysed as when it was measured."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

@@ -1,7 +1,4 @@
-"""NVIDIA GPUs as NVML lists them, and as CUDA_VISIBLE_DEVICES leaves them: on stand-ins of pynvml's
-functions."""
-
-from __future__ import annotations
+"""NVIDIA GPUs as NVML lists them, and as CUDA_VISIBLE_DEVICES leaves them: on a stand-in for NVML."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,92 +7,17 @@ from typing import Any
 
 import pynvml
 import pytest
+from nvml_cards import FORBIDDEN, GB, UNSUPPORTED, Card, card, in_mig_mode
 
 from harness import machine
 from harness.base.nvml import compute_capabilities, nvidia_gpus, visible_gpus
-from harness.campaign.context_search import NoHeadroom, headroom_on
 from harness.campaign.forecast import Device, device_of
+from harness.campaign.memory_headroom import NoHeadroom, headroom_on
 from harness.campaign.weights_reference import free_bytes
 from harness.campaign.worker_memory import watched
 from harness.config.load import load
 from harness.machine import sensors
 from harness.machine.doctor import gpu as doctor
-
-GB = 10**9
-UNSUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-FORBIDDEN = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
-# By function: where the stand-in keeps its answer.
-ANSWERS = {
-    "nvmlDeviceGetUUID": "uuid",
-    "nvmlDeviceGetName": "name",
-    "nvmlDeviceGetMemoryInfo": "memory",
-    "nvmlDeviceGetCudaComputeCapability": "capability",
-    "nvmlDeviceGetMigMode": "mig",
-    "nvmlDeviceGetGpuInstanceId": "gpu_instance",
-    "nvmlDeviceGetComputeInstanceId": "compute_instance",
-    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "whole",
-    "nvmlDeviceGetTemperature": "temperature",
-    "nvmlDeviceGetPowerUsage": "power",
-    "nvmlDeviceGetComputeRunningProcesses": "processes",
-}
-Card = dict[str, Any]
-
-
-def card(uuid: str, name: str, total: int, **fields: Any) -> Card:
-    memory = SimpleNamespace(total=total, used=GB, free=total - 2 * GB)  # 1 GB is the driver's own
-    return {"uuid": uuid, "name": name, "memory": memory, "capability": (8, 9), "mig": [0, 0]} | fields
-
-
-def in_mig_mode(uuid: str, name: str, instances: dict[int, Card], **fields: Any) -> Card:
-    """A GPU cut into instances, by their index: there may be gaps."""
-    whole = card(uuid, name, 40 * GB, mig=[1, 1], instances=instances, capability=(8, 0), **fields)
-    for index, instance in instances.items():
-        instance |= {"whole": whole, "gpu_instance": 7 + index, "compute_instance": 0, "mig": UNSUPPORTED}
-    return whole
-
-
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Has pynvml answer for these cards: `nvml(card("GPU-1", ...), FORBIDDEN)`; an error in the place of a
-    card or of an answer is raised."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    def given(answer: Any) -> Any:
-        if isinstance(answer, pynvml.NVMLError):
-            raise answer
-        return answer
-
-    def install(*cards: Card | pynvml.NVMLError) -> None:
-        known = [each for each in cards if isinstance(each, dict)]
-        everything = [*known, *(i for each in known for i in each.get("instances", {}).values())]
-
-        def by_uuid(uuid: str) -> Card:
-            found = [each for each in everything if each["uuid"] == uuid]
-            return found[0] if found else given(pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND))
-
-        def instance(whole: Card, index: int) -> Card:
-            missing = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-            return given(whole["instances"].get(index, missing))
-
-        functions: dict[str, Callable[..., Any]] = {
-            "nvmlInit": lambda: None,
-            "nvmlShutdown": lambda: None,
-            "nvmlSystemGetDriverVersion": lambda: "580.65.06",
-            "nvmlDeviceGetCount": lambda: len(cards),
-            "nvmlDeviceGetHandleByIndex": lambda index: given(cards[index]),
-            "nvmlDeviceGetHandleByUUID": by_uuid,
-            "nvmlDeviceGetMaxMigDeviceCount": lambda whole: 7,
-            "nvmlDeviceGetMigDeviceHandleByIndex": instance,
-        }
-        for function in [name for name in vars(pynvml) if name.startswith("nvmlDeviceGet")]:
-            key = ANSWERS.get(function, "")
-            answer = lambda handle, *_, key=key, **__: given(handle.get(key, UNSUPPORTED))  # noqa: E731
-            monkeypatch.setattr(pynvml, function, answer)
-        for function, answer in functions.items():
-            monkeypatch.setattr(pynvml, function, answer)
-
-    return install
-
 
 RTX = card("GPU-aaaa-1", "NVIDIA GeForce RTX 4090", 25 * GB)
 OTHER = card("GPU-aabb-2", "NVIDIA GeForce RTX 3060", 12 * GB, capability=(8, 6))
@@ -282,7 +204,7 @@ def test_free_memory_leaves_out_what_the_driver_reserves(nvml):
 
 
 def test_a_search_is_refused_on_a_gpu_that_does_not_report_its_memory(nvml, monkeypatch):
-    monkeypatch.setattr("harness.campaign.context_search.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("harness.campaign.memory_headroom.LOOK_EVERY_S", 0.0)
     nvml(RTX, OTHER | {"memory": UNSUPPORTED})
     with headroom_on("GPU-aaaa-1", "cuda", None) as headroom:
         assert (headroom.limit_bytes, headroom.held_bytes, headroom.free()) == (23 * GB, GB, 23 * GB)
@@ -322,5 +244,5 @@ def test_doctor_examines_the_gpu_of_an_instance_and_the_instances_own_processes(
     found = {uuid: {f.what: f for f in doctor.findings(uuid)} for uuid in ("MIG-1", "MIG-2", "MIG-9")}
     assert found["MIG-1"]["GPU 1"].found == A100
     assert found["MIG-1"]["other processes of GPU 1"].found == "none"
-    assert found["MIG-2"]["other processes of GPU 1"].found == "a process (7)"
+    assert found["MIG-2"]["other processes of GPU 1"].found == "python3 (7)"
     assert found["MIG-9"] == {}

@@ -1,7 +1,5 @@
 """Generating until memory runs out: that it did is the answer, with the length, the share and the reason."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -20,7 +18,7 @@ from harness.analysis import verdicts
 UNTIL_NOTHING_IS_LEFT = """
 import json, resource, time
 from runners.clock import status_bytes
-from runners.workloads.prompts import Growth
+from runners.workloads.filling import Growth
 
 class Session:
     def counters(self):

@@ -1,7 +1,5 @@
 """The real thing: transformers and bitsandbytes on a CPU, small random checkpoints, one worker at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Every cell over nights: real records of the fake stack, each dated as if made on a separate night."""
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Callable

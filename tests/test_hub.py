@@ -1,7 +1,5 @@
 """The hub: its cache is used without a question; a download is whole, pinned, and resumes when cut off."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import json

@@ -1,7 +1,5 @@
 """Names of finetunes and variants, as the hub and Ollama have them: the shape of the base, or a refusal."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Installed, not editable: what is shipped comes along, and results go where the user stands."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

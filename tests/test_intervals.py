@@ -1,7 +1,5 @@
 """Intervals of cells: their coverage, the spread that a campaign's cells share, missing intervals."""
 
-from __future__ import annotations
-
 import math
 import runpy
 from pathlib import Path

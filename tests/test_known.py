@@ -1,7 +1,5 @@
 """B and W stand only where the data determine them, in every output."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

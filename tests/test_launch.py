@@ -1,7 +1,5 @@
 """One worker: every end is an event, and no process or file is left behind."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """Models that are not dense as tensors of a checkpoint and of a GGUF: names, sizes, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

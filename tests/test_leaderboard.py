@@ -1,7 +1,5 @@
 """A leaderboard as a plain git repository, made from its template: pull requests are branches here."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

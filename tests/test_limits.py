@@ -1,7 +1,5 @@
 """Limits of a stack: the header declares them, and the plan applies them before anything runs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Values of logs: numbers of any locale are read right, and impossible ones are left out by name."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Logs of other tools: each is recognised by its content, and what is no token's latency moves no figure."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The chapter on the longest context: matched rows and theory, from the real records of
 the published study and made-up searches."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What this machine is and can do: real processes and real kernels. Rates are positive and named; how large
 they are is not tested."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from conftest import records_below, shell_script
 from harness import machine
 from harness.campaign import repeat as campaign_repeat
 from harness.campaign import worker
-from harness.campaign.conditions import device_lock
+from harness.campaign.other_processes import device_lock
 from harness.campaign.repeat import Inputs
 from harness.machine.host import free_memory_bytes
 

@@ -1,7 +1,5 @@
 """Machines by name: each figure has a source and a sane unit, and is as published."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

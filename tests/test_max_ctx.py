@@ -18,7 +18,7 @@ from conftest import Ran, gone, stored_in, until
 from test_memory_limit import with_cgroup
 
 from harness import records
-from harness.campaign.context_search import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on
+from harness.campaign.memory_headroom import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on
 from harness.records.write import begun_by
 
 MIB = 2**20
@@ -238,7 +238,7 @@ def test_without_a_budget_the_free_memory_less_a_margin_is_the_limit() -> None:
 
 
 def test_memory_that_others_have_taken_is_waited_for_and_then_missing(monkeypatch):
-    monkeypatch.setattr("harness.campaign.context_search.GIVEN_BACK_S", 0.5)
+    monkeypatch.setattr("harness.campaign.memory_headroom.GIVEN_BACK_S", 0.5)
     given_back = iter([50, 50, 100])
     headroom = MemoryHeadroom(100, False, 0, None, lambda: next(given_back))
     waited, free = headroom.settle()

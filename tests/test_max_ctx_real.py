@@ -1,7 +1,5 @@
 """The longest context of real stacks under budgets, against every context around the answer."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

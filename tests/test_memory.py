@@ -1,7 +1,5 @@
 """Memory read from outside: of this process, of one that has ended, of workers at the moments they tell."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -1,7 +1,5 @@
 """The estimate of memory against llama.cpp's own account at real sizes, within 3%."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A worker's memory is bounded, by each means there is here, and nothing is left of the bound."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

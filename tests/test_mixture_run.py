@@ -1,7 +1,5 @@
 """Mixtures of experts, windows and hybrids measured in llama.cpp: the recorded bytes of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The tables of a model on the page: their first columns, the sparklines and the badges."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """GGUF headers: read by skipping, and never believed beyond the file's own length."""
 
-from __future__ import annotations
-
 import cProfile
 import hashlib
 import os

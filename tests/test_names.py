@@ -1,7 +1,5 @@
 """What people type, and what is understood: models, machines, counts of tokens, sizes of memory."""
 
-from __future__ import annotations
-
 import pytest
 from csv_tables import rows
 

@@ -1,7 +1,5 @@
 """One night after another by the real script, with a regression planted in the fake stack."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

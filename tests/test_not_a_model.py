@@ -1,7 +1,5 @@
 """Files that lie where a model should be: each is refused before anything is loaded, with its cause."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from pathlib import Path

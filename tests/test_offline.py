@@ -1,7 +1,5 @@
 """The real packages in a pack: how large it is, and that a machine without a network needs nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

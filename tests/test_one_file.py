@@ -1,7 +1,5 @@
 """A new stack is one file in the folder of runners: planned, run, checked and reported like any other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

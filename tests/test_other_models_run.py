@@ -1,7 +1,5 @@
 """Synthetic mixtures, windows and hybrids are one model in transformers and in llama.cpp, end to end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """A pack for a machine without a network: what is in it, and what `install.sh` does with good and bad ones.
 The packages are made here; the real ones are packed in test_offline."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json

@@ -1,8 +1,6 @@
 """GPTQ and AWQ checkpoints hold, field by field, the nearest values to the weights, and come back so;
 those of any maker are unpacked to what their fields say, or refused in one sentence."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The real auto-gptq, autoawq and gptqmodel on a CPU: small packed checkpoints, each kernel as it runs. What
 these, transformers and bitsandbytes load matches the files and the name, or is not measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from stored_again import Tensors, read, stored_again
 from test_hf import request_of, said
 from test_stacks import written
 
-from harness.analysis import quality, verdicts
+from harness.analysis import agreement, verdicts
 from harness.models import weights
 from harness.theory.decoder import parameters
 from harness.theory.hf_config import SHAPES
@@ -289,8 +287,8 @@ def test_one_campaign_has_each_kernel_as_it_ran_and_says_why_the_others_did_not(
     checks = [each for each in records_below(tmp_path / "results") if each["kind"] == "checked"]
     checked = {f"{each['stack']} {each['variant']}": each for each in checks}
     fine = [name for name, status in expected.items() if status in verdicts.USABLE]
-    assert {quality.agreement_verdict(checked[name])[0] for name in fine} == {"agrees"}
-    of_another_kernel = quality.agreement_verdict(checked["gptq exllamav2-4"])
+    assert {agreement.verdict(checked[name])[0] for name in fine} == {"agrees"}
+    of_another_kernel = agreement.verdict(checked["gptq exllamav2-4"])
     assert of_another_kernel[0] == "unchecked"
     assert checked["autoawq torch"]["check"]["reference"]["unpacked"] is True
     assert max(d["relative_error"] for d in checked["autoawq torch"]["check"]["depths"]) < 0.01

@@ -1,7 +1,5 @@
 """GPTQ and AWQ checkpoints: their facts, refusals before loading, and those made here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

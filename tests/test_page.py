@@ -1,7 +1,5 @@
 """The page in a real browser: it opens offline, and reacts to a reader. Skipped where there is none."""
 
-from __future__ import annotations
-
 import runpy
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 """Experts on the CPU and the rest on a GPU: where each tensor goes, a step's bytes on each side, whether a
 stack put it there, and what is said of a placement that cannot be meant."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Which cells, under which ids, in which order, and what is done already."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

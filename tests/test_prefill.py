@@ -1,7 +1,5 @@
 """Sweeps of prefill passes: synthetic ones of known truth, and the eighteen published ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Samples of the long proofs in benchmarks/: killed jobs, hostile inputs, full disks, clocks, power loss."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

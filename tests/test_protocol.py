@@ -1,7 +1,5 @@
 """What crosses the pipe: whole events or none."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

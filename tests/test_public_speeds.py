@@ -1,7 +1,5 @@
 """Speeds that others published: each has its source and is possible; a page and `theory` show them."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The published study ships as records, and each figure of them is the study's, as printed."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """`harness quality` on the shipped model and real stacks: figures, what is kept, and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

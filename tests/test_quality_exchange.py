@@ -1,7 +1,5 @@
 """References as files: what is written is what is read, and a wrong or damaged file is one sentence."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import zipfile
@@ -11,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.scores import kept as kept_form
+from harness.analysis.quality import kept as kept_form
 from harness.base import data
 from harness.campaign import reference_scores
 from harness.campaign.quality import no_room

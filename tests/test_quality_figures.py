@@ -1,14 +1,12 @@
 """Perplexity, KL divergence and agreement from logits, against plain formulas and bounds."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 
-from harness.analysis import scores as analysis_scores
-from harness.analysis.scores import kept, scores
+from harness.analysis import quality
+from harness.analysis.quality import kept, scores
 
 VOCABULARY, POSITIONS = 300, 40
 CHANCE = np.random.default_rng(7)
@@ -22,7 +20,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def windows(count: int, spread: float) -> tuple[list[analysis_scores.Scores], list[np.ndarray]]:
+def windows(count: int, spread: float) -> tuple[list[quality.Scores], list[np.ndarray]]:
     """Windows whose likelihood differs far more from window to window than from model to model."""
     chance = np.random.default_rng(1)
     found, references = [], []
@@ -30,16 +28,14 @@ def windows(count: int, spread: float) -> tuple[list[analysis_scores.Scores], li
         theirs = chance.normal(3 + chance.normal(0, spread), 1, 200)
         change = chance.normal(0.02, 0.01, 200)
         nothing = np.zeros(200)
-        found.append(
-            analysis_scores.Scores(theirs + change, change**2, nothing + 1, nothing + 1, change, nothing)
-        )
+        found.append(quality.Scores(theirs + change, change**2, nothing + 1, nothing + 1, change, nothing))
         references.append(theirs)
     return found, references
 
 
 def test_equal_logits_make_the_vocabulary_the_perplexity():
     flat = scores(np.zeros((POSITIONS, VOCABULARY), np.float32), TARGETS, None)
-    assert analysis_scores.figures([flat], None)["ppl"]["value"] == pytest.approx(VOCABULARY)
+    assert quality.figures([flat], None)["ppl"]["value"] == pytest.approx(VOCABULARY)
 
 
 def test_likelihood_divergence_and_agreement_are_those_of_the_plain_formulas():
@@ -65,32 +61,32 @@ def test_a_model_does_not_diverge_from_itself():
 def test_the_loss_of_a_kept_reference_is_stated_and_small():
     found = scores(OURS, TARGETS, kept(THEIRS, TARGETS))
     exact = (softmax(THEIRS) * np.log(softmax(THEIRS) / softmax(OURS))).sum(axis=1).mean()
-    assert abs(found.kld.mean() - exact) <= analysis_scores.loss_nats([found]) < 1e-4
+    assert abs(found.kld.mean() - exact) <= quality.loss_nats([found]) < 1e-4
 
 
 def test_slices_do_not_change_what_is_found(monkeypatch):
     whole = scores(OURS, TARGETS, kept(THEIRS, TARGETS))
-    monkeypatch.setattr(analysis_scores, "SLICE_BYTES", 8 * VOCABULARY * 7)
+    monkeypatch.setattr(quality, "SLICE_BYTES", 8 * VOCABULARY * 7)
     in_slices = scores(OURS, TARGETS, kept(THEIRS, TARGETS))
     assert (whole.kld == in_slices.kld).all()
     assert (whole.nll == in_slices.nll).all()
 
 
 def test_another_vocabulary_is_refused_with_both_sizes():
-    with pytest.raises(analysis_scores.OtherVocabulary, match="300 tokens, and the reference's 299"):
+    with pytest.raises(quality.OtherVocabulary, match="300 tokens, and the reference's 299"):
         scores(OURS, TARGETS, kept(THEIRS[:, :-1], [0] * POSITIONS))
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_the_first_position_that_is_no_number_is_found(odd):
     logits = THEIRS.copy()
-    assert analysis_scores.first_not_finite(logits) is None
+    assert quality.first_not_finite(logits) is None
     logits[11, 5] = logits[30, 0] = odd
-    assert analysis_scores.first_not_finite(logits) == 11
+    assert quality.first_not_finite(logits) == 11
 
 
 def test_the_change_of_perplexity_is_known_far_better_than_the_perplexity():
-    found = analysis_scores.figures(*windows(64, spread=0.5))
+    found = quality.figures(*windows(64, spread=0.5))
     ratio, ppl = found["ln_ppl_ratio"], found["ppl"]
     assert ratio["value"] == pytest.approx(0.02, abs=0.002)
     assert 0 < ratio["standard_error"] < 0.001 < 0.03 < ppl["standard_error"] / ppl["value"]
@@ -98,7 +94,7 @@ def test_the_change_of_perplexity_is_known_far_better_than_the_perplexity():
 
 
 def test_intervals_hold_the_value_and_grow_with_fewer_windows():
-    many, few = (analysis_scores.figures(*windows(count, spread=0.5)) for count in (64, 8))
+    many, few = (quality.figures(*windows(count, spread=0.5)) for count in (64, 8))
     for name in ("ppl", "kld_mean", "kld_median", "kld_p99"):
         for figures in (many, few):
             assert figures[name]["low"] <= figures[name]["value"] <= figures[name]["high"]
@@ -107,7 +103,7 @@ def test_intervals_hold_the_value_and_grow_with_fewer_windows():
 
 
 def test_one_window_has_figures_and_no_interval():
-    found = analysis_scores.figures(*windows(1, spread=0.5))
+    found = quality.figures(*windows(1, spread=0.5))
     assert found["ppl"]["value"] > 0
     assert all(figure["low"] is None and figure["high"] is None for figure in found.values())
 
@@ -115,16 +111,16 @@ def test_one_window_has_figures_and_no_interval():
 def test_a_broken_model_still_has_a_perplexity():
     logits = np.zeros((2, 10), np.float32)
     logits[:, 1] = 5000
-    found = analysis_scores.figures([scores(logits, [0, 0], None)], None)
-    assert found["ppl"]["value"] == pytest.approx(math.exp(analysis_scores.HIGHEST_NLL))
+    found = quality.figures([scores(logits, [0, 0], None)], None)
+    assert found["ppl"]["value"] == pytest.approx(math.exp(quality.HIGHEST_NLL))
 
 
 def test_a_change_of_quality_is_that_of_the_same_windows():
     chance = np.random.default_rng(3)
     base = list(chance.normal(3, 0.5, 64))
     new = [each + change for each, change in zip(base, chance.normal(0.01, 0.004, 64), strict=True)]
-    change, low, high = analysis_scores.change(base, new, 0.9)
+    change, low, high = quality.change(base, new, 0.9)
     assert low < change < high
     assert change == pytest.approx(0.01, abs=0.002)
     assert high - low < 0.003
-    assert analysis_scores.change(base, base, 0.9) == (0, 0, 0)
+    assert quality.change(base, base, 0.9) == (0, 0, 0)

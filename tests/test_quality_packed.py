@@ -1,7 +1,5 @@
 """`harness quality` of what bitsandbytes quantizes when it loads, and of GPTQ and AWQ checkpoints."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.base import data

@@ -1,7 +1,5 @@
 """Records of scores: what is read of them, where it is shown, and how two are compared."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

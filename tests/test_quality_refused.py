@@ -1,7 +1,5 @@
 """What `harness quality` does with models that cannot be compared on a text: one sentence each."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

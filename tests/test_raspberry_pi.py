@@ -1,8 +1,6 @@
 """A Raspberry Pi is known by its name, its profiles fit its memory and two hours, its card is spared, and all
 packages have wheels for it. Nothing here runs on one: a Pi's replies are made up from a real Pi's."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """Text and drawings of a report on synthetic studies, without a browser (that is test_page.py)."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io
@@ -22,7 +20,7 @@ from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
 from harness.records import ResultsError
 from harness.report import comparisons, plots, summary, tables
 from harness.report import page as report_page
-from harness.report.table import Table
+from harness.report.text_table import Table
 
 SYNTHETIC = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "report.py"))["study"]
 

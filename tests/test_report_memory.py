@@ -1,7 +1,5 @@
 """The chapter on memory: parts, rests and slopes of made-up attributions, with the study's sizes."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

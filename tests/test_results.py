@@ -1,7 +1,5 @@
 """A record is written whole or not at all, never overwritten, and readable for ever."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import cProfile

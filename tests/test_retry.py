@@ -1,7 +1,5 @@
 """What only the machine disturbed is measured again, each attempt is kept, and one of them counts."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -18,7 +16,7 @@ from golden_record import GOLDEN, record
 from harness import config as configs
 from harness.analysis.columns import Repeat
 from harness.analysis.verdicts import BusyProcess, disturbance_summary, status, verdict
-from harness.campaign import conditions, rounds
+from harness.campaign import other_processes, rounds
 from harness.compare.sides import side
 from harness.config import plan
 from harness.dataset import table
@@ -44,7 +42,7 @@ threads = [threading.Thread(target=hash_on) for _ in range(4 * os.cpu_count())]
 def disturb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
     """Has so many of the next fake workers say that they had no CPU; the file counts down."""
     file = tmp_path / "disturbed"
-    monkeypatch.setattr(conditions, "AT_MOST_S", 1.0)  # a busy machine need not take 30 s
+    monkeypatch.setattr(other_processes, "AT_MOST_S", 1.0)  # a busy machine need not take 30 s
     monkeypatch.setenv("HARNESS_FAKE_DISTURBED", str(file))
 
     def so_many(workers: int) -> Path:
@@ -206,16 +204,16 @@ def test_the_summary_names_the_process_that_took_the_cpus_and_what_to_do():
 def test_the_process_that_took_most_cpu_time_is_named_and_none_of_ours(busy):
     ours = subprocess.Popen([sys.executable, "-c", HASHES])
     try:
-        assert not {os.getpid(), ours.pid} & {pid for pid, _ in conditions.look().cpu_s}
+        assert not {os.getpid(), ours.pid} & {pid for pid, _ in other_processes.look().cpu_s}
     finally:
         ours.kill()
         ours.wait()
     named = None
     for _ in range(300):  # whatever else runs here has fewer threads, but may have its moment
-        disturbers, before = conditions.Disturbers(), conditions.look()
+        disturbers, before = other_processes.Disturbers(), other_processes.look()
         assert disturbers.busiest() is None
         time.sleep(0.5)
-        disturbers.add(before, conditions.look())
+        disturbers.add(before, other_processes.look())
         named = disturbers.busiest()
         if named and named.pid == busy:
             break
@@ -227,11 +225,11 @@ def test_the_process_that_took_most_cpu_time_is_named_and_none_of_ours(busy):
 
 def test_waiting_for_a_quiet_moment_ends_though_none_comes_and_says_once_why_it_waits(busy):
     lines: list[str] = []
-    waited = conditions.wait_until_quiet(lines.append, at_most_s=1.5, look_s=0.3)
+    waited = other_processes.wait_until_quiet(lines.append, at_most_s=1.5, look_s=0.3)
     assert waited["busy_share"] > 0.1
     (line,) = lines
     assert line.startswith("waiting up to ")
-    assert conditions.wait_until_quiet(lines.append, at_most_s=0.0, look_s=0.3)["busy_share"] > 0.1
+    assert other_processes.wait_until_quiet(lines.append, at_most_s=0.0, look_s=0.3)["busy_share"] > 0.1
     assert lines == [line]
 
 

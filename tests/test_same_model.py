@@ -1,7 +1,5 @@
 """One checkpoint is one model: transformers in fp32 and llama.cpp in F32 compute the same logits from it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

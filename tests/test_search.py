@@ -1,7 +1,5 @@
 """The search for the longest context, against exhaustive truth: right, monotone, and few tries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """A device's own clock against ours, token by token: what agrees stands, what does not is no measurement."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Files that others wrote, or can write next to ours: checkpoints, tokenizers, locks, the cache."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -17,7 +15,7 @@ from test_hf import request_of, said
 from test_weights import write_checkpoint, write_tokenizer
 
 from harness.base.files import CacheError, LockError, cache_folder, exclusive, made, shared_folder
-from harness.campaign.conditions import DeviceBusy, device_lock, is_busy
+from harness.campaign.other_processes import DeviceBusy, device_lock, is_busy
 from harness.models import layout, tokenizer, weights
 from harness.models.weights import WeightsError
 from runners.weights.safetensors import staged
@@ -214,7 +212,7 @@ def test_the_locks_of_the_machine_are_for_every_user(public, monkeypatch):
     assert stat.S_IMODE((public / "harness-cpu.lock").stat().st_mode) == 0o666
     code = (
         "import os\n"
-        "from harness.campaign.conditions import DeviceBusy, device_lock\n"
+        "from harness.campaign.other_processes import DeviceBusy, device_lock\n"
         "os.setuid(65534)\n"
         "try:\n    device_lock('cpu', False, print).__enter__(); print('locked')\n"
         "except DeviceBusy:\n    print('busy')\n"

@@ -1,8 +1,6 @@
 """Results of a stranger: nothing outside their folder is read or written, one bad record ends nothing, and
 no text of one is obeyed by a terminal."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import errno

@@ -1,7 +1,5 @@
 """Packages, settings and configs of strangers: their effects, their view, whether they run code."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import sys

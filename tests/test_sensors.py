@@ -1,13 +1,10 @@
 """Sensors of a made-up machine, and of a real run whose vcgencmd is a stand-in."""
 
-from __future__ import annotations
-
 import copy
 import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,7 @@ from damage import Edits, Place, edited, edits, places
 from golden_record import GOLDEN
 from hypothesis import example, given
 
-from harness.analysis import flags, sensors
+from harness.analysis import sensors, throttling
 from harness.analysis.verdicts import notes
 from harness.config.load import load
 from harness.dataset import table
@@ -205,41 +202,20 @@ def test_firmware_that_hangs_is_given_up(tmp_path, vcgencmd):
     assert "within 2 s" in missing["vcgencmd get_throttled"]
 
 
-class FakeNvml(SimpleNamespace):
-    """The sampler's calls of pynvml, with an older driver and a simpler device."""
-
-    NVMLError = pynvml.NVMLError
-    NVMLError_FunctionNotFound = pynvml.NVMLError_FunctionNotFound
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-
-    def nvmlInit(self) -> None: ...
-    def nvmlShutdown(self) -> None: ...
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        return uuid
-
-    def nvmlDeviceGetClockInfo(self, gpu: str, clock: int) -> int:
-        return {1: 2520, 2: 10_501}[clock]
-
-    def nvmlDeviceGetTemperature(self, gpu: str, sensor: int) -> int:
-        return 64
-
-    def nvmlDeviceGetPowerUsage(self, gpu: str) -> int:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: str) -> int:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: str) -> int:
-        return 0x44
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: str) -> int:
-        return 123_456
-
-
-def test_of_a_gpu_what_it_supports_is_read_and_the_rest_is_missing():
+def test_of_a_gpu_what_it_supports_is_read_and_the_rest_is_missing(nvml):
+    """An older driver, and a device that does not report its power."""
+    older = {
+        "uuid": "GPU-1",
+        "ClockInfo": {pynvml.NVML_CLOCK_SM: 2520, pynvml.NVML_CLOCK_MEM: 10_501},
+        "temperature": 64,
+        "CurrentClocksEventReasons": pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),
+        "CurrentClocksThrottleReasons": 0x44,
+        "TotalEnergyConsumption": 123_456,
+    }
+    nvml(older)
     missing: dict[str, str] = {}
     with ExitStack() as opened:
-        source = machine_sensors.nvml_gpu("GPU-1", opened, missing, FakeNvml())
+        source = machine_sensors.nvml_gpu("GPU-1", opened, missing)
         values = source.read()
     assert values == {
         "gpu_sm_clock_mhz": 2520,
@@ -252,9 +228,7 @@ def test_of_a_gpu_what_it_supports_is_read_and_the_rest_is_missing():
     assert source.energy == {"gpu_energy_mj": {"name": "gpu", "range_uj": None}}
 
 
-def test_the_names_that_nvml_is_asked_by_are_pynvmls():
-    asked = [name for name in (*vars(FakeNvml), "NVMLError") if not name.startswith("__")]
-    assert [name for name in asked if not hasattr(pynvml, name)] == []
+def test_the_bits_of_throttling_are_pynvmls():
     for bit in NVML_BITS:
         assert bit & pynvml.nvmlClocksEventReasonAll
     assert NVML_BITS[pynvml.nvmlClocksEventReasonSwPowerCap] in CONDITIONS
@@ -274,13 +248,13 @@ def record_of(**said: Any) -> dict[str, Any]:
 
 
 def throttled(columns: dict[str, list[int | None]], **changed: Any) -> dict[str, Any]:
-    record = record_of(throttled=flags.throttling_seen(columns, DURING), **changed)
+    record = record_of(throttled=throttling.seen(columns, DURING), **changed)
     record["timing"]["last_token_ns"] = 10 * S
     return record
 
 
 def reasons_of(record: Any) -> list[str]:
-    return [flag.detail for flag in flags.throttling(record)]
+    return [flag.detail for flag in throttling.flags(record)]
 
 
 def bits(*values: int | None, name: str = "pi_throttled_bits") -> dict[str, list[int | None]]:
@@ -319,12 +293,12 @@ def test_a_bit_that_is_set_while_timing_is_a_reason_with_its_token(read, told):
     ],
 )
 def test_what_nobody_could_see_is_missing(columns, unseen):
-    assert list(flags.throttling_unseen(columns, DURING)) == unseen
+    assert list(throttling.unseen(columns, DURING)) == unseen
 
 
 def test_without_a_timed_part_nothing_is_checked():
-    assert flags.throttling_seen(bits(0, 4, 4), None) == []
-    assert flags.throttling_unseen(bits(0, 4, 4), None)["throttling"].startswith("not checked: ")
+    assert throttling.seen(bits(0, 4, 4), None) == []
+    assert throttling.unseen(bits(0, 4, 4), None)["throttling"].startswith("not checked: ")
 
 
 @pytest.mark.parametrize(
@@ -336,7 +310,7 @@ def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, invalidates):
     reasons = reasons_of(record)
     told = f"core too hot for {sum(ms) / 1e3:.2f} s of 10.00"
     assert [told in reason for reason in reasons] == [True] * invalidates
-    noted = [flag.code for flag in flags.throttling_notes(record)]
+    noted = [flag.code for flag in throttling.notes(record)]
     assert noted == ([] if invalidates else ["thermal_events"])
 
 
@@ -345,7 +319,7 @@ def test_a_hot_cpu_beside_a_gpu_is_a_remark():
     assert len(reasons_of(record)) == 1
     record["device"] = "GPU-1"
     assert reasons_of(record) == []
-    (flag,) = flags.throttling_notes(record)
+    (flag,) = throttling.notes(record)
     assert (flag.code, flag.invalidates) == ("thermal_events", None)
     assert "4000 ms in all" in flag.detail
     beside_a_gpu = throttled(bits(0, 0, 0x4, 0)) | {"device": "vulkan"}
@@ -364,7 +338,7 @@ def test_of_a_gpu_a_slowdown_is_a_fault_and_a_power_cap_a_condition():
     record = throttled(bits(0, 0x4, 0x44, 0x1, name="gpu_event_reasons"))
     (reason,) = reasons_of(record)
     assert "hardware thermal slowdown from n = 76" in reason
-    (flag,) = flags.throttling_notes(record)
+    (flag,) = throttling.notes(record)
     assert flag.code == "power_cap"
     assert flag.invalidates is None
     only_capped = throttled(bits(0x4, 0x4, 0x4, 0x4, name="gpu_event_reasons"))
@@ -399,7 +373,7 @@ def test_gauges_are_of_the_timed_part_and_stand_in_a_row():
 
 DOMAIN = {"name": "package-0", "joules": 4.5, "failed_reads": 0, "set_back": 0}
 ENERGY = {"timed_s": 40.0, "window_s": 38.0, "tokens": 99.5, "longest_gap_s": 1.0}
-SEEN = flags.throttling_seen(bits(0, 0, 0x5, 0) | {"core_throttle_ms": [0, 0, 7, 900]}, DURING)
+SEEN = throttling.seen(bits(0, 0, 0x5, 0) | {"core_throttle_ms": [0, 0, 7, 900]}, DURING)
 GAUGE = {"cpu_temp_millidegrees_c": {"lowest": 1, "median": 2.5, "highest": 3}}
 SENSED = record_of(timed=GAUGE, throttled=SEEN, energy=ENERGY | {"domains": {"rapl_package_0_uj": DOMAIN}})
 

@@ -1,8 +1,6 @@
 """The summary's sentences against the tables of the same report: no figure is in a sentence alone, and no
 cell is called the best that its figures do not tell apart from the next."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Series of known truth: line, interval, shape, spikes, flags."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

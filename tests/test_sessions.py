@@ -1,7 +1,5 @@
 """Real sessions, moved through their context: fed, stepped, cut, copied, brought back. No latencies."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Bundles: the same bytes for the same records, nothing of a person in them, read like a folder."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

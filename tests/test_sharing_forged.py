@@ -4,8 +4,6 @@ All are made of one honest bundle, of real llama.cpp and fake cells, or of the p
 figures are the forger's own, computed anew, unless they are the point.
 """
 
-from __future__ import annotations
-
 import re
 import tarfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Three stacks side by side through the whole command: one model for all, and what is wrong ends nothing."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

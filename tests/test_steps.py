@@ -1,7 +1,5 @@
 """Steps over nights: how often a quiet series shows one, how well a planted one is dated, what is none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

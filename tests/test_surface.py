@@ -1,7 +1,5 @@
 """Timed rows on the fake stack, whose truth is known: passes, windows at depth, turns of a conversation."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections import Counter
@@ -15,11 +13,11 @@ import pytest
 from conftest import Ran, gone, settled, stored_in, until
 
 from harness import records
-from harness.campaign import conditions, prepare
+from harness.campaign import other_processes, prepare
 from harness.campaign.rounds import judge
 from harness.records import Stored
 from harness.records.files import write_columns
-from runners.workloads import prompts
+from runners.workloads import prefill_depth_turns
 
 PREFILL = {"kind": "prefill", "lengths": [1, 4, 32]}
 DEPTHS = {"kind": "depth", "depths": [0, 1000, 4000], "window": 16}
@@ -104,9 +102,9 @@ def test_a_quiet_machine_needs_the_fewest_windows_and_a_noisy_one_more_up_to_the
     quiet_easy, quiet_hard, noisy_easy, noisy_hard = (
         [at["windows"] for at in row["depths"]["at"]] for row in rows
     )
-    assert quiet_easy == quiet_hard == [prompts.FEWEST] * 3
-    assert prompts.FEWEST * 3 < sum(noisy_easy) < 60 * 3
-    assert min(noisy_easy) >= prompts.FEWEST
+    assert quiet_easy == quiet_hard == [prefill_depth_turns.FEWEST] * 3
+    assert prefill_depth_turns.FEWEST * 3 < sum(noisy_easy) < 60 * 3
+    assert min(noisy_easy) >= prefill_depth_turns.FEWEST
     assert sum(noisy_hard) == 6 * 3
 
 
@@ -234,7 +232,7 @@ def test_rows_of_a_controller_that_was_killed_are_recovered(config, background, 
 
 
 def test_disturbed_rows_are_measured_again(timed, monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(conditions, "AT_MOST_S", 1.0)
+    monkeypatch.setattr(other_processes, "AT_MOST_S", 1.0)
     monkeypatch.setenv("HARNESS_FAKE_DISTURBED", str(tmp_path / "left"))
     (tmp_path / "left").write_text("3")
     slow = {"B_ms": 10.0, "prefill_ms": 50.0, "threads": 1}

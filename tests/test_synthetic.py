@@ -1,7 +1,5 @@
 """Synthetic checkpoints: exact in size, sane in value, the same every time, read back unchanged."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,11 +1,9 @@
 """One table, for a terminal and in Markdown."""
 
-from __future__ import annotations
-
 import pytest
 
-from harness.report import table
-from harness.report.table import Table
+from harness.report import text_table
+from harness.report.text_table import Table
 
 
 def test_columns_are_aligned_also_where_letters_are_two_cells_wide():
@@ -30,5 +28,5 @@ def test_below_a_markdown_table_stand_the_meanings_of_its_columns():
 
 def test_a_text_in_brackets_is_text_and_a_long_line_is_whole(capsys: pytest.CaptureFixture[str]):
     Table(["cell"], [["[red]" + "x" * 300]], marked=[True]).show()
-    table.note("[bold] :smile:")
+    text_table.note("[bold] :smile:")
     assert capsys.readouterr().out == f"cell\n[red]{'x' * 300}\n[bold] :smile:\n"

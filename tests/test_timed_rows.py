@@ -1,7 +1,5 @@
 """Prefill, depth and turns as they are shown: tables, chapters, exports, comparisons, on the fake stack."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +15,7 @@ from harness.analysis import prefill as prefills
 from harness.analysis.verdicts import verdict
 from harness.dataset.study import Study, load_study, with_prefill, with_series
 from harness.report import page as report_page
-from harness.report import prompts, summary
+from harness.report import prefill_depth_turns, summary
 
 WORKLOADS: list[dict[str, Any]] = [
     {"kind": "decode"},
@@ -116,7 +114,7 @@ def test_figures_of_a_decode_are_those_of_decodes_alone(study: Study):
 
 
 def test_the_chapter_on_depth_draws_points_with_intervals_and_theorys_ceiling(study: Study):
-    (figure,) = prompts.depth_chapter(study).figures["tiny-qwen2"]
+    (figure,) = prefill_depth_turns.depth_chapter(study).figures["tiny-qwen2"]
     kinds = [trace["meta"].get("kind") for trace in figure.data]
     assert kinds == [None, "line"]
     assert figure.data[0]["x"] == [0, 1024, 16384]
@@ -127,7 +125,7 @@ def test_the_chapter_on_depth_draws_points_with_intervals_and_theorys_ceiling(st
         else row
         for row in study.cells
     ]
-    chapter = prompts.depth_chapter(replace(study, cells=bent))
+    chapter = prefill_depth_turns.depth_chapter(replace(study, cells=bent))
     (figure,) = chapter.figures["tiny-qwen2"]
     assert "theory" in figure.overlays
     assert "no line holds" in chapter.notes["tiny-qwen2"][0]
@@ -137,7 +135,7 @@ def test_the_chapter_on_depth_draws_points_with_intervals_and_theorys_ceiling(st
 
 
 def test_the_chapter_on_turns_stacks_prefill_and_decode_of_both_conversations(study: Study):
-    chapter = prompts.turns_chapter(study)
+    chapter = prefill_depth_turns.turns_chapter(study)
     (figure,) = chapter.figures["tiny-qwen2"]
     prefill, decode = figure.data
     assert (prefill["name"], decode["name"]) == ("prefill", "decode")

@@ -1,7 +1,5 @@
 """One value for the times of tokens."""
 
-from __future__ import annotations
-
 from harness.records.tables import NO_TOKENS, TokenTimes
 from runners.protocol import Phase, Tokens
 

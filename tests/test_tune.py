@@ -1,7 +1,5 @@
 """`harness tune`: the search on simulated rounds, and the real command on the fake stack."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import pairwise

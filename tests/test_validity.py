@@ -1,7 +1,5 @@
 """The rates that the docs state can be computed again with one command."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

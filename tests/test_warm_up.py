@@ -1,7 +1,5 @@
 """When warm-up has settled: by windows far apart, and not before its shortest time."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator
@@ -9,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from harness.config import Warmup
-from runners.workloads.prompts import warm_up
+from runners.workloads.warm_up import warm_up
 
 WINDOWS = {"window_tokens": 16, "max_windows": 20, "tolerance": 0.02}
 

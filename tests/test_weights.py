@@ -1,7 +1,5 @@
 """Weights in either format: facts of a folder, conversions, and errors."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

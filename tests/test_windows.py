@@ -1,7 +1,5 @@
 """Windows of decode at depths, simulated with a known truth: the line, its intervals, a curve."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """How long workloads of timed rows take, before they run."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.campaign import forecast

@@ -1,7 +1,5 @@
 """The workflows: what GitHub would refuse, and what would give a stranger's pull request too much."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Workloads of timed rows in a config: their meaning, a sentence for each mistake, where they cannot run."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A config.json of a small model of every kind that is synthesized besides the dense ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

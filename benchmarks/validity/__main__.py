@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from benchmarks.validity import comparing, drift, nights, one_series, prefill
 from benchmarks.validity.row import Row
-from harness.report.table import Table
+from harness.report.text_table import Table
 
 # The rates of each part, and the draws of each case: of the whole table, and of the short one.
 PARTS: Mapping[str, tuple[Callable[[int], Iterable[Row]], int, int]] = {

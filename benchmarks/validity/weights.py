@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis import quality
+from harness.analysis import agreement
 from harness.campaign import worker
 from harness.models import checkpoint
 from harness.stacks import build
@@ -210,21 +210,21 @@ class Bench:
         source = self.faulty(sound, fault) if fault else sound
         ours = self.logits(self.made(source, quant), quant)
         windows = [[0, PROMPT], [DEPTH - 25, DEPTH]]
-        own = quality.compare(*self.logits(self.own(sound, quant), "fp32"), *ours, windows)
-        first = quality.compare(*self.logits(sound, "fp32"), *ours, windows)
+        own = agreement.compare(*self.logits(self.own(sound, quant), "fp32"), *ours, windows)
+        first = agreement.compare(*self.logits(sound, "fp32"), *ours, windows)
         judged = own if quant == "gptq" else first  # a packed checkpoint had its own weights already
         found: dict[str, Any] = {
             "error": max(depth["relative_error"] for depth in own),
             "scale": sum(depth["scale"] for depth in own) / len(own) - 1,
             "error_16_bits": max(depth["relative_error"] for depth in first),
             "before": max(depth["relative_error"] for depth in judged)
-            > quality.allowed_agreement(record(quant, judged)),
+            > agreement.allowed(record(quant, judged)),
             "kernels": self._word(quant, first, {"depths": own, "settings": []}),
         }
         if quant != "gptq":  # made with calibration data, its values are not the rounded ones
             settings, values = [], None
             if fault:
-                settings = quality.other_settings(settings_of(source), settings_of(sound))
+                settings = agreement.other_settings(settings_of(source), settings_of(sound))
             files = {"source": self.own(source, quant), "original": sound}
             values = self.job("llamacpp", "differences", None, files)
             sound_depths = [depth | {"relative_error": 0.0, "scale": 1.0} for depth in own]
@@ -234,7 +234,7 @@ class Bench:
         return found
 
     def _word(self, quant: str, depths: list[Any], own: dict[str, Any]) -> bool:
-        return quality.agreement_verdict(record(quant, depths, own))[0] == "wrong"
+        return agreement.verdict(record(quant, depths, own))[0] == "wrong"
 
 
 def record(quant: str, depths: list[Any], own: dict[str, Any] | None = None) -> Any:

@@ -526,7 +526,7 @@ class Search(Result):
 
 
 class Check(Identity):
-    """One check of a variant's logits; see quality.py."""
+    """One check of a variant's logits; see agreement.py."""
 
     speaks_for: list[str]
     outcome: str

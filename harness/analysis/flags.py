@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -13,12 +12,10 @@ import numpy as np
 from harness.analysis.columns import Flagged
 from harness.analysis.latency import LATE_SECOND, SWEEP, Analysis, Drift, jump, plateau
 from harness.analysis.line import Floats
-from harness.analysis.sensors import Columns, Timed
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import list_named, plural
-from harness.machine.sensor_values import CONDITIONS, FIRMWARE_BITS, NVML_BITS, SINCE_BOOT
 from harness.records.kinds import Record, done_of
-from harness.records.measured import Routing, Throttled
+from harness.records.measured import Routing
 from harness.theory import floors
 from harness.theory.decoder import distinct_share
 
@@ -250,187 +247,6 @@ def expected_distinct(found: Routing) -> float:
     """The same, if each step had chosen uniformly."""
     used = sum(map(sum, found["layers"])) / len(found["layers"]) / found["tokens"]
     return found["experts"] * distinct_share(found["experts"], round(used), found["tokens"])
-
-
-# Was the device throttled while timing, by its sensors, and does that invalidate a figure? Pure.
-
-
-FIRMWARE = "vcgencmd get_throttled"
-KERNEL = "thermal_throttle"
-NVML = "NVML"
-PI_BITS = "pi_throttled_bits"
-# The last sample is taken when the last token arrives, so its values applied at that token.
-CLOSING_NS = 1_000_000_000
-# Throttling for 1% of the time at half the clock moves a mean by 1%, less than run-to-run noise. A single
-# event of a few ms is common on a laptop and does not count.
-THROTTLED_SHARE = 0.01
-THROTTLED_FLOOR_MS = 10  # a jiffy: the kernel cannot time shorter ones
-
-
-def throttling_seen(columns: Columns, during: Timed | None) -> list[Throttled]:
-    """Throttling in the timed part, as facts.
-
-    A fact has `source`, `what`, `from_n` and `to_n` (positions of the tokens being generated). For bits it
-    has `samples` of `of_samples` that showed it; for counters `ms` and `events`. `samples` is 0 where only
-    the bit that stays set until the next boot was seen. Empty where the timed part has no end: see `unseen`.
-    """
-    if during is None or not columns.get("t_ns"):
-        return []
-    return [*_firmware(columns, during), *_kernel(columns, during), *_nvml(columns, during)]
-
-
-def throttling_unseen(columns: Columns, during: Timed | None) -> dict[str, str]:
-    """Throttling that could not be observed, with the reason.
-
-    All of it where the timed part has no end, or where a Pi's firmware gave no reading. On a Pi also what had
-    already occurred since boot: its bit cannot rise again.
-    """
-    if during is None:
-        return {"throttling": "not checked: the worker did not finish the timed part"}
-    if PI_BITS not in columns:
-        return {}
-    bits = _read(columns, PI_BITS)
-    if not _to_the_end(bits, during):
-        return {f"{FIRMWARE} while timing": "no reading in the timed part or after it succeeded"}
-    before = [value for t, value in bits if t <= during.start_ns][-1:]
-    occurred = [name for bit, name in FIRMWARE_BITS.items() if before and before[0] & bit << SINCE_BOOT]
-    why = "it had occurred since boot before this repeat: an event between two samples could not be seen"
-    return {f"{name} between samples": why for name in occurred}
-
-
-def throttling(record: Record) -> list[Flag]:
-    """Each throttling in the timed part that invalidates a repeat. A hot CPU that is not the device
-    invalidates nothing."""
-    raised = []
-    for fact in _facts(record):
-        if fact["source"] == KERNEL:
-            if _invalidates(record, fact):
-                span = f"{(fact['ms'] or 0) / 1e3:.2f} s of {_timed_ms(record) / 1e3:.2f}, {_span(fact)}"
-                raised.append(Warnings.throttled.flag(what=f"{fact['what']} for {span} ({KERNEL})"))
-        elif fact["what"] not in CONDITIONS:
-            raised.append(Warnings.throttled.flag(what=_bits_text(fact)))
-    return raised
-
-
-def throttling_notes(record: Record) -> list[Flag]:
-    """Notes: conditions that held the device's clocks down, and throttling that does not invalidate (too
-    short, of unknown length, or of a CPU that is not the device)."""
-    raised = []
-    for fact in _facts(record):
-        if fact["what"] in CONDITIONS:
-            raised.append(Warnings.power_cap.flag(what=_bits_text(fact)))
-        elif fact["source"] == KERNEL and not _invalidates(record, fact):
-            lasted = "of unknown length" if fact["ms"] is None else f"{fact['ms']} ms in all"
-            event = Warnings.thermal_events
-            events, span = fact["events"] or 0, _span(fact)
-            raised.append(event.flag(what=fact["what"], events=events, span=span, lasted=lasted))
-    return raised
-
-
-def _timed_ms(record: Record) -> float:
-    return (record["timing"].get("last_token_ns") or 0) / 1e6
-
-
-def _invalidates(record: Record, fact: Throttled) -> bool:
-    """Whether a throttle counted by the kernel is of the device and lasted long enough."""
-    long = max(THROTTLED_SHARE * _timed_ms(record), THROTTLED_FLOOR_MS)
-    return record.get("device") == "cpu" and (fact["ms"] or 0) > long
-
-
-def _facts(record: Record) -> list[Throttled]:
-    sensors = record.get("sensors")
-    return sensors["throttled"] if sensors else []
-
-
-def _bits_text(fact: Throttled) -> str:
-    if not fact["samples"]:
-        return f"{fact['what']} between two samples, {_span(fact)} ({fact['source']})"
-    of = f"{fact['samples']} of {plural(fact['of_samples'] or 0, 'sample')}"
-    return f"{fact['what']} from n = {fact['from_n']} on, in {of} ({fact['source']})"
-
-
-def _span(fact: Throttled) -> str:
-    return f"from n = {fact['from_n']} to {fact['to_n']}"
-
-
-def _read(columns: Columns, name: str) -> list[tuple[int, int]]:
-    """Time and value of each sample that has a value."""
-    pairs = zip(columns.get("t_ns", ()), columns.get(name, ()), strict=False)
-    return [(t, value) for t, value in pairs if t is not None and value is not None]
-
-
-def _to_the_end(samples: Sequence[tuple[int, int]], during: Timed) -> list[tuple[int, int]]:
-    """Samples of the timed part and the first one after it, which shows counters that rose before the end."""
-    after = next((t for t, _ in samples if t > during.end_ns), during.end_ns)
-    return [(t, value) for t, value in samples if during.start_ns < t <= after]
-
-
-def _fact(
-    source: str,
-    what: str,
-    during: Timed,
-    at: Sequence[int],
-    samples: int | None = None,
-    of_samples: int | None = None,
-    ms: int | None = None,
-    events: int | None = None,
-) -> Throttled:
-    """`at`: times at which it was seen, in order."""
-    return {
-        "source": source,
-        "what": what,
-        "from_n": during.n_at(at[0]),
-        "to_n": during.n_at(at[-1]),
-        "samples": samples,
-        "of_samples": of_samples,
-        "ms": ms,
-        "events": events,
-    }
-
-
-def _active(
-    source: str, names: Mapping[int, str], samples: Sequence[tuple[int, int]], during: Timed
-) -> list[Throttled]:
-    """A fact per bit that was set in a sample of the timed part or in its closing sample."""
-    inside = [(t, bits) for t, bits in _to_the_end(samples, during) if t <= during.end_ns + CLOSING_NS]
-    return [
-        _fact(source, name, during, times, samples=len(times), of_samples=len(inside))
-        for bit, name in names.items()
-        if (times := [t for t, bits in inside if bits & bit])
-    ]
-
-
-def _firmware(columns: Columns, during: Timed) -> list[Throttled]:
-    samples = _read(columns, PI_BITS)
-    facts = _active(FIRMWARE, FIRMWARE_BITS, samples, during)
-    reported = {fact["what"] for fact in facts}
-    before = [each for each in samples if each[0] <= during.start_ns][-1:]
-    watched = [*before, *_to_the_end(samples, during)]
-    for bit, name in FIRMWARE_BITS.items():
-        for (earlier, was), (later, now) in pairwise(watched):
-            if name not in reported and now & ~was & bit << SINCE_BOOT:
-                of_samples = len(watched) - len(before)
-                between = (earlier, later)
-                facts.append(_fact(FIRMWARE, name, during, between, samples=0, of_samples=of_samples))
-    return facts
-
-
-def _kernel(columns: Columns, during: Timed) -> list[Throttled]:
-    facts: list[Throttled] = []
-    for level in ("core", "package"):
-        events, times = (
-            _to_the_end(_read(columns, f"{level}_throttle_{name}"), during) for name in ("events", "ms")
-        )
-        rose = [t for t, rise in sorted([*events, *times]) if rise]
-        if rose:
-            ms = sum(rise for _, rise in times) if times else None
-            many = sum(rise for _, rise in events) if events else None
-            facts.append(_fact(KERNEL, f"{level} too hot", during, rose, ms=ms, events=many))
-    return facts
-
-
-def _nvml(columns: Columns, during: Timed) -> list[Throttled]:
-    return _active(NVML, NVML_BITS, _read(columns, "gpu_event_reasons"), during)
 
 
 # Withhold B and W where a row's data do not determine them: null next to their intervals, with a flag. Pure.

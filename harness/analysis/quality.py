@@ -1,437 +1,265 @@
-"""Whether a cell computes its model: quality, agreement between stacks, own weights."""
+"""Quality on a text: perplexity, divergence and agreement with the reference, and whether they hold."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis import flags
-from harness.analysis.columns import Check, Identity, Repeat, Score
+from harness.analysis.agreement import mismatches
+from harness.analysis.columns import Identity, Repeat, Score
 from harness.analysis.identity import computes, identity, weights
-from harness.analysis.traffic import nominal_bits
-from harness.analysis.verdicts import USABLE, Verdict, other_kernels, other_options
-from harness.analysis.warnings import Flag, Warnings
-from harness.base.text import plural
-from harness.records.kinds import Depth, Record
-from harness.records.parts import StackFacts
+from harness.analysis.verdicts import USABLE, Verdict
+from harness.analysis.warnings import Warnings
+from harness.records.kinds import Figure, Record, WindowMeans
 
-# Compare a variant's logits with those of its weights, dequantized: are kernels and file right? Pure.
+# Logits after each token of a text -> how likely the text is, and how far from a reference. Pure, in slices.
 #
-# Both have the same weights, so only arithmetic may differ, far less than the error of a quantized type.
-# The file itself is compared with the 16-bit weights, tensor by tensor and setting by setting.
+# Definitions are those of llama.cpp's llama-perplexity (tools/perplexity/perplexity.cpp).
 
 
-CACHE_TYPES = ("type_k", "type_v")
-# (types by name, bound): the mean relative error that arithmetic explains. Kernels of llama.cpp round
-# activations to 8 bits, in blocks of 32 or, for k- and i-quants, of 256. Worst window measured on random
-# weights (docs/validation.md): 16-bit arithmetic 0.015, blocks of 32 0.055, of 256 0.12.
-SIXTEEN_BITS = 0.06
-ARITHMETIC: tuple[tuple[str, float], ...] = (
-    (r"q(8_0|5_[01]|4_[01])|iq4_nl|mxfp4(_moe)?", 0.1),
-    (r"(q|iq|tq)\d.*", 0.2),
-    (r"int8", 0.15),
-    (r".*", SIXTEEN_BITS),
-)
-CACHE = ((16, 0.0), (8, 0.15), (5, 0.4), (1, 0.6))  # the same for the KV cache, by bits
-# The norm of logits over that of the reference's, minus 1: rounding leaves the norm as it is.
-SCALE_16_BITS, SCALE = 0.01, 0.0125
-# (bits of the file's type, bound): relative error of a row of a matrix. Unrelated rows are off by 1.41,
-# zeroed ones by 1. Rounded to nearest, the worst of random weights: 8 bits 0.012, 4 bits 0.12, 2 bits 0.37.
-ROW_WRONG_ABOVE: tuple[tuple[int, float], ...] = ((16, 0.01), (8, 0.2), (1, 0.7))
-VECTOR_WRONG_ABOVE = 0.01  # norms and biases stay in 16 or 32 bits
-OWN = "its own weights, dequantized"
-SETTINGS = (
-    *("vocab_size", "hidden_size", "layers", "intermediate_size", "heads", "kv_heads", "head_dim"),
-    *("qkv_bias", "qk_norm", "rope_theta", "norm_eps"),
-)
+Floats = NDArray[np.float64]
+Logits = NDArray[np.float32]
 
-
-def other_settings(file: Mapping[str, Any], original: Mapping[str, Any]) -> list[str]:
-    """Settings of a file's dense model that differ from those of the 16-bit weights, a sentence each.
-
-    The window is not among them: converters leave it out, and it matters only beyond it.
-    """
-    return [
-        f"{key} is {file[key]}, and {original[key]} in the 16-bit weights"
-        for key in SETTINGS
-        if not math.isclose(file[key], original[key], rel_tol=1e-5)
-    ]
-
-
-def weights_type(record: Record) -> str:
-    """The type of the weights by name, as requested or as stored."""
-    options, stored = record.get("options") or {}, record["model"]["weights"].get("quant")
-    return str(options.get("quant") or stored or options.get("dtype"))
-
-
-def allowed_own_weights(record: Record) -> float:
-    """The largest mean relative error that arithmetic explains."""
-    named = weights_type(record)
-    of_weights = next(bound for types, bound in ARITHMETIC if re.fullmatch(types, named))
-    options = record.get("options") or {}
-    bits = min(nominal_bits(str(options.get(key, "f16"))) or 1 for key in CACHE_TYPES)
-    return max(of_weights, next(bound for least, bound in CACHE if bits >= least))
-
-
-def file_wrong(record: Record) -> str | None:
-    """Why a variant's file is another model's, from its settings and values; null: nothing found, or not
-    compared."""
-    own = record["check"].get("own")
-    if not own:
-        return None
-    if own["settings"]:
-        return str(own["settings"][0])
-    return _values(own.get("values"), weights_type(record)) or other_count(own.get("experts"), OWN)
-
-
-def own_weights_wrong(record: Record) -> str | None:
-    """Why it computes another model, from its own weights."""
-    own, bound = record["check"].get("own"), allowed_own_weights(record)
-    if not own:
-        return None
-    reason = experts_wrong(own.get("experts"), bound, OWN)
-    return reason or (None if is_free(record, own) else depths_wrong(own["depths"], bound, OWN))
-
-
-def is_free(record: Record, compared: Mapping[str, Any]) -> bool:
-    """Whether a mixture was compared with a reference whose routers chose for themselves. Rounding leads one
-    near a tie to another expert, so that a difference of logits then says nothing."""
-    decoder = record["model"]["weights"].get("decoder")
-    return bool(decoder and decoder["experts"]) and not (compared.get("experts") or {}).get("choices")
-
-
-def other_count(experts: Mapping[str, Any] | None, of: str) -> str | None:
-    """Why a mixture uses another number of experts."""
-    if not experts or experts["chosen"] == experts["used"]:
-        return None
-    return f"a token uses {plural(experts['chosen'], 'expert')}, and {experts['used']} in {of}"
-
-
-def experts_wrong(experts: Mapping[str, Any] | None, bound: float, of: str) -> str | None:
-    """Why a mixture's choices of experts are not those of the same weights. `bound`: the largest relative
-    error that is explained.
-
-    An expert is chosen before a better one by at most the difference of the two scores' errors. Of E normal
-    errors the largest is sqrt(2 ln E) standard deviations; the gap's root mean square stays below it.
-    """
-    if not experts or experts["gap"] <= (most := bound * math.sqrt(2 * math.log(experts["experts"]))):
-        return None
-    gap = f"{experts['gap']:.0%} of their spread (root mean square)"
-    detail = f"its routers chose experts whose scores are {gap} too low by {of}"
-    return f"{detail}, and its types explain {most:.0%} at most"
-
-
-def _values(values: Mapping[str, Any] | None, named: str) -> str | None:
-    if values is None:
-        return None
-    if values["missing"]:
-        return f"its file lacks {values['missing'][0]} of the 16-bit weights"
-    bits = nominal_bits(named) or 1
-    bound = next(bound for least, bound in ROW_WRONG_ABOVE if bits >= least)
-    for kind, error, most in (("matrices", "row_error", bound), ("vectors", "error", VECTOR_WRONG_ABOVE)):
-        for tensor in values[kind]:
-            if not tensor[error] <= most:
-                what = f"a row of {tensor['name']}" if kind == "matrices" else str(tensor["name"])
-                detail = f"{what} is {tensor[error]:.0%} off the 16-bit weights"
-                return f"{detail}, and {named} explains {most:.0%} at most"
-    return None
-
-
-def depths_wrong(depths: Sequence[Depth], bound: float, of: str) -> str | None:
-    """Why logits are not those of the same weights; null if arithmetic explains the difference."""
-    worst = max(depths, key=lambda depth: depth["relative_error"] or 0.0)
-    if (error := worst["relative_error"] or 0.0) > bound:
-        detail = f"logits are {error:.0%} off {of} up to n = {worst['n']}"
-        return f"{detail}, and arithmetic explains {bound:.0%} at most"
-    known = [(scale, depth["positions"]) for depth in depths if (scale := depth.get("scale")) is not None]
-    if not known:  # an older record
-        return None
-    most = SCALE_16_BITS if bound <= SIXTEEN_BITS else SCALE
-    off = sum(scale * many for scale, many in known) / sum(many for _, many in known) - 1
-    if abs(off) <= most:
-        return None
-    detail = f"logits are {abs(off):.1%} {'larger' if off > 0 else 'smaller'} than those of {of}"
-    return f"{detail}, and arithmetic explains {most:.2%} at most"
-
-
-# Compare a variant's logits with those of the 16-bit reference: is it still the same model? Pure.
-#
-# A quantized type explains an error of a known size. A larger error means another model. Smaller faults of a
-# quantized variant show against its own weights: see own_weights.
-
-
-WINDOW = 25  # positions compared of the prompt and at each depth, as many as the usual prompt has
-DEPTHS = (300, 2_100)  # past llama.cpp's first padding of its cache, and past 2,048, where some caches end
-
-# (bits of the coarsest type, bound): a mean relative error above the bound is another model's. Worst window
-# measured at n = 25 to 2,100, on random weights (harsher than trained ones), 2 to 24 layers of qwen1.5-0.5b:
-# f16 and f32 0.002, bf16 0.015; 8 bits 0.044; 5 bits 0.19; 4 bits 0.37, fp4 0.42; 3 bits 0.57; 2 bits 0.84.
-# Two unrelated models: 1.41, the square root of two. Below 8 bits this finds little else.
-WRONG_ABOVE: tuple[tuple[int, float], ...] = ((16, 0.06), (8, 0.15), (5, 0.4), (4, 0.6), (1, 1.1))
-FULL_BITS = 16  # or more
-REFERENCE = "the 16-bit reference"
-NEAR_TIE = 1e-3  # of the spread of a position's logits: below this, rounding decides which token comes first
-
-
-def windows(prompt_tokens: int, tokens: int) -> list[list[int]]:
-    """The windows of positions to compare, each [first, end), counted from 0; they do not overlap.
-
-    WINDOW positions end at the end of the prompt, at each of DEPTHS, at the last depth doubled again and
-    again, and at the workload's length. Doubling means that a check cut short by time still reaches half of
-    the depth it could have reached. Where two windows would overlap, the workload's own wins.
-    """
-    found = [[max(0, prompt_tokens - WINDOW), prompt_tokens]]
-    deepest = [max(prompt_tokens, tokens - WINDOW), tokens]
-    for end in itertools.takewhile(lambda end: end <= deepest[0], _depths()):
-        if found[-1][1] <= end - WINDOW:
-            found.append([end - WINDOW, end])
-    return [*found, deepest] if deepest[0] < tokens else found
-
-
-def _depths() -> Iterator[int]:
-    yield from DEPTHS
-    yield from (DEPTHS[-1] << doublings for doublings in itertools.count(1))
-
-
-def shown_checks(compared: Sequence[int]) -> list[int]:
-    """The compared depths that a table shows: the prompt, DEPTHS and the deepest. `compared`: ascending n."""
-    return [n for n in compared if n in (compared[0], *DEPTHS, compared[-1])]
-
-
-def compare(
-    reference: NDArray[np.float32],
-    reference_positions: Sequence[int],
-    variant: NDArray[np.float32],
-    variant_positions: Sequence[int],
-    requested: Sequence[Sequence[int]],
-) -> list[Depth]:
-    """How far a variant's logits are from the reference's: one row per requested window that both cover.
-
-    Logits are float32 of shape (positions, vocabulary). An error is the norm of the difference over the norm
-    of the reference. Float64 is used for one position at a time: a row may have 152,000 logits. Raises
-    ValueError: the vocabularies or the numbers of rows differ.
-    """
-    if reference.ndim != 2 or variant.ndim != 2 or reference.shape[1] != variant.shape[1]:
-        widths = [str(each.shape[-1]) if each.ndim else "1" for each in (variant, reference)]
-        raise ValueError(f"{widths[0]} logits per position, the reference has {widths[1]}")
-    places = []
-    for logits, positions in ((reference, reference_positions), (variant, variant_positions)):
-        if len(logits) != len(positions):
-            raise ValueError(f"{len(logits)} rows of logits for {len(positions)} positions")
-        places.append({position: place for place, position in enumerate(positions)})
-    found: list[Depth] = []
-    for first, end in requested:
-        wanted = range(first, end)
-        if all(position in of for position in wanted for of in places):
-            rows = ((reference[places[0][position]], variant[places[1][position]]) for position in wanted)
-            found.append(_window(end, [_position(*each) for each in rows]))
-    return found
+SLICE_BYTES = 32 << 20  # of float64 at once: a vocabulary of 152,000 has 1.2 MB a position
+TOP = 5
+# A reference is kept in 16 bits a logit: the root of its distance in nats from the most likely token, so that
+# steps are small where probability is. Tokens less likely than 24 nats below count as 24: 152,000 of them
+# have less than 6e-6 together.
+RANGE_NATS = 24.0
+CODES = int(np.iinfo(np.uint16).max)
 
 
 @dataclass(frozen=True)
-class _Position:
-    """One position. The figures are 0 where either side is not comparable."""
+class Kept:
+    """The reference after each position: `codes` (positions, vocabulary), see nats_below, the ids of the TOP
+    most likely tokens, best first, and the text's `nll` in nats, exact."""
 
-    reference_holds: bool
-    variant_holds: bool
-    error: float = 0.0
-    scale: float = 0.0
-    same: bool = False
-    tied: bool = False
-    kl_nats: float = 0.0
+    codes: NDArray[np.uint16]
+    top: NDArray[np.int64]
+    nll: Floats
 
 
-def _position(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> _Position:
-    # A reference of zeros alone compares with nothing.
-    holds = (bool(np.isfinite(reference).all() and reference.any()), bool(np.isfinite(variant).all()))
-    if not all(holds):
-        return _Position(*holds)
-    theirs, ours = reference.astype(np.float64), variant.astype(np.float64)
-    second, first = np.partition(theirs, -2)[-2:]
-    log_p, log_q = _log_softmax(theirs), _log_softmax(ours)
-    return _Position(
-        *holds,
-        error=float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)),
-        scale=float(np.linalg.norm(ours) / np.linalg.norm(theirs)),
-        same=bool(theirs.argmax() == ours.argmax()),
-        tied=bool(first - second <= NEAR_TIE * (first - theirs.min())),
-        kl_nats=float((np.exp(log_p) * (log_p - log_q)).sum()),
+@dataclass(frozen=True)
+class Scores:
+    """One value a position. `nll`: -ln of the probability of the text's token. The others compare with the
+    reference: `kld` in nats, KL(reference || this); `same_top`: 1 where both rank the same token first;
+    `same_top5`: the share of the reference's first five among this one's; `change`: of the probability of the
+    text's token; `loss`: by how much `kld` may be off for the rounding of the reference, to first order.
+    Without a reference they are empty."""
+
+    nll: Floats
+    kld: Floats
+    same_top: Floats
+    same_top5: Floats
+    change: Floats
+    loss: Floats
+
+
+class OtherVocabulary(Exception):
+    """Two models have different vocabularies; the message is a clause."""
+
+
+def first_not_finite(logits: Logits) -> int | None:
+    """The first position with a logit that is NaN or infinite; null if there is none."""
+    bad = ~np.isfinite(logits).all(axis=1)
+    return int(bad.argmax()) if bad.any() else None
+
+
+def kept(logits: Logits, targets: Sequence[int]) -> Kept:
+    """A reference's logits (positions, vocabulary), to be kept. `targets`: the text's token after each."""
+    codes, tops, nll = [], [], []
+    for rows, wanted in _slices(logits, targets):
+        log_p = _log_softmax(rows)
+        below = np.minimum(log_p.max(axis=1, keepdims=True) - log_p, RANGE_NATS)
+        codes.append(np.rint(CODES * np.sqrt(below / RANGE_NATS)).astype(np.uint16))
+        tops.append(_top(rows))
+        nll.append(-_of(log_p, wanted))
+    return Kept(np.concatenate(codes), np.concatenate(tops), np.concatenate(nll))
+
+
+def scores(logits: Logits, targets: Sequence[int], reference: Kept | None) -> Scores:
+    """Raises OtherVocabulary."""
+    if reference is not None and reference.codes.shape != logits.shape:
+        ours, theirs = logits.shape[1], reference.codes.shape[1]
+        raise OtherVocabulary(f"its vocabulary has {ours} tokens, and the reference's {theirs}")
+    parts, at = [], 0
+    for rows, wanted in _slices(logits, targets):
+        log_q = _log_softmax(rows)
+        nll = -_of(log_q, wanted)
+        if reference is None:
+            nothing = np.empty(0)
+            parts.append(Scores(nll, *[nothing] * 5))
+            continue
+        here = slice(at, at := at + len(rows))
+        codes = reference.codes[here].astype(np.float64)
+        log_p = _log_softmax(-nats_below(codes))
+        theirs, ours = reference.top[here], _top(rows)
+        p, ratio = np.exp(log_p), log_p - log_q
+        kld = (p * ratio).sum(axis=1)
+        parts.append(
+            Scores(
+                nll=nll,
+                kld=kld,
+                same_top=(theirs[:, 0] == ours[:, 0]).astype(float),
+                same_top5=(theirs[:, :, None] == ours[:, None, :]).any(axis=2).mean(axis=1),
+                change=np.exp(-nll) - np.exp(-reference.nll[here]),
+                loss=(p * np.abs(ratio - kld[:, None]) * _half_steps(codes)).sum(axis=1),
+            )
+        )
+    return Scores(
+        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Scores))
     )
 
 
-def _window(n: int, positions: Sequence[_Position]) -> Depth:
-    """One window; errors are null where either side has a position that is not comparable."""
-    many = len(positions)
-    row: Depth = {
-        "n": n,
-        "positions": many,
-        "not_finite": sum(not each.variant_holds for each in positions),
-        "reference_not_finite": sum(not each.reference_holds for each in positions),
-        "relative_error": None,
-        "relative_error_max": None,
-        "scale": None,
-        "top1_agreement": None,
-        "near_ties": None,
-        "kl_nats": None,
-    }
-    if row["not_finite"] or row["reference_not_finite"]:
-        return row
-    return row | {
-        "relative_error": sum(each.error for each in positions) / many,
-        "relative_error_max": max(each.error for each in positions),
-        "scale": sum(each.scale for each in positions) / many,
-        "top1_agreement": sum(each.same for each in positions) / many,
-        "near_ties": sum(each.tied and not each.same for each in positions),
-        # Rounding may make it negative for equal logits.
-        "kl_nats": max(0.0, sum(each.kl_nats for each in positions) / many),
-    }
+def nats_below(codes: Floats) -> Floats:
+    """Decode distances from the most likely token."""
+    return RANGE_NATS * (codes / CODES) ** 2
 
 
-def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    shifted = logits - logits.max()
-    found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+def _half_steps(codes: Floats) -> Floats:
+    """The largest error of those distances, in nats."""
+    return RANGE_NATS * (codes + 0.25) / CODES**2
+
+
+def _slices(logits: Logits, targets: Sequence[int]) -> Iterator[tuple[Logits, NDArray[np.int64]]]:
+    step = max(1, SLICE_BYTES // (8 * logits.shape[1]))
+    wanted = np.asarray(targets, np.int64)
+    for first in range(0, len(logits), step):
+        yield logits[first : first + step], wanted[first : first + step]
+
+
+def _log_softmax(logits: NDArray[np.floating]) -> Floats:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted
+
+
+def _of(log_p: Floats, wanted: NDArray[np.int64]) -> Floats:
+    found: Floats = np.take_along_axis(log_p, wanted[:, None], axis=1)[:, 0]
     return found
 
 
-def bits(record: Record) -> int:
-    """Bits of the coarsest type requested for a variant's weights or KV cache, from the types' names.
+def _top(rows: Logits) -> NDArray[np.int64]:
+    """The ids of the TOP largest logits of each row, best first; of equal ones the lowest id first."""
+    few = np.sort(np.argpartition(-rows, TOP - 1, axis=1)[:, :TOP], axis=1)
+    order = np.argsort(-np.take_along_axis(rows, few, axis=1), axis=1, kind="stable")
+    found: NDArray[np.int64] = np.take_along_axis(few, order, axis=1)
+    return found
 
-    16 where the reference has the same weights, unpacked.
+
+# Scores of the windows of a text -> perplexity, KL divergence and agreement, each with its interval. Pure.
+#
+# Windows, not tokens, are the unit: tokens of one window depend on each other. Intervals are bootstrap ones,
+# the 2.5th and 97.5th percentile of windows drawn with replacement (Efron and Tibshirani 1993, chapter 13).
+
+
+DRAWS, SEED = 1000, 0
+DRAWS_AT_ONCE = 100
+HIGHEST_NLL = 40.0  # nats; the perplexity of a broken model would be no number
+PERCENTILES = {"kld_median": 50.0, "kld_p90": 90.0, "kld_p99": 99.0, "kld_p99_9": 99.9}
+
+
+def figures(windows: Sequence[Scores], reference_nll: Sequence[Floats] | None) -> dict[str, Figure]:
+    """The figures of windows of equal length; those that compare only with a reference's nll.
+
+    `ppl`; `ln_ppl_ratio` to the reference, from the difference in each window; `kld_mean` and its percentiles
+    and `kld_max`, in nats; `top1` and `top5`, shares; `rms_dp`, root mean square of the change of the
+    probability of the text's tokens. Standard errors are of means over windows.
     """
-    if _unpacked(record):
-        return 16
-    options = record.get("options") or {}
-    weights = options.get("quant") or options.get("dtype") or record["model"]["weights"].get("quant")
-    named = (weights, *(options.get(key, "f16") for key in CACHE_TYPES))
-    return min(nominal_bits(str(name)) or 1 for name in named)
+    nll = np.array([each.nll for each in windows])
+    draws = _draws(len(windows))
+    means = nll.mean(axis=1)
+    found = {"ppl": _figure(means, draws, _perplexity, lambda value, error: value * error)}
+    if reference_nll is None:
+        return found
+    kld = np.array([each.kld for each in windows])
+    square = np.array([(each.change**2).mean() for each in windows])
+    found["ln_ppl_ratio"] = _figure(means - np.array(reference_nll).mean(axis=1), draws)
+    found["kld_mean"] = _figure(kld.mean(axis=1), draws, lambda mean: np.maximum(0, mean))
+    found |= _percentiles(kld, draws)
+    found["kld_max"] = {"value": float(kld.max()), "low": None, "high": None}
+    found["top1"] = _figure(np.array([each.same_top.mean() for each in windows]), draws)
+    found["top5"] = _figure(np.array([each.same_top5.mean() for each in windows]), draws)
+    found["rms_dp"] = _figure(
+        square, draws, np.sqrt, lambda value, error: error / (2 * value) if value else 0.0
+    )
+    return found
 
 
-def allowed_agreement(record: Record) -> float:
-    """The largest mean relative error that the variant's types explain."""
-    if _unpacked(record) and record["check"].get("own"):
-        return allowed_own_weights(record)
-    of = bits(record)
-    return next(bound for least, bound in WRONG_ABOVE if of >= least)
+def means(windows: Sequence[Scores], reference_nll: Sequence[Floats] | None) -> WindowMeans:
+    """The mean of each window, so that two variants can be compared window by window."""
+    found: WindowMeans = {"nll": [float(each.nll.mean()) for each in windows]}
+    if reference_nll is not None:
+        found["reference_nll"] = [float(each.mean()) for each in reference_nll]
+        found["kld"] = [float(each.kld.mean()) for each in windows]
+        found["top1"] = [float(each.same_top.mean()) for each in windows]
+    return found
 
 
-def agreement_verdict(record: Record) -> tuple[str, str | None]:
-    """The result of a check and its reason.
-
-    `agrees`, `wrong`, `failed` (the variant or the reference gave no logits) or `unchecked` (no reference).
-    """
-    check = record["check"]
-    if record["outcome"] != "ok":
-        word = "unchecked" if check.get("unchecked") else "failed"
-        return word, record.get("reason") or str(record["outcome"])
-    if found := mismatches(record, check.get("ran")):
-        return "unchecked", f"did not run as requested: {found[0].detail}"
-    for depth in check["depths"]:
-        if depth["not_finite"]:
-            many = f"{depth['not_finite']} of {plural(depth['positions'], 'position')} up to n = {depth['n']}"
-            return "wrong", Warnings.logits_not_finite.flag(where=many).detail
-        if depth["reference_not_finite"]:
-            return "unchecked", f"the reference has NaN or infinite logits up to n = {depth['n']}"
-    counted = other_count(check.get("experts"), REFERENCE)
-    if difference := file_wrong(record) or counted:
-        return "wrong", Warnings.weights_disagree.flag(difference=difference).detail
-    experts = check.get("experts")
-    same = experts_wrong(experts, allowed_agreement(record), REFERENCE) or _depths_wrong(record)
-    if not (difference := own_weights_wrong(record) or same):
-        return "agrees", None
-    reference = check.get("reference")
-    in_other = not reference or reference.get("stack") != record.get("stack")
-    if excuses := (in_other and [flag.detail for flag in flags.rotary_notes(record)]) or _not_heard(record):
-        return "unchecked", "; ".join([*excuses, difference])
-    return "wrong", Warnings.weights_disagree.flag(difference=difference).detail
+def change(base: Sequence[float], new: Sequence[float], level: float) -> tuple[float, float, float]:
+    """The change of ln PPL between two scores of the same windows, and its interval at this level, from the
+    difference of their mean nll in each window."""
+    difference = np.subtract(new, base)
+    tail = 50 * (1 - level)
+    low, high = np.percentile(difference[_draws(len(difference))].mean(axis=1), (tail, 100 - tail))
+    return float(difference.mean()), float(low), float(high)
 
 
-def _not_heard(record: Record) -> list[str]:
-    """A note on a mixture whose experts the reference could not follow."""
-    if not is_free(record, record["check"]):
-        return []
-    return ["its stack does not report the experts it chose, and a router near a tie may choose others"]
+def loss_nats(windows: Sequence[Scores]) -> float:
+    """The possible error of the mean KLD from a reference stored in 16 bits."""
+    return float(np.mean([each.loss for each in windows]))
 
 
-def _depths_wrong(record: Record) -> str | None:
-    """Why the logits are another model's; null if the types explain the difference."""
-    depths, bound = record["check"]["depths"], allowed_agreement(record)
-    if _unpacked(record):
-        return depths_wrong(depths, bound, "its own weights, unpacked")
-    if bits(record) == FULL_BITS:
-        return depths_wrong(depths, bound, REFERENCE)
-    worst = max(depths, key=lambda depth: depth["relative_error"] or 0.0)
-    if (error := worst["relative_error"] or 0.0) <= bound:
-        return None
-    detail = f"logits are {error:.0%} off {REFERENCE} up to n = {worst['n']}"
-    return f"{detail}, and its types explain {bound:.0%} at most"
+def _perplexity(nll: Floats) -> Floats:
+    found: Floats = np.exp(np.minimum(nll, HIGHEST_NLL))
+    return found
 
 
-def mismatches(record: Record, ran: StackFacts | None) -> list[Flag]:
-    """Kernels and options of a job of logits that differ from the requested ones."""
-    return [*other_kernels(ran), *other_options(record["options"], ran)] if ran else []
+def _draws(count: int) -> NDArray[np.int64]:
+    """Windows of each draw: (DRAWS, count)."""
+    return np.random.default_rng(SEED).integers(count, size=(DRAWS, count))
 
 
-def _unpacked(record: Record) -> bool:
-    """Whether the reference has the weights of a packed checkpoint, unpacked."""
-    reference = record["check"].get("reference")
-    return bool(reference and reference.get("unpacked"))
+def _figure(
+    values: Floats,
+    draws: NDArray[np.int64],
+    of_mean: Callable[[Floats], Floats] = lambda mean: mean,
+    of_error: Callable[[float, float], float] = lambda value, error: error,
+) -> Figure:
+    """A function of the mean of the windows' values, with the standard error that `of_error` makes of the
+    mean's. One window has no interval."""
+    value = float(of_mean(values.mean()))
+    if len(values) == 1:
+        return {"value": value, "low": None, "high": None, "standard_error": None}
+    low, high = np.percentile(of_mean(values[draws].mean(axis=1)), (2.5, 97.5))
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    found: Figure = {"value": value, "low": float(low), "high": float(high)}
+    return found | {"standard_error": of_error(value, error)}
 
 
-def agreement_row(record: Record) -> Check:
-    """One check as lists and reports show it. Missing values are null."""
-    word, reason = agreement_verdict(record)
-    check = record["check"]
-    reference, own = check.get("reference"), check.get("own")
-    return {
-        **identity(record),
-        "speaks_for": check["speaks_for"],
-        "outcome": record["outcome"],
-        "verdict": word,
-        "reason": reason,
-        "reference": reference and reference["name"],
-        "unpacked": _unpacked(record),
-        "unfused": check.get("unfused") or [],
-        "own": own["depths"] if own else [],
-        "own_allowed_error": allowed_own_weights(record) if own else None,
-        "own_failure": check.get("own_failure"),
-        "experts": (own or check).get("experts"),
-        "allowed_error": allowed_agreement(record) if record["outcome"] == "ok" else None,
-        "depths": check.get("depths") or [],
-        "left_out_n": [end for _, end in check.get("left_out") or []],
-    }
-
-
-def latest_checks(rows: Sequence[Check]) -> list[Check]:
-    """One row per content key, in order of first appearance: the last that finished, else the last."""
-    found: dict[str, Check] = {}
-    for each in _ordered(rows):
-        found[each["content_key"]] = each
-    return [each for each in rows if found[each["content_key"]] is each]
-
-
-def apply_checks(rows: Sequence[Repeat], checks: Sequence[Check]) -> None:
-    """Set `weights_check` of measured rows from their latest checks; a `wrong` one makes a row invalid."""
-    check_of = {key: each for each in _ordered(checks) for key in each["speaks_for"]}
-    for each in rows:
-        found = check_of.get(each["content_key"])
-        each["weights_check"] = found and found["verdict"]
-        if found and found["verdict"] == "wrong":
-            each["flags"].append(Flag(Warnings.weights_disagree, str(found["reason"])).row())
-            each["reasons"] = [*each["reasons"], str(found["reason"])]
-            each["status"] = "invalid" if each["status"] in USABLE else each["status"]
-            each["disturbed"] = None  # another attempt would not help
-
-
-def _ordered(checks: Sequence[Check]) -> list[Check]:
-    """Unfinished checks first, then finished ones; each group oldest first."""
-    return sorted(checks, key=lambda each: (each["outcome"] == "ok", str(each["started_utc"])))
+def _percentiles(kld: Floats, draws: NDArray[np.int64]) -> dict[str, Figure]:
+    """Percentiles over positions; each draw takes whole windows."""
+    wanted = list(PERCENTILES.values())
+    values = np.percentile(kld, wanted)
+    drawn = np.concatenate(
+        [
+            np.percentile(kld[some].reshape(len(some), -1), wanted, axis=1)
+            for some in np.array_split(draws, DRAWS // DRAWS_AT_ONCE)
+        ],
+        axis=1,
+    )
+    found: dict[str, Figure] = {}
+    for name, value, of_draws in zip(PERCENTILES, values, drawn, strict=True):
+        found[name] = {"value": max(0.0, float(value)), "low": None, "high": None}
+        if len(kld) > 1:
+            low, high = np.percentile(of_draws, (2.5, 97.5))
+            found[name] |= {"low": max(0.0, float(low)), "high": max(0.0, float(high))}
+    return found
 
 
 # Scores of a text -> rows: perplexity, KL divergence and agreement, and whether they hold. Pure.

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from harness.analysis import depth, flags, prefill, traffic
+from harness.analysis import depth, flags, prefill, throttling, traffic
 from harness.analysis.columns import Cell, Disturbance, Growth
 from harness.analysis.traffic import ceiling_bytes_per_s, past_cache_share, probed_bytes_per_s, spread
 from harness.analysis.warnings import DISTURBANCES, Flag, Warnings
@@ -63,7 +63,7 @@ def disturbances(record: Record) -> list[Flag]:
     found += _quota(record)  # before the warm-up, which a quota keeps from settling too
     if not done_of(record)["warmup"]["agreed"]:
         found.append(Warnings.warmup_unsettled.flag())
-    return [*found, *_paging(record), *_contention(record), *flags.throttling(record)]
+    return [*found, *_paging(record), *_contention(record), *throttling.flags(record)]
 
 
 def disturbance_notes(record: Record) -> list[Flag]:
@@ -494,11 +494,6 @@ def option_mismatches(device: str, options: Options, facts: StackFacts) -> list[
     ]
 
 
-def invalid_because(record: Record, ceiling: float | None) -> list[str]:
-    """Each reason why a finished repeat is invalid, as a sentence; empty for a valid one."""
-    return [reason.detail for reason in _reasons(record, ceiling)]
-
-
 def _reasons(record: Record, ceiling: float | None) -> list[Flag]:
     """Faults of the stack first, then disturbances by the machine."""
     return [*_stack_faults(record, ceiling), *clock_of_stack(record), *disturbances(record)]
@@ -551,7 +546,7 @@ def notes(record: Record) -> list[Flag]:
         times = plural(sum(count for _, count in retries), "time")
         raised.append(Warnings.allocator_retries.flag(times=times, places=places + more))
     raised += [*flags.routing_notes(record), *flags.rotary_notes(record)]
-    return [*raised, *flags.throttling_notes(record), *disturbance_notes(record)]
+    return [*raised, *throttling.notes(record), *disturbance_notes(record)]
 
 
 def beyond_trained(facts: StackFacts, length: int | None, reaches: str) -> list[Flag]:

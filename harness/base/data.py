@@ -105,10 +105,10 @@ def rows(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text(name).splitlines()))
 
 
-def users(name: str) -> Path:
-    """The user's file of that name: in $XDG_CONFIG_HOME/harness, else ~/.config/harness; may be missing."""
+def users_machines() -> Path:
+    """The user's own machines: a file in $XDG_CONFIG_HOME/harness, else ~/.config/harness; may be missing."""
     folder = os.environ.get("XDG_CONFIG_HOME") or Path(os.environ.get("HOME", "/")) / ".config"
-    return Path(folder) / "harness" / name
+    return Path(folder) / "harness" / "machines.toml"
 
 
 def parsed(toml: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ def nvidia_gpus() -> list[Gpu]:
     return [device.gpu for card in _cards() for device in card.devices]
 
 
-def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[Gpu]:
+def visible_gpus() -> list[Gpu]:
     """The GPUs in CUDA_VISIBLE_DEVICES, in its order; without the variable, all.
 
     The variable has indices, UUIDs or unique beginnings of them, separated by commas. An invalid id hides
@@ -54,7 +54,7 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[Gpu]:
     index of a GPU in MIG mode means its first instance, the only one that CUDA would use.
     """
     cards = _cards()
-    if (wanted := variables.get(VISIBLE)) is None:
+    if (wanted := os.environ.get(VISIBLE)) is None:
         return [device.gpu for card in cards for device in card.devices]
     chosen: list[Gpu] = []
     for word in wanted.split(","):

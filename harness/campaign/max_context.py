@@ -18,18 +18,8 @@ from harness.analysis.verdicts import (
     option_mismatches,
 )
 from harness.campaign import context_search, worker
-from harness.campaign.context_search import (
-    PAGES_TO_A_TABLE,
-    Account,
-    DeviceLost,
-    MemoryHeadroom,
-    Need,
-    NoHeadroom,
-    Space,
-    Try,
-    by_shape,
-    headroom_on,
-)
+from harness.campaign.context_search import PAGES_TO_A_TABLE, Account, Need, Space, Try, by_shape
+from harness.campaign.memory_headroom import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on
 from harness.campaign.prepare import NotReady
 from harness.campaign.repeat import Failure, Inputs, untimed
 from harness.campaign.rounds import Campaign

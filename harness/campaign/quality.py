@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.analysis import quality
-from harness.analysis import scores as analysis_scores
-from harness.analysis.scores import Scores
+from harness.analysis import quality as analysis_quality
+from harness.analysis.quality import Scores
 from harness.base.files import CacheError, NotFinished
 from harness.campaign import forecast, reference_scores, repeat
 from harness.campaign.forecast import made_of
@@ -57,7 +56,7 @@ OTHER_BOS = (
     " same tokens; score both without it (bos: false)"
 )
 
-Add = Callable[[int, analysis_scores.Logits], None]
+Add = Callable[[int, analysis_quality.Logits], None]
 """Takes the logits of a window."""
 
 
@@ -119,7 +118,9 @@ class Scoring:
             if each.record["content_key"] == key and each.record["quality"]["asked"] == request
         ]
         last = max(before, key=lambda each: str(each.record["started_utc"]), default=None)
-        if last and plan.is_done(quality.verdict(last.record).status, options.fresh, options.retry_failed):
+        if last and plan.is_done(
+            analysis_quality.verdict(last.record).status, options.fresh, options.retry_failed
+        ):
             campaign.watcher.say(f"{cell.id} has already been scored")
             return last
         campaign.watcher.say(f"scoring {cell.id}")
@@ -167,13 +168,13 @@ class Scoring:
         reference = self._kept = self._of_file(cell, inputs) if self._given else self._computed()
         scores: list[Scores] = []
 
-        def add(number: int, logits: analysis_scores.Logits) -> None:
+        def add(number: int, logits: analysis_quality.Logits) -> None:
             rows = _finite(number, logits, self._workload)
-            scores.append(analysis_scores.scores(rows, self._targets(ids[number]), reference.window(number)))
+            scores.append(analysis_quality.scores(rows, self._targets(ids[number]), reference.window(number)))
 
         try:
             job_facts = self._windows(job, ids, add)
-        except analysis_scores.OtherVocabulary as other:
+        except analysis_quality.OtherVocabulary as other:
             raise NotReady("refused", f"{other}: a KL divergence needs the same tokens") from other
         nll = [reference.window(number).nll for number in range(len(ids))]
         made = made_of(cell, inputs.weights)
@@ -187,7 +188,7 @@ class Scoring:
             "trained_context": made.context if made else None,
             "vocabulary": reference.vocabulary,
             "reference": reference.description,
-            "loss_nats": analysis_scores.loss_nats(scores),
+            "loss_nats": analysis_quality.loss_nats(scores),
             "figures": figures,
             "means": means,
             "at_depth": [
@@ -236,14 +237,14 @@ class Scoring:
         reference_scores.write_reference(path, reference, self._origin, self._cells[0].model.name, weights)
 
     def _figures(
-        self, scores: list[Scores], nll: list[analysis_scores.Floats]
+        self, scores: list[Scores], nll: list[analysis_quality.Floats]
     ) -> Iterator[tuple[dict[str, Figure], WindowMeans]]:
         """The figures of the windows of n_ctx, then of each depth."""
         chunks = self._workload.chunks
         for first in range(0, len(scores), chunks):
             part = slice(first, first + chunks)
             given = scores[part], nll[part]
-            yield analysis_scores.figures(*given), analysis_scores.means(*given)
+            yield analysis_quality.figures(*given), analysis_quality.means(*given)
 
     def _tokenized(self, cell: Cell, inputs: Inputs) -> Tokens:
         """Raises NotReady."""
@@ -269,9 +270,9 @@ class Scoring:
             if reason := no_room(inputs.weights.sizes["parameters"], inputs.options.get("dtype"), free):
                 raise NoLogits("oom", reason)
 
-            def add(number: int, logits: analysis_scores.Logits) -> None:
+            def add(number: int, logits: analysis_quality.Logits) -> None:
                 rows = _finite(number, logits, self._workload)
-                made(number, analysis_scores.kept(rows, self._targets(ids[number])))
+                made(number, analysis_quality.kept(rows, self._targets(ids[number])))
 
             return self._reference.described(job, why, self._windows(job, ids, add))
 
@@ -309,10 +310,10 @@ def no_room(parameters: int, dtype: object, free: int | None) -> str | None:
     return f"in {dtype} its weights take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
 
 
-def _finite(number: int, logits: analysis_scores.Logits, workload: Quality) -> analysis_scores.Logits:
+def _finite(number: int, logits: analysis_quality.Logits, workload: Quality) -> analysis_quality.Logits:
     """The logits after the scored positions. Raises _NotFinite."""
     rows = logits[: workload.positions]
-    if (place := analysis_scores.first_not_finite(rows)) is not None:
+    if (place := analysis_quality.first_not_finite(rows)) is not None:
         first, end = workload.windows()[number]
         raise _NotFinite(number + 1, end - first - workload.positions + place)
     return rows

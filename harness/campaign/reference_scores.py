@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from harness.analysis.scores import TOP, Kept
+from harness.analysis.quality import TOP, Kept
 from harness.base import data
 from harness.base.files import (
     NotStarted,

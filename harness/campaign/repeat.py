@@ -17,7 +17,7 @@ from typing_extensions import NotRequired, TypedDict
 
 import harness
 from harness import machine, records
-from harness.analysis import flags, sensors
+from harness.analysis import sensors, throttling
 from harness.base.text import recorded, redacted
 from harness.campaign import worker
 from harness.campaign.forecast import Forecast
@@ -221,9 +221,9 @@ def _sensor_record(sampler: SensorSampler, report: WorkerReport, times: TokenTim
     during, summary, columns = report.timed(times), sampler.summary(), sampler.columns
     return {
         **summary,
-        "missing": summary["missing"] | flags.throttling_unseen(columns, during),
+        "missing": summary["missing"] | throttling.unseen(columns, during),
         "timed": sensors.gauges(columns, during),
-        "throttled": flags.throttling_seen(columns, during),
+        "throttled": throttling.seen(columns, during),
         "energy": sensors.measured_energy(columns, sampler.energy, during),
     }
 

@@ -15,10 +15,10 @@ from harness import machine, records
 from harness.analysis.verdicts import USABLE, BusyProcess, Verdict, attempts_left, counting, verdict
 from harness.base.files import NotFinished
 from harness.base.text import plural
-from harness.campaign import conditions, prepare
+from harness.campaign import other_processes, prepare
 from harness.campaign import repeat as campaign_repeat
-from harness.campaign.conditions import device_lock
 from harness.campaign.forecast import Device, Forecast, device_of
+from harness.campaign.other_processes import device_lock
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.repeat import Inputs, Probes, Shared, measure, not_measured
 from harness.config import Experiment, plan
@@ -113,20 +113,22 @@ def measure_round(
     earlier rounds.
     """
     found: list[Stored] = []
-    disturbers, of = conditions.Disturbers(), done + len(todo)
+    disturbers, of = other_processes.Disturbers(), done + len(todo)
     for _, members in groupby(todo, key=lambda each: None if each.side else each.repeat):
         waiting = deque(members)
         while waiting:
             each = waiting.popleft()
             if each.attempt > 1:
-                each = replace(each, quiet=conditions.wait_until_quiet(watcher.say, conditions.AT_MOST_S))
-            before = conditions.look() if watched else None
+                each = replace(
+                    each, quiet=other_processes.wait_until_quiet(watcher.say, other_processes.AT_MOST_S)
+                )
+            before = other_processes.look() if watched else None
             stored = attempt(each, done + len(found) + 1, of)
             found.append(stored)
             judged = judge(stored)
             watcher.repeat_ends(stored, judged)
             if before and judged.disturbed:
-                disturbers.add(before, conditions.look())
+                disturbers.add(before, other_processes.look())
             if attempts_left(stored.record, judged):
                 waiting.append(replace(each, attempt=each.attempt + 1, quiet=None))
                 of += 1

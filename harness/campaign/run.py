@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis import quality
+from harness.analysis import agreement
 from harness.analysis.verdicts import USABLE, status
 from harness.base.text import plural
 from harness.campaign import max_context, reference_scores, repeat, rounds, weights_check
 from harness.campaign import quality as campaign_quality
-from harness.campaign.conditions import DeviceBusy
+from harness.campaign.other_processes import DeviceBusy
 from harness.campaign.prepare import NotReady
 from harness.campaign.repeat import Inputs
 from harness.campaign.rounds import (
@@ -122,7 +122,7 @@ def _checked(campaign: Campaign, seconds: float) -> list[Stored]:
     """Check the weights, and report every verdict other than "agrees"."""
     with stopping("while checking weights"):
         found = weights_check.check(campaign, seconds)
-    for row in map(quality.agreement_row, (stored.record for stored in found)):
+    for row in map(agreement.row, (stored.record for stored in found)):
         if row["verdict"] != "agrees":
             campaign.watcher.say(f"weights of {row['cell']}: {row['verdict']}: {row['reason']}")
     return found

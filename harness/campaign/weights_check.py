@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from harness.analysis import quality
+from harness.analysis import agreement
 from harness.campaign import repeat, weights_reference
 from harness.campaign.prepare import NotReady
 from harness.campaign.repeat import Failure, Inputs
@@ -96,7 +96,7 @@ def _kept(before: Sequence[Stored], key: str, asked: CheckAsked, speaks_for: Seq
 
 def _worth(record: Record) -> str:
     """The status for plan.is_done. A missing reference is a result, not a failure."""
-    return str(record["outcome"]) if quality.agreement_verdict(record)[0] == "failed" else "ok"
+    return str(record["outcome"]) if agreement.verdict(record)[0] == "failed" else "ok"
 
 
 def _check(cell: Cell, campaign: Campaign, reference: Reference, check: Check) -> Stored:
@@ -166,7 +166,7 @@ class _Comparison:
             if theirs:
                 assert reference.description is not None  # it has run
                 check["reference"] = reference.description
-                check["depths"] = quality.compare(*theirs, *ours, windows)
+                check["depths"] = agreement.compare(*theirs, *ours, windows)
                 if followed := weights_reference.followed(reference):
                     check["experts"] = followed
             if weights_reference.is_quantized(self.cell, inputs):
@@ -215,7 +215,7 @@ class _Comparison:
             if isinstance(inputs, NotReady):
                 raise inputs
             theirs, _ = self._job(twin, inputs).logits(self._ids, windows)
-            self.check["unfused"] = quality.compare(*theirs, *ours, windows)
+            self.check["unfused"] = agreement.compare(*theirs, *ours, windows)
         except (NoLogits, NotReady, ValueError, MemoryError) as failure:
             self.check["unfused_failure"] = str(failure)
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis import quality
+from harness.analysis import agreement
 from harness.base.files import CacheError
 from harness.campaign import repeat, worker
 from harness.campaign.prepare import NotReady, Preparation
@@ -159,7 +159,7 @@ class NoReference(RuntimeError):
 
 
 def windows_of_reference(cell: Cell) -> list[list[int]]:
-    return quality.windows(int(cell.workload.prompt_tokens or 0), cell.tokens)
+    return agreement.windows(int(cell.workload.prompt_tokens or 0), cell.tokens)
 
 
 def lengthened(cell: Cell) -> Cell:
@@ -436,12 +436,12 @@ def compare(
     assert given is not None  # its logits are there
     mine, theirs = dense_fields(given.decoder), dense_fields(original.decoder if original else None)
     if given.format == "gguf" and mine and theirs:
-        settings = quality.other_settings(mine, theirs)
+        settings = agreement.other_settings(mine, theirs)
     with preparation.dequantized(cell, given, original) as own:
         if original and not settings:
             values = preparation.differences(cell, own.path, original)
         reference = reference_of((own.path, ids))
-        depths = quality.compare(*reference.logits(chosen), *ours, windows)
+        depths = agreement.compare(*reference.logits(chosen), *ours, windows)
     assert reference.description is not None  # it has run
     found: kinds.OwnWeights = {
         "settings": settings,

@@ -320,9 +320,9 @@ class MemoryLimit:
         return found
 
 
-def mechanism_here(cgroups: Path = CGROUPS) -> str:
+def mechanism_here() -> str:
     """The mechanism that a MemoryLimit uses on this machine. Raises OSError if this is not Linux."""
-    with MemoryLimit(1 << 30, cgroups=cgroups) as memory_limit:
+    with MemoryLimit(1 << 30) as memory_limit:
         return memory_limit.mechanism
 
 

@@ -15,8 +15,8 @@ from harness import machine, records
 from harness.analysis import traffic
 from harness.base.text import plural
 from harness.campaign import forecast
-from harness.campaign.conditions import is_busy
 from harness.campaign.forecast import Forecast, bytes_of_shape, packing_of
+from harness.campaign.other_processes import is_busy
 from harness.campaign.quality import RANDOM
 from harness.cli import NOT_OK, OK, say
 from harness.config import Experiment

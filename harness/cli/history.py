@@ -14,7 +14,7 @@ from harness.compare import history as compare_history
 from harness.compare.history import Step
 from harness.records import ResultsError
 from harness.records.files import write_output
-from harness.report.table import Table
+from harness.report.text_table import Table
 
 
 def add(parser: argparse.ArgumentParser) -> None:

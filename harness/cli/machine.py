@@ -12,7 +12,7 @@ from harness import machine
 from harness.base.nvml import visible_gpus
 from harness.base.text import plural
 from harness.campaign import repeat
-from harness.campaign.conditions import DeviceBusy, device_lock
+from harness.campaign.other_processes import DeviceBusy, device_lock
 from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.options import add_json
 from harness.cli.progress import Progress

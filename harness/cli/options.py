@@ -200,7 +200,7 @@ def gb_per_s(text: str) -> float:
 def known() -> Machines:
     """Raises ConfigError for the user's file."""
     try:
-        if not data.users("machines.toml").exists():
+        if not data.users_machines().exists():
             return MACHINES
     except OSError:  # a folder that may not be read: the reader reports it
         pass

@@ -16,7 +16,7 @@ from harness.base.files import CONFIG_JSON_BYTES, object_of
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import printable
 from harness.campaign import repeat
-from harness.campaign.conditions import DeviceBusy, device_lock
+from harness.campaign.other_processes import DeviceBusy, device_lock
 from harness.cli import NOT_OK, OK, Mistake, options, say, theory_options
 from harness.cli.machine import this_cpu
 from harness.cli.options import stored

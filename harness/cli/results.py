@@ -21,7 +21,7 @@ from harness.dataset.study import Study, attributions, load_study, with_series
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
 from harness.report import page as report_page
-from harness.report.table import NONE, Table, formatted, note
+from harness.report.text_table import NONE, Table, formatted, note
 from harness.share.bundle import SUFFIX, as_folder, is_bundle
 
 # `harness list`: the records of a results folder.

@@ -35,7 +35,7 @@ from harness.dataset.table import counted
 from harness.records import ResultsError, Stored
 from harness.report import page as report_page
 from harness.report import quality
-from harness.report.table import note
+from harness.report.text_table import note
 
 # `harness check-weights`: the logits of every variant of a config against the 16-bit reference.
 

@@ -12,8 +12,8 @@ from harness.analysis.verdicts import BusyProcess
 from harness.base.text import list_named
 from harness.cli import say
 from harness.dataset.study import Study, with_prefill
-from harness.report import prompts, quality, tables
-from harness.report.table import note
+from harness.report import prefill_depth_turns, quality, tables
+from harness.report.text_table import note
 
 # The table of searches that `harness max-ctx`, `run` and `list` print.
 
@@ -51,14 +51,14 @@ def show_cells_table(study: Study, as_json: bool, busiest: BusyProcess | None = 
     if not study.cells and (study.searches or study.scores):
         return
     swept = with_prefill(study).cells
-    for number, table in enumerate(prompts.shown_workloads(swept)):
+    for number, table in enumerate(prefill_depth_turns.shown_workloads(swept)):
         if number:
             note("")
         table.show()
-    if prompts.decodes(study.cells) and (peak := tables.bandwidth(study.repeats)):
+    if prefill_depth_turns.decodes(study.cells) and (peak := tables.bandwidth(study.repeats)):
         note(peak)
-    if any(prompts.extrapolates(row["prefill"]) for row in swept):
-        note(prompts.EXTRAPOLATION)
+    if any(prefill_depth_turns.extrapolates(row["prefill"]) for row in swept):
+        note(prefill_depth_turns.EXTRAPOLATION)
     checked = [row["weights_check"] for row in study.cells if row["weights_check"]]
     if checked:
         counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))

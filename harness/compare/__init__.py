@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing_extensions import TypedDict
 
 from harness.analysis.line import FAMILIES
-from harness.analysis.sensors import changed
 from harness.base.text import plural
 from harness.compare import sides
 from harness.compare.judge import INVALID, WORSE, MetricChange, Runs, SharedFigures, judged
 from harness.compare.sides import NAMES_SHOWN, Cells, Key, Side
+from harness.compare.surroundings import changed
 from harness.records import Record, ResultsError
 
 __all__ = ["DEFAULT_THRESHOLD", "Comparison", "compare"]

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from harness import records
 from harness.analysis.columns import Repeat, Score, Search
 from harness.analysis.line import METRICS, Metric
-from harness.analysis.sensors import changed
 from harness.analysis.verdicts import USABLE, status
 from harness.base.text import plural
+from harness.compare.surroundings import changed
 from harness.dataset import table
 from harness.dataset.study import campaigns
 from harness.records import Record, Stored
 from harness.report import page
 from harness.report.plots import COLOURS, Figure, Plotly, figure_layout, plain_figure, upright_figure
-from harness.report.table import Table
+from harness.report.text_table import Table
 
 # Detect steps in a series of nights: a figure moves to another level and stays there. Pure.
 #

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from typing_extensions import TypedDict
 
-from harness.analysis import scores
+from harness.analysis import quality
 from harness.analysis.columns import AnyRow, Score, is_score, is_search
 from harness.analysis.differences import (
     CampaignShift,
@@ -347,7 +347,7 @@ def _quality(row: MetricChange, metric: Metric, base: Score, new: Score) -> None
     if apart or base["windows"] != new["windows"] or not base["means"] or not new["means"]:
         row["verdict"], row["reason"] = INVALID, "the two scores are of other text, tokens or windows"
         return
-    cost, least, most = scores.change(base["means"]["nll"], new["means"]["nll"], LEVEL)
+    cost, least, most = quality.change(base["means"]["nll"], new["means"]["nll"], LEVEL)
     row["change"] = metric.change(cost)
     row["change_ci90"] = [metric.change(least), metric.change(most)]
     bound = math.log1p(row["threshold"])

@@ -15,7 +15,7 @@ from harness.compare import Change, Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
 from harness.report import page, plots
 from harness.report.plots import Figure
-from harness.report.table import NONE, Table, formatted, in_markdown
+from harness.report.text_table import NONE, Table, formatted, in_markdown
 
 # A comparison for GitHub: one annotation per regression, and figures for github-action-benchmark.
 

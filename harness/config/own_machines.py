@@ -50,7 +50,7 @@ class Record(Frozen):
 
 def known() -> Machines:
     """The shipped machines and the user's. Raises ConfigError."""
-    file = data.users("machines.toml")
+    file = data.users_machines()
     try:
         content = read_regular(file, MAX_BYTES, links=True)
     except (FileNotFoundError, NotADirectoryError):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness import records
-from harness.analysis import flags, memory, quality, stopping, traffic
+from harness.analysis import agreement, flags, memory, quality, stopping, traffic
 from harness.analysis import prefill as analysis_prefill
 from harness.analysis.columns import (
     Attribution,
@@ -270,7 +270,7 @@ def _load(stored: Sequence[Stored]) -> Study:
             ran.append(each)
     searches = dataset_table.latest_searches(list(map(dataset_table.search_row, of_kind.get("searched", []))))
     checks = dataset_table.with_unique_names(
-        quality.latest_checks(list(map(quality.agreement_row, of_kind.get("checked", []))))
+        agreement.latest_checks(list(map(agreement.row, of_kind.get("checked", []))))
     )
     scores = dataset_table.with_unique_names(
         dataset_table.latest_searches(list(map(quality.row, of_kind.get("scored", []))))
@@ -298,7 +298,7 @@ def _load(stored: Sequence[Stored]) -> Study:
     for alike in of_stack.values():
         dataset_table.flag_kernel_changes(alike)
     dataset_table.drop_intervals(repeats)
-    quality.apply_checks(repeats, checks)
+    agreement.apply_checks(repeats, checks)
     quality.apply(repeats, scores)
     cells = dataset_table.with_unique_names(stopping.split_time(dataset_table.per_cell(repeats, tables)))
     fitted = [_fitted(row) for row in repeats]

@@ -131,9 +131,9 @@ def free_memory_bytes(cgroups: Path = CGROUPS) -> int:
     return max(0, free)
 
 
-def usable_memory_bytes(cgroups: Path = CGROUPS) -> int:
+def usable_memory_bytes() -> int:
     """Installed memory: the machine's, or the limit of a container or service if that is lower."""
-    limits = [number(folder / NAMES[version][0]) for version, folder in cgroups_of("memory", cgroups)]
+    limits = [number(folder / NAMES[version][0]) for version, folder in cgroups_of("memory")]
     return min([int(psutil.virtual_memory().total), *(limit for limit in limits if limit is not None)])
 
 

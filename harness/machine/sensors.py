@@ -43,13 +43,13 @@ _NVML_QUERIES: dict[str, tuple[str, Callable[[Any, Any], int]]] = {
 }
 
 
-def nvml_gpu(uuid: str, opened: ExitStack, missing: dict[str, str], library: Any = None) -> Source | None:
-    """The queries that this device supports. `library`: pynvml, or a module with its functions.
+def nvml_gpu(uuid: str, opened: ExitStack, missing: dict[str, str]) -> Source | None:
+    """The queries that this device supports.
 
     Clocks, temperature and throttling of a MIG instance are those of its GPU. Power and energy are not: they
     are of all its instances, measured by us or not.
     """
-    nvml = library or import_module("pynvml")
+    nvml = import_module("pynvml")
     try:
         nvml.nvmlInit()
         opened.callback(nvml.nvmlShutdown)

@@ -432,27 +432,9 @@ class Checkpoint:
         That is the case without tensors, and in safetensors with types other than floats of 16 bits or more:
         there weights are packed and scales are separate tensors. ggml's types contain their scales.
         """
-        counted = self._elements()
-        if counted is None and self.decoder is not None:
-            return decoder.parameters(self.decoder)
-        return counted
-
-    @property
-    def beyond_shape(self) -> int | None:
-        """Elements beyond those of a dense model, such as rope_freqs of Llama 3; negative: it lacks some.
-
-        Null for other models, and without tensors.
-        """
-        counted = self._elements()
-        if counted is None or self.decoder is None or not self.decoder.is_dense:
-            return None
-        return counted - decoder.parameters(self.decoder)
-
-    def _elements(self) -> int | None:
-        if not self.tensors or (
-            self.format == "safetensors" and any(t.type not in FLOATS for t in self.tensors)
-        ):
-            return None
+        packed = self.format == "safetensors" and any(t.type not in FLOATS for t in self.tensors)
+        if packed or not self.tensors:
+            return decoder.parameters(self.decoder) if self.decoder is not None else None
         return sum(t.elements for t in self.tensors if not (self.tied and t.part == "lm_head"))
 
 

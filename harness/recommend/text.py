@@ -11,7 +11,7 @@ from harness.recommend.answer import HERE, LEAST_BITS, SHORT_PROMPT, THEORY, Cho
 from harness.recommend.candidates import Place
 from harness.recommend.questions import SIZES, Found
 from harness.recommend.speed import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range, maker_of, read_s
-from harness.report.table import NONE, Table
+from harness.report.text_table import NONE, Table
 from harness.report.theory_text import short
 
 _ALWAYS = ("longest context",)

@@ -471,7 +471,7 @@ def wrong_with(record: Any) -> str | None:
     return None
 
 
-# The JSON Schema of records, as docs/record.schema.json and the tables of docs/reference/record.md have it.
+# The JSON Schema of records, docs/record.schema.json.
 
 
 Properties = dict[str, Fields]

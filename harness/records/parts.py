@@ -113,7 +113,7 @@ def plain(value: object) -> Any:
 # Parts that records of several kinds have: campaign, machine, model, workload, facts of the stack.
 
 
-# A docstring below a key is its line in docs/reference/record.md and its description in the JSON Schema.
+# A docstring below a key is its description in docs/record.schema.json.
 # docs/refresh.py asks for them: pydantic reads them from the source, which takes 0.35 s.
 DESCRIBED = ConfigDict(use_attribute_docstrings=False)
 

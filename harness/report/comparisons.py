@@ -31,8 +31,8 @@ from harness.report.plots import (
     words,
 )
 from harness.report.summary import LEAST_KLD, quality_is_kld
-from harness.report.table import NONE, Table, formatted
 from harness.report.tables import B, W, hidden, interval, of_baseline
+from harness.report.text_table import NONE, Table, formatted
 from harness.stacks.header import Header, Options, Value
 
 # Figures of B and W: one bar per variant with its confidence interval and its limits.

@@ -13,7 +13,7 @@ from harness.analysis.latency import SWEEP
 from harness.analysis.warnings import Warnings
 from harness.dataset.study import Curve, Study
 from harness.records.foreign.log import Log
-from harness.report.table import NONE, formatted
+from harness.report.text_table import NONE, formatted
 from harness.report.theory_text import Columns, short, theory_table
 
 

@@ -33,7 +33,6 @@ from harness.report.plots import (
     plain_figure,
     words,
 )
-from harness.report.table import NONE
 from harness.report.tables import (
     NOT_HELD,
     PAST_TRAINING,
@@ -43,6 +42,7 @@ from harness.report.tables import (
     past_training,
     word_column,
 )
+from harness.report.text_table import NONE
 
 # The longest context of each variant, as rows: searched or grown here, published, and by theory. Pure.
 

@@ -22,12 +22,12 @@ from harness.base.text import csv_text, list_named
 from harness.dataset.study import ENDS, Study, bounds, csv_headings, labels, ok
 from harness.records import ResultsError
 from harness.records.files import write_output
-from harness.report import comparisons, memory, picture, plots, prompts, quality, summary, tables
+from harness.report import comparisons, memory, picture, plots, prefill_depth_turns, quality, summary, tables
 from harness.report.picture import Picture
 from harness.report.plots import Chapter, Figure, Plotly, marks, plain_figure
 from harness.report.quality import ModelTable
 from harness.report.summary import CRITERION, Answer
-from harness.report.table import in_markdown
+from harness.report.text_table import in_markdown
 
 # The chapters and figures of a study: first those of all models, then those of each model.
 
@@ -37,9 +37,9 @@ def figures_chapters(study: Study) -> dict[str, Chapter[Any]]:
     found = {
         "longest": memory.longest_chapter(study),
         "memory": memory.chapter(study),
-        "prefill": prompts.prefill_chapter(study),
-        "depth": prompts.depth_chapter(study),
-        "turns": prompts.turns_chapter(study),
+        "prefill": prefill_depth_turns.prefill_chapter(study),
+        "depth": prefill_depth_turns.depth_chapter(study),
+        "turns": prefill_depth_turns.turns_chapter(study),
     }
     return {name: chapter for name, chapter in found.items() if chapter}
 

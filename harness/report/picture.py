@@ -16,8 +16,8 @@ from harness.report import summary
 from harness.report.comparisons import pareto
 from harness.report.plots import Mark, bits
 from harness.report.summary import STANDARD_ERRORS, Group, SizeMeasure
-from harness.report.table import NONE
 from harness.report.tables import B, longest, number
+from harness.report.text_table import NONE
 
 LEAST_SPAN = 0.2  # of an axis, as a share of its highest value
 PAD = 0.07  # of an axis, beyond its outermost points

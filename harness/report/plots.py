@@ -15,8 +15,8 @@ from harness.analysis.columns import Cell, ShownCell
 from harness.analysis.line import running_median, spike_places
 from harness.dataset.study import Curve, Floats, MemoryCurve, Study, labels, timed
 from harness.report import tables
-from harness.report.table import NONE, Table
 from harness.report.tables import Column, RowT
+from harness.report.text_table import NONE, Table
 
 # Shared by all figures: colours, symbols, layout, and series thinned and packed for a page.
 #

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from harness.base.text import csv_cell, plural
 from harness.report import page
 from harness.report.plots import COLOURS, Figure, Mark, Plotly, figure_layout, named_axis, plain_figure
-from harness.report.table import NONE, Table, formatted
+from harness.report.text_table import NONE, Table, formatted
 from harness.theory.public_speeds import COLUMNS, PublicSpeed, used
 
 TITLE = "Public speeds"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis import quality
+from harness.analysis import agreement
 from harness.analysis.columns import Check, Score, ShownCell
 from harness.base.text import plural
 from harness.dataset.study import Curve, finite, labels, ok
 from harness.records.kinds import Depth, Experts, Figure
 from harness.report import tables
-from harness.report.table import NONE, Table, formatted, note
 from harness.report.tables import Column
+from harness.report.text_table import NONE, Table, formatted, note
 
 # Weight checks as one table for the terminal, the page and Markdown.
 
@@ -82,7 +82,7 @@ def agreement_notes(checks: Sequence[Check]) -> list[str]:
 def _depths(checks: Sequence[Check]) -> list[int]:
     """The depths that have columns. The records hold the other depths, which count for the verdict too."""
     compared = [sorted(depth["n"] for depth in check["depths"]) for check in checks if check["depths"]]
-    return sorted({n for depths in compared for n in quality.shown_checks(depths)})
+    return sorted({n for depths in compared for n in agreement.shown_checks(depths)})
 
 
 def _error(depth: Depth | None) -> str:

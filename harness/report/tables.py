@@ -25,7 +25,7 @@ from harness.analysis.traffic import spread
 from harness.analysis.warnings import Warnings
 from harness.base.text import plural
 from harness.dataset.study import bounds, failure, finite, ok
-from harness.report.table import NONE, Table, formatted
+from harness.report.text_table import NONE, Table, formatted
 from harness.theory import floors
 
 # The figures of a row as the tables write them, one function for each kind of column.

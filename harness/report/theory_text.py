@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 from typing_extensions import TypedDict
 
 from harness.base.text import plural
-from harness.report.table import NONE, Table, formatted
+from harness.report.text_table import NONE, Table, formatted
 from harness.theory import decoder
 from harness.theory.decoder import Decoder
 from harness.theory.machines import SYSTEM, SYSTEM_RESERVE_BYTES, Figure, Machine, reserved_words

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import harness
 from harness import records
-from harness.analysis import quality
+from harness.analysis import agreement
 from harness.analysis.columns import Repeat
 from harness.base.files import FAULTS, MOST_RECORD_BYTES, open_regular, read_regular, sync_folder
 from harness.base.text import redacted, shortened
@@ -356,7 +356,7 @@ def _of_repeat(row: Repeat, fitted: BundleFigures) -> BundleFigures:
 
 def _figures(each: Stored, rows: Mapping[Path, BundleFigures]) -> BundleFigures:
     if each.record["kind"] == "checked":
-        return {"verdict": quality.agreement_row(each.record)["verdict"]}
+        return {"verdict": agreement.row(each.record)["verdict"]}
     if each.record["kind"] != "searched":
         return rows.get(each.folder, {})
     row = dataset_table.search_row(each.record)

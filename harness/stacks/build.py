@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -51,12 +51,12 @@ def for_this_machine(environment: Environment) -> Environment:
     return replace(environment, variables=variables, toolkit=toolkit_version())
 
 
-def toolkit_version(variables: Mapping[str, str] = os.environ) -> str:
+def toolkit_version() -> str:
     """The version of the nvcc that CMake will find (CMakeDetermineCUDACompiler.cmake), such as 13.0.48; empty
     without one."""
-    named = shlex.split(variables.get("CUDACXX", ""))[:1]
-    folders = [variables.get("PATH", os.defpath)]
-    folders += [str(Path(folder) / "bin") for folder in [variables.get("CUDA_PATH")] if folder]
+    named = shlex.split(os.environ.get("CUDACXX", ""))[:1]
+    folders = [os.environ.get("PATH", os.defpath)]
+    folders += [str(Path(folder) / "bin") for folder in [os.environ.get("CUDA_PATH")] if folder]
     nvcc = named[0] if named else shutil.which("nvcc", path=os.pathsep.join(folders))
     return _version_of(nvcc) if nvcc else ""
 

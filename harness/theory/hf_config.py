@@ -103,9 +103,9 @@ class Values(Settings):
     def kind(self) -> str:
         return str(self["model_type"])
 
-    def maybe(self, key: str, least: int = 1) -> int | None:
+    def maybe(self, key: str) -> int | None:
         """A whole number, or null."""
-        return None if self.get(key) is None else self.count(key, least=least, most=MOST_TOKENS)
+        return None if self.get(key) is None else self.count(key, most=MOST_TOKENS)
 
     @property
     def hidden(self) -> int:

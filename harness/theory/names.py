@@ -83,7 +83,7 @@ def named(text: str, shapes: Mapping[str, Decoder] = SHAPES, otherwise: str = ""
         return Named(name, shapes[name])
     words = _words(name)
     if not words or len(text) > LONGEST:
-        raise NotUnderstood(_either("see harness theory --list-models", otherwise))
+        raise NotUnderstood(_see_list(otherwise))
     if quant := re.search(rf"[-_:. ]({'|'.join(sorted(ALL_QUANTS, key=len, reverse=True))})$", name):
         base = named(name[: quant.start()], shapes, otherwise)
         raise NotUnderstood(f"the shape is {base.name}; {quant[1]} is a quantization, which is named apart")
@@ -112,8 +112,8 @@ def listed(names: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
-def _either(first: str, otherwise: str) -> str:
-    return f"{first}, or {otherwise}" if otherwise else first
+def _see_list(otherwise: str) -> str:
+    return "see harness theory --list-models" + (f", or {otherwise}" if otherwise else "")
 
 
 def _words(name: str) -> set[str]:
@@ -168,7 +168,7 @@ def _hint(name: str, core: set[str], of: Mapping[str, set[str]], otherwise: str)
         return f'{closest} is known, "{extra}" is not' + (f"; {otherwise}" if otherwise else "")
     if near := difflib.get_close_matches(name, inside, 1):
         return did_you_mean(near)
-    return _either("see harness theory --list-models", otherwise)
+    return _see_list(otherwise)
 
 
 # Map machine names as people and NVML write them to the known machines, one per memory size. Pure.

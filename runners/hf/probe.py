@@ -12,7 +12,13 @@ import torch
 from runners.hf import device as hf_device
 from runners.hf import loading
 from runners.protocol import Request, Say
-from runners.workloads.prompts import LONG_ENOUGH_S, SHARE_OF_FREE, SMALLEST_BYTES, WORKING_SET_BYTES, best
+from runners.workloads.kernels import (
+    LONG_ENOUGH_S,
+    SHARE_OF_FREE,
+    SMALLEST_BYTES,
+    WORKING_SET_BYTES,
+    best,
+)
 
 ROW = 4096  # elements
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)  # of a product; the largest takes milliseconds on a GPU

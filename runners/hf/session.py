@@ -15,8 +15,9 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from runners.hf import device, loading
 from runners.protocol import Request
-from runners.workloads import prompts, scoring
+from runners.workloads import scoring
 from runners.workloads.experts import Heard
+from runners.workloads.warm_up import rehearsed_windows
 
 # The context of a decode in transformers' own caches: allocate, clear, deepen; how a step reads it.
 
@@ -208,7 +209,7 @@ class HfSession:
     def rehearse(self) -> None:
         """Take steps at several depths, see windows.rehearsed. A static cache has one length, which the
         warm-up covers."""
-        for depth in prompts.rehearsed_windows(self._context.capacity - 1):
+        for depth in rehearsed_windows(self._context.capacity - 1):
             try:
                 if not self._context.deepen(depth):
                     return

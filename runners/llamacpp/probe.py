@@ -16,7 +16,13 @@ import numpy as np
 
 from runners.llamacpp.lib import LOG, libggml
 from runners.protocol import Request, Say
-from runners.workloads.prompts import LONG_ENOUGH_S, SHARE_OF_FREE, SMALLEST_BYTES, WORKING_SET_BYTES, best
+from runners.workloads.kernels import (
+    LONG_ENOUGH_S,
+    SHARE_OF_FREE,
+    SMALLEST_BYTES,
+    WORKING_SET_BYTES,
+    best,
+)
 
 # Peak read bandwidth and FLOP/s of a device, measured with ggml's own matrix products.
 #

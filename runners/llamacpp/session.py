@@ -32,8 +32,9 @@ from runners.llamacpp.lib import (
     versions,
 )
 from runners.protocol import Request
-from runners.workloads import prompts, scoring
+from runners.workloads import scoring
 from runners.workloads.experts import Heard
+from runners.workloads.warm_up import rehearsed_windows
 
 # The KV cache of a llama.cpp context: its tokens, and how it is truncated, copied and restored.
 
@@ -193,7 +194,7 @@ class LlamaSession(LlamaContext):
 
     def rehearse(self, last: int) -> None:
         """Take steps at several depths up to the position `last`, see windows.rehearsed, and forget them."""
-        for depth in prompts.rehearsed_windows(last):
+        for depth in rehearsed_windows(last):
             self.feed([0] * (depth - self.held()), 1)
             self.feed([0], 1)
         self._clear()

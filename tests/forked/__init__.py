@@ -5,8 +5,6 @@ An environment is made whose python is the client: it hands a worker's command l
 to the server over a socket, and ends as the worker does. Any other use of it is the real python.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import socket

@@ -22,9 +22,9 @@ from harness import config, machine
 from harness.analysis.verdicts import BusyProcess, Verdict, attempts_left, status
 from harness.base.files import FULL, NotFinished, NotStarted
 from harness.campaign import forecast, prepare, repeat, run
-from harness.campaign.conditions import device_lock
 from harness.campaign.fleet import files
 from harness.campaign.fleet.files import Job
+from harness.campaign.other_processes import device_lock
 from harness.campaign.prepare import NotReady
 from harness.campaign.rounds import RunOptions, preparation_of
 from harness.config import Experiment, plan

@@ -48,15 +48,14 @@ class Gpu:
         return f"sudo nvidia-smi -i {self.number} {arguments}"
 
 
-def findings(device_id: str | None, root: Path = Path("/"), nvml: Any = None) -> list[Finding]:
+def findings(device_id: str | None, root: Path = Path("/")) -> list[Finding]:
     """Findings of the GPU of this device, or the GPU that it is a MIG instance of; of all GPUs if `device_id`
-    is null; none for a CPU. `device_id`: from harness.machine.device_id. `nvml`: pynvml, or a module with its
-    functions."""
+    is null; none for a CPU. `device_id`: from harness.machine.device_id."""
     if device_id is not None and not device_id.startswith(("GPU-", "MIG-")):
         silent = device_id in ("metal", "vulkan", "hip")
         reason = "clocks, temperature and other processes can be read only on NVIDIA GPUs"
         return [unknown(f"{device_id} GPU", reason)] if silent else []
-    nvml = nvml or importlib.import_module("pynvml")
+    nvml = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as failure:

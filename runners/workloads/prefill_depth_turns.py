@@ -1,21 +1,16 @@
-"""Workloads on prompts: prefill, depth, turns, growth."""
+"""The timed workloads with rows of their own: prefill, windows at depth, turns of a conversation."""
 
 from __future__ import annotations
 
-import gc
-import itertools
 import math
 import random
 import statistics
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
-from runners.clock import Clock, Emit, MajorFaults, stamp
-from runners.protocol import Instruments, Rows, Session, reason_of
+from runners.clock import MajorFaults
+from runners.protocol import Instruments, Rows, Session
 from runners.workloads.filling import Context
 
 # Windows of decode at several depths, until the speed at each is known. Standard library only.
@@ -111,50 +106,6 @@ def half_width(found: list[tuple[float, float]], rise: float) -> float:
     # Student's t at 0.975: exact to 3% from 2 degrees of freedom on, to 0.5% from 4 on.
     t = 1.96 + 2.37 / freedom + 2.82 / freedom**2 + 2.6 / freedom**3
     return t * statistics.stdev(at_depth) / math.sqrt(len(found)) / statistics.fmean(at_depth)
-
-
-# A generation that grows until memory runs out. Standard library only.
-
-
-RESERVE_BYTES = 8 * 2**20  # 1 MiB is enough to look up the versions of four packages
-
-
-class Growth:
-    """A generation that ends when memory runs out."""
-
-    def __init__(
-        self, session: Session, prompt_tokens: int, does_not_fit: tuple[type[BaseException], ...]
-    ) -> None:
-        self._session, self._prompt_tokens, self._does_not_fit = session, prompt_tokens, does_not_fit
-        self._ask = getattr(session, "memory_state", lambda: None)
-        self._reserve = bytes(RESERVE_BYTES)  # never written to: allocated, but not resident
-        self._steps: list[list[int]] = []
-        self._stopped: str | None = None
-
-    def stamped(self, stream: Iterable[int], emit: Emit, clock: Clock) -> dict[str, Any]:
-        return stamp(self._until_full(stream), emit, clock, self._step)
-
-    def _until_full(self, stream: Iterable[int]) -> Iterator[int]:
-        try:
-            yield from stream
-        except self._does_not_fit as failure:
-            self._reserve = b""  # facts and counters need memory too
-            self._stopped = reason_of(failure)
-
-    def _step(self, tokens: int) -> None:
-        """Record the allocator's state after `tokens` tokens."""
-        if state := self._ask():
-            self._steps.append([self._prompt_tokens + tokens, *state])
-
-    def summary(self) -> dict[str, Any]:
-        return {"stopped": self._stopped, "memory_steps": self._steps}
-
-    def counters(self) -> dict[str, Any]:
-        """The session's; empty if too little memory is left to read them."""
-        try:
-            return self._session.counters()
-        except self._does_not_fit:
-            return {}
 
 
 # Prefill: the time of one forward pass over n tokens, at several n and depths. Standard library only.
@@ -257,47 +208,6 @@ def chosen(longest: int, timed: TimedPrefill) -> list[int]:
     return sorted(ns)
 
 
-# Measure several kernels in rounds, alternating; shared by the probes of all stacks.
-
-
-WORKING_SET_BYTES = 2 << 30  # 8 times the largest cache of a GPU (MI300X), 28 times an RTX 4090's
-SHARE_OF_FREE = 4  # at most a quarter of a device's free memory
-SMALLEST_BYTES = 64 << 20
-LONG_ENOUGH_S = 0.05  # a product of this duration is large enough
-MEASURING_S = 1.0  # an idle GPU needs a part of that to raise its clocks
-FEWEST_ROUNDS = 2
-SPAN_S = 0.01  # one timing: far longer than a launch and a synchronization
-
-
-class TimedRound(Protocol):
-    """A kernel on a device; `amount`: bytes that one pass reads or operations it does."""
-
-    @property
-    def amount(self) -> float: ...
-
-    def seconds(self, passes: int = 1) -> float:
-        """Time of consecutive passes."""
-
-
-def best(kernels: Mapping[str, TimedRound]) -> dict[str, float]:
-    """Amount per second of each in its best round. Each kernel runs once per round."""
-    if not kernels:
-        return {}
-    passes = {}
-    for name, kernel in kernels.items():
-        kernel.seconds()  # loads kernels
-        passes[name] = max(1, math.ceil(SPAN_S / kernel.seconds()))
-    rates = dict.fromkeys(kernels, 0.0)
-    until = time.monotonic() + MEASURING_S
-    rounds = 0
-    while rounds < FEWEST_ROUNDS or time.monotonic() < until:
-        for name, kernel in kernels.items():
-            rate = passes[name] * kernel.amount / kernel.seconds(passes[name])
-            rates[name] = max(rates[name], rate)
-        rounds += 1
-    return rates
-
-
 # Turns of a conversation, with and without its prefix kept in the KV cache. Standard library only.
 
 
@@ -363,101 +273,3 @@ def measure_turns(
                 )
             unread = conversation[-1:]
     return {"major_faults": faults.counted, "counted": counted}
-
-
-# Short generations before and after the timed part: the warm-up, and the control window that shows drift.
-
-
-WindowClock = Callable[[], int]
-FAR_WINDOW = 4  # an excess that falls by 2% in four windows falls by 0.5% from one to the next
-FIRST_REHEARSED = 32  # tokens of context; the warm-up covers shorter ones
-CONTROL_LEAST, CONTROL_MOST = 64, 128  # tokens of the control window
-CONTROL_SHARE = 8  # times as many are timed, at least
-NOISY = 0.05  # quartiles of the warm-up further apart than this share of the median: a longer control window
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Disable Python's garbage collector while the block is timed."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
-
-
-def rehearsed_windows(last: int) -> Iterator[int]:
-    """Tokens of context before each step that a GPU takes before anything is timed: 32, 64 ... and `last`,
-    the run's last position. Kernels depend on the length, and CUDA loads each when it first runs: a slow
-    token, and a major page fault if nothing has used that kernel since the machine was started."""
-    depth = FIRST_REHEARSED
-    while depth < last:
-        yield depth
-        depth *= 2
-    if last > 0:
-        yield last
-
-
-def warm_up(
-    session: Session,
-    prompt: list[int],
-    new_tokens: int,
-    window_tokens: int,
-    max_windows: int,
-    tolerance: float,
-    clock: WindowClock,
-    at_least_s: float = 0.0,
-) -> dict[str, Any]:
-    """Generate short windows on the timed path until the last agrees with the one before and with the one
-    four before: for at least `at_least_s`, then at most `max_windows` more.
-
-    Two windows agree when their median decode latencies differ by at most `tolerance` (a fraction).
-    The first token of a window is prefill and excluded. `trend`: the last median over the one four windows
-    before, less one. `windows_ns`: of the last `max_windows`.
-    """
-    count = min(window_tokens, new_tokens)
-    far = max(1, min(FAR_WINDOW, max_windows - 1))
-    windows: deque[list[int]] = deque(maxlen=max_windows)
-    medians: list[float] = []
-    agreed, trend, began, late = False, None, clock(), 0
-    while (short := clock() - began < at_least_s * 1e9) or (not agreed and late < max_windows):
-        late += not short
-        t_ns = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
-        latency_ns = [later - earlier for earlier, later in itertools.pairwise(t_ns)]
-        if not latency_ns:  # one token requested: no decode to warm up after the prefill
-            return {"agreed": True, "windows_ns": [], "trend": None}
-        windows.append(latency_ns)
-        medians.append(statistics.median(latency_ns))
-        if len(medians) > far:
-            last, *compared = (medians[-1 - back] for back in (0, 1, far))
-            agreed = all(abs(last - other) <= tolerance * other for other in compared)
-            trend = last / compared[-1] - 1 if compared[-1] else None
-    return {"agreed": agreed, "windows_ns": list(windows), "trend": trend}
-
-
-def control_windows(
-    session: Session, prompt: list[int], new_tokens: int, warmup: dict[str, Any], instruments: Instruments
-) -> dict[str, Any] | None:
-    """Decode the first tokens again after the timed part: the same work, so what differs is the machine's.
-
-    An eighth of the tokens, at most 128; twice as many where those of the warm-up were noisy; null where an
-    eighth is fewer than 64. `latency_ns` is without the first token (prefill)."""
-    count = min(CONTROL_MOST, new_tokens // CONTROL_SHARE)
-    if count < CONTROL_LEAST:
-        return None
-    noise = warmup["windows_ns"][-1] if warmup["windows_ns"] else []
-    if len(noise) > 1:
-        low, middle, high = statistics.quantiles(noise, n=4)
-        count *= 2 if high - low > NOISY * middle else 1
-    with uncollected():
-        waited_ns = instruments.cpu_wait_ns()
-        clock = instruments.clock_ns
-        t_ns = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
-        waited_since_ns = instruments.cpu_wait_ns()
-    return {
-        "latency_ns": [later - earlier for earlier, later in itertools.pairwise(t_ns)],
-        "cpu_wait_ns": None if waited_ns is None else (waited_since_ns or 0) - waited_ns,
-    }

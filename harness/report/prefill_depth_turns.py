@@ -34,8 +34,8 @@ from harness.report.plots import (
     plain_figure,
 )
 from harness.report.plots import marks as marks_of
-from harness.report.table import NONE, Table
 from harness.report.tables import Column, interval, number, word_column
+from harness.report.text_table import NONE, Table
 
 # The chapter on decode at depth: tokens per second against the tokens in the cache.
 

@@ -1,4 +1,4 @@
-"""Conditions of measuring: a quiet machine, and the lock on the device."""
+"""Other processes on this machine: the lock that keeps campaigns apart, and who uses the CPUs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,434 @@
+"""Whether a cell computes its model: its logits against the 16-bit reference and its own weights."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis import flags
+from harness.analysis.columns import Check, Repeat
+from harness.analysis.identity import identity
+from harness.analysis.traffic import nominal_bits
+from harness.analysis.verdicts import USABLE, other_kernels, other_options
+from harness.analysis.warnings import Flag, Warnings
+from harness.base.text import plural
+from harness.records.kinds import Depth, Record
+from harness.records.parts import StackFacts
+
+# Compare a variant's logits with those of its weights, dequantized: are kernels and file right? Pure.
+#
+# Both have the same weights, so only arithmetic may differ, far less than the error of a quantized type.
+# The file itself is compared with the 16-bit weights, tensor by tensor and setting by setting.
+
+
+CACHE_TYPES = ("type_k", "type_v")
+# (types by name, bound): the mean relative error that arithmetic explains. Kernels of llama.cpp round
+# activations to 8 bits, in blocks of 32 or, for k- and i-quants, of 256. Worst window measured on random
+# weights (docs/validation.md): 16-bit arithmetic 0.015, blocks of 32 0.055, of 256 0.12.
+SIXTEEN_BITS = 0.06
+ARITHMETIC: tuple[tuple[str, float], ...] = (
+    (r"q(8_0|5_[01]|4_[01])|iq4_nl|mxfp4(_moe)?", 0.1),
+    (r"(q|iq|tq)\d.*", 0.2),
+    (r"int8", 0.15),
+    (r".*", SIXTEEN_BITS),
+)
+CACHE = ((16, 0.0), (8, 0.15), (5, 0.4), (1, 0.6))  # the same for the KV cache, by bits
+# The norm of logits over that of the reference's, minus 1: rounding leaves the norm as it is.
+SCALE_16_BITS, SCALE = 0.01, 0.0125
+# (bits of the file's type, bound): relative error of a row of a matrix. Unrelated rows are off by 1.41,
+# zeroed ones by 1. Rounded to nearest, the worst of random weights: 8 bits 0.012, 4 bits 0.12, 2 bits 0.37.
+ROW_WRONG_ABOVE: tuple[tuple[int, float], ...] = ((16, 0.01), (8, 0.2), (1, 0.7))
+VECTOR_WRONG_ABOVE = 0.01  # norms and biases stay in 16 or 32 bits
+OWN = "its own weights, dequantized"
+SETTINGS = (
+    *("vocab_size", "hidden_size", "layers", "intermediate_size", "heads", "kv_heads", "head_dim"),
+    *("qkv_bias", "qk_norm", "rope_theta", "norm_eps"),
+)
+
+
+def other_settings(file: Mapping[str, Any], original: Mapping[str, Any]) -> list[str]:
+    """Settings of a file's dense model that differ from those of the 16-bit weights, a sentence each.
+
+    The window is not among them: converters leave it out, and it matters only beyond it.
+    """
+    return [
+        f"{key} is {file[key]}, and {original[key]} in the 16-bit weights"
+        for key in SETTINGS
+        if not math.isclose(file[key], original[key], rel_tol=1e-5)
+    ]
+
+
+def weights_type(record: Record) -> str:
+    """The type of the weights by name, as requested or as stored."""
+    options, stored = record.get("options") or {}, record["model"]["weights"].get("quant")
+    return str(options.get("quant") or stored or options.get("dtype"))
+
+
+def allowed_own_weights(record: Record) -> float:
+    """The largest mean relative error that arithmetic explains."""
+    named = weights_type(record)
+    of_weights = next(bound for types, bound in ARITHMETIC if re.fullmatch(types, named))
+    options = record.get("options") or {}
+    bits = min(nominal_bits(str(options.get(key, "f16"))) or 1 for key in CACHE_TYPES)
+    return max(of_weights, next(bound for least, bound in CACHE if bits >= least))
+
+
+def file_wrong(record: Record) -> str | None:
+    """Why a variant's file is another model's, from its settings and values; null: nothing found, or not
+    compared."""
+    own = record["check"].get("own")
+    if not own:
+        return None
+    if own["settings"]:
+        return str(own["settings"][0])
+    return _values(own.get("values"), weights_type(record)) or other_count(own.get("experts"), OWN)
+
+
+def own_weights_wrong(record: Record) -> str | None:
+    """Why it computes another model, from its own weights."""
+    own, bound = record["check"].get("own"), allowed_own_weights(record)
+    if not own:
+        return None
+    reason = experts_wrong(own.get("experts"), bound, OWN)
+    return reason or (None if is_free(record, own) else depths_wrong(own["depths"], bound, OWN))
+
+
+def is_free(record: Record, compared: Mapping[str, Any]) -> bool:
+    """Whether a mixture was compared with a reference whose routers chose for themselves. Rounding leads one
+    near a tie to another expert, so that a difference of logits then says nothing."""
+    decoder = record["model"]["weights"].get("decoder")
+    return bool(decoder and decoder["experts"]) and not (compared.get("experts") or {}).get("choices")
+
+
+def other_count(experts: Mapping[str, Any] | None, of: str) -> str | None:
+    """Why a mixture uses another number of experts."""
+    if not experts or experts["chosen"] == experts["used"]:
+        return None
+    return f"a token uses {plural(experts['chosen'], 'expert')}, and {experts['used']} in {of}"
+
+
+def experts_wrong(experts: Mapping[str, Any] | None, bound: float, of: str) -> str | None:
+    """Why a mixture's choices of experts are not those of the same weights. `bound`: the largest relative
+    error that is explained.
+
+    An expert is chosen before a better one by at most the difference of the two scores' errors. Of E normal
+    errors the largest is sqrt(2 ln E) standard deviations; the gap's root mean square stays below it.
+    """
+    if not experts or experts["gap"] <= (most := bound * math.sqrt(2 * math.log(experts["experts"]))):
+        return None
+    gap = f"{experts['gap']:.0%} of their spread (root mean square)"
+    detail = f"its routers chose experts whose scores are {gap} too low by {of}"
+    return f"{detail}, and its types explain {most:.0%} at most"
+
+
+def _values(values: Mapping[str, Any] | None, named: str) -> str | None:
+    if values is None:
+        return None
+    if values["missing"]:
+        return f"its file lacks {values['missing'][0]} of the 16-bit weights"
+    bits = nominal_bits(named) or 1
+    bound = next(bound for least, bound in ROW_WRONG_ABOVE if bits >= least)
+    for kind, error, most in (("matrices", "row_error", bound), ("vectors", "error", VECTOR_WRONG_ABOVE)):
+        for tensor in values[kind]:
+            if not tensor[error] <= most:
+                what = f"a row of {tensor['name']}" if kind == "matrices" else str(tensor["name"])
+                detail = f"{what} is {tensor[error]:.0%} off the 16-bit weights"
+                return f"{detail}, and {named} explains {most:.0%} at most"
+    return None
+
+
+def depths_wrong(depths: Sequence[Depth], bound: float, of: str) -> str | None:
+    """Why logits are not those of the same weights; null if arithmetic explains the difference."""
+    worst = max(depths, key=lambda depth: depth["relative_error"] or 0.0)
+    if (error := worst["relative_error"] or 0.0) > bound:
+        detail = f"logits are {error:.0%} off {of} up to n = {worst['n']}"
+        return f"{detail}, and arithmetic explains {bound:.0%} at most"
+    known = [(scale, depth["positions"]) for depth in depths if (scale := depth.get("scale")) is not None]
+    if not known:  # an older record
+        return None
+    most = SCALE_16_BITS if bound <= SIXTEEN_BITS else SCALE
+    off = sum(scale * many for scale, many in known) / sum(many for _, many in known) - 1
+    if abs(off) <= most:
+        return None
+    detail = f"logits are {abs(off):.1%} {'larger' if off > 0 else 'smaller'} than those of {of}"
+    return f"{detail}, and arithmetic explains {most:.2%} at most"
+
+
+# Compare a variant's logits with those of the 16-bit reference: is it still the same model? Pure.
+#
+# A quantized type explains an error of a known size. A larger error means another model. Smaller faults of a
+# quantized variant show against its own weights: see own_weights.
+
+
+WINDOW = 25  # positions compared of the prompt and at each depth, as many as the usual prompt has
+DEPTHS = (300, 2_100)  # past llama.cpp's first padding of its cache, and past 2,048, where some caches end
+
+# (bits of the coarsest type, bound): a mean relative error above the bound is another model's. Worst window
+# measured at n = 25 to 2,100, on random weights (harsher than trained ones), 2 to 24 layers of qwen1.5-0.5b:
+# f16 and f32 0.002, bf16 0.015; 8 bits 0.044; 5 bits 0.19; 4 bits 0.37, fp4 0.42; 3 bits 0.57; 2 bits 0.84.
+# Two unrelated models: 1.41, the square root of two. Below 8 bits this finds little else.
+WRONG_ABOVE: tuple[tuple[int, float], ...] = ((16, 0.06), (8, 0.15), (5, 0.4), (4, 0.6), (1, 1.1))
+FULL_BITS = 16  # or more
+REFERENCE = "the 16-bit reference"
+NEAR_TIE = 1e-3  # of the spread of a position's logits: below this, rounding decides which token comes first
+
+
+def windows(prompt_tokens: int, tokens: int) -> list[list[int]]:
+    """The windows of positions to compare, each [first, end), counted from 0; they do not overlap.
+
+    WINDOW positions end at the end of the prompt, at each of DEPTHS, at the last depth doubled again and
+    again, and at the workload's length. Doubling means that a check cut short by time still reaches half of
+    the depth it could have reached. Where two windows would overlap, the workload's own wins.
+    """
+    found = [[max(0, prompt_tokens - WINDOW), prompt_tokens]]
+    deepest = [max(prompt_tokens, tokens - WINDOW), tokens]
+    for end in itertools.takewhile(lambda end: end <= deepest[0], _depths()):
+        if found[-1][1] <= end - WINDOW:
+            found.append([end - WINDOW, end])
+    return [*found, deepest] if deepest[0] < tokens else found
+
+
+def _depths() -> Iterator[int]:
+    yield from DEPTHS
+    yield from (DEPTHS[-1] << doublings for doublings in itertools.count(1))
+
+
+def shown_checks(compared: Sequence[int]) -> list[int]:
+    """The compared depths that a table shows: the prompt, DEPTHS and the deepest. `compared`: ascending n."""
+    return [n for n in compared if n in (compared[0], *DEPTHS, compared[-1])]
+
+
+def compare(
+    reference: NDArray[np.float32],
+    reference_positions: Sequence[int],
+    variant: NDArray[np.float32],
+    variant_positions: Sequence[int],
+    requested: Sequence[Sequence[int]],
+) -> list[Depth]:
+    """How far a variant's logits are from the reference's: one row per requested window that both cover.
+
+    Logits are float32 of shape (positions, vocabulary). An error is the norm of the difference over the norm
+    of the reference. Float64 is used for one position at a time: a row may have 152,000 logits. Raises
+    ValueError: the vocabularies or the numbers of rows differ.
+    """
+    if reference.ndim != 2 or variant.ndim != 2 or reference.shape[1] != variant.shape[1]:
+        widths = [str(each.shape[-1]) if each.ndim else "1" for each in (variant, reference)]
+        raise ValueError(f"{widths[0]} logits per position, the reference has {widths[1]}")
+    places = []
+    for logits, positions in ((reference, reference_positions), (variant, variant_positions)):
+        if len(logits) != len(positions):
+            raise ValueError(f"{len(logits)} rows of logits for {len(positions)} positions")
+        places.append({position: place for place, position in enumerate(positions)})
+    found: list[Depth] = []
+    for first, end in requested:
+        wanted = range(first, end)
+        if all(position in of for position in wanted for of in places):
+            rows = ((reference[places[0][position]], variant[places[1][position]]) for position in wanted)
+            found.append(_window(end, [_position(*each) for each in rows]))
+    return found
+
+
+@dataclass(frozen=True)
+class _Position:
+    """One position. The figures are 0 where either side is not comparable."""
+
+    reference_holds: bool
+    variant_holds: bool
+    error: float = 0.0
+    scale: float = 0.0
+    same: bool = False
+    tied: bool = False
+    kl_nats: float = 0.0
+
+
+def _position(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> _Position:
+    # A reference of zeros alone compares with nothing.
+    holds = (bool(np.isfinite(reference).all() and reference.any()), bool(np.isfinite(variant).all()))
+    if not all(holds):
+        return _Position(*holds)
+    theirs, ours = reference.astype(np.float64), variant.astype(np.float64)
+    second, first = np.partition(theirs, -2)[-2:]
+    log_p, log_q = _log_softmax(theirs), _log_softmax(ours)
+    return _Position(
+        *holds,
+        error=float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)),
+        scale=float(np.linalg.norm(ours) / np.linalg.norm(theirs)),
+        same=bool(theirs.argmax() == ours.argmax()),
+        tied=bool(first - second <= NEAR_TIE * (first - theirs.min())),
+        kl_nats=float((np.exp(log_p) * (log_p - log_q)).sum()),
+    )
+
+
+def _window(n: int, positions: Sequence[_Position]) -> Depth:
+    """One window; errors are null where either side has a position that is not comparable."""
+    many = len(positions)
+    row: Depth = {
+        "n": n,
+        "positions": many,
+        "not_finite": sum(not each.variant_holds for each in positions),
+        "reference_not_finite": sum(not each.reference_holds for each in positions),
+        "relative_error": None,
+        "relative_error_max": None,
+        "scale": None,
+        "top1_agreement": None,
+        "near_ties": None,
+        "kl_nats": None,
+    }
+    if row["not_finite"] or row["reference_not_finite"]:
+        return row
+    return row | {
+        "relative_error": sum(each.error for each in positions) / many,
+        "relative_error_max": max(each.error for each in positions),
+        "scale": sum(each.scale for each in positions) / many,
+        "top1_agreement": sum(each.same for each in positions) / many,
+        "near_ties": sum(each.tied and not each.same for each in positions),
+        # Rounding may make it negative for equal logits.
+        "kl_nats": max(0.0, sum(each.kl_nats for each in positions) / many),
+    }
+
+
+def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    shifted = logits - logits.max()
+    found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return found
+
+
+def bits(record: Record) -> int:
+    """Bits of the coarsest type requested for a variant's weights or KV cache, from the types' names.
+
+    16 where the reference has the same weights, unpacked.
+    """
+    if _unpacked(record):
+        return 16
+    options = record.get("options") or {}
+    weights = options.get("quant") or options.get("dtype") or record["model"]["weights"].get("quant")
+    named = (weights, *(options.get(key, "f16") for key in CACHE_TYPES))
+    return min(nominal_bits(str(name)) or 1 for name in named)
+
+
+def allowed(record: Record) -> float:
+    """The largest mean relative error that the variant's types explain."""
+    if _unpacked(record) and record["check"].get("own"):
+        return allowed_own_weights(record)
+    of = bits(record)
+    return next(bound for least, bound in WRONG_ABOVE if of >= least)
+
+
+def verdict(record: Record) -> tuple[str, str | None]:
+    """The result of a check and its reason.
+
+    `agrees`, `wrong`, `failed` (the variant or the reference gave no logits) or `unchecked` (no reference).
+    """
+    check = record["check"]
+    if record["outcome"] != "ok":
+        word = "unchecked" if check.get("unchecked") else "failed"
+        return word, record.get("reason") or str(record["outcome"])
+    if found := mismatches(record, check.get("ran")):
+        return "unchecked", f"did not run as requested: {found[0].detail}"
+    for depth in check["depths"]:
+        if depth["not_finite"]:
+            many = f"{depth['not_finite']} of {plural(depth['positions'], 'position')} up to n = {depth['n']}"
+            return "wrong", Warnings.logits_not_finite.flag(where=many).detail
+        if depth["reference_not_finite"]:
+            return "unchecked", f"the reference has NaN or infinite logits up to n = {depth['n']}"
+    counted = other_count(check.get("experts"), REFERENCE)
+    if difference := file_wrong(record) or counted:
+        return "wrong", Warnings.weights_disagree.flag(difference=difference).detail
+    experts = check.get("experts")
+    same = experts_wrong(experts, allowed(record), REFERENCE) or _depths_wrong(record)
+    if not (difference := own_weights_wrong(record) or same):
+        return "agrees", None
+    reference = check.get("reference")
+    in_other = not reference or reference.get("stack") != record.get("stack")
+    if excuses := (in_other and [flag.detail for flag in flags.rotary_notes(record)]) or _not_heard(record):
+        return "unchecked", "; ".join([*excuses, difference])
+    return "wrong", Warnings.weights_disagree.flag(difference=difference).detail
+
+
+def _not_heard(record: Record) -> list[str]:
+    """A note on a mixture whose experts the reference could not follow."""
+    if not is_free(record, record["check"]):
+        return []
+    return ["its stack does not report the experts it chose, and a router near a tie may choose others"]
+
+
+def _depths_wrong(record: Record) -> str | None:
+    """Why the logits are another model's; null if the types explain the difference."""
+    depths, bound = record["check"]["depths"], allowed(record)
+    if _unpacked(record):
+        return depths_wrong(depths, bound, "its own weights, unpacked")
+    if bits(record) == FULL_BITS:
+        return depths_wrong(depths, bound, REFERENCE)
+    worst = max(depths, key=lambda depth: depth["relative_error"] or 0.0)
+    if (error := worst["relative_error"] or 0.0) <= bound:
+        return None
+    detail = f"logits are {error:.0%} off {REFERENCE} up to n = {worst['n']}"
+    return f"{detail}, and its types explain {bound:.0%} at most"
+
+
+def mismatches(record: Record, ran: StackFacts | None) -> list[Flag]:
+    """Kernels and options of a job of logits that differ from the requested ones."""
+    return [*other_kernels(ran), *other_options(record["options"], ran)] if ran else []
+
+
+def _unpacked(record: Record) -> bool:
+    """Whether the reference has the weights of a packed checkpoint, unpacked."""
+    reference = record["check"].get("reference")
+    return bool(reference and reference.get("unpacked"))
+
+
+def row(record: Record) -> Check:
+    """One check as lists and reports show it. Missing values are null."""
+    word, reason = verdict(record)
+    check = record["check"]
+    reference, own = check.get("reference"), check.get("own")
+    return {
+        **identity(record),
+        "speaks_for": check["speaks_for"],
+        "outcome": record["outcome"],
+        "verdict": word,
+        "reason": reason,
+        "reference": reference and reference["name"],
+        "unpacked": _unpacked(record),
+        "unfused": check.get("unfused") or [],
+        "own": own["depths"] if own else [],
+        "own_allowed_error": allowed_own_weights(record) if own else None,
+        "own_failure": check.get("own_failure"),
+        "experts": (own or check).get("experts"),
+        "allowed_error": allowed(record) if record["outcome"] == "ok" else None,
+        "depths": check.get("depths") or [],
+        "left_out_n": [end for _, end in check.get("left_out") or []],
+    }
+
+
+def latest_checks(rows: Sequence[Check]) -> list[Check]:
+    """One row per content key, in order of first appearance: the last that finished, else the last."""
+    found: dict[str, Check] = {}
+    for each in _ordered(rows):
+        found[each["content_key"]] = each
+    return [each for each in rows if found[each["content_key"]] is each]
+
+
+def apply_checks(rows: Sequence[Repeat], checks: Sequence[Check]) -> None:
+    """Set `weights_check` of measured rows from their latest checks; a `wrong` one makes a row invalid."""
+    check_of = {key: each for each in _ordered(checks) for key in each["speaks_for"]}
+    for each in rows:
+        found = check_of.get(each["content_key"])
+        each["weights_check"] = found and found["verdict"]
+        if found and found["verdict"] == "wrong":
+            each["flags"].append(Flag(Warnings.weights_disagree, str(found["reason"])).row())
+            each["reasons"] = [*each["reasons"], str(found["reason"])]
+            each["status"] = "invalid" if each["status"] in USABLE else each["status"]
+            each["disturbed"] = None  # another attempt would not help
+
+
+def _ordered(checks: Sequence[Check]) -> list[Check]:
+    """Unfinished checks first, then finished ones; each group oldest first."""
+    return sorted(checks, key=lambda each: (each["outcome"] == "ok", str(each["started_utc"])))

@@ -114,7 +114,7 @@ def _speed(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of tokens per second above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of tokens per second above 0 and under 1e9")
     return value
 
 
@@ -214,6 +214,7 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
         f"{len(subjects)} known models"
     )
     notes = [text.of_sizes()] if shown and not arguments.all else []
+    notes += _reserved(arguments, place)
     if short := len(subjects) - len(trained):
         notes.append(f"Left out: {short} that were trained on fewer than {arguments.context:,} tokens.")
     return _show_found(arguments, heading, shown, notes, len(found), nearest, pairs)
@@ -289,7 +290,10 @@ def _show_found(
         return OK
     for each in hosts:
         say(each)
-    say(_too_slow(arguments, nearest) if nearest else f"nothing fits with {context:,} tokens of context")
+    nothing = (
+        f"nothing fits with {context:,} tokens of context; give a smaller --context, or a larger --machine"
+    )
+    say(_too_slow(arguments, nearest) if nearest else nothing)
     return NOT_OK
 
 
@@ -347,7 +351,6 @@ def _print(
 ) -> None:
     from harness.recommend import answer as recommend_answer
     from harness.recommend import text
-    from harness.theory.machines import reserved_words
 
     made, memory = given.subject.made, f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
     speed = f", {arguments.tok_s:g} tok/s or more" if arguments.tok_s else ""
@@ -355,8 +358,8 @@ def _print(
         f"{given.subject.model.name} on {place.name} with {memory}, {arguments.context:,} tokens of context"
         + speed
     )
-    if place.device.reserve_bytes or arguments.reserve:
-        print(f"of its memory {reserved_words(place.device.reserve, 'are ')}")
+    for line in _reserved(arguments, place):
+        print(line)
     if arguments.context > made.context:
         print(_beyond(made))
     if ranking or arguments.all:
@@ -370,6 +373,14 @@ def _print(
             print("\nless is predicted; only the upper ends of these intervals reach that speed")
         text.show_notes(ranking, known.examples, place, recommend_answer.outcomes_so_far(arguments.results))
         text.show_commands(ranking[0].choice, given.source, arguments.context, place)
+
+
+def _reserved(arguments: argparse.Namespace, place: Any) -> list[str]:
+    from harness.theory.machines import reserved_words
+
+    if not (place.device.reserve_bytes or arguments.reserve):
+        return []
+    return [f"of its memory {reserved_words(place.device.reserve, 'are ')}"]
 
 
 def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:

@@ -350,17 +350,31 @@ def _of_others(path: Path) -> list[Example]:
     if path.suffix != ".csv":
         with as_folder(path) as folder:
             found = examples.of_own(load_study([*stored(folder)]))
-        return [replace(each, traits=replace(each.traits, setup=path.name)) for each in found]
+        found = [replace(each, traits=replace(each.traits, setup=path.name)) for each in found]
+    else:
+        found = examples.of_public(public_speeds.used(_speeds(path)))
+    if not found:
+        say(printable(f"{path}: holds no measurement that can be used"))
+    return found
+
+
+def _speeds(path: Path) -> list[public_speeds.PublicSpeed]:
+    """The rows of a CSV; those that cannot be used are named. Raises Mistake."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows, refused = public_speeds.read(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as wrong:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # of Excel, with a mark at the begin
+            table = csv.DictReader(file, restkey=public_speeds.BEYOND)
+            if wrong_header := public_speeds.header_error(table.fieldnames or ()):
+                raise Mistake(printable(f"{path}: {wrong_header}"))
+            rows, refused = public_speeds.read(table)
+    except UnicodeDecodeError as wrong:
+        raise Mistake(f"{printable(str(path))}: cannot be read: it is no text in UTF-8") from wrong
+    except (OSError, csv.Error) as wrong:
         raise Mistake(
             f"{printable(str(path))}: cannot be read: {getattr(wrong, 'strerror', wrong)}"
         ) from wrong
     for sentence in refused:
         say(printable(f"{path}: {sentence}; left out"))
-    return examples.of_public(public_speeds.used(rows))
+    return rows
 
 
 # `harness recommend --prove`: measure the first of a ranking, and keep how far off the predictions were.

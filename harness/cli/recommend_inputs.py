@@ -302,8 +302,8 @@ def _this(threads: int) -> Place:
     if sheet is None:
         name = gpu["name"] or "this GPU"
         raise Mistake(f"{name} has no known data sheet; give --machine, --memory and --bandwidth")
-    host = place_of(this_cpu(), "this machine", threads)
-    return replace(place_of(sheet, gpu["name"] or sheet.name, threads), host=host)
+    place = place_of(sheet, gpu["name"] or sheet.name, threads)
+    return replace(place, host=place_of(this_cpu(), "this machine", threads)) if place.takes_host else place
 
 
 def _limited(place: Place, memory_gib: float | None) -> Place:
@@ -361,7 +361,7 @@ def _of_others(path: Path) -> list[Example]:
 def _speeds(path: Path) -> list[public_speeds.PublicSpeed]:
     """The rows of a CSV; those that cannot be used are named. Raises Mistake."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # of Excel, with a mark at the begin
+        with path.open(encoding="utf-8-sig", newline="") as file:  # Excel begins with a mark
             table = csv.DictReader(file, restkey=public_speeds.BEYOND)
             if wrong_header := public_speeds.header_error(table.fieldnames or ()):
                 raise Mistake(printable(f"{path}: {wrong_header}"))

@@ -131,10 +131,8 @@ def offers(
     cannot be read in the time of a token."""
     subject, place = pair.subject, pair.place
     memories = place.devices if subject.made.experts else [place]
-    available, fastest = (
-        sum(each.available_bytes for each in memories),
-        max(each.bytes_per_s for each in memories),
-    )
+    available = sum(each.available_bytes for each in memories)
+    fastest = max(each.bytes_per_s for each in memories)
     engine = theory_memory.LlamaCpp(on_gpu=place.device.family != "cpu", flash_attn=True)
     for name in reversed(pair.cells) if fewest_bits_first else pair.cells:
         # Before each tensor gets its type, which takes milliseconds: all of them in the smallest.

@@ -215,10 +215,12 @@ def test_env_create_builds_once_and_says_where(harness):
         ("run .", ".: is a folder, not a YAML file\n"),
         ("open", "no page in reports/; harness run quickstart writes one"),
         ("open x.yaml", "reports/x.html: no such page; harness run x.yaml writes it"),
-        ("run x --fast", "usage: harness run "),
-        ("theory qwen1.5-7b --fast", "usage: harness theory "),
+        ("run x --fast", "harness: unrecognized arguments: --fast; harness run --help has the options\n"),
+        ("theory qwen1.5-7b --context 32kk", "harness: --context: 32kk is not a count"),
+        ("env", "required: ACTION; harness env --help"),
         ("theory qwen1.5-7b --published all", "name no MODEL"),
-        ("fly", "invalid choice"),
+        ("fly", "unknown command fly; harness --help lists all\n"),
+        ("recomend", "unknown command recomend; did you mean recommend?\n"),
     ],
 )
 def test_a_mistaken_command_line_is_exit_code_2(harness, arguments, told):

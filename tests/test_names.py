@@ -231,8 +231,8 @@ def test_all_is_every_type_of_llama_cpp(harness):
         (["qwen3-8b", "--bandwidth", "8"], "--bandwidth goes with --memory, and without a machine"),
         (["--memory", "8GB"], "name a model: harness theory qwen3-30b-a3b --memory 16GB --context 32k"),
         (["qwen3-8b", "--machine", "m2", "--memory", "8"], "8 is not a size of memory such as 16GB"),
-        (["qwen3-8b", "--context", "2M"], "2M is not a whole number between 1 and 1,048,576"),
-        (["qwen3-8b", "--context", "1.3k"], "1.3k is not a number"),
+        (["qwen3-8b", "--context", "2M"], "2M is not a count from 1 to 1,048,576, as 4096 or 16k"),
+        (["qwen3-8b", "--context", "1.3k"], "1.3k is not a count"),
     ],
 )
 def test_theory_says_what_it_does_not_understand(harness, arguments, sentence):

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any
+from typing import Any, NoReturn
 
 import harness
 from harness.base.files import FULL, NotFinished, NotStarted
@@ -81,6 +81,11 @@ def main(argv: list[str] | None = None) -> int:
         return results.show()
     # Options of `harness` itself take no value, so the first word is the command.
     named = [word for word in argv if not word.startswith("-")][:1]
+    if not COMMANDS.keys() >= set(named):
+        from harness.cli.options import unknown as unknown_name
+
+        say(unknown_name("command", named[0], COMMANDS, "harness --help lists all"))
+        return NOT_STARTED
     arguments, unknown = parser(named).parse_known_args(argv)
     if unknown:  # parse_args would show the usage of `harness` itself
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -131,9 +136,17 @@ def _run(arguments: argparse.Namespace) -> int:
         return NOT_OK
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that prints one sentence about a mistake, not the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        say(f"{message.removeprefix('argument ')}; {self.prog} --help has the options")
+        sys.exit(NOT_STARTED)
+
+
 def parser(named: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """The parser of all commands, with the arguments of the `named` ones."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="harness",
         description="Benchmark LLM inference stacks on one machine with one user, and flag measurements that "
         "cannot be trusted.",

@@ -133,7 +133,7 @@ def tokens(text: str) -> int:
     if value is None and text.isascii() and text.isdigit():
         value = int(text[:10])
     if value is None or not 0 < value <= MOST_TOKENS:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number between 1 and {MOST_TOKENS:,}")
+        raise argparse.ArgumentTypeError(f"{text} is not a count from 1 to {MOST_TOKENS:,}, as 4096 or 16k")
     return value
 
 

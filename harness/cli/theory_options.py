@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from harness.base.text import printable, shortened
 from harness.cli import OK, Mistake, say
-from harness.cli.options import MOST_TOKENS as _MOST_TOKENS
-from harness.cli.options import add_reserve, gb_per_s, memory_gib, reserved, unknown
+from harness.cli.options import add_reserve, gb_per_s, memory_gib, reserved, tokens, unknown
 from harness.theory import base_shapes, names, tensors
 from harness.theory.decoder import Decoder
 from harness.theory.known_models import Known
@@ -230,28 +229,28 @@ def add(parser: argparse.ArgumentParser) -> None:
         "256; full, all of a static cache; copied, the tokens twice, and a write; window, the last ones",
     )
     cache.add_argument(
-        "--length", type=_count, metavar="N", help="tokens of a static cache (full) or of the window (window)"
+        "--length", type=tokens, metavar="N", help="tokens of a static cache (full) or of the window (window)"
     )
     at = parser.add_argument_group("context and prompt (token counts accept k and M: 32k is 32,768)")
     at.add_argument(
         "--context",
-        type=_count,
+        type=tokens,
         default=10_000,
         metavar="N",
         help="also show decode at this position (default: 10000)",
     )
-    at.add_argument("--prompt", type=_count, default=25, metavar="N", help="prompt tokens (default: 25)")
+    at.add_argument("--prompt", type=tokens, default=25, metavar="N", help="prompt tokens (default: 25)")
     at.add_argument(
         "--chunk",
         nargs="+",
-        type=_count,
+        type=tokens,
         default=[],
         metavar="N",
         help="also show prefill in chunks of N tokens",
     )
     at.add_argument(
         "--kv-block",
-        type=_count,
+        type=tokens,
         metavar="N",
         help="prefill tokens that share one read of the KV cache (default: a chunk; 1: as in the published "
         "RTX 4090 study)",
@@ -260,7 +259,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     split = parser.add_argument_group("experts on a GPU's host CPU, as in llama.cpp")
     split.add_argument(
         "--n-cpu-moe",
-        type=_count,
+        type=tokens,
         metavar="N",
         help="the experts of the first N layers (of all, if there are fewer) are read by the CPU, all else by"
         " the machine's GPU",
@@ -282,7 +281,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--acceptance", type=_share, metavar="P", help="acceptance rate of a drafted token, 0 to 1"
     )
     draft.add_argument(
-        "--draft-length", type=_count, metavar="N", help="drafted tokens per round (default: 4)"
+        "--draft-length", type=tokens, metavar="N", help="drafted tokens per round (default: 4)"
     )
     draft.add_argument(
         "--draft-cost",
@@ -315,13 +314,6 @@ def _bits(text: str) -> float:
     if not 0.1 <= value <= 128:
         raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 128")
     return value
-
-
-def _count(text: str) -> int:
-    value = names.token_count(text) or _number(text)
-    if value != int(value) or not 0 < value <= _MOST_TOKENS:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number between 1 and {_MOST_TOKENS:,}")
-    return int(value)
 
 
 def _share(text: str) -> float:

@@ -55,12 +55,13 @@ def short(value: float | None) -> str:
 
 
 def headroom(row: Row, stack: str) -> str:
-    """`yes, 3.1 GB to spare`, `no, 1.4 GB short`, or `cannot load`."""
+    """`yes, 3.1 GB to spare` (past the trained context `in memory`), `no, 1.4 GB short`, or `cannot load`."""
     fit = _fit(row, stack)
     if fit is None:
         return "cannot load"
     spare = fit["spare_bytes"]
-    return f"yes, {spare / 1e9:.1f} GB to spare" if spare >= 0 else f"no, {-spare / 1e9:.1f} GB short"
+    fits = "in memory" if _exceeded(row) else "yes"
+    return f"{fits}, {spare / 1e9:.1f} GB to spare" if spare >= 0 else f"no, {-spare / 1e9:.1f} GB short"
 
 
 def longest(row: Row, stack: str) -> str:
@@ -133,7 +134,7 @@ FLOORS: Columns[Row] = (
     ("tok/s at n", lambda row: short(row["tokens_per_s_at_context"])),
     ("bound by", lambda row: row["bound"] or NONE),
     ("reached", reached),
-    ("FLOP/s rate", lambda row: row["rate"] or "unknown"),
+    ("FLOP/s rate", lambda row: row["rate"] or (NONE if row["sides"] else "unknown")),
     ("batch", lambda row: short(row["compute_bound_batch"])),
     ("prefill ms", lambda row: short((row["prefill_ms"] or {}).get("last"))),
     ("prefill reached", reached_prefill),
@@ -239,10 +240,12 @@ def _exceeded(row: Row) -> int | None:
 def _beyond_trained(model: str, trained: int, stated: bool | None) -> str:
     """A sentence on a request beyond the trained context."""
     if stated:
-        return f"{model} was trained on at most {trained:,} tokens, fewer than asked for."
+        return (
+            f"{model} was trained on at most {trained:,} tokens: past them it answers worse, or not at all."
+        )
     return (
         f"{model}: its config.json does not state max_position_embeddings; {trained:,} tokens, the default of"
-        " transformers, are assumed, fewer than asked for."
+        " transformers, are assumed: past them it answers worse, or not at all."
     )
 
 
@@ -361,6 +364,8 @@ def _limits(row: Row) -> str:
         f"{row['balance_flop_per_byte']:.3g} flop/byte"
         if row["rate"]
         else "compute rate unknown: no source for its matrix units"
+        if row["sides"] is None
+        else "no compute rate of both sides together"
     )
     return f"{(row['bytes_per_s'] or 0) / giga:,.4g} G{prefix}B/s; {computing}."
 

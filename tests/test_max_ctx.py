@@ -91,7 +91,8 @@ def test_an_error_that_is_not_for_memory_ends_the_search_and_how_to_go_on_is_sai
     assert row["reasons"] == ["at 8192 tokens: the fake failed, as asked"]
     assert [probe["fits"] for probe in row["probes"]] == [True, None]
     assert (row["verified_n_ctx"], row["verified_by"], row["limit_reason"]) == (None, None, None)
-    said = harness("max-ctx", tmp_path / "fake.yaml").err
+    said = harness("max-ctx", tmp_path / "fake.yaml", "--set", "reserve=1GiB").err
+    assert "reserve is for forecasts; this search takes the memory that is free" in said
     assert "has already been searched: error; use --retry-failed to search again" in said
 
 

@@ -672,6 +672,33 @@ def test_examples_of_others_narrow_a_machine_s_intervals_and_impossible_rows_are
     refused(harness(*given, "--examples", tmp_path / "no.csv"), "no.csv: cannot be read: No such file")
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        ("", 2, "its first line must name the columns model, quant, machine, and context and tok_s or"),
+        ("name,speed\nfoo,1\n", 2, "its first line must name the columns"),
+        ("model;quant;machine;tok_s;context\nllama-3.1-8b;q4_k_m;rtx-5070;95,5;256\n", 2, "by semicolons"),
+        (b"\xff\xfe\x00", 2, "it is no text in UTF-8"),
+        ("model,quant,machine,tok_s,context\n", 0, "holds no measurement that can be used"),
+        ("model,quant,machine,tok_s,context\nllama-3.1-8b,q8_0,rtx-5070,9,5,1\n", 0, "line 2 .*more cells"),
+        ("model,quant,machine,tok_s,context\nllama-3.1-8b,q8_0\n", 0, "machine is empty; left out"),
+        ("\ufeffmodel,quant,machine,tok_s,context\r\nllama-3.1-8b,q4_k_m,rtx-5070,95,256\r\n", 0, "^$"),
+    ],
+)
+def test_a_table_of_examples_that_cannot_be_used_is_a_sentence(harness, tmp_path, text, code, says):
+    path = tmp_path / "others.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    ran = harness("recommend", "llama-3.1-8b", "--machine", "rtx-5070", "--json", "--examples", path)
+    assert ran.code == code
+    assert re.search(says, ran.err, re.DOTALL)
+
+
+def test_where_hardly_anything_was_measured_it_is_too_few_to_say(harness):
+    said = " ".join(harness("recommend", "qwen3-8b", "--machine", "arc-a770-16gb").out.split())
+    assert "how far off: too few to say: others measured 1 row on 1 machine of Intel." in said
+    assert "within 25%" not in said
+
+
 def test_what_is_reserved_is_said_and_can_be_changed(harness):
     given = ("recommend", "qwen2.5-32b", "--machine", "rx-7900-xt", "--context", "4k")
     usual, headless, own = (harness(*given, *more) for more in ((), ("--headless",), ("--reserve", "0")))
@@ -680,6 +707,8 @@ def test_what_is_reserved_is_said_and_can_be_changed(harness):
     )
     assert "0.5 GB are reserved for the driver, without a display" in headless.out
     assert "0.0 GB are reserved, as given" in own.out
+    every = harness("recommend", "--machine", "rx-7900-xt", "--models", "qwen2.5-14b").out
+    assert "of its memory 0.8 GB are reserved for the display and the driver" in every
     rows = [harness(*given, *more, "--json").json["variants"] for more in ((), ("--reserve", "0"))]
     fits = [{row["name"]: row["fits"] for row in each} for each in rows]
     assert [each["llamacpp q4_k_m-flash_attn=true"] for each in fits] == [False, True]

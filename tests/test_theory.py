@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from test_checkpoint import TINY, write_config, write_gguf, write_shards
 
 from harness.base import data
-from harness.theory import floors, published
+from harness.theory import floors, public_speeds, published
 from harness.theory import names as theory_names
 from harness.theory.decoder import kv_elements_per_token, parameters
 from harness.theory.floors import PUBLISHED, SI, Ceiling, Demand, Reach
@@ -544,6 +544,26 @@ def test_a_config_json_counts_as_its_weights_were_released(
     (row,) = harness("theory", config, "--machine", "dgx-spark", "--json").json
     assert row["weights"] == label
     assert row["tokens_per_s"] == pytest.approx(tokens_per_s, rel=0.003)
+
+
+def test_a_model_released_in_mxfp4_has_the_gguf_s_layout_and_the_released_one(harness, tmp_path):
+    """The GGUF's sizes are those that llama.cpp's benches/dgx-spark.md lists: 59.02 and 11.27 GiB."""
+    for name, gib, released in (("gpt-oss-120b", 59.02, 54.6), ("gpt-oss-20b", 11.27, 73.6)):
+        rows = harness("theory", name, "--machine", "dgx-spark", "--json").json
+        assert [row["weights"] for row in rows] == ["mxfp4_moe", "mxfp4 as released"]
+        assert rows[0]["model_bytes"] / 2**30 == pytest.approx(gib, abs=0.005)
+        assert rows[1]["tokens_per_s"] == pytest.approx(released, rel=0.003)
+        measured = [
+            row.tok_s
+            for row in public_speeds.rows()
+            if (row.name, row.device) == (name, MACHINES["dgx-spark"])
+        ]
+        assert rows[1]["tokens_per_s"] < max(filter(None, measured)) < rows[0]["tokens_per_s"]
+    said = " ".join(harness("theory", "gpt-oss-20b", "--machine", "dgx-spark").out.split())
+    assert (
+        "experts in MXFP4 and the other matrices in q8_0. As released (gpt-oss), the others are in bf16"
+        in said
+    )
 
 
 def test_a_quantization_of_unknown_size_is_said_to_be_unknown(harness, tmp_path):

@@ -114,7 +114,7 @@ def _speed(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of tokens per second above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of tokens per second above 0 and under 1e9")
     return value
 
 
@@ -214,9 +214,10 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
         f"{len(subjects)} known models"
     )
     notes = [text.of_sizes()] if shown and not arguments.all else []
+    notes += _reserved(arguments, place)
     if short := len(subjects) - len(trained):
         notes.append(f"Left out: {short} that were trained on fewer than {arguments.context:,} tokens.")
-    return _show_found(arguments, heading, shown, notes, len(found), nearest)
+    return _show_found(arguments, heading, shown, notes, len(found), nearest, pairs)
 
 
 def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
@@ -224,7 +225,7 @@ def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
     from harness.cli import recommend_inputs
     from harness.recommend import questions, text
 
-    pairs = questions.pairs([subject], recommend_inputs.all_places(), arguments.context)
+    pairs = questions.pairs([subject], recommend_inputs.all_places(arguments), arguments.context)
     found, nearest = _reaching(arguments, pairs)
     found = questions.by_memory(found)
     shown = found[: None if arguments.all else arguments.most or MOST_MACHINES]
@@ -232,7 +233,17 @@ def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
     notes = [text.of_machines(found)]
     if arguments.context > subject.made.context:
         notes.append(_beyond(subject.made))
-    return _show_found(arguments, heading, shown, notes, len(found), nearest)
+    return _show_found(arguments, heading, shown, notes, len(found), nearest, pairs)
+
+
+def _of_hosts(pairs: Sequence[Any]) -> list[str]:
+    """A sentence where a mixture's experts may be on the CPU of a GPU's host, and that is not known."""
+    if not any(each.subject.made.experts and each.place.takes_host and not each.place.host for each in pairs):
+        return []
+    return [
+        "A GPU's host is not known, so mixtures are whole on the GPU: --host-memory and --host-bandwidth "
+        "offer experts on the CPU."
+    ]
 
 
 def _reaching(arguments: argparse.Namespace, pairs: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -243,7 +254,7 @@ def _reaching(arguments: argparse.Namespace, pairs: Sequence[Any]) -> tuple[list
 
     context = arguments.context
     arguments.tok_s = arguments.tok_s or USUAL_TOK_S
-    devices = {pair.place.name: pair.place for pair in pairs}
+    devices = {each.name: each for pair in pairs for each in pair.place.devices}
     known = recommend_inputs.known_models(arguments, [*devices.values()])
     predictor = Predictor(known.examples)
 
@@ -261,21 +272,28 @@ def _show_found(
     notes: Sequence[str],
     count: int,
     nearest: Any,
+    pairs: Sequence[Any],
 ) -> int:
     """Print some of so many that reach the speed; 1 where nothing does."""
     from harness.recommend import text
 
     context, tok_s = arguments.context, arguments.tok_s
+    hosts = _of_hosts(pairs)
     if arguments.json:
         rows = [_row_of(each) for each in shown]
         print(json.dumps({"context": context, "tok_s": tok_s, "rows": rows}, indent=1, allow_nan=False))
     elif shown:
         more = [f"{count - len(shown)} more reach it (--all)."] if count > len(shown) else []
         heading += f" at {tok_s:g} tok/s or more, with {context:,} tokens of context"
-        text.show_found(heading, shown, arguments.machine == ALL, tok_s, [*notes, *more])
+        text.show_found(heading, shown, arguments.machine == ALL, tok_s, [*notes, *hosts, *more])
     if shown:
         return OK
-    say(_too_slow(arguments, nearest) if nearest else f"nothing fits with {context:,} tokens of context")
+    for each in hosts:
+        say(each)
+    nothing = (
+        f"nothing fits with {context:,} tokens of context; give a smaller --context, or a larger --machine"
+    )
+    say(_too_slow(arguments, nearest) if nearest else nothing)
     return NOT_OK
 
 
@@ -317,7 +335,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise Mistake("--models narrows the known models; drop it, or the model and --calibrate")
     if arguments.model is None and (of_all or arguments.prove):
         raise Mistake(f"--{'machine all' if of_all else 'prove'} needs a model")
-    for option in ("goal", "stacks", "host_memory", "host_bandwidth", *_OF_ONE * of_all):
+    for option in ("goal", "stacks", *_OF_ONE * of_all):
         if (of_all or not of_one) and getattr(arguments, option) not in (GOALS[0], [], None):
             name = "for" if option == "goal" else option.replace("_", "-")
             raise Mistake(f"--{name} is for one model on one machine")
@@ -333,7 +351,6 @@ def _print(
 ) -> None:
     from harness.recommend import answer as recommend_answer
     from harness.recommend import text
-    from harness.theory.machines import reserved_words
 
     made, memory = given.subject.made, f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
     speed = f", {arguments.tok_s:g} tok/s or more" if arguments.tok_s else ""
@@ -341,8 +358,8 @@ def _print(
         f"{given.subject.model.name} on {place.name} with {memory}, {arguments.context:,} tokens of context"
         + speed
     )
-    if place.device.reserve_bytes or arguments.reserve:
-        print(f"of its memory {reserved_words(place.device.reserve, 'are ')}")
+    for line in _reserved(arguments, place):
+        print(line)
     if arguments.context > made.context:
         print(_beyond(made))
     if ranking or arguments.all:
@@ -356,6 +373,14 @@ def _print(
             print("\nless is predicted; only the upper ends of these intervals reach that speed")
         text.show_notes(ranking, known.examples, place, recommend_answer.outcomes_so_far(arguments.results))
         text.show_commands(ranking[0].choice, given.source, arguments.context, place)
+
+
+def _reserved(arguments: argparse.Namespace, place: Any) -> list[str]:
+    from harness.theory.machines import reserved_words
+
+    if not (place.device.reserve_bytes or arguments.reserve):
+        return []
+    return [f"of its memory {reserved_words(place.device.reserve, 'are ')}"]
 
 
 def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
@@ -374,7 +399,7 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
         hint += (
             f"; the smallest known machine that holds it: {first.name}, {first.memory_bytes / 2**30:.0f} GiB"
         )
-    if place.device.family != "cpu" and place.host is None:
+    if place.takes_host and place.host is None:
         hint += "; --host-memory and --host-bandwidth would put layers on the CPU"
     reserved = f" ({reserved_words(place.device.reserve, 'are ')})" if place.device.reserve_bytes else ""
     return (

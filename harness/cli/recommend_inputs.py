@@ -204,17 +204,23 @@ def spelled_out(made: Decoder) -> dict[str, object]:
 
 def place_from(arguments: argparse.Namespace) -> Place:
     """The machine. Raises Mistake."""
-    found, host = _place(arguments), (arguments.host_memory, arguments.host_bandwidth)
+    found = _place(arguments)
     found = replace(found, device=found.device.reserving(options.reserved(arguments.reserve)))
-    if host == (None, None):
-        return found
-    if found.device.family == "cpu":
+    host = _host(arguments, f"the CPU of {found.name}")
+    if host and not found.takes_host:
+        kind = "a CPU" if found.device.family == "cpu" else "a GPU that shares its CPU's memory"
         raise Mistake(
-            f"{found.name} is a CPU; --host-memory and --host-bandwidth are of the CPU next to a GPU"
+            f"{found.name} is {kind}; --host-memory and --host-bandwidth are of the CPU next to a GPU"
         )
-    if None in host:
+    return replace(found, host=host or found.host)
+
+
+def _host(arguments: argparse.Namespace, name: str) -> Place | None:
+    """The given CPU next to a GPU; null: not given. Raises Mistake."""
+    memory, bandwidth = arguments.host_memory, arguments.host_bandwidth
+    if (memory is None) != (bandwidth is None):
         raise Mistake("--host-memory and --host-bandwidth belong together")
-    return replace(found, host=place_of(_cpu_of(f"the CPU of {found.name}", *host), "", found.threads))
+    return memory and place_of(_cpu_of(name, memory, bandwidth), "", machine.physical_cores())
 
 
 def _place(arguments: argparse.Namespace) -> Place:
@@ -249,12 +255,15 @@ def _place(arguments: argparse.Namespace) -> Place:
     return place_of(found, name, threads)
 
 
-def all_places() -> list[Place]:
-    """Every known machine, in every size of memory that it is sold with."""
+def all_places(arguments: argparse.Namespace) -> list[Place]:
+    """Every known machine, in every size of memory that it is sold with, and GPUs with the host that is
+    given. Raises Mistake."""
     found: dict[str, Machine] = {}
     for name in MACHINES:
         found |= names.machines(name)
-    return [place_of(each, name, machine.physical_cores()) for name, each in found.items()]
+    host = _host(arguments, "the CPU of the GPUs")
+    places = [place_of(each, name, machine.physical_cores()) for name, each in found.items()]
+    return [replace(each, host=host if each.takes_host else None) for each in places]
 
 
 def known_subjects(patterns: Sequence[str]) -> list[Subject]:
@@ -293,8 +302,8 @@ def _this(threads: int) -> Place:
     if sheet is None:
         name = gpu["name"] or "this GPU"
         raise Mistake(f"{name} has no known data sheet; give --machine, --memory and --bandwidth")
-    host = place_of(this_cpu(), "this machine", threads)
-    return replace(place_of(sheet, gpu["name"] or sheet.name, threads), host=host)
+    place = place_of(sheet, gpu["name"] or sheet.name, threads)
+    return replace(place, host=place_of(this_cpu(), "this machine", threads)) if place.takes_host else place
 
 
 def _limited(place: Place, memory_gib: float | None) -> Place:
@@ -341,17 +350,31 @@ def _of_others(path: Path) -> list[Example]:
     if path.suffix != ".csv":
         with as_folder(path) as folder:
             found = examples.of_own(load_study([*stored(folder)]))
-        return [replace(each, traits=replace(each.traits, setup=path.name)) for each in found]
+        found = [replace(each, traits=replace(each.traits, setup=path.name)) for each in found]
+    else:
+        found = examples.of_public(public_speeds.used(_speeds(path)))
+    if not found:
+        say(printable(f"{path}: holds no measurement that can be used"))
+    return found
+
+
+def _speeds(path: Path) -> list[public_speeds.PublicSpeed]:
+    """The rows of a CSV; those that cannot be used are named. Raises Mistake."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows, refused = public_speeds.read(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as wrong:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # Excel begins with a mark
+            table = csv.DictReader(file, restkey=public_speeds.BEYOND)
+            if wrong_header := public_speeds.header_error(table.fieldnames or ()):
+                raise Mistake(printable(f"{path}: {wrong_header}"))
+            rows, refused = public_speeds.read(table)
+    except UnicodeDecodeError as wrong:
+        raise Mistake(f"{printable(str(path))}: cannot be read: it is no text in UTF-8") from wrong
+    except (OSError, csv.Error) as wrong:
         raise Mistake(
             f"{printable(str(path))}: cannot be read: {getattr(wrong, 'strerror', wrong)}"
         ) from wrong
     for sentence in refused:
         say(printable(f"{path}: {sentence}; left out"))
-    return examples.of_public(public_speeds.used(rows))
+    return rows
 
 
 # `harness recommend --prove`: measure the first of a ranking, and keep how far off the predictions were.

@@ -103,6 +103,8 @@ def add_max_ctx(parser: argparse.ArgumentParser) -> None:
 def run_max_ctx(arguments: argparse.Namespace) -> int:
     """Search, then print the table or one array."""
     experiment = config.load(arguments.config, arguments.set)
+    if experiment.protocol.reserve is not None:
+        say("reserve is for forecasts; this search takes the memory that is free (of a CPU, memory_budget)")
     # Without a workload of this kind, a search of all variants.
     given = [each for each in experiment.workloads if isinstance(each, MaxCtx)] or [MaxCtx()]
     if arguments.no_fill:

@@ -395,15 +395,17 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
     if made is None and (arguments.bpw or arguments.quant):
         raise Mistake(f"{given}: unknown shape, so only the stored weights are known; drop --bpw and --quant")
     quants = theory_options.quants_of(arguments.quant)
-    released = released_in(made) if made else None
-    if released and not (quants or stored or arguments.bpw):
-        quants = [released]
+    released = released_in(made) if made and not (quants or stored or arguments.bpw) else None
+    quants = [released] if released else quants
     default = [] if quants or stored else BITS
     forms = [Form(f"{bits:g} bits", bits) for bits in arguments.bpw or default]
     for quant in quants:
         as_published = arguments.units == PUBLISHED.name
         assert made is not None
         forms.append(Form(quant, tensors=tuple(tensors.quantized(made, quant, as_published))))
+    if made and released and not arguments.n_cpu_moe:
+        whole = tensors.as_released(made, tensors.MXFP4, None)
+        forms.append(Form(f"{tensors.MXFP4} as released", tensors=tuple(whole)))
     if arguments.tensors and not (arguments.quant or stored):
         raise Mistake(f"{given}: --tensors needs --quant, or a file with tensors")
     if stored and not forms:

@@ -436,12 +436,19 @@ _CALIBRATED_CPU = (
 )
 
 
+FEW_ROWS, FEW_MACHINES = 5, 3  # of fewer, shares and medians say nothing
+
+
 def how_far_off(maker: str) -> str | None:
     """How far off predictions of decode were on this maker's machines; null: nobody measured any."""
     for row in data.rows(ERRORS):
         if (row["maker"], row["phase"]) == (maker, "decode"):
             machines = plural(int(row["machines"]), "machine")
             of = f"{row['machines']} CPUs and boards" if maker == "CPU" else f"{machines} of {maker}"
+            if int(row["rows"]) < FEW_ROWS or int(row["machines"]) < FEW_MACHINES:
+                return (
+                    f"how far off: too few to say: others measured {plural(int(row['rows']), 'row')} on {of}."
+                )
             return (
                 f"how far off: on {of} that others measured, each predicted without its own rows, "
                 f"{row['median']} (median of {plural(int(row['rows']), 'row')}); "

@@ -18,7 +18,7 @@ from harness.report.text_table import NONE, Table, formatted
 from harness.theory import decoder
 from harness.theory.decoder import Decoder
 from harness.theory.machines import SYSTEM, SYSTEM_RESERVE_BYTES, Figure, Machine, reserved_words
-from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS, Choice, Fit
+from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, OF_MIXTURES, TRANSFORMERS, Choice, Fit
 from harness.theory.rows import (
     Chunk,
     Reached,
@@ -266,6 +266,11 @@ def _legend(rows: Sequence[Row]) -> None:
     )
     for name, row in {row["model"]: row for row in rows}.items():
         _say_parts(name, row)
+    if any(row["weights"] == OF_MIXTURES for row in rows):
+        _say(
+            f"{OF_MIXTURES}: a GGUF of llama.cpp, with the experts in MXFP4 and the other matrices in q8_0. "
+            "As released (gpt-oss), the others are in bf16, and a step reads more."
+        )
     for row in {(row["model"], row["weights"]): row for row in rows}.values():
         if row["sides"]:
             _say_sides(row, row["sides"])

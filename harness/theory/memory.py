@@ -270,6 +270,8 @@ def longest_context(engine: Engine, model: Model, available_bytes: float) -> int
 
 WEIGHTS = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
 OF_MIXTURES = "mxfp4_moe"
+# ggml-org's GGUFs have q8_0 beside: llama.cpp's benches/dgx-spark.md lists 59.02 GiB for gpt-oss-120b and
+# 11.27 GiB for gpt-oss-20b, which are the bytes of such tensors. With bf16 they would be 60.77 and 12.82.
 _RELEASED_IN_MXFP4 = ("gpt-oss",)
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 """Of llama.cpp's KV cache (kv_cache_types in common/arg.cpp)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -22,6 +22,9 @@ COLUMNS = (
     *("model", "quant", "stack", "version", "year", "machine", "memory_gib", "bandwidth_gb_per_s", "family"),
     *("context", "tok_s", "prompt_tokens", "prompt_tok_s", "suspicious", "source"),
 )
+_NEEDED = ("model", "quant", "machine")
+_SPEEDS = (("context", "tok_s"), ("prompt_tokens", "prompt_tok_s"))
+BEYOND = "beyond"  # the key of cells that no column has
 # Types that are not llama.cpp's: nominal bits of the layers, whose scales come on top. The lm_head has 16.
 _PACKED_BITS = {"awq4": 4, "gptq4": 4}
 _FAMILIES = ("cuda", "hip", "vulkan", "metal", "cpu")
@@ -118,6 +121,16 @@ def used(found: Iterable[PublicSpeed]) -> list[PublicSpeed]:
     return [each for each in found if not each.suspicious]
 
 
+def header_error(columns: Sequence[str]) -> str | None:
+    """What a user's table lacks; null: nothing."""
+    if any(";" in each for each in columns):
+        return "its cells are separated by semicolons; save it with commas, and with points in numbers"
+    if set(_NEEDED) <= set(columns) and any(set(each) <= set(columns) for each in _SPEEDS):
+        return None
+    pairs = " or ".join(" and ".join(each) for each in _SPEEDS)
+    return f"its first line must name the columns {', '.join(_NEEDED)}, and {pairs}"
+
+
 def read(table: Iterable[Mapping[str, str | None]]) -> tuple[list[PublicSpeed], list[str]]:
     """A user's rows of the same columns, and a sentence on each that is left out: of an unknown name, without
     a speed, or above its ceiling. Columns may be missing where their cells may be empty."""
@@ -125,6 +138,8 @@ def read(table: Iterable[Mapping[str, str | None]]) -> tuple[list[PublicSpeed], 
     for line, cells in enumerate(table, 2):
         given = {name: (cells.get(name) or "").strip() for name in COLUMNS}
         try:
+            if cells.get(BEYOND):
+                raise Refused("it has more cells than the first line; numbers have points, no commas")
             found.append(_below_ceiling(_row(line, given)))
         except Refused as why:
             refused.append(f"line {line} ({given['model']} {given['quant']} on {given['machine']}): {why}")
@@ -133,13 +148,15 @@ def read(table: Iterable[Mapping[str, str | None]]) -> tuple[list[PublicSpeed], 
 
 def _row(line: int, cells: Mapping[str, str]) -> PublicSpeed:
     """Raises Refused."""
+    if empty := next((each for each in _NEEDED if not cells[each]), None):
+        raise Refused(f"{empty} is empty")
     named = _named(cells["model"])
     quant, device = cells["quant"].lower(), _device(cells)
     if quant not in (*ALL_QUANTS, *_PACKED_BITS):
         raise Refused(f"unknown quantization {quant!r}")
     if (family := cells["family"] or device.family) not in _FAMILIES:
         raise Refused(f"unknown family {family!r}")
-    decode, prefill = _pair(cells, "context", "tok_s"), _pair(cells, "prompt_tokens", "prompt_tok_s")
+    decode, prefill = (_pair(cells, *each) for each in _SPEEDS)
     if decode == prefill == (None, None):
         raise Refused("no speed")
     year = _number(cells, "year")

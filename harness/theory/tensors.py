@@ -650,6 +650,7 @@ def packed_bytes(tensors: Iterable[Tensor], packing: Packing) -> dict[str, int]:
     return {kind: found[kind] for kind in (*KINDS, "f16") if found[kind]}
 
 
+MXFP4 = "mxfp4"
 _NEVER_FP8 = ("embedding", "lm_head", "router", "norm")
 
 
@@ -660,8 +661,8 @@ def as_released(model: Decoder, method: str, packing: Packing | None) -> list[Te
     if packing and all(len(matrix.dims) == 2 for matrix in matrices):
         linear = [matrix for matrix in matrices if matrix.part in LINEAR]
         made = {t.name: replace(t, type=packing.words, bytes=_packed([t], packing)) for t in linear}
-    elif method == "mxfp4":
-        made = {t.name: typed(t.name, "mxfp4", t.dims) for t in matrices if is_of_experts(t.name)}
+    elif method == MXFP4:
+        made = {t.name: typed(t.name, MXFP4, t.dims) for t in matrices if is_of_experts(t.name)}
     elif method == "fp8":
         made = {t.name: replace(t, type="fp8", bytes=t.elements) for t in matrices}
     else:

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from harness import config, machine
 from harness.base import data
@@ -17,11 +18,12 @@ from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.options import add_config, add_json
 from harness.config import plan
 from harness.config.plan import Cell
+from harness.config.yaml_text import parse
 from harness.machine import Facts, doctor
 from harness.machine.doctor import Finding
 from harness.models.weights import WeightsError, WeightsRefused
 from harness.stacks import build
-from harness.stacks.header import holds, stacks
+from harness.stacks.header import Header, holds, stacks
 
 # `harness doctor`: what on this machine may disturb measurements, and how to fix it.
 
@@ -147,12 +149,11 @@ def text(facts: Facts, name: str) -> str:
         lines = "\n".join(f"  {line}" for line in _variants("cpu").values())
         return _FILE.format(**known, device="cpu", protocol=protocol, shape="qwen1.5-0.5b", variants=lines)
     gpu = facts["gpus"][0]
-    dtype = "bf16" if float(gpu["compute_capability"] or 0) >= BF16_SINCE else "fp16"
     device = "cuda"
     if gpu["name"]:
         device += f"\ngpu: {json.dumps(gpu['name'])}  # run only where the GPU's name contains this"
     shape = "qwen1.5-1.8b" if (gpu["memory_bytes"] or 0) >= ROOM_FOR_1_8B else "qwen1.5-0.5b"
-    lines = "\n".join(f"  {line}" for line in _variants("cuda").values()).replace("{dtype}", dtype)
+    lines = "\n".join(f"  {line}" for line in _variants("cuda").values()).replace("{dtype}", _dtype(gpu))
     return _FILE.format(**known, device=device, protocol="", shape=shape, variants=lines)
 
 
@@ -160,6 +161,21 @@ def _variants(device: str) -> dict[str, str]:
     """Each stack's line in a first config, in order."""
     first = {name: header.first for name, header in stacks().items() if header.first}
     return {name: each.line(device) for name, each in sorted(first.items(), key=lambda item: item[1].order)}
+
+
+def _dtype(gpu: Gpu) -> str:
+    return "bf16" if float(gpu["compute_capability"] or 0) >= BF16_SINCE else "fp16"
+
+
+def first_row(header: Header, gpus: Sequence[Gpu]) -> dict[str, Any]:
+    """The variants of a stack in a first config for these GPUs, or for the CPU, as a row."""
+    if header.first is None:
+        return {"stack": header.stack}
+    line = header.first.line("cuda" if gpus else "cpu").removeprefix("# ")
+    text = line.replace("{dtype}", _dtype(gpus[0])) if gpus else line
+    (row,), _ = parse(text, lambda line: header.stack)
+    found: dict[str, Any] = row
+    return found
 
 
 def _create(facts: Facts) -> str:

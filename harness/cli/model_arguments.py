@@ -211,8 +211,9 @@ def _variants(
         known = [each for each in types if not option.choices or each in option.choices]
         if quants and (strange := [each for each in types if each not in known]):
             raise Mistake(unknown(f"quant of {stack}", strange[0], map(str, option.choices)))
-        # A file of a type that has no name of its own, such as a mix, runs as it is.
-        found.append({"stack": stack, **({"quant": known} if known else {"name": types[0]})})
+        found += [{"stack": stack, "quant": known}] if known else []
+        # A file of a type that the stack has no name for, such as a mix of several, runs as it is.
+        found += [{"stack": stack, "name": each} for each in types if each not in known]
     return found
 
 

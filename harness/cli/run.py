@@ -35,6 +35,7 @@ from harness.dataset.table import counted
 from harness.records import ResultsError, Stored
 from harness.report import page as report_page
 from harness.report import quality
+from harness.report.closing import closing
 from harness.report.table import note
 
 # `harness check-weights`: the logits of every variant of a config against the 16-bit reference.
@@ -352,6 +353,9 @@ def run(arguments: argparse.Namespace) -> int:
         busiest = progress.busiest
     if not (arguments.on and arguments.json):  # its events have been printed
         tables.show_cells_table(gathered, arguments.json, busiest)
+    if not arguments.json:
+        for sentence in closing(gathered):
+            print(sentence)
     # A run of some cells must not overwrite the page of all cells.
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"

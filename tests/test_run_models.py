@@ -157,3 +157,31 @@ def test_each_mistake_is_one_sentence_before_anything_runs(harness, tmp_path):
         assert sentence in ran.err, line
         assert ran.err.count("\n") == 1, ran.err
     assert not (tmp_path / "results").exists()
+
+
+def test_init_writes_the_config_of_a_gguf(harness, tmp_path):
+    stored(tmp_path / "tiny-Q4_0.gguf", "q4_0")
+    ran = harness("init", "tiny-Q4_0.gguf")
+    assert "wrote: tiny.yaml\n" in ran.out
+    assert harness("validate", "tiny.yaml").out.startswith("tiny.yaml: ok, 1 cell x 3 repeats\n")
+
+
+def test_in_a_config_a_word_is_a_model_and_quant_finds_files_in_any_case(harness, tmp_path):
+    stored(tmp_path / "my-tiny-Q4_0.gguf", "q4_0")
+    stored(tmp_path / "my-tiny-Q8_0.gguf", "q8_0")
+    words = ["my-tiny-Q4_0.gguf", "qwen1.5-0.5b", "owner/repo", "owner/other:Q8_0"]
+    rows = {"models": words, "variants": [{"stack": "llamacpp"}]}
+    (tmp_path / "words.yaml").write_text(yaml.safe_dump(rows))
+    experiment = config.load(tmp_path / "words.yaml")
+    assert [model.name for model in experiment.models] == ["my-tiny-Q4_0", "qwen1.5-0.5b", "repo", "other"]
+    assert experiment.protocol.new_tokens == 128
+    rows = {"models": [{"name": "t", "weights": "*-tiny-{quant}.gguf"}]}
+    rows["variants"] = [{"stack": "llamacpp", "quant": ["q4_0", "q8_0"]}]
+    (tmp_path / "glob.yaml").write_text(yaml.safe_dump(rows))
+    assert harness("validate", "glob.yaml").code == 0
+    rows["variants"] = [{"stack": "llamacpp", "quant": "q5_0"}]
+    (tmp_path / "glob.yaml").write_text(yaml.safe_dump(rows))
+    assert "*-tiny-q5_0.gguf: no such file" in harness("validate", "glob.yaml").err
+    stored(tmp_path / "your-tiny-q4_0.gguf", "q4_0")
+    refused = harness("run", tmp_path / "*-tiny-q4_0.gguf", "--dry-run")
+    assert "matches 2 files: my-tiny-Q4_0.gguf, your-tiny-q4_0.gguf" in refused.err

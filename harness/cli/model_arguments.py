@@ -20,23 +20,24 @@ from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import list_named, plural, shortened
 from harness.cli import Mistake, say
 from harness.cli.options import unknown
-from harness.cli.setup import first_row
 from harness.config import Experiment
 from harness.config.experiment import REPO, Plain
 from harness.config.load import load_document
 from harness.config.variants import model_row, safe_name
-from harness.config.yaml_text import Document, suggestion
+from harness.config.yaml_text import Document, parse, suggestion
 from harness.models import gguf_files, weights
 from harness.models.gguf_files import StoredModel
 from harness.models.weights import FULL_TYPES, WeightsError
 from harness.stacks import build
-from harness.stacks.header import stacks
+from harness.stacks.header import Header, stacks
 from harness.theory import names
 from harness.theory.known_models import Known
 from harness.theory.names import NotUnderstood
 
 TOKENS, REPEATS = 128, 3
+TOLERANCE = 0.05  # on a small or busy machine windows of 16 tokens seldom agree to 2%
 STUDY_TOKENS = 9975  # of the published study
+BF16_SINCE = 8.0  # compute capability; older GPUs emulate it
 DEFAULT_STACK = "llamacpp"  # of what is no GGUF, which only some stacks load
 
 
@@ -144,8 +145,8 @@ def document(given: Sequence[str], chosen: Sequence[str] | None, quants: Sequenc
         ]
     content: Plain = {
         "device": "cuda" if gpus else "cpu",
-        "protocol": {"new_tokens": TOKENS, "repeats": REPEATS},
-        "models": [{"name": model.name, **model.source} for model in models],
+        "protocol": {"new_tokens": TOKENS, "repeats": REPEATS, "warmup": {"tolerance": TOLERANCE}},
+        "models": [{**model.source, "name": model.name} for model in models],
         "variants": variants,
     }
     return Document(content, {(): f"harness run {shortened(' '.join(given), 60)}"})
@@ -166,7 +167,9 @@ def _models(given: Sequence[str]) -> list[_Model]:
             elif path.exists() or text.lower().endswith(".gguf"):
                 files.append(path)
             else:
-                found.append(_Model(safe_name(text.rpartition("/")[2]), model_row(text, Path())))
+                name, _, quant = text.rpartition("/")[2].partition(":")
+                source = model_row(text, Path())
+                found.append(_Model(safe_name(name), source, [quant.lower()] if quant else []))
         found += [_of_files(each) for each in gguf_files.stored_models(files)]
     except WeightsError as wrong:
         raise Mistake(str(wrong)) from wrong
@@ -206,7 +209,7 @@ def _variants(
         option = header.options.get("quant")
         types = _requested(model, quants) if quants else model.types
         if option is None or not types:
-            found.append(first_row(header, gpus))
+            found.append(_first_row(header, gpus))
             continue
         known = [each for each in types if not option.choices or each in option.choices]
         if quants and (strange := [each for each in types if each not in known]):
@@ -214,6 +217,22 @@ def _variants(
         found += [{"stack": stack, "quant": known}] if known else []
         # A file of a type that the stack has no name for, such as a mix of several, runs as it is.
         found += [{"stack": stack, "name": each} for each in types if each not in known]
+    return found
+
+
+def dtype_of(gpu: Gpu) -> str:
+    """The 16-bit type that a GPU computes in."""
+    return "bf16" if float(gpu["compute_capability"] or 0) >= BF16_SINCE else "fp16"
+
+
+def _first_row(header: Header, gpus: Sequence[Gpu]) -> dict[str, Any]:
+    """The variants of a stack in a first config for these GPUs, or for the CPU, as a row."""
+    if header.first is None:
+        return {"stack": header.stack}
+    line = header.first.line("cuda" if gpus else "cpu").removeprefix("# ")
+    text = line.replace("{dtype}", dtype_of(gpus[0])) if gpus else line
+    (row,), _ = parse(text, lambda line: header.stack)
+    found: dict[str, Any] = row
     return found
 
 
@@ -239,11 +258,16 @@ def load(arguments: argparse.Namespace, root: Path, settings: Sequence[str]) -> 
     say(in_words(experiment))
     if not arguments.dry_run:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(made.data, sort_keys=False, default_flow_style=None, width=100)
-        write_whole(path, f"# Made by `harness run`; run it again: harness run {path}\n{text}".encode())
+        write_whole(path, config_text(made, path).encode())
         say(f"config: {path}")
         _say_what_is_built(experiment)
     return path, experiment
+
+
+def config_text(made: Document, path: Path) -> str:
+    """The document as the content of a file at this path."""
+    rows = yaml.safe_dump(made.data, sort_keys=False, default_flow_style=None, width=100)
+    return f"# yaml-language-server: $schema={data.schema()}\n# harness run {path}\n{rows}"
 
 
 def in_words(experiment: Experiment) -> str:

@@ -7,23 +7,22 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from harness import config, machine
 from harness.base import data
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import plural
 from harness.campaign.forecast import local_weights
-from harness.cli import NOT_OK, OK, Mistake, say
+from harness.cli import NOT_OK, OK, Mistake, model_arguments, say
+from harness.cli.model_arguments import dtype_of
 from harness.cli.options import add_config, add_json
 from harness.config import plan
 from harness.config.plan import Cell
-from harness.config.yaml_text import parse
 from harness.machine import Facts, doctor
 from harness.machine.doctor import Finding
 from harness.models.weights import WeightsError, WeightsRefused
 from harness.stacks import build
-from harness.stacks.header import Header, holds, stacks
+from harness.stacks.header import holds, stacks
 
 # `harness doctor`: what on this machine may disturb measurements, and how to fix it.
 
@@ -73,7 +72,6 @@ def _lines(findings: Sequence[Finding]) -> list[str]:
 
 
 ROOM_FOR_1_8B = 8e9  # bytes: 3.7 GB of 16-bit weights, the context, and the overhead of CUDA and torch
-BF16_SINCE = 8.0  # compute capability; older GPUs emulate it
 
 _FILE = """\
 # yaml-language-server: $schema={schema}
@@ -104,7 +102,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("harness.yaml"),
         metavar="FILE",
-        help="the file to write (default: harness.yaml)",
+        help="the file to write (default: harness.yaml), or a GGUF to write a config for",
     )
 
 
@@ -112,9 +110,15 @@ def run_init(arguments: argparse.Namespace) -> int:
     """Write the config and print the machine found. Never overwrites a file."""
     path = arguments.file
     facts: Facts = {**machine.facts(), "gpus": visible_gpus()}
+    if path.suffix.lower() == ".gguf":
+        made = model_arguments.document([str(path)], None, None)
+        path = Path(f"{made.data['models'][0]['name']}.yaml")
+        content = model_arguments.config_text(made, path)
+    else:
+        content = text(facts, str(path))
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(text(facts, str(path)))
+            file.write(content)
     except FileExistsError as there:
         raise Mistake(f"{path}: already exists; choose another name: harness init FILE") from there
     except OSError as refusal:
@@ -153,7 +157,7 @@ def text(facts: Facts, name: str) -> str:
     if gpu["name"]:
         device += f"\ngpu: {json.dumps(gpu['name'])}  # run only where the GPU's name contains this"
     shape = "qwen1.5-1.8b" if (gpu["memory_bytes"] or 0) >= ROOM_FOR_1_8B else "qwen1.5-0.5b"
-    lines = "\n".join(f"  {line}" for line in _variants("cuda").values()).replace("{dtype}", _dtype(gpu))
+    lines = "\n".join(f"  {line}" for line in _variants("cuda").values()).replace("{dtype}", dtype_of(gpu))
     return _FILE.format(**known, device=device, protocol="", shape=shape, variants=lines)
 
 
@@ -161,21 +165,6 @@ def _variants(device: str) -> dict[str, str]:
     """Each stack's line in a first config, in order."""
     first = {name: header.first for name, header in stacks().items() if header.first}
     return {name: each.line(device) for name, each in sorted(first.items(), key=lambda item: item[1].order)}
-
-
-def _dtype(gpu: Gpu) -> str:
-    return "bf16" if float(gpu["compute_capability"] or 0) >= BF16_SINCE else "fp16"
-
-
-def first_row(header: Header, gpus: Sequence[Gpu]) -> dict[str, Any]:
-    """The variants of a stack in a first config for these GPUs, or for the CPU, as a row."""
-    if header.first is None:
-        return {"stack": header.stack}
-    line = header.first.line("cuda" if gpus else "cpu").removeprefix("# ")
-    text = line.replace("{dtype}", _dtype(gpus[0])) if gpus else line
-    (row,), _ = parse(text, lambda line: header.stack)
-    found: dict[str, Any] = row
-    return found
 
 
 def _create(facts: Facts) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from harness.base.files import matching
 from harness.base.text import plural, shortened
 from harness.config import own_machines, yaml_text
 from harness.config.experiment import (
@@ -282,7 +283,7 @@ def _check_paths(
                 paths = {given.filled(quant_of(v), bits_of(v)).path for v in used(model, given)}
             for path in sorted(path for path in paths if path and QUANT not in path and BITS not in path):
                 try:
-                    Path(path).stat()
+                    matching(Path(path))[0].stat()
                 except OSError as wrong:
                     place = (*loc, "weights", form) if form else (*loc, "weights")
                     mistakes.add(place, f"{shortened(path, 200)}: {(wrong.strerror or '').lower()}")

@@ -194,7 +194,8 @@ _BY_FORMAT = (*_FORMATS, *ALL_QUANTS)
 
 
 def model_row(given: Any, folder: Path) -> Any:
-    """The row of a model that is given as a word: a path, a repository of the hub or a known name."""
+    """The row of a model that is given as a word: a path, a repository of the hub (org/name, or
+    org/name:Q4_K_M for its GGUF of that type) or a known name."""
     if not isinstance(given, str):
         return given
     is_path = (
@@ -202,7 +203,12 @@ def model_row(given: Any, folder: Path) -> Any:
     )
     if is_path or given in data.weights_names():
         return {"weights": given}
-    return {"weights": {"repo": given}} if re.match(REPO, given) else {"shape": given}
+    repo, _, quant = given.partition(":")
+    if not re.match(REPO, repo):
+        return {"shape": given}
+    if not quant:
+        return {"weights": {"repo": repo}}
+    return {"name": safe_name(repo.partition("/")[2]), "weights": {"repo": repo, "file": f"*{quant}.gguf"}}
 
 
 def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | None:

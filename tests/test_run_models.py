@@ -159,6 +159,19 @@ def test_each_mistake_is_one_sentence_before_anything_runs(harness, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+def test_a_folder_for_results_that_cannot_be_is_one_sentence(harness, tmp_path):
+    stored(tmp_path / "tiny-Q4_0.gguf", "q4_0")
+    (tmp_path / "file").touch()
+    ran = harness("run", "tiny-Q4_0.gguf", "--out", "file")
+    assert ran.code == 2
+    assert "file/configs/tiny.yaml: cannot be written: " in ran.err
+
+
+def test_a_config_goes_before_a_model_of_its_name(harness, config):
+    config({}, name="qwen1.5-0.5b")
+    assert "fake" in harness("run", "qwen1.5-0.5b", "--dry-run").out
+
+
 def test_init_writes_the_config_of_a_gguf(harness, tmp_path):
     stored(tmp_path / "tiny-Q4_0.gguf", "q4_0")
     ran = harness("init", "tiny-Q4_0.gguf")

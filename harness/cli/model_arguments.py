@@ -99,6 +99,8 @@ def is_model(text: str) -> bool:
     path = Path(text).expanduser()
     if text.lower().endswith((".yaml", ".yml", ".json")):
         return False
+    if data.config(text) != Path(text):  # the name of a config, here or shipped
+        return False
     known = "/" not in text and _is_known(text)
     if known and path.exists():
         raise Mistake(f"{text}: is a known model and a file here: write ./{text} for the file")
@@ -107,8 +109,6 @@ def is_model(text: str) -> bool:
     if path.is_file():
         with contextlib.suppress(OSError), path.open("rb") as file:
             return file.read(4) == b"GGUF"
-        return False
-    if data.config(text).exists():
         return False
     return re.match(REPO, text.partition(":")[0]) is not None and not Path(path.parts[0]).exists()
 
@@ -257,8 +257,11 @@ def load(arguments: argparse.Namespace, root: Path, settings: Sequence[str]) -> 
     experiment = load_document(made, path, settings)
     say(in_words(experiment))
     if not arguments.dry_run:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, config_text(made, path).encode())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, config_text(made, path).encode())
+        except OSError as refusal:
+            raise Mistake(f"{path}: cannot be written: {refusal.strerror}; name a folder: --out") from refusal
         say(f"config: {path}")
         _say_what_is_built(experiment)
     return path, experiment

@@ -85,9 +85,9 @@ def test_a_name_is_a_file_where_the_user_stands_else_a_shipped_config(harness, c
 
 def test_a_name_of_no_config_is_met_with_the_closest_that_is_shipped(harness):
     ran = harness("run", "quikstart")
-    said = "quikstart: no such file, nor a shipped config; did you mean quickstart?\n"
+    said = "harness: quikstart: no such file, shipped config or known model; did you mean quickstart?\n"
     assert (ran.code, ran.err) == (2, said)
-    assert harness("run", "elsewhere/quickstart").err == "elsewhere/quickstart: no such file\n"
+    assert harness("run", "../quickstart").err == "../quickstart: no such file\n"
 
 
 def test_a_published_study_is_a_folder_where_the_user_stands_else_the_shipped_one(harness, tmp_path):
@@ -210,9 +210,9 @@ def test_env_create_builds_once_and_says_where(harness):
         ("synth tiny-qwen2 --seed -1", "must be at least 0"),
         (f"synth tiny-qwen2 --seed {2**80}", "below 2**63"),
         ("env check llamacpp --device tpu", "no environment for device tpu; there are cpu, cuda"),
-        ("run", "name a CONFIG; shipped: 4090-qwen15, cpu-qwen15-0.5b"),
+        ("run", "name a MODEL (a GGUF file, a folder, owner/repo, or a name such as qwen2.5-0.5b), or a"),
         ("run missing.yaml", "missing.yaml: no such file, nor a shipped config; known: 4090-qwen15, "),
-        ("run .", ".: is a folder, not a YAML file\n"),
+        ("run .", ".: holds no model: no .safetensors, no .gguf, no config.json\n"),
         ("open", "no page in reports/; harness run quickstart writes one"),
         ("open x.yaml", "reports/x.html: no such page; harness run x.yaml writes it"),
         ("run x --fast", "harness: unrecognized arguments: --fast; harness run --help has the options\n"),

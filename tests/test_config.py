@@ -64,13 +64,13 @@ def test_a_small_file_gets_the_protocol_of_the_study(tmp_path):
     experiment = written(tmp_path, SMALL.replace("protocol:\n  new_tokens: 256\n", ""))
     assert (experiment.name, experiment.device, experiment.gpu) == ("small", "cpu", None)
     protocol = experiment.protocol
-    assert (protocol.prompt_tokens, protocol.new_tokens, protocol.repeats) == (25, 9975, 3)
+    assert (protocol.prompt_tokens, protocol.new_tokens, protocol.repeats) == (25, 128, 3)
     assert (protocol.timeout_s, protocol.threads, protocol.warmup.tolerance) == (7200, None, 0.02)
     [(model, variant, workload)] = experiment.combinations()
     assert (model.name, model.weights.kind) == ("qwen1.5-0.5b", "synthetic")
     assert model.made == SHAPES["qwen1.5-0.5b"]
     assert (variant.stack, variant.name, variant.options) == ("llamacpp", "q4_0", {"quant": "q4_0"})
-    assert workload == Decode(new_tokens=9975, prompt_tokens=25)
+    assert workload == Decode(new_tokens=128, prompt_tokens=25)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,10 @@ from small_checkpoints import configure, made, read, store
 
 from harness.campaign.worker import JobFailed
 from harness.models import gguf as models_gguf
-from harness.stacks.header import stacks
 from harness.theory import tensors
 from harness.theory.decoder import Decoder, dense_fields, dense_like, parameters
 from harness.theory.hf_config import SHAPES
-from harness.theory.memory import OF_MIXTURES
-from harness.theory.tensors import quantized
+from harness.theory.tensors import QUANTS, quantized
 
 LLAMA = SHAPES["tiny-llama"]  # GQA: 8 heads of 32, 2 for K and V
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -239,9 +237,6 @@ def test_making_and_converting_a_layer_of_7b_takes_little_memory(job, tmp_path):
 
 
 # --- quantized files
-
-
-QUANTS = [q for q in stacks()["llamacpp"].options["quant"].choices if q != OF_MIXTURES]
 
 
 def unquantized(job: Any, target: Path, shape: Decoder, dtype: str) -> dict[str, Any]:

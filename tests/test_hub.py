@@ -333,8 +333,20 @@ def test_a_repository_without_safetensors_is_one_sentence(hub, fetch, repository
     pickled = "hub org/name: its weights are pickled; only safetensors are supported"
     assert fetch(hub.address) == {"error": pickled}
     (repository / "pytorch_model.bin").rename(repository / "mine.gguf")
-    assert "has no safetensors; name one of its GGUF files as file" in fetch(hub.address)["error"]
+    assert (
+        "has no safetensors; name the type of one of its GGUF files, as in org/name:Q4_K_M"
+        in fetch(hub.address)["error"]
+    )
     assert not [line for line in hub.asked if "/resolve/" in line]
+
+
+def test_a_file_by_its_type_is_found_in_any_case_on_the_hub_and_in_its_cache(hub, fetch, repository):
+    """`org/name:q4_k_m`, and `{quant}` in the name of a file."""
+    write_gguf(repository / "Mine-F16.gguf")
+    for address in (hub.address, free_address()):
+        assert fetch(address, "*-{quant}.gguf")["path"].endswith("/Mine-F16.gguf")
+    refused = fetch(hub.address, "*q4_k_m.gguf")["error"]
+    assert refused.endswith("has no file *q4_k_m.gguf in revision main; it has Mine-F16.gguf")
 
 
 def _enlarge(repository: Path) -> None:

@@ -15,12 +15,12 @@ import pytest
 from conftest import ROOT, failed, failures, records_below, request_for, settled, until
 from gguf_again import finish
 
-from harness.stacks.header import stacks
 from harness.theory.decoder import dense_fields, kv_elements_per_token
 from harness.theory.hf_config import SHAPES
+from harness.theory.tensors import QUANTS
 from runners.protocol import Done, Loaded, Request, Tokens
 
-TYPES = [str(choice) for choice in stacks()["llamacpp"].options["quant"].choices]
+TYPES = [*QUANTS, "mxfp4_moe"]  # most of the others need an importance matrix
 WARMUP = {"window_tokens": 4, "max_windows": 30, "tolerance": 0.9}
 PROMPT = list(range(1, 26))
 

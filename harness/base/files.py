@@ -14,6 +14,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -58,6 +59,16 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -
         (errno.EISDIR, "it is a folder") if stat.S_ISDIR(mode) else (errno.EINVAL, "it is not a regular file")
     )
     raise OSError(*why, str(path))
+
+
+def matching(path: Path) -> list[Path]:
+    """The files of its folder whose names match that of a path, a glob, in any case; the path alone if it
+    exists, or nothing matches."""
+    if path.exists() or not path.parent.is_dir():
+        return [path]
+    wanted = path.name.lower()
+    found = sorted(each for each in path.parent.iterdir() if fnmatchcase(each.name.lower(), wanted))
+    return found or [path]
 
 
 def sha256(stream: IO[bytes]) -> str:

@@ -24,6 +24,7 @@ from harness.campaign.forecast import Forecast
 from harness.campaign.worker_memory import MemoryLimit, pressure
 from harness.config import Experiment
 from harness.config.plan import Cell
+from harness.config.variants import weights_of
 from harness.machine import ProbeError
 from harness.machine.probes import MatrixRate
 from harness.machine.sensors import SensorSampler
@@ -375,7 +376,7 @@ def campaign_fields(experiment: Experiment, config_path: Path, command_line: Seq
 
 
 def repeat_fields(cell: Cell, repeat: int, content_key: str, device: str, gpu: str | None) -> Requested:
-    source = cell.model.weights_for(cell.weights_format) or cell.model.weights
+    source = weights_of(cell.model, cell.variant) or cell.model.weights
     model: parts.Model = {
         "name": cell.model.name,
         "shape": plain(dense_fields(cell.model.made)),

@@ -35,7 +35,7 @@ def say(sentence: object) -> None:
 
 
 COMMANDS = {
-    "run": "measure every cell of a config; keeps existing measurements",
+    "run": "measure models, or every cell of a config; keeps existing measurements",
     "check-weights": "compare the logits of every variant with the 16-bit reference",
     "quality": "score a text with every variant: perplexity, and the divergence from the 16-bit weights",
     "max-ctx": "find the longest context that fits: predict, then verify",

@@ -26,10 +26,13 @@ CONFIG = "a YAML file, or the name of a shipped config such as quickstart"
 WAIT = "wait while another campaign uses this device (default: refuse to start)"
 
 
-def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
+def add_config(parser: argparse.ArgumentParser) -> None:
     """Add a config, and --set."""
-    count = None if required else "?"
-    parser.add_argument("config", nargs=count, type=data.config, metavar="CONFIG", help=CONFIG)
+    parser.add_argument("config", type=data.config, metavar="CONFIG", help=CONFIG)
+    add_set(parser)
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         action="append",
@@ -39,9 +42,9 @@ def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
     )
 
 
-def add_cells(parser: argparse.ArgumentParser, required: bool = True) -> None:
+def add_cells(parser: argparse.ArgumentParser) -> None:
     """Add a config, which of its cells, and where their records are kept."""
-    add_config(parser, required)
+    add_config(parser)
     add_chosen(parser)
 
 

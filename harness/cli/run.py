@@ -23,10 +23,10 @@ from harness.campaign import run as campaign_run
 from harness.campaign.fleet import DeviceProgress, Event, FleetWatcher
 from harness.campaign.forecast import Forecast
 from harness.campaign.rounds import RunOptions
-from harness.cli import NOT_OK, OK, Mistake, dry_run, say, tables
+from harness.cli import NOT_OK, OK, Mistake, dry_run, model_arguments, say, tables
 from harness.cli import progress as cli_progress
 from harness.cli.dry_run import in_words
-from harness.cli.options import WAIT, add_cells, add_json, add_reserve, chosen
+from harness.cli.options import WAIT, add_cells, add_chosen, add_json, add_reserve, add_set, chosen
 from harness.cli.progress import Progress
 from harness.config import Experiment, MaxCtx, Quality, plan
 from harness.config.plan import Cell
@@ -35,6 +35,7 @@ from harness.dataset.table import counted
 from harness.records import ResultsError, Stored
 from harness.report import page as report_page
 from harness.report import quality
+from harness.report.closing import closing
 from harness.report.text_table import note
 
 # `harness check-weights`: the logits of every variant of a config against the 16-bit reference.
@@ -279,8 +280,17 @@ def run_quality(arguments: argparse.Namespace) -> int:
 # `harness run`: measure every cell of a config, print the table, write the page.
 
 
+MODELS = (
+    "GGUF files, folders, repositories of the Hugging Face hub (owner/repo) or known names, for a short run;"
+    " or one config: a YAML file, or the name of a shipped one such as quickstart"
+)
+
+
 def add(parser: argparse.ArgumentParser) -> None:
-    add_cells(parser, required=False)
+    parser.add_argument("models", nargs="*", metavar="MODEL|CONFIG", help=MODELS)
+    model_arguments.add(parser)
+    add_set(parser)
+    add_chosen(parser)
     _add_again(parser, "measure", "measured", "cell")
     parser.add_argument(
         "--skip-known-failures",
@@ -300,18 +310,29 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _offer() -> str:
-    """The configs that there are, for a command line without one."""
+    """What can be run, for a command line without one."""
     here = sorted({str(path) for pattern in ("*.yaml", "configs/*.yaml") for path in Path().glob(pattern)})
     own = f"here: {', '.join(here)}; " if here else ""
-    return f"name a CONFIG; {own}shipped: {', '.join(data.config_names())}; or write one: harness init"
+    return (
+        "name a MODEL (a GGUF file, a folder, owner/repo, or a name such as qwen2.5-0.5b), or a config;"
+        f" {own}shipped: {', '.join(data.config_names())}; or write one: harness init"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure a config, print the table (or JSON), write the page."""
-    if arguments.config is None:
+    if not arguments.models:
         raise Mistake(_offer())
-    reserve = [] if arguments.reserve is None else [f"reserve={arguments.reserve}"]
-    experiment = config.load(arguments.config, [*arguments.set, *reserve])
+    given = {"new_tokens": arguments.tokens, "reserve": arguments.reserve}
+    settings = [*arguments.set, *(f"{key}={value}" for key, value in given.items() if value is not None)]
+    arguments.config = model_arguments.config_path(arguments.models)
+    if arguments.config is None:
+        root = arguments.out or Path("results")
+        arguments.config, experiment = model_arguments.load(arguments, root, settings)
+    elif arguments.stacks or arguments.quant:
+        raise Mistake("--stacks and --quant are for models; a config has its variants: use --set or --only")
+    else:
+        experiment = config.load(arguments.config, settings)
     cells = chosen(plan.cells(experiment), arguments)
     if arguments.on and (arguments.dry_run or arguments.skip_known_failures):
         raise Mistake("--dry-run and --skip-known-failures forecast this machine alone; leave out --on")
@@ -334,6 +355,9 @@ def run(arguments: argparse.Namespace) -> int:
         busiest = progress.busiest
     if not (arguments.on and arguments.json):  # its events have been printed
         tables.show_cells_table(gathered, arguments.json, busiest)
+    if not arguments.json:
+        for sentence in closing(gathered):
+            print(sentence)
     # A run of some cells must not overwrite the page of all cells.
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"

@@ -13,7 +13,8 @@ from harness.base import data
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import plural
 from harness.campaign.forecast import local_weights
-from harness.cli import NOT_OK, OK, Mistake, say
+from harness.cli import NOT_OK, OK, Mistake, model_arguments, say
+from harness.cli.model_arguments import dtype_of
 from harness.cli.options import add_config, add_json
 from harness.config import plan
 from harness.config.plan import Cell
@@ -71,7 +72,6 @@ def _lines(findings: Sequence[Finding]) -> list[str]:
 
 
 ROOM_FOR_1_8B = 8e9  # bytes: 3.7 GB of 16-bit weights, the context, and the overhead of CUDA and torch
-BF16_SINCE = 8.0  # compute capability; older GPUs emulate it
 
 _FILE = """\
 # yaml-language-server: $schema={schema}
@@ -102,7 +102,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("harness.yaml"),
         metavar="FILE",
-        help="the file to write (default: harness.yaml)",
+        help="the file to write (default: harness.yaml), or a GGUF to write a config for",
     )
 
 
@@ -110,9 +110,15 @@ def run_init(arguments: argparse.Namespace) -> int:
     """Write the config and print the machine found. Never overwrites a file."""
     path = arguments.file
     facts: Facts = {**machine.facts(), "gpus": visible_gpus()}
+    if path.suffix.lower() == ".gguf":
+        made = model_arguments.document([str(path)], None, None)
+        path = Path(f"{made.data['models'][0]['name']}.yaml")
+        content = model_arguments.config_text(made, path)
+    else:
+        content = text(facts, str(path))
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(text(facts, str(path)))
+            file.write(content)
     except FileExistsError as there:
         raise Mistake(f"{path}: already exists; choose another name: harness init FILE") from there
     except OSError as refusal:
@@ -147,12 +153,11 @@ def text(facts: Facts, name: str) -> str:
         lines = "\n".join(f"  {line}" for line in _variants("cpu").values())
         return _FILE.format(**known, device="cpu", protocol=protocol, shape="qwen1.5-0.5b", variants=lines)
     gpu = facts["gpus"][0]
-    dtype = "bf16" if float(gpu["compute_capability"] or 0) >= BF16_SINCE else "fp16"
     device = "cuda"
     if gpu["name"]:
         device += f"\ngpu: {json.dumps(gpu['name'])}  # run only where the GPU's name contains this"
     shape = "qwen1.5-1.8b" if (gpu["memory_bytes"] or 0) >= ROOM_FOR_1_8B else "qwen1.5-0.5b"
-    lines = "\n".join(f"  {line}" for line in _variants("cuda").values()).replace("{dtype}", dtype)
+    lines = "\n".join(f"  {line}" for line in _variants("cuda").values()).replace("{dtype}", dtype_of(gpu))
     return _FILE.format(**known, device=device, protocol="", shape=shape, variants=lines)
 
 

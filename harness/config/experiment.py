@@ -470,8 +470,8 @@ class Protocol(Frozen):
 
     prompt_tokens: Tokens = 25
     """Tokens of prompt, the same ids in every stack."""
-    new_tokens: Tokens = 9975
-    """Tokens to decode; end of text is ignored."""
+    new_tokens: Tokens = 128
+    """Tokens to decode; end of text is ignored. W needs 2,049; the published study has 9,975."""
     repeats: int = Field(default=3, ge=1, le=1000)
     """Processes per cell, interleaved with other cells."""
     retry_disturbed: int = Field(default=2, ge=0, le=100)
@@ -558,7 +558,8 @@ class Weights(Frozen):
 
 class Model(Frozen):
     """A model to measure. `described` is null only where the weights bring their own layers. `weights`: for
-    stacks of all formats; or, with `of_format`, the first of those. `where`: globs of a fleet's devices."""
+    stacks of all formats; or, with `of_format`, the first of those: by format, or by a GGUF's type. `where`:
+    globs of a fleet's devices."""
 
     name: Name
     described: Described | None = None
@@ -571,13 +572,16 @@ class Model(Frozen):
         """The model's layers; null where only the weights have them."""
         return self.described.decoder if self.described else None
 
-    def weights_for(self, form: str) -> Weights | None:
+    def weights_for(self, form: str, quant: str | None = None) -> Weights | None:
         """The weights for a stack of this format (gguf, hf, gptq or awq); null: it could load none of these.
+        `quant`: the type of a GGUF, which may have a file of its own.
 
         GGUF files are converted from a checkpoint, and synthetic weights are packed.
         """
         if not self.of_format:
             return self.weights
+        if form == "gguf" and quant in self.of_format:
+            return self.of_format[quant]
         if form in self.of_format:
             return self.of_format[form]
         stored = self.of_format.get("hf")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from harness.base.files import matching
 from harness.base.text import plural, shortened
 from harness.config import own_machines, yaml_text
 from harness.config.experiment import (
@@ -36,10 +37,11 @@ from harness.config.variants import (
     exclusion,
     expanded,
     model_of,
+    model_row,
     named_shape,
     quant_of,
     safe_name,
-    weights_format,
+    weights_of,
     workload_of,
 )
 from harness.config.yaml_text import ConfigError, Document, Loc, Mistakes, dotted, expected, shown, suggestion
@@ -62,9 +64,19 @@ def load(path: Path, settings: Sequence[str] = (), look_for_weights: bool = Fals
     `look_for_weights`, a missing path of weights is a mistake. Raises ConfigError with every mistake that
     does not follow from another.
     """
-    document = yaml_text.read(path)
+    return load_document(yaml_text.read(path), path, settings, look_for_weights)
+
+
+def load_document(
+    document: Document, path: Path, settings: Sequence[str] = (), look_for_weights: bool = False
+) -> Experiment:
+    """As `load`, of a document that is read already, or that was made. `path`: what it is named after, and
+    where relative paths begin. The document gets the settings, and rows for models that are given by a word.
+    """
     for setting in settings:
         _override(document, setting)
+    if isinstance(rows := document.data.get("models"), list):
+        document.data["models"] = [model_row(row, path.parent) for row in rows]
     mistakes = Mistakes(document.place)
     file = _file(document.data, mistakes)
     if _right(mistakes, "gpu", "device") and file.gpu is not None and file.device == "cpu":
@@ -259,7 +271,7 @@ def _check_paths(
 
     def used(model: Model, given: Weights) -> Iterator[Variant]:
         for loc, variant in placed:
-            if variant.fits(model) and model.weights_for(weights_format(variant)) is given:
+            if variant.fits(model) and weights_of(model, variant) is given:
                 kept = [w for w in workloads if not any(rule.matches(model, variant, w) for rule in rules)]
                 if kept or loc[0] == "include":
                     yield variant
@@ -271,7 +283,7 @@ def _check_paths(
                 paths = {given.filled(quant_of(v), bits_of(v)).path for v in used(model, given)}
             for path in sorted(path for path in paths if path and QUANT not in path and BITS not in path):
                 try:
-                    Path(path).stat()
+                    matching(Path(path))[0].stat()
                 except OSError as wrong:
                     place = (*loc, "weights", form) if form else (*loc, "weights")
                     mistakes.add(place, f"{shortened(path, 200)}: {(wrong.strerror or '').lower()}")
@@ -315,7 +327,7 @@ def _check_combinations(
 
 
 def _unfilled_placeholder(model: Model, variant: Variant) -> str | None:
-    given = model.weights_for(weights_format(variant)) or Weights()
+    given = weights_of(model, variant) or Weights()
     source = f"{given.path or ''}{given.repo or ''}{given.file or ''}"
     option = stacks()[variant.stack].options.get("quant")
     if QUANT not in source or option is None or "quant" in variant.options or option.default:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from harness.base import data
 from harness.config import Experiment, MaxCtx, Model, Quality, Variant, Weights, Workload
-from harness.config.variants import bits_of, quant_of, weights_format
+from harness.config.variants import bits_of, quant_of, weights_format, weights_of
 from harness.stacks.header import Broken, Header, Known, Options, Value, broken, holds, stacks
 from harness.theory.decoder import Decoder, dense_fields
 from harness.theory.tensors import Packing, of_shape, packed_bytes
@@ -56,7 +56,7 @@ class Cell:
     @property
     def source(self) -> Weights | None:
         """The source of its weights, placeholders filled in; null if the model has none in this format."""
-        given = self.model.weights_for(self.weights_format)
+        given = weights_of(self.model, self.variant)
         return given and given.filled(self.quant, self.packing.bits if self.packing else None)
 
     @property
@@ -239,7 +239,7 @@ def _id(model: Model, variant: Variant, workload: Workload) -> str:
 
 def _request(model: Model, variant: Variant, workload: Workload) -> dict[str, object]:
     # Only the weights of its format: a new path for one format must not change the cells of the others.
-    given = model.weights_for(weights_format(variant)) or model.weights
+    given = weights_of(model, variant) or model.weights
     chosen = model.model_copy(update={"weights": given})
     other = {"of_format", "described", "where"}
     asked = chosen.model_dump(mode="json", exclude=other) | {"shape": dense_fields(model.made)}

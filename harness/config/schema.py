@@ -25,6 +25,7 @@ from harness.config.variants import (
 from harness.stacks.header import Header, Option, stacks
 from harness.theory import names
 from harness.theory.hf_config import SHAPES
+from harness.theory.tensors import ALL_QUANTS
 
 _JSON_TYPES = {"string": "string", "int": "integer", "float": "number", "bool": "boolean"}
 
@@ -49,6 +50,7 @@ def schema() -> JsonSchemaValue:
     for form in (by_format := defs["FormatWeights"])["properties"].values():
         form.pop("default")
         form["anyOf"] = one
+    by_format["properties"] |= {quant: {"anyOf": one} for quant in ALL_QUANTS}
     by_format["minProperties"] = 1
     model["weights"]["anyOf"] = [*one, _ref("FormatWeights")]
     for stack, header in stacks().items():
@@ -56,7 +58,8 @@ def schema() -> JsonSchemaValue:
     defs["Variant"] = {"oneOf": [_ref(f"{stack}-variant") for stack in stacks()]}
     defs["Exclude"] = _exclude()
     top = file["properties"]
-    top["models"]["items"] = _ref("ModelRow")
+    word = {"type": "string", "minLength": 1, "description": "a path, org/name of the hub, or a known name"}
+    top["models"]["items"] = {"anyOf": [word, _ref("ModelRow")]}
     top["variants"]["items"] = top["include"]["items"] = _ref("Variant")
     top["exclude"]["items"] = _ref("Exclude")
     top["workloads"]["items"] = {"oneOf": [_ref(kind.__name__) for kind in KINDS.values()]}

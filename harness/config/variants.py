@@ -40,7 +40,7 @@ from harness.theory import names
 from harness.theory.decoder import dense
 from harness.theory.known_models import Described, NoModel, described
 from harness.theory.names import NotUnderstood
-from harness.theory.tensors import FORMATS
+from harness.theory.tensors import ALL_QUANTS, FORMATS
 
 # The form of the file: the keys of each mapping, and their descriptions for editors.
 
@@ -167,7 +167,7 @@ class ModelRow(Frozen):
     dense shape spelled out; the weights may bring their own."""
     weights: Any = "synthetic"
     """synthetic, the name of a shipped model, a path, or a mapping: path; repo, file and revision; synthetic
-    and seed; or one of these by format: hf, gguf, gptq, awq."""
+    and seed; or one of these by format (hf, gguf, gptq, awq), or GGUF files by their types (q8_0, q4_k_m)."""
     where: list[str] = Field(default=["*"], min_length=1)
     """Globs: the devices of a fleet that this model is for; read by run --on alone."""
 
@@ -190,6 +190,25 @@ class VariantRow(Frozen):
 
 QUANT, BITS = "{quant}", "{bits}"
 _FORMATS = tuple(FormatWeights.model_fields)
+_BY_FORMAT = (*_FORMATS, *ALL_QUANTS)
+
+
+def model_row(given: Any, folder: Path) -> Any:
+    """The row of a model that is given as a word: a path, a repository of the hub (org/name, or
+    org/name:Q4_K_M for its GGUF of that type) or a known name."""
+    if not isinstance(given, str):
+        return given
+    is_path = (
+        given.lower().endswith(".gguf") or given.startswith((".", "~", "/")) or (folder / given).exists()
+    )
+    if is_path or given in data.weights_names():
+        return {"weights": given}
+    repo, _, quant = given.partition(":")
+    if not re.match(REPO, repo):
+        return {"shape": given}
+    if not quant:
+        return {"weights": {"repo": repo}}
+    return {"name": safe_name(repo.partition("/")[2]), "weights": {"repo": repo, "file": f"*{quant}.gguf"}}
 
 
 def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | None:
@@ -199,7 +218,7 @@ def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | 
         return None
     before = len(mistakes.found)
     known, made = _shape(row.shape, (*loc, "shape"), folder, mistakes)
-    by_format = isinstance(row.weights, dict) and any(form in row.weights for form in _FORMATS)
+    by_format = isinstance(row.weights, dict) and any(form in row.weights for form in _BY_FORMAT)
     of_format: dict[str, Weights] = {}
     if by_format:
         of_format = _of_format(row.weights, (*loc, "weights"), folder, mistakes)
@@ -252,13 +271,14 @@ def named_shape(given: str, loc: Loc, mistakes: Mistakes) -> names.Named | None:
 
 
 def _of_format(given: Plain, loc: Loc, folder: Path, mistakes: Mistakes) -> dict[str, Weights]:
-    """Weights by format, in the order of the forms, without invalid ones."""
-    if mistakes.checked(FormatWeights, given, loc) is None:
+    """Weights by format or type, in the order of the forms, without invalid ones."""
+    formats = {form: weights for form, weights in given.items() if form not in ALL_QUANTS}
+    if mistakes.checked(FormatWeights, formats, loc) is None:
         return {}
     found: dict[str, Weights] = {}
-    for form in _FORMATS:
+    for form in _BY_FORMAT:
         weights = _weights(given[form], (*loc, form), folder, mistakes) if form in given else None
-        if weights and weights.file is not None and form != "gguf":
+        if weights and weights.file is not None and form in _FORMATS and form != "gguf":
             mistakes.add((*loc, form, "file"), f"{form} weights are a checkpoint: a repo without file")
         elif weights:
             found[form] = weights
@@ -296,7 +316,7 @@ def _weights(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Weights 
         made = mistakes.checked(SyntheticWeights, given, loc)
         return Weights(seed=made.seed) if made else None
     else:
-        formats = () if loc[-1] in _FORMATS else _FORMATS
+        formats = () if loc[-1] in _BY_FORMAT else _FORMATS
         for key in given:
             hint = suggestion(key, ("path", "repo", "file", "synthetic", *formats))
             mistakes.add((*loc, key), "unknown key" + hint)
@@ -461,6 +481,11 @@ def quant_of(variant: Variant) -> str | None:
     """The requested quantization or the stack's default; null: as stored."""
     quant = _option_of(variant, "quant")
     return None if quant is None else str(quant)
+
+
+def weights_of(model: Model, variant: Variant) -> Weights | None:
+    """The weights that a variant loads, placeholders in place; null: its stack could load none."""
+    return model.weights_for(weights_format(variant), quant_of(variant))
 
 
 def bits_of(variant: Variant) -> int | None:

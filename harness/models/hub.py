@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from harness.base.files import cache_folder
-from harness.base.text import redacted
+from harness.base.text import list_named, redacted
 from harness.config import Weights
 from harness.models.checkpoint import INDEX, PACKING_FILES, SINGLE
 from harness.models.weights import Ready, WeightsError, digest, local
@@ -48,6 +50,21 @@ def cached_file(repo: str, file: str, revision: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
+def cached_match(repo: str, file: str, revision: str) -> Path | None:
+    """The one file in the hub's cache whose name a glob matches, in any case; null: none, or several."""
+    folder = cached_checkpoint(repo, revision)
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")] if folder else []
+    found = _matching(names, file)
+    return folder / found[0] if folder and len(found) == 1 else None
+
+
+def _matching(names: Sequence[str], file: str) -> list[str]:
+    """The name itself if it is there, else those that it matches as a glob, in any case."""
+    depth = file.count("/")
+    alike = [name for name in names if name.count("/") == depth and fnmatchcase(name.lower(), file.lower())]
+    return [file] if file in names else alike
+
+
 def cached_checkpoint(repo: str, revision: str) -> Path | None:
     """The cache's folder of a commit, if it has all wanted files known to the cache; null otherwise.
 
@@ -78,10 +95,16 @@ def download_file(repo: str, file: str, revision: str) -> Path:
     """Raises HubError, Unreachable."""
     from huggingface_hub import hf_hub_download
 
-    if file not in _files(repo, revision):
-        raise HubError(f"hub {repo}: has no file {file} in revision {revision}")
+    names = _files(repo, revision)
+    found = _matching(names, file)
+    if len(found) > 1:
+        raise HubError(f"hub {repo}: {file} matches {len(found)} files: {list_named(found, 3)}")
+    if not found:
+        others = [name for name in names if name.endswith(".gguf")]
+        hint = f"; it has {list_named(others, 8)}" if others else ""
+        raise HubError(f"hub {repo}: has no file {file} in revision {revision}{hint}")
     try:
-        return Path(hf_hub_download(repo, file, revision=revision))
+        return Path(hf_hub_download(repo, found[0], revision=revision))
     except Exception as refusal:  # its HTTP library's errors have no common base
         raise HubError(f"hub {repo}/{file}: {_clause(refusal)}") from refusal
 
@@ -94,7 +117,8 @@ def download_checkpoint(repo: str, revision: str) -> Path:
     if not any(name.endswith(".safetensors") and "/" not in name for name in names):
         if any(name.endswith((".bin", ".pth", ".pt")) for name in names):
             raise HubError(f"hub {repo}: its weights are pickled; only safetensors are supported")
-        hint = "; name one of its GGUF files as file" if any(n.endswith(".gguf") for n in names) else ""
+        ggufs = any(name.endswith(".gguf") for name in names)
+        hint = f"; name the type of one of its GGUF files, as in {repo}:Q4_K_M" if ggufs else ""
         raise HubError(f"hub {repo}: has no safetensors{hint}")
     if SINGLE not in names and INDEX not in names:
         raise HubError(f"hub {repo}: has no {SINGLE} and no {INDEX}")
@@ -180,6 +204,7 @@ def _in_cache(source: Weights) -> Ready | WeightsError | None:
     repo, file, revision = str(source.repo), source.file, source.revision or "main"
     try:
         path = cached_file(repo, file, revision) if file else cached_checkpoint(repo, revision)
+        path = path or (cached_match(repo, file, revision) if file else None)
     except HubError as mistake:
         raise WeightsError(str(mistake)) from mistake
     damaged: WeightsError | None = None

@@ -13,7 +13,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from harness.base import data
-from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, cache_folder, drop, exclusive, object_of
+from harness.base.files import (
+    CONFIG_JSON_BYTES,
+    JsonFileError,
+    cache_folder,
+    drop,
+    exclusive,
+    matching,
+    object_of,
+)
+from harness.base.text import list_named
 from harness.models import checkpoint, gguf, gguf_model, layout
 from harness.models.checkpoint import FLOATS, INDEX, PACKING_FILES, SINGLE, Checkpoint, CheckpointError
 from harness.models.gguf import rotary_of
@@ -118,8 +127,14 @@ def dequantized_path(source: str, options: Options) -> Path:
 
 
 def local(path: Path) -> Ready:
-    """Open a GGUF file, a checkpoint's folder, or a folder with one GGUF in it. Raises WeightsError."""
+    """Open a GGUF file, a checkpoint's folder, or a folder with one GGUF in it. A name that is no file may be
+    a glob, or in another case, of one GGUF. Raises WeightsError."""
     try:
+        matches = gguf.whole_file(matching(path))
+        if len(matches) > 1:
+            names = list_named([each.name for each in matches], 3)
+            raise WeightsError(f"{path}: matches {len(matches)} files: {names}")
+        (path,) = matches
         if path.is_dir():
             found = checkpoint.read(path, needs_shape=False)
             return _gguf(found.path) if found.format == "gguf" else _checkpoint(found)

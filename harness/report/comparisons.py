@@ -488,7 +488,7 @@ def tuned_command(header: Header, options: Options, weights: str | None) -> str 
     if not header.program or weights is None:
         return None
     words = [
-        option.flag_for(options[name])
+        option.flag_for(options.get(name))
         for name, option in header.options.items()
         if option.default_from != "tokens"
     ]

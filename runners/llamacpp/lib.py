@@ -110,7 +110,9 @@ FTYPES = {"f32": lib.LLAMA_FTYPE_ALL_F32} | {
     name: getattr(lib, f"LLAMA_FTYPE_MOSTLY_{name.upper()}")
     for name in (
         *("f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q2_k", "q3_k_s", "q3_k_m", "q3_k_l"),
-        *("q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "mxfp4_moe"),
+        *("q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "mxfp4_moe", "q2_k_s", "tq1_0", "tq2_0"),
+        *("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq3_xxs", "iq3_xs", "iq3_s", "iq3_m"),
+        *("iq4_nl", "iq4_xs"),
     )
 }
 KV_TYPES = {"bf16": 30} | {

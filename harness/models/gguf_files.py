@@ -1,0 +1,91 @@
+"""GGUF files by the model that they hold: one model may be stored in several types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.models import gguf, gguf_model, weights
+from harness.models.gguf import GgufHeader
+from harness.theory.tensors import ALL_QUANTS
+
+# A type as names of files and of models have it: Q4_K_M, UD-Q4_K_XL, i1-IQ2_M, f16, fp16, MXFP4.
+_TYPE = re.compile(
+    r"[-_. ]+(?:ud-|i1-)?"
+    r"(i?q[1-9](?:_[0-9a-z]+)*|tq[12]_0|bf16|fp?16|fp?32|mxfp4(?:_moe)?|nvfp4)(?=$|[-_. ])",
+    re.IGNORECASE,
+)
+_SHAPE = (
+    *("block_count", "embedding_length", "feed_forward_length", "expert_count"),
+    *("attention.head_count", "attention.head_count_kv"),
+)
+_VOCABULARY = (
+    "tokenizer.ggml.model",
+    "tokenizer.ggml.pre",
+    "tokenizer.ggml.tokens",
+)  # an array is its length
+
+
+@dataclass
+class StoredModel:
+    """A model, and its files by the type that their tensors have."""
+
+    name: str
+    files: dict[str, Path] = field(default_factory=dict)
+
+
+def type_in(name: str) -> str | None:
+    """The type in the name of a file, in lower case; null: it has none."""
+    found = _TYPE.search(_stem(name))
+    return found[1].lower() if found else None
+
+
+def without_type(name: str) -> str:
+    """The name of a file or a model up to its type."""
+    stem = _stem(name)
+    found = _TYPE.search(stem)
+    return stem[: found.start()] if found else stem
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"(-[0-9]{5}-of-[0-9]{5})?\.gguf$", "", name, flags=re.IGNORECASE)
+
+
+def in_folder(folder: Path) -> list[Path]:
+    """The GGUF models of a folder: a split one once, and no projector, adapter or encoder beside them."""
+    found = gguf.whole_file([path for path in folder.iterdir() if path.name.lower().endswith(".gguf")])
+    return [path for path in found if not gguf_model.is_other_kind(path)] if len(found) > 1 else found
+
+
+def stored_models(paths: Iterable[Path]) -> list[StoredModel]:
+    """The models of these files, each part of a split one counting as all of it. Files with the same shape,
+    vocabulary and name are one model; a second file of one type is a model of its own, as is a file of a type
+    that cannot be requested.
+
+    Raises WeightsError.
+    """
+    found: dict[object, StoredModel] = {}
+    seen: set[Path] = set()
+    for path in paths:
+        ready = weights.local(path)
+        if ready.path in seen or ready.header is None:
+            continue
+        seen.add(ready.path)
+        name, quant = without_type(ready.path.name), ready.quant or "unknown"
+        identity = _identity(ready.header, name) if quant in ALL_QUANTS else ready.path
+        model = found.get(identity)
+        if model and quant in model.files:
+            identity, name, model = ready.path, _stem(ready.path.name), None
+        if model is None:
+            model = found[identity] = StoredModel(name)
+        model.name = min(model.name, name, key=len)
+        model.files[quant] = ready.path.absolute()
+    return list(found.values())
+
+
+def _identity(header: GgufHeader, name: str) -> object:
+    named = without_type(str(header.metadata.get("general.name") or name)).lower()
+    keys = (*(f"{header.architecture}.{key}" for key in _SHAPE), *_VOCABULARY)
+    return header.architecture, named, header.vocab_size, *map(header.metadata.get, keys)

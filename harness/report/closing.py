@@ -1,0 +1,77 @@
+"""What a run ends with: the best cells of each model in words, and the command that serves one of them."""
+
+from __future__ import annotations
+
+from harness.base.text import list_named
+from harness.dataset.study import Study, ok
+from harness.report import summary
+from harness.report.comparisons import tuned_command
+from harness.report.summary import Group, Ranked, leaders
+from harness.stacks.header import stacks
+
+NAMES_SHOWN = 4
+
+
+def closing(study: Study) -> list[str]:
+    """For each model the fastest, the smallest and the best known quality, and how to serve the fastest."""
+    found = []
+    for group in summary.groups(study):
+        if sentence := _sentence(group):
+            found.append(sentence)
+        if command := _command(study, group):
+            found.append(f"to serve it: {command}")
+    return found
+
+
+def _sentence(group: Group) -> str | None:
+    """Null where there is nothing to rank, as after a search of the longest context."""
+    if not group.named:
+        failed = group.every and not any(ok(row) for _, row in group.every)
+        return f"{group.title}: no cell is ok, so nothing is ranked." if failed else None
+    speed, size, quality = _ranked(group)
+    if len(group.named) == 1:
+        figures = ", ".join(each.entries[0].text for each in (speed, size) if each.entries)
+        return f"{group.title} {group.named[0][0]}: {figures}."
+    clauses = [
+        _clause(ranked, best, measure)
+        for ranked, best, measure in (
+            (speed, "the fastest", "speed"),
+            (size, "the smallest", "size"),
+            (quality, f"the best in quality, by {quality.measure}", quality.measure),
+        )
+        if len(ranked.entries) > 1
+    ]
+    return f"{group.title}: {'; '.join(clauses)}."
+
+
+def _ranked(group: Group) -> tuple[Ranked, Ranked, Ranked]:
+    return (
+        summary.fastest(group.named),
+        summary.smallest(group.named, group.every),
+        summary.best_quality(group.named),
+    )
+
+
+def _clause(ranked: Ranked, best: str, measure: str) -> str:
+    leading = leaders(ranked.entries, ranked.most)
+    if len(leading) == 1:
+        return f"{leading[0].label} is {best} ({leading[0].text})"
+    names = list_named([f"{each.label} ({each.text})" for each in leading], NAMES_SHOWN)
+    return f"not distinguishable in {measure}: {names}"
+
+
+def _command(study: Study, group: Group) -> str | None:
+    """How the stack's own program serves the fastest cell; of several, the one with the best known quality,
+    else the smallest. Null without such a program, and for random weights."""
+    cells = dict(group.named)
+    speed, size, quality = _ranked(group)
+    if not speed.entries:
+        return None
+    tied = [each.label for each in leaders(speed.entries, speed.most)]
+    others = [each.label for ranked in (quality, size) if ranked.entries for each in leaders(ranked.entries)]
+    row = cells[next((label for label in others if label in tied), tied[0])]
+    stored, header = study.behind(row), stacks().get(row["stack"])
+    if stored is None or header is None or row["weights"] == "synthetic":
+        return None
+    record = stored.record
+    return tuned_command(header, record["options"], record["model"]["weights"].get("file"))

@@ -306,8 +306,9 @@ _LEVELS = {
 # Smaller GPUs take longer for what a layer does besides its products.
 _BY_BANDWIDTH, _USUAL_BYTES_PER_S = Prior(-0.3, 0.3), 5e11
 # Before compute capability 7.0, unpacking weights takes longer than reading them, so that the share of the
-# bandwidth grows with the operations per byte.
-_BY_OPERATIONS, _USUAL_OPERATIONS = Prior(1.0, 0.3), 100.0
+# bandwidth grows with operations per byte: of 8 bits 76 to 136 on 6.1. Others' rates are of wider numbers;
+# four times a Tesla P100's of 32 bits is 51.
+_BY_OPERATIONS, _USUAL_OPERATIONS, _LEAST_OPERATIONS = Prior(1.0, 0.3), 100.0, 50.0
 _SETUP = {
     ("eff", ""): 0.02,
     ("eff", "hip"): 0.09,
@@ -402,7 +403,8 @@ def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior, float]]:
         by = math.log(traits.bytes_per_s / _USUAL_BYTES_PER_S)
         weighted.append(((parameter, "by bandwidth"), _BY_BANDWIDTH, by))
     if parameter == "eff" and traits.generation == "before 7.0" and traits.packed and traits.flops:
-        by = math.log(traits.flops / traits.bytes_per_s / _USUAL_OPERATIONS)
+        per_byte = max(traits.flops / traits.bytes_per_s, _LEAST_OPERATIONS)
+        by = math.log(per_byte / _USUAL_OPERATIONS)
         weighted.append(((parameter, "by operations"), _BY_OPERATIONS, by))
     return weighted
 

@@ -55,11 +55,14 @@ def test_a_whole_size_of_the_published_study_is_predicted_from_the_others(publis
     """benchmarks/predictions.py has the other sizes, and the stacks of PyTorch."""
     held = [e for e in published if e.traits.model == "qwen1.5-7b" and e.traits.engine == GGML]
     predictor = Predictor([e for e in published if e.traits.model != "qwen1.5-7b"])
-    found = predictor.latency_ms([e.traits for e in held], 1)
-    errors = [abs(found.value / example.at_ms[1] - 1) for found, example in zip(found, held, strict=True)]
+    predicted = predictor.latency_ms([e.traits for e in held], 1)
+    measured = [example.at_ms[1] for example in held]
+    errors = [abs(found.value / ms - 1) for found, ms in zip(predicted, measured, strict=True)]
     assert len(held) == 8
     assert statistics.median(errors) < 0.02
     assert max(errors) < 0.05
+    assert all(found.low < ms < found.high for found, ms in zip(predicted, measured, strict=True))
+    assert all(found.half_width < 0.025 for found in predicted)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +75,9 @@ def public() -> list[Example]:
     [
         (["GeForce RTX 5090", "RTX PRO 6000 Blackwell", "GeForce RTX 2080", "A100 80 GB PCIe"], 0.1),
         (["Apple M4 Pro", "Apple M3 Ultra", "Apple M2 Ultra"], 0.13),
-        (["Raspberry Pi 5", "Core i5-4278U", "Intel N150", "Ryzen 9 7950X"], 0.2),
+        (["Raspberry Pi 5", "Core i5-4278U", "Intel N150, DDR4-3200", "Ryzen 9 7950X"], 0.15),
+        (["Radeon RX 7900 XT", "Radeon RX 7900 XTX"], 0.08),
+        (["GeForce GTX 1050 Ti", "Tesla P40"], 0.1),
     ],
 )
 def test_a_machine_that_was_never_measured_is_predicted_within_its_interval(
@@ -238,6 +243,27 @@ def test_the_rates_of_types_tell_a_type_that_was_not_measured():
     assert width(found) < 1.4
     without = Predictor([Example(replace(fast, multiply_s=None), {1: 250.0}, (1, 1), {}, "here")])
     assert width(without.latency_ms([replace(slow, multiply_s=None)], 1)[0]) > 2
+
+
+def test_the_type_of_weights_changes_no_compute_rate_in_vulkan(public):
+    """It unpacks them to 16 bits; ROCm multiplies them in 8, at twice the rate on an RX 6700 XT."""
+    card = [
+        each.traits for each in public if each.traits.device == "Radeon RX 6700 XT" and each.traits.packed
+    ]
+    rates = {traits.family: traits.flops for traits in card}
+    assert rates["hip"] == 2 * rates["vulkan"]
+
+
+def test_before_tensor_cores_more_operations_per_byte_read_faster():
+    """Unpacking bounds such a GPU: twice the rate is nearly twice the speed, elsewhere none."""
+
+    def ratio(generation: str) -> float:
+        slow = replace(CARD, generation=generation, layers=1, reaches=())
+        one, two = Predictor([]).latency_ms([slow, replace(slow, flops=2 * CARD.flops)], 1)
+        return one.value / two.value
+
+    assert ratio("8.9") == 1
+    assert 1.5 < ratio("before 7.0") < 2
 
 
 def test_parts_in_two_memories_follow_each_other():

@@ -236,7 +236,7 @@ def test_a_cpu_that_nobody_measured_has_wide_intervals(harness):
     row = next(r for r in json.loads(ran.out)["variants"] if r["name"] == "llamacpp q4_0")
     _, low, high = row["tokens_per_s"]
     assert row["basis"] == "calibrated elsewhere"
-    assert 1.7 < high / low < 4
+    assert 1.6 < high / low < 4
     assert low < 60e9 / 4.4e9 < high * 2
     assert row["ttft_2048_ms"] is None
 
@@ -818,7 +818,7 @@ def test_a_model_far_smaller_than_all_that_was_measured_is_said_to_be_extrapolat
     assert "far less than any that was measured" in small
     assert "how far off" not in small
     assert "8,192 tokens of context" in usual
-    assert "how far off: on 25 machines of NVIDIA" in usual
+    assert "how far off: on 26 machines of NVIDIA" in usual
     assert "extrapolated" not in usual
 
 

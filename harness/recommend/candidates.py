@@ -120,6 +120,12 @@ def generation(machine: Machine) -> str:
     return "HBM" if major in (7, 8, 9, 10) and not minor else f"{major}.{minor}" if major else ""
 
 
+def prompt_flops(machine: Machine, family: str, packed: bool) -> float | None:
+    """The rate that prompts reach a share of. `family`: what runs the model; Vulkan unpacks all weights to 16
+    bits."""
+    return machine.kernel_flops(packed and family != "vulkan")
+
+
 def read_bytes(header: Header, made: Decoder, quant: str | None, bits: float | None) -> float | None:
     """Bytes of weights that a decode step reads, in the format that a PyTorch stack loads; null for others.
     `quant`: of bitsandbytes; `bits`: of a packed checkpoint. All stay 16 bits wide but the linear layers."""
@@ -351,7 +357,7 @@ def place_of(machine: Machine, name: str, threads: int) -> Place:
         reserve_bytes=machine.reserve.value,
         reserve_for=machine.reserve.source.partition(",")[0],
     )
-    rates = {quantized: machine.kernel_flops(quantized) for quantized in (False, True)}
+    rates = {quantized: prompt_flops(machine, machine.family, quantized) for quantized in (False, True)}
     bandwidth = machine.bandwidth_bytes_per_s
     return Place(
         *(device, machine.name, bandwidth, rates, threads),

@@ -93,7 +93,7 @@ def _traits_of_public(row: PublicSpeed) -> Traits:
         read_bytes=read + MOVED_STATE * needs.state_bytes,
         bytes_per_s=row.device.bandwidth_bytes_per_s,
         packed=row.packed,
-        flops=row.device.kernel_flops(row.packed),
+        flops=candidates.prompt_flops(row.device, row.family, row.packed),
         expert_bytes=needs.expert_bytes,
         expert_share=needs.experts_used / needs.experts if needs.experts else 1.0,
         waits=candidates.waits(header, group),

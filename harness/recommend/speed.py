@@ -166,7 +166,7 @@ before."""
 # The spread of a latency's logarithm around the model: on a setup with measurements of its own, and on one of
 # which others' are public (a model's and a type's deviation on one machine are not known there).
 _SPREAD = {
-    ("gpu", GGML): (0.015, 0.05),
+    ("gpu", GGML): (0.009, 0.05),
     ("cpu", GGML): (0.04, 0.08),
     **{("gpu", engine): (0.04, 0.15) for engine in (TORCH, FUSED)},
     **{("cpu", engine): (0.06, 0.15) for engine in (TORCH, FUSED)},
@@ -225,9 +225,13 @@ _ROOTS: dict[tuple[str, str, str], tuple[float, float]] = {
 # and how far a family of types and a type deviate.
 _OF_RATES = Prior(math.log(0.9), 0.12)
 _SPREADS_OF_RATES = 0.03, 0.04
-# Layers that are not dense: they start more kernels (a router, its choice, indexed products), and read
-# smaller pieces.
-_KIND = {"layer": Prior(math.log(1.5), 0.5), "eff": Prior(math.log(0.9), 0.2)}
+# Layers that are not dense: they start more kernels (a router, its choice, indexed products), read smaller
+# pieces, and multiply each expert by few of a prompt's tokens.
+_KIND = {
+    "layer": Prior(math.log(1.5), 0.5),
+    "eff": Prior(math.log(0.9), 0.2),
+    "mfu": Prior(math.log(0.6), 0.4),
+}
 # How far a stack's kernel, a type, software, a setup, a device and a model deviate from the root: spreads of
 # logarithms.
 _GROUP = {
@@ -261,8 +265,8 @@ _SOFTWARE = {
 _INTERFACE = {
     ("mfu", "vulkan"): 0.4,
     ("kv", "vulkan"): 0.2,
-    ("step", "vulkan"): 0.3,
-    ("layer", "vulkan"): 0.3,
+    ("step", "vulkan"): 0.6,
+    ("layer", "vulkan"): 0.6,
     ("eff", "vulkan"): 0.15,
 }  # against hip
 _DEVICE = {
@@ -271,15 +275,17 @@ _DEVICE = {
     ("layer", ""): 0.3,
     ("layer", "cuda"): 0.2,
     ("eff", ""): 0.06,
-    ("eff", "cpu"): 0.09,
+    ("eff", "cpu"): 0.08,
     ("kv", ""): 0.2,
     ("mfu", ""): 0.2,
-    ("mfu", "hip"): 0.5,
-    ("mfu", "vulkan"): 0.5,
+    ("mfu", "hip"): 0.25,
+    ("mfu", "vulkan"): 0.25,
 }
 _GENERATION = {
     ("eff", ""): 0.15,
     ("eff", "metal"): 0.07,
+    ("eff", "hip"): 0.1,
+    ("eff", "vulkan"): 0.1,
     ("step", ""): 0.3,
     ("layer", ""): 0.4,
     ("mfu", ""): 0.15,
@@ -299,10 +305,21 @@ _LEVELS = {
 }
 # Smaller GPUs take longer for what a layer does besides its products.
 _BY_BANDWIDTH, _USUAL_BYTES_PER_S = Prior(-0.3, 0.3), 5e11
-_SETUP = {("eff", ""): 0.02, ("eff", "hip"): 0.09, ("eff", "vulkan"): 0.09, ("eff", "cpu"): 0.08}
+# Before compute capability 7.0, unpacking weights takes longer than reading them, so that the share of the
+# bandwidth grows with operations per byte: of 8 bits 76 to 136 on 6.1. Others' rates are of wider numbers;
+# four times a Tesla P100's of 32 bits is 51.
+_BY_OPERATIONS, _USUAL_OPERATIONS, _LEAST_OPERATIONS = Prior(1.0, 0.3), 100.0, 50.0
+_SETUP = {
+    ("eff", ""): 0.02,
+    ("eff", "hip"): 0.09,
+    ("eff", "vulkan"): 0.09,
+    ("eff", "cpu"): 0.08,
+    ("mfu", "hip"): 0.3,
+    ("mfu", "vulkan"): 0.3,
+}
 # A model on all machines, where architectures differ, and a model and kernel on one.
 _MODEL = {("eff", ""): 0.03}
-_MODEL_HERE = {("step", "cuda"): 0.02, ("kv", "cuda"): 0.05, ("eff", "cpu"): 0.02}
+_MODEL_HERE = {("step", "cuda"): 0.01, ("kv", "cuda"): 0.05, ("eff", "cpu"): 0.02}
 FIRST_TOKEN_SPREAD = 0.08
 
 
@@ -385,6 +402,10 @@ def terms_of(parameter: str, traits: Traits) -> list[tuple[Name, Prior, float]]:
     if (parameter, kind) == ("layer", "cuda"):
         by = math.log(traits.bytes_per_s / _USUAL_BYTES_PER_S)
         weighted.append(((parameter, "by bandwidth"), _BY_BANDWIDTH, by))
+    if parameter == "eff" and traits.generation == "before 7.0" and traits.packed and traits.flops:
+        per_byte = max(traits.flops / traits.bytes_per_s, _LEAST_OPERATIONS)
+        by = math.log(per_byte / _USUAL_OPERATIONS)
+        weighted.append(((parameter, "by operations"), _BY_OPERATIONS, by))
     return weighted
 
 

@@ -403,7 +403,7 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
     for quant in quants:
         as_published = arguments.units == PUBLISHED.name
         assert made is not None
-        forms.append(Form(quant, tensors=tuple(tensors.quantized(made, quant, as_published))))
+        forms.append(Form(quant, tensors=tensors.quantized(made, quant, as_published)))
     if arguments.tensors and not (arguments.quant or stored):
         raise Mistake(f"{given}: --tensors needs --quant, or a file with tensors")
     if stored and not forms:

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -369,7 +368,7 @@ class Subject:
 
     def stored_as(self, quant: str) -> Sequence[Tensor]:
         """The model's tensors in a GGUF of this type."""
-        return self.tensors or _quantized(self.made, quant)
+        return self.tensors or quantized(self.made, quant, as_published=self.made.is_dense)
 
 
 @dataclass(frozen=True)
@@ -416,11 +415,6 @@ class Candidate:
         if split and split.traits.device == device:
             split = replace(split, traits=given_rates(split.traits, rates))
         return replace(self, traits=traits, split=split)
-
-
-@lru_cache(maxsize=64)
-def _quantized(made: Decoder, quant: str) -> tuple[Tensor, ...]:
-    return tuple(quantized(made, quant, as_published=made.is_dense))
 
 
 def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[str] = ()) -> list[Candidate]:

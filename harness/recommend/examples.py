@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 from harness.analysis import traffic
 from harness.analysis.columns import Cell, DepthsRow
-from harness.dataset.study import Study
 from harness.recommend import candidates
 from harness.recommend.candidates import OfModel, Rates
 from harness.recommend.speed import GGML, OLDER, OLDER_YEAR, PUBLIC, PUBLISHED, STUDY_LOOP, Example, Traits
@@ -22,6 +22,9 @@ from harness.theory.floors import MOVED_STATE
 from harness.theory.public_speeds import PublicSpeed
 from harness.theory.rows import is_quantized
 from harness.theory.tensors import ALL_QUANTS, quantized
+
+if TYPE_CHECKING:
+    from harness.dataset.study import Study
 
 PROMPT_TOKENS = 64  # a shorter prompt tells nothing of the compute rate
 _PASSES = ("n", "latency_ns", "depth")

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -195,19 +195,30 @@ def folders() -> str:
 
 def record_schema() -> str:
     """docs/record.schema.json."""
-    return json.dumps(records_kinds.json_schema(), indent=1) + "\n"
+    return json.dumps(_schema(), indent=1) + "\n"
+
+
+@cache
+def _schema() -> Any:
+    """Made once: reading the descriptions from the source takes seconds."""
+    return records_kinds.json_schema()
+
+
+@cache
+def _properties(part: Any) -> records_kinds.Properties:
+    return records_kinds.properties_of(part)
 
 
 def keys(part: Any) -> str:
     """The keys of one type of a record, with their meanings."""
-    return _keys_table(records_kinds.properties_of(part))
+    return _keys_table(_properties(part))
 
 
 def _own_keys(kind: Any) -> str:
     """The keys that records of this kind alone have."""
     shared = [base for base in records_kinds.bases(kind) if not base.__name__.startswith("Only")]
-    known = {key for base in shared for key in records_kinds.properties_of(base)}
-    every = records_kinds.json_schema()["$defs"][kind.__name__]["properties"]
+    known = {key for base in shared for key in _properties(base)}
+    every = _schema()["$defs"][kind.__name__]["properties"]
     return _keys_table({key: found for key, found in every.items() if key not in known})
 
 

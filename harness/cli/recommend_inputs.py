@@ -322,13 +322,14 @@ def known_models(arguments: argparse.Namespace, devices: Sequence[Place]) -> Kno
     families = {each.device.family for each in devices}
     public = [each for each in public_speeds.used(public_speeds.rows()) if each.device.family in families]
     found = [
-        *examples.of_published(published),
+        *(examples.of_published(published) if "cuda" in families else ()),  # all on one card
         *examples.of_public(public),
         *(_of_own(mine, bandwidths) if mine else ()),
         *(example for path in arguments.examples for example in _of_others(path)),
     ]
     found = examples.with_bandwidths(found, bandwidths)
     rates = {each.name: candidates.kept_rates(folder, each.name, each.threads) for each in devices}
+    rates = {name: of_types for name, of_types in rates.items() if of_types}
     for device, of_types in rates.items():
         found = examples.with_rates(found, device, of_types)
     scores = [each.record for each in mine if each.record["kind"] == "scored"]

@@ -213,7 +213,7 @@ def within(seconds: float, megabytes: float) -> Iterator[None]:
 def test_a_gguf_tells_its_shape_and_every_tensor(tmp_path, shape):
     checkpoint = read(write_gguf(tmp_path / "model.gguf", shape))
     assert checkpoint.decoder == shape
-    assert list(checkpoint.tensors) == tensors.of_shape(shape)
+    assert tuple(checkpoint.tensors) == tensors.of_shape(shape)
     assert checkpoint.format == "gguf"
     assert checkpoint.quantization == "f16"
     assert checkpoint.tied == shape.tied

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from csv_tables import of_each
 
 from harness import cli
 from harness.base import data
@@ -22,13 +23,13 @@ SOURCES = data.table("machines.toml")[DOCUMENTS]
 ALIASES = data.table("aliases.toml")
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@of_each("name", RECORDS)
 def test_a_shipped_record_has_the_form_of_a_users(name):
     mistakes = Mistakes(str)
     assert own_machines.checked(name, RECORDS[name], SOURCES, mistakes), mistakes.found
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@of_each("name", RECORDS)
 def test_a_rate_is_what_its_source_derives(name):
     """`1,920 cores x 2 x 1.68 GHz`, `8 x FP32`, `233 AI TOPS (...) / 4`: the figure is the product."""
     machine = MACHINES[name]
@@ -227,7 +228,7 @@ def test_a_mistake_in_a_users_file_is_one_sentence_with_its_line(own, capsys, ol
     assert any(each.startswith(f"{file}:{line}: ") and said in each for each in captured.err.splitlines())
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@of_each("name", SHAPES)
 def test_a_model_has_the_parameters_of_its_name(name):
     if size := re.search(r"-(\d[\d.]*)b\b", name):
         # Small models' names leave out an embedding; Qwen1.5-0.5B ties it on the hub.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from csv_tables import rows
+from csv_tables import of_each, rows
 from damage import Edits, edited, edits
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -99,7 +99,7 @@ def refusal(given: Any) -> str:
 # --- the catalogue
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@of_each("name", PUBLISHED)
 def test_a_shape_has_as_many_parameters_as_the_published_checkpoint(name):
     assert parameters(SHAPES[name]) == PUBLISHED[name]
 
@@ -116,7 +116,7 @@ def test_qwen15_of_the_hub_ties_what_ours_keeps_apart():
     assert not any(shape.tied for name, shape in SHAPES.items() if name.startswith("qwen1.5-"))
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@of_each("name", SHAPES)
 def test_a_shape_is_consistent_and_lists_as_many_elements_as_it_counts(name):
     shape = SHAPES[name]
     assert shape.heads % shape.kv_heads == 0

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from csv_tables import rows
+from csv_tables import of_each, rows
 
 from harness.theory import decoder
 from harness.theory.base_shapes import understood
@@ -20,7 +20,7 @@ def stated(name: str) -> float | None:
     return max((float(size) * 1e9 for size in SIZE.findall(name.lower())), default=None)
 
 
-@pytest.mark.parametrize(("typed", "shape"), [row for row in NAMES if row[1]])
+@of_each(("typed", "shape"), [row for row in NAMES if row[1]])
 def test_a_name_of_the_hub_or_ollama_stands_for_its_shape(typed, shape):
     found = understood(typed, KNOWN)
     assert found.name in (shape, f"{shape}-instruct", f"{shape}-base")
@@ -30,14 +30,14 @@ def test_a_name_of_the_hub_or_ollama_stands_for_its_shape(typed, shape):
         assert abs(size / parameters - 1) < 0.12
 
 
-@pytest.mark.parametrize("typed", [typed for typed, shape in NAMES if not shape])
+@of_each("typed", [typed for typed, shape in NAMES if not shape])
 def test_a_name_of_another_shape_is_a_sentence(typed):
     with pytest.raises(NotUnderstood) as refused:
         understood(typed, KNOWN, "give its config.json or --from")
     assert len(refused.value.sentence("model", typed)) < 300
 
 
-@pytest.mark.parametrize("name", [name for name in KNOWN if not name.startswith("tiny-")])
+@of_each("name", [name for name in KNOWN if not name.startswith("tiny-")])
 def test_words_of_a_finetune_never_lead_to_another_size(name):
     for typed in (f"someone/my-{name}-Abliterated-GGUF:Q4_K_M", f"{name}-uncensored-awq"):
         try:
@@ -47,7 +47,7 @@ def test_words_of_a_finetune_never_lead_to_another_size(name):
         assert decoder.parameters(found.made) == decoder.parameters(KNOWN[name])
 
 
-@pytest.mark.parametrize("name", [name for name in KNOWN if stated(name)])
+@of_each("name", [name for name in KNOWN if stated(name)])
 def test_another_size_of_a_known_family_is_never_taken_for_one_that_is_known(name):
     size = SIZE.search(name)
     other = f"{float(size[1]) * 1.37:.3g}b"

@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from csv_tables import rows
+from csv_tables import of_each, rows
 
 from harness.theory import names
 from harness.theory.machines import MACHINES, Figure, Machine
@@ -45,7 +45,7 @@ def figures(machine: Machine) -> dict[str, Figure]:
     return found
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@of_each("name", MACHINES)
 def test_every_figure_has_a_source_and_is_plausible(name):
     machine = MACHINES[name]
     for figure in figures(machine).values():
@@ -95,7 +95,7 @@ def test_few_figures_are_from_memory():
     }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@of_each("name", PUBLISHED)
 def test_a_machine_has_the_published_figures_and_default_rate(name):
     machine = MACHINES[name]
     gib, gb_per_s, rate, tera = PUBLISHED[name]
@@ -199,7 +199,7 @@ SEVERAL = {
 }
 
 
-@pytest.mark.parametrize(("name", "mib", "found"), NVML)
+@of_each(("name", "mib", "found"), NVML)
 def test_a_gpu_is_known_as_nvml_names_it(name, mib, found):
     assert names.of_gpu(name, int(mib) << 20 or None) == MACHINES[found]
 
@@ -210,7 +210,7 @@ def test_every_known_gpu_has_a_name_of_nvmls():
     assert named | unclear == {name for name, m in MACHINES.items() if m.compute_capability}
 
 
-@pytest.mark.parametrize("name", [*GEFORCE, *WITHOUT_TENSOR_CORES])
+@of_each("name", [*GEFORCE, *WITHOUT_TENSOR_CORES])
 def test_a_geforce_is_known_as_nvml_names_it(name):
     machine = MACHINES[name]
     of_nvml = "NVIDIA " + re.sub(r" (\d+ GB|GDDR[56]X?)$", "", machine.name)
@@ -224,7 +224,7 @@ def test_a_name_of_several_gpus_with_one_memory_size_is_not_known(name):
     assert len(names.machines(name)) > 1
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@of_each("name", OTHERS)
 def test_another_gpu_is_never_taken_for_a_known_one(name):
     assert names.of_gpu(name, 80 << 30) is None
 

@@ -1,7 +1,7 @@
 """What people type, and what is understood: models, machines, counts of tokens, sizes of memory."""
 
 import pytest
-from csv_tables import rows
+from csv_tables import of_each, rows
 
 from harness.config import load
 from harness.theory import names
@@ -16,12 +16,12 @@ GIB = 2**30
 # --- models
 
 
-@pytest.mark.parametrize(("typed", "name"), rows("typed_models"))
+@of_each(("typed", "name"), rows("typed_models"))
 def test_a_model_is_understood_as_the_hub_and_ollama_write_it(typed, name):
     assert names.named(typed).name == name
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@of_each("name", SHAPES)
 def test_every_name_in_the_list_is_itself(name):
     assert names.named(name.upper()) == (name, SHAPES[name], "")
 
@@ -76,12 +76,12 @@ def test_another_model_is_never_taken_for_one_that_is_known(typed, sentence):
 # --- machines
 
 
-@pytest.mark.parametrize(("typed", "found"), rows("typed_machines"))
+@of_each(("typed", "found"), rows("typed_machines"))
 def test_a_machine_is_understood_as_people_and_nvml_write_it(typed, found):
     assert [*names.machines(typed)] == found.split()
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@of_each("name", MACHINES)
 def test_a_machine_and_each_of_its_sizes_are_named_by_what_they_print(name):
     for given, machine in names.machines(name).items():
         assert names.machines(given) == {given: machine}

@@ -296,7 +296,7 @@ def test_one_wrong_value_of_twenty_moves_no_fit():
     design = np.column_stack([np.ones(20), x])
     scales = np.full(20, least_squares.NORMAL)
     found, covariance = least_squares.fitted(
-        lambda v: (design @ v - y) / 0.1, lambda v: design / 0.1, np.zeros(2), scales
+        lambda v: (design @ v - y) / 0.1, lambda v: design / 0.1, scales, np.zeros(2), np.full(2, 1e3)
     )
     assert found == pytest.approx([2, 3], abs=0.01)
     assert covariance[0, 0] > 0

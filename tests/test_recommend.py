@@ -413,7 +413,7 @@ def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):
     assert [v.options for v in experiment.variants] == [each.cell.variant.options for each in found]
     assert [v.name for v in experiment.variants] == [each.cell.variant.name for each in found]
     whole, place = subject("tiny-qwen2"), place_of(MACHINES["rtx-4090"], "rtx-4090", 4)
-    in_file = replace(whole, stored="iq4_xs", tensors=tuple(quantized(whole.made, "iq4_xs")))
+    in_file = replace(whole, stored="iq4_xs", tensors=quantized(whole.made, "iq4_xs"))
     as_is = candidates(in_file, place, 4096, ["llamacpp"])
     cells = [each.cell for each in as_is]
     path.write_text(answer.config_text(cells, {"name": "m", "weights": "m.gguf"}, "cuda", 4096))
@@ -504,7 +504,7 @@ def test_a_quantized_gguf_stays_what_it_is():
     made = {each.type for each in candidates(replace(whole, stored="q8_0"), place, 4096, ["llamacpp"])}
     assert made == {"q8_0"}
     # A type that is not made here is measured as the file has it, by its own tensors.
-    tensors = tuple(quantized(whole.made, "iq4_xs"))
+    tensors = quantized(whole.made, "iq4_xs")
     (as_is, *_) = candidates(replace(whole, stored="iq4_xs", tensors=tensors), place, 4096, ["llamacpp"])
     assert (as_is.type, as_is.cell.quant) == ("iq4_xs", None)
     assert as_is.weight_bytes == sum(each.bytes for each in tensors)

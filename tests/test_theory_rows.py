@@ -258,9 +258,9 @@ def test_a_stack_takes_more_than_the_ideal_and_has_less_of_the_memory():
 
 def test_weights_have_the_stacks_that_load_them():
     card = MACHINES["rtx-4090"]
-    quantized = tuple(tensors.quantized(MODEL, "q8_0"))
+    quantized = tensors.quantized(MODEL, "q8_0")
     packed = tuple(replace(t, name=t.name.replace("blk", "layers"), type="i32") for t in quantized)
-    whole = tuple(tensors.quantized(MODEL, "bf16"))
+    whole = tensors.quantized(MODEL, "bf16")
     llama_cpp, hf = {"llama.cpp", "llama.cpp flash_attn"}, {"transformers"}
     for form, stacks in (
         (Form("8 bits", 8), llama_cpp | hf),
@@ -293,7 +293,7 @@ def test_every_option_reaches_the_row(harness):
     given = "--quant q4_k_m --units published --kv q8_0 --kv-read window --length 1000 --kv-block 1"
     given += " --context 3000 --prompt 700 --chunk 300 50 --rate fp16-tensor"
     given += " --acceptance 0.7 --draft-length 6 --draft-cost 0.2"
-    form = Form("q4_k_m", tensors=tuple(tensors.quantized(SHAPES[name], "q4_k_m")))
+    form = Form("q4_k_m", tensors=tensors.quantized(SHAPES[name], "q4_k_m"))
     asked: dict[str, Any] = {"kv_bits": 8.5, "kv_read": "window", "length": 1000, "kv_block": 1}
     asked |= {"context": 3000, "prompt": 700, "chunks": [300, 50], "rate": "fp16-tensor"}
     asked |= {"speculation": (0.7, 6, 0.2)}

@@ -10,8 +10,8 @@ from statistics import fmean, median
 from typing import TypeVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import fdtrc, polygamma, psi, stdtr, stdtrit
 
 # Estimate the spread of repeats from their own values and from similar cells. Pure.
 #
@@ -41,7 +41,7 @@ class Spread:
     def far_beyond(self, usual: Spread) -> bool:
         """Whether this is far wider than usual (F test): one process was disturbed, which other cells do not
         show."""
-        return float(fdtrc(self.freedom, usual.freedom, self.variance / usual.variance)) <= FAR
+        return float(scipy.special.fdtrc(self.freedom, usual.freedom, self.variance / usual.variance)) <= FAR
 
 
 def within(groups: Sequence[Sequence[float]]) -> Spread | None:
@@ -79,12 +79,14 @@ def _usual(spreads: Sequence[Spread]) -> Spread | None:
     """The usual variance and its degrees of freedom, by Smyth's moments of log variances; null where the
     variances differ no more than by chance. Needs at least two spreads."""
     half = np.array([own.freedom for own in spreads]) / 2
-    logs = np.log([own.variance for own in spreads]) - psi(half) + np.log(half)
-    beyond_chance = float(logs.var(ddof=1) - polygamma(1, half).mean())
+    logs = np.log([own.variance for own in spreads]) - scipy.special.psi(half) + np.log(half)
+    beyond_chance = float(logs.var(ddof=1) - scipy.special.polygamma(1, half).mean())
     if beyond_chance <= 0:
         return None
     worth = 2 * _inverse_trigamma(beyond_chance)
-    return Spread(math.exp(float(logs.mean()) + float(psi(worth / 2)) - math.log(worth / 2)), worth)
+    return Spread(
+        math.exp(float(logs.mean()) + float(scipy.special.psi(worth / 2)) - math.log(worth / 2)), worth
+    )
 
 
 def _inverse_trigamma(y: float) -> float:
@@ -95,8 +97,8 @@ def _inverse_trigamma(y: float) -> float:
         return 1 / y
     x = 0.5 + 1 / y
     for _ in range(50):
-        tri = float(polygamma(1, x))
-        step = tri * (1 - tri / y) / float(polygamma(2, x))
+        tri = float(scipy.special.polygamma(1, x))
+        step = tri * (1 - tri / y) / float(scipy.special.polygamma(2, x))
         x += step
         if -step / x < 1e-8:
             break
@@ -398,8 +400,8 @@ def _change(cost: float, middle: float, variance: float, freedom: float) -> Chan
     if not math.isfinite(variance):
         return Change(float(cost), float(middle))
     error = math.sqrt(variance)
-    half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
-    p = 2 * float(stdtr(freedom, -abs(cost) / error))
+    half = float(scipy.special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
+    p = 2 * float(scipy.special.stdtr(freedom, -abs(cost) / error))
     return Change(float(cost), float(middle), (float(cost - half), float(cost + half)), p)
 
 
@@ -597,8 +599,8 @@ def changes(rounds: Mapping[str, Sequence[float]], confidence: float = CONFIDENC
             continue
         variance = own.variance if own.far_beyond(usual) else usual.variance
         error = math.sqrt(variance / len(values))
-        half = float(stdtrit(usual.freedom, (1 + confidence) / 2)) * error
-        p = 2 * float(stdtr(usual.freedom, -abs(cost) / error))
+        half = float(scipy.special.stdtrit(usual.freedom, (1 + confidence) / 2)) * error
+        p = 2 * float(scipy.special.stdtr(usual.freedom, -abs(cost) / error))
         found[name] = Change(cost, middle, (cost - half, cost + half), p)
     return found
 

@@ -9,8 +9,8 @@ from statistics import fmean, median
 from typing import Literal
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from harness.analysis.columns import (
     CellFigures,
@@ -452,7 +452,7 @@ def measured(before: Floats, after: Floats) -> Drift | None:
     if count < FEWEST_MEANS * MEANS_OF:
         return None
     logs = np.median(blocks(np.log(after[:count] / before[:count]), MEANS_OF), axis=1)
-    t = float(stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2))
+    t = float(scipy.special.stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2))
     share = math.expm1(float(logs.mean()))
     return Drift(share, (1 + share) * t * float(logs.std(ddof=1)) / math.sqrt(len(logs)))
 
@@ -525,7 +525,7 @@ class _Sample:
 
 def _half(spread: Spread) -> float:
     """Half-width of the interval of one value."""
-    return float(stdtrit(spread.freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(spread.variance)
+    return float(scipy.special.stdtrit(spread.freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(spread.variance)
 
 
 def of_cells(cells: Sequence[Sequence[Repeat]]) -> list[CellFigures]:

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import fdtrc, stdtr, stdtrit
 
 from harness.analysis.columns import AnyRow, Ends, Repeat, Spikes, is_score, is_search, no_spikes
 from harness.analysis.differences import Spread
@@ -76,7 +76,7 @@ def _quantiles(errors: Floats, weights: Floats, freedom: int, confidence: float)
     low, high = np.zeros(len(errors)), 100 * errors.max(axis=1)
     for _ in range(40):
         middle = (low + high) / 2
-        inside = (2 * stdtr(freedom, middle[:, None] / errors) - 1) @ weights
+        inside = (2 * scipy.special.stdtr(freedom, middle[:, None] / errors) - 1) @ weights
         low, high = np.where(inside < confidence, middle, low), np.where(inside < confidence, high, middle)
     return np.asarray(high)
 
@@ -200,7 +200,9 @@ def interval_of_points(x: Floats, ms: Floats) -> Interval | None:
         return None
     line, freedom = least_squares(x, ms), len(ms) - 2
     residuals = ms - line.at(x)
-    error = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(float(residuals @ residuals) / freedom)
+    error = float(scipy.special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(
+        float(residuals @ residuals) / freedom
+    )
     slope_half = error / math.sqrt(float(((x - x.mean()) ** 2).sum()))
     mean_half = error / math.sqrt(len(ms))
     return _reaching(
@@ -234,7 +236,7 @@ def differing_halves(x: Floats, ms: Floats) -> tuple[Line, Line] | None:
         ((means - np.concatenate([first.at(centres[:middle]), second.at(centres[middle:])])) ** 2).sum()
     )
     together = float(((means - least_squares(centres, means).at(centres)) ** 2).sum())
-    p = fdtrc(2, freedom, (together / max(apart, 1e-300) - 1) * freedom / 2)
+    p = scipy.special.fdtrc(2, freedom, (together / max(apart, 1e-300) - 1) * freedom / 2)
     return (first, second) if p <= HALVES_DIFFER else None
 
 
@@ -270,7 +272,7 @@ def block_spread(half_width: float, n_tokens: int) -> Spread | None:
     if decoded // size < FEWEST_MEANS:
         return None
     freedom = decoded // size - 1 - _places(decoded, size)
-    return Spread((half_width / float(stdtrit(freedom, (1 + CONFIDENCE) / 2))) ** 2, freedom)
+    return Spread((half_width / float(scipy.special.stdtrit(freedom, (1 + CONFIDENCE) / 2))) ** 2, freedom)
 
 
 # The metrics compared from run to run: unit, which direction is better, and how to read one from a row.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import stdtrit
+import scipy
 
 from harness.analysis import traffic
 from harness.analysis.columns import PrefillDepth, PrefillRow, Utilisation
@@ -365,7 +365,7 @@ def _measured(target: int, lengths: Floats, passes: list[Floats]) -> FirstToken:
     if fewest < 2:
         return FirstToken(target, middle, None, "measured")
     variance = sum(weight**2 * float(each.var(ddof=1)) / len(each) for each, weight in ends)
-    half = float(stdtrit(fewest - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)
+    half = float(scipy.special.stdtrit(fewest - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)
     return FirstToken(target, middle, (middle - half, middle + half), "measured")
 
 

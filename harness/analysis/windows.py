@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+import scipy
 
 from harness.analysis.line import CONFIDENCE, Floats, Line
 
@@ -68,7 +68,7 @@ def analyse_windows(columns: Mapping[str, Sequence[int]]) -> Windows | None:
     if fitted is None:
         return found
     (B, slope), errors, freedom = fitted
-    half = stdtrit(freedom, (1 + CONFIDENCE) / 2) * errors
+    half = scipy.special.stdtrit(freedom, (1 + CONFIDENCE) / 2) * errors
     return replace(
         found,
         line=Line(float(B), float(slope)),
@@ -103,7 +103,7 @@ def _curved(x: Floats, y: Floats) -> float | None:
     found, errors, freedom = _fitted(x, y, 2)
     if not errors[2]:
         return None
-    return float(2 * stdtr(freedom, -abs(found[2] / errors[2])))
+    return float(2 * scipy.special.stdtr(freedom, -abs(found[2] / errors[2])))
 
 
 def _at(depth: int, x: Floats, y: Floats, slope: float) -> AtDepth:
@@ -113,6 +113,8 @@ def _at(depth: int, x: Floats, y: Floats, slope: float) -> AtDepth:
     if len(here) < 2:
         return AtDepth(depth, mean, None, len(here))
     half = (
-        float(stdtrit(len(here) - 1, (1 + CONFIDENCE) / 2)) * float(here.std(ddof=1)) / math.sqrt(len(here))
+        float(scipy.special.stdtrit(len(here) - 1, (1 + CONFIDENCE) / 2))
+        * float(here.std(ddof=1))
+        / math.sqrt(len(here))
     )
     return AtDepth(depth, mean, (mean - half, mean + half), len(here))

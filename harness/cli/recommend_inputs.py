@@ -15,15 +15,11 @@ from harness.base import data
 from harness.base.files import CONFIG_JSON_BYTES, object_of
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import printable
-from harness.campaign import repeat
-from harness.campaign.other_processes import DeviceBusy, device_lock
 from harness.cli import NOT_OK, OK, Mistake, options, say, theory_options
-from harness.cli.machine import this_cpu
 from harness.cli.options import stored
 from harness.config import Model
 from harness.config.plan import Cell
 from harness.config.variants import InlineShape, safe_name
-from harness.dataset.study import load_study
 from harness.machine import ProbeError
 from harness.models import layout, weights
 from harness.models.checkpoint import CheckpointError, read
@@ -32,9 +28,8 @@ from harness.recommend import answer, candidates, examples
 from harness.recommend.answer import Choice, Perplexity, Source
 from harness.recommend.candidates import FOLDER, Candidate, Place, Rates, Subject, place_of
 from harness.recommend.speed import Example
+from harness.records import Stored
 from harness.records.kinds import Record
-from harness.share.bundle import as_folder
-from harness.stacks import build
 from harness.stacks.header import references
 from harness.theory import base_shapes, names, public_speeds
 from harness.theory.decoder import Decoder, dense_fields
@@ -70,6 +65,10 @@ def calibrate(arguments: argparse.Namespace) -> None:
 def rates(results: Path) -> None:
     """Measure and keep how fast this CPU multiplies each type of weights, if llama.cpp is built. Raises
     Mistake."""
+    from harness.campaign import repeat
+    from harness.campaign.other_processes import DeviceBusy, device_lock
+    from harness.stacks import build
+
     environment = references()["gguf"].environment_for("cpu")
     interpreter = build.find(environment) if environment else None
     if interpreter is None:
@@ -294,6 +293,8 @@ def _cpu_of(name: str, memory_gib: float, gb_per_s: float) -> Machine:
 
 def _this(threads: int) -> Place:
     """The first GPU of this machine, by its data sheet; without one its CPU, measured now."""
+    from harness.cli.machine import this_cpu  # with all that a campaign needs
+
     gpus = visible_gpus()
     if not gpus:
         return place_of(this_cpu(), "this machine", threads)
@@ -325,31 +326,39 @@ def known_models(arguments: argparse.Namespace, devices: Sequence[Place]) -> Kno
         raise Mistake(f"{printable(str(folder))} is no folder of results")
     published = [*records.records(data.results(STUDY), say)]
     mine = [*stored(folder)] if folder.is_dir() else []
-    own = load_study(mine)
     # This machine's own bandwidth is measured each time; a share of it must mean the same in all.
     bandwidths = {each.name: each.bytes_per_s for each in devices}
     families = {each.device.family for each in devices}
     public = [each for each in public_speeds.used(public_speeds.rows()) if each.device.family in families]
     found = [
-        *examples.of_published(published),
+        *(examples.of_published(published) if "cuda" in families else ()),  # all on one card
         *examples.of_public(public),
-        *examples.of_own(own, bandwidths),
+        *(_of_own(mine, bandwidths) if mine else ()),
         *(example for path in arguments.examples for example in _of_others(path)),
     ]
     found = examples.with_bandwidths(found, bandwidths)
     rates = {each.name: candidates.kept_rates(folder, each.name, each.threads) for each in devices}
+    rates = {name: of_types for name, of_types in rates.items() if of_types}
     for device, of_types in rates.items():
         found = examples.with_rates(found, device, of_types)
     scores = [each.record for each in mine if each.record["kind"] == "scored"]
     return Known(found, answer.published_quality(each.record for each in published), scores, rates)
 
 
+def _of_own(mine: Sequence[Stored], bandwidths: Mapping[str, float] | None = None) -> list[Example]:
+    from harness.dataset.study import load_study  # with all verdicts, and scipy
+
+    return examples.of_own(load_study(mine), bandwidths)
+
+
 def _of_others(path: Path) -> list[Example]:
     """The examples in a CSV of speeds, a bundle or a results folder of another machine; rows that cannot be
     used are named. Raises Mistake and ResultsError."""
     if path.suffix != ".csv":
+        from harness.share.bundle import as_folder
+
         with as_folder(path) as folder:
-            found = examples.of_own(load_study([*stored(folder)]))
+            found = _of_own([*stored(folder)])
         found = [replace(each, traits=replace(each.traits, setup=path.name)) for each in found]
     else:
         found = examples.of_public(public_speeds.used(_speeds(path)))
@@ -384,6 +393,7 @@ def prove(arguments: argparse.Namespace, given: Given, choices: Sequence[Choice]
     """Measure these variants with a short decode and windows up to the context, and append each prediction
     with its outcome. Raises Mistake."""
     from harness.cli import main
+    from harness.dataset.study import load_study
 
     assert given.source.row is not None  # checked before
     folder = arguments.results / FOLDER

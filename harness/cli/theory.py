@@ -402,7 +402,7 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
     for quant in quants:
         as_published = arguments.units == PUBLISHED.name
         assert made is not None
-        forms.append(Form(quant, tensors=tuple(tensors.quantized(made, quant, as_published))))
+        forms.append(Form(quant, tensors=tensors.quantized(made, quant, as_published)))
     if made and released and not arguments.n_cpu_moe:
         whole = tensors.as_released(made, tensors.MXFP4, None)
         forms.append(Form(f"{tensors.MXFP4} as released", tensors=tuple(whole)))

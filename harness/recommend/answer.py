@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -19,12 +19,14 @@ from harness.analysis.columns import Cell as ColumnsCell
 from harness.base import data
 from harness.base.text import plural
 from harness.config.plan import Cell
-from harness.dataset.study import Study
 from harness.recommend.candidates import FOLDER, Candidate
 from harness.recommend.least_squares import Floats
 from harness.recommend.speed import NORMAL_90, Example, Predictor, Range, Traits
 from harness.records.kinds import Record
 from harness.stacks.header import Value, references
+
+if TYPE_CHECKING:
+    from harness.dataset.study import Study
 
 # Predictions of all candidates -> the answer: rows, ranked by a goal, with one sentence each. Pure.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -229,28 +230,19 @@ class Divided:
 
     def by_layers(self, context: int) -> Placement | None:
         """As many of the last layers on the GPU as fit with the context, and the output; null: none fits."""
-        few, many = 0, self.made.count  # layers that fit, and that do not
-        while many - few > 1:
-            middle = (few + many) // 2
-            if self.fits_gpu(Placement(gpu_layers=middle + 1), context):
-                few = middle
-            else:
-                many = middle
-        return Placement(gpu_layers=few + 1) if few else None
+        placed = [Placement(gpu_layers=count + 1) for count in range(self.made.count - 1, 0, -1)]
+        return self._first_that_fits(placed, context)
 
     def by_experts(self, context: int) -> Placement | None:
         """The experts of the fewest layers on the CPU with which the rest fits; null: of a model without
         experts, or whose rest does not fit either."""
-        few, many = 0, self.made.count  # layers with which it does not fit, and does
-        if not self.made.experts or not self.fits_gpu(Placement(many), context):
-            return None
-        while many - few > 1:
-            middle = (few + many) // 2
-            if self.fits_gpu(Placement(middle), context):
-                many = middle
-            else:
-                few = middle
-        return Placement(many)
+        placed = [Placement(count) for count in range(1, self.made.count + 1) if self.made.experts]
+        return self._first_that_fits(placed, context)
+
+    def _first_that_fits(self, placed: Sequence[Placement], context: int) -> Placement | None:
+        """Of placements that need ever less of the GPU; null: none fits."""
+        first = bisect_left(placed, True, key=lambda each: self.fits_gpu(each, context))
+        return placed[first] if first < len(placed) else None
 
 
 def _expert_bytes(tensors: Sequence[Tensor]) -> int:
@@ -386,7 +378,33 @@ class Subject:
 
     def stored_as(self, quant: str) -> Sequence[Tensor]:
         """The model's tensors in a GGUF of this type."""
-        return self.tensors or _quantized(self.made, quant)
+        return self.tensors or quantized(self.made, quant, as_published=self.made.is_dense)
+
+    def in_type(self, quant: str) -> InType:
+        """The same, counted."""
+        return _counted(self.made, self.tensors) if self.tensors else in_type(self.made, quant)
+
+
+@dataclass(frozen=True)
+class InType:
+    """A model in a GGUF of one type. `needs`: with a 16-bit cache. `types`: bytes that a step reads, by type
+    of the tensors. `bits`: per weight of the linear layers."""
+
+    needs: Demand
+    types: tuple[tuple[str, float], ...]
+    bits: float
+
+
+@lru_cache(maxsize=512)
+def in_type(made: Decoder, quant: str) -> InType:
+    """A model as llama.cpp quantizes it, a dense one as the published study's."""
+    return _counted(made, quantized(made, quant, as_published=made.is_dense))
+
+
+def _counted(made: Decoder, tensors: Sequence[Tensor]) -> InType:
+    linear = [each for each in tensors if _is_linear(each)]
+    bits = 8 * sum(each.bytes for each in linear) / sum(each.elements for each in linear)
+    return InType(floors.demand_of_tensors(made, tensors), kind_of_types(made, tensors), bits)
 
 
 @dataclass(frozen=True)
@@ -433,11 +451,6 @@ class Candidate:
         if split and split.traits.device == device:
             split = replace(split, traits=given_rates(split.traits, rates))
         return replace(self, traits=traits, split=split)
-
-
-@lru_cache(maxsize=64)
-def _quantized(made: Decoder, quant: str) -> tuple[Tensor, ...]:
-    return tuple(quantized(made, quant, as_published=made.is_dense))
 
 
 def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[str] = ()) -> list[Candidate]:
@@ -539,11 +552,9 @@ def _held(subject: Subject, cell: Cell, options: Options) -> theory_memory.Model
     """The model as the cell's stack holds it; null: unknown."""
     if cell.weights_format != "gguf":
         return held_model(cell, None, options)
-    tensors = subject.stored_as(type_of(subject, cell))
-    needs = floors.demand_of_tensors(subject.made, tensors, 8 * kv_element_bytes(options))
-    return theory_memory.Model(
-        subject.made, needs.resident_bytes, needs.embedding_bytes, needs.kv_bytes_per_token
-    )
+    needs = subject.in_type(type_of(subject, cell)).needs
+    kv_bytes = needs.kv_bytes_per_token * kv_element_bytes(options) / _BYTES_16
+    return theory_memory.Model(subject.made, needs.resident_bytes, needs.embedding_bytes, kv_bytes)
 
 
 def type_of(subject: Subject, cell: Cell) -> str:
@@ -557,9 +568,9 @@ def _traits(
     read, needs = held.weight_bytes - held.embedding_bytes, None
     types: tuple[tuple[str, float], ...] = ()
     if cell.weights_format == "gguf":
-        tensors = subject.stored_as(type_of(subject, cell))
-        needs = floors.demand_of_tensors(made, tensors)
-        read, types = needs.weight_bytes_per_token, kind_of_types(made, tensors)
+        stored = subject.in_type(type_of(subject, cell))
+        needs, types = stored.needs, stored.types
+        read = needs.weight_bytes_per_token
     return Traits(
         group=group,
         engine=engine(cell.header, group),
@@ -643,8 +654,7 @@ def _in_two(
 def _linear_bits(subject: Subject, cell: Cell, held: theory_memory.Model) -> float:
     """Per weight of the linear layers: embedding and lm_head have more, by other rules in each stack."""
     if cell.weights_format == "gguf":
-        linear = [t for t in subject.stored_as(type_of(subject, cell)) if _is_linear(t)]
-        return 8 * sum(t.bytes for t in linear) / sum(t.elements for t in linear)
+        return subject.in_type(type_of(subject, cell)).bits
     tensors = of_shape(held.made)
     elements = sum(t.elements for t in tensors if _is_linear(t))
     others = sum(t.elements for t in tensors) - elements

@@ -6,22 +6,24 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from typing import TYPE_CHECKING
 
 from harness.analysis import traffic
 from harness.analysis.columns import Cell, DepthsRow
-from harness.dataset.study import Study
 from harness.recommend import candidates
 from harness.recommend.candidates import OfModel, Rates
 from harness.recommend.speed import GGML, OLDER, OLDER_YEAR, PUBLIC, PUBLISHED, STUDY_LOOP, Example, Traits
 from harness.records import ResultsError, Stored, prefill_series
 from harness.records.kinds import Record, loaded_of
 from harness.stacks.header import Header, references, stacks
-from harness.theory.decoder import Decoder, dense
+from harness.theory.decoder import dense
 from harness.theory.floors import MOVED_STATE
 from harness.theory.public_speeds import PublicSpeed
 from harness.theory.rows import is_quantized
-from harness.theory.tensors import ALL_QUANTS, quantized
+from harness.theory.tensors import ALL_QUANTS
+
+if TYPE_CHECKING:
+    from harness.dataset.study import Study
 
 PROMPT_TOKENS = 64  # a shorter prompt tells nothing of the compute rate
 _PASSES = ("n", "latency_ns", "depth")
@@ -218,7 +220,7 @@ def _read_bytes(record: Record, header: Header, variant: str, quant: str) -> flo
     given = record["model"].get("shape")
     if record.get("reported") and given:
         if quant in ALL_QUANTS:
-            return sum(size for _, size in _types_of(dense(**given), quant))
+            return sum(size for _, size in candidates.in_type(dense(**given), quant).types)
         found = candidates.read_bytes(header, dense(**given), _BNB.get(variant), traffic.bpw(record))
         if found:
             return found
@@ -230,16 +232,11 @@ def _of_types(record: Record, quant: str, read: float) -> tuple[tuple[str, float
     Empty: not known."""
     given, header = record["model"].get("shape"), record["model"]["weights"].get("header")
     if given and quant in ALL_QUANTS:
-        found = _types_of(dense(**given), quant)
+        found = candidates.in_type(dense(**given), quant).types
     else:
         found = tuple(header.get("bytes_by_type", {}).items()) if header else ()
     whole = sum(size for _, size in found)
     return tuple((name, size * read / whole) for name, size in found)
-
-
-@cache
-def _types_of(made: Decoder, quant: str) -> tuple[tuple[str, float], ...]:
-    return candidates.kind_of_types(made, quantized(made, quant, as_published=True))
 
 
 def _of_cell(cell: Cell, stored: Stored, traits: Traits) -> Iterator[Example]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from harness.config import Model
 from harness.config.plan import Cell
@@ -71,11 +72,11 @@ class Found:
     choice: Choice
     reaches: bool
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         return decoder.parameters(self.pair.subject.made)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The class of its size: of those that end in `SIZES`, and one above."""
         return sum(self.parameters > each * 1e9 for each in SIZES)

@@ -453,18 +453,36 @@ class _Terms:
         return self._places[name]
 
 
+class _Sum(NamedTuple):
+    """By row (of variants): the places of the terms that a parameter's logarithm sums, and their weights."""
+
+    places: NDArray[np.int64]
+    weights: Floats
+
+    def of(self, theta: Floats) -> Floats:
+        return np.asarray((theta[self.places] * self.weights).sum(axis=1))
+
+
+def _sum(rows: Sequence[Sequence[tuple[int, float]]]) -> _Sum:
+    """Of rows of places with their weights; those with fewer are filled with weights of 0."""
+    most = max(map(len, rows), default=0)
+    filled = np.array([[*row, *[(0, 0.0)] * (most - len(row))] for row in rows]).reshape(len(rows), most, 2)
+    return _Sum(filled[:, :, 0].astype(int), filled[:, :, 1])
+
+
 class _Rows:
     """Variants whose times are computed at once: the terms that each parameter sums, and fixed factors."""
 
     def __init__(self, rows: Sequence[Traits], terms: _Terms) -> None:
-        self._places = {
+        of_rows = {
             name: [
                 [(terms.place(of, prior), weight) for of, prior, weight in terms_of(name, traits)]
                 for traits in rows
             ]
             for name in PARAMETERS
         }
-        self._has = {name: np.array([[bool(p)] for p in of]) for name, of in self._places.items()}
+        self.sums = {name: _sum(places) for name, places in of_rows.items()}
+        self._has = {name: np.array([[bool(p)] for p in places]) for name, places in of_rows.items()}
         self._attention = Attention(rows)
         self._layers = _column(t.layers for t in rows)
         self._least_read_ms = _column(t.read_bytes / t.bytes_per_s * 1e3 for t in rows)
@@ -477,21 +495,11 @@ class _Rows:
         self._expert_bytes = _column(t.expert_bytes for t in rows)
         self._idle = _column(1 - t.expert_share for t in rows)
 
-    def design(self, terms: int) -> dict[str, Floats]:
-        """By parameter: the weight of each term in each row's logarithm."""
-        found = {}
-        for name, of_rows in self._places.items():
-            found[name] = np.zeros((len(of_rows), terms))
-            for row, places in enumerate(of_rows):
-                for place, weight in places:
-                    found[name][row, place] += weight
-        return found
-
-    def parameters(self, theta: Floats, design: dict[str, Floats]) -> Parameters:
+    def parameters(self, theta: Floats) -> Parameters:
         """Each parameter as a column; 0 for rows without it."""
         return {
-            name: np.where(self._has[name], np.exp(matrix @ theta)[:, None], 0.0)
-            for name, matrix in design.items()
+            name: np.where(self._has[name], np.exp(each.of(theta))[:, None], 0.0)
+            for name, each in self.sums.items()
         }
 
     def steps(self, n: Floats) -> Times:
@@ -525,14 +533,21 @@ class _Rows:
         return self._least_read_ms + self._attention.at(n).kv_bytes * self._per_byte_ms
 
 
-def _slopes(of: Callable[[Parameters], Floats], p: Parameters, design: dict[str, Floats]) -> Floats:
-    """Derivatives of a value of each row by each term, all of which are sums in a parameter's logarithm."""
+def _slopes(
+    of: Callable[[Parameters], Floats], p: Parameters, sums: Mapping[str, _Sum], terms: int
+) -> Floats:
+    """Derivatives of a value of each row by each of so many terms, all of which are sums in a parameter's
+    logarithm."""
     centre = of(p)
-    found = np.zeros((len(centre), next(iter(design.values())).shape[1]))
-    for name, matrix in design.items():
-        moved = of({**p, name: p[name] * math.exp(_STEP)})
-        found += ((moved - centre) / _STEP)[:, None] * matrix
-    return found
+    first = terms * np.arange(len(centre))[:, None]
+    places, slopes = [], []
+    for name, each in sums.items():
+        if each.places.size:
+            moved = of({**p, name: p[name] * math.exp(_STEP)})
+            places.append(first + each.places)
+            slopes.append(((moved - centre) / _STEP)[:, None] * each.weights)
+    flat = np.concatenate(places, axis=None), np.concatenate(slopes, axis=None)
+    return np.asarray(np.bincount(*flat, terms * len(centre)).reshape(len(centre), terms), float)
 
 
 def _column(values: Iterable[float]) -> Floats:
@@ -540,6 +555,8 @@ def _column(values: Iterable[float]) -> Floats:
 
 
 def _slower(one: Floats, other: Floats) -> Floats:
+    if not one.any():  # llama.cpp starts no kernels
+        return other
     return np.asarray((one**SOFT + other**SOFT) ** (1 / SOFT))
 
 
@@ -547,12 +564,11 @@ def _observed(examples: Sequence[Example], n: Floats) -> tuple[NDArray[np.int64]
     """Each measured latency: its example, the weights of latencies at `n` that give the fitted line's value
     there, and the latency in ms."""
     which, weights, measured = [], [], []
+    through = np.linalg.pinv(np.stack([np.ones_like(n), n], axis=-1))
     for i, example in enumerate(examples):
-        design = np.column_stack([np.ones(PLACES), n[i]])
-        through = np.linalg.pinv(design)
         for position, ms in example.at_ms.items():
             which.append(i)
-            weights.append(np.array([1.0, position]) @ through)
+            weights.append(np.array([1.0, position]) @ through[i])
             measured.append(ms)
     return np.array(which, int), np.array(weights), np.array(measured)
 
@@ -622,7 +638,8 @@ class _Fit:
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self._terms = _Terms()
-        self._theta, self._covariance = np.empty(0), np.empty((0, 0))
+        self._theta: Floats = np.empty(0)
+        self._root: Floats = np.empty((0, 0))  # Cholesky's, of the covariance
         self._setups = {(each.traits.device, each.traits.setup) for each in examples}
         if examples:
             self._fit(examples)
@@ -633,24 +650,18 @@ class _Fit:
     def times(self, rows: Sequence[Traits], n: int, is_prompt: bool) -> tuple[Floats, Floats, Floats]:
         """Times in ms, the least possible ones, and the deviations of their logarithms by each unknown."""
         of_rows, at = _Rows(rows, self._terms), np.full((len(rows), 1), float(n))
-        theta, covariance = self._extended()
-        design = of_rows.design(len(theta))
-        p, ms = of_rows.parameters(theta, design), of_rows.prompts(at) if is_prompt else of_rows.steps(at)
+        known = len(self._theta)  # terms that came after the fit are at their priors
+        theta = np.append(self._theta, self._terms.mean[known:])
+        p, ms = of_rows.parameters(theta), of_rows.prompts(at) if is_prompt else of_rows.steps(at)
 
         def log_ms(moved: Parameters) -> Floats:
             return np.asarray(np.log(ms(moved)[:, 0]))
 
         spreads = [FIRST_TOKEN_SPREAD if is_prompt else spread_of(t, self._is_calibrated(t)) for t in rows]
-        shared = _slopes(log_ms, p, design) @ np.linalg.cholesky(covariance)
+        slopes = _slopes(log_ms, p, of_rows.sums, len(theta))
+        shared = slopes[:, :known] @ self._root, slopes[:, known:] * self._terms.sd[known:]
         least = of_rows.least_ms(np.ones_like(at) if is_prompt else at)[:, 0]
-        return np.maximum(np.exp(log_ms(p)), least), least, np.hstack([shared, np.diag(spreads)])
-
-    def _extended(self) -> tuple[Floats, Floats]:
-        """The fit; terms that came after it are at their priors."""
-        fitted, sd = len(self._theta), np.array(self._terms.sd)
-        covariance = np.diag(sd**2)
-        covariance[:fitted, :fitted] = self._covariance
-        return np.append(self._theta, self._terms.mean[fitted:]), covariance
+        return np.maximum(np.exp(log_ms(p)), least), least, np.hstack([*shared, np.diag(spreads)])
 
     def _fit(self, examples: Sequence[Example]) -> None:
         rows = _Rows([example.traits for example in examples], self._terms)
@@ -662,8 +673,8 @@ class _Fit:
         of_prompt = np.array([i for i, _, _ in prompts], int)
         lengths = np.ones((len(examples), 1))
         lengths[of_prompt, 0] = [p for _, p, _ in prompts]
-        design = rows.design(len(mean))
-        picked = {name: np.vstack([m[which], m[of_prompt]]) for name, m in design.items()}
+        picked = [*which, *of_prompt]
+        sums = {name: _Sum(each.places[picked], each.weights[picked]) for name, each in rows.sums.items()}
         logs = np.log(np.concatenate([measured, [ms for *_, ms in prompts]]))
         of_steps = [spread_of(examples[i].traits, examples[i].source != PUBLIC) for i in which]
         spreads = np.array([*of_steps, *[FIRST_TOKEN_SPREAD] * len(prompts)])
@@ -675,16 +686,15 @@ class _Fit:
             return np.asarray(np.log(np.maximum(np.concatenate([line, first]), _LEAST_MS)))
 
         def residuals(theta: Floats) -> Floats:
-            off = (log_ms(rows.parameters(theta, design)) - logs) / spreads
-            return np.concatenate([off, (theta - mean) / sd])
+            return np.asarray((log_ms(rows.parameters(theta)) - logs) / spreads)
 
         def jacobian(theta: Floats) -> Floats:
-            by_term = _slopes(log_ms, rows.parameters(theta, design), picked)
-            return np.vstack([by_term / spreads[:, None], np.diag(1 / sd)])
+            by_term = _slopes(log_ms, rows.parameters(theta), sums, len(mean))
+            return np.asarray(by_term / spreads[:, None])
 
-        far = [far_of(examples[i].traits) for i in (*which, *of_prompt)]
-        scales = np.array([*far, *[NORMAL] * len(mean)])
-        self._theta, self._covariance = fitted(residuals, jacobian, mean, scales)
+        scales = np.array([far_of(examples[i].traits) for i in picked])
+        self._theta, covariance = fitted(residuals, jacobian, scales, mean, sd)
+        self._root = np.asarray(np.linalg.cholesky(covariance), float)
 
 
 def read_s(parts: Iterable[tuple[float, float]]) -> float:

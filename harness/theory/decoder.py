@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import groupby, repeat
 from typing import Any
 
@@ -83,8 +83,12 @@ class Layer:
 
 def is_quantized(name: str, dims: Sequence[int]) -> bool:
     """Whether a quantization changes the type of this tensor of a GGUF file."""
-    rows = math.prod(dims[:-1])
-    return rows > 1 and name.endswith("weight") and not any(kept in name for kept in _KEPT)
+    return math.prod(dims[:-1]) > 1 and _may_change(name)
+
+
+@cache
+def _may_change(name: str) -> bool:
+    return name.endswith("weight") and not any(kept in name for kept in _KEPT)
 
 
 def linear(name: str, n_out: int, n_in: int, bias: bool = False) -> Iterator[Piece]:
@@ -358,6 +362,10 @@ class Decoder:
     rope_theta: float | None = None
     norm_eps: float | None = None
 
+    def __hash__(self) -> int:
+        """Of the numbers alone: hashing all layers takes up to 0.1 ms, and few models share the numbers."""
+        return hash((self.vocab_size, self.hidden_size, self.context, self.heads, self.ffn, len(self.runs)))
+
     @property
     def is_dense(self) -> bool:
         """Whether it is a Llama, Mistral, Qwen2 or Qwen3 without experts, as `dense` makes it."""
@@ -393,13 +401,6 @@ class Decoder:
     def expert_share(self) -> float:
         """Share of the experts' weights that one token reads."""
         return self.experts_used / self.experts if self.experts else 1.0
-
-    def pieces(self) -> Iterator[Piece]:
-        """All of a file but the input embedding and lm_head, by their whole names, in its order."""
-        for number, each in enumerate(self.layers()):
-            for piece in (*each.pieces, *each.unused):
-                yield Piece(f"blk.{number}.{piece.name}", piece.dims)
-        yield from self.others
 
 
 @lru_cache(maxsize=256, typed=True)

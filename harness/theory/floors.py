@@ -222,14 +222,15 @@ def demand_of_bits(made: Decoder, weight_bits: float, kv_bits: float = 16, norms
 def demand_of_tensors(made: Decoder, tensors: Sequence[Tensor], kv_bits: float = 16) -> Demand:
     """The exact bytes of these tensors, as stored."""
     of_part = dict.fromkeys(("embedding", "lm_head"), 0)
-    streamed, experts = 0, 0
+    streamed, experts, tables = 0, 0, 0
     for tensor in tensors:
         streamed += streamed_bytes(tensor, made.tied, made.expert_share)
         if tensor.part in of_part:
             of_part[tensor.part] += tensor.bytes
+        elif decoder.is_table(tensor.name):
+            tables += tensor.bytes
         if is_of_experts(tensor.name):
             experts += tensor.bytes
-    tables = sum(t.bytes for t in tensors if decoder.is_table(t.name) and t.part != "embedding")
     lm_head = of_part["embedding" if made.tied else "lm_head"]
     embedding = tables + (0 if made.tied else of_part["embedding"])
     active = decoder.active_layer_params(made)

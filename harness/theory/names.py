@@ -91,8 +91,8 @@ def named(text: str, shapes: Mapping[str, Decoder] = SHAPES, otherwise: str = ""
     core -= {date for word, date in _ALIASES["released"].items() if word in core}
     of = {known: _words(known) - IGNORED for known in shapes}
     exact = [known for known in shapes if of[known] == core]
-    wider = [known for known in shapes if core & _families(shapes) and core < of[known]]
-    wider = [] if core & set(_ALIASES["first_is_another"]) else wider
+    names_family = core & _families(shapes) and not core & set(_ALIASES["first_is_another"])
+    wider = [known for known in shapes if core < of[known]] if names_family else []
     found = exact or [known for known in wider if not (of[known] - core) & _ONLY_IF_TYPED]
     if len(found) == 1:
         return with_context(found[0], shapes[found[0]], words, tuned=":" in name)

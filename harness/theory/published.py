@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 
 from harness.base import data
@@ -255,14 +255,14 @@ def _shapes(names: tuple[str, ...]) -> list[tuple[str, Decoder]]:
     return [(name, SHAPES[f"qwen1.5-{name.lower()}"]) for name in names]
 
 
-def _files() -> list[tuple[str, str, list[Tensor]]]:
+def _files() -> list[tuple[str, str, Sequence[Tensor]]]:
     return [
         (name, quant, theory_tensors.quantized(shape, quant, as_published=True))
         for (name, shape), quant in product(_shapes(MEASURED), QUANTS)
     ]
 
 
-def _on_card(tensors: list[Tensor]) -> int:
+def _on_card(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.bytes for tensor in tensors if tensor.part != "embedding")
 
 

@@ -7,7 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
+from itertools import count, islice
 from typing import Protocol
 
 from typing_extensions import NotRequired, TypedDict
@@ -197,11 +198,17 @@ def streamed_bytes(tensor: Tensor, tied: bool, expert_share: float = 1.0) -> int
     An untied input embedding does not count (one row is read), nor does another table with a row for each
     token; a tied one is the lm_head, read in full; a second stored copy is not loaded.
     """
-    if tensor.part == ("lm_head" if tied else "embedding"):
-        return 0
-    if tensor.part != "embedding" and decoder.is_table(tensor.name):
+    if not _is_streamed(tensor.name, tied):
         return 0
     return round(tensor.bytes * expert_share) if is_of_experts(tensor.name) else tensor.bytes
+
+
+@cache
+def _is_streamed(name: str, tied: bool) -> bool:
+    part = _part(name)
+    if part == ("lm_head" if tied else "embedding"):
+        return False
+    return part == "embedding" or not decoder.is_table(name)
 
 
 class Stored(Typed, Protocol):
@@ -239,14 +246,23 @@ def bytes_by_type(tensors: Iterable[Typed]) -> dict[str, int]:
     return found
 
 
-def of_shape(made: Decoder) -> list[Tensor]:
+@lru_cache(maxsize=64)  # up to 0.2 MB each
+def of_shape(made: Decoder) -> tuple[Tensor, ...]:
     """All tensors by llama.cpp's names, matrices in f16 and the rest in f32, in a file's order."""
-    vocabulary = (made.vocab_size, made.hidden_size)
+
+    def whole(piece: decoder.Piece) -> Tensor:
+        return typed(piece.name, "f16" if piece.is_matrix else "f32", piece.dims)
+
+    vocabulary, layers = (made.vocab_size, made.hidden_size), count()
     found = [typed("token_embd.weight", "f16", vocabulary)]
-    found += [typed(piece.name, "f16" if piece.is_matrix else "f32", piece.dims) for piece in made.pieces()]
+    for each, times in made.runs:
+        alike = [whole(piece) for piece in (*each.pieces, *each.unused)]
+        for number in islice(layers, times):
+            found += [Tensor(f"blk.{number}.{t.name}", t.type, t.dims, t.bytes) for t in alike]
+    found += map(whole, made.others)
     if not made.tied:
         found.append(typed("output.weight", "f16", vocabulary))
-    return found
+    return tuple(found)
 
 
 # The ggml type that llama.cpp gives each tensor when it quantizes a model. Pure.
@@ -341,7 +357,10 @@ class Mix:
         )
 
 
-def quantized(made: Decoder, quant: str, as_published: bool = False, imatrix: bool = False) -> list[Tensor]:
+@lru_cache(maxsize=64)
+def quantized(
+    made: Decoder, quant: str, as_published: bool = False, imatrix: bool = False
+) -> tuple[Tensor, ...]:
     """All tensors of a model as llama.cpp stores them in a file of type `quant`, one of ALL_QUANTS.
 
     Raises KeyError for an unknown quant.
@@ -361,7 +380,7 @@ def model_bytes(made: Decoder, quant: str, as_published: bool = False) -> int:
     return sum(tensor.bytes for tensor in quantized(made, quant, as_published))
 
 
-def retyped(tensors: Sequence[Tensor], quant: str, mix: Mix) -> list[Tensor]:
+def retyped(tensors: Sequence[Tensor], quant: str, mix: Mix) -> tuple[Tensor, ...]:
     """All tensors of a file, by llama.cpp's names, as llama.cpp would store them in a file of type `quant`.
     Tensors that are not quantized keep their type. Raises KeyError for an unknown quant."""
     base = _BASE[quant]
@@ -373,16 +392,14 @@ def retyped(tensors: Sequence[Tensor], quant: str, mix: Mix) -> list[Tensor]:
         values=sum(_gguf_types_part(tensor.name) == "attn_v" for tensor in tensors),
     )
 
-    def stored(tensor: Tensor) -> str:
-        if not is_quantized(tensor.name, tensor.dims):
-            return tensor.type
-        return base if base in UNQUANTIZED else rules.type_of(tensor)
+    def stored(tensor: Tensor) -> Tensor:
+        return typed(tensor.name, base if base in UNQUANTIZED else rules.type_of(tensor), tensor.dims)
 
     # llama.cpp goes by layer, then by name, whatever the order in the file.
-    types = {
-        tensor.name: stored(tensor) for tensor in sorted(tensors, key=lambda t: (layer_of(t.name), t.name))
-    }
-    return [typed(tensor.name, types[tensor.name], tensor.dims) for tensor in tensors]
+    changed = [tensor for tensor in tensors if is_quantized(tensor.name, tensor.dims)]
+    changed.sort(key=lambda t: (layer_of(t.name), t.name))
+    found = {tensor.name: stored(tensor) for tensor in changed}
+    return tuple(found.get(tensor.name, tensor) for tensor in tensors)
 
 
 def type_of_file(tensors: Sequence[Tensor], named: str | None) -> str | None:
@@ -568,7 +585,7 @@ ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _LOADED_BLOCK = 64  # weights that share a scale (absmax) in nf4 and fp4
 _NESTED_BLOCK = 256  # scales that share one of their own, with double_quant
 _SCALE_BYTES = 4
-_LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
 
 def loaded_bytes(
@@ -579,19 +596,26 @@ def loaded_bytes(
     `dtype`: bf16, fp16 or fp32. `quant`: int8, nf4 or fp4; null for none. Raises KeyError for another dtype.
     """
     element_bytes = ELEMENT_BYTES[dtype]
-    return sum(
-        _packed_bytes(tensor, quant, double_quant)
-        if quant and tensor.part in _LINEAR and len(tensor.dims) == 2
-        else tensor.elements * element_bytes
-        for tensor in tensors
-    )
+
+    def bytes_of(dims: tuple[int, ...], is_linear: bool) -> int:
+        if quant and is_linear:
+            return _packed_bytes(dims, quant, double_quant)
+        return math.prod(dims) * element_bytes
+
+    return sum(times * bytes_of(*alike) for alike, times in _alike(tensors).items())
 
 
-def _packed_bytes(matrix: Tensor, quant: str, double_quant: bool) -> int:
+def _alike(tensors: Iterable[Tensor]) -> Counter[tuple[tuple[int, ...], bool]]:
+    """The number of tensors by their dims, and whether they are matrices of a linear layer."""
+    return Counter((t.dims, t.part in LINEAR and len(t.dims) == 2) for t in tensors)
+
+
+def _packed_bytes(dims: tuple[int, ...], quant: str, double_quant: bool) -> int:
+    elements = math.prod(dims)
     if quant == "int8":  # a scale a row
-        return matrix.elements + matrix.dims[0] * _SCALE_BYTES
-    scales = math.ceil(matrix.elements / _LOADED_BLOCK)
-    packed = math.ceil(matrix.elements / 2)
+        return elements + dims[0] * _SCALE_BYTES
+    scales = math.ceil(elements / _LOADED_BLOCK)
+    packed = math.ceil(elements / 2)
     if not double_quant:
         return packed + scales * _SCALE_BYTES
     return packed + scales + math.ceil(scales / _NESTED_BLOCK) * _SCALE_BYTES
@@ -605,7 +629,6 @@ def _packed_bytes(matrix: Tensor, quant: str, double_quant: bool) -> int:
 FORMATS = ("gptq", "awq")
 USUAL_GROUP = 128
 KINDS = ("qweight", "qzeros", "scales", "g_idx")  # by the ends of their names
-LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _FLOAT16_BYTES, _INT32_BYTES = 2, 4
 
 
@@ -636,17 +659,18 @@ def linears(made: Decoder) -> Iterator[Tensor]:
 def packed_bytes(tensors: Iterable[Tensor], packing: Packing) -> dict[str, int]:
     """Bytes by kind, `f16` those of all that is not packed. `tensors`: of a 16- or 32-bit model."""
     found: Counter[str] = Counter()
-    for tensor in tensors:
-        if tensor.part not in LINEAR or len(tensor.dims) != 2:
-            found["f16"] += tensor.elements * _FLOAT16_BYTES
+    for (dims, is_linear), times in _alike(tensors).items():
+        elements = math.prod(dims)
+        if not is_linear:
+            found["f16"] += times * elements * _FLOAT16_BYTES
             continue
-        n_out, n_in = tensor.dims
+        n_out, n_in = dims
         groups = 1 if packing.group_size == -1 else -(-n_in // packing.group_size)
-        found["qweight"] += tensor.elements * packing.bits // 8
-        found["qzeros"] += groups * n_out * packing.bits // 8
-        found["scales"] += groups * n_out * _FLOAT16_BYTES
+        found["qweight"] += times * (elements * packing.bits // 8)
+        found["qzeros"] += times * (groups * n_out * packing.bits // 8)
+        found["scales"] += times * groups * n_out * _FLOAT16_BYTES
         if packing.method == "gptq":
-            found["g_idx"] += n_in * _INT32_BYTES
+            found["g_idx"] += times * n_in * _INT32_BYTES
     return {kind: found[kind] for kind in (*KINDS, "f16") if found[kind]}
 
 

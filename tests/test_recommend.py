@@ -809,6 +809,16 @@ def test_a_gpu_without_bf16_is_offered_fp16_and_others_bf16(harness):
     assert "bfloat16" not in ran.out
 
 
+def test_where_fp16_is_slow_llama_cpp_alone_is_offered():
+    """Of Pascal, 6.1 computes 16-bit floats at 1/64 of the rate of 32 bits; 6.0 at twice that."""
+    of = {name: {each.cell.variant.stack for each in offered("qwen1.5-0.5b", name)} for name in PASCAL}
+    assert (of["p40"], of["gtx-1080-ti"]) == ({"llamacpp"}, {"llamacpp"})
+    assert {"llamacpp", "hf", "gptq"} <= of["p100-pcie-16gb"]
+
+
+PASCAL = ("p40", "gtx-1080-ti", "p100-pcie-16gb")
+
+
 @pytest.mark.parametrize(("kind", "stacks"), [("cpu", {"llamacpp", "hf", "bnb"}), ("gpu", {"autoawq"})])
 def test_a_machine_of_which_the_bandwidth_is_known_is_what_the_user_says(harness, kind, stacks):
     size = ("--machine", "epyc", "--memory", "384GB", "--bandwidth", "460")

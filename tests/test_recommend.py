@@ -206,6 +206,7 @@ def test_the_table_has_intervals_and_says_what_to_run(harness):
     [
         ("rtx-4070-super", "rest on the published study of GeForce RTX 4090 and public measurements of"),
         ("apple-m2-16gb", "rest on public measurements of"),
+        ("mi50", "rest on public measurements of"),  # of which prompts alone were measured
         ("rtx-3060-12gb", None),  # others measured it
         ("rtx-4090", None),  # the study's own card
     ],
@@ -214,6 +215,14 @@ def test_figures_of_a_machine_without_measurements_say_what_they_rest_on(harness
     text = " ".join(harness("recommend", "qwen1.5-7b", "--machine", machine).out.split())
     assert ("nothing was measured on" in text) == bool(says)
     assert says is None or says in text
+
+
+def test_where_prompts_alone_were_measured_decode_rests_on_other_machines(harness):
+    ran = harness("recommend", "llama-3.1-8b", "--machine", "mi50", "--json")
+    rows = {row["name"]: row for row in ran.json["variants"]}
+    assert {row["basis"] for row in rows.values()} == {"calibrated elsewhere"}
+    # Measured by others: 1,083 tokens of a prompt of 1,024 per second in q4_0.
+    assert rows["llamacpp q4_0"]["ttft_2048_ms"][0] == pytest.approx(2048 / 1083.08 * 1e3, rel=0.2)
 
 
 def test_what_fits_nowhere_is_short_of_so_much(harness):

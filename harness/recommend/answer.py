@@ -145,7 +145,8 @@ def basis(candidate: Candidate, examples: Sequence[Example]) -> str:
 
 
 def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
-    alike = [each.traits for each in examples if each.traits.family == wanted.family]
+    decoded = [each.traits for each in examples if each.at_ms]
+    alike = [each for each in decoded if each.family == wanted.family]
     same_stack = [each for each in alike if each.group == wanted.group]
     here = [each for each in same_stack if each.device == wanted.device]
     if any(

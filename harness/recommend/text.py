@@ -163,7 +163,7 @@ def show_notes(
             "of as few layers as need be are on the CPU, all else is on the GPU. Each side takes its time "
             "after the other. GB: on the GPU + in main memory. Of such a variant no TTFT is predicted."
         )
-    if ranking and not any(each.traits.device == place.name for each in examples):
+    if ranking and not any(each.traits.device == place.name and each.at_ms for each in examples):
         lines.append(_elsewhere(bases, examples, place))
     if ranking and (far := _extrapolated(ranking, examples, place.device.family)):
         lines.append(far)

@@ -188,6 +188,36 @@ def test_a_speed_that_nothing_reaches_names_the_nearest_and_what_it_lacks(harnes
     assert float(predicted.replace(",", "")) + float(lacks.replace(",", "")) == pytest.approx(5e4, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--machine", "rtx-3060-12gb", "--models", "qwen3-30b*"),
+        ("qwen3-30b-a3b", "--machine", "all", "--all"),
+    ],
+)
+def test_mixtures_have_experts_on_the_cpu_where_the_host_is_known(harness, arguments):
+    """As `harness recommend MODEL` predicts them; where it is not known, it is said."""
+    host = ("--host-memory", "32GB", "--host-bandwidth", "50")
+    alone, text = harness("recommend", *arguments), harness("recommend", *arguments, *host).out
+    assert "A GPU's host is not known" in alone.out + alone.err
+    assert "n_cpu_moe" not in alone.out
+    assert "n_cpu_moe: the experts of so many layers are on the CPU, with 33 GB at 50 GB/s" in " ".join(
+        text.split()
+    )
+    assert "A GPU's host is not known" not in text
+    rows = asked(harness, *arguments, *host)["rows"]
+    assert not any(
+        row["n_cpu_moe"] for row in rows if machine_of(row).unified or machine_of(row).family == "cpu"
+    )
+    row = next(row for row in rows if (row["model"], row["machine"]) == ("qwen3-30b-a3b", "rtx-3060-12gb"))
+    own = asked(harness, "qwen3-30b-a3b", "--machine", "rtx-3060-12gb", *host)["variants"]
+    alike = next(each for each in own if each["name"] == row["name"])
+    assert row["n_cpu_moe"]
+    for key in ("memory_bytes", "host_memory_bytes", "n_cpu_moe"):
+        assert row[key] == alike[key]
+    assert row["tokens_per_s_at_context"] == pytest.approx(alike["tokens_per_s_at_context"], rel=0.05)
+
+
 def test_where_nothing_fits_it_is_said(harness):
     ran = harness("recommend", "--machine", "rpi-5-8gb", "--models", "llama-3.1-405b")
     assert (ran.code, ran.out) == (1, "")
@@ -210,7 +240,12 @@ def test_where_nothing_fits_it_is_said(harness):
         ("qwen3-8b --machine all --stacks llamacpp", "--stacks is for one model on one machine"),
         ("qwen3-8b --machine all --memory 8GB", "--memory is for one model on one machine"),
         ("qwen3-8b --machine all --headless", "--reserve is for one model on one machine"),
-        ("--host-memory 8GB --host-bandwidth 9", "--host-memory is for one model on one machine"),
+        ("--machine rpi-5-8gb --host-memory 8GB --host-bandwidth 9", "is a CPU; --host-memory"),
+        (
+            "--machine apple-m4-16gb --host-memory 8GB --host-bandwidth 9",
+            "is a GPU that shares its CPU's memory",
+        ),
+        ("qwen3-8b --machine all --host-memory 8GB", "--host-memory and --host-bandwidth belong together"),
         ("qwen3-8b --machine all --calibrate", "--calibrate measures on this machine; drop --machine"),
     ],
 )

@@ -216,7 +216,7 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
     notes = [text.of_sizes()] if shown and not arguments.all else []
     if short := len(subjects) - len(trained):
         notes.append(f"Left out: {short} that were trained on fewer than {arguments.context:,} tokens.")
-    return _show_found(arguments, heading, shown, notes, len(found), nearest)
+    return _show_found(arguments, heading, shown, notes, len(found), nearest, pairs)
 
 
 def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
@@ -224,7 +224,7 @@ def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
     from harness.cli import recommend_inputs
     from harness.recommend import questions, text
 
-    pairs = questions.pairs([subject], recommend_inputs.all_places(), arguments.context)
+    pairs = questions.pairs([subject], recommend_inputs.all_places(arguments), arguments.context)
     found, nearest = _reaching(arguments, pairs)
     found = questions.by_memory(found)
     shown = found[: None if arguments.all else arguments.most or MOST_MACHINES]
@@ -232,7 +232,17 @@ def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
     notes = [text.of_machines(found)]
     if arguments.context > subject.made.context:
         notes.append(_beyond(subject.made))
-    return _show_found(arguments, heading, shown, notes, len(found), nearest)
+    return _show_found(arguments, heading, shown, notes, len(found), nearest, pairs)
+
+
+def _of_hosts(pairs: Sequence[Any]) -> list[str]:
+    """A sentence where a mixture's experts may be on the CPU of a GPU's host, and that is not known."""
+    if not any(each.subject.made.experts and each.place.takes_host and not each.place.host for each in pairs):
+        return []
+    return [
+        "A GPU's host is not known, so mixtures are whole on the GPU: --host-memory and --host-bandwidth "
+        "offer experts on the CPU."
+    ]
 
 
 def _reaching(arguments: argparse.Namespace, pairs: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -243,7 +253,7 @@ def _reaching(arguments: argparse.Namespace, pairs: Sequence[Any]) -> tuple[list
 
     context = arguments.context
     arguments.tok_s = arguments.tok_s or USUAL_TOK_S
-    devices = {pair.place.name: pair.place for pair in pairs}
+    devices = {each.name: each for pair in pairs for each in pair.place.devices}
     known = recommend_inputs.known_models(arguments, [*devices.values()])
     predictor = Predictor(known.examples)
 
@@ -261,20 +271,24 @@ def _show_found(
     notes: Sequence[str],
     count: int,
     nearest: Any,
+    pairs: Sequence[Any],
 ) -> int:
     """Print some of so many that reach the speed; 1 where nothing does."""
     from harness.recommend import text
 
     context, tok_s = arguments.context, arguments.tok_s
+    hosts = _of_hosts(pairs)
     if arguments.json:
         rows = [_row_of(each) for each in shown]
         print(json.dumps({"context": context, "tok_s": tok_s, "rows": rows}, indent=1, allow_nan=False))
     elif shown:
         more = [f"{count - len(shown)} more reach it (--all)."] if count > len(shown) else []
         heading += f" at {tok_s:g} tok/s or more, with {context:,} tokens of context"
-        text.show_found(heading, shown, arguments.machine == ALL, tok_s, [*notes, *more])
+        text.show_found(heading, shown, arguments.machine == ALL, tok_s, [*notes, *hosts, *more])
     if shown:
         return OK
+    for each in hosts:
+        say(each)
     say(_too_slow(arguments, nearest) if nearest else f"nothing fits with {context:,} tokens of context")
     return NOT_OK
 
@@ -317,7 +331,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise Mistake("--models narrows the known models; drop it, or the model and --calibrate")
     if arguments.model is None and (of_all or arguments.prove):
         raise Mistake(f"--{'machine all' if of_all else 'prove'} needs a model")
-    for option in ("goal", "stacks", "host_memory", "host_bandwidth", *_OF_ONE * of_all):
+    for option in ("goal", "stacks", *_OF_ONE * of_all):
         if (of_all or not of_one) and getattr(arguments, option) not in (GOALS[0], [], None):
             name = "for" if option == "goal" else option.replace("_", "-")
             raise Mistake(f"--{name} is for one model on one machine")
@@ -374,7 +388,7 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
         hint += (
             f"; the smallest known machine that holds it: {first.name}, {first.memory_bytes / 2**30:.0f} GiB"
         )
-    if place.device.family != "cpu" and place.host is None:
+    if place.takes_host and place.host is None:
         hint += "; --host-memory and --host-bandwidth would put layers on the CPU"
     reserved = f" ({reserved_words(place.device.reserve, 'are ')})" if place.device.reserve_bytes else ""
     return (

@@ -204,17 +204,23 @@ def spelled_out(made: Decoder) -> dict[str, object]:
 
 def place_from(arguments: argparse.Namespace) -> Place:
     """The machine. Raises Mistake."""
-    found, host = _place(arguments), (arguments.host_memory, arguments.host_bandwidth)
+    found = _place(arguments)
     found = replace(found, device=found.device.reserving(options.reserved(arguments.reserve)))
-    if host == (None, None):
-        return found
-    if found.device.family == "cpu":
+    host = _host(arguments, f"the CPU of {found.name}")
+    if host and not found.takes_host:
+        kind = "a CPU" if found.device.family == "cpu" else "a GPU that shares its CPU's memory"
         raise Mistake(
-            f"{found.name} is a CPU; --host-memory and --host-bandwidth are of the CPU next to a GPU"
+            f"{found.name} is {kind}; --host-memory and --host-bandwidth are of the CPU next to a GPU"
         )
-    if None in host:
+    return replace(found, host=host or found.host)
+
+
+def _host(arguments: argparse.Namespace, name: str) -> Place | None:
+    """The given CPU next to a GPU; null: not given. Raises Mistake."""
+    memory, bandwidth = arguments.host_memory, arguments.host_bandwidth
+    if (memory is None) != (bandwidth is None):
         raise Mistake("--host-memory and --host-bandwidth belong together")
-    return replace(found, host=place_of(_cpu_of(f"the CPU of {found.name}", *host), "", found.threads))
+    return memory and place_of(_cpu_of(name, memory, bandwidth), "", machine.physical_cores())
 
 
 def _place(arguments: argparse.Namespace) -> Place:
@@ -249,12 +255,15 @@ def _place(arguments: argparse.Namespace) -> Place:
     return place_of(found, name, threads)
 
 
-def all_places() -> list[Place]:
-    """Every known machine, in every size of memory that it is sold with."""
+def all_places(arguments: argparse.Namespace) -> list[Place]:
+    """Every known machine, in every size of memory that it is sold with, and GPUs with the host that is
+    given. Raises Mistake."""
     found: dict[str, Machine] = {}
     for name in MACHINES:
         found |= names.machines(name)
-    return [place_of(each, name, machine.physical_cores()) for name, each in found.items()]
+    host = _host(arguments, "the CPU of the GPUs")
+    places = [place_of(each, name, machine.physical_cores()) for name, each in found.items()]
+    return [replace(each, host=host if each.takes_host else None) for each in places]
 
 
 def known_subjects(patterns: Sequence[str]) -> list[Subject]:

@@ -312,7 +312,8 @@ def given_rates(traits: Traits, rates: Rates) -> Traits:
 class Place:
     """Where a model would run. `bytes_per_s`: read bandwidth, `rates`: FLOP/s by whether weights are
     quantized; null: unknown. `here`: the place is this machine. `host`: a GPU's host CPU and main memory,
-    which may hold layers; null: unknown. `generation`: of its chips."""
+    which may hold layers; null: unknown. `generation`: of its chips. `unified`: a GPU and its CPU share the
+    memory."""
 
     device: Device
     name: str
@@ -322,11 +323,17 @@ class Place:
     here: bool = False
     host: Place | None = None
     generation: str = ""
+    unified: bool = False
 
     @property
     def devices(self) -> list[Place]:
         """This place, and its host if known."""
         return [self, *([self.host] if self.host else [])]
+
+    @property
+    def takes_host(self) -> bool:
+        """Whether it is a GPU next to the memory of a CPU."""
+        return self.device.family != "cpu" and not self.unified
 
     @property
     def available_bytes(self) -> float:
@@ -346,7 +353,11 @@ def place_of(machine: Machine, name: str, threads: int) -> Place:
     )
     rates = {quantized: machine.kernel_flops(quantized) for quantized in (False, True)}
     bandwidth = machine.bandwidth_bytes_per_s
-    return Place(device, machine.name, bandwidth, rates, threads, generation=generation(machine))
+    return Place(
+        *(device, machine.name, bandwidth, rates, threads),
+        generation=generation(machine),
+        unified=machine.unified,
+    )
 
 
 # Every way to run a model on a device: the variants that stacks offer, which fit, and how much context.
@@ -566,23 +577,34 @@ def _traits(
 def _splits(subject: Subject, whole: Candidate, place: Place, context: int) -> Iterator[Candidate]:
     """The candidate in two memories: as many layers on the GPU as fit, or of a mixture the experts of as few
     layers as need be on the CPU. None without a known host, or if nothing fits the GPU."""
-    host, cell = place.host, whole.cell
-    if host is None or cell.weights_format != "gguf":
+    if place.host is None or whole.cell.weights_format != "gguf":
         return
+    divided = _divided(subject, whole.cell, place, place.host)
+    if by_layers := divided.by_layers(context):
+        changes: dict[str, Scalar] = {OPTION: by_layers.gpu_layers}
+        yield _in_two(whole, divided.sides(by_layers), by_layers, changes, place.host, context)
+    yield from experts_on_cpu(subject, whole, place, context)
+
+
+def experts_on_cpu(subject: Subject, whole: Candidate, place: Place, context: int) -> Iterator[Candidate]:
+    """The candidate of a mixture with the experts of as few layers on the CPU as need be. None without a
+    known host, or if the rest does not fit the GPU."""
+    if place.host is None:
+        return
+    divided = _divided(subject, whole.cell, place, place.host)
+    if by_experts := divided.by_experts(context):
+        changes: dict[str, Scalar] = {EXPERTS_OPTION: by_experts.n_cpu_moe}
+        yield _in_two(whole, divided.sides(by_experts), by_experts, changes, place.host, context)
+
+
+def _divided(subject: Subject, cell: Cell, place: Place, host: Place) -> Divided:
     options = cell.options(place.threads)
     gpu, cpu = (
         Memory(engine_of(cell, options, each is place, subject.made), each.available_bytes)
         for each in (place, host)
     )
     tensors = subject.stored_as(type_of(subject, cell))
-    divided = Divided(subject.made, tensors, kv_element_bytes(options), gpu, cpu)
-    by_layers, by_experts = divided.by_layers(context), divided.by_experts(context)
-    if by_layers:
-        changes: dict[str, Scalar] = {OPTION: by_layers.gpu_layers}
-        yield _in_two(whole, divided.sides(by_layers), by_layers, changes, host, context)
-    if by_experts:
-        changes = {EXPERTS_OPTION: by_experts.n_cpu_moe}
-        yield _in_two(whole, divided.sides(by_experts), by_experts, changes, host, context)
+    return Divided(subject.made, tensors, kv_element_bytes(options), gpu, cpu)
 
 
 def _in_two(

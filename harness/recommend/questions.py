@@ -127,8 +127,14 @@ def nearest(pairs: Sequence[Pair], context: int, predict: Predict) -> Choice | N
 def offers(
     pair: Pair, context: int, tok_s: float = 0.0, fewest_bits_first: bool = False
 ) -> Iterator[Candidate]:
-    """The variants that fit, without those whose weights cannot be read in the time of a token."""
+    """The variants that fit, of a mixture with experts on the CPU where need be, without those whose weights
+    cannot be read in the time of a token."""
     subject, place = pair.subject, pair.place
+    memories = place.devices if subject.made.experts else [place]
+    available, fastest = (
+        sum(each.available_bytes for each in memories),
+        max(each.bytes_per_s for each in memories),
+    )
     engine = theory_memory.LlamaCpp(on_gpu=place.device.family != "cpu", flash_attn=True)
     for name in reversed(pair.cells) if fewest_bits_first else pair.cells:
         # Before each tensor gets its type, which takes milliseconds: all of them in the smallest.
@@ -136,12 +142,15 @@ def offers(
         held = theory_memory.Model(
             subject.made, least.resident_bytes, least.embedding_bytes, least.kv_bytes_per_token
         )
-        too_large = theory_memory.total_bytes(engine, held, context) > place.available_bytes
-        if too_large or least.weight_bytes_per_token * tok_s > place.bytes_per_s:
+        too_large = theory_memory.total_bytes(engine, held, context) > available
+        if too_large or least.weight_bytes_per_token * tok_s > fastest:
             continue
-        found = candidates.candidate_of(subject, pair.cells[name], place, context)
-        if found and found.fits:
-            yield found
+        whole = candidates.candidate_of(subject, pair.cells[name], place, context)
+        if whole and whole.fits:
+            yield whole
+        elif whole:
+            apart = candidates.experts_on_cpu(subject, whole, place, context)
+            yield from (each for each in apart if each.fits)
 
 
 def by_size(found: Iterable[Found], most: int | None) -> list[Found]:

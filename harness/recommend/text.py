@@ -222,7 +222,8 @@ def show_found(
     heading: str, found: Sequence[Found], of_machines: bool, tok_s: float, notes: Sequence[str]
 ) -> None:
     """Print a row for each model of one machine, or for each machine of one model."""
-    lines = [_line_of(each, of_machines) for each in found]
+    split = next((each.choice.candidate.split for each in found if each.choice.candidate.split), None)
+    lines = [_line_of(each, of_machines, split is not None) for each in found]
     print(textwrap.fill(heading, _COLUMNS) + "\n")
     Table([*lines[0]], [[*line.values()] for line in lines]).show()
     meanings = (
@@ -233,6 +234,12 @@ def show_found(
     )
     mark = f"~: fewer than {tok_s:g} tok/s are predicted; only the upper end of the interval reaches them."
     marks = [mark] if any(not each.reaches for each in found) else []
+    if split:
+        marks.append(
+            "n_cpu_moe: the experts of so many layers are on the CPU, with "
+            f"{split.available_bytes / 1e9:.0f} GB at {split.traits.bytes_per_s / 1e9:,.0f} GB/s; all else "
+            "is on the GPU. Of such a variant no TTFT is predicted."
+        )
     makers = dict.fromkeys(maker_of(each.choice.candidate.traits) for each in found)
     errors = [sentence for maker in makers if (sentence := answer.how_far_off(maker))]
     print("\n" + "\n".join(textwrap.fill(each, _COLUMNS) for each in (*marks, *notes, meanings, *errors)))
@@ -257,8 +264,8 @@ def of_machines(found: Sequence[Found]) -> str:
     return "The smallest memory comes first, then the lowest bandwidth." + enough
 
 
-def _line_of(found: Found, of_machines: bool) -> dict[str, str]:
-    candidate, place = found.choice.candidate, found.pair.place
+def _line_of(found: Found, of_machines: bool, is_split: bool) -> dict[str, str]:
+    candidate, place, split = found.choice.candidate, found.pair.place, found.choice.candidate.split
     of_machine = {
         "machine": place.device.name,
         "GiB": f"{(place.device.memory_bytes or 0) / 2**30:.0f}",
@@ -268,6 +275,7 @@ def _line_of(found: Found, of_machines: bool) -> dict[str, str]:
     first = found.choice.first_short
     return (of_machine if of_machines else of_model) | {
         "type": candidate.type,
+        **({"n_cpu_moe": str(split.n_cpu_moe) if split else NONE} if is_split else {}),
         "bits": f"{candidate.bits:.1f}",
         "tok/s": "~" * (not found.reaches) + _range(found.choice.deep),
         "TTFT s": f"{first.value / 1e3:.2g}" if first else NONE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -209,30 +210,33 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
     pairs = questions.pairs(trained, [place], arguments.context)
     found, nearest = _reaching(arguments, pairs)
     shown = questions.by_size(found, None if arguments.all else arguments.most or 1)
-    heading = (
-        f"{place.device.name} with {(place.device.memory_bytes or 0) / 2**30:.1f} GiB runs {len(found)} of "
-        f"{len(subjects)} known models"
-    )
+    memory = f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
+    heading = f"{place.device.name} with {memory} runs {_reach(found)} of {len(subjects)} known models"
     notes = [text.of_sizes()] if shown and not arguments.all else []
     if short := len(subjects) - len(trained):
         notes.append(f"Left out: {short} that were trained on fewer than {arguments.context:,} tokens.")
-    return _show_found(arguments, heading, shown, notes, len(found), nearest, pairs)
+    return _show_found(arguments, heading, shown, notes, found, nearest, pairs)
 
 
 def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
     """The known machines on which a model reaches a speed, each with its variant. Raises Mistake."""
     from harness.cli import recommend_inputs
-    from harness.recommend import questions, text
+    from harness.recommend import questions
 
     pairs = questions.pairs([subject], recommend_inputs.all_places(arguments), arguments.context)
     found, nearest = _reaching(arguments, pairs)
     found = questions.by_memory(found)
-    shown = found[: None if arguments.all else arguments.most or MOST_MACHINES]
-    heading = f"{subject.model.name} runs on {len(found)} of {len(pairs)} known machines"
-    notes = [text.of_machines(found)]
+    best = [each for each in found if each.kind == found[0].kind]
+    shown = found if arguments.all else best[: arguments.most or MOST_MACHINES]
+    heading = f"{subject.model.name} runs on {_reach(found)} of {len(pairs)} known machines"
+    notes = ["The smallest memory comes first, then the lowest bandwidth."]
     if arguments.context > subject.made.context:
         notes.append(_beyond(subject.made))
-    return _show_found(arguments, heading, shown, notes, len(found), nearest, pairs)
+    return _show_found(arguments, heading, shown, notes, found, nearest, pairs)
+
+
+def _reach(found: Sequence[Any]) -> int:
+    return sum(each.reaches for each in found)
 
 
 def _of_hosts(pairs: Sequence[Any]) -> list[str]:
@@ -269,11 +273,12 @@ def _show_found(
     heading: str,
     shown: Sequence[Any],
     notes: Sequence[str],
-    count: int,
+    found: Sequence[Any],
     nearest: Any,
     pairs: Sequence[Any],
 ) -> int:
-    """Print some of so many that reach the speed; 1 where nothing does."""
+    """Print some of those found; 1 where nothing reaches the speed."""
+    from harness.cli.recommend_inputs import THIS
     from harness.recommend import text
 
     context, tok_s = arguments.context, arguments.tok_s
@@ -282,7 +287,12 @@ def _show_found(
         rows = [_row_of(each) for each in shown]
         print(json.dumps({"context": context, "tok_s": tok_s, "rows": rows}, indent=1, allow_nan=False))
     elif shown:
-        more = [f"{count - len(shown)} more reach it (--all)."] if count > len(shown) else []
+        names = arguments.model or "MODEL", "NAME" if arguments.machine == ALL else arguments.machine
+        of_machine = f" --machine {shlex.quote(names[1])}" if names[1] != THIS else ""
+        more = [
+            *text.of_others(found, shown),
+            f"One of them in full: harness recommend {names[0]}{of_machine} --context {context}",
+        ]
         heading += f" at {tok_s:g} tok/s or more, with {context:,} tokens of context"
         text.show_found(heading, shown, arguments.machine == ALL, tok_s, [*notes, *hosts, *more])
     if shown:

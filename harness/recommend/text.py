@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Sequence, Set
+from operator import itemgetter
 
 from harness.recommend import answer
 from harness.recommend.answer import HERE, LEAST_BITS, SHORT_PROMPT, THEORY, Choice, Ranked, Source
 from harness.recommend.candidates import Place
-from harness.recommend.questions import SIZES, Found
+from harness.recommend.questions import SIZES, SMALL_KV, Found
 from harness.recommend.speed import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range, maker_of, read_s
 from harness.report.table import NONE, Table
 from harness.report.theory_text import short
+from harness.theory import names
 
 _ALWAYS = ("longest context",)
 _PPL = "PPL: perplexity above that of 16-bit weights"
@@ -226,14 +229,20 @@ def show_found(
     lines = [_line_of(each, of_machines, split is not None) for each in found]
     print(textwrap.fill(heading, _COLUMNS) + "\n")
     Table([*lines[0]], [[*line.values()] for line in lines]).show()
+    of_types = {each.choice.candidate.type: each.choice.candidate.bits for each in found}
+    bits = ", ".join(f"{name} {value:.1f}" for name, value in sorted(of_types.items(), key=itemgetter(1)))
     meanings = (
-        f"tok/s at the end of that context, and TTFT of {SHORT_PROMPT:,} tokens: predicted, with 90% "
-        "intervals, for llama.cpp with flash attention and a 16-bit KV cache. bits: of a weight in the "
-        f"linear layers, scales included; from {LEAST_BITS} on most models lose little. context: the longest "
-        "that fits." + " GB: of the file to download." * (not of_machines)
+        f"tok/s at the end of that context, and TTFT of {SHORT_PROMPT:,} tokens in s: predicted, with 90% "
+        "intervals, for llama.cpp with flash attention. ctx: the longest context that fits."
+        + " GB: of the file to download."
+        * (not of_machines)
+        + f" Bits of a weight in the linear layers, scales included: {bits}; from {LEAST_BITS} on "
+        "most models lose little."
     )
     mark = f"~: fewer than {tok_s:g} tok/s are predicted; only the upper end of the interval reaches them."
     marks = [mark] if any(not each.reaches for each in found) else []
+    if any(not each.choice.candidate.keeps_cache for each in found):
+        marks.append(f"*: with a {SMALL_KV} KV cache, which loses something too; the others' has 16 bits.")
     if split:
         marks.append(
             "n_cpu_moe: the experts of so many layers are on the CPU, with "
@@ -257,11 +266,14 @@ def of_sizes() -> str:
     )
 
 
-def of_machines(found: Sequence[Found]) -> str:
-    """The order of machines, and the first whose variant has enough bits."""
-    first = next((each.pair.place.device.name for each in found if each.has_bits), None)
-    enough = f" The first with {LEAST_BITS} bits or more: {first}." if first else ""
-    return "The smallest memory comes first, then the lowest bandwidth." + enough
+def of_others(found: Sequence[Found], shown: Sequence[Found]) -> list[str]:
+    """How many are not shown, and what they reach."""
+    left = Counter(each.kind for each in found) - Counter(each.kind for each in shown)
+    perhaps = left[False, True] + left[False, False]
+    counts = [f"{left[True, True]} that reach it"] * (left[True, True] > 0)
+    counts += [f"{left[True, False]} that do with fewer than {LEAST_BITS} bits"] * (left[True, False] > 0)
+    counts += [f"{perhaps} that may (the upper end of the interval does)"] * (perhaps > 0)
+    return [f"Not shown (--all): {names.listed(counts)}."] if counts else []
 
 
 def _line_of(found: Found, of_machines: bool, is_split: bool) -> dict[str, str]:
@@ -269,16 +281,15 @@ def _line_of(found: Found, of_machines: bool, is_split: bool) -> dict[str, str]:
     of_machine = {
         "machine": place.device.name,
         "GiB": f"{(place.device.memory_bytes or 0) / 2**30:.0f}",
-        "GB/s": f"{place.bytes_per_s / 1e9:,.0f}",
+        "GB/s": f"{place.bytes_per_s / 1e9:.0f}",
     }
     of_model = {"model": candidate.traits.model, "B": short(found.parameters / 1e9)}
     first = found.choice.first_short
     return (of_machine if of_machines else of_model) | {
-        "type": candidate.type,
+        "type": candidate.type.removesuffix("_moe") + "*" * (not candidate.keeps_cache),
         **({"n_cpu_moe": str(split.n_cpu_moe) if split else NONE} if is_split else {}),
-        "bits": f"{candidate.bits:.1f}",
         "tok/s": "~" * (not found.reaches) + _range(found.choice.deep),
-        "TTFT s": f"{first.value / 1e3:.2g}" if first else NONE,
-        "context": f"{candidate.longest:,}",
+        "TTFT": f"{first.value / 1e3:.2g}" if first else NONE,
+        "ctx": f"{(candidate.longest or 0) // 1024}k",
         **({} if of_machines else {"GB": f"{candidate.weight_bytes / 1e9:.1f}"}),
     }

@@ -208,6 +208,10 @@ def test_the_smallest_loss_at_a_speed_is_the_first_and_ends_with_its_commands(ha
     assert losses
     # Within the noise of a perplexity all lose as little.
     assert max(ranked[0]["quality_loss"], 0.006) == max(min(losses), 0.006)
+    costs = [max(row["quality_loss"], 0.006) for row in ranked if row["quality_loss"] is not None]
+    assert costs == sorted(costs)
+    bits = [row["bits_per_weight"] for row in ranked[len(costs) :]]
+    assert bits == sorted(bits, reverse=True)
     text = harness("recommend", *given, "--tok-s", str(tok_s)).out
     commands = text[text.rindex("\nrun llamacpp ") :]
     assert f"llama-server -m qwen1.5-7b-{ranked[0]['variant'].partition('-')[0].upper()}.gguf" in commands

@@ -90,8 +90,11 @@ def test_where_no_quality_is_known_sixteen_bits_do_not_win_for_that_alone(harnes
         for row in rows.values()
         if row["bits_per_weight"] >= 4 and "q8_0" not in str(row["options"].get("type_k"))
     ]
-    assert rows[best["name"]]["tokens_per_s_at_context"][0] == max(enough)
+    # Of those that are about as fast, the one with the most bits.
+    assert rows[best["name"]]["tokens_per_s_at_context"][0] > max(enough) / 1.1
     assert rows[best["name"]]["bits_per_weight"] < 10
+    assert rows["llamacpp q4_0-flash_attn=true"]["tokens_per_s_at_context"][0] == max(enough)
+    assert rows[best["name"]]["variant"] == "q4_k_m-flash_attn=true"
 
 
 def test_bits_of_a_weight_are_those_of_linear_layers_in_every_stack():
@@ -131,7 +134,7 @@ def test_what_is_said_of_the_first_is_true_of_its_row(harness, more):
     assert ("none that fits is known to keep quality" in why) == (not whole)
     assert row["bits_per_weight"] >= 4
     for each in ranking:
-        if "none with as many bits" in each["why"]:
+        if "all that are faster have fewer bits" in each["why"]:
             mine = rows[each["name"]]
             assert not [
                 other
@@ -146,7 +149,7 @@ def test_what_is_said_of_the_first_is_true_of_its_row(harness, more):
 
 def test_of_variants_that_are_as_fast_the_one_with_more_context_comes_first(harness):
     ranking, rows = recommended(harness, "llama-3.1-8b", machine="apple-m2-16gb")
-    first, plain = rows[ranking[0]["name"]], rows["llamacpp q4_0"]
+    first, plain = rows[ranking[0]["name"]], rows["llamacpp q4_k_m"]
     assert first["tokens_per_s_at_context"][0] >= 0.995 * plain["tokens_per_s_at_context"][0]  # as printed
     assert first["longest_context"] > plain["longest_context"]
     assert first["memory_bytes"] < plain["memory_bytes"]

@@ -33,6 +33,7 @@ SHORT_PROMPT = 2048
 MOST_LOSS = 0.02  # of the perplexity of 16-bit weights; more is not `balance`
 MOST_KLD = 0.02  # nats per token, which costs about as much in ln PPL; where it was measured, it decides
 PERPLEXITY_NOISE = 0.006  # its standard error, as llama.cpp prints it on wikitext
+ABOUT_AS_FAST = 1.1  # for `balance`, the better quality comes first of speeds that differ by no more
 LEAST_BITS = 4  # per weight, with a 16-bit cache: for `balance` where no quality is known
 MEASURED, CALIBRATED, ELSEWHERE, THEORY = BASES = "measured", "calibrated", "calibrated elsewhere", "theory"
 GOALS = ("balance", "speed", "quality", "context")
@@ -163,7 +164,8 @@ def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
 
 def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
     """At most so many choices that fit, best first. The best of each goal come first, led by the requested
-    goal; then choices that no other beats in both speed and quality (or bits, where quality is unknown)."""
+    goal; then choices that no other beats in both speed and quality (or bits, where quality is unknown). By
+    quality, the best is followed by these alone, in its order."""
     fitting = [each for each in found if each.candidate.fits]
     if not fitting:
         return []
@@ -179,18 +181,35 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
     chosen: list[Choice] = []
     for each_goal in [goal, *(other for other in GOALS if other != goal)]:
         best = max(fitting, key=keys[each_goal])
-        if id(best) not in leads:
+        if each_goal == "balance":
+            best = _best_of_alike(best, fitting, rated)
+        if id(best) not in leads and not (chosen and goal == "quality"):
             chosen.append(best)
         leads.setdefault(id(best), []).append(each_goal)
     front = sorted((c for c in fitting if not _dominated(c, fitting)), key=keys[goal], reverse=True)
-    shown = [*chosen, *(each for each in front if id(each) not in leads)][:most]
+    shown = [*chosen, *(each for each in front if not any(each is other for other in chosen))][:most]
 
     def why(best: Choice) -> str:
-        led = leads.get(id(best), ())
-        reasons = [_reason(each, best, rated) + _rivals(each, best, shown, fitting, rated) for each in led]
-        return "; ".join(reasons) or "none with as many bits, of weights and of cache, is faster"
+        led = leads.get(id(best), [])
+        if "balance" in led:  # which is the fastest of fewer
+            led = [each for each in led if each != "speed"]
+        reasons = [
+            _reason(each, best, fitting, rated) + _rivals(each, best, shown, fitting, rated) for each in led
+        ]
+        return "; ".join(reasons) or "all that are faster have fewer bits, of weights or of the cache"
 
     return [Ranked(each, why(each)) for each in shown]
+
+
+def _best_of_alike(fastest: Choice, fitting: Sequence[Choice], rated: bool) -> Choice:
+    """The one that loses least, as far as is known, of those that are about as fast."""
+    rank = _balanced(fastest, rated)
+    alike = [each for each in fitting if _balanced(each, rated) == rank and _is_about_as_fast(each, fastest)]
+    return max(alike, key=lambda each: (*_goodness(each), *_pace(each)))
+
+
+def _is_about_as_fast(choice: Choice, other: Choice) -> bool:
+    return choice.deep.value * ABOUT_AS_FAST >= other.deep.value
 
 
 def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[Choice], rated: bool) -> str:
@@ -214,14 +233,17 @@ def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[
     return f" ({' and '.join(parts)} {verb})" if rivals else ""
 
 
-def _reason(goal: str, best: Choice, rated: bool) -> str:
+def _reason(goal: str, best: Choice, fitting: Sequence[Choice], rated: bool) -> str:
     """Why a choice leads at a goal, in a few words."""
     words, quality = _LEADS[goal], best.quality
     if goal == "context" and (longest := best.candidate.longest or 0) >= best.candidate.trained:
         limit = "it was trained on" if longest == best.candidate.trained else "was asked for"
         return f"{words}: all that {limit}"
     if goal == "balance":
-        return _reason_of_balance(best, _balanced(best, rated))
+        rank = _balanced(best, rated)
+        faster = any(_balanced(each, rated) == rank and _pace(each)[0] > _pace(best)[0] for each in fitting)
+        reason = _reason_of_balance(best, rank)
+        return reason.replace("fastest", "within 10% of the fastest", 1) if faster else reason
     if goal != "quality" or best.candidate.is_whole:
         return words
     if quality is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -304,12 +305,13 @@ def _show_found(
 
 
 def _too_slow(arguments: argparse.Namespace, nearest: Any) -> str:
+    from harness.recommend import text
     from harness.report.theory_text import short
 
     traits, speed = nearest.candidate.traits, nearest.deep.value
     return (
         f"nothing reaches {arguments.tok_s:g} tok/s at {arguments.context:,} tokens of context: the nearest, "
-        f"{traits.model} as {nearest.title} on {traits.device}, is predicted at {short(speed)}, "
+        f"{traits.model} as {text.title(nearest)} on {traits.device}, is predicted at {short(speed)}, "
         f"{short(arguments.tok_s - speed)} too few"
     )
 
@@ -384,6 +386,8 @@ def _print(
 
 def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
     """How much is missing for the smallest variant, and the smallest known machine with enough."""
+    from harness.recommend import text
+    from harness.theory import names
     from harness.theory.machines import MACHINES, reserved_words
 
     whole = [each for each in found if each.candidate.split is None]
@@ -391,19 +395,23 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
     candidate = least.candidate
     short = candidate.memory_bytes - candidate.available_bytes
     hint = f"; {candidate.longest:,} tokens of context would fit" if candidate.longest else ""
-    alike = [each for each in MACHINES.values() if each.family == place.device.family]
+    known = [each for name in MACHINES for each in names.machines(name).values()]
+    alike = [each for each in known if each.family == place.device.family]
     enough = [each for each in alike if each.memory_bytes - each.reserve.value >= candidate.memory_bytes]
     if enough:
-        first = min(enough, key=lambda each: (each.memory_bytes, each.bandwidth_bytes_per_s))
-        hint += (
-            f"; the smallest known machine that holds it: {first.name}, {first.memory_bytes / 2**30:.0f} GiB"
+        first = min(enough, key=lambda m: (m.name != place.name, m.memory_bytes, m.bandwidth_bytes_per_s))
+        which = (
+            "the same machine" if first.name == place.name else f"the smallest known machine: {first.name}"
         )
+        hint += f"; {which} with {first.memory_bytes / 2**30:.0f} GiB holds it"
     if place.takes_host and place.host is None:
         hint += "; --host-memory and --host-bandwidth would put layers on the CPU"
+    digits = max(1, math.ceil(-math.log10(short / 1e9)))  # that tell the two sizes apart
     reserved = f" ({reserved_words(place.device.reserve, 'are ')})" if place.device.reserve_bytes else ""
     return (
-        f"nothing fits: the smallest, {least.title}, needs {candidate.memory_bytes / 1e9:.1f} GB with "
-        f"{context:,} tokens, {short / 1e9:.1f} GB more than the {candidate.available_bytes / 1e9:.1f} GB "
+        f"nothing fits: the smallest, {text.title(least)}, needs "
+        f"{candidate.memory_bytes / 1e9:.{digits}f} GB with {context:,} tokens, "
+        f"{short / 1e9:.{digits}f} GB more than the {candidate.available_bytes / 1e9:.{digits}f} GB "
         f"that are usable{reserved}{hint}"
     )
 

@@ -230,7 +230,8 @@ def _place(arguments: argparse.Namespace) -> Place:
             raise Mistake(
                 "--bandwidth is of a machine that is not known, and needs --memory; this one is measured"
             )
-        return _unknown("the machine", arguments.memory, arguments.bandwidth, arguments.kind, threads)
+        name = f"a machine of {arguments.bandwidth:g} GB/s"
+        return _unknown(name, arguments.memory, arguments.bandwidth, arguments.kind, threads)
     if arguments.machine == THIS:
         return replace(_limited(_this(threads), arguments.memory), here=True)
     named = printable(arguments.machine)
@@ -310,7 +311,7 @@ def _unknown(name: str, memory_gib: float, gb_per_s: float, kind: str | None, th
     is_gpu = kind == "gpu" if kind else gb_per_s * 1e9 >= GPU_BYTES_PER_S
     if kind is None:
         taken, other = ("GPU", "cpu") if is_gpu else ("CPU", "gpu")
-        say(f"{name} is taken for a {taken}, by its bandwidth (--kind {other}: it is not)")
+        say(f"{name} is taken for a {taken}, by its bandwidth (if it is not: --kind {other})")
     made = _cpu_of(name, memory_gib, gb_per_s)
     return place_of(replace(made, compute_capability=(8, 6)) if is_gpu else made, name, threads)
 

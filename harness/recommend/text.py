@@ -29,7 +29,7 @@ _SHORTER = {
     r"-type_k=(\w+)-type_v=\1": r" KV \1",
     r"-fuse_layers=true": " fused",
     r"-fuse_layers=false|-flash_attn=false|-dynamic": "",
-    r"-gpu_layers=(\d+)": r" \1 on GPU",
+    r"-gpu_layers=(\d+)": r" ngl \1",
     r"-n_cpu_moe=(\d+)": r" experts of \1 on CPU",
 }
 
@@ -39,10 +39,10 @@ def show(ranking: Sequence[Ranked], context: int) -> None:
     _table([each.choice for each in ranking], context, numbered=True).show()
     print()
     for number, each in enumerate(ranking, 1):
-        print(f"{number}. {_title(each.choice)}: {each.why}{_cache(each.choice)}{_split(each.choice)}")
+        print(f"{number}. {title(each.choice)}: {each.why}{_cache(each.choice)}{_split(each.choice)}")
 
 
-def _title(choice: Choice) -> str:
+def title(choice: Choice) -> str:
     return f"{choice.candidate.cell.variant.stack} {_variant(choice)}"
 
 
@@ -70,7 +70,8 @@ def _split(choice: Choice) -> str:
     reads = " and ".join(
         f"{each.read_bytes / 1e9:.1f} GB at {each.bytes_per_s / 1e9:,.0f} GB/s" for each in sides
     )
-    where = f"{sides[0].layers} of {sides[0].layers + sides[1].layers} layers and the output on the GPU"
+    where = f"{sides[0].layers} of {sides[0].layers + sides[1].layers} layers and the output "
+    where += f"on the GPU (-ngl {candidate.split.gpu_layers})"
     if moved := candidate.split.n_cpu_moe:
         where = f"the experts of {moved} of {sides[0].layers} layers on the CPU"
     return f"; {where}: a step reads {reads}, {least * 1e3:.0f} ms at least"
@@ -143,13 +144,14 @@ def show_notes(
 ) -> None:
     """Print the evidence for the predictions, and the error of those made here."""
     known = [each.choice.quality for each in ranking if each.choice.quality]
+    where = "this machine" if place.here else place.name
     sources, has_kld = dict.fromkeys(q.source for q in known), any(q.kld is not None for q in known)
     lines = [
         "tok/s and TTFT: predicted, with 90% intervals; no TTFT where the compute rate is unknown. "
         "GB: with the whole context. bits: of a weight in the linear layers, scales included."
         + (f" {_PPL}{_KLD * has_kld} ({'; '.join(sources)})." if sources else ""),
-        "rests on: measured, this variant here; calibrated, others of its kind of stack here; calibrated "
-        "elsewhere, its kind of stack on another device of its kind; theory, none of these.",
+        f"rests on: measured, this variant on {where}; calibrated, others of its kind of stack there; "
+        "calibrated elsewhere, its kind of stack on another device of its kind; theory, none of these.",
     ]
     bases = {each.choice.basis for each in ranking}
     kind = next((each.choice.candidate.traits.kind for each in ranking), DENSE)
@@ -167,7 +169,8 @@ def show_notes(
             "after the other. GB: on the GPU + in main memory. Of such a variant no TTFT is predicted."
         )
     if ranking and not any(each.traits.device == place.name and each.at_ms for each in examples):
-        lines.append(_elsewhere(bases, examples, place))
+        maker = maker_of(ranking[0].choice.candidate.traits)
+        lines.append(_elsewhere(bases, [each for each in examples if maker_of(each.traits) == maker], place))
     if ranking and (far := _extrapolated(ranking, examples, place.device.family)):
         lines.append(far)
     elif ranking and (sentence := answer.how_far_off(maker_of(ranking[0].choice.candidate.traits))):
@@ -177,8 +180,8 @@ def show_notes(
 
 
 def _elsewhere(bases: Set[str], examples: Sequence[Example], place: Place) -> str:
-    """Name the evidence for figures where nothing was measured on the machine."""
-    alike = [each for each in examples if each.traits.family == place.device.family]
+    """Name the evidence, of this maker's machines, where no decode was measured on the machine."""
+    alike = [each for each in examples if each.at_ms]
     machines = {each.traits.device for each in alike if each.source == PUBLIC}
     devices = dict.fromkeys(
         f"{'the published study' if each.source == PUBLISHED else 'measurements'} of {each.traits.device}"
@@ -192,7 +195,7 @@ def _elsewhere(bases: Set[str], examples: Sequence[Example], place: Place) -> st
         rests += ", and rows of theory on that alone" * (THEORY in bases)
     where = "this machine" if place.here else place.name
     hint = "; --calibrate measures it, --prove 3 the first three" * place.here
-    return f"nothing was measured on {where}: these figures rest on {rests}{hint}."
+    return f"no decode was measured on {where}: these figures rest on {rests}{hint}."
 
 
 def _extrapolated(ranking: Sequence[Ranked], examples: Sequence[Example], family: str) -> str | None:
@@ -210,7 +213,7 @@ def _extrapolated(ranking: Sequence[Ranked], examples: Sequence[Example], family
 
 def show_commands(choice: Choice, source: Source, context: int, place: Place) -> None:
     """Print how to run the first of the ranking."""
-    print(f"\nrun {_title(choice)}:")
+    print(f"\nrun {title(choice)}:")
     threads = place.threads if place.here else None
     found = answer.commands_of_candidate(choice.candidate, source, context, place.device.family, threads)
     for program, command in found.items():

@@ -368,7 +368,7 @@ def _print(
         + speed
     )
     if place.device.reserve_bytes or arguments.reserve:
-        print(f"of its memory {reserved_words(place.device.reserve, 'are ')}")
+        print(reserved_words(place.device.reserve, "are "))
     if arguments.context > made.context:
         print(_beyond(made))
     if ranking or arguments.all:

@@ -28,7 +28,6 @@ from harness.stacks.header import Value, references
 
 # Predictions of all candidates -> the answer: rows, ranked by a goal, with one sentence each. Pure.
 
-
 SHORT_PROMPT = 2048
 MOST_LOSS = 0.02  # of the perplexity of 16-bit weights; more is not `balance`
 MOST_KLD = 0.02  # nats per token, which costs about as much in ln PPL; where it was measured, it decides
@@ -146,8 +145,7 @@ def basis(candidate: Candidate, examples: Sequence[Example]) -> str:
 
 
 def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
-    decoded = [each.traits for each in examples if each.at_ms]
-    alike = [each for each in decoded if each.family == wanted.family]
+    alike = [each.traits for each in examples if each.at_ms and each.traits.family == wanted.family]
     same_stack = [each for each in alike if each.group == wanted.group]
     here = [each for each in same_stack if each.device == wanted.device]
     if any(
@@ -177,12 +175,13 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
         "context": lambda each: (each.candidate.longest or 0, *_pace(each)),
         "balance": lambda each: (_balanced(each, rated), *_pace(each)),
     }
+    fastest = max(fitting, key=keys["balance"])
     leads: dict[int, list[str]] = {}
     chosen: list[Choice] = []
     for each_goal in [goal, *(other for other in GOALS if other != goal)]:
         best = max(fitting, key=keys[each_goal])
         if each_goal == "balance":
-            best = _best_of_alike(best, fitting, rated)
+            best = _best_of_alike(fastest, fitting, rated)
         if id(best) not in leads and not (chosen and goal == "quality"):
             chosen.append(best)
         leads.setdefault(id(best), []).append(each_goal)
@@ -191,11 +190,9 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
 
     def why(best: Choice) -> str:
         led = leads.get(id(best), [])
-        if "balance" in led:  # which is the fastest of fewer
-            led = [each for each in led if each != "speed"]
-        reasons = [
-            _reason(each, best, fitting, rated) + _rivals(each, best, shown, fitting, rated) for each in led
-        ]
+        led = [each for each in led if each != "speed" or "balance" not in led]  # the fastest of fewer
+        rivals = [_rivals(each, best, shown, fitting, rated) for each in led]
+        reasons = [_reason(each, best, fastest, rated) + of for each, of in zip(led, rivals, strict=True)]
         return "; ".join(reasons) or "all that are faster have fewer bits, of weights or of the cache"
 
     return [Ranked(each, why(each)) for each in shown]
@@ -203,13 +200,9 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
 
 def _best_of_alike(fastest: Choice, fitting: Sequence[Choice], rated: bool) -> Choice:
     """The one that loses least, as far as is known, of those that are about as fast."""
-    rank = _balanced(fastest, rated)
-    alike = [each for each in fitting if _balanced(each, rated) == rank and _is_about_as_fast(each, fastest)]
+    rank, least = _balanced(fastest, rated), fastest.deep.value / ABOUT_AS_FAST
+    alike = [each for each in fitting if _balanced(each, rated) == rank and each.deep.value >= least]
     return max(alike, key=lambda each: (*_goodness(each), *_pace(each)))
-
-
-def _is_about_as_fast(choice: Choice, other: Choice) -> bool:
-    return choice.deep.value * ABOUT_AS_FAST >= other.deep.value
 
 
 def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[Choice], rated: bool) -> str:
@@ -233,17 +226,15 @@ def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[
     return f" ({' and '.join(parts)} {verb})" if rivals else ""
 
 
-def _reason(goal: str, best: Choice, fitting: Sequence[Choice], rated: bool) -> str:
+def _reason(goal: str, best: Choice, fastest: Choice, rated: bool) -> str:
     """Why a choice leads at a goal, in a few words."""
     words, quality = _LEADS[goal], best.quality
     if goal == "context" and (longest := best.candidate.longest or 0) >= best.candidate.trained:
         limit = "it was trained on" if longest == best.candidate.trained else "was asked for"
         return f"{words}: all that {limit}"
     if goal == "balance":
-        rank = _balanced(best, rated)
-        faster = any(_balanced(each, rated) == rank and _pace(each)[0] > _pace(best)[0] for each in fitting)
-        reason = _reason_of_balance(best, rank)
-        return reason.replace("fastest", "within 10% of the fastest", 1) if faster else reason
+        reason = _reason_of_balance(best, _balanced(best, rated))
+        return reason if best is fastest else reason.replace("fastest", "within 10% of the fastest", 1)
     if goal != "quality" or best.candidate.is_whole:
         return words
     if quality is None:
@@ -311,7 +302,6 @@ def _merits(choice: Choice) -> tuple[float, ...]:
 
 
 # What to type to run a chosen variant: commands and files of common programs, and a config of ours. Pure.
-
 
 _ALL_LAYERS = 999
 
@@ -450,7 +440,6 @@ def _yaml(value: object) -> str:
 
 # How far off predictions have been: of the published study, and of those that were measured here.
 
-
 ERRORS = "prediction_errors.csv"  # in harness/data, as benchmarks/predictions.py --store writes it
 # As benchmarks/predictions_here.py prints it.
 _CALIBRATED_CPU = (
@@ -495,7 +484,6 @@ def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
 
 
 # Outcomes: predictions that were measured later, stored with the records, and their errors so far.
-
 
 NAME = "outcomes.jsonl"  # in that folder of the results
 
@@ -583,7 +571,6 @@ def outcomes_so_far(results: Path) -> str | None:
 
 
 # The quality of a variant: scored here, else published for the same kind of weights. Pure.
-
 
 HERE = "measured here"
 # Options that change the weights or the cache; the others change speed and rounding alone.

@@ -17,8 +17,9 @@ from harness.report.table import NONE, Table
 from harness.report.theory_text import short
 from harness.theory import names
 
-_ALWAYS = ("longest context",)
-_PPL = "PPL: perplexity above that of 16-bit weights"
+_WIDTH = 100
+_ALWAYS = ("ctx",)
+_PPL = "PPL: perplexity above that of 16-bit weights; -: not known"
 _KLD = ". KLD: mean KL divergence from them, nats per token"
 FAR = 2.0  # times as many bytes a step as any example: beyond this, speed is extrapolated
 
@@ -30,16 +31,17 @@ _SHORTER = {
     r"-fuse_layers=true": " fused",
     r"-fuse_layers=false|-flash_attn=false|-dynamic": "",
     r"-gpu_layers=(\d+)": r" ngl \1",
-    r"-n_cpu_moe=(\d+)": r" experts of \1 on CPU",
+    r"-n_cpu_moe=(\d+)": r" ncmoe \1",
 }
 
 
 def show(ranking: Sequence[Ranked], context: int) -> None:
     """Print the ranking, best first, each with its reason."""
-    _table([each.choice for each in ranking], context, numbered=True).show()
+    _show([each.choice for each in ranking], context, numbered=True)
     print()
     for number, each in enumerate(ranking, 1):
-        print(f"{number}. {title(each.choice)}: {each.why}{_cache(each.choice)}{_split(each.choice)}")
+        why = f"{each.why}{_cache(each.choice)}{_split(each.choice)}"
+        print(textwrap.fill(f"{number}. {title(each.choice)}: {why}", _WIDTH, subsequent_indent="   "))
 
 
 def title(choice: Choice) -> str:
@@ -79,17 +81,28 @@ def _split(choice: Choice) -> str:
 
 def show_all(found: Sequence[Choice], context: int) -> None:
     """Print every variant by its speed."""
-    _table(sorted(found, key=lambda each: -each.deep.value), context).show()
+    _show(sorted(found, key=lambda each: -each.deep.value), context)
 
 
-def _table(found: Sequence[Choice], context: int, numbered: bool = False) -> Table:
-    """The table without columns that are empty in all rows."""
+_SAME_BELOW = ("stack", "quality from", "rests on")
+
+
+def _show(found: Sequence[Choice], context: int, numbered: bool = False) -> None:
+    """Print the table without columns that are empty in all rows, and some that are the same below it."""
     lines = [_line(each, context) for each in found]
+    same = {
+        name: next(iter(values))
+        for name in _SAME_BELOW
+        if len(values := {line[name] for line in lines if line[name] != NONE}) == 1
+    }
     headings = [name for name in lines[0] if name in _ALWAYS or any(line[name] != NONE for line in lines)]
+    headings = [name for name in headings if name not in same]
     rows = [[line[name] for name in headings] for line in lines]
     if numbered:
-        return Table(["", *headings], [[str(n), *row] for n, row in enumerate(rows, 1)])
-    return Table(headings, rows)
+        headings, rows = ["", *headings], [[str(n), *row] for n, row in enumerate(rows, 1)]
+    Table(headings, rows).show()
+    if same:
+        print(f"all rows: {'; '.join(f'{name} {value}' for name, value in same.items())}")
 
 
 def _line(choice: Choice, context: int) -> dict[str, str]:
@@ -101,13 +114,13 @@ def _line(choice: Choice, context: int) -> dict[str, str]:
     return {
         "stack": candidate.cell.variant.stack,
         "variant": _variant(choice),
-        "tok/s": _range(choice.start),
-        f"tok/s at {context:,}": _range(choice.deep),
-        f"TTFT s of {SHORT_PROMPT:,}": _seconds(choice.first_short),
-        f"TTFT s of {context:,}": _seconds(choice.first_deep),
-        "longest context": f"{candidate.longest:,}" if candidate.longest else NONE,
+        "tok/s": short(choice.start.value),
+        f"at {context:,}": _range(choice.deep),
+        "TTFT": _seconds(choice.first_short),
+        "TTFT ctx": _seconds(choice.first_deep),
+        "ctx": f"{candidate.longest // 1024}k" if candidate.longest else NONE,
         "GB": size,
-        "bits": f"{candidate.bits:.2f}",
+        "bits": f"{candidate.bits:.1f}",
         "PPL": loss,
         "KLD": kld,
         "quality from": source,
@@ -119,7 +132,7 @@ def _quality(choice: Choice) -> tuple[str, str, str]:
     """Perplexity above that of 16-bit weights, KL divergence from them, and where both are from."""
     known = choice.quality
     if known is None:
-        return NONE, NONE, "16 bits" if choice.candidate.is_whole else "unknown"
+        return NONE, NONE, NONE
     kld = NONE if known.kld is None else f"{known.kld:.5f}"
     return f"{round(known.loss, 3) + 0.0:+.1%}", kld, HERE if known.source == HERE else "published"
 
@@ -134,9 +147,18 @@ def _range(figure: Range) -> str:
 
 
 def _seconds(figure: Range | None) -> str:
-    if figure is None:
-        return NONE
-    return f"{short(figure.value / 1e3)} ({short(figure.low / 1e3)} to {short(figure.high / 1e3)})"
+    return NONE if figure is None else f"{figure.value / 1e3:.2g}"
+
+
+def _widest_ttft(ranking: Sequence[Ranked]) -> str:
+    """The widest 90% interval of a TTFT, over its value."""
+    of = [each.choice.first_short for each in ranking] + [each.choice.first_deep for each in ranking]
+    found = [each for each in of if each]
+    if not found:
+        return ""
+    low = min(each.low / each.value for each in found)
+    high = max(each.high / each.value for each in found)
+    return f" (90% intervals: {low:.2g} to {high:.2g} times that at the widest)"
 
 
 def show_notes(
@@ -147,8 +169,10 @@ def show_notes(
     where = "this machine" if place.here else place.name
     sources, has_kld = dict.fromkeys(q.source for q in known), any(q.kld is not None for q in known)
     lines = [
-        "tok/s and TTFT: predicted, with 90% intervals; no TTFT where the compute rate is unknown. "
-        "GB: with the whole context. bits: of a weight in the linear layers, scales included."
+        "tok/s: predicted, at the start, and at the end of the context with 90% intervals. TTFT: predicted, "
+        f"in s, of {SHORT_PROMPT:,} tokens and of the context{_widest_ttft(ranking)}; none where the compute "
+        "rate is unknown. ctx: the longest context that fits. GB: with the whole context. "
+        "bits: of a weight in the linear layers, scales included."
         + (f" {_PPL}{_KLD * has_kld} ({'; '.join(sources)})." if sources else ""),
         f"rests on: measured, this variant on {where}; calibrated, others of its kind of stack there; "
         "calibrated elsewhere, its kind of stack on another device of its kind; theory, none of these.",
@@ -176,7 +200,7 @@ def show_notes(
     elif ranking and (sentence := answer.how_far_off(maker_of(ranking[0].choice.candidate.traits))):
         lines.append(sentence)
     lines += [so_far] if so_far else []
-    print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, 110)))
+    print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, _WIDTH)))
 
 
 def _elsewhere(bases: Set[str], examples: Sequence[Example], place: Place) -> str:

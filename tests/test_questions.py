@@ -137,7 +137,7 @@ def test_machines_that_reach_the_speed_with_four_bits_are_listed_and_the_others_
     text = " ".join(harness("recommend", *given).out.split())
     reach, fewer = kinds[False, False], kinds[False, True]
     assert f"runs on {reach + fewer} of " in text
-    hidden = f"Not shown (--all): {reach - len(shown)} that reach it, {fewer} that do with fewer than 4 bits"
+    hidden = f"Not shown (--all): {reach - len(shown)} that reach it, {fewer} with fewer than 4 bits"
     assert f"{hidden} and {len(every) - reach - fewer} that may" in text
 
 

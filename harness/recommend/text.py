@@ -298,7 +298,7 @@ def of_others(found: Sequence[Found], shown: Sequence[Found]) -> list[str]:
     left = Counter(each.kind for each in found) - Counter(each.kind for each in shown)
     perhaps = left[False, True] + left[False, False]
     counts = [f"{left[True, True]} that reach it"] * (left[True, True] > 0)
-    counts += [f"{left[True, False]} that do with fewer than {LEAST_BITS} bits"] * (left[True, False] > 0)
+    counts += [f"{left[True, False]} with fewer than {LEAST_BITS} bits"] * (left[True, False] > 0)
     counts += [f"{perhaps} that may (the upper end of the interval does)"] * (perhaps > 0)
     return [f"Not shown (--all): {names.listed(counts)}."] if counts else []
 

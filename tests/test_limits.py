@@ -109,6 +109,8 @@ def test_inputs_and_outputs_of_a_matrix_are_told_apart():
         ('compute_capability_below = "9.1"', (12, 0), "12.0; less than 9.1 is needed"),
         ('compute_capability_below = "9.1"', (9, 0), None),
         ('compute_capability = "10.0"', (8, 9), "8.9; at least 10.0 is needed"),
+        ('compute_capability_except = "6.1"', (6, 1), "6.1; another is needed"),
+        ('compute_capability_except = "6.1"', (6, 0), None),
     ],
 )
 def test_a_compute_capability_is_no_decimal_number(rule, of_card, wanted):

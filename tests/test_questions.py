@@ -4,6 +4,7 @@ smallest loss at a speed."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from fnmatch import fnmatch
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,7 @@ from harness.theory.known_models import Known
 from harness.theory.machines import Machine
 from harness.theory.memory import LlamaCpp, longest_context, total_bytes
 from harness.theory.memory import Model as Held
-from harness.theory.tensors import model_bytes, quantized
+from harness.theory.tensors import element_bytes, model_bytes, quantized
 
 MACHINES = ["rtx-4090", "rx-7900-xt", "rpi-5-8gb", "apple-m4-16gb"]
 PREDICTED, UPPER_END = "predicted", "upper end of the interval"
@@ -37,7 +38,8 @@ def check_row(row: dict[str, Any], context: int, tok_s: float) -> None:
     made, found = Known()[row["model"]], machine_of(row)
     kind = row["variant"].partition("-")[0]
     tensors = quantized(made, kind, as_published=made.is_dense)
-    needs = floors.demand_of_tensors(made, tensors)
+    kv_bits = 8 * element_bytes(row["options"].get("type_k", "f16"))
+    needs = floors.demand_of_tensors(made, tensors, kv_bits)
     held = Held(made, needs.resident_bytes, needs.embedding_bytes, needs.kv_bytes_per_token)
     engine = LlamaCpp(on_gpu=found.family != "cpu", flash_attn=True)
     available = found.memory_bytes - found.reserve.value
@@ -115,15 +117,63 @@ def test_machines_that_reach_a_speed_come_by_memory_and_then_by_bandwidth(harnes
         found = machine_of(row)
         figures = row["machine_memory_bytes"], row["bytes_per_s"]
         assert figures == (found.memory_bytes, found.bandwidth_bytes_per_s)
-    order = [(row["machine_memory_bytes"], row["bytes_per_s"]) for row in rows]
+    order = [(*kind_of(row), row["machine_memory_bytes"], row["bytes_per_s"]) for row in rows]
     assert all(one <= other for one, other in pairwise(order))
+
+
+def kind_of(row: dict[str, Any]) -> tuple[bool, bool]:
+    """Smaller is better: whether it may miss the speed, and whether it has fewer than 4 bits."""
+    return row["reaches"] != PREDICTED, row["bits_per_weight"] < 4
+
+
+def test_machines_that_reach_the_speed_with_four_bits_are_listed_and_the_others_counted(harness):
+    given = ("qwen3-30b-a3b", "--machine", "all", "--tok-s", "30", "--context", "32k")
+    every, shown = (asked(harness, *given, *more)["rows"] for more in (["--all"], []))
+    kinds = Counter(kind_of(row) for row in every)
+    assert min(kinds.values()) > 0
+    assert len(kinds) == 4
+    assert {kind_of(row) for row in shown} == {(False, False)}
+    assert shown == every[: len(shown)]
+    text = " ".join(harness("recommend", *given).out.split())
+    reach, fewer = kinds[False, False], kinds[False, True]
+    assert f"runs on {reach + fewer} of " in text
+    hidden = f"Not shown (--all): {reach - len(shown)} that reach it, {fewer} with fewer than 4 bits"
+    assert f"{hidden} and {len(every) - reach - fewer} that may" in text
+
+
+def test_a_machine_has_four_bits_with_a_small_cache_before_fewer(harness):
+    """As the model's own answer on that machine does."""
+    given = ("qwen3-30b-a3b", "--context", "32k", "--tok-s", "30")
+    rows = {row["machine"]: row for row in asked(harness, *given, "--machine", "all", "--all")["rows"]}
+    found = rows["ryzen-ai-max-395-128gb"]
+    assert (found["options"]["type_k"], found["bits_per_weight"] > 4) == ("q8_0", True)
+    own = asked(harness, *given, "--machine", "ryzen-ai-max-395-128gb", "--stacks", "llamacpp")["variants"]
+    same = next(row for row in own if row["name"] == found["name"])
+    # A fit for all machines has the bandwidths of all.
+    assert found["tokens_per_s_at_context"] == pytest.approx(same["tokens_per_s_at_context"], rel=0.02)
+
+
+def test_models_that_were_never_released_are_for_those_who_name_them(harness):
+    rows = asked(harness, "--machine", "rtx-4090", "--all")["rows"]
+    assert not [row["model"] for row in rows if row["model"].startswith("tiny-")]
+    assert not [row for row in rows if "mxfp4" in row["variant"] and "gpt-oss" not in row["model"]]
+    (row,) = asked(harness, "--machine", "rtx-4090", "--models", "tiny-qwen2")["rows"]
+    assert row["model"] == "tiny-qwen2"
+
+
+def test_an_unknown_pattern_is_reported_and_ollamas_names_match(harness):
+    given = ("--machine", "rtx-4090", "--all", "--models", "llama3.1:*", "zzzz*", "qwen3:8b")
+    ran = harness("recommend", *given, "--json")
+    assert ran.code == 0
+    assert "--models zzzz* matches no known model" in ran.err
+    assert {row["model"] for row in ran.json["rows"]} == {"llama-3.1-8b", "qwen3-8b"}
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ("--machine", "apple-m4-16gb", "--models", "qwen3*"),
-        ("qwen3-8b", "--machine", "all", "--tok-s", "30", "--context", "32k"),
+        ("qwen3-8b", "--machine", "all", "--tok-s", "30", "--context", "32k", "--all"),
     ],
 )
 def test_the_table_has_the_rows_of_the_json_and_marks_those_that_may_miss_the_speed(harness, arguments):
@@ -134,9 +184,11 @@ def test_the_table_has_the_rows_of_the_json_and_marks_those_that_may_miss_the_sp
     for line, row in zip(table, found["rows"], strict=True):
         value, low, high = (f"{each:.3g}" for each in row["tokens_per_s_at_context"])
         marked = "~" * (row["reaches"] == UPPER_END) + value
-        assert line[5 if key == "machine" else 4 :][:4] == [marked, f"({low}", "to", f"{high})"]
-        assert f"{row['bits_per_weight']:.1f}" in line
-        assert f"{row['longest_context']:,}" in line
+        assert line[4 if key == "machine" else 3 :][:4] == [marked, f"({low}", "to", f"{high})"]
+        assert f"{row['longest_context'] // 1024}k" in line
+        assert f"{row['variant'].partition('-')[0]} {row['bits_per_weight']:.1f}"[:-1] in " ".join(
+            text.split()
+        )
     assert ("only the upper end" in text) == any(row["reaches"] == UPPER_END for row in found["rows"])
     assert max(map(len, text.splitlines())) <= 80
 
@@ -156,6 +208,10 @@ def test_the_smallest_loss_at_a_speed_is_the_first_and_ends_with_its_commands(ha
     assert losses
     # Within the noise of a perplexity all lose as little.
     assert max(ranked[0]["quality_loss"], 0.006) == max(min(losses), 0.006)
+    costs = [max(row["quality_loss"], 0.006) for row in ranked if row["quality_loss"] is not None]
+    assert costs == sorted(costs)
+    bits = [row["bits_per_weight"] for row in ranked[len(costs) :]]
+    assert bits == sorted(bits, reverse=True)
     text = harness("recommend", *given, "--tok-s", str(tok_s)).out
     commands = text[text.rindex("\nrun llamacpp ") :]
     assert f"llama-server -m qwen1.5-7b-{ranked[0]['variant'].partition('-')[0].upper()}.gguf" in commands

@@ -90,8 +90,11 @@ def test_where_no_quality_is_known_sixteen_bits_do_not_win_for_that_alone(harnes
         for row in rows.values()
         if row["bits_per_weight"] >= 4 and "q8_0" not in str(row["options"].get("type_k"))
     ]
-    assert rows[best["name"]]["tokens_per_s_at_context"][0] == max(enough)
+    # Of those that are about as fast, the one with the most bits.
+    assert rows[best["name"]]["tokens_per_s_at_context"][0] > max(enough) / 1.1
     assert rows[best["name"]]["bits_per_weight"] < 10
+    assert rows["llamacpp q4_0-flash_attn=true"]["tokens_per_s_at_context"][0] == max(enough)
+    assert rows[best["name"]]["variant"] == "q4_k_m-flash_attn=true"
 
 
 def test_bits_of_a_weight_are_those_of_linear_layers_in_every_stack():
@@ -131,7 +134,7 @@ def test_what_is_said_of_the_first_is_true_of_its_row(harness, more):
     assert ("none that fits is known to keep quality" in why) == (not whole)
     assert row["bits_per_weight"] >= 4
     for each in ranking:
-        if "none with as many bits" in each["why"]:
+        if "all that are faster have fewer bits" in each["why"]:
             mine = rows[each["name"]]
             assert not [
                 other
@@ -146,7 +149,7 @@ def test_what_is_said_of_the_first_is_true_of_its_row(harness, more):
 
 def test_of_variants_that_are_as_fast_the_one_with_more_context_comes_first(harness):
     ranking, rows = recommended(harness, "llama-3.1-8b", machine="apple-m2-16gb")
-    first, plain = rows[ranking[0]["name"]], rows["llamacpp q4_0"]
+    first, plain = rows[ranking[0]["name"]], rows["llamacpp q4_k_m"]
     assert first["tokens_per_s_at_context"][0] >= 0.995 * plain["tokens_per_s_at_context"][0]  # as printed
     assert first["longest_context"] > plain["longest_context"]
     assert first["memory_bytes"] < plain["memory_bytes"]
@@ -155,10 +158,13 @@ def test_of_variants_that_are_as_fast_the_one_with_more_context_comes_first(harn
 def test_variants_that_hold_the_same_context_share_its_lead_and_a_small_cache_is_said(harness):
     ran = harness("recommend", "qwen1.5-0.5b", "--machine", "rtx-4090", "--for", "context")
     assert re.search(
-        r"1\. .*longest context: all that it was trained on \(rows? [2-5][\d, a-z]* holds? as much\)", ran.out
+        r"1\. .*longest context: all that it was trained on \(rows? [2-5][\d, a-z]* holds? as much\)",
+        " ".join(ran.out.split()),
     )
-    small = harness("recommend", "gpt-oss-20b", "--machine", "rtx-4090", "--context", "32k").out.splitlines()
-    said = [line for line in small if re.match(r"\d\. ", line)]
+    small = harness("recommend", "gpt-oss-20b", "--machine", "rtx-4090", "--context", "32k").out
+    (reasons,) = [part for part in small.split("\n\n") if part.startswith("1. ")]
+    said = re.split(r"\n(?=\d\. )", reasons)
+    said = [" ".join(each.split()) for each in said]
     assert ["KV q8_0" in line for line in said] == [False, True]
     assert ["KV cache of fewer than 16 bits" in line for line in said] == [False, True]
 
@@ -197,6 +203,7 @@ def test_the_table_has_intervals_and_says_what_to_run(harness):
     lines = ran.out.splitlines()
     assert lines[0] == "qwen1.5-7b on GeForce RTX 4090 with 24.0 GiB, 8,192 tokens of context"
     assert "90% intervals" in ran.out
+    assert max(map(len, ran.out.partition("\nrun llamacpp ")[0].splitlines())) <= 100
     assert any(line.strip().startswith("llama-server:") and "-c 8192 -ngl 999" in line for line in lines)
     assert "FROM ./qwen1.5-7b-" in ran.out
 
@@ -206,14 +213,23 @@ def test_the_table_has_intervals_and_says_what_to_run(harness):
     [
         ("rtx-4070-super", "rest on the published study of GeForce RTX 4090 and public measurements of"),
         ("apple-m2-16gb", "rest on public measurements of"),
+        ("mi50", "rest on public measurements of"),  # of which prompts alone were measured
         ("rtx-3060-12gb", None),  # others measured it
         ("rtx-4090", None),  # the study's own card
     ],
 )
 def test_figures_of_a_machine_without_measurements_say_what_they_rest_on(harness, machine, says):
     text = " ".join(harness("recommend", "qwen1.5-7b", "--machine", machine).out.split())
-    assert ("nothing was measured on" in text) == bool(says)
+    assert ("no decode was measured on" in text) == bool(says)
     assert says is None or says in text
+
+
+def test_where_prompts_alone_were_measured_decode_rests_on_other_machines(harness):
+    ran = harness("recommend", "llama-3.1-8b", "--machine", "mi50", "--json")
+    rows = {row["name"]: row for row in ran.json["variants"]}
+    assert {row["basis"] for row in rows.values()} == {"calibrated elsewhere"}
+    # Measured by others: 1,083 tokens of a prompt of 1,024 per second in q4_0.
+    assert rows["llamacpp q4_0"]["ttft_2048_ms"][0] == pytest.approx(2048 / 1083.08 * 1e3, rel=0.2)
 
 
 def test_what_fits_nowhere_is_short_of_so_much(harness):
@@ -221,6 +237,19 @@ def test_what_fits_nowhere_is_short_of_so_much(harness):
     assert ran.code == 1
     assert "nothing fits: the smallest, llamacpp q2_k" in ran.err
     assert "GB more than the 25.0 GB that are usable" in ran.err
+
+
+def test_what_is_short_is_no_zero_and_the_same_machine_with_more_memory_is_named(harness):
+    ran = harness("recommend", "deepseek-r1:14b", "--machine", "pi 5 8gb")
+    found = re.search(
+        r"llamacpp (.+), needs ([\d.]+) GB with 8,192 tokens, ([\d.]+) GB more than the ([\d.]+)", ran.err
+    )
+    assert found
+    assert "=" not in found[1]
+    needs, short, usable = map(float, found.groups()[1:])
+    assert short > 0
+    assert needs - usable == pytest.approx(short, abs=0.011)
+    assert "; the same machine with 16 GiB holds it" in ran.err
 
 
 def test_a_context_beyond_the_trained_one_is_said(harness):
@@ -359,8 +388,9 @@ def test_measured_divergence_orders_quality_and_decides_what_balance_keeps(harne
     assert (q4_0["kld_mean"], q4_0["kld_mean_ci95"]) == (0.03, [0.027, 0.033])
     assert (rows["llamacpp q6_k"]["kld_mean"], rows["llamacpp q6_k"]["quality_source"]) == (None, None)
     table = harness("recommend", *given, "--machine", "rtx-4090", "--all").out.splitlines()
-    assert any("q4_0 " in line and "0.03000" in line and "measured here" in line for line in table)
-    assert any("q6_k " in line and "unknown" in line for line in table)
+    assert any("q4_0 " in line and "0.03000" in line for line in table)
+    assert any("quality from measured here" in line for line in table)
+    assert any("q6_k " in line and "0.0" not in line for line in table)
     (first, *_), _ = recommended(harness, *given, "--memory", "12GB", "--for", "quality")
     assert "q8_0" in first["name"]
     assert first["why"].startswith("best known quality that fits (KLD 0.0001)")
@@ -528,7 +558,7 @@ def test_a_mixture_is_predicted_from_the_bytes_that_a_token_reads(harness):
     q4_0 = rows["llamacpp q4_0"]
     made = Known()["qwen3-30b-a3b"]
     assert {row["stack"] for row in rows.values()} == {"llamacpp"}
-    assert "llamacpp mxfp4_moe" in rows
+    assert "llamacpp mxfp4_moe" not in rows  # it was not released so
     assert q4_0["weight_bytes"] == sum(each.bytes for each in quantized(made, "q4_0"))
     # 3.3 of 30.5 billion parameters a token: faster than all bytes can be read, slower than a token's.
     value, low, high = q4_0["tokens_per_s"]
@@ -579,7 +609,7 @@ def test_what_fits_no_card_is_split_between_the_card_and_main_memory(harness):
     assert split["tokens_per_s"][2] < 60e9 / on_cpu
     text = harness("recommend", *given, *beside)
     assert f"-ngl {layers}" in text.out or "-ngl" in text.out
-    assert "layers and the output on the GPU: a step reads" in text.out
+    assert "layers and the output on the GPU (-ngl " in " ".join(text.out.split())
 
 
 @pytest.mark.parametrize("model", ["qwen2.5-72b", "qwen3-30b-a3b", "gemma-3-27b", "llama-3.2-3b"])
@@ -647,7 +677,7 @@ def test_a_mixture_that_fits_no_card_is_offered_with_experts_on_the_cpu(harness)
     assert first
     assert f"n_cpu_moe: {first[1]}" in text
     assert "Modelfile" not in text
-    assert f"the experts of {first[1]} of 48 layers on the CPU: a step reads" in text
+    assert f"the experts of {first[1]} of 48 layers on the CPU: a step reads" in " ".join(text.split())
     dense = harness(
         "recommend", "qwen2.5-72b", *given[1:3], "--host-memory", "64GB", "--host-bandwidth", "50", "--json"
     )
@@ -838,6 +868,16 @@ def test_a_gpu_without_bf16_is_offered_fp16_and_others_bf16(harness):
     assert "bfloat16" not in ran.out
 
 
+def test_where_fp16_is_slow_llama_cpp_alone_is_offered():
+    """Of Pascal, 6.1 computes 16-bit floats at 1/64 of the rate of 32 bits; 6.0 at twice that."""
+    of = {name: {each.cell.variant.stack for each in offered("qwen1.5-0.5b", name)} for name in PASCAL}
+    assert (of["p40"], of["gtx-1080-ti"]) == ({"llamacpp"}, {"llamacpp"})
+    assert {"llamacpp", "hf", "gptq"} <= of["p100-pcie-16gb"]
+
+
+PASCAL = ("p40", "gtx-1080-ti", "p100-pcie-16gb")
+
+
 @pytest.mark.parametrize(("kind", "stacks"), [("cpu", {"llamacpp", "hf", "bnb"}), ("gpu", {"autoawq"})])
 def test_a_machine_of_which_the_bandwidth_is_known_is_what_the_user_says(harness, kind, stacks):
     size = ("--machine", "epyc", "--memory", "384GB", "--bandwidth", "460")
@@ -846,7 +886,7 @@ def test_a_machine_of_which_the_bandwidth_is_known_is_what_the_user_says(harness
     assert stacks <= {row["stack"] for row in ran.json["variants"]}
     assert ("autoawq" in {row["stack"] for row in ran.json["variants"]}) == (kind == "gpu")
     ran = harness("recommend", "qwen1.5-0.5b", *size)
-    assert "epyc is taken for a GPU, by its bandwidth (--kind cpu: it is not)" in ran.err
+    assert "epyc is taken for a GPU, by its bandwidth (if it is not: --kind cpu)" in ran.err
     ran = harness("recommend", "qwen1.5-0.5b", "--machine", "4090", "--kind", "gpu")
     assert (ran.code, "--kind is of a machine that is not known" in ran.err) == (2, True)
 

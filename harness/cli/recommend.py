@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -209,31 +211,34 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
     pairs = questions.pairs(trained, [place], arguments.context)
     found, nearest = _reaching(arguments, pairs)
     shown = questions.by_size(found, None if arguments.all else arguments.most or 1)
-    heading = (
-        f"{place.device.name} with {(place.device.memory_bytes or 0) / 2**30:.1f} GiB runs {len(found)} of "
-        f"{len(subjects)} known models"
-    )
+    memory = f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
+    heading = f"{place.device.name} with {memory} runs {_reach(found)} of {len(subjects)} known models"
     notes = [text.of_sizes()] if shown and not arguments.all else []
     notes += _reserved(arguments, place)
     if short := len(subjects) - len(trained):
         notes.append(f"Left out: {short} that were trained on fewer than {arguments.context:,} tokens.")
-    return _show_found(arguments, heading, shown, notes, len(found), nearest, pairs)
+    return _show_found(arguments, heading, shown, notes, found, nearest, pairs)
 
 
 def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
     """The known machines on which a model reaches a speed, each with its variant. Raises Mistake."""
     from harness.cli import recommend_inputs
-    from harness.recommend import questions, text
+    from harness.recommend import questions
 
     pairs = questions.pairs([subject], recommend_inputs.all_places(arguments), arguments.context)
     found, nearest = _reaching(arguments, pairs)
     found = questions.by_memory(found)
-    shown = found[: None if arguments.all else arguments.most or MOST_MACHINES]
-    heading = f"{subject.model.name} runs on {len(found)} of {len(pairs)} known machines"
-    notes = [text.of_machines(found)]
+    best = [each for each in found if each.kind == found[0].kind]
+    shown = found if arguments.all else best[: arguments.most or MOST_MACHINES]
+    heading = f"{subject.model.name} runs on {_reach(found)} of {len(pairs)} known machines"
+    notes = ["The smallest memory comes first, then the lowest bandwidth."]
     if arguments.context > subject.made.context:
         notes.append(_beyond(subject.made))
-    return _show_found(arguments, heading, shown, notes, len(found), nearest, pairs)
+    return _show_found(arguments, heading, shown, notes, found, nearest, pairs)
+
+
+def _reach(found: Sequence[Any]) -> int:
+    return sum(each.reaches for each in found)
 
 
 def _of_hosts(pairs: Sequence[Any]) -> list[str]:
@@ -270,11 +275,12 @@ def _show_found(
     heading: str,
     shown: Sequence[Any],
     notes: Sequence[str],
-    count: int,
+    found: Sequence[Any],
     nearest: Any,
     pairs: Sequence[Any],
 ) -> int:
-    """Print some of so many that reach the speed; 1 where nothing does."""
+    """Print some of those found; 1 where nothing reaches the speed."""
+    from harness.cli.recommend_inputs import THIS
     from harness.recommend import text
 
     context, tok_s = arguments.context, arguments.tok_s
@@ -283,7 +289,12 @@ def _show_found(
         rows = [_row_of(each) for each in shown]
         print(json.dumps({"context": context, "tok_s": tok_s, "rows": rows}, indent=1, allow_nan=False))
     elif shown:
-        more = [f"{count - len(shown)} more reach it (--all)."] if count > len(shown) else []
+        names = arguments.model or "MODEL", "NAME" if arguments.machine == ALL else arguments.machine
+        of_machine = f" --machine {shlex.quote(names[1])}" if names[1] != THIS else ""
+        more = [
+            *text.of_others(found, shown),
+            f"One of them in full: harness recommend {names[0]}{of_machine} --context {context}",
+        ]
         heading += f" at {tok_s:g} tok/s or more, with {context:,} tokens of context"
         text.show_found(heading, shown, arguments.machine == ALL, tok_s, [*notes, *hosts, *more])
     if shown:
@@ -298,12 +309,13 @@ def _show_found(
 
 
 def _too_slow(arguments: argparse.Namespace, nearest: Any) -> str:
+    from harness.recommend import text
     from harness.report.theory_text import short
 
     traits, speed = nearest.candidate.traits, nearest.deep.value
     return (
         f"nothing reaches {arguments.tok_s:g} tok/s at {arguments.context:,} tokens of context: the nearest, "
-        f"{traits.model} as {nearest.title} on {traits.device}, is predicted at {short(speed)}, "
+        f"{traits.model} as {text.title(nearest)} on {traits.device}, is predicted at {short(speed)}, "
         f"{short(arguments.tok_s - speed)} too few"
     )
 
@@ -380,11 +392,13 @@ def _reserved(arguments: argparse.Namespace, place: Any) -> list[str]:
 
     if not (place.device.reserve_bytes or arguments.reserve):
         return []
-    return [f"of its memory {reserved_words(place.device.reserve, 'are ')}"]
+    return [reserved_words(place.device.reserve, "are ")]
 
 
 def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
     """How much is missing for the smallest variant, and the smallest known machine with enough."""
+    from harness.recommend import text
+    from harness.theory import names
     from harness.theory.machines import MACHINES, reserved_words
 
     whole = [each for each in found if each.candidate.split is None]
@@ -392,19 +406,23 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
     candidate = least.candidate
     short = candidate.memory_bytes - candidate.available_bytes
     hint = f"; {candidate.longest:,} tokens of context would fit" if candidate.longest else ""
-    alike = [each for each in MACHINES.values() if each.family == place.device.family]
+    known = [each for name in MACHINES for each in names.machines(name).values()]
+    alike = [each for each in known if each.family == place.device.family]
     enough = [each for each in alike if each.memory_bytes - each.reserve.value >= candidate.memory_bytes]
     if enough:
-        first = min(enough, key=lambda each: (each.memory_bytes, each.bandwidth_bytes_per_s))
-        hint += (
-            f"; the smallest known machine that holds it: {first.name}, {first.memory_bytes / 2**30:.0f} GiB"
+        first = min(enough, key=lambda m: (m.name != place.name, m.memory_bytes, m.bandwidth_bytes_per_s))
+        which = (
+            "the same machine" if first.name == place.name else f"the smallest known machine: {first.name}"
         )
+        hint += f"; {which} with {first.memory_bytes / 2**30:.0f} GiB holds it"
     if place.takes_host and place.host is None:
         hint += "; --host-memory and --host-bandwidth would put layers on the CPU"
+    digits = max(1, math.ceil(-math.log10(short / 1e9)))  # that tell the two sizes apart
     reserved = f" ({reserved_words(place.device.reserve, 'are ')})" if place.device.reserve_bytes else ""
     return (
-        f"nothing fits: the smallest, {least.title}, needs {candidate.memory_bytes / 1e9:.1f} GB with "
-        f"{context:,} tokens, {short / 1e9:.1f} GB more than the {candidate.available_bytes / 1e9:.1f} GB "
+        f"nothing fits: the smallest, {text.title(least)}, needs "
+        f"{candidate.memory_bytes / 1e9:.{digits}f} GB with {context:,} tokens, "
+        f"{short / 1e9:.{digits}f} GB more than the {candidate.available_bytes / 1e9:.{digits}f} GB "
         f"that are usable{reserved}{hint}"
     )
 

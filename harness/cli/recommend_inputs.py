@@ -229,7 +229,8 @@ def _place(arguments: argparse.Namespace) -> Place:
             raise Mistake(
                 "--bandwidth is of a machine that is not known, and needs --memory; this one is measured"
             )
-        return _unknown("the machine", arguments.memory, arguments.bandwidth, arguments.kind, threads)
+        name = f"a machine of {arguments.bandwidth:g} GB/s"
+        return _unknown(name, arguments.memory, arguments.bandwidth, arguments.kind, threads)
     if arguments.machine == THIS:
         return replace(_limited(_this(threads), arguments.memory), here=True)
     named = printable(arguments.machine)
@@ -266,14 +267,42 @@ def all_places(arguments: argparse.Namespace) -> list[Place]:
 
 
 def known_subjects(patterns: Sequence[str]) -> list[Subject]:
-    """The known models whose names match; without patterns all. Raises Mistake."""
+    """The known models whose names match; without patterns all that were released. An unknown pattern is
+    reported. Raises Mistake where none is known."""
     known = KnownModels()
-    chosen = {name for each in patterns for name in fnmatch.filter(known, each.lower())}
-    for each in patterns:
-        if not fnmatch.filter(known, each.lower()):
-            shown = options.unknown("model", each.strip("*"), known, "see harness theory --list-models")
-            raise Mistake(f"--models {printable(each)} matches no known model: {shown}")
-    return [Subject(Model(name=name), known[name]) for name in known if name in chosen or not patterns]
+    matches = {each: _matching(each.lower(), known) for each in patterns}
+    sentences = [
+        f"--models {printable(each)} matches no known model: "
+        + options.unknown("model", each.strip("*"), known, "see harness theory --list-models")
+        for each, found in matches.items()
+        if not found
+    ]
+    if sentences and len(sentences) == len(matches):
+        raise Mistake("; ".join(sentences))
+    for sentence in sentences:
+        say(sentence)
+    chosen = {name for found in matches.values() for name in found}
+    return [
+        Subject(Model(name=name), known[name])
+        for name in known
+        if name in chosen or (not patterns and not _MADE_UP.search(name))
+    ]
+
+
+_MADE_UP = re.compile("^tiny-|-mha$")  # the project's own
+
+
+def _matching(pattern: str, known: KnownModels) -> list[str]:
+    """By a pattern of known names, of names as Ollama has them (`llama3.1:*`), or by a single name."""
+    if found := fnmatch.filter(known, pattern):
+        return found
+    bare = re.sub("[-:]", "", pattern)
+    if "*" in pattern:
+        return [name for name in known if fnmatch.fnmatch(name.replace("-", ""), bare)]
+    try:
+        return [names.named(pattern, known).name]
+    except NotUnderstood:
+        return []
 
 
 def _unknown(name: str, memory_gib: float, gb_per_s: float, kind: str | None, threads: int) -> Place:
@@ -281,7 +310,7 @@ def _unknown(name: str, memory_gib: float, gb_per_s: float, kind: str | None, th
     is_gpu = kind == "gpu" if kind else gb_per_s * 1e9 >= GPU_BYTES_PER_S
     if kind is None:
         taken, other = ("GPU", "cpu") if is_gpu else ("CPU", "gpu")
-        say(f"{name} is taken for a {taken}, by its bandwidth (--kind {other}: it is not)")
+        say(f"{name} is taken for a {taken}, by its bandwidth (if it is not: --kind {other})")
     made = _cpu_of(name, memory_gib, gb_per_s)
     return place_of(replace(made, compute_capability=(8, 6)) if is_gpu else made, name, threads)
 

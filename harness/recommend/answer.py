@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 # Predictions of all candidates -> the answer: rows, ranked by a goal, with one sentence each. Pure.
 
-
 SHORT_PROMPT = 2048
 MOST_LOSS = 0.02  # of the perplexity of 16-bit weights; more is not `balance`
 MOST_KLD = 0.02  # nats per token, which costs about as much in ln PPL; where it was measured, it decides
 PERPLEXITY_NOISE = 0.006  # its standard error, as llama.cpp prints it on wikitext
+ABOUT_AS_FAST = 1.1  # for `balance`, the better quality comes first of speeds that differ by no more
 LEAST_BITS = 4  # per weight, with a 16-bit cache: for `balance` where no quality is known
 MEASURED, CALIBRATED, ELSEWHERE, THEORY = BASES = "measured", "calibrated", "calibrated elsewhere", "theory"
 GOALS = ("balance", "speed", "quality", "context")
@@ -147,7 +147,7 @@ def basis(candidate: Candidate, examples: Sequence[Example]) -> str:
 
 
 def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
-    alike = [each.traits for each in examples if each.traits.family == wanted.family]
+    alike = [each.traits for each in examples if each.at_ms and each.traits.family == wanted.family]
     same_stack = [each for each in alike if each.group == wanted.group]
     here = [each for each in same_stack if each.device == wanted.device]
     if any(
@@ -164,7 +164,8 @@ def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
 
 def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
     """At most so many choices that fit, best first. The best of each goal come first, led by the requested
-    goal; then choices that no other beats in both speed and quality (or bits, where quality is unknown)."""
+    goal; then choices that no other beats in both speed and quality (or bits, where quality is unknown). By
+    quality, the best is followed by these alone, in its order."""
     fitting = [each for each in found if each.candidate.fits]
     if not fitting:
         return []
@@ -176,22 +177,34 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
         "context": lambda each: (each.candidate.longest or 0, *_pace(each)),
         "balance": lambda each: (_balanced(each, rated), *_pace(each)),
     }
+    fastest = max(fitting, key=keys["balance"])
     leads: dict[int, list[str]] = {}
     chosen: list[Choice] = []
     for each_goal in [goal, *(other for other in GOALS if other != goal)]:
         best = max(fitting, key=keys[each_goal])
-        if id(best) not in leads:
+        if each_goal == "balance":
+            best = _best_of_alike(fastest, fitting, rated)
+        if id(best) not in leads and not (chosen and goal == "quality"):
             chosen.append(best)
         leads.setdefault(id(best), []).append(each_goal)
     front = sorted((c for c in fitting if not _dominated(c, fitting)), key=keys[goal], reverse=True)
-    shown = [*chosen, *(each for each in front if id(each) not in leads)][:most]
+    shown = [*chosen, *(each for each in front if not any(each is other for other in chosen))][:most]
 
     def why(best: Choice) -> str:
-        led = leads.get(id(best), ())
-        reasons = [_reason(each, best, rated) + _rivals(each, best, shown, fitting, rated) for each in led]
-        return "; ".join(reasons) or "none with as many bits, of weights and of cache, is faster"
+        led = leads.get(id(best), [])
+        led = [each for each in led if each != "speed" or "balance" not in led]  # the fastest of fewer
+        rivals = [_rivals(each, best, shown, fitting, rated) for each in led]
+        reasons = [_reason(each, best, fastest, rated) + of for each, of in zip(led, rivals, strict=True)]
+        return "; ".join(reasons) or "all that are faster have fewer bits, of weights or of the cache"
 
     return [Ranked(each, why(each)) for each in shown]
+
+
+def _best_of_alike(fastest: Choice, fitting: Sequence[Choice], rated: bool) -> Choice:
+    """The one that loses least, as far as is known, of those that are about as fast."""
+    rank, least = _balanced(fastest, rated), fastest.deep.value / ABOUT_AS_FAST
+    alike = [each for each in fitting if _balanced(each, rated) == rank and each.deep.value >= least]
+    return max(alike, key=lambda each: (*_goodness(each), *_pace(each)))
 
 
 def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[Choice], rated: bool) -> str:
@@ -215,14 +228,15 @@ def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[
     return f" ({' and '.join(parts)} {verb})" if rivals else ""
 
 
-def _reason(goal: str, best: Choice, rated: bool) -> str:
+def _reason(goal: str, best: Choice, fastest: Choice, rated: bool) -> str:
     """Why a choice leads at a goal, in a few words."""
     words, quality = _LEADS[goal], best.quality
     if goal == "context" and (longest := best.candidate.longest or 0) >= best.candidate.trained:
         limit = "it was trained on" if longest == best.candidate.trained else "was asked for"
         return f"{words}: all that {limit}"
     if goal == "balance":
-        return _reason_of_balance(best, _balanced(best, rated))
+        reason = _reason_of_balance(best, _balanced(best, rated))
+        return reason if best is fastest else reason.replace("fastest", "within 10% of the fastest", 1)
     if goal != "quality" or best.candidate.is_whole:
         return words
     if quality is None:
@@ -290,7 +304,6 @@ def _merits(choice: Choice) -> tuple[float, ...]:
 
 
 # What to type to run a chosen variant: commands and files of common programs, and a config of ours. Pure.
-
 
 _ALL_LAYERS = 999
 
@@ -429,7 +442,6 @@ def _yaml(value: object) -> str:
 
 # How far off predictions have been: of the published study, and of those that were measured here.
 
-
 ERRORS = "prediction_errors.csv"  # in harness/data, as benchmarks/predictions.py --store writes it
 # As benchmarks/predictions_here.py prints it.
 _CALIBRATED_CPU = (
@@ -481,7 +493,6 @@ def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
 
 
 # Outcomes: predictions that were measured later, stored with the records, and their errors so far.
-
 
 NAME = "outcomes.jsonl"  # in that folder of the results
 
@@ -569,7 +580,6 @@ def outcomes_so_far(results: Path) -> str | None:
 
 
 # The quality of a variant: scored here, else published for the same kind of weights. Pure.
-
 
 HERE = "measured here"
 # Options that change the weights or the cache; the others change speed and rounding alone.

@@ -510,8 +510,8 @@ def _offered(row: dict[str, Any], subject: Subject, header: Header) -> Iterator[
     if header.memory != LLAMA_CPP or "quant" not in row:
         yield row
         return
-    types: list[str] = [] if released_in(made) else row["quant"]
-    types = [*types, OF_MIXTURES] if made.experts else types
+    released = released_in(made)
+    types: list[str] = [released] if released else row["quant"]
     if subject.stored is not None:
         types = [subject.stored]
     others = {key: value for key, value in row.items() if key != "quant"}

@@ -29,18 +29,19 @@ TYPES = {
     "q3_k_m": "q3_k",
     "q2_k": "q2_k",
 }
+KV, SMALL_KV = "f16", "q8_0"  # types of the cache
 SIZES = (2, 5, 10, 20, 40, 80, 160)  # billions of parameters: the classes end here
 Predict = Callable[[Sequence[Candidate]], Sequence[Choice]]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A model on a machine. `cells`: in llama.cpp with flash attention and a 16-bit cache, by type of
-    weights, the most bits first."""
+    """A model on a machine. `cells`: in llama.cpp with flash attention, by type of weights and of the cache,
+    the best first: 4 bits a weight and a 16-bit cache, then a q8_0 cache, then fewer bits a weight."""
 
     subject: Subject
     place: Place
-    cells: dict[str, Cell]
+    cells: dict[tuple[str, str], Cell]
 
 
 def pairs(subjects: Iterable[Subject], places: Sequence[Place], context: int) -> list[Pair]:
@@ -55,13 +56,24 @@ def pairs(subjects: Iterable[Subject], places: Sequence[Place], context: int) ->
     ]
 
 
-def _cells(subject: Subject, context: int) -> dict[str, Cell]:
+def _cells(subject: Subject, context: int) -> dict[tuple[str, str], Cell]:
     offer = {"flash_attn": True, "quant": [each for each in TYPES if each != OF_MIXTURES]}
-    header = replace(references()["gguf"], offers=(offer,))
+    header = replace(references()["gguf"], offers=(offer, {**offer, "type_k": SMALL_KV, "type_v": SMALL_KV}))
     found = {
-        candidates.type_of(subject, cell): cell for cell in candidates.cells_of(subject, header, context)
+        (candidates.type_of(subject, cell), str(cell.variant.options.get("type_k", KV))): cell
+        for cell in candidates.cells_of(subject, header, context)
     }
-    return {name: found[name] for name in dict.fromkeys([*TYPES, *found]) if name in found}
+    by_bits = [*dict.fromkeys([*TYPES, *(name for name, _ in found)])]
+
+    def order(kinds: tuple[str, str]) -> tuple[bool, bool, int]:
+        return _bits(kinds[0]) < LEAST_BITS, kinds[1] != KV, by_bits.index(kinds[0])
+
+    return {kinds: found[kinds] for kinds in sorted(found, key=order)}
+
+
+def _bits(name: str) -> float:
+    """Of an element of the matrices of a type; of another than `TYPES`, the fewest of all."""
+    return 8 * element_bytes(TYPES.get(name, "iq1_s"))
 
 
 @dataclass(frozen=True)
@@ -87,15 +99,20 @@ class Found:
         return self.choice.candidate.bits >= LEAST_BITS
 
     @property
+    def kind(self) -> tuple[bool, bool]:
+        """Greater is better."""
+        return self.reaches, self.has_bits
+
+    @property
     def rank(self) -> tuple[float, ...]:
         """Within its class: what reaches, has 4 bits, is larger, has more bits, is faster."""
         candidate = self.choice.candidate
-        return self.reaches, self.has_bits, self.parameters, candidate.bits, self.choice.deep.value
+        return *self.kind, self.parameters, candidate.bits, self.choice.deep.value
 
 
 def best(pairs: Sequence[Pair], context: int, tok_s: float, predict: Predict) -> list[Found]:
-    """For each pair the variant with the most bits that is predicted to reach the speed at the context; where
-    there is none, the one with the most bits whose interval does."""
+    """For each pair the best variant that is predicted to reach the speed at the context; where there is
+    none, the best one whose interval does."""
     reached: dict[int, Choice] = {}
     perhaps: dict[int, Choice] = {}
     rest = {i: offers(pair, context, tok_s) for i, pair in enumerate(pairs)}
@@ -135,16 +152,16 @@ def offers(
     available = sum(each.available_bytes for each in memories)
     fastest = max(each.bytes_per_s for each in memories)
     engine = theory_memory.LlamaCpp(on_gpu=place.device.family != "cpu", flash_attn=True)
-    for name in reversed(pair.cells) if fewest_bits_first else pair.cells:
+    for name, kv in reversed(pair.cells) if fewest_bits_first else pair.cells:
         # Before each tensor gets its type, which takes milliseconds: all of them in the smallest.
-        least = floors.demand_of_bits(subject.made, 8 * element_bytes(TYPES.get(name, "iq1_s")))
+        least = floors.demand_of_bits(subject.made, _bits(name), 8 * element_bytes(kv))
         held = theory_memory.Model(
             subject.made, least.resident_bytes, least.embedding_bytes, least.kv_bytes_per_token
         )
         too_large = theory_memory.total_bytes(engine, held, context) > available
         if too_large or least.weight_bytes_per_token * tok_s > fastest:
             continue
-        whole = candidates.candidate_of(subject, pair.cells[name], place, context)
+        whole = candidates.candidate_of(subject, pair.cells[name, kv], place, context)
         if whole and whole.fits:
             yield whole
         elif whole:
@@ -162,8 +179,13 @@ def by_size(found: Iterable[Found], most: int | None) -> list[Found]:
 
 
 def by_memory(found: Iterable[Found]) -> list[Found]:
-    """Machines by the price of their memory: the smallest first, of equal ones the slowest."""
-    return sorted(found, key=lambda each: (each.pair.place.device.memory_bytes, each.pair.place.bytes_per_s))
+    """Machines that reach the speed with 4 bits, with fewer, and those that may reach it; each by the price
+    of their memory: the smallest first, of equal ones the slowest."""
+
+    def price(each: Found) -> tuple[float, float]:
+        return each.pair.place.device.memory_bytes or 0, each.pair.place.bytes_per_s
+
+    return sorted(sorted(found, key=price), key=lambda each: each.kind, reverse=True)
 
 
 def reaching(found: Sequence[Choice], tok_s: float) -> list[Choice]:

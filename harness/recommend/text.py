@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Sequence, Set
+from operator import itemgetter
 
 from harness.recommend import answer
 from harness.recommend.answer import HERE, LEAST_BITS, SHORT_PROMPT, THEORY, Choice, Ranked, Source
 from harness.recommend.candidates import Place
-from harness.recommend.questions import SIZES, Found
+from harness.recommend.questions import SIZES, SMALL_KV, Found
 from harness.recommend.speed import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range, maker_of, read_s
 from harness.report.text_table import NONE, Table
 from harness.report.theory_text import short
+from harness.theory import names
 
-_ALWAYS = ("longest context",)
-_PPL = "PPL: perplexity above that of 16-bit weights"
+_WIDTH = 100
+_ALWAYS = ("ctx",)
+_PPL = "PPL: perplexity above that of 16-bit weights; -: not known"
 _KLD = ". KLD: mean KL divergence from them, nats per token"
 FAR = 2.0  # times as many bytes a step as any example: beyond this, speed is extrapolated
 
@@ -26,20 +30,21 @@ _SHORTER = {
     r"-type_k=(\w+)-type_v=\1": r" KV \1",
     r"-fuse_layers=true": " fused",
     r"-fuse_layers=false|-flash_attn=false|-dynamic": "",
-    r"-gpu_layers=(\d+)": r" \1 on GPU",
-    r"-n_cpu_moe=(\d+)": r" experts of \1 on CPU",
+    r"-gpu_layers=(\d+)": r" ngl \1",
+    r"-n_cpu_moe=(\d+)": r" ncmoe \1",
 }
 
 
 def show(ranking: Sequence[Ranked], context: int) -> None:
     """Print the ranking, best first, each with its reason."""
-    _table([each.choice for each in ranking], context, numbered=True).show()
+    _show([each.choice for each in ranking], context, numbered=True)
     print()
     for number, each in enumerate(ranking, 1):
-        print(f"{number}. {_title(each.choice)}: {each.why}{_cache(each.choice)}{_split(each.choice)}")
+        why = f"{each.why}{_cache(each.choice)}{_split(each.choice)}"
+        print(textwrap.fill(f"{number}. {title(each.choice)}: {why}", _WIDTH, subsequent_indent="   "))
 
 
-def _title(choice: Choice) -> str:
+def title(choice: Choice) -> str:
     return f"{choice.candidate.cell.variant.stack} {_variant(choice)}"
 
 
@@ -67,7 +72,8 @@ def _split(choice: Choice) -> str:
     reads = " and ".join(
         f"{each.read_bytes / 1e9:.1f} GB at {each.bytes_per_s / 1e9:,.0f} GB/s" for each in sides
     )
-    where = f"{sides[0].layers} of {sides[0].layers + sides[1].layers} layers and the output on the GPU"
+    where = f"{sides[0].layers} of {sides[0].layers + sides[1].layers} layers and the output "
+    where += f"on the GPU (-ngl {candidate.split.gpu_layers})"
     if moved := candidate.split.n_cpu_moe:
         where = f"the experts of {moved} of {sides[0].layers} layers on the CPU"
     return f"; {where}: a step reads {reads}, {least * 1e3:.0f} ms at least"
@@ -75,17 +81,28 @@ def _split(choice: Choice) -> str:
 
 def show_all(found: Sequence[Choice], context: int) -> None:
     """Print every variant by its speed."""
-    _table(sorted(found, key=lambda each: -each.deep.value), context).show()
+    _show(sorted(found, key=lambda each: -each.deep.value), context)
 
 
-def _table(found: Sequence[Choice], context: int, numbered: bool = False) -> Table:
-    """The table without columns that are empty in all rows."""
+_SAME_BELOW = ("stack", "quality from", "rests on")
+
+
+def _show(found: Sequence[Choice], context: int, numbered: bool = False) -> None:
+    """Print the table without columns that are empty in all rows, and some that are the same below it."""
     lines = [_line(each, context) for each in found]
+    same = {
+        name: next(iter(values))
+        for name in _SAME_BELOW
+        if len(values := {line[name] for line in lines if line[name] != NONE}) == 1
+    }
     headings = [name for name in lines[0] if name in _ALWAYS or any(line[name] != NONE for line in lines)]
+    headings = [name for name in headings if name not in same]
     rows = [[line[name] for name in headings] for line in lines]
     if numbered:
-        return Table(["", *headings], [[str(n), *row] for n, row in enumerate(rows, 1)])
-    return Table(headings, rows)
+        headings, rows = ["", *headings], [[str(n), *row] for n, row in enumerate(rows, 1)]
+    Table(headings, rows).show()
+    if same:
+        print(f"all rows: {'; '.join(f'{name} {value}' for name, value in same.items())}")
 
 
 def _line(choice: Choice, context: int) -> dict[str, str]:
@@ -97,13 +114,13 @@ def _line(choice: Choice, context: int) -> dict[str, str]:
     return {
         "stack": candidate.cell.variant.stack,
         "variant": _variant(choice),
-        "tok/s": _range(choice.start),
-        f"tok/s at {context:,}": _range(choice.deep),
-        f"TTFT s of {SHORT_PROMPT:,}": _seconds(choice.first_short),
-        f"TTFT s of {context:,}": _seconds(choice.first_deep),
-        "longest context": f"{candidate.longest:,}" if candidate.longest else NONE,
+        "tok/s": short(choice.start.value),
+        f"at {context:,}": _range(choice.deep),
+        "TTFT": _seconds(choice.first_short),
+        "TTFT ctx": _seconds(choice.first_deep),
+        "ctx": f"{candidate.longest // 1024}k" if candidate.longest else NONE,
         "GB": size,
-        "bits": f"{candidate.bits:.2f}",
+        "bits": f"{candidate.bits:.1f}",
         "PPL": loss,
         "KLD": kld,
         "quality from": source,
@@ -115,7 +132,7 @@ def _quality(choice: Choice) -> tuple[str, str, str]:
     """Perplexity above that of 16-bit weights, KL divergence from them, and where both are from."""
     known = choice.quality
     if known is None:
-        return NONE, NONE, "16 bits" if choice.candidate.is_whole else "unknown"
+        return NONE, NONE, NONE
     kld = NONE if known.kld is None else f"{known.kld:.5f}"
     return f"{round(known.loss, 3) + 0.0:+.1%}", kld, HERE if known.source == HERE else "published"
 
@@ -130,9 +147,18 @@ def _range(figure: Range) -> str:
 
 
 def _seconds(figure: Range | None) -> str:
-    if figure is None:
-        return NONE
-    return f"{short(figure.value / 1e3)} ({short(figure.low / 1e3)} to {short(figure.high / 1e3)})"
+    return NONE if figure is None else f"{figure.value / 1e3:.2g}"
+
+
+def _widest_ttft(ranking: Sequence[Ranked]) -> str:
+    """The widest 90% interval of a TTFT, over its value."""
+    of = [each.choice.first_short for each in ranking] + [each.choice.first_deep for each in ranking]
+    found = [each for each in of if each]
+    if not found:
+        return ""
+    low = min(each.low / each.value for each in found)
+    high = max(each.high / each.value for each in found)
+    return f" (90% intervals: {low:.2g} to {high:.2g} times that at the widest)"
 
 
 def show_notes(
@@ -140,13 +166,16 @@ def show_notes(
 ) -> None:
     """Print the evidence for the predictions, and the error of those made here."""
     known = [each.choice.quality for each in ranking if each.choice.quality]
+    where = "this machine" if place.here else place.name
     sources, has_kld = dict.fromkeys(q.source for q in known), any(q.kld is not None for q in known)
     lines = [
-        "tok/s and TTFT: predicted, with 90% intervals; no TTFT where the compute rate is unknown. "
-        "GB: with the whole context. bits: of a weight in the linear layers, scales included."
+        "tok/s: predicted, at the start, and at the end of the context with 90% intervals. TTFT: predicted, "
+        f"in s, of {SHORT_PROMPT:,} tokens and of the context{_widest_ttft(ranking)}; none where the compute "
+        "rate is unknown. ctx: the longest context that fits. GB: with the whole context. "
+        "bits: of a weight in the linear layers, scales included."
         + (f" {_PPL}{_KLD * has_kld} ({'; '.join(sources)})." if sources else ""),
-        "rests on: measured, this variant here; calibrated, others of its kind of stack here; calibrated "
-        "elsewhere, its kind of stack on another device of its kind; theory, none of these.",
+        f"rests on: measured, this variant on {where}; calibrated, others of its kind of stack there; "
+        "calibrated elsewhere, its kind of stack on another device of its kind; theory, none of these.",
     ]
     bases = {each.choice.basis for each in ranking}
     kind = next((each.choice.candidate.traits.kind for each in ranking), DENSE)
@@ -163,19 +192,20 @@ def show_notes(
             "of as few layers as need be are on the CPU, all else is on the GPU. Each side takes its time "
             "after the other. GB: on the GPU + in main memory. Of such a variant no TTFT is predicted."
         )
-    if ranking and not any(each.traits.device == place.name for each in examples):
-        lines.append(_elsewhere(bases, examples, place))
+    if ranking and not any(each.traits.device == place.name and each.at_ms for each in examples):
+        maker = maker_of(ranking[0].choice.candidate.traits)
+        lines.append(_elsewhere(bases, [each for each in examples if maker_of(each.traits) == maker], place))
     if ranking and (far := _extrapolated(ranking, examples, place.device.family)):
         lines.append(far)
     elif ranking and (sentence := answer.how_far_off(maker_of(ranking[0].choice.candidate.traits))):
         lines.append(sentence)
     lines += [so_far] if so_far else []
-    print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, 110)))
+    print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, _WIDTH)))
 
 
 def _elsewhere(bases: Set[str], examples: Sequence[Example], place: Place) -> str:
-    """Name the evidence for figures where nothing was measured on the machine."""
-    alike = [each for each in examples if each.traits.family == place.device.family]
+    """Name the evidence, of this maker's machines, where no decode was measured on the machine."""
+    alike = [each for each in examples if each.at_ms]
     machines = {each.traits.device for each in alike if each.source == PUBLIC}
     devices = dict.fromkeys(
         f"{'the published study' if each.source == PUBLISHED else 'measurements'} of {each.traits.device}"
@@ -189,7 +219,7 @@ def _elsewhere(bases: Set[str], examples: Sequence[Example], place: Place) -> st
         rests += ", and rows of theory on that alone" * (THEORY in bases)
     where = "this machine" if place.here else place.name
     hint = "; --calibrate measures it, --prove 3 the first three" * place.here
-    return f"nothing was measured on {where}: these figures rest on {rests}{hint}."
+    return f"no decode was measured on {where}: these figures rest on {rests}{hint}."
 
 
 def _extrapolated(ranking: Sequence[Ranked], examples: Sequence[Example], family: str) -> str | None:
@@ -207,7 +237,7 @@ def _extrapolated(ranking: Sequence[Ranked], examples: Sequence[Example], family
 
 def show_commands(choice: Choice, source: Source, context: int, place: Place) -> None:
     """Print how to run the first of the ranking."""
-    print(f"\nrun {_title(choice)}:")
+    print(f"\nrun {title(choice)}:")
     threads = place.threads if place.here else None
     found = answer.commands_of_candidate(choice.candidate, source, context, place.device.family, threads)
     for program, command in found.items():
@@ -226,14 +256,20 @@ def show_found(
     lines = [_line_of(each, of_machines, split is not None) for each in found]
     print(textwrap.fill(heading, _COLUMNS) + "\n")
     Table([*lines[0]], [[*line.values()] for line in lines]).show()
+    of_types = {each.choice.candidate.type: each.choice.candidate.bits for each in found}
+    bits = ", ".join(f"{name} {value:.1f}" for name, value in sorted(of_types.items(), key=itemgetter(1)))
     meanings = (
-        f"tok/s at the end of that context, and TTFT of {SHORT_PROMPT:,} tokens: predicted, with 90% "
-        "intervals, for llama.cpp with flash attention and a 16-bit KV cache. bits: of a weight in the "
-        f"linear layers, scales included; from {LEAST_BITS} on most models lose little. context: the longest "
-        "that fits." + " GB: of the file to download." * (not of_machines)
+        f"tok/s at the end of that context, and TTFT of {SHORT_PROMPT:,} tokens in s: predicted, with 90% "
+        "intervals, for llama.cpp with flash attention. ctx: the longest context that fits."
+        + " GB: of the file to download."
+        * (not of_machines)
+        + f" Bits of a weight in the linear layers, scales included: {bits}; from {LEAST_BITS} on "
+        "most models lose little."
     )
     mark = f"~: fewer than {tok_s:g} tok/s are predicted; only the upper end of the interval reaches them."
     marks = [mark] if any(not each.reaches for each in found) else []
+    if any(not each.choice.candidate.keeps_cache for each in found):
+        marks.append(f"*: with a {SMALL_KV} KV cache, which loses something too; the others' has 16 bits.")
     if split:
         marks.append(
             "n_cpu_moe: the experts of so many layers are on the CPU, with "
@@ -257,11 +293,14 @@ def of_sizes() -> str:
     )
 
 
-def of_machines(found: Sequence[Found]) -> str:
-    """The order of machines, and the first whose variant has enough bits."""
-    first = next((each.pair.place.device.name for each in found if each.has_bits), None)
-    enough = f" The first with {LEAST_BITS} bits or more: {first}." if first else ""
-    return "The smallest memory comes first, then the lowest bandwidth." + enough
+def of_others(found: Sequence[Found], shown: Sequence[Found]) -> list[str]:
+    """How many are not shown, and what they reach."""
+    left = Counter(each.kind for each in found) - Counter(each.kind for each in shown)
+    perhaps = left[False, True] + left[False, False]
+    counts = [f"{left[True, True]} that reach it"] * (left[True, True] > 0)
+    counts += [f"{left[True, False]} with fewer than {LEAST_BITS} bits"] * (left[True, False] > 0)
+    counts += [f"{perhaps} that may (the upper end of the interval does)"] * (perhaps > 0)
+    return [f"Not shown (--all): {names.listed(counts)}."] if counts else []
 
 
 def _line_of(found: Found, of_machines: bool, is_split: bool) -> dict[str, str]:
@@ -269,16 +308,15 @@ def _line_of(found: Found, of_machines: bool, is_split: bool) -> dict[str, str]:
     of_machine = {
         "machine": place.device.name,
         "GiB": f"{(place.device.memory_bytes or 0) / 2**30:.0f}",
-        "GB/s": f"{place.bytes_per_s / 1e9:,.0f}",
+        "GB/s": f"{place.bytes_per_s / 1e9:.0f}",
     }
     of_model = {"model": candidate.traits.model, "B": short(found.parameters / 1e9)}
     first = found.choice.first_short
     return (of_machine if of_machines else of_model) | {
-        "type": candidate.type,
+        "type": candidate.type.removesuffix("_moe") + "*" * (not candidate.keeps_cache),
         **({"n_cpu_moe": str(split.n_cpu_moe) if split else NONE} if is_split else {}),
-        "bits": f"{candidate.bits:.1f}",
         "tok/s": "~" * (not found.reaches) + _range(found.choice.deep),
-        "TTFT s": f"{first.value / 1e3:.2g}" if first else NONE,
-        "context": f"{candidate.longest:,}",
+        "TTFT": f"{first.value / 1e3:.2g}" if first else NONE,
+        "ctx": f"{(candidate.longest or 0) // 1024}k",
         **({} if of_machines else {"GB": f"{candidate.weight_bytes / 1e9:.1f}"}),
     }

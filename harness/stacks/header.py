@@ -86,6 +86,7 @@ class Limit:
     sharded: bool | None = None
     compute_capability: tuple[int, int] | None = None
     compute_capability_below: tuple[int, int] | None = None
+    compute_capability_except: tuple[int, int] | None = None
     device: str | None = None
     covers: str | None = None
     never: bool = False
@@ -137,7 +138,7 @@ def holds(when: When, options: Options) -> bool:
 
 # The type of each rule; of the switches, the one value that has an effect.
 _RULES: dict[str, type] = {"message": str, "when": dict, "covers": str, "device": str}
-_CAPABILITIES = ("compute_capability", "compute_capability_below")
+_CAPABILITIES = ("compute_capability", "compute_capability_below", "compute_capability_except")
 _RULES |= dict.fromkeys(_CAPABILITIES, str)
 _RULES |= {"in_features_multiple_of": int, "out_features_multiple_of": int, "bits": list, "group_sizes": list}
 _SWITCHES = {"symmetric": True, "act_order": False, "sharded": False, "never": True, "refuses": True}
@@ -606,6 +607,8 @@ def _reasons(limit: Limit, options: Options, known: Known) -> Iterator[str]:
         yield f"compute capability {has[0]}.{has[1]}; at least {least[0]}.{least[1]} is needed"
     if has and (below := limit.compute_capability_below) and has >= below:
         yield f"compute capability {has[0]}.{has[1]}; less than {below[0]}.{below[1]} is needed"
+    if has and has == limit.compute_capability_except:
+        yield f"compute capability {has[0]}.{has[1]}; another is needed"
     if known.made is not None and known.made.is_dense:
         yield from _features(limit, known.made)
     if known.packing is not None:

@@ -33,6 +33,13 @@
 # compute_capability = "8.0"
 # message = "has no bf16; use dtype fp16"
 #
+# # CUDA programming guide, throughput of native arithmetic instructions: 2 results of 16 bits a clock on 6.1,
+# # 128 of 32 bits.
+# [[tool.harness.limits]]
+# when = { dtype = "fp16" }
+# compute_capability_except = "6.1"
+# message = "computes fp16 at 1/64 of the rate of fp32; use dtype fp32"
+#
 # [tool.harness.first]
 # order = 3
 # cpu = "# - {stack: bnb, quant: [int8, nf4]}   # bitsandbytes; first: harness env create bnb"

@@ -96,6 +96,13 @@
 # compute_capability = "6.0"
 # message = "no kernel image is available for execution on the device"
 #
+# # CUDA programming guide, throughput of native arithmetic instructions: 2 results of 16 bits a clock on 6.1,
+# # 128 of 32 bits.
+# [[tool.harness.limits]]
+# when = { kernel = ["exllamav2", "exllama"] }
+# compute_capability_except = "6.1"
+# message = "computes fp16 at 1/64 of the rate of fp32"
+#
 # [[tool.harness.limits]]
 # compute_capability_below = "10.0"
 # message = "no kernel image is available for execution on the device"

@@ -26,6 +26,13 @@
 # compute_capability = "8.0"
 # message = "has no bf16; use dtype fp16"
 #
+# # CUDA programming guide, throughput of native arithmetic instructions: 2 results of 16 bits a clock on 6.1,
+# # 128 of 32 bits.
+# [[tool.harness.limits]]
+# when = { dtype = "fp16" }
+# compute_capability_except = "6.1"
+# message = "computes fp16 at 1/64 of the rate of fp32; use dtype fp32"
+#
 # [[tool.harness.context]]
 # when = { cache = "static" }
 # option = "n_ctx"

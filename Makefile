@@ -28,6 +28,7 @@ setup: .venv/.ready
 	.venv/bin/python -m pip install --quiet --require-hashes --requirement .venv/uv.txt
 	$(INSTALL) --compile-bytecode --require-hashes --requirements requirements/dev.txt
 	$(INSTALL) --no-deps --no-build-isolation --editable .
+	.venv/bin/python -m compileall -q harness runners
 	@touch $@
 
 # Ray, for `harness run --on`.

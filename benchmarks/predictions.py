@@ -43,7 +43,9 @@ from harness.base import data
 from harness.recommend import examples
 from harness.recommend.answer import ERRORS
 from harness.recommend.least_squares import Floats
-from harness.recommend.speed import GGML, NORMAL_90, Example, Predictor, Range, maker_of
+from harness.recommend.priors import maker_of
+from harness.recommend.speed import NORMAL_90, Predictor
+from harness.recommend.traits import GGML, Example, Range
 from harness.report.text_table import Table
 from harness.theory import public_speeds
 

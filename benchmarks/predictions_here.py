@@ -23,7 +23,8 @@ from harness import machine, records
 from harness.cli import recommend_inputs
 from harness.dataset.study import load_study
 from harness.recommend import candidates, examples
-from harness.recommend.speed import Example, Predictor
+from harness.recommend.speed import Predictor
+from harness.recommend.traits import Example
 
 HARNESS = Path(sys.executable).parent / "harness"
 TYPES = ["q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0", "q3_k_m", "q2_k"]

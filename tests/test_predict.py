@@ -14,18 +14,8 @@ from harness import records
 from harness.base import data
 from harness.recommend import examples, least_squares
 from harness.recommend.answer import ERRORS
-from harness.recommend.speed import (
-    DENSE,
-    EXPERTS,
-    GGML,
-    TORCH,
-    Attention,
-    Example,
-    Predictor,
-    Range,
-    Traits,
-    read_s,
-)
+from harness.recommend.speed import Predictor, read_s
+from harness.recommend.traits import DENSE, EXPERTS, GGML, TORCH, Attention, Example, Range, Traits
 from harness.theory import public_speeds
 from harness.theory.floors import Reach, attended
 

@@ -20,10 +20,13 @@ from harness.cli.recommend_inputs import Given
 from harness.config import Model, load
 from harness.dataset.study import Study
 from harness.models import weights
-from harness.recommend import answer, examples
+from harness.recommend import answer, examples, quality_loss
 from harness.recommend import candidates as recommend_candidates
-from harness.recommend.answer import Perplexity, Source, with_predictions
+from harness.recommend import commands as typed
+from harness.recommend.answer import with_predictions
 from harness.recommend.candidates import Candidate, Divided, Memory, Subject, candidates, place_of
+from harness.recommend.commands import Source
+from harness.recommend.quality_loss import Perplexity
 from harness.recommend.speed import Predictor
 from harness.theory.floors import demand_of_tensors
 from harness.theory.known_models import Described, Known
@@ -280,7 +283,7 @@ def test_a_cpu_that_nobody_measured_has_wide_intervals(harness):
         ("qwen1.5-7b --machine rtx-4090 --prove 2", "--prove measures on this machine"),
         ("qwen1.5-7b --machine rtx-4090 --stacks llamacp", "did you mean llamacpp?"),
         ("qwen1.5-7b --machine rtx-4090 --stacks fake", "no stack of those runs"),
-        ("qwen1.5-7b --context 0", "not a whole number"),
+        ("qwen1.5-7b --context 0", "not a count"),
         ("qwen1.5-7b --machine rtx-4090 --context 1", "a prompt and a token need 2"),
         ("qwen1.5-7b --machine rtx-4090 --memory 100GB", "rtx-4090 has at most 24 GiB"),
         ("qwen1.5-7b --machine rtx-4090 --results /dev/null", "is no folder of results"),
@@ -330,7 +333,7 @@ def test_quality_is_of_the_same_weights_or_of_the_nearest_size_and_never_of_othe
         Perplexity("qwen1.5-0.5b", "llamacpp", "q4_0", 22.0, "a study"),
     ]
     found = named(offered("qwen1.5-4b", "rtx-4090"))
-    of = answer.known_quality(known, "qwen1.5-4b", {})
+    of = quality_loss.known_quality(known, "qwen1.5-4b", {})
     near = of(found["llamacpp q4_0"])
     assert near is not None
     assert near.loss == pytest.approx(0.01)
@@ -338,7 +341,7 @@ def test_quality_is_of_the_same_weights_or_of_the_nearest_size_and_never_of_othe
     assert of(found["llamacpp q8_0"]) is None
     assert of(found["hf bf16-dynamic"]) is None
     assert of(found["llamacpp q4_0-flash_attn=true-type_k=q8_0-type_v=q8_0"]) is None
-    assert answer.known_quality(known, "llama-3-8b", {})(found["llamacpp q4_0"]) is None
+    assert quality_loss.known_quality(known, "llama-3-8b", {})(found["llamacpp q4_0"]) is None
 
 
 def scored(kld: float, model: str = "qwen1.5-4b", quant: str = "q4_0", **changes: object) -> dict:
@@ -365,14 +368,14 @@ def test_a_quality_that_was_scored_here_stands_before_a_published_one_and_for_it
         Perplexity("qwen1.5-4b", "llamacpp", "q4_0", 10.1, "a study"),
     ]
     found = named(offered("qwen1.5-4b", "rtx-4090"))
-    here = answer.measured_quality([scored(0.004), scored(0.5, outcome="error")], "qwen1.5-4b")
-    of = answer.known_quality(published, "qwen1.5-4b", here)
+    here = quality_loss.measured_quality([scored(0.004), scored(0.5, outcome="error")], "qwen1.5-4b")
+    of = quality_loss.known_quality(published, "qwen1.5-4b", here)
     for name in ("llamacpp q4_0", "llamacpp q4_0-flash_attn=true"):
         known = of(found[name])
         assert known is not None
         assert (known.source, known.kld) == ("measured here", 0.004)
     assert of(found["llamacpp q4_0-flash_attn=true-type_k=q8_0-type_v=q8_0"]) is None
-    assert answer.measured_quality([scored(0.004)], "qwen1.5-7b") == {}
+    assert quality_loss.measured_quality([scored(0.004)], "qwen1.5-7b") == {}
 
 
 def test_measured_divergence_orders_quality_and_decides_what_balance_keeps(harness, tmp_path):
@@ -429,14 +432,14 @@ def test_a_score_counts_for_the_weights_that_were_loaded_or_compared_with():
         (of_file, "1f2e-5a3b"),
         (record, None),
     ):
-        assert len(answer.measured_quality([found], "qwen1.5-4b", fingerprint)) == 1
-    assert answer.measured_quality([record], "qwen1.5-4b", "1f2e-5a3b") == {}
+        assert len(quality_loss.measured_quality([found], "qwen1.5-4b", fingerprint)) == 1
+    assert quality_loss.measured_quality([record], "qwen1.5-4b", "1f2e-5a3b") == {}
 
 
 def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):
     found = [*named(offered("tiny-qwen2", "rtx-4090")).values()]
     path = tmp_path / "proof.yaml"
-    path.write_text(answer.config_text([each.cell for each in found], {"shape": "tiny-qwen2"}, "cuda", 4096))
+    path.write_text(typed.config_text([each.cell for each in found], {"shape": "tiny-qwen2"}, "cuda", 4096))
     experiment = load(path)
     assert len(experiment.variants) == len(found)
     assert [workload.kind for workload in experiment.workloads] == ["decode", "depth"]
@@ -446,16 +449,16 @@ def test_the_config_to_prove_a_variant_is_one_that_the_harness_runs(tmp_path):
     in_file = replace(whole, stored="iq4_xs", tensors=quantized(whole.made, "iq4_xs"))
     as_is = candidates(in_file, place, 4096, ["llamacpp"])
     cells = [each.cell for each in as_is]
-    path.write_text(answer.config_text(cells, {"name": "m", "weights": "m.gguf"}, "cuda", 4096))
+    path.write_text(typed.config_text(cells, {"name": "m", "weights": "m.gguf"}, "cuda", 4096))
     names = [v.name for v in load(path).variants]
-    assert names == [answer.measured_name(each) for each in cells]
+    assert names == [typed.measured_name(each) for each in cells]
     assert len(set(names)) == 3
 
 
 def test_the_commands_carry_context_cache_and_threads():
     found = named(offered("qwen1.5-7b", "rtx-4090"))
     cached = found["llamacpp q4_0-flash_attn=true-type_k=q8_0-type_v=q8_0"]
-    on_card = answer.commands_of_candidate(cached, Source("model", "org/model"), 8192, "cuda", threads=4)
+    on_card = typed.commands_of_candidate(cached, Source("model", "org/model"), 8192, "cuda", threads=4)
     assert on_card["llama-server"] == (
         "llama-server -m model-Q4_0.gguf -c 8192 -ngl 999 -fa on -ctk q8_0 -ctv q8_0"
     )
@@ -466,13 +469,13 @@ def test_the_commands_carry_context_cache_and_threads():
     ]
     assert "OLLAMA_KV_CACHE_TYPE=q8_0" in on_card["Modelfile"]
     given = Source("my", gguf="/at/my.gguf", gguf_type="q4_0")
-    on_cpu = answer.commands_of_candidate(found["llamacpp q4_0"], given, 4096, "cpu", threads=4)
+    on_cpu = typed.commands_of_candidate(found["llamacpp q4_0"], given, 4096, "cpu", threads=4)
     assert on_cpu["llama-cli"] == "llama-cli -m /at/my.gguf -c 4096 -fa off -t 4"
     assert on_cpu["Modelfile"].startswith("FROM /at/my.gguf\n")
     assert "first" not in on_cpu
     long = named(offered("qwen1.5-7b", "rtx-4090", 40_000))["hf bf16-dynamic"]
     of_bnb, of_hf, beyond = (
-        answer.commands_of_candidate(each, Source("m", "org/m"), context, "cuda", threads=None)
+        typed.commands_of_candidate(each, Source("m", "org/m"), context, "cuda", threads=None)
         for each, context in (
             (found["bnb int8-dynamic"], 4096),
             (found["hf bf16-dynamic"], 4096),
@@ -500,7 +503,7 @@ VLLM = "vLLM serves it, with --max-model-len 8192"
 )
 def test_without_the_name_of_a_file_or_repository_words_say_what_to_fetch(variant, words):
     found = named(offered("qwen1.5-7b", "rtx-4090", 8192))
-    commands = answer.commands_of_candidate(found[variant], Source("m"), 8192, "cuda", threads=None)
+    commands = typed.commands_of_candidate(found[variant], Source("m"), 8192, "cuda", threads=None)
     assert commands["fetch"] == words
     assert not {"vLLM", "transformers", "first"} & commands.keys()
 
@@ -536,7 +539,7 @@ def test_a_quantized_gguf_stays_what_it_is():
     # A type that is not made here is measured as the file has it, by its own tensors.
     tensors = quantized(whole.made, "iq4_xs")
     (as_is, *_) = candidates(replace(whole, stored="iq4_xs", tensors=tensors), place, 4096, ["llamacpp"])
-    assert (as_is.type, as_is.cell.quant) == ("iq4_xs", None)
+    assert (as_is.type, as_is.cell.quant) == ("iq4_xs", "iq4_xs")
     assert as_is.weight_bytes == sum(each.bytes for each in tensors)
 
 
@@ -738,7 +741,7 @@ def test_what_is_reserved_is_said_and_can_be_changed(harness):
     assert "0.5 GB are reserved for the driver, without a display" in headless.out
     assert "0.0 GB are reserved, as given" in own.out
     every = harness("recommend", "--machine", "rx-7900-xt", "--models", "qwen2.5-14b").out
-    assert "of its memory 0.8 GB are reserved for the display and the driver" in every
+    assert "0.8 GB are reserved for the display and the driver" in every
     rows = [harness(*given, *more, "--json").json["variants"] for more in ((), ("--reserve", "0"))]
     fits = [{row["name"]: row["fits"] for row in each} for each in rows]
     assert [each["llamacpp q4_k_m-flash_attn=true"] for each in fits] == [False, True]

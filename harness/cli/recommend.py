@@ -142,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from harness.cli import recommend_inputs
     from harness.recommend import answer as recommend_answer
-    from harness.recommend import candidates
+    from harness.recommend import candidates, quality_loss
 
     _check(arguments)
     if arguments.model is None:
@@ -170,8 +170,8 @@ def run(arguments: argparse.Namespace) -> int:
     offered = [each for each in offered if given.runs(each.cell)]
     if not offered:
         raise Mistake(f"no stack{' of those' if arguments.stacks else ''} runs {model.name} on {place.name}")
-    scored = recommend_answer.measured_quality(known.scores, model.name, given.fingerprint)
-    of_quality = recommend_answer.known_quality(known.perplexities, model.name, scored)
+    scored = quality_loss.measured_quality(known.scores, model.name, given.fingerprint)
+    of_quality = quality_loss.known_quality(known.perplexities, model.name, scored)
     found = recommend_answer.choices(known.given(offered), known.examples, arguments.context, of_quality)
     ranking = _ranked(arguments, found)
     if arguments.prove and ranking:

@@ -24,10 +24,12 @@ from harness.machine import ProbeError
 from harness.models import layout, weights
 from harness.models.checkpoint import CheckpointError, read
 from harness.models.weights import FULL_TYPES, WeightsError
-from harness.recommend import answer, candidates, examples
-from harness.recommend.answer import Choice, Perplexity, Source
+from harness.recommend import answer, candidates, commands, examples, quality_loss
+from harness.recommend.answer import Choice
 from harness.recommend.candidates import FOLDER, Candidate, Place, Rates, Subject, place_of
-from harness.recommend.speed import Example
+from harness.recommend.commands import Source
+from harness.recommend.quality_loss import Perplexity
+from harness.recommend.traits import Example
 from harness.records import Stored
 from harness.records.kinds import Record
 from harness.stacks.header import references
@@ -51,7 +53,7 @@ def calibrate(arguments: argparse.Namespace) -> None:
     on_gpu = bool(visible_gpus())
     try:
         config.parent.mkdir(parents=True, exist_ok=True)
-        config.write_text(answer.calibration_command("cuda" if on_gpu else "cpu"))
+        config.write_text(commands.calibration_command("cuda" if on_gpu else "cpu"))
     except OSError as refusal:
         raise Mistake(f"{config}: cannot be written: {refusal.strerror}") from refusal
     if not on_gpu:
@@ -371,7 +373,7 @@ def known_models(arguments: argparse.Namespace, devices: Sequence[Place]) -> Kno
     for device, of_types in rates.items():
         found = examples.with_rates(found, device, of_types)
     scores = [each.record for each in mine if each.record["kind"] == "scored"]
-    return Known(found, answer.published_quality(each.record for each in published), scores, rates)
+    return Known(found, quality_loss.published_quality(each.record for each in published), scores, rates)
 
 
 def _of_own(mine: Sequence[Stored], bandwidths: Mapping[str, float] | None = None) -> list[Example]:
@@ -431,7 +433,7 @@ def prove(arguments: argparse.Namespace, given: Given, choices: Sequence[Choice]
     cells = [choice.candidate.cell for choice in choices]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        config.write_text(answer.config_text(cells, given.source.row, device, arguments.context))
+        config.write_text(commands.config_text(cells, given.source.row, device, arguments.context))
     except OSError as refusal:
         raise Mistake(f"{config}: cannot be written: {refusal.strerror}") from refusal
     if main(["run", str(config), "-o", str(arguments.results)]) not in (OK, NOT_OK):

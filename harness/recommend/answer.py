@@ -1,29 +1,27 @@
-"""The choice, its reasons and its commands."""
+"""The choice and its reasons, how far off predictions were, and what came of them."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from typing_extensions import TypedDict
 
-from harness.analysis import quality as analysis_quality
 from harness.analysis.columns import Cell as ColumnsCell
 from harness.base import data
 from harness.base.text import plural
-from harness.config.plan import Cell
 from harness.recommend.candidates import FOLDER, Candidate
+from harness.recommend.commands import measured_name
 from harness.recommend.least_squares import Floats
-from harness.recommend.speed import NORMAL_90, Example, Predictor, Range, Traits
-from harness.records.kinds import Record
-from harness.stacks.header import Value, references
+from harness.recommend.quality_loss import MOST_KLD, Quality
+from harness.recommend.speed import NORMAL_90, Predictor
+from harness.recommend.traits import Example, Range, Traits
 
 if TYPE_CHECKING:
     from harness.dataset.study import Study
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
 # Predictions of all candidates -> the answer: rows, ranked by a goal, with one sentence each. Pure.
 
 SHORT_PROMPT = 2048
-MOST_LOSS = 0.02  # of the perplexity of 16-bit weights; more is not `balance`
-MOST_KLD = 0.02  # nats per token, which costs about as much in ln PPL; where it was measured, it decides
-PERPLEXITY_NOISE = 0.006  # its standard error, as llama.cpp prints it on wikitext
 ABOUT_AS_FAST = 1.1  # for `balance`, the better quality comes first of speeds that differ by no more
 LEAST_BITS = 4  # per weight, with a 16-bit cache: for `balance` where no quality is known
 MEASURED, CALIBRATED, ELSEWHERE, THEORY = BASES = "measured", "calibrated", "calibrated elsewhere", "theory"
@@ -45,31 +40,6 @@ _LEADS = {
     "context": "longest context",
     "balance": "fastest that keeps quality",
 }
-
-
-@dataclass(frozen=True)
-class Quality:
-    """`loss`: perplexity over that of 16-bit weights, less 1. `source`: whose, of which model. `kld`: mean
-    KL divergence from them in nats per token, with the ends of its 95% interval; null: not measured."""
-
-    loss: float
-    source: str
-    kld: float | None = None
-    kld_ci95: tuple[float, float] | None = None
-
-    @property
-    def kept(self) -> bool:
-        """Whether so little is lost that `balance` takes it."""
-        return self.loss <= MOST_LOSS if self.kld is None else self.kld < MOST_KLD
-
-    @property
-    def cost(self) -> float:
-        """Nats per token that are lost; of a published perplexity, those beyond its noise."""
-        return max(0.0, self.loss - PERPLEXITY_NOISE) if self.kld is None else self.kld
-
-    @property
-    def words(self) -> str:
-        return f"perplexity {self.loss:+.1%}" if self.kld is None else f"KLD {self.kld:.2g}"
 
 
 @dataclass(frozen=True)
@@ -303,143 +273,6 @@ def _merits(choice: Choice) -> tuple[float, ...]:
     return _pace(choice)[0], choice.candidate.bits, choice.candidate.keeps_cache
 
 
-# What to type to run a chosen variant: commands and files of common programs, and a config of ours. Pure.
-
-_ALL_LAYERS = 999
-
-
-@dataclass(frozen=True)
-class Source:
-    """A model's source of weights. `checkpoint`: a hub repository or folder for transformers; null: unknown.
-    `gguf`: the given file, and `gguf_type` its type. `row`: the model's row in a config; null where
-    no row can name the model."""
-
-    name: str
-    checkpoint: str | None = None
-    gguf: str | None = None
-    gguf_type: str | None = None
-    row: Mapping[str, object] | None = None
-
-
-def commands_of_candidate(
-    candidate: Candidate, source: Source, context: int, family: str, threads: int | None
-) -> dict[str, str]:
-    """The commands by program that run the variant on a device of this family. `threads`: null for another
-    machine."""
-    cell, on_gpu = candidate.cell, family != "cpu"
-    pairs = {"stack": cell.variant.stack, **cell.variant.options}.items()
-    variant = f"variants: [{{{', '.join(f'{key}: {_yaml(value)}' for key, value in pairs)}}}]"
-    whole = [f"device: {family}", f"models: [{json.dumps(source.row)}]"] if source.row else []
-    ours = {"harness run": "\n".join([*whole, variant])}
-    if cell.weights_format == "gguf":
-        return _llama_cpp(candidate, source, context, on_gpu, threads) | ours
-    return _of_torch(candidate, source, context, on_gpu) | ours
-
-
-def _of_torch(candidate: Candidate, source: Source, context: int, on_gpu: bool) -> dict[str, str]:
-    cell, checkpoint = candidate.cell, source.checkpoint
-    kind = {"awq": "an AWQ checkpoint", "gptq": "a GPTQ checkpoint"}.get(cell.weights_format)
-    if kind or checkpoint is None:
-        then = f"; vLLM serves it, with --max-model-len {context}" if kind and on_gpu else ""
-        return {"fetch": f"{kind or 'a checkpoint'} of {source.name}{then}"}
-    where = ', device_map="cuda"' if on_gpu else ""
-    load = f'AutoModelForCausalLM.from_pretrained("{checkpoint}", '
-    dtype = "float16" if cell.variant.options.get("dtype") == "fp16" else "bfloat16"
-    if words := cell.header.loads.get(cell.quant or ""):
-        return {"transformers": f"{load}{words.replace('bfloat16', dtype)}{where})"}
-    longer = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 " if context > candidate.trained else ""
-    served = f'{longer}vllm serve "{checkpoint}" --dtype {dtype} --max-model-len {context}'
-    return {"transformers": f'{load}dtype="{dtype}"{where})'} | ({"vLLM": served} if on_gpu else {})
-
-
-def config_text(cells: Sequence[Cell], model: Mapping[str, object], device: str, context: int) -> str:
-    """YAML for `harness run` that measures the variants: a short decode, and windows up to the context.
-    `model`: its row."""
-    depths = sorted({0, context // 4, context - 1})
-    rows = [
-        {
-            "stack": cell.variant.stack,
-            **({"name": measured_name(cell)} if _takes_file_as_it_is(cell) else {}),
-            **cell.variant.options,
-        }
-        for cell in cells
-    ]
-    return (
-        f"device: {device}\n"
-        "protocol: {new_tokens: 128, repeats: 2, retry_disturbed: 1}\n"
-        f"models: [{json.dumps(model)}]\n"
-        "variants:\n" + "".join(f"  - {json.dumps(row)}\n" for row in rows) + "workloads:\n"
-        "  - {kind: decode}\n"
-        f"  - {{kind: depth, depths: {depths}, window: 16, most_windows: 6, stop_at: 1%}}\n"
-    )
-
-
-def measured_name(cell: Cell) -> str:
-    """The variant's name in that config, where given names have no `=`."""
-    name = cell.variant.name
-    return name.replace("=", "-") if _takes_file_as_it_is(cell) else name
-
-
-def _takes_file_as_it_is(cell: Cell) -> bool:
-    """Whether the stack takes the file's type, which no option gives, so that the row needs a name."""
-    return cell.weights_format == "gguf" and cell.quant is None
-
-
-def calibration_command(device: str) -> str:
-    """YAML for `harness run` that measures what other variants are predicted from: two sizes, three types."""
-    return (
-        f"device: {device}\n"
-        "protocol: {new_tokens: 64, repeats: 3, retry_disturbed: 1}\n"
-        "models: [{shape: qwen1.5-0.5b}, {shape: qwen1.5-1.8b}]\n"
-        f"variants: [{{stack: {references()['gguf'].stack}, quant: [q8_0, q4_0, q4_k_m]}}]\n"
-    )
-
-
-def _llama_cpp(
-    candidate: Candidate, source: Source, context: int, on_gpu: bool, threads: int | None
-) -> dict[str, str]:
-    options, quant = candidate.cell.options(threads or 1), candidate.type
-    split = candidate.split
-    layers = split.gpu_layers if split and split.gpu_layers else _ALL_LAYERS if on_gpu else 0
-    is_given = source.gguf is not None and source.gguf_type == quant
-    file = str(source.gguf) if is_given else f"{source.name}-{quant.upper()}.gguf"
-    whole = source.gguf or f"{source.name}-F16.gguf"
-    flash, cache = bool(options.get("flash_attn")), [str(options.get(k)) for k in ("type_k", "type_v")]
-    given = f"-m {file} -c {context} {f'-ngl {layers} ' if on_gpu else ''}-fa {'on' if flash else 'off'}"
-    given += f" --n-cpu-moe {split.n_cpu_moe}" if split and split.n_cpu_moe else ""
-    given += f" -t {threads}" if threads and (not on_gpu or split) else ""
-    given += f" -ctk {cache[0]} -ctv {cache[1]}" if cache != ["f16", "f16"] else ""
-    lines = [f"FROM {file if file.startswith('/') else './' + file}", f"PARAMETER num_ctx {context}"]
-    lines += [f"PARAMETER num_gpu {layers}"]
-    lines += [f"PARAMETER num_thread {threads}"] if threads and not on_gpu else []
-    variables = ["OLLAMA_FLASH_ATTENTION=1"] if flash else []
-    variables += [f"OLLAMA_KV_CACHE_TYPE={cache[0]}"] if cache[0] != "f16" else []
-    lines += [f"# start the server with {' '.join(variables)}"] if variables else []
-    if source.gguf or source.checkpoint:
-        made = [] if source.gguf else _converted(source, whole)
-        made += [] if is_given or file == whole else [f"llama-quantize {whole} {file} {quant.upper()}"]
-        makes = {"first": "\n".join(made)} if made else {}
-    else:
-        makes = {"fetch": f"a GGUF of {source.name} in {quant.upper()}, as {file}"}
-    servers = {"llama-server": f"llama-server {given}", "llama-cli": f"llama-cli {given}"}
-    if split and split.n_cpu_moe:  # which Ollama cannot be told
-        return makes | servers
-    return makes | servers | {"Modelfile": "\n".join(lines)}
-
-
-def _converted(source: Source, file: str) -> list[str]:
-    """How a checkpoint becomes a GGUF of 16 bits, with the script in llama.cpp's repository."""
-    folder, found = source.checkpoint, []
-    if source.checkpoint and not source.checkpoint.startswith("/"):
-        folder = source.name
-        found = [f"hf download {source.checkpoint} --local-dir {folder}"]
-    return [*found, f'python convert_hf_to_gguf.py "{folder}" --outtype f16 --outfile {file}']
-
-
-def _yaml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 # How far off predictions have been: of the published study, and of those that were measured here.
 
 ERRORS = "prediction_errors.csv"  # in harness/data, as benchmarks/predictions.py --store writes it
@@ -577,129 +410,3 @@ def outcomes_so_far(results: Path) -> str | None:
         f"of {len(errors)} predictions that were measured, {inside} lie in their interval; median error "
         f"{statistics.median(errors):.1%}, largest {max(errors):.1%}"
     )
-
-
-# The quality of a variant: scored here, else published for the same kind of weights. Pure.
-
-HERE = "measured here"
-# Options that change the weights or the cache; the others change speed and rounding alone.
-_OPTIONS = ("double_quant", "dtype", "format", "bits", "type_k", "type_v")
-_16_BITS = ("f16", "fp16", "bf16")
-_SIZE = re.compile(r"\d+(?:\.\d+)?b\b", re.IGNORECASE)
-
-
-_Key = tuple[str, ...]
-
-
-class Perplexity(NamedTuple):
-    """Perplexity of a variant's weights. `source`: who measured it."""
-
-    model: str
-    stack: str
-    quant: str
-    value: float
-    source: str
-
-
-def published_quality(records: Iterable[Record]) -> list[Perplexity]:
-    """Collect the perplexities of published records."""
-    found = []
-    for record in records:
-        value, source = (record.get("reported") or {}).get("perplexity"), record.get("source")
-        if value and source:
-            name = record["model"]["name"], record["stack"], record["variant"]
-            found.append(Perplexity(*name, float(value), source["title"]))
-    return found
-
-
-def measured_quality(
-    records: Iterable[Record], model: str, fingerprint: str | None = None
-) -> dict[_Key, Quality]:
-    """The quality of each variant of a model that was last scored, on the text that most of them have.
-
-    `fingerprint`: of the model's weights. Scores of other weights under the same name do not count. Null: the
-    fingerprint is unknown, and all scores of the name count.
-    """
-    found = [each for each in records if each["kind"] == "scored" and each["model"]["name"] == model]
-    if fingerprint is not None:
-        found = [each for each in found if _content(fingerprint) in _scored_weights(each)]
-    found.sort(key=lambda each: each["started_utc"])
-    rows = [analysis_quality.row(each) for each in found]
-    chosen = analysis_quality.comparable(rows)
-    of: dict[_Key, Quality] = {}
-    for record, row in zip(found, rows, strict=True):
-        if row in chosen:
-            figures = row["figures"]
-            options, kld = record["options"], figures["kld_mean"]
-            weights = record["model"]["weights"]
-            stored = weights.get("quant") if weights.get("format") == "gguf" else options.get("dtype")
-            quant = options.get("quant") or stored
-            ends = None if kld["low"] is None or kld["high"] is None else (kld["low"], kld["high"])
-            loss = math.expm1(figures["ln_ppl_ratio"]["value"])
-            of[_key(record["stack"], quant, options)] = Quality(loss, HERE, kld["value"], ends)
-    return of
-
-
-def _scored_weights(record: Record) -> list[object]:
-    """The content of the weights that were loaded, and of the 16-bit ones that they were compared with."""
-    reference: Mapping[str, Any] = record["quality"].get("reference") or {}
-    whole = reference.get("weights") or {}
-    given = record["model"]["weights"].get("fingerprint"), whole.get("fingerprint")
-    # A reference out of a file has the digest of the content alone.
-    return [whole.get("sample"), *(_content(str(each)) for each in given if each)]
-
-
-def _content(fingerprint: str) -> str:
-    """Strip the parts that a copy may change, such as times."""
-    return fingerprint.rpartition("-")[2]
-
-
-def _key(stack: str, quant: object, options: Mapping[str, Value]) -> _Key:
-    return stack, str(quant).lower(), *(str(options.get(name)) for name in _OPTIONS)
-
-
-def known_quality(
-    perplexities: Sequence[Perplexity], model: str, scored: Mapping[_Key, Quality]
-) -> Callable[[Candidate], Quality | None]:
-    """Looks up the quality of a candidate's weights: scored here, else published of this model, else of the
-    nearest size of its family; null where none is known. The kind of weights is always the same."""
-    of_model: dict[str, dict[tuple[str, str], float]] = {}
-    sources: dict[str, str] = {}
-    for each in perplexities:
-        of_model.setdefault(each.model, {})[each.stack, each.quant] = each.value
-        sources[each.model] = each.source
-    alike = [name for name in of_model if _family(name) == _family(model)]
-    near = sorted(alike, key=lambda name: _far(name, model))
-
-    def of(candidate: Candidate) -> Quality | None:
-        cell, options = candidate.cell, candidate.cell.options(1)
-        given = candidate.type or options.get("quant") or options.get("dtype")
-        if here := scored.get(_key(cell.variant.stack, given, options)):
-            return here
-        stack, quant = candidate.cell.variant.stack, candidate.type or str(candidate.cell.quant)
-        if any(candidate.cell.variant.options.get(name, "f16") != "f16" for name in ("type_k", "type_v")):
-            return None  # a quantized cache adds another loss
-        for name in near:
-            found = of_model[name]
-            plain = next((found[stack, q] for q in _16_BITS if (stack, q) in found), None)
-            mine = found.get((stack, quant))
-            if plain and mine:
-                of_whom = "" if name == model else f"{name}, "
-                return Quality(mine / plain - 1, f"{of_whom}{sources[name]}")
-        return None
-
-    return of
-
-
-def _family(model: str) -> str:
-    return _SIZE.split(model.lower(), maxsplit=1)[0]
-
-
-def _far(name: str, model: str) -> float:
-    sizes = [_SIZE.search(each.lower()) for each in (name, model)]
-    if name == model:
-        return -1.0
-    if not all(sizes):
-        return math.inf
-    one, other = (float(found[0][:-1]) for found in sizes if found)
-    return abs(math.log(max(one, 1e-9) / max(other, 1e-9)))

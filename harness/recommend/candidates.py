@@ -20,7 +20,7 @@ from harness.config.experiment import Scalar
 from harness.config.plan import Cell
 from harness.config.variants import expanded, varied
 from harness.config.yaml_text import Mistakes
-from harness.recommend.speed import DENSE, EXPERTS, FUSED, GGML, STATES, TORCH, Traits
+from harness.recommend.traits import DENSE, EXPERTS, FUSED, GGML, STATES, TORCH, Traits
 from harness.stacks.header import Header, Options, stacks
 from harness.theory import decoder, floors
 from harness.theory import memory as theory_memory

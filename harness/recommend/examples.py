@@ -12,7 +12,8 @@ from harness.analysis import traffic
 from harness.analysis.columns import Cell, DepthsRow
 from harness.recommend import candidates
 from harness.recommend.candidates import OfModel, Rates
-from harness.recommend.speed import GGML, OLDER, OLDER_YEAR, PUBLIC, PUBLISHED, STUDY_LOOP, Example, Traits
+from harness.recommend.priors import OLDER, OLDER_YEAR, STUDY_LOOP
+from harness.recommend.traits import GGML, PUBLIC, PUBLISHED, Example, Traits
 from harness.records import ResultsError, Stored, prefill_series
 from harness.records.kinds import Record, loaded_of
 from harness.stacks.header import Header, references, stacks

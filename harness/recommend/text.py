@@ -8,11 +8,15 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from operator import itemgetter
 
-from harness.recommend import answer
-from harness.recommend.answer import HERE, LEAST_BITS, SHORT_PROMPT, THEORY, Choice, Ranked, Source
+from harness.recommend import answer, commands
+from harness.recommend.answer import LEAST_BITS, SHORT_PROMPT, THEORY, Choice, Ranked
 from harness.recommend.candidates import Place
+from harness.recommend.commands import Source
+from harness.recommend.priors import maker_of
+from harness.recommend.quality_loss import HERE
 from harness.recommend.questions import SIZES, SMALL_KV, Found
-from harness.recommend.speed import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range, maker_of, read_s
+from harness.recommend.speed import read_s
+from harness.recommend.traits import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range
 from harness.report.text_table import NONE, Table
 from harness.report.theory_text import short
 from harness.theory import names
@@ -239,7 +243,7 @@ def show_commands(choice: Choice, source: Source, context: int, place: Place) ->
     """Print how to run the first of the ranking."""
     print(f"\nrun {title(choice)}:")
     threads = place.threads if place.here else None
-    found = answer.commands_of_candidate(choice.candidate, source, context, place.device.family, threads)
+    found = commands.commands_of_candidate(choice.candidate, source, context, place.device.family, threads)
     for program, command in found.items():
         first, *others = command.splitlines()
         print("\n".join([f"  {program + ':':14}{first}", *(" " * 16 + line for line in others)]))

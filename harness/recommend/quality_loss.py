@@ -1,0 +1,167 @@
+"""The quality of a variant: scored here, else published for the same kind of weights. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from harness.analysis import quality as analysis_quality
+from harness.recommend.candidates import Candidate
+from harness.records.kinds import Record
+from harness.stacks.header import Value
+
+MOST_LOSS = 0.02  # of the perplexity of 16-bit weights; more is not `balance`
+MOST_KLD = 0.02  # nats per token, which costs about as much in ln PPL; where it was measured, it decides
+PERPLEXITY_NOISE = 0.006  # its standard error, as llama.cpp prints it on wikitext
+
+
+HERE = "measured here"
+# Options that change the weights or the cache; the others change speed and rounding alone.
+_OPTIONS = ("double_quant", "dtype", "format", "bits", "type_k", "type_v")
+_16_BITS = ("f16", "fp16", "bf16")
+_SIZE = re.compile(r"\d+(?:\.\d+)?b\b", re.IGNORECASE)
+
+
+_Key = tuple[str, ...]
+
+
+class Perplexity(NamedTuple):
+    """Perplexity of a variant's weights. `source`: who measured it."""
+
+    model: str
+    stack: str
+    quant: str
+    value: float
+    source: str
+
+
+def published_quality(records: Iterable[Record]) -> list[Perplexity]:
+    """Collect the perplexities of published records."""
+    found = []
+    for record in records:
+        value, source = (record.get("reported") or {}).get("perplexity"), record.get("source")
+        if value and source:
+            name = record["model"]["name"], record["stack"], record["variant"]
+            found.append(Perplexity(*name, float(value), source["title"]))
+    return found
+
+
+def measured_quality(
+    records: Iterable[Record], model: str, fingerprint: str | None = None
+) -> dict[_Key, Quality]:
+    """The quality of each variant of a model that was last scored, on the text that most of them have.
+
+    `fingerprint`: of the model's weights. Scores of other weights under the same name do not count. Null: the
+    fingerprint is unknown, and all scores of the name count.
+    """
+    found = [each for each in records if each["kind"] == "scored" and each["model"]["name"] == model]
+    if fingerprint is not None:
+        found = [each for each in found if _content(fingerprint) in _scored_weights(each)]
+    found.sort(key=lambda each: each["started_utc"])
+    rows = [analysis_quality.row(each) for each in found]
+    chosen = analysis_quality.comparable(rows)
+    of: dict[_Key, Quality] = {}
+    for record, row in zip(found, rows, strict=True):
+        if row in chosen:
+            figures = row["figures"]
+            options, kld = record["options"], figures["kld_mean"]
+            weights = record["model"]["weights"]
+            stored = weights.get("quant") if weights.get("format") == "gguf" else options.get("dtype")
+            quant = options.get("quant") or stored
+            ends = None if kld["low"] is None or kld["high"] is None else (kld["low"], kld["high"])
+            loss = math.expm1(figures["ln_ppl_ratio"]["value"])
+            of[_key(record["stack"], quant, options)] = Quality(loss, HERE, kld["value"], ends)
+    return of
+
+
+def _scored_weights(record: Record) -> list[object]:
+    """The content of the weights that were loaded, and of the 16-bit ones that they were compared with."""
+    reference: Mapping[str, Any] = record["quality"].get("reference") or {}
+    whole = reference.get("weights") or {}
+    given = record["model"]["weights"].get("fingerprint"), whole.get("fingerprint")
+    # A reference out of a file has the digest of the content alone.
+    return [whole.get("sample"), *(_content(str(each)) for each in given if each)]
+
+
+def _content(fingerprint: str) -> str:
+    """Strip the parts that a copy may change, such as times."""
+    return fingerprint.rpartition("-")[2]
+
+
+def _key(stack: str, quant: object, options: Mapping[str, Value]) -> _Key:
+    return stack, str(quant).lower(), *(str(options.get(name)) for name in _OPTIONS)
+
+
+def known_quality(
+    perplexities: Sequence[Perplexity], model: str, scored: Mapping[_Key, Quality]
+) -> Callable[[Candidate], Quality | None]:
+    """Looks up the quality of a candidate's weights: scored here, else published of this model, else of the
+    nearest size of its family; null where none is known. The kind of weights is always the same."""
+    of_model: dict[str, dict[tuple[str, str], float]] = {}
+    sources: dict[str, str] = {}
+    for each in perplexities:
+        of_model.setdefault(each.model, {})[each.stack, each.quant] = each.value
+        sources[each.model] = each.source
+    alike = [name for name in of_model if _family(name) == _family(model)]
+    near = sorted(alike, key=lambda name: _far(name, model))
+
+    def of(candidate: Candidate) -> Quality | None:
+        cell, options = candidate.cell, candidate.cell.options(1)
+        given = candidate.type or options.get("quant") or options.get("dtype")
+        if here := scored.get(_key(cell.variant.stack, given, options)):
+            return here
+        stack, quant = candidate.cell.variant.stack, candidate.type or str(candidate.cell.quant)
+        if any(candidate.cell.variant.options.get(name, "f16") != "f16" for name in ("type_k", "type_v")):
+            return None  # a quantized cache adds another loss
+        for name in near:
+            found = of_model[name]
+            plain = next((found[stack, q] for q in _16_BITS if (stack, q) in found), None)
+            mine = found.get((stack, quant))
+            if plain and mine:
+                of_whom = "" if name == model else f"{name}, "
+                return Quality(mine / plain - 1, f"{of_whom}{sources[name]}")
+        return None
+
+    return of
+
+
+def _family(model: str) -> str:
+    return _SIZE.split(model.lower(), maxsplit=1)[0]
+
+
+def _far(name: str, model: str) -> float:
+    sizes = [_SIZE.search(each.lower()) for each in (name, model)]
+    if name == model:
+        return -1.0
+    if not all(sizes):
+        return math.inf
+    one, other = (float(found[0][:-1]) for found in sizes if found)
+    return abs(math.log(max(one, 1e-9) / max(other, 1e-9)))
+
+
+@dataclass(frozen=True)
+class Quality:
+    """`loss`: perplexity over that of 16-bit weights, less 1. `source`: whose, of which model. `kld`: mean
+    KL divergence from them in nats per token, with the ends of its 95% interval; null: not measured."""
+
+    loss: float
+    source: str
+    kld: float | None = None
+    kld_ci95: tuple[float, float] | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether so little is lost that `balance` takes it."""
+        return self.loss <= MOST_LOSS if self.kld is None else self.kld < MOST_KLD
+
+    @property
+    def cost(self) -> float:
+        """Nats per token that are lost; of a published perplexity, those beyond its noise."""
+        return max(0.0, self.loss - PERPLEXITY_NOISE) if self.kld is None else self.kld
+
+    @property
+    def words(self) -> str:
+        return f"perplexity {self.loss:+.1%}" if self.kld is None else f"KLD {self.kld:.2g}"

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.signal import lfilter
 
-from harness.analysis import latency, line
+from harness.analysis import line_fit, repeat_figures
 
 NOISES = ("smooth", "rough", "late")
 FIGURES = {"B": "B_ci95_ms", "W": "slope_ci95_ms", "tok/s": "tokens_per_s_ci95"}
@@ -64,7 +64,7 @@ def coverage(
         truths = _truths(chance, int(chance.integers(cells[0], cells[1] + 1)))
         rows = [_cell(chance, noise, truth, repeats, str(number)) for truth in truths]
         looked_at += len(truths)
-        for truth, found in zip(truths, latency.of_cells(rows), strict=True):
+        for truth, found in zip(truths, repeat_figures.of_cells(rows), strict=True):
             right = {"B": truth.B_ms, "W": truth.slope_ms, "tok/s": 1e3 / float(truth.at(X).mean())}
             for figure, key in FIGURES.items():
                 if ends := found[key]:
@@ -77,17 +77,17 @@ def coverage(
     return shares | {"width": width, "none": 1 - known["B"] / looked_at}
 
 
-def _truths(chance: np.random.Generator, count: int) -> list[line.Line]:
+def _truths(chance: np.random.Generator, count: int) -> list[line_fit.Line]:
     """Of one model in several quantizations: B differs by up to four, the cost of context by up to two."""
     slope_ms = 1 / chance.uniform(300, 3000)
     return [
-        line.Line(float(chance.uniform(8, 32)), float(slope_ms * chance.uniform(0.7, 1.4)))
+        line_fit.Line(float(chance.uniform(8, 32)), float(slope_ms * chance.uniform(0.7, 1.4)))
         for _ in range(count)
     ]
 
 
 def _cell(
-    chance: np.random.Generator, noise: str, truth: line.Line, repeats: int, campaign: str
+    chance: np.random.Generator, noise: str, truth: line_fit.Line, repeats: int, campaign: str
 ) -> list[dict[str, Any]]:
     """What the intervals take of the row of each repeat."""
     spread = SPREAD if noise == "smooth" else SPREAD * math.exp(chance.normal(0, 0.3))
@@ -98,10 +98,10 @@ def _cell(
         drawn = chance.normal(size=TOKENS + 100) * TOKEN_SPREAD * math.sqrt(1 - RHO**2)
         tokens = lfilter([1], [1, -RHO], drawn)[100:]  # the first are not yet stationary
         ms = truth.at(X) * math.exp(spread * own + late) * (1 + tokens)
-        known, rate = line.interval(X, ms), float(1e3 / ms.mean())
-        figures = latency.empty_figures(TOKENS + 1)
-        figures |= latency.line_figures(line.least_squares(X, ms), known, identifiable=True)
-        figures |= {"tokens_per_s": rate, "tokens_per_s_ci95": latency.rate_ci95(rate, known)}
+        known, rate = line_fit.interval(X, ms), float(1e3 / ms.mean())
+        figures = repeat_figures.empty_figures(TOKENS + 1)
+        figures |= repeat_figures.line_figures(line_fit.least_squares(X, ms), known, identifiable=True)
+        figures |= {"tokens_per_s": rate, "tokens_per_s_ci95": repeat_figures.rate_ci95(rate, known)}
         figures["median_ms"] = float(np.median(ms))
         rows.append(figures | {"campaign": campaign, "started_utc": "", "status": "ok"})
     return rows

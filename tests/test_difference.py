@@ -18,7 +18,7 @@ from harness.analysis.differences import (
     significant,
 )
 from harness.analysis.differences import differences as found_by
-from harness.analysis.line import METRICS
+from harness.analysis.metrics import METRICS
 from harness.compare.judge import BETTER, WORSE, Runs, judged
 
 THRESHOLDS = {"slower": 0.02, "memory": 0.02, "context": 0.02, "quality": 0.02}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.validity.drift import simulated
-from harness.analysis import latency
+from harness.analysis import repeat_figures
 from harness.cli import fit
 from harness.records.foreign.log import Log, Series
 
@@ -12,15 +12,15 @@ from harness.records.foreign.log import Log, Series
 def test_the_same_tokens_before_and_after_are_the_drift_with_its_error():
     chance = np.random.default_rng(1)
     before = 20 + chance.normal(0, 0.2, 127)
-    found = latency.measured(before, before * 1.02 * (1 + chance.normal(0, 0.01, 127)))
+    found = repeat_figures.measured(before, before * 1.02 * (1 + chance.normal(0, 0.01, 127)))
     assert found is not None
     assert found.share == pytest.approx(0.02, abs=0.004)
     assert found.ends[0] < 0.02 < found.ends[1]
     assert found.significant
     spiky = before.copy()
     spiky[::20] *= 10
-    assert latency.measured(before, spiky).share == pytest.approx(0, abs=0.001)
-    assert latency.measured(before[:47], before[:47]) is None
+    assert repeat_figures.measured(before, spiky).share == pytest.approx(0, abs=0.001)
+    assert repeat_figures.measured(before[:47], before[:47]) is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.05])
@@ -39,9 +39,9 @@ def test_W_and_B_are_freed_of_drift_and_their_intervals_still_cover(share):
 def test_without_a_control_window_the_analysis_is_that_of_the_series():
     n = np.arange(26.0, 3026.0)
     ms = 20 + n / 1000 + np.random.default_rng(2).normal(0, 0.1, 3000)
-    found = latency.analyse(n, ms, ms[1:48])
+    found = repeat_figures.analyse(n, ms, ms[1:48])
     assert found.drift is None
-    assert found == latency.analyse(n, ms)
+    assert found == repeat_figures.analyse(n, ms)
 
 
 def test_a_drift_is_recorded_shown_and_taken_out_of_W(harness, config, tmp_path):

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis import latency
+from harness.analysis import repeat_figures
 from harness.analysis.differences import Spread, moderated, within
-from harness.analysis.latency import analyse, inverse
-from harness.analysis.line import Interval, Line
+from harness.analysis.line_fit import Interval, Line
+from harness.analysis.repeat_figures import analyse, inverse
 from harness.report.fit_text import interval
 
 SIMULATED = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "intervals.py"))["coverage"]
@@ -49,7 +49,7 @@ def test_of_three_repeats_the_95_percent_interval_covers_the_truth_in_93_to_97_p
 
 
 def test_a_cell_alone_has_students_t_of_its_three_repeats():
-    (found,) = latency.of_cells([cell(9.9, 10.0, 10.1)])
+    (found,) = repeat_figures.of_cells([cell(9.9, 10.0, 10.1)])
     logs = np.log([9.9, 10.0, 10.1])
     half = T_2 * logs.std(ddof=1) / math.sqrt(3)
     assert found["B_ci95_ms"] == pytest.approx([math.exp(logs.mean() - half), math.exp(logs.mean() + half)])
@@ -57,7 +57,7 @@ def test_a_cell_alone_has_students_t_of_its_three_repeats():
 
 
 def test_two_repeats_alone_have_no_interval_between_them():
-    (found,) = latency.of_cells([cell(50.0, 140.0)])
+    (found,) = repeat_figures.of_cells([cell(50.0, 140.0)])
     assert found["B_ms"] == 95
     for key in ("B_ci95_ms", "tokens_per_s_ci95", "slope_ci95_ms", "W_ci95"):
         assert found[key] is None
@@ -65,46 +65,52 @@ def test_two_repeats_alone_have_no_interval_between_them():
 
 
 def test_two_repeats_and_one_have_the_interval_of_their_campaign():
-    two, one, *_ = latency.of_cells([cell(10.0, 10.1), cell(10.0), *quiet()])
+    two, one, *_ = repeat_figures.of_cells([cell(10.0, 10.1), cell(10.0), *quiet()])
     assert relative_width(two) < 0.05
     assert relative_width(one) == pytest.approx(relative_width(two) * math.sqrt(2), rel=0.3)
 
 
 def test_cells_of_another_campaign_and_invalid_ones_tell_nothing():
     for figures in ({"campaign": "b"}, {"status": "invalid"}):
-        found = latency.of_cells([cell(10.0, 10.1), *(cell(10, 10.1, 9.9, **figures) for _ in range(5))])
+        found = repeat_figures.of_cells(
+            [cell(10.0, 10.1), *(cell(10, 10.1, 9.9, **figures) for _ in range(5))]
+        )
         assert found[0]["B_ci95_ms"] is None
 
 
 def test_a_resumed_cell_counts_to_the_campaign_that_began_it():
     resumed = [*cell(10.0), repeat(10.1, campaign="b", started_utc="2026-01-02")]
-    found = latency.of_cells([resumed[::-1], *quiet()])
+    found = repeat_figures.of_cells([resumed[::-1], *quiet()])
     assert found[0]["B_ci95_ms"]
 
 
 def test_a_disturbed_cell_is_wide_and_its_neighbours_are_not():
     chance = np.random.default_rng(0)
     others = [cell(*(10 * np.exp(chance.normal(0, 0.01, 3)))) for _ in range(20)]
-    disturbed, *neighbours = latency.of_cells([cell(10.0, 10.0, 10.6), *others])
+    disturbed, *neighbours = repeat_figures.of_cells([cell(10.0, 10.0, 10.6), *others])
     assert disturbed["B_ci95_ms"][0] < 10.0
     assert max(map(relative_width, neighbours)) < 0.04
 
 
 def test_no_interval_of_a_latency_reaches_below_zero():
-    (found,) = latency.of_cells([cell(1.0, 50.0, 200.0)])
+    (found,) = repeat_figures.of_cells([cell(1.0, 50.0, 200.0)])
     assert 0 < found["B_ci95_ms"][0] < found["B_ci95_ms"][1]
-    (found,) = latency.of_cells([cell(-1.0, 50.0, 200.0, tokens_per_s=10.0)])
+    (found,) = repeat_figures.of_cells([cell(-1.0, 50.0, 200.0, tokens_per_s=10.0)])
     assert found["B_ci95_ms"] is None
 
 
 def test_within_a_repeat_an_interval_that_reaches_zero_is_open():
     loose = Interval(Line(2.0, 1e-3), B_half_ms=3.0, slope_half_ms=2e-3, mean_half_ms=9.0)
-    found: dict[str, Any] = latency.line_figures(loose.centre, loose, identifiable=True)
-    found |= {"tokens_per_s": 200.0, "tokens_per_s_ci95": latency.rate_ci95(200.0, loose), "n_tokens": 2049}
+    found: dict[str, Any] = repeat_figures.line_figures(loose.centre, loose, identifiable=True)
+    found |= {
+        "tokens_per_s": 200.0,
+        "tokens_per_s_ci95": repeat_figures.rate_ci95(200.0, loose),
+        "n_tokens": 2049,
+    }
     assert found["B_ci95_ms"] == [None, 5.0]
     assert found["W_ci95"] == [pytest.approx(1 / 3e-3), None]
     assert found["tokens_per_s_ci95"] == [pytest.approx(1e3 / 14), None]
-    (pooled,) = latency.of_cells([[repeat(2.0) | found]])
+    (pooled,) = repeat_figures.of_cells([[repeat(2.0) | found]])
     assert pooled.items() <= found.items()  # nothing else is known: its own stands
     assert interval(2.0, found["B_ci95_ms"], 2) == "2.00 (< 5.00)"
     assert interval(1000, found["W_ci95"], 0) == "1000 (> 333)"
@@ -112,7 +118,7 @@ def test_within_a_repeat_an_interval_that_reaches_zero_is_open():
 
 def test_a_slope_whose_interval_reaches_zero_leaves_W_open():
     slopes = [0.5e-3, 1e-3, 1.5e-3]
-    (found,) = latency.of_cells([[repeat(10.0, slope) for slope in slopes]])
+    (found,) = repeat_figures.of_cells([[repeat(10.0, slope) for slope in slopes]])
     half = T_2 * 0.5e-3 / math.sqrt(3)
     assert found["slope_ci95_ms"] == pytest.approx([1e-3 - half, 1e-3 + half])
     assert found["W_ci95"] == [pytest.approx(1 / (1e-3 + half)), None]
@@ -125,7 +131,7 @@ def test_blocks_of_tokens_bound_the_interval_from_below():
     chance = np.random.default_rng(0)
     one = analyse(tokens, 10 + tokens * 1e-3 + chance.normal(size=len(tokens))).figures
     of_blocks = (one["B_ci95_ms"][1] - one["B_ci95_ms"][0]) / 2
-    (found,) = latency.of_cells([[repeat(10.0) | one] * 3])  # which do not differ at all
+    (found,) = repeat_figures.of_cells([[repeat(10.0) | one] * 3])  # which do not differ at all
     low, high = found["B_ci95_ms"]
     assert 0.6 * of_blocks / math.sqrt(3) < (high - low) / 2 < of_blocks / math.sqrt(3)
 

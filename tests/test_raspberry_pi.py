@@ -15,7 +15,7 @@ from golden_record import GOLDEN, write_record
 
 from harness import config as configs
 from harness import machine
-from harness.analysis import latency, traffic
+from harness.analysis import repeat_figures, traffic
 from harness.analysis.verdicts import status
 from harness.campaign import forecast
 from harness.cli import dry_run
@@ -152,7 +152,7 @@ def test_a_profile_tells_W_can_be_compared_and_takes_two_hours_at_most(profile):
     protocol = experiment.protocol
     for cell in cells:
         n = np.arange(26.0, 26 + cell.workload.new_tokens)
-        assert latency.analyse(n, 50 + (n - 1) / 100).figures["W_identifiable"]
+        assert repeat_figures.analyse(n, 50 + (n - 1) / 100).figures["W_identifiable"]
     assert protocol.repeats >= 2
     device = forecast.Device("cpu", "the board", None)
     bandwidth = MACHINES[board].bandwidth_bytes_per_s

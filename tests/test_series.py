@@ -6,8 +6,8 @@ import pytest
 from benchmarks.validity import one_series
 from harness.analysis import stopping
 from harness.analysis.flags import Limit, flags, identical, same_changes
-from harness.analysis.latency import Unusable, analyse
-from harness.analysis.line import interval
+from harness.analysis.line_fit import interval
+from harness.analysis.repeat_figures import Unusable, analyse
 
 B_MS, SLOPE = 20.0, 1e-3
 

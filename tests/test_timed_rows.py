@@ -10,7 +10,7 @@ import pytest
 from conftest import stored_in, write_config
 
 from harness import records
-from harness.analysis import line
+from harness.analysis import metrics
 from harness.analysis import prefill as prefills
 from harness.analysis.verdicts import verdict
 from harness.dataset.study import Study, load_study, with_prefill, with_series
@@ -23,7 +23,7 @@ WORKLOADS: list[dict[str, Any]] = [
     {"kind": "depth", "depths": [0, 1024, 16384], "most_windows": 4},
     {"kind": "turns", "first": 500, "each": 50, "new_tokens": 10, "turns": 3},
 ]
-METRICS = {metric.name: metric.value for metric in line.METRICS}
+METRICS = {metric.name: metric.value for metric in metrics.METRICS}
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.validity.row import Row, correlated
-from harness.analysis import latency
-from harness.analysis.line import Floats
+from harness.analysis import repeat_figures
+from harness.analysis.line_fit import Floats
 
 B_MS, TOKENS, PROMPT, RHO = 20.0, 9975, 25, 0.7
 WINDOW = 128
@@ -59,7 +59,7 @@ def simulated(W: float, share: float, noise: float, draws: int, seed: int = 0) -
         )
         again = plain[1:WINDOW] * (1 + share) * (1 + noise * correlated(chance, WINDOW - 1, RHO))
         for control_ms, kept in zip((None, again), seen, strict=True):
-            figures = latency.analyse(n, ms, control_ms).figures
+            figures = repeat_figures.analyse(n, ms, control_ms).figures
             low, high = figures["slope_ci95_ms"]
             B_low, B_high = figures["B_ci95_ms"]
             inside = low <= 1 / W <= high, B_low <= B_MS <= B_high

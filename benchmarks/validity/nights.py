@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 
 from benchmarks.validity.row import Row, correlated
-from harness.analysis.line import Floats
+from harness.analysis.line_fit import Floats
 from harness.compare.history import levels
 
 SPREAD, STEP = 0.013, 0.03

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from benchmarks.validity.row import Row, correlated
-from harness.analysis.line import Floats, differing_halves, interval
+from harness.analysis.line_fit import Floats, differing_halves, interval
 
 B_MS, SLOPE_MS = 20.0, 1e-3
 LENGTHS = (2048, 9975)  # the fewest tokens of which W is reported, and those of the published series

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.validity.row import Row
-from harness.analysis.line import Floats
+from harness.analysis.line_fit import Floats
 from harness.analysis.prefill import analyse
 
 PLATEAU_MS, SLOPE_MS, NOISE = 20.0, 0.1, 0.01

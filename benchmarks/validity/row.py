@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.signal import lfilter
 
-from harness.analysis.line import Floats
+from harness.analysis.line_fit import Floats
 
 
 class Row(NamedTuple):

@@ -205,7 +205,7 @@ class LineFigures(TypedDict):
 
 
 class Figures(LineFigures):
-    """Figures of one series; see latency.py."""
+    """Figures of one series; see repeat_figures.py."""
 
     n_tokens: int | None
     last_n: int | None
@@ -373,7 +373,7 @@ class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
 
 
 class TimeSplit(TypedDict):
-    """B as a fixed cost and the time to read the bytes; see latency.py."""
+    """B as a fixed cost and the time to read the bytes; see repeat_figures.py."""
 
     fixed_ms: float | None
     bytes_ms: float | None
@@ -381,7 +381,7 @@ class TimeSplit(TypedDict):
 
 
 class CellFigures(LineFigures):
-    """The figures of a cell that come from all of its repeats; see latency.py."""
+    """The figures of a cell that come from all of its repeats; see repeat_figures.py."""
 
     tokens_per_s_ci95: Ends | None
 

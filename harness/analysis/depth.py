@@ -5,8 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from harness.analysis import latency, windows
+import numpy as np
+
+from harness.analysis import repeat_figures, windows
 from harness.analysis.columns import AtDepthRow, DepthsRow, Figures, PassRow, SurfaceFigures, TaskRow, TurnRow
+from harness.analysis.line_fit import least_squares
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.records import tables
@@ -118,7 +121,7 @@ def surface_figures(table: Columns) -> Figures | None:
     if found is None:
         return None
     line, slope = found.line, found.slope_ends_ms
-    figures = latency.empty_figures(found.tokens)
+    figures = repeat_figures.empty_figures(found.tokens)
     figures |= {
         "last_n": found.deepest,
         "median_ms": found.mean_ms,
@@ -127,7 +130,7 @@ def surface_figures(table: Columns) -> Figures | None:
         "slope_ms": line.slope_ms if line else None,
         "slope_ci95_ms": [*slope] if slope else None,
         "W_tokens_per_ms": line.W_tokens_per_ms if line else None,
-        "W_ci95": latency.inverse(slope) if slope else None,
+        "W_ci95": repeat_figures.inverse(slope) if slope else None,
         "W_identifiable": slope is not None and slope[0] > 0,
     }
     return figures
@@ -184,3 +187,38 @@ def _joined(given: Sequence[Columns]) -> dict[str, list[int]]:
             joined.setdefault(name, []).extend(value + shift for value in column)
         last = max(joined.get("round", [0]), default=0)
     return joined
+
+
+# Does decode at depth take the time that shallower depths predict? Spilled memory is slower. Pure.
+
+
+SANE = 1.5  # times the predicted latency; memory across a bus is at least 10 times slower
+
+Depths = Sequence[Sequence[float]]
+"""[tokens of context, ms of a decode step], by increasing depth."""
+
+
+def speed_ratios(depths: Depths) -> list[float]:
+    """Latency over predicted latency from the third depth on, by a line through the shallower depths."""
+    ratios = []
+    for place in range(2, len(depths)):
+        n, ms = np.array(depths[:place], dtype=float).T
+        line = least_squares(n, ms)
+        predicted = line.at(float(depths[place][0])) if line.slope_ms > 0 else float(ms.mean())
+        ratios.append(float(depths[place][1]) / predicted)
+    return ratios
+
+
+def speed_ratio(depths: Depths) -> float | None:
+    """Latency over predicted latency at the deepest point; null: fewer than three depths."""
+    ratios = speed_ratios(depths)
+    return ratios[-1] if ratios else None
+
+
+def too_slow(depths: Depths) -> str | None:
+    """Why decode is unreasonably slow at depth, as a sentence; null: it is not, or unknown."""
+    for (n, ms), times in zip(depths[2:], speed_ratios(depths), strict=True):
+        if times > SANE:
+            slower = f"decodes {times:.1f} times slower at {n:.0f} tokens"
+            return f"{slower} than shallower depths predict: {ms:.1f} ms"
+    return None

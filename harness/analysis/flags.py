@@ -10,8 +10,8 @@ from typing import cast
 import numpy as np
 
 from harness.analysis.columns import Flagged
-from harness.analysis.latency import LATE_SECOND, SWEEP, Analysis, Drift, jump, plateau
-from harness.analysis.line import Floats
+from harness.analysis.line_fit import Floats
+from harness.analysis.repeat_figures import LATE_SECOND, SWEEP, Analysis, Drift, jump, plateau
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import list_named, plural
 from harness.records.kinds import Record, done_of

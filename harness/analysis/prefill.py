@@ -11,7 +11,7 @@ import scipy
 
 from harness.analysis import traffic
 from harness.analysis.columns import PrefillDepth, PrefillRow, Utilisation
-from harness.analysis.line import CONFIDENCE, Floats
+from harness.analysis.line_fit import CONFIDENCE, Floats
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.records.kinds import Record

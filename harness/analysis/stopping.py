@@ -13,7 +13,7 @@ import numpy as np
 from harness.analysis import differences as analysis_differences
 from harness.analysis.columns import Cell, TimeSplit
 from harness.analysis.differences import Change
-from harness.analysis.line import least_squares
+from harness.analysis.line_fit import least_squares
 
 # Split the time of a token into a fixed cost, which quantization does not reduce, and a bandwidth. Pure.
 #

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from harness.analysis.line import CONFIDENCE, Floats, Line
+from harness.analysis.line_fit import CONFIDENCE, Floats, Line
 
 FEWEST = 3  # windows of a line, and of an interval
 CURVED = 0.01  # p-value of the quadratic term below which a line does not hold

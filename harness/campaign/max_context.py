@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from harness import records
-from harness.analysis import line
+from harness.analysis import depth
 from harness.analysis.verdicts import (
     CONTENTION_TOLERANCE,
     REFAULT_FLOOR_BYTES,
     REFAULT_TOLERANCE,
     option_mismatches,
 )
-from harness.campaign import context_search, worker
-from harness.campaign.context_search import PAGES_TO_A_TABLE, Account, Need, Space, Try, by_shape
+from harness.campaign import next_context, worker
 from harness.campaign.memory_headroom import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on
+from harness.campaign.next_context import PAGES_TO_A_TABLE, Account, Need, Space, Try, by_shape
 from harness.campaign.prepare import NotReady
 from harness.campaign.repeat import Failure, Inputs, untimed
 from harness.campaign.rounds import Campaign
@@ -189,7 +189,7 @@ def _outcome(seen: _ProbeState, fill: bool, threads: int) -> Found:
         "estimate_s": facts.get("estimate_s"),
         "left_out": facts.get("left_out"),
         "decode": decode,
-        "speed_ratio": line.speed_ratio(decode),
+        "speed_ratio": depth.speed_ratio(decode),
         "cpu_wait_share": facts["decode_wait_ns"] / (decode_ns * threads) if decode_ns else None,
         "memory": held.get("memory"),
         "allocator": held.get("allocator"),
@@ -201,7 +201,7 @@ def _outcome(seen: _ProbeState, fill: bool, threads: int) -> Found:
         if fill and seen.loaded is not None and not trouble:
             found["decodes"] = False
     elif fill and facts.get("left_out") is None:
-        slow = line.too_slow(decode)
+        slow = depth.too_slow(decode)
         found |= {"fits": slow is None, "decodes": slow is None, "reason": slow}
     return found
 
@@ -352,7 +352,7 @@ class _Search:
         need, why = needs(False), probing.headroom.may_spill
         if why is None:
             return
-        beyond = need and context_search.predicted(space, need, BEYOND * probing.headroom.limit_bytes)
+        beyond = need and next_context.predicted(space, need, BEYOND * probing.headroom.limit_bytes)
         beyond = beyond and beyond + space.granule
         if not beyond or beyond > space.highest:
             raise Failure("refused", f"{why}, and no context is long enough to rule that out")
@@ -377,7 +377,7 @@ class _Search:
                 self.result["predicted_n_ctx"] = self.result["predicted_allocated_n_ctx"]
             tries = _tries(self.result["probes"], fill)
             self._note_progress(space, tries, fill)
-            n_ctx = context_search.following(space, tries, needs(fill), limit, dry, margin)
+            n_ctx = next_context.following(space, tries, needs(fill), limit, dry, margin)
             if n_ctx is None:
                 break
             if len(tries) >= MOST_PROBES:
@@ -400,7 +400,7 @@ class _Search:
     def _note_progress(self, space: Space, tries: Sequence[Try], fill: bool) -> None:
         """Add the state of the search to the result, in case it ends here."""
         probes = self.result["probes"]
-        verified = context_search.longest(space, tries)
+        verified = next_context.longest(space, tries)
         allocated = [probe["n_ctx"] for probe in probes if probe["allocates"]]
         least = min((each.n_ctx for each in tries if not each.fits), default=None)
         reasons = [p["reason"] for p in probes if p["n_ctx"] == least and p["fits"] is False]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.analysis import flags as analysis_flags
-from harness.analysis import latency
+from harness.analysis import repeat_figures
 from harness.analysis.columns import Figures
 from harness.analysis.flags import CEILING_TOLERANCE, Limit, flags, identical
-from harness.analysis.latency import Analysis, Unusable
-from harness.analysis.line import Floats
+from harness.analysis.line_fit import Floats
+from harness.analysis.repeat_figures import Analysis, Unusable
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural, printable, shortened
 from harness.cli import NOT_OK, OK, REGRESSION, Mistake, options, say
@@ -199,7 +199,7 @@ class Theory:
 
 def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row]:
     """One row per series and request, in the order of the log; `unusable` is the reason without a fit."""
-    cut = {name: latency.without_end(each.n, each.ms) for name, each in log.series.items()}
+    cut = {name: repeat_figures.without_end(each.n, each.ms) for name, each in log.series.items()}
     same = identical({name: ms for name, (_, ms, _) in cut.items() if len(ms) > 1})
     longest = max((len(ms) for _, ms, _ in cut.values()), default=0)
     found = {name: _analysis(each, *cut[name][:2]) for name, each in log.series.items()}
@@ -229,11 +229,11 @@ def _analysis(read: Series, n: Floats, ms: Floats) -> Analysis | str:
     if read.fault:
         return read.fault
     try:
-        found = latency.analyse(n, ms)
+        found = repeat_figures.analyse(n, ms)
     except Unusable as reason:
         return str(reason)
     if len(ms) < LEAST_TOKENS:
-        sweep = found.figures["shape"] == latency.SWEEP
+        sweep = found.figures["shape"] == repeat_figures.SWEEP
         return f"only {plural(len(ms), 'point' if sweep else 'token')}; a line needs {LEAST_TOKENS}"
     return found
 
@@ -290,7 +290,7 @@ def _empty(name: str, bpw: float | None, with_theory: bool) -> Row:
         "W_ratio": None,
         "B_as_w16_ms": None,
     }
-    return _row(name, bpw, latency.empty_figures(None), [], theory if with_theory else None)
+    return _row(name, bpw, repeat_figures.empty_figures(None), [], theory if with_theory else None)
 
 
 def _theory(model: str | None, machine: str | None, units: Units) -> Theory | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from harness import config, machine
-from harness.analysis.line import METRICS
+from harness.analysis.metrics import METRICS
 from harness.analysis.stopping import DEFAULTS, FIRST_LOOK, Search, options_label
 from harness.base.text import list_named, plural
 from harness.campaign import tune

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from harness import records
 from harness.analysis.columns import Repeat, Score, Search
-from harness.analysis.line import METRICS, Metric
+from harness.analysis.metrics import METRICS, Metric
 from harness.analysis.verdicts import USABLE, status
 from harness.base.text import plural
 from harness.compare.surroundings import changed

@@ -22,7 +22,7 @@ from harness.analysis.differences import (
     settled,
     significant,
 )
-from harness.analysis.line import METRICS, Metric
+from harness.analysis.metrics import METRICS, Metric
 
 SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"
 WORSE = tuple(dict.fromkeys(metric.worse for metric in METRICS))

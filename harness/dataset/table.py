@@ -11,9 +11,8 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from harness.analysis import depth, sensors, traffic, verdicts
+from harness.analysis import depth, repeat_figures, sensors, traffic, verdicts
 from harness.analysis import flags as analysis_flags
-from harness.analysis import latency as analysis_latency
 from harness.analysis.columns import (
     Cell,
     Figures,
@@ -28,8 +27,8 @@ from harness.analysis.columns import (
 )
 from harness.analysis.flags import Limit, flags, identical, machine_drift, published, same_changes
 from harness.analysis.identity import computes, device, identity, recorded_gpu, weights
-from harness.analysis.latency import Analysis, Unusable
-from harness.analysis.line import Floats
+from harness.analysis.line_fit import Floats
+from harness.analysis.repeat_figures import Analysis, Unusable
 from harness.analysis.verdicts import (
     CONTENTION_TOLERANCE,
     USABLE,
@@ -186,7 +185,7 @@ def per_cell(rows: Sequence[Repeat], tables: Tables | None = None) -> list[Cell]
     shown = [_shown(repeats) for repeats in grouped.values()]
     found: list[Cell] = [
         {**_pooled(repeats, disturbed[key], tables or {}), **line}
-        for (key, repeats), line in zip(grouped.items(), analysis_latency.of_cells(shown), strict=True)
+        for (key, repeats), line in zip(grouped.items(), repeat_figures.of_cells(shown), strict=True)
     ]
     for cell, repeats in zip(found, shown, strict=True):
         analysis_flags.withhold(cell, repeats)
@@ -430,12 +429,12 @@ def _analysis(times: TokenTimes, control_ms: Floats | None, plain: bool) -> tupl
     """The analysis, and why the series is unusable; null: it is not."""
     unusable = None
     if times:
-        n, ms, _ = analysis_latency.without_end(times.n.astype(float), times.latency_ms)
+        n, ms, _ = repeat_figures.without_end(times.n.astype(float), times.latency_ms)
         try:
-            return analysis_latency.analyse(n, ms, control_ms, plain), None
+            return repeat_figures.analyse(n, ms, control_ms, plain), None
         except Unusable as reason:
             unusable = str(reason)
-    return Analysis(analysis_latency.empty_figures(0)), unusable
+    return Analysis(repeat_figures.empty_figures(0)), unusable
 
 
 def _control_ms(record: Record) -> Floats | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import TypedDict
 
 from harness.analysis.columns import Cell, Ends, ShownCell
-from harness.analysis.line import Metric
+from harness.analysis.metrics import Metric
 from harness.analysis.stopping import DEFAULTS, Result, Setting, options_label
 from harness.base import text
 from harness.base.text import plural

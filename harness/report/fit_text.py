@@ -9,7 +9,7 @@ from typing import cast
 from typing_extensions import TypedDict
 
 from harness.analysis.columns import Cell, Ends, Flagged, empty_cell
-from harness.analysis.latency import SWEEP
+from harness.analysis.repeat_figures import SWEEP
 from harness.analysis.warnings import Warnings
 from harness.dataset.study import Curve, Study
 from harness.records.foreign.log import Log

@@ -12,7 +12,7 @@ from typing import Any, Generic
 import numpy as np
 
 from harness.analysis.columns import Cell, ShownCell
-from harness.analysis.line import running_median, spike_places
+from harness.analysis.shape import running_median, spike_places
 from harness.dataset.study import Curve, Floats, MemoryCurve, Study, labels, timed
 from harness.report import tables
 from harness.report.tables import Column, RowT

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from harness.analysis.columns import REPEAT_FIELDS, RepeatField
 from harness.analysis.columns import Repeat as Row
-from harness.analysis.line import METRICS
+from harness.analysis.metrics import METRICS
 from harness.base.text import csv_text
 from harness.dataset.study import ENDS, bounds, campaigns, csv_headings
 from harness.records import Record, ResultsError, Stored, table

@@ -22,24 +22,26 @@ from harness.analysis.columns import (
     no_spikes,
 )
 from harness.analysis.differences import Spread, moderated, pooled, within
-from harness.analysis.line import (
+from harness.analysis.line_fit import (
     BLOCK,
     CONFIDENCE,
-    FLAT,
     Floats,
     Interval,
     Line,
-    Segment,
-    Shape,
     block_spread,
     blocks,
-    copies,
     differing_halves,
     interval,
     interval_of_points,
-    is_flat,
     least_squares,
     robust,
+)
+from harness.analysis.shape import (
+    FLAT,
+    Segment,
+    Shape,
+    copies,
+    is_flat,
     running_median,
     shape_of,
     spike_places,

@@ -318,7 +318,7 @@ def test_one_gguf_is_downloaded_pinned_and_then_found_without_asking(hub, fetch,
     assert fetch(hub.address, "mine-{quant}.gguf") == found
     assert not hub.asked
     said = fetch(hub.address, "other.gguf")["error"]
-    assert said == "hub org/name: has no file other.gguf in revision main"
+    assert said == "hub org/name: has no file other.gguf in revision main; it has mine-f16.gguf"
 
 
 def test_without_the_hub_it_is_one_sentence_after_one_try(hub, fetch):

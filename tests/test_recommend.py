@@ -697,12 +697,17 @@ def test_examples_of_others_narrow_a_machine_s_intervals_and_impossible_rows_are
     for row in more.json["variants"]:
         _, least, most = row["tokens_per_s"]
         assert most / least < 0.9 * high[row["name"]] / low[row["name"]]
-    said = [line.partition("line ")[2] for line in more.err.splitlines()]
+    *left_out, used = more.err.splitlines()
+    assert used.endswith("others.csv: 1 measurement used")
+    said = [line.partition("line ")[2] for line in left_out]
     assert [line[0] for line in said] == ["3", "4", "5"]
     assert ["most that" in said[0], "unknown machine" in said[1], "not a number above zero" in said[2]] == [
         True
     ] * 3
     refused(harness(*given, "--examples", tmp_path / "no.csv"), "no.csv: cannot be read: No such file")
+
+
+GIVEN_MACHINE = "model,quant,machine,tok_s,context,memory_gib,bandwidth_gb_per_s,family\n"
 
 
 @pytest.mark.parametrize(
@@ -712,10 +717,20 @@ def test_examples_of_others_narrow_a_machine_s_intervals_and_impossible_rows_are
         ("name,speed\nfoo,1\n", 2, "its first line must name the columns"),
         ("model;quant;machine;tok_s;context\nllama-3.1-8b;q4_k_m;rtx-5070;95,5;256\n", 2, "by semicolons"),
         (b"\xff\xfe\x00", 2, "it is no text in UTF-8"),
-        ("model,quant,machine,tok_s,context\n", 0, "holds no measurement that can be used"),
+        ("model,quant,machine,tok_s,context\n", 0, ": 0 measurements used"),
         ("model,quant,machine,tok_s,context\nllama-3.1-8b,q8_0,rtx-5070,9,5,1\n", 0, "line 2 .*more cells"),
         ("model,quant,machine,tok_s,context\nllama-3.1-8b,q8_0\n", 0, "machine is empty; left out"),
-        ("\ufeffmodel,quant,machine,tok_s,context\r\nllama-3.1-8b,q4_k_m,rtx-5070,95,256\r\n", 0, "^$"),
+        (
+            "\ufeffmodel,quant,machine,tok_s,context\r\nllama-3.1-8b,q4_k_m,rtx-5070,95,256\r\n",
+            0,
+            "^[^\n]*: 1 measurement used\n$",
+        ),
+        (
+            "model,quant,machine,tok_s,context,stack\nllama-3.1-8b,q8_0,rtx-5070,50,1,foo\n",
+            0,
+            "unknown stack 'foo'",
+        ),
+        (f"{GIVEN_MACHINE}llama-3.1-8b,q8_0,mine,50,1,16,400,\n", 0, "needs its family: cuda"),
     ],
 )
 def test_a_table_of_examples_that_cannot_be_used_is_a_sentence(harness, tmp_path, text, code, says):

@@ -14,7 +14,7 @@ from harness import machine, records
 from harness.base import data
 from harness.base.files import CONFIG_JSON_BYTES, object_of
 from harness.base.nvml import Gpu, visible_gpus
-from harness.base.text import printable
+from harness.base.text import plural, printable
 from harness.cli import NOT_OK, OK, Mistake, options, say, theory_options
 from harness.cli.options import stored
 from harness.config import Model
@@ -393,8 +393,7 @@ def _of_others(path: Path) -> list[Example]:
         found = [replace(each, traits=replace(each.traits, setup=path.name)) for each in found]
     else:
         found = examples.of_public(public_speeds.used(_speeds(path)))
-    if not found:
-        say(printable(f"{path}: holds no measurement that can be used"))
+    say(printable(f"{path}: {plural(len(found), 'measurement')} used"))
     return found
 
 

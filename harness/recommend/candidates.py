@@ -218,12 +218,8 @@ class Divided:
 
     def sides(self, placement: Placement) -> tuple[Side, Side]:
         """The GPU's and the CPU's."""
-        models = theory_memory.side_models(placement, self.made, self.tensors, self.kv_element_bytes)
-        gpu, cpu, computed = theory_memory.on_sides(placement, self.made, self.tensors)
-        return (
-            Side(models[0], kind_of_types(self.made, gpu), _expert_bytes(gpu), self.gpu),
-            Side(models[1], kind_of_types(self.made, computed), _expert_bytes(cpu), self.host),
-        )
+        on_gpu, on_cpu = _held_by_sides(placement, self.made, tuple(self.tensors), self.kv_element_bytes)
+        return Side(*on_gpu, self.gpu), Side(*on_cpu, self.host)
 
     def fits_gpu(self, placement: Placement, context: int) -> bool:
         return self.sides(placement)[0].fits(context)
@@ -243,6 +239,22 @@ class Divided:
         """Of placements that need ever less of the GPU; null: none fits."""
         first = bisect_left(placed, True, key=lambda each: self.fits_gpu(each, context))
         return placed[first] if first < len(placed) else None
+
+
+Held = tuple[theory_memory.Model, tuple[tuple[str, float], ...], int]
+"""The first fields of a Side."""
+
+
+@lru_cache(maxsize=1024)  # of many machines, the same divisions are tried
+def _held_by_sides(
+    placement: Placement, made: Decoder, tensors: tuple[Tensor, ...], kv_element_bytes: float
+) -> tuple[Held, Held]:
+    models = theory_memory.side_models(placement, made, tensors, kv_element_bytes)
+    gpu, cpu, computed = theory_memory.on_sides(placement, made, tensors)
+    return (
+        (models[0], kind_of_types(made, gpu), _expert_bytes(gpu)),
+        (models[1], kind_of_types(made, computed), _expert_bytes(cpu)),
+    )
 
 
 def _expert_bytes(tensors: Sequence[Tensor]) -> int:

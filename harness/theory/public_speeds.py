@@ -27,6 +27,18 @@ _SPEEDS = (("context", "tok_s"), ("prompt_tokens", "prompt_tok_s"))
 BEYOND = "beyond"  # the key of cells that no column has
 # Types that are not llama.cpp's: nominal bits of the layers, whose scales come on top. The lm_head has 16.
 _PACKED_BITS = {"awq4": 4, "gptq4": 4}
+# What a speed may be of: llama.cpp under its names, and the variants of PyTorch's stacks that have rows.
+_GGML = (
+    "",
+    "llama.cpp",
+    "llamacpp",
+    "llama-server",
+    "ollama",
+    "llama.cpp/ollama",
+    "lm studio",
+    "ik_llama.cpp",
+)
+_SOFTWARE = (*_GGML, "hf", "autoawq exllama", "autoawq gemm fused")
 _FAMILIES = ("cuda", "hip", "vulkan", "metal", "cpu")
 
 
@@ -150,6 +162,8 @@ def _row(line: int, cells: Mapping[str, str]) -> PublicSpeed:
     """Raises Refused."""
     if empty := next((each for each in _NEEDED if not cells[each]), None):
         raise Refused(f"{empty} is empty")
+    if cells["stack"].lower() not in _SOFTWARE:
+        raise Refused(f"unknown stack {cells['stack']!r}; there are {', '.join(filter(None, _SOFTWARE))}")
     named = _named(cells["model"])
     quant, device = cells["quant"].lower(), _device(cells)
     if quant not in (*ALL_QUANTS, *_PACKED_BITS):
@@ -193,11 +207,13 @@ def _device(cells: Mapping[str, str]) -> Machine:
     memory, bandwidth = _number(cells, "memory_gib"), _number(cells, "bandwidth_gb_per_s")
     if bandwidth is None:
         return _known(cells["machine"])
+    if not cells["family"]:
+        raise Refused(f"a machine of that bandwidth needs its family: {', '.join(_FAMILIES)}")
     figures = Figure(int((memory or 0) * 2**30), "given"), Figure(bandwidth * 1e9, "given")
     made = Machine(cells["machine"], *figures, {}, "")
     if cells["family"] == "cuda":
         return replace(made, compute_capability=(0, 0))  # not known; no rate depends on it
-    return made if cells["family"] in ("cpu", "") else replace(made, gpu_api=cells["family"])
+    return made if cells["family"] == "cpu" else replace(made, gpu_api=cells["family"])
 
 
 @cache
@@ -215,7 +231,7 @@ def _pair(cells: Mapping[str, str], tokens: str, speed: str) -> tuple[int, float
     if n is None and tok_s is None:
         return None, None
     if n is None or tok_s is None:
-        raise Refused(f"{tokens} and {speed} go together")
+        raise Refused(f"{tokens} or {speed} is empty; it takes both")
     if n % 1:
         raise Refused(f"{tokens} is {cells[tokens]}, not a whole number")
     return int(n), tok_s

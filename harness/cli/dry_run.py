@@ -32,7 +32,7 @@ from harness.theory.decoder import Decoder, parameters
 from harness.theory.memory import Split
 
 NOT_OK_AS = ("will_be_refused", "will_fail", "will_not_fit")  # a cell counts as the first that holds
-# Of a GPU's data sheet, in prompts of the published study: 0.2 to 0.5 (harness/recommend/speed.py).
+# Of a GPU's data sheet, in prompts of the published study: 0.2 to 0.5 (harness/recommend/priors.py).
 GPU_MFU = 0.3
 LATEST = 20  # newest records searched for a bandwidth probe; all records of a run have one, or none has
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -382,7 +383,7 @@ def checkpoint(hf_interpreter: Interpreter, tmp_path_factory: pytest.TempPathFac
 
     def made(name: str, **changed: Any) -> Path:
         shape = dense_like(SHAPES[name], **changed)
-        target = root / f"{name}-{hash(shape)}"
+        target = root / f"{name}-{sha256(repr(shape).encode()).hexdigest()[:16]}"
         if not target.exists():
             model = {"name": name, "path": None, "shape": dense_fields(shape)}
             options, files = {"seed": 1, "threads": 1}, {"target": str(target)}

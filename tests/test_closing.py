@@ -12,7 +12,7 @@ from harness.report.closing import closing
 
 def test_the_fastest_the_smallest_and_the_best_known_quality_are_named():
     assert closing(Study("t", list(CELLS))) == [
-        "m: a q4_0 is the fastest (90.0 tok/s); a q4_0 is the smallest (4,000 MB, perplexity 9.00);"
+        "m: a q4_0 is the fastest (90.0 tok/s) and the smallest (4,000 MB, perplexity 9.00);"
         " a q8_0 is the best in quality, by perplexity (8.00)."
     ]
 

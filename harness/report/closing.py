@@ -32,16 +32,22 @@ def _sentence(group: Group) -> str | None:
     if len(group.named) == 1:
         figures = ", ".join(each.entries[0].text for each in (speed, size) if each.entries)
         return f"{group.title} {group.named[0][0]}: {figures}."
-    clauses = [
-        _clause(ranked, best, measure)
-        for ranked, best, measure in (
-            (speed, "the fastest", "speed"),
-            (size, "the smallest", "size"),
-            (quality, f"the best in quality, by {quality.measure}", quality.measure),
-        )
-        if len(ranked.entries) > 1
-    ]
-    return f"{group.title}: {'; '.join(clauses)}."
+    clauses: dict[str, str] = {}
+    for ranked, best, measure in (
+        (speed, "the fastest", "speed"),
+        (size, "the smallest", "size"),
+        (quality, f"the best in quality, by {quality.measure}", quality.measure),
+    ):
+        leading = leaders(ranked.entries, ranked.most) if len(ranked.entries) > 1 else []
+        if len(leading) == 1:
+            label, is_best = leading[0].label, f"{best} ({leading[0].text})"
+            clauses[label] = (
+                f"{clauses[label]} and {is_best}" if label in clauses else f"{label} is {is_best}"
+            )
+        elif leading:
+            names = list_named([f"{each.label} ({each.text})" for each in leading], NAMES_SHOWN)
+            clauses[measure] = f"not distinguishable in {measure}: {names}"
+    return f"{group.title}: {'; '.join(clauses.values())}."
 
 
 def _ranked(group: Group) -> tuple[Ranked, Ranked, Ranked]:
@@ -50,14 +56,6 @@ def _ranked(group: Group) -> tuple[Ranked, Ranked, Ranked]:
         summary.smallest(group.named, group.every),
         summary.best_quality(group.named),
     )
-
-
-def _clause(ranked: Ranked, best: str, measure: str) -> str:
-    leading = leaders(ranked.entries, ranked.most)
-    if len(leading) == 1:
-        return f"{leading[0].label} is {best} ({leading[0].text})"
-    names = list_named([f"{each.label} ({each.text})" for each in leading], NAMES_SHOWN)
-    return f"not distinguishable in {measure}: {names}"
 
 
 def _command(study: Study, group: Group) -> str | None:

@@ -41,6 +41,21 @@ def test_a_gguf_is_measured_without_a_config_and_its_config_runs_again(harness, 
     assert len(json.loads(harness("list", "--json").out)) == 1
 
 
+def test_a_kept_config_that_someone_has_edited_is_not_overwritten(harness, tmp_path):
+    stored(tmp_path / "tiny-Q4_0.gguf", "q4_0")
+    first, kept = (
+        ("run", "tiny-Q4_0.gguf", *FAKE, *ONE_REPEAT),
+        tmp_path / "results" / "configs" / "tiny.yaml",
+    )
+    assert harness(*first).code == 0
+    edited = kept.read_text() + "# mine\n"
+    kept.write_text(edited)
+    for _ in range(2):
+        assert "harness: config: results/configs/tiny-2.yaml\n" in harness(*first).err
+    assert kept.read_text() == edited
+    assert [path.name for path in sorted(kept.parent.iterdir())] == ["tiny-2.yaml", "tiny.yaml"]
+
+
 def test_by_default_it_is_a_short_campaign_in_llama_cpp_and_full_is_the_studys(harness, tmp_path):
     stored(tmp_path / "tiny-Q4_0.gguf", "q4_0")
     assert "tiny: llamacpp q4_0 on cpu, 128 tokens x 3" in harness("run", "tiny-Q4_0.gguf", "--dry-run").err

@@ -259,12 +259,25 @@ def load(arguments: argparse.Namespace, root: Path, settings: Sequence[str]) -> 
     if not arguments.dry_run:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, config_text(made, path).encode())
+            path = _kept(made, path)
         except OSError as refusal:
             raise Mistake(f"{path}: cannot be written: {refusal.strerror}; name a folder: --out") from refusal
+        experiment = load_document(made, path)
         say(f"config: {path}")
         _say_what_is_built(experiment)
     return path, experiment
+
+
+def _kept(made: Document, path: Path) -> Path:
+    """Where the document is kept: there already, else in a new file, never over another. Raises OSError."""
+    places = (path if n == 1 else path.with_stem(f"{path.stem}-{n}") for n in itertools.count(1))
+    contents = ((place, config_text(made, place).encode()) for place in places)
+    place, content = next(
+        (place, content) for place, content in contents if not place.exists() or place.read_bytes() == content
+    )
+    if not place.exists():
+        write_whole(place, content)
+    return place
 
 
 def config_text(made: Document, path: Path) -> str:

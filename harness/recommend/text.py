@@ -122,7 +122,7 @@ def _line(choice: Choice, context: int) -> dict[str, str]:
         f"at {context:,}": _range(choice.deep),
         "TTFT": _seconds(choice.first_short),
         "TTFT ctx": _seconds(choice.first_deep),
-        "ctx": f"{candidate.longest // 1024}k" if candidate.longest else NONE,
+        "ctx": _thousands(candidate.longest),
         "GB": size,
         "bits": f"{candidate.bits:.1f}",
         "PPL": loss,
@@ -148,6 +148,11 @@ def _size(memory_bytes: float, available_bytes: float) -> str:
 
 def _range(figure: Range) -> str:
     return f"{short(figure.value)} ({short(figure.low)} to {short(figure.high)})"
+
+
+def _thousands(tokens: int | None) -> str:
+    """Tokens in whole units of 1,024."""
+    return f"{tokens // 1024}k" if tokens else NONE
 
 
 def _seconds(figure: Range | None) -> str:
@@ -320,7 +325,7 @@ def _line_of(found: Found, of_machines: bool, is_split: bool) -> dict[str, str]:
         "type": candidate.type.removesuffix("_moe") + "*" * (not candidate.keeps_cache),
         **({"n_cpu_moe": str(split.n_cpu_moe) if split else NONE} if is_split else {}),
         "tok/s": "~" * (not found.reaches) + _range(found.choice.deep),
-        "TTFT": f"{first.value / 1e3:.2g}" if first else NONE,
-        "ctx": f"{(candidate.longest or 0) // 1024}k",
+        "TTFT": _seconds(first),
+        "ctx": _thousands(candidate.longest),
         **({} if of_machines else {"GB": f"{candidate.weight_bytes / 1e9:.1f}"}),
     }

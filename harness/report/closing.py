@@ -10,25 +10,28 @@ from harness.report.summary import Group, Ranked, leaders
 from harness.stacks.header import stacks
 
 NAMES_SHOWN = 4
+Rankings = tuple[Ranked, Ranked, Ranked]
+"""By speed, size and quality."""
 
 
 def closing(study: Study) -> list[str]:
     """For each model the fastest, the smallest and the best known quality, and how to serve the fastest."""
     found = []
     for group in summary.groups(study):
-        if sentence := _sentence(group):
+        ranked = _ranked(group)
+        if sentence := _sentence(group, ranked):
             found.append(sentence)
-        if command := _command(study, group):
+        if command := _command(study, group, ranked):
             found.append(f"to serve it: {command}")
     return found
 
 
-def _sentence(group: Group) -> str | None:
+def _sentence(group: Group, ranked_cells: Rankings) -> str | None:
     """Null where there is nothing to rank, as after a search of the longest context."""
     if not group.named:
         failed = group.every and not any(ok(row) for _, row in group.every)
         return f"{group.title}: no cell is ok, so nothing is ranked." if failed else None
-    speed, size, quality = _ranked(group)
+    speed, size, quality = ranked_cells
     if len(group.named) == 1:
         figures = ", ".join(each.entries[0].text for each in (speed, size) if each.entries)
         return f"{group.title} {group.named[0][0]}: {figures}."
@@ -50,7 +53,7 @@ def _sentence(group: Group) -> str | None:
     return f"{group.title}: {'; '.join(clauses.values())}."
 
 
-def _ranked(group: Group) -> tuple[Ranked, Ranked, Ranked]:
+def _ranked(group: Group) -> Rankings:
     return (
         summary.fastest(group.named),
         summary.smallest(group.named, group.every),
@@ -58,11 +61,11 @@ def _ranked(group: Group) -> tuple[Ranked, Ranked, Ranked]:
     )
 
 
-def _command(study: Study, group: Group) -> str | None:
+def _command(study: Study, group: Group, ranked_cells: Rankings) -> str | None:
     """How the stack's own program serves the fastest cell; of several, the one with the best known quality,
     else the smallest. Null without such a program, and for random weights."""
     cells = dict(group.named)
-    speed, size, quality = _ranked(group)
+    speed, size, quality = ranked_cells
     if not speed.entries:
         return None
     tied = [each.label for each in leaders(speed.entries, speed.most)]

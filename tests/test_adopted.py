@@ -84,7 +84,7 @@ def test_an_adopted_interpreter_runs_the_stack_and_the_record_has_its_versions(
     assert record["environment"]["adopted"] == {"python": platform.python_version(), "pins_not_met": [pin]}
     assert record["environment"]["lock"] == ["deep==3", "tiny-good==1.1", "tiny-plain==2.0"]
     assert str(tmp_path / "theirs") not in json.dumps(record)
-    (row,) = harness("list", "--json").json
+    (row,) = harness("report", "--list", "--json").json
     details = [flag["detail"] for flag in row["flags"] if flag["code"] == "not_pinned"]
     assert details == [f"an adopted interpreter, not pinned: {pin}"]
 

@@ -49,7 +49,7 @@ def test_the_command_and_the_package_as_a_module_say_the_version(harness):
 
 @pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
 def test_a_shipped_config_is_valid_and_a_dry_run_lists_its_cells_and_writes_nothing(harness, name, tmp_path):
-    valid = harness("validate", CONFIGS / name)
+    valid = harness("run", "--dry-run", CONFIGS / name)
     assert valid.code == 0
     cells = int(re.search(r"ok, (\d+) cells?", valid.out)[1])
     ran = harness("run", CONFIGS / name, "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
@@ -76,11 +76,11 @@ def test_a_dry_run_tells_where_weights_come_from_and_what_they_take(harness):
 @pytest.mark.parametrize("name", ["quickstart", "quickstart.yaml"])
 def test_a_name_is_a_file_where_the_user_stands_else_a_shipped_config(harness, config, tmp_path, name):
     (tmp_path / "quickstart").mkdir()  # no file, and so no config
-    shipped = harness("validate", name)
+    shipped = harness("run", "--dry-run", name)
     assert shipped.code == 0, shipped.err
     assert shipped.out.startswith(str(CONFIGS / "quickstart.yaml"))
     config({}, name="quickstart")
-    assert harness("validate", name).out.startswith("quickstart.yaml: ok")
+    assert harness("run", "--dry-run", name).out.startswith("quickstart.yaml: ok")
 
 
 def test_a_name_of_no_config_is_met_with_the_closest_that_is_shipped(harness):
@@ -93,7 +93,10 @@ def test_a_name_of_no_config_is_met_with_the_closest_that_is_shipped(harness):
 def test_a_published_study_is_a_folder_where_the_user_stands_else_the_shipped_one(harness, tmp_path):
     memory = "memory", "published/rtx4090-qwen1.5"
     assert harness(*memory, "--json").code == 0
-    assert "its 148 records are published figures: see harness report" in harness("list", memory[1]).err
+    assert (
+        "its 148 records are published figures: see harness report"
+        in harness("report", "--list", memory[1]).err
+    )
     (tmp_path / "published" / "rtx4090-qwen1.5").mkdir(parents=True)
     assert "no records" in harness("report", "published/rtx4090-qwen1.5").err
     assert "no such results folder" in harness("report", "published/../configs").err
@@ -115,7 +118,7 @@ def test_init_writes_a_config_of_this_machine_once(harness, tmp_path):
     cpu = machine.facts()["cpu"]
     assert ran.out.startswith(f"found: {cpu}, ")
     assert cpu in (written := (tmp_path / "harness.yaml").read_text())
-    assert harness("validate", "harness.yaml").code == 0
+    assert harness("run", "--dry-run", "harness.yaml").code == 0
     again = harness("init", "harness.yaml")
     assert (again.code, "already exists" in again.err) == (2, True)
     assert (tmp_path / "harness.yaml").read_text() == written
@@ -171,9 +174,9 @@ def test_a_mistaken_config_is_a_few_lines_and_exit_code_2(harness, tmp_path, nam
 
 
 def test_list_of_a_missing_folder_is_one_sentence_and_of_an_empty_one_an_empty_array(harness, tmp_path):
-    ran = harness("list", "nowhere")
+    ran = harness("report", "--list", "nowhere")
     assert (ran.code, ran.err) == (2, "harness: nowhere: no such results folder\n")
-    assert harness("list", tmp_path, "--json").json == []
+    assert harness("report", "--list", tmp_path, "--json").json == []
 
 
 def test_list_passes_over_a_damaged_record_and_says_so(harness, config, tmp_path):
@@ -181,7 +184,7 @@ def test_list_passes_over_a_damaged_record_and_says_so(harness, config, tmp_path
     damaged = tmp_path / "results" / "x"
     damaged.mkdir()
     (damaged / "record.json").write_text("{")
-    ran = harness("list", "--json")
+    ran = harness("report", "--list", "--json")
     assert len(ran.json) == 1
     assert "skipped" in ran.err
 
@@ -320,7 +323,7 @@ variants:
 exclude:
   - {model: two, quant: q6_k}
 """)
-    ran = harness("validate", "c.yaml")
+    ran = harness("run", "--dry-run", "c.yaml")
     missing = "no such file or directory"
     assert (ran.code, ran.err.splitlines()) == (
         2,
@@ -334,7 +337,9 @@ exclude:
 
 def test_validate_names_cells_whose_options_exclude_each_other(harness, real_config):
     variant = {"stack": "llamacpp", "quant": "q4_0", "type_v": ["q8_0", "f16"]}
-    ran = harness("validate", real_config(variant, model={"shape": "qwen1.5-0.5b", "weights": "synthetic"}))
+    ran = harness(
+        "run", "--dry-run", real_config(variant, model={"shape": "qwen1.5-0.5b", "weights": "synthetic"})
+    )
     _, quantized, plain = ran.out.splitlines()
     assert ran.code == 0
     assert quantized.endswith(": will fail: quantized V cache requires flash_attn to be enabled")
@@ -342,17 +347,17 @@ def test_validate_names_cells_whose_options_exclude_each_other(harness, real_con
 
 
 def test_one_cell_is_no_cells(harness, config):
-    assert "ok, 1 cell x 1 repeat\n" in harness("validate", config({})).out
-    assert "ok, 2 cells x 3 repeats\n" in harness("validate", config({}, {}, repeats=3)).out
+    assert "ok, 1 cell x 1 repeat\n" in harness("run", "--dry-run", config({})).out
+    assert "ok, 2 cells x 3 repeats\n" in harness("run", "--dry-run", config({}, {}, repeats=3)).out
 
 
 def test_synth_makes_a_checkpoint_or_ggufs_of_it(harness, llamacpp_interpreter):
-    folder = Path(harness("synth", "tiny-llama", "--format", "hf").out.strip())
+    folder = Path(harness("env", "synth", "tiny-llama", "--format", "hf").out.strip())
     assert (folder / "config.json").exists()
-    (stored,) = harness("synth", "tiny-llama", "--format", "hf", "--json").json
+    (stored,) = harness("env", "synth", "tiny-llama", "--format", "hf", "--json").json
     said = {"path": str(folder), "format": "hf", "quant": "bf16", "bpw": 16}
     assert stored | said == stored
-    q8_0, f16 = harness("synth", "tiny-llama", "--quant", "q8_0", "f16", "--json").json
+    q8_0, f16 = harness("env", "synth", "tiny-llama", "--quant", "q8_0", "f16", "--json").json
     assert [row["quant"] for row in (q8_0, f16)] == ["q8_0", "f16"]
     assert q8_0["parameters"] == f16["parameters"] == stored["parameters"]
     assert q8_0["bpw"] < 9 < f16["bpw"]

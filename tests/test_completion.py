@@ -24,7 +24,7 @@ TYPED = {
     "run cpu-": ["run", "cpu-qwen15-0.5b"],
     "run my": ["run", "my config.yaml"],
     "list res": ["list", "results"],
-    "export --to ll": ["export", "--to", "llama-bench"],
+    "export --to ll": ["export", "--export", "llama-bench"],
     "env cre": ["env", "create"],
     "env create --json llam": ["env", "create", "--json", "llamacpp"],
     "synth tiny-q": ["synth", "tiny-qwen2"],

@@ -615,12 +615,12 @@ def test_a_run_warns_before_it_measures_and_every_record_keeps_what_was_found(
 def test_a_search_is_looked_at_once_too_and_what_is_known_not_again(harness, config, vcgencmd, tmp_path):
     called = vcgencmd(firmware(0x1))
     path = config({"B_ms": 2.0, "kv_bytes_per_token": 65536}, memory_budget="128MiB")
-    ran = harness("max-ctx", path)
+    ran = harness("run", "--max-ctx", path)
     assert ran.err.count("CPU throttling: under-voltage now (0x1)") == 1
     (found,) = findings_of(tmp_path / "results")
     assert [each["level"] for each in found if each["what"] == "CPU throttling"] == ["warn"]
     called.unlink()
-    assert "CPU throttling" not in harness("max-ctx", path).err
+    assert "CPU throttling" not in harness("run", "--max-ctx", path).err
     assert not called.exists()
 
 

@@ -133,7 +133,7 @@ def test_no_output_has_a_B_that_is_wide_or_a_W_without_a_slope(harness, config, 
     assert "v0: B at zero context is not known to 10%: 95% interval" in ran.out
     assert "v1: B" not in ran.out
     assert "  2.0" in shown["v1"]
-    for row in harness("list", "r", "--json").json:
+    for row in harness("report", "--list", "r", "--json").json:
         known = row["variant"] == "v1"
         assert (row["B_ms"] is not None) == known
         assert row["B_ci95_ms"]

@@ -420,7 +420,7 @@ def test_synth_packs_and_says_the_exact_sizes(harness, hf_interpreter):
     ],
 )
 def test_what_synth_cannot_make_is_a_sentence(harness, options, sentence):
-    ran = harness("synth", "tiny-llama", *options.split())
+    ran = harness("env", "synth", "tiny-llama", *options.split())
     assert (ran.code, ran.out, ran.err) == (2, "", f"harness: {sentence}\n")
 
 

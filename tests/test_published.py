@@ -305,7 +305,7 @@ def own(tmp_path: Path) -> Path:
         (["memory", "results", "--json"], "tiny-qwen2"),
         (["report", "results", "--format", "json"], "tiny-qwen2"),
         (["report", ".", "--format", "csv"], "tiny-qwen2"),
-        (["export", "results", "--to", "csv"], "nothing to export: 1 invalid\n"),
+        (["export", "results", "--export", "csv"], "nothing to export: 1 invalid\n"),
         (["history", "results"], "tiny-qwen2"),
         (["bundle", "results", "-o", "mine.tar.zst"], ": 1 record, "),
     ],

@@ -250,7 +250,7 @@ def test_a_log_whose_table_would_be_far_larger_than_its_text_is_refused(tmp_path
 @pytest.mark.parametrize("command", ["list", "memory", "report", "export"])
 def test_names_that_are_markup_are_text(harness, tmp_path, command):
     record_in(tmp_path / "results", variant="[/nope]", cell="[/nope]", stack="[bold")
-    options = {"report": ["--format", "md"], "export": ["--to", "csv"]}.get(command, [])
+    options = {"report": ["--format", "md"], "export": ["--export", "csv"]}.get(command, [])
     ran = harness(command, tmp_path / "results", *options)
     assert "Traceback" not in ran.err
     assert ran.code in (0, 1)
@@ -290,7 +290,7 @@ def test_a_record_that_cannot_be_analysed_is_named_and_the_others_are_shown(harn
         return whole(record, *others)
 
     monkeypatch.setattr(table, "repeat_row", breaks)
-    ran = harness("list", tmp_path / "results", "--json")
+    ran = harness("report", "--list", tmp_path / "results", "--json")
     assert ran.code == 0
     assert [row["repeat"] for row in ran.json] == [1]
     assert f"{bad}: left out, cannot be analysed: KeyError('nobody thought of it')" in ran.err

@@ -269,7 +269,7 @@ def test_commands_say_what_is_stored_and_foretell_the_refusal(harness, tmp_path)
     assert "q8_0" not in harness("theory", folder, "--memory", "24GB").out
     assert "m holds, in bytes: f8_e4m3 1,114,112, bf16 526,848, f32 56" in harness("theory", folder).out
 
-    validated = harness("validate", "c.yaml")
+    validated = harness("run", "--dry-run", "c.yaml")
     assert validated.code == 1
     assert validated.out.count("will be refused:") == 2
     assert "is fp8, blocks of 128 x 128, which no stack here applies" in validated.out

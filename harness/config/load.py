@@ -136,17 +136,37 @@ def _override(document: Document, setting: str) -> None:
     key, equals, text = setting.partition("=")
     if not equals or not key:
         raise ConfigError(f"{place}: expected key=value")
-    parts = key.split(".")
+    value, _ = yaml_text.parse(text, lambda _line: place)
+    for parts in _places(document, key.split("."), place):
+        _put(document, parts, value, place)
+
+
+def _places(document: Document, parts: list[str], place: str) -> list[list[str]]:
+    """Where a key of --set stands: a key of the protocol may be without `protocol`, and an option of a stack
+    is one of every variant that has it. Raises ConfigError."""
     known, short = list(File.model_fields), list(Protocol.model_fields)
-    if len(parts) == 1 and key not in known and key in short:
-        parts = ["protocol", key]
-    if parts[0] not in known:
-        raise ConfigError(
-            f"{place}: {dotted(parts[:1])}: unknown key{suggestion(parts[0], [*known, *short])}"
-        )
+    if parts[0] in known:
+        return [parts]
+    if parts[0] in short:
+        return [["protocol", *parts]]
+    rows = document.data.get("variants") if len(parts) == 1 and isinstance(document.data, dict) else None
+    headers = [
+        (index, stacks().get(str(row.get("stack"))))
+        for index, row in enumerate(rows if isinstance(rows, list) else [])
+        if isinstance(row, dict)
+    ]
+    having = [
+        ["variants", str(index), *parts] for index, each in headers if each and parts[0] in each.options
+    ]
+    if not having:
+        hint = suggestion(parts[0], [*known, *short])
+        raise ConfigError(f"{place}: {dotted(parts[:1])}: unknown key{hint}")
+    return having
+
+
+def _put(document: Document, parts: list[str], value: Any, place: str) -> None:
     if len(parts) > yaml_text.MAX_DEPTH:
         raise ConfigError(f"{place}: nested more than {yaml_text.MAX_DEPTH} deep")
-    value, _ = yaml_text.parse(text, lambda _line: place)
     inside: Any = document.data
     loc: Loc = ()
     for number, part in enumerate(parts):

@@ -186,7 +186,7 @@ def test_an_adopted_interpreter_that_is_gone_makes_its_cells_unavailable_and_is_
     assert sentence in harness("run", config, "--dry-run").err
     assert harness("run", config).code == 1
     assert sentence in record_of(tmp_path)["reason"]
-    (finding,) = (f for f in harness("doctor", config, "--json").json if "tiny" in f["what"])
+    (finding,) = (f for f in harness("doctor", config, "--json").json["findings"] if "tiny" in f["what"])
     assert finding["level"] == "warn"
 
 

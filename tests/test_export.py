@@ -209,20 +209,20 @@ def test_what_others_published_is_exported_as_lines_and_tokens_but_is_no_test_of
     assert ran.err == f"harness: {PUBLISHED}: nothing to export: 19 reported by others, 1 unavailable\n"
 
 
-BINARY = "--to parquet is binary and cannot go to standard output; set -o FILE"
+BINARY = "--export parquet is binary and cannot go to standard output; set -o FILE"
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ("nowhere --to csv", 2, "nowhere: no such results folder"),
-        ("empty --to csv", 2, "empty: no records"),
-        ("results --to parquet", 2, BINARY),
-        ("results --to parquet -o -", 2, BINARY),
-        ("results --to csv -o a/b.csv", 2, "a/b.csv: cannot be written: a is not a folder"),
-        ("results --to csv -o empty", 2, "empty: cannot be written: it is a folder"),
+        ("nowhere --export csv", 2, "nowhere: no such results folder"),
+        ("empty --export csv", 2, "empty: no records"),
+        ("results --export parquet", 2, BINARY),
+        ("results --export parquet -o -", 2, BINARY),
+        ("results --export csv -o a/b.csv", 2, "a/b.csv: cannot be written: a is not a folder"),
+        ("results --export csv -o empty", 2, "empty: cannot be written: it is a folder"),
         *(
-            (f"results --to {to} -o x", 1, "results: nothing to export: 4 oom")
+            (f"results --export {to} -o x", 1, "results: nothing to export: 4 oom")
             for to in ("llama-bench", "csv", "parquet")
         ),
     ],

@@ -309,7 +309,7 @@ def test_synth_makes_exact_files_once(harness, llamacpp_interpreter):
 def test_a_synthesis_killed_half_way_is_never_taken_for_whole(
     harness, background, cache, llamacpp_interpreter
 ):
-    command = ["synth", "qwen1.5-0.5b", "--seed", "7", "--format", "hf"]
+    command = ["env", "synth", "qwen1.5-0.5b", "--seed", "7", "--format", "hf"]
     first = background(*command)
 
     def begun() -> list[Path]:

@@ -39,14 +39,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_same_results_give_the_same_bytes_wherever_they_lie(harness, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "elsewhere")
-    assert harness("share", folder, "-o", "a.tar.zst").code == 0
-    assert harness("share", "elsewhere", "-o", "b.tar.zst").code == 0
+    assert harness("share", folder, "--bundle", "a.tar.zst").code == 0
+    assert harness("share", "elsewhere", "--bundle", "b.tar.zst").code == 0
     assert (tmp_path / "a.tar.zst").read_bytes() == (tmp_path / "b.tar.zst").read_bytes()
 
 
 def test_a_bundle_has_records_series_tables_and_hashes_and_no_log(folder, harness, tmp_path):
     (next(folder.rglob("record.json")).parent / "worker.log").write_text("what the stack said")
-    assert harness("share", folder, "-o", "a.tar.zst").code == 0
+    assert harness("share", folder, "--bundle", "a.tar.zst").code == 0
     members = bundle.unpacked(tmp_path / "a.tar.zst")
     always = {"manifest.json", "record.json", "tokens.parquet", "memory.parquet"}
     assert {Path(name).name for name in members} >= always
@@ -58,7 +58,7 @@ def test_what_was_measured_now_is_bundled_and_accepted(harness, config, tmp_path
     slow, dies = {"name": "slow", "B_ms": 10.0}, {"name": "dies", "die_at_token": 9}
     variants = [each | {"clock": "real"} for each in (slow, dies)]
     harness("run", config(*variants, new_tokens=60, repeats=1, sample_interval_ms=100))
-    made = harness("share", "-o", "mine.tar.zst")
+    made = harness("share", "--bundle", "mine.tar.zst")
     assert (made.code, made.err) == (0, "")
     said = harness("share", "--verify", "mine.tar.zst")
     assert (said.code, said.out.startswith("accepted: 2 records (")) == (0, True)
@@ -66,9 +66,9 @@ def test_what_was_measured_now_is_bundled_and_accepted(harness, config, tmp_path
 
 def test_virtual_time_is_no_measurement_and_is_refused(harness, config):
     harness("run", config({"B_ms": 50.0}))
-    made = harness("share", "-o", "mine.tar.zst")
+    made = harness("share", "--bundle", "mine.tar.zst")
     assert made.code == 1
-    assert "harness verify would refuse it" in made.err
+    assert "harness share --verify would refuse it" in made.err
     assert "its process lived for" in made.err
 
 
@@ -76,26 +76,28 @@ def test_virtual_time_is_no_measurement_and_is_refused(harness, config):
 def test_a_file_that_is_there_already_is_never_overwritten(harness, folder, tmp_path, target):
     (tmp_path / "there.tar.zst").write_text("precious")
     (tmp_path / "link.tar.zst").symlink_to("nowhere")
-    refused(harness("share", folder, "-o", target), "exists already")
+    refused(harness("share", folder, "--bundle", target), "exists already")
     assert (tmp_path / "there.tar.zst").read_text() == "precious"
     assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_folder_without_records_is_one_sentence(harness, tmp_path):
     (tmp_path / "empty").mkdir()
-    refused(harness("share", "empty", "-o", "a.tar.zst"), "harness: empty: no records\n")
-    refused(harness("share", "missing", "-o", "a.tar.zst"), "harness: missing: no such results folder\n")
+    refused(harness("share", "empty", "--bundle", "a.tar.zst"), "harness: empty: no records\n")
+    refused(
+        harness("share", "missing", "--bundle", "a.tar.zst"), "harness: missing: no such results folder\n"
+    )
     assert not (tmp_path / "a.tar.zst").exists()
 
 
 def test_another_ending_is_one_sentence(harness, folder):
-    ran = harness("share", folder, "-o", "a.zip")
+    ran = harness("share", folder, "--bundle", "a.zip")
     refused(ran, "harness: a.zip: a bundle's name ends in .tar.zst\n")
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(harness, folder, small_disk):
     disk = small_disk("4k")
-    ran = harness("share", folder, "-o", disk / "a.tar.zst")
+    ran = harness("share", folder, "--bundle", disk / "a.tar.zst")
     refused(ran, "cannot be written: No space left on device")
     assert list(disk.iterdir()) == []
 
@@ -219,7 +221,7 @@ def test_no_text_of_a_record_brings_a_name_a_path_or_a_number_into_a_bundle(harn
     record["machine"]["host_name"] = record["serial_number"] = record["done"]["mac_address"] = "unlabelled"
     record["log_tail"] = [f"{user} did this"]
     write_record(tmp_path / "results" / user / host, record)
-    harness("share", "results", "-o", "a.tar.zst", "--hide", host)
+    harness("share", "results", "--bundle", "a.tar.zst", "--hide", host)
     content = tar_of(tmp_path / "a.tar.zst").lower()
     for name in (*PLANTED, socket.gethostname(), "secret.d", "/home/", "unlabelled", mac.replace(":", "-")):
         word = re.escape(name.lower().encode())
@@ -231,7 +233,7 @@ def test_this_users_and_this_machines_names_go_without_being_named(harness, tmp_
     record = copy.deepcopy(GOLDEN)
     record["campaign"]["name"] = f"of zaphod on {socket.gethostname()}"
     write_record(tmp_path / "results", record)
-    harness("share", "results", "-o", "a.tar.zst", LOGNAME="zaphod")
+    harness("share", "results", "--bundle", "a.tar.zst", LOGNAME="zaphod")
     content = tar_of(tmp_path / "a.tar.zst")
     assert b"of (removed) on (removed)" in content
 

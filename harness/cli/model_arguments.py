@@ -263,7 +263,6 @@ def experiment(
     given: Sequence[str],
     arguments: argparse.Namespace,
     settings: Sequence[str],
-    look_for_weights: bool = False,
 ) -> tuple[Path, Experiment]:
     """What a command line names: the experiment of a config, or one made of models, and its config's path.
     Raises Mistake, ConfigError."""
@@ -272,7 +271,7 @@ def experiment(
             raise Mistake(
                 "--stacks and --quant are for models; a config has its variants: use --set or --only"
             )
-        return path, load(path, settings, look_for_weights)
+        return path, load(path, settings)
     made = document(given, arguments.stacks, arguments.quant)
     names = [row["name"] for row in made.data["models"]]
     root = arguments.out or Path("results")

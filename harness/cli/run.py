@@ -323,9 +323,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise Mistake(f"{_option(lost[0])} has no effect with {_option(instead[0])}")
     values = {"new_tokens": arguments.tokens, "reserve": arguments.reserve}
     settings = [*arguments.set, *(f"{key}={value}" for key, value in values.items() if value is not None)]
-    arguments.config, experiment = model_arguments.experiment(
-        arguments.models, arguments, settings, look_for_weights=arguments.dry_run
-    )
+    arguments.config, experiment = model_arguments.experiment(arguments.models, arguments, settings)
     kinds = {"max_ctx": _max_ctx, "quality": _quality, "check_weights": _check_weights}
     return kinds[instead[0]](experiment, arguments) if instead else _measure(experiment, arguments)
 

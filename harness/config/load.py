@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from harness.base.files import matching
 from harness.base.text import plural, shortened
 from harness.config import own_machines, yaml_text
 from harness.config.experiment import (
@@ -28,18 +27,15 @@ from harness.config.experiment import (
     Workload,
 )
 from harness.config.variants import (
-    BITS,
     MAX_CELLS,
     QUANT,
     File,
     InlineShape,
-    bits_of,
     exclusion,
     expanded,
     model_of,
     model_row,
     named_shape,
-    quant_of,
     safe_name,
     weights_of,
     workload_of,
@@ -57,19 +53,16 @@ from harness.theory.names import NotUnderstood
 Placed = list[tuple[Loc, Variant]]
 
 
-def load(path: Path, settings: Sequence[str] = (), look_for_weights: bool = False) -> Experiment:
+def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
     """The experiment in a YAML file. `settings` are --set's `dotted.key=value`, applied in order.
 
-    Reads the file, config.json files named as shapes, and nothing else: no weights, no device. With
-    `look_for_weights`, a missing path of weights is a mistake. Raises ConfigError with every mistake that
-    does not follow from another.
+    Reads the file, config.json files named as shapes, and nothing else: no weights, no device. Raises
+    ConfigError with every mistake that does not follow from another.
     """
-    return load_document(yaml_text.read(path), path, settings, look_for_weights)
+    return load_document(yaml_text.read(path), path, settings)
 
 
-def load_document(
-    document: Document, path: Path, settings: Sequence[str] = (), look_for_weights: bool = False
-) -> Experiment:
+def load_document(document: Document, path: Path, settings: Sequence[str] = ()) -> Experiment:
     """As `load`, of a document that is read already, or that was made. `path`: what it is named after, and
     where relative paths begin. The document gets the settings, and rows for models that are given by a word.
     """
@@ -97,9 +90,6 @@ def load_document(
         _check_lengths(variants + include, workloads, file.protocol, mistakes)
     if _right(mistakes, "protocol", "device"):
         _check_budget(file, variants + include, mistakes)
-    if look_for_weights:
-        chosen = variants + include if _right(mistakes, "exclude") else []
-        _check_paths(placed, chosen, rules, workloads, mistakes)
     mistakes.stop_if_any()
     return Experiment(
         name=file.name or safe_name(path.stem) or "experiment",
@@ -278,35 +268,6 @@ def _check_budget(file: File, variants: Placed, mistakes: Mistakes) -> None:
     for loc, variant in variants:
         if variant.options.get("mmap") is True:
             mistakes.add((*loc, "mmap"), "true maps the weights, which no memory_budget counts; set false")
-
-
-def _check_paths(
-    models: list[tuple[Loc, Model]],
-    placed: Placed,
-    rules: list[Exclude],
-    workloads: list[Workload],
-    mistakes: Mistakes,
-) -> None:
-    """Paths of weights exist; paths with placeholders: those of cells that are not excluded."""
-
-    def used(model: Model, given: Weights) -> Iterator[Variant]:
-        for loc, variant in placed:
-            if variant.fits(model) and weights_of(model, variant) is given:
-                kept = [w for w in workloads if not any(rule.matches(model, variant, w) for rule in rules)]
-                if kept or loc[0] == "include":
-                    yield variant
-
-    for loc, model in models:
-        for form, given in (model.of_format or {"": model.weights}).items():
-            paths = {given.path}
-            if given.path and (QUANT in given.path or BITS in given.path):
-                paths = {given.filled(quant_of(v), bits_of(v)).path for v in used(model, given)}
-            for path in sorted(path for path in paths if path and QUANT not in path and BITS not in path):
-                try:
-                    matching(Path(path))[0].stat()
-                except OSError as wrong:
-                    place = (*loc, "weights", form) if form else (*loc, "weights")
-                    mistakes.add(place, f"{shortened(path, 200)}: {(wrong.strerror or '').lower()}")
 
 
 def _check_combinations(

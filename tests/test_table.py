@@ -30,3 +30,30 @@ def test_a_text_in_brackets_is_text_and_a_long_line_is_whole(capsys: pytest.Capt
     Table(["cell"], [["[red]" + "x" * 300]], marked=[True]).show()
     text_table.note("[bold] :smile:")
     assert capsys.readouterr().out == f"cell\n[red]{'x' * 300}\n[bold] :smile:\n"
+
+
+def test_a_narrow_terminal_leaves_the_last_columns_out_and_says_which(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    figures = [f"figure {n}, which is wide" for n in range(4)]
+    table = Table(["cell", "status", *figures, "empty"], [["a", "ok", "1", "2", "3", "4", "-"]])
+    table.show(wide=False)
+    headings, line, more = capsys.readouterr().out.splitlines()
+    assert len(headings) <= 80
+    assert headings.split("  ")[-1] == "figure 1, which is wide"
+    assert line.split() == ["a", "ok", "1", "2"]
+    assert more == "more columns with --wide: figure 2, which is wide, figure 3, which is wide"
+    table.show(wide=True)
+    assert "".join(capsys.readouterr().out.split()).endswith("aok1234")
+
+
+def test_a_column_that_is_needed_stays_in_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")  # at least 80
+    table = Table(["cell", "figure", "why"], [["a" * 40, "b" * 40, "c" * 40]], needed=["why"])
+    shown, left_out = table.fitted(wide=False)
+    assert (shown.headings, left_out) == (["cell", "why"], ["figure"])
+
+
+def test_lines_become_columns_where_only_that_shows_all(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    Table(["model", *map(str, range(40))], [["m", *["123"] * 40]]).show(wide=False, turns=True)
+    assert capsys.readouterr().out.splitlines()[:2] == ["model    m", "    0  123"]

@@ -10,7 +10,7 @@ from harness.base.text import list_named, plural
 from harness.campaign import ab, forecast
 from harness.campaign.rounds import RunOptions
 from harness.cli import Mistake, compare, dry_run, model_arguments, say
-from harness.cli.options import WAIT, add_chosen, chosen
+from harness.cli.options import WAIT, add_chosen, add_wide, chosen
 from harness.cli.progress import Progress
 from harness.compare.ab import Rounds
 from harness.config import Experiment, plan
@@ -82,6 +82,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--format", choices=["md", "json", "html", "gha"], help="format of the verdict (default: plain text)"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the verdict to FILE")
+    add_wide(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -115,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     ended = ab.run(wanted, limits, (a, b), progress, on_round)
     progress.clear()
     found = rounds.comparison(("A: " + _title(arguments, "a"), "B: " + _title(arguments, "b")), fail_on)
-    compare.show(found, arguments.format, arguments.output)
+    compare.show(found, arguments)
     say(f"{ended}; records: {root}")
     return compare.exit_code(found)
 

@@ -14,6 +14,7 @@ from harness.analysis.metrics import FAMILIES
 from harness.base import data
 from harness.base.text import printable_lines, unfiltered
 from harness.cli import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say
+from harness.cli.options import add_wide
 from harness.compare import Comparison, ab, compare, sides
 from harness.compare import show as compare_show
 from harness.records.files import write_output
@@ -64,6 +65,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--format", choices=["md", "json", "html", "gha"], help="output format (default: plain text)"
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the comparison to FILE")
+    add_wide(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.campaign and not (arguments.baseline or arguments.ab):
         raise Mistake("--campaign needs --baseline or --ab")
     found = _ab(arguments, fail_on) if arguments.ab else compare(*_sides(arguments), fail_on)
-    show(found, arguments.format, arguments.output)
+    show(found, arguments)
     return exit_code(found)
 
 
@@ -131,8 +133,10 @@ def _sides(arguments: argparse.Namespace) -> tuple[sides.Side, sides.Side]:
     return sides.rolling(Path(given[0]) if given else results, int(count[1]), arguments.campaign)
 
 
-def show(found: Comparison, form: str | None, output: Path | None) -> None:
+def show(found: Comparison, arguments: argparse.Namespace) -> None:
     """Print a comparison, or write it to a file."""
+    form: str | None = arguments.format
+    output: Path | None = arguments.output
     for each in (*found.damages, *found.notes):
         say(each)
     if form == "gha":
@@ -142,11 +146,11 @@ def show(found: Comparison, form: str | None, output: Path | None) -> None:
         write_output(path, compare_show.comparison_page(found))
         print(path.absolute())
     else:
-        made = printable_lines(
-            {"md": compare_show.markdown, "json": compare_show.array, None: compare_show.terminal}[form](
-                found
-            )
-        )
+        if form is None:
+            made = compare_show.terminal(found, arguments.wide or output is not None)
+        else:
+            made = {"md": compare_show.markdown, "json": compare_show.array}[form](found)
+        made = printable_lines(made)
         if output:
             write_output(output, made)
         else:

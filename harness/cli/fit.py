@@ -17,7 +17,7 @@ from harness.analysis.repeat_figures import Analysis, Unusable
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural, printable, shortened
 from harness.cli import NOT_OK, OK, REGRESSION, Mistake, options, say
-from harness.cli.options import add_json, unknown
+from harness.cli.options import add_json, add_wide, unknown
 from harness.dataset.table import drop_intervals, flag_kernel_changes
 from harness.records import ResultsError
 from harness.records.foreign.log import Log, LogError, Request, Series
@@ -90,6 +90,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help=f"exit with 3 if a series has this flag: {', '.join(each.name for each in FAILING)}; repeatable",
     )
     add_json(parser, "one object per variant")
+    add_wide(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -114,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         from harness.report import fit_text
 
-        fit_text.show_fits(rows, notes)
+        fit_text.show_fits(rows, notes, arguments.wide)
     usable = any(row["unusable"] is None for row in rows)
     code = OK if usable else NOT_OK
     if usable and (arguments.output or arguments.png):

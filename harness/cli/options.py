@@ -60,6 +60,12 @@ def add_results(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_wide(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--wide", action="store_true", help="all columns of a table (default: as many as fit in the terminal)"
+    )
+
+
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--json", action="store_true", help=f"print one JSON array, {what}")
 

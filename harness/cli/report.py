@@ -16,7 +16,7 @@ from harness.analysis.memory import PARTS
 from harness.base import data
 from harness.base.text import plural
 from harness.cli import NOT_OK, OK, Mistake, say, tables
-from harness.cli.options import stored
+from harness.cli.options import add_wide, stored
 from harness.dataset.study import Study, attributions, load_study, with_series
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
@@ -27,7 +27,7 @@ from harness.share.bundle import SUFFIX, as_folder, is_bundle
 # `harness report --list`: the records of a results folder.
 
 
-def _list(folder: Path, as_json: bool) -> int:
+def _list(folder: Path, as_json: bool, wide: bool) -> int:
     """Print the table, or one array. Raises ResultsError if there is no such folder."""
     every = list(stored(folder))
     study = load_study([each for each in every if each.record["kind"] != "reported"])
@@ -35,14 +35,14 @@ def _list(folder: Path, as_json: bool) -> int:
         say(f"{folder}: its {len(every)} records are published figures: see harness report {folder}")
     if not every:
         say(no_records(folder))
-    tables.show_cells_table(study, as_json)
+    tables.show_cells_table(study, as_json, wide)
     return OK
 
 
 # `harness report --memory`: memory of each cell by part, after loading and at the peak.
 
 
-def _memory(folder: Path, as_json: bool) -> int:
+def _memory(folder: Path, as_json: bool, wide: bool) -> int:
     """Print the table, or one array; published figures only where nothing was measured. Raises ResultsError
     if there is no such folder."""
     every = list(stored(folder))
@@ -56,15 +56,15 @@ def _memory(folder: Path, as_json: bool) -> int:
     if as_json:
         print(json.dumps(rows, indent=1, allow_nan=False))
     else:
-        _print_memory(rows)
+        _print_memory(rows, wide)
     return OK
 
 
-def _print_memory(rows: Sequence[Attribution]) -> None:
+def _print_memory(rows: Sequence[Attribution], wide: bool) -> None:
     kv = ["KV B/token", "by theory"]
     headings = ["cell", "status", "at", "file", "total", *PARTS, "unattributed", *kv]
     lines = [line for row in rows for line in _lines(row)]
-    Table(headings, lines, [False] * 3 + [True] * (len(headings) - 3)).show()
+    Table(headings, lines, [False] * 3 + [True] * (len(headings) - 3)).show(wide)
     note("sizes in MB (1e6 bytes); unattributed: total minus the parts, in % of the total")
     if any(at and at["by_difference"] for row in rows for at in (row["loaded"], row["peak"])):
         note("~: inferred: total minus the reported parts; unattributed is then unknown")
@@ -206,6 +206,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="of --list, --memory and --history: print one JSON array"
     )
+    add_wide(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -254,9 +255,9 @@ def _view(arguments: argparse.Namespace) -> int:
     (path,) = arguments.dir
     with as_folder(path) as folder:
         if arguments.list:
-            return _list(folder, arguments.json)
+            return _list(folder, arguments.json, arguments.wide)
         if arguments.memory:
-            return _memory(folder, arguments.json)
+            return _memory(folder, arguments.json, arguments.wide)
         if arguments.export:
             from harness.cli import export
 

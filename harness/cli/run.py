@@ -26,7 +26,7 @@ from harness.campaign.rounds import RunOptions
 from harness.cli import NOT_OK, OK, Mistake, dry_run, model_arguments, say, tables
 from harness.cli import progress as cli_progress
 from harness.cli.dry_run import in_words
-from harness.cli.options import WAIT, add_chosen, add_reserve, add_set, chosen
+from harness.cli.options import WAIT, add_chosen, add_reserve, add_set, add_wide, chosen
 from harness.cli.progress import Progress
 from harness.config import Experiment, MaxCtx, Quality, Workload, plan
 from harness.config.plan import Cell
@@ -60,7 +60,7 @@ def _check_weights(experiment: Experiment, arguments: argparse.Namespace) -> int
     if arguments.json:
         print(json.dumps(checks, indent=1, allow_nan=False))
     else:
-        quality.agreement_table(checks).show()
+        quality.agreement_table(checks).show(arguments.wide)
         for sentence in quality.agreement_notes(checks):
             note(sentence, "yellow")
         print(f"records: {request.root}")
@@ -85,7 +85,7 @@ def _max_ctx(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(searches, indent=1, allow_nan=False))
     else:
-        tables.show_searches_table(searches)
+        tables.show_searches_table(searches, arguments.wide)
         print(f"records: {root}")
     return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
 
@@ -219,7 +219,7 @@ def _quality(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(scores, indent=1, allow_nan=False))
     else:
-        quality.show(scores)
+        quality.show(scores, arguments.wide)
         print(f"records: {root}")
     return OK if all(row["status"] == "ok" for row in scores) else NOT_OK
 
@@ -258,6 +258,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON array of records instead of the table"
     )
+    add_wide(parser)
     instead = parser.add_argument_group("instead of the latency of each token").add_mutually_exclusive_group()
     instead.add_argument(
         "--max-ctx", action="store_true", help="find the longest context that fits: predict, then verify"
@@ -365,7 +366,7 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
         gathered = load_study(campaign_run.run(experiment, cells, request, progress := Progress()))
         busiest = progress.busiest
     if not (arguments.on and arguments.json):  # its events have been printed
-        tables.show_cells_table(gathered, arguments.json, busiest)
+        tables.show_cells_table(gathered, arguments.json, arguments.wide, busiest)
     if not arguments.json:
         for sentence in closing(gathered):
             print(sentence)

@@ -18,9 +18,9 @@ from harness.report.text_table import note
 # The table of searches that `harness run` and `harness report --list` print.
 
 
-def show_searches_table(searches: Sequence[Search]) -> None:
+def show_searches_table(searches: Sequence[Search], wide: bool) -> None:
     """Print the table, then why each search ended, and what its length does not mean."""
-    tables.searches(searches).show()
+    tables.searches(searches).show(wide)
     for row in searches:
         reasons = row["reasons"] if row["reasons"] else [row["not_filled"], row["limit_reason"]]
         for reason in filter(None, [*reasons, *(flag["detail"] for flag in row["flags"])]):
@@ -33,7 +33,7 @@ def show_searches_table(searches: Sequence[Search]) -> None:
 NAMES_SHOWN = 3  # of the cells that were not scored
 
 
-def show_cells_table(study: Study, as_json: bool, busiest: BusyProcess | None = None) -> None:
+def show_cells_table(study: Study, as_json: bool, wide: bool, busiest: BusyProcess | None = None) -> None:
     """Print what is wrong with the records, then one array, or the searches, the scores, the cells, and notes
     on them. `busiest`: the process to name where repeats stayed disturbed."""
     for warning in study.warnings:
@@ -45,16 +45,16 @@ def show_cells_table(study: Study, as_json: bool, busiest: BusyProcess | None = 
         print(json.dumps(rows, indent=1, allow_nan=False))
         return
     if study.searches:
-        show_searches_table(study.searches)
+        show_searches_table(study.searches, wide)
     if study.scores:
-        quality.show(study.scores)
+        quality.show(study.scores, wide)
     if not study.cells and (study.searches or study.scores):
         return
     swept = with_prefill(study).cells
     for number, table in enumerate(prefill_depth_turns.shown_workloads(swept)):
         if number:
             note("")
-        table.show()
+        table.show(wide)
     if prefill_depth_turns.decodes(study.cells) and (peak := tables.bandwidth(study.repeats)):
         note(peak)
     if any(prefill_depth_turns.extrapolates(row["prefill"]) for row in swept):
@@ -69,7 +69,7 @@ def show_cells_table(study: Study, as_json: bool, busiest: BusyProcess | None = 
     if any(row["weights"] == "synthetic" for row in study.cells):
         note("synthetic weights: sizes are exact, latencies almost exact")
     if any(row["slope_ms"] is not None and not row["W_identifiable"] for row in study.cells):
-        note("W -: the slope is not distinguishable from zero, or there are fewer than 2,049 tokens")
+        note("no W: the slope is not distinguishable from zero, or there are fewer than 2,049 tokens")
     for row in study.cells:
         of_line = {flag["code"]: flag["detail"] for flag in row["flags"] if flag["code"] in flags.OF_LINE}
         for detail in of_line.values():

@@ -438,7 +438,8 @@ def _print(arguments: argparse.Namespace, rows: list[Row]) -> int:
     else:
         from harness.report import theory_text
 
-        theory_text.show_theory(rows, of_files=any(Path(given).exists() for given in arguments.models))
+        of_files = any(Path(given).exists() for given in arguments.models)
+        theory_text.show_theory(rows, arguments.wide, of_files)
     return OK
 
 
@@ -483,9 +484,9 @@ def _list(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
     elif arguments.csv:
         _csv([{k: json.dumps(v) if isinstance(v, dict) else v for k, v in line.items()} for line in known])
     elif arguments.list_models:
-        theory_text.theory_table(theory_text.MODELS, known)
+        theory_text.theory_table(theory_text.MODELS, known, arguments.wide)
     else:
-        theory_text.theory_table(theory_text.MACHINES, known)
+        theory_text.theory_table(theory_text.MACHINES, known, arguments.wide)
         theory_text.sources_text(known)
     return OK
 

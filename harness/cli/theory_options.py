@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from harness.base.text import printable, shortened
 from harness.cli import OK, Mistake, say
-from harness.cli.options import add_reserve, gb_per_s, memory_gib, reserved, tokens, unknown
+from harness.cli.options import add_reserve, add_wide, gb_per_s, memory_gib, reserved, tokens, unknown
 from harness.theory import base_shapes, names, tensors
 from harness.theory.decoder import Decoder
 from harness.theory.known_models import Known
@@ -157,7 +157,7 @@ def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFil
     else:
         from harness.report import theory_text
 
-        theory_text.show_choices(found, arguments.context, bool(bytes_per_s), memory, reserve)
+        theory_text.show_choices(found, arguments.context, bool(bytes_per_s), memory, reserve, arguments.wide)
     return OK
 
 
@@ -304,6 +304,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     instead.add_argument(
         "--published", metavar="TABLE", help="recompute a table of the published study; or `all`"
     )
+    add_wide(parser)
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--csv", action="store_true", help="print the rows as CSV")
     shape.add_argument("--json", action="store_true", help="print one JSON array, one object per row")

@@ -15,7 +15,7 @@ from harness.compare import Change, Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
 from harness.report import page, plots
 from harness.report.plots import Figure
-from harness.report.text_table import NONE, Table, formatted, in_markdown
+from harness.report.text_table import NONE, Table, formatted, in_markdown, more_columns
 
 # A comparison for GitHub: one annotation per regression, and figures for github-action-benchmark.
 
@@ -212,11 +212,12 @@ def title_text(found: Comparison) -> str:
     return f"{found.base} -> {found.new}"
 
 
-def terminal(found: Comparison) -> str:
-    """The comparison as plain text with aligned columns."""
+def terminal(found: Comparison, wide: bool) -> str:
+    """The comparison as plain text with aligned columns; unless `wide`, those that fit in the terminal."""
     lines = [title_text(found), ""]
     for table in tables(found):
-        lines += [f"{table.title}:", *table.text(), ""]
+        fitted, left_out = table.fitted(wide)
+        lines += [f"{table.title}:", *fitted.text(), *more_columns(left_out), ""]
     return "\n".join([*lines, counts(found), *meaning_text(found)]) + "\n"
 
 
@@ -261,14 +262,14 @@ def _environment(found: Comparison) -> Table:
         for each in found.environment
     ]
     headings = ["what", "baseline", "new", "cells"]
-    return Table(headings, lines, [False] * 4, title="Environment differences")
+    return Table(headings, lines, [False] * 4, title="Environment differences", needed=headings)
 
 
 def _not_compared(found: Comparison) -> Table:
     lines = [[each["name"], each["reason"]] for each in found.not_compared]
     lines += [[each["name"], f"in part: {each['reason']}"] for each in found.partial]
     lines += [["a record", each] for each in found.damages]
-    return Table(["cell", "why"], lines, [False] * 2, title="Not compared")
+    return Table(["cell", "why"], lines, [False] * 2, title="Not compared", needed=["why"])
 
 
 def _shared(found: Comparison) -> Table:
@@ -284,7 +285,9 @@ def _shared(found: Comparison) -> Table:
         if each["change"] is not None
     ]
     headings = ["figure", "change", "90% interval", "of", "noise"]
-    return Table(headings, lines, [False, True, True, False, False], title="Shared by all cells")
+    return Table(
+        headings, lines, [False, True, True, False, False], title="Shared by all cells", needed=headings
+    )
 
 
 def _text_figures(found: Comparison) -> Table:
@@ -304,7 +307,8 @@ def _text_figures(found: Comparison) -> Table:
     lines = [_line(row) for row in worst_first]
     numeric = [False, False, True, True, True, True, True, True, False, False]
     marked = [row["verdict"] in (*WORSE, INVALID) for row in worst_first]
-    return Table(headings, lines, numeric, marked, "Figures")
+    needed = [name for name in headings if name not in ("90% interval", "own", "repeats")]
+    return Table(headings, lines, numeric, marked, "Figures", needed=needed)
 
 
 def _line(row: Change) -> list[str]:

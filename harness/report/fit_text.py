@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 from harness.analysis.columns import Cell, Ends, Flagged, empty_cell
 from harness.analysis.repeat_figures import SWEEP
 from harness.analysis.warnings import Warnings
+from harness.base.text import plural
 from harness.dataset.study import Curve, Study
 from harness.records.foreign.log import Log
 from harness.report.text_table import NONE, formatted
@@ -123,15 +124,20 @@ LEGEND_AGAINST = (
 )
 
 
-def show_fits(rows: Sequence[Row], notes: Sequence[str]) -> None:
-    """Print the table of usable variants, robust fits that differ, warnings, unusable variants and notes."""
+MOST_SHOWN = 40  # variants; a log may have thousands of requests
+
+
+def show_fits(every: Sequence[Row], notes: Sequence[str], wide: bool) -> None:
+    """Print the table of usable variants, robust fits that differ, warnings, unusable variants and notes; of
+    many variants only the first."""
+    rows = every[:MOST_SHOWN]
     usable = [row for row in rows if row["unusable"] is None]
     if series := [row for row in usable if row["per_token"]]:
         against = "B_theory_ms" in series[0]
-        theory_table((*COLUMNS, *(AGAINST if against else ())), series)
+        theory_table((*COLUMNS, *(AGAINST if against else ())), series, wide)
         print(LEGEND + ("\n" + LEGEND_AGAINST if against else ""))
     if totals := [row for row in usable if not row["per_token"]]:
-        theory_table(TOTALS, totals)
+        theory_table(TOTALS, totals, wide)
         print(LEGEND_TOTALS)
     for row in usable:
         if row["robust_B_ms"] is not None:
@@ -156,6 +162,11 @@ def show_fits(rows: Sequence[Row], notes: Sequence[str]) -> None:
             print(f"{row['variant']}: unusable: {row['unusable']}")
     for note in notes:
         print(f"note: {note}")
+    if further := every[MOST_SHOWN:]:
+        unusable = sum(row["unusable"] is not None for row in further)
+        warned = sum(bool(row["flags"]) for row in further)
+        more = plural(len(further), "more variant")
+        print(f"{more}, {unusable} unusable, {warned} with warnings: --json has all")
 
 
 def fit_study(title: str, rows: Sequence[Row], log: Log) -> Study:

@@ -245,12 +245,12 @@ def table(scores: Sequence[Score]) -> Table:
     headings = ["cell", "status", *(heading for heading, *_ in COLUMNS), "reference"]
     numeric = [False, False, *[True] * len(COLUMNS), False]
     meanings = ["", "", *(meaning for *_, meaning in COLUMNS), "the 16-bit weights, and their precision"]
-    return Table(headings, lines, numeric, marked, HEADING, meanings)
+    return Table(headings, lines, numeric, marked, HEADING, meanings, needed=("top-1 %",))
 
 
-def show(scores: Sequence[Score]) -> None:
+def show(scores: Sequence[Score], wide: bool) -> None:
     """Print the table, then the notes."""
-    table(scores).show()
+    table(scores).show(wide)
     for sentence in notes(scores):
         note(sentence)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
@@ -15,14 +16,18 @@ from rich.console import Console
 from harness.base.text import printable, unfiltered
 
 NONE = "-"  # a figure that is missing or unknown
+LEAST_WIDTH = 80  # of a terminal
+PIPE_WIDTH = 100  # without a terminal: what is pasted into an issue is read without scrolling
+GAP = 2  # between columns
 _FIGURE = re.compile(r"[-+~<>]? ?\d.*|-|oom|", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Table:
-    """`lines`: the cells of each line, as many as `headings`. `numeric`: which columns hold figures; null:
-    those with nothing else in them. `marked`: lines that need attention; null: none. `meanings`: of the
-    headings; shown on a page, and below a Markdown table."""
+    """`lines`: the cells of each line, as many as `headings`, the most important columns first. `numeric`:
+    which columns hold figures; null: those with nothing else in them. `marked`: lines that need attention;
+    null: none. `meanings`: of the headings; shown on a page, and below a Markdown table. `needed`: headings
+    of columns that are always shown, as the first is."""
 
     headings: Sequence[str]
     lines: Sequence[Sequence[str]]
@@ -30,27 +35,56 @@ class Table:
     marked: Sequence[bool] | None = None
     title: str = ""
     meanings: Sequence[str] = ()
+    needed: Sequence[str] = ()
 
-    def show(self, turns: bool = False) -> None:
-        """Print it. Long lines are never cut. `turns`: lines become columns where only that fits."""
+    def show(self, wide: bool = True, turns: bool = False) -> None:
+        """Print what fitted() returns. `turns`: lines become columns where only that shows all of it."""
+        table, left_out = self.fitted(wide)
+        if turns and left_out:
+            whole, _ = self.fitted(wide=True)
+            first, *others = zip(whole.headings, *whole.lines, strict=True)
+            if max(map(cell_len, (turned := Table(first, others)).text())) <= columns_here():
+                table, left_out = turned, []
         console = _console()
-        if turns and console.is_terminal and _width(self) > console.width:
-            first, *others = zip(self.headings, *self.lines, strict=True)
-            if _width(turned := Table(first, others)) <= console.width:
-                return turned.show()
-        headings, *lines = self.text()
+        headings, *lines = table.text()
         console.print(headings, style="bold")
-        styled = zip(lines, self.marked or [False] * len(lines), strict=True)
+        styled = zip(lines, table.marked or [False] * len(lines), strict=True)
         for marked, alike in groupby(styled, key=itemgetter(1)):  # a print per line takes seconds for 1,000
             console.print("\n".join(line for line, _ in alike), style="yellow" if marked else None)
-        return None
+        for line in more_columns(left_out):
+            note(line)
+
+    def fitted(self, wide: bool) -> tuple[Table, list[str]]:
+        """The table without empty columns and, unless `wide`, without the last ones that do not fit in the
+        terminal; and the headings of these. Lines are never cut."""
+        if not self.lines:
+            return self, []
+        columns = list(zip(*self.lines, strict=True))
+        kept = [at for at, cells in enumerate(columns) if at == 0 or not {"", NONE}.issuperset(cells)]
+        sizes, figures, left_out = self.sizes, self.figures, list[str]()
+        most = sys.maxsize if wide else columns_here()
+        for at in reversed(kept[1:]):
+            if sum(sizes[each] + GAP for each in kept) - GAP <= most:
+                break
+            if self.headings[at] not in self.needed:
+                kept.remove(at)
+                left_out.insert(0, self.headings[at])
+        headings, *lines = ([row[at] for at in kept] for row in (self.headings, *self.lines))
+        numeric = [figures[at] for at in kept]
+        return replace(self, headings=headings, lines=lines, numeric=numeric, meanings=()), left_out
+
+    @property
+    def sizes(self) -> list[int]:
+        """Characters of the longest cell of each column."""
+        rows = ([cell_len(printable(cell)) for cell in row] for row in (self.headings, *self.lines))
+        return [max(column) for column in zip(*rows, strict=True)]
 
     def text(self) -> list[str]:
         """The lines with aligned columns, headings first; printable."""
         rows = [list(map(printable, row)) for row in (self.headings, *self.lines)]
-        sizes = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-        aligned = [[_padded(*cell) for cell in zip(row, sizes, self.figures, strict=True)] for row in rows]
-        return ["  ".join(row).rstrip() for row in aligned]
+        sizes, figures = self.sizes, self.figures
+        aligned = [[_padded(*cell) for cell in zip(row, sizes, figures, strict=True)] for row in rows]
+        return [(" " * GAP).join(row).rstrip() for row in aligned]
 
     def markdown(self) -> str:
         """The table in Markdown, with its title as a heading."""
@@ -75,6 +109,16 @@ def formatted(value: float | None, form: str = "{:,.0f}", unit: float = 1.0) -> 
     return NONE if value is None else form.format(value / unit)
 
 
+def more_columns(left_out: Sequence[str]) -> list[str]:
+    """How to see the columns that a table leaves out, in a line; empty where there are none."""
+    return [f"more columns with --wide: {', '.join(left_out)}"] if left_out else []
+
+
+def columns_here() -> int:
+    """Characters in a line of the terminal, or of COLUMNS."""
+    return max(LEAST_WIDTH, shutil.get_terminal_size((PIPE_WIDTH, 24)).columns)
+
+
 def note(text: str, style: str | None = "dim") -> None:
     """Print a line of text near a table."""
     _console().print(printable(text), style=style)
@@ -94,7 +138,3 @@ def _console() -> Console:
 def _padded(text: str, size: int, right: bool) -> str:
     space = " " * (size - cell_len(text))
     return space + text if right else text + space
-
-
-def _width(table: Table) -> int:
-    return max(map(cell_len, table.text()))

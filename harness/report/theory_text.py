@@ -120,24 +120,27 @@ NAMED: Columns[Row] = (*WEIGHTS[:2], ("machine", lambda row: row["machine"]))
 STACKS = {LLAMA_CPP: "in llama.cpp", LLAMA_CPP_FLASH: "with flash_attn", TRANSFORMERS: "in transformers"}
 FITS: Columns[Row] = (
     *NAMED,
-    *((f"fits {where}", partial(headroom, stack=stack)) for stack, where in STACKS.items()),
-    *((f"longest {where}", partial(longest, stack=stack)) for stack, where in STACKS.items()),
+    *(
+        (f"{what} {where}", partial(form, stack=stack))
+        for stack, where in STACKS.items()
+        for what, form in (("fits", headroom), ("longest", longest))
+    ),
     ("longest: ideal", partial(longest, stack=IDEAL)),
     *WEIGHTS[2:4],
 )
 FLOORS: Columns[Row] = (
     *NAMED,
-    *WEIGHTS[4:],
-    ("B ms", lambda row: formatted(row["B_ms"], "{:,.2f}")),
-    ("W tok/ms", lambda row: short(row["W_tokens_per_ms"])),
     ("tok/s", lambda row: short(row["tokens_per_s"])),
     ("tok/s at n", lambda row: short(row["tokens_per_s_at_context"])),
-    ("bound by", lambda row: row["bound"] or NONE),
     ("reached", reached),
-    ("FLOP/s rate", lambda row: row["rate"] or (NONE if row["sides"] else "unknown")),
-    ("batch", lambda row: short(row["compute_bound_batch"])),
+    ("bound by", lambda row: row["bound"] or NONE),
+    ("B ms", lambda row: formatted(row["B_ms"], "{:,.2f}")),
+    ("W tok/ms", lambda row: short(row["W_tokens_per_ms"])),
     ("prefill ms", lambda row: short((row["prefill_ms"] or {}).get("last"))),
     ("prefill reached", reached_prefill),
+    *WEIGHTS[4:],
+    ("FLOP/s rate", lambda row: row["rate"] or (NONE if row["sides"] else "unknown")),
+    ("batch", lambda row: short(row["compute_bound_batch"])),
     ("compute-bound prompt: every", lambda row: span((row["prefill_knees"] or {}).get("every"))),
     ("last", lambda row: span((row["prefill_knees"] or {}).get("last"))),
 )
@@ -169,19 +172,19 @@ FITS_MEANING = (
 )
 
 
-def show_theory(rows: Sequence[Row], of_files: bool = False) -> None:
+def show_theory(rows: Sequence[Row], wide: bool, of_files: bool = False) -> None:
     """Print parameter counts, then fit and speed (without a machine: only weights), then chunked prefill and
     bytes by part, if requested."""
     giga = "Gi" if _giga(rows[0]) == 2**30 else "G"
     _say(f"parameters in {giga}, sizes and reads in {giga}B")
-    theory_table(COUNTS, list({row["model"]: row for row in rows}.values()))
+    theory_table(COUNTS, list({row["model"]: row for row in rows}.values()), wide)
     print()
     if rows[0]["machine"] is None:
-        theory_table(WEIGHTS, rows)
+        theory_table(WEIGHTS, rows, wide)
         if of_files:
             _show_types(rows)
     else:
-        _show_on_machines(rows)
+        _show_on_machines(rows, wide)
     speedups = {speedup for row in rows if (speedup := row["speculative_speedup"]) is not None}
     if speedups:
         spread = " to ".join(f"{speedup:.2f}x" for speedup in sorted({min(speedups), max(speedups)}))
@@ -189,13 +192,13 @@ def show_theory(rows: Sequence[Row], of_files: bool = False) -> None:
     chunked: list[ChunkRow] = [{**row, **cut} for row in rows for cut in row["chunked_prefill"] or []]
     if chunked:
         print()
-        theory_table(CHUNKS, chunked)
+        theory_table(CHUNKS, chunked, wide)
     listed = [cast(RowWithTensors, row) for row in rows if row.get("tensors")]
     for name, row in {(row["model"], row["weights"]): row for row in listed}.items():
         print(f"\n{' '.join(name)}: bytes by part and type")
-        theory_table(PARTS, _parts(row))
+        theory_table(PARTS, _parts(row), wide)
         print()
-        theory_table(TENSORS, row["tensors"])
+        theory_table(TENSORS, row["tensors"], wide)
 
 
 def _show_types(rows: Sequence[Row]) -> None:
@@ -207,11 +210,11 @@ def _show_types(rows: Sequence[Row]) -> None:
             _say(f"{row['model']} holds, in bytes: {listed}")
 
 
-def _show_on_machines(rows: Sequence[Row]) -> None:
+def _show_on_machines(rows: Sequence[Row], wide: bool) -> None:
     shaped = [row for row in rows if row["fits"]]
     if shaped:
         _say(f"Does it fit with {shaped[0]['context']:,} tokens of context?")
-        theory_table(FITS, shaped)
+        theory_table(FITS, shaped, wide)
         _say(FITS_MEANING)
         for sentence in dict.fromkeys(
             _beyond_trained(row["model"], trained, row["trained_stated"])
@@ -226,7 +229,7 @@ def _show_on_machines(rows: Sequence[Row]) -> None:
             _say(f"{name}: of its {memory}, {reserved_words(reserve, 'are ')}.")
         print()
     _say("Upper bounds on speed:")
-    theory_table(FLOORS, rows)
+    theory_table(FLOORS, rows, wide)
     _legend(rows)
 
 
@@ -370,10 +373,10 @@ def _limits(row: Row) -> str:
     return f"{(row['bytes_per_s'] or 0) / giga:,.4g} G{prefix}B/s; {computing}."
 
 
-def theory_table(columns: Columns[R], rows: Sequence[R]) -> None:
-    """Print rows. On a narrow terminal, transpose the table."""
+def theory_table(columns: Columns[R], rows: Sequence[R], wide: bool) -> None:
+    """Print rows; unless `wide`, transposed or in fewer columns where not all fit in the terminal."""
     lines = [[str(form(row)) for _, form in columns] for row in rows]
-    Table([heading for heading, _ in columns], lines).show(turns=True)
+    Table([heading for heading, _ in columns], lines).show(wide, turns=True)
 
 
 def _say(text: str) -> None:
@@ -429,7 +432,12 @@ _ENGINES = {
 
 
 def show_choices(
-    rows: Sequence[Choice], context: int, has_bandwidth: bool, memory_bytes: float, reserve: Figure
+    rows: Sequence[Choice],
+    context: int,
+    has_bandwidth: bool,
+    memory_bytes: float,
+    reserve: Figure,
+    wide: bool,
 ) -> None:
     print(
         f"Memory: {memory_bytes / 2**30:,.4g} GiB, as cards are sold, that is {memory_bytes / 1e9:.1f} GB;"
@@ -438,7 +446,7 @@ def show_choices(
     for engine, where in _ENGINES.items():
         if of_engine := [row for row in rows if row["engine"] == engine]:
             print(f"With {context:,} tokens of context, {where}:")
-            theory_table((*COLUMNS, *SPEEDS) if has_bandwidth else COLUMNS, of_engine)
+            theory_table((*COLUMNS, *SPEEDS) if has_bandwidth else COLUMNS, of_engine, wide)
     for row in {row["model"]: row for row in rows}.values():
         if row["trained"] < context:
             _say(_beyond_trained(row["model"], row["trained"], row["trained_stated"]))
@@ -485,15 +493,16 @@ class MachineRow(TypedDict):
 
 
 MODELS: Columns[ModelRow] = (
-    *((key, itemgetter(key)) for key in ("model", "layers", "hidden_size", "heads")),
+    ("model", itemgetter("model")),
+    ("parameters", lambda row: formatted(row["total_params"])),
+    ("read/token", lambda row: formatted(row["active_params"])),
+    ("KV elements/token", lambda row: formatted(row["kv_elements_per_token"])),
+    *((key, itemgetter(key)) for key in ("layers", "hidden_size", "heads")),
     *((key, lambda row, key=key: row[key] or "") for key in ("kv_heads", "head_dim")),
     *((key, itemgetter(key)) for key in ("ffn", "vocab")),
     ("experts", lambda row: f"{row['experts_used']} of {row['experts']}" if row["experts"] else ""),
     ("tied", lambda row: "tied" if row["tied"] else ""),
     ("window", lambda row: row["window"] or ""),
-    ("parameters", lambda row: formatted(row["total_params"])),
-    ("read/token", lambda row: formatted(row["active_params"])),
-    ("KV elements/token", lambda row: formatted(row["kv_elements_per_token"])),
 )
 MACHINES: Columns[MachineRow] = (
     ("machine", lambda row: row["machine"]),

@@ -318,7 +318,9 @@ def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
         time.sleep(0.01)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130, err
-    assert err.endswith("finished work is kept (harness report --list), run the same command to continue\n")
+    assert err.endswith(
+        "finished work is kept: harness report results shows it, the same command continues\n"
+    )
     (record,) = tmp_path.glob("results/**/record.json")
     assert json.loads(record.read_text())["outcome"] == "interrupted"
 

@@ -135,8 +135,8 @@ def _run(arguments: argparse.Namespace) -> int:
         say(stop)
         return NOT_OK
     except KeyboardInterrupt:
-        folder = f"{arguments.out} " if getattr(arguments, "out", None) else ""
-        kept = f"; finished work is kept (harness report {folder}--list), run the same command to continue"
+        folder = getattr(arguments, "out", None) or "results"
+        kept = f"; finished work is kept: harness report {folder} shows it, the same command continues"
         print(file=sys.stderr)
         say(f"interrupted{kept if arguments.command == 'run' else ''}")
         return INTERRUPTED

@@ -90,10 +90,10 @@ def _refuse_links(cell_folder: Path) -> None:
 
 
 def check_writable(root: Path) -> None:
-    """Raises ResultsError if records cannot be written below root."""
+    """Raises ResultsError if records cannot be written below root. Creates no folder: the run may be refused
+    yet."""
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=root).close()
+        tempfile.TemporaryFile(dir=next(each for each in (root, *root.parents) if each.exists())).close()
     except OSError as refusal:
         raise ResultsError(f"{root}: cannot write results here: {refusal.strerror}") from refusal
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from golden_record import record
-from test_first_screen import CELLS, row
+from test_first_screen import CELLS, DISTURBED, row
 
 from harness.dataset.study import Study
 from harness.records import Stored
@@ -32,6 +32,9 @@ def test_one_cell_is_no_winner_and_none_that_is_ok_is_said():
     assert closing(Study("t", CELLS[:1])) == ["m a q8_0: 50.0 tok/s, 8,000 MB, peak RSS."]
     failed = row("a q8_0", status="invalid", tokens_per_s=50.0)
     assert closing(Study("t", [failed])) == ["m: no cell is ok, so nothing is ranked."]
+    disturbed = [each | DISTURBED for each in CELLS]
+    assert closing(Study("t", disturbed))[0].startswith("provisional: m: a q4_0 is the fastest (90.0 tok/s)")
+    assert closing(Study("t", [*disturbed[1:], CELLS[0]])) == closing(Study("t", CELLS[:1]))
     assert closing(Study("t", [])) == []
 
 

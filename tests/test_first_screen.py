@@ -25,6 +25,7 @@ CELLS = [
     row("b slow", tokens_per_s=40.0, tokens_per_s_ci95=[39.0, 41.0], peak_rss_bytes=6e9, max_ctx=9000),
     row("b gone", status="oom", reasons=["out of memory"], perplexity=7.0),
 ]
+DISTURBED = {"status": "invalid", "reasons": ["waited"], "stayed_disturbed": ["cpu"] * 3}
 
 
 def group(*cells: dict[str, Any]) -> summary.Group:
@@ -177,6 +178,14 @@ def test_a_model_without_an_ok_cell_says_so_in_its_view_and_among_all_models():
     failed = row("a q8_0", status="oom", reasons=["no room"]) | {"model": "n", "name": "n a q8_0"}
     page = report_page.page(Study("t", [*CELLS, failed]))
     assert page.count("No cell is ok.") == 2
+
+
+def test_figures_of_a_machine_that_was_never_quiet_are_provisional_on_top_of_the_page():
+    page = report_page.page(Study("t", [each | DISTURBED for each in CELLS]))
+    assert "No cell is ok." not in page
+    assert page.index(summary.PROVISIONAL) < page.index("provisional: 90.0 tok/s")
+    assert "provisional 0/3" in page
+    assert summary.PROVISIONAL not in report_page.page(Study("t", [CELLS[0] | DISTURBED, *CELLS[1:]]))
 
 
 @pytest.mark.parametrize("place", ["name", "variant", "stack", "model"])

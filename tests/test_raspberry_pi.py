@@ -168,7 +168,7 @@ def test_a_profile_tells_W_can_be_compared_and_takes_two_hours_at_most(profile):
 def test_a_dry_run_sums_up_the_time_of_all_repeats(harness, tmp_path):
     ran = harness("run", PROFILES / "rpi5-8gb.yaml", "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
     told = r"(?m)^harness: 5 cells, about [\d.]+ (s|min|h) for 15 repeats and up to 30 min to cool down"
-    told += r", at [\d.]+ GB/s, measured now; [\d.]+ GB of weights to make or fetch$"
+    told += rf", at [\d.]+ GB/s, measured now{BUSY}; [\d.]+ GB of weights to make or fetch$"
     assert re.search(told, ran.err)
 
 
@@ -180,7 +180,8 @@ def test_the_time_is_that_of_every_repeat_and_of_waiting_for_it_to_cool():
     assert dry_run.duration_of([(60, 1)], warm) == "about 60 s for 1 repeat"
 
 
-UNMEASURED = "if nothing is measured yet, at {} GB/s, measured here before; excludes preparation"
+BUSY = r"(, \d+% longer because others use as much of the CPUs)?"
+UNMEASURED = rf"if nothing is measured yet, at {{}} GB/s, measured here before{BUSY}; excludes preparation"
 
 
 def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(tmp_path):
@@ -192,7 +193,7 @@ def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(t
         record = GOLDEN | {"bandwidth_probes": [{"read_bytes_per_s": gb_per_s * 1e9}]}
         write_record(tmp_path / machine.facts()["slug"] / "m" / "c" / when, record)
         said.append(dry_run.estimate(experiment, forecasts, tmp_path))
-    assert f"for 6 repeats and up to 12 min to cool down {UNMEASURED.format(99.0)}" in said[0]
+    assert re.search(f"for 6 repeats and up to 12 min to cool down {UNMEASURED.format(99.0)}$", said[0])
     assert "at 40.0 GB/s" in said[1]  # the latest
     assert dry_run.estimate(experiment, [], tmp_path) is None
 
@@ -201,7 +202,7 @@ def test_a_run_says_first_how_long_it_takes(harness, real_config, llamacpp_inter
     write_record(tmp_path / "results" / machine.facts()["slug"] / "m" / "c" / "20260101T000000.000000Z")
     path = real_config({"stack": "llamacpp", "quant": "q8_0"}, model={"shape": "tiny-llama"}, new_tokens=8)
     first = harness("run", path).err.splitlines()[0]
-    assert first == f"harness: about 2 s for 1 repeat {UNMEASURED.format(41.4)}"
+    assert re.fullmatch(f"harness: about [2-4] s for 1 repeat {UNMEASURED.format(41.4)}", first)
 
 
 # --- memory and card

@@ -17,6 +17,7 @@ from harness import config as configs
 from harness.analysis.columns import Repeat
 from harness.analysis.verdicts import BusyProcess, disturbance_summary, status, verdict
 from harness.campaign import other_processes, rounds
+from harness.cli import dry_run
 from harness.compare.sides import side
 from harness.config import plan
 from harness.dataset import table
@@ -304,7 +305,8 @@ def test_a_machine_that_stays_busy_is_one_sentence_and_exit_1(harness, config, d
     path = config(SLOW, retry_disturbed=2)
     ran = harness("run", path)
     assert ran.code == 1
-    assert "  invalid 0/1 (3 disturbed)  " in ran.out
+    assert "  provisional 0/1  " in ran.out
+    assert "\nnext, on a machine that is never quiet: --busy " in ran.out
     assert ran.err.count("invalid: disturbed, measured again later") == 2
     assert ran.err.count("invalid: disturbed again") == 1
     (sentence,) = re.findall(r"^harness: 1 of 1 repeat stayed disturbed: .*$", ran.err, re.MULTILINE)
@@ -320,6 +322,43 @@ def test_a_machine_that_stays_busy_is_one_sentence_and_exit_1(harness, config, d
     assert retried.code == 0
     assert [each["attempt"] for each in records(tmp_path / "results")] == [1, 2, 3, 1]
     assert "  ok 1/1 (3 disturbed)  " in harness("report", "--list").out
+
+
+def test_a_busy_machine_gives_provisional_figures_that_no_comparison_takes(
+    harness, config, disturb, busy, tmp_path
+):
+    disturb(99)
+    path = config(SLOW, SLOW | {"B_ms": 20.0}, name="busy", retry_disturbed=2)
+    ran = harness("run", path, "--busy")
+    assert ran.code == 1
+    assert [each["attempt"] for each in records(tmp_path / "results")] == [1, 1]
+    assert ran.out.count("  provisional 0/1  ") == 2
+    assert "\nprovisional: tiny-qwen2: fake v0 is the fastest (" in ran.out
+    assert "--busy" not in ran.out
+    assert "Provisional: " in (tmp_path / "reports/busy.html").read_text()
+    assert {row["status"] for row in harness("report", "--list", "--json").json} == {"invalid"}
+    assert harness("report", "--export", "csv").err.endswith("nothing to export: 2 disturbed\n")
+    assert harness("compare", "results", "results").code == 2
+
+    assert "fake v0" in harness("run", path).out  # what was disturbed is not measured again
+    assert len(records(tmp_path / "results")) == 2
+    needs = harness("run", path, "--busy", "--quality")
+    assert (needs.code, needs.err) == (2, "harness: --busy has no effect with --quality\n")
+
+
+def test_the_forecast_of_time_allows_for_a_busy_machine(busy):
+    assert (other_processes.busy_now() or 0) > 0.5
+    slower, why = dry_run._slower()
+    assert 1.5 < slower <= 2
+    assert re.fullmatch(r", (\d+)% longer because others use as much of the CPUs", why)
+
+
+def test_what_speed_means_nothing_of_is_not_provisional():
+    emulated = record(**WAITED, machine__emulated="qemu")
+    row = table.repeat_row(
+        emulated, TokenTimes.of_columns({"n": list(range(26, 66)), "latency_ns": [MS] * 40}), None, None
+    )
+    assert (row["status"], row["disturbed"]) == ("invalid", None)
 
 
 def test_what_is_the_stacks_fault_is_not_measured_again(harness, config, disturb, tmp_path):

@@ -261,11 +261,13 @@ class Outcome(Ended):
 
 
 class Counted(Outcome):
-    """An outcome of so many repeats; 0: of none."""
+    """An outcome of so many repeats; 0: of none. `stayed_disturbed`: the disturbance of each repeat without
+    an ok attempt."""
 
     repeats: int
     repeats_ok: int
     disturbed_attempts: int
+    stayed_disturbed: list[Disturbance]
 
 
 class Identity(Variant):

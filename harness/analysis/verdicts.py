@@ -451,8 +451,8 @@ def verdict(
     clock is not compared, and no turn with another.
     """
     known = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
-    functional = loaded_of(record).get("functional") or _emulated(record)
-    usable = Verdict("functional", [functional]) if functional else Verdict("ok", [])
+    why = functional(record)
+    usable = Verdict("functional", [why]) if why else Verdict("ok", [])
     if ended_by_memory(record) and (
         reasons := option_mismatches(record["device"], record["options"], loaded_of(record))
     ):
@@ -473,10 +473,11 @@ def verdict(
     return invalid(found, known) if found else usable
 
 
-def _emulated(record: Record) -> str | None:
-    """Why no speed of the record's machine means anything; null for a real one."""
+def functional(record: Record) -> str | None:
+    """Why the speed of the record's stack or machine means nothing; null: it does."""
     shown = (record.get("machine") or {}).get("emulated")
-    return Warnings.emulated.flag(machine=shown).detail if shown else None
+    emulated = Warnings.emulated.flag(machine=shown).detail if shown else None
+    return loaded_of(record).get("functional") or emulated
 
 
 def attempts_left(record: Record, found: Verdict) -> bool:

@@ -90,14 +90,19 @@ AT_MOST_S = 30.0
 LOOK_S = 0.5  # 50 ticks a CPU of the clock that counts CPU time
 
 
+def busy_now(look_s: float = LOOK_S) -> float | None:
+    """The share of the CPUs that all processes use; null if it cannot be read."""
+    before = psutil.cpu_times()._asdict()
+    time.sleep(look_s)
+    return busy_share(before, psutil.cpu_times()._asdict())
+
+
 def wait_until_quiet(say: Callable[[str], None], at_most_s: float, look_s: float = LOOK_S) -> WaitedForQuiet:
     """Wait until the CPUs are idle over one sample, or `at_most_s` has passed. Returns `waited_s`, and
     `busy_share`, the CPU share used by others in the last sample (null if it cannot be read)."""
     began, announced = time.monotonic(), False
     while True:
-        before = psutil.cpu_times()._asdict()
-        time.sleep(look_s)
-        share = busy_share(before, psutil.cpu_times()._asdict())
+        share = busy_now(look_s)
         waited_s = time.monotonic() - began
         if share is None or share <= BUSY_SHARE or waited_s + look_s > at_most_s:
             share = share if share is None else round(share, 3)

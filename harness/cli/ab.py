@@ -101,9 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
     packages = arguments.package_a, arguments.package_b
     _check(sides, pairs, packages)
     names = _names(pairs)
-    if arguments.dry_run:
-        return _forecast(sides, pairs, names, limits)
     root = (arguments.out or Path("results")).absolute()
+    if arguments.dry_run:
+        return _forecast(sides, pairs, names, limits, root)
     a, b = (RunOptions(root, path, arguments.command_line, fresh=True, wait=arguments.wait) for path in paths)
     rounds = Rounds(threshold, names)
 
@@ -189,6 +189,7 @@ def _forecast(
     pairs: Sequence[tuple[Cell, Cell]],
     names: Sequence[str],
     limits: ab.Limits,
+    root: Path,
 ) -> int:
     for name, (a, b) in zip(names, pairs, strict=True):
         print(f"{name}: {a.id} against {b.id}")
@@ -199,5 +200,5 @@ def _forecast(
             update={"protocol": sides[number].protocol.model_copy(update={"repeats": 1})}
         )
         forecasts = forecast.forecasts(once, [pair[number] for pair in pairs])
-        codes.append(dry_run.show(once, forecasts, as_json=False))
+        codes.append(dry_run.show(once, forecasts, root, as_json=False))
     return max(codes)

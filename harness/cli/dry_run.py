@@ -14,13 +14,13 @@ from typing import Any
 from harness import machine, records
 from harness.analysis import traffic
 from harness.base.text import plural
-from harness.campaign import forecast
+from harness.campaign import forecast, other_processes
 from harness.campaign.forecast import Forecast, bytes_of_shape, packing_of
-from harness.campaign.other_processes import is_busy
 from harness.campaign.quality import RANDOM
 from harness.cli import NOT_OK, OK, say
 from harness.config import Experiment
 from harness.config.plan import Cell
+from harness.machine.doctor.cpu import BUSY_SHARE
 from harness.models import checkpoint, weights
 from harness.models.weights import Ready
 from harness.records import ResultsError
@@ -37,10 +37,10 @@ GPU_MFU = 0.3
 LATEST = 20  # newest records searched for a bandwidth probe; all records of a run have one, or none has
 
 
-def show(experiment: Experiment, forecasts: Sequence[Forecast], as_json: bool) -> int:
+def show(experiment: Experiment, forecasts: Sequence[Forecast], root: Path, as_json: bool) -> int:
     """Print a line per cell, or one array; names a missing device once. NOT_OK if a cell
-    would fail, be refused or not fit."""
-    here = Here(experiment)
+    would fail, be refused or not fit. `root`: the results folder."""
+    here = Here(experiment, root)
     if absent := here.device.absent:
         name, has = here.device.name, here.device.memory_bytes
         planned = f"; the forecast is for {name} with {has / 1e9:.1f} GB" if has else ""
@@ -50,6 +50,7 @@ def show(experiment: Experiment, forecasts: Sequence[Forecast], as_json: bool) -
     if as_json:
         print(json.dumps(lines, indent=1))
     repeats = [cell.workload.repeated(experiment.protocol.repeats) for cell in cells]
+    slower, busy = (1.0, "") if as_json or not here.bandwidth else _slower()
     for line, times in [] if as_json else zip(lines, repeats, strict=True):
         disk, memory, seconds = line["disk_bytes"], line["memory_bytes"], line["seconds"]
         parts = [
@@ -57,19 +58,23 @@ def show(experiment: Experiment, forecasts: Sequence[Forecast], as_json: bool) -
             line["weights"],
             "disk ?" if disk is None else f"disk {disk / 1e9:.1f} GB",
             "memory ?" if memory is None else f"memory {memory / 1e9:.1f} GB",
-            "time ?" if seconds is None else f"about {in_words(seconds)} x {times}",
+            "time ?" if seconds is None else f"about {in_words(slower * seconds)} x {times}",
         ]
         if line["host_memory_bytes"] is not None:
             parts[3] += f" + {line['host_memory_bytes'] / 1e9:.1f} GB on the CPU"
         if line["fill_seconds"]:
-            parts[-1] += f", {in_words(line['fill_seconds'])} of them filling"
+            parts[-1] += f", {in_words(slower * line['fill_seconds'])} of them filling"
         print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
     timed = [
-        (s, times) for line, times in zip(lines, repeats, strict=True) if (s := line["seconds"]) is not None
+        (slower * s, times)
+        for line, times in zip(lines, repeats, strict=True)
+        if (s := line["seconds"]) is not None
     ]
     takes = f", {duration_of(timed, experiment)}" if timed else ""
     if timed and here.bandwidth:
-        takes += f", at {here.bandwidth / 1e9:.1f} GB/s, measured now"
+        takes += f", at {here.bandwidth / 1e9:.1f} GB/s, {here.bandwidth_source}{busy}"
+    if None in (line["seconds"] for line in lines) and here.waits and not here.bandwidth:
+        takes += ", time unknown: another campaign is measuring here, and nothing was measured before"
     if to_write := sum(line["disk_bytes"] or 0 for line in lines):
         takes += f"; {to_write / 1e9:.1f} GB of weights to make or fetch"
     if any(cell.scores for cell in cells):
@@ -103,8 +108,19 @@ def estimate(experiment: Experiment, forecasts: Sequence[Forecast], root: Path) 
             timed.append((takes_s, each.cell.workload.repeated(experiment.protocol.repeats)))
     if not timed:
         return None
-    takes = f"{duration_of(timed, experiment)} if nothing is measured yet"
-    return f"{takes}, at {bandwidth / 1e9:.1f} GB/s, {source}; excludes preparation"
+    slower, busy = _slower()
+    takes = duration_of([(slower * takes_s, times) for takes_s, times in timed], experiment)
+    at = f"at {bandwidth / 1e9:.1f} GB/s, {source}{busy}"
+    return f"{takes} if nothing is measured yet, {at}; excludes preparation"
+
+
+def _slower() -> tuple[float, str]:
+    """By how much the load of this machine lengthens a run, about, and why, in a clause: each other process
+    takes as much of a CPU as ours. A run waits for another campaign, so its load does not count."""
+    share = 0.0 if other_processes.is_busy("cpu") else other_processes.busy_now() or 0.0
+    if share <= BUSY_SHARE:
+        return 1.0, ""
+    return 1 + share, f", {share:.0%} longer because others use as much of the CPUs"
 
 
 def duration_of(timed: Sequence[tuple[float, int]], experiment: Experiment) -> str:
@@ -157,20 +173,24 @@ class Source:
 class Here:
     """This machine: the device, its bandwidth, and files that exist or that an earlier cell makes."""
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, root: Path) -> None:
         self.device = forecast.device_of(experiment)
         self._threads = experiment.protocol.threads or machine.physical_cores()
         self._planned: set[Path] = set()
         self.bandwidth: float | None = None
         # A probe would disturb the measurements of another campaign.
-        if self.device.family == "cpu" and not is_busy("cpu"):
+        self.waits = self.device.family == "cpu" and other_processes.is_busy("cpu")
+        if self.waits and (known := _known_bandwidth(root / machine.facts()["slug"])):
+            self.bandwidth, self.bandwidth_source = known
+        elif self.device.family == "cpu" and not self.waits:
+            self.bandwidth_source = "measured now"
             with contextlib.suppress(machine.ProbeError):  # without a probe there is no time estimate
                 self.bandwidth = machine.read_bandwidth(self._threads)["read_bytes_per_s"]
 
     @cached_property
     def _flops(self) -> float | None:
-        """FLOP/s of the CPU; null where its bandwidth is not known either."""
-        if self.bandwidth is not None:
+        """FLOP/s of the CPU; null where it cannot be measured now."""
+        if self.bandwidth is not None and not self.waits:
             with contextlib.suppress(machine.ProbeError):
                 return machine.matrix_rate(self._threads)["flops_per_s"]
         return None

@@ -93,6 +93,10 @@ def _max_ctx(experiment: Experiment, arguments: argparse.Namespace) -> int:
 # `harness run --on`: a fleet's progress, live on a terminal, as lines elsewhere, or as events in JSON.
 
 
+BUSY = (
+    "do not repeat what other processes disturbed, on a machine that is never quiet: its figures are"
+    " provisional, never ok"
+)
 HELP = (
     "run on a fleet of machines (docs/guide/fleet.md): a file such as fleet.yaml, a Ray address"
     " (ray://HOST:10001, HOST:6379, auto), or local-cluster:N; --json then prints one event per line"
@@ -226,7 +230,8 @@ def _quality(experiment: Experiment, arguments: argparse.Namespace) -> int:
 
 def _dry_run(experiment: Experiment, given: Sequence[Workload], arguments: argparse.Namespace) -> int:
     alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
-    return dry_run.show(alone, forecast.forecasts(alone, cells), arguments.json)
+    root = cli_progress.run_options(arguments).root
+    return dry_run.show(alone, forecast.forecasts(alone, cells), root, arguments.json)
 
 
 # `harness run`: measure every cell of a config, print the table, write the page.
@@ -242,6 +247,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--fresh", action="store_true", help="measure every cell again, also those already measured"
     )
     parser.add_argument("--retry-failed", action="store_true", help="measure again the cells that are not ok")
+    parser.add_argument("--busy", action="store_true", help=BUSY)
     parser.add_argument("--wait", action="store_true", help=WAIT)
     parser.add_argument(
         "--skip-known-failures",
@@ -311,7 +317,7 @@ NEEDS = {
     "check_weights": ("seconds",),
 }
 """Options that belong to another."""
-LATENCY_ALONE = ("on", "skip_known_failures", "tokens")
+LATENCY_ALONE = ("on", "skip_known_failures", "tokens", "busy")
 
 
 def _may_be_config(path: Path) -> bool:
@@ -333,10 +339,17 @@ def run(arguments: argparse.Namespace) -> int:
     if instead and (lost := [each for each in LATENCY_ALONE if given[each]]):
         raise Mistake(f"{_option(lost[0])} has no effect with {_option(instead[0])}")
     values = {"new_tokens": arguments.tokens, "reserve": arguments.reserve}
+    values["retry_disturbed"] = 0 if arguments.busy else None
     settings = [*arguments.set, *(f"{key}={value}" for key, value in values.items() if value is not None)]
     arguments.config, experiment = model_arguments.experiment(arguments.models, arguments, settings)
     kinds = {"max_ctx": _max_ctx, "quality": _quality, "check_weights": _check_weights}
     return kinds[instead[0]](experiment, arguments) if instead else _measure(experiment, arguments)
+
+
+NEXT_IF_BUSY = (
+    "next, on a machine that is never quiet: --busy does not repeat what was disturbed; its figures are"
+    " provisional"
+)
 
 
 def _option(name: str) -> str:
@@ -352,12 +365,12 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if arguments.skip_known_failures:
         forecasts = _able(forecasts)
         cells = [each.cell for each in forecasts]
-    if arguments.dry_run:
-        return dry_run.show(experiment, forecasts, arguments.json)
-    # While it waits, another campaign may make weights that are forecast as missing.
-    known = [] if arguments.wait else forecasts
-    request = replace(cli_progress.run_options(arguments), forecasts=known)
+    request = cli_progress.run_options(arguments)
     root = request.root
+    if arguments.dry_run:
+        return dry_run.show(experiment, forecasts, root, arguments.json)
+    # While it waits, another campaign may make weights that are forecast as missing.
+    request = replace(request, forecasts=[] if arguments.wait else forecasts)
     if not arguments.on and (estimate := dry_run.estimate(experiment, forecasts, root)):
         say(estimate)
     if arguments.on:
@@ -370,6 +383,8 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if not arguments.json:
         for sentence in closing(gathered):
             print(sentence)
+        if not arguments.busy and any(row["stayed_disturbed"] for row in gathered.cells):
+            print(NEXT_IF_BUSY)
     # A run of some cells must not overwrite the page of all cells.
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"

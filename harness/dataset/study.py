@@ -22,6 +22,7 @@ from harness.analysis.columns import (
     Attribution,
     Cell,
     Check,
+    Counted,
     Ends,
     Identity,
     Outcome,
@@ -144,6 +145,11 @@ class Study:
 
 def ok(row: Outcome) -> bool:
     return row["status"] == "ok"
+
+
+def provisional(row: Counted) -> bool:
+    """Whether it has figures that are not ok only because the machine disturbed every repeat."""
+    return row["status"] == "invalid" and 0 < row["repeats"] == len(row["stayed_disturbed"])
 
 
 def failure(row: Outcome) -> str:

@@ -34,6 +34,7 @@ from harness.analysis.verdicts import (
     USABLE,
     beyond_trained,
     counting,
+    functional,
     notes,
     status,
     verdict,
@@ -323,8 +324,11 @@ def repeat_row(
     invalidating = [
         f for f in raised if f.invalidates == "all" or (f.invalidates == "W" and record["kind"] == "measured")
     ]
-    if state in USABLE and invalidating:
-        state, reasons = "invalid", [*reasons, *(flag.detail for flag in invalidating)]
+    if (state in USABLE or disturbed) and invalidating:
+        state, disturbed = "invalid", None
+        reasons = [*reasons, *(flag.detail for flag in invalidating)]
+    if functional(record):  # its speed means nothing, disturbed or not
+        disturbed = None
     if any(flag.invalidates == "first token" for flag in raised):
         figures["first_token_ms"] = None
     if loaded.get("kv_read") == "full":
@@ -562,3 +566,4 @@ def flag_identical_series(rows: Sequence[Repeat], latencies: Sequence[Floats]) -
         if flag := same.get(f"{each['cell']} {each['started_utc']}"):
             each["flags"].append(flag.row())
             each["status"], each["reasons"] = "invalid", [*each["reasons"], flag.detail]
+            each["disturbed"] = None

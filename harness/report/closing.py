@@ -17,10 +17,10 @@ Rankings = tuple[Ranked, Ranked, Ranked]
 def closing(study: Study) -> list[str]:
     """For each model the fastest, the smallest and the best known quality, and how to serve the fastest."""
     found = []
-    for group in summary.groups(study):
+    for group in summary.shown_groups(study):
         ranked = _ranked(group)
         if sentence := _sentence(group, ranked):
-            found.append(sentence)
+            found.append(f"provisional: {sentence}" if group.provisional else sentence)
         if command := _command(study, group, ranked):
             found.append(f"to serve it: {command}")
     return found

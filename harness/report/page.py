@@ -155,6 +155,7 @@ class Panel:
     title: str
     answers: Sequence[Answer]
     pictures: Sequence[Picture]
+    notice: str = ""
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def views(study: Study, drawn: Mapping[str, tuple[str, list[Figure]]]) -> list[V
     """A view of each model, in order; models with only searches and memory come last. `drawn`: the sections
     of decodes."""
     chapters, figures = figures_chapters(study), dict(drawn.values())
-    looks, groups = marks(study), summary.groups(study)
+    looks, groups = marks(study), summary.shown_groups(study)
     of_chapters = [model for chapter in chapters.values() for model in chapter.rows]
     found = []
     for number, model in enumerate(dict.fromkeys((*study.models, *(g.model for g in groups), *of_chapters))):
@@ -197,6 +198,7 @@ def views(study: Study, drawn: Mapping[str, tuple[str, list[Figure]]]) -> list[V
                         group.title if len(own) > 1 else "",
                         summary.answers(group),
                         picture.pictures(group, looks),
+                        summary.PROVISIONAL if group.provisional else "",
                     )
                     for group in own
                     if group.named or group.searched

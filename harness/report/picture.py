@@ -173,12 +173,13 @@ def _picture(
     corners = sorted((points[place].x, points[place].y) for place in front)
     best = [known[place][0] for place in sorted(front, key=lambda place: values[place])]
     missing = len(group.named) - len(known)
+    word = "cells" if group.provisional else "ok cells"
     text = (
         f"{switch} of {group.title}: best at top left. Line: the Pareto front, which no variant beats in"
         f" both: {base_text.list_named(best, FRONT_NAMED)}; the others are pale."
         + (" Crosses: 95% intervals." if any(p.across for p in points) else "")
         + (" Open symbols: their size is by another measure." if any(p.open for p in points) else "")
-        + (f" {missing} of {len(group.named)} ok cells lack a figure." if missing else "")
+        + (f" {missing} of {len(group.named)} {word} lack a figure." if missing else "")
     )
     return Picture(
         name,

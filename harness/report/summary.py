@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.analysis.columns import Cell, Ends, Outcome, Result, Search, ShownCell
 from harness.base import text
-from harness.dataset.study import Study, bounds, finite, labels, ok, timed
+from harness.dataset.study import Study, bounds, finite, labels, ok, provisional, timed
 from harness.report.tables import PAST_TRAINING, B, held, number, past_training
 
 # Which cells lead in a figure, and which of them are not distinguishable. Pure.
@@ -136,13 +136,15 @@ class Ranked:
 @dataclass(frozen=True)
 class Group:
     """Cells that may be ranked together: one model on one machine, measured here or published. With labels:
-    `every` cell, `named`, the decodes that are ok, and `searched`, the searches that are ok."""
+    `every` cell, `named`, the decodes that are ok, and `searched`, the searches that are ok. `provisional`:
+    none is, and `named` are those that only the machine disturbed."""
 
     model: str
     title: str
     every: Named
     named: Named
     searched: Sequence[tuple[str, Search]]
+    provisional: bool = False
 
 
 def groups(study: Study) -> list[Group]:
@@ -166,6 +168,22 @@ def groups(study: Study) -> list[Group]:
         searched = zip(labels(searches, model), searches, strict=True)
         tried = [(label, row) for label, row in searched if ok(row)]
         found.append(Group(model, model + where, every, named, tried))
+    return found
+
+
+PROVISIONAL = (
+    "Provisional: other programs or the machine itself disturbed every repeat, so that no cell is ok. The"
+    " figures may be far from those of a quiet machine."
+)
+
+
+def shown_groups(study: Study) -> list[Group]:
+    """The groups; where no cell is ok, with the decodes that only the machine disturbed, as provisional."""
+    found = []
+    for group in groups(study):
+        disturbed = [(label, row) for label, row in group.every if provisional(row) and not timed(row)]
+        replaces = disturbed and not any(ok(row) for _, row in group.every)
+        found.append(replace(group, named=disturbed, provisional=True) if replaces else group)
     return found
 
 
@@ -274,7 +292,7 @@ def quality_is_kld(named: Named) -> bool:
 
 def best_quality(every: Named) -> Ranked:
     """Rank by KL divergence, else by perplexity. Quality belongs to the weights, so no ok run is needed."""
-    valid = [(label, row) for label, row in every if row["status"] != "invalid"]
+    valid = [(label, row) for label, row in every if row["status"] != "invalid" or provisional(row)]
     measure, of = ("KLD", divergence) if quality_is_kld(valid) else ("perplexity", perplexity)
     found = [of(label, row) for label, row in valid]
     entries = [each for each in found if each]
@@ -300,7 +318,10 @@ class Answer:
 
 def answers(group: Group) -> list[Answer]:
     """One answer per goal, in order."""
-    return [_answers_fastest(group), _answers_quality(group), _answers_longest(group)]
+    found = [_answers_fastest(group), _answers_quality(group), _answers_longest(group)]
+    if group.provisional:
+        found = [replace(each, text=f"provisional: {each.text}") if each.leaders else each for each in found]
+    return found
 
 
 def _answers_fastest(group: Group) -> Answer:
@@ -460,7 +481,7 @@ def _source(row: Cell) -> str:
 
 def per_model(study: Study) -> list[tuple[str, str]]:
     """Model and its best cells; separate entries for other machines and for published figures."""
-    return [(group.title, sentence(group)) for group in groups(study)]
+    return [(group.title, sentence(group)) for group in shown_groups(study)]
 
 
 def sentence(group: Group) -> str:
@@ -469,7 +490,7 @@ def sentence(group: Group) -> str:
     best = (_fastest(named), _smallest(named, every), _longest(named, tried), _quality(every))
     clauses = [clause for clause in best if clause]
     if not tried and not any(ok(row) for _, row in every):
-        clauses.insert(0, "no cell is ok")
+        clauses.insert(0, "no cell is ok" + ", figures are provisional" * group.provisional)
     return f"{'; '.join(clauses) or 'nothing to compare'}."
 
 

@@ -24,7 +24,7 @@ from harness.analysis.columns import (
 from harness.analysis.traffic import spread
 from harness.analysis.warnings import Warnings
 from harness.base.text import plural
-from harness.dataset.study import bounds, failure, finite, ok
+from harness.dataset.study import bounds, failure, finite, ok, provisional
 from harness.report.text_table import NONE, Table, formatted
 from harness.theory import floors
 
@@ -70,9 +70,11 @@ def interval(ends: Ends | None, digits: int = 2) -> str:
 
 
 def state(row: Counted) -> str:
-    """The status: `ok 3/3`; `ok 3/3 (2 disturbed)` where other processes disturbed two attempts; `reported`
-    for a published figure."""
+    """The status: `ok 3/3`; `ok 3/3 (2 disturbed)` where other processes disturbed two attempts; `provisional
+    0/3` where they disturbed all; `reported` for a published figure."""
     status = row["status"]
+    if provisional(row):
+        return f"provisional 0/{row['repeats']}"
     if row["kind"] == "reported":
         return "reported" if status == "ok" else f"reported {status}"
     if not row["repeats"]:
@@ -114,6 +116,7 @@ def counted(row: Ended, reasons: list[str], of: Cell | None = None) -> Counted:
         "repeats": of["repeats"] if of else 0,
         "repeats_ok": of["repeats_ok"] if of else 0,
         "disturbed_attempts": of["disturbed_attempts"] if of else 0,
+        "stayed_disturbed": of["stayed_disturbed"] if of else [],
     }
 
 

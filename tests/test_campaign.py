@@ -245,6 +245,7 @@ def test_a_second_campaign_on_the_device_is_refused_or_waits_as_asked(harness, b
     refused = harness("run", other, "--out", tmp_path / "elsewhere")
     assert refused.code == 1
     assert "another campaign" in refused.err
+    assert not (tmp_path / "elsewhere").exists()
     waiting = background("run", other, "--out", tmp_path / "elsewhere", "--wait")
     assert next(line for line in waiting.stderr if "waiting for another campaign" in line)
     first.send_signal(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -244,6 +245,15 @@ def test_timestamps_that_go_back_are_no_series(harness, tmp_path):
     ran = harness("fit", log, "--time-column", "at", "--unit", "ms")
     assert ran.code == 1
     assert "at goes back from 1020 to 1010 in line 4" in ran.out
+
+
+def test_of_thousands_of_groups_the_first_are_printed_and_the_others_counted(harness, tmp_path):
+    names, ms = [f"r{n // 5}" for n in range(5_000)], np.tile([10.0, 11.0, 12.0, 13.0, 14.0], 1_000)
+    log = table(tmp_path / "log.csv", "who,latency_ms", names, ms)
+    lines = harness("fit", log, "--group-column", "who").out.splitlines()
+    assert len(lines) < 200
+    assert lines[1].startswith("r0 ")
+    assert re.fullmatch(r"960 more variants, 0 unusable, \d+ with warnings: --json has all", lines[-1])
 
 
 def test_groups_and_tables_of_other_forms(harness, tmp_path):

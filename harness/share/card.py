@@ -11,18 +11,17 @@ from hashlib import sha256
 from html import escape
 from operator import itemgetter
 
-from harness.analysis.columns import Ended, Score, Search, ShownCell
+from harness.analysis.columns import Ended, Result, Score, Search, ShownCell
 from harness.analysis.identity import device
 from harness.analysis.metrics import METRICS
 from harness.base.text import list_named, plural, printable
 from harness.dataset import table as dataset_table
 from harness.dataset.study import Study, load_study, ok, timed
-from harness.records import Stored
+from harness.records import ResultsError, Stored
 from harness.records.files import read_columns
-from harness.records.kinds import Record
+from harness.records.kinds import Record, loaded_of
 from harness.records.parts import Gpu
 from harness.report import tables
-from harness.report.summary import failures
 from harness.report.tables import number
 from harness.report.text_table import NONE, Table, in_markdown
 from harness.share.bundle import TABLES, Anonymizer
@@ -88,10 +87,13 @@ class Card:
 
 
 def made(stored: Sequence[Stored], anonymizer: Anonymizer) -> Card:
-    """The card of records of one model on one machine. Raises ResultsError for a damaged series."""
+    """The card of records of one model on one machine. Raises ResultsError: nothing to
+    show, or a damaged series."""
     anonymous = [Stored(each.folder, anonymizer.value(each.record)) for each in stored]
     study = load_study(anonymous)
     table = _table(study)
+    if not table.lines:
+        raise ResultsError(f"{place(stored[0].record)[1]}: only its weights were checked: nothing to show")
     meaning = [f"{CONTEXT.heading}: {CONTEXT.meaning}"] * (CONTEXT.heading in table.headings)
     return Card(_title(study, anonymous), table, [*_outcomes(study), *meaning, *_origin(study, anonymous)])
 
@@ -119,7 +121,12 @@ def _gib(size: int | None) -> str:
 
 def _outcomes(study: Study) -> list[str]:
     """What is not ok, and what the figures are of."""
-    notes = [f"{', '.join(names)}: {outcome}" for outcome, names in failures(study)]
+    every: list[Result | Score] = [*study.cells, *study.searches, *study.scores]
+    notes = [
+        f"{row['name']}: {': '.join(filter(None, (row['status'], '; '.join(row['reasons']))))}"
+        for row in every
+        if not ok(row)
+    ]
     lengths = {
         f"{row['tokens']:,} tokens after {row['prompt_tokens']:,}"
         for row in study.cells
@@ -139,15 +146,12 @@ def _origin(study: Study, stored: Sequence[Stored]) -> list[str]:
         if (file := (weights := each.record["model"]["weights"]).get("file"))
     }
     notes = [f"file: {each}" for each in sorted(files)]
-    methods = study.methods
-    notes += [f"source: {each}" for each in _texts(methods.get("Sources"))]
-    notes += _texts(methods.get("Stacks"))
+    notes += sorted(filter(None, {_software(each.record) for each in stored}))
     harness = {_version(each.record) for each in stored}
     days = sorted({each.record["started_utc"][:10] for each in stored})
     notes.append(f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, {list_named(sorted(harness), 3)}")
     notes.append(
-        f"SHA-256 of the {plural(len(stored), 'record')}: {checksum(stored)} (harness share prints it again"
-        " for the same folder or a bundle of it)"
+        f"{plural(len(stored), 'record')}, SHA-256 {checksum(stored)}: harness share prints it again"
     )
     return notes
 
@@ -156,8 +160,13 @@ def _megabytes(size: int | None) -> str:
     return f"{size / 1e6:,.0f} MB" if size else ""
 
 
-def _texts(of: object) -> list[str]:
-    return list(map(str, of)) if isinstance(of, list) else []
+def _software(record: Record) -> str:
+    """The stack and its versions; of published figures their source."""
+    if source := record.get("source"):
+        return f"source: {source['title']}, {source['url']}, {source['license']}"
+    versions = (loaded_of(record).get("versions") or {}).items()
+    listed = ", ".join(f"{name} {version}" for name, version in versions)
+    return f"{record['stack']}: {listed}" if listed else ""
 
 
 def _version(record: Record) -> str:
@@ -202,8 +211,8 @@ def _table(study: Study) -> Table:
             )
         )
     columns = [(heading, list(map(text, lines))) for heading, text in COLUMNS]
-    shown = [(heading, texts) for heading, texts in columns if set(texts) != {NONE}]
-    headings, texts = zip(*shown, strict=True) if shown else ((), ())
+    shown = [(heading, texts) for heading, texts in columns if heading in WORDS[:1] or {*texts} - {NONE}]
+    headings, texts = zip(*shown, strict=True)
     return Table(headings, list(zip(*texts, strict=True)), [heading not in WORDS for heading in headings])
 
 
@@ -269,7 +278,7 @@ COLUMNS: tuple[tuple[str, Callable[[_Line], str]], ...] = (
 
 SIZE, LINE, MARGIN = 13, 20, 16
 ADVANCE = SIZE * 0.61
-LEAST_WIDTH = 80  # characters of a note before it is wrapped
+LEAST_WIDTH = 96  # characters of a note before it is wrapped
 STYLE = f"""
 rect {{ fill: #fff; stroke: #ccc }} text {{ fill: #222; font: {SIZE}px ui-monospace, Menlo, Consolas,
 "DejaVu Sans Mono", monospace; white-space: pre }} .strong {{ font-weight: bold }} .note {{ fill: #555 }}

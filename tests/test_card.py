@@ -19,6 +19,7 @@ from markdown_it import MarkdownIt
 from harness.records.files import read_columns, write_columns
 from harness.share import bundle
 
+ROOT = Path(__file__).parent.parent
 Harness = Callable[..., Ran]
 SUM = re.compile(r"SHA-256 ([0-9a-f]{64})")
 
@@ -120,6 +121,12 @@ def test_published_figures_name_their_source_and_are_none_of_ours(harness: Harne
     assert {row["status"].split()[0] for row in shown.rows} == {"reported"}
     assert any(item.startswith("source: Single-user inference of Qwen1.5") for item in shown.items)
     assert any(item.startswith("qwen1.5-7b llamacpp fp16 on cuda: unavailable: ") for item in shown.items)
+
+
+def test_the_page_about_it_shows_it(harness: Harness):
+    page = (ROOT / "docs" / "guide" / "share.md").read_text()
+    ran = harness("share", "published/rtx4090-qwen1.5", "--only", "*7b.llamacpp.q4*")
+    assert ran.out in page
 
 
 def test_a_search_alone_has_a_row_with_its_length(harness: Harness, config: Callable[..., Path]):

@@ -94,8 +94,10 @@ def made(stored: Sequence[Stored], anonymizer: Anonymizer) -> Card:
     table = _table(study)
     if not table.lines:
         raise ResultsError(f"{place(stored[0].record)[1]}: only its weights were checked: nothing to show")
-    meaning = [f"{CONTEXT.heading}: {CONTEXT.meaning}"] * (CONTEXT.heading in table.headings)
-    return Card(_title(study, anonymous), table, [*_outcomes(study), *meaning, *_origin(study, anonymous)])
+    notes = [*_outcomes(study), *_origin(study, anonymous)]
+    if any(mark in cell for line in table.lines for cell in line for mark in ("+", tables.NOT_HELD)):
+        notes.insert(0, f"{CONTEXT.heading}: {CONTEXT.meaning}")
+    return Card(_title(study, anonymous), table, notes)
 
 
 def _title(study: Study, stored: Sequence[Stored]) -> str:

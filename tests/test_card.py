@@ -98,6 +98,13 @@ def test_what_is_not_ok_is_named_with_its_reason_and_shows_no_speed(grown: Night
     assert "tiny-qwen2 fake b: oom: out of memory: 3 GB more" in Shown(out).items
 
 
+def test_there_is_no_card_of_a_damaged_series(grown: Nights, harness: Harness):
+    grown.add(0)
+    path = next(grown.root.rglob("tokens.parquet"))
+    path.write_bytes(path.read_bytes()[:-40])
+    refused(harness("share", grown.root), f"{path}: not a series")
+
+
 def test_synthetic_weights_are_said_in_its_first_line(harness: Harness):
     card = harness("share", HONEST, "--only", "*.llamacpp.*").out
     assert card.startswith("**tiny-qwen2 (synthetic weights) on ")

@@ -87,10 +87,12 @@ class Card:
 
 
 def made(stored: Sequence[Stored], anonymizer: Anonymizer) -> Card:
-    """The card of records of one model on one machine. Raises ResultsError: nothing to
-    show, or a damaged series."""
+    """The card of records of one model on one machine. Raises ResultsError: nothing to show, or one of them
+    cannot be analysed."""
     anonymous = [Stored(each.folder, anonymizer.value(each.record)) for each in stored]
     study = load_study(anonymous)
+    if study.warnings:
+        raise ResultsError(study.warnings[0])
     table = _table(study)
     if not table.lines:
         raise ResultsError(f"{place(stored[0].record)[1]}: only its weights were checked: nothing to show")
@@ -253,6 +255,8 @@ def _context(line: _Line) -> str:
 
 
 def _perplexity(line: _Line) -> str:
+    if line.main and line.main["status"] == "invalid":
+        return NONE
     rows = [line.main, *line.scores] if line.main else line.scores
     return number(next((found for row in rows if (found := row["perplexity"]) is not None), None))
 

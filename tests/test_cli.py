@@ -238,7 +238,7 @@ def test_env_create_builds_once_and_says_where(harness):
         ("run x.yaml --quality --seconds 3", "--seconds needs --check-weights"),
         ("run x.yaml --quality --tokens 3", "--tokens has no effect with --quality"),
         ("run x.yaml --quality --max-ctx", "not allowed with argument --quality"),
-        ("share", "one of the arguments --bundle --verify is required"),
+        ("share --bundle a.tar.zst --svg a.svg", "--svg: not allowed with argument --bundle"),
         ("run x --fast", "harness: unrecognized arguments: --fast; harness run --help has the options\n"),
         ("theory qwen1.5-7b --context 32kk", "harness: --context: 32kk is not a count"),
         ("env", "required: ACTION; harness env --help"),

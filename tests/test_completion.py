@@ -24,7 +24,7 @@ TYPED = {
     "run cpu-": ["run", "cpu-qwen15-0.5b"],
     "run my": ["run", "my config.yaml"],
     "report --list res": ["report", "--list", "results"],
-    "report --export ll": ["report", "--export", "llama-bench"],
+    "report --export lla": ["report", "--export", "llama-bench"],
     "env cre": ["env", "create"],
     "env create --json llam": ["env", "create", "--json", "llamacpp"],
     "env synth tiny-q": ["env", "synth", "tiny-qwen2"],

@@ -49,7 +49,7 @@ GROUPS = {
         "compare": "report changes between two sets of runs that exceed run-to-run noise",
         "fit": "fit a latency log of any tool: line, confidence interval, shape, warnings",
     },
-    "share": {"share": "put results into one file without what identifies a person, or check such a file"},
+    "share": {"share": "print a card of results to paste, put results into one file, or check such a file"},
     "set up": {
         "doctor": "describe this machine, and list conditions that disturb measurements",
         "env": "list, create or check the environments of the stacks, or adopt an interpreter",

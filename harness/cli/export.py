@@ -8,14 +8,16 @@ from pathlib import Path
 from harness.analysis.columns import Repeat
 from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.options import stored
-from harness.records import ResultsError, no_records
+from harness.records import Record, ResultsError, no_records
 from harness.records.files import write_output
-from harness.share import export
+from harness.share import export, submissions
 from harness.share.export import Chosen
 
-FITS: dict[str, Callable[[Repeat], str]] = {
+FITS: dict[str, Callable[[Repeat, Record], str]] = {
     "llama-bench": export.fits_llama_bench,
-    "csv": lambda row: "",
+    "llm-d": submissions.fits_requests,
+    "localmaxxing": submissions.fits_localmaxxing,
+    "csv": lambda row, record: "",
     "parquet": export.fits_tokens,
 }
 """Why an ok repeat cannot be exported, by format; empty where it can."""
@@ -33,18 +35,33 @@ def run(folder: Path, to: str, output: Path | None) -> int:
     if to == "parquet" and target is not None:
         done = export.write_tokens(target, chosen.by_campaign()) > 0
     else:
-        rows = list(export.llama_bench_rows(chosen.by_campaign())) if to == "llama-bench" else []
-        text = (
-            export.llama_bench_text(rows) if to == "llama-bench" else export.lines_text(chosen.by_campaign())
-        )
+        text = _text(chosen, to)
         done = bool(text)
         if target is None:
             print(text, end="")
         elif done:
             write_output(target, text)
-        if rows:  # what compare-llama-bench.py takes for its -b and -c
-            say(f"builds: {', '.join(export.llama_bench_builds(rows))}")
     return _summarize(chosen, done, folder)
+
+
+def _text(chosen: Chosen, to: str) -> str:
+    """The text of a format; empty where nothing can be exported. Prints what to know to use it."""
+    campaigns = chosen.by_campaign()
+    if to == "llama-bench":
+        if rows := list(export.llama_bench_rows(campaigns)):
+            # what compare-llama-bench.py takes for its -b and -c
+            say(f"builds: {', '.join(export.llama_bench_builds(rows))}")
+        return export.llama_bench_text(rows)
+    if to == "llm-d":
+        return submissions.text(submissions.llm_d(campaigns))
+    if to == "localmaxxing":
+        found = list(submissions.localmaxxing(campaigns))
+        if nameless := sum("hfId" not in each for each in found):
+            say(
+                f"hfId is missing in {nameless} of {len(found)}: add the model's name on the Hugging Face hub"
+            )
+        return submissions.text(found)
+    return export.lines_text(campaigns)
 
 
 def _unwritable(target: Path) -> str:

@@ -181,9 +181,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     view.add_argument(
         "--export",
-        choices=["llama-bench", "csv", "parquet"],
-        help="print the ok repeats for other tools (llama-bench: its JSON, a row per test; csv: a line per"
-        " repeat; parquet: every token)",
+        choices=["llama-bench", "llm-d", "localmaxxing", "csv", "parquet"],
+        help="print the ok repeats for other tools (llama-bench: its JSON, a row per test; llm-d: its report;"
+        " localmaxxing: its submission, both a line per cell; csv: a line per repeat; parquet: every token)",
     )
     view.add_argument("--format", choices=["md", "csv", "json"], help="print the tables of the page")
     parser.add_argument(

@@ -1,18 +1,21 @@
-"""`harness share`: results in one file for others, and the check of such a file."""
+"""`harness share`: a card of results to paste, results in one file, and the check of such a file."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections import Counter
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from harness.base.text import plural
+from harness.base.text import list_named, plural
 from harness.cli import NOT_OK, OK, Mistake, options, say
 from harness.cli.options import add_results
 from harness.machine import host
-from harness.records import ResultsError, no_records
-from harness.share import bundle
+from harness.records import ResultsError, Stored, no_records
+from harness.records.files import write_output
+from harness.share import bundle, card
 from harness.share import verify as share_verify
 from harness.share.bundle import SUFFIX, Anonymizer
 from harness.share.verify import Verification, verify
@@ -22,7 +25,10 @@ SHOWN = 5
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_results(parser)
-    what = parser.add_mutually_exclusive_group(required=True)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--svg", type=Path, metavar="FILE", help="write the card as a picture, instead of Markdown"
+    )
     what.add_argument(
         "--bundle", type=Path, metavar="FILE", help=f"put the results into a new file, named *{SUFFIX}"
     )
@@ -31,6 +37,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="BUNDLE",
         help="check a bundle: compute every figure anew, and refuse what contradicts itself",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="of the card: only cells whose id, or machine/id, matches; repeatable (default: the model of "
+        "the newest campaign)",
     )
     parser.add_argument(
         "--hide",
@@ -54,7 +68,60 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if not arguments.verify and not arguments.bundle:
+        return _card(arguments)
+    if arguments.only:
+        raise Mistake("--only is for the card: a bundle has all records of its folder")
     return (_verify if arguments.verify else _bundle)(arguments)
+
+
+def _card(arguments: argparse.Namespace) -> int:
+    """Print the card, or write its picture. Raises ResultsError: nothing to show, or the file cannot be
+    written."""
+    with bundle.as_folder(arguments.dir) as folder:
+        every = list(options.stored(folder))
+        if not every:
+            raise no_records(arguments.dir)
+        # The names in a bundle were taken out; those of this machine have nothing to do with it.
+        of_owner = host.owner_names() if folder == arguments.dir else []
+        anonymizer = Anonymizer([*of_owner, *arguments.hide])
+        for each in every:
+            anonymizer.learn(each.record)
+        made = card.made(_of_one_place(every, arguments), anonymizer)
+    if arguments.svg:
+        write_output(arguments.svg, made.svg())
+        print(arguments.svg.absolute())
+    else:
+        print(made.markdown(), end="")
+    return OK
+
+
+def _of_one_place(every: Sequence[Stored], arguments: argparse.Namespace) -> list[Stored]:
+    """The records of one model on one machine: of those that --only matches, else of the newest campaign.
+    Raises Mistake where there are several."""
+    found = [each for each in every if _matches(each, arguments.only)]
+    if not found:
+        hint = f"matches none of {plural(len(every), 'record')}, such as {every[0].record['cell']}"
+        raise Mistake(f"--only {' '.join(arguments.only)}: {hint}")
+    places = card.newest_places(found)
+    if len(places) > 1:
+        names = list_named([f"{machine}/{model}" for machine, model in places], SHOWN)
+        machine, model = places[0]
+        raise Mistake(
+            f"{arguments.dir}: a card shows one model on one machine, and its newest campaign has "
+            f"{len(places)} ({names}); name one: --only '{machine}/{model}.*'"
+        )
+    others = {card.place(each.record) for each in found} - set(places)
+    if others:
+        names = list_named(sorted(f"{machine}/{model}" for machine, model in others), SHOWN)
+        say(f"the card of the newest campaign; for another: --only GLOB ({names})")
+    return card.latest([each for each in found if card.place(each.record) == places[0]])
+
+
+def _matches(each: Stored, globs: Sequence[str]) -> bool:
+    cell = each.record["cell"]
+    names = (cell, f"{each.record['machine']['slug']}/{cell}")
+    return not globs or any(fnmatchcase(name, glob) for name in names for glob in globs)
 
 
 def _bundle(arguments: argparse.Namespace) -> int:

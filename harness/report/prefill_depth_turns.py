@@ -115,9 +115,7 @@ def _depth_rate(row: Cell, depth: int) -> str:
     each = next((each for each in _at(row) if each["depth"] == depth), None)
     if each is None:
         return NONE
-    low, high = bounds(each["tokens_per_s_ci95"])
-    half = "" if low is None or high is None else f" ± {(high - low) / 2:.1f}"
-    return number(each["tokens_per_s"], "{:,.1f}") + half
+    return tables.plus_minus(each["tokens_per_s"], each["tokens_per_s_ci95"])
 
 
 def _depth_figure(model: str, named: Named, marks: Mapping[str, Mark]) -> Figure | None:

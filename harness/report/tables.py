@@ -69,6 +69,13 @@ def interval(ends: Ends | None, digits: int = 2) -> str:
     return f"{low:,.{digits}f} to {high:,.{digits}f}"
 
 
+def plus_minus(value: float | None, ends: Ends | None) -> str:
+    """`61.0 ± 0.4`: with half of its 95% confidence interval, where that has two ends."""
+    low, high = bounds(ends)
+    half = "" if low is None or high is None else f" ± {(high - low) / 2:.1f}"
+    return number(value, "{:,.1f}") + half
+
+
 def state(row: Counted) -> str:
     """The status: `ok 3/3`; `ok 3/3 (2 disturbed)` where other processes disturbed two attempts; `provisional
     0/3` where they disturbed all; `reported` for a published figure."""

@@ -37,7 +37,7 @@ class Chosen:
     """
 
     stored: Iterable[Stored]
-    fits: Callable[[Row], str] = lambda row: ""
+    fits: Callable[[Row, Record], str] = lambda row, record: ""
     left_out: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
     seen: int = 0
@@ -50,17 +50,26 @@ class Chosen:
             found: list[Repeat] = []
             for row, each in campaign.repeats:
                 self.seen += 1
-                if why := self._unfit(row):
+                if why := self._unfit(row, each.record):
                     self.left_out[why] += 1
                 else:
                     found.append((row, each))
             if found:
                 yield found
 
-    def _unfit(self, row: Row) -> str:
+    def _unfit(self, row: Row, record: Record) -> str:
         if row["status"] != "ok":
             return "disturbed" if row["disturbed"] else str(row["status"])
-        return self.fits(row)
+        return self.fits(row, record)
+
+
+def cells_of(chosen: Iterable[Sequence[Repeat]]) -> Iterator[list[Repeat]]:
+    """The repeats of each cell of each campaign."""
+    for campaign in chosen:
+        cells: dict[str, list[Repeat]] = {}
+        for row, each in campaign:
+            cells.setdefault(row["content_key"], []).append((row, each))
+        yield from cells.values()
 
 
 # CSV export: one line per repeat, all figures at full precision.
@@ -104,7 +113,7 @@ Key = tuple[int, int, int]
 BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "metal": "MTL", "vulkan": "Vulkan", "hip": "ROCm"}
 
 
-def fits_llama_bench(row: Row) -> str:
+def fits_llama_bench(row: Row, record: Record) -> str:
     """Why an ok repeat has no equivalent in llama-bench; empty where it has one."""
     if row["kind"] != "measured":
         return "reported by others"
@@ -117,28 +126,24 @@ def fits_llama_bench(row: Row) -> str:
 
 def llama_bench_rows(chosen: Iterable[Sequence[Repeat]]) -> Iterator[Test]:
     """The rows of llama-bench. Prefill is a separate test, left out where TTFT is not valid."""
-    for campaign in chosen:
-        cells: dict[str, list[Repeat]] = {}
-        for row, each in campaign:
-            cells.setdefault(row["content_key"], []).append((row, each))
-        for repeats in cells.values():
-            if repeats[0][0]["workload"] != "decode":
-                yield from _of_rows(repeats)
-                continue
-            prompt_ns, decode_ns, steps = [], [], 0
-            for row, each in repeats:
-                latency_ns = each.times.latency_ns.tolist()
-                steps = len(latency_ns) - 1  # the first token is the prompt's
-                decode_ns.append(sum(latency_ns[1:]))
-                if row["ttft_ms"] is not None:
-                    prompt_ns.append(latency_ns[0])
-            row, each = repeats[0]
-            prompt = row["prompt_tokens"]
-            known = _known(row, each.record, prompt)
-            if prompt_ns:
-                yield known | _test(prompt, 0, 0, row["started_utc"], prompt_ns)
-            if steps:
-                yield known | _test(0, steps, prompt, row["started_utc"], decode_ns)
+    for repeats in cells_of(chosen):
+        if repeats[0][0]["workload"] != "decode":
+            yield from _of_rows(repeats)
+            continue
+        prompt_ns, decode_ns, steps = [], [], 0
+        for row, each in repeats:
+            latency_ns = each.times.latency_ns.tolist()
+            steps = len(latency_ns) - 1  # the first token is the prompt's
+            decode_ns.append(sum(latency_ns[1:]))
+            if row["ttft_ms"] is not None:
+                prompt_ns.append(latency_ns[0])
+        row, each = repeats[0]
+        prompt = row["prompt_tokens"]
+        known = _known(row, each.record, prompt)
+        if prompt_ns:
+            yield known | _test(prompt, 0, 0, row["started_utc"], prompt_ns)
+        if steps:
+            yield known | _test(0, steps, prompt, row["started_utc"], decode_ns)
 
 
 def _of_rows(repeats: Sequence[Repeat]) -> Iterator[Test]:
@@ -272,7 +277,7 @@ SCHEMA = pa.schema(
 )
 
 
-def fits_tokens(row: Row) -> str:
+def fits_tokens(row: Row, record: Record) -> str:
     """Why an ok repeat has no tokens to export; empty where it may have some."""
     return f"workload {row['workload']}" if row["workload"] in TABLE_OF else ""
 

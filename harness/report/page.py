@@ -289,6 +289,11 @@ def page(study: Study, version: str = "") -> str:
     )
 
 
+def waiting(title: str, why: str, version: str) -> str:
+    """The page that is served until there are records."""
+    return filled("waiting.html", version=version, title=title, why=why)
+
+
 def contents(view: View) -> list[tuple[str, str]]:
     """Anchors and titles of the parts of a view that it has."""
     figured = [("latency", "Latency"), ("B", "Bars"), ("memory-over-time", "Memory over time")]

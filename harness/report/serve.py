@@ -23,7 +23,8 @@ class Pages:
     def __init__(self, paths: Sequence[Path], build: Callable[[str], str]) -> None:
         self._paths, self._build = paths, build
         self._lock = threading.Lock()
-        self._version, self._page = "", b""
+        self._version = state(paths)
+        self._page = build(self._version).encode()
         self._next = 0.0
 
     def newest(self) -> tuple[str, bytes]:

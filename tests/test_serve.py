@@ -37,7 +37,8 @@ def served(tmp_path: Path) -> Iterator[Callable[[Path], int]]:
     yield start
     for process in started:
         process.send_signal(signal.SIGINT)
-        assert process.wait() == 0
+        process.communicate()
+        assert process.returncode == 0
 
 
 def answer(

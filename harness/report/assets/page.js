@@ -57,7 +57,7 @@ for (const overview of document.querySelectorAll(".overview")) {
     name();
   });
 }
-const NAME_GAP = 6; // px between a name and another point, so that it is read as its own
+const NAME_GAP = 6; // px from a name to the point of another, beside which it would be read as its
 function name() {
   for (const frame of document.querySelectorAll(".view:not([hidden]) .picture:not([hidden]) .frame")) {
     const room = frame.parentElement.getBoundingClientRect();
@@ -68,7 +68,7 @@ function name() {
       const fits = ["right", "left", "above", "below", "none"].some((side) => {
         text.className = `name ${side}`;
         const box = text.getBoundingClientRect();
-        const apart = (other, by) => box.right + by < other.left || box.left - by > other.right || box.bottom + by < other.top || box.top - by > other.bottom;
+        const apart = (other, by) => box.right + by < other.left || box.left - by > other.right || box.bottom < other.top || box.top > other.bottom;
         const clear = ([dot, other]) => apart(other, dot.parentElement === text.parentElement ? 0 : NAME_GAP);
         return box.left > room.left && box.right < room.right && dots.every(clear) && taken.every((other) => apart(other, 0));
       });

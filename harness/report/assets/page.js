@@ -68,7 +68,7 @@ function name() {
       const fits = ["right", "left", "above", "below", "none"].some((side) => {
         text.className = `name ${side}`;
         const box = text.getBoundingClientRect();
-        const apart = (other, by) => box.right + by < other.left || box.left - by > other.right || box.bottom < other.top || box.top > other.bottom;
+        const apart = (other, by) => box.right + by < other.left || box.left - by > other.right || box.bottom - by / 2 < other.top || box.top + by / 2 > other.bottom;
         const clear = ([dot, other]) => apart(other, dot.parentElement === text.parentElement ? 0 : NAME_GAP);
         return box.left > room.left && box.right < room.right && dots.every(clear) && taken.every((other) => apart(other, 0));
       });

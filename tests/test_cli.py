@@ -233,6 +233,7 @@ def test_env_create_builds_once_and_says_where(harness):
             "report --json",
             "--json is for --list, --memory and --history; the tables of a page: --format json",
         ),
+        ("report published/x", "no such results folder; there are published/public-speeds, published/rtx"),
         ("report a b --list", "--list, --memory, --history and --export show one folder: name one"),
         ("run x.yaml --no-fill", "--no-fill needs --max-ctx"),
         ("run x.yaml --quality --seconds 3", "--seconds needs --check-weights"),
@@ -404,6 +405,7 @@ def test_open_shows_the_newest_page_or_that_of_a_folder(harness, tmp_path, monke
     shown = []
     monkeypatch.setattr("webbrowser.open", lambda address: shown.append(address) or True)
     (tmp_path / "reports").mkdir()
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
     for age, name in enumerate(("old.html", "new.html")):
         (tmp_path / "reports" / name).write_text("")
         os.utime(tmp_path / "reports" / name, (age, age))
@@ -413,3 +415,14 @@ def test_open_shows_the_newest_page_or_that_of_a_folder(harness, tmp_path, monke
     monkeypatch.setattr("webbrowser.open", lambda address: False)
     ran = harness("report", "--open")
     assert (ran.code, "no browser was found here" in ran.err) == (1, True)
+
+
+def test_over_ssh_open_says_how_to_fetch_the_page_or_to_look_at_it(harness, tmp_path, monkeypatch):
+    for display in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(display, raising=False)
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "my page.html").write_text("")
+    ran = harness("report", "--open", SSH_CONNECTION="10.0.0.2 50000 10.0.0.7 22")
+    assert ran.code == 0
+    assert f"@10.0.0.7:{tmp_path}/reports/my page.html' .\n" in ran.err
+    assert "ssh -L 8000:127.0.0.1:8000 " in ran.err

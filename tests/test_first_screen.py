@@ -1,14 +1,17 @@
 """The first screen of a report, without a browser: an answer to each goal, and the picture."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_record import record
 
 from harness.analysis.columns import empty_cell
 from harness.dataset.study import Study
+from harness.records import Stored
+from harness.report import head, picture, plots, summary
 from harness.report import page as report_page
-from harness.report import picture, plots, summary
 from harness.report.summary import Answer
 
 
@@ -50,7 +53,7 @@ def test_variants_that_are_not_distinguishable_lead_together_with_their_range():
     close = row("c v", tokens_per_s=89.0, tokens_per_s_ci95=[87.0, 91.0])
     fastest, *_ = summary.answers(group(*CELLS, close))
     assert fastest.leaders == ("a q4_0", "c v")
-    assert fastest.text == "not distinguishable: 89.0 to 90.0 tok/s"
+    assert fastest.text == "89.0 to 90.0 tok/s, not distinguishable"
 
 
 def test_speed_is_at_zero_context_where_more_cells_have_a_B():
@@ -174,10 +177,70 @@ def test_a_model_is_a_view_of_its_own_and_all_models_are_another():
     assert "id=all" not in report_page.page(Study("t", CELLS))
 
 
-def test_a_model_without_an_ok_cell_says_so_in_its_view_and_among_all_models():
+def test_a_model_without_an_ok_cell_says_why_and_what_to_do_in_its_view_and_among_all_models():
     failed = row("a q8_0", status="oom", reasons=["no room"]) | {"model": "n", "name": "n a q8_0"}
     page = report_page.page(Study("t", [*CELLS, failed]))
-    assert page.count("No cell is ok.") == 2
+    assert page.count("No cell is ok. 1 of 1 oom: no room. Next: take fewer bits or a shorter context") == 2
+
+
+def test_cells_that_stayed_disturbed_have_the_disturbance_as_the_cause_and_its_next_step():
+    cell = row("a q8_0", status="invalid", reasons=["1,234 page faults"], stayed_disturbed=["memory"] * 3)
+    assert head.none_ok(Study("t", [cell])) == (
+        "No cell is ok. 3 of 3 repeats stayed disturbed: memory was short and pages were read from disk;"
+        " close programs that use memory, then run again with --retry-failed."
+    )
+
+
+def test_a_study_of_ok_prefills_alone_does_not_say_that_no_cell_is_ok():
+    cell = row("a q8_0") | {"name": "m a q8_0 prefill", "workload": "prefill"}
+    assert "No cell is ok" not in report_page.page(Study("t", [cell]))
+
+
+def ran(*changed: dict[str, Any]) -> Study:
+    return Study("t", CELLS, ran=[Stored(Path(), record(**each)) for each in changed])
+
+
+def test_the_page_begins_with_machine_date_and_commit_and_ends_with_how_to_cite_it():
+    commit = {"harness__git_commit": "0123456789abcdef"}
+    study = ran(commit, commit | {"started_utc": "2026-11-21T00:00:00+00:00"})
+    page = report_page.page(study)
+    begins = "AMD EPYC, 2 cores, 25.3 GB · 2026-11-20 to 2026-11-21 · harness 0.1.0 (commit 0123456789)"
+    assert re.search(r"<h1>t</h1>\s*<p class=source>(.*)</p>", page)[1] == begins  # type: ignore[index]
+    text, bibtex = head.citations(study)
+    for part in ("AMD EPYC", "harness 0.1.0 (commit 0123456789)", "2026-11-21", "2 records, sha256 "):
+        assert part in text
+        assert part in bibtex
+    assert re.fullmatch(
+        r"@misc\{harness-[0-9a-f]{16}, title = \{.*\}, year = \{2026\}, note = \{.*\}\}", bibtex
+    )
+    assert text in page.partition("<footer>")[2]
+
+
+def test_the_checksum_is_of_the_records_content_in_any_order():
+    one, two = record(), record(repeat=2)
+    assert head.checksum([one, two]) == head.checksum([two, one]) != head.checksum([one, one])
+
+
+def test_published_figures_are_cited_by_their_source_and_a_log_not_at_all():
+    source = {"title": "100% of a_b", "url": "https://x.example/", "license": "CC0-1.0"}
+    study = ran({"kind": "reported", "source": source, "harness": None})
+    text, bibtex = head.citations(study)
+    assert "100% of a_b, https://x.example/" in text
+    assert r"100\% of a\_b" in bibtex
+    assert head.citations(Study("t", CELLS)) == []
+
+
+def test_the_first_figure_of_an_answer_is_its_speed_and_the_key_says_what_colour_and_shape_are():
+    page = report_page.page(Study("t", CELLS))
+    assert "<strong>90.0 tok/s</strong>" in page
+    assert page.index("<b>Stack</b>") < page.index("<b>Bits per weight</b>")
+    assert "<b>Variant</b>" in report_page.page(Study("t", CELLS[:2]))
+
+
+def test_sizes_have_one_unit_on_the_page_and_the_page_says_it_once():
+    page = report_page.page(ran({})).partition('id="plotly"')[0]
+    assert "GiB" not in page
+    assert page.count("1e6 bytes") == 1
 
 
 def test_figures_of_a_machine_that_was_never_quiet_are_provisional_on_top_of_the_page():

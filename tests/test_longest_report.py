@@ -278,7 +278,7 @@ def test_page_and_markdown_hold_the_chapter_only_where_someone_looked(published)
     assert "<img src=x" not in page
     text = report_page.markdown(study)
     assert "## The longest context" in text
-    assert "| ok | 4,096 | decoding | 1.00 | budget (cgroup v1) | 6,965 | 58.8% |" in text
+    assert "| ok | 4,096 | decoding | 1.07 | budget (cgroup v1) | 6,965 | 58.8% |" in text
     tables = report_page.markdown(bare).partition("\n## ")[2].partition("\n## Methods")[0]
     assert tables in text
     assert '-tables"' not in report_page.page(Study("t", [], searches=[evil]))

@@ -15,6 +15,7 @@ from harness.dataset.study import Study
 from harness.report import page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 pytestmark = [
@@ -24,7 +25,7 @@ pytestmark = [
 
 SYNTHETIC = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "report.py"))["study"]
 DESK = {"width": 1280, "height": 900}
-PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}}
+PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}}
 TOUCHED: dict[str, Any] = {"has_touch": True, "is_mobile": True}
 MODEL = "m4"  # the view of the fifth model
 EVIL = "</script><img src=x onerror=alert(1)><b>q</b>"
@@ -81,7 +82,8 @@ class Reader:
     def end(self) -> None:
         """It has complained of nothing and asked for no other file."""
         assert self.complaints == []
-        assert {url.partition("#")[0] for url in self.requests} == {self.requests[0]}
+        files = {url.partition("#")[0] for url in self.requests if not url.startswith("blob:null/")}
+        assert files == {self.requests[0]}
         self.context.close()
 
 
@@ -330,6 +332,101 @@ def test_a_point_tells_its_row_to_pointer_and_keyboard_and_the_switch_changes_th
     overview.get_by_role("button", name="Speed against size").click()
 
 
+def test_one_tab_reaches_the_picture_and_arrow_keys_name_each_of_its_points(reader: Reader):
+    page = reader.page
+    reader.figure(0)
+    page.locator(f"#{MODEL} .overview").get_by_role("button", name="Speed against quality").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Home")
+    tip, named = page.locator("#tip"), []
+    points = page.locator(f"#{MODEL} .picture:visible .dot")
+    for _ in range(points.count()):
+        point = page.locator(".dot:focus")
+        named.append(point.get_attribute("data-variant"))
+        assert tip.text_content().startswith(named[-1])
+        assert point.get_attribute("aria-label").startswith(f"{named[-1]}, ")
+        page.keyboard.press("ArrowRight")
+    assert sorted(named) == sorted(points.evaluate_all("dots => dots.map(dot => dot.dataset.variant)"))
+    page.keyboard.press("Home")
+    assert page.locator(".dot:focus").get_attribute("data-variant") == named[0]
+    page.keyboard.press("Tab")
+    assert page.locator(".dot:focus").count() == 0
+    page.keyboard.press("Escape")
+
+
+def test_points_on_each_other_are_all_named_and_each_click_selects_the_next(
+    opened, study: Study, tmp_path: Path
+):
+    same = {"tokens_per_s": 50.0, "tokens_per_s_ci95": [49.0, 51.0], "peak_vram_bytes": 4e9, "status": "ok"}
+    cells = [{**cell, **same} for cell in study.cells[:3]]
+    far = {**study.cells[3], **same, "tokens_per_s": 90.0, "tokens_per_s_ci95": [89.0, 91.0]}
+    page.write(path := tmp_path / "same.html", Study("t", [*cells, far | {"peak_vram_bytes": 8e9}]))
+    reader = opened(path)
+    point = reader.page.locator(".picture:visible .dot").first
+    box = point.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    reader.page.mouse.move(x, y)
+    shown = reader.page.locator("#tip").text_content()
+    names = {f"{cell['stack']} {cell['variant']}" for cell in cells}
+    assert all(name in shown for name in names)
+    selected = []
+    for _ in names:
+        reader.page.mouse.click(x, y)
+        selected.append(reader.page.locator(".dot.chosen").first.get_attribute("data-variant"))
+    assert set(selected) == names
+    reader.page.mouse.click(x, y)
+    assert reader.page.locator(".chosen").count() == 0
+
+
+def test_a_phones_first_screen_has_the_speed_before_any_other_result_and_a_tap_names_a_point(
+    opened, path: Path
+):
+    reader = opened(path, **PHONE | TOUCHED)
+    first = reader.page.locator(".answers:visible strong").first
+    assert "tok/s" in first.text_content()
+    box = first.bounding_box()
+    assert box["y"] + box["height"] < PHONE["viewport"]["height"]
+    assert reader.page.evaluate("document.documentElement.scrollWidth") == 360
+    point = reader.page.locator(".picture:visible .dot").last
+    point.tap()
+    assert reader.page.locator("#tip").text_content().startswith(point.get_attribute("data-variant"))
+
+
+# Controls below 24 px. A link in a sentence may be as high as its line, and a box is as large as its label.
+SMALL = """controls => controls.filter(each => {
+  const { width, height } = each.getBoundingClientRect();
+  return each.offsetParent && !each.closest("p, dd, label > *") && (width < 24 || height < 24);
+}).map(each => each.outerHTML.slice(0, 80))"""
+
+
+@pytest.mark.parametrize("device", [{}, PHONE | TOUCHED], ids=["desk", "phone"])
+def test_controls_are_large_enough_to_hit_no_toolbar_covers_a_figure_and_axe_finds_nothing(
+    opened, path: Path, device: dict[str, Any]
+):
+    reader = opened(path, **device)
+    for number in range(4):
+        reader.figure(number)
+    assert reader.page.locator("a, button, summary, input, select, label").evaluate_all(SMALL) == []
+    assert reader.page.locator(".modebar-btn").count() == 0
+    for section in (MODEL, "all"):
+        reader.page.evaluate("view => { location.hash = view; }", section)
+        found = axe.Axe().run(reader.page)
+        assert found.violations_count == 0, found.generate_report()
+        headings = reader.page.locator("h1:visible, h2:visible, h3:visible, h4:visible").all_text_contents()
+        assert len(headings) == len(set(headings)), headings
+
+
+def test_a_figure_is_saved_as_a_picture_and_its_zoom_is_reset(reader: Reader):
+    figure = reader.figure(0)
+    whole = reader.plot(figure, "plot._fullLayout.xaxis.range")
+    reader.plot(figure, "Plotly.relayout(plot, {'xaxis.range': [100, 200]})")
+    figure.get_by_role("button", name="reset zoom").click()
+    assert reader.plot(figure, "plot._fullLayout.xaxis.range") == whole
+    with reader.page.expect_download() as saved:
+        figure.get_by_role("button", name="save as PNG").click()
+    assert saved.value.suggested_filename == f"{MODEL}-latency.png"
+
+
 def test_no_two_names_in_the_picture_overlap(reader: Reader):
     reader.figure(0)
     boxes = reader.page.locator(f"#{MODEL} .picture:visible .name:not(.none)").evaluate_all(
@@ -343,11 +440,11 @@ def test_no_two_names_in_the_picture_overlap(reader: Reader):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [360, 1280])
 def test_it_is_readable_on_a_phone_and_a_desk_by_day_and_by_night(
     opened, path: Path, tmp_path: Path, width: int, scheme: str
 ):
-    device = PHONE | TOUCHED if width == 390 else {}
+    device = PHONE | TOUCHED if width == 360 else {}
     reader = opened(path, color_scheme=scheme, **device)
     reader.page.screenshot(path=tmp_path / "top.png")
     figure = reader.figure(0)
@@ -440,7 +537,7 @@ def test_checks_of_weights_stand_in_a_table_of_their_own_and_an_evil_name_is_onl
         f"m {EVIL}: another model",
         f"not compared, over the time limit: m {EVIL}: n = 2,100",
     ]
-    assert reader.page.evaluate("document.documentElement.scrollWidth") == 390
+    assert reader.page.evaluate("document.documentElement.scrollWidth") == 360
     assert reader.page.locator("img[src=x]").count() == 0
 
 

@@ -160,10 +160,16 @@ def test_a_study_of_one_stack_has_a_colour_per_variant():
     assert len({mark.colour for mark in plots.marks(Study("t", cells)).values()}) == 6
 
 
-def test_a_seventh_stack_has_no_hue_of_another():
-    found = plots.hues_of(Study("t", [row(f"m s{i} v") for i in range(7)]))
-    assert len(set(found.values())) == 7
-    assert found["s6"] == plots.FAINT
+def test_a_stack_has_the_same_colour_on_all_pages_and_an_unknown_one_has_a_hue_of_no_other():
+    def hues(*stacks: str) -> dict[str, str]:
+        return plots.hues_of(Study("t", [row(f"m {stack} v") for stack in stacks]))
+
+    known = ("llamacpp", "hf", "gptq", "bnb", "autoawq", "gptqm")
+    every = hues(*known, "mine", "yours", "theirs")
+    assert len(set(every.values())) == 9
+    assert hues("yours", "hf", "mine", "theirs").items() <= every.items()
+    assert hues("gptqm", "mine")["mine"] == hues("mine", "llamacpp")["mine"]
+    assert set(hues(*map(str, range(5))).values()) - set(plots.COLOURS) == {plots.FAINT}
 
 
 def _light(colour: str) -> np.ndarray[Any, Any]:

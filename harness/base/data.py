@@ -17,6 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).parents[1] / "data"
 PUBLISHED = "published"
+PUBLIC_SPEEDS = "public-speeds"  # speeds without records, beside the studies
 
 
 def config_names() -> list[str]:
@@ -71,6 +72,12 @@ def shipped_text() -> Path:
     """The text that quality is scored on by default: in the public domain, and held out from the training of
     the shipped model."""
     return HERE / "weights" / "held-out.txt"
+
+
+def published_names() -> list[str]:
+    """The published figures that `harness report` shows."""
+    studies = [path.name for path in (HERE / PUBLISHED).iterdir() if path.is_dir()]
+    return [f"{PUBLISHED}/{name}" for name in sorted([*studies, PUBLIC_SPEEDS])]
 
 
 def results(given: str) -> Path:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import getpass
 import json
+import os
+import shlex
 import webbrowser
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +23,7 @@ from harness.cli.options import add_wide, stored
 from harness.dataset.study import Study, attributions, load_study, with_series
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
+from harness.report import head, serve
 from harness.report import page as report_page
 from harness.report.text_table import NONE, Table, formatted, note
 from harness.share.bundle import SUFFIX, as_folder, is_bundle
@@ -120,16 +124,7 @@ def show() -> int:
 
 def _machine() -> str:
     facts = machine.facts()
-    parts = [facts["cpu"], plural(facts["physical_cores"], "core"), f"{facts['memory_bytes'] / 1e9:.0f} GB"]
-    return ", ".join([*parts, *_gpus(facts)])
-
-
-def _gpus(facts: machine.Facts) -> Iterator[str]:
-    for gpu in facts["gpus"]:
-        memory = f" with {gpu['memory_bytes'] / 1e9:.0f} GB" if gpu["memory_bytes"] else ""
-        yield f"{gpu['name'] or gpu['uuid']}{memory}"
-    if not facts["gpus"]:
-        yield "no NVIDIA GPU"
+    return head.machine_text(facts) + ("" if facts["gpus"] else ", no NVIDIA GPU")
 
 
 def _next(measured: bool) -> str:
@@ -143,6 +138,15 @@ def _next(measured: bool) -> str:
 
 
 def _open(page: Path) -> int:
+    displays = (os.environ.get("DISPLAY"), os.environ.get("WAYLAND_DISPLAY"))
+    if (ssh := os.environ.get("SSH_CONNECTION")) and not any(displays):
+        *_, address, _ = ssh.split()
+        host = f"{getpass.getuser()}@{address}"
+        say("over ssh there is no browser here; on your own machine, copy the page with")
+        say(f"  scp {shlex.quote(f'{host}:{page.absolute()}')} .")
+        say(f"or start harness report DIR --serve here, and open http://{serve.ADDRESS}:{PORT}/ there behind")
+        say(f"  ssh -L {PORT}:{serve.ADDRESS}:{PORT} {host}")
+        return OK
     if not webbrowser.open(page.absolute().as_uri()):
         say("no browser was found here; open that file on another machine")
         return NOT_OK
@@ -152,14 +156,47 @@ def _open(page: Path) -> int:
 def _newest_page() -> Path:
     pages = sorted(REPORTS.glob("*.html"), key=lambda path: path.stat().st_mtime_ns)
     if not pages:
-        raise Mistake(f"no page in {REPORTS}/; harness run quickstart writes one")
+        raise Mistake(
+            f"no page in {REPORTS}/; harness run quickstart writes one;"
+            " of another folder: harness report DIR --open"
+        )
     return pages[-1]
+
+
+# `harness report --serve`: the page at an address of this machine, made anew as records come.
+
+
+PORT = 8000
+
+
+def _serve(paths: list[Path], baseline: Path | None, port: int) -> int:
+    """Serve until Ctrl-C. Raises ResultsError if a path does not exist, Mistake if the port is in use."""
+    for path in paths:
+        if not path.exists():
+            records.check_folder(path)
+
+    def build(version: str) -> str:
+        try:
+            return report_page.page(_study(paths, baseline)[0], version)
+        except ResultsError as nothing:
+            return report_page.waiting(", ".join(path.name for path in paths), f"{nothing}", version)
+
+    try:
+        server = serve.server(serve.Pages(paths, build), port)
+    except OSError as refusal:
+        raise Mistake(
+            f"port {port} cannot be used: {refusal.strerror}; name another: --serve PORT"
+        ) from refusal
+    with server, contextlib.suppress(KeyboardInterrupt):
+        print(f"http://{serve.ADDRESS}:{server.server_port}/ (Ctrl-C ends it)", flush=True)
+        server.serve_forever()
+    return OK
 
 
 # `harness report`: a page or tables from results folders; needs no GPU and no stack.
 
 
-PUBLIC_SPEEDS = Path(data.PUBLISHED) / "public-speeds"
+PUBLIC_SPEEDS = Path(data.PUBLISHED) / data.PUBLIC_SPEEDS
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -184,6 +221,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         choices=["llama-bench", "llm-d", "localmaxxing", "csv", "parquet"],
         help="print the ok repeats for other tools (llama-bench: its JSON, a row per test; llm-d: its report;"
         " localmaxxing: its submission, both a line per cell; csv: a line per repeat; parquet: every token)",
+    )
+    view.add_argument(
+        "--serve",
+        nargs="?",
+        type=int,
+        const=PORT,
+        metavar="PORT",
+        help=f"show the page to browsers of this machine, and renew it as records come (port: {PORT})",
     )
     view.add_argument("--format", choices=["md", "csv", "json"], help="print the tables of the page")
     parser.add_argument(
@@ -220,6 +265,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _view(arguments)
     if arguments.json:
         raise Mistake("--json is for --list, --memory and --history; the tables of a page: --format json")
+    if arguments.serve is not None:
+        if arguments.output or arguments.png or arguments.open:
+            raise Mistake("--serve writes no file: leave out --output, --png and --open")
+        return _serve(arguments.dir, arguments.baseline, arguments.serve)
     if PUBLIC_SPEEDS in arguments.dir:
         return _report_public_speeds(arguments)
     study, name = _study(arguments.dir, arguments.baseline)

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from harness.base.data import PUBLISHED
+from harness.base.data import PUBLISHED, published_names
 from harness.base.files import MOST_RECORD_BYTES, open_regular, read_regular
 from harness.base.text import shortened
 from harness.records import tables
@@ -61,7 +61,9 @@ class Stored:
 def check_folder(folder: Path) -> None:
     """Raises ResultsError if the folder does not exist."""
     if not folder.is_dir():
-        raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder")
+        named = folder.parts[:1] == (PUBLISHED,)
+        hint = f"; there are {', '.join(published_names())}" if named else ""
+        raise ResultsError(f"{folder}: {'not a' if folder.exists() else 'no such'} results folder{hint}")
     try:
         os.scandir(folder).close()
     except OSError as refusal:

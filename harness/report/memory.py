@@ -266,9 +266,7 @@ COLUMNS: tuple[Column[ContextRow], ...] = (
         "tokens of context that fit; +: stopped at a target; past training: beyond the trained context",
     ),
     word_column("verified by", lambda row: row["how"], "decoding at its end, allocation, or growing"),
-    number_column(
-        "memory GiB", lambda row: row["here"].memory_bytes, "{:.2f}", "memory available here", 2**30
-    ),
+    number_column("memory GB", lambda row: row["here"].memory_bytes, "{:.2f}", "memory available here", 1e9),
     word_column(
         "which", lambda row: row["here"].memory_is, "a stated budget, the free memory, or all memory"
     ),
@@ -282,11 +280,11 @@ COLUMNS: tuple[Column[ContextRow], ...] = (
         "published", lambda row: _reached(row["published"]), "tokens, as published; +: stopped at a target"
     ),
     number_column(
-        "published GiB",
+        "published GB",
         lambda row: row["published"].memory_bytes,
         "{:.2f}",
         "memory of the device of the published figure",
-        2**30,
+        1e9,
     ),
     word_column("published on", lambda row: row["published"].memory_is, "that device"),
     Column(
@@ -429,7 +427,7 @@ MEANING = (
     " and the context of a GPU, before any model is loaded. Unattributed: the total minus these parts;"
     " negative where parts are reserved but not yet used. ~: inferred: the total minus the reported parts (on"
     " a CPU: of the growth since loading); unattributed is then unknown. Published sizes come from other"
-    " machines. MB are 1e6 bytes."
+    " machines."
 )
 BY_DIFFERENCE = "~"
 

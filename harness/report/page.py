@@ -22,7 +22,17 @@ from harness.base.text import csv_text, list_named
 from harness.dataset.study import ENDS, Study, bounds, csv_headings, labels, ok
 from harness.records import ResultsError
 from harness.records.files import write_output
-from harness.report import comparisons, memory, picture, plots, prefill_depth_turns, quality, summary, tables
+from harness.report import (
+    comparisons,
+    head,
+    memory,
+    picture,
+    plots,
+    prefill_depth_turns,
+    quality,
+    summary,
+    tables,
+)
 from harness.report.picture import Picture
 from harness.report.plots import Chapter, Figure, Plotly, marks, plain_figure
 from harness.report.quality import ModelTable
@@ -71,17 +81,19 @@ def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:
 ONE_LINE = 100  # characters of a list that is shown as text
 
 
-def filled(template: str, **values: Any) -> str:
-    """The page of a template, as text."""
+def filled(template: str, version: str = "", **values: Any) -> str:
+    """The page of a template, as text. `version`: of a page that is served, and asks its server for newer
+    ones."""
     plotly, packed = _plotly()
-    scripts = [_asset("page.js")]
-    # Defence in depth behind escaping: only page.js and plotly.js may run, and nothing may be fetched.
+    scripts = [_asset("page.js"), *([_asset("live.js")] if version else [])]
+    # Defence in depth behind escaping: only these scripts and plotly.js may run, and nothing may be fetched.
     hashes = " ".join(
-        f"'sha256-{b64encode(sha256(s).digest()).decode()}'" for s in (scripts[0].encode(), plotly)
+        f"'sha256-{b64encode(sha256(s).digest()).decode()}'" for s in (*map(str.encode, scripts), plotly)
     )
+    connects = "'self'" if version else "'none'"
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
-        " base-uri 'none'; form-action 'none'"
+        f" base-uri 'none'; form-action 'none'; connect-src {connects}"
     )
     found = _environment().get_template(template)
     look = {
@@ -90,7 +102,7 @@ def filled(template: str, **values: Any) -> str:
         "night": plots.NIGHT,
         "shapes": plots.SHAPES,
     }
-    return found.render(policy=policy, look=look, scripts=scripts, plotly=packed, **values)
+    return found.render(policy=policy, look=look, scripts=scripts, plotly=packed, version=version, **values)
 
 
 @cache
@@ -135,9 +147,9 @@ def _one_line(values: list[Any] | tuple[Any, ...]) -> str | None:
 
 
 def _sized(value: Any, key: object) -> Any:
-    """The value of a key; large numbers of bytes in GiB."""
-    big = str(key).endswith("bytes") and isinstance(value, (int, float)) and value >= 2**20
-    return f"{value / 2**30:,.2f} GiB" if big else value
+    """The value of a key; large numbers of bytes in MB or GB."""
+    big = str(key).endswith("bytes") and isinstance(value, (int, float)) and value >= 1e6
+    return summary.sized(value) if big else value
 
 
 # The views of the page: one per model, with its answers, picture, figures, tables and failures.
@@ -160,12 +172,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class View:
-    """All of one model. `chapters`: id -> chapter, of all models. `failures`: reason -> cells; `flagged`: the
-    code of a warning -> cells with its detail."""
+    """All of one model. `none_ok`: why no cell is ok, and the next step; null: one is. `chapters`: id ->
+    chapter, of all models. `failures`: reason -> cells; `flagged`: the code of a warning -> cells with its
+    detail."""
 
     anchor: str
     model: str
     counts: str
+    none_ok: str | None
     panels: Sequence[Panel]
     figures: Sequence[Figure]
     tables: Sequence[ModelTable]
@@ -193,6 +207,7 @@ def views(study: Study, drawn: Mapping[str, tuple[str, list[Figure]]]) -> list[V
                 f"m{number}",
                 model,
                 summary.counts(part),
+                head.none_ok(part),
                 [
                     Panel(
                         group.title if len(own) > 1 else "",
@@ -236,20 +251,24 @@ def write(path: Path, study: Study) -> None:
     write_output(path, page(study))
 
 
-def page(study: Study) -> str:
-    """The page of a study as text."""
+def page(study: Study, version: str = "") -> str:
+    """The page of a study as text. `version`: as in filled()."""
     drawn = sections(study)
     found = views(study, drawn)
     hues, shapes = plots.style_key(study)
     return filled(
         "study.html",
+        version=version,
         title=study.title,
         study=study,
+        origin=head.origin(study),
+        citations=head.citations(study),
         views=found,
         opens=first_view(found, study),
         across=drawn.get("across", ("", []))[1],
         goals=summary.GOALS,
         hues=hues,
+        hues_of="Variant" if plots.is_of_one_stack(study) else "Stack",
         shapes=shapes,
         sources=summary.sources(study.rows),
         source_notes=summary.source_notes(study.rows),
@@ -270,6 +289,11 @@ def page(study: Study) -> str:
         costs=summary.costs(study),
         methods=list(_methods(study)),
     )
+
+
+def waiting(title: str, why: str, version: str) -> str:
+    """The page that is served until there are records."""
+    return filled("waiting.html", version=version, title=title, why=why)
 
 
 def contents(view: View) -> list[tuple[str, str]]:

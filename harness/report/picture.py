@@ -214,7 +214,7 @@ def _lines(label: str, row: Cell, group: Group) -> list[str]:
         "perplexity ": number(row["perplexity"]),
         "KLD ": number(row["kld_mean"], "{:.5f}"),
         "top-1 ": number(row["top1"], "{:.1%}"),
-        "bits ": bits(row)[0].removesuffix(" bits"),
+        "bits per weight ": bits(row)[0],
         "B ms ": B(row),
         "longest context ": longest(row),
     }

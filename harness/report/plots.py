@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Generic
+from zlib import crc32
 
 import numpy as np
 
 from harness.analysis.columns import Cell, ShownCell
 from harness.analysis.shape import running_median, spike_places
+from harness.base import data as base_data
 from harness.dataset.study import Curve, Floats, MemoryCurve, Study, labels, timed
 from harness.report import tables
 from harness.report.tables import Column, RowT
@@ -28,15 +30,10 @@ Plotly = dict[str, Any]
 """A trace, a layout, an axis or a whole figure, as plotly.js reads it."""
 Named = Sequence[tuple[str, ShownCell]]  # label and row, in the order of a legend
 
-# Six hues that colour-blind readers tell apart, with a contrast of 3 or more on paper, by day and by night.
-HUES = {
-    "#0068b0": "#4da3ff",
-    "#b83c00": "#ff6a2a",
-    "#009470": "#1fb58a",
-    "#c98600": "#ffd166",
-    "#c45fa0": "#e58fd0",
-    "#333333": "#d9d9d9",
-}
+_TABLE = base_data.parsed(base_data.text("stack_colours.toml"))
+_OF_STACK = {stack: day for stack, (day, _) in _TABLE["stacks"].items()}
+_OTHERS = [day for day, _ in _TABLE["others"].values()]
+HUES: dict[str, str] = dict([*_TABLE["stacks"].values(), *_TABLE["others"].values()])  # by day -> by night
 COLOURS = tuple(HUES)
 INK, PAPER, GRID, FAINT = "#1a1a1a", "#ffffff", "#dddddd", "#666666"
 NIGHT = {INK: "#e6e6e6", PAPER: "#121212", GRID: "#2c2c2c", FAINT: "#a0a0a0", **HUES}  # by day -> by night
@@ -582,7 +579,7 @@ def _around(curve: Curve, n: int, width: int) -> str:
 
 # Word, fewest bits, symbol.
 BITS = (
-    ("16 bits", 12.0, "circle"),
+    ("16", 12.0, "circle"),
     ("8", 7.0, "square"),
     ("6 to 5", 5.0, "diamond"),
     ("4", 4.0, "triangle-up"),
@@ -606,17 +603,28 @@ def marks(study: Study) -> dict[str, Mark]:
 
 
 def hues_of(study: Study) -> dict[str, str]:
-    """Stack, or variant where there is one stack -> colour. A seventh stack is grey;
-    variants reuse hues."""
+    """Stack, or variant where there is one stack -> colour; variants reuse hues."""
     every = [
         _hued(study, row, label)
         for model, rows in study.models.items()
         for row, label in zip(rows, labels(rows, model), strict=True)
     ]
     known = list(dict.fromkeys(every))
-    if len(_stacks(study)) > 1:
-        return {name: COLOURS[place] if place < len(COLOURS) else FAINT for place, name in enumerate(known)}
+    if not is_of_one_stack(study):
+        of = stack_colours(known)
+        return {name: of[name] for name in known}
     return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(known)}
+
+
+def stack_colours(stacks: Iterable[str]) -> dict[str, str]:
+    """The colour of each stack, the same on every page. One that the table does not name has one of the
+    others by its name, or the next if another stack of the page has that; grey if none is left."""
+    found: dict[str, str] = {}
+    for stack in sorted(stacks):
+        first = crc32(stack.encode()) % len(_OTHERS)
+        free = [each for each in (*_OTHERS[first:], *_OTHERS[:first]) if each not in found.values()]
+        found[stack] = _OF_STACK.get(stack) or (free[0] if free else FAINT)
+    return found
 
 
 def bits(row: Cell) -> tuple[str, str]:
@@ -633,14 +641,15 @@ def style_key(study: Study) -> tuple[list[tuple[str, str]], list[tuple[str, str]
     used = {mark.symbol for mark in marks(study).values()}
     classes = [*((word, symbol) for word, _, symbol in BITS), UNKNOWN]
     hues = hues_of(study)
-    shown = list(hues.items()) if len(hues) <= len(COLOURS) or len(_stacks(study)) > 1 else []
+    shown = list(hues.items()) if len(hues) <= len(COLOURS) or not is_of_one_stack(study) else []
     return shown, [(word, symbol) for word, symbol in classes if symbol in used and symbol in SHAPES]
 
 
-def _stacks(study: Study) -> set[str]:
-    return {row["stack"] for row in study.cells}
+def is_of_one_stack(study: Study) -> bool:
+    """Whether colours are those of variants."""
+    return len({row["stack"] for row in study.cells}) <= 1
 
 
 def _hued(study: Study, row: Cell, label: str) -> str:
     """The stack or variant that a row's colour identifies."""
-    return row["stack"] if len(_stacks(study)) > 1 else label.replace(f" {timed(row)}", "")
+    return label.replace(f" {timed(row)}", "") if is_of_one_stack(study) else row["stack"]

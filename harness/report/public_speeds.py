@@ -84,7 +84,7 @@ def html(rows: Sequence[PublicSpeed]) -> str:
         "public_speeds.html",
         title=TITLE,
         lead=lead(rows),
-        figures=[shares(rows)],
+        figure=shares(rows),
         tables=[by_machine(rows), every(rows)],
         meaning=MEANING,
     )

@@ -374,7 +374,7 @@ def _answer(
         return Answer(goal, labels, ", ".join(filter(None, texts)), note)
     values = [value for row in rows if (value := _value(group, row, shown[0])) is not None]
     text = _worded(group, shown[0], min(values), max(values))
-    return Answer(goal, labels, f"not distinguishable: {text}", note)
+    return Answer(goal, labels, f"{text}, not distinguishable", note)
 
 
 def _value(group: Group, row: Cell, what: str) -> float | None:
@@ -419,7 +419,7 @@ DRAWN = (
 )
 MBU = (
     "MBU (model bandwidth utilisation): the time to read the bytes once at the bandwidth of the data sheet"
-    " (spec) or at the measured bandwidth, over the time taken. MB are 1e6 bytes."
+    " (spec) or at the measured bandwidth, over the time taken. MB are 1e6 bytes, GB 1e9."
 )
 
 

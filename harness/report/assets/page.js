@@ -57,22 +57,41 @@ for (const overview of document.querySelectorAll(".overview")) {
     name();
   });
 }
+const NAME_GAP = 6; // px from a name to the point of another, beside which it would be read as its
 function name() {
   for (const frame of document.querySelectorAll(".view:not([hidden]) .picture:not([hidden]) .frame")) {
     const room = frame.parentElement.getBoundingClientRect();
-    const taken = [...frame.querySelectorAll(".dot > svg")].map((dot) => dot.getBoundingClientRect());
-    for (const text of frame.querySelectorAll(".dot .name")) {
+    const dots = [...frame.querySelectorAll(".dot > svg")].map((dot) => [dot, dot.getBoundingClientRect()]);
+    const taken = []; // by names
+    const names = [...frame.querySelectorAll(".front .name"), ...frame.querySelectorAll(".dot:not(.front) .name")];
+    for (const text of names) {
       const fits = ["right", "left", "above", "below", "none"].some((side) => {
         text.className = `name ${side}`;
         const box = text.getBoundingClientRect();
-        const apart = (other) => box.right < other.left || box.left > other.right || box.bottom < other.top || box.top > other.bottom;
-        return box.left > room.left && box.right < room.right && taken.every(apart);
+        const apart = (other, by) => box.right + by < other.left || box.left - by > other.right || box.bottom - by / 2 < other.top || box.top + by / 2 > other.bottom;
+        const clear = ([dot, other]) => apart(other, dot.parentElement === text.parentElement ? 0 : NAME_GAP);
+        return box.left > room.left && box.right < room.right && dots.every(clear) && taken.every((other) => apart(other, 0));
       });
       if (fits) taken.push(text.getBoundingClientRect());
     }
   }
 }
 addEventListener("resize", name);
+
+// Points: one stop of the Tab key in each picture. Arrow keys go to the next one, from the left.
+for (const frame of document.querySelectorAll(".frame")) {
+  const dots = [...frame.querySelectorAll(".dot")].sort((a, b) => parseFloat(a.style.left) - parseFloat(b.style.left));
+  const stop = (at) => dots.forEach((dot) => { dot.tabIndex = dot === at ? 0 : -1; });
+  stop(dots[0]);
+  frame.addEventListener("focusin", ({ target }) => stop(target));
+  frame.addEventListener("keydown", (event) => {
+    const at = dots.indexOf(event.target);
+    const next = dots[{ ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: dots.length - 1 }[event.key]];
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
+  });
+}
 
 // Selection: a click on a variant marks it everywhere, a second one, or Escape, clears it.
 let chosen = null;
@@ -91,7 +110,12 @@ function choose(label) {
 }
 addEventListener("click", (event) => {
   const picked = event.target.closest("button[data-variant]");
-  if (picked) choose(picked.dataset.variant);
+  if (!picked) return;
+  // Where points lie on each other, each click selects the next one below.
+  const here = event.detail ? new Set(document.elementsFromPoint(event.clientX, event.clientY)) : new Set();
+  const labels = [...document.querySelectorAll(".dot")].filter((dot) => here.has(dot)).reverse().map((dot) => dot.dataset.variant);
+  const at = labels.indexOf(chosen);
+  choose(at < 0 ? labels[0] ?? picked.dataset.variant : labels[at + 1] ?? chosen);
 });
 addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || !tip) return;
@@ -107,7 +131,12 @@ function explain(event) {
   tip.hidden = !point;
   if (!point) return;
   const box = point.getBoundingClientRect();
-  tip.textContent = point.dataset.tip;
+  const near = [...(point.parentElement.closest(".frame")?.querySelectorAll(".dot") ?? [])].filter((other) => {
+    const its = other.getBoundingClientRect();
+    return other !== point && Math.hypot(its.x - box.x, its.y - box.y) < box.width / 2;
+  });
+  const others = near.length ? `\nalso here: ${near.map((other) => other.dataset.variant).join(", ")}` : "";
+  tip.textContent = point.dataset.tip + others;
   tip.style.left = `${Math.max(8, Math.min(box.right + 8, innerWidth - tip.offsetWidth - 8)) + scrollX}px`;
   const above = box.top - tip.offsetHeight - 8;
   tip.style.top = `${(above > 0 ? above : box.bottom + 8) + scrollY}px`;
@@ -148,6 +177,7 @@ class Figure {
     this.logarithmic = false;
     this.spikes = false;
     this.off = new Set(); // overlays
+    this.resets = 0; // of the zoom
     this.stale = true;
     this.seen = false;
   }
@@ -163,6 +193,10 @@ class Figure {
     if (this.data.some(({ meta }) => meta?.top && meta.peak > 1.5 * meta.top)) {
       tools.append(check("all values in view", false, (on) => { this.spikes = on; this.draw(); }));
     }
+    tools.append(button("save as PNG", "", () => {
+      Plotly.downloadImage(this.plot, { format: "png", scale: 2, filename: this.element.id || this.group });
+    }));
+    if (!touch) tools.append(button("reset zoom", "", () => { this.resets += 1; this.draw(); }));
     const present = new Set(this.data.map(({ meta }) => meta?.v));
     const buttons = this.legend.flatMap((entry, v) => present.has(v) ? [this.variant(...entry, v)] : []);
     if (buttons.length > 1) {
@@ -257,8 +291,8 @@ class Figure {
     this.mark(data);
     const layout = coloured(this.layout);
     if (narrow) layout.margin.r = 16;
-    // Keep the zoom of the reader until the axis type changes.
-    layout.uirevision = `${this.logarithmic} ${this.spikes}`;
+    // Keep the zoom of the reader until the axis type changes, or a reset.
+    layout.uirevision = `${this.logarithmic} ${this.spikes} ${this.resets}`;
     layout.dragmode = touch ? false : "zoom";
     if (touch) layout.xaxis.fixedrange = layout.yaxis.fixedrange = true; // a finger scrolls the page, a tap reads a value
     if (this.logarithmic) Object.assign(layout.yaxis, { type: "log", dtick: "D2" });
@@ -269,8 +303,7 @@ class Figure {
     }
     this.stale = false;
     const made = this.plot.data;
-    Plotly.react(this.plot, data, layout, { responsive: true, displaylogo: false,
-      displayModeBar: touch ? false : "hover", modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] });
+    Plotly.react(this.plot, data, layout, { responsive: true, displayModeBar: false });
     if (!made) this.plot.on("plotly_click", ({ points: [{ data: { meta }, y }] }) => {
       const label = this.legendOf === "Variants" && this.legend[meta?.v]?.[0];
       if (status && (label || typeof y === "string")) choose(label || unescaped(y));

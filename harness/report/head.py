@@ -1,0 +1,127 @@
+"""What a page begins and ends with: where its figures come from, why none is ok, and how to cite it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.analysis.verdicts import disturbance_summary
+from harness.base.text import list_named, plural, shortened
+from harness.dataset.study import Study, ok
+from harness.records.kinds import Record
+from harness.report import summary
+
+NAMED = 3  # machines or commits in one line
+CHECKSUM = 16  # hexadecimal digits
+REASON = 200  # characters of a cause in a sentence
+
+# What to do about the outcome that most cells of a model have.
+NEXT_STEPS = {
+    "oom": "take fewer bits or a shorter context: harness recommend MODEL lists what fits",
+    "invalid": "harness doctor lists what disturbs measurements here; then run again with --retry-failed",
+    "unavailable": "harness doctor says what the stack lacks on this machine",
+    "refused": "harness run CONFIG --dry-run says which option to change",
+    "interrupted": "run the same command again: it continues",
+    "timeout": "fewer tokens (--tokens), or a longer protocol.timeout_s",
+}
+OTHERWISE = "log_tail in the cell's record.json has the last lines of its log; then --retry-failed"
+
+
+def machine_text(machine: Mapping[str, Any]) -> str:
+    """`AMD EPYC 7B13, 8 cores, 34 GB, NVIDIA L4 with 24 GB`: what is known of a machine."""
+    cores, memory = machine["physical_cores"], machine["memory_bytes"]
+    parts = [machine["cpu"]]
+    parts += [plural(cores, "core")] if cores else []
+    parts += [summary.sized(memory)] if memory else []
+    for gpu in machine["gpus"]:
+        size = f" with {summary.sized(gpu['memory_bytes'])}" if gpu["memory_bytes"] else ""
+        parts.append(f"{gpu['name'] or 'GPU'}{size}")
+    return ", ".join(part for part in parts if part) or str(machine["slug"])
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the figures of a page come from. `harness`: version and commit of the harness that measured, null
+    for published figures. `checksum`: of the records, by their content."""
+
+    machines: str
+    dates: str
+    harness: str | None
+    records: int
+    checksum: str
+
+    @property
+    def line(self) -> str:
+        return " · ".join(filter(None, (self.machines, self.dates, self.harness)))
+
+
+def origin(study: Study) -> Origin | None:
+    """Of the records measured here, else of published ones; null for a log, which says nothing of it."""
+    every = [stored.record for stored in study.ran]
+    records = [each for each in every if each["kind"] != "reported"] or every
+    if not records:
+        return None
+    machines = list({each["machine"]["slug"]: machine_text(each["machine"]) for each in records}.values())
+    days = sorted({each["started_utc"][:10] for each in records})
+    versions = Counter(version for each in records if (version := _version(each)))
+    return Origin(
+        list_named(machines, NAMED),
+        days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
+        f"harness {list_named([*versions], NAMED)}" if versions else None,
+        len(records),
+        checksum(records),
+    )
+
+
+def _version(record: Record) -> str | None:
+    of = record.get("harness")
+    if not of:
+        return None
+    commit = of["git_commit"]
+    return f"{of['version']} (commit {commit[:10]}{'+' * commit.endswith('+')})" if commit else of["version"]
+
+
+def checksum(records: Sequence[Record]) -> str:
+    """The same for the same records in any order and folder."""
+    texts = sorted(json.dumps(each, sort_keys=True) for each in records)
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:CHECKSUM]
+
+
+def citations(study: Study) -> list[str]:
+    """How to cite a page: in plain text and as BibTeX, a line each; none for a log."""
+    found = origin(study)
+    if found is None:
+        return []
+    sources = [stored.record["source"] for stored in study.ran if stored.record["kind"] == "reported"]
+    titles = list(dict.fromkeys(f"{each['title']}, {each['url']}" for each in sources))
+    by = f"{found.harness} on {found.machines}" if found.harness else f"{found.machines}; {'; '.join(titles)}"
+    kept = f"{plural(found.records, 'record')}, sha256 {found.checksum}"
+    note = f"{by}, {found.dates}, {kept}"
+    title = f"{study.title}: LLM inference at batch 1"
+    keys = {"title": title, "year": found.dates[-10:-6], "note": note}
+    fields = ", ".join(f"{key} = {{{_bibtex(value)}}}" for key, value in keys.items())
+    return [f"{title}. {note}.", f"@misc{{harness-{found.checksum}, {fields}}}"]
+
+
+def _bibtex(text: str) -> str:
+    return re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", "/"))
+
+
+def none_ok(study: Study) -> str | None:
+    """Why no cell of a study is ok, and what to do next; null: one is."""
+    rows = [*study.cells, *study.searches]
+    if not rows or any(map(ok, rows)):
+        return None
+    ((status, count),) = Counter(row["status"] for row in rows).most_common(1)
+    disturbed = disturbance_summary(study.cells) if status == "invalid" else None
+    if disturbed:
+        return f"No cell is ok. {disturbed}."
+    failures = [each for each in summary.failures(study) if each[0].startswith(status)]
+    cause, _ = max(failures, key=lambda each: len(each[1]))
+    step = NEXT_STEPS.get(status, OTHERWISE)
+    return f"No cell is ok. {count} of {len(rows)} {shortened(cause, REASON)}. Next: {step}."

@@ -1,0 +1,118 @@
+"""`harness report --serve`: one page to this machine alone, made anew as records come."""
+
+import http.client
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import HARNESS, STUDY
+from test_page import BROWSER, playwright
+
+CELLS = [STUDY / "qwen1.5-14b" / f"qwen1.5-14b.llamacpp.{quant}.published" for quant in ("q2_k", "q8_0")]
+
+
+def add(cell: Path, folder: Path) -> None:
+    """A record appears in a results folder whole, as a campaign's does."""
+    shutil.copytree(cell, folder.parent / "copy")
+    (folder.parent / "copy").rename(folder / cell.name)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Callable[[Path], int]]:
+    """Serves a folder in a process of its own; returns the port."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(folder: Path) -> int:
+        command = [HARNESS, "report", str(folder), "--serve", "0"]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path))
+        assert started[-1].stdout
+        address = started[-1].stdout.readline().split()[0]
+        return int(address.removeprefix("http://127.0.0.1:").removesuffix("/"))
+
+    yield start
+    for process in started:
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+        assert process.returncode == 0
+
+
+def answer(
+    port: int, method: str = "GET", path: str = "/", host: str = "localhost:1"
+) -> tuple[int, str, str]:
+    """Status, ETag and text."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request(method, path, headers={"Host": host})
+    response = connection.getresponse()
+    found = response.status, response.headers["ETag"], response.read().decode()
+    connection.close()
+    return found
+
+
+def test_the_page_waits_for_records_and_is_made_anew_only_when_they_change(served, tmp_path: Path):
+    (folder := tmp_path / "r").mkdir()
+    port = served(folder)
+    _, empty, page = answer(port)
+    assert "no records" in page
+    (folder / "notes.txt").write_text("not a record")
+    assert answer(port, "HEAD") == (200, empty, "")
+    add(CELLS[0], folder)
+    while answer(port, "HEAD")[1] == empty:
+        time.sleep(0.1)
+    _, one, page = answer(port)
+    assert "llamacpp q2_k" in page
+    assert answer(port) == (200, one, page)
+
+
+def test_only_the_page_is_served_and_to_no_other_name_of_this_machine(served, tmp_path: Path):
+    add(CELLS[0], tmp_path)
+    port = served(tmp_path)
+    assert answer(port, host="127.0.0.1:8000")[0] == 200
+    for path in ("/record.json", "/../x", "/?x", f"/{CELLS[0].name}/record.json"):
+        assert answer(port, path=path)[0] == 404
+    for host in ("evil.example:8000", "evil.example", "localhost.evil.example:1", ""):
+        assert answer(port, host=host)[0] == 403
+    assert answer(port, "POST")[0] == 501
+
+
+def test_what_cannot_be_served_is_refused_in_a_sentence(harness, served, tmp_path: Path):
+    (folder := tmp_path / "r").mkdir()
+    assert "missing: no such results folder" in harness("report", "missing", "--serve").err
+    port = served(folder)
+    assert "name another: --serve PORT" in harness("report", folder, "--serve", port).err
+    assert "writes no file" in harness("report", folder, "--serve", "0", "-o", "x.html").err
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(BROWSER is None, reason="no browser on PATH")
+def test_an_open_page_is_loaded_anew_at_its_place_when_a_record_comes_and_else_stays(served, tmp_path: Path):
+    add(CELLS[0], tmp_path)
+    port = served(tmp_path)
+    with playwright.sync_playwright() as tool:
+        browser = tool.chromium.launch(executable_path=BROWSER, args=["--disable-dev-shm-usage"])
+        page = browser.new_page(viewport={"width": 1280, "height": 700})
+        complaints: list[Any] = []
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(f"http://127.0.0.1:{port}/")
+        place = "document.getElementById('methods').getBoundingClientRect().top"
+        page.evaluate(
+            "document.getElementById('methods').scrollIntoView(); scrollBy(0, 50); window.old = true"
+        )
+        before = page.evaluate(place)
+        with page.expect_response(lambda response: response.request.method == "HEAD"):
+            pass
+        page.wait_for_timeout(500)
+        assert page.evaluate("window.old")
+        add(CELLS[1], tmp_path)
+        page.wait_for_function(
+            "() => window.old === undefined && document.documentElement.dataset.ready === 'yes'"
+        )
+        assert page.evaluate(place) == pytest.approx(before, abs=2)
+        assert page.get_by_role("button", name="llamacpp q8_0").count() > 0
+        assert complaints == []
+        browser.close()

@@ -59,8 +59,8 @@ def add_check_weights(parser: argparse.ArgumentParser) -> None:
 
 
 def run_check_weights(arguments: argparse.Namespace) -> int:
-    """Check, then print the table or one array. Not ok when a variant is wrong, or when its logits or
-    those of its reference are missing; such a check runs again next time."""
+    """Check, then print the table or one array. Not ok when a variant is wrong, was compared with nothing, or
+    when its logits or those of its reference are missing; such a check runs again next time."""
     seconds = campaign_run.CHECK_SECONDS if arguments.seconds is None else arguments.seconds
     if not 0 < seconds <= 1e6:
         raise Mistake(f"--seconds {seconds:g}: must be above 0 and at most 1e6")
@@ -78,7 +78,8 @@ def run_check_weights(arguments: argparse.Namespace) -> int:
         for sentence in quality.agreement_notes(checks):
             note(sentence, "yellow")
         print(f"records: {request.root}")
-    return OK if all(check["verdict"] in PASSING for check in checks) else NOT_OK
+    passes = (check["depths"] and check["verdict"] in PASSING for check in checks)
+    return OK if all(passes) else NOT_OK
 
 
 def _add_again(parser: argparse.ArgumentParser, do: str, done: str, what: str = "variant") -> None:
@@ -97,6 +98,9 @@ def add_max_ctx(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-fill", action="store_true", help="only allocate the context; filling it to verify takes time"
     )
+    parser.add_argument(
+        "--past-trained", action="store_true", help="search past the context that the model was trained on"
+    )
     _add_again(parser, "search", "searched")
     add_json(parser, "one object per search")
 
@@ -108,8 +112,9 @@ def run_max_ctx(arguments: argparse.Namespace) -> int:
         say("reserve is for forecasts; this search takes the memory that is free (of a CPU, memory_budget)")
     # Without a workload of this kind, a search of all variants.
     given = [each for each in experiment.workloads if isinstance(each, MaxCtx)] or [MaxCtx()]
-    if arguments.no_fill:
-        given = list(dict.fromkeys(each.model_copy(update={"fill": False}) for each in given))
+    changed = {"fill": False} if arguments.no_fill else {}
+    changed |= {"past_trained": True} if arguments.past_trained else {}
+    given = list(dict.fromkeys(each.model_copy(update=changed) for each in given))
     stored, root = cli_progress.run_one_kind(experiment, given, arguments)
     searches = load_study(stored).searches
     if arguments.json:
@@ -258,7 +263,8 @@ def run_quality(arguments: argparse.Namespace) -> int:
     given = [each for each in experiment.workloads if isinstance(each, Quality)] or [Quality()]
     if arguments.dry_run:
         alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
-        return dry_run.show(alone, forecast.forecasts(alone, cells), arguments.json)
+        has_reference = arguments.reference is not None
+        return dry_run.show(alone, forecast.forecasts(alone, cells), arguments.json, has_reference)
     if path := arguments.export_reference:
         alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
         campaign_run.export_reference(

@@ -24,7 +24,6 @@ PACKAGES = {
 # Of one window of 512 of the shipped text, by the llama-perplexity of llama-cpp-python 0.3.36:
 # -c 512 -b 512 --chunks 1 -fa off.
 PERPLEXITY = {"smollm2": 24.2267, "gemma": 25.1935}
-TRAINED = {"smollm2": 2048, "gemma": 32768}
 
 
 @pytest.fixture(scope="session")
@@ -88,14 +87,15 @@ def test_its_longest_context_is_the_one_it_was_trained_on(
     path = config_of(real_gguf("smollm2"))
     ran = harness("max-ctx", path, "--no-fill", "--json")
     (row,) = ran.json
-    assert (row["verified_n_ctx"], row["limited_by"]) == (TRAINED["smollm2"], "trained context")
+    assert (row["verified_n_ctx"], row["limited_by"]) == (8192, "trained context")
     (past,) = harness("max-ctx", path, "--no-fill", "--past-trained", "--json").json
-    assert past["verified_n_ctx"] > TRAINED["smollm2"]
+    assert past["verified_n_ctx"] > 8192
 
 
 def test_in_parts_it_runs_by_any_part_and_by_its_folder(harness, real_gguf, tmp_path, llamacpp_interpreter):
     (folder := tmp_path / "parts").mkdir()
-    first, second, _ = in_parts(real_gguf("smollm2"), folder / "smollm2", 3)
-    for given in (first, second, folder):
-        ran = harness("run", given, "--tokens", "8", "--set", "repeats=1", "--json", "--fresh")
+    _, second, _ = in_parts(real_gguf("smollm2"), folder / "smollm2", 3)
+    for given in (second, folder):
+        short = ("--tokens", "8", "--set", "repeats=1", "--set", "retry_disturbed=0")
+        ran = harness("run", given, *short, "--json", "--fresh")
         assert [row["model"] for row in ran.json] == ["smollm2"], ran.err

@@ -211,8 +211,8 @@ def test_dequantized_weights_without_a_tokenizer_get_the_ids_of_the_variant(
     assert ran.json[0]["own"]
 
 
-def test_a_file_that_is_neither_16_bits_nor_can_be_dequantized_is_unchecked(
-    harness, of, checkpoint, llamacpp_interpreter, tmp_path
+def test_a_file_that_cannot_be_a_checkpoint_is_compared_with_its_weights_dequantized_in_llama_cpp(
+    harness, of, checkpoint, llamacpp_interpreter, cache, tmp_path
 ):
     """Rope scaling, which without the model's config.json is known to llama.cpp alone."""
     source = Path(shutil.copytree(checkpoint("tiny-llama"), tmp_path / "scaled"))
@@ -230,13 +230,19 @@ def test_a_file_that_is_neither_16_bits_nor_can_be_dequantized_is_unchecked(
     )
     assert ran.code == 0
     (check,) = [each for each in ran.json if each["model"] == "alone"]
-    assert check["verdict"] == "unchecked"
-    assert "no 16-bit weights to compare with" in check["reason"]
-    assert "the weights are q4_0" in check["reason"]
-    assert "rope scaling, which needs the model's config.json" in check["reason"]
+    assert (check["verdict"], check["reference"]) == ("agrees", "llamacpp f16, unpacked")
+    assert 0 < max(depth["relative_error"] for depth in check["own"]) < check["allowed_error"] == 0.1
+    assert "rope scaling, which needs the model's config.json" in ran.err
+    assert list(cache.rglob("dequantized/*.gguf")) == []
     again = harness("run", "--check-weights", tmp_path / "check.yaml", "--json")
     assert (again.code, again.json) == (0, ran.json)
     assert len(stored_in(tmp_path / "results")) == 2
+
+
+def test_where_nothing_was_compared_the_check_has_not_passed_and_says_why(harness, of, fake_interpreter):
+    ran = harness("run", "--check-weights", of({"shape": "tiny-qwen2"}, {"stack": "fake"}))
+    assert ran.code == 1
+    assert "fake default: its stack loads no weights: there is nothing to compare" in ran.out + ran.err
 
 
 def test_a_variant_that_gives_no_logits_has_failed_and_the_others_go_on(harness, of, file):

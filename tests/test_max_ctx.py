@@ -232,6 +232,24 @@ def test_a_length_beyond_the_trained_context_is_said_to_be_that_wherever_it_is_s
         assert "trained on" not in harness("report", "--list").out
 
 
+def test_a_search_ends_at_the_trained_context_unless_it_is_to_go_past_it(config, harness, tmp_path):
+    shape = {"arch": "llama", "vocab_size": 64, "hidden_size": 32, "layers": 1, "intermediate_size": 32}
+    model = {"name": "m", "shape": shape | {"heads": 2, "kv_heads": 2, "context": 2100}}
+    path = config({"oom_above_n_ctx": 5000}, model=model, workloads=[{"kind": "max_ctx", "fill": False}])
+    ran = harness("run", "--max-ctx", path)
+    assert ran.code == 0, ran.err
+    assert "2048 (trained context)" in ran.out
+    assert "the model was trained on at most 2100 tokens (--past-trained searches on)" in ran.out
+    assert "does not fit" not in ran.out + ran.err
+    (row,) = harness("run", "--max-ctx", path, "--json").json
+    assert (row["verified_n_ctx"], row["limited_by"], row["flags"]) == (2048, "trained context", [])
+    harness("report", "results", "-o", tmp_path / "page.html")
+    assert "2,048 tokens (trained context)" in (tmp_path / "page.html").read_text()
+    for past in (["--past-trained"], ["--set", "workloads.0.past_trained=true"]):
+        (row,) = harness("run", "--max-ctx", path, "--json", *past).json
+        assert (row["verified_n_ctx"], row["limited_by"]) == (4864, "memory")
+
+
 def test_without_a_budget_the_free_memory_less_a_margin_is_the_limit() -> None:
     with headroom_on("cpu", "cpu", None) as headroom:
         assert not headroom.stated

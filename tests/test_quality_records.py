@@ -146,6 +146,21 @@ def test_of_two_scores_of_as_many_tokens_the_last_counts():
         assert studied(*order).repeats[0]["kld_mean"] == 0.5
 
 
+def test_a_score_without_a_reference_has_a_perplexity_and_the_reason_once():
+    why = "no 16-bit weights to compare with (mine.gguf is q4_0)"
+    ppl = {"ppl": GOLDEN["quality"]["figures"]["ppl"]}
+    alone = score_of_speed(reference=None, loss_nats=None, no_reference=why, figures=ppl)
+    assert wrong_with(alone) is None
+    study = studied(alone, alone | {"variant": "other", "content_key": "other"})
+    cell = study.repeats[0]
+    assert (cell["quality"], cell["perplexity"]) == ("ok", ppl["ppl"]["value"])
+    assert (cell["kld_mean"], cell["kld_mean_ci95"], cell["top1"]) == (None, None, None)
+    assert [line[3:] for line in report.table(study.scores).lines] == [["-"] * 10] * 2
+    (said,) = [note for note in report.notes(study.scores) if "no KLD" in note]
+    first, second = (row["name"] for row in study.scores)
+    assert said == f"no KLD and no agreement of {first}, {second}: {why}"
+
+
 def test_the_table_of_scores_says_what_was_scored_and_what_is_wrong():
     gathered = load_study([Stored(Path("a"), GOLDEN)])
     assert len(report.table(gathered.scores).lines) == 1

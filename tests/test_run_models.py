@@ -150,8 +150,8 @@ def bad_inputs(folder: Path) -> dict[str, Any]:
     return {
         "lfs.gguf": "lfs.gguf: is a Git LFS pointer of 135 bytes",
         "empty.gguf": "empty.gguf: is empty (0 bytes): the download failed; fetch it again",
-        "cut.gguf": "cut.gguf: ",
-        "m-00001-of-00003.gguf": "is missing, part 2 of 3 of a split model",
+        "cut.gguf": "bytes: the download did not finish; fetch it again",
+        "m-00001-of-00003.gguf": "part 2 of 3 of a split model: put all parts into one folder",
         "none.gguf": "none.gguf: no such file or directory",
         "qwen1.5-0.5b": "qwen1.5-0.5b: is a known model and a file here: write ./qwen1.5-0.5b for the file",
         "tiny-Q4_0.gguf quickstart": "quickstart: is no model, and a config is measured alone",

@@ -512,6 +512,7 @@ class Search(Result):
     verified_by: str | None
     allocated_n_ctx: int | None
     limit_reason: str | None
+    limited_by: str | None
     limit_bytes: int | None
     limit_stated: bool | None
     not_filled: str | None
@@ -574,6 +575,7 @@ class Score(Identity):
     """where its logits are NaN or infinite, which makes the speed of its variant invalid; null: nowhere"""
     means: WindowMeans | None
     at_depth: list[AtDepth]
+    no_reference: str | None
     trained_context: int | None
     loss_nats: float | None
     seconds: float | None

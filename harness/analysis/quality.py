@@ -315,8 +315,9 @@ def row(record: Record) -> Score:
         "ids_sha256": text["ids_sha256"] if text else None,
         "figures": figures,
         "perplexity": figures["ppl"]["value"] if figures else None,
-        "kld_mean": figures["kld_mean"]["value"] if figures else None,
-        "top1": figures["top1"]["value"] if figures else None,
+        "kld_mean": figures["kld_mean"]["value"] if "kld_mean" in figures else None,
+        "top1": figures["top1"]["value"] if "top1" in figures else None,
+        "no_reference": quality.get("no_reference"),
         "wrong": _wrong(record),
         "means": quality.get("means"),
         "at_depth": (quality.get("at_depth") or []) if figures else [],
@@ -360,11 +361,11 @@ def apply(rows: Sequence[Repeat], scores: Sequence[Score]) -> None:
         never_ready = states.get((*_variant(row), None), NOT_SCORED)
         row["quality"] = states.get(built, never_ready)
         if found := of.get(built):
-            ppl, kld = found["figures"]["ppl"], found["figures"]["kld_mean"]
+            ppl, kld = found["figures"]["ppl"], found["figures"].get("kld_mean")
             row["quality"] = found["status"]
             row["perplexity"], row["perplexity_stderr"] = ppl["value"], ppl.get("standard_error")
-            row["kld_mean"], row["kld_mean_ci95"] = kld["value"], [kld["low"], kld["high"]]
-            row["top1"] = found["top1"]
+            row["kld_mean"], row["top1"] = found["kld_mean"], found["top1"]
+            row["kld_mean_ci95"] = [kld["low"], kld["high"]] if kld else None
         if built in wrong and row["status"] in USABLE:
             row["status"], row["reasons"] = "invalid", [*row["reasons"], wrong[built]]
             row["disturbed"] = None  # another attempt would not help

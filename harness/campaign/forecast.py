@@ -92,6 +92,14 @@ def made_of(cell: Cell, ready: Ready | None) -> Decoder | None:
     return cell.model.made or (ready.decoder if ready else None)
 
 
+def trained_context(cell: Cell, ready: Ready | None) -> int | None:
+    """Tokens that the model was trained on; null if neither config nor weights state it."""
+    if ready and ready.header:
+        return ready.header.integer(f"{ready.architecture}.context_length")
+    made = made_of(cell, ready)
+    return made.context if made else None
+
+
 def packing_of(cell: Cell, made: Decoder | None, ready: Ready | None) -> Packing | None:
     """How the cell's weights are packed, or will be packed when they are made."""
     if ready and ready.packing:

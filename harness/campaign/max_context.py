@@ -18,6 +18,7 @@ from harness.analysis.verdicts import (
     option_mismatches,
 )
 from harness.campaign import next_context, worker
+from harness.campaign.forecast import trained_context
 from harness.campaign.memory_headroom import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on
 from harness.campaign.next_context import PAGES_TO_A_TABLE, Account, Need, Space, Try, by_shape
 from harness.campaign.prepare import NotReady
@@ -212,6 +213,7 @@ def _outcome(seen: _ProbeState, fill: bool, threads: int) -> Found:
 MOST_PROBES = 32  # enough to double up to a context that fails, and bisect back
 ACCOUNT_MARGIN = 0.03  # of a GPU's free memory: kernels and pools that a stack's account leaves out
 MOST = "the stack allows no longer context"
+TRAINED = "the model was trained on at most {} tokens (--past-trained searches on)"
 BEYOND = 1.1  # of a device's memory: an allocation of this size can only succeed by spilling
 
 _INT32 = 2**31 - 1
@@ -268,7 +270,9 @@ class _Search:
     ) -> None:
         self._cell, self._campaign, self._running, self._end = cell, campaign, running, end
         self._say = campaign.watcher.say
-        self._fill = isinstance(cell.workload, MaxCtx) and cell.workload.fill
+        assert isinstance(cell.workload, MaxCtx)
+        self._fill, self._past_trained = cell.workload.fill, cell.workload.past_trained
+        self._trained: int | None = None
         self.result: Search = {
             "probes": list(probes),
             "predicted_n_ctx": None,
@@ -279,6 +283,7 @@ class _Search:
             "predicted_from": None,
             "need": None,
             "limit_reason": None,
+            "limited_by": None,
             "limit_bytes": None,
             "not_filled": None,
             "account_s": 0.0,
@@ -296,7 +301,8 @@ class _Search:
             began = time.monotonic()
             if mechanism:
                 self._end["memory_budget"] = {"bytes": headroom.limit_bytes, "means": mechanism}
-            space = _space(cell, context)
+            every = _space(cell, context)
+            space = self._up_to_trained(every, inputs)
             self.result |= {"granule": space.granule, "lowest": space.lowest, "highest": space.highest}
             self.result |= {"limit_bytes": headroom.limit_bytes, "limit_stated": headroom.stated}
             self.result["held_by_others_bytes"] = headroom.held_bytes
@@ -306,10 +312,18 @@ class _Search:
             needs = self._needs(context, inputs, space, headroom)
             self.result["account_s"] = time.monotonic() - began
             try:
-                self._prove_no_spill(probing, space, needs)
+                self._prove_no_spill(probing, every, needs)
                 self._search(probing, space, needs, context.dry)
             finally:
                 self._end["loaded"] = probing.loaded
+
+    def _up_to_trained(self, every: Space, inputs: Inputs) -> Space:
+        """The lengths to search. Without `past_trained`, up to the trained context where it is known."""
+        trained = None if self._past_trained else trained_context(self._cell, inputs.weights)
+        if not trained or (last := every.floor(trained)) == every.highest:
+            return every
+        self._trained = trained
+        return replace(every, highest=last)
 
     def _as_before(self, headroom: MemoryHeadroom) -> MemoryHeadroom:
         """The headroom, with the memory limit of the earlier probes if that much is still free. Drops probes
@@ -404,12 +418,16 @@ class _Search:
         allocated = [probe["n_ctx"] for probe in probes if probe["allocates"]]
         least = min((each.n_ctx for each in tries if not each.fits), default=None)
         reasons = [p["reason"] for p in probes if p["n_ctx"] == least and p["fits"] is False]
-        why = f"at {least} tokens: {reasons[-1]}" if least else None
+        why, limited_by = f"at {least} tokens: {reasons[-1]}" if least else None, "memory" if least else None
+        if least is None and verified == space.highest:
+            why = TRAINED.format(self._trained) if self._trained else MOST
+            limited_by = "trained context" if self._trained else "stack"
         self.result |= {
             "verified_n_ctx": verified,
             "verified_by": ("decode" if fill else "allocation") if verified else None,
             "allocated_n_ctx": max(allocated, default=None),
-            "limit_reason": why or (MOST if verified == space.highest else None),
+            "limit_reason": why,
+            "limited_by": limited_by,
         }
 
     def _probe(self, probing: Probing, n_ctx: int, fill: bool) -> Probe:

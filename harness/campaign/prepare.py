@@ -20,7 +20,7 @@ from harness.campaign.forecast import Device, Forecast, expected, forecast_cell
 from harness.campaign.repeat import Failure, Inputs
 from harness.campaign.worker import Facts
 from harness.campaign.worker_memory import mechanism_here
-from harness.config import Experiment, Weights, Windows, plan
+from harness.config import Experiment, MaxCtx, Weights, Windows, plan
 from harness.config.plan import Cell
 from harness.models import tokenizer, weights
 from harness.models.checkpoint import CONFIG
@@ -31,7 +31,7 @@ from harness.models.weights import Ready, WeightsError, WeightsRefused, WeightsU
 from harness.records import Record
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
-from harness.stacks.header import Header
+from harness.stacks.header import Header, Options
 from harness.theory.decoder import Decoder, dense_fields, parameters
 from harness.theory.known_models import Described
 from harness.theory.tensors import Packing, element_bytes, of_shape, packed_bytes
@@ -156,9 +156,22 @@ class Producer:
     def dequantized(self, cell: Cell, given: Ready, original: Ready | None) -> Ready:
         """`given`, which the cell's stack holds quantized, dequantized to 16 bits; for the caller to remove.
 
-        `original`: the 16-bit weights, whose config.json or header describes the model. Raises WeightsError,
-        CacheError.
+        A checkpoint; a GGUF of one that cannot be written as a checkpoint. `original`: the 16-bit weights,
+        whose config.json or header describes the model. Raises WeightsError, CacheError.
         """
+        try:
+            return self._checkpoint_of(cell, given, original)
+        except WeightsError as failure:
+            if given.format != "gguf":
+                raise
+            self.say(f"dequantized to a GGUF, not to a checkpoint: {failure}")
+        options: Options = {"quant": weights.SOURCE_QUANT, "threads": self.threads, "requantize": True}
+        target = weights.dequantized_path(given.fingerprint, options).with_suffix(".gguf")
+        expected = given.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+        return self._make(cell, "quantize", options, given.path, target, expected)
+
+    def _checkpoint_of(self, cell: Cell, given: Ready, original: Ready | None) -> Ready:
+        """`given` dequantized to a checkpoint. Raises WeightsError, CacheError."""
         described, options = original or given, cell.options(self.threads)
         files: dict[str, str] = {}
         made: Decoder | None = None
@@ -626,9 +639,14 @@ def mechanism(cells: Sequence[Cell], preparation: Preparation) -> str | None:
 
 def _bounds(cell: Cell, mechanism: str | None, timeout_s: float) -> list[str]:
     """The parts of a content key that concern memory: the mechanism that limits it, and for a search the
-    timeout of a probe, because a probe that times out counts as not fitting."""
+    timeout of a probe, because a probe that times out counts as not fitting, and that it ends at the trained
+    context."""
     counted = [str(mechanism)] if cell.bounded else []
-    return counted + ([f"{timeout_s:g} s a probe"] if cell.searches else [])
+    if isinstance(cell.workload, MaxCtx):
+        counted.append(f"{timeout_s:g} s a probe")
+        if not cell.workload.past_trained:
+            counted.append("up to the trained context")
+    return counted
 
 
 def content_key(

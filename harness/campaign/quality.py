@@ -1,4 +1,4 @@
-"""Score a text with a cell, against the reference."""
+"""Score a text with a cell, against the reference where there is one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from harness.campaign.reference_scores import (
     read,
     tokens_of,
 )
-from harness.campaign.repeat import Failure, Inputs
+from harness.campaign.repeat import Inputs
 from harness.campaign.rounds import Campaign
 from harness.campaign.weights_reference import LogitsJob, NoLogits, NoReference, Reference, free_bytes
 from harness.campaign.worker import Facts
@@ -39,7 +39,8 @@ from harness.records import Running, Stored, kinds
 from harness.records.kinds import Figure, UntimedEnd, WindowMeans
 from harness.stacks.header import references
 
-# Score the cells of one model and workload against one reference, which is computed or read from a file.
+# Score the cells of one model and workload against one reference, which is computed or read from a file;
+# without one their perplexity alone.
 
 
 METHOD = 2  # bump when other positions are scored, or figures mean something else
@@ -143,13 +144,11 @@ class Scoring:
                 self._compare(LogitsJob(cell, inputs, running.folder, self._arrays, np.inf), found)
             except _NotFinite as where:
                 found["not_finite"] = {"window": where.window, "position": where.position}
-            except NoReference as lack:
-                raise Failure("unavailable", str(lack)) from lack
 
         return repeat.untimed(campaign.folder, begun, "score", work)
 
     def _compare(self, job: LogitsJob, found: kinds.Quality) -> None:
-        """Score the windows, and add what is found. Raises NoReference, NoLogits, NotReady, _NotFinite."""
+        """Score the windows, and add what is found. Raises NoLogits, NotReady, _NotFinite."""
         cell, inputs = job.cell, job.inputs
         if inputs.weights is None:
             raise NotReady("unavailable", "its stack loads no weights: there is no text model to score")
@@ -166,18 +165,25 @@ class Scoring:
             "ids_sha256": tokens.sha256,
         }
         self._same(tokens)
-        reference = self._kept = self._of_file(cell, inputs) if self._given else self._computed()
+        reference: KeptReference | None = None
+        try:
+            reference = self._kept = self._of_file(cell, inputs) if self._given else self._computed()
+            found["reference"] = reference.description
+        except NoReference as lack:
+            found["no_reference"] = str(lack)
         scores: list[Scores] = []
 
         def add(number: int, logits: analysis_quality.Logits) -> None:
             rows = _finite(number, logits, self._workload)
-            scores.append(analysis_quality.scores(rows, self._targets(ids[number]), reference.window(number)))
+            kept = reference.window(number) if reference else None
+            scores.append(analysis_quality.scores(rows, self._targets(ids[number]), kept))
+            found["vocabulary"] = rows.shape[1]
 
         try:
             job_facts = self._windows(job, ids, add)
         except analysis_quality.OtherVocabulary as other:
             raise NotReady("refused", f"{other}: a KL divergence needs the same tokens") from other
-        nll = [reference.window(number).nll for number in range(len(ids))]
+        nll = [reference.window(number).nll for number in range(len(ids))] if reference else None
         made = made_of(cell, inputs.weights)
         (figures, means), *deep = self._figures(scores, nll)
         chunks = self._workload.chunks
@@ -187,9 +193,6 @@ class Scoring:
             "scored": scored,
             "n_ctx": self._workload.n_ctx,
             "trained_context": made.context if made else None,
-            "vocabulary": reference.vocabulary,
-            "reference": reference.description,
-            "loss_nats": analysis_quality.loss_nats(scores),
             "figures": figures,
             "means": means,
             "at_depth": [
@@ -200,6 +203,8 @@ class Scoring:
             "versions": job_facts.get("versions"),
             "seconds": job_facts.get("seconds"),
         }
+        if reference:
+            found["loss_nats"] = analysis_quality.loss_nats(scores)
 
     def _computed(self) -> KeptReference:
         """The model's own reference. Raises NoReference, NoLogits."""
@@ -238,13 +243,13 @@ class Scoring:
         reference_scores.write_reference(path, reference, self._origin, self._cells[0].model.name, weights)
 
     def _figures(
-        self, scores: list[Scores], nll: list[analysis_quality.Floats]
+        self, scores: list[Scores], nll: list[analysis_quality.Floats] | None
     ) -> Iterator[tuple[dict[str, Figure], WindowMeans]]:
         """The figures of the windows of n_ctx, then of each depth."""
         chunks = self._workload.chunks
         for first in range(0, len(scores), chunks):
             part = slice(first, first + chunks)
-            given = scores[part], nll[part]
+            given = scores[part], nll and nll[part]
             yield analysis_quality.figures(*given), analysis_quality.means(*given)
 
     def _tokenized(self, cell: Cell, inputs: Inputs) -> Tokens:
@@ -320,7 +325,7 @@ def _finite(number: int, logits: analysis_quality.Logits, workload: Quality) -> 
     return rows
 
 
-# Score every variant on a text, teacher-forced: perplexity, and the divergence from the 16-bit weights.
+# Score every variant on a text, teacher-forced: perplexity, and the divergence from 16-bit weights.
 #
 # Writes one record per variant; finished scores are kept. The reference of a model is computed once.
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from harness.analysis import agreement
 from harness.base.files import CacheError
 from harness.campaign import repeat, worker
+from harness.campaign.forecast import local_weights
 from harness.campaign.prepare import NotReady, Preparation
 from harness.campaign.repeat import Failure, Inputs
 from harness.campaign.worker import Facts
@@ -26,7 +27,8 @@ from harness.config.experiment import Scalar
 from harness.config.plan import Cell
 from harness.machine.host import free_memory_bytes
 from harness.models.checkpoint import CheckpointError
-from harness.models.weights import FULL_TYPES, Ready
+from harness.models.gguf_files import type_in
+from harness.models.weights import FULL_TYPES, SOURCE_QUANT, Ready, WeightsError
 from harness.records import kinds
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import references
@@ -148,6 +150,10 @@ _T = TypeVar("_T")
 Job = Callable[[LogitsJob, str], _T]
 """A job of the reference, and why this precision."""
 
+SAME_LIBRARY = (
+    "its dequantized weights have no checkpoint here, so one library computes both: its kernels are compared,"
+    " not its code for the architecture"
+)
 FREE_SHARE = 0.6  # of the free memory: the most that a float32 reference's weights may use
 
 
@@ -290,6 +296,7 @@ class Reference:
         """The first candidate whose weights and interpreter are available."""
         if self.unpacked:
             return self._unpacked(cells[0])
+        quantized = None
         for candidate in _candidates(cells):
             stack, name = candidate.variant.stack, candidate.variant.name
             try:
@@ -299,28 +306,35 @@ class Reference:
                 if candidate.weights_format == "gguf" or candidate.model.weights.kind != "synthetic":
                     ready = self._preparation.weights(candidate)
                     if ready and ready.quant not in FULL_TYPES:
-                        raise NotReady("unavailable", f"the weights are {ready.quant}")
+                        quantized = f"{ready.path} is {ready.quant}"
+                        raise NotReady("unavailable", quantized)
             except (NotReady, CacheError, OSError) as failure:
                 self._why.append(f"{stack} {name}: {failure}")
                 continue
             return candidate
+        if quantized:  # the other reasons follow from it
+            self._why = [quantized]
         return None
 
     def _unpacked(self, cell: Cell) -> Cell | None:
-        stack = references().get("hf")
-        if stack is None:
-            self._why.append("no stack is the reference of checkpoints")
-            return None
         try:
             path = self.own[0] if self.own else self._preparation.unpacked(cell).path
         except (NotReady, CacheError, OSError) as failure:
             self._why.append(str(failure))
             return None
+        form = "hf" if path.is_dir() else "gguf"
+        stack = references().get(form)
+        if stack is None:
+            self._why.append(f"no stack is the reference of weights in the format {form}")
+            return None
+        if form == "gguf":
+            self._why.append(SAME_LIBRARY)
         weights = Weights(kind="path", path=str(path))
         # Dequantized weights have no tokenizer, so they get the ids of `own`, and are no source of prompts.
         name = cell.model.name + ", dequantized" * bool(self.own)
         model = cell.model.model_copy(update={"name": name, "weights": weights, "of_format": {}})
-        variant = Variant(stack=stack.stack, name="unpacked", options=stack.reference or {})
+        named = "unpacked" if form == "hf" else SOURCE_QUANT
+        variant = Variant(stack=stack.stack, name=named, options=stack.reference or {})
         return replace(cell, model=model, variant=variant)
 
     def _sized(self, cell: Cell) -> tuple[Cell, str]:
@@ -368,6 +382,24 @@ def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
         tried += [(ggufs.stack, quant, {**given, "quant": quant}) for quant in smallest_first]
     for stack, name, given in tried if loading else []:
         yield replace(loading[0], variant=Variant(stack=stack, name=name, options=given))
+
+
+def expected(cell: Cell) -> bool | None:
+    """Whether the model of a cell will have a reference; null: known once its weights are here."""
+    if cell.packing:
+        return "hf" in references()
+    here: bool | None = False
+    for candidate in _candidates([cell]):
+        try:
+            ready, source = local_weights(candidate), candidate.source
+        except WeightsError:
+            continue
+        if ready and ready.quant in FULL_TYPES:
+            return True
+        quant = type_in(source.file.replace("*", "-")) if source and source.file else None
+        if ready is None and quant in (None, *FULL_TYPES):
+            here = None
+    return here
 
 
 def free_bytes(device_id: str) -> int | None:
@@ -438,7 +470,7 @@ def compare(
     if given.format == "gguf" and mine and theirs:
         settings = agreement.other_settings(mine, theirs)
     with preparation.dequantized(cell, given, original) as own:
-        if original and not settings:
+        if original and not settings and own.format == "hf":
             values = preparation.differences(cell, own.path, original)
         reference = reference_of((own.path, ids))
         depths = agreement.compare(*reference.logits(chosen), *ours, windows)

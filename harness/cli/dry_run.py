@@ -14,7 +14,7 @@ from typing import Any
 from harness import machine, records
 from harness.analysis import traffic
 from harness.base.text import plural
-from harness.campaign import forecast, other_processes
+from harness.campaign import forecast, other_processes, weights_reference
 from harness.campaign.forecast import Forecast, bytes_of_shape, packing_of
 from harness.campaign.quality import RANDOM
 from harness.cli import NOT_OK, OK, say
@@ -34,13 +34,26 @@ from harness.theory.memory import Split
 NOT_OK_AS = ("will_be_refused", "will_fail", "will_not_fit")  # a cell counts as the first that holds
 # Of a GPU's data sheet, in prompts of the published study: 0.2 to 0.5 (harness/recommend/priors.py).
 GPU_MFU = 0.3
+PPL_ALONE = "perplexity alone: no 16-bit weights"
+PPL_AND_KLD = {
+    True: "perplexity and KLD",
+    False: PPL_ALONE,
+    None: "perplexity, and KLD if its 16-bit weights can be fetched",
+}
 LATEST = 20  # newest records searched for a bandwidth probe; all records of a run have one, or none has
 
 
-def show(experiment: Experiment, forecasts: Sequence[Forecast], root: Path, as_json: bool) -> int:
+def show(
+    experiment: Experiment,
+    forecasts: Sequence[Forecast],
+    root: Path,
+    as_json: bool,
+    has_reference: bool = False,
+) -> int:
     """Print a line per cell, or one array; names a missing device once. NOT_OK if a cell
-    would fail, be refused or not fit. `root`: the results folder."""
-    here = Here(experiment, root)
+    would fail, be refused or not fit. `root`: the results folder. `has_reference`: scores are compared with a
+    given reference."""
+    here = Here(experiment, root, has_reference)
     if absent := here.device.absent:
         name, has = here.device.name, here.device.memory_bytes
         planned = f"; the forecast is for {name} with {has / 1e9:.1f} GB" if has else ""
@@ -64,6 +77,8 @@ def show(experiment: Experiment, forecasts: Sequence[Forecast], root: Path, as_j
             parts[3] += f" + {line['host_memory_bytes'] / 1e9:.1f} GB on the CPU"
         if line["fill_seconds"]:
             parts[-1] += f", {in_words(slower * line['fill_seconds'])} of them filling"
+        if line["figures"]:
+            parts.append(line["figures"])
         print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
     timed = [
         (slower * s, times)
@@ -77,7 +92,7 @@ def show(experiment: Experiment, forecasts: Sequence[Forecast], root: Path, as_j
         takes += ", time unknown: another campaign is measuring here, and nothing was measured before"
     if to_write := sum(line["disk_bytes"] or 0 for line in lines):
         takes += f"; {to_write / 1e9:.1f} GB of weights to make or fetch"
-    if any(cell.scores for cell in cells):
+    if not has_reference and any(line["figures"] not in (None, PPL_ALONE) for line in lines):
         say("the reference of each model is computed once more, unless it is kept or given (--reference)")
     for interpreter in dict.fromkeys(line["interpreter"] for line in lines if line["interpreter"]):
         say(interpreter)
@@ -173,7 +188,8 @@ class Source:
 class Here:
     """This machine: the device, its bandwidth, and files that exist or that an earlier cell makes."""
 
-    def __init__(self, experiment: Experiment, root: Path) -> None:
+    def __init__(self, experiment: Experiment, root: Path, has_reference: bool) -> None:
+        self._has_reference = has_reference
         self.device = forecast.device_of(experiment)
         self._threads = experiment.protocol.threads or machine.physical_cores()
         self._planned: set[Path] = set()
@@ -214,8 +230,8 @@ class Here:
         return self.bandwidth, self._flops if cell.workload.timed == "rows" or cell.scores else None
 
     def line(self, found: Forecast) -> dict[str, Any]:
-        """One cell: `weights` in words, bytes still to write to disk, memory, seconds per repeat; why it
-        will fail, be refused or not fit. The note has all reasons."""
+        """One cell: `weights` in words, bytes still to write to disk, memory, seconds per repeat; the
+        `figures` of a score, in words; why it will fail, be refused or not fit. The note has all reasons."""
         cell, device, source = found.cell, self.device, self._source(found)
         takes_s, fill_s = found.duration(*self._rates(cell))
         refused = [each.reason for each in found.broken if each.refuses]
@@ -242,6 +258,7 @@ class Here:
             "most_tokens_per_s": ceiling,
             "seconds": takes_s,
             "fill_seconds": fill_s,
+            "figures": self._figures(cell) if cell.scores else None,
             "will_fail": fails,
             "will_be_refused": refused,
             "will_not_fit": None if found.fits is None else not found.fits,
@@ -249,6 +266,9 @@ class Here:
             "interpreter": None if device.absent else _interpreter(cell.header, device.family),
             "note": "; ".join(notes) or None,
         }
+
+    def _figures(self, cell: Cell) -> str:
+        return PPL_AND_KLD[True if self._has_reference else weights_reference.expected(cell)]
 
     def _source(self, found: Forecast) -> Source:
         cell, ready = found.cell, found.weights

@@ -46,8 +46,8 @@ PASSING = ("agrees", "unchecked")  # unchecked: nothing is known to be wrong
 
 
 def _check_weights(experiment: Experiment, arguments: argparse.Namespace) -> int:
-    """Check, then print the table or one array. Not ok when a variant is wrong, or when its logits or
-    those of its reference are missing; such a check runs again next time."""
+    """Check, then print the table or one array. Not ok when a variant is wrong, was compared with nothing, or
+    when its logits or those of its reference are missing; such a check runs again next time."""
     seconds = campaign_run.CHECK_SECONDS if arguments.seconds is None else arguments.seconds
     if not 0 < seconds <= 1e6:
         raise Mistake(f"--seconds {seconds:g}: must be above 0 and at most 1e6")
@@ -64,7 +64,8 @@ def _check_weights(experiment: Experiment, arguments: argparse.Namespace) -> int
         for sentence in quality.agreement_notes(checks):
             note(sentence, "yellow")
         print(f"records: {request.root}")
-    return OK if all(check["verdict"] in PASSING for check in checks) else NOT_OK
+    passes = (check["depths"] and check["verdict"] in PASSING for check in checks)
+    return OK if all(passes) else NOT_OK
 
 
 # `harness run --max-ctx`: predict and verify the longest context of each variant.
@@ -76,8 +77,9 @@ def _max_ctx(experiment: Experiment, arguments: argparse.Namespace) -> int:
         say("reserve is for forecasts; this search takes the memory that is free (of a CPU, memory_budget)")
     # Without a workload of this kind, a search of all variants.
     given = [each for each in experiment.workloads if isinstance(each, MaxCtx)] or [MaxCtx()]
-    if arguments.no_fill:
-        given = list(dict.fromkeys(each.model_copy(update={"fill": False}) for each in given))
+    changed = {"fill": False} if arguments.no_fill else {}
+    changed |= {"past_trained": True} if arguments.past_trained else {}
+    given = list(dict.fromkeys(each.model_copy(update=changed) for each in given))
     if arguments.dry_run:
         return _dry_run(experiment, given, arguments)
     stored, root = cli_progress.run_one_kind(experiment, given, arguments)
@@ -231,7 +233,8 @@ def _quality(experiment: Experiment, arguments: argparse.Namespace) -> int:
 def _dry_run(experiment: Experiment, given: Sequence[Workload], arguments: argparse.Namespace) -> int:
     alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
     root = cli_progress.run_options(arguments).root
-    return dry_run.show(alone, forecast.forecasts(alone, cells), root, arguments.json)
+    has_reference = arguments.reference is not None
+    return dry_run.show(alone, forecast.forecasts(alone, cells), root, arguments.json, has_reference)
 
 
 # `harness run`: measure every cell of a config, print the table, write the page.
@@ -281,6 +284,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     with_max_ctx.add_argument(
         "--no-fill", action="store_true", help="only allocate the context; filling it to verify takes time"
     )
+    with_max_ctx.add_argument(
+        "--past-trained", action="store_true", help="search past the context that the model was trained on"
+    )
     with_quality = parser.add_argument_group("with --quality").add_mutually_exclusive_group()
     with_quality.add_argument(
         "--export-reference",
@@ -312,7 +318,7 @@ def _offer() -> str:
 
 
 NEEDS = {
-    "max_ctx": ("no_fill",),
+    "max_ctx": ("no_fill", "past_trained"),
     "quality": ("export_reference", "reference"),
     "check_weights": ("seconds",),
 }

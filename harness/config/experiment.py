@@ -157,10 +157,18 @@ class MaxCtx(_Workload):
     kind: Literal["max_ctx"] = "max_ctx"
     fill: bool = True
     """Fill the context and decode at its end; otherwise only allocate it."""
+    past_trained: bool = False
+    """Search past the context that the model was trained on."""
     prompt_tokens: Tokens | None = None
     """Tokens of text, repeated until the context is full."""
 
     timed = None
+
+    @model_serializer(mode="wrap")
+    def _plain(self, values: SerializerFunctionWrapHandler) -> Plain:
+        """The default is left out, so that ids of cells stay."""
+        found: Plain = values(self)
+        return {name: value for name, value in found.items() if name != "past_trained" or value}
 
     @property
     def new_tokens(self) -> int:

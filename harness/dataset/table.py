@@ -77,6 +77,7 @@ def search_row(record: Record) -> Search:
         "verified_by": search.get("verified_by") if state in USABLE else None,
         "allocated_n_ctx": search.get("allocated_n_ctx"),
         "limit_reason": search.get("limit_reason"),
+        "limited_by": search.get("limited_by"),
         "limit_bytes": search.get("limit_bytes"),
         "limit_stated": search.get("limit_stated"),
         "not_filled": search.get("not_filled"),

@@ -271,7 +271,10 @@ def _data_end(header: GgufHeader, reader: _Reader) -> int:
             )
         end = tensor.offset + tensor.bytes
         if data_start + end > reader.size:
-            raise GgufError(f"cut short: tensor {name[:60]!r} ends beyond the file's {reader.size} bytes")
+            raise GgufError(
+                f"cut short: tensor {name[:60]!r} ends beyond the file's {reader.size:,} bytes: the download"
+                " did not finish; fetch it again"
+            )
     return data_start + end
 
 
@@ -358,7 +361,7 @@ class _Reader:
         while have < count:
             read = self._file.read(max(count - have, _CHUNK))
             if not read:
-                raise GgufError("cut short: the file ends within its header")
+                raise GgufError("cut short: the file ends within its header; fetch it again")
             more.append(read)
             have += len(read)
         self._chunk, self._at = b"".join(more), 0
@@ -368,7 +371,7 @@ class _Reader:
         if self.position + count > min(self.size, _LONGEST_HEADER):
             short = self.position + count > self.size
             raise GgufError(
-                "cut short: the header claims more bytes than the file has"
+                "cut short: the header claims more bytes than the file has; fetch it again"
                 if short
                 else f"the header claims more than {_LONGEST_HEADER >> 20} MiB"
             )
@@ -626,7 +629,10 @@ def read_whole(path: Path) -> GgufHeader:
         raise GgufError(f"{part}, which is impossible")
     name = _NAME.fullmatch(path.name)
     if name is None or (int(name[2]), int(name[3])) != (number, count):
-        raise GgufError(f"{part}, but its name is not that of a part, so the others cannot be found")
+        raise GgufError(
+            f"{part}, but its name is not that of a part, so the others cannot be found: name it"
+            f" NAME-{number:05d}-of-{count:05d}.gguf as the others"
+        )
     headers = [
         given if i == number else _part(_sibling(path, i), i, count, budget) for i in range(1, count + 1)
     ]
@@ -669,7 +675,9 @@ def _part(path: Path, number: int, count: int, budget: Budget) -> GgufHeader:
             raise GgufError(f"{path}: is not a regular file, expected part {number} of {count}")
         header = read(path, budget)
     except FileNotFoundError as missing:
-        raise GgufError(f"{path}: is missing, part {number} of {count} of a split model") from missing
+        raise GgufError(
+            f"{path}: is missing, part {number} of {count} of a split model: put all parts into one folder"
+        ) from missing
     except OSError as refusal:
         raise GgufError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
     if (header.integer("split.no"), header.integer("split.count")) != (number - 1, count):

@@ -95,7 +95,7 @@ def other_kind(metadata: Mapping[str, Any]) -> str | None:
 def encoder(kind: str) -> str:
     return (
         f"is {kind} without causal attention, as encoders and embedding models are:"
-        " it does not generate token by token, so it has no decode speed"
+        " it does not generate token by token, so it has no decode speed; name a model that generates text"
     )
 
 

@@ -65,7 +65,7 @@ def measured_quality(
     chosen = analysis_quality.comparable(rows)
     of: dict[_Key, Quality] = {}
     for record, row in zip(found, rows, strict=True):
-        if row in chosen:
+        if row in chosen and "kld_mean" in row["figures"]:
             figures = row["figures"]
             options, kld = record["options"], figures["kld_mean"]
             weights = record["model"]["weights"]

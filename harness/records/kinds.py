@@ -269,6 +269,8 @@ class Quality(TypedDict):
     workload has `bos: false`; missing: none, in records of earlier versions"""
     vocabulary: NotRequired[Positive]
     reference: NotRequired[Reference]
+    no_reference: NotRequired[Text]
+    """why there are no 16-bit weights to compare with; the figures are then `ppl` alone"""
     loss_nats: NotRequired[From0]
     """by which the mean KLD may be off, because the reference is kept in 16 bits a logit"""
     figures: NotRequired[dict[str, Figure]]
@@ -375,7 +377,9 @@ class Search(TypedDict):
     allocated_n_ctx: NotRequired[Positive | None]
     """the longest that was allocated"""
     limit_reason: NotRequired[Text | None]
-    """why the next longer one failed"""
+    """why the next longer one failed, or was not tried"""
+    limited_by: NotRequired[Text | None]
+    """`memory`, `trained context`, or `stack`: it allows no longer one; missing in older records"""
     not_filled: NotRequired[Text | None]
     """why contexts were not filled although requested"""
 

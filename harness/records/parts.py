@@ -316,6 +316,8 @@ class Workload(TypedDict):
     prompt_source: NotRequired[Text]
     bos: NotRequired[Switch]
     """of `quality`: false: no BOS was put in front; missing: where the tokenizer asks for one"""
+    past_trained: NotRequired[Switch]
+    """of `max_ctx`: searched past the trained context; missing: not, but for older records"""
 
 
 @with_config(DESCRIBED)

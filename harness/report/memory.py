@@ -36,7 +36,9 @@ from harness.report.plots import (
 from harness.report.tables import (
     NOT_HELD,
     PAST_TRAINING,
+    TRAINED,
     Column,
+    at_trained,
     number,
     number_column,
     past_training,
@@ -233,7 +235,8 @@ def _reached(length: Length) -> str:
 
 def _here(row: ContextRow) -> str:
     past = row["here"].n_ctx is not None and bool(past_training(row["flags"]))
-    return _reached(row["here"]) + PAST_TRAINING * past
+    trained = row["search"] is not None and at_trained(row["search"])
+    return _reached(row["here"]) + PAST_TRAINING * past + TRAINED * trained
 
 
 def _allocated(row: ContextRow) -> str:

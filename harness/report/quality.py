@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.analysis import agreement
 from harness.analysis.columns import Check, Score, ShownCell
-from harness.base.text import plural
+from harness.base.text import list_named, plural
 from harness.dataset.study import Curve, finite, labels, ok
 from harness.records.kinds import Depth, Experts, Figure
 from harness.report import tables
@@ -205,7 +205,7 @@ def spark(curve: Curve | None) -> Spark | None:
 # The table of scores of a text, for the terminal, the page and Markdown.
 
 
-HEADING = "Quality: perplexity, and divergence from the 16-bit reference"
+HEADING = "Quality: perplexity, and divergence from the 16-bit reference where there is one"
 MEANING = (
     "Every variant reads the same text as it stands (teacher forcing), in windows; the tokens of the"
     " second half of each are scored, behind a BOS where the tokenizer asks for one, as llama-perplexity"
@@ -259,7 +259,7 @@ def notes(scores: Sequence[Score]) -> list[str]:
     """Sentences on the scored text, positions beyond the trained context, and results that are not ok."""
     reasons = [f"{row['name']}: {reason}" for row in scores for reason in row["reasons"]]
     said = [sentence for row in scores for sentence in (*_what(row), *_untrained(row))]
-    return [*dict.fromkeys(said), *reasons]
+    return [*dict.fromkeys(said), *_without_reference(scores), *reasons]
 
 
 def _columns(figures: Mapping[str, Figure]) -> list[str]:
@@ -287,6 +287,15 @@ def _what(row: Score) -> list[str]:
             f"at a depth: {each}, the last of as many windows of that length; every depth has the same"
         )
     return found
+
+
+def _without_reference(scores: Sequence[Score]) -> list[str]:
+    """Why scores have a perplexity alone: a sentence for each reason."""
+    of: dict[str, list[str]] = {}
+    for row in scores:
+        if row["figures"] and row["no_reference"]:
+            of.setdefault(row["no_reference"], []).append(row["name"])
+    return [f"no KLD and no agreement of {list_named(names, 4)}: {why}" for why, names in of.items()]
 
 
 def _bos(row: Score) -> str:

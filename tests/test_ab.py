@@ -50,7 +50,7 @@ def test_a_config_against_itself_is_the_same_and_other_commands_read_its_records
     assert "ended by the limit of 3 rounds" in ran.err
     # One cell in one version: every repeat has a unique number, so that none hides another.
     assert sorted(each.record["repeat"] for each in stored_in(tmp_path / "results")) == [1, 2, 3, 4, 5, 6]
-    assert "ok 6/6" in harness("list", "results").out
+    assert "ok 6/6" in harness("report", "--list", "results").out
     assert harness("report", "results").code == 0
 
 

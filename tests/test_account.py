@@ -24,7 +24,7 @@ CLOSE = 4 * MIB  # variation of a process's own memory
 
 @pytest.fixture
 def tiny(harness, llamacpp_interpreter) -> Path:
-    return Path(harness("synth", "tiny-qwen2", "--quant", "q4_0").out.strip())
+    return Path(harness("env", "synth", "tiny-qwen2", "--quant", "q4_0").out.strip())
 
 
 def request_of(stack: str, job: str, path: Path | None, workload: dict, **options: object) -> Request:

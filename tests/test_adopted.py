@@ -84,7 +84,7 @@ def test_an_adopted_interpreter_runs_the_stack_and_the_record_has_its_versions(
     assert record["environment"]["adopted"] == {"python": platform.python_version(), "pins_not_met": [pin]}
     assert record["environment"]["lock"] == ["deep==3", "tiny-good==1.1", "tiny-plain==2.0"]
     assert str(tmp_path / "theirs") not in json.dumps(record)
-    (row,) = harness("list", "--json").json
+    (row,) = harness("report", "--list", "--json").json
     details = [flag["detail"] for flag in row["flags"] if flag["code"] == "not_pinned"]
     assert details == [f"an adopted interpreter, not pinned: {pin}"]
 
@@ -186,7 +186,7 @@ def test_an_adopted_interpreter_that_is_gone_makes_its_cells_unavailable_and_is_
     assert sentence in harness("run", config, "--dry-run").err
     assert harness("run", config).code == 1
     assert sentence in record_of(tmp_path)["reason"]
-    (finding,) = (f for f in harness("doctor", config, "--json").json if "tiny" in f["what"])
+    (finding,) = (f for f in harness("doctor", config, "--json").json["findings"] if "tiny" in f["what"])
     assert finding["level"] == "warn"
 
 

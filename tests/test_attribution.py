@@ -243,7 +243,7 @@ def test_what_others_published_are_sizes_and_no_parts_of_a_total(published):
 def remembered(harness: Callable[..., Any], config: Path) -> dict[str, dict[str, Any]]:
     """Rows by variant of real runs of the tiny model, as `harness memory` tells them."""
     harness("run", config)
-    ran = harness("memory", "results", "--json")
+    ran = harness("report", "--memory", "results", "--json")
     assert ran.code == 0
     return {row["variant"]: row for row in ran.json}
 
@@ -273,7 +273,7 @@ def test_the_parts_of_a_real_llama_cpp_sum_to_what_it_holds(harness, real_config
         assert row["peak"]["parts"]["compute"] > row["loaded"]["parts"]["compute"]
         assert row["peak"]["by_difference"] == ["compute"]
         assert row["not_measured"] == "its cache is allocated when it is loaded"
-    table = harness("memory", "results").out
+    table = harness("report", "--memory", "results").out
     assert f"~{found['read']['peak']['parts']['compute'] / 1e6:,.1f}" in table
     assert "~: inferred" in table
 

@@ -105,7 +105,7 @@ def test_a_repeat_that_takes_more_than_the_budget_is_out_of_memory_and_the_rest_
     assert [row["status"] for row in ran.json] == ["oom", "ok"]
     for each in records_below(tmp_path / "results"):
         assert each["memory_budget"] == {"bytes": 120 << 20, "means": mechanism_here()}
-    assert harness("list", "--json").code == 0  # readable by their form
+    assert harness("report", "--list", "--json").code == 0  # readable by their form
 
 
 def test_a_budget_that_is_not_there_or_below_the_weights_is_refused_in_a_sentence(harness, tmp_path):

@@ -71,7 +71,7 @@ def test_a_record_holds_what_is_needed_to_repeat_it(harness, config, tmp_path):
 
 def test_list_gives_one_object_per_record_with_null_for_missing(harness, config):
     harness("run", config({}, {"die_at_token": 5}, repeats=2))
-    ran = harness("list", "--json")
+    ran = harness("report", "--list", "--json")
     assert ran.code == 0
     assert len(ran.json) == 4
     for row in ran.json:
@@ -175,7 +175,9 @@ def test_two_rows_never_share_a_name(harness, config):
     path = config({})
     harness("run", path, "--set", "new_tokens=20")
     harness("run", path, "--set", "new_tokens=30")
-    names = [line.split("  ")[0] for line in harness("list").out.splitlines() if "  ok 1/1  " in line]
+    names = [
+        line.split("  ")[0] for line in harness("report", "--list").out.splitlines() if "  ok 1/1  " in line
+    ]
     assert len(names) == len(set(names)) == 2
 
 

@@ -33,7 +33,7 @@ def of(real_config) -> Callable[..., Path]:
 @pytest.fixture
 def file(harness, llamacpp_interpreter, tmp_path) -> Path:
     """A user's own f16 file."""
-    made = Path(harness("synth", "tiny-llama", "--quant", "f16").out.strip())
+    made = Path(harness("env", "synth", "tiny-llama", "--quant", "f16").out.strip())
     return Path(shutil.copy(made, tmp_path / "mine.gguf"))
 
 
@@ -96,7 +96,7 @@ def overwrite(path: Path, name: str, change: Callable[[np.ndarray], np.ndarray])
 
 def test_every_variant_of_a_users_file_is_held_against_the_file_itself_and_kept(harness, of, file, tmp_path):
     path = of({"name": "mine", "weights": str(file)}, {"stack": "llamacpp", "quant": ["q8_0", "q4_0"]})
-    ran = harness("check-weights", path, "--json")
+    ran = harness("run", "--check-weights", path, "--json")
     assert ran.code == 0, ran.out
     assert verdicts(ran) == {"q8_0": "agrees", "q4_0": "agrees"}
     q8_0, q4_0 = ran.json
@@ -104,11 +104,11 @@ def test_every_variant_of_a_users_file_is_held_against_the_file_itself_and_kept(
     assert [depth["n"] for depth in q8_0["depths"]] == [25, 65]
     for coarse, fine in zip(q4_0["depths"], q8_0["depths"], strict=True):
         assert 0.001 < fine["relative_error"] < coarse["relative_error"] < 0.6
-    again = harness("check-weights", path, "--json")
+    again = harness("run", "--check-weights", path, "--json")
     assert again.json == ran.json
     assert "reference" not in again.err
     assert len(stored_in(tmp_path / "results")) == 2
-    anew = harness("check-weights", path, "--json", "--fresh")
+    anew = harness("run", "--check-weights", path, "--json", "--fresh")
     assert [check["depths"] for check in anew.json] == [check["depths"] for check in ran.json]
     assert len(stored_in(tmp_path / "results")) == 4
 
@@ -116,11 +116,11 @@ def test_every_variant_of_a_users_file_is_held_against_the_file_itself_and_kept(
 def test_a_file_whose_matrices_changed_places_is_wrong_and_so_is_its_speed(harness, of, file, tmp_path):
     quants = {"stack": "llamacpp", "quant": ["q8_0", "q4_0"]}
     path = of({"name": "mine", "weights": str(file)}, quants, check_weights=True)
-    assert harness("check-weights", path).code == 0
+    assert harness("run", "--check-weights", path).code == 0
     spoiled = loaded_by(tmp_path, "q8_0")
     matrices = {each.name: each.data.copy() for each in gguf.GGUFReader(spoiled).tensors}
     overwrite(spoiled, "blk.0.ffn_down.weight", lambda _: matrices["blk.1.ffn_down.weight"])
-    table = harness("check-weights", path, "--fresh")
+    table = harness("run", "--check-weights", path, "--fresh")
     assert table.code == 1
     assert "it is not the same model" in table.out
     ran = harness("run", path, "--json")
@@ -135,7 +135,7 @@ def test_a_file_whose_matrices_changed_places_is_wrong_and_so_is_its_speed(harne
     assert [code for code in codes if code != "B_not_identifiable"][-1] == "weights_disagree"
     assert "it is not the same model" in " ".join(rows["q8_0"]["reasons"])
     assert "Same model? Logits against the 16-bit reference" in (tmp_path / "reports/check.html").read_text()
-    listed = harness("list", "--json")
+    listed = harness("report", "--list", "--json")
     assert {row["variant"]: settled(row) for row in listed.json} == {"q8_0": "invalid", "q4_0": "ok"}
     markdown = harness("report", "results", "--format", "md").out
     assert "| mine llamacpp q8_0 | llamacpp as stored |" in markdown
@@ -144,7 +144,7 @@ def test_a_file_whose_matrices_changed_places_is_wrong_and_so_is_its_speed(harne
 def test_rows_of_q_that_a_conversion_left_unpermuted_are_seen(harness, of, hf_interpreter, tmp_path):
     """Llama's q and k are stored in another order in a GGUF; a conversion that forgets it is fluent, and
     wrong."""
-    spoiled = Path(harness("synth", "tiny-llama", "--quant", "f16").out.strip())
+    spoiled = Path(harness("env", "synth", "tiny-llama", "--quant", "f16").out.strip())
     before = spoiled.read_bytes()
 
     def unpermuted(rows: np.ndarray) -> np.ndarray:  # 8 heads of 32 rows, whose halves are interleaved
@@ -153,7 +153,7 @@ def test_rows_of_q_that_a_conversion_left_unpermuted_are_seen(harness, of, hf_in
     overwrite(spoiled, "blk.0.attn_q.weight", unpermuted)
     variants = [{"stack": "llamacpp", "quant": ["f16", "bf16"]}, {"stack": "hf", "dtype": "bf16"}]
     try:
-        ran = harness("check-weights", of({"shape": "tiny-llama"}, *variants), "--json")
+        ran = harness("run", "--check-weights", of({"shape": "tiny-llama"}, *variants), "--json")
     finally:
         spoiled.write_bytes(before)
     assert ran.code == 1
@@ -166,13 +166,13 @@ def test_rows_of_q_that_a_conversion_left_unpermuted_are_seen(harness, of, hf_in
 
 def test_a_setting_that_the_logits_hardly_show_is_seen_in_the_files_header(harness, of, file, tmp_path):
     path = of({"name": "mine", "weights": str(file)}, {"stack": "llamacpp", "quant": "q4_0"})
-    ran = harness("check-weights", path, "--json")
+    ran = harness("run", "--check-weights", path, "--json")
     assert verdicts(ran) == {"q4_0": "agrees"}
     assert ran.json[0]["own"]
     reader = gguf.GGUFReader(loaded_by(tmp_path, "q4_0"), "r+")
     reader.fields["llama.attention.layer_norm_rms_epsilon"].parts[-1][0] = 1e-3
     reader.data.flush()
-    ran = harness("check-weights", path, "--json", "--fresh")
+    ran = harness("run", "--check-weights", path, "--json", "--fresh")
     assert verdicts(ran) == {"q4_0": "wrong"}
     assert ran.json[0]["reason"] == (
         "norm_eps is 0.001, and 1e-05 in the 16-bit weights: it is not the same model"
@@ -188,8 +188,10 @@ def loaded_by(folder: Path, variant: str) -> Path:
 def test_without_16_bit_weights_a_file_is_compared_with_its_own_weights_dequantized(
     harness, of, llamacpp_interpreter, hf_interpreter, cache
 ):
-    path = harness("synth", "tiny-llama", "--quant", "q4_0").out.strip()
-    ran = harness("check-weights", of({"name": "mine", "weights": path}, {"stack": "llamacpp"}), "--json")
+    path = harness("env", "synth", "tiny-llama", "--quant", "q4_0").out.strip()
+    ran = harness(
+        "run", "--check-weights", of({"name": "mine", "weights": path}, {"stack": "llamacpp"}), "--json"
+    )
     assert ran.code == 0
     (check,) = ran.json
     assert check["verdict"] == "agrees"
@@ -204,7 +206,7 @@ def test_dequantized_weights_without_a_tokenizer_get_the_ids_of_the_variant(
     harness, of, llamacpp_interpreter, hf_interpreter
 ):
     given = of({"weights": "austen-4m"}, {"stack": "llamacpp", "quant": "q8_0"})
-    ran = harness("check-weights", given, "--json")
+    ran = harness("run", "--check-weights", given, "--json")
     assert verdicts(ran) == {"q8_0": "agrees"}
     assert ran.json[0]["own"]
 
@@ -218,10 +220,13 @@ def test_a_file_that_is_neither_16_bits_nor_can_be_dequantized_is_unchecked(
     scaling = {"rope_type": "linear", "factor": 2.0}
     (source / "config.json").write_text(json.dumps(config | {"rope_scaling": scaling}))
     path = of({"name": "mine", "weights": str(source)}, {"stack": "llamacpp", "quant": "q4_0"})
-    assert verdicts(harness("check-weights", path, "--json")) == {"q4_0": "agrees"}
+    assert verdicts(harness("run", "--check-weights", path, "--json")) == {"q4_0": "agrees"}
     alone = shutil.copy(loaded_by(tmp_path, "q4_0"), tmp_path / "alone.gguf")
     ran = harness(
-        "check-weights", of({"name": "alone", "weights": str(alone)}, {"stack": "llamacpp"}), "--json"
+        "run",
+        "--check-weights",
+        of({"name": "alone", "weights": str(alone)}, {"stack": "llamacpp"}),
+        "--json",
     )
     assert ran.code == 0
     (check,) = [each for each in ran.json if each["model"] == "alone"]
@@ -229,7 +234,7 @@ def test_a_file_that_is_neither_16_bits_nor_can_be_dequantized_is_unchecked(
     assert "no 16-bit weights to compare with" in check["reason"]
     assert "the weights are q4_0" in check["reason"]
     assert "rope scaling, which needs the model's config.json" in check["reason"]
-    again = harness("check-weights", tmp_path / "check.yaml", "--json")
+    again = harness("run", "--check-weights", tmp_path / "check.yaml", "--json")
     assert (again.code, again.json) == (0, ran.json)
     assert len(stored_in(tmp_path / "results")) == 2
 
@@ -240,7 +245,7 @@ def test_a_variant_that_gives_no_logits_has_failed_and_the_others_go_on(harness,
         {"stack": "fake", "name": "fake"},
         {"stack": "llamacpp", "name": "plain"},
     ]
-    ran = harness("check-weights", of({"name": "mine", "weights": str(file)}, *variants), "--json")
+    ran = harness("run", "--check-weights", of({"name": "mine", "weights": str(file)}, *variants), "--json")
     assert ran.code == 1
     assert verdicts(ran) == {"refused": "failed", "fake": "unchecked", "plain": "agrees"}
     reasons = {check["variant"]: check["reason"] for check in ran.json}
@@ -250,12 +255,12 @@ def test_a_variant_that_gives_no_logits_has_failed_and_the_others_go_on(harness,
 
 def test_a_depth_that_would_take_too_long_is_left_out_and_named(harness, of, file):
     path = of({"name": "mine", "weights": str(file)}, {"stack": "llamacpp"}, new_tokens=2_000)
-    ran = harness("check-weights", path, "--seconds", "0.000001", "--json")
+    ran = harness("run", "--check-weights", path, "--seconds", "0.000001", "--json")
     assert ran.code == 0
     (check,) = ran.json
     assert [depth["n"] for depth in check["depths"]] == [25]
     assert check["left_out_n"] == [300, 2_025]
-    table = harness("check-weights", path, "--seconds", "0.000001")
+    table = harness("run", "--check-weights", path, "--seconds", "0.000001")
     assert "over the time limit: mine llamacpp default: n = 300, 2,025" in table.out
 
 
@@ -263,7 +268,7 @@ def test_of_a_long_prompt_the_last_positions_are_compared_and_no_more_are_kept(
     harness, of, file, job, tmp_path
 ):
     path = of({"name": "mine", "weights": str(file)}, {"stack": "llamacpp"}, prompt_tokens=60, new_tokens=30)
-    ran = harness("check-weights", path, "--json")
+    ran = harness("run", "--check-weights", path, "--json")
     assert ran.code == 0, ran.out
     (check,) = ran.json
     assert [(depth["n"], depth["positions"]) for depth in check["depths"]] == [(60, 25), (90, 25)]
@@ -338,11 +343,11 @@ def test_a_reference_that_fails_is_a_failure_and_a_check_is_made_again(harness, 
     """Here the cache has something else in the place of the reference's checkpoint."""
     model = {"shape": "tiny-llama", "weights": {"synthetic": True, "seed": 7}}
     path = of(model, {"stack": "llamacpp", "quant": "f16"}, check_weights=True)
-    assert harness("synth", "tiny-llama", "--seed", "7").code == 0
+    assert harness("env", "synth", "tiny-llama", "--seed", "7").code == 0
     place = weights.checkpoint_path(Described(SHAPES["tiny-llama"]), 7).parent
     shutil.rmtree(place)
     place.touch()
-    failed = harness("check-weights", path, "--json")
+    failed = harness("run", "--check-weights", path, "--json")
     assert failed.code == 1
     assert verdicts(failed) == {"f16": "failed"}
     assert "the reference, in hf, failed: " in failed.json[0]["reason"]
@@ -350,7 +355,7 @@ def test_a_reference_that_fails_is_a_failure_and_a_check_is_made_again(harness, 
     ran = harness("run", path)
     assert "the reference, in hf, failed: " in ran.err
     assert "checking the weights" not in ran.err
-    again = harness("check-weights", path, "--json")
+    again = harness("run", "--check-weights", path, "--json")
     assert again.code == 0, again.out
     assert verdicts(again) == {"f16": "agrees"}
 
@@ -375,12 +380,12 @@ def test_the_reference_is_float32_where_that_leaves_room_and_says_so():
 
 def test_a_check_that_was_cut_off_is_recovered_and_done_again(harness, config, tmp_path):
     path = config({"name": "only"})
-    assert harness("check-weights", path).code == 0
+    assert harness("run", "--check-weights", path).code == 0
     (stored,) = stored_in(tmp_path / "results")
     begun = {key: value for key, value in stored.record.items() if key not in ("schema", "outcome", "reason")}
     running = records.begin(stored.folder.parent, begun)
     running.events.close()  # as when the controller dies
-    ran = harness("check-weights", path, "--json", "--fresh")
+    ran = harness("run", "--check-weights", path, "--json", "--fresh")
     assert ran.code == 0
     assert "recovered an interrupted" in ran.err
     outcomes = [each.record["outcome"] for each in stored_in(tmp_path / "results")]
@@ -388,21 +393,21 @@ def test_a_check_that_was_cut_off_is_recovered_and_done_again(harness, config, t
 
 
 def test_a_folder_of_checks_alone_is_reported(harness, config, tmp_path):
-    assert harness("check-weights", config({"name": "only"}), "-o", "checks").code == 0
+    assert harness("run", "--check-weights", config({"name": "only"}), "-o", "checks").code == 0
     ran = harness("report", "checks", "-o", "page.html")
     assert ran.code == 0, ran.err
     assert "its stack loads no weights" in (tmp_path / "page.html").read_text()
-    assert harness("list", "checks", "--json").json == []
+    assert harness("report", "--list", "checks", "--json").json == []
 
 
 def test_what_makes_no_sense_starts_nothing(harness, config, tmp_path):
-    assert harness("check-weights", config({}), "--seconds", "0").code == 2
-    assert harness("check-weights", config({}), "--only", "nothing").code == 2
+    assert harness("run", "--check-weights", config({}), "--seconds", "0").code == 2
+    assert harness("run", "--check-weights", config({}), "--only", "nothing").code == 2
     assert not (tmp_path / "results").exists()
 
 
 def test_a_checked_record_without_its_figures_is_passed_over(harness, config, tmp_path):
-    assert harness("check-weights", config({"name": "only"})).code == 0
+    assert harness("run", "--check-weights", config({"name": "only"})).code == 0
     (stored,) = stored_in(tmp_path / "results")
     for spoiled, said in (
         ({"outcome": "ok"}, "check.depths"),

@@ -17,8 +17,8 @@ from conftest import refused, until
 from test_checkpoint import TINY, entries, write_config, write_gguf, write_safetensors
 
 from harness import __version__, machine
-from harness.cli import setup
-from harness.config import load
+from harness.cli import COMMANDS, MOVED, init
+from harness.config import load, plan
 from harness.stacks import build
 from harness.stacks.header import stacks
 from harness.theory import decoder
@@ -28,8 +28,24 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 def test_help_names_every_subcommand_and_the_exit_codes(harness):
     said = harness("--help").out
-    for word in ("run", "list", "validate", "synth", "env", "doctor", "exit codes", "130"):
+    for word in (*COMMANDS, "measure:", "choose:", "look:", "share:", "set up:", "exit codes", "130"):
         assert word in said
+    assert max(map(len, said.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_a_command_of_before_says_what_it_is_now(harness, old):
+    ran = harness(old, "x")
+    assert (ran.code, ran.err) == (2, f"harness: `harness {old}` is now `harness {MOVED[old]}`\n")
+    command, *options = MOVED[old].split()
+    named = [word for word in options if word.startswith("--") or word == "synth"]
+    assert all(word in harness(command, "--help").out for word in named)
+
+
+def test_help_of_a_command_can_be_asked_in_words_and_bench_is_run(harness):
+    assert harness("help", "ab").out == harness("ab", "--help").out
+    assert harness("help").out == harness("--help").out
+    assert harness("bench", "--help").out == harness("run", "--help").out
 
 
 def test_help_imports_nothing_slow():
@@ -48,13 +64,11 @@ def test_the_command_and_the_package_as_a_module_say_the_version(harness):
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
-def test_a_shipped_config_is_valid_and_a_dry_run_lists_its_cells_and_writes_nothing(harness, name, tmp_path):
-    valid = harness("validate", CONFIGS / name)
-    assert valid.code == 0
-    cells = int(re.search(r"ok, (\d+) cells?", valid.out)[1])
+def test_a_dry_run_of_a_shipped_config_lists_its_cells_and_writes_nothing(harness, name, tmp_path):
+    cells = plan.cells(load(CONFIGS / name))
     ran = harness("run", CONFIGS / name, "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
     assert ran.code == ("will" in ran.err.splitlines()[-1])
-    assert len(ran.out.splitlines()) == cells
+    assert [line.split()[0] for line in ran.out.splitlines()] == [cell.id for cell in cells]
     assert not (tmp_path / "results").exists()
     assert not (tmp_path / "empty").exists()
 
@@ -76,11 +90,11 @@ def test_a_dry_run_tells_where_weights_come_from_and_what_they_take(harness):
 @pytest.mark.parametrize("name", ["quickstart", "quickstart.yaml"])
 def test_a_name_is_a_file_where_the_user_stands_else_a_shipped_config(harness, config, tmp_path, name):
     (tmp_path / "quickstart").mkdir()  # no file, and so no config
-    shipped = harness("validate", name)
+    shipped = harness("run", "--dry-run", name)
     assert shipped.code == 0, shipped.err
-    assert shipped.out.startswith(str(CONFIGS / "quickstart.yaml"))
+    assert shipped.out.startswith("qwen1.5-0.5b.llamacpp.q8_0.decode.")
     config({}, name="quickstart")
-    assert harness("validate", name).out.startswith("quickstart.yaml: ok")
+    assert harness("run", "--dry-run", name).out.startswith("tiny-qwen2.fake.")
 
 
 def test_a_name_of_no_config_is_met_with_the_closest_that_is_shipped(harness):
@@ -91,9 +105,10 @@ def test_a_name_of_no_config_is_met_with_the_closest_that_is_shipped(harness):
 
 
 def test_a_published_study_is_a_folder_where_the_user_stands_else_the_shipped_one(harness, tmp_path):
-    memory = "memory", "published/rtx4090-qwen1.5"
-    assert harness(*memory, "--json").code == 0
-    assert "its 148 records are published figures: see harness report" in harness("list", memory[1]).err
+    study = "published/rtx4090-qwen1.5"
+    assert harness("report", study, "--memory", "--json").code == 0
+    said = harness("report", study, "--list").err
+    assert "its 148 records are published figures: see harness report " in said
     (tmp_path / "published" / "rtx4090-qwen1.5").mkdir(parents=True)
     assert "no records" in harness("report", "published/rtx4090-qwen1.5").err
     assert "no such results folder" in harness("report", "published/../configs").err
@@ -103,9 +118,9 @@ def test_a_published_study_is_a_folder_where_the_user_stands_else_the_shipped_on
 def test_init_says_what_comes_next(monkeypatch, tmp_path, capsys, built, then):
     facts = machine.facts() | {"gpus": []}
     monkeypatch.setattr(machine, "facts", lambda: facts)
-    monkeypatch.setattr(setup, "visible_gpus", list)
+    monkeypatch.setattr(init, "visible_gpus", list)
     monkeypatch.setattr(build, "find", lambda environment: built)
-    assert setup.run_init(argparse.Namespace(file=tmp_path / "c.yaml")) == 0
+    assert init.run(argparse.Namespace(file=tmp_path / "c.yaml")) == 0
     assert capsys.readouterr().out.endswith(f"\nnext: {then}harness run {tmp_path / 'c.yaml'}\n")
 
 
@@ -115,7 +130,7 @@ def test_init_writes_a_config_of_this_machine_once(harness, tmp_path):
     cpu = machine.facts()["cpu"]
     assert ran.out.startswith(f"found: {cpu}, ")
     assert cpu in (written := (tmp_path / "harness.yaml").read_text())
-    assert harness("validate", "harness.yaml").code == 0
+    assert harness("run", "--dry-run", "harness.yaml").code == 0
     again = harness("init", "harness.yaml")
     assert (again.code, "already exists" in again.err) == (2, True)
     assert (tmp_path / "harness.yaml").read_text() == written
@@ -130,7 +145,7 @@ def test_init_writes_a_config_of_this_machine_once(harness, tmp_path):
 )
 def test_the_config_of_a_machine_with_a_gpu_is_for_the_gpu(tmp_path, capability, memory, shape, dtype):
     gpu = {"name": 'NVIDIA "X" 1', "memory_bytes": memory, "compute_capability": capability}
-    (tmp_path / "gpu.yaml").write_text(setup.text(machine.facts() | {"gpus": [gpu]}, "gpu.yaml"))
+    (tmp_path / "gpu.yaml").write_text(init.text(machine.facts() | {"gpus": [gpu]}, "gpu.yaml"))
     made = load(tmp_path / "gpu.yaml")
     assert (made.device, made.gpu, made.models[0].name) == ("cuda", gpu["name"], shape)
     assert {variant.stack for variant in made.variants} == {"llamacpp", "hf", "bnb"}
@@ -138,7 +153,7 @@ def test_the_config_of_a_machine_with_a_gpu_is_for_the_gpu(tmp_path, capability,
 
 
 def test_what_a_made_config_has_in_comments_is_right_too(tmp_path):
-    rows = re.sub(r"(?m)^  # ", "  ", setup.text(machine.facts() | {"gpus": []}, "all.yaml"))
+    rows = re.sub(r"(?m)^  # ", "  ", init.text(machine.facts() | {"gpus": []}, "all.yaml"))
     (tmp_path / "all.yaml").write_text(rows)
     made = load(tmp_path / "all.yaml")
     assert len(made.models) == 3
@@ -160,7 +175,7 @@ BAD = {
 def test_a_mistaken_config_is_a_few_lines_and_exit_code_2(harness, tmp_path, name):
     content, told = BAD[name]
     (tmp_path / "bad.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
-    for command in (["validate"], ["run"], ["run", "--dry-run"]):
+    for command in (["run"], ["run", "--dry-run"]):
         ran = harness(*command, "bad.yaml")
         assert ran.code == 2
         assert told in ran.err
@@ -171,9 +186,9 @@ def test_a_mistaken_config_is_a_few_lines_and_exit_code_2(harness, tmp_path, nam
 
 
 def test_list_of_a_missing_folder_is_one_sentence_and_of_an_empty_one_an_empty_array(harness, tmp_path):
-    ran = harness("list", "nowhere")
+    ran = harness("report", "--list", "nowhere")
     assert (ran.code, ran.err) == (2, "harness: nowhere: no such results folder\n")
-    assert harness("list", tmp_path, "--json").json == []
+    assert harness("report", "--list", tmp_path, "--json").json == []
 
 
 def test_list_passes_over_a_damaged_record_and_says_so(harness, config, tmp_path):
@@ -181,7 +196,7 @@ def test_list_passes_over_a_damaged_record_and_says_so(harness, config, tmp_path
     damaged = tmp_path / "results" / "x"
     damaged.mkdir()
     (damaged / "record.json").write_text("{")
-    ran = harness("list", "--json")
+    ran = harness("report", "--list", "--json")
     assert len(ran.json) == 1
     assert "skipped" in ran.err
 
@@ -202,24 +217,33 @@ def test_env_create_builds_once_and_says_where(harness):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("synth qwen1.5-05b", "did you mean qwen1.5-0.5b"),
-        ("synth tiny-qwen2 --quant Q4_K_M", "did you mean q4_k_m"),
-        ("synth tiny-qwen2 --format hf --quant f16", "--quant needs --format gguf"),
-        ("synth tiny-qwen2 --format onnx", "invalid choice"),
+        ("env synth qwen1.5-05b", "did you mean qwen1.5-0.5b"),
+        ("env synth tiny-qwen2 --quant Q4_K_M", "did you mean q4_k_m"),
+        ("env synth tiny-qwen2 --format hf --quant f16", "--quant needs --format gguf"),
+        ("env synth tiny-qwen2 --format onnx", "invalid choice"),
         ("env check llamacp", "unknown stack llamacp"),
-        ("synth tiny-qwen2 --seed -1", "must be at least 0"),
-        (f"synth tiny-qwen2 --seed {2**80}", "below 2**63"),
+        ("env synth tiny-qwen2 --seed -1", "must be at least 0"),
+        (f"env synth tiny-qwen2 --seed {2**80}", "below 2**63"),
         ("env check llamacpp --device tpu", "no environment for device tpu; there are cpu, cuda"),
         ("run", "name a MODEL (a GGUF file, a folder, owner/repo, or a name such as qwen2.5-0.5b), or a"),
         ("run missing.yaml", "missing.yaml: no such file, nor a shipped config; known: 4090-qwen15, "),
         ("run .", ".: holds no model: no .safetensors, no .gguf, no config.json\n"),
-        ("open", "no page in reports/; harness run quickstart writes one"),
-        ("open x.yaml", "reports/x.html: no such page; harness run x.yaml writes it"),
+        ("report --open", "no page in reports/; harness run quickstart writes one"),
+        (
+            "report --json",
+            "--json is for --list, --memory and --history; the tables of a page: --format json",
+        ),
+        ("report a b --list", "--list, --memory, --history and --export show one folder: name one"),
+        ("run x.yaml --no-fill", "--no-fill needs --max-ctx"),
+        ("run x.yaml --quality --seconds 3", "--seconds needs --check-weights"),
+        ("run x.yaml --quality --tokens 3", "--tokens has no effect with --quality"),
+        ("run x.yaml --quality --max-ctx", "not allowed with argument --quality"),
+        ("share", "one of the arguments --bundle --verify is required"),
         ("run x --fast", "harness: unrecognized arguments: --fast; harness run --help has the options\n"),
         ("theory qwen1.5-7b --context 32kk", "harness: --context: 32kk is not a count"),
         ("env", "required: ACTION; harness env --help"),
         ("theory qwen1.5-7b --published all", "name no MODEL"),
-        ("fly", "unknown command fly; harness --help lists all\n"),
+        ("fly", "unknown command fly; there are run, tune, ab, recommend, "),
         ("recomend", "unknown command recomend; did you mean recommend?\n"),
     ],
 )
@@ -280,20 +304,21 @@ def test_a_dry_run_looks_at_weights_that_are_given(harness, real_config, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("command", "signum"), [("run", signal.SIGINT), ("run", signal.SIGHUP), ("max-ctx", signal.SIGINT)]
+    ("option", "signum"), [([], signal.SIGINT), ([], signal.SIGHUP), (["--max-ctx"], signal.SIGINT)]
 )
 def test_of_what_is_interrupted_it_is_said_that_the_same_command_goes_on(
-    config, background, tmp_path, command, signum
+    config, background, tmp_path, option, signum
 ):
     """However often it is."""
-    process = background(command, config({"load_ms": 20_000.0, "clock": "real"}, memory_budget="256MiB"))
+    path = config({"load_ms": 20_000.0, "clock": "real"}, memory_budget="256MiB")
+    process = background("run", path, *option)
     until(lambda: list(tmp_path.glob("results/**/request.json")), 600)
     while process.poll() is None:
         process.send_signal(signum)
         time.sleep(0.01)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130, err
-    assert err.endswith("finished work is kept (harness list), run the same command to continue\n")
+    assert err.endswith("finished work is kept (harness report --list), run the same command to continue\n")
     (record,) = tmp_path.glob("results/**/record.json")
     assert json.loads(record.read_text())["outcome"] == "interrupted"
 
@@ -305,7 +330,7 @@ def test_a_dry_run_of_cells_that_cannot_be_ends_with_1_and_says_so_last(harness,
         assert (ran.code, ran.err.splitlines()[-1]) == (1, "harness: of 1 cell, 1 will fail (exit code 1)")
 
 
-def test_validate_names_weights_that_are_not_there(harness, tmp_path):
+def test_a_dry_run_names_weights_that_are_not_there(harness, tmp_path):
     (tmp_path / "there.gguf").write_bytes(b"")
     (tmp_path / "mine-q4_0.gguf").write_bytes(b"")
     (tmp_path / "c.yaml").write_text("""\
@@ -320,39 +345,36 @@ variants:
 exclude:
   - {model: two, quant: q6_k}
 """)
-    ran = harness("validate", "c.yaml")
-    missing = "no such file or directory"
-    assert (ran.code, ran.err.splitlines()) == (
-        2,
-        [
-            f"c.yaml:3: models.1.weights: {tmp_path}/mine-q8_0.gguf: {missing}",
-            f"c.yaml:4: models.2.weights.gguf: {tmp_path}/nowhere.gguf: {missing}",
-            f"c.yaml:5: models.3.weights.gptq: {tmp_path}/four-4: {missing}",
-        ],
-    )
+    ran = harness("run", "--dry-run", "c.yaml")
+    assert ran.code == 1
+    assert ran.err.endswith("harness: of 9 cells, 9 will fail (exit code 1)\n")
+    for name in ("mine-q8_0.gguf", "nowhere.gguf", "four-4"):
+        assert f"{tmp_path}/{name}: " in ran.out
 
 
-def test_validate_names_cells_whose_options_exclude_each_other(harness, real_config):
+def test_a_dry_run_names_cells_whose_options_exclude_each_other(harness, real_config):
     variant = {"stack": "llamacpp", "quant": "q4_0", "type_v": ["q8_0", "f16"]}
-    ran = harness("validate", real_config(variant, model={"shape": "qwen1.5-0.5b", "weights": "synthetic"}))
-    _, quantized, plain = ran.out.splitlines()
-    assert ran.code == 0
-    assert quantized.endswith(": will fail: quantized V cache requires flash_attn to be enabled")
+    ran = harness(
+        "run", "--dry-run", real_config(variant, model={"shape": "qwen1.5-0.5b", "weights": "synthetic"})
+    )
+    quantized, plain = ran.out.splitlines()
+    assert ran.code == 1
+    assert "(will fail: quantized V cache requires flash_attn to be enabled)" in quantized
     assert "will fail" not in plain
 
 
 def test_one_cell_is_no_cells(harness, config):
-    assert "ok, 1 cell x 1 repeat\n" in harness("validate", config({})).out
-    assert "ok, 2 cells x 3 repeats\n" in harness("validate", config({}, {}, repeats=3)).out
+    assert "harness: 1 cell\n" in harness("run", "--dry-run", config({})).err
+    assert "harness: 2 cells\n" in harness("run", "--dry-run", config({}, {}, repeats=3)).err
 
 
 def test_synth_makes_a_checkpoint_or_ggufs_of_it(harness, llamacpp_interpreter):
-    folder = Path(harness("synth", "tiny-llama", "--format", "hf").out.strip())
+    folder = Path(harness("env", "synth", "tiny-llama", "--format", "hf").out.strip())
     assert (folder / "config.json").exists()
-    (stored,) = harness("synth", "tiny-llama", "--format", "hf", "--json").json
+    (stored,) = harness("env", "synth", "tiny-llama", "--format", "hf", "--json").json
     said = {"path": str(folder), "format": "hf", "quant": "bf16", "bpw": 16}
     assert stored | said == stored
-    q8_0, f16 = harness("synth", "tiny-llama", "--quant", "q8_0", "f16", "--json").json
+    q8_0, f16 = harness("env", "synth", "tiny-llama", "--quant", "q8_0", "f16", "--json").json
     assert [row["quant"] for row in (q8_0, f16)] == ["q8_0", "f16"]
     assert q8_0["parameters"] == f16["parameters"] == stored["parameters"]
     assert q8_0["bpw"] < 9 < f16["bpw"]
@@ -365,7 +387,9 @@ def test_without_a_command_it_says_where_the_user_stands(harness, config):
     assert then.startswith("next:     harness run quickstart")
     harness("run", config({}))
     _, measured, then = harness().out.splitlines()
-    assert re.fullmatch(r"measured: 1 cell of 1 model, last on \d{4}-\d\d-\d\d \(harness list\)", measured)
+    assert re.fullmatch(
+        r"measured: 1 cell of 1 model, last on \d{4}-\d\d-\d\d \(harness report --list\)", measured
+    )
     assert then.startswith("next:     harness open")
 
 
@@ -374,15 +398,16 @@ def test_run_without_a_config_offers_those_that_are_here(harness, config):
     refused(harness("run"), "here: fake.yaml; shipped: ")
 
 
-def test_open_shows_the_newest_page_or_that_of_a_config(harness, tmp_path, monkeypatch):
+def test_open_shows_the_newest_page_or_that_of_a_folder(harness, tmp_path, monkeypatch):
     shown = []
     monkeypatch.setattr("webbrowser.open", lambda address: shown.append(address) or True)
     (tmp_path / "reports").mkdir()
     for age, name in enumerate(("old.html", "new.html")):
         (tmp_path / "reports" / name).write_text("")
         os.utime(tmp_path / "reports" / name, (age, age))
-    assert harness("open").code == harness("open", "configs/old.yaml").code == 0
-    assert [address.rpartition("/")[2] for address in shown] == ["new.html", "old.html"]
+    assert harness("report", "--open").code == 0
+    assert harness("report", "published/rtx4090-qwen1.5", "-o", "study.html", "--open").code == 0
+    assert [address.rpartition("/")[2] for address in shown] == ["new.html", "study.html"]
     monkeypatch.setattr("webbrowser.open", lambda address: False)
-    ran = harness("open")
+    ran = harness("report", "--open")
     assert (ran.code, "no browser was found here" in ran.err) == (1, True)

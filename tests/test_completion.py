@@ -23,11 +23,11 @@ TYPED = {
     "run --dr": ["run", "--dry-run"],
     "run cpu-": ["run", "cpu-qwen15-0.5b"],
     "run my": ["run", "my config.yaml"],
-    "list res": ["list", "results"],
-    "export --to ll": ["export", "--to", "llama-bench"],
+    "report --list res": ["report", "--list", "results"],
+    "report --export ll": ["report", "--export", "llama-bench"],
     "env cre": ["env", "create"],
     "env create --json llam": ["env", "create", "--json", "llamacpp"],
-    "synth tiny-q": ["synth", "tiny-qwen2"],
+    "env synth tiny-q": ["env", "synth", "tiny-qwen2"],
 }
 START = {
     "bash": (["bash", "--norc", "--noprofile", "-i"], "source ./script"),
@@ -99,7 +99,7 @@ def test_bash_knows_every_option_of_a_command(script, tmp_path):
         call('harness() { printf "%s\\n" "$@" > new; mv new answer; }; source ./script; harness')
         all_of_them = call("harness run --\033*")  # readline's insert-completions
     assert {"--dry-run", "--fresh", "--set", "--only", "--help"} < set(all_of_them)
-    assert "--no-fill" not in all_of_them
+    assert "--max-rounds" not in all_of_them
 
 
 def test_fish_lists_commands_options_choices_names_and_files(script, tmp_path):
@@ -120,7 +120,7 @@ def test_fish_lists_commands_options_choices_names_and_files(script, tmp_path):
 def test_every_command_and_option_has_its_place():
     known = dict(completion.places(cli.parser()))
     assert known[""] == [*cli.COMMANDS]
-    assert known["env/"] == ["list", "create", "check", "use", "forget", "pack"]
+    assert known["env/"] == ["list", "create", "check", "use", "forget", "pack", "synth"]
     assert known["completion/"] == [*completion.SCRIPTS]
     assert "--dry-run" in known["run/ -"]
     assert "run/ --dry-run" not in known  # it takes no value

@@ -545,13 +545,14 @@ def test_the_real_build_of_llamacpp_is_a_release_for_this_cpu(llamacpp_interpret
 # The command
 
 
-def test_doctor_gives_one_array_with_a_level_an_effect_and_a_fix(harness):
+def test_doctor_gives_findings_with_a_level_an_effect_and_a_fix(harness):
     ran = harness("doctor", "--json")
     assert ran.code == 0
-    found = {finding["what"] for finding in ran.json}
+    findings = ran.json["findings"]
+    found = {finding["what"] for finding in findings}
     assert {"CPU governor", "swap in use", "free disk for the cache", "free memory", "C++ compiler"} <= found
     assert {"steal time", "power source", "CPU throttling", "environment llamacpp/cpu"} <= found
-    for finding in ran.json:
+    for finding in findings:
         assert list(finding) == ["level", "what", "found", "effect", "fix"]
         assert finding["level"] in LEVELS
         assert (finding["effect"] is not None and finding["fix"] is not None) or finding["level"] != "warn"
@@ -562,7 +563,7 @@ def test_doctor_prints_warnings_first_with_the_effect_and_the_fix_below(harness,
     vcgencmd(firmware(0x80008))
     ran = harness("doctor")
     assert ran.code == 0
-    lines = ran.out.splitlines()
+    lines = ran.out.partition("\n\n")[2].splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("warn     CPU throttling"))
     assert lines[at].endswith("soft temperature limit now; soft temperature limit since boot (0x80008)")
     assert lines[at + 1].startswith("         the firmware lowers the clock")
@@ -576,7 +577,7 @@ def test_doctor_of_a_config_whose_device_is_not_here_ends_with_2_and_a_sentence(
     config({}, name="other", device="hip")
     ran = harness("doctor", "other.yaml", "--json")
     assert (ran.code, ran.err) == (2, "harness: other.yaml: no ROCm (hipconfig) on this machine\n")
-    assert (ran.json[0]["level"], ran.json[0]["what"]) == ("stop", "device hip")
+    assert (ran.json["findings"][0]["level"], ran.json["findings"][0]["what"]) == ("stop", "device hip")
     assert harness("doctor", "missing.yaml").code == 2
 
 
@@ -615,12 +616,12 @@ def test_a_run_warns_before_it_measures_and_every_record_keeps_what_was_found(
 def test_a_search_is_looked_at_once_too_and_what_is_known_not_again(harness, config, vcgencmd, tmp_path):
     called = vcgencmd(firmware(0x1))
     path = config({"B_ms": 2.0, "kv_bytes_per_token": 65536}, memory_budget="128MiB")
-    ran = harness("max-ctx", path)
+    ran = harness("run", "--max-ctx", path)
     assert ran.err.count("CPU throttling: under-voltage now (0x1)") == 1
     (found,) = findings_of(tmp_path / "results")
     assert [each["level"] for each in found if each["what"] == "CPU throttling"] == ["warn"]
     called.unlink()
-    assert "CPU throttling" not in harness("max-ctx", path).err
+    assert "CPU throttling" not in harness("run", "--max-ctx", path).err
     assert not called.exists()
 
 

@@ -47,14 +47,14 @@ def test_without_a_control_window_the_analysis_is_that_of_the_series():
 def test_a_drift_is_recorded_shown_and_taken_out_of_W(harness, config, tmp_path):
     warming = {"B_ms": 5.0, "W_tokens_per_ms": 2000.0, "noise": 0.01, "drift_per_1000": 0.002}
     harness("run", config(warming, new_tokens=4000), "-o", "r")
-    (row,) = harness("list", "r", "--json").json
+    (row,) = harness("report", "--list", "r", "--json").json
     assert row["drift"] == pytest.approx(0.008, abs=0.002)
     low, high = row["W_ci95"]
     assert low <= 2000 <= high
     assert row["W_tokens_per_ms"] == pytest.approx(2000, rel=0.05)
     assert "| +0.8% |" in harness("report", "r", "--format", "md").out
     harness("run", config(warming | {"drift_per_1000": 0.04}, new_tokens=4000), "-o", "s")
-    (row,) = harness("list", "s", "--json").json
+    (row,) = harness("report", "--list", "s", "--json").json
     assert row["W_identifiable"] is False
     assert "machine_drift" in [flag["code"] for flag in row["flags"]]
 

@@ -123,9 +123,9 @@ def test_a_run_on_an_emulated_machine_is_functional_and_kept_apart(harness, conf
     assert stored["emulated"] == "its kernel is x86_64"
     assert stored["cpu"].startswith("emulated ")
     assert path.relative_to(tmp_path / "results").parts[0].startswith("emulated-")
-    (found,) = (each for each in harness("doctor", "--json").json if each["what"] == "emulation")
+    (found,) = (each for each in harness("doctor", "--json").json["findings"] if each["what"] == "emulation")
     assert (found["level"], found["found"]) == ("warn", "its kernel is x86_64")
-    assert "emulated (its kernel is x86_64): its speeds mean nothing" in harness("machine").out
+    assert "emulated (its kernel is x86_64): its speeds mean nothing" in harness("doctor").out
 
 
 @pytest.mark.usefixtures("on_an_emulated_machine")

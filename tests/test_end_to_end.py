@@ -32,13 +32,13 @@ def test_two_real_stacks_decode_one_model_and_the_page_has_both(
 def test_weights_that_llama_cpp_quantized_are_the_model_that_transformers_decodes(
     harness, path, llamacpp_interpreter, hf_interpreter
 ):
-    checks = harness("check-weights", path, "--json").json
+    checks = harness("run", "--check-weights", path, "--json").json
     assert {check["stack"]: check["verdict"] for check in checks} == {"llamacpp": "agrees", "hf": "agrees"}
 
 
 @pytest.mark.first_tier
 def test_the_longest_context_of_llama_cpp_is_found_within_a_budget(harness, path, llamacpp_interpreter):
     budget = ["--set", "memory_budget=512MiB", "--no-fill"]
-    (row,) = harness("max-ctx", path, "--only", "*llamacpp*", *budget, "--json").json
+    (row,) = harness("run", "--max-ctx", path, "--only", "*llamacpp*", *budget, "--json").json
     assert failures([row]) == []
     assert row["verified_n_ctx"] >= 256

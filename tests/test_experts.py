@@ -149,14 +149,14 @@ def test_a_mixture_of_which_a_stack_uses_fewer_experts_is_wrong(
     settings = '{"prompt_tokens": 25, "new_tokens": 40}'
     text = f"models: [{{shape: mixtral.json}}]\nvariants: [{{stack: llamacpp}}]\nprotocol: {settings}\n"
     (tmp_path / "one.yaml").write_text(text.replace("llamacpp}", "llamacpp, quant: q8_0}"))
-    assert harness("check-weights", tmp_path / "one.yaml", "--json").json[0]["verdict"] == "agrees"
+    assert harness("run", "--check-weights", tmp_path / "one.yaml", "--json").json[0]["verdict"] == "agrees"
     record = json.loads(next((tmp_path / "results").rglob("record.json")).read_text())
     file = Path(record["model"]["weights"]["file"])
     reader = gguf.GGUFReader(file, "r+")
     reader.fields["llama.expert_used_count"].parts[-1][0] = 1
     reader.data.flush()
     del reader
-    (again,) = harness("check-weights", tmp_path / "one.yaml", "--json", "--fresh").json
+    (again,) = harness("run", "--check-weights", tmp_path / "one.yaml", "--json", "--fresh").json
     assert again["verdict"] == "wrong"
     assert "a token uses 1 expert, and 2 in" in again["reason"]
 

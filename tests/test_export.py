@@ -72,7 +72,7 @@ def llama_cpp(cache: Path) -> Path:
 
 
 def bench(harness: Callable[..., Any], folder: Path, *more: str) -> list[dict[str, Any]]:
-    ran = harness("export", folder, "--to", "llama-bench", *more)
+    ran = harness("report", folder, "--export", "llama-bench", *more)
     assert ran.code == 0, ran.err
     rows: list[dict[str, Any]] = ran.json
     return rows
@@ -161,21 +161,21 @@ def test_a_cell_of_llama_cpp_says_its_options(tmp_path: Path):
 def test_only_ok_repeats_are_exported_and_the_others_are_told(grown: Nights, harness: Callable[..., Any]):
     grown.add(0)
     grown.add(1, cell="a", outcome="oom", reason="out of memory")
-    ran = harness("export", grown.root, "--to", "llama-bench")
+    ran = harness("report", grown.root, "--export", "llama-bench")
     assert ran.code == 0
     assert "harness: skipped: 2 oom\n" in ran.err
     assert len(ran.json) == 6
-    ran = harness("export", grown.root, "--to", "csv")
+    ran = harness("report", grown.root, "--export", "csv")
     assert ran.err == "harness: skipped: 2 oom\n"
     assert len(list(csv.DictReader(io.StringIO(ran.out)))) == 6
 
 
 def test_csv_has_a_line_a_repeat_with_figures_in_full(grown: Nights, harness: Callable[..., Any], tmp_path):
     grown.add(0, 1.25, "b")
-    assert harness("export", grown.root, "--to", "csv", "-o", "out.csv").out == ""
+    assert harness("report", grown.root, "--export", "csv", "-o", "out.csv").out == ""
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     assert [row["variant"] + row["repeat"] for row in rows] == ["a1", "a2", "b1", "b2"]
-    listed = {(r["variant"], r["repeat"]): r for r in harness("list", grown.root, "--json").json}
+    listed = {(r["variant"], r["repeat"]): r for r in harness("report", "--list", grown.root, "--json").json}
     for row in rows:
         of = listed[row["variant"], int(row["repeat"])]
         assert float(row["B_ms"]) == of["B_ms"]
@@ -186,7 +186,7 @@ def test_csv_has_a_line_a_repeat_with_figures_in_full(grown: Nights, harness: Ca
 def test_parquet_has_every_token_and_whose_it_is(grown: Nights, harness: Callable[..., Any], tmp_path: Path):
     grown.add(0)
     grown.add(1)
-    assert harness("export", grown.root, "--to", "parquet", "-o", "out.parquet").code == 0
+    assert harness("report", grown.root, "--export", "parquet", "-o", "out.parquet").code == 0
     with pq.ParquetFile(tmp_path / "out.parquet") as file:
         assert file.num_row_groups == 8
         rows = file.read().to_pylist()
@@ -201,28 +201,28 @@ def test_parquet_has_every_token_and_whose_it_is(grown: Nights, harness: Callabl
 
 
 def test_what_others_published_is_exported_as_lines_and_tokens_but_is_no_test_of_ours(harness):
-    ran = harness("export", PUBLISHED, "--to", "csv")
+    ran = harness("report", PUBLISHED, "--export", "csv")
     assert ran.code == 0
     assert {row["kind"] for row in csv.DictReader(io.StringIO(ran.out))} == {"reported"}
-    ran = harness("export", PUBLISHED, "--to", "llama-bench")
+    ran = harness("report", PUBLISHED, "--export", "llama-bench")
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == f"harness: {PUBLISHED}: nothing to export: 19 reported by others, 1 unavailable\n"
 
 
-BINARY = "--to parquet is binary and cannot go to standard output; set -o FILE"
+BINARY = "--export parquet is binary and cannot go to standard output; set -o FILE"
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ("nowhere --to csv", 2, "nowhere: no such results folder"),
-        ("empty --to csv", 2, "empty: no records"),
-        ("results --to parquet", 2, BINARY),
-        ("results --to parquet -o -", 2, BINARY),
-        ("results --to csv -o a/b.csv", 2, "a/b.csv: cannot be written: a is not a folder"),
-        ("results --to csv -o empty", 2, "empty: cannot be written: it is a folder"),
+        ("nowhere --export csv", 2, "nowhere: no such results folder"),
+        ("empty --export csv", 2, "empty: no records"),
+        ("results --export parquet", 2, BINARY),
+        ("results --export parquet -o -", 2, BINARY),
+        ("results --export csv -o a/b.csv", 2, "a/b.csv: cannot be written: a is not a folder"),
+        ("results --export csv -o empty", 2, "empty: cannot be written: it is a folder"),
         *(
-            (f"results --to {to} -o x", 1, "results: nothing to export: 4 oom")
+            (f"results --export {to} -o x", 1, "results: nothing to export: 4 oom")
             for to in ("llama-bench", "csv", "parquet")
         ),
     ],
@@ -230,6 +230,6 @@ BINARY = "--to parquet is binary and cannot go to standard output; set -o FILE"
 def test_bad_input_is_one_sentence_and_a_code(grown, harness, tmp_path, arguments, code, said):
     (tmp_path / "empty").mkdir()
     grown.add(0, outcome="oom", reason="out of memory")
-    ran = harness("export", *arguments.split())
+    ran = harness("report", *arguments.split())
     assert (ran.code, ran.out, ran.err) == (code, "", f"harness: {said}\n")
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "results"}

@@ -135,13 +135,13 @@ lib.llama_decode = noted
 session = llamacpp.load(Request.read(Path({str(tmp_path / "request.json")!r})))
 print(positions, session.held(), session.evaluated())
 """
-    path = Path(harness("synth", "tiny-qwen2", "--quant", "q8_0").out.strip())
+    path = Path(harness("env", "synth", "tiny-qwen2", "--quant", "q8_0").out.strip())
     replace(of_llamacpp(path, job, n_ctx=100), device="GPU-stand-in").write(tmp_path / "request.json")
     assert told(llamacpp_interpreter, code) == [f"{positions} 0 0"]
 
 
 def test_llama_cpp_reports_the_splits_of_its_graph(worker, harness, llamacpp_interpreter):
-    path = Path(harness("synth", "tiny-qwen2", "--quant", "q8_0").out.strip())
+    path = Path(harness("env", "synth", "tiny-qwen2", "--quant", "q8_0").out.strip())
     events = worker(of_llamacpp(path), llamacpp_interpreter)
     facts = next(event.facts for event in events if isinstance(event, Loaded))
     assert (facts["graph_splits"], facts["warnings"]) == ({"prompt": 1, "step": 1}, [])

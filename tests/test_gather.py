@@ -138,7 +138,7 @@ def test_damaged_records_and_series_are_told_and_the_rest_is_shown(harness, tmp_
     }
     for said in ("schema 99 is newer", "tokens.parquet", "not a record"):
         assert said in ran.err
-    assert harness("list", tmp_path / "r").code == 0
+    assert harness("report", "--list", tmp_path / "r").code == 0
 
 
 def test_a_folder_without_records_is_one_sentence(harness, tmp_path):
@@ -153,7 +153,7 @@ def test_a_folder_without_records_is_one_sentence(harness, tmp_path):
 
 def test_a_folder_with_searches_alone_says_on_which_machine_and_how_they_were_made(harness, config, tmp_path):
     path = config({"oom_above_n_ctx": 2000}, memory_budget="256MiB")
-    assert harness("max-ctx", path, "--no-fill").code == 0
+    assert harness("run", "--max-ctx", path, "--no-fill").code == 0
     study = with_series(load_study(stored_in(tmp_path / "results")), "x")
     assert (study.cells, len(study.searches)) == ([], 1)
     (machine,) = study.machines

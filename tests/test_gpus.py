@@ -143,9 +143,9 @@ def test_a_config_gets_the_gpu_that_the_user_left_visible(nvml, monkeypatch):
 def test_the_commands_show_the_visible_gpus_in_the_users_order(nvml, monkeypatch, harness, tmp_path):
     nvml(RTX, OTHER | {"name": FORBIDDEN, "memory": UNSUPPORTED}, THIRD)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    _, *gpus = harness("machine", "--json").json
+    _, *gpus = harness("doctor", "--json").json["devices"]
     assert [gpu["device"] for gpu in gpus] == ["GPU-aabb-2", "GPU-cccc-3"]
-    assert "GPU: cuda, GPU-aabb-2\n  memory unknown, driver 580.65.06" in harness("machine").out
+    assert "GPU: cuda, GPU-aabb-2\n  memory unknown, driver 580.65.06" in harness("doctor").out
     ran = harness("init")
     assert "a GPU (memory unknown), NVIDIA GeForce RTX 5090 (32.0 GB)" in ran.out
     made = load(tmp_path / "harness.yaml")

@@ -140,7 +140,7 @@ def test_what_failed_before_it_had_a_device_counts_for_the_one_the_cell_runs_on(
 
 def test_a_context_that_got_shorter_is_a_step(config, harness, tmp_path):
     path = config({"B_ms": 0.1, "kv_bytes_per_token": 65536}, memory_budget="128MiB")
-    assert harness("max-ctx", path, "-o", "once").code == 0
+    assert harness("run", "--max-ctx", path, "-o", "once").code == 0
     (found,) = (tmp_path / "once").rglob("record.json")
     for night in range(9):
         record = json.loads(found.read_text())
@@ -148,7 +148,7 @@ def test_a_context_that_got_shorter_is_a_step(config, harness, tmp_path):
         record["search"]["verified_n_ctx"] = 1280 if night < 5 else 1024
         (tmp_path / "results" / str(night)).mkdir(parents=True)
         (tmp_path / "results" / str(night) / "record.json").write_text(json.dumps(record))
-    (row,) = harness("history", "results", "--json").json
+    (row,) = harness("report", "--history", "results", "--json").json
     assert (row["metric"], row["verdict"], row["when"]) == ("max_ctx", "SHORTER", "on 2026-09-06")
     assert (row["before"], row["after"]) == (pytest.approx(1280), pytest.approx(1024))
 
@@ -157,7 +157,7 @@ def test_the_command_prints_the_steps_and_writes_the_page(grown: Grown, harness:
     evil = "</script><img src=x onerror=alert(1)>"
     for night in range(10):
         grown.add(night, 1.2 if night > 5 else 1.0, "a", variant=evil)
-    ran = harness("history", grown.root, "-o", "deep/history.html", COLUMNS="400")
+    ran = harness("report", "--history", grown.root, "-o", "deep/history.html", COLUMNS="400")
     assert ran.code == 0, ran.err
     assert "2026-09-07" in ran.out
     assert "SLOWER" in ran.out
@@ -168,7 +168,7 @@ def test_the_command_prints_the_steps_and_writes_the_page(grown: Grown, harness:
     assert "script-src 'sha256-" in text
     assert evil not in text
     assert html.escape(evil) in text
-    listed = harness("history", grown.root, "--json").json
+    listed = harness("report", "--history", grown.root, "--json").json
     assert {row["variant"] for row in listed} == {evil}
     assert {row["metric"] for row in listed} >= {"tokens_per_s", "B_ms", "ttft_ms"}
 
@@ -176,23 +176,23 @@ def test_the_command_prints_the_steps_and_writes_the_page(grown: Grown, harness:
 def test_without_steps_it_says_so(grown: Grown, harness: Callable[..., Any]):
     for night in range(3):
         grown.add(night)
-    ran = harness("history", grown.root)
+    ran = harness("report", "--history", grown.root)
     assert ran.code == 0
     assert ran.out.startswith("no steps: ")
-    assert harness("history", grown.root, "--json").json == []
+    assert harness("report", "--history", grown.root, "--json").json == []
     assert (grown.root.parent / "reports" / "history.html").exists()
 
 
 def test_bad_folders_are_one_sentence_and_a_code(grown: Grown, harness: Callable[..., Any], tmp_path: Path):
-    ran = harness("history", "nowhere")
+    ran = harness("report", "--history", "nowhere")
     assert (ran.code, ran.err) == (2, "harness: nowhere: no such results folder\n")
     (tmp_path / "empty").mkdir()
-    ran = harness("history", "empty")
+    ran = harness("report", "--history", "empty")
     assert (ran.code, ran.err) == (2, "harness: empty: no records of measurements\n")
     grown.add(0, outcome="oom", reason="out of memory")
-    ran = harness("history", grown.root)
+    ran = harness("report", "--history", grown.root)
     assert ran.code == 1
     assert f"{A}: no figure in 1 night; the last: oom: out of memory" in ran.err
     assert not (tmp_path / "reports").exists()
     grown.add(1)
-    refused(harness("history", grown.root, "-o", grown.root), "cannot be written: Is a directory")
+    refused(harness("report", "--history", grown.root, "-o", grown.root), "cannot be written: Is a directory")

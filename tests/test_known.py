@@ -133,14 +133,14 @@ def test_no_output_has_a_B_that_is_wide_or_a_W_without_a_slope(harness, config, 
     assert "v0: B at zero context is not known to 10%: 95% interval" in ran.out
     assert "v1: B" not in ran.out
     assert "  2.0" in shown["v1"]
-    for row in harness("list", "r", "--json").json:
+    for row in harness("report", "--list", "r", "--json").json:
         known = row["variant"] == "v1"
         assert (row["B_ms"] is not None) == known
         assert row["B_ci95_ms"]
         assert row["slope_ci95_ms"]
         assert row["W_tokens_per_ms"] is row["W_ratio"] is row["B_ratio"] is None
         assert (NO_B in [flag["code"] for flag in row["flags"]]) != known
-    for command in (("export", "r", "--format", "csv"), ("report", "r", "--format", "csv")):
+    for command in (("report", "r", "--export", "csv"), ("report", "r", "--format", "csv")):
         for line in csv.DictReader(io.StringIO(harness(*command).out)):
             assert bool(line["B_ms"]) == (line["variant"] == "v1")
             assert line["B_ci95_ms_high"]

@@ -444,7 +444,7 @@ def test_a_refused_cell_is_not_started_and_says_why_while_known_failures_run(har
     assert known == {"failing": ["the fake failed, as asked"]}  # and measured all the same
     assert found["failing"]["reason"] == "the fake failed, as asked"
     assert not list((tmp_path / "results").rglob("*short*/**/worker.log"))
-    table = harness("list")
+    table = harness("report", "--list")
     assert "refused 0/1" in table.out
     again = harness("run", tmp_path / "fake.yaml")
     assert "3 repeats measured already" in again.err
@@ -474,7 +474,7 @@ def test_a_record_whose_known_failure_is_no_list_of_texts_is_passed_over(harness
     harness("run", config(VARIANTS[2]))
     (path,) = (tmp_path / "results").rglob("record.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"known_failure": [3]}))
-    assert "known_failure[0] must be text" in harness("list").err
+    assert "known_failure[0] must be text" in harness("report", "--list").err
 
 
 def test_weights_that_are_here_are_judged_by_what_they_are_and_not_by_what_is_usual(harness, tmp_path):

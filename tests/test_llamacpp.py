@@ -36,7 +36,7 @@ def made(harness, llamacpp_interpreter):
     """The path of a synthetic file: `made("tiny-qwen2", "q4_0")`."""
 
     def make(shape: str, quant: str) -> Path:
-        return Path(harness("synth", shape, "--quant", quant).out.strip())
+        return Path(harness("env", "synth", shape, "--quant", quant).out.strip())
 
     return make
 
@@ -296,12 +296,12 @@ def test_an_abort_in_c_is_a_record_like_any_other(harness, real, made, tmp_path)
 
 
 def test_synth_makes_exact_files_once(harness, llamacpp_interpreter):
-    first = harness("synth", "tiny-qwen2", "--quant", "q4_k_m", "q8_0", "--json").json
+    first = harness("env", "synth", "tiny-qwen2", "--quant", "q4_k_m", "q8_0", "--json").json
     paths = [Path(entry["path"]) for entry in first]
     before = [path.stat().st_mtime_ns for path in paths]
     assert [entry["quant"] for entry in first] == ["q4_k_m", "q8_0"]
     assert all(entry["parameters"] == 1_575_680 for entry in first)
-    assert harness("synth", "tiny-qwen2", "--quant", "q4_k_m", "q8_0", "--json").json == first
+    assert harness("env", "synth", "tiny-qwen2", "--quant", "q4_k_m", "q8_0", "--json").json == first
     assert [path.stat().st_mtime_ns for path in paths] == before
     assert not list(paths[0].parent.glob("*.partial*"))
 
@@ -309,7 +309,7 @@ def test_synth_makes_exact_files_once(harness, llamacpp_interpreter):
 def test_a_synthesis_killed_half_way_is_never_taken_for_whole(
     harness, background, cache, llamacpp_interpreter
 ):
-    command = ["synth", "qwen1.5-0.5b", "--seed", "7", "--format", "hf"]
+    command = ["env", "synth", "qwen1.5-0.5b", "--seed", "7", "--format", "hf"]
     first = background(*command)
 
     def begun() -> list[Path]:
@@ -330,7 +330,7 @@ def test_a_synthesis_killed_half_way_is_never_taken_for_whole(
 def test_weights_that_do_not_fit_the_disk_are_an_error_before_anything_is_written(harness, cache, small_disk):
     disk = small_disk("64m")
     (disk / "envs").symlink_to(cache / "envs")
-    ran = harness("synth", "tiny-qwen2", HARNESS_CACHE=str(disk))
+    ran = harness("env", "synth", "tiny-qwen2", HARNESS_CACHE=str(disk))
     assert ran.code == 1
     assert re.search(r"hf of tiny-qwen2 needs \d.\d GB of disk, but only \d.\d GB is free", ran.err)
     assert {path.suffix for path in disk.glob("weights/*/*")} <= {".lock"}

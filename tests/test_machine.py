@@ -31,24 +31,25 @@ def is_the_best(rate: float, kernel: str, kernels: dict[str, float]) -> bool:
     return rate == kernels[kernel] == max(kernels.values()) and min(kernels.values()) > 0
 
 
-# harness machine
+# harness doctor: this machine
 
 
 def test_machine_gives_one_object_per_device_with_null_for_what_is_not_measured(harness):
-    ran = harness("machine", "--json")
+    ran = harness("doctor", "--json")
     assert ran.code == 0
-    cpu, *gpus = ran.json
-    assert all(set(row) == FACTS | RATES | {"note"} for row in ran.json)
+    devices = ran.json["devices"]
+    cpu, *gpus = devices
+    assert all(set(row) == FACTS | RATES | {"note"} for row in devices)
     assert (cpu["device"], cpu["memory_bytes"]) == ("cpu", psutil.virtual_memory().total)
     assert cpu["name"]
     assert (cpu["driver"], cpu["compute_capability"]) == (None, None)
-    assert all(row[key] is None for row in ran.json for key in RATES | {"note"})
+    assert all(row[key] is None for row in devices for key in RATES | {"note"})
     of_cuda = [gpu["device"] for gpu in gpus if gpu["family"] == "cuda"]
     assert of_cuda == [gpu["uuid"] for gpu in machine.facts()["gpus"]]
 
 
 def test_machine_prints_a_block_that_names_the_cpu_and_its_memory(harness):
-    ran = harness("machine")
+    ran = harness("doctor")
     assert ran.code == 0
     assert ran.out.startswith(f"CPU: {machine.facts()['cpu']}")
     assert f"memory {psutil.virtual_memory().total / 1e9:.1f} GB" in ran.out
@@ -57,9 +58,9 @@ def test_machine_prints_a_block_that_names_the_cpu_and_its_memory(harness):
 
 @pytest.mark.slow("measures the machine, for seconds")
 def test_measure_gives_rates_of_named_kernels_of_which_the_best_counts(harness, tmp_path):
-    ran = harness("machine", "--measure", "--json", HARNESS_CACHE=str(tmp_path / "nothing built"))
+    ran = harness("doctor", "--measure", "--json", HARNESS_CACHE=str(tmp_path / "nothing built"))
     assert ran.code == 0
-    cpu = ran.json[0]
+    cpu = ran.json["devices"][0]
     reason = "the kernels of a stack may be faster, but none is built; run: "
     assert cpu["note"] == f"{reason}harness env create llamacpp --device cpu"
     assert is_the_best(cpu["read_bytes_per_s"], cpu["read_kernel"], cpu["read_kernels"])
@@ -73,9 +74,9 @@ def test_a_gpu_without_an_environment_says_how_to_build_one(harness, tmp_path):
         pytest.skip("a machine with an NVIDIA GPU")
     tool = shell_script(tmp_path / "bin" / "hipconfig", "")  # what shows that there is ROCm
     variables = {"PATH": f"{tool.parent}:/usr/bin:/bin", "HARNESS_CACHE": str(tmp_path / "nothing built")}
-    ran = harness("machine", "--measure", "--json", **variables)
+    ran = harness("doctor", "--measure", "--json", **variables)
     assert ran.code == 0
-    gpu = ran.json[1]
+    gpu = ran.json["devices"][1]
     family = "metal" if platform.system() == "Darwin" else "hip"  # Metal is looked for first
     assert gpu["device"] == family
     assert gpu["read_bytes_per_s"] is None
@@ -85,8 +86,8 @@ def test_a_gpu_without_an_environment_says_how_to_build_one(harness, tmp_path):
 
 def test_a_device_that_a_campaign_holds_is_not_measured(harness):
     with device_lock("cpu", wait=False, say=print):
-        ran = harness("machine", "--measure", "--json")
-        assert harness("machine", "--json").code == 0
+        ran = harness("doctor", "--measure", "--json")
+        assert harness("doctor", "--json").code == 0
     assert (ran.code, ran.out) == (1, "")
     assert "is measuring on cpu; nothing was measured" in ran.err
     assert "--wait" not in ran.err

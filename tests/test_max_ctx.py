@@ -35,7 +35,7 @@ def searched(config: Callable[..., Path], harness: Callable[..., Ran]) -> Callab
         # Steps of 2 ms: a busy machine's delays are no spill.
         rows = [{"B_ms": 2.0} | variant for variant in variants]
         path = config(*rows, **({"memory_budget": "256MiB"} | protocol))
-        ran = harness("max-ctx", path, "--json", *arguments)
+        ran = harness("run", "--max-ctx", path, "--json", *arguments)
         assert ran.code == code, ran.err
         return ran.json
 
@@ -91,7 +91,7 @@ def test_an_error_that_is_not_for_memory_ends_the_search_and_how_to_go_on_is_sai
     assert row["reasons"] == ["at 8192 tokens: the fake failed, as asked"]
     assert [probe["fits"] for probe in row["probes"]] == [True, None]
     assert (row["verified_n_ctx"], row["verified_by"], row["limit_reason"]) == (None, None, None)
-    said = harness("max-ctx", tmp_path / "fake.yaml", "--set", "reserve=1GiB").err
+    said = harness("run", "--max-ctx", tmp_path / "fake.yaml", "--set", "reserve=1GiB").err
     assert "reserve is for forecasts; this search takes the memory that is free" in said
     assert "has already been searched: error; use --retry-failed to search again" in said
 
@@ -121,7 +121,7 @@ def test_where_not_even_the_shortest_context_fits_there_is_none(searched, varian
 def test_a_stack_that_grows_has_no_context_to_search(harness: Callable[..., Ran], tmp_path: Path) -> None:
     path = tmp_path / "grows.yaml"
     path.write_text("models: [{shape: tiny-qwen2}]\nvariants: [{stack: hf, cache: dynamic}]\n")
-    ran = harness("max-ctx", path, "--json")
+    ran = harness("run", "--max-ctx", path, "--json")
     (row,) = ran.json
     assert (ran.code, row["status"], row["probes"]) == (1, "refused", [])
     expected = (
@@ -134,7 +134,7 @@ def test_a_stack_that_grows_has_no_context_to_search(harness: Callable[..., Ran]
 def test_a_killed_search_goes_on_from_its_probes(config, harness, background, tmp_path):
     busy = {"oom_above_n_ctx": 20000, "load_ms": 400.0, "clock": "real", "B_ms": 2.0}
     path = config(busy, memory_budget="256MiB")
-    process = background("max-ctx", path)
+    process = background("run", "--max-ctx", path)
     until(lambda: list(tmp_path.glob("results/**/probes.jsonl")))
     time.sleep(0.5)
     (found,) = tmp_path.glob("results/**/probes.jsonl")
@@ -142,7 +142,7 @@ def test_a_killed_search_goes_on_from_its_probes(config, harness, background, tm
     process.wait()
     before = [json.loads(line) for line in found.read_text().splitlines(keepends=True) if "\n" in line]
     assert 1 <= len(before) < 8
-    (row,) = harness("max-ctx", path, "--json").json
+    (row,) = harness("run", "--max-ctx", path, "--json").json
     assert row["verified_n_ctx"] == 19968
     tried = [probe["n_ctx"] for probe in row["probes"]]
     assert tried[: len(before)] == [probe["n_ctx"] for probe in before]
@@ -165,7 +165,7 @@ def orphaned_cgroups() -> list[Path]:
 
 def test_an_interrupt_leaves_a_record_and_nothing_running(config, background, tmp_path):
     path = config({"oom_above_n_ctx": 20000, "load_ms": 2000.0, "clock": "real"}, memory_budget="256MiB")
-    process = background("max-ctx", path)
+    process = background("run", "--max-ctx", path)
     until(lambda: list(tmp_path.glob("results/**/probe-1/request.json")))
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
@@ -212,13 +212,13 @@ def test_a_length_beyond_the_trained_context_is_said_to_be_that_wherever_it_is_s
         path.write_text(json.dumps(record))
 
     path = config({"oom_above_n_ctx": 5000})
-    harness("max-ctx", path)
+    harness("run", "--max-ctx", path)
     with_trained(2048)
     beyond = "memory holds 4864 tokens, but the model was trained on at most 2048"
-    for shown in (harness("max-ctx", path), harness("list")):
+    for shown in (harness("run", "--max-ctx", path), harness("report", "--list")):
         assert "4864" in shown.out
         assert beyond in shown.out
-    (row,) = harness("max-ctx", path, "--json").json
+    (row,) = harness("run", "--max-ctx", path, "--json").json
     assert (row["verified_n_ctx"], row["trained_context"]) == (4864, 2048)
     assert row["flags"] == [{"code": "beyond_trained_context", "detail": beyond}]
     harness("report", "results", "-o", tmp_path / "page.html")
@@ -227,9 +227,9 @@ def test_a_length_beyond_the_trained_context_is_said_to_be_that_wherever_it_is_s
     assert beyond in page
     for trained in (4864, None):
         with_trained(trained)
-        (row,) = harness("max-ctx", path, "--json").json
+        (row,) = harness("run", "--max-ctx", path, "--json").json
         assert (row["trained_context"], row["flags"]) == (trained, [])
-        assert "trained on" not in harness("list").out
+        assert "trained on" not in harness("report", "--list").out
 
 
 def test_without_a_budget_the_free_memory_less_a_margin_is_the_limit() -> None:
@@ -317,7 +317,7 @@ def test_memory_that_may_spill_is_searched_only_once_a_context_beyond_it_was_ref
     from harness import cli
 
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["max-ctx", str(path)]) == 1
+    assert cli.main(["run", "--max-ctx", str(path)]) == 1
     found = {r.record["variant"]: r.record for r in kept(tmp_path)}
     killed, spills, honest = found["v0"], found["v1"], found["refuses"]
     assert honest["outcome"] == killed["outcome"] == "ok"  # refused, or killed at its limit: shown

@@ -33,7 +33,7 @@ def found(real_config: Callable[..., Path], tmp_path: Path) -> Callable[..., dic
     def search(shape: dict[str, Any] | Path, budget: str, *before: str, **variant: Any) -> dict[str, Any]:
         source = {"weights": str(shape)} if isinstance(shape, Path) else {"shape": shape}
         path = real_config(variant, model={"name": "m", **source}, memory_budget=budget)
-        command = [*before, HARNESS, "max-ctx", str(path), "--fresh"]
+        command = [*before, HARNESS, "run", "--max-ctx", str(path), "--fresh"]
         ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=1700)
         assert ran.returncode == 0, ran.stderr
         record = max(records_below(tmp_path / "results"), key=lambda record: str(record["started_utc"]))

@@ -124,14 +124,14 @@ def test_of_a_worker_that_never_loads_the_moments_before_are_kept(harness, confi
 
 def test_the_table_says_where_the_memory_of_each_cell_goes(harness, config, tmp_path):
     harness("run", config({"name": "small"}, {"leak_bytes_per_token": 500_000, "name": "leaking"}))
-    found = {row["variant"]: row for row in harness("memory", "results", "--json").json}
+    found = {row["variant"]: row for row in harness("report", "--memory", "results", "--json").json}
     small, leaking = found["small"], found["leaking"]
     parts = (*small["loaded"]["parts"].values(), small["loaded"]["unattributed_bytes"])
     assert small["loaded"]["total_bytes"] == sum(part or 0 for part in parts)
     assert small["file_bytes"] is None
     assert leaking["peak"]["unattributed_bytes"] > small["peak"]["unattributed_bytes"] + 10 * MB
     assert leaking["peak"]["by_difference"] == []
-    ran = harness("memory", "results")
+    ran = harness("report", "--memory", "results")
     assert ran.code == 0
     assert "~" not in ran.out
     for heading in ("file", "weights", "kv", "slack", "runtime", "unattributed", "KV B/token"):
@@ -143,20 +143,20 @@ def test_the_table_says_where_the_memory_of_each_cell_goes(harness, config, tmp_
 
 def test_a_folder_that_is_none_and_one_that_is_empty_are_said_as_list_says_them(harness, tmp_path):
     for folder in (tmp_path / "no such", Path(__file__)):
-        ran, listed = harness("memory", folder), harness("list", folder)
+        ran, listed = harness("report", "--memory", folder), harness("report", "--list", folder)
         assert (ran.code, ran.err) == (listed.code, listed.err) == (2, ran.err)
     (tmp_path / "empty").mkdir()
-    ran = harness("memory", tmp_path / "empty", "--json")
+    ran = harness("report", "--memory", tmp_path / "empty", "--json")
     assert (ran.code, ran.json) == (0, [])
-    assert harness("memory", tmp_path / "empty").code == 0
+    assert harness("report", "--memory", tmp_path / "empty").code == 0
 
 
 def test_published_sizes_are_shown_where_nothing_was_measured(harness, config, tmp_path):
     study = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
-    ran = harness("memory", study)
+    ran = harness("report", "--memory", study)
     assert ran.code == 0
     assert "reported" in ran.out
     shutil.copytree(study, tmp_path / "results" / "published")
     harness("run", config({}), "-o", tmp_path / "results")
-    (row,) = harness("memory", tmp_path / "results", "--json").json
+    (row,) = harness("report", "--memory", tmp_path / "results", "--json").json
     assert row["kind"] == "measured"

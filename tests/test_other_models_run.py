@@ -113,7 +113,7 @@ def test_check_weights_finds_the_stacks_to_agree_and_the_file_to_be_right(
     kind, harness, written, hf_interpreter, llamacpp_interpreter
 ):
     variant = {"stack": "llamacpp", "quant": ["f16", "q8_0"]}
-    checked = harness("check-weights", written(kind, variant))
+    checked = harness("run", "--check-weights", written(kind, variant))
     assert checked.code == 0, checked.out + checked.err
 
 

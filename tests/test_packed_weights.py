@@ -401,7 +401,7 @@ def test_inputs_that_no_group_divides_are_a_sentence():
 
 
 def test_synth_packs_and_says_the_exact_sizes(harness, hf_interpreter):
-    asked = ("synth", "tiny-llama", "--format", "gptq", "--bits", "8")
+    asked = ("env", "synth", "tiny-llama", "--format", "gptq", "--bits", "8")
     (row,) = harness(*asked, "--json").json
     expected = packed_bytes(of_shape(TINY), Packing("gptq", 8))
     assert (row["format"], row["quant"], row["bytes_by_type"]) == ("hf", "gptq-int8", expected)
@@ -420,7 +420,7 @@ def test_synth_packs_and_says_the_exact_sizes(harness, hf_interpreter):
     ],
 )
 def test_what_synth_cannot_make_is_a_sentence(harness, options, sentence):
-    ran = harness("synth", "tiny-llama", *options.split())
+    ran = harness("env", "synth", "tiny-llama", *options.split())
     assert (ran.code, ran.out, ran.err) == (2, "", f"harness: {sentence}\n")
 
 

@@ -252,7 +252,7 @@ def test_an_override_to_the_cpu_loads_runs_and_is_in_the_record(
     tensors = {tensor.name: tensor.bytes for tensor in quantized(made, "f16")}
     wanted = Placement(3, r"attn_(q|k)\.=CPU")
     assert sum(placed["bytes"].values()) == sum(b for name, b in tensors.items() if wanted.buffer_of(name))
-    (row,) = harness("list", tmp_path / "results", "--json").json
+    (row,) = harness("report", "--list", tmp_path / "results", "--json").json
     assert settled(row) == "ok", ran.err
 
 

@@ -301,13 +301,13 @@ def own(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("command", "shows"),
     [
-        (["list", "results", "--json"], "tiny-qwen2"),
-        (["memory", "results", "--json"], "tiny-qwen2"),
+        (["report", "--list", "--json"], "tiny-qwen2"),
+        (["report", "results", "--memory", "--json"], "tiny-qwen2"),
         (["report", "results", "--format", "json"], "tiny-qwen2"),
         (["report", ".", "--format", "csv"], "tiny-qwen2"),
-        (["export", "results", "--to", "csv"], "nothing to export: 1 invalid\n"),
-        (["history", "results"], "tiny-qwen2"),
-        (["bundle", "results", "-o", "mine.tar.zst"], ": 1 record, "),
+        (["report", "results", "--export", "csv"], "nothing to export: 1 invalid\n"),
+        (["report", "--history"], "tiny-qwen2"),
+        (["share", "results", "--bundle", "mine.tar.zst"], ": 1 record, "),
     ],
 )
 def test_a_folder_of_results_is_the_users_own(harness, own, command, shows):
@@ -325,7 +325,7 @@ def test_the_published_records_of_a_folder_are_read_where_they_are_named(harness
     assert kinds("results/published") == kinds("results/published/study") == {"reported": count}
     assert kinds("results", "results/published") == {"measured": 1, "reported": count}
     shutil.rmtree(own / "machine")
-    for command in (["report", "results"], ["bundle", "results", "-o", "none.tar.zst"]):
+    for command in (["report", "results"], ["share", "--bundle", "none.tar.zst"]):
         ran = harness(*command)
         assert ran.code == 2
         assert ran.err == (

@@ -82,14 +82,14 @@ def test_a_text_that_cannot_be_read_is_one_sentence(content, wrong, tmp_path):
 
 
 def test_nothing_is_started_without_the_text(harness, scoring, tmp_path):
-    ran = harness("quality", scoring({"weights": MODEL}, {"stack": "fake"}, text="none.txt"))
+    ran = harness("run", "--quality", scoring({"weights": MODEL}, {"stack": "fake"}, text="none.txt"))
     assert ran.code == 2
     assert ran.err == f"harness: {tmp_path / 'none.txt'}: no such file or directory\n"
     assert not list(tmp_path.rglob("record.json"))
 
 
 def test_a_stack_without_weights_has_no_quality(harness, scoring, fake_interpreter):
-    ran = harness("quality", scoring({"weights": MODEL}, {"stack": "fake"}), "--json")
+    ran = harness("run", "--quality", scoring({"weights": MODEL}, {"stack": "fake"}), "--json")
     assert ran.code == 1
     assert [(row["status"], row["reasons"]) for row in ran.json] == [
         ("unavailable", ["its stack loads no weights: there is no text model to score"])
@@ -99,7 +99,7 @@ def test_a_stack_without_weights_has_no_quality(harness, scoring, fake_interpret
 @pytest.mark.parametrize(("more", "column"), [((), "reasons"), (("--dry-run",), "will_be_refused")])
 def test_random_weights_are_refused_with_a_sentence(harness, scoring, llamacpp_interpreter, more, column):
     path = scoring({"shape": "tiny-qwen2"}, {"stack": "llamacpp", "quant": "q8_0"})
-    ran = harness("quality", path, "--json", *more)
+    ran = harness("run", "--quality", path, "--json", *more)
     assert ran.code == 1
     assert [row.get("status", "refused") for row in ran.json] == ["refused"]
     assert ran.json[0][column][0].startswith("random weights: their agreement says nothing of any text")
@@ -108,7 +108,10 @@ def test_random_weights_are_refused_with_a_sentence(harness, scoring, llamacpp_i
 def test_a_text_that_is_too_short_says_how_much_fits(harness, scoring, tmp_path, hf_interpreter):
     (tmp_path / "short.txt").write_text(data.shipped_text().read_text()[:1000])
     ran = harness(
-        "quality", scoring({"weights": MODEL}, {"stack": "hf"}, text="short.txt", chunks=20), "--json"
+        "run",
+        "--quality",
+        scoring({"weights": MODEL}, {"stack": "hf"}, text="short.txt", chunks=20),
+        "--json",
     )
     assert ran.code == 1
     (row,) = ran.json
@@ -134,14 +137,16 @@ def test_a_depth_within_the_windows_is_a_mistake(scoring):
 
 def test_a_quantized_cache_is_scored_at_each_depth(harness, scoring, hf_interpreter, llamacpp_interpreter):
     given = {"stack": "llamacpp", "quant": "f16", "type_k": ["f16", "q4_0"]}
-    ran = harness("quality", scoring({"weights": MODEL}, given, chunks=2, depths=[128, "1.25k"]), "--json")
+    ran = harness(
+        "run", "--quality", scoring({"weights": MODEL}, given, chunks=2, depths=[128, "1.25k"]), "--json"
+    )
     assert ran.code == 0, ran.out + ran.err
     exact, rounded = ran.json
     assert [[each["depth"] for each in row["at_depth"]] for row in ran.json] == [[128, 1280]] * 2
     for ours, theirs in zip(rounded["at_depth"], exact["at_depth"], strict=True):
         assert ours["scored"] == rounded["scored"] == 2 * 31
         assert ours["figures"]["kld_mean"]["value"] > 3 * theirs["figures"]["kld_mean"]["value"]
-    table = harness("quality", scoring({"weights": MODEL}, given, chunks=2, depths=[128, "1.25k"]))
+    table = harness("run", "--quality", scoring({"weights": MODEL}, given, chunks=2, depths=[128, "1.25k"]))
     assert " at 1,280 " in table.out
     assert "trained on at most 1,024 tokens: figures at 1,280 are of a model" in table.out + table.err
 
@@ -156,7 +161,7 @@ def test_types_are_scored_against_the_checkpoint_in_order_and_kept(
         n_ctx=128,
         chunks=6,
     )
-    ran = harness("quality", path, "--json")
+    ran = harness("run", "--quality", path, "--json")
     assert ran.code == 0, ran.out + ran.err
     found = {row["variant"]: row for row in ran.json}
     assert {row["reference"] for row in found.values()} == {"hf fp32"}
@@ -167,9 +172,9 @@ def test_types_are_scored_against_the_checkpoint_in_order_and_kept(
     f16 = found["f16"]
     assert f16["scored"] == 6 * 63
     assert abs(f16["figures"]["ln_ppl_ratio"]["value"]) < 0.001
-    again = harness("quality", path, "--json")
+    again = harness("run", "--quality", path, "--json")
     assert again.json == ran.json
-    table = harness("quality", path).out
+    table = harness("run", "--quality", path).out
     assert "PPL" in table
     assert "scored 378 tokens of" in table
     assert len(list(records.records(tmp_path / "results", pytest.fail))) == 4
@@ -185,10 +190,12 @@ def test_a_bos_begins_each_window_in_every_stack_where_the_tokenizer_asks_for_on
     stacks = {"stack": "hf", "dtype": "fp32"}, {"stack": "llamacpp", "quant": "f32"}
 
     def scored(weights: str, *variants: dict, **workload: object) -> tuple[object, str, str]:
-        ran = harness("quality", scoring({"name": "m", "weights": weights}, *variants, **workload), "--json")
+        ran = harness(
+            "run", "--quality", scoring({"name": "m", "weights": weights}, *variants, **workload), "--json"
+        )
         ((found, ids),) = {(row["bos"], row["ids_sha256"]) for row in ran.json}
         assert all(row["status"] == "ok" for row in ran.json), ran.out
-        shown = harness("quality", scoring({"name": "m", "weights": weights}, *variants, **workload))
+        shown = harness("run", "--quality", scoring({"name": "m", "weights": weights}, *variants, **workload))
         return found, ids, shown.out + shown.err
 
     bos, behind, said = scored(str(folder), *stacks)
@@ -209,7 +216,7 @@ def test_a_model_whose_logits_overflow_is_invalid_with_the_position(
 
     folder = stored_again(data.weights(MODEL), tmp_path / "broken", largest)
     model = {"name": "broken", "weights": {"hf": str(data.weights(MODEL)), "gguf": str(folder)}}
-    ran = harness("quality", scoring(model, {"stack": "llamacpp", "quant": "f32"}), "--json")
+    ran = harness("run", "--quality", scoring(model, {"stack": "llamacpp", "quant": "f32"}), "--json")
     assert ran.code == 1
     (row,) = ran.json
     assert (row["status"], row["reasons"]) == (
@@ -228,7 +235,7 @@ def test_a_model_with_another_tokenizer_than_its_reference_is_refused(
     made["model"]["merges"] = made["model"]["merges"][: len(made["model"]["merges"]) // 2]
     (folder / "tokenizer.json").write_text(json.dumps(made))
     model = {"name": "other", "weights": {"hf": str(data.weights(MODEL)), "gguf": str(folder)}}
-    ran = harness("quality", scoring(model, {"stack": "llamacpp", "quant": "f32"}), "--json")
+    ran = harness("run", "--quality", scoring(model, {"stack": "llamacpp", "quant": "f32"}), "--json")
     assert ran.code == 1
     (row,) = ran.json
     assert row["status"] == "refused"
@@ -278,14 +285,14 @@ def test_an_exported_reference_gives_the_same_figures_without_the_reference_stac
         scoring({"weights": MODEL}, {"stack": "llamacpp", "quant": "q2_k"}),
         tmp_path / "reference.zip",
     )
-    exported = harness("quality", path, "--export-reference", file, "-o", tmp_path / "there")
+    exported = harness("run", "--quality", path, "--export-reference", file, "-o", tmp_path / "there")
     assert exported.code == 0, exported.err
     assert not list(records.records(tmp_path / "there", pytest.fail))
-    computed = harness("quality", path, "--json", "-o", tmp_path / "computed").json[0]
-    row = harness("quality", path, "--json", "-o", tmp_path / "given", "--reference", file).json[0]
+    computed = harness("run", "--quality", path, "--json", "-o", tmp_path / "computed").json[0]
+    row = harness("run", "--quality", path, "--json", "-o", tmp_path / "given", "--reference", file).json[0]
     assert row["figures"] == computed["figures"]
     assert row["reference"] == "hf fp32"
-    ran = harness("quality", path, "--json", "--reference", file, "--set", "workloads.0.chunks=3")
+    ran = harness("run", "--quality", path, "--json", "--reference", file, "--set", "workloads.0.chunks=3")
     assert ran.code == 1
     assert ran.json[0]["status"] == "refused"
     assert "has windows of 64 tokens, 4 of them, not 64 tokens, 3 of them" in ran.json[0]["reasons"][0]
@@ -295,12 +302,12 @@ def test_a_dry_run_estimates_the_score_of_a_7b_on_a_gpu_that_is_elsewhere(harnes
     model = {"name": "7b", "shape": "qwen1.5-7b", "weights": {"repo": "Qwen/Qwen1.5-7B"}}
     path = scoring(model, {"stack": "hf", "dtype": "fp16"}, n_ctx=512, chunks=64)
     gpu = ("--set", "device=cuda", "--set", "gpu=RTX 4090", "--dry-run")
-    ran = harness("quality", path, *gpu, "--json")
+    ran = harness("run", "--quality", path, *gpu, "--json")
     (line,) = ran.json
     weights_bytes = 2 * 7.72e9
     logits_bytes = 256 * 151_936 * 4
     assert weights_bytes + logits_bytes < line["memory_bytes"] < weights_bytes + 6 * logits_bytes + 2e9
-    twice = harness("quality", path, *gpu, "--json", "--set", "workloads.0.chunks=128").json[0]
+    twice = harness("run", "--quality", path, *gpu, "--json", "--set", "workloads.0.chunks=128").json[0]
     assert 1.8 < twice["seconds"] / line["seconds"] < 2.1
     assert "the reference of each model is computed once more" in ran.err
-    assert harness("quality", path, *gpu).out.rstrip().split("  ")[4].endswith(" x 1")
+    assert harness("run", "--quality", path, *gpu).out.rstrip().split("  ")[4].endswith(" x 1")

@@ -20,7 +20,7 @@ def test_bitsandbytes_loses_more_at_four_bits_than_at_eight(
     harness, scoring, hf_interpreter, bnb_interpreter
 ):
     variants = [{"name": quant, "stack": "bnb", "quant": quant} for quant in ("int8", "nf4")]
-    kld = kld_of(harness("quality", scoring({"weights": MODEL}, *variants, n_ctx=512), "--json"))
+    kld = kld_of(harness("run", "--quality", scoring({"weights": MODEL}, *variants, n_ctx=512), "--json"))
     assert 0 < kld["int8"]["high"] < kld["nf4"]["low"]
 
 
@@ -44,7 +44,7 @@ def test_kernels_agree_on_the_divergence_of_a_packed_checkpoint(
         {"name": "awq-aten", "stack": "gptqm", "kernel": "aten", "format": "awq"},
     ]
     config = scoring({"name": MODEL, "weights": paths}, *variants, n_ctx=512)
-    kld = kld_of(harness("quality", config, "--json"))
+    kld = kld_of(harness("run", "--quality", config, "--json"))
     mean = {name: each["value"] for name, each in kld.items()}
     assert 0 < mean["gptq-8"] < 0.1 * mean["gptq"]
     for method in ("gptq", "awq"):

@@ -20,7 +20,9 @@ def scored(harness, scoring) -> Callable[..., tuple[str, str]]:
 
     def run(weights: object) -> tuple[str, str]:
         variant = {"stack": "llamacpp", "quant": "f16"}
-        ran = harness("quality", scoring({"name": "m", "weights": weights}, variant, chunks=1), "--json")
+        ran = harness(
+            "run", "--quality", scoring({"name": "m", "weights": weights}, variant, chunks=1), "--json"
+        )
         assert ran.code == 1, ran.out + ran.err
         (row,) = ran.json
         (reason,) = row["reasons"]

@@ -226,7 +226,7 @@ def listed(folder: Path, *form: str) -> tuple[str, list[str]]:
     """What `harness list` prints, and its lines on stderr."""
     out, err, handlers = io.StringIO(), io.StringIO(), {number: signal.getsignal(number) for number in STOPS}
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        assert main(["list", str(folder), *form]) == 0
+        assert main(["report", "--list", str(folder), *form]) == 0
     for number, handler in handlers.items():
         signal.signal(number, handler)
     return out.getvalue(), err.getvalue().splitlines()
@@ -256,10 +256,10 @@ def test_a_folder_of_damaged_records_and_series_lists_what_can_be_listed(tmp_pat
 def test_a_folder_that_may_not_be_read_is_not_an_empty_one(harness, tmp_path):
     (tmp_path / "some" / "machine").mkdir(parents=True)
     (tmp_path / "some" / "machine").chmod(0)
-    ran = harness("list", tmp_path / "some")
+    ran = harness("report", "--list", tmp_path / "some")
     assert f"skipped: {tmp_path / 'some' / 'machine'}: Permission denied" in ran.err
     (tmp_path / "some").chmod(0)
-    ran = harness("list", tmp_path / "some")
+    ran = harness("report", "--list", tmp_path / "some")
     assert (ran.code, ran.err) == (2, f"harness: {tmp_path / 'some'}: Permission denied\n")
 
 
@@ -272,7 +272,7 @@ def test_the_command_lists_what_is_whole_and_names_what_it_passes_over(harness, 
         folder = write_record(tmp_path / "some" / name, record)
         content = parquet[: len(parquet) // 2] if name == "cut" else parquet
         (folder / "tokens.parquet").write_bytes(content)
-    ran = harness("list", tmp_path / "some", "--json")
+    ran = harness("report", "--list", tmp_path / "some", "--json")
     assert ran.code == 0
     assert len(ran.json) == 2
     assert [line.startswith("harness: skipped: ") for line in ran.err.splitlines()].count(True) == 1

@@ -291,7 +291,7 @@ def test_a_disturbed_repeat_is_measured_again_at_the_end_of_its_round(harness, c
     assert "4 repeats measured already" in again.err
     assert again.out.splitlines()[:3] == ran.out.splitlines()[:3]
     assert len(records(tmp_path / "results")) == 5
-    exported = harness("export", "results", "--to", "csv")
+    exported = harness("report", "results", "--export", "csv")
     assert len(exported.out.splitlines()) == 1 + 4
     assert "skipped: 1 disturbed" in exported.err
     (of_folder,) = side(str(tmp_path / "results"), tmp_path).campaigns.values()
@@ -319,7 +319,7 @@ def test_a_machine_that_stays_busy_is_one_sentence_and_exit_1(harness, config, d
     retried = harness("run", path, "--retry-failed")
     assert retried.code == 0
     assert [each["attempt"] for each in records(tmp_path / "results")] == [1, 2, 3, 1]
-    assert "  ok 1/1 (3 disturbed)  " in harness("list").out
+    assert "  ok 1/1 (3 disturbed)  " in harness("report", "--list").out
 
 
 def test_what_is_the_stacks_fault_is_not_measured_again(harness, config, disturb, tmp_path):

@@ -38,7 +38,7 @@ def test_a_gguf_is_measured_without_a_config_and_its_config_runs_again(harness, 
     again = harness("run", "results/configs/tiny.yaml")
     assert again.code == 0
     assert "measured already and kept" in again.err
-    assert len(json.loads(harness("list", "--json").out)) == 1
+    assert len(json.loads(harness("report", "--list", "--json").out)) == 1
 
 
 def test_a_kept_config_that_someone_has_edited_is_not_overwritten(harness, tmp_path):
@@ -71,7 +71,7 @@ def test_files_of_one_model_are_one_model_each_cell_named_by_the_type_of_its_ten
     experiment = config.load(kept)
     assert [model.name for model in experiment.models] == ["tiny"]
     assert set(experiment.models[0].of_format) == {"q4_0", "iq4_nl"}
-    rows = json.loads(harness("list", "--json").out)
+    rows = json.loads(harness("report", "--list", "--json").out)
     assert {(row["model"], row["variant"]) for row in rows} == {("tiny", "q4_0"), ("tiny", "iq4_nl")}
 
 
@@ -191,7 +191,7 @@ def test_init_writes_the_config_of_a_gguf(harness, tmp_path):
     stored(tmp_path / "tiny-Q4_0.gguf", "q4_0")
     ran = harness("init", "tiny-Q4_0.gguf")
     assert "wrote: tiny.yaml\n" in ran.out
-    assert harness("validate", "tiny.yaml").out.startswith("tiny.yaml: ok, 1 cell x 3 repeats\n")
+    assert harness("run", "--dry-run", "tiny.yaml").out.startswith("tiny.llamacpp.q4_0.decode.")
 
 
 def test_in_a_config_a_word_is_a_model_and_quant_finds_files_in_any_case(harness, tmp_path):
@@ -206,10 +206,10 @@ def test_in_a_config_a_word_is_a_model_and_quant_finds_files_in_any_case(harness
     rows = {"models": [{"name": "t", "weights": "*-tiny-{quant}.gguf"}]}
     rows["variants"] = [{"stack": "llamacpp", "quant": ["q4_0", "q8_0"]}]
     (tmp_path / "glob.yaml").write_text(yaml.safe_dump(rows))
-    assert harness("validate", "glob.yaml").code == 0
+    assert harness("run", "--dry-run", "glob.yaml").code == 0
     rows["variants"] = [{"stack": "llamacpp", "quant": "q5_0"}]
     (tmp_path / "glob.yaml").write_text(yaml.safe_dump(rows))
-    assert "*-tiny-q5_0.gguf: no such file" in harness("validate", "glob.yaml").err
+    assert "*-tiny-q5_0.gguf: no such file" in harness("run", "--dry-run", "glob.yaml").out
     stored(tmp_path / "your-tiny-q4_0.gguf", "q4_0")
     refused = harness("run", tmp_path / "*-tiny-q4_0.gguf", "--dry-run")
     assert "matches 2 files: my-tiny-Q4_0.gguf, your-tiny-q4_0.gguf" in refused.err

@@ -175,14 +175,14 @@ def test_the_build_of_a_package_sees_no_credential(tiny, tmp_path, monkeypatch):
 # Code that comes with a checkpoint
 
 
-@pytest.mark.parametrize("command", ["run", "check-weights", "max-ctx", "ab", "tune"])
+@pytest.mark.parametrize("command", ["run", "run --check-weights", "run --max-ctx", "ab", "tune"])
 def test_a_config_alone_does_not_make_a_checkpoints_code_run(harness, tmp_path, command):
     (tmp_path / "theirs.yaml").write_text(
         "device: cpu\nprotocol: {new_tokens: 8, repeats: 1}\nmodels: [{name: m, weights: ./m}]\n"
         "variants: [{stack: hf, dtype: fp32, trust_remote_code: true}]\n"
     )
     words = ("--set-b", "variants.0.dtype=bf16") if command == "ab" else ()
-    ran = harness(command, "theirs.yaml", *words)
+    ran = harness(*command.split(), "theirs.yaml", *words)
     assert ran.code == 2
     assert re.search(r"trust_remote_code runs the Python files .*, add --trust-remote-code$", ran.err.strip())
     assert not (tmp_path / "results").exists()

@@ -526,6 +526,6 @@ def test_a_run_that_is_to_cool_down_says_how_far_it_did(harness, config, tmp_pat
     ],
 )
 def test_a_cool_down_that_is_none_is_a_sentence(harness, config, cool_down, says):
-    ran = harness("validate", config({}, cool_down=cool_down))
+    ran = harness("run", "--dry-run", config({}, cool_down=cool_down))
     assert ran.code == 2
     assert says in ran.err

@@ -92,7 +92,7 @@ def check_moves(said: dict[str, Any]) -> None:
 
 @pytest.mark.first_tier
 def test_llamacpp_decodes_on_from_any_depth_that_it_is_brought_to(llamacpp_interpreter, harness):
-    path = Path(harness("synth", "tiny-qwen2", "--quant", "f32").out.strip())
+    path = Path(harness("env", "synth", "tiny-qwen2", "--quant", "f32").out.strip())
     request = request_of("llamacpp", path, type_k="f32", type_v="f32")
     (line,) = told(llamacpp_interpreter, MOVES.format(stack="llamacpp", request=request))
     said = json.loads(line)

@@ -39,14 +39,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_same_results_give_the_same_bytes_wherever_they_lie(harness, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "elsewhere")
-    assert harness("bundle", folder, "-o", "a.tar.zst").code == 0
-    assert harness("bundle", "elsewhere", "-o", "b.tar.zst").code == 0
+    assert harness("share", folder, "--bundle", "a.tar.zst").code == 0
+    assert harness("share", "elsewhere", "--bundle", "b.tar.zst").code == 0
     assert (tmp_path / "a.tar.zst").read_bytes() == (tmp_path / "b.tar.zst").read_bytes()
 
 
 def test_a_bundle_has_records_series_tables_and_hashes_and_no_log(folder, harness, tmp_path):
     (next(folder.rglob("record.json")).parent / "worker.log").write_text("what the stack said")
-    assert harness("bundle", folder, "-o", "a.tar.zst").code == 0
+    assert harness("share", folder, "--bundle", "a.tar.zst").code == 0
     members = bundle.unpacked(tmp_path / "a.tar.zst")
     always = {"manifest.json", "record.json", "tokens.parquet", "memory.parquet"}
     assert {Path(name).name for name in members} >= always
@@ -58,17 +58,17 @@ def test_what_was_measured_now_is_bundled_and_accepted(harness, config, tmp_path
     slow, dies = {"name": "slow", "B_ms": 10.0}, {"name": "dies", "die_at_token": 9}
     variants = [each | {"clock": "real"} for each in (slow, dies)]
     harness("run", config(*variants, new_tokens=60, repeats=1, sample_interval_ms=100))
-    made = harness("bundle", "-o", "mine.tar.zst")
+    made = harness("share", "--bundle", "mine.tar.zst")
     assert (made.code, made.err) == (0, "")
-    said = harness("verify", "mine.tar.zst")
+    said = harness("share", "--verify", "mine.tar.zst")
     assert (said.code, said.out.startswith("accepted: 2 records (")) == (0, True)
 
 
 def test_virtual_time_is_no_measurement_and_is_refused(harness, config):
     harness("run", config({"B_ms": 50.0}))
-    made = harness("bundle", "-o", "mine.tar.zst")
+    made = harness("share", "--bundle", "mine.tar.zst")
     assert made.code == 1
-    assert "harness verify would refuse it" in made.err
+    assert "harness share --verify would refuse it" in made.err
     assert "its process lived for" in made.err
 
 
@@ -76,26 +76,28 @@ def test_virtual_time_is_no_measurement_and_is_refused(harness, config):
 def test_a_file_that_is_there_already_is_never_overwritten(harness, folder, tmp_path, target):
     (tmp_path / "there.tar.zst").write_text("precious")
     (tmp_path / "link.tar.zst").symlink_to("nowhere")
-    refused(harness("bundle", folder, "-o", target), "exists already")
+    refused(harness("share", folder, "--bundle", target), "exists already")
     assert (tmp_path / "there.tar.zst").read_text() == "precious"
     assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_folder_without_records_is_one_sentence(harness, tmp_path):
     (tmp_path / "empty").mkdir()
-    refused(harness("bundle", "empty", "-o", "a.tar.zst"), "harness: empty: no records\n")
-    refused(harness("bundle", "missing", "-o", "a.tar.zst"), "harness: missing: no such results folder\n")
+    refused(harness("share", "empty", "--bundle", "a.tar.zst"), "harness: empty: no records\n")
+    refused(
+        harness("share", "missing", "--bundle", "a.tar.zst"), "harness: missing: no such results folder\n"
+    )
     assert not (tmp_path / "a.tar.zst").exists()
 
 
 def test_another_ending_is_one_sentence(harness, folder):
-    ran = harness("bundle", folder, "-o", "a.zip")
+    ran = harness("share", folder, "--bundle", "a.zip")
     refused(ran, "harness: a.zip: a bundle's name ends in .tar.zst\n")
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(harness, folder, small_disk):
     disk = small_disk("4k")
-    ran = harness("bundle", folder, "-o", disk / "a.tar.zst")
+    ran = harness("share", folder, "--bundle", disk / "a.tar.zst")
     refused(ran, "cannot be written: No space left on device")
     assert list(disk.iterdir()) == []
 
@@ -117,7 +119,7 @@ def test_a_bundle_is_reported_like_the_folder_that_it_was_made_of(harness, folde
 
 def test_what_is_not_ok_travels_along_and_synthetic_stays_synthetic(harness, tmp_path):
     shutil.copy(HONEST, tmp_path / "honest.tar.zst")
-    rows = harness("verify", "honest.tar.zst", "--json").json["records"]
+    rows = harness("share", "--verify", "honest.tar.zst", "--json").json["records"]
     assert {row.get("status") for row in rows} >= {"ok", "error"}
     cells = harness("report", "honest.tar.zst", "--format", "json").json
     assert {row["weights"] for row in cells if row["stack"] == "llamacpp"} == {"synthetic"}
@@ -130,18 +132,18 @@ def test_verify_prints_one_object_for_programs(harness, tmp_path):
     forgery = Forgery()
     forgery.edit(forgery.of(".llamacpp.")[0], threads=64)
     forgery.write(tmp_path / "forged.tar.zst")
-    said = harness("verify", "forged.tar.zst", "--json")
+    said = harness("share", "--verify", "forged.tar.zst", "--json")
     assert said.code == 1
     assert said.json["accepted"] is False
     assert any("64 threads" in reason["text"] for reason in said.json["reasons"])
-    said = harness("verify", "forged.tar.zst")
+    said = harness("share", "--verify", "forged.tar.zst")
     assert said.out.startswith("refused: ")
 
 
 def test_a_record_of_another_bundle_is_a_copy(harness, tmp_path):
     for name in ("a.tar.zst", "b.tar.zst"):
         shutil.copy(HONEST, tmp_path / name)
-    said = harness("verify", "b.tar.zst", "--beside", "a.tar.zst")
+    said = harness("share", "--verify", "b.tar.zst", "--beside", "a.tar.zst")
     assert said.code == 1
     assert "it began at the same moment as a.tar.zst, 00001: a copy" in said.out
 
@@ -166,13 +168,13 @@ NOT_BUNDLES: dict[str, tuple[Callable[[], bytes], str]] = {
 def test_what_is_no_bundle_is_one_sentence(harness, tmp_path, name):
     content, reason = NOT_BUNDLES[name]
     (tmp_path / "x.tar.zst").write_bytes(content())
-    refused(harness("verify", "x.tar.zst"), reason)
+    refused(harness("share", "--verify", "x.tar.zst"), reason)
 
 
 def test_a_folder_a_pipe_and_a_missing_file_are_no_bundles(harness, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name, reason in (("pipe", "not a regular file"), (".", "folder"), ("missing", "No such file")):
-        refused(harness("verify", name), reason)
+        refused(harness("share", "--verify", name), reason)
 
 
 def test_a_damaged_bundle_is_one_sentence_for_the_report(harness, tmp_path):
@@ -219,7 +221,7 @@ def test_no_text_of_a_record_brings_a_name_a_path_or_a_number_into_a_bundle(harn
     record["machine"]["host_name"] = record["serial_number"] = record["done"]["mac_address"] = "unlabelled"
     record["log_tail"] = [f"{user} did this"]
     write_record(tmp_path / "results" / user / host, record)
-    harness("bundle", "results", "-o", "a.tar.zst", "--hide", host)
+    harness("share", "results", "--bundle", "a.tar.zst", "--hide", host)
     content = tar_of(tmp_path / "a.tar.zst").lower()
     for name in (*PLANTED, socket.gethostname(), "secret.d", "/home/", "unlabelled", mac.replace(":", "-")):
         word = re.escape(name.lower().encode())
@@ -231,7 +233,7 @@ def test_this_users_and_this_machines_names_go_without_being_named(harness, tmp_
     record = copy.deepcopy(GOLDEN)
     record["campaign"]["name"] = f"of zaphod on {socket.gethostname()}"
     write_record(tmp_path / "results", record)
-    harness("bundle", "results", "-o", "a.tar.zst", LOGNAME="zaphod")
+    harness("share", "results", "--bundle", "a.tar.zst", LOGNAME="zaphod")
     content = tar_of(tmp_path / "a.tar.zst")
     assert b"of (removed) on (removed)" in content
 
@@ -290,6 +292,6 @@ def test_content_keys_follow_from_what_is_shared(folder):
 
 def test_verifying_writes_nothing_where_it_runs(harness, tmp_path):
     shutil.copy(HONEST, tmp_path / "honest.tar.zst")
-    assert harness("verify", "honest.tar.zst").code == 0
+    assert harness("share", "--verify", "honest.tar.zst").code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["honest.tar.zst"]
     assert verify(tmp_path / "honest.tar.zst").accepted

@@ -510,7 +510,7 @@ def test_a_quantization_has_the_exact_bytes_of_each_part_and_type(harness):
 
 
 def test_a_file_is_weighed_by_its_header_as_llama_cpp_weighs_it(harness, llamacpp_interpreter):
-    (made,) = harness("synth", "tiny-qwen2", "--quant", "q4_k_m", "--json").json
+    (made,) = harness("env", "synth", "tiny-qwen2", "--quant", "q4_k_m", "--json").json
     (row,) = harness("theory", made["path"], "--machine", "rtx-4090", "--tensors", "--json").json
     assert row["weights"] == made["quant"]
     assert row["model_bytes"] == made["model_bytes"]
@@ -593,7 +593,7 @@ def test_a_config_json_is_as_good_as_its_models_name(harness, tmp_path):
 
 
 def test_a_file_of_an_unknown_architecture_is_told_by_its_bytes(harness, llamacpp_interpreter, tmp_path):
-    (made,) = harness("synth", "tiny-llama", "--quant", "q8_0", "--json").json
+    (made,) = harness("env", "synth", "tiny-llama", "--quant", "q8_0", "--json").json
     odd = tmp_path / "odd.gguf"
     odd.write_bytes(Path(made["path"]).read_bytes().replace(b"llama", b"lamma"))
     (row,) = harness("theory", odd, "--machine", "rtx-4090", "--json").json

@@ -69,7 +69,7 @@ def test_the_timed_rows_of_a_cell_are_those_of_all_its_repeats(gathered: Study):
 
 
 def test_each_kind_of_workload_has_a_table_and_cells_are_named_by_it(harness, folder):
-    ran = harness("list", folder)
+    ran = harness("report", "--list", folder)
     assert ran.code == 0
     decode, prefill, windows, conversation = ran.out.split("\n\n")
     assert decode.count("tiny-qwen2 fake v ") == 1
@@ -181,12 +181,12 @@ def test_compare_and_history_follow_timed_rows(harness: Callable[..., Any], fold
     assert {row["metric"] for row in ran.json} >= {"pp512", "tokens_per_s_16k", "task_s", "task_kept_s"}
     assert all(row["verdict"] != "INVALID" for row in ran.json)
     assert "pp512 tok/s" in harness("compare", folder, folder.parent / "b").out
-    assert harness("history", folder, "-o", folder.parent / "h.html").code == 0
+    assert harness("report", "--history", folder, "-o", folder.parent / "h.html").code == 0
     assert "tiny-qwen2 fake v turns" in (folder.parent / "h.html").read_text()
 
 
 def test_llama_bench_has_a_test_per_length_and_depth(harness: Callable[..., Any], folder: Path):
-    ran = harness("export", folder, "--to", "llama-bench")
+    ran = harness("report", folder, "--export", "llama-bench")
     assert ran.code == 0
     tests = {(row["n_prompt"], row["n_gen"], row["n_depth"]): row for row in ran.json}
     assert len(tests[1024, 0, 1024]["samples_ns"]) == 10
@@ -196,11 +196,11 @@ def test_llama_bench_has_a_test_per_length_and_depth(harness: Callable[..., Any]
 
 
 def test_csv_has_the_figures_of_timed_rows_and_parquet_leaves_them_out(harness, folder):
-    heading, *lines = harness("export", folder, "--to", "csv").out.splitlines()
+    heading, *lines = harness("report", folder, "--export", "csv").out.splitlines()
     assert len(lines) == 8
     place = heading.split(",").index("task_kept_s")
     assert sum(bool(line.split(",")[place]) for line in lines) == 2
-    ran = harness("export", folder, "--to", "parquet", "-o", folder.parent / "t.parquet")
+    ran = harness("report", folder, "--export", "parquet", "-o", folder.parent / "t.parquet")
     assert ran.code == 0
     assert "2 workload prefill" in ran.err
 

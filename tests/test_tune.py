@@ -206,7 +206,7 @@ def test_the_fastest_setting_is_found_with_its_gain_and_how_to_run_it(harness, c
     # 4 rounds of all, then 4 of the best and the defaults, each once a round
     assert Counter(each["setting"] for each in of) == {"defaults": 8, "B_ms=2.0": 8, "B_ms=4.0": 4}
     assert set(Counter((each["setting"], each["round"]) for each in of).values()) == {1}
-    assert harness("list", "results").code == 0
+    assert harness("report", "--list", "results").code == 0
 
 
 def test_among_settings_that_are_alike_there_is_no_winner(harness, config):

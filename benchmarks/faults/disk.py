@@ -20,7 +20,7 @@ def commands(place: Place) -> dict[str, tuple[list[str | Path], dict[str, str]]]
         "campaign": (["run", place.config, "-o", place.disk / "results"], {}),
         "page": (["report", PUBLISHED, "-o", place.disk / "page.html"], {}),
         "environment": (["env", "create", "fake"], {"HARNESS_CACHE": str(on_disk)}),
-        "export": (["export", PUBLISHED, "--to", "csv", "-o", place.disk / "export.csv"], {}),
+        "export": (["export", PUBLISHED, "--export", "csv", "-o", place.disk / "export.csv"], {}),
     }
 
 
@@ -79,7 +79,7 @@ def read_only(place: Place, say: Say) -> None:
             ["max-ctx", config, "-o", results],
             ["report", results, "-o", page],
             ["history", results, "-o", page],
-            ["export", results, "--to", "csv", "-o", place.disk / "export.csv"],
+            ["export", results, "--export", "csv", "-o", place.disk / "export.csv"],
             ["init", place.disk / "new.yaml"],
             ["synth", "tiny-qwen2"],
         ]

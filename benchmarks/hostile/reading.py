@@ -121,13 +121,13 @@ CHECKPOINT = {
     "plan": planned("model"),
 }
 RECORDS = {
-    "list": command("list", "results"),
-    "memory": command("memory", "results"),
+    "list": command("report", "--list", "results"),
+    "memory": command("report", "--memory", "results"),
     "report md": command("report", "results", "--format", "md"),
     "report page": command("report", "results"),
-    "history": command("history", "results"),
+    "history": command("report", "--history", "results"),
     "compare": command("compare", "results/a", "results/b", "--format", "gha"),
-    "export": command("export", "results", "--to", "csv", "-o", "export.csv"),
+    "export": command("report", "results", "--export", "csv", "-o", "export.csv"),
 }
 FIT = {"fit": lambda name: command("fit", name), "fit --json": lambda name: command("fit", name, "--json")}
 READERS: dict[str, dict[str, Reader]] = {
@@ -140,15 +140,15 @@ READERS: dict[str, dict[str, Reader]] = {
     "index.json": CHECKPOINT,
     "config.json": CHECKPOINT,
     "tokenizer.json": {"tokenize": tokenized},
-    "yaml": {"validate": command("validate", "config.yaml")},
+    "yaml": {"validate": command("run", "--dry-run", "config.yaml")},
     "record.json": RECORDS,
-    "begun.json": {"recover": recovered, "list": command("list", "results")},
+    "begun.json": {"recover": recovered, "list": command("report", "--list", "results")},
     "parquet": RECORDS,
     "csv": {name: made("log.csv") for name, made in FIT.items()},
     "csv.gz": {name: made("log.csv.gz") for name, made in FIT.items()},
     "jsonl": {name: made("log.jsonl") for name, made in FIT.items()},
     "bundle": {
-        "verify": command("verify", "b.tar.zst"),
+        "verify": command("share", "--verify", "b.tar.zst"),
         "report md": command("report", "b.tar.zst", "--format", "md"),
     },
 }

@@ -163,7 +163,7 @@ def by_variant(records: list[Any]) -> dict[str, Any]:
 
 
 def scored(folder: Path, config: dict[str, Any]) -> list[Any]:
-    """The records of `harness quality`."""
+    """The records of `harness run --quality`."""
     folder.mkdir(exist_ok=True)
     file = folder / "config.yaml"
     file.write_text(json.dumps(config))  # JSON is YAML

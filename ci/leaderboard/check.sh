@@ -1,5 +1,5 @@
 #!/bin/sh
-# Check a pull request of a leaderboard: it adds one bundle and nothing else, and `harness verify` accepts it.
+# Check a pull request of a leaderboard: it adds one bundle and nothing else, and `harness share --verify` accepts it.
 #
 #   check.sh BASE HEAD        commits of this repository; HEAD is never checked out, only its one new file is read
 #

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make the page of a leaderboard anew, from every bundle that `harness verify` accepts today.
+# Make the page of a leaderboard anew, from every bundle that `harness share --verify` accepts today.
 #
 #   page.sh [PAGE]            in the leaderboard's repository; PAGE: site/index.html
 #
@@ -19,7 +19,7 @@ while [ "$count" -gt 0 ]; do
     if "$HARNESS" verify "$bundle" >/dev/null 2>&1; then
         set -- "$@" "$bundle"
     else
-        echo "left out, since harness verify refuses it today: $bundle"
+        echo "left out, since harness share --verify refuses it today: $bundle"
         code=1
     fi
 done

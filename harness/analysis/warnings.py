@@ -150,7 +150,7 @@ class Warnings(Enum):
     )
     memory_faster_than_limit = (
         "faster than memory allows: past the CPU's cache it reads {share:.0%} of {measured}",
-        "measure the bandwidth again on an idle machine (harness machine --measure)",
+        "measure the bandwidth again on an idle machine (harness doctor --measure)",
     )
     clocks_differ = "two clocks differ: {clocks}", CLOCKS
     device_clock_incomplete = "the device's clock timed {timed} tokens, but {tokens} were generated", CLOCKS

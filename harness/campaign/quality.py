@@ -44,10 +44,11 @@ from harness.stacks.header import references
 
 METHOD = 2  # bump when other positions are scored, or figures mean something else
 RANDOM = (
-    "random weights: their agreement says nothing of any text (harness check-weights compares their logits)"
+    "random weights: their agreement says nothing of any text (harness run --check-weights compares their"
+    " logits)"
 )
 ELSEWHERE = (
-    "compute it on a larger machine (harness quality --export-reference FILE), and give it here"
+    "compute it on a larger machine (harness run --quality --export-reference FILE), and give it here"
     " (--reference FILE)"
 )
 OTHER_TOKENS = "its tokenizer makes other tokens of the text: a KL divergence needs the same tokens"

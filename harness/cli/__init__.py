@@ -1,7 +1,7 @@
 """The command line: find the command, run it, end with its exit code.
 
-A command is the functions `add(parser)` and `run(arguments)` of the module with its name, or `add_NAME` and
-`run_NAME` of a module that holds several. Only the named one is imported, so that --help is fast.
+A command is the functions `add(parser)` and `run(arguments)` of the module with its name. Only the named one
+is imported, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -35,52 +35,66 @@ def say(sentence: object) -> None:
     print(f"harness: {sentence}", file=sys.stderr)
 
 
-COMMANDS = {
-    "run": "measure models, or every cell of a config; keeps existing measurements",
-    "check-weights": "compare the logits of every variant with the 16-bit reference",
-    "quality": "score a text with every variant: perplexity, and the divergence from the 16-bit weights",
-    "max-ctx": "find the longest context that fits: predict, then verify",
-    "list": "list the records of a results folder",
-    "memory": "show the memory use of each cell of a results folder, part by part",
-    "validate": "check a config and print its cells",
-    "recommend": "say which stack and quantization to run on a machine: predicted, ranked, proved",
-    "init": "write a first config for this machine",
-    "synth": "make random weights with the exact shape of a model, and print their path",
-    "env": "list, create or check the environments of the stacks, or adopt an interpreter",
-    "theory": "compute what the hardware allows, before running anything",
-    "report": "write one HTML page, or print tables, from results folders",
-    "open": "open the page of the last run, or of a config, in the browser",
-    "compare": "report changes between two sets of runs that exceed run-to-run noise",
-    "ab": "measure two configs in turns in one campaign, until the change between them is known",
-    "tune": "find the options with which one stack runs one model fastest on this machine",
-    "history": "show every cell over time, and step changes of its figures",
-    "export": "export the ok repeats of a results folder in the formats of other tools",
-    "bundle": "put results into one file to share, without what identifies a person",
-    "verify": "check a bundle: compute every figure anew, and refuse what contradicts itself",
-    "fit": "fit a latency log of any tool: line, confidence interval, shape, warnings",
-    "machine": "describe this machine and its peak rates",
-    "doctor": "list conditions on this machine that disturb measurements",
-    "completion": "print the script that completes commands and names in bash, zsh or fish",
+GROUPS = {
+    "measure": {
+        "run": "measure models, or every cell of a config; keeps existing measurements",
+        "tune": "find the options with which one stack runs one model fastest on this machine",
+        "ab": "measure two sides in turns in one campaign, until the change between them is known",
+    },
+    "choose": {
+        "recommend": "say which stack and quantization to run on a machine: predicted, ranked, proved",
+        "theory": "compute what the hardware allows, before running anything",
+    },
+    "look": {
+        "report": "write one HTML page, or print tables, from results folders",
+        "compare": "report changes between two sets of runs that exceed run-to-run noise",
+        "fit": "fit a latency log of any tool: line, confidence interval, shape, warnings",
+    },
+    "share": {"share": "put results into one file without what identifies a person, or check such a file"},
+    "set up": {
+        "doctor": "describe this machine, and list conditions that disturb measurements",
+        "env": "list, create or check the environments of the stacks, or adopt an interpreter",
+        "init": "write a first config for this machine",
+        "completion": "print the script that completes commands and names in bash, zsh or fish",
+    },
 }
-# Modules that hold several commands.
-SEVERAL = {
-    "run": ("check-weights", "quality", "max-ctx"),
-    "setup": ("init", "validate", "doctor"),
-    "results": ("list", "memory", "report", "open"),
-    "share": ("export", "bundle", "verify"),
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+SAME = {"bench": "run"}
+# Commands of before, and what they are now; for one version.
+MOVED = {
+    "quality": "run MODEL|CONFIG --quality",
+    "max-ctx": "run MODEL|CONFIG --max-ctx",
+    "check-weights": "run MODEL|CONFIG --check-weights",
+    "validate": "run CONFIG --dry-run",
+    "list": "report [DIR] --list",
+    "memory": "report [DIR] --memory",
+    "history": "report [DIR] --history",
+    "export": "report [DIR] --export FORMAT",
+    "open": "report --open",
+    "bundle": "share [DIR] --bundle FILE",
+    "verify": "share --verify FILE",
+    "machine": "doctor",
+    "synth": "env synth SHAPE",
 }
-RESUMABLE = ("run", "quality", "max-ctx")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code; without one, say where the user stands."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv:
-        from harness.cli import results
+        from harness.cli import report
 
-        return results.show()
+        return report.show()
+    if argv[0] == "help":  # as git has it
+        argv = [*argv[1:], "--help"]
     # Options of `harness` itself take no value, so the first word is the command.
-    named = [word for word in argv if not word.startswith("-")][:1]
+    first, word = next(((at, word) for at, word in enumerate(argv) if not word.startswith("-")), (0, ""))
+    if word in SAME:
+        argv = [*argv[:first], SAME[word], *argv[first + 1 :]]
+    if word in MOVED:
+        say(f"`harness {word}` is now `harness {MOVED[word]}`")
+        return NOT_STARTED
+    named = [argv[first]] if word else []
     if not COMMANDS.keys() >= set(named):
         from harness.cli.options import unknown as unknown_name
 
@@ -121,12 +135,12 @@ def _run(arguments: argparse.Namespace) -> int:
         say(stop)
         return NOT_OK
     except KeyboardInterrupt:
-        shown = f"harness list {arguments.out}" if getattr(arguments, "out", None) else "harness list"
-        kept = f"; finished work is kept ({shown}), run the same command to continue"
+        folder = f"{arguments.out} " if getattr(arguments, "out", None) else ""
+        kept = f"; finished work is kept (harness report {folder}--list), run the same command to continue"
         print(file=sys.stderr)
-        say(f"interrupted{kept if arguments.command in RESUMABLE else ''}")
+        say(f"interrupted{kept if arguments.command == 'run' else ''}")
         return INTERRUPTED
-    except BrokenPipeError:  # `harness list | head`: the reader has closed the pipe
+    except BrokenPipeError:  # `harness report --list | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOT_OK
     except OSError as refusal:
@@ -144,20 +158,41 @@ class Parser(argparse.ArgumentParser):
         sys.exit(NOT_STARTED)
 
 
+_DESCRIPTION = """\
+Benchmark LLM inference stacks on one machine with one user, and flag measurements
+that cannot be trusted."""
+_EXIT_CODES = """\
+exit codes: 0 all cells ok; 1 some cells not ok or not compared, or the run could not
+go on; 2 nothing was started or compared: the config, the command line, the results or
+the cache folder is wrong; 3 a regression that compare or ab was asked to fail for;
+130 interrupted"""
+
+
+def _listed() -> str:
+    """The commands in their groups."""
+    width = max(map(len, COMMANDS)) + 2
+    groups = (
+        "\n".join([f"{group}:", *(f"  {name:<{width}}{summary}" for name, summary in held.items())])
+        for group, held in GROUPS.items()
+    )
+    return "\n\n".join(groups)
+
+
 def parser(named: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """The parser of all commands, with the arguments of the `named` ones."""
     parser = Parser(
         prog="harness",
-        description="Benchmark LLM inference stacks on one machine with one user, and flag measurements that "
-        "cannot be trusted.",
-        epilog="exit codes: 0 all cells ok; 1 some cells not ok or not compared, or the run could not go on; "
-        "2 nothing was started or compared: the config, the command line, the results or the cache folder is "
-        "wrong; 3 a regression that compare or ab was asked to fail for; 130 interrupted",
+        usage="harness COMMAND ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=f"{_DESCRIPTION}\n\n{_listed()}",
+        epilog=_EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"harness {harness.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", prog="harness", help=argparse.SUPPRESS
+    )
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
+        command = commands.add_parser(name, description=summary)
         command.set_defaults(parser=command)
         if name in named:
             _function("add", name)(command)
@@ -165,8 +200,5 @@ def parser(named: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
 
 
 def _function(what: str, command: str) -> Callable[..., Any]:
-    name = command.replace("-", "_")
-    module = next((module for module, held in SEVERAL.items() if command in held), None)
-    imported = importlib.import_module(f"harness.cli.{module or name}")
-    found: Callable[..., Any] = getattr(imported, f"{what}_{name}" if module else what)
+    found: Callable[..., Any] = getattr(importlib.import_module(f"harness.cli.{command}"), what)
     return found

@@ -1,4 +1,4 @@
-"""`harness ab`: measure two configs in turns in one campaign, until the change between them is known."""
+"""`harness ab`: measure two sides in turns in one campaign, until the change between them is known."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import config
-from harness.base import data
 from harness.base.text import list_named, plural
 from harness.campaign import ab, forecast
 from harness.campaign.rounds import RunOptions
-from harness.cli import Mistake, compare, dry_run, say
-from harness.cli.options import CONFIG, WAIT, add_chosen, chosen
+from harness.cli import Mistake, compare, dry_run, model_arguments, say
+from harness.cli.options import WAIT, add_chosen, chosen
 from harness.cli.progress import Progress
 from harness.compare.ab import Rounds
 from harness.config import Experiment, plan
@@ -28,21 +26,19 @@ folder, as with `harness run`.
 
 examples:
   harness ab before.yaml after.yaml
-  harness ab quickstart --set-b variants.0.flash_attn=true
+  harness ab model.gguf --set-b flash_attn=true
   harness ab quickstart --package-b llama-cpp-python==0.3.35"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    parser.add_argument("a", type=data.config, metavar="A", help=f"side A: {CONFIG}")
+    what = "a GGUF file, a folder, owner/repo or a known name; or a config"
+    parser.add_argument("a", metavar="A", help=f"side A: {what}")
     parser.add_argument(
-        "b",
-        nargs="?",
-        type=data.config,
-        metavar="B",
-        help="side B (default: A, changed by --set-b or --package-b)",
+        "b", nargs="?", metavar="B", help="side B (default: A, changed by --set-b or --package-b)"
     )
+    model_arguments.add(parser)
     for side in ("", "-a", "-b"):
         where = f"side {side[1:].upper()}" if side else "both sides"
         parser.add_argument(
@@ -92,11 +88,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure both sides, print the verdict; exit codes as those of `harness compare`."""
     fail_on = compare.thresholds(arguments.fail_on)
     threshold, limits = compare.share("--threshold", arguments.threshold), _limits(arguments)
-    paths = (arguments.a, arguments.b or arguments.a)
-    sides = (
-        config.load(paths[0], [*arguments.set, *arguments.set_a]),
-        config.load(paths[1], [*arguments.set, *arguments.set_b]),
-    )
+    loaded = [
+        model_arguments.experiment([given], arguments, [*arguments.set, *settings])
+        for given, settings in (
+            (arguments.a, arguments.set_a),
+            (arguments.b or arguments.a, arguments.set_b),
+        )
+    ]
+    paths, sides = [path for path, _ in loaded], (loaded[0][1], loaded[1][1])
     pairs = _pairs(sides, arguments)
     packages = arguments.package_a, arguments.package_b
     _check(sides, pairs, packages)
@@ -179,9 +178,9 @@ def _names(pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
 
 def _title(arguments: argparse.Namespace, side: str) -> str:
     """`quickstart variants.0.flash_attn=true`"""
-    path = arguments.a if side == "a" else arguments.b or arguments.a
+    given = Path(arguments.a if side == "a" else arguments.b or arguments.a)
     changes = [*getattr(arguments, f"set_{side}"), *getattr(arguments, f"package_{side}")]
-    return " ".join([path.name, *changes])
+    return " ".join([given.name, *changes])
 
 
 def _forecast(

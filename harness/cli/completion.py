@@ -14,8 +14,8 @@ from harness.theory.hf_config import SHAPES
 
 FILES = "@files"  # in place of a word: the files that match too
 NAMES: dict[str, Callable[[], list[str]]] = {  # of arguments, by how help shows them
-    **dict.fromkeys(("CONFIG", "A", "B"), lambda: [*data.config_names(), FILES]),
-    "MODEL|CONFIG": lambda: [*data.config_names(), *SHAPES, FILES],
+    "CONFIG": lambda: [*data.config_names(), FILES],
+    **dict.fromkeys(("MODEL|CONFIG", "A", "B"), lambda: [*data.config_names(), *SHAPES, FILES]),
     "stack": lambda: [*stacks()],
     "SHAPE": lambda: [*SHAPES],
     "MODEL": lambda: [*SHAPES, FILES],

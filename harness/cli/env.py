@@ -13,7 +13,7 @@ from typing import TypedDict, cast
 from harness import machine
 from harness.base.text import plural
 from harness.campaign import worker
-from harness.cli import NOT_OK, OK, Mistake, say
+from harness.cli import NOT_OK, OK, Mistake, say, synth
 from harness.cli.options import add_json
 from harness.cli.progress import Progress
 from harness.stacks import adopted, build, pack
@@ -286,7 +286,7 @@ def _pack(arguments: argparse.Namespace) -> int:
 # `harness env`: list, build, check, adopt and pack the interpreters the stacks run under.
 
 
-ACTIONS = (add_built, add_adopt, add_pack)
+ACTIONS = (add_built, add_adopt, add_pack, synth.add)
 
 
 def add(parser: argparse.ArgumentParser) -> None:

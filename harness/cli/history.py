@@ -1,15 +1,14 @@
-"""`harness history`: every cell over time and step changes of its figures, as a page and a table."""
+"""`harness report --history`: every cell over time and step changes of its figures, as a page and a table."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness.cli import NOT_OK, OK, say
-from harness.cli.options import add_json, add_results, stored
+from harness.cli.options import stored
 from harness.compare import history as compare_history
 from harness.compare.history import Step
 from harness.records import ResultsError
@@ -17,23 +16,9 @@ from harness.records.files import write_output
 from harness.report.text_table import Table
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    add_results(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("reports/history.html"),
-        metavar="FILE",
-        help="write the page to FILE (default: reports/history.html)",
-    )
-    add_json(parser, "one object per step")
-
-
-def run(arguments: argparse.Namespace) -> int:
+def run(folder: Path, target: Path, as_json: bool) -> int:
     """Write the page and print the steps, the latest first; not ok if no night has a figure. Raises
     ResultsError: no folder, no records, or the page cannot be written."""
-    folder, target, as_json = arguments.dir, arguments.output, arguments.json
     history = compare_history.history(stored(folder))
     for warning in history.warnings:
         say(warning)

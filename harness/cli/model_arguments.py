@@ -22,7 +22,7 @@ from harness.cli import Mistake, say
 from harness.cli.options import unknown
 from harness.config import Experiment
 from harness.config.experiment import REPO, Plain
-from harness.config.load import load_document
+from harness.config.load import load, load_document
 from harness.config.variants import model_row, safe_name
 from harness.config.yaml_text import Document, parse, suggestion
 from harness.models import gguf_files, weights
@@ -51,7 +51,14 @@ class _Model:
     types: Sequence[str] = ()
 
 
+HELP = (
+    "GGUF files, folders, repositories of the Hugging Face hub (owner/repo) or known names, for a short run;"
+    " or one config: a YAML file, or the name of a shipped one such as quickstart"
+)
+
+
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add which variants of a MODEL."""
     parser.add_argument(
         "--stacks", type=_words, metavar="STACK,...", help="stacks to run a MODEL in (default: llamacpp)"
     )
@@ -61,6 +68,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="TYPE,...",
         help="types to run a MODEL in, q8_0,q4_k_m (default: that of a GGUF, else a few of each stack)",
     )
+
+
+def add_length(parser: argparse.ArgumentParser) -> None:
+    """Add how many tokens are decoded."""
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--tokens", metavar="N", help=f"tokens to decode (default: {TOKENS})")
     length.add_argument(
@@ -248,24 +259,35 @@ def _requested(model: _Model, quants: Sequence[str]) -> Sequence[str]:
     return quants
 
 
-def load(arguments: argparse.Namespace, root: Path, settings: Sequence[str]) -> tuple[Path, Experiment]:
-    """The experiment of the models on a command line, and its config, kept with the results. Raises Mistake,
-    ConfigError."""
-    made = document(arguments.models, arguments.stacks, arguments.quant)
+def experiment(
+    given: Sequence[str],
+    arguments: argparse.Namespace,
+    settings: Sequence[str],
+) -> tuple[Path, Experiment]:
+    """What a command line names: the experiment of a config, or one made of models, and its config's path.
+    Raises Mistake, ConfigError."""
+    if path := config_path(given):
+        if arguments.stacks or arguments.quant:
+            raise Mistake(
+                "--stacks and --quant are for models; a config has its variants: use --set or --only"
+            )
+        return path, load(path, settings)
+    made = document(given, arguments.stacks, arguments.quant)
     names = [row["name"] for row in made.data["models"]]
+    root = arguments.out or Path("results")
     path = root / "configs" / f"{safe_name('-'.join(names))}.yaml"
-    experiment = load_document(made, path, settings)
-    say(in_words(experiment))
+    found = load_document(made, path, settings)
+    say(in_words(found))
     if not arguments.dry_run:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path = _kept(made, path)
         except OSError as refusal:
             raise Mistake(f"{path}: cannot be written: {refusal.strerror}; name a folder: --out") from refusal
-        experiment = load_document(made, path)
+        found = load_document(made, path)
         say(f"config: {path}")
-        _say_what_is_built(experiment)
-    return path, experiment
+        _say_what_is_built(found)
+    return path, found
 
 
 def _kept(made: Document, path: Path) -> Path:

@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 # What several commands take: a config and its cells, a results folder.
 
 
-CONFIG = "a YAML file, or the name of a shipped config such as quickstart"
 WAIT = "wait while another campaign uses this device (default: refuse to start)"
-
-
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add a config, and --set."""
-    parser.add_argument("config", type=data.config, metavar="CONFIG", help=CONFIG)
-    add_set(parser)
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
@@ -40,12 +33,6 @@ def add_set(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="override a key of the config, e.g. repeats=1; repeatable",
     )
-
-
-def add_cells(parser: argparse.ArgumentParser) -> None:
-    """Add a config, which of its cells, and where their records are kept."""
-    add_config(parser)
-    add_chosen(parser)
 
 
 def add_chosen(parser: argparse.ArgumentParser) -> None:

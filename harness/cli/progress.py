@@ -155,7 +155,7 @@ def _of_rows(stored: Stored) -> str:
     return f"task {', '.join(tasks)}" if tasks else ""
 
 
-# A campaign of the workloads of one kind alone, for `harness max-ctx` and `harness quality`.
+# A campaign of the workloads of one kind alone, for `harness run --max-ctx` and `--quality`.
 
 
 def run_one_kind(

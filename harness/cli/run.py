@@ -1,4 +1,4 @@
-"""`harness run`, `quality`, `max-ctx`, `check-weights`: measure what a config names, here or on a fleet."""
+"""`harness run`: measure what a command line or a config names, here or on a fleet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from harness import config
 from harness.analysis.verdicts import USABLE
 from harness.base import data
 from harness.base.text import list_named, printable, shortened, unfiltered
@@ -26,9 +25,9 @@ from harness.campaign.rounds import RunOptions
 from harness.cli import NOT_OK, OK, Mistake, dry_run, model_arguments, say, tables
 from harness.cli import progress as cli_progress
 from harness.cli.dry_run import in_words
-from harness.cli.options import WAIT, add_cells, add_chosen, add_json, add_reserve, add_set, chosen
+from harness.cli.options import WAIT, add_chosen, add_reserve, add_set, chosen
 from harness.cli.progress import Progress
-from harness.config import Experiment, MaxCtx, Quality, plan
+from harness.config import Experiment, MaxCtx, Quality, Workload, plan
 from harness.config.plan import Cell
 from harness.dataset.study import load_study, with_series
 from harness.dataset.table import counted
@@ -38,33 +37,18 @@ from harness.report import quality
 from harness.report.closing import closing
 from harness.report.text_table import note
 
-# `harness check-weights`: the logits of every variant of a config against the 16-bit reference.
+# `harness run --check-weights`: the logits of every variant against the 16-bit reference.
 
 
 PASSING = ("agrees", "unchecked")  # unchecked: nothing is known to be wrong
 
 
-def add_check_weights(parser: argparse.ArgumentParser) -> None:
-    add_cells(parser)
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        metavar="S",
-        help="time limit per variant; skips depths that would take longer (default: 60)",
-    )
-    parser.add_argument(
-        "--fresh", action="store_true", help="check every variant again, also those already checked"
-    )
-    add_json(parser, "one object per check")
-
-
-def run_check_weights(arguments: argparse.Namespace) -> int:
+def _check_weights(experiment: Experiment, arguments: argparse.Namespace) -> int:
     """Check, then print the table or one array. Not ok when a variant is wrong, or when its logits or
     those of its reference are missing; such a check runs again next time."""
     seconds = campaign_run.CHECK_SECONDS if arguments.seconds is None else arguments.seconds
     if not 0 < seconds <= 1e6:
         raise Mistake(f"--seconds {seconds:g}: must be above 0 and at most 1e6")
-    experiment = config.load(arguments.config, arguments.set)
     cells = chosen(plan.cells(experiment), arguments)
     request = replace(cli_progress.run_options(arguments), retry_failed=True)
     progress = Progress()
@@ -81,35 +65,19 @@ def run_check_weights(arguments: argparse.Namespace) -> int:
     return OK if all(check["verdict"] in PASSING for check in checks) else NOT_OK
 
 
-def _add_again(parser: argparse.ArgumentParser, do: str, done: str, what: str = "variant") -> None:
-    """The options that say what is done again, and --wait."""
-    again = f"{do} every {what} again, also those already {done}"
-    parser.add_argument("--fresh", action="store_true", help=again)
-    parser.add_argument("--retry-failed", action="store_true", help=f"{do} again the {what}s that are not ok")
-    parser.add_argument("--wait", action="store_true", help=WAIT)
+# `harness run --max-ctx`: predict and verify the longest context of each variant.
 
 
-# `harness max-ctx`: predict and verify the longest context of each variant.
-
-
-def add_max_ctx(parser: argparse.ArgumentParser) -> None:
-    add_cells(parser)
-    parser.add_argument(
-        "--no-fill", action="store_true", help="only allocate the context; filling it to verify takes time"
-    )
-    _add_again(parser, "search", "searched")
-    add_json(parser, "one object per search")
-
-
-def run_max_ctx(arguments: argparse.Namespace) -> int:
+def _max_ctx(experiment: Experiment, arguments: argparse.Namespace) -> int:
     """Search, then print the table or one array."""
-    experiment = config.load(arguments.config, arguments.set)
     if experiment.protocol.reserve is not None:
         say("reserve is for forecasts; this search takes the memory that is free (of a CPU, memory_budget)")
     # Without a workload of this kind, a search of all variants.
     given = [each for each in experiment.workloads if isinstance(each, MaxCtx)] or [MaxCtx()]
     if arguments.no_fill:
         given = list(dict.fromkeys(each.model_copy(update={"fill": False}) for each in given))
+    if arguments.dry_run:
+        return _dry_run(experiment, given, arguments)
     stored, root = cli_progress.run_one_kind(experiment, given, arguments)
     searches = load_study(stored).searches
     if arguments.json:
@@ -227,38 +195,15 @@ def table(devices: Sequence[DeviceProgress]) -> Table:
     return shown
 
 
-# `harness quality`: perplexity, KL divergence and agreement of every variant on one text.
+# `harness run --quality`: perplexity, KL divergence and agreement of every variant on one text.
 
 
-def add_quality(parser: argparse.ArgumentParser) -> None:
-    add_cells(parser)
-    _add_again(parser, "score", "scored")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print a forecast per score (weights, disk, memory, time) and exit",
-    )
-    references = parser.add_mutually_exclusive_group()
-    references.add_argument(
-        "--export-reference",
-        type=Path,
-        metavar="FILE",
-        help="write the reference to a file, and score nothing",
-    )
-    references.add_argument(
-        "--reference", type=Path, metavar="FILE", help="compare with an exported reference; none is computed"
-    )
-    add_json(parser, "one object per score")
-
-
-def run_quality(arguments: argparse.Namespace) -> int:
+def _quality(experiment: Experiment, arguments: argparse.Namespace) -> int:
     """Score, then print the table or one array. Not ok when a score is."""
-    experiment = config.load(arguments.config, arguments.set)
     # Without a workload of this kind, the shipped text with all variants.
     given = [each for each in experiment.workloads if isinstance(each, Quality)] or [Quality()]
     if arguments.dry_run:
-        alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
-        return dry_run.show(alone, forecast.forecasts(alone, cells), arguments.json)
+        return _dry_run(experiment, given, arguments)
     if path := arguments.export_reference:
         alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
         campaign_run.export_reference(
@@ -277,21 +222,25 @@ def run_quality(arguments: argparse.Namespace) -> int:
     return OK if all(row["status"] == "ok" for row in scores) else NOT_OK
 
 
+def _dry_run(experiment: Experiment, given: Sequence[Workload], arguments: argparse.Namespace) -> int:
+    alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
+    return dry_run.show(alone, forecast.forecasts(alone, cells), arguments.json)
+
+
 # `harness run`: measure every cell of a config, print the table, write the page.
 
 
-MODELS = (
-    "GGUF files, folders, repositories of the Hugging Face hub (owner/repo) or known names, for a short run;"
-    " or one config: a YAML file, or the name of a shipped one such as quickstart"
-)
-
-
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="*", metavar="MODEL|CONFIG", help=MODELS)
+    parser.add_argument("models", nargs="*", metavar="MODEL|CONFIG", help=model_arguments.HELP)
     model_arguments.add(parser)
+    model_arguments.add_length(parser)
     add_set(parser)
     add_chosen(parser)
-    _add_again(parser, "measure", "measured", "cell")
+    parser.add_argument(
+        "--fresh", action="store_true", help="measure every cell again, also those already measured"
+    )
+    parser.add_argument("--retry-failed", action="store_true", help="measure again the cells that are not ok")
+    parser.add_argument("--wait", action="store_true", help=WAIT)
     parser.add_argument(
         "--skip-known-failures",
         action="store_true",
@@ -307,6 +256,39 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON array of records instead of the table"
     )
+    instead = parser.add_argument_group("instead of the latency of each token").add_mutually_exclusive_group()
+    instead.add_argument(
+        "--max-ctx", action="store_true", help="find the longest context that fits: predict, then verify"
+    )
+    instead.add_argument(
+        "--quality",
+        action="store_true",
+        help="score a text: perplexity, and the divergence from the 16-bit weights",
+    )
+    instead.add_argument(
+        "--check-weights", action="store_true", help="compare the logits with the 16-bit reference"
+    )
+    with_max_ctx = parser.add_argument_group("with --max-ctx")
+    with_max_ctx.add_argument(
+        "--no-fill", action="store_true", help="only allocate the context; filling it to verify takes time"
+    )
+    with_quality = parser.add_argument_group("with --quality").add_mutually_exclusive_group()
+    with_quality.add_argument(
+        "--export-reference",
+        type=Path,
+        metavar="FILE",
+        help="write the reference to a file, and score nothing",
+    )
+    with_quality.add_argument(
+        "--reference", type=Path, metavar="FILE", help="compare with an exported reference; none is computed"
+    )
+    with_check = parser.add_argument_group("with --check-weights")
+    with_check.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="time limit per variant; skips depths that would take longer (default: 60)",
+    )
 
 
 def _offer() -> str:
@@ -319,20 +301,39 @@ def _offer() -> str:
     )
 
 
+NEEDS = {
+    "max_ctx": ("no_fill",),
+    "quality": ("export_reference", "reference"),
+    "check_weights": ("seconds",),
+}
+"""Options that belong to another."""
+LATENCY_ALONE = ("on", "skip_known_failures", "tokens")
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Measure a config, print the table (or JSON), write the page."""
+    """Do what the options say. Raises Mistake, ConfigError."""
     if not arguments.models:
         raise Mistake(_offer())
-    given = {"new_tokens": arguments.tokens, "reserve": arguments.reserve}
-    settings = [*arguments.set, *(f"{key}={value}" for key, value in given.items() if value is not None)]
-    arguments.config = model_arguments.config_path(arguments.models)
-    if arguments.config is None:
-        root = arguments.out or Path("results")
-        arguments.config, experiment = model_arguments.load(arguments, root, settings)
-    elif arguments.stacks or arguments.quant:
-        raise Mistake("--stacks and --quant are for models; a config has its variants: use --set or --only")
-    else:
-        experiment = config.load(arguments.config, settings)
+    given = vars(arguments)
+    for owner, options in NEEDS.items():
+        if (lost := [each for each in options if given[each]]) and not given[owner]:
+            raise Mistake(f"{_option(lost[0])} needs {_option(owner)}")
+    instead = [owner for owner in NEEDS if given[owner]]
+    if instead and (lost := [each for each in LATENCY_ALONE if given[each]]):
+        raise Mistake(f"{_option(lost[0])} has no effect with {_option(instead[0])}")
+    values = {"new_tokens": arguments.tokens, "reserve": arguments.reserve}
+    settings = [*arguments.set, *(f"{key}={value}" for key, value in values.items() if value is not None)]
+    arguments.config, experiment = model_arguments.experiment(arguments.models, arguments, settings)
+    kinds = {"max_ctx": _max_ctx, "quality": _quality, "check_weights": _check_weights}
+    return kinds[instead[0]](experiment, arguments) if instead else _measure(experiment, arguments)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
+    """Measure, print the table (or JSON), write the page."""
     cells = chosen(plan.cells(experiment), arguments)
     if arguments.on and (arguments.dry_run or arguments.skip_known_failures):
         raise Mistake("--dry-run and --skip-known-failures forecast this machine alone; leave out --on")

@@ -1,4 +1,4 @@
-"""`harness synth`: make synthetic weights in the cache that campaigns use."""
+"""`harness env synth`: make synthetic weights in the cache that campaigns use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from harness.theory.known_models import NoModel, described
 from harness.theory.tensors import FORMATS, Packing
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    summary = "make random weights with the exact shape of a model, and print their path"
+    parser = actions.add_parser("synth", help=summary, description=summary)
     parser.add_argument("shape", metavar="SHAPE", help="name of a model, e.g. qwen1.5-0.5b, or a config.json")
     parser.add_argument(
         "--format",
@@ -35,9 +37,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, metavar="N", help="random seed, at least 0 (default: 0)"
     )
     add_json(parser, "one object per file")
+    parser.set_defaults(act=_make, parser=parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _make(arguments: argparse.Namespace) -> int:
     """Make a checkpoint, or one GGUF per quantization; print paths, as JSON with exact sizes."""
     if wrong := _mistake(arguments):
         raise Mistake(wrong)

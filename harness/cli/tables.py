@@ -1,4 +1,4 @@
-"""The tables of cells and of searches that `harness run` and `list` print."""
+"""The tables of cells and of searches that `harness run` and `harness report --list` print."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.dataset.study import Study, with_prefill
 from harness.report import prefill_depth_turns, quality, tables
 from harness.report.text_table import note
 
-# The table of searches that `harness max-ctx`, `run` and `list` print.
+# The table of searches that `harness run` and `harness report --list` print.
 
 
 def show_searches_table(searches: Sequence[Search]) -> None:
@@ -27,7 +27,7 @@ def show_searches_table(searches: Sequence[Search]) -> None:
             note(f"{row['name']}: {reason}")
 
 
-# The results table that `harness run` and `harness list` print, with what to know about its rows.
+# The results table that they print, with what to know about its rows.
 
 
 NAMES_SHOWN = 3  # of the cells that were not scored

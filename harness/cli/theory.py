@@ -414,7 +414,7 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
 
 
 def _this_machine() -> Machine:
-    from harness.cli.machine import this_cpu
+    from harness.cli.doctor import this_cpu
 
     return this_cpu()
 

@@ -7,15 +7,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from harness import config, machine
+from harness import machine
 from harness.analysis.metrics import METRICS
 from harness.analysis.stopping import DEFAULTS, FIRST_LOOK, Search, options_label
 from harness.base.text import list_named, plural
 from harness.campaign import tune
 from harness.campaign.tune import Tuned
-from harness.cli import NOT_OK, OK, Mistake, say
+from harness.cli import NOT_OK, OK, Mistake, model_arguments, say
 from harness.cli.compare import share
-from harness.cli.options import WAIT, add_cells, add_json, chosen
+from harness.cli.options import WAIT, add_chosen, add_json, add_set, chosen
 from harness.cli.progress import Progress, run_options
 from harness.config import Decode, Experiment, Prefill, Workload, plan
 from harness.config.experiment import Scalar
@@ -27,12 +27,13 @@ from harness.stacks.header import PURPOSES, candidates, without_effect
 
 Changes = Mapping[str, Scalar]
 
-EPILOG = """CONFIG has one model and one variant (or choose with --only): its options are the defaults. One
+EPILOG = """There is one model and one variant (or choose with --only): its options are the defaults. One
 option at a time, every round measures each remaining value once, next to the defaults, in random order. After
 4, 8 and 16 rounds the worse half of them goes. The best setting is then measured against the defaults in
 rounds of their own, which alone decide. A verdict takes minutes on a small model.
 
 examples:
+  harness tune model.gguf
   harness tune quickstart --only '*q4_0.decode*'
   harness tune mine.yaml --option threads=4,6,8 --option flash_attn=false,true
   harness tune mine.yaml --for prefill"""
@@ -43,7 +44,10 @@ PROMPT = 512
 def add(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    add_cells(parser)
+    parser.add_argument("models", nargs="+", metavar="MODEL|CONFIG", help=model_arguments.HELP)
+    model_arguments.add(parser)
+    add_set(parser)
+    add_chosen(parser)
     parser.add_argument(
         "--option",
         action="append",
@@ -88,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 2 <= arguments.tokens <= 100_000:
         raise Mistake(f"--tokens {arguments.tokens}: must be between 2 and 100000")
     threshold = share("--threshold", arguments.threshold)
-    experiment = config.load(arguments.config, arguments.set)
+    arguments.config, experiment = model_arguments.experiment(arguments.models, arguments, arguments.set)
     tuned = _tuned(experiment, arguments)
     threads = experiment.protocol.threads or machine.physical_cores()
     options = _options(tuned, arguments, threads)

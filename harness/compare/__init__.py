@@ -194,7 +194,7 @@ def _nothing_in_common(base: Side, before: Cells, new: Side, after: Cells, names
         for side, cells in ((base, before), (new, after))
     ]
     why = next(iter(_alone(after, before, "new runs have", names).values())).partition("; ")[2]
-    hint = why or "the ids of cells are in `harness list --json`"
+    hint = why or "the ids of cells are in `harness report --list --json`"
     return f"no cell in common: {', '.join(words)}; {hint}"
 
 

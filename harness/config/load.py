@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from harness.base.files import matching
 from harness.base.text import plural, shortened
 from harness.config import own_machines, yaml_text
 from harness.config.experiment import (
@@ -28,18 +27,15 @@ from harness.config.experiment import (
     Workload,
 )
 from harness.config.variants import (
-    BITS,
     MAX_CELLS,
     QUANT,
     File,
     InlineShape,
-    bits_of,
     exclusion,
     expanded,
     model_of,
     model_row,
     named_shape,
-    quant_of,
     safe_name,
     weights_of,
     workload_of,
@@ -57,19 +53,16 @@ from harness.theory.names import NotUnderstood
 Placed = list[tuple[Loc, Variant]]
 
 
-def load(path: Path, settings: Sequence[str] = (), look_for_weights: bool = False) -> Experiment:
+def load(path: Path, settings: Sequence[str] = ()) -> Experiment:
     """The experiment in a YAML file. `settings` are --set's `dotted.key=value`, applied in order.
 
-    Reads the file, config.json files named as shapes, and nothing else: no weights, no device. With
-    `look_for_weights`, a missing path of weights is a mistake. Raises ConfigError with every mistake that
-    does not follow from another.
+    Reads the file, config.json files named as shapes, and nothing else: no weights, no device. Raises
+    ConfigError with every mistake that does not follow from another.
     """
-    return load_document(yaml_text.read(path), path, settings, look_for_weights)
+    return load_document(yaml_text.read(path), path, settings)
 
 
-def load_document(
-    document: Document, path: Path, settings: Sequence[str] = (), look_for_weights: bool = False
-) -> Experiment:
+def load_document(document: Document, path: Path, settings: Sequence[str] = ()) -> Experiment:
     """As `load`, of a document that is read already, or that was made. `path`: what it is named after, and
     where relative paths begin. The document gets the settings, and rows for models that are given by a word.
     """
@@ -97,9 +90,6 @@ def load_document(
         _check_lengths(variants + include, workloads, file.protocol, mistakes)
     if _right(mistakes, "protocol", "device"):
         _check_budget(file, variants + include, mistakes)
-    if look_for_weights:
-        chosen = variants + include if _right(mistakes, "exclude") else []
-        _check_paths(placed, chosen, rules, workloads, mistakes)
     mistakes.stop_if_any()
     return Experiment(
         name=file.name or safe_name(path.stem) or "experiment",
@@ -136,17 +126,37 @@ def _override(document: Document, setting: str) -> None:
     key, equals, text = setting.partition("=")
     if not equals or not key:
         raise ConfigError(f"{place}: expected key=value")
-    parts = key.split(".")
+    value, _ = yaml_text.parse(text, lambda _line: place)
+    for parts in _places(document, key.split("."), place):
+        _put(document, parts, value, place)
+
+
+def _places(document: Document, parts: list[str], place: str) -> list[list[str]]:
+    """Where a key of --set stands: a key of the protocol may be without `protocol`, and an option of a stack
+    is one of every variant that has it. Raises ConfigError."""
     known, short = list(File.model_fields), list(Protocol.model_fields)
-    if len(parts) == 1 and key not in known and key in short:
-        parts = ["protocol", key]
-    if parts[0] not in known:
-        raise ConfigError(
-            f"{place}: {dotted(parts[:1])}: unknown key{suggestion(parts[0], [*known, *short])}"
-        )
+    if parts[0] in known:
+        return [parts]
+    if parts[0] in short:
+        return [["protocol", *parts]]
+    rows = document.data.get("variants") if len(parts) == 1 and isinstance(document.data, dict) else None
+    headers = [
+        (index, stacks().get(str(row.get("stack"))))
+        for index, row in enumerate(rows if isinstance(rows, list) else [])
+        if isinstance(row, dict)
+    ]
+    having = [
+        ["variants", str(index), *parts] for index, each in headers if each and parts[0] in each.options
+    ]
+    if not having:
+        hint = suggestion(parts[0], [*known, *short])
+        raise ConfigError(f"{place}: {dotted(parts[:1])}: unknown key{hint}")
+    return having
+
+
+def _put(document: Document, parts: list[str], value: Any, place: str) -> None:
     if len(parts) > yaml_text.MAX_DEPTH:
         raise ConfigError(f"{place}: nested more than {yaml_text.MAX_DEPTH} deep")
-    value, _ = yaml_text.parse(text, lambda _line: place)
     inside: Any = document.data
     loc: Loc = ()
     for number, part in enumerate(parts):
@@ -258,35 +268,6 @@ def _check_budget(file: File, variants: Placed, mistakes: Mistakes) -> None:
     for loc, variant in variants:
         if variant.options.get("mmap") is True:
             mistakes.add((*loc, "mmap"), "true maps the weights, which no memory_budget counts; set false")
-
-
-def _check_paths(
-    models: list[tuple[Loc, Model]],
-    placed: Placed,
-    rules: list[Exclude],
-    workloads: list[Workload],
-    mistakes: Mistakes,
-) -> None:
-    """Paths of weights exist; paths with placeholders: those of cells that are not excluded."""
-
-    def used(model: Model, given: Weights) -> Iterator[Variant]:
-        for loc, variant in placed:
-            if variant.fits(model) and weights_of(model, variant) is given:
-                kept = [w for w in workloads if not any(rule.matches(model, variant, w) for rule in rules)]
-                if kept or loc[0] == "include":
-                    yield variant
-
-    for loc, model in models:
-        for form, given in (model.of_format or {"": model.weights}).items():
-            paths = {given.path}
-            if given.path and (QUANT in given.path or BITS in given.path):
-                paths = {given.filled(quant_of(v), bits_of(v)).path for v in used(model, given)}
-            for path in sorted(path for path in paths if path and QUANT not in path and BITS not in path):
-                try:
-                    matching(Path(path))[0].stat()
-                except OSError as wrong:
-                    place = (*loc, "weights", form) if form else (*loc, "weights")
-                    mistakes.add(place, f"{shortened(path, 200)}: {(wrong.strerror or '').lower()}")
 
 
 def _check_combinations(

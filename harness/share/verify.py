@@ -1,4 +1,4 @@
-"""`harness verify`: check a bundle."""
+"""`harness share --verify`: check a bundle."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def _safely(found: Iterator[Reason]) -> Iterator[Reason]:
 
 def _anonymous(evidence: Evidence) -> Iterator[str]:
     if Anonymizer().value(evidence.record) != evidence.record:
-        yield "it names a path, an address, a serial number or a UUID: harness bundle did not make it"
+        yield "it names a path, an address, a serial number or a UUID: harness share --bundle did not make it"
 
 
 def _figures(

@@ -1,4 +1,4 @@
-"""llama-bench's results as JSON, JSONL, CSV, Markdown and SQL, and `harness export --to llama-bench`.
+"""llama-bench's results as JSON, JSONL, CSV, Markdown and SQL, and `harness report --export llama-bench`.
 
 Each row is a test: `pp512` evaluates a prompt of 512 tokens, `tg128` generates 128, `@ d4096` behind 4,096
 others. Figures are means over repetitions. The fields are those of `struct test` in

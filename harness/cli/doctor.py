@@ -1,22 +1,24 @@
-"""`harness machine`: this machine, and with --measure its peak rates."""
+"""`harness doctor`: this machine, with --measure its peak rates, and what may disturb measurements on it."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from harness import machine
+from harness import config, machine
+from harness.base import data
 from harness.base.nvml import visible_gpus
 from harness.base.text import plural
 from harness.campaign import repeat
 from harness.campaign.other_processes import DeviceBusy, device_lock
 from harness.cli import NOT_OK, OK, Mistake, say
-from harness.cli.options import add_json
 from harness.cli.progress import Progress
 from harness.machine import ProbeError
+from harness.machine import doctor as examine
+from harness.machine.doctor import Finding
 from harness.machine.host import usable_memory_bytes
 from harness.stacks import build
 from harness.stacks.adopted import Interpreter
@@ -37,37 +39,72 @@ RATES = (
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "config",
+        nargs="?",
+        type=data.config,
+        metavar="CONFIG",
+        help="check only the device of this config; exit with 2 if this machine lacks it",
+    )
+    parser.add_argument(
         "--measure", action="store_true", help="measure read bandwidth and matrix multiplication rate"
     )
-    add_json(parser, "one object per device")
+    parser.add_argument("--json", action="store_true", help="print one object: devices and findings")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print each device: the CPU, then the GPUs. Measuring locks all of them, as a campaign does, because it
-    would slow a campaign on any of them."""
-    rows = list(_devices())
-    failed = False
+    """Print each device, the CPU and then the GPUs, and the findings; with a config the findings for its
+    device alone. Raises Mistake if this machine lacks that device."""
+    path, rows, failed = arguments.config, list(_devices()), False
+    if path is None:
+        findings = examine.examine()
+    else:
+        experiment = config.load(path, [])
+        used = {variant.stack for _, variant, _ in experiment.combinations()}
+        findings = examine.examine(experiment.device, experiment.gpu, used)
     if arguments.measure:
-        progress = Progress()
         try:
-            with ExitStack() as held:
-                for row in rows:
-                    held.enter_context(device_lock(row["device"], wait=False, say=progress.say))
-                for row in rows:
-                    progress.say(f"measuring {row['name'] or row['device']}")
-                    failed = not _measure(row, progress) or failed
+            failed = not _measure_all(rows)
         except DeviceBusy as busy:
             reason = str(busy).partition(";")[0]  # the rest names an option of `run`
             say(f"{reason}; nothing was measured")
             return NOT_OK
-        progress.clear()
     if arguments.json:
-        print(json.dumps(rows, indent=1, allow_nan=False))
+        found = {"devices": rows, "findings": [finding.record() for finding in findings]}
+        print(json.dumps(found, indent=1, allow_nan=False))
     else:
         print("\n".join(line for row in rows for line in _lines(row)))
         if len(rows) == 1:
             print("GPU: none found")
+        print("\n".join(["", *_finding_lines(findings)]))
+    for finding in findings:
+        if finding.level == "stop":
+            raise Mistake(f"{path}: {finding.found}")
     return NOT_OK if failed else OK
+
+
+def _measure_all(rows: Sequence[Row]) -> bool:
+    """Fill in the rates of every device; false if a probe failed. Locks all of them, as a campaign does,
+    because it would slow a campaign on any of them. Raises DeviceBusy."""
+    progress = Progress()
+    with ExitStack() as held:
+        for row in rows:
+            held.enter_context(device_lock(row["device"], wait=False, say=progress.say))
+        measured = []
+        for row in rows:
+            progress.say(f"measuring {row['name'] or row['device']}")
+            measured.append(_measure(row, progress))
+    progress.clear()
+    return all(measured)
+
+
+def _finding_lines(findings: Sequence[Finding]) -> list[str]:
+    width = max(len(finding.what) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.level:<7}  {finding.what:<{width}}  {finding.found}")
+        details = (finding.effect, finding.fix and f"fix: {finding.fix}")
+        lines += [f"{'':9}{detail}" for detail in details if detail]
+    return lines
 
 
 def cpu() -> Row:

@@ -1,4 +1,4 @@
-"""Commands that show what is there: list, memory, report, open, and `harness` alone."""
+"""`harness report`: a page or tables of what is there; and `harness` alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.analysis.memory import PARTS
 from harness.base import data
 from harness.base.text import plural
 from harness.cli import NOT_OK, OK, Mistake, say, tables
-from harness.cli.options import add_json, add_results, stored
+from harness.cli.options import stored
 from harness.dataset.study import Study, attributions, load_study, with_series
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
@@ -24,53 +24,43 @@ from harness.report import page as report_page
 from harness.report.text_table import NONE, Table, formatted, note
 from harness.share.bundle import SUFFIX, as_folder, is_bundle
 
-# `harness list`: the records of a results folder.
+# `harness report --list`: the records of a results folder.
 
 
-def add_list(parser: argparse.ArgumentParser) -> None:
-    add_results(parser)
-    add_json(parser, "one object per record")
-
-
-def run_list(arguments: argparse.Namespace) -> int:
+def _list(folder: Path, as_json: bool) -> int:
     """Print the table, or one array. Raises ResultsError if there is no such folder."""
-    every = list(stored(arguments.dir))
+    every = list(stored(folder))
     study = load_study([each for each in every if each.record["kind"] != "reported"])
     if every and not study.stored and not study.searches and not study.scores and not study.checks:
-        say(f"{arguments.dir}: its {len(every)} records are published figures: see harness report")
+        say(f"{folder}: its {len(every)} records are published figures: see harness report {folder}")
     if not every:
-        say(no_records(arguments.dir))
-    tables.show_cells_table(study, arguments.json)
+        say(no_records(folder))
+    tables.show_cells_table(study, as_json)
     return OK
 
 
-# `harness memory`: memory of each cell by part, after loading and at the peak.
+# `harness report --memory`: memory of each cell by part, after loading and at the peak.
 
 
-def add_memory(parser: argparse.ArgumentParser) -> None:
-    add_results(parser)
-    add_json(parser, "one object per cell")
-
-
-def run_memory(arguments: argparse.Namespace) -> int:
+def _memory(folder: Path, as_json: bool) -> int:
     """Print the table, or one array; published figures only where nothing was measured. Raises ResultsError
     if there is no such folder."""
-    every = list(stored(arguments.dir))
+    every = list(stored(folder))
     measured = [each for each in every if each.record["kind"] != "reported"]
     if not every:
-        say(no_records(arguments.dir))
+        say(no_records(folder))
     study = load_study(measured or every)
     rows = attributions(study, warnings := [*study.warnings])
     for warning in warnings:
         say(warning)
-    if arguments.json:
+    if as_json:
         print(json.dumps(rows, indent=1, allow_nan=False))
     else:
-        _print(rows)
+        _print_memory(rows)
     return OK
 
 
-def _print(rows: Sequence[Attribution]) -> None:
+def _print_memory(rows: Sequence[Attribution]) -> None:
     kv = ["KV B/token", "by theory"]
     headings = ["cell", "status", "at", "file", "total", *PARTS, "unattributed", *kv]
     lines = [line for row in rows for line in _lines(row)]
@@ -121,7 +111,7 @@ def show() -> int:
         day = records[-1].parent.name
         latest = f"{day[:4]}-{day[4:6]}-{day[6:8]}"
         what = f"{plural(len(cells), 'cell')} of {plural(len(models), 'model')}, last on {latest}"
-        print(f"measured: {what} (harness list)")
+        print(f"measured: {what} (harness report --list)")
     else:
         print(f"measured: nothing yet in {RESULTS}/")
     print(f"next:     {_next(bool(records))}")
@@ -144,35 +134,22 @@ def _gpus(facts: machine.Facts) -> Iterator[str]:
 
 def _next(measured: bool) -> str:
     if measured and any(REPORTS.glob("*.html")):
-        return "harness open shows the last page; harness --help has every command"
+        return "harness report --open shows the last page; harness --help has every command"
     first = "harness init my.yaml && harness run my.yaml" if measured else "harness run quickstart"
     return f"{first}; harness --help has every command"
 
 
-# `harness open`: show a page that a run has written, in the browser.
+# `harness report --open`: show a page in the browser.
 
 
-def add_open(parser: argparse.ArgumentParser) -> None:
-    what = "the page of this config (default: the newest in reports/)"
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help=what)
-
-
-def run_open(arguments: argparse.Namespace) -> int:
-    """Open the page, and print its path. Raises Mistake if there is none."""
-    page = _page(arguments.config)
-    print(page.absolute())
+def _open(page: Path) -> int:
     if not webbrowser.open(page.absolute().as_uri()):
         say("no browser was found here; open that file on another machine")
         return NOT_OK
     return OK
 
 
-def _page(config: str | None) -> Path:
-    if config is not None:
-        page = REPORTS / f"{Path(config).name.removesuffix('.yaml')}.html"
-        if not page.is_file():
-            raise Mistake(f"{page}: no such page; harness run {config} writes it")
-        return page
+def _newest_page() -> Path:
     pages = sorted(REPORTS.glob("*.html"), key=lambda path: path.stat().st_mtime_ns)
     if not pages:
         raise Mistake(f"no page in {REPORTS}/; harness run quickstart writes one")
@@ -185,20 +162,36 @@ def _page(config: str | None) -> Path:
 PUBLIC_SPEEDS = Path(data.PUBLISHED) / "public-speeds"
 
 
-def add_report(parser: argparse.ArgumentParser) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dir",
-        nargs="+",
+        nargs="*",
         type=data.results,
         metavar="DIR",
-        help="a results folder, a bundle, published/NAME, or one log that `harness fit` can read",
+        help="a results folder, a bundle, published/NAME, or one log that `harness fit` can read (default: "
+        "results)",
     )
+    view = parser.add_mutually_exclusive_group()
+    view.add_argument("--list", action="store_true", help="print the table of cells instead of a page")
+    view.add_argument("--memory", action="store_true", help="print the memory use of each cell, part by part")
+    view.add_argument(
+        "--history",
+        action="store_true",
+        help="every cell over time, and step changes of its figures, as a page and a table",
+    )
+    view.add_argument(
+        "--export",
+        choices=["llama-bench", "csv", "parquet"],
+        help="print the ok repeats for other tools (llama-bench: its JSON, a row per test; csv: a line per"
+        " repeat; parquet: every token)",
+    )
+    view.add_argument("--format", choices=["md", "csv", "json"], help="print the tables of the page")
     parser.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help="write the page, or the tables of --format, to FILE (default: in reports/, printed)",
+        help="write the page, or what is printed, to FILE (default: a page in reports/)",
     )
     parser.add_argument(
         "--baseline",
@@ -206,13 +199,26 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="records or a bundle to compare with, cell by cell",
     )
-    parser.add_argument("--format", choices=["md", "csv", "json"], help="the tables instead of a page")
     parser.add_argument("--png", type=Path, metavar="DIR", help="write the figures as PNG files")
+    parser.add_argument(
+        "--open", action="store_true", help="show the page in the browser (without DIR: the newest page)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="of --list, --memory and --history: print one JSON array"
+    )
 
 
-def run_report(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Print the tables, or write the page and print its path. Raises ResultsError if there is
     nothing to show."""
+    if arguments.open and not arguments.dir:
+        print((page := _newest_page()).absolute())
+        return _open(page)
+    arguments.dir = arguments.dir or [RESULTS]
+    if arguments.list or arguments.memory or arguments.history or arguments.export:
+        return _view(arguments)
+    if arguments.json:
+        raise Mistake("--json is for --list, --memory and --history; the tables of a page: --format json")
     if PUBLIC_SPEEDS in arguments.dir:
         return _report_public_speeds(arguments)
     study, name = _study(arguments.dir, arguments.baseline)
@@ -236,7 +242,28 @@ def run_report(arguments: argparse.Namespace) -> int:
         page = arguments.output or Path("reports") / f"{name}.html"
         report_page.write(page, study)
         print(page.absolute())
+        if arguments.open:
+            return _open(page)
     return OK
+
+
+def _view(arguments: argparse.Namespace) -> int:
+    """One of the views of one folder or bundle. Raises Mistake, ResultsError."""
+    if len(arguments.dir) > 1:
+        raise Mistake("--list, --memory, --history and --export show one folder: name one")
+    (path,) = arguments.dir
+    with as_folder(path) as folder:
+        if arguments.list:
+            return _list(folder, arguments.json)
+        if arguments.memory:
+            return _memory(folder, arguments.json)
+        if arguments.export:
+            from harness.cli import export
+
+            return export.run(folder, arguments.export, arguments.output)
+        from harness.cli import history
+
+        return history.run(folder, arguments.output or REPORTS / "history.html", arguments.json)
 
 
 def _report_public_speeds(arguments: argparse.Namespace) -> int:

@@ -1,75 +1,21 @@
-"""`harness init`, `validate`, `doctor`: what comes before the first run."""
+"""`harness init`: write a first, commented config for this machine."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
-from harness import config, machine
+from harness import machine
 from harness.base import data
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import plural
-from harness.campaign.forecast import local_weights
-from harness.cli import NOT_OK, OK, Mistake, model_arguments, say
+from harness.cli import OK, Mistake, model_arguments
 from harness.cli.model_arguments import dtype_of
-from harness.cli.options import add_config, add_json
-from harness.config import plan
-from harness.config.plan import Cell
-from harness.machine import Facts, doctor
-from harness.machine.doctor import Finding
-from harness.models.weights import WeightsError, WeightsRefused
+from harness.machine import Facts
 from harness.stacks import build
-from harness.stacks.header import holds, stacks
-
-# `harness doctor`: what on this machine may disturb measurements, and how to fix it.
-
-
-def add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "config",
-        nargs="?",
-        type=data.config,
-        metavar="CONFIG",
-        help="check only the device of this config; exit with 2 if this machine lacks it",
-    )
-    add_json(parser, "one object per finding")
-
-
-def run_doctor(arguments: argparse.Namespace) -> int:
-    """Print the findings, with a config only for its device. Raises Mistake if this machine lacks that
-    device."""
-    config_path = arguments.config
-    if config_path is None:
-        findings = doctor.examine()
-    else:
-        experiment = config.load(config_path, [])
-        used = {variant.stack for _, variant, _ in experiment.combinations()}
-        findings = doctor.examine(experiment.device, experiment.gpu, used)
-    if arguments.json:
-        print(json.dumps([finding.record() for finding in findings], indent=1))
-    else:
-        print("\n".join(_lines(findings)))
-    for finding in findings:
-        if finding.level == "stop":
-            raise Mistake(f"{config_path}: {finding.found}")
-    return OK
-
-
-def _lines(findings: Sequence[Finding]) -> list[str]:
-    width = max(len(finding.what) for finding in findings)
-    lines = []
-    for finding in findings:
-        lines.append(f"{finding.level:<7}  {finding.what:<{width}}  {finding.found}")
-        details = (finding.effect, finding.fix and f"fix: {finding.fix}")
-        lines += [f"{'':9}{detail}" for detail in details if detail]
-    return lines
-
-
-# `harness init`: write a first, commented config for this machine.
-
+from harness.stacks.header import stacks
 
 ROOM_FOR_1_8B = 8e9  # bytes: 3.7 GB of 16-bit weights, the context, and the overhead of CUDA and torch
 
@@ -95,7 +41,7 @@ variants:
 """
 
 
-def add_init(parser: argparse.ArgumentParser) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         nargs="?",
@@ -106,7 +52,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_init(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Write the config and print the machine found. Never overwrites a file."""
     path = arguments.file
     facts: Facts = {**machine.facts(), "gpus": visible_gpus()}
@@ -182,47 +128,3 @@ def _wanted(facts: Facts) -> tuple[list[str], str]:
     """The stacks of the config's variants, and the device family."""
     device = "cuda" if facts["gpus"] else "cpu"
     return [name for name, line in _variants(device).items() if not line.startswith("#")], device
-
-
-# `harness validate`: check a config and list its cells.
-
-
-def add_validate(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
-
-
-def run_validate(arguments: argparse.Namespace) -> int:
-    """Print the cells, and which can never run, by their options or by the headers of their weights' files
-    (then NOT_OK). Raises ConfigError."""
-    experiment = config.load(arguments.config, arguments.set, look_for_weights=True)
-    cells = plan.cells(experiment)
-    repeats = {cell.workload.repeated(experiment.protocol.repeats) for cell in cells}
-    times = plural(max(repeats), "repeat")
-    fewer = f", some {min(repeats)}" if len(repeats) > 1 else ""
-    refuted = {cell.id: reason for cell in cells if (reason := _refuted(cell))}
-    print(f"{arguments.config}: {'ok, ' * (not refuted)}{plural(len(cells), 'cell')} x {times}{fewer}")
-    for cell in cells:
-        print(f"  {cell.id}{_never(cell) or refuted.get(cell.id, '')}")
-    if refuted:
-        say(f"of {plural(len(cells), 'cell')}, {len(refuted)} cannot run with these weights (exit code 1)")
-    return NOT_OK if refuted else OK
-
-
-def _refuted(cell: Cell) -> str:
-    """Faults of a cell by the headers of local weights; empty if none."""
-    if cell.source is None or cell.source.kind != "path":
-        return ""
-    try:
-        local_weights(cell)
-    except WeightsRefused as wrong:
-        return f": will be refused: {wrong}"
-    except WeightsError as wrong:
-        return f": will fail: {wrong}"
-    return ""
-
-
-def _never(cell: Cell) -> str:
-    """The stack's errors for options that it never runs with; empty if it runs."""
-    options = cell.options(threads=1)
-    found = [limit.message for limit in cell.header.limits if limit.never and holds(limit.when, options)]
-    return f": will fail: {found[0]}" if found else ""

@@ -60,7 +60,6 @@ def command(system, tmp_path) -> Callable[..., Ran]:
         ("theory", "qwen1.5-7b", "--machine", "rtx-4090"),
         ("report", "published/rtx4090-qwen1.5", "--format", "csv"),
         ("doctor",),
-        ("machine",),
         ("env", "list"),
     ],
     ids=lambda words: words[0],

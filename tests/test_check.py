@@ -261,7 +261,7 @@ def test_a_depth_that_would_take_too_long_is_left_out_and_named(harness, of, fil
     assert [depth["n"] for depth in check["depths"]] == [25]
     assert check["left_out_n"] == [300, 2_025]
     table = harness("run", "--check-weights", path, "--seconds", "0.000001")
-    assert "over the time limit: mine llamacpp default: n = 300, 2,025" in table.out
+    assert "over the time limit: mine llamacpp as-stored: n = 300, 2,025" in table.out
 
 
 def test_of_a_long_prompt_the_last_positions_are_compared_and_no_more_are_kept(

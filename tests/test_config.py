@@ -496,7 +496,7 @@ def test_the_line_is_that_of_a_key_deep_in_a_long_file(tmp_path):
         ("<<: {device: cpu}\n" + SMALL, "small.yaml:1: <<: unknown key"),
         ("? [a]\n: 1\n", "small.yaml:1: a key must be a word"),
         ("? [a\x85b]\n: 1\n", "small.yaml:1: a key must be a word"),
-        ("x" * (1 << 20) + ": 1", "small.yaml: is larger than 1 MiB"),
+        ("x" * (1 << 20) + ": 1", "small.yaml: is no GGUF, and too large (over 1 MiB)"),
     ],
 )
 def test_a_file_that_is_no_config_is_refused_in_a_sentence(tmp_path, text, sentence):

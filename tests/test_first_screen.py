@@ -67,7 +67,7 @@ def test_a_goal_without_figures_says_why_instead_of_naming_a_variant():
     found = summary.answers(group(row("a v")))
     assert [each.leaders for each in found] == [(), (), ()]
     assert [each.text for each in found] == [
-        *("no speed is known", "no perplexity is known", "no search and no growing run")
+        *("no speed is known", "no perplexity is known", "not measured: harness run MODEL|CONFIG --max-ctx")
     ]
 
 

@@ -248,7 +248,7 @@ def test_weights_of_a_path_are_quantized_when_they_are_16_bit_and_refused_when_n
     assert ran.json[0]["weights"] == "synthetic"  # wherever a file of ours is taken from
     ran = harness("run", real({"quant": "q4_0"}, model={"name": "mine", "weights": str(q8_0)}), "--json")
     assert ran.code == 1
-    assert "is q8_0; q4_0 was asked for" in ran.json[0]["reasons"][0]
+    assert "is q8_0; q4_0 was requested" in ran.json[0]["reasons"][0]
 
 
 def test_wrong_model_files_are_failed_records_and_the_campaign_goes_on(harness, real, made, tmp_path):

@@ -259,7 +259,7 @@ GIVEN: dict[str, list[tuple[Callable[[Path], Path], str]]] = {
         (write_checkpoint, f"PATH: is bf16; quantizing to GPTQ {CALIBRATION}"),
         (_gguf, "stack gptq needs a Hugging Face checkpoint, but PATH is a GGUF"),
         (_unsaid, "stack gptq needs GPTQ weights, but PATH is i32, and no quantization_config says how"),
-        (_packed(GPTQ | {"bits": 8}), "PATH: has 8 bits, and stack gptq was asked for 4"),
+        (_packed(GPTQ | {"bits": 8}), "PATH: has 8 bits, and 4 were requested of gptq"),
         *(
             (_packed(GPTQ, **{kind: None}), f"PATH: {LAYER} lacks its {kind}")
             for kind in ("qweight", "qzeros", "scales", "g_idx")
@@ -280,7 +280,7 @@ GIVEN: dict[str, list[tuple[Callable[[Path], Path], str]]] = {
         (_beside(group_size=64), "PATH: config.json has group_size 128, but quantize_config.json has 64"),
     ],
     "gptq 8": [
-        (_packed(GPTQ), "PATH: has 4 bits, and stack gptq was asked for 8"),
+        (_packed(GPTQ), "PATH: has 4 bits, and 8 were requested of gptq"),
         (_saying(GPTQ, bits=8), f"PATH: its config.json has 8 bits, but {LAYER}.qweight holds 4"),
     ],
     "autoawq": [

@@ -109,7 +109,7 @@ class Probing:
         mismatches = [each.detail for each in found_other]
         held = (loaded.get("options") or {}).get(self.option)
         if not isinstance(held, int) or held < n_ctx:
-            mismatches.append(f"{self.option} {n_ctx} was asked for and {held} ran")
+            mismatches.append(f"{self.option} {n_ctx} was requested and {held} ran")
         if mismatches:
             return {"fits": None, "outcome": "error", "reason": "; ".join(mismatches)}
         refaulted = mmap.PAGESIZE * found["pressure"].get("workingset_refault_file", 0)

@@ -210,7 +210,7 @@ class GivenReference:
         try:
             with open_regular(path, links=True) as file, zipfile.ZipFile(file) as archive:
                 if sorted(archive.namelist()) != sorted((DESCRIPTION, *ARRAYS)):
-                    raise ValueError("its members are others")
+                    raise ValueError("it holds other files than an exported reference")
                 if archive.getinfo(DESCRIPTION).file_size > MOST_DESCRIPTION_BYTES:
                     raise ValueError("its description is too long")
                 raw = archive.read(DESCRIPTION)

@@ -17,7 +17,7 @@ from harness.campaign.other_processes import DeviceBusy, device_lock
 from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.progress import Progress
 from harness.machine import ProbeError
-from harness.machine import doctor as examine
+from harness.machine import doctor as conditions
 from harness.machine.doctor import Finding
 from harness.machine.host import usable_memory_bytes
 from harness.stacks import build
@@ -56,11 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
     device alone. Raises Mistake if this machine lacks that device."""
     path, rows, failed = arguments.config, list(_devices()), False
     if path is None:
-        findings = examine.examine()
+        findings = conditions.examine()
     else:
         experiment = config.load(path, [])
         used = {variant.stack for _, variant, _ in experiment.combinations()}
-        findings = examine.examine(experiment.device, experiment.gpu, used)
+        findings = conditions.examine(experiment.device, experiment.gpu, used)
     if arguments.measure:
         try:
             failed = not _measure_all(rows)

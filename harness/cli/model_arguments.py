@@ -23,7 +23,7 @@ from harness.cli.options import unknown
 from harness.config import Experiment
 from harness.config.experiment import REPO, Plain
 from harness.config.load import load, load_document
-from harness.config.variants import model_row, safe_name
+from harness.config.variants import model_row, repository, safe_name
 from harness.config.yaml_text import Document, parse, suggestion
 from harness.models import gguf_files, weights
 from harness.models.gguf_files import StoredModel
@@ -178,9 +178,9 @@ def _models(given: Sequence[str]) -> list[_Model]:
             elif path.exists() or text.lower().endswith(".gguf"):
                 files.append(path)
             else:
-                name, _, quant = text.rpartition("/")[2].partition(":")
-                source = model_row(text, Path())
-                found.append(_Model(safe_name(name), source, [quant.lower()] if quant else []))
+                repo, quant = repository(text)
+                name = safe_name(repo.rpartition("/")[2])
+                found.append(_Model(name, model_row(text, Path()), [quant.lower()] if quant else []))
         found += [_of_files(each) for each in gguf_files.stored_models(files)]
     except WeightsError as wrong:
         raise Mistake(str(wrong)) from wrong

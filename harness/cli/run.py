@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from harness.cli.options import WAIT, add_chosen, add_reserve, add_set, chosen
 from harness.cli.progress import Progress
 from harness.config import Experiment, MaxCtx, Quality, Workload, plan
 from harness.config.plan import Cell
+from harness.config.yaml_text import MAX_BYTES
 from harness.dataset.study import load_study, with_series
 from harness.dataset.table import counted
 from harness.records import ResultsError, Stored
@@ -293,7 +295,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _offer() -> str:
     """What can be run, for a command line without one."""
-    here = sorted({str(path) for pattern in ("*.yaml", "configs/*.yaml") for path in Path().glob(pattern)})
+    found = {path for pattern in ("*.yaml", "configs/*.yaml") for path in Path().glob(pattern)}
+    here = sorted(str(path) for path in found if _may_be_config(path))
     own = f"here: {', '.join(here)}; " if here else ""
     return (
         "name a MODEL (a GGUF file, a folder, owner/repo, or a name such as qwen2.5-0.5b), or a config;"
@@ -308,6 +311,13 @@ NEEDS = {
 }
 """Options that belong to another."""
 LATENCY_ALONE = ("on", "skip_known_failures", "tokens")
+
+
+def _may_be_config(path: Path) -> bool:
+    """Whether it has the two keys of every config, which other programs' files seldom have."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return {b"models", b"variants"} <= set(re.findall(rb"\w+", file.read(MAX_BYTES)))
+    return False
 
 
 def run(arguments: argparse.Namespace) -> int:

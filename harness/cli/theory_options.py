@@ -268,7 +268,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--cpu-bandwidth",
         type=gb_per_s,
         metavar="GB/S",
-        help="what that CPU reads from its memory; without it only memory is told",
+        help="what that CPU reads from its memory; without it only the memory is printed",
     )
     split.add_argument(
         "--host-memory",

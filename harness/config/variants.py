@@ -193,6 +193,13 @@ _FORMATS = tuple(FormatWeights.model_fields)
 _BY_FORMAT = (*_FORMATS, *ALL_QUANTS)
 
 
+def repository(given: str) -> tuple[str, str]:
+    """The repository of `org/name:Q4_K_M`, and the type of its GGUF: of one that is named as a repository of
+    GGUFs alone Q4_K_M, as in `llama-server -hf`; else empty."""
+    repo, _, quant = given.partition(":")
+    return repo, quant or ("Q4_K_M" if repo.lower().endswith("-gguf") else "")
+
+
 def model_row(given: Any, folder: Path) -> Any:
     """The row of a model that is given as a word: a path, a repository of the hub (org/name, or
     org/name:Q4_K_M for its GGUF of that type) or a known name."""
@@ -203,7 +210,7 @@ def model_row(given: Any, folder: Path) -> Any:
     )
     if is_path or given in data.weights_names():
         return {"weights": given}
-    repo, _, quant = given.partition(":")
+    repo, quant = repository(given)
     if not re.match(REPO, repo):
         return {"shape": given}
     if not quant:
@@ -513,7 +520,7 @@ def _variant_name(
     parts: list[Value] = [given] if given else []
     parts += [options.get(key, defaults[key]) for key in named if not given or key in varying]
     parts += [f"{key}={_word(options[key])}" for key in keys if key not in named]
-    return "-".join(str(part) for part in parts if part) or "default"
+    return "-".join(str(part) for part in parts if part) or ("as-stored" if "quant" in named else "default")
 
 
 def _word(value: Scalar) -> str:

@@ -207,7 +207,7 @@ def read(path: Path) -> Document:
     if raw.startswith(b"GGUF"):
         raise ConfigError(f"{path}: is a model, not a config: name it as `weights` of a model in a config")
     if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{path}: is larger than 1 MiB, too large for a config")
+        raise ConfigError(f"{path}: is no GGUF, and too large (over 1 MiB) for a config")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as wrong:

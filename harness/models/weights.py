@@ -289,7 +289,7 @@ def check_quantizable(ready: Ready, quant: str) -> None:
     """Raises WeightsError for a file that is quantized already, to another type."""
     if ready.quant not in FULL_TYPES:
         stored = ready.quant or "of an unknown type"
-        raise WeightsError(f"{ready.path}: is {stored}; {quant} was asked for, which needs f16 weights")
+        raise WeightsError(f"{ready.path}: is {stored}; {quant} was requested, which needs f16 weights")
 
 
 def check_convertible(ready: Ready, converts: Mapping[str, Sequence[str]]) -> None:
@@ -447,7 +447,7 @@ def check(ready: Ready, requested: Packing, stack: str) -> None:
         raise WeightsError(f"stack {stack} needs {wanted} weights, but {ready.path} is {theirs}")
     if has.bits != requested.bits:
         raise WeightsError(
-            f"{ready.path}: has {has.bits} bits, and stack {stack} was asked for {requested.bits}"
+            f"{ready.path}: has {has.bits} bits, and {requested.bits} were requested of {stack}"
         )
     try:
         if rules := _rules(ready.path):

@@ -165,7 +165,7 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
         led = [each for each in led if each != "speed" or "balance" not in led]  # the fastest of fewer
         rivals = [_rivals(each, best, shown, fitting, rated) for each in led]
         reasons = [_reason(each, best, fastest, rated) + of for each, of in zip(led, rivals, strict=True)]
-        return "; ".join(reasons) or "all that are faster have fewer bits, of weights or of the cache"
+        return "; ".join(reasons) or "every faster one has fewer bits, per weight or in its cache"
 
     return [Ranked(each, why(each)) for each in shown]
 
@@ -202,7 +202,7 @@ def _reason(goal: str, best: Choice, fastest: Choice, rated: bool) -> str:
     """Why a choice leads at a goal, in a few words."""
     words, quality = _LEADS[goal], best.quality
     if goal == "context" and (longest := best.candidate.longest or 0) >= best.candidate.trained:
-        limit = "it was trained on" if longest == best.candidate.trained else "was asked for"
+        limit = "it was trained on" if longest == best.candidate.trained else "was requested"
         return f"{words}: all that {limit}"
     if goal == "balance":
         reason = _reason_of_balance(best, _balanced(best, rated))

@@ -328,7 +328,7 @@ def _answers_quality(group: Group) -> Answer:
 def _answers_longest(group: Group) -> Answer:
     ended, targets = longest(group.named, group.searched)
     if not ended and not targets:
-        return Answer(GOALS[2], (), "no search and no growing run")
+        return Answer(GOALS[2], (), "not measured: harness run MODEL|CONFIG --max-ctx")
     leading = leaders(ended or targets, most=True)
     note = ""
     if ended and targets:

@@ -312,7 +312,7 @@ def _search(record: Record) -> Iterator[str]:
         yield f"it claims a context of {verified}, which none of its probes shows to fit"
     for probe in probes:
         if probe["fits"] and (probe["peak_bytes"] or 0) > probe["limit_bytes"]:
-            yield f"a context of {probe['n_ctx']} took more memory than its limit, and is said to fit"
+            yield f"a context of {probe['n_ctx']} took more memory than its limit, but is claimed to fit"
 
 
 def _printed(record: Record) -> Iterator[str]:

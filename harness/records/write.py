@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -190,7 +191,7 @@ def _recovered(folder: Path) -> Iterator[Stored]:
 
 def begun_by() -> str:
     """This machine and user, in a form that names neither and that no stranger can write."""
-    machine = files.small_text(Path("/etc/machine-id"))
+    machine = files.small_text(Path("/etc/machine-id")) or uuid.getnode()  # the latter off Linux
     return hashlib.sha256(f"harness {machine} {system.user_id()}".encode()).hexdigest()
 
 

@@ -47,7 +47,7 @@ night() {
 cd "$root" || exit
 step install 1200 nice -n 10 sh "$pack/install.sh" --python "$python" --to "$folder/installed"
 [ -x "$harness" ] || { echo "nothing can run without it" >&2; exit 1; }
-step machine 120 "$harness" machine --measure
+step machine 120 "$harness" doctor --measure
 step environments 60 "$harness" env list
 step checks 900 "$folder/installed/controller/bin/python" -m ci.gpu --device "$device" --results "$folder/records/checks"
 if [ "$device" = cuda ]; then

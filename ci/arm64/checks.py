@@ -28,14 +28,14 @@ if [ "$1" = get_throttled ]; then echo throttled={}; else echo 'frequency(0)=240
 
 def recognised(bench: Bench) -> str:
     """By its names, without a board's /proc/cpuinfo."""
-    cpu, *_ = bench.json("machine")
+    cpu, *_ = bench.json("doctor")["devices"]
     _expect_emulated(cpu)
     return f"{cpu['emulated']}; named {cpu['name']}"
 
 
 @on("rpi5")
 def recognised_as_a_pi_5(bench: Bench) -> str:
-    cpu, *_ = bench.json("machine")
+    cpu, *_ = bench.json("doctor")["devices"]
     _expect_emulated(cpu)
     return f"{cpu['emulated']}; named {cpu['name']}"
 
@@ -74,7 +74,7 @@ def same_weights(bench: Bench) -> str:
     """The logits of llama.cpp's kernels for Arm are the model's."""
     _expect_built(bench, "llamacpp", "hf")
     config = bench.config({"stack": "llamacpp", "quant": [*QUANTS, "q6_k"]})
-    rows = bench.json("check-weights", config, "-o", bench.results)
+    rows = bench.json("run", "--check-weights", config, "-o", bench.results)
     bad = [
         f"{row['variant']}: {row['verdict']}: {row['reason']}" for row in rows if row["verdict"] != "agrees"
     ]
@@ -148,14 +148,14 @@ def longest_context(bench: Bench) -> str:
     _expect_built(bench, "llamacpp")
     _mechanism()
     config = bench.config({"stack": "llamacpp", "quant": "q8_0"}, memory_budget="1GiB", **QUICK)
-    (row,) = bench.json("max-ctx", config, "-o", bench.results)
+    (row,) = bench.json("run", "--max-ctx", config, "-o", bench.results)
     expect(row["status"] == "functional" and row["verified_n_ctx"], f"{row['status']}: {_reasons([row])}")
     return f"{row['verified_n_ctx']} tokens, {row['limit_reason']}"
 
 
 @on("rpi5")
 def probes(bench: Bench) -> str:
-    cpu, *_ = bench.json("machine", "--measure")
+    cpu, *_ = bench.json("doctor", "--measure")["devices"]
     expect(cpu["read_bytes_per_s"] and cpu["matrix_flops_per_s"], f"not measured: {cpu['note']}")
     return f"ran; kernels {cpu['read_kernel']}, {cpu['matrix_kernel']}"
 

@@ -93,7 +93,7 @@ def same_weights(bench: Bench) -> str:
         if _has(bench, stack):
             variants.append({"stack": stack, **more})
     bench.interpreter("hf")
-    rows = bench.json("check-weights", bench.config(*variants), "-o", bench.results)
+    rows = bench.json("run", "--check-weights", bench.config(*variants), "-o", bench.results)
     bad = [f"{row['name']}: {row['verdict'] or row['reason']}" for row in rows if row["verdict"] != "agrees"]
     expect(rows and not bad, "; ".join(bad) or "no rows")
     return f"{len(rows)} variants agree with the reference"
@@ -128,7 +128,7 @@ def longest_context(bench: Bench) -> str:
     variants = [{"stack": "llamacpp", "quant": "q8_0"}] if _has(bench, "llamacpp") else []
     config = bench.config(*variants, {"stack": "hf", "cache": "static"})
     with bench.filled(4 * GB):
-        rows = bench.json("max-ctx", config, "-o", bench.results)
+        rows = bench.json("run", "--max-ctx", config, "-o", bench.results)
     bad = [f"{row['variant']}: {row['status']}" for row in rows if row["status"] != "ok"]
     expect(rows and not bad, "; ".join(bad) or "no rows")
     return ", ".join(f"{row['variant']} {row['max_ctx']}" for row in rows)
@@ -141,7 +141,7 @@ def memory_parts(bench: Bench) -> str:
     expect_ok(bench.run(*variants))
     shares = {
         f"{row['name']} {at}": row[at]["unattributed_share"]
-        for row in bench.json("memory", bench.results)
+        for row in bench.json("report", "--memory", bench.results)
         for at in ("loaded", "peak")
         if row[at] and row[at]["unattributed_share"] is not None
     }
@@ -163,7 +163,7 @@ def sensors_and_energy(bench: Bench) -> str:
 
 
 def bandwidth_probe(bench: Bench) -> str:
-    rows = bench.json("machine", "--measure")
+    rows = bench.json("doctor", "--measure")["devices"]
     (row,) = (each for each in rows if each["family"] == bench.device)
     measured = row["read_bytes_per_s"]
     expect(measured, f"not measured: {row['note']}")

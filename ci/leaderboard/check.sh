@@ -38,5 +38,5 @@ done
 set -- "$work"/accepted/*.tar.zst
 [ -e "$1" ] || set --
 code=0
-"$HARNESS" verify "$work/new.tar.zst" ${1:+--beside "$@"} || code=$?
+"$HARNESS" share --verify "$work/new.tar.zst" ${1:+--beside "$@"} || code=$?
 [ "$code" -eq 0 ] || exit 1

@@ -16,7 +16,7 @@ while [ "$count" -gt 0 ]; do
     bundle=$1
     shift
     count=$((count - 1))
-    if "$HARNESS" verify "$bundle" >/dev/null 2>&1; then
+    if "$HARNESS" share --verify "$bundle" >/dev/null 2>&1; then
         set -- "$@" "$bundle"
     else
         echo "left out, since harness share --verify refuses it today: $bundle"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +13,9 @@ from typing import Any
 
 from runners import protocol
 from runners.protocol import Event, Tokens
+
+if sys.platform != "win32":
+    import resource
 
 # The memory of this process, as the kernel counts it and as a budget counts it.
 
@@ -47,8 +49,18 @@ def status_bytes(name: str) -> int | None:
 
 def page_faults() -> tuple[int, int]:
     """Major and minor page faults of this process so far."""
+    if sys.platform == "win32":  # where only the fake stack runs, with faults of its own
+        raise OSError("page faults are not counted on Windows")
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_majflt, usage.ru_minflt
+
+
+def cpu_usage() -> tuple[float, int | None]:
+    """CPU time of this process so far, in seconds, and its involuntary context switches (null on Windows)."""
+    if sys.platform == "win32":
+        return time.process_time(), None
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime, usage.ru_nivcsw
 
 
 def data_bytes() -> int | None:
@@ -56,10 +68,12 @@ def data_bytes() -> int | None:
     return status_bytes("VmData")
 
 
-def peak_rss_bytes() -> int:
-    """This process's peak resident set, from VmHWM (Linux), else from getrusage."""
+def peak_rss_bytes() -> int | None:
+    """This process's peak resident set, from VmHWM (Linux), else from getrusage; null on Windows."""
     if highest := status_bytes("VmHWM"):
         return highest
+    if sys.platform == "win32":
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

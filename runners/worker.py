@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import itertools
 import os
-import resource
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from runners import protocol
 from runners.clock import (
     Clock,
     Emit,
+    cpu_usage,
     cpu_wait_ns,
     data_bytes,
     page_faults,
@@ -62,7 +62,14 @@ SURFACE: dict[Any, Measure] = {
 
 
 def main(request_path: Path, events_fd: int, go_on_fd: int, alive_fd: int) -> int:
-    """Run one Request. The exit code is 0 unless the job failed; events have the details."""
+    """Run one Request. The exit code is 0 unless the job failed; events have the details. On Windows the
+    pipes are handles."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        events_fd, go_on_fd, alive_fd = (
+            msvcrt.open_osfhandle(handle, 0) for handle in (events_fd, go_on_fd, alive_fd)
+        )
     die_with_controller(alive_fd)
     for fd in (events_fd, go_on_fd, alive_fd):
         os.set_inheritable(fd, False)
@@ -115,14 +122,24 @@ def answer_of(request: Request, runner: Any, emit: Emit) -> dict[str, Any]:
 
 
 def die_with_controller(alive_fd: int) -> None:
-    """Have the kernel kill this process group, children of this process included, when the controller ends
-    (Linux only). `alive_fd`: a pipe whose only other end the controller has, and never writes to."""
+    """Have the kernel kill this process group, children of this process included, when the controller ends;
+    off Linux a thread ends this process alone. `alive_fd`: a pipe whose only other end the controller has,
+    and never writes to."""
     if sys.platform == "linux":
+        import fcntl
+
         fcntl.fcntl(alive_fd, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(alive_fd, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(alive_fd, fcntl.F_SETFL, fcntl.fcntl(alive_fd, fcntl.F_GETFL) | os.O_ASYNC)
         if select.select([alive_fd], [], [], 0)[0]:  # it died before the call above
             os.killpg(0, signal.SIGKILL)
+        return
+
+    def wait_for_its_end() -> None:
+        os.read(alive_fd, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait_for_its_end, daemon=True).start()
 
 
 def instruments_of(runner: Any, request: Request) -> Instruments:
@@ -265,19 +282,19 @@ class Usage:
 
     def __init__(self, instruments: Instruments) -> None:
         self._instruments = instruments
-        self._usage, self._faults = resource.getrusage(resource.RUSAGE_SELF), instruments.page_faults()
+        self._usage, self._faults = cpu_usage(), instruments.page_faults()
         self._waited_ns = instruments.cpu_wait_ns()
 
     def since(self) -> dict[str, Any]:
         waited_ns = self._instruments.cpu_wait_ns()
-        before, after = self._usage, resource.getrusage(resource.RUSAGE_SELF)
+        (cpu_s, switches), (cpu_s_before, switches_before) = cpu_usage(), self._usage
         major, minor = self._instruments.page_faults()
         return {
             "major_faults": major - self._faults[0],
             "minor_faults": minor - self._faults[1],
-            "involuntary_switches": after.ru_nivcsw - before.ru_nivcsw,
+            "involuntary_switches": None if switches is None else switches - (switches_before or 0),
             "cpu_wait_ns": None if self._waited_ns is None else (waited_ns or 0) - self._waited_ns,
-            "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+            "cpu_s": cpu_s - cpu_s_before,
         }
 
 

@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from conftest import ROOT
 from csv_tables import of_each
 
+import harness
 from harness import cli
 from harness.base import data
 from harness.base.files import strict_json
@@ -261,3 +264,9 @@ def test_each_slip_of_the_study_has_a_reason():
     rows = data.rows("study_slips.csv")
     assert all(row["printed"] and len(row["why"]) > 20 for row in rows)
     assert set(rows[0]) == {"table", "row", "column", "printed", "why"}
+
+
+def test_the_citation_names_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == harness.__version__
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # all that its schema requires

@@ -344,6 +344,26 @@ def test_env_says_which_kernels_load_and_why_others_do_not(environment, command,
     assert "    kernel module tiny_absent: does not load: No module named 'tiny_absent'" in of_cuda
 
 
+@pytest.mark.parametrize(
+    ("manager", "command"),
+    [
+        ("apt-get", "sudo apt install g++"),
+        ("dnf", "sudo dnf install gcc-c++"),
+        (None, "install g++ or clang++"),
+    ],
+)
+def test_without_a_compiler_the_sentence_names_the_package(monkeypatch, tmp_path, manager, command):
+    (tmp_path / "bin").mkdir()
+    if manager:
+        shell_script(tmp_path / "bin" / manager, "exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(EnvironmentFailed) as refusal:
+        build.create(stacks()["llamacpp"].environments["cpu"], lambda line: None)
+    assert str(refusal.value) == f"llamacpp/cpu is compiled here, and there is no C++ compiler: {command}"
+
+
 # Compilers that are known to be at fault
 
 AMX = "flags : fpu amx_bf16 amx_int8"

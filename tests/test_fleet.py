@@ -374,7 +374,8 @@ def test_without_ray_the_sentence_says_how_to_install_it(config, tmp_path):
     command = [sys.executable, hidden, "run", config({}), "--on", "local-cluster:2"]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert ran.returncode == 2
-    install = "pip install 'harness[fleet]'"
+    install = "pip install 'ray[client]>=2.60'"
+    assert 'fleet = ["ray[client]>=2.60"]' in (Path(__file__).parent.parent / "pyproject.toml").read_text()
     assert ran.stderr == f"harness: a fleet needs Ray, which is not installed here: {install}\n"
 
 

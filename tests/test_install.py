@@ -1,6 +1,7 @@
 """Installed, not editable: what is shipped comes along, and results go where the user stands."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -68,13 +69,29 @@ def files(environment: Path) -> set[Path]:
 def test_a_shipped_config_is_found_by_its_name(installed, command):
     ran = command("run", "--dry-run", "quickstart")
     assert ran.code == 0, ran.err
-    assert ran.out.startswith(str(installed))
-    assert "quickstart.yaml: ok, 5 cells x 3 repeats" in ran.out
+    assert sum(line.startswith("qwen1.5-0.5b.llamacpp.") for line in ran.out.splitlines()) == 5
 
 
-def test_the_locks_of_the_stacks_come_along(installed):
-    (locks,) = installed.glob("lib/python*/site-packages/runners/locks")
-    assert {path.name for path in locks.iterdir()} == {p.name for p in (ROOT / "runners/locks").iterdir()}
+def test_every_file_comes_along_and_no_other(installed):
+    folders = ["harness", "runners", "configs", "results/published"]
+    listed = subprocess.run(
+        ["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    tracked = {
+        re.sub(
+            "^(?:(configs)|results/(published))", lambda found: f"harness/data/{found[1] or found[2]}", path
+        )
+        for path in listed.stdout.split()
+    }
+    links = {"harness/data/configs", "harness/data/published"}  # folders where installed
+    (packages,) = installed.glob("lib/python*/site-packages")
+    shipped = {
+        str(path.relative_to(packages))
+        for folder in ("harness", "runners")
+        for path in files(packages / folder)
+        if path.is_file()
+    }
+    assert shipped == tracked - links - {"harness/data/published/make.py"}  # which made it, of its sources
 
 
 def test_the_published_study_is_found_and_its_page_is_the_users(installed, command, tmp_path):

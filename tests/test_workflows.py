@@ -149,12 +149,15 @@ def test_a_night_is_the_script_on_a_gpu_runner_and_leaves_what_it_made_however_i
 
 def test_pull_requests_are_tested_without_a_gpu():
     assert set(triggers(CI)) == {"pull_request", "push"}
-    assert {job["runs-on"] for job in jobs(CI).values()} == {"ubuntu-latest"}
+    assert {job["runs-on"] for job in jobs(CI).values()} == {"ubuntu-latest", "${{ matrix.os }}"}
+    assert jobs(CI)["system"]["strategy"]["matrix"] == {"os": ["macos-latest", "windows-latest"]}
 
 
 def test_ci_runs_the_first_tier_each_stack_the_others_and_lint_each_within_20_minutes():
     scripts = {
-        name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs(CI).items()
+        name: [step["run"] for step in job["steps"] if "run" in step]
+        for name, job in jobs(CI).items()
+        if name != "system"
     }
     assert scripts == {
         "test": ["make test"],
@@ -184,7 +187,7 @@ def test_each_environment_is_cached_by_the_header_and_the_locks_it_is_built_from
         name: [step["with"] for step in job["steps"] if "actions/cache" in step.get("uses", "")]
         for name, job in jobs(CI).items()
     }
-    assert cached == {"test": always, "stack": [*always, own], "other": [], "lint": []}
+    assert cached == {"test": always, "stack": [*always, own], "other": [], "lint": [], "system": []}
 
 
 def test_all_jobs_of_ci_have_the_same_python():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +16,8 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any, BinaryIO
+
+from harness.base import system
 
 # Exceptions that end a command: the message is for the user.
 
@@ -46,7 +47,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -
     """Open a regular file, without waiting for anybody: no device, no FIFO, and no symbolic link unless
     `links`. Raises OSError."""
     try:
-        opened = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW))
+        opened = os.open(path, flags | system.OPEN_FLAGS | (0 if links else system.NO_LINK))
     except OSError as refusal:
         if refusal.errno == errno.ELOOP and path.is_symlink():
             raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from None
@@ -119,7 +120,7 @@ def write_output(path: Path, content: bytes) -> None:
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder survive a power failure, on file systems that can."""
     with contextlib.suppress(OSError):
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened = os.open(folder, os.O_RDONLY | system.FOLDER)
         try:
             os.fsync(opened)
         finally:
@@ -130,10 +131,6 @@ def sync_folder(folder: Path) -> None:
 # users of the machine share.
 
 
-# World-writable where they exist and are folders as expected. Not $TMPDIR: it may differ between users.
-_SHARED = ("/run/lock", "/tmp")
-
-
 class LockError(NotStarted):
     """A lock file, or the folder for one, cannot be used; the message is one sentence."""
 
@@ -142,11 +139,10 @@ def shared_folder() -> Path:
     """The folder of locks, which all users of this machine share: $HARNESS_LOCKS, else /run/lock, else /tmp.
     Raises LockError."""
     configured = os.environ.get("HARNESS_LOCKS")
-    tried = (configured,) if configured else _SHARED
+    tried = (configured,) if configured else system.SHARED_FOLDERS
     for folder in map(Path, tried):
         with contextlib.suppress(OSError):
-            read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
-            if folder.stat().st_mode & stat.S_IWOTH and not read_only:
+            if folder.stat().st_mode & stat.S_IWOTH and not system.is_read_only(folder):
                 return folder
     raise LockError(
         f"{' and '.join(tried)}: no folder that every user can write (mode 1777), which the locks of devices "
@@ -164,7 +160,7 @@ def opened(path: Path, mode: int = 0o600) -> BinaryIO:
         # O_CREAT alone is refused by Linux for another user's file in a sticky folder (protected_regular).
         with contextlib.suppress(FileExistsError):
             new = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
-            os.fchmod(new, mode)
+            system.set_mode(new, mode)
             os.close(new)
         lock = open_regular(path, os.O_RDWR)
     except OSError as refusal:
@@ -193,7 +189,7 @@ def cache_folder() -> Path:
         owner = folder.stat().st_uid
     except OSError:  # missing: `made` creates it, or says why it cannot
         return folder
-    if owner != os.geteuid():
+    if owner != system.user_id():
         raise CacheError(
             f"{folder}: belongs to another user (uid {owner}); set HARNESS_CACHE to a folder of your own"
         )
@@ -244,7 +240,7 @@ def exclusive(path: Path) -> Iterator[None]:
     except LockError as refusal:
         raise CacheError(f"{refusal}; set HARNESS_CACHE to another folder") from refusal
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        system.lock(lock, wait=True)
         yield
 
 

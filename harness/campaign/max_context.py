@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -113,7 +113,7 @@ class Probing:
             mismatches.append(f"{self.option} {n_ctx} was requested and {held} ran")
         if mismatches:
             return {"fits": None, "outcome": "error", "reason": "; ".join(mismatches)}
-        refaulted = os.sysconf("SC_PAGE_SIZE") * found["pressure"].get("workingset_refault_file", 0)
+        refaulted = mmap.PAGESIZE * found["pressure"].get("workingset_refault_file", 0)
         if refaulted > max(REFAULT_FLOOR_BYTES, REFAULT_TOLERANCE * self.headroom.limit_bytes):
             paged = f"paging: {refaulted / 1e6:.0f} MB of evicted pages were read again"
             return {"fits": False, "decodes": False, "reason": paged}

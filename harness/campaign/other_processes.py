@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import BinaryIO
 import psutil
 
 from harness.analysis.verdicts import BusyProcess
-from harness.base import files
+from harness.base import files, system
 from harness.base.files import NotFinished, cache_folder, made, open_regular
 from harness.machine.doctor.cpu import BUSY_SHARE, busy_share
 from harness.records.measured import WaitedForQuiet
@@ -45,7 +44,7 @@ def device_lock(
 
 def _hold(lock: BinaryIO, device_id: str, wait: bool, say: Callable[[str], None]) -> None:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        system.lock(lock)
     except OSError:
         written = lock.read(20)  # maybe by another user: anything
         holder = written.decode() if written.isdigit() else "unknown"
@@ -54,7 +53,7 @@ def _hold(lock: BinaryIO, device_id: str, wait: bool, say: Callable[[str], None]
                 f"another campaign (process {holder}) is measuring on {device_id}; use --wait to wait for it"
             ) from None
         say(f"waiting for another campaign (process {holder}) on {device_id}")
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        system.lock(lock, wait=True)
     lock.seek(0)
     lock.truncate()
     lock.write(str(os.getpid()).encode())
@@ -66,7 +65,7 @@ def is_busy(device_id: str) -> bool:
     for path in (_path(device_id), _shared_path(device_id)):
         try:
             with open_regular(path) as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                system.lock(lock, shared=True)
         except FileNotFoundError:
             continue
         except OSError:

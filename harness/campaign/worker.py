@@ -6,8 +6,6 @@ import contextlib
 import itertools
 import os
 import re
-import resource
-import select
 import signal
 import subprocess
 import time
@@ -17,7 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from harness.base.files import counters
+from harness.base.system import KILL_STATUS
 from harness.base.text import for_workers
+from harness.campaign.child_process import LOOK_S, Usage, ended, inherited, is_ready
 from harness.campaign.worker_memory import MemoryLimit, MemorySampler, mark, watched, weight_files
 from harness.machine.host import cgroups_of
 from harness.machine.sensors import SensorSampler
@@ -25,6 +25,7 @@ from harness.records import FULL, tail
 from harness.records.measured import Mark
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import runners_folder
+from harness.stacks.inside.guard import kill_group
 from runners.protocol import (
     MAX_LINE_BYTES,
     Died,
@@ -62,9 +63,9 @@ def exit_reason(
     it was started."""
     if status is None:
         return Died("crash", "the worker closed its pipe without Done or Failed and had to be killed")
-    if status == -signal.SIGKILL and memory_limit and memory_limit.oom_kills():
+    if status == KILL_STATUS and memory_limit and memory_limit.oom_kills():
         return Died("oom", f"killed at {_budget(memory_limit)}")
-    if status == -signal.SIGKILL and oom_kills() > kills_before:
+    if status == KILL_STATUS and oom_kills() > kills_before:
         return Died("oom", "killed by the kernel's out-of-memory killer")
     log = tail(log_path)
     gpu_error = _gpu_error(log)
@@ -160,6 +161,7 @@ class Worker:
         go_on_end, self._go_on = os.pipe()
         alive_end, self._alive = os.pipe()  # nothing is written: it closes when this process ends
         ends = [events_end, go_on_end, alive_end]
+        options, numbers = inherited(ends)
         self._oom_kills = oom_kills()
         # B: a full disk would leave half a .pyc, which every later worker reads.
         command = [str(interpreter.python), "-IB", "-X", "utf8", str(runners_folder())]
@@ -167,13 +169,13 @@ class Worker:
         try:
             with self.log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [*command, str(folder / "request.json"), *map(str, ends)],
+                    [*command, str(folder / "request.json"), *numbers],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    pass_fds=ends,
                     env=_with_tools(worker_variables(request.device, threads), interpreter.python),
                     start_new_session=True,
+                    **options,
                 )
         except BaseException:
             self._close()
@@ -182,7 +184,7 @@ class Worker:
             for end in ends:
                 os.close(end)
         self.pid = self._process.pid
-        self.rusage: dict[str, float | None] | None = None
+        self.rusage: Usage | None = None
         self.exit_status: int | None = None  # as in Popen; null: killed by the controller
 
     def events(self, timeout_s: float, keep: BinaryIO | None = None) -> Iterator[Event | Died]:
@@ -240,33 +242,22 @@ class Worker:
         killed = False
         while True:
             try:
-                pid, status, usage = os.wait4(self.pid, 0 if killed else os.WNOHANG)
+                end = ended(self._process, wait=killed)
             except ChildProcessError:  # an interrupt came between the reaping and its notes
-                self._kill_group()
+                kill_group(self.pid)
                 self._process.returncode, self.rusage = 0, {}
                 return None
-            if pid:
+            if end is not None:
                 break
             if time.monotonic() >= deadline:
-                self._kill_group()
+                kill_group(self.pid)
                 killed = True
             else:
-                time.sleep(0.002)
-        self._kill_group()
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        self.rusage = {
-            # The kernel includes the process before exec, which was a fork of the controller.
-            "max_rss_bytes": usage.ru_maxrss * 1024 if usage.ru_maxrss > _own_max_rss() else None,
-            "user_s": usage.ru_utime,
-            "system_s": usage.ru_stime,
-            "major_faults": usage.ru_majflt,
-        }
+                time.sleep(LOOK_S)
+        kill_group(self.pid)
+        self._process.returncode, self.rusage = end
         self.exit_status = None if killed else self._process.returncode
         return self.exit_status
-
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
 
 
 def lines(pipe: int, timeout_s: float) -> Iterator[bytes]:
@@ -275,10 +266,8 @@ def lines(pipe: int, timeout_s: float) -> Iterator[bytes]:
     Time in which this process was stopped, as by Ctrl-Z, does not count: a wait counts as WAIT_S at most.
     """
     rest, left_s, before_s = b"", timeout_s, time.monotonic()
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
     while left_s > 0:
-        ready = poll.poll(min(left_s, WAIT_S) * 1e3)
+        ready = is_ready(pipe, min(left_s, WAIT_S))
         now_s = time.monotonic()
         left_s, before_s = left_s - min(now_s - before_s, WAIT_S), now_s
         if not ready:
@@ -332,10 +321,6 @@ def _with_tools(variables: dict[str, str], python: Path) -> dict[str, str]:
     return variables | {"PATH": os.pathsep.join([str(python.parent), variables.get("PATH", os.defpath)])}
 
 
-def _own_max_rss() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 def facts_of(events: Iterator[Event | Died], on_phase: Callable[[str], None] = lambda phase: None) -> Facts:
     """Run a job to its end and return the facts of Done. Raises JobFailed with the reason otherwise."""
     for event in events:
@@ -386,7 +371,7 @@ class WorkerOutcome:
     memory: dict[str, int | None] = field(default_factory=dict)
     memory_columns: dict[str, list[int | None]] | None = None
     sensors: SensorSampler | None = None
-    rusage: dict[str, float | None] | None = None
+    rusage: Usage | None = None
     exit_status: int | None = None
     wall_s: float = 0.0
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import harness
 from harness.base.files import FULL, NotFinished, NotStarted
+from harness.base.system import HANGUP, STOPS
 from harness.base.text import filtered
 
 # Exit codes, and the mistake in a command line that ends a command.
@@ -75,7 +76,6 @@ MOVED = {
     "machine": "doctor",
     "synth": "env synth SHAPE",
 }
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -116,7 +116,7 @@ def _stop(number: int, frame: object) -> None:
     would interrupt that."""
     for each in STOPS:
         signal.signal(each, signal.SIG_IGN)
-    for fd in (1, 2) if number == signal.SIGHUP else ():
+    for fd in (1, 2) if number == HANGUP else ():
         try:
             os.write(fd, b"")
         except OSError:  # the terminal is gone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import platform
 import re
@@ -79,7 +80,7 @@ def facts() -> Facts:
         "usable_cpus": usable_cpus(),
         "last_level_cache_bytes": last_level_cache_bytes(),
         "memory_bytes": memory,
-        "page_bytes": os.sysconf("SC_PAGE_SIZE"),  # 16 KiB on a Raspberry Pi 5: refaults are counted in pages
+        "page_bytes": mmap.PAGESIZE,  # 16 KiB on a Raspberry Pi 5: refaults are counted in pages
         "os": platform.system(),
         "kernel": platform.release(),
         "virtualized": _virtualized(),
@@ -113,7 +114,7 @@ def conditions() -> dict[str, object]:
         "transparent_hugepages": small_text(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
         "cpu_quota": known_cpu_quota(),
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
-        "load_1min": os.getloadavg()[0],
+        "load_1min": psutil.getloadavg()[0],
         "swap_used_bytes": swap.used,
         "memory_available_bytes": psutil.virtual_memory().available,
     }

@@ -6,7 +6,6 @@ import contextlib
 import getpass
 import os
 import platform
-import pwd
 import re
 import socket
 import sys
@@ -225,7 +224,9 @@ def owner_names() -> list[str]:
 def _names() -> Iterator[str]:
     with contextlib.suppress(OSError, KeyError):
         yield getpass.getuser()
-    with contextlib.suppress(KeyError):
+    with contextlib.suppress(ImportError, KeyError):
+        import pwd  # not on Windows
+
         user = pwd.getpwuid(os.getuid())
         yield user.pw_name
         yield user.pw_gecos.partition(",")[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import signal
 import sys
 import threading
 import time
@@ -247,5 +246,5 @@ def _multiply(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> tuple[
 
 if __name__ == "__main__":
     peak, threads, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    end_with(parent, signal.SIGKILL)
+    end_with(parent)
     print(json.dumps({"bandwidth": measure_bandwidth, "matrix": measure_matrix}[peak](threads)))

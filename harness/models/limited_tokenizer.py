@@ -2,11 +2,13 @@
 
 import ctypes
 import json
-import resource
 import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+if sys.platform != "win32":
+    import resource
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -18,11 +20,12 @@ PR_SET_PDEATHSIG = 1
 
 def main(path: str, count: int) -> None:
     """Print {"ids": the first `count` of them, "bos": as bos_of}, or {"error": a clause}. Past a limit the
-    process dies."""
-    for what, most in ((resource.RLIMIT_DATA, MEMORY_BYTES), (resource.RLIMIT_CPU, CPU_S)):
-        hard = resource.getrlimit(what)[1]  # -1: none
-        resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    process dies (Windows has none)."""
+    if sys.platform != "win32":
+        for what, most in ((resource.RLIMIT_DATA, MEMORY_BYTES), (resource.RLIMIT_CPU, CPU_S)):
+            hard = resource.getrlimit(what)[1]  # -1: none
+            resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with the controller
     from tokenizers import Tokenizer

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import BinaryIO
 
-from harness.base import files
+from harness.base import files, system
 from harness.base.files import MOST_RECORD_BYTES, open_regular, read_regular, sync_folder
 from harness.records.files import ResultsError, write_columns, write_whole
 from harness.records.kinds import Draft, Probe, Record, UntimedEnd, checked
@@ -37,7 +37,7 @@ class Running:
         self.folder, self._begun = folder, begun
         self.events: BinaryIO = (folder / "events.jsonl").open("wb", buffering=0)
         # Lock before begun.json makes the folder recoverable. The kernel releases it if the controller dies.
-        fcntl.flock(self.events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        system.lock(self.events)
         write_whole(folder / "begun.json", json.dumps({**begun, "begun_by": begun_by()}).encode())
 
     def note(self, probe: Probe) -> None:
@@ -162,7 +162,7 @@ def _recovered(folder: Path) -> Iterator[Stored]:
         return
     with open_regular(folder / "events.jsonl", os.O_RDWR) as log:
         try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock(log)
         except OSError:
             return  # another campaign is writing it now
         events = list(events_in(log.read(MOST_EVENTS_BYTES)))
@@ -191,8 +191,8 @@ def _recovered(folder: Path) -> Iterator[Stored]:
 
 def begun_by() -> str:
     """This machine and user, in a form that names neither and that no stranger can write."""
-    machine = files.small_text(Path("/etc/machine-id"))
-    return hashlib.sha256(f"harness {machine} {os.getuid()}".encode()).hexdigest()
+    machine = files.small_text(Path("/etc/machine-id")) or uuid.getnode()  # the latter off Linux
+    return hashlib.sha256(f"harness {machine} {system.user_id()}".encode()).hexdigest()
 
 
 def tail(path: Path) -> list[str]:

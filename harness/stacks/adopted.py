@@ -23,6 +23,7 @@ from packaging.utils import canonicalize_name
 from harness.base.files import cache_folder, made, small_text, write_whole
 from harness.base.text import for_builds
 from harness.stacks.header import Environment, stacks
+from harness.stacks.inside.guard import kill_group
 
 # Whether the compiled modules of an environment import: each in a separate process.
 
@@ -303,8 +304,7 @@ def _ran(command: list[str]) -> int:
     except subprocess.TimeoutExpired:
         raise EnvironmentFailed(f"{command[0]} did not answer within {LIMIT_S:g} s") from None
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process.pid)
         process.wait()
 
 

@@ -10,7 +10,6 @@ import platform
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -26,10 +25,12 @@ from typing import IO
 
 from harness.base.files import cache_folder, exclusive, write_whole
 from harness.base.nvml import compute_capabilities, nvidia_gpus
+from harness.base.system import python_in
 from harness.base.text import for_builds, redacted
 from harness.stacks import adopted
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
 from harness.stacks.header import Environment
+from harness.stacks.inside.guard import kill_group
 
 # Environments for NVIDIA GPUs: what their source builds are compiled for and with, and whether the torch in
 # them has CUDA.
@@ -186,7 +187,7 @@ def _copy(lines: IO[bytes], log: Path) -> None:
 
 
 def _kill(build: subprocess.Popen[bytes]) -> None:
-    os.killpg(build.pid, signal.SIGKILL)
+    kill_group(build.pid)
     build.wait()
 
 
@@ -206,6 +207,31 @@ def _why(log: Path, begun: int) -> str:
     own = ("hint:", "error:", "Traceback", "During handling")
     more = takewhile(lambda line: not line.startswith(own), reason[1:])
     return " ".join([*reason[:1], *more])[:400] or "no output"
+
+
+# The C++ compiler of source builds; CMake and Ninja come as packages.
+
+
+_COMPILERS = {
+    "apt-get": "sudo apt install g++",
+    "dnf": "sudo dnf install gcc-c++",
+    "zypper": "sudo zypper install gcc-c++",
+    "pacman": "sudo pacman -S gcc",
+    "apk": "sudo apk add g++",
+    "xcode-select": "xcode-select --install",
+}
+
+
+def compiler() -> str | None:
+    """The program, null: none is on the PATH."""
+    named = shlex.split(os.environ.get("CXX", ""))[:1]
+    return next(filter(None, map(shutil.which, (*named, "c++", "g++", "clang++"))), None)
+
+
+def compiler_command() -> str:
+    """The command that installs one, by the package manager that is here."""
+    found = (command for manager, command in _COMPILERS.items() if shutil.which(manager))
+    return next(found, "install g++ or clang++")
 
 
 # Build and find the interpreters the stacks run under: one virtual environment each, made by uv, kept in a
@@ -257,7 +283,7 @@ def find(environment: Environment) -> Interpreter | None:
         return None
     if isinstance(kept, list):  # the first format: the lock alone
         kept = {"lock": kept, "imports": {}, "lacking": {}}
-    python = folder_of(environment) / "bin" / "python"
+    python = python_in(folder_of(environment))
     if not python.exists():
         return None
     return Interpreter(environment, python, tuple(kept["lock"]), kept["imports"], kept["lacking"])
@@ -272,8 +298,14 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
     """
     if found := adopted.find(environment):
         return found
+    if sys.platform == "win32" and environment.dependencies:
+        raise EnvironmentFailed(f"{environment.stack} does not run on Windows: run the harness in WSL2")
     environment = for_this_machine(adopted.with_workarounds(environment))
     folder = folder_of(environment)
+    if environment.source_builds and not compiler() and not find(environment):
+        raise EnvironmentFailed(
+            f"{environment.title} is compiled here, and there is no C++ compiler: {compiler_command()}"
+        )
     with exclusive(folder.with_suffix(".lock")), _writing(environment):
         if built := find(environment):
             return built
@@ -281,14 +313,15 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
         log = folder.with_suffix(".log")
         log.write_bytes(b"")
         steps = Steps(environment, log, progress)
-        python = folder / "bin" / "python"
+        python = python_in(folder)
         _venv(steps, folder)
         lacking = _install(steps, python)
         lock = tuple(_frozen(uv_binary(), python, environment))
         _stop_if(lacks_cuda(environment, lock), steps)
         built = Interpreter(environment, python, lock, _imports(steps, python), lacking)
         kept = {"lock": built.lock, "imports": built.imports, "lacking": built.lacking}
-        os.sync()  # uv does not: after a power failure the packages would be empty files
+        if sys.platform != "win32":
+            os.sync()  # uv does not: after a power failure the packages would be empty files
         write_whole(folder / "complete.json", json.dumps(kept).encode())
         for gap in built.gaps():
             progress(gap)

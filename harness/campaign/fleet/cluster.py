@@ -404,7 +404,7 @@ def _speaks(address: str, within_s: float) -> bool:
 def connected(place: Place) -> Iterator[Cluster]:
     """Connect to the cluster of a fleet, or start it. Raises FleetError."""
     if importlib.util.find_spec("ray") is None:
-        raise FleetError("a fleet needs Ray, which is not installed here: pip install 'harness[fleet]'")
+        raise FleetError("a fleet needs Ray, which is not installed here: pip install 'ray[client]>=2.60'")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 

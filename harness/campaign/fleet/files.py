@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import json
 import math
@@ -22,6 +21,7 @@ from typing import Any, cast
 from typing_extensions import TypedDict
 
 from harness import records
+from harness.base import system
 from harness.base.files import cache_folder, made, read_regular
 from harness.campaign.fleet.on_node import sha256
 from harness.campaign.repeat import not_measured
@@ -390,7 +390,7 @@ def spool_folder(tag: str) -> Iterator[Path]:
     results folder of the fleet. Raises CacheError, OSError."""
     here = Path(tempfile.mkdtemp(dir=made(_folders(tag))))
     with (here / _LOCK).open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        system.lock(lock, wait=True)
         yield here
 
 
@@ -403,7 +403,7 @@ def unsent_parcels(tag: str, known: Collection[str]) -> Iterator[Parcel]:
         except OSError:  # another process made it just now, or removes it
             continue
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock(lock)
             records.recover(here, lambda damage: None)
             found = [path.parent for path in here.rglob("record.json")]
             new = [path for path in found if digest_of(path) not in known]

@@ -41,7 +41,7 @@ NOMINAL_BYTES_PER_S, NOMINAL_FLOPS = 20e9, 1e11
 
 def main(parent_pid: int, node: str) -> int:
     """Do the job on standard input; it ends with its parent. 1: a line `failed` has the reason."""
-    end_with(parent_pid, signal.SIGTERM)
+    end_with(parent_pid)
     signal.signal(signal.SIGTERM, _stop)
     with contextlib.suppress(OSError):  # Ray starts its workers with a niceness of 15
         os.setpriority(os.PRIO_PROCESS, 0, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
@@ -288,7 +287,7 @@ def load_finding(sample_s: float) -> list[Finding]:
     before = psutil.cpu_times()._asdict()
     time.sleep(sample_s)
     after = psutil.cpu_times()._asdict()
-    return [in_use(before, after, os.getloadavg()[0]), steal(before, after)]
+    return [in_use(before, after, psutil.getloadavg()[0]), steal(before, after)]
 
 
 def in_use(before: Times, after: Times, load_1min: float) -> Finding:

@@ -168,11 +168,10 @@ def disk() -> Finding:
 
 
 def compiler() -> Finding:
-    found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    found = build.compiler()
     if found is None:
-        return warn(
-            "C++ compiler", "none", "llama.cpp cannot be built and is unavailable", "sudo apt install g++"
-        )
+        effect = "llama.cpp cannot be built and is unavailable"
+        return warn("C++ compiler", "none", effect, build.compiler_command())
     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
     return ok("C++ compiler", version.splitlines()[0] if version else found)
 

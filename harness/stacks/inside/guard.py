@@ -4,6 +4,7 @@ A build starts compilers, which the kernel's parent-death signal does not reach;
 does. Start it in a new session.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -16,14 +17,23 @@ PR_SET_PDEATHSIG = 1
 def main(parent_pid: int, command: list[str]) -> int:
     """The command's exit code; it and all of its group are killed when the parent ends (Linux)."""
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-    end_with(parent_pid, signal.SIGTERM)
+    end_with(parent_pid)
     return subprocess.call(command)
 
 
-def end_with(parent_pid: int, by: signal.Signals) -> None:
-    """Have the kernel signal this process when its parent ends; exit if it already has (Linux)."""
+def kill_group(leader_pid: int) -> None:
+    """Kill a process and all that it started: it leads a session (on Windows: it has not ended)."""
+    if sys.platform == "win32":
+        subprocess.run(["taskkill", "/F", "/T", "/PID", str(leader_pid)], capture_output=True)
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader_pid, signal.SIGKILL)
+
+
+def end_with(parent_pid: int) -> None:
+    """Have the kernel send SIGTERM when the parent of this process ends; exit if it already has (Linux)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent_pid:  # it died before the call above
             sys.exit(1)
 

@@ -1,0 +1,84 @@
+"""What differs between Linux, macOS and Windows: locks, users, signals, and how files are opened.
+
+On Windows only the stack `fake` runs. The branches for it were tried with stand-ins for its modules alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import IO
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+
+def _flags(*names: str) -> int:
+    """Flags of os.open, those that this system has."""
+    return reduce(or_, (getattr(os, name, 0) for name in names))
+
+
+# Without waiting, for no other program, and bytes as they are.
+OPEN_FLAGS = _flags("O_NONBLOCK", "O_CLOEXEC", "O_NOINHERIT", "O_BINARY")
+NO_LINK = _flags("O_NOFOLLOW")
+FOLDER = _flags("O_DIRECTORY", "O_CLOEXEC")
+
+# The signals that end a command as Ctrl-C does.
+HANGUP: int | None = getattr(signal, "SIGHUP", None)
+STOPS = [each for each in (signal.SIGINT, signal.SIGTERM, HANGUP) if each is not None]
+KILL_STATUS = -9  # of a process that SIGKILL ended, as in Popen
+
+# Folders that all users can write. Not $TMPDIR: it may differ between users.
+SHARED_FOLDERS = ("/run/lock", "/tmp")
+if sys.platform == "win32":
+    SHARED_FOLDERS = (os.environ.get("PROGRAMDATA", r"C:\ProgramData"),)
+
+_LOCKED_BYTE = 1 << 30  # behind the end: what is locked on Windows cannot be read either
+
+
+def lock(file: IO[bytes] | int, *, wait: bool = False, shared: bool = False) -> None:
+    """Lock an open file until it is closed or this process ends. Raises OSError if it is taken, unless
+    `wait`. `shared`: others may have it shared too (on Windows not)."""
+    fd = file if isinstance(file, int) else file.fileno()
+    if sys.platform == "win32":
+        at = os.lseek(fd, 0, os.SEEK_CUR)
+        try:
+            os.lseek(fd, _LOCKED_BYTE, os.SEEK_SET)
+            while True:
+                try:
+                    return msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+                except OSError:
+                    if not wait:
+                        raise
+                    time.sleep(0.1)
+        finally:
+            os.lseek(fd, at, os.SEEK_SET)
+    fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+
+
+def user_id() -> int:
+    """As in a file's st_uid: 0 for everyone on Windows."""
+    return 0 if sys.platform == "win32" else os.geteuid()
+
+
+def set_mode(fd: int, mode: int) -> None:
+    """The mode of an open file, where files have one."""
+    if sys.platform != "win32":
+        os.fchmod(fd, mode)
+
+
+def is_read_only(folder: Path) -> bool:
+    """Whether its file system is mounted so. Raises OSError."""
+    return sys.platform != "win32" and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
+def python_in(environment: Path) -> Path:
+    """The interpreter of a virtual environment."""
+    return environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")

@@ -386,20 +386,20 @@ def test_the_reference_is_float32_where_that_leaves_room_and_says_so():
 
 def test_a_check_that_was_cut_off_is_recovered_and_done_again(harness, config, tmp_path):
     path = config({"name": "only"})
-    assert harness("run", "--check-weights", path).code == 0
+    assert harness("run", "--check-weights", path).code == 1
     (stored,) = stored_in(tmp_path / "results")
     begun = {key: value for key, value in stored.record.items() if key not in ("schema", "outcome", "reason")}
     running = records.begin(stored.folder.parent, begun)
     running.events.close()  # as when the controller dies
     ran = harness("run", "--check-weights", path, "--json", "--fresh")
-    assert ran.code == 0
+    assert ran.code == 1
     assert "recovered an interrupted" in ran.err
     outcomes = [each.record["outcome"] for each in stored_in(tmp_path / "results")]
     assert sorted(outcomes) == ["interrupted", "unavailable", "unavailable"]
 
 
 def test_a_folder_of_checks_alone_is_reported(harness, config, tmp_path):
-    assert harness("run", "--check-weights", config({"name": "only"}), "-o", "checks").code == 0
+    assert harness("run", "--check-weights", config({"name": "only"}), "-o", "checks").code == 1
     ran = harness("report", "checks", "-o", "page.html")
     assert ran.code == 0, ran.err
     assert "its stack loads no weights" in (tmp_path / "page.html").read_text()
@@ -413,7 +413,7 @@ def test_what_makes_no_sense_starts_nothing(harness, config, tmp_path):
 
 
 def test_a_checked_record_without_its_figures_is_passed_over(harness, config, tmp_path):
-    assert harness("run", "--check-weights", config({"name": "only"})).code == 0
+    assert harness("run", "--check-weights", config({"name": "only"})).code == 1
     (stored,) = stored_in(tmp_path / "results")
     for spoiled, said in (
         ({"outcome": "ok"}, "check.depths"),

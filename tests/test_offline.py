@@ -79,7 +79,7 @@ def test_a_machine_without_a_network_installs_a_pack_compiles_llama_cpp_and_runs
     shutil.rmtree(tmp_path / "pack")
 
     run("tar", "xf", "pack.tar")
-    run("sh", "pack/install.sh", "--python", python, "--export", "there")
+    run("sh", "pack/install.sh", "--python", python, "--to", "there")
     harness = tmp_path / "there" / "bin" / "harness"
     states = json.loads(run(harness, "env", "list", "--json"))
     states = {state["stack"]: state["state"] for state in states if state["device"] == "cpu"}

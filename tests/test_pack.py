@@ -164,7 +164,7 @@ def install(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
         monkeypatch.delenv(name)
 
     def run(folder: Path, *words: str | Path, **variables: str) -> Ran:
-        given = ["--python", python, "--export", tmp_path / "there", *words]
+        given = ["--python", python, "--to", tmp_path / "there", *words]
         ran = subprocess.run(
             ["sh", folder / "install.sh", *given],
             capture_output=True,
@@ -263,7 +263,7 @@ def test_a_python_without_what_the_pack_leaves_out_is_refused(made, install, tmp
 
 def test_a_full_disk_leaves_nothing_on_it(made, install, small_disk):
     disk = small_disk("1M")
-    ran = install(made, "--export", disk / "folder")
+    ran = install(made, "--to", disk / "folder")
     assert ran.code == 2
     assert "No space left on device" in ran.err
     assert ran.err.endswith("install.sh: nothing was installed\n")
@@ -272,7 +272,7 @@ def test_a_full_disk_leaves_nothing_on_it(made, install, small_disk):
 
 def test_a_folder_of_something_else_is_left_alone(made, install, tmp_path):
     (tmp_path / "home").mkdir()
-    ran = install(made, "--export", tmp_path / "home")
+    ran = install(made, "--to", tmp_path / "home")
     assert ran.code == 2
     assert f"{tmp_path}/home exists and is not of this pack" in ran.err
     assert list((tmp_path / "home").iterdir()) == []

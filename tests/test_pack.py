@@ -300,7 +300,7 @@ def test_every_file_has_its_hash_and_what_is_there_is_left_out(made):
 
 
 def test_the_wheel_of_the_project_has_its_files_its_locks_and_its_command(made):
-    (path,) = (made / "packages").glob("harness-*.whl")
+    (path,) = (made / "packages").glob("batch1_harness-*.whl")
     with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
         (info,) = {name.partition("/")[0] for name in names if ".dist-info/" in name}

@@ -27,7 +27,7 @@ harness_itself() {
   mkdir -p "$to/bin" &&
     "$python" -m zipfile -e "$pack"/packages/uv-*.whl "$to/uv" && mv "$to"/uv/*/scripts/uv "$to/bin/uv" &&
     rm -r "$to/uv" && chmod +x "$to/bin/uv" &&
-    environment "$to/controller" --requirements "$pack/controller.txt" "$pack"/packages/harness-*.whl &&
+    environment "$to/controller" --requirements "$pack/controller.txt" "$pack"/packages/batch1_harness-*.whl &&
     ln -s ../controller/bin/harness "$to/bin/harness" && cp "$pack/SHA256SUMS" "$to/"
 }
 

@@ -252,8 +252,7 @@ def expected_distinct(found: Routing) -> float:
 # Withhold B and W where a row's data do not determine them: null next to their intervals, with a flag. Pure.
 #
 # The one rule for every output: B is known where its 95% interval reaches at most 10% to each side, W where
-# the interval of the slope does not hold zero. B leaves out spikes that tok/s has: in a short series that
-# spikes slow down by more than 10%, neither speaks for the other. Published figures are shown as published.
+# the interval of the slope does not hold zero. Published figures are shown as published.
 
 
 WIDE = 0.10  # share of B, to each side
@@ -275,18 +274,7 @@ def B_known(row: Flagged) -> bool:
     if B_ms is None or ends is None:
         return False
     low, high = ends
-    return low is not None and high is not None and high - low <= 2 * WIDE * B_ms and not _spiky(row)
-
-
-def _spiky(row: Flagged) -> bool:
-    """Whether spikes make the mean TPOT of a short series contradict its line."""
-    rate, median = row["tokens_per_s"], row["median_ms"]
-    return (
-        row["shape"] == "short"
-        and rate is not None
-        and median is not None
-        and 1e3 / rate > (1 + WIDE) * median
-    )
+    return low is not None and high is not None and high - low <= 2 * WIDE * B_ms
 
 
 def withhold(row: Flagged, repeats: Sequence[Flagged] = ()) -> None:
@@ -316,10 +304,8 @@ def _flag(row: Flagged, measured: Sequence[Flagged]) -> Flag:
     if ends:
         interval = f"95% interval{'s of its repeats' * (len(ends) > 1)} {' and '.join(ends)}"
     tpot = ""
-    if row["tokens_per_s"] and _spiky(row):
-        tpot = f"; with its spikes, the mean TPOT is {1e3 / row['tokens_per_s']:.4g} ms"
     if row["median_ms"] is not None and row["median_n"] is not None:
-        tpot += f"; the median TPOT is {row['median_ms']:.4g} ms at {row['median_n']:,} tokens of context"
+        tpot = f"; the median TPOT is {row['median_ms']:.4g} ms at {row['median_n']:,} tokens of context"
     return Warnings.B_not_identifiable.flag(interval=interval, tpot=tpot)
 
 

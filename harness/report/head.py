@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,6 @@ from harness.records.kinds import Record
 from harness.report import summary
 
 NAMED = 3  # machines or commits in one line
-CHECKSUM = 16  # hexadecimal digits
 REASON = 200  # characters of a cause in a sentence
 
 # What to do about the outcome that most cells of a model have.
@@ -47,13 +44,12 @@ def machine_text(machine: Mapping[str, Any]) -> str:
 @dataclass(frozen=True)
 class Origin:
     """Where the figures of a page come from. `harness`: version and commit of the harness that measured, null
-    for published figures. `checksum`: of the records, by their content."""
+    for published figures."""
 
     machines: str
     dates: str
     harness: str | None
     records: int
-    checksum: str
 
     @property
     def line(self) -> str:
@@ -68,28 +64,23 @@ def origin(study: Study) -> Origin | None:
         return None
     machines = list({each["machine"]["slug"]: machine_text(each["machine"]) for each in records}.values())
     days = sorted({each["started_utc"][:10] for each in records})
-    versions = Counter(version for each in records if (version := _version(each)))
+    versions = dict.fromkeys(version for each in records if (version := version_text(each)))
     return Origin(
         list_named(machines, NAMED),
         days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
-        f"harness {list_named([*versions], NAMED)}" if versions else None,
+        list_named([*versions], NAMED) if versions else None,
         len(records),
-        checksum(records),
     )
 
 
-def _version(record: Record) -> str | None:
+def version_text(record: Record) -> str | None:
+    """`harness 0.1.0 (commit 360d2223f1+)`; +: of a work tree with changes. Null for published figures."""
     of = record.get("harness")
     if not of:
         return None
     commit = of["git_commit"]
-    return f"{of['version']} (commit {commit[:10]}{'+' * commit.endswith('+')})" if commit else of["version"]
-
-
-def checksum(records: Sequence[Record]) -> str:
-    """The same for the same records in any order and folder."""
-    texts = sorted(json.dumps(each, sort_keys=True) for each in records)
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:CHECKSUM]
+    built = f" (commit {commit[:10]}{'+' * commit.endswith('+')})" if commit else ""
+    return f"harness {of['version']}{built}"
 
 
 def citations(study: Study) -> list[str]:
@@ -100,16 +91,22 @@ def citations(study: Study) -> list[str]:
     sources = [stored.record["source"] for stored in study.ran if stored.record["kind"] == "reported"]
     titles = list(dict.fromkeys(f"{each['title']}, {each['url']}" for each in sources))
     by = f"{found.harness} on {found.machines}" if found.harness else f"{found.machines}; {'; '.join(titles)}"
-    kept = f"{plural(found.records, 'record')}, sha256 {found.checksum}"
-    note = f"{by}, {found.dates}, {kept}"
+    note = f"{by}, {found.dates}, {plural(found.records, 'record')}"
     title = f"{study.title}: LLM inference at batch 1"
     keys = {"title": title, "year": found.dates[-10:-6], "note": note}
     fields = ", ".join(f"{key} = {{{_bibtex(value)}}}" for key, value in keys.items())
-    return [f"{title}. {note}.", f"@misc{{harness-{found.checksum}, {fields}}}"]
+    key = re.sub(r"[^A-Za-z0-9]+", "-", f"harness {study.title} {found.dates[-10:]}")
+    return [f"{title}. {note}.", f"@misc{{{key}, {fields}}}"]
 
 
 def _bibtex(text: str) -> str:
     return re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", "/"))
+
+
+def provisional_because(study: Study) -> str:
+    """What provisional figures are, and what disturbed them."""
+    disturbed = disturbance_summary(study.cells)
+    return f"{summary.PROVISIONAL} {disturbed}." if disturbed else summary.PROVISIONAL
 
 
 def none_ok(study: Study) -> str | None:

@@ -207,13 +207,13 @@ def views(study: Study, drawn: Mapping[str, tuple[str, list[Figure]]]) -> list[V
                 f"m{number}",
                 model,
                 summary.counts(part),
-                head.none_ok(part),
+                None if any(group.provisional for group in own) else head.none_ok(part),
                 [
                     Panel(
                         group.title if len(own) > 1 else "",
                         summary.answers(group),
                         picture.pictures(group, looks),
-                        summary.PROVISIONAL if group.provisional else "",
+                        head.provisional_because(part) if group.provisional else "",
                     )
                     for group in own
                     if group.named or group.searched

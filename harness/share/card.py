@@ -22,6 +22,7 @@ from harness.records.files import read_columns
 from harness.records.kinds import Record, loaded_of
 from harness.records.parts import Gpu
 from harness.report import tables
+from harness.report.head import version_text
 from harness.report.tables import number
 from harness.report.text_table import NONE, Table, in_markdown
 from harness.share.bundle import TABLES, Anonymizer
@@ -151,7 +152,7 @@ def _origin(study: Study, stored: Sequence[Stored]) -> list[str]:
     }
     notes = [f"file: {each}" for each in sorted(files)]
     notes += sorted(filter(None, {_software(each.record) for each in stored}))
-    harness = {_version(each.record) for each in stored}
+    harness = {version_text(each.record) or "published" for each in stored}
     days = sorted({each.record["started_utc"][:10] for each in stored})
     notes.append(f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, {list_named(sorted(harness), 3)}")
     notes.append(
@@ -171,15 +172,6 @@ def _software(record: Record) -> str:
     versions = (loaded_of(record).get("versions") or {}).items()
     listed = ", ".join(f"{name} {version}" for name, version in versions)
     return f"{record['stack']}: {listed}" if listed else ""
-
-
-def _version(record: Record) -> str:
-    """`harness 0.1.0 (360d2223f)`"""
-    made_by = record.get("harness")
-    if not made_by:
-        return "published"
-    commit = (made_by.get("git_commit") or "")[:9]
-    return f"harness {made_by['version']}" + (f" ({commit})" if commit else "")
 
 
 # The table: what the cells, searches and scores of a variant found, on one line.

@@ -119,5 +119,5 @@ def test_a_bundle_that_is_refused_today_leaves_the_page_and_is_named(board, tmp_
     board.repo.git.merge(board.propose(adding("forged.tar.zst", forgery.write(tmp_path / "forged.tar.zst"))))
     code, said = board.ran("./page.sh")
     assert code == 1
-    assert "left out, since harness verify refuses it today: bundles/forged.tar.zst" in said
+    assert "left out, since harness share --verify refuses it today: bundles/forged.tar.zst" in said
     assert (board.folder / "site" / "index.html").exists()

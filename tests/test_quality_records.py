@@ -95,15 +95,16 @@ def test_the_speed_of_a_variant_has_the_quality_of_the_same_variant():
     (row,) = gathered.repeats
     assert row["perplexity"] == GOLDEN["quality"]["figures"]["ppl"]["value"]
     assert row["kld_mean"] == GOLDEN["quality"]["figures"]["kld_mean"]["value"]
-    assert tables.cells(gathered.cells).headings[-3:] == ["PPL", "KLD", "top-1"]
+    assert {"PPL", "KLD", "top-1"} <= {*tables.cells(gathered.cells).headings}
     assert row["kld_mean_ci95"][0] < row["kld_mean"] < row["kld_mean_ci95"][1]
 
 
 def test_a_speed_that_was_not_scored_says_so_where_others_of_its_model_were():
     other = studied(score_of_speed({"variant": "another"}))
     assert other.repeats[0]["perplexity"] is None
-    assert tables.cells(other.cells).lines[0][-3:] == ["not scored"] * 3
-    assert "PPL" not in tables.cells(studied().cells).headings
+    assert list(tables.cells(other.cells).lines[0]).count("not scored") == 3
+    unscored, _ = tables.cells(studied().cells).fitted(wide=True)
+    assert "PPL" not in unscored.headings
     assert studied(GOLDEN).repeats[0]["quality"] is None  # of another model
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HARNESS, STUDY
+from conftest import STUDY
 from test_page import BROWSER, playwright
 
 CELLS = [STUDY / "qwen1.5-14b" / f"qwen1.5-14b.llamacpp.{quant}.published" for quant in ("q2_k", "q8_0")]
@@ -23,22 +23,21 @@ def add(cell: Path, folder: Path) -> None:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Callable[[Path], int]]:
+def served(background: Callable[..., subprocess.Popen[str]]) -> Iterator[Callable[[Path], int]]:
     """Serves a folder in a process of its own; returns the port."""
     started: list[subprocess.Popen[str]] = []
 
     def start(folder: Path) -> int:
-        command = [HARNESS, "report", str(folder), "--serve", "0"]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path))
-        assert started[-1].stdout
-        address = started[-1].stdout.readline().split()[0]
+        process = background("report", folder, "--serve", "0", stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout
+        address = process.stdout.readline().split()[0]
         return int(address.removeprefix("http://127.0.0.1:").removesuffix("/"))
 
     yield start
     for process in started:
         process.send_signal(signal.SIGINT)
-        process.communicate()
-        assert process.returncode == 0
+        assert process.wait(timeout=600) == 0
 
 
 def answer(

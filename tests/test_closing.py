@@ -29,7 +29,7 @@ def test_what_cannot_be_told_apart_is_named_together_and_unknown_quality_is_left
 
 
 def test_one_cell_is_no_winner_and_none_that_is_ok_is_said():
-    assert closing(Study("t", CELLS[:1])) == ["m a q8_0: 50.0 tok/s, 8,000 MB, peak RSS."]
+    assert closing(Study("t", CELLS[:1])) == ["m a q8_0: 50.0 tok/s; 8,000 MB, peak RSS."]
     failed = row("a q8_0", status="invalid", tokens_per_s=50.0)
     assert closing(Study("t", [failed])) == ["m: no cell is ok, so nothing is ranked."]
     disturbed = [each | DISTURBED for each in CELLS]

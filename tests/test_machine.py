@@ -67,6 +67,16 @@ def test_measure_gives_rates_of_named_kernels_of_which_the_best_counts(harness, 
     assert is_the_best(cpu["matrix_flops_per_s"], cpu["matrix_kernel"], cpu["matrix_kernels"])
     assert cpu["threads"] == machine.physical_cores()
     assert all(name.startswith("sgemm, ") and "N=" in name for name in cpu["matrix_kernels"])
+    asked = "theory", "qwen1.5-0.5b", "--machine", "this"
+    again = harness(*asked, HARNESS_CACHE=str(tmp_path / "nothing built"))
+    assert re.search(
+        r"this machine as measured on \d{4}-\d\d-\d\d \(again: harness doctor --measure\)", again.err
+    )
+    assert f"{cpu['read_bytes_per_s'] / 1e9:.1f} GB/s" in again.out
+    kept = tmp_path / "nothing built" / "rates" / f"{machine.facts()['slug']}.json"
+    kept.write_text("{")
+    assert harness(*asked, HARNESS_CACHE=str(tmp_path / "nothing built")).code == 0
+    assert json.loads(kept.read_text())["read_kernel"]
 
 
 def test_a_gpu_without_an_environment_says_how_to_build_one(harness, tmp_path):

@@ -76,7 +76,7 @@ def test_each_kind_of_workload_has_a_table_and_cells_are_named_by_it(harness, fo
     assert prefill.count("tiny-qwen2 fake v prefill ") == 2  # one line per depth
     assert "TTFT 512 ms" in prefill
     assert "tok/s at 16,384" in windows
-    assert " ± " in windows
+    assert " ±" in windows
     assert [line.split("  ")[2].strip() for line in conversation.splitlines()[1:3]] == ["not kept", "kept"]
     assert "(" not in decode.splitlines()[1]  # no content key
 

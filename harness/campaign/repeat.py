@@ -571,13 +571,17 @@ def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> Ma
     Raises ProbeError if NumPy fails; the failure of a stack is only reported.
     """
     probe = machine.matrix_rate(threads)
+    torches: set[str] = set()  # stacks with the same torch have the same kernels
     for interpreter in stacks:
+        if torches.intersection(interpreter.lock):
+            continue
         try:
             matrix = through_stack(interpreter, "cpu", threads, ["matrix"])["matrix"]
         except ProbeError as failure:
             say(f"probe failed: {failure}")
             continue
         probe["kernels"] |= matrix["kernels"]
+        torches |= {version for version in interpreter.lock if version.startswith("torch==")}
     fastest = max(probe["kernels"], key=lambda name: float(probe["kernels"][name]))
     return probe | {"kernel": fastest, "flops_per_s": probe["kernels"][fastest]}
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 from harness import config, machine
 from harness.base import data
+from harness.base.files import JsonFileError, cache_folder, object_of, write_whole
 from harness.base.nvml import visible_gpus
 from harness.base.text import plural
 from harness.campaign import repeat
@@ -107,33 +111,64 @@ def _finding_lines(findings: Sequence[Finding]) -> list[str]:
     return lines
 
 
-def cpu() -> Row:
-    """This machine's CPU, measured now. Raises ProbeError and DeviceBusy."""
-    row, progress = next(_devices()), Progress()
-    with device_lock("cpu", wait=False, say=progress.say):
-        progress.say("measuring this machine")
-        if not _measure(row, progress):
-            raise ProbeError(row["note"])
-    progress.clear()
-    return row
-
-
 def this_cpu() -> Machine:
-    """The CPU of this machine as the theory takes one: usable memory, and bandwidth and matrix rate measured
-    now. Raises Mistake."""
-    try:
-        row = cpu()
-    except ProbeError as failure:
-        raise Mistake(str(failure)) from failure
-    except DeviceBusy as busy:
-        raise Mistake(f"{str(busy).partition(';')[0]}; this machine cannot be measured now") from busy
+    """The CPU of this machine as the theory takes one: usable memory, and bandwidth and matrix rate, measured
+    once and kept in the cache. Raises Mistake."""
+    row = next(_devices())
+    if not (kept := _kept_rates()):
+        kept = _measured_now(row)
+    row |= kept
+    when = f"measured {row['measured']}"
     return Machine(
         name=row["name"],
         memory=Figure(usable_memory_bytes(), "the operating system, within the limits of this container"),
-        bandwidth=Figure(row["read_bytes_per_s"], f"measured now: {row['read_kernel']}"),
-        rates={"measured": Figure(row["matrix_flops_per_s"], f"measured now: {row['matrix_kernel']}")},
+        bandwidth=Figure(row["read_bytes_per_s"], f"{when}: {row['read_kernel']}"),
+        rates={"measured": Figure(row["matrix_flops_per_s"], f"{when}: {row['matrix_kernel']}")},
         rate="measured",
     )
+
+
+def _measured_now(row: Row) -> Row:
+    """The rates of this CPU, measured and kept. Raises Mistake."""
+    progress = Progress()
+    try:
+        with device_lock("cpu", wait=False, say=progress.say):
+            progress.say("measuring this machine, once")
+            if not _measure(row, progress):
+                raise Mistake(row["note"])
+    except DeviceBusy as busy:
+        raise Mistake(f"{str(busy).partition(';')[0]}; this machine cannot be measured now") from busy
+    progress.clear()
+    return _kept_rates() or {"measured": "now"}
+
+
+def _rates_file() -> Path:
+    return cache_folder() / "rates" / f"{machine.facts()['slug']}.json"
+
+
+def _kept_rates() -> Row | None:
+    """The rates of this CPU that were measured last, if the same stacks were built; says when that was."""
+    try:
+        kept = object_of(_rates_file(), 1 << 20)
+    except (OSError, JsonFileError):
+        return None
+    if kept.get("stacks") != _measured_stacks() or not {"measured", *RATES} <= kept.keys():
+        return None
+    say(f"this machine as measured on {kept['measured']} (again: harness doctor --measure)")
+    return kept
+
+
+def _keep_rates(row: Row) -> None:
+    """Best effort: without it the next question measures again."""
+    kept = {"measured": str(date.today()), "stacks": _measured_stacks()}
+    with contextlib.suppress(OSError):
+        file = _rates_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(kept | {key: row[key] for key in RATES}, indent=1).encode())
+
+
+def _measured_stacks() -> list[str]:
+    return [str(each.python) for each in repeat.measuring(_built("cpu"))]
 
 
 def _devices() -> Iterator[Row]:
@@ -170,6 +205,7 @@ def _measure(row: Row, progress: Progress) -> bool:
         if row["family"] == "cpu":
             _fill(row, read=machine.read_bandwidth(threads))
             _fill(row, matrix=repeat.cpu_matrix_rate(threads, built, progress.say))
+            _keep_rates(row)
             if not built:
                 row["note"] = f"the kernels of a stack may be faster, but none is built; run: {_create(row)}"
         elif built:

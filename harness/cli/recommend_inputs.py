@@ -325,7 +325,7 @@ def _cpu_of(name: str, memory_gib: float, gb_per_s: float) -> Machine:
 
 
 def _this(threads: int) -> Place:
-    """The first GPU of this machine, by its data sheet; without one its CPU, measured now."""
+    """The first GPU of this machine, by its data sheet; without one its CPU, as measured here."""
     from harness.cli.doctor import this_cpu  # with all that a campaign needs
 
     gpus = visible_gpus()

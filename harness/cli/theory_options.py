@@ -179,7 +179,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="NAME",
-        help="names (--list-machines), or `this`: the CPU here, with bandwidth and rate measured now",
+        help="names (--list-machines), or `this`: the CPU here, with bandwidth and rate measured once",
     )
     add(
         "--memory",

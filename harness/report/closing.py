@@ -33,7 +33,7 @@ def _sentence(group: Group, ranked_cells: Rankings) -> str | None:
         return f"{group.title}: no cell is ok, so nothing is ranked." if failed else None
     speed, size, quality = ranked_cells
     if len(group.named) == 1:
-        figures = ", ".join(each.entries[0].text for each in (speed, size) if each.entries)
+        figures = "; ".join(each.entries[0].text for each in (speed, size) if each.entries)
         return f"{group.title} {group.named[0][0]}: {figures}."
     clauses: dict[str, str] = {}
     for ranked, best, measure in (

@@ -90,7 +90,7 @@ def columns(rows: Sequence[Cell]) -> list[Column[Cell]]:
             Column(
                 f"tok/s at {depth:,}",
                 partial(_depth_rate, depth=depth),
-                f"with {depth:,} tokens in the KV cache, ± half of the 95% confidence interval",
+                f"with {depth:,} tokens in the KV cache, ± to the farther end of the 95% confidence interval",
             )
             for depth in _depths(rows)
         ),

@@ -71,10 +71,11 @@ def interval(ends: Ends | None, digits: int = 2) -> str:
 
 
 def plus_minus(value: float | None, ends: Ends | None) -> str:
-    """`61.0 ± 0.4`: with half of its 95% confidence interval, where that has two ends."""
+    """`61.0 ±0.4`: with the farther end of its 95% confidence interval, where that has two ends."""
     low, high = bounds(ends)
-    half = "" if low is None or high is None else f" ± {(high - low) / 2:.1f}"
-    return number(value, "{:,.1f}") + half
+    if value is None or low is None or high is None:
+        return number(value, "{:,.1f}")
+    return f"{value:,.1f} ±{max(high - value, value - low):.1f}"
 
 
 def state(row: Counted) -> str:
@@ -499,18 +500,9 @@ def _slope(row: Repeat) -> str:
     return number(row["W_tokens_per_ms"] if row["W_identifiable"] else None, "{:.0f}")
 
 
-def _speed(row: Repeat) -> str:
-    """`18.0 ±0.3`: with the farther end of its 95% interval."""
-    text, value = number(row["tokens_per_s"], "{:.1f}"), row["tokens_per_s"]
-    low, high = bounds(row["tokens_per_s_ci95"])
-    if value is None or low is None or high is None:
-        return text
-    return f"{text} ±{max(high - value, value - low):.1f}"
-
-
 # In order of importance: a narrow terminal shows the first ones.
 FIRST: tuple[Column[Repeat], ...] = (
-    Column("tok/s", _speed, ""),
+    Column("tok/s", lambda row: plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]), ""),
     number_column("TTFT ms", lambda row: row["ttft_ms"], "{:.1f}", ""),
     number_column("peak RSS MB", lambda row: row["peak_rss_bytes"], "{:.0f}", "", 1e6),
 )

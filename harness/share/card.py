@@ -137,7 +137,9 @@ def _outcomes(study: Study) -> list[str]:
         for row in study.cells
         if ok(row) and row["tokens"] and not timed(row)
     }
-    notes += [f"tok/s: decode of {' or '.join(sorted(lengths))}; ±: half of the 95% interval"] * bool(lengths)
+    notes += [
+        f"tok/s: decode of {' or '.join(sorted(lengths))}; ±: to the farther end of the 95% interval"
+    ] * bool(lengths)
     if any(row["weights"] == "synthetic" for row in study.cells):
         notes.append("synthetic weights: sizes are exact, latencies almost exact, quality has no meaning")
     return notes

@@ -1,7 +1,9 @@
 """What this machine is and can do: real processes and real kernels. Rates are positive and named; how large
 they are is not tested."""
 
+import json
 import platform
+import re
 from pathlib import Path
 
 import psutil

@@ -74,7 +74,7 @@ def test_measure_gives_rates_of_named_kernels_of_which_the_best_counts(harness, 
     assert re.search(
         r"this machine as measured on \d{4}-\d\d-\d\d \(again: harness doctor --measure\)", again.err
     )
-    assert f"{cpu['read_bytes_per_s'] / 1e9:.1f} GB/s" in again.out
+    assert f"{cpu['read_bytes_per_s'] / 1e9:.4g} GB/s" in again.out
     kept = tmp_path / "nothing built" / "rates" / f"{machine.facts()['slug']}.json"
     kept.write_text("{")
     assert harness(*asked, HARNESS_CACHE=str(tmp_path / "nothing built")).code == 0

@@ -64,7 +64,7 @@ def _whole_build(place: Path, number: int, completed: bool) -> Iterable[str]:
 
 
 def _convert(place: Path, number: int) -> list[str]:
-    return ["synth", "tiny-qwen2", "--seed", str(number), "--quant", "f16", "q4_0"]
+    return ["env", "synth", "tiny-qwen2", "--seed", str(number), "--quant", "f16", "q4_0"]
 
 
 def _drop_weights(place: Path) -> None:
@@ -86,7 +86,14 @@ def _whole_weights(place: Path, number: int, completed: bool) -> Iterable[str]:
 
 def _search(place: Path, number: int) -> list[str]:
     # A worker that was killed is on record as an error, and not searched again without this.
-    return ["max-ctx", str(_config(place, number)), "--out", str(place / "results"), "--retry-failed"]
+    return [
+        "run",
+        "--max-ctx",
+        str(_config(place, number)),
+        "--out",
+        str(place / "results"),
+        "--retry-failed",
+    ]
 
 
 def _keep(place: Path) -> None:

@@ -88,7 +88,7 @@ def run(given: argparse.Namespace, tokens: int, **arguments: object) -> int:
     stack, _, kind = given.cell.partition(":")
     header = stacks()[stack]
     interpreter = build.create(header.environments["cpu"], lambda line: print(line, file=sys.stderr))
-    synth = [str(Path(sys.executable).parent / "harness"), "synth", given.model, "--json"]
+    synth = [str(Path(sys.executable).parent / "harness"), "env", "synth", given.model, "--json"]
     synth += ["--quant", kind] if header.weights == "gguf" else ["--format", "hf"]
     made = subprocess.run(synth, stdout=subprocess.PIPE, text=True, check=True)
     sources = {"threads": given.threads, "tokens": tokens}

@@ -152,8 +152,8 @@ def test_it_is_of_the_newest_campaign_and_says_which_others_there_are(grown: Nig
     ran = harness("share", grown.root)
     assert ran.out.startswith("**tiny-qwen2 ")
     assert re.fullmatch(r"harness: .*--only GLOB \([\w-]+/older\)\n", ran.err)
-    other = harness("share", grown.root, "--only", "*/tiny*", "--only", "nothing")
-    assert other.code == 0
+    other = harness("share", grown.root, "--only", "*/older*", "--only", "nothing")
+    assert other.out.startswith("**older ")
 
 
 def test_several_models_of_one_campaign_must_be_told_apart(harness: Harness):
@@ -176,7 +176,7 @@ def test_a_folder_without_records_and_a_glob_for_a_bundle_are_one_sentence(harne
 def test_a_folder_and_its_bundle_have_one_card(grown: Nights, harness: Harness, tmp_path: Path):
     grown.add(0, campaign__name="of zaphod")
     of_folder = harness("share", grown.root, "--hide", "zaphod")
-    assert harness("share", grown.root, "--bundle", "a.tar.zst", "--hide", "zaphod").code in (0, 1)
+    assert harness("share", grown.root, "--bundle", "a.tar.zst", "--hide", "zaphod").out
     assert harness("share", "a.tar.zst").out == of_folder.out
     with bundle.opened(HONEST) as opened:
         shutil.copytree(opened.folder, tmp_path / "honest")

@@ -1,4 +1,4 @@
-"""`harness check-weights` on real llama.cpp and transformers: reports, stored records and errors found."""
+"""`harness run --check-weights` on real llama.cpp and transformers: reports, records and errors found."""
 
 import json
 import shutil

@@ -237,7 +237,7 @@ def test_env_create_builds_once_and_says_where(harness):
         ("report a b --list", "--list, --memory, --history and --export show one folder: name one"),
         ("run x.yaml --no-fill", "--no-fill needs --max-ctx"),
         ("run x.yaml --quality --seconds 3", "--seconds needs --check-weights"),
-        ("run x.yaml --quality --tokens 3", "--tokens has no effect with --quality"),
+        ("run x.yaml --quality --tokens 3", "--tokens or --full has no effect with --quality"),
         ("run x.yaml --quality --max-ctx", "not allowed with argument --quality"),
         ("share --bundle a.tar.zst --svg a.svg", "--svg: not allowed with argument --bundle"),
         ("run x --fast", "harness: unrecognized arguments: --fast; harness run --help has the options\n"),

@@ -1,4 +1,4 @@
-"""`harness quality` on the shipped model and real stacks: figures, what is kept, and what is refused."""
+"""`harness run --quality` on the shipped model and real stacks: figures, what is kept and refused."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""`harness quality` of what bitsandbytes quantizes when it loads, and of GPTQ and AWQ checkpoints."""
+"""`harness run --quality` of what bitsandbytes quantizes when it loads, and of GPTQ and AWQ checkpoints."""
 
 import pytest
 

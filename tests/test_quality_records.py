@@ -81,6 +81,13 @@ def test_a_score_of_logits_that_are_no_numbers_is_invalid_with_the_position_and_
     quality.apply([after], [quality.row(score_of_speed(figures=None, not_finite=NOT_FINITE))])
     assert (after["status"], after["quality"]) == ("invalid", "invalid")
     assert after["reasons"][-1] == f"{why} of the scored text"
+    disturbed: Any = studied().repeats[0] | {
+        "status": "invalid",
+        "disturbed": "cpu_contention",
+        "reasons": [],
+    }
+    quality.apply([disturbed], [quality.row(score_of_speed(figures=None, not_finite=NOT_FINITE))])
+    assert disturbed["disturbed"] is None  # else its figures would be provisional
 
 
 def test_a_score_of_another_kernel_than_requested_is_invalid():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import records_below
+from conftest import records_below, until
 from golden_record import GOLDEN, record
 
 from harness import config as configs
@@ -21,6 +21,7 @@ from harness.cli import dry_run
 from harness.compare.sides import side
 from harness.config import plan
 from harness.dataset import table
+from harness.machine.doctor.cpu import BUSY_SHARE
 from harness.records import Stored, TokenTimes
 
 SLOW = {"B_ms": 10.0, "threads": 1}  # so that 30% of its time is a wait that counts
@@ -324,7 +325,7 @@ def test_a_machine_that_stays_busy_is_one_sentence_and_exit_1(harness, config, d
     assert "  ok 1/1 (3 disturbed)  " in harness("report", "--list").out
 
 
-def test_a_busy_machine_gives_provisional_figures_that_no_comparison_takes(
+def test_a_busy_machine_gives_provisional_figures_that_are_not_exported(
     harness, config, disturb, busy, tmp_path
 ):
     disturb(99)
@@ -338,7 +339,6 @@ def test_a_busy_machine_gives_provisional_figures_that_no_comparison_takes(
     assert "Provisional: " in (tmp_path / "reports/busy.html").read_text()
     assert {row["status"] for row in harness("report", "--list", "--json").json} == {"invalid"}
     assert harness("report", "--export", "csv").err.endswith("nothing to export: 2 disturbed\n")
-    assert harness("compare", "results", "results").code == 2
 
     assert "fake v0" in harness("run", path).out  # what was disturbed is not measured again
     assert len(records(tmp_path / "results")) == 2
@@ -346,10 +346,21 @@ def test_a_busy_machine_gives_provisional_figures_that_no_comparison_takes(
     assert (needs.code, needs.err) == (2, "harness: --busy has no effect with --quality\n")
 
 
+def test_no_comparison_takes_provisional_figures(harness, config, disturb):
+    file = disturb(0)
+    path = config(SLOW, repeats=2)
+    assert harness("run", path, "-o", "quiet").code == 0
+    file.write_text("99")
+    assert "provisional 0/2" in harness("run", path, "-o", "busy", "--busy").out
+    ran = harness("compare", "quiet", "busy")
+    assert (ran.code, "INVALID" in ran.out) == (2, True)  # nothing could be compared
+    assert "SLOWER" not in ran.out.partition("\n\n")[0]
+
+
 def test_the_forecast_of_time_allows_for_a_busy_machine(busy):
-    assert (other_processes.busy_now() or 0) > 0.5
+    until(lambda: (other_processes.busy_now() or 0) > BUSY_SHARE)
     slower, why = dry_run._slower()
-    assert 1.5 < slower <= 2
+    assert 1 + BUSY_SHARE < slower <= 2
     assert re.fullmatch(r", (\d+)% longer because others use as much of the CPUs", why)
 
 
@@ -358,7 +369,7 @@ def test_what_speed_means_nothing_of_is_not_provisional():
     row = table.repeat_row(
         emulated, TokenTimes.of_columns({"n": list(range(26, 66)), "latency_ns": [MS] * 40}), None, None
     )
-    assert (row["status"], row["disturbed"]) == ("invalid", None)
+    assert (row["status"], row["disturbed"]) == ("functional", None)
 
 
 def test_what_is_the_stacks_fault_is_not_measured_again(harness, config, disturb, tmp_path):

@@ -4,13 +4,12 @@ import http.client
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import STUDY
+from conftest import STUDY, until
 from test_page import BROWSER, playwright
 
 CELLS = [STUDY / "qwen1.5-14b" / f"qwen1.5-14b.llamacpp.{quant}.published" for quant in ("q2_k", "q8_0")]
@@ -60,11 +59,21 @@ def test_the_page_waits_for_records_and_is_made_anew_only_when_they_change(serve
     (folder / "notes.txt").write_text("not a record")
     assert answer(port, "HEAD") == (200, empty, "")
     add(CELLS[0], folder)
-    while answer(port, "HEAD")[1] == empty:
-        time.sleep(0.1)
+    until(lambda: answer(port, "HEAD")[1] != empty)
     _, one, page = answer(port)
     assert "llamacpp q2_k" in page
     assert answer(port) == (200, one, page)
+
+
+def test_a_log_that_is_still_written_is_waited_for(served, tmp_path: Path):
+    log = tmp_path / "log.csv"
+    log.write_text("latency_ms\n")
+    port = served(log)
+    _, begun, page = answer(port)
+    assert "latency_ms" not in page
+    log.write_text("latency_ms\n" + "20.5\n21.0\n20.7\n" * 20)
+    until(lambda: answer(port, "HEAD")[1] != begun)
+    assert "TTFT" in answer(port)[2]
 
 
 def test_only_the_page_is_served_and_to_no_other_name_of_this_machine(served, tmp_path: Path):
@@ -83,7 +92,9 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(harness, served, tmp_pat
     assert "missing: no such results folder" in harness("report", "missing", "--serve").err
     port = served(folder)
     assert "name another: --serve PORT" in harness("report", folder, "--serve", port).err
-    assert "writes no file" in harness("report", folder, "--serve", "0", "-o", "x.html").err
+    assert (
+        "--output has no effect with --serve" in harness("report", folder, "--serve", "0", "-o", "x.html").err
+    )
 
 
 @pytest.mark.browser

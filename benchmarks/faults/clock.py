@@ -68,8 +68,8 @@ def wrong(place: Place, say: Callable[[str], None]) -> None:
         if len(found) != 8:
             place.problems.append(f"at {' then '.join(pair)}: {len(found)} records where 8 were to be")
         for words in (
-            ["list", root],
-            ["history", root],
+            ["report", root, "--list"],
+            ["report", root, "--history"],
             ["compare", "--results", root, "--baseline", "last:1"],
         ):
             place.run(*words)

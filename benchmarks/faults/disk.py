@@ -20,7 +20,7 @@ def commands(place: Place) -> dict[str, tuple[list[str | Path], dict[str, str]]]
         "campaign": (["run", place.config, "-o", place.disk / "results"], {}),
         "page": (["report", PUBLISHED, "-o", place.disk / "page.html"], {}),
         "environment": (["env", "create", "fake"], {"HARNESS_CACHE": str(on_disk)}),
-        "export": (["export", PUBLISHED, "--export", "csv", "-o", place.disk / "export.csv"], {}),
+        "export": (["report", PUBLISHED, "--export", "csv", "-o", place.disk / "export.csv"], {}),
     }
 
 
@@ -65,10 +65,10 @@ def read_only(place: Place, say: Say) -> None:
         variables = {"HARNESS_CACHE": str(cache), "TMPDIR": str(place.disk)}
         config, log, page = place.disk / "config.yaml", place.disk / "log.csv", place.disk / "page.html"
         reading: list[list[str | Path]] = [
-            ["list", results],
-            ["memory", results],
+            ["report", results, "--list"],
+            ["report", results, "--memory"],
             ["report", results, "--format", "md"],
-            ["validate", config],
+            ["run", config, "--dry-run", "-o", results],
             ["fit", log],
             ["theory", "qwen1.5-0.5b", "--machine", "4090"],
             ["env", "list"],
@@ -76,12 +76,12 @@ def read_only(place: Place, say: Say) -> None:
         writing: list[list[str | Path]] = [
             ["run", config, "-o", results],
             ["run", config, "--fresh", "-o", results],
-            ["max-ctx", config, "-o", results],
+            ["run", "--max-ctx", config, "-o", results],
             ["report", results, "-o", page],
-            ["history", results, "-o", page],
-            ["export", results, "--export", "csv", "-o", place.disk / "export.csv"],
+            ["report", results, "--history", "-o", page],
+            ["report", results, "--export", "csv", "-o", place.disk / "export.csv"],
             ["init", place.disk / "new.yaml"],
-            ["synth", "tiny-qwen2"],
+            ["env", "synth", "tiny-qwen2"],
         ]
         for words in reading:
             if place.run(*words, **variables).returncode:

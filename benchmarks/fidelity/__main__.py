@@ -129,7 +129,7 @@ def settings(bench: dict[str, Any]) -> str:
 
 def synthetic_model() -> Path:
     """The path of the synthetic qwen1.5-0.5b in q4_0, made if need be."""
-    command = [str(HARNESS), "synth", "qwen1.5-0.5b", "--quant", "q4_0", "--json"]
+    command = [str(HARNESS), "env", "synth", "qwen1.5-0.5b", "--quant", "q4_0", "--json"]
     made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return Path(json.loads(made.stdout)[0]["path"])
 

@@ -167,7 +167,7 @@ def scored(folder: Path, config: dict[str, Any]) -> list[Any]:
     folder.mkdir(exist_ok=True)
     file = folder / "config.yaml"
     file.write_text(json.dumps(config))  # JSON is YAML
-    command = [str(HARNESS), "quality", str(file), "-o", str(folder / "results"), "--wait"]
+    command = [str(HARNESS), "run", "--quality", str(file), "-o", str(folder / "results"), "--wait"]
     subprocess.run(command, check=True)
     found = records.records(folder / "results", lambda damage: print(damage, file=sys.stderr))
     return [each.record for each in found]

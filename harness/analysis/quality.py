@@ -366,7 +366,7 @@ def apply(rows: Sequence[Repeat], scores: Sequence[Score]) -> None:
             row["perplexity"], row["perplexity_stderr"] = ppl["value"], ppl.get("standard_error")
             row["kld_mean"], row["top1"] = found["kld_mean"], found["top1"]
             row["kld_mean_ci95"] = [kld["low"], kld["high"]] if kld else None
-        if built in wrong and row["status"] in USABLE:
+        if built in wrong and (row["status"] in USABLE or row["disturbed"]):
             row["status"], row["reasons"] = "invalid", [*row["reasons"], wrong[built]]
             row["disturbed"] = None  # another attempt would not help
 

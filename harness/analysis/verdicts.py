@@ -470,6 +470,8 @@ def verdict(
     if not has_series:
         what = "table of timed rows" if tables.name_of(record) else "series of tokens"
         found.append(Warnings.rows_missing.flag(what=what))
+    if why and disturbance_kind(found):
+        return usable  # its speed means nothing anyway
     return invalid(found, known) if found else usable
 
 

@@ -416,9 +416,12 @@ class _Search:
         probes = self.result["probes"]
         verified = next_context.longest(space, tries)
         allocated = [probe["n_ctx"] for probe in probes if probe["allocates"]]
-        least = min((each.n_ctx for each in tries if not each.fits), default=None)
-        reasons = [p["reason"] for p in probes if p["n_ctx"] == least and p["fits"] is False]
-        why, limited_by = f"at {least} tokens: {reasons[-1]}" if least else None, "memory" if least else None
+        # The proof that memory does not spill may try more than the search does.
+        too_long = [each.n_ctx for each in tries if not each.fits and each.n_ctx <= space.highest]
+        least = min(too_long, default=None)
+        ended = [p for p in probes if p["n_ctx"] == least and p["fits"] is False]
+        why = f"at {least} tokens: {ended[-1]['reason']}" if ended else None
+        limited_by = "memory" if ended and ended[-1]["outcome"] == "oom" else None
         if least is None and verified == space.highest:
             why = TRAINED.format(self._trained) if self._trained else MOST
             limited_by = "trained context" if self._trained else "stack"

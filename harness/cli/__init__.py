@@ -138,7 +138,7 @@ def _run(arguments: argparse.Namespace) -> int:
         folder = getattr(arguments, "out", None) or "results"
         kept = f"; finished work is kept: harness report {folder} shows it, the same command continues"
         print(file=sys.stderr)
-        say(f"interrupted{kept if arguments.command == 'run' else ''}")
+        say(f"interrupted{kept if arguments.command == 'run' and not arguments.dry_run else ''}")
         return INTERRUPTED
     except BrokenPipeError:  # `harness report --list | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

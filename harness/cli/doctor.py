@@ -17,12 +17,13 @@ from harness.base.files import JsonFileError, cache_folder, object_of, write_who
 from harness.base.nvml import visible_gpus
 from harness.base.text import plural
 from harness.campaign import repeat
-from harness.campaign.other_processes import DeviceBusy, device_lock
+from harness.campaign.other_processes import DeviceBusy, busy_now, device_lock
 from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.progress import Progress
 from harness.machine import ProbeError
 from harness.machine import doctor as conditions
 from harness.machine.doctor import Finding
+from harness.machine.doctor.cpu import BUSY_SHARE
 from harness.machine.host import usable_memory_bytes
 from harness.stacks import build
 from harness.stacks.adopted import Interpreter
@@ -129,17 +130,18 @@ def this_cpu() -> Machine:
 
 
 def _measured_now(row: Row) -> Row:
-    """The rates of this CPU, measured and kept. Raises Mistake."""
+    """The rates of this CPU, measured, and kept unless the machine is busy. Raises Mistake."""
     progress = Progress()
     try:
         with device_lock("cpu", wait=False, say=progress.say):
             progress.say("measuring this machine, once")
-            if not _measure(row, progress):
-                raise Mistake(row["note"])
+            done = _measure(row, progress)
+            progress.clear()
     except DeviceBusy as busy:
         raise Mistake(f"{str(busy).partition(';')[0]}; this machine cannot be measured now") from busy
-    progress.clear()
-    return _kept_rates() or {"measured": "now"}
+    if not done:
+        raise Mistake(row["note"])
+    return {**{key: row[key] for key in RATES}, "measured": "now"}
 
 
 def _rates_file() -> Path:
@@ -152,9 +154,10 @@ def _kept_rates() -> Row | None:
         kept = object_of(_rates_file(), 1 << 20)
     except (OSError, JsonFileError):
         return None
-    if kept.get("stacks") != _measured_stacks() or not {"measured", *RATES} <= kept.keys():
+    rates = (kept.get("read_bytes_per_s"), kept.get("matrix_flops_per_s"))
+    if kept.get("stacks") != _measured_stacks() or not all(isinstance(rate, float) for rate in rates):
         return None
-    say(f"this machine as measured on {kept['measured']} (again: harness doctor --measure)")
+    say(f"this machine as measured on {kept.get('measured')} (again: harness doctor --measure)")
     return kept
 
 
@@ -200,12 +203,16 @@ def _devices() -> Iterator[Row]:
 
 def _measure(row: Row, progress: Progress) -> bool:
     """Fill in the rates; false if a probe failed. A missing environment is a note."""
+    busy = busy_now() or 0.0
     threads, built = machine.physical_cores(), repeat.measuring(_built(row["family"]))
     try:
         if row["family"] == "cpu":
             _fill(row, read=machine.read_bandwidth(threads))
             _fill(row, matrix=repeat.cpu_matrix_rate(threads, built, progress.say))
-            _keep_rates(row)
+            if busy > BUSY_SHARE:
+                say(f"other processes use {busy:.0%} of the CPUs: measured, but not kept")
+            else:
+                _keep_rates(row)
             if not built:
                 row["note"] = f"the kernels of a stack may be faster, but none is built; run: {_create(row)}"
         elif built:

@@ -43,6 +43,9 @@ PPL_AND_KLD = {
 LATEST = 20  # newest records searched for a bandwidth probe; all records of a run have one, or none has
 
 
+MEASURED_NOW = "measured now"
+
+
 def show(
     experiment: Experiment,
     forecasts: Sequence[Forecast],
@@ -63,7 +66,9 @@ def show(
     if as_json:
         print(json.dumps(lines, indent=1))
     repeats = [cell.workload.repeated(experiment.protocol.repeats) for cell in cells]
-    slower, busy = (1.0, "") if as_json or not here.bandwidth else _slower()
+    # A bandwidth measured now has the load in it.
+    unchanged = as_json or not here.bandwidth or here.bandwidth_source == MEASURED_NOW
+    slower, busy = (1.0, "") if unchanged else _slower()
     for line, times in [] if as_json else zip(lines, repeats, strict=True):
         disk, memory, seconds = line["disk_bytes"], line["memory_bytes"], line["seconds"]
         parts = [
@@ -199,7 +204,7 @@ class Here:
         if self.waits and (known := _known_bandwidth(root / machine.facts()["slug"])):
             self.bandwidth, self.bandwidth_source = known
         elif self.device.family == "cpu" and not self.waits:
-            self.bandwidth_source = "measured now"
+            self.bandwidth_source = MEASURED_NOW
             with contextlib.suppress(machine.ProbeError):  # without a probe there is no time estimate
                 self.bandwidth = machine.read_bandwidth(self._threads)["read_bytes_per_s"]
 

@@ -23,6 +23,7 @@ from harness.cli.options import add_wide, stored
 from harness.dataset.study import Study, attributions, load_study, with_series
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
+from harness.records.foreign.log import LogError
 from harness.report import head, serve
 from harness.report import page as report_page
 from harness.report.text_table import NONE, Table, formatted, note
@@ -178,11 +179,12 @@ def _serve(paths: list[Path], baseline: Path | None, port: int) -> int:
     def build(version: str) -> str:
         try:
             return report_page.page(_study(paths, baseline)[0], version)
-        except ResultsError as nothing:
+        except (ResultsError, LogError) as nothing:
             return report_page.waiting(", ".join(path.name for path in paths), f"{nothing}", version)
 
+    watched = [*paths, *([baseline] if baseline else [])]
     try:
-        server = serve.server(serve.Pages(paths, build), port)
+        server = serve.server(serve.Pages(watched, build), port)
     except OSError as refusal:
         raise Mistake(
             f"port {port} cannot be used: {refusal.strerror}; name another: --serve PORT"
@@ -257,17 +259,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables, or write the page and print its path. Raises ResultsError if there is
     nothing to show."""
+    _check_options(arguments)
     if arguments.open and not arguments.dir:
         print((page := _newest_page()).absolute())
         return _open(page)
     arguments.dir = arguments.dir or [RESULTS]
     if arguments.list or arguments.memory or arguments.history or arguments.export:
         return _view(arguments)
-    if arguments.json:
-        raise Mistake("--json is for --list, --memory and --history; the tables of a page: --format json")
     if arguments.serve is not None:
-        if arguments.output or arguments.png or arguments.open:
-            raise Mistake("--serve writes no file: leave out --output, --png and --open")
         return _serve(arguments.dir, arguments.baseline, arguments.serve)
     if PUBLIC_SPEEDS in arguments.dir:
         return _report_public_speeds(arguments)
@@ -295,6 +294,32 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.open:
             return _open(page)
     return OK
+
+
+OPTIONS = {
+    "list": {"json"},
+    "memory": {"json"},
+    "history": {"json", "output"},
+    "export": {"output"},
+    "serve": {"baseline"},
+    "format": {"output", "baseline", "png"},
+}
+"""What each view takes of the options that some have no use for."""
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Raises Mistake for an option that would do nothing, and for a view of speeds without records."""
+    given = vars(arguments)
+    view = next((each for each in OPTIONS if given[each] not in (None, False)), None)
+    takes = OPTIONS[view] if view else {"output", "baseline", "png", "open"}
+    for option in ("output", "baseline", "png", "open", "json"):
+        if given[option] and option not in takes:
+            what = f"with --{view}" if view else "for a page; its tables: --format json"
+            raise Mistake(f"--{option} has no effect {what}")
+    if PUBLIC_SPEEDS in arguments.dir and view not in (None, "format"):
+        raise Mistake(f"{PUBLIC_SPEEDS} are speeds without records: only a page and --format show them")
+    if arguments.serve is not None and not 0 <= arguments.serve < 1 << 16:
+        raise Mistake(f"--serve {arguments.serve}: a port is a number below 65,536")
 
 
 def _view(arguments: argparse.Namespace) -> int:

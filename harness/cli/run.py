@@ -338,12 +338,15 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.models:
         raise Mistake(_offer())
     given = vars(arguments)
+    is_given = {name: value is not None and value is not False for name, value in given.items()}
     for owner, options in NEEDS.items():
-        if (lost := [each for each in options if given[each]]) and not given[owner]:
+        if (lost := [each for each in options if is_given[each]]) and not given[owner]:
             raise Mistake(f"{_option(lost[0])} needs {_option(owner)}")
     instead = [owner for owner in NEEDS if given[owner]]
-    if instead and (lost := [each for each in LATENCY_ALONE if given[each]]):
+    if instead and (lost := [each for each in LATENCY_ALONE if is_given[each]]):
         raise Mistake(f"{_option(lost[0])} has no effect with {_option(instead[0])}")
+    if arguments.check_weights and arguments.dry_run:
+        raise Mistake("--dry-run has no forecast of --check-weights")
     values = {"new_tokens": arguments.tokens, "reserve": arguments.reserve}
     values["retry_disturbed"] = 0 if arguments.busy else None
     settings = [*arguments.set, *(f"{key}={value}" for key, value in values.items() if value is not None)]
@@ -359,7 +362,8 @@ NEXT_IF_BUSY = (
 
 
 def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    """As it was typed: --full is a number of --tokens."""
+    return "--tokens or --full" if name == "tokens" else f"--{name.replace('_', '-')}"
 
 
 def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:

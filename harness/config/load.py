@@ -139,17 +139,16 @@ def _places(document: Document, parts: list[str], place: str) -> list[list[str]]
         return [parts]
     if parts[0] in short:
         return [["protocol", *parts]]
-    rows = document.data.get("variants") if len(parts) == 1 and isinstance(document.data, dict) else None
-    headers = [
-        (index, stacks().get(str(row.get("stack"))))
-        for index, row in enumerate(rows if isinstance(rows, list) else [])
-        if isinstance(row, dict)
-    ]
-    having = [
-        ["variants", str(index), *parts] for index, each in headers if each and parts[0] in each.options
-    ]
+    having, options = [], set[str]()
+    for key in ("variants", "include") if len(parts) == 1 and isinstance(document.data, dict) else ():
+        rows = document.data.get(key)
+        for index, row in enumerate(rows if isinstance(rows, list) else []):
+            header = stacks().get(str(row.get("stack"))) if isinstance(row, dict) else None
+            options |= header.options.keys() if header else set()
+            if header and parts[0] in header.options:
+                having.append([key, str(index), *parts])
     if not having:
-        hint = suggestion(parts[0], [*known, *short])
+        hint = suggestion(parts[0], [*known, *short, *sorted(options)])
         raise ConfigError(f"{place}: {dotted(parts[:1])}: unknown key{hint}")
     return having
 

@@ -34,7 +34,6 @@ from harness.analysis.verdicts import (
     USABLE,
     beyond_trained,
     counting,
-    functional,
     notes,
     status,
     verdict,
@@ -328,8 +327,6 @@ def repeat_row(
     if (state in USABLE or disturbed) and invalidating:
         state, disturbed = "invalid", None
         reasons = [*reasons, *(flag.detail for flag in invalidating)]
-    if functional(record):  # its speed means nothing, disturbed or not
-        disturbed = None
     if any(flag.invalidates == "first token" for flag in raised):
         figures["first_token_ms"] = None
     if loaded.get("kv_read") == "full":

@@ -54,7 +54,7 @@ class ReferenceAsked(TypedDict):
 @with_config(DESCRIBED)
 class CheckAsked(TypedDict):
     """A check with the same `asked` and `content_key` is not repeated unless it failed: then by
-    `check-weights`, and by a run with `--retry-failed`."""
+    `run --check-weights`, and by a run with `--retry-failed`."""
 
     windows: Pairs
     """positions from 0, [first, end): the last 25 of the prompt, and 25 up to n = 300, 2,100, twice that

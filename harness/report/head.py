@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.analysis.verdicts import disturbance_summary
 from harness.base.text import list_named, plural, shortened
-from harness.dataset.study import Study, ok
+from harness.dataset.study import Study, ok, provisional
 from harness.records.kinds import Record
 from harness.report import summary
 
@@ -115,7 +115,8 @@ def none_ok(study: Study) -> str | None:
     if not rows or any(map(ok, rows)):
         return None
     ((status, count),) = Counter(row["status"] for row in rows).most_common(1)
-    disturbed = disturbance_summary(study.cells) if status == "invalid" else None
+    mostly = 2 * sum(map(provisional, study.cells)) > count
+    disturbed = disturbance_summary(study.cells) if status == "invalid" and mostly else None
     if disturbed:
         return f"No cell is ok. {disturbed}."
     failures = [each for each in summary.failures(study) if each[0].startswith(status)]

@@ -23,8 +23,7 @@ class Pages:
     def __init__(self, paths: Sequence[Path], build: Callable[[str], str]) -> None:
         self._paths, self._build = paths, build
         self._lock = threading.Lock()
-        self._version = state(paths)
-        self._page = build(self._version).encode()
+        self._version, self._page = "", b""  # made when it is first asked for
         self._next = 0.0
 
     def newest(self) -> tuple[str, bytes]:
@@ -32,11 +31,13 @@ class Pages:
         with self._lock:
             begun = time.monotonic()
             if begun >= self._next:
-                version = state(self._paths)
-                if version != self._version:
-                    self._page, self._version = self._build(version).encode(), version
-                ended = time.monotonic()
-                self._next = ended + PAUSE * (ended - begun)
+                try:
+                    version = state(self._paths)
+                    if version != self._version:
+                        self._page, self._version = self._build(version).encode(), version
+                finally:
+                    ended = time.monotonic()
+                    self._next = ended + PAUSE * (ended - begun)
             return self._version, self._page
 
 
@@ -65,7 +66,7 @@ def server(pages: Pages, port: int) -> ThreadingHTTPServer:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.headers.get("Host", "").rpartition(":")[0] not in HOSTS:
+            if self.headers.get("Host", "").partition(":")[0] not in HOSTS:
                 return self.send_error(403, "only for this machine")
             if self.path != "/":
                 return self.send_error(404)

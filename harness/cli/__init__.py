@@ -37,25 +37,25 @@ def say(sentence: object) -> None:
 
 GROUPS = {
     "measure": {
-        "run": "measure models, or every cell of a config; keeps existing measurements",
-        "tune": "find the options with which one stack runs one model fastest on this machine",
-        "ab": "measure two sides in turns in one campaign, until the change between them is known",
+        "run": "measure models, or the cells of a config that are not measured yet",
+        "tune": "find the options with which a stack runs a model fastest here",
+        "ab": "measure two sides in turns until the change between them is known",
     },
     "choose": {
-        "recommend": "say which stack and quantization to run on a machine: predicted, ranked, proved",
+        "recommend": "say which stack and quantization to run on a machine",
         "theory": "compute what the hardware allows, before running anything",
     },
     "look": {
-        "report": "write one HTML page, or print tables, from results folders",
-        "compare": "report changes between two sets of runs that exceed run-to-run noise",
-        "fit": "fit a latency log of any tool: line, confidence interval, shape, warnings",
+        "report": "write a page, or print tables, from results folders",
+        "compare": "report changes between two sets of runs that exceed their noise",
+        "fit": "fit a latency log of any tool: line, interval, shape, warnings",
     },
     "share": {"share": "print a card of results to paste, put results into one file, or check such a file"},
     "set up": {
-        "doctor": "describe this machine, and list conditions that disturb measurements",
-        "env": "list, create or check the environments of the stacks, or adopt an interpreter",
+        "doctor": "describe this machine and what disturbs measurements on it",
+        "env": "list, create, check or adopt the environments of the stacks",
         "init": "write a first config for this machine",
-        "completion": "print the script that completes commands and names in bash, zsh or fish",
+        "completion": "print the script that completes commands in bash, zsh or fish",
     },
 }
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}

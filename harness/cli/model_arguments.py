@@ -35,6 +35,7 @@ from harness.theory.known_models import Known
 from harness.theory.names import NotUnderstood
 
 TOKENS, REPEATS = 128, 3
+WINDOWS = 8  # a warm-up as long as the measurement, on a machine that never settles
 TOLERANCE = 0.05  # on a small or busy machine windows of 16 tokens seldom agree to 2%
 STUDY_TOKENS = 9975  # of the published study
 BF16_SINCE = 8.0  # compute capability; older GPUs emulate it
@@ -156,7 +157,11 @@ def document(given: Sequence[str], chosen: Sequence[str] | None, quants: Sequenc
         ]
     content: Plain = {
         "device": "cuda" if gpus else "cpu",
-        "protocol": {"new_tokens": TOKENS, "repeats": REPEATS, "warmup": {"tolerance": TOLERANCE}},
+        "protocol": {
+            "new_tokens": TOKENS,
+            "repeats": REPEATS,
+            "warmup": {"tolerance": TOLERANCE, "max_windows": WINDOWS},
+        },
         "models": [{**model.source, "name": model.name} for model in models],
         "variants": variants,
     }
@@ -243,7 +248,7 @@ def _first_row(header: Header, gpus: Sequence[Gpu]) -> dict[str, Any]:
     line = header.first.line("cuda" if gpus else "cpu").removeprefix("# ")
     text = line.replace("{dtype}", dtype_of(gpus[0])) if gpus else line
     (row,), _ = parse(text, lambda line: header.stack)
-    found: dict[str, Any] = row
+    found: dict[str, Any] = {**row, "stack": header.stack}  # a copied header may name another
     return found
 
 
@@ -283,7 +288,9 @@ def experiment(
             path.parent.mkdir(parents=True, exist_ok=True)
             path = _kept(made, path)
         except OSError as refusal:
-            raise Mistake(f"{path}: cannot be written: {refusal.strerror}; name a folder: --out") from refusal
+            raise Mistake(
+                f"{path}: cannot be written: {refusal.strerror}; choose another: --out DIR"
+            ) from refusal
         found = load_document(made, path)
         say(f"config: {path}")
         _say_what_is_built(found)

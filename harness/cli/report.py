@@ -38,6 +38,8 @@ def _list(folder: Path, as_json: bool, wide: bool) -> int:
     study = load_study([each for each in every if each.record["kind"] != "reported"])
     if every and not study.stored and not study.searches and not study.scores and not study.checks:
         say(f"{folder}: its {len(every)} records are published figures: see harness report {folder}")
+        if not as_json:
+            return OK
     if not every:
         say(no_records(folder))
     tables.show_cells_table(study, as_json, wide)
@@ -201,6 +203,12 @@ def _serve(paths: list[Path], baseline: Path | None, port: int) -> int:
 PUBLIC_SPEEDS = Path(data.PUBLISHED) / data.PUBLIC_SPEEDS
 
 
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text[:6]) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text} is no port; the folder comes first: report DIR --serve")
+    return int(text)
+
+
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dir",
@@ -227,7 +235,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     view.add_argument(
         "--serve",
         nargs="?",
-        type=int,
+        type=_port,
         const=PORT,
         metavar="PORT",
         help=f"show the page to browsers of this machine, and renew it as records come (port: {PORT})",
@@ -318,8 +326,6 @@ def _check_options(arguments: argparse.Namespace) -> None:
             raise Mistake(f"--{option} has no effect {what}")
     if PUBLIC_SPEEDS in arguments.dir and view not in (None, "format"):
         raise Mistake(f"{PUBLIC_SPEEDS} are speeds without records: only a page and --format show them")
-    if arguments.serve is not None and not 0 <= arguments.serve < 1 << 16:
-        raise Mistake(f"--serve {arguments.serve}: a port is a number below 65,536")
 
 
 def _view(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from harness.base.text import plural
+from harness.base.text import plural, printable
 from harness.models import not_a_model
 from harness.theory import tensors
 from harness.theory.decoder import Decoder
@@ -234,8 +234,8 @@ def _header(reader: _Reader) -> GgufHeader:
 
 
 def _not_gguf(start: bytes) -> str:
-    magic = not_a_model.GGUF
-    return f"not a GGUF file: it begins with {start!r}, not {magic!r}; fetch it again, or name another"
+    begins = printable(start.decode("latin-1"))
+    return f"not a GGUF file: it begins with {begins}, not GGUF; fetch it again, or name another"
 
 
 def _tensor(reader: _Reader, name: str) -> Tensor:

@@ -262,7 +262,7 @@ def test_settings_reach_into_the_file_and_the_last_one_wins(tmp_path):
 
 
 def test_a_setting_of_a_stack_is_one_of_every_variant_and_of_the_included_that_have_it(tmp_path):
-    both = SMALL | {"include": [{"stack": "llamacpp", "quant": "q8_0", "name": "more"}]}
+    both = SMALL + "include: [{stack: llamacpp, quant: q8_0, name: more}]\n"
     experiment = written(tmp_path, both, "flash_attn=true", "warmup.max_windows=3")
     assert experiment.protocol.warmup.max_windows == 3
     of_llamacpp = [each for each in (*experiment.variants, *experiment.include) if each.stack == "llamacpp"]

@@ -110,7 +110,7 @@ def test_what_pages_take_from_the_code_is_what_the_code_says():
 def test_no_script_calls_a_command_of_before():
     names = "|".join(map(re.escape, cli.MOVED))
     calls = re.compile(
-        rf'(?:\[|json\(|HARNESS\), |"harness"\), )"({names})"[,\]\)]|\$?(?:HARNESS|harness)"? ({names}) '
+        rf'(?:\[|json\(|HARNESS\), |"harness"\), )"({names})",|\$?(?:HARNESS|harness)"? ({names}) '
     )
     for folder in ("benchmarks", "ci", "action", ".github", "docs"):
         for path in (each for each in (ROOT / folder).rglob("*") if each.suffix in (*NAMING, ".md")):

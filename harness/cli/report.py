@@ -318,7 +318,7 @@ OPTIONS = {
 def _check_options(arguments: argparse.Namespace) -> None:
     """Raises Mistake for an option that would do nothing, and for a view of speeds without records."""
     given = vars(arguments)
-    view = next((each for each in OPTIONS if given[each] not in (None, False)), None)
+    view = next((each for each in OPTIONS if given[each] is not None and given[each] is not False), None)
     takes = OPTIONS[view] if view else {"output", "baseline", "png", "open"}
     for option in ("output", "baseline", "png", "open", "json"):
         if given[option] and option not in takes:

@@ -194,7 +194,7 @@ def test_interrupting_the_fleet_records_the_repeats_of_the_moment(nodes, backgro
     running.send_signal(signal.SIGINT)
     code, err = ended(running)
     assert code == 130
-    assert "run the same command to continue" in err
+    assert "the same command continues" in err
     assert "interrupted" in {r["outcome"] for r in records(tmp_path / "results")}
     code, err = ended(background("run", path, "--on", fleet.address))
     assert code in MEASURED, err

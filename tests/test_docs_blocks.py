@@ -113,7 +113,8 @@ def run(page: str, chosen: Sequence[Block], folder: Path) -> None:
             expected = ".*".join(re.escape(part) for part in block.shown.split("..."))
             assert re.fullmatch(expected, printed, re.DOTALL), f"{page}:{block.line} prints {printed}"
     if measures:
-        listed = subprocess.run(["harness", "report", "--list", "--json"], cwd=clone, env=variables, capture_output=True)
+        command = ["harness", "report", "--list", "--json"]
+        listed = subprocess.run(command, cwd=clone, env=variables, capture_output=True)
         rows = json.loads(listed.stdout)
         assert rows
         assert failures(rows) == []

@@ -89,7 +89,7 @@ def test_a_static_cache_searched_on_a_cpu_is_predicted_within_a_granule_and_1_pe
 
 @pytest.mark.parametrize(("quant", "searched"), [("q8_0", 2304), ("q4_k_m", 4096), ("q4_0", 4096)])
 def test_the_longest_contexts_searched_on_a_cpu_are_predicted_within_a_granule_and_1_percent(quant, searched):
-    """What `harness run --max-ctx configs/quickstart.yaml --set memory_budget=1GiB` found and proved: README.md."""
+    """Found and proved by `harness run --max-ctx quickstart --set memory_budget=1GiB`: README.md."""
     shape, tensors = SHAPES["qwen1.5-0.5b"], theory_tensors.quantized(SHAPES["qwen1.5-0.5b"], quant)
     model = Model(shape, sum(tensor.bytes for tensor in tensors), 0, 2 * kv_elements_per_token(shape))
     found = longest_context(LlamaCpp(on_gpu=False), model, 2**30)

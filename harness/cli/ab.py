@@ -96,13 +96,13 @@ def run(arguments: argparse.Namespace) -> int:
             (arguments.b or arguments.a, arguments.set_b),
         )
     ]
-    if not (arguments.b or arguments.set_a or arguments.set_b or arguments.package_a or arguments.package_b):
-        say("both sides are the same, so this finds noise alone: name B, or what changes (--set-b)")
     paths, sides = [path for path, _ in loaded], (loaded[0][1], loaded[1][1])
     pairs = _pairs(sides, arguments)
     packages = arguments.package_a, arguments.package_b
     _check(sides, pairs, packages)
     names = _names(pairs)
+    if not (arguments.b or arguments.set_a or arguments.set_b or arguments.package_a or arguments.package_b):
+        say("both sides are the same, so this finds noise alone: name B, or what changes (--set-b)")
     root = (arguments.out or Path("results")).absolute()
     if arguments.dry_run:
         return _forecast(sides, pairs, names, limits, root)

@@ -3,7 +3,6 @@ they are is not tested."""
 
 import json
 import platform
-import re
 from pathlib import Path
 
 import psutil
@@ -69,16 +68,33 @@ def test_measure_gives_rates_of_named_kernels_of_which_the_best_counts(harness, 
     assert is_the_best(cpu["matrix_flops_per_s"], cpu["matrix_kernel"], cpu["matrix_kernels"])
     assert cpu["threads"] == machine.physical_cores()
     assert all(name.startswith("sgemm, ") and "N=" in name for name in cpu["matrix_kernels"])
-    asked = "theory", "qwen1.5-0.5b", "--machine", "this"
-    again = harness(*asked, HARNESS_CACHE=str(tmp_path / "nothing built"))
-    assert re.search(
-        r"this machine as measured on \d{4}-\d\d-\d\d \(again: harness doctor --measure\)", again.err
-    )
-    assert f"{cpu['read_bytes_per_s'] / 1e9:.4g} GB/s" in again.out
-    kept = tmp_path / "nothing built" / "rates" / f"{machine.facts()['slug']}.json"
-    kept.write_text("{")
-    assert harness(*asked, HARNESS_CACHE=str(tmp_path / "nothing built")).code == 0
-    assert json.loads(kept.read_text())["read_kernel"]
+
+
+def test_what_was_measured_of_this_cpu_is_kept_with_its_date_until_it_is_measured_again(harness, tmp_path):
+    rates = dict.fromkeys(("read_kernels", "working_set_bytes", "matrix_kernels", "threads"))
+    rates |= {
+        "read_bytes_per_s": 12.5e9,
+        "read_kernel": "r",
+        "matrix_flops_per_s": 5e10,
+        "matrix_kernel": "m",
+    }
+    file = tmp_path / "cache" / "rates" / f"{machine.facts()['slug']}.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"measured": "2026-01-02", "stacks": [], **rates}))
+    ran = harness("theory", "qwen1.5-0.5b", "--machine", "this", HARNESS_CACHE=str(tmp_path / "cache"))
+    assert "this machine as measured on 2026-01-02 (again: harness doctor --measure)" in ran.err
+    assert "this: 12.5 GB/s" in ran.out
+
+
+@pytest.mark.slow("measures the machine, for seconds")
+@pytest.mark.parametrize("damaged", ["{", '{"stacks": [], "read_bytes_per_s": "fast"}', "[]"])
+def test_rates_that_cannot_be_read_are_measured_again(harness, tmp_path, damaged):
+    file = tmp_path / "cache" / "rates" / f"{machine.facts()['slug']}.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(damaged)
+    ran = harness("theory", "qwen1.5-0.5b", "--machine", "this", HARNESS_CACHE=str(tmp_path / "cache"))
+    assert ran.code == 0
+    assert "as measured on" not in ran.err
 
 
 def test_a_gpu_without_an_environment_says_how_to_build_one(harness, tmp_path):

@@ -203,10 +203,10 @@ def _devices() -> Iterator[Row]:
 
 def _measure(row: Row, progress: Progress) -> bool:
     """Fill in the rates; false if a probe failed. A missing environment is a note."""
-    busy = busy_now() or 0.0
     threads, built = machine.physical_cores(), repeat.measuring(_built(row["family"]))
     try:
         if row["family"] == "cpu":
+            busy = busy_now() or 0.0
             _fill(row, read=machine.read_bandwidth(threads))
             _fill(row, matrix=repeat.cpu_matrix_rate(threads, built, progress.say))
             if busy > BUSY_SHARE:

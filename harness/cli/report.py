@@ -296,7 +296,7 @@ def run(arguments: argparse.Namespace) -> int:
             write_output(arguments.output, tables)
             print(arguments.output.absolute())
     elif arguments.output or not arguments.png:
-        page = arguments.output or Path("reports") / f"{name}.html"
+        page = arguments.output or REPORTS / f"{name}.html"
         report_page.write(page, study)
         print(page.absolute())
         if arguments.open:

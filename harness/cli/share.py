@@ -68,14 +68,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if not arguments.verify and (arguments.json or arguments.beside):
+        raise Mistake("--json and --beside are for --verify")
     if not arguments.verify and not arguments.bundle:
-        if arguments.json or arguments.beside:
-            raise Mistake("--json and --beside are for --verify")
         return _card(arguments)
     if arguments.only:
         raise Mistake("--only is for the card: a bundle has all records of its folder")
-    if arguments.bundle and (arguments.json or arguments.beside):
-        raise Mistake("--json and --beside are for --verify")
     return (_verify if arguments.verify else _bundle)(arguments)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from harness.analysis.verdicts import disturbance_summary
 from harness.base.text import list_named, plural, shortened
 from harness.dataset.study import Study, ok, provisional
-from harness.records.kinds import Record
+from harness.records.kinds import Record, loaded_of
 from harness.report import summary
 
 NAMED = 3  # machines or commits in one line
@@ -81,6 +81,12 @@ def version_text(record: Record) -> str | None:
     commit = of["git_commit"]
     built = f" (commit {commit[:10]}{'+' * commit.endswith('+')})" if commit else ""
     return f"harness {of['version']}{built}"
+
+
+def versions_text(record: Record) -> str:
+    """The stack's versions: `llama-cpp-python 0.3.36, numpy 2.2.6`; empty where none is known."""
+    versions = loaded_of(record).get("versions") or {}
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def citations(study: Study) -> list[str]:

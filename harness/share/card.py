@@ -19,10 +19,10 @@ from harness.dataset import table as dataset_table
 from harness.dataset.study import Study, load_study, ok, timed
 from harness.records import ResultsError, Stored
 from harness.records.files import read_columns
-from harness.records.kinds import Record, loaded_of
+from harness.records.kinds import Record
 from harness.records.parts import Gpu
 from harness.report import tables
-from harness.report.head import version_text
+from harness.report.head import version_text, versions_text
 from harness.report.tables import number
 from harness.report.text_table import NONE, Table, in_markdown
 from harness.share.bundle import TABLES, Anonymizer
@@ -171,8 +171,7 @@ def _software(record: Record) -> str:
     """The stack and its versions; of published figures their source."""
     if source := record.get("source"):
         return f"source: {source['title']}, {source['url']}, {source['license']}"
-    versions = (loaded_of(record).get("versions") or {}).items()
-    listed = ", ".join(f"{name} {version}" for name, version in versions)
+    listed = versions_text(record)
     return f"{record['stack']}: {listed}" if listed else ""
 
 

@@ -16,6 +16,7 @@ from harness.analysis.columns import Repeat as Row
 from harness.analysis.identity import recorded_gpu
 from harness.records import Record
 from harness.records.kinds import loaded_of
+from harness.report.head import versions_text
 from harness.share.export import BACKENDS, Repeat, cells_of
 
 Document = dict[str, object]
@@ -45,12 +46,11 @@ def text(found: Iterable[Document]) -> str:
 def llm_d(chosen: Iterable[Sequence[Repeat]]) -> Iterator[Document]:
     for repeats in cells_of(chosen):
         row, each = repeats[0]
-        versions = loaded_of(each.record).get("versions") or {}
         gpu = recorded_gpu(each.record)
         engine: Document = {
             "kind": "inference_engine" if gpu else "generic",  # an engine must have an accelerator
             "tool": row["stack"],
-            "tool_version": ", ".join(f"{name} {version}" for name, version in versions.items()),
+            "tool_version": versions_text(each.record),
             "model": {"name": row["model"]},
         }
         if gpu:

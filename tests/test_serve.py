@@ -105,6 +105,7 @@ def test_an_open_page_is_loaded_anew_at_its_place_when_a_record_comes_and_else_s
     with playwright.sync_playwright() as tool:
         browser = tool.chromium.launch(executable_path=BROWSER, args=["--disable-dev-shm-usage"])
         page = browser.new_page(viewport={"width": 1280, "height": 700})
+        page.set_default_timeout(600_000)  # the next look waits for 20 times what making the page took
         complaints: list[Any] = []
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))

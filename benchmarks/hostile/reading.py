@@ -35,8 +35,8 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {"os.remove": 0, "os.mkdir": 0, "os.rmdir": 0, "os.rename": 1, "os.symlink": 1, "os.link": 1}
 CHANGES |= {"os.chmod": 0, "os.chown": 0, "os.truncate": 0, "os.utime": 0}
 STARTS = {"subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "socket.connect"}
-# The first has limits of its own, beyond those for the reading process; the second measures this CPU and reads
-# nothing of the input.
+# The first has limits of its own, beyond those for the reading process; the second measures this CPU and
+# reads nothing of the input.
 OWN_PROCESSES = ("limited_tokenizer.py", "harness.machine.probes")
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|^::(?!\w+ title=)", re.MULTILINE)  # and GitHub's
 OURS = 99  # the exit code of a mistake in this folder

@@ -101,7 +101,7 @@ def test_a_name_of_no_config_is_met_with_the_closest_that_is_shipped(harness):
     ran = harness("run", "quikstart")
     said = "harness: quikstart: no such file, shipped config or known model; did you mean quickstart?\n"
     assert (ran.code, ran.err) == (2, said)
-    assert harness("run", "../quickstart").err == "../quickstart: no such file\n"
+    assert harness("run", "../quickstart").err == "harness: ../quickstart: no such file or directory\n"
 
 
 def test_a_published_study_is_a_folder_where_the_user_stands_else_the_shipped_one(harness, tmp_path):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from harness.base import data
+from harness.base.files import is_local
 from harness.base.text import shortened
 from harness.config import yaml_text
 from harness.config.experiment import (
@@ -205,10 +206,7 @@ def model_row(given: Any, folder: Path) -> Any:
     org/name:Q4_K_M for its GGUF of that type) or a known name."""
     if not isinstance(given, str):
         return given
-    is_path = (
-        given.lower().endswith(".gguf") or given.startswith((".", "~", "/")) or (folder / given).exists()
-    )
-    if is_path or given in data.weights_names():
+    if is_local(given, folder) or given in data.weights_names():
         return {"weights": given}
     repo, quant = repository(given)
     if not re.match(REPO, repo):

@@ -7,7 +7,9 @@ is imported, so that --help is fast.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
+import itertools
 import os
 import signal
 import sys
@@ -156,6 +158,22 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         say(f"{message.removeprefix('argument ')}; {self.prog} --help has the options")
         sys.exit(NOT_STARTED)
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # as typeshed's
+        """Parse as argparse does, once no option is a misspelling of a known one."""
+        if not self._subparsers:  # else the options may be another parser's
+            words = itertools.takewhile(lambda word: word != "--", args or ())
+            for word in (word for word in words if word.startswith("--")):
+                self._check_spelling(word.partition("=")[0])
+        return super().parse_known_args(args, namespace)
+
+    def _check_spelling(self, option: str) -> None:
+        known = self._option_string_actions
+        is_known = any(each.startswith(option) for each in known)  # an unambiguous beginning is enough
+        near = difflib.get_close_matches(option, known, 1, 0.75)
+        if near and not is_known:
+            say(f"unknown option {option}; did you mean {near[0]}?")
+            sys.exit(NOT_STARTED)
 
 
 _DESCRIPTION = """\

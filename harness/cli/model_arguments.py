@@ -98,6 +98,8 @@ def config_path(given: Sequence[str]) -> Path | None:
         raise Mistake(f"{shortened(config)}: is no model, and a config is measured alone")
     (text,) = given
     path = data.config(text)
+    if path != (here := Path(text)) and here.is_dir():
+        say(f"{text}: the config {path}; for the folder of that name here: ./{text}")
     if not path.exists() and data.is_name(path) and not path.suffix:
         hint = suggestion(text, data.config_names())
         if "did you mean" not in hint and (why := _not_understood(text)):

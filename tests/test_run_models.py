@@ -182,6 +182,12 @@ def test_each_mistake_is_one_sentence_before_anything_runs(harness, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+def test_a_repository_may_have_the_address_of_the_hub_before_it(harness):
+    for address in ("", "hf.co/", "https://huggingface.co/"):
+        ran = harness("run", f"{address}org/chat-GGUF:Q8_0", "--dry-run", HF_HUB_OFFLINE="1")
+        assert ran.err.startswith("harness: chat-GGUF: llamacpp q8_0 on "), ran.err
+
+
 def test_a_folder_for_results_that_cannot_be_is_one_sentence(harness, tmp_path):
     stored(tmp_path / "tiny-Q4_0.gguf", "q4_0")
     (tmp_path / "file").touch()

@@ -18,7 +18,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NoReturn
 
 import harness
-from harness.base.files import FULL, NotFinished, NotStarted
+from harness.base.files import FULL, NotFinished, NotStarted, cache_folder
 from harness.base.system import HANGUP, STOPS
 from harness.base.text import filtered
 
@@ -148,7 +148,8 @@ def _run(arguments: argparse.Namespace) -> int:
     except OSError as refusal:
         if refusal.errno not in FULL:
             raise
-        say(f"{refusal.filename or 'a file'} cannot be written: {refusal.strerror}")
+        where = refusal.filename or f"a file, in the results or in {cache_folder()} (HARNESS_CACHE),"
+        say(f"{where} cannot be written: {refusal.strerror}")
         return NOT_OK
 
 

@@ -124,7 +124,7 @@ def is_model(text: str) -> bool:
         with contextlib.suppress(OSError), path.open("rb") as file:
             return file.read(4) == b"GGUF"
         return False
-    return is_local(text) or re.match(REPO, text.partition(":")[0]) is not None
+    return is_local(text) or re.match(REPO, repository(text)[0]) is not None
 
 
 def _is_known(name: str) -> bool:

@@ -91,18 +91,16 @@ def is_local(given: str, folder: Path = Path()) -> bool:
 def nearest(path: Path) -> str:
     """A hint for a path that does not exist: the most similar one that does, else the only one with its
     suffix; empty if there is neither."""
-    missing = next(each for each in (path, *path.parents) if each.parent.exists())
-    files: list[Path] = []
     with contextlib.suppress(OSError):
+        missing = next(each for each in (path, *path.parents) if each.parent.exists())
         files = sorted(missing.parent.iterdir(), key=lambda each: each.suffix == missing.suffix)
-    named = {_stem(each): each for each in files}  # of two with one stem, the one with the suffix
-    alike = [each for each in files if each.suffix == missing.suffix != ""]
-    close = [named[stem] for stem in difflib.get_close_matches(_stem(missing), named, 1)] or alike
-    if len(close) != 1:
-        return ""
-    found = close[0]
-    rest = found / path.relative_to(missing)
-    return f"; did you mean {rest if rest.exists() else found}?"
+        named = {_stem(each): each for each in files}  # of two with one stem, the one with the suffix
+        alike = [each for each in files if each.suffix == missing.suffix != ""]
+        close = [named[stem] for stem in difflib.get_close_matches(_stem(missing), named, 1)] or alike
+        if len(close) == 1:
+            whole = close[0] / path.relative_to(missing)
+            return f"; did you mean {whole if whole.exists() else close[0]}?"
+    return ""
 
 
 def _stem(path: Path) -> str:

@@ -160,7 +160,7 @@ class Parser(argparse.ArgumentParser):
         say(f"{message.removeprefix('argument ')}; {self.prog} --help has the options")
         sys.exit(NOT_STARTED)
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # as typeshed's
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, once no option is a misspelling of a known one."""
         if not self._subparsers:  # else the options may be another parser's
             words = itertools.takewhile(lambda word: word != "--", args or ())

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from harness.base import data
-from harness.base.files import write_whole
+from harness.base.files import is_local, write_whole
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import list_named, plural, shortened
 from harness.cli import Mistake, say
@@ -98,6 +98,8 @@ def config_path(given: Sequence[str]) -> Path | None:
         raise Mistake(f"{shortened(config)}: is no model, and a config is measured alone")
     (text,) = given
     path = data.config(text)
+    if path != (here := Path(text)) and here.is_dir():
+        say(f"{text}: the config {path}; for the folder of that name here: ./{text}")
     if not path.exists() and data.is_name(path) and not path.suffix:
         hint = suggestion(text, data.config_names())
         if "did you mean" not in hint and (why := _not_understood(text)):
@@ -122,7 +124,7 @@ def is_model(text: str) -> bool:
         with contextlib.suppress(OSError), path.open("rb") as file:
             return file.read(4) == b"GGUF"
         return False
-    return re.match(REPO, text.partition(":")[0]) is not None and not Path(path.parts[0]).exists()
+    return is_local(text) or re.match(REPO, repository(text)[0]) is not None
 
 
 def _is_known(name: str) -> bool:
@@ -180,7 +182,7 @@ def _models(given: Sequence[str]) -> list[_Model]:
             elif path.is_dir():
                 weights.local(path)
                 found.append(_Model(safe_name(path.resolve().name), {"weights": str(path.absolute())}))
-            elif path.exists() or text.lower().endswith(".gguf"):
+            elif is_local(text):
                 files.append(path)
             else:
                 repo, quant = repository(text)

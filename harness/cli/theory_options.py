@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.base.files import is_local
 from harness.base.text import printable, shortened
 from harness.cli import OK, Mistake, say
 from harness.cli.options import add_reserve, add_wide, gb_per_s, memory_gib, reserved, tokens, unknown
@@ -101,8 +102,8 @@ def model_of(given: str, shapes: Mapping[str, Decoder]) -> names.Named | None:
     try:
         found = base_shapes.understood(given, shapes, "give its config.json or --from")
     except NotUnderstood as why:
-        if base_shapes.is_path(given):  # which is missing: the reader of the file reports it
-            return None
+        if base_shapes.is_path(given) or is_local(given):
+            return None  # it is missing, which the reader of the file reports
         raise Mistake(why.sentence("model (and no file)", shortened(given))) from why
     if found.note:
         say(printable(found.note))

@@ -95,7 +95,9 @@ def check_writable(root: Path) -> None:
     try:
         tempfile.TemporaryFile(dir=next(each for each in (root, *root.parents) if each.exists())).close()
     except OSError as refusal:
-        raise ResultsError(f"{root}: cannot write results here: {refusal.strerror}") from refusal
+        raise ResultsError(
+            f"{root}: cannot write results here: {refusal.strerror}; choose another: --out DIR"
+        ) from refusal
 
 
 def keep(folder: Path, fields: Fields, series: dict[str, list[int]], prefill: dict[str, list[int]]) -> Stored:

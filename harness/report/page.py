@@ -429,7 +429,9 @@ def _draw(wanted: Sequence[Plotly]) -> None:
     except ChromeNotFoundError as lack:
         hint = "install one, or set BROWSER_PATH"
         raise FiguresError(f"drawing figures needs Chrome or Chromium, and none was found; {hint}") from lack
-    except (RuntimeError, OSError) as failed:
+    except OSError as failed:
+        raise FiguresError(f"the figures cannot be drawn: {failed.strerror or failed}") from failed
+    except RuntimeError as failed:
         why = failed.args[0] if failed.args else type(failed).__name__
         raise FiguresError(f"the browser that draws the figures failed: {why}") from failed
 

@@ -200,7 +200,7 @@ class Worker:
                 if keep is not None:
                     keep.write(line)
                 if isinstance(event, Phase):
-                    phase = event.name
+                    phase = event.name.partition(":")[0]
                 done += isinstance(event, Done)
                 failed = failed or isinstance(event, Failed)
                 if done == self._jobs_to_do or failed:

@@ -85,6 +85,7 @@ def test_a_dry_run_measures_nothing(harness, config, tmp_path):
     ran = harness("ab", config(CELL), *SLOW, "--dry-run")
     assert ran.code == 0
     assert "tiny-qwen2 fake v0: tiny-qwen2.fake.v0" in ran.out
+    assert f"; {differences.FEWEST_ROUNDS} to 100 rounds, until the intervals are narrow" in ran.err
     assert not (tmp_path / "results").exists()
 
 
@@ -96,6 +97,8 @@ def test_a_dry_run_measures_nothing(harness, config, tmp_path):
         (["--max-minutes", "0"], "must be above 0"),
         (["--fail-on", "slower:2"], "must be a percentage"),
         (["--set-b", "models.0.shape=tiny-llama"], "without a partner on the other side"),
+        (["--set-b", "B_mss=1.0"], "--set-b B_mss=1.0: B_mss: unknown key"),
+        (["--busy", "--fail-on", "slower:2%"], "--fail-on needs a verdict that counts"),
         (["--set-b", "device=cuda"], "both sides must use the same device"),
         (["--package-b", "torch==2.0"], "no stack of side B needs it"),
         (["--only", "nothing*"], "matches none of"),
@@ -139,6 +142,22 @@ def test_another_version_of_a_package_is_another_environment():
     assert len(other.dependencies) == len(environment.dependencies)
     assert not any("torch" in each for each in other.dependencies)
     assert project_of("Llama.cpp_python @ git+https://x/y@abc") == "llama-cpp-python"
+
+
+def test_on_a_busy_machine_what_was_disturbed_counts_and_is_provisional(
+    harness, config, tmp_path, monkeypatch
+):
+    (tmp_path / "disturbed").write_text("99")
+    monkeypatch.setenv("HARNESS_FAKE_DISTURBED", str(tmp_path / "disturbed"))
+    given = (config(CELL), *SLOW, "--max-rounds", "4", "--format", "json")
+    quiet = harness("ab", *given)
+    assert "nothing was compared" in quiet.err
+    ran = harness("ab", *given, "--busy")
+    assert ran.code == 1
+    (speed,) = (row for row in ran.json if row["metric"] == "tokens_per_s")
+    assert speed["verdict"] == "SLOWER"
+    assert speed["reason"] == "provisional: 8 of 8 repeats disturbed"
+    assert "on side B 4 of 4 repeats: invalid" in speed["lost"]
 
 
 # The statistics of a pair

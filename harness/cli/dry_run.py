@@ -52,10 +52,11 @@ def show(
     root: Path,
     as_json: bool,
     has_reference: bool = False,
+    fewest: int | None = None,
 ) -> int:
     """Print a line per cell, or one array; names a missing device once. NOT_OK if a cell
     would fail, be refused or not fit. `root`: the results folder. `has_reference`: scores are compared with a
-    given reference."""
+    given reference. `fewest`: repeats after which a campaign may end; null: all of the protocol's."""
     here = Here(experiment, root, has_reference)
     if absent := here.device.absent:
         name, has = here.device.name, here.device.memory_bytes
@@ -69,6 +70,7 @@ def show(
     # A bandwidth measured now has the load in it.
     unchanged = as_json or not here.bandwidth or here.bandwidth_source == MEASURED_NOW
     slower, busy = (1.0, "") if unchanged else _slower()
+    span = f"{fewest} to " if fewest else ""
     for line, times in [] if as_json else zip(lines, repeats, strict=True):
         disk, memory, seconds = line["disk_bytes"], line["memory_bytes"], line["seconds"]
         parts = [
@@ -76,7 +78,7 @@ def show(
             line["weights"],
             "disk ?" if disk is None else f"disk {disk / 1e9:.1f} GB",
             "memory ?" if memory is None else f"memory {memory / 1e9:.1f} GB",
-            "time ?" if seconds is None else f"about {in_words(slower * seconds)} x {times}",
+            "time ?" if seconds is None else f"about {in_words(slower * seconds)} x {span}{times}",
         ]
         if line["warm_up_seconds"]:
             parts[-1] += f", each after up to {in_words(slower * line['warm_up_seconds'])} of warm-up"
@@ -93,6 +95,9 @@ def show(
         if (s := line["seconds"]) is not None
     ]
     takes = f", {duration_of(timed, experiment)}" if timed else ""
+    if timed and fewest:
+        least = [(each_s, warm_up_s, min(fewest, times)) for each_s, warm_up_s, times in timed]
+        takes = f", at least {duration_of(least, experiment)}, at most {duration_of(timed, experiment)}"
     if timed and here.bandwidth:
         takes += f", at {here.bandwidth / 1e9:.1f} GB/s of memory bandwidth, {here.bandwidth_source}{busy}"
     if None in (line["seconds"] for line in lines) and here.waits and not here.bandwidth:

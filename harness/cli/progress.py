@@ -109,7 +109,10 @@ class Progress:
             line += ": disturbed again"
         elif reasons:
             line += f": {'; '.join(reasons)}"
-            steps = [each for each in found.next_steps if each not in self._advised]
+            # What to do about a busy machine is said once, at the end.
+            steps = (
+                [] if found.disturbed else [each for each in found.next_steps if each not in self._advised]
+            )
             self._advised += steps
             line += "".join(f"\n  next: {each}" for each in steps)
         self.clear()

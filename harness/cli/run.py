@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from harness.analysis.verdicts import USABLE
+from harness.analysis.verdicts import USABLE, disturbance_summary
 from harness.base import data
 from harness.base.text import list_named, printable, shortened, unfiltered
 from harness.campaign import fleet, forecast
@@ -350,15 +350,11 @@ def run(arguments: argparse.Namespace) -> int:
     values = {"new_tokens": arguments.tokens, "reserve": arguments.reserve}
     values["retry_disturbed"] = 0 if arguments.busy else None
     settings = [*arguments.set, *(f"{key}={value}" for key, value in values.items() if value is not None)]
-    arguments.config, experiment = model_arguments.experiment(arguments.models, arguments, settings)
+    arguments.config, experiment = model_arguments.experiment(
+        arguments.models, arguments, settings, says_length=not instead
+    )
     kinds = {"max_ctx": _max_ctx, "quality": _quality, "check_weights": _check_weights}
     return kinds[instead[0]](experiment, arguments) if instead else _measure(experiment, arguments)
-
-
-NEXT_IF_BUSY = (
-    "next, on a machine that is never quiet: --busy does not repeat what was disturbed; its figures are"
-    " provisional"
-)
 
 
 def _option(name: str) -> str:
@@ -389,12 +385,10 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
         gathered = load_study(campaign_run.run(experiment, cells, request, progress := Progress()))
         busiest = progress.busiest
     if not (arguments.on and arguments.json):  # its events have been printed
-        tables.show_cells_table(gathered, arguments.json, arguments.wide, busiest)
+        tables.show_cells_table(gathered, arguments.json, arguments.wide)
     if not arguments.json:
         for sentence in closing(gathered):
             print(sentence)
-        if not arguments.busy and any(row["stayed_disturbed"] for row in gathered.cells):
-            print(NEXT_IF_BUSY)
     # A run of some cells must not overwrite the page of all cells.
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"
@@ -404,6 +398,12 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
         say(refusal)
         return NOT_OK
     print(f"records: {root}\nreport: {page.absolute()}", file=sys.stderr if arguments.json else sys.stdout)
+    if disturbed := disturbance_summary(gathered.cells, busiest, arguments.busy):
+        say(
+            disturbed
+            if arguments.busy
+            else f"{disturbed}; on a machine that is never quiet, --busy measures each repeat once"
+        )
     done = [*counted(gathered.repeats), *gathered.searches, *gathered.scores]
     return OK if all(row["status"] in USABLE for row in done) else NOT_OK
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from harness.cli import Mistake, compare, dry_run, model_arguments, say
 from harness.cli.dry_run import in_words
 from harness.cli.options import WAIT, add_chosen, add_wide, chosen
 from harness.cli.progress import Progress
+from harness.compare import Change
 from harness.compare.ab import Rounds
+from harness.compare.judge import SAME, UNCLEAR
+from harness.compare.show import FIGURES
 from harness.config import ConfigError, Experiment, plan
 from harness.config.plan import Cell
 from harness.records import Stored
@@ -125,6 +129,9 @@ def run(arguments: argparse.Namespace) -> int:
     progress.clear()
     found = rounds.comparison(("A: " + _title(arguments, "a"), "B: " + _title(arguments, "b")), fail_on)
     compare.show(found, arguments)
+    for name in names:
+        if of_pair := [row for row in found.rows if row["name"] == name]:
+            print(_answer(of_pair[0]), file=sys.stderr if arguments.format else sys.stdout)
     say(f"{ended}; records: {root}")
     return compare.exit_code(found)
 
@@ -139,6 +146,23 @@ def _loaded(arguments: argparse.Namespace, side: str) -> tuple[Path, Experiment]
         for setting in own:
             message = message.replace(f"--set {setting}", f"--set-{side} {setting}")
         raise ConfigError(message) from wrong
+
+
+def _answer(row: Change) -> str:
+    """The change of the figure that decides, in words, and what may decide it where it is open."""
+    counted = f"{plural(row['base_repeats'] or 0, 'round')} counted"
+    if row["change"] is None or row["change_ci90"] is None:
+        return f"{row['name']}: not decided: {row['reason']}; {counted}"
+    low, high = row["change_ci90"]
+    figure = (
+        f"{FIGURES[row['metric']][0]} {row['change']:+.1%}, 90% interval {low:+.1%} to {high:+.1%}, {counted}"
+    )
+    answers = {SAME: f"no change of {100 * row['threshold']:.3g}%", UNCLEAR: "not decided"}
+    answer = answers.get(row["verdict"], f"B is {row['verdict']}")
+    open_ = row["verdict"] == UNCLEAR
+    step = "; more rounds, a quieter machine or a larger --threshold may decide it" * open_
+    provisional = "provisional: " * (row["reason"] or "").startswith("provisional")
+    return f"{row['name']}: {provisional}{answer}: {figure}{step}"
 
 
 def _limits(arguments: argparse.Namespace) -> ab.Limits:

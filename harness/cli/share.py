@@ -89,7 +89,7 @@ def _card(arguments: argparse.Namespace) -> int:
         anonymizer = Anonymizer([*of_owner, *arguments.hide])
         for each in every:
             anonymizer.learn(each.record)
-        made = card.made(_of_one_place(every, arguments), anonymizer)
+        made = card.made(_of_one_place(every, arguments), anonymizer, every)
     if arguments.svg:
         write_output(arguments.svg, made.svg())
         print(arguments.svg.absolute())

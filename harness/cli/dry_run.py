@@ -76,9 +76,13 @@ def show(
         parts = [
             line["cell"],
             line["weights"],
-            "disk ?" if disk is None else f"disk {disk / 1e9:.1f} GB",
-            "memory ?" if memory is None else f"memory {memory / 1e9:.1f} GB",
-            "time ?" if seconds is None else f"about {in_words(slower * seconds)} x {span}{times}",
+            "to write unknown"
+            if disk is None
+            else f"to write {disk / 1e9:.1f} GB"
+            if disk
+            else "nothing to write",
+            "memory unknown" if memory is None else f"memory {memory / 1e9:.1f} GB",
+            "time unknown" if seconds is None else f"about {in_words(slower * seconds)} x {span}{times}",
         ]
         if line["warm_up_seconds"]:
             parts[-1] += f", each after up to {in_words(slower * line['warm_up_seconds'])} of warm-up"

@@ -232,7 +232,9 @@ def run(arguments: argparse.Namespace) -> int:
     if instead and (lost := [each for each in LATENCY_ALONE if is_given[each]]):
         raise Mistake(f"{_option(lost[0])} has no effect with {_option(instead[0])}")
     if arguments.check_weights and arguments.dry_run:
-        raise Mistake("--dry-run has no forecast of --check-weights")
+        raise Mistake(
+            "--dry-run has no forecast of --check-weights: --seconds limits the time of each variant"
+        )
     values = {"new_tokens": arguments.tokens, "reserve": arguments.reserve}
     values["retry_disturbed"] = 0 if arguments.busy else None
     settings = [*arguments.set, *(f"{key}={value}" for key, value in values.items() if value is not None)]

@@ -66,7 +66,10 @@ def show_cells_table(study: Study, as_json: bool, wide: bool) -> None:
     if any(row["weights"] == "synthetic" for row in study.cells):
         note("synthetic weights: sizes are exact, latencies almost exact")
     if any(row["slope_ms"] is not None and not row["W_identifiable"] for row in study.cells):
-        note("no W: the slope is not distinguishable from zero, or there are fewer than 2,049 tokens")
+        note(
+            "no W (the growth of latency with context): it is not distinguishable from zero, or there are"
+            " fewer than 2,049 tokens"
+        )
     for row in study.cells:
         of_line = {flag["code"]: flag["detail"] for flag in row["flags"] if flag["code"] in flags.OF_LINE}
         for detail in of_line.values():

@@ -148,8 +148,10 @@ def test_the_card_of_an_interrupted_run_says_how_far_it_came(harness: Harness, t
         .out.splitlines()[0]
         .endswith(", not complete: 1 of 3 repeats of the run**")
     )
-    write_record(folder / "20260101T000002.000000Z", record(place_in_order=[3, 3], repeat=3))
-    assert "not complete" not in harness("share", "results").out
+    last = record(place_in_order=[3, 3], repeat=3, cell="other.cell", model__name="other")  # of the same run
+    write_record(folder.with_name("other") / "20260101T000002.000000Z", last)
+    assert "not complete" not in harness("share", "results", "--only", "other*").out
+    assert "not complete" not in harness("share", "results", "--only", f"{record()['cell']}*").out
 
 
 def test_the_page_about_it_shows_it(harness: Harness):

@@ -159,8 +159,9 @@ def _answer(row: Change) -> str:
     )
     answers = {SAME: f"no change of {100 * row['threshold']:.3g}%", UNCLEAR: "not decided"}
     answer = answers.get(row["verdict"], f"B is {row['verdict']}")
-    open_ = row["verdict"] == UNCLEAR
-    step = "; more rounds, a quieter machine or a larger --threshold may decide it" * open_
+    step = ""
+    if row["verdict"] == UNCLEAR:
+        step = "; more rounds, a quieter machine or a larger --threshold may decide it"
     provisional = "provisional: " * (row["reason"] or "").startswith("provisional")
     return f"{row['name']}: {provisional}{answer}: {figure}{step}"
 

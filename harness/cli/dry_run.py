@@ -56,7 +56,8 @@ def show(
 ) -> int:
     """Print a line per cell, or one array; names a missing device once. NOT_OK if a cell
     would fail, be refused or not fit. `root`: the results folder. `has_reference`: scores are compared with a
-    given reference. `fewest`: repeats after which a campaign may end; null: all of the protocol's."""
+    given reference. `fewest`: rounds after which a campaign of two sides may end, of as many as the
+    protocol has repeats."""
     here = Here(experiment, root, has_reference)
     if absent := here.device.absent:
         name, has = here.device.name, here.device.memory_bytes
@@ -66,7 +67,8 @@ def show(
     lines = [here.line(each) for each in forecasts]
     if as_json:
         print(json.dumps(lines, indent=1))
-    repeats = [cell.workload.repeated(experiment.protocol.repeats) for cell in cells]
+    of_protocol = experiment.protocol.repeats
+    repeats = [of_protocol if fewest else cell.workload.repeated(of_protocol) for cell in cells]
     # A bandwidth measured now has the load in it.
     unchanged = as_json or not here.bandwidth or here.bandwidth_source == MEASURED_NOW
     slower, busy = (1.0, "") if unchanged else _slower()

@@ -140,11 +140,10 @@ class Rounds:
 
     def _provisional(self, metric: Metric, pair: str) -> str | None:
         """How many repeats of a figure were disturbed; null: none."""
-        rows = [
-            self._counting(pair, side)[round][0]
-            for side in SIDES
-            for round in self._values(metric, pair, side)
-        ]
+        rows = []
+        for side in SIDES:
+            of_round = self._counting(pair, side)
+            rows += [of_round[round][0] for round in self._values(metric, pair, side)]
         disturbed = sum(row["disturbed"] is not None for row in rows)
         return f"provisional: {disturbed} of {plural(len(rows), 'repeat')} disturbed" if disturbed else None
 

@@ -100,7 +100,7 @@ def made(stored: Sequence[Stored], anonymizer: Anonymizer, every: Sequence[Store
     notes = [_shown_of(stored, every), *_outcomes(study), *_origin(study, anonymous)]
     if any(mark in cell for line in table.lines for cell in line for mark in ("+", tables.NOT_HELD)):
         notes.insert(0, f"{CONTEXT.heading}: {CONTEXT.meaning}")
-    title = ", ".join(filter(None, (_title(study, anonymous), _unfinished(stored))))
+    title = ", ".join(filter(None, (_title(study, anonymous), _unfinished(stored, every))))
     return Card(title, table, notes)
 
 
@@ -135,11 +135,12 @@ def _shown_of(stored: Sequence[Stored], every: Sequence[Stored]) -> str:
     )
 
 
-def _unfinished(stored: Sequence[Stored]) -> str | None:
-    """How far the newest run came, where it was interrupted or goes on; null: it is complete."""
+def _unfinished(stored: Sequence[Stored], every: Sequence[Stored]) -> str | None:
+    """How far the newest run of these records came, which may be of other models, too, where it was
+    interrupted or goes on; null: it is complete."""
     newest = max(dataset_table.place(each.record) for each in stored)
-    run = [each.record for each in stored if dataset_table.place(each.record) == newest]
-    ended = [each for each in run if each["outcome"] != "interrupted"]
+    run = [each.record for each in every if dataset_table.place(each.record) == newest]
+    ended = [each for each in run if each.get("outcome") != "interrupted"]
     done = max((each.get("place_in_order", (0, 0))[0] for each in ended), default=0)
     of = max(each.get("place_in_order", (0, 0))[1] for each in run)
     return f"not complete: {done} of {plural(of, 'repeat')} of the run" if done < of else None

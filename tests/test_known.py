@@ -31,7 +31,7 @@ def requests(path: Path, prompt: int, gaps_ms: np.ndarray) -> Path:
     return path
 
 
-SPIKES = "without spikes; with them least squares gives B 29.24"
+SPIKES = "slow outliers (spikes); with them B 29.24"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_no_output_has_a_B_that_is_wide_or_a_W_without_a_slope(harness, config, 
     noisy = {"B_ms": 2.0, "noise": 0.9}
     ran = harness("run", config(noisy, {"B_ms": 2.0}, new_tokens=64, repeats=2), "-o", "r")
     shown = {line.split()[2]: line for line in ran.out.splitlines() if line.startswith("tiny-qwen2")}
-    assert "v0: B at zero context is not known to 10%: 95% interval" in ran.out
+    assert "v0: B, the time of a token at zero context, is not known to 10%: 95% interval" in ran.out
     assert "v1: B" not in ran.out
     assert "  2.0" in shown["v1"]
     for row in harness("report", "--list", "r", "--json").json:

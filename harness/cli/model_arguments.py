@@ -270,9 +270,11 @@ def experiment(
     given: Sequence[str],
     arguments: argparse.Namespace,
     settings: Sequence[str],
+    says_length: bool = False,
 ) -> tuple[Path, Experiment]:
     """What a command line names: the experiment of a config, or one made of models, and its config's path.
-    Raises Mistake, ConfigError."""
+    `says_length`: whether the protocol's tokens and repeats are what the command measures. Raises Mistake,
+    ConfigError."""
     if path := config_path(given):
         if arguments.stacks or arguments.quant:
             raise Mistake(
@@ -284,7 +286,7 @@ def experiment(
     root = arguments.out or Path("results")
     path = root / "configs" / f"{safe_name('-'.join(names))}.yaml"
     found = load_document(made, path, settings)
-    say(in_words(found))
+    say(in_words(found, says_length))
     if not arguments.dry_run:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -317,13 +319,13 @@ def config_text(made: Document, path: Path) -> str:
     return f"# yaml-language-server: $schema={data.schema()}\n# harness run {path}\n{rows}"
 
 
-def in_words(experiment: Experiment) -> str:
+def in_words(experiment: Experiment, says_length: bool) -> str:
     """What is measured, in one line."""
     protocol = experiment.protocol
     models = list_named([model.name for model in experiment.models], 3)
     variants = dict.fromkeys(f"{variant.stack} {variant.name}" for variant in experiment.variants)
-    length = f"{plural(protocol.new_tokens, 'token')} x {protocol.repeats}"
-    return f"{models}: {list_named([*variants], 4)} on {experiment.device}, {length}"
+    length = f", {plural(protocol.new_tokens, 'token')} x {protocol.repeats}" if says_length else ""
+    return f"{models}: {list_named([*variants], 4)} on {experiment.device}{length}"
 
 
 def _say_what_is_built(experiment: Experiment) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from harness import machine, records
 from harness.analysis.columns import Attribution, Moment
 from harness.analysis.memory import PARTS
+from harness.analysis.verdicts import disturbance_summary
 from harness.base import data
 from harness.base.text import plural
 from harness.cli import NOT_OK, OK, Mistake, say, tables
@@ -43,6 +44,8 @@ def _list(folder: Path, as_json: bool, wide: bool) -> int:
     if not every:
         say(no_records(folder))
     tables.show_cells_table(study, as_json, wide)
+    if disturbed := disturbance_summary(study.cells):
+        say(disturbed)
     return OK
 
 

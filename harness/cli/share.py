@@ -90,7 +90,7 @@ def _card(arguments: argparse.Namespace) -> int:
         anonymizer = Anonymizer([*of_owner, *arguments.hide])
         for each in every:  # one record may be all that says that a word in those shown is a name
             anonymizer.learn(each.record)
-        made = card.made(shown, anonymizer)
+        made = card.made(shown, anonymizer, every)
     if arguments.svg:
         write_output(arguments.svg, made.svg())
         print(arguments.svg.absolute())

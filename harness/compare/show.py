@@ -251,6 +251,10 @@ def array(found: Comparison) -> str:
     return json.dumps(rows, indent=1, allow_nan=False) + "\n"
 
 
+def _side_names(found: Comparison) -> tuple[str, str]:
+    return ("A", "B") if found.paired else ("baseline", "new")
+
+
 def _environment(found: Comparison) -> Table:
     lines = [
         [
@@ -261,7 +265,7 @@ def _environment(found: Comparison) -> Table:
         ]
         for each in found.environment
     ]
-    headings = ["what", "baseline", "new", "cells"]
+    headings = ["what", *_side_names(found), "cells"]
     return Table(headings, lines, [False] * 4, title="Environment differences", needed=headings)
 
 
@@ -294,8 +298,7 @@ def _text_figures(found: Comparison) -> Table:
     headings = [
         "cell",
         "figure",
-        "baseline",
-        "new",
+        *_side_names(found),
         "change",
         "90% interval",
         "own",

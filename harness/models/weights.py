@@ -65,6 +65,10 @@ class WeightsUnavailable(WeightsError):
     """The model cannot be had in the stack's format."""
 
 
+class NotDequantized(WeightsError):
+    """The weights are there, and cannot be written as a checkpoint of 16 bits."""
+
+
 class WeightsRefused(WeightsError):
     """The weights are there, and what would be measured with them would be wrong."""
 

@@ -176,7 +176,7 @@ def _recovered(folder: Path) -> Iterator[Stored]:
         if "search" in begun:
             probes = [*begun["search"]["probes"], *_probes_in(folder / "probes.jsonl")]
             begun["search"] = begun["search"] | {"probes": probes}
-        phases = [e.name for e in events if isinstance(e, Phase)]
+        phases = [e.name.partition(":")[0] for e in events if isinstance(e, Phase)]
         record = begun | {
             "outcome": "interrupted",
             "phase": phases[-1] if phases else "start",

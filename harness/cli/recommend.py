@@ -212,7 +212,8 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
     found, nearest = _reaching(arguments, pairs)
     shown = questions.by_size(found, None if arguments.all else arguments.most or 1)
     memory = f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
-    heading = f"{place.device.name} with {memory} runs {_reach(found)} of {len(subjects)} known models"
+    heading = f"{place.device.name} with {memory} runs "
+    heading += text.counted(found, len(subjects), "models", arguments.tok_s, arguments.context)
     notes = [text.of_sizes()] if shown and not arguments.all else []
     notes += _reserved(arguments, place)
     if short := len(subjects) - len(trained):
@@ -223,22 +224,19 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
 def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
     """The known machines on which a model reaches a speed, each with its variant. Raises Mistake."""
     from harness.cli import recommend_inputs
-    from harness.recommend import questions
+    from harness.recommend import questions, text
 
     pairs = questions.pairs([subject], recommend_inputs.all_places(arguments), arguments.context)
     found, nearest = _reaching(arguments, pairs)
     found = questions.by_memory(found)
     best = [each for each in found if each.kind == found[0].kind]
     shown = found if arguments.all else best[: arguments.most or MOST_MACHINES]
-    heading = f"{subject.model.name} runs on {_reach(found)} of {len(pairs)} known machines"
+    heading = f"{subject.model.name} runs on "
+    heading += text.counted(found, len(pairs), "machines", arguments.tok_s, arguments.context)
     notes = ["The smallest memory comes first, then the lowest bandwidth."]
     if arguments.context > subject.made.context:
         notes.append(_beyond(subject.made))
     return _show_found(arguments, heading, shown, notes, found, nearest, pairs)
-
-
-def _reach(found: Sequence[Any]) -> int:
-    return sum(each.reaches for each in found)
 
 
 def _of_hosts(pairs: Sequence[Any]) -> list[str]:
@@ -291,12 +289,14 @@ def _show_found(
     elif shown:
         names = arguments.model or "MODEL", "NAME" if arguments.machine == ALL else arguments.machine
         of_machine = f" --machine {shlex.quote(names[1])}" if names[1] != THIS else ""
-        more = [
+        notes = [
+            *text.that_may(found, tok_s),
+            *notes,
+            *hosts,
             *text.of_others(found, shown),
             f"One of them in full: harness recommend {names[0]}{of_machine} --context {context}",
         ]
-        heading += f" at {tok_s:g} tok/s or more, with {context:,} tokens of context"
-        text.show_found(heading, shown, arguments.machine == ALL, tok_s, [*notes, *hosts, *more])
+        text.show_found(heading, shown, arguments.machine == ALL, notes)
     if shown:
         return OK
     for each in hosts:

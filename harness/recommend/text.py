@@ -14,7 +14,7 @@ from harness.recommend.candidates import Place
 from harness.recommend.commands import Source
 from harness.recommend.priors import maker_of
 from harness.recommend.quality_loss import HERE
-from harness.recommend.questions import SIZES, SMALL_KV, Found
+from harness.recommend.questions import SMALL_KV, Found
 from harness.recommend.speed import read_s
 from harness.recommend.traits import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range
 from harness.report.text_table import NONE, Table
@@ -257,9 +257,7 @@ def show_commands(choice: Choice, source: Source, context: int, place: Place) ->
 # Of each model on each machine, the best variant that reaches a speed.
 
 
-def show_found(
-    heading: str, found: Sequence[Found], of_machines: bool, tok_s: float, notes: Sequence[str]
-) -> None:
+def show_found(heading: str, found: Sequence[Found], of_machines: bool, notes: Sequence[str]) -> None:
     """Print a row for each model of one machine, or for each machine of one model."""
     split = next((each.choice.candidate.split for each in found if each.choice.candidate.split), None)
     lines = [_line_of(each, of_machines, split is not None) for each in found]
@@ -275,8 +273,7 @@ def show_found(
         + f" Bits of a weight in the linear layers, scales included: {bits}; from {LEAST_BITS} on "
         "most models lose little."
     )
-    mark = f"~: fewer than {tok_s:g} tok/s are predicted; only the upper end of the interval reaches them."
-    marks = [mark] if any(not each.reaches for each in found) else []
+    marks = []
     if any(not each.choice.candidate.keeps_cache for each in found):
         marks.append(f"*: with a {SMALL_KV} KV cache, which loses something too; the others' has 16 bits.")
     if split:
@@ -294,21 +291,34 @@ _COLUMNS = 80
 
 
 def of_sizes() -> str:
-    """Which model stands for its size."""
-    return (
-        f"A row for each size (to {', '.join(map(str, SIZES))} billion parameters, and above): the model "
-        f"with the most parameters, then bits, where {LEAST_BITS} bits fit. That is no order of quality: "
-        "--all prints every model."
-    )
+    """Which model stands for its size: neither dates nor a quality that models share are known."""
+    return f"Rows are the largest models of each size class ({LEAST_BITS} bits first), not the best."
+
+
+def counted(found: Sequence[Found], known: int, of: str, tok_s: float, context: int) -> str:
+    """How many reach the speed, and how many may."""
+    perhaps = sum(not each.reaches for each in found)
+    more = f", and {perhaps} more may (~)" if perhaps else ""
+    reach = f"{len(found) - perhaps} of {known} known {of} at {tok_s:g} tok/s or more"
+    return f"{reach} with {context:,} tokens of context{more}"
+
+
+def that_may(found: Sequence[Found], tok_s: float) -> list[str]:
+    """What the mark of those that may reach the speed says."""
+    if all(each.reaches for each in found):
+        return []
+    return [f"~: fewer than {tok_s:g} tok/s are predicted; only the upper end of the interval reaches them."]
 
 
 def of_others(found: Sequence[Found], shown: Sequence[Found]) -> list[str]:
     """How many are not shown, and what they reach."""
     left = Counter(each.kind for each in found) - Counter(each.kind for each in shown)
-    perhaps = left[False, True] + left[False, False]
-    counts = [f"{left[True, True]} that reach it"] * (left[True, True] > 0)
-    counts += [f"{left[True, False]} with fewer than {LEAST_BITS} bits"] * (left[True, False] > 0)
-    counts += [f"{perhaps} that may (the upper end of the interval does)"] * (perhaps > 0)
+    kinds = {
+        "that reach it": left[True, True],
+        f"that reach it with fewer than {LEAST_BITS} bits": left[True, False],
+        "that may": left[False, True] + left[False, False],
+    }
+    counts = [f"{count} {what}" for what, count in kinds.items() if count]
     return [f"Not shown (--all): {names.listed(counts)}."] if counts else []
 
 

@@ -336,7 +336,7 @@ def test_what_the_table_leaves_out_is_said_in_words(harness):
     said = " ".join(ran.out.split())
     assert "apple-m2-pro-16gb: of its 17.2 GB (16 GiB), 5.7 GB are reserved for the system, as macOS" in said
     assert "https://github.com/exo-explore/exo/pull/1672" in said  # not broken at its hyphen
-    assert "reached: no measurement, here or published, of these weights on this machine." in said
+    assert "reached:" not in said  # no such column: these weights were not measured on this machine
 
 
 def test_what_fits_with_flash_attention_alone_has_a_speed_at_its_context(harness):
@@ -361,7 +361,7 @@ def test_what_stands_alone_ignores_no_option(harness, alone):
 def test_a_context_beyond_the_trained_one_is_said_to_be_that(harness):
     asked = "theory", "qwen1.5-0.5b", "--machine", "rtx-4090", "--quant", "q4_0", "--context"
     said = "qwen1.5-0.5b was trained on at most 32,768 tokens: past them it answers worse, or not at all."
-    assert said in harness(*asked, "40k").out
+    assert said in " ".join(harness(*asked, "40k").out.split())
     assert "was trained on" not in harness(*asked, "32k").out
 
 
@@ -476,7 +476,7 @@ def test_what_does_not_fit_has_no_speed(harness):
     assert [row["tokens_per_s_at_context"] for row in rows] == [None] * 3
     text = harness("theory", "llama-3.1-70b", "--machine", "rtx-4060-ti-16gb", "--quant", "q4_k_m").out
     assert "no, 30.8 GB short" in text
-    assert "tok/s" in text
+    assert "No tok/s, since the weights do not fit:" in text
     assert "6.87" not in text
     asked = ("--machine", "rtx-4090", "--kv-read", "full", "--length", "4096", "--json")
     assert harness("theory", "qwen1.5-7b", *asked).json[0]["tokens_per_s_at_context"] is None

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from harness.analysis.columns import Cell, Ends, Outcome, Result, Search, ShownCell
 from harness.base import text
 from harness.dataset.study import Study, bounds, finite, labels, ok, provisional, timed
-from harness.report.tables import PAST_TRAINING, TRAINED, B, at_trained, held, number, past_training
+from harness.dataset.table import trained_mark
+from harness.report.tables import PAST_TRAINING, B, held, number, past_training
 
 # Which cells lead in a figure, and which of them are not distinguishable. Pure.
 #
@@ -275,7 +276,7 @@ def longest(named: Named, searched: Sequence[tuple[str, Search]]) -> tuple[list[
         (targets if target else ended).append(entry(label, length, 0.0, _tokens(row, length, target)))
     for label, search in searched:
         if (length := search["verified_n_ctx"]) is not None:
-            text = _tokens(search, length, False) + TRAINED * at_trained(search)
+            text = _tokens(search, length, False) + trained_mark(search)
             ended.append(entry(label, length, 0.0, text))
     return ended, targets
 

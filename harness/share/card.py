@@ -243,7 +243,7 @@ def _context(line: _Line) -> str:
     if verified := [(length, each) for each in line.searches if (length := each["verified_n_ctx"])]:
         length, search = max(verified, key=itemgetter(0))
         past = tables.PAST_TRAINING * bool(tables.past_training(search["flags"]))
-        return number(length, "{:,.0f}") + past + tables.TRAINED * tables.at_trained(search)
+        return number(length, "{:,.0f}") + past + dataset_table.trained_mark(search)
     grown = [row for row in line.cells if ok(row) and row["max_ctx"]]
     return tables.longest(max(grown, key=lambda row: row["max_ctx"] or 0)) if grown else NONE
 

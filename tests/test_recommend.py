@@ -741,15 +741,6 @@ def test_a_table_of_examples_that_cannot_be_used_is_a_sentence(harness, tmp_path
     assert re.search(says, ran.err, re.DOTALL)
 
 
-def test_a_name_of_two_cards_with_one_memory_is_the_slower_of_them(harness):
-    ran = harness("recommend", "tiny-qwen2", "--machine", "4070", "--json")
-    assert "4070 is rtx-4070-gddr6 or rtx-4070-gddr6x; the slower, rtx-4070-gddr6, is taken" in ran.err
-    of_two_sizes = harness("recommend", "tiny-qwen2", "--machine", "4060 ti")
-    refused(
-        of_two_sizes, "4060 ti is several: rtx-4060-ti-8gb, rtx-4060-ti-16gb; choose one, or give --memory"
-    )
-
-
 def test_where_hardly_anything_was_measured_it_is_too_few_to_say(harness):
     said = " ".join(harness("recommend", "qwen3-8b", "--machine", "arc-a770-16gb").out.split())
     assert "how far off: too few to say: others measured 1 row on 1 machine of Intel." in said

@@ -20,7 +20,6 @@ from test_checkpoint import TINY, write_config, write_gguf, write_shards
 
 from harness.base import data
 from harness.theory import floors, public_speeds, published
-from harness.theory import names as theory_names
 from harness.theory.decoder import kv_elements_per_token, parameters
 from harness.theory.floors import PUBLISHED, SI, Ceiling, Demand, Reach
 from harness.theory.hf_config import SHAPES
@@ -331,8 +330,8 @@ def test_what_the_table_leaves_out_is_said_in_words(harness):
     asked = "--machine", "m2 pro", "rtx-4090", "--quant", "q4_k_m,f16"
     ran = harness("theory", "qwen2.5-7b", *asked, "--wide")
     fits = [line for line in ran.out.splitlines() if " to spare" in line or " short" in line]
-    assert [line.split()[1] for line in fits] == ["q4_k_m", "f16"] * 3
-    assert ["cannot load" in line for line in fits] == [True, False] * 3  # in transformers
+    assert [line.split()[1] for line in fits] == ["q4_k_m", "f16"] * 2
+    assert ["cannot load" in line for line in fits] == [True, False] * 2  # in transformers
     said = " ".join(ran.out.split())
     assert "apple-m2-pro-16gb: of its 17.2 GB (16 GiB), 5.7 GB are reserved for the system, as macOS" in said
     assert "https://github.com/exo-explore/exo/pull/1672" in said  # not broken at its hyphen
@@ -695,4 +694,4 @@ def test_no_figure_in_json_is_nan_or_infinite(harness, shapes, names):
         raise AssertionError(constant)
 
     rows = json.loads(out, parse_constant=refuse)
-    assert len(rows) == len(shapes) * len({name for key in names for name in theory_names.machines(key)})
+    assert len(rows) == len(shapes) * len(names)

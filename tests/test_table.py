@@ -82,3 +82,8 @@ def test_sentences_are_as_wide_as_tables_and_no_word_is_cut(monkeypatch, capsys)
     *lines, last = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert last == address
+
+
+def test_a_line_with_its_first_cell_alone_is_a_title_and_widens_no_column():
+    text = Table(["cell", "MB"], [["a long name", ""], ["  peak", "12"]]).text()
+    assert text == ["cell    MB", "a long name", "  peak  12"]

@@ -25,10 +25,11 @@ _FIGURE = re.compile(r"[-+~<>]? ?\d.*|-|oom|", re.DOTALL)
 
 @dataclass(frozen=True)
 class Table:
-    """`lines`: the cells of each line, as many as `headings`, the most important columns first. `numeric`:
-    which columns hold figures; null: those with nothing else in them. `marked`: lines that need attention;
-    null: none. `meanings`: of the headings; shown on a page, and below a Markdown table. `needed`: headings
-    of columns that are always shown, as the first is."""
+    """`lines`: the cells of each line, as many as `headings`, the most important columns first. A line with
+    its first cell alone is a title of the next ones, and widens no column. `numeric`: which columns hold
+    figures; null: those with nothing else in them. `marked`: lines that need attention; null: none.
+    `meanings`: of the headings; shown on a page, and below a Markdown table. `needed`: headings of columns
+    that are always shown, as the first is."""
 
     headings: Sequence[str]
     lines: Sequence[Sequence[str]]
@@ -85,7 +86,8 @@ class Table:
     @property
     def sizes(self) -> list[int]:
         """Characters of the longest cell of each column."""
-        rows = ([cell_len(printable(cell)) for cell in row] for row in (self.headings, *self.lines))
+        cells = (self.headings, *(line for line in self.lines if any(line[1:])))
+        rows = ([cell_len(printable(cell)) for cell in row] for row in cells)
         return [max(column) for column in zip(*rows, strict=True)]
 
     def text(self) -> list[str]:

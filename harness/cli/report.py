@@ -24,8 +24,8 @@ from harness.dataset.study import Study, attributions, load_study, with_series
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
-from harness.report import head, serve
 from harness.report import page as report_page
+from harness.report import serve
 from harness.report.text_table import NONE, Table, formatted, note
 from harness.share.bundle import SUFFIX, as_folder, is_bundle
 
@@ -111,7 +111,7 @@ RESULTS, REPORTS = Path("results"), Path("reports")
 
 def show() -> int:
     """Print three lines. Reads no record, so that it is fast with thousands of them."""
-    print(f"machine:  {_machine()}")
+    print(f"machine:  {machine.in_words(machine.facts())}")
     # machine/model/cell/start time; published records have no time
     records = sorted(RESULTS.glob("*/*/*/[0-9]*T*/record.json"), key=lambda path: path.parent.name)
     cells = {path.parent.parent for path in records}
@@ -125,11 +125,6 @@ def show() -> int:
         print(f"measured: nothing yet in {RESULTS}/")
     print(f"next:     {_next(bool(records))}")
     return OK
-
-
-def _machine() -> str:
-    facts = machine.facts()
-    return head.machine_text(facts) + ("" if facts["gpus"] else ", no NVIDIA GPU")
 
 
 def _next(measured: bool) -> str:

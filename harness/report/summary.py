@@ -113,7 +113,6 @@ SIZES = (
 )
 
 LEAST_KLD = 1e-6  # nats; figures draw what is less here: 16 bits differ by rounding alone
-GB_FROM = 1e9  # bytes; smaller sizes are in MB
 
 Named = Sequence[tuple[str, ShownCell]]
 
@@ -231,11 +230,6 @@ def goals_size(row: Cell, measure: SizeMeasure) -> tuple[float | None, SizeMeasu
         if (value := each.of(row)) is not None:
             return value, each
     return None, measure
-
-
-def sized(size: float) -> str:
-    """`9.7 GB`, `660 MB`"""
-    return f"{size / 1e9:,.1f} GB" if size >= GB_FROM else f"{size / 1e6:,.0f} MB"
 
 
 def rate(row: Cell, by_B: bool) -> tuple[float | None, float | None, float | None]:
@@ -399,7 +393,7 @@ def _text(group: Group, row: Cell, what: str) -> str:
     """A figure of a row in words; empty without it."""
     if what == "size":
         size, measure = goals_size(row, size_measure(group.named))
-        return "" if size is None else f"{sized(size)} {measure.name}"
+        return "" if size is None else f"{text.sized(size)} {measure.name}"
     value = _value(group, row, what)
     return "" if value is None else _worded(group, what, value, value)
 

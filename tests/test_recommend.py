@@ -201,12 +201,16 @@ def test_weights_of_mixtures_by_name_can_be_measured_where_they_can_be_made(tmp_
 
 
 def test_the_table_has_intervals_and_says_what_to_run(harness):
-    ran = harness("recommend", "qwen1.5-7b", "--machine", "rtx-4090", "--stacks", "llamacpp")
+    asked = "recommend", "qwen1.5-7b", "--machine", "rtx-4090", "--stacks", "llamacpp"
+    ran = harness(*asked, COLUMNS="80")
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0] == "qwen1.5-7b on GeForce RTX 4090 with 24.0 GiB, 8,192 tokens of context"
-    assert "90% intervals" in ran.out
-    assert max(map(len, ran.out.partition("\nrun llamacpp ")[0].splitlines())) <= 100
+    assert "90% intervals" in " ".join(ran.out.split())
+    assert max(map(len, ran.out.partition("\nrun llamacpp ")[0].splitlines())) <= 80
+    assert "more columns with --wide: ctx, bits\n" in ran.out
+    assert " bits: of a weight" not in ran.out  # of a column that is not shown
+    assert " bits: of a weight" in harness(*asked, "--wide").out.replace("\n", " ")
     assert any(line.strip().startswith("llama-server:") and "-c 8192 -ngl 999" in line for line in lines)
     assert "FROM ./qwen1.5-7b-" in ran.out
 
@@ -750,9 +754,8 @@ def test_where_hardly_anything_was_measured_it_is_too_few_to_say(harness):
 def test_what_is_reserved_is_said_and_can_be_changed(harness):
     given = ("recommend", "qwen2.5-32b", "--machine", "rx-7900-xt", "--context", "4k")
     usual, headless, own = (harness(*given, *more) for more in ((), ("--headless",), ("--reserve", "0")))
-    assert (
-        "0.8 GB are reserved for the display and the driver (--headless: 0.5 GB; --reserve SIZE" in usual.out
-    )
+    said = " ".join(usual.out.split())
+    assert "0.8 GB are reserved for the display and the driver (--headless: 0.5 GB; --reserve SIZE" in said
     assert "0.5 GB are reserved for the driver, without a display" in headless.out
     assert "0.0 GB are reserved, as given" in own.out
     every = harness("recommend", "--machine", "rx-7900-xt", "--models", "qwen2.5-14b").out

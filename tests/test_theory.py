@@ -338,6 +338,15 @@ def test_what_the_table_leaves_out_is_said_in_words(harness):
     assert "reached:" not in said  # no such column: these weights were not measured on this machine
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    ["qwen3-8b", "gpt-oss-20b --machine 4090", "gpt-oss-20b --memory 24GB", "llama-3-8b --machine 780m"],
+)
+def test_no_line_is_wider_than_the_terminal(harness, arguments):
+    out = harness("theory", *arguments.split(), COLUMNS="80").out
+    assert max(map(len, out.splitlines())) <= 80
+
+
 def test_what_fits_with_flash_attention_alone_has_a_speed_at_its_context(harness):
     asked = "--machine", "rtx-4060-ti-16gb", "--quant", "q4_k_m", "--context"
     (said,) = harness("theory", "qwen2.5-14b", *asked, "32k", "--json").json

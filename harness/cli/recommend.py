@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.cli import NOT_OK, OK, Mistake, say
-from harness.cli.options import add_reserve, gb_per_s, memory_gib, tokens, unknown
+from harness.cli.options import add_reserve, add_wide, gb_per_s, memory_gib, tokens, unknown
 
 # Options of `harness recommend`; only parsing, so that --help is fast.
 
@@ -95,6 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="measurements of other machines: a CSV like public_speeds.csv, a bundle, or a results folder",
     )
     add("--json", action="store_true", help="print one JSON object: the ranking, and every prediction")
+    add_wide(parser)
 
 
 def _whole(text: str) -> int:
@@ -296,7 +297,7 @@ def _show_found(
             *text.of_others(found, shown),
             f"One of them in full: harness recommend {names[0]}{of_machine} --context {context}",
         ]
-        text.show_found(heading, shown, arguments.machine == ALL, notes)
+        text.show_found(heading, shown, arguments.machine == ALL, notes, arguments.wide)
     if shown:
         return OK
     for each in hosts:
@@ -363,27 +364,27 @@ def _print(
 ) -> None:
     from harness.recommend import answer as recommend_answer
     from harness.recommend import text
+    from harness.report.text_table import wrapped
 
     made, memory = given.subject.made, f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
     speed = f", {arguments.tok_s:g} tok/s or more" if arguments.tok_s else ""
-    print(
-        f"{given.subject.model.name} on {place.name} with {memory}, {arguments.context:,} tokens of context"
-        + speed
-    )
+    on = f"{given.subject.model.name} on {place.name} with {memory}"
+    print(wrapped(f"{on}, {arguments.context:,} tokens of context{speed}"))
     for line in _reserved(arguments, place):
-        print(line)
+        print(wrapped(line))
     if arguments.context > made.context:
-        print(_beyond(made))
+        print(wrapped(_beyond(made)))
     if ranking or arguments.all:
         print()
     if arguments.all:
-        text.show_all(found, arguments.context)
+        text.show_all(found, arguments.context, arguments.wide)
         print()
     if ranking:
-        text.show(ranking, arguments.context)
+        shown = text.show(ranking, arguments.context, arguments.wide)
         if ranking[0].choice.deep.value < (arguments.tok_s or 0):
             print("\nless is predicted; only the upper ends of these intervals reach that speed")
-        text.show_notes(ranking, known.examples, place, recommend_answer.outcomes_so_far(arguments.results))
+        so_far = recommend_answer.outcomes_so_far(arguments.results)
+        text.show_notes(ranking, shown, known.examples, place, so_far)
         text.show_commands(ranking[0].choice, given.source, arguments.context, place)
 
 

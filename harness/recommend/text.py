@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Sequence, Set
 from operator import itemgetter
@@ -17,14 +16,11 @@ from harness.recommend.quality_loss import HERE
 from harness.recommend.questions import SMALL_KV, Found
 from harness.recommend.speed import read_s
 from harness.recommend.traits import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range
-from harness.report.text_table import NONE, Table
+from harness.report.text_table import NONE, Table, say, wrapped
 from harness.report.theory_text import short
 from harness.theory import names
 
-_WIDTH = 100
-_ALWAYS = ("ctx",)
-_PPL = "PPL: perplexity above that of 16-bit weights; -: not known"
-_KLD = ". KLD: mean KL divergence from them, nats per token"
+_NEEDED = ("GB", "PPL", "KLD")  # also in a narrow terminal
 FAR = 2.0  # times as many bytes a step as any example: beyond this, speed is extrapolated
 
 
@@ -39,13 +35,14 @@ _SHORTER = {
 }
 
 
-def show(ranking: Sequence[Ranked], context: int) -> None:
-    """Print the ranking, best first, each with its reason."""
-    _show([each.choice for each in ranking], context, numbered=True)
+def show(ranking: Sequence[Ranked], context: int, wide: bool) -> Sequence[str]:
+    """Print the ranking, best first, each with its reason; returns the headings that were shown."""
+    shown = _show([each.choice for each in ranking], context, wide, numbered=True)
     print()
     for number, each in enumerate(ranking, 1):
         why = f"{each.why}{_cache(each.choice)}{_split(each.choice)}"
-        print(textwrap.fill(f"{number}. {title(each.choice)}: {why}", _WIDTH, subsequent_indent="   "))
+        print(wrapped(f"{number}. {title(each.choice)}: {why}", "   "))
+    return shown
 
 
 def title(choice: Choice) -> str:
@@ -83,30 +80,30 @@ def _split(choice: Choice) -> str:
     return f"; {where}: a step reads {reads}, {least * 1e3:.0f} ms at least"
 
 
-def show_all(found: Sequence[Choice], context: int) -> None:
+def show_all(found: Sequence[Choice], context: int, wide: bool) -> None:
     """Print every variant by its speed."""
-    _show(sorted(found, key=lambda each: -each.deep.value), context)
+    _show(sorted(found, key=lambda each: -each.deep.value), context, wide)
 
 
 _SAME_BELOW = ("stack", "quality from", "rests on")
 
 
-def _show(found: Sequence[Choice], context: int, numbered: bool = False) -> None:
-    """Print the table without columns that are empty in all rows, and some that are the same below it."""
+def _show(found: Sequence[Choice], context: int, wide: bool, numbered: bool = False) -> Sequence[str]:
+    """Print the table, and below it some columns that are the same in all rows; returns what was shown."""
     lines = [_line(each, context) for each in found]
     same = {
         name: next(iter(values))
         for name in _SAME_BELOW
         if len(values := {line[name] for line in lines if line[name] != NONE}) == 1
     }
-    headings = [name for name in lines[0] if name in _ALWAYS or any(line[name] != NONE for line in lines)]
-    headings = [name for name in headings if name not in same]
+    headings = [name for name in lines[0] if name not in same]
     rows = [[line[name] for name in headings] for line in lines]
     if numbered:
         headings, rows = ["", *headings], [[str(n), *row] for n, row in enumerate(rows, 1)]
-    Table(headings, rows).show()
+    shown = Table(headings, rows, needed=_NEEDED).show(wide)
     if same:
-        print(f"all rows: {'; '.join(f'{name} {value}' for name, value in same.items())}")
+        say(f"all rows: {'; '.join(f'{name} {value}' for name, value in same.items())}")
+    return [*shown, *same]
 
 
 def _line(choice: Choice, context: int) -> dict[str, str]:
@@ -171,21 +168,30 @@ def _widest_ttft(ranking: Sequence[Ranked]) -> str:
 
 
 def show_notes(
-    ranking: Sequence[Ranked], examples: Sequence[Example], place: Place, so_far: str | None
+    ranking: Sequence[Ranked],
+    shown: Sequence[str],
+    examples: Sequence[Example],
+    place: Place,
+    so_far: str | None,
 ) -> None:
-    """Print the evidence for the predictions, and the error of those made here."""
-    known = [each.choice.quality for each in ranking if each.choice.quality]
+    """Print what the headings that were shown mean, the evidence for the predictions, and the error of those
+    made here."""
+    sources = dict.fromkeys(each.choice.quality.source for each in ranking if each.choice.quality)
     where = "this machine" if place.here else place.name
-    sources, has_kld = dict.fromkeys(q.source for q in known), any(q.kld is not None for q in known)
-    lines = [
-        "tok/s: predicted, at the start, and at the end of the context with 90% intervals. TTFT: predicted, "
-        f"in s, of {SHORT_PROMPT:,} tokens and of the context{_widest_ttft(ranking)}; none where the compute "
-        "rate is unknown. ctx: the longest context that fits. GB: with the whole context. "
-        "bits: of a weight in the linear layers, scales included."
-        + (f" {_PPL}{_KLD * has_kld} ({'; '.join(sources)})." if sources else ""),
-        f"rests on: measured, this variant on {where}; calibrated, others of its kind of stack there; "
-        "calibrated elsewhere, its kind of stack on another device of its kind; theory, none of these.",
-    ]
+    meanings = {
+        "tok/s": "tok/s: predicted, at the start, and at the end of the context with 90% intervals.",
+        "TTFT": f"TTFT: predicted, in s, of {SHORT_PROMPT:,} tokens and of the context"
+        f"{_widest_ttft(ranking)}; none where the compute rate is unknown.",
+        "ctx": "ctx: the longest context that fits.",
+        "GB": "GB: with the whole context.",
+        "bits": "bits: of a weight in the linear layers, scales included.",
+        "PPL": f"PPL: perplexity above that of 16-bit weights ({'; '.join(sources)}); -: not known.",
+        "KLD": "KLD: mean KL divergence from 16-bit weights, nats per token.",
+        "rests on": f"rests on: measured, this variant on {where}; calibrated, others of its kind of stack"
+        " there; calibrated elsewhere, its kind of stack on another device of its kind; theory, none of"
+        " these.",
+    }
+    lines = [" ".join(meaning for heading, meaning in meanings.items() if heading in shown)]
     bases = {each.choice.basis for each in ranking}
     kind = next((each.choice.candidate.traits.kind for each in ranking), DENSE)
     alike = {each.traits.kind for each in examples if each.traits.family == place.device.family}
@@ -209,7 +215,7 @@ def show_notes(
     elif ranking and (sentence := answer.how_far_off(maker_of(ranking[0].choice.candidate.traits))):
         lines.append(sentence)
     lines += [so_far] if so_far else []
-    print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, _WIDTH)))
+    print("\n" + "\n".join(map(wrapped, lines)))
 
 
 def _elsewhere(bases: Set[str], examples: Sequence[Example], place: Place) -> str:
@@ -257,12 +263,14 @@ def show_commands(choice: Choice, source: Source, context: int, place: Place) ->
 # Of each model on each machine, the best variant that reaches a speed.
 
 
-def show_found(heading: str, found: Sequence[Found], of_machines: bool, notes: Sequence[str]) -> None:
+def show_found(
+    heading: str, found: Sequence[Found], of_machines: bool, notes: Sequence[str], wide: bool
+) -> None:
     """Print a row for each model of one machine, or for each machine of one model."""
     split = next((each.choice.candidate.split for each in found if each.choice.candidate.split), None)
     lines = [_line_of(each, of_machines, split is not None) for each in found]
-    print(textwrap.fill(heading, _COLUMNS) + "\n")
-    Table([*lines[0]], [[*line.values()] for line in lines]).show()
+    print(wrapped(heading) + "\n")
+    Table([*lines[0]], [[*line.values()] for line in lines]).show(wide)
     of_types = {each.choice.candidate.type: each.choice.candidate.bits for each in found}
     bits = ", ".join(f"{name} {value:.1f}" for name, value in sorted(of_types.items(), key=itemgetter(1)))
     meanings = (
@@ -284,10 +292,7 @@ def show_found(heading: str, found: Sequence[Found], of_machines: bool, notes: S
         )
     makers = dict.fromkeys(maker_of(each.choice.candidate.traits) for each in found)
     errors = [sentence for maker in makers if (sentence := answer.how_far_off(maker))]
-    print("\n" + "\n".join(textwrap.fill(each, _COLUMNS) for each in (*marks, *notes, meanings, *errors)))
-
-
-_COLUMNS = 80
+    print("\n" + "\n".join(map(wrapped, (*marks, *notes, meanings, *errors))))
 
 
 def of_sizes() -> str:

@@ -212,7 +212,7 @@ def machines(
     if len(words) != len(set(words)) or len(typed) > 1 or not rest:
         raise NotUnderstood(_LIST)
     found = [key for key, chip in _chips().items() if chip.must <= rest <= chip.must | chip.may]
-    if not found and re.match(r"-?[\d.]+ ?x[ -]?\d", name):
+    if not found and re.match(r"-?[\d.]{1,2} ?x(?![a-z])", name):
         raise NotUnderstood("2 to 8 of a known GPU can be one machine, typed as in 2x-rtx-3090")
     if not found:
         raise NotUnderstood(_machine_names_hint(name, rest, [*known]))

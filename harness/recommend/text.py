@@ -16,7 +16,7 @@ from harness.recommend.quality_loss import HERE
 from harness.recommend.questions import SMALL_KV, Found
 from harness.recommend.speed import read_s
 from harness.recommend.traits import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range
-from harness.report.text_table import NONE, Table, say, wrapped
+from harness.report.text_table import NONE, Table, explained, say, wrapped
 from harness.report.theory_text import short
 from harness.theory import names
 
@@ -179,19 +179,19 @@ def show_notes(
     sources = dict.fromkeys(each.choice.quality.source for each in ranking if each.choice.quality)
     where = "this machine" if place.here else place.name
     meanings = {
-        "tok/s": "tok/s: predicted, at the start, and at the end of the context with 90% intervals.",
+        "tok/s": "tok/s: predicted, at the start, and at the end of the context with 90% intervals",
         "TTFT": f"TTFT: predicted, in s, of {SHORT_PROMPT:,} tokens and of the context"
-        f"{_widest_ttft(ranking)}; none where the compute rate is unknown.",
-        "ctx": "ctx: the longest context that fits.",
-        "GB": "GB: with the whole context.",
-        "bits": "bits: of a weight in the linear layers, scales included.",
-        "PPL": f"PPL: perplexity above that of 16-bit weights ({'; '.join(sources)}); -: not known.",
-        "KLD": "KLD: mean KL divergence from 16-bit weights, nats per token.",
+        f"{_widest_ttft(ranking)}; none where the compute rate is unknown",
+        "ctx": "ctx: the longest context that fits",
+        "GB": "GB: with the whole context",
+        "bits": "bits: of a weight in the linear layers, scales included",
+        "PPL": f"PPL: perplexity above that of 16-bit weights ({'; '.join(sources)}); -: not known",
+        "KLD": "KLD: mean KL divergence from 16-bit weights, nats per token",
         "rests on": f"rests on: measured, this variant on {where}; calibrated, others of its kind of stack"
         " there; calibrated elsewhere, its kind of stack on another device of its kind; theory, none of"
-        " these.",
+        " these",
     }
-    lines = [" ".join(meaning for heading, meaning in meanings.items() if heading in shown)]
+    lines = [explained(shown, meanings)]
     bases = {each.choice.basis for each in ranking}
     kind = next((each.choice.candidate.traits.kind for each in ranking), DENSE)
     alike = {each.traits.kind for each in examples if each.traits.family == place.device.family}
@@ -270,17 +270,18 @@ def show_found(
     split = next((each.choice.candidate.split for each in found if each.choice.candidate.split), None)
     lines = [_line_of(each, of_machines, split is not None) for each in found]
     print(wrapped(heading) + "\n")
-    Table([*lines[0]], [[*line.values()] for line in lines]).show(wide)
+    shown = Table([*lines[0]], [[*line.values()] for line in lines], needed=_NEEDED).show(wide)
     of_types = {each.choice.candidate.type: each.choice.candidate.bits for each in found}
     bits = ", ".join(f"{name} {value:.1f}" for name, value in sorted(of_types.items(), key=itemgetter(1)))
-    meanings = (
-        f"tok/s at the end of that context, and TTFT of {SHORT_PROMPT:,} tokens in s: predicted, with 90% "
-        "intervals, for llama.cpp with flash attention. ctx: the longest context that fits."
-        + " GB: of the file to download."
-        * (not of_machines)
-        + f" Bits of a weight in the linear layers, scales included: {bits}; from {LEAST_BITS} on "
-        "most models lose little."
-    )
+    meanings = {
+        "tok/s": "tok/s: at the end of that context, predicted for llama.cpp with flash attention, with 90% "
+        "intervals",
+        "TTFT": f"TTFT: predicted, in s, of {SHORT_PROMPT:,} tokens",
+        "ctx": "ctx: the longest context that fits",
+        "GB": "GB: of the file to download",
+        "type": f"type: bits of a weight in the linear layers, scales included, are {bits}; from "
+        f"{LEAST_BITS} on most models lose little",
+    }
     marks = []
     if any(not each.choice.candidate.keeps_cache for each in found):
         marks.append(f"*: with a {SMALL_KV} KV cache, which loses something too; the others' has 16 bits.")
@@ -292,7 +293,7 @@ def show_found(
         )
     makers = dict.fromkeys(maker_of(each.choice.candidate.traits) for each in found)
     errors = [sentence for maker in makers if (sentence := answer.how_far_off(maker))]
-    print("\n" + "\n".join(map(wrapped, (*marks, *notes, meanings, *errors))))
+    print("\n" + "\n".join(map(wrapped, (*marks, *notes, explained(shown, meanings), *errors))))
 
 
 def of_sizes() -> str:

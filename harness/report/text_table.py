@@ -59,9 +59,8 @@ class Table:
             console.print("\n".join(line for line, _ in alike), style="yellow" if marked else None)
         for line in more_columns(left_out):
             note(line)
-        words = {*shown.headings, *chain(*shown.lines)}
-        if found := [f"{meaning}." for word, meaning in (meanings or {}).items() if word in words]:
-            say(" ".join(found))
+        if found := explained([*shown.headings, *chain(*shown.lines)], meanings or {}):
+            say(found)
         return shown.headings
 
     def fitted(self, wide: bool) -> tuple[Table, list[str]]:
@@ -128,6 +127,11 @@ def more_columns(left_out: Sequence[str]) -> list[str]:
 def columns_here() -> int:
     """Characters in a line of the terminal, or of COLUMNS."""
     return max(LEAST_WIDTH, shutil.get_terminal_size((PIPE_WIDTH, 24)).columns)
+
+
+def explained(words: Sequence[str], meanings: Mapping[str, str]) -> str:
+    """The meanings of these headings and cells, in sentences."""
+    return " ".join(f"{meaning}." for word, meaning in meanings.items() if word in words)
 
 
 def wrapped(text: str, indent: str = "") -> str:

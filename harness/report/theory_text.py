@@ -250,8 +250,8 @@ def _show_on_machines(rows: Sequence[Row], wide: bool) -> None:
             reserve = Figure(row["reserve_bytes"] or 0, row["reserve_for"] or "")
             say(f"{name}: of its {memory}, {reserved_words(reserve, 'are ')}.")
         print()
-    fits = any(row["tokens_per_s"] for row in rows)
-    say("Upper bounds on speed:" if fits else "No tok/s, since the weights do not fit:")
+    bounded = any(row["tokens_per_s"] or row["sides"] for row in rows)
+    say("Upper bounds on speed:" if bounded else "No tok/s, since the weights do not fit:")
     shown = theory_table(FLOORS, rows, wide, _floors_meanings((shaped or rows)[0]))
     _say_causes(rows, shown)
 

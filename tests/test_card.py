@@ -124,7 +124,7 @@ def test_published_figures_name_their_source_and_are_none_of_ours(harness: Harne
     ran = harness("share", STUDY, "--only", "qwen1.5-7b.*")
     assert ran.code == 0
     shown = Shown(ran.out)
-    assert "NVIDIA GeForce RTX 4090 24 GiB" in ran.out
+    assert "NVIDIA GeForce RTX 4090 with 25.8 GB" in ran.out
     assert len(shown.rows) == 20
     assert {row["status"].split()[0] for row in shown.rows} == {"reported"}
     assert any(item.startswith("source: Single-user inference of Qwen1.5") for item in shown.items)

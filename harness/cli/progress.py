@@ -129,8 +129,7 @@ class Progress:
         line = f"{stored.record['cell']}  {state}"
         if found.get("verified_n_ctx") and (way := found["verified_by"]):
             by = {"decode": "filled and decoding", "allocation": "allocated"}[way]
-            at_trained = " (trained context)" if found.get("limited_by") == "trained context" else ""
-            line += f"  {found['verified_n_ctx']} tokens{at_trained}, {by}"
+            line += f"  {found['verified_n_ctx']} tokens{dataset_table.trained_mark(found)}, {by}"
         reasons = [*reasons, *(flag.detail for flag in dataset_table.searches_notes(stored.record))]
         self.clear()
         print(line + (f": {'; '.join(reasons)}" if reasons else ""), file=sys.stderr, flush=True)

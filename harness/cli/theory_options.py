@@ -78,7 +78,7 @@ def _stands(resolve: Callable[[], object]) -> bool:
 def machines_of(
     given: Iterable[str], known: Mapping[str, Machine], memory: float | None, this: Callable[[], Machine]
 ) -> dict[str, Machine]:
-    """The machines by name; prints a message for a name of several. `this` measures this machine."""
+    """The machines by name; a name of several is the slowest, and says so. `this` measures this machine."""
     found: dict[str, Machine] = {}
     for name in given:
         if name.lower() == THIS and THIS not in known:
@@ -87,9 +87,10 @@ def machines_of(
             several = names.machines(name, known, memory)
         except NotUnderstood as why:
             raise Mistake(why.sentence("machine", shortened(name))) from why
-        if sentence := names.one_of_each(shortened(name), several):
+        key, notes = names.slowest(shortened(name), several)
+        for sentence in notes:
             say(sentence)
-        found |= several
+        found[key] = several[key]
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.analysis.columns import CELL_FIELDS, CellField, ShownCell
-from harness.base.text import csv_text, list_named
+from harness.base.text import csv_text, list_named, sized
 from harness.dataset.study import ENDS, Study, bounds, csv_headings, labels, ok
 from harness.records import ResultsError
 from harness.records.files import write_output
@@ -149,7 +149,7 @@ def _one_line(values: list[Any] | tuple[Any, ...]) -> str | None:
 def _sized(value: Any, key: object) -> Any:
     """The value of a key; large numbers of bytes in MB or GB."""
     big = str(key).endswith("bytes") and isinstance(value, (int, float)) and value >= 1e6
-    return summary.sized(value) if big else value
+    return sized(value) if big else value
 
 
 # The views of the page: one per model, with its answers, picture, figures, tables and failures.

@@ -14,13 +14,12 @@ from operator import itemgetter
 from harness.analysis.columns import Ended, Result, Score, Search, ShownCell
 from harness.analysis.identity import device
 from harness.analysis.metrics import METRICS
-from harness.base.text import list_named, plural, printable
+from harness.base.text import list_named, machine_text, plural, printable
 from harness.dataset import table as dataset_table
 from harness.dataset.study import Study, load_study, ok, timed
 from harness.records import ResultsError, Stored
 from harness.records.files import read_columns
 from harness.records.kinds import Record
-from harness.records.parts import Gpu
 from harness.report import tables
 from harness.report.head import version_text, versions_text
 from harness.report.tables import number
@@ -108,21 +107,11 @@ def _title(study: Study, stored: Sequence[Stored]) -> str:
     model = stored[0].record["model"]
     machine = stored[0].record["machine"]
     on_cpu = all(row["device"] == "cpu" for row in [*study.cells, *study.searches])
-    memory, cores = machine["memory_bytes"], machine["physical_cores"]
-    parts = [] if on_cpu else [_gpu(gpu) for gpu in machine["gpus"]]
-    parts += [machine["cpu"] or "", plural(cores, "core") if cores else "", _gib(memory)]
+    found = machine_text({**machine, "gpus": []} if on_cpu else machine)
     rates = [rate for row in study.cells if (rate := row["bandwidth_bytes_per_s"])]
-    parts.append(f"read bandwidth {max(rates) / 1e9:.0f} GB/s measured" if rates else "")
+    found += f", read bandwidth {max(rates) / 1e9:.0f} GB/s measured" if rates else ""
     synthetic = " (synthetic weights)" * any(row["weights"] == "synthetic" for row in study.cells)
-    return f"{model['name']}{synthetic} on {', '.join(filter(None, parts)) or machine['slug']}"
-
-
-def _gpu(gpu: Gpu) -> str:
-    return " ".join(filter(None, (gpu["name"] or "unknown GPU", _gib(gpu["memory_bytes"]))))
-
-
-def _gib(size: int | None) -> str:
-    return f"{size / 2**30:.0f} GiB" if size else ""
+    return f"{model['name']}{synthetic} on {found}"
 
 
 def _shown_of(stored: Sequence[Stored], every: Sequence[Stored]) -> str:
@@ -265,7 +254,7 @@ def _context(line: _Line) -> str:
     if verified := [(length, each) for each in line.searches if (length := each["verified_n_ctx"])]:
         length, search = max(verified, key=itemgetter(0))
         past = tables.PAST_TRAINING * bool(tables.past_training(search["flags"]))
-        return number(length, "{:,.0f}") + past + tables.TRAINED * tables.at_trained(search)
+        return number(length, "{:,.0f}") + past + dataset_table.trained_mark(search)
     grown = [row for row in line.cells if ok(row) and row["max_ctx"]]
     return tables.longest(max(grown, key=lambda row: row["max_ctx"] or 0)) if grown else NONE
 

@@ -147,7 +147,7 @@ def test_the_commands_show_the_visible_gpus_in_the_users_order(nvml, monkeypatch
     assert [gpu["device"] for gpu in gpus] == ["GPU-aabb-2", "GPU-cccc-3"]
     assert "GPU: cuda, GPU-aabb-2\n  memory unknown, driver 580.65.06" in harness("doctor").out
     ran = harness("init")
-    assert "a GPU (memory unknown), NVIDIA GeForce RTX 5090 (32.0 GB)" in ran.out
+    assert "a GPU (memory unknown), NVIDIA GeForce RTX 5090 with 32.0 GB" in ran.out
     made = load(tmp_path / "harness.yaml")
     assert (made.device, made.gpu, made.models[0].name) == ("cuda", None, "qwen1.5-0.5b")
 

@@ -130,8 +130,8 @@ def machine_text(machine: Mapping[str, Any]) -> str:
     cores, memory = machine["physical_cores"], machine["memory_bytes"]
     parts = [machine["cpu"], plural(cores, "core") if cores else "", sized(memory) if memory else ""]
     for gpu in machine["gpus"]:
-        size = f" with {sized(gpu['memory_bytes'])}" if gpu["memory_bytes"] else ""
-        parts.append(f"{gpu['name'] or 'GPU'}{size}")
+        size = f"with {sized(gpu['memory_bytes'])}" if gpu["memory_bytes"] else "(memory unknown)"
+        parts.append(f"{gpu['name'] or 'a GPU'} {size}")
     return ", ".join(filter(None, parts)) or str(machine["slug"])
 
 

@@ -41,7 +41,7 @@ from harness.analysis.verdicts import (
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import list_named, plural
 from harness.records import tables
-from harness.records.kinds import Probe, Record, done_of, loaded_of, memory_of
+from harness.records.kinds import Probe, Record, done_of, loaded_of, memory_of, served_elsewhere
 from harness.records.measured import Reported
 from harness.records.parts import StackFacts
 from harness.records.tables import NO_TOKENS, TokenTimes
@@ -316,7 +316,10 @@ def repeat_row(
     least = _higher(traffic.limits(record, ceiling, past_cache=True))
     loaded = loaded_of(record)
     raised = [*notes(record), *machine_drift(drift)]
-    if times and not unusable:
+    whole_pieces = all(flag.warning is not Warnings.tokens_in_pieces for flag in raised)
+    if not whole_pieces:
+        figures["B_ci95_ms"], figures["W_identifiable"] = None, False
+    elif times and not unusable:
         raised += flags(found, least, _expected(record), loaded.get("kv_read"))
     if of_depths and (B_ends := of_depths["B_ci95_ms"]) and (slopes := of_depths["slope_ci95_ms"]):
         raised += published(B_ends[1], 1 / slopes[1] if slopes[1] > 0 else None, None, least)
@@ -503,8 +506,11 @@ def _reached(figures: Figures, limit: Limit | None, kv_read: str | None) -> _Rea
 
 
 def peak_rss_bytes(record: Record) -> int | None:
-    """Peak RSS: the largest of the samples, the kernel's high-water mark and wait4."""
-    memory, done = record.get("memory", {}), done_of(record)
+    """Peak RSS: the largest of the samples, the kernel's high-water mark and wait4; null for a server that is
+    another process."""
+    if served_elsewhere(record):
+        return None
+    memory, done = memory_of(record), done_of(record)
     seen = (
         memory.get("peak_rss_bytes"),
         done.get("peak_rss_bytes"),
@@ -523,7 +529,7 @@ def device_memory_bytes(record: Record) -> int | None:
 def loaded_bytes(record: Record) -> int | None:
     """Memory in use once the model was loaded: on a GPU by the stack's allocator, else of the device; on a
     CPU the resident set."""
-    memory, reported = record.get("memory", {}), record.get("reported") or {}
+    memory, reported = memory_of(record), record.get("reported") or {}
     if record.get("device") == "cpu":
         known = memory.get("after_load_rss_bytes")
     else:

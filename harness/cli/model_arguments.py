@@ -259,7 +259,7 @@ def _variants(
         header = stacks()[stack]
         if model.types and header.formats and "gguf" not in header.formats:
             able = [name for name, each in stacks().items() if "gguf" in each.formats]
-            raise Mistake(f"{model.name} is a GGUF, which {stack} does not load; {' and '.join(able)} does")
+            raise Mistake(f"{model.name} is a GGUF, which {stack} does not load; try {' or '.join(able)}")
         option = header.options.get("quant")
         types = _requested(model, quants) if quants else model.types
         if option is None or not types:

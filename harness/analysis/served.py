@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from harness.analysis.warnings import Flag, Warnings
 from harness.records.kinds import Record, done_of, loaded_of
+from harness.records.measured import Counters
 from harness.records.parts import Served
 
 CLIENT_SHARE = 0.5  # of the time of an answer; a client that works for longer is what limits the speed
+LATE_SHARE = 0.05  # of the events of a stream
 HALVES = 0.02  # of the tokens: some texts end in half a letter, which waits for the next token
 
 
@@ -23,10 +25,21 @@ def faults(record: Record) -> list[Flag]:
         found.append(Warnings.speculated.flag(drafted=drafted, accepted=accepted))
     if others := max(0, counters.get("others_tokens") or 0):
         found.append(Warnings.other_requests.flag(others=others))
+    if late := read_late(record):
+        found.append(Warnings.read_late.flag(late=late, pieces=counters["pieces"]))
     elapsed, delay = counters.get("elapsed_ms"), client_ms_per_token(record)
     if elapsed and delay is not None and (share := delay * tokens / elapsed) > CLIENT_SHARE:
         found.append(Warnings.client_too_slow.flag(share=share, delay=delay))
     return found
+
+
+def read_late(record: Record) -> int:
+    """Events of the server that arrived together with those before, so that their times are not the server's;
+    0 for few."""
+    counters = done_of(record).get("counters", Counters())
+    pieces = counters.get("pieces", 0)
+    late = pieces - counters.get("awaited_pieces", pieces)
+    return late if late > LATE_SHARE * pieces else 0
 
 
 def client_ms_per_token(record: Record) -> float | None:

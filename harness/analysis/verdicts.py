@@ -268,7 +268,7 @@ def clock_of_stack(record: Record) -> list[Flag]:
         if theirs - ours > allowed or late > 0:
             both = f"{ours / steps:.3f} ms/token here, {theirs / steps:.3f} by the stack's own"
             if served_elsewhere(record) and ours < theirs:
-                return [Warnings.read_late.flag(clocks=both)]
+                return [Warnings.first_read_late.flag(clocks=both)]
             paused = 0 < late <= CONTENTION_FLOOR_NS / 1e6
             return [(Warnings.paused_between_clocks if paused else Warnings.clocks_differ).flag(clocks=both)]
     return []

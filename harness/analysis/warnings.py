@@ -205,7 +205,14 @@ class Warnings(Enum):
     )
     paused_between_clocks = _disturbed("cpu", "two clocks differ: {clocks}; a pause of a CPU explains it")
     other_requests = _disturbed("server", "the server generated {others} tokens for others meanwhile")
-    read_late = _disturbed("cpu", "two clocks differ: {clocks}: the client was late to read the first tokens")
+    read_late = _disturbed(
+        "cpu",
+        "{late} of {pieces} events of the server had arrived before they were read: the client was late, or"
+        " something before it collects them",
+    )
+    first_read_late = _disturbed(
+        "cpu", "two clocks differ: {clocks}: the client was late to read the first tokens"
+    )
     host_busy = _disturbed(
         "cpu",
         "two clocks differ on {differences}; their totals agree: the device was done before ours was read, on"

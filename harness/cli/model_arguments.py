@@ -199,8 +199,9 @@ def _served_document(
     model = wanted or found.models[0]
     if model not in found.models:
         raise Mistake(unknown(f"model of {address}", model, found.models))
-    name = found.file.stem if found.file else model
-    source: Plain = {"weights": str(found.file) if found.file else "served"}
+    file = found.files[model]
+    name = file.stem if file and file.is_file() else model
+    source: Plain = {"weights": str(file) if file else "served"}
     row: Plain = {"stack": SERVER_STACK, "name": "as-served", "url": address}
     row |= {"model": model} if len(found.models) > 1 else {}
     return _document(given, [_Model(safe_name(name) or "model", source)], [row], "cpu")

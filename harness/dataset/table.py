@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from harness.analysis import depth, repeat_figures, sensors, traffic, verdicts
+from harness.analysis import depth, repeat_figures, sensors, served, traffic, verdicts
 from harness.analysis import flags as analysis_flags
 from harness.analysis.columns import (
     Cell,
@@ -304,7 +304,9 @@ def repeat_row(
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
     ended = verdicts.ended_by_memory(record)
     found, unusable = _analysis(
-        NO_TOKENS if ended else times, _control_ms(record), plain=record["kind"] == "reported"
+        NO_TOKENS if ended or served.read_late(record) else times,
+        _control_ms(record),
+        plain=record["kind"] == "reported",
     )
     drift = found.drift
     if unusable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import urllib.error
@@ -22,11 +23,14 @@ class NotServed(ValueError):
 
 @dataclass(frozen=True)
 class Serving:
-    """`models`: by the server's names. `file`: the GGUF that llama-server has loaded, if it is on this
-    machine."""
+    """`files`: where the weights of each model are, by the server's names; null: not on this machine, or not
+    said. llama-server and vLLM say it."""
 
-    models: Sequence[str]
-    file: Path | None = None
+    files: Mapping[str, Path | None]
+
+    @property
+    def models(self) -> Sequence[str]:
+        return [*self.files]
 
 
 def is_address(text: str) -> bool:
@@ -42,18 +46,23 @@ def serving(address: str, key: str | None) -> Serving:
         )
     base = address.rstrip("/").removesuffix("/v1")
     listed = _asked(base + "/v1/models", key)
-    models = [
-        str(each["id"]) for each in listed.get("data") or [] if isinstance(each, dict) and each.get("id")
-    ]
-    if not models:
+    roots = {
+        str(each["id"]): each.get("root")
+        for each in listed.get("data") or []
+        if isinstance(each, dict) and each.get("id")
+    }
+    if not roots:
         raise NotServed(f"{base}: has no model loaded; load one, then run this again")
-    try:
-        path = _asked(base + "/props", key).get("model_path")
-    except NotServed:  # it is no llama-server
-        path = None
-    local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    file = Path(path) if local and isinstance(path, str) and Path(path).is_file() else None
-    return Serving(models, file)
+    if len(roots) == 1:
+        with contextlib.suppress(NotServed):  # it is no llama-server
+            roots = dict.fromkeys(roots, _asked(base + "/props", key).get("model_path"))
+    is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    return Serving({name: _here(path) if is_local else None for name, path in roots.items()})
+
+
+def _here(path: object) -> Path | None:
+    found = Path(path) if isinstance(path, str) else Path()
+    return found if found.is_absolute() and found.exists() else None
 
 
 def _asked(address: str, key: str | None) -> Mapping[str, Any]:

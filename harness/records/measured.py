@@ -131,6 +131,8 @@ class Counters(TypedDict):
     cached_tokens: NotRequired[Count]
     pieces: NotRequired[Count]
     """events of a server's stream that had tokens"""
+    awaited_pieces: NotRequired[Count]
+    """of these, those that had not arrived yet when the client began to read"""
     piece_tokens: NotRequired[Count]
     """tokens, or texts without ids, in all of them"""
     largest_piece: NotRequired[Count]

@@ -16,6 +16,7 @@ from runners.served.apis import APIS, CHAT, Api, Counts, Json, Piece, Prompt, me
 CONNECT_S = 10.0
 ASK_S = 60.0  # for an answer that is no stream; a server may load its model first
 MOST_BYTES = 1 << 20  # of one event; those of a token have a few hundred
+LEAST_WAIT_NS = 200_000  # reading what is there already takes httpx 0.1 ms
 SHOWN = 200  # characters of a server's message
 clock = time.perf_counter_ns
 
@@ -27,12 +28,13 @@ class ServerError(RuntimeError):
 class Stream:
     """The pieces of one answer, as they arrive. `waited_ns`: how long the client waited for bytes; the rest
     of the time it was at work itself. `pieces`: those with tokens, and `most` the tokens of the largest;
-    `counts`: the server's, after the end."""
+    `awaited`: how many of them the client waited for. `counts`: the server's, after the end."""
 
     def __init__(self, api: Api, response: httpx.Response) -> None:
         self._api, self._response = api, response
         self.counts = Counts()
-        self.waited_ns = self.pieces = self.tokens = self.most = 0
+        self.waited_ns = self.pieces = self.tokens = self.most = self.awaited = 0
+        self._waited = False
 
     def __iter__(self) -> Iterator[list[int]]:
         """The ids of each piece that has tokens. Raises ServerError."""
@@ -42,6 +44,7 @@ class Stream:
                     continue
                 self.counts = piece.counts or self.counts
                 if piece.ids:
+                    self.awaited, self._waited = self.awaited + self._waited, False
                     self.pieces, self.tokens = self.pieces + 1, self.tokens + len(piece.ids)
                     self.most = max(self.most, len(piece.ids))
                     yield piece.ids
@@ -55,7 +58,9 @@ class Stream:
         while True:
             asked = clock()
             chunk = next(chunks, None)
-            self.waited_ns += clock() - asked
+            waited_ns = clock() - asked
+            self.waited_ns += waited_ns
+            self._waited = self._waited or waited_ns > LEAST_WAIT_NS
             if chunk is None:
                 break
             *whole, rest = (rest + chunk).split(b"\n")
@@ -104,9 +109,9 @@ class Client:
         except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as failure:
             raise ServerError(f"{self.url}: cannot be reached: {_why(failure)}") from failure
 
-    def found(self, path: str) -> Json | None:
-        """A JSON object that the server has at a path; null if it has none."""
-        response = self.ask(path)
+    def found(self, path: str, body: Json | None = None) -> Json | None:
+        """A JSON object that the server has at a path, or answers to a body; null if it has none."""
+        response = self.ask(path, body)
         if response.status_code != 200 or "json" not in response.headers.get("content-type", ""):
             return None
         try:

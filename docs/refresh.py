@@ -1,4 +1,4 @@
-"""Refresh what pages of docs/ take from the code: tables, commands, folders, and with matplotlib figures.
+"""Refresh what pages of docs/ take from the code: tables, folders, and with matplotlib figures.
 
 `.venv/bin/python docs/refresh.py` rewrites what stands between the pages' markers;
 `uv run --no-project --with matplotlib --with-editable . docs/refresh.py --figures` also draws docs/figures/.
@@ -6,16 +6,14 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import cli
 from harness.analysis.warnings import Warnings
 from harness.records import kinds as records_kinds
 from harness.records import parts
@@ -40,12 +38,10 @@ parts.DESCRIBED["use_attribute_docstrings"] = True
 def refreshed(page: str) -> str:
     """The page with all that stands between `<!-- name -->` and `<!-- end -->` made anew."""
     blocks = {
-        "commands": commands,
         "folders": folders,
         "controller": lambda: layers("harness"),
         "worker": lambda: layers("runners"),
         "warnings": warnings,
-        "machines": machines,
         "models": models,
         "slips": slips,
     }
@@ -68,24 +64,6 @@ def models() -> str:
         else:
             alone.append(f"`{'-'.join(filter(None, (family, *rest)))}`")
     return "".join([*several, f"- {', '.join(alone)}\n"])
-
-
-def machines() -> str:
-    """The names of the shipped machines by family, those with one first word together."""
-    families: dict[str, dict[str, list[str]]] = {}
-    for key, machine in MACHINES.items():
-        first, _, rest = key.partition("-")
-        families.setdefault(machine.family, {}).setdefault(first, []).append(rest)
-    return "".join(
-        f"- {family}: {'; '.join(_one_family(first, rest) for first, rest in names.items())}\n"
-        for family, names in families.items()
-    )
-
-
-def _one_family(first: str, rest: Sequence[str]) -> str:
-    if rest == [""]:
-        return f"`{first}`"
-    return f"`{first}-{rest[0]}`" if len(rest) == 1 else f"`{first}-` {', '.join(rest)}"
 
 
 def slips() -> str:
@@ -122,29 +100,6 @@ def _effect(warning: Warnings) -> str:
 def _next_step(warning: Warnings) -> str:
     named = f"`{warning.disturbance}`: " if warning.disturbance else ""
     return named + warning.next_step
-
-
-def commands() -> str:
-    """Each command with what it works on, and its summary, as the parser has them."""
-    (subcommands,) = (a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
-    return "\n" + "".join(_commands("harness", subcommands))
-
-
-def _commands(above: str, subcommands: Any) -> Iterator[str]:
-    for name, parser in subcommands.choices.items():
-        nested = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-        if nested:
-            yield from _commands(f"{above} {name}", nested[0])
-            continue
-        objects = [_spelling(action) for action in parser._actions if not action.option_strings]
-        summary = parser.description[0].upper() + parser.description[1:]
-        yield f"- `{' '.join([above, name, *objects])}`: {summary}.\n"
-
-
-def _spelling(action: argparse.Action) -> str:
-    value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
-    value = value if isinstance(value, str) else " ".join(value)
-    return f"[{value}]" if action.nargs in ("?", "*") else value
 
 
 def layers(container: str) -> str:

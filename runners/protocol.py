@@ -127,6 +127,12 @@ class Refused(ValueError):
     """These weights are not the requested ones; the message is one sentence."""
 
 
+def not_a_number(token: int) -> str:
+    return (
+        f"not-a-number logits at token {token}: the weights are damaged, or the stack computes them wrongly"
+    )
+
+
 FAILURES = ("oom", "refused", "error")
 
 

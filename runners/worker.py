@@ -218,24 +218,28 @@ def decode(
     """Decode token by token, every one stamped, and a control window after it."""
     clock, suspended = instruments.clock_ns, instruments.suspended_ns()
     prompt, new_tokens = workload["prompt"], workload["new_tokens"]
-    emit(Phase("warmup", clock()))
-    warmup = warm_up(session, prompt, new_tokens, **workload["warmup"], clock=clock)
+
+    def say(phase: str) -> None:
+        emit(Phase(phase, clock()))
+
+    say("warmup")
+    warmup = warm_up(session, prompt, new_tokens, **workload["warmup"], clock=clock, say=say)
     # One token more than requested shows that a stack does not stop.
     stream = itertools.islice(session.generate(prompt, new_tokens), new_tokens + 1)
     growth = Growth(session, len(prompt), does_not_fit) if workload.get("kind") == "grow" else None
-    emit(Phase("generate", clock()))
+    say("generate")
     with uncollected():
         usage = Usage(instruments)
         timing = growth.stamped(stream, emit, clock) if growth else stamp(stream, emit, clock)
     used = usage.since()
-    emit(Phase("finish", clock()))
+    say("finish")
     ended = {
         **(growth.summary() if growth else {}),
         "counters": growth.counters() if growth else session.counters(),
         "facts_after": session.facts(),
     }
     if not growth:  # which has no memory left
-        emit(Phase("control", clock()))
+        say("control")
         ended["control"] = control_windows(session, prompt, new_tokens, warmup, instruments)
     more = {
         "stamp_ns_per_token": stamping_cost_ns(),
@@ -265,7 +269,7 @@ def surface(
     settings, room = workload["warmup"], workload["holds"]  # which may be less than prompt and window
     prompt = workload["prompt"][: room // 2]
     window = min(settings["window_tokens"], room - len(prompt))
-    warmup = warm_up(session, prompt, window, **settings, clock=clock)
+    warmup = warm_up(session, prompt, window, **settings, clock=clock, say=say)
     say("generate")
     with uncollected():
         usage, began = Usage(instruments), clock()

@@ -42,6 +42,7 @@ from harness.theory.hf_config import SHAPES
 from harness.theory.tensors import FORMATS
 from runners.protocol import Died, Event, Failed, Request
 
+os.environ["COLUMNS"] = "100"  # else tables and sentences are as wide as the terminal that the tests run in
 ROOT = Path(__file__).parent.parent
 STUDY = ROOT / "results" / "published" / "rtx4090-qwen1.5"
 # Later ones use the weights of those before.

@@ -40,6 +40,7 @@ class Behaviour:
     key: str = ""
     chat_only: bool = False
     token_ms: float = 1.0
+    at_once_in_the_network: bool = False
     requests: list[dict[str, Any]] = field(default_factory=list)
     generated: int = 0
 
@@ -127,14 +128,17 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
                 self.send_header("Content-Encoding", "gzip")
             self.end_headers()
 
+            held = bytearray()
+
             def send(content: bytes, last: bool = False) -> None:
                 if packed:
                     content = packed.compress(content) + packed.flush(
                         gzip.zlib.Z_FINISH if last else gzip.zlib.Z_SYNC_FLUSH  # type: ignore[attr-defined]
                     )
-                if content:
-                    self.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
-                    self.wfile.flush()
+                held.extend(f"{len(content):x}\r\n".encode() + content + b"\r\n" if content else b"")
+                if not of.at_once_in_the_network or last:
+                    self.wfile.write(bytes(held))
+                    held.clear()
 
             def event(fields: dict[str, Any], last: bool = False) -> None:
                 line = json.dumps(fields).encode()

@@ -47,6 +47,8 @@ def test_a_config_against_itself_is_the_same_and_other_commands_read_its_records
     ran = harness("ab", cells, "--max-rounds", "3", "--threshold", "60%")
     assert ran.code == 0, ran.err
     assert "SAME" in ran.out
+    assert "\ntiny-qwen2 fake v0: no change of 60%: tok/s " in ran.out
+    assert ", 3 rounds counted\n" in ran.out
     assert "ended by the limit of 3 rounds" in ran.err
     # One cell in one version: every repeat has a unique number, so that none hides another.
     assert sorted(each.record["repeat"] for each in stored_in(tmp_path / "results")) == [1, 2, 3, 4, 5, 6]
@@ -85,6 +87,7 @@ def test_a_dry_run_measures_nothing(harness, config, tmp_path):
     ran = harness("ab", config(CELL), *SLOW, "--dry-run")
     assert ran.code == 0
     assert "tiny-qwen2 fake v0: tiny-qwen2.fake.v0" in ran.out
+    assert f"; {differences.FEWEST_ROUNDS} to 100 rounds, until the intervals are narrow" in ran.err
     assert not (tmp_path / "results").exists()
 
 
@@ -96,6 +99,8 @@ def test_a_dry_run_measures_nothing(harness, config, tmp_path):
         (["--max-minutes", "0"], "must be above 0"),
         (["--fail-on", "slower:2"], "must be a percentage"),
         (["--set-b", "models.0.shape=tiny-llama"], "without a partner on the other side"),
+        (["--set-b", "B_mss=1.0"], "--set-b B_mss=1.0: B_mss: unknown key"),
+        (["--busy", "--fail-on", "slower:2%"], "--fail-on needs a verdict that counts"),
         (["--set-b", "device=cuda"], "both sides must use the same device"),
         (["--package-b", "torch==2.0"], "no stack of side B needs it"),
         (["--only", "nothing*"], "matches none of"),
@@ -139,6 +144,22 @@ def test_another_version_of_a_package_is_another_environment():
     assert len(other.dependencies) == len(environment.dependencies)
     assert not any("torch" in each for each in other.dependencies)
     assert project_of("Llama.cpp_python @ git+https://x/y@abc") == "llama-cpp-python"
+
+
+def test_on_a_busy_machine_what_was_disturbed_counts_and_is_provisional(
+    harness, config, tmp_path, monkeypatch
+):
+    (tmp_path / "disturbed").write_text("99")
+    monkeypatch.setenv("HARNESS_FAKE_DISTURBED", str(tmp_path / "disturbed"))
+    given = (config(CELL), *SLOW, "--max-rounds", "4", "--format", "json")
+    quiet = harness("ab", *given)
+    assert "nothing was compared" in quiet.err
+    ran = harness("ab", *given, "--busy")
+    assert ran.code == 1
+    (speed,) = (row for row in ran.json if row["metric"] == "tokens_per_s")
+    assert speed["verdict"] == "SLOWER"
+    assert speed["reason"] == "provisional: 8 of 8 repeats disturbed"
+    assert "on side B 4 of 4 repeats: invalid" in speed["lost"]
 
 
 # The statistics of a pair

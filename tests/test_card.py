@@ -124,11 +124,34 @@ def test_published_figures_name_their_source_and_are_none_of_ours(harness: Harne
     ran = harness("share", STUDY, "--only", "qwen1.5-7b.*")
     assert ran.code == 0
     shown = Shown(ran.out)
-    assert "NVIDIA GeForce RTX 4090 24 GiB" in ran.out
+    assert "NVIDIA GeForce RTX 4090 with 25.8 GB" in ran.out
     assert len(shown.rows) == 20
     assert {row["status"].split()[0] for row in shown.rows} == {"reported"}
     assert any(item.startswith("source: Single-user inference of Qwen1.5") for item in shown.items)
     assert any(item.startswith("qwen1.5-7b llamacpp fp16 on cuda: unavailable: ") for item in shown.items)
+
+
+def test_a_card_says_how_many_cells_of_its_folder_it_shows_and_in_which_order(harness: Harness):
+    shown = Shown(harness("share", STUDY, "--only", "qwen1.5-7b.*").out)
+    assert shown.items[1].startswith("20 of 148 cells of its results folder, by name: ")
+    variants = [row["variant"] for row in shown.rows]
+    assert variants == sorted(variants)
+
+
+def test_the_card_of_an_interrupted_run_says_how_far_it_came(harness: Harness, tmp_path: Path):
+    folder = tmp_path / "results" / "m" / "x" / "c"
+    write_record(folder / "20260101T000000.000000Z", record(place_in_order=[1, 3]))
+    cut = record(place_in_order=[2, 3], repeat=2, outcome="interrupted", reason="stopped")
+    write_record(folder / "20260101T000001.000000Z", cut)
+    assert (
+        harness("share", "results")
+        .out.splitlines()[0]
+        .endswith(", not complete: 1 of 3 repeats of the run**")
+    )
+    last = record(place_in_order=[3, 3], repeat=3, cell="other.cell", model__name="other")  # of the same run
+    write_record(folder.with_name("other") / "20260101T000002.000000Z", last)
+    assert "not complete" not in harness("share", "results", "--only", "other*").out
+    assert "not complete" not in harness("share", "results", "--only", f"{record()['cell']}*").out
 
 
 def test_the_page_about_it_shows_it(harness: Harness):

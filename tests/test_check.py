@@ -342,7 +342,7 @@ say("Done", facts={"positions": list(kept)})
         with pytest.raises(NoLogits, match="the reference, in hf, failed: full") as refusal:
             reference.logits()
         assert refusal.value.outcome == "oom"
-    assert lines == [f"reference of tiny-qwen2: hf {dtype}" for dtype in ("fp32", "bf16")]
+    assert lines == [f"loading the reference of tiny-qwen2: hf {dtype}" for dtype in ("fp32", "bf16")]
 
 
 def test_a_reference_that_fails_is_a_failure_and_a_check_is_made_again(harness, of, hf_interpreter, file):

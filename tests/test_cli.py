@@ -93,6 +93,7 @@ def test_a_name_is_a_file_where_the_user_stands_else_a_shipped_config(harness, c
     shipped = harness("run", "--dry-run", name)
     assert shipped.code == 0, shipped.err
     assert shipped.out.startswith("qwen1.5-0.5b.llamacpp.q8_0.decode.")
+    assert ("for the folder of that name here: ./quickstart" in shipped.err) == (name == "quickstart")
     config({}, name="quickstart")
     assert harness("run", "--dry-run", name).out.startswith("tiny-qwen2.fake.")
 
@@ -101,7 +102,13 @@ def test_a_name_of_no_config_is_met_with_the_closest_that_is_shipped(harness):
     ran = harness("run", "quikstart")
     said = "harness: quikstart: no such file, shipped config or known model; did you mean quickstart?\n"
     assert (ran.code, ran.err) == (2, said)
-    assert harness("run", "../quickstart").err == "../quickstart: no such file\n"
+    assert harness("run", "../quickstart").err == "harness: ../quickstart: no such file or directory\n"
+
+
+def test_a_folder_of_runners_that_has_none_is_one_sentence(harness, tmp_path):
+    (tmp_path / "runners" / "stacks").mkdir(parents=True)
+    ran = harness("run", "quickstart", "--dry-run", HARNESS_RUNNERS=str(tmp_path))
+    refused(ran, f"HARNESS_RUNNERS={tmp_path}: is no folder named runners; did you mean {tmp_path}/runners?")
 
 
 def test_a_published_study_is_a_folder_where_the_user_stands_else_the_shipped_one(harness, tmp_path):
@@ -250,6 +257,9 @@ def test_env_create_builds_once_and_says_where(harness):
         ("share --bundle a.tar.zst --svg a.svg", "--svg: not allowed with argument --bundle"),
         ("run x --fast", "harness: unrecognized arguments: --fast; harness run --help has the options\n"),
         ("theory qwen1.5-7b --context 32kk", "harness: --context: 32kk is not a count"),
+        ("run x --tokns 5", "harness: unknown option --tokns; did you mean --tokens?\n"),
+        ("theory qwen1.5-7b --machne=m2", "unknown option --machne; did you mean --machine?"),
+        ("env create fake --divice cpu", "unknown option --divice; did you mean --device?"),
         ("env", "required: ACTION; harness env --help"),
         ("theory qwen1.5-7b --published all", "name no MODEL"),
         ("fly", "unknown command fly; there are run, tune, ab, recommend, "),

@@ -101,7 +101,7 @@ def run(page: str, chosen: Sequence[Block], folder: Path) -> None:
     settings = " ".join(f"--set {each}" for each in (OF_REAL_MODELS if measures else SETTINGS))
     (commands / "harness").write_text(COMMAND.format(settings=settings, harness=HARNESS))
     (commands / "harness").chmod(0o755)
-    variables = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}"}
+    variables = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}", "COLUMNS": "80"}
     ran = subprocess.run(
         ["bash", "-c", script(chosen, outputs)], cwd=clone, env=variables, stderr=subprocess.PIPE, text=True
     )

@@ -205,8 +205,8 @@ def test_what_others_published_is_exported_as_lines_and_tokens_but_is_no_test_of
     assert ran.code == 0
     assert {row["kind"] for row in csv.DictReader(io.StringIO(ran.out))} == {"reported"}
     ran = harness("report", PUBLISHED, "--export", "llama-bench")
-    assert (ran.code, ran.out) == (1, "")
-    assert ran.err == f"harness: {PUBLISHED}: nothing to export: 19 reported by others, 1 unavailable\n"
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"harness: {PUBLISHED}: no records of measurements\n"
 
 
 BINARY = "--export parquet is binary and cannot go to standard output; set -o FILE"

@@ -251,7 +251,7 @@ def test_of_thousands_of_groups_the_first_are_printed_and_the_others_counted(har
     names, ms = [f"r{n // 5}" for n in range(5_000)], np.tile([10.0, 11.0, 12.0, 13.0, 14.0], 1_000)
     log = table(tmp_path / "log.csv", "who,latency_ms", names, ms)
     lines = harness("fit", log, "--group-column", "who").out.splitlines()
-    assert len(lines) < 200
+    assert len(lines) < 400
     assert lines[1].startswith("r0 ")
     assert re.fullmatch(r"960 more variants, 0 unusable, \d+ with warnings: --json has all", lines[-1])
 

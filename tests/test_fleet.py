@@ -22,7 +22,7 @@ from harness.campaign.fleet.cluster import Cluster, Node, Nodes, devices_of, pla
 from harness.campaign.fleet.devices import DeviceProgress, portable
 from harness.campaign.fleet.files import Copy, CopyFailed, Damaged, File, Known, just_before
 from harness.campaign.fleet.on_node import Lines, sha256
-from harness.cli import run
+from harness.cli import fleet as cli_fleet
 from harness.config import plan
 
 
@@ -410,7 +410,7 @@ def test_the_table_of_a_terminal_has_a_line_per_device():
     busy: DeviceProgress = {"device": "a", "nodes": 2, "now": ["x #1", "y #1"], "repeats_done": 3}
     busy |= {"repeats": 9, "eta_s": 90.0}
     idle: DeviceProgress = {**busy, "device": "b", "nodes": 0, "now": [], "repeats_done": 0, "eta_s": None}
-    shown = run.table([busy, idle])
+    shown = cli_fleet.table([busy, idle])
     assert [*zip(*(column.cells for column in shown.columns), strict=True)] == [
         ("a", "2", "3/9", "90 s", "x #1, y #1"),
         ("b", "0", "0/9", "-", "-"),

@@ -19,7 +19,7 @@ from harness.campaign import worker as campaign_worker
 from harness.models import checkpoint as models_checkpoint
 from harness.theory.decoder import kv_elements_per_token, layer_params, parameters
 from harness.theory.hf_config import SHAPES
-from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens
+from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens, not_a_number
 
 WARMUP = {"window_tokens": 4, "max_windows": 3, "tolerance": 0.9}
 PROMPT = list(range(1, 26))
@@ -199,7 +199,7 @@ def test_not_a_number_weights_fail_with_the_token(worker, checkpoint, hf_interpr
     data[begin : begin + 2] = b"\xff\x7f"  # a NaN of bfloat16
     weights.write_bytes(data)
     last = worker(request_of(path), hf_interpreter)[-1]
-    assert last == Failed("error", "not-a-number logits at token 26")
+    assert last == Failed("error", not_a_number(26))
 
 
 def test_a_tensor_that_the_checkpoint_lacks_is_not_made_up(worker, checkpoint, hf_interpreter, tmp_path):

@@ -325,6 +325,7 @@ def test_without_the_hub_it_is_one_sentence_after_one_try(hub, fetch):
     for file in ("", "mine.gguf"):
         said = fetch(free_address(), file)["error"]  # which also looks that nothing was tried again
         assert said.startswith("hub org/name: is not complete in the cache, and the hub cannot be reached (")
+        assert said.endswith("): connect this machine, or name a file that you copied here")
 
 
 def test_a_repository_without_safetensors_is_one_sentence(hub, fetch, repository):

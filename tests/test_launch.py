@@ -31,9 +31,16 @@ def test_a_worker_says_load_tokens_done(worker, fake_interpreter):
     events = worker(request_of(), fake_interpreter)
     assert isinstance(events[-1], Done)
     phases = ["import", "load", "warmup", "generate", "finish", "control"]
-    assert [e.name for e in events if isinstance(e, Phase)] == phases
+    assert [e.name for e in events if isinstance(e, Phase) and ":" not in e.name] == phases
     assert sum(isinstance(e, Loaded) for e in events) == 1
     assert sum(len(e.ids) for e in events if isinstance(e, Tokens)) == 40
+
+
+def test_a_worker_says_how_long_its_warm_up_may_take(worker, fake_interpreter):
+    events = worker(request_of(B_ms=400.0), fake_interpreter)
+    begun, *later = [e.name for e in events if isinstance(e, Phase) and e.name.startswith("warmup: ")]
+    assert begun == "warmup: until the speed is steady, at most 5 times 4 tokens"
+    assert later[-1] < begun  # it counts down
 
 
 def test_a_worker_stands_still_at_a_moment_until_it_was_seen_to(tmp_path, fake_interpreter):

@@ -123,7 +123,10 @@ def test_of_a_worker_that_never_loads_the_moments_before_are_kept(harness, confi
 
 
 def test_the_table_says_where_the_memory_of_each_cell_goes(harness, config, tmp_path):
-    harness("run", config({"name": "small"}, {"leak_bytes_per_token": 500_000, "name": "leaking"}))
+    long = "n" * 60
+    harness(
+        "run", config({"name": "small"}, {"leak_bytes_per_token": 500_000, "name": "leaking"}, {"name": long})
+    )
     found = {row["variant"]: row for row in harness("report", "--memory", "results", "--json").json}
     small, leaking = found["small"], found["leaking"]
     parts = (*small["loaded"]["parts"].values(), small["loaded"]["unattributed_bytes"])
@@ -136,7 +139,11 @@ def test_the_table_says_where_the_memory_of_each_cell_goes(harness, config, tmp_
     assert "~" not in ran.out
     for heading in ("total", "slack", "runtime", "unattributed"):  # of parts that no row has no column
         assert heading in ran.out.splitlines()[0]
-    assert "tiny-qwen2 fake leaking" in ran.out
+    assert "tiny-qwen2 fake leaking  ok\n" in ran.out
+    narrow = harness("report", "--memory", "results", COLUMNS="80").out.splitlines()
+    assert narrow[0] == ran.out.splitlines()[0]  # the name of 60 letters stands above its figures
+    loaded = narrow[narrow.index(f"tiny-qwen2 fake {long}  ok") + 1].split()
+    assert loaded[:2] == ["loaded", f"{found[long]['loaded']['total_bytes'] / MB:,.1f}"]
     assert "%" in ran.out
     assert "NaN" not in ran.out + json.dumps([small, leaking])
 

@@ -106,7 +106,10 @@ def test_a_machine_and_each_of_its_sizes_are_named_by_what_they_print(name):
         ("rtx", "see harness theory --list-machines"),
         ("m2 m2", "see harness theory --list-machines"),
         ("16gb", "see harness theory --list-machines"),
-        ("2x 3091", "see harness theory --list-machines"),
+        ("2x 3091", "did you mean rtx-3090?"),
+        ("9x 3090", "2 to 8 of a known GPU can be one machine, typed as in 2x-rtx-3090"),
+        ("4090x", 'rtx-4090 is known, "x" is not'),
+        ("40900", "did you mean rtx-4090?"),
         ("2x m2", "only GPUs with memory of their own can be several in a computer"),
         ("orange pi 5 max", 'rpi-5 is known, "max orange" is not'),
         ("", "see harness theory --list-machines"),
@@ -206,11 +209,30 @@ def test_theory_takes_what_people_type_and_the_shell_has_split(harness):
     assert {(row["model"], row["prompt_tokens"]) for row in ran.json} == {("llama-3.1-8b", 2048)}
 
 
-def test_theory_has_a_row_for_each_size_and_says_so_once(harness):
-    ran = harness("theory", "qwen3-8b", "--machine", "m2", "--bpw", "4", "--json")
-    assert [row["memory_bytes"] / GIB for row in ran.json] == [8, 16, 24]
-    sizes = "m2 is sold as apple-m2-8gb, apple-m2-16gb and apple-m2-24gb: a row for each"
-    assert ran.err == f"harness: {sizes}; --memory chooses a size\n"
+@pytest.mark.parametrize(
+    ("typed", "machine", "sentence"),
+    [
+        (
+            "m2",
+            "apple-m2-8gb",
+            "apple-m2-8gb, apple-m2-16gb or apple-m2-24gb; the smallest, apple-m2-8gb, is taken; "
+            "--memory chooses a size",
+        ),
+        (
+            "4070",
+            "rtx-4070-gddr6",
+            "rtx-4070-gddr6 or rtx-4070-gddr6x; the slowest, rtx-4070-gddr6, is taken",
+        ),
+    ],
+)
+def test_of_a_name_of_several_machines_theory_and_recommend_take_the_slowest(
+    harness, typed, machine, sentence
+):
+    ran = harness("theory", "qwen3-8b", "--machine", typed, "--bpw", "4", "--json")
+    assert [row["machine"] for row in ran.json] == [machine]
+    assert ran.err == f"harness: {typed} is {sentence}\n"
+    ran = harness("recommend", "tiny-qwen2", "--machine", typed)
+    assert f"{typed} is {sentence}\n" in ran.err
 
 
 def test_all_is_every_type_of_llama_cpp(harness):

@@ -11,6 +11,7 @@ import pytest
 from test_longest_report import search
 from test_report_memory import attributed
 
+from harness.cli.report import load_results
 from harness.dataset.study import Study
 from harness.report import page
 
@@ -390,6 +391,29 @@ def test_a_phones_first_screen_has_the_speed_before_any_other_result_and_a_tap_n
     point = reader.page.locator(".picture:visible .dot").last
     point.tap()
     assert reader.page.locator("#tip").text_content().startswith(point.get_attribute("data-variant"))
+
+
+# What ends beyond the viewport and is in no box that scrolls, also invisible names, which widen a page too.
+BEYOND = """() => [...document.querySelectorAll("body *")].filter(each => {
+  const { left, right, width } = each.getBoundingClientRect();
+  return width && !each.closest(".scroll, .defs") && (left < 0 || right > innerWidth);
+}).map(each => each.outerHTML.slice(0, 80))"""
+
+
+def test_nothing_is_wider_than_a_phone(opened, tmp_path: Path):
+    """The published model that has points at the right edge of its picture."""
+    page.write(tmp_path / "report.html", load_results("published/rtx4090-qwen1.5/qwen1.5-32b"))
+    reader = opened(tmp_path / "report.html", **PHONE | TOUCHED)
+    dots = reader.page.locator(".picture:visible .dot")
+    for dot in dots.all():
+        dot.dispatch_event("click")  # a selected point shows its name, also one that had no room
+        assert reader.page.evaluate(BEYOND) == []
+    assert reader.page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_the_last_tick_of_a_narrow_figure_has_its_label(opened, path: Path):
+    figure = opened(path, **PHONE | TOUCHED).figure(0)
+    assert "10,000" in figure.locator(".xtick text:visible").all_text_contents()
 
 
 # Controls below 24 px. A link in a sentence may be as high as its line, and a box is as large as its label.

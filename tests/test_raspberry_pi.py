@@ -167,21 +167,25 @@ def test_a_profile_tells_W_can_be_compared_and_takes_two_hours_at_most(profile):
 
 def test_a_dry_run_sums_up_the_time_of_all_repeats(harness, tmp_path):
     ran = harness("run", PROFILES / "rpi5-8gb.yaml", "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
-    told = r"(?m)^harness: 5 cells, about [\d.]+ (s|min|h) for 15 repeats and up to 30 min to cool down"
-    told += rf", at [\d.]+ GB/s, measured now{BUSY}; [\d.]+ GB of weights to make or fetch$"
+    told = r"(?m)^harness: 5 cells, about [\d.]+ (s|min|h) for 15 repeats"
+    told += r" and up to [\d.]+ (s|min|h) to warm up and up to 30 min to cool down"
+    told += (
+        rf", at [\d.]+ GB/s of memory bandwidth, measured now{BUSY}; [\d.]+ GB of weights to make or fetch$"
+    )
     assert re.search(told, ran.err)
 
 
 def test_the_time_is_that_of_every_repeat_and_of_waiting_for_it_to_cool():
     pi = configs.load(PROFILES / "rpi4-4gb.yaml", [])
-    told = "about 30 min for 4 repeats and up to 8 min to cool down"
-    assert dry_run.duration_of([(600, 2), (300, 2)], pi) == told
+    told = "about 30 min for 4 repeats and up to 40 s to warm up and up to 8 min to cool down"
+    assert dry_run.duration_of([(600, 12, 2), (300, 8, 2)], pi) == told
     warm = configs.load(PROFILES / "rpi4-4gb.yaml", ["cool_down=null", "repeats=1"])
-    assert dry_run.duration_of([(60, 1)], warm) == "about 60 s for 1 repeat"
+    assert dry_run.duration_of([(60, 0, 1)], warm) == "about 60 s for 1 repeat"
 
 
 BUSY = r"(, \d+% longer because others use as much of the CPUs)?"
-UNMEASURED = rf"if nothing is measured yet, at {{}} GB/s, measured here before{BUSY}; excludes preparation"
+WARM_UP = r"and up to [\d.]+ (s|min) to warm up"
+UNMEASURED = rf"at {{}} GB/s of memory bandwidth, measured here before{BUSY}; kept repeats save time; .*"
 
 
 def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(tmp_path):
@@ -193,7 +197,8 @@ def test_a_run_knows_beforehand_how_long_it_takes_where_it_was_measured_before(t
         record = GOLDEN | {"bandwidth_probes": [{"read_bytes_per_s": gb_per_s * 1e9}]}
         write_record(tmp_path / machine.facts()["slug"] / "m" / "c" / when, record)
         said.append(dry_run.estimate(experiment, forecasts, tmp_path))
-    assert re.search(f"for 6 repeats and up to 12 min to cool down {UNMEASURED.format(99.0)}$", said[0])
+    wanted = f"for 6 repeats {WARM_UP} and up to 12 min to cool down, {UNMEASURED.format(99.0)}$"
+    assert re.search(wanted, said[0])
     assert "at 40.0 GB/s" in said[1]  # the latest
     assert dry_run.estimate(experiment, [], tmp_path) is None
 
@@ -202,7 +207,7 @@ def test_a_run_says_first_how_long_it_takes(harness, real_config, llamacpp_inter
     write_record(tmp_path / "results" / machine.facts()["slug"] / "m" / "c" / "20260101T000000.000000Z")
     path = real_config({"stack": "llamacpp", "quant": "q8_0"}, model={"shape": "tiny-llama"}, new_tokens=8)
     first = harness("run", path).err.splitlines()[0]
-    assert re.fullmatch(f"harness: about [2-4] s for 1 repeat {UNMEASURED.format(41.4)}", first)
+    assert re.fullmatch(f"harness: about [2-4] s for 1 repeat {WARM_UP}, {UNMEASURED.format(41.4)}", first)
 
 
 # --- memory and card

@@ -146,13 +146,21 @@ def bad_inputs(folder: Path) -> dict[str, Any]:
     write_gguf(folder / "m.gguf", split_max_tensors=10)
     next(folder.glob("m-00002-of-*.gguf")).unlink()
     (folder / "qwen1.5-0.5b").mkdir()
+    (folder / "models").mkdir()
+    (folder / "models" / "smollm.gguf").touch()
     write_config(folder)
     return {
         "lfs.gguf": "lfs.gguf: is a Git LFS pointer of 135 bytes",
         "empty.gguf": "empty.gguf: is empty (0 bytes): the download failed; fetch it again",
         "cut.gguf": "bytes: the download did not finish; fetch it again",
         "m-00001-of-00003.gguf": "part 2 of 3 of a split model: put all parts into one folder",
-        "none.gguf": "none.gguf: no such file or directory",
+        "none.gguf": "harness: none.gguf: no such file or directory\n",
+        "./none.gguf": "harness: none.gguf: no such file or directory\n",
+        "tiny-q4.gguf": "tiny-q4.gguf: no such file or directory; did you mean tiny-Q4_0.gguf?",
+        "models/smollm.gguff": "directory; did you mean models/smollm.gguf?",
+        "model/smollm.gguf": "directory; did you mean models/smollm.gguf?",
+        "models/smolm": "models/smolm: no such file or directory; did you mean models/smollm.gguf?",
+        "models/other.yaml": "harness: models/other.yaml: no such file\n",
         "qwen1.5-0.5b": "qwen1.5-0.5b: is a known model and a file here: write ./qwen1.5-0.5b for the file",
         "tiny-Q4_0.gguf quickstart": "quickstart: is no model, and a config is measured alone",
         "quickstart --quant q8_0": "--stacks and --quant are for models",
@@ -172,6 +180,12 @@ def test_each_mistake_is_one_sentence_before_anything_runs(harness, tmp_path):
         assert sentence in ran.err, line
         assert ran.err.count("\n") == 1, ran.err
     assert not (tmp_path / "results").exists()
+
+
+def test_a_repository_may_have_the_address_of_the_hub_before_it(harness):
+    for address in ("", "hf.co/", "https://huggingface.co/"):
+        ran = harness("run", f"{address}org/chat-GGUF:Q8_0", "--dry-run", HF_HUB_OFFLINE="1")
+        assert ran.err.startswith("harness: chat-GGUF: llamacpp q8_0 on "), ran.err
 
 
 def test_a_folder_for_results_that_cannot_be_is_one_sentence(harness, tmp_path):

@@ -159,6 +159,12 @@ def test_what_a_server_cannot_do_is_left_out_with_one_sentence(harness, tmp_path
             assert "a server" in ran.out + ran.err, (option, ran)
 
 
+def test_events_that_were_read_late_give_no_figure(measured):
+    record = measured(Behaviour("vllm", at_once_in_the_network=True))
+    assert "events of the server had arrived before they were read" in record["printed"]
+    assert "tok/s  " not in record["printed"]
+
+
 def test_the_memory_of_the_client_is_no_memory_of_the_model(measured):
     record = measured(Behaviour())
     assert "peak RSS" not in record["printed"]

@@ -57,3 +57,33 @@ def test_lines_become_columns_where_only_that_shows_all(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     Table(["model", *map(str, range(40))], [["m", *["123"] * 40]]).show(wide=False, turns=True)
     assert capsys.readouterr().out.splitlines()[:2] == ["model    m", "    0  123"]
+
+
+def test_only_what_a_table_shows_is_explained(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    table = Table(["cell", "ms", "wide", "empty"], [["a", "oom", "w" * 80, "-"]])
+    meanings = {
+        "ms": "ms: of a token",
+        "wide": "wide: a name",
+        "empty": "empty: nothing",
+        "oom": "oom: no room",
+    }
+    assert table.show(wide=False, meanings=meanings) == ["cell", "ms"]
+    *_, more, said = capsys.readouterr().out.splitlines()
+    assert (more, said) == ("more columns with --wide: wide", "ms: of a token. oom: no room.")
+    assert table.show(meanings=meanings) == ["cell", "ms", "wide"]
+    assert "wide: a name." in capsys.readouterr().out
+
+
+def test_sentences_are_as_wide_as_tables_and_no_word_is_cut(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    address = "https://example.org/" + "a-" * 50
+    text_table.say("word " * 40 + address)
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert last == address
+
+
+def test_a_line_with_its_first_cell_alone_is_a_title_and_widens_no_column():
+    text = Table(["cell", "MB"], [["a long name", ""], ["  peak", "12"]]).text()
+    assert text == ["cell    MB", "a long name", "  peak  12"]

@@ -20,7 +20,6 @@ from test_checkpoint import TINY, write_config, write_gguf, write_shards
 
 from harness.base import data
 from harness.theory import floors, public_speeds, published
-from harness.theory import names as theory_names
 from harness.theory.decoder import kv_elements_per_token, parameters
 from harness.theory.floors import PUBLISHED, SI, Ceiling, Demand, Reach
 from harness.theory.hf_config import SHAPES
@@ -331,12 +330,21 @@ def test_what_the_table_leaves_out_is_said_in_words(harness):
     asked = "--machine", "m2 pro", "rtx-4090", "--quant", "q4_k_m,f16"
     ran = harness("theory", "qwen2.5-7b", *asked, "--wide")
     fits = [line for line in ran.out.splitlines() if " to spare" in line or " short" in line]
-    assert [line.split()[1] for line in fits] == ["q4_k_m", "f16"] * 3
-    assert ["cannot load" in line for line in fits] == [True, False] * 3  # in transformers
+    assert [line.split()[1] for line in fits] == ["q4_k_m", "f16"] * 2
+    assert ["cannot load" in line for line in fits] == [True, False] * 2  # in transformers
     said = " ".join(ran.out.split())
     assert "apple-m2-pro-16gb: of its 17.2 GB (16 GiB), 5.7 GB are reserved for the system, as macOS" in said
     assert "https://github.com/exo-explore/exo/pull/1672" in said  # not broken at its hyphen
-    assert "reached: no measurement, here or published, of these weights on this machine." in said
+    assert "reached:" not in said  # no such column: these weights were not measured on this machine
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["qwen3-8b", "gpt-oss-20b --machine 4090", "gpt-oss-20b --memory 24GB", "llama-3-8b --machine 780m"],
+)
+def test_no_line_is_wider_than_the_terminal(harness, arguments):
+    out = harness("theory", *arguments.split(), COLUMNS="80").out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_what_fits_with_flash_attention_alone_has_a_speed_at_its_context(harness):
@@ -361,7 +369,7 @@ def test_what_stands_alone_ignores_no_option(harness, alone):
 def test_a_context_beyond_the_trained_one_is_said_to_be_that(harness):
     asked = "theory", "qwen1.5-0.5b", "--machine", "rtx-4090", "--quant", "q4_0", "--context"
     said = "qwen1.5-0.5b was trained on at most 32,768 tokens: past them it answers worse, or not at all."
-    assert said in harness(*asked, "40k").out
+    assert said in " ".join(harness(*asked, "40k").out.split())
     assert "was trained on" not in harness(*asked, "32k").out
 
 
@@ -476,7 +484,7 @@ def test_what_does_not_fit_has_no_speed(harness):
     assert [row["tokens_per_s_at_context"] for row in rows] == [None] * 3
     text = harness("theory", "llama-3.1-70b", "--machine", "rtx-4060-ti-16gb", "--quant", "q4_k_m").out
     assert "no, 30.8 GB short" in text
-    assert "tok/s" in text
+    assert "No tok/s, since the weights do not fit:" in text
     assert "6.87" not in text
     asked = ("--machine", "rtx-4090", "--kv-read", "full", "--length", "4096", "--json")
     assert harness("theory", "qwen1.5-7b", *asked).json[0]["tokens_per_s_at_context"] is None
@@ -695,4 +703,4 @@ def test_no_figure_in_json_is_nan_or_infinite(harness, shapes, names):
         raise AssertionError(constant)
 
     rows = json.loads(out, parse_constant=refuse)
-    assert len(rows) == len(shapes) * len({name for key in names for name in theory_names.machines(key)})
+    assert len(rows) == len(shapes) * len(names)

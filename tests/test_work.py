@@ -2,8 +2,9 @@
 
 import pytest
 
+from harness.base import data
 from harness.campaign import forecast
-from harness.config import Prefill, Turns, Windows
+from harness.config import Prefill, Turns, Windows, load, plan
 from harness.theory import floors
 from harness.theory.decoder import dense, parameters
 from harness.theory.hf_config import SHAPES
@@ -41,3 +42,12 @@ def test_a_kept_prefix_takes_a_fraction_of_the_time_of_one_read_again() -> None:
 def test_a_model_of_unknown_shape_has_no_estimate() -> None:
     unknown = Model(dense("", 0, 0, 0, 0, 0, 0, 0), 1e9, 0, 0)
     assert forecast.work_seconds(Prefill(), unknown, BYTES_PER_S, FLOPS) is None
+
+
+def test_a_warm_up_takes_its_shortest_time_and_all_its_windows_at_most() -> None:
+    experiment = load(data.config("quickstart"), ["warmup.max_windows=7", "warmup.at_least_s=3"])
+    cell = next(each for each in plan.cells(experiment) if each.workload.kind == "decode")
+    found = forecast.Forecast(cell, forecast.host(), (), held=HELD)
+    longest_s = found.longest_warm_up_s(experiment.protocol.warmup, BYTES_PER_S)
+    windows = (longest_s - 3) * floors.CPU_SHARE * BYTES_PER_S / HELD.weight_bytes
+    assert windows == pytest.approx(8 * (16 + 12))  # of 16 tokens, after a prompt of 25

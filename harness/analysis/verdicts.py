@@ -197,10 +197,12 @@ def oversubscribed(record: Record) -> bool:
     return cpus is not None and record["threads"] > cpus
 
 
-def disturbance_summary(cells: Iterable[Cell], busiest: BusyProcess | None = None) -> str | None:
+def disturbance_summary(
+    cells: Iterable[Cell], busiest: BusyProcess | None = None, busy: bool = False
+) -> str | None:
     """How many repeats stayed disturbed, why, and what to do, in one sentence; null: none did.
 
-    `cells`: rows of dataset.cells.per_cell.
+    `cells`: rows of dataset.cells.per_cell. `busy`: the user wants the machine measured as it is.
     """
     rows = [row for row in cells if row.get("kind") == "measured"]
     kinds = Counter(kind for row in rows for kind in row["stayed_disturbed"])
@@ -215,6 +217,9 @@ def disturbance_summary(cells: Iterable[Cell], busiest: BusyProcess | None = Non
     else:
         why, advice = DISTURBANCES[kind]
     which = f"{stayed} of {plural(of, 'repeat')} stayed disturbed"
+    if busy:
+        again = "once the machine is quiet, run the same command with --retry-failed in place of --busy"
+        return f"provisional: {which}: {why}; for figures that count, {again}"
     return f"{which}: {why}; {advice}, then run again with --retry-failed"
 
 

@@ -91,7 +91,7 @@ class Warnings(Enum):
         SYNCHRONISE,
     )
     spikes_left_out = _note(
-        "B and W are without spikes; with them least squares gives {line}",
+        "B and W leave out slow outliers (spikes); with them {line}",
         "close other programs; spikes at a fixed distance are the stack's",
     )
     repeated_blocks = _note(
@@ -103,7 +103,7 @@ class Warnings(Enum):
         "read the speed at each depth instead of B and W",
     )
     B_not_identifiable = _note(
-        "B at zero context is not known to 10%: {interval}{tpot}",
+        "B, the time of a token at zero context, is not known to 10%: {interval}{tpot}",
         "measure more tokens or repeats, or read TPOT",
     )
 
@@ -190,7 +190,7 @@ class Warnings(Enum):
     # Disturbances by the machine. A repeat that has no other fault is measured again.
     suspended = _disturbed("suspend", "the machine was suspended for {seconds:.1f} s")
     warmup_unsettled = _disturbed(
-        "warmup", "warm-up never settled: no window agreed with the one before and the one four before"
+        "warmup", "warm-up never settled: the speed still changed between windows of it"
     )
     quota_throttled = _disturbed("quota", "the CPU quota{of} throttled it {throttled}")
     page_faults = _disturbed("memory", "{faults} while timing")

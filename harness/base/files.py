@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -70,6 +72,45 @@ def matching(path: Path) -> list[Path]:
     wanted = path.name.lower()
     found = sorted(each for each in path.parent.iterdir() if fnmatchcase(each.name.lower(), wanted))
     return found or [path]
+
+
+_OF_MODELS = (".gguf", ".safetensors")
+
+
+def is_local(given: str, folder: Path = Path()) -> bool:
+    """Whether a model is given as a path rather than a name: it begins as a path does, ends nearly as a
+    model's file does, or its first part is in the folder."""
+    first = Path(given).parts[:1]
+    return (
+        given.startswith((".", "~", "/"))
+        or bool(difflib.get_close_matches(Path(given).suffix.lower(), _OF_MODELS, 1, 0.8))
+        or bool(first and (folder / first[0]).exists())
+    )
+
+
+def nearest(path: Path) -> str:
+    """A hint for a path that does not exist: the most similar one that does, else the only one with its
+    suffix; empty if there is neither."""
+    with contextlib.suppress(OSError):
+        missing = next(each for each in (path, *path.parents) if each.parent.exists())
+        files = sorted(missing.parent.iterdir(), key=lambda each: each.suffix == missing.suffix)
+        named = {_stem(each): each for each in files}  # of two with one stem, the one with the suffix
+        alike = [each for each in files if each.suffix == missing.suffix != ""]
+        close = [named[stem] for stem in difflib.get_close_matches(_stem(missing), named, 1)] or alike
+        if len(close) == 1:
+            whole = close[0] / path.relative_to(missing)
+            return f"; did you mean {whole if whole.exists() else close[0]}?"
+    return ""
+
+
+def _stem(path: Path) -> str:
+    return re.sub(r"\.[a-z]+$", "", path.name.lower())  # and not the .5-7b of a model
+
+
+def reason(refusal: OSError, path: Path) -> str:
+    """Why a path could not be read, with the nearest name for one that does not exist."""
+    why = (refusal.strerror or str(refusal)).lower()
+    return f"{why}{nearest(path)}" if isinstance(refusal, FileNotFoundError) else why
 
 
 def sha256(stream: IO[bytes]) -> str:

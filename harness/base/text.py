@@ -117,6 +117,24 @@ def plural(number: int, one: str) -> str:
     return f"{number} {one}{'' if number == 1 else 's'}"
 
 
+GB_FROM = 1e9  # bytes; smaller sizes are in MB
+
+
+def sized(size: float) -> str:
+    """`9.7 GB`, `660 MB`"""
+    return f"{size / 1e9:,.1f} GB" if size >= GB_FROM else f"{size / 1e6:,.0f} MB"
+
+
+def machine_text(machine: Mapping[str, Any]) -> str:
+    """`AMD EPYC 7B13, 8 cores, 33.6 GB, NVIDIA L4 with 24.2 GB`: what is known of a machine."""
+    cores, memory = machine["physical_cores"], machine["memory_bytes"]
+    parts = [machine["cpu"], plural(cores, "core") if cores else "", sized(memory) if memory else ""]
+    for gpu in machine["gpus"]:
+        size = f" with {sized(gpu['memory_bytes'])}" if gpu["memory_bytes"] else ""
+        parts.append(f"{gpu['name'] or 'GPU'}{size}")
+    return ", ".join(filter(None, parts)) or str(machine["slug"])
+
+
 def list_named(names: Sequence[str], most: int) -> str:
     """List at most so many names, and the number of the others."""
     more = len(names) - most

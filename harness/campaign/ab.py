@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from harness.base.text import plural
 from harness.campaign import rounds
 from harness.campaign.repeat import Shared
 from harness.campaign.rounds import (
@@ -130,5 +131,7 @@ def _rounds(
         stored = rounds.measure_round(todo, attempt, watcher, done=done)
         done += len(stored)
         open_pairs = on_round(stored)
-        watcher.say(f"round {number}: {len(open_pairs)} of {len(names)} pairs need more")
+        watcher.say(
+            f"round {number}: {len(open_pairs)} of {plural(len(names), 'pair')} will have another round"
+        )
     return f"every interval was narrow enough after {number} rounds"

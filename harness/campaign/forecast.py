@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import machine
-from harness.config import Decode, Experiment, Prefill, Quality, Turns, Windows, Workload, plan
+from harness.config import Decode, Experiment, Prefill, Quality, Turns, Warmup, Windows, Workload, plan
 from harness.config.plan import Cell
 from harness.machine.host import free_memory_bytes
 from harness.models import checkpoint, weights
@@ -306,6 +306,8 @@ def _steps(workload: Workload) -> Iterator[tuple[int, int]]:
 # Forecast a cell's memory, time and known failures from its config and local weights. Starts nothing.
 
 
+# Prompt tokens that take as long as a decode step, rounded down: 2.4 and 8 (135M and 270M, 2 cores, 2026).
+PROMPT_PER_STEP = 2
 LOGITS_HELD = 2 * 4  # bytes a logit: a window's, float32, as the stack has them and as they are handed over
 
 
@@ -381,6 +383,17 @@ class Forecast:
         if flops and isinstance(workload, Quality):
             return scoring_seconds(workload, held, bytes_per_s, flops), None
         return None, None
+
+    def longest_warm_up_s(self, warmup: Warmup, bytes_per_s: float) -> float:
+        """Of one repeat, where the device reads at this rate; 0: without a warm-up, or not known."""
+        held, workload = self.held, self.cell.workload
+        if held is None or self.cell.scores or self.cell.searches:
+            return 0.0
+        steps = min(warmup.window_tokens, int(workload.new_tokens or warmup.window_tokens))
+        steps += int(workload.prompt_tokens or 0) // PROMPT_PER_STEP
+        window_s = steps * step_bytes(held, self.weights) / (CPU_SHARE * bytes_per_s)
+        # One window begins within the shortest time, and ends after it.
+        return warmup.shortest_s(self.device.family) + (1 + warmup.max_windows) * window_s
 
     @property
     def failures(self) -> list[str]:

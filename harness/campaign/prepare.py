@@ -27,7 +27,14 @@ from harness.models.checkpoint import CONFIG
 from harness.models.hub import from_hub
 from harness.models.layout import Layout
 from harness.models.tokenizer import Tokenized
-from harness.models.weights import Ready, WeightsError, WeightsRefused, WeightsUnavailable, written
+from harness.models.weights import (
+    NotDequantized,
+    Ready,
+    WeightsError,
+    WeightsRefused,
+    WeightsUnavailable,
+    written,
+)
 from harness.records import Record
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
@@ -161,7 +168,7 @@ class Producer:
         """
         try:
             return self._checkpoint_of(cell, given, original)
-        except WeightsError as failure:
+        except NotDequantized as failure:
             if given.format != "gguf":
                 raise
             self.say(f"dequantized to a GGUF, not to a checkpoint: {failure}")
@@ -177,13 +184,16 @@ class Producer:
         made: Decoder | None = None
         laid: Layout | None = None
         if given.format == "gguf" and described.format == "hf" and described.not_dense:
-            laid = _gguf_layout(described)
+            try:
+                laid = _gguf_layout(described)
+            except WeightsUnavailable as why:
+                raise NotDequantized(str(why)) from why
         elif given.format == "gguf" and described.format == "hf":
             files["config"] = str(described.path / "config.json")
         elif given.format == "gguf":
             made = described.decoder
             if made is None or not made.is_dense:
-                raise WeightsError(f"{given.path}: is {given.architecture}, which is not dequantized here")
+                raise NotDequantized(f"{given.path}: is {given.architecture}, which is not dequantized here")
         target = weights.dequantized_path(given.fingerprint, {"stack": cell.variant.stack, **options})
         expected = given.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
         return self._make(cell, "dequantize", options, given.path, target, expected, files, made, laid)
@@ -275,7 +285,9 @@ class Producer:
             try:
                 return worker.facts_of(events, on_phase)
             except worker.JobFailed as failure:
-                raise WeightsError(f"{request.job} {what or cell.model.name}: {failure}") from failure
+                refused = request.job == "dequantize" and isinstance(failure, worker.JobRefused)
+                error = NotDequantized if refused else WeightsError
+                raise error(f"{request.job} {what or cell.model.name}: {failure}") from failure
 
 
 def synthetic_name(cell: Cell) -> str:

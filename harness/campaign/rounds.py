@@ -348,5 +348,5 @@ class AttemptRunner:
                 begun["cooled"] = self._cooling.wait(inputs.device_id)
             return measure(campaign.folder, cell, begun, inputs, campaign.watcher)
         except records.ResultsError as full:
-            finished = f"{plural(number - 1, 'repeat')} finished and kept"
+            finished = f"{plural(number - 1, 'repeat')} finished and kept; the same command continues"
             raise Stopped(f"stopped at {cell.id}: {full}; {finished}") from full

@@ -225,7 +225,7 @@ class _Comparison:
         """Compare with the variant's own weights. Adds `own`, or the reason why that failed as
         `own_failure`."""
         campaign, reference, seconds = self.campaign, self.reference, self.check["asked"]["seconds"]
-        campaign.watcher.say(f"its own weights, dequantized: {self.cell.id}")
+        campaign.watcher.say(f"comparing with its own weights, dequantized: {self.cell.id}")
 
         def dequantized(own: tuple[Path, list[int]]) -> Reference:
             prepared = campaign.preparation, campaign.inputs

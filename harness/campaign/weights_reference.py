@@ -260,7 +260,9 @@ class Reference:
             raise self._failure from failure
 
     def _run(self, job: Job[_T], cell: Cell, why: str) -> _T:
-        self._preparation.say(f"reference of {cell.model.name}: {cell.variant.stack} {cell.variant.name}")
+        self._preparation.say(
+            f"loading the reference of {cell.model.name}: {cell.variant.stack} {cell.variant.name}"
+        )
         inputs = self._inputs(cell)
         if isinstance(inputs, NotReady):
             raise inputs

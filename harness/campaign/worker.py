@@ -140,6 +140,10 @@ class JobFailed(RuntimeError):
     """A job did not end with Done; the message is the worker's reason, or how it ended."""
 
 
+class JobRefused(JobFailed):
+    """The job cannot be done with this input."""
+
+
 class Worker:
     """One worker process, in its own session and process group, which is killed if the controller dies."""
 
@@ -202,7 +206,7 @@ class Worker:
                 if keep is not None:
                     keep.write(line)
                 if isinstance(event, Phase):
-                    phase = event.name
+                    phase = event.name.partition(":")[0]
                 done += isinstance(event, Done)
                 failed = failed or isinstance(event, Failed)
                 if done == self._jobs_to_do or failed:
@@ -337,7 +341,7 @@ def facts_of(events: Iterator[Event | Died], on_phase: Callable[[str], None] = l
         elif isinstance(event, Done):
             return event.facts
         elif isinstance(event, (Failed, Died)):
-            raise JobFailed(event.reason)
+            raise (JobRefused if event.outcome == "refused" else JobFailed)(event.reason)
     raise JobFailed("the worker ended without Done or Failed")
 
 

@@ -7,7 +7,9 @@ is imported, so that --help is fast.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
+import itertools
 import os
 import signal
 import sys
@@ -16,7 +18,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NoReturn
 
 import harness
-from harness.base.files import FULL, NotFinished, NotStarted
+from harness.base.files import FULL, NotFinished, NotStarted, cache_folder
 from harness.base.system import HANGUP, STOPS
 from harness.base.text import filtered
 
@@ -146,7 +148,8 @@ def _run(arguments: argparse.Namespace) -> int:
     except OSError as refusal:
         if refusal.errno not in FULL:
             raise
-        say(f"{refusal.filename or 'a file'} cannot be written: {refusal.strerror}")
+        where = refusal.filename or f"a file, in the results or in {cache_folder()} (HARNESS_CACHE),"
+        say(f"{where} cannot be written: {refusal.strerror}")
         return NOT_OK
 
 
@@ -156,6 +159,22 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         say(f"{message.removeprefix('argument ')}; {self.prog} --help has the options")
         sys.exit(NOT_STARTED)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does, once no option is a misspelling of a known one."""
+        if not self._subparsers:  # else the options may be another parser's
+            words = itertools.takewhile(lambda word: word != "--", args or ())
+            for word in (word for word in words if word.startswith("--")):
+                self._check_spelling(word.partition("=")[0])
+        return super().parse_known_args(args, namespace)
+
+    def _check_spelling(self, option: str) -> None:
+        known = self._option_string_actions
+        is_known = any(each.startswith(option) for each in known)  # an unambiguous beginning is enough
+        near = difflib.get_close_matches(option, known, 1, 0.75)
+        if near and not is_known:
+            say(f"unknown option {option}; did you mean {near[0]}?")
+            sys.exit(NOT_STARTED)
 
 
 _DESCRIPTION = """\

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.analysis.differences import FEWEST_ROUNDS
 from harness.base.text import list_named, plural
 from harness.campaign import ab, forecast
 from harness.campaign.rounds import RunOptions
 from harness.cli import Mistake, compare, dry_run, model_arguments, say
+from harness.cli.dry_run import in_words
 from harness.cli.options import WAIT, add_chosen, add_wide, chosen
 from harness.cli.progress import Progress
+from harness.compare import Change
 from harness.compare.ab import Rounds
-from harness.config import Experiment, plan
+from harness.compare.judge import SAME, UNCLEAR
+from harness.compare.show import FIGURES
+from harness.config import ConfigError, Experiment, plan
 from harness.config.plan import Cell
 from harness.records import Stored
 from harness.stacks.header import project_of
@@ -65,6 +71,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--max-rounds", type=int, default=100, metavar="N", help="limit of the rounds (default: 100)"
     )
     parser.add_argument("--max-minutes", type=float, metavar="M", help="begin no round after M minutes")
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="use repeats that other processes disturbed, too, on a machine that is never quiet: the "
+        "intervals are wider, and the verdict is provisional",
+    )
     parser.add_argument("--wait", action="store_true", help=WAIT)
     parser.add_argument(
         "--dry-run",
@@ -88,14 +100,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure both sides, print the verdict; exit codes as those of `harness compare`."""
     fail_on = compare.thresholds(arguments.fail_on)
-    threshold, limits = compare.share("--threshold", arguments.threshold), _limits(arguments)
-    loaded = [
-        model_arguments.experiment([given], arguments, [*arguments.set, *settings])
-        for given, settings in (
-            (arguments.a, arguments.set_a),
-            (arguments.b or arguments.a, arguments.set_b),
+    if fail_on and arguments.busy:
+        raise Mistake(
+            "--fail-on needs a verdict that counts, and that of --busy is provisional: give one of them"
         )
-    ]
+    threshold, limits = compare.share("--threshold", arguments.threshold), _limits(arguments)
+    loaded = [_loaded(arguments, "a"), _loaded(arguments, "b")]
     paths, sides = [path for path, _ in loaded], (loaded[0][1], loaded[1][1])
     pairs = _pairs(sides, arguments)
     packages = arguments.package_a, arguments.package_b
@@ -107,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _forecast(sides, pairs, names, limits, root)
     a, b = (RunOptions(root, path, arguments.command_line, fresh=True, wait=arguments.wait) for path in paths)
-    rounds = Rounds(threshold, names)
+    rounds = Rounds(threshold, names, arguments.busy)
 
     def on_round(stored: Sequence[Stored]) -> Sequence[str]:
         rounds.add(stored)
@@ -119,8 +129,41 @@ def run(arguments: argparse.Namespace) -> int:
     progress.clear()
     found = rounds.comparison(("A: " + _title(arguments, "a"), "B: " + _title(arguments, "b")), fail_on)
     compare.show(found, arguments)
+    for name in names:
+        if of_pair := [row for row in found.rows if row["name"] == name]:
+            print(_answer(of_pair[0]), file=sys.stderr if arguments.format else sys.stdout)
     say(f"{ended}; records: {root}")
     return compare.exit_code(found)
+
+
+def _loaded(arguments: argparse.Namespace, side: str) -> tuple[Path, Experiment]:
+    """The config of a side. Raises Mistake, ConfigError."""
+    given, own = getattr(arguments, side) or arguments.a, getattr(arguments, f"set_{side}")
+    try:
+        return model_arguments.experiment([given], arguments, [*arguments.set, *own])
+    except ConfigError as wrong:
+        message = str(wrong)
+        for setting in own:
+            message = message.replace(f"--set {setting}", f"--set-{side} {setting}")
+        raise ConfigError(message) from wrong
+
+
+def _answer(row: Change) -> str:
+    """The change of the figure that decides, in words, and what may decide it where it is open."""
+    counted = f"{plural(row['base_repeats'] or 0, 'round')} counted"
+    if row["change"] is None or row["change_ci90"] is None:
+        return f"{row['name']}: not decided: {row['reason']}; {counted}"
+    low, high = row["change_ci90"]
+    figure = (
+        f"{FIGURES[row['metric']][0]} {row['change']:+.1%}, 90% interval {low:+.1%} to {high:+.1%}, {counted}"
+    )
+    answers = {SAME: f"no change of {100 * row['threshold']:.3g}%", UNCLEAR: "not decided"}
+    answer = answers.get(row["verdict"], f"B is {row['verdict']}")
+    step = ""
+    if row["verdict"] == UNCLEAR:
+        step = "; more rounds, a quieter machine or a larger --threshold may decide it"
+    provisional = "provisional: " * (row["reason"] or "").startswith("provisional")
+    return f"{row['name']}: {provisional}{answer}: {figure}{step}"
 
 
 def _limits(arguments: argparse.Namespace) -> ab.Limits:
@@ -195,12 +238,15 @@ def _forecast(
 ) -> int:
     for name, (a, b) in zip(names, pairs, strict=True):
         print(f"{name}: {a.id} against {b.id}")
-    codes = []
-    for number, side in enumerate("AB"):
-        say(f"side {side}, one round is one repeat of each cell, at most {limits.rounds} rounds:")
-        once = sides[number].model_copy(
-            update={"protocol": sides[number].protocol.model_copy(update={"repeats": 1})}
-        )
-        forecasts = forecast.forecasts(once, [pair[number] for pair in pairs])
-        codes.append(dry_run.show(once, forecasts, root, as_json=False))
-    return max(codes)
+    fewest = min(FEWEST_ROUNDS, limits.rounds)
+    ends = "" if limits.seconds is None else f", none begins after {in_words(limits.seconds)}"
+    say(
+        f"a round is one repeat of each cell; {fewest} to {limits.rounds} rounds, until the intervals are "
+        f"narrow{ends}"
+    )
+    forecasts = []
+    for number, side in enumerate(sides):
+        forecasts += forecast.forecasts(side, [pair[number] for pair in pairs])
+    protocol = sides[0].protocol.model_copy(update={"repeats": limits.rounds})
+    longest = sides[0].model_copy(update={"protocol": protocol})
+    return dry_run.show(longest, forecasts, root, as_json=False, fewest=fewest)

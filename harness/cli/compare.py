@@ -178,6 +178,6 @@ def exit_code(found: Comparison) -> int:
         say(f"nothing was compared: {'; '.join(why)}")
         return NOT_STARTED
     if not found.whole:
-        say("some cells were not compared")
+        say("some cells were not compared, or only in part")
         return NOT_OK
     return OK

@@ -15,7 +15,7 @@ from harness import config, machine
 from harness.base import data
 from harness.base.files import JsonFileError, cache_folder, object_of, write_whole
 from harness.base.nvml import visible_gpus
-from harness.base.text import plural
+from harness.base.text import plural, sized
 from harness.campaign import repeat
 from harness.campaign.other_processes import DeviceBusy, busy_now, device_lock
 from harness.cli import NOT_OK, OK, Mistake, say
@@ -247,14 +247,14 @@ def _fill(row: Row, read: Any = None, matrix: Any = None) -> None:
 
 
 def _lines(row: Row) -> Iterator[str]:
-    memory = f"memory {row['memory_bytes'] / 1e9:.1f} GB" if row["memory_bytes"] else "memory unknown"
+    memory = f"memory {sized(row['memory_bytes'])}" if row["memory_bytes"] else "memory unknown"
     if row["family"] == "cpu":
         yield f"CPU: {row['name']}, {row['architecture']}"
         cores = (
             f"{plural(row['physical_cores'], 'usable core')} ({plural(row['logical_cpus'], 'logical CPU')})"
         )
         cache = row["last_level_cache_bytes"]
-        yield f"  {cores}, last-level cache {f'{cache / 2**20:.0f} MiB' if cache else 'unknown'}, {memory}"
+        yield f"  {cores}, last-level cache {sized(cache) if cache else 'unknown'}, {memory}"
         yield f"  {row['os']}{', in a virtual machine' if row['virtualized'] else ''}"
         if row["emulated"]:
             yield f"  emulated ({row['emulated']}): its speeds mean nothing"

@@ -52,10 +52,12 @@ def show(
     root: Path,
     as_json: bool,
     has_reference: bool = False,
+    fewest: int | None = None,
 ) -> int:
     """Print a line per cell, or one array; names a missing device once. NOT_OK if a cell
     would fail, be refused or not fit. `root`: the results folder. `has_reference`: scores are compared with a
-    given reference."""
+    given reference. `fewest`: rounds after which a campaign of two sides may end, of as many as the
+    protocol has repeats."""
     here = Here(experiment, root, has_reference)
     if absent := here.device.absent:
         name, has = here.device.name, here.device.memory_bytes
@@ -65,19 +67,27 @@ def show(
     lines = [here.line(each) for each in forecasts]
     if as_json:
         print(json.dumps(lines, indent=1))
-    repeats = [cell.workload.repeated(experiment.protocol.repeats) for cell in cells]
+    of_protocol = experiment.protocol.repeats
+    repeats = [of_protocol if fewest else cell.workload.repeated(of_protocol) for cell in cells]
     # A bandwidth measured now has the load in it.
     unchanged = as_json or not here.bandwidth or here.bandwidth_source == MEASURED_NOW
     slower, busy = (1.0, "") if unchanged else _slower()
+    span = f"{fewest} to " if fewest else ""
     for line, times in [] if as_json else zip(lines, repeats, strict=True):
         disk, memory, seconds = line["disk_bytes"], line["memory_bytes"], line["seconds"]
         parts = [
             line["cell"],
             line["weights"],
-            "disk ?" if disk is None else f"disk {disk / 1e9:.1f} GB",
-            "memory ?" if memory is None else f"memory {memory / 1e9:.1f} GB",
-            "time ?" if seconds is None else f"about {in_words(slower * seconds)} x {times}",
+            "to write unknown"
+            if disk is None
+            else f"to write {disk / 1e9:.1f} GB"
+            if disk
+            else "nothing to write",
+            "memory unknown" if memory is None else f"memory {memory / 1e9:.1f} GB",
+            "time unknown" if seconds is None else f"about {in_words(slower * seconds)} x {span}{times}",
         ]
+        if line["warm_up_seconds"]:
+            parts[-1] += f", each after up to {in_words(slower * line['warm_up_seconds'])} of warm-up"
         if line["host_memory_bytes"] is not None:
             parts[3] += f" + {line['host_memory_bytes'] / 1e9:.1f} GB on the CPU"
         if line["fill_seconds"]:
@@ -86,13 +96,16 @@ def show(
             parts.append(line["figures"])
         print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
     timed = [
-        (slower * s, times)
+        (slower * s, slower * line["warm_up_seconds"], times)
         for line, times in zip(lines, repeats, strict=True)
         if (s := line["seconds"]) is not None
     ]
     takes = f", {duration_of(timed, experiment)}" if timed else ""
+    if timed and fewest:
+        least = [(each_s, warm_up_s, min(fewest, times)) for each_s, warm_up_s, times in timed]
+        takes = f", at least {duration_of(least, experiment)}, at most {duration_of(timed, experiment)}"
     if timed and here.bandwidth:
-        takes += f", at {here.bandwidth / 1e9:.1f} GB/s, {here.bandwidth_source}{busy}"
+        takes += f", at {here.bandwidth / 1e9:.1f} GB/s of memory bandwidth, {here.bandwidth_source}{busy}"
     if None in (line["seconds"] for line in lines) and here.waits and not here.bandwidth:
         takes += ", time unknown: another campaign is measuring here, and nothing was measured before"
     if to_write := sum(line["disk_bytes"] or 0 for line in lines):
@@ -121,17 +134,21 @@ def estimate(experiment: Experiment, forecasts: Sequence[Forecast], root: Path) 
     if family != "cpu" or (known := _known_bandwidth(root / machine.facts()["slug"])) is None:
         return None
     bandwidth, source = known
+    slower, busy = _slower()
     timed = []
     for each in forecasts:
         takes_s, _ = each.duration(bandwidth)
         if takes_s is not None and not each.failures:
-            timed.append((takes_s, each.cell.workload.repeated(experiment.protocol.repeats)))
+            warm_up_s = each.longest_warm_up_s(experiment.protocol.warmup, bandwidth)
+            times = each.cell.workload.repeated(experiment.protocol.repeats)
+            timed.append((slower * takes_s, slower * warm_up_s, times))
     if not timed:
         return None
-    slower, busy = _slower()
-    takes = duration_of([(slower * takes_s, times) for takes_s, times in timed], experiment)
-    at = f"at {bandwidth / 1e9:.1f} GB/s, {source}{busy}"
-    return f"{takes} if nothing is measured yet, {at}; excludes preparation"
+    takes = duration_of(timed, experiment)
+    at = f"at {bandwidth / 1e9:.1f} GB/s of memory bandwidth, {source}{busy}"
+    return (
+        f"{takes}, {at}; kept repeats save time; preparation, and repeats of what others disturb, add to it"
+    )
 
 
 def _slower() -> tuple[float, str]:
@@ -143,13 +160,18 @@ def _slower() -> tuple[float, str]:
     return 1 + share, f", {share:.0%} longer because others use as much of the CPUs"
 
 
-def duration_of(timed: Sequence[tuple[float, int]], experiment: Experiment) -> str:
-    """The time of all repeats, in words. `timed`: seconds of one repeat of each cell, and its repeats."""
+def duration_of(timed: Sequence[tuple[float, float, int]], experiment: Experiment) -> str:
+    """The time of all repeats, in words. `timed`: seconds of one repeat of each cell, of its longest warm-up,
+    and its repeats."""
     cooling = experiment.protocol.cool_down
-    count = sum(repeats for _, repeats in timed)
-    total = sum(seconds * repeats for seconds, repeats in timed)
-    time = f"about {in_words(total)} for {plural(count, 'repeat')}"
-    return f"{time} and up to {in_words(count * cooling.at_most_s)} to cool down" if cooling else time
+    count = sum(repeats for *_, repeats in timed)
+    total = sum(seconds * repeats for seconds, _, repeats in timed)
+    longest = {
+        "warm up": sum(warm_up_s * repeats for _, warm_up_s, repeats in timed),
+        "cool down": count * cooling.at_most_s if cooling else 0.0,
+    }
+    waits = [f"up to {in_words(most_s)} to {what}" for what, most_s in longest.items() if most_s]
+    return " and ".join([f"about {in_words(total)} for {plural(count, 'repeat')}", *waits])
 
 
 def _known_bandwidth(results_here: Path) -> tuple[float, str] | None:
@@ -196,6 +218,7 @@ class Here:
     def __init__(self, experiment: Experiment, root: Path, has_reference: bool) -> None:
         self._has_reference = has_reference
         self.device = forecast.device_of(experiment)
+        self._warmup = experiment.protocol.warmup
         self._threads = experiment.protocol.threads or machine.physical_cores()
         self._planned: set[Path] = set()
         self.bandwidth: float | None = None
@@ -238,7 +261,11 @@ class Here:
         """One cell: `weights` in words, bytes still to write to disk, memory, seconds per repeat; the
         `figures` of a score, in words; why it will fail, be refused or not fit. The note has all reasons."""
         cell, device, source = found.cell, self.device, self._source(found)
-        takes_s, fill_s = found.duration(*self._rates(cell))
+        rates = self._rates(cell)
+        takes_s, fill_s = found.duration(*rates)
+        warm_up_s = 0.0
+        if takes_s is not None and rates[0]:
+            warm_up_s = found.longest_warm_up_s(self._warmup, rates[0])
         refused = [each.reason for each in found.broken if each.refuses]
         refused += [each for each in (found.over_budget, found.too_deep) if each] + source.refused
         if cell.scores and cell.source and cell.source.kind == "synthetic":
@@ -262,6 +289,7 @@ class Here:
             "weights_on_cpu_bytes": found.sides and found.sides.cpu_bytes,
             "most_tokens_per_s": ceiling,
             "seconds": takes_s,
+            "warm_up_seconds": warm_up_s,
             "fill_seconds": fill_s,
             "figures": self._figures(cell) if cell.scores else None,
             "will_fail": fails,

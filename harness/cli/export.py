@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.analysis.columns import Repeat
 from harness.cli import NOT_OK, OK, Mistake, say
-from harness.cli.options import stored
+from harness.cli.options import measured, stored
 from harness.records import Record, ResultsError, no_records
 from harness.records.files import write_output
 from harness.share import export, submissions
@@ -21,6 +21,7 @@ FITS: dict[str, Callable[[Repeat, Record], str]] = {
     "parquet": export.fits_tokens,
 }
 """Why an ok repeat cannot be exported, by format; empty where it can."""
+OF_PUBLISHED = ("csv", "parquet")  # the other formats describe a test, whose conditions these figures lack
 
 
 def run(folder: Path, to: str, output: Path | None) -> int:
@@ -31,7 +32,7 @@ def run(folder: Path, to: str, output: Path | None) -> int:
         raise Mistake("--export parquet is binary and cannot go to standard output; set -o FILE")
     if target is not None and (why := _unwritable(target)):  # before minutes of reading
         raise ResultsError(f"{target}: cannot be written: {why}")
-    chosen = Chosen(stored(folder), FITS[to])
+    chosen = Chosen((stored if to in OF_PUBLISHED else measured)(folder), FITS[to])
     if to == "parquet" and target is not None:
         done = export.write_tokens(target, chosen.by_campaign()) > 0
     else:

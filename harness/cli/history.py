@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.cli import NOT_OK, OK, say
-from harness.cli.options import stored
+from harness.cli.options import measured
 from harness.compare import history as compare_history
 from harness.compare.history import Step
 from harness.records import ResultsError
@@ -19,7 +19,7 @@ from harness.report.text_table import Table
 def run(folder: Path, target: Path, as_json: bool) -> int:
     """Write the page and print the steps, the latest first; not ok if no night has a figure. Raises
     ResultsError: no folder, no records, or the page cannot be written."""
-    history = compare_history.history(stored(folder))
+    history = compare_history.history(measured(folder))
     for warning in history.warnings:
         say(warning)
     if not history.campaigns:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from harness import machine
 from harness.base import data
-from harness.base.nvml import Gpu, visible_gpus
-from harness.base.text import plural
+from harness.base.nvml import visible_gpus
 from harness.cli import OK, Mistake, model_arguments
 from harness.cli.model_arguments import dtype_of
 from harness.machine import Facts
@@ -72,26 +71,18 @@ def run(arguments: argparse.Namespace) -> int:
             path.unlink()  # opened above, and cut off by a full disk
         raise Mistake(f"{path}: cannot be written: {refusal.strerror}") from refusal
     first = "" if _is_built(facts) else f"{_create(facts)}; "
-    print(f"found: {found(facts)}\nwrote: {path}\nnext: {first}harness run {path}")
+    print(f"found: {machine.in_words(facts)}\nwrote: {path}\nnext: {first}harness run {path}")
     return OK
-
-
-def found(facts: Facts) -> str:
-    """The machine in one line."""
-    memory = f"{facts['memory_bytes'] / 1e9:.1f} GB of memory"
-    gpus = [_in_words(gpu) for gpu in facts["gpus"]]
-    cpu = f"{facts['cpu']}, {plural(facts['physical_cores'], 'core')}, {memory}"
-    return f"{cpu}; {', '.join(gpus) or 'no NVIDIA GPU'}"
-
-
-def _in_words(gpu: Gpu) -> str:
-    memory = gpu["memory_bytes"]
-    return f"{gpu['name'] or 'a GPU'} ({f'{memory / 1e9:.1f} GB' if memory else 'memory unknown'})"
 
 
 def text(facts: Facts, name: str) -> str:
     """The config for a machine with these facts: for its first GPU, else its CPU. `name`: the file."""
-    known = {"schema": data.schema(), "found": found(facts), "create": _create(facts), "name": name}
+    known = {
+        "schema": data.schema(),
+        "found": machine.in_words(facts),
+        "create": _create(facts),
+        "name": name,
+    }
     if not facts["gpus"]:
         threads = facts["physical_cores"]
         protocol = f"  # threads: {threads}       # default: the physical cores\n"

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from harness.base import data
-from harness.base.files import write_whole
+from harness.base.files import is_local, write_whole
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import list_named, plural, shortened
 from harness.cli import Mistake, say
@@ -100,6 +100,8 @@ def config_path(given: Sequence[str]) -> Path | None:
         raise Mistake(f"{shortened(config)}: is no model, and a config is measured alone")
     (text,) = given
     path = data.config(text)
+    if path != (here := Path(text)) and here.is_dir():
+        say(f"{text}: the config {path}; for the folder of that name here: ./{text}")
     if not path.exists() and data.is_name(path) and not path.suffix:
         hint = suggestion(text, data.config_names())
         if "did you mean" not in hint and (why := _not_understood(text)):
@@ -126,7 +128,7 @@ def is_model(text: str) -> bool:
         with contextlib.suppress(OSError), path.open("rb") as file:
             return file.read(4) == b"GGUF"
         return False
-    return re.match(REPO, text.partition(":")[0]) is not None and not Path(path.parts[0]).exists()
+    return is_local(text) or re.match(REPO, repository(text)[0]) is not None
 
 
 def _is_known(name: str) -> bool:
@@ -219,7 +221,7 @@ def _models(given: Sequence[str]) -> list[_Model]:
             elif path.is_dir():
                 weights.local(path)
                 found.append(_Model(safe_name(path.resolve().name), {"weights": str(path.absolute())}))
-            elif path.exists() or text.lower().endswith(".gguf"):
+            elif is_local(text):
                 files.append(path)
             else:
                 repo, quant = repository(text)
@@ -307,9 +309,11 @@ def experiment(
     given: Sequence[str],
     arguments: argparse.Namespace,
     settings: Sequence[str],
+    says_length: bool = False,
 ) -> tuple[Path, Experiment]:
     """What a command line names: the experiment of a config, or one made of models, and its config's path.
-    Raises Mistake, ConfigError."""
+    `says_length`: whether the protocol's tokens and repeats are what the command measures. Raises Mistake,
+    ConfigError."""
     if path := config_path(given):
         if arguments.stacks or arguments.quant:
             raise Mistake(
@@ -321,7 +325,7 @@ def experiment(
     root = arguments.out or Path("results")
     path = root / "configs" / f"{safe_name('-'.join(names))}.yaml"
     found = load_document(made, path, settings)
-    say(in_words(found))
+    say(in_words(found, says_length))
     if not arguments.dry_run:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -354,13 +358,13 @@ def config_text(made: Document, path: Path) -> str:
     return f"# yaml-language-server: $schema={data.schema()}\n# harness run {path}\n{rows}"
 
 
-def in_words(experiment: Experiment) -> str:
+def in_words(experiment: Experiment, says_length: bool) -> str:
     """What is measured, in one line."""
     protocol = experiment.protocol
     models = list_named([model.name for model in experiment.models], 3)
     variants = dict.fromkeys(f"{variant.stack} {variant.name}" for variant in experiment.variants)
-    length = f"{plural(protocol.new_tokens, 'token')} x {protocol.repeats}"
-    return f"{models}: {list_named([*variants], 4)} on {experiment.device}, {length}"
+    length = f", {plural(protocol.new_tokens, 'token')} x {protocol.repeats}" if says_length else ""
+    return f"{models}: {list_named([*variants], 4)} on {experiment.device}{length}"
 
 
 def _say_what_is_built(experiment: Experiment) -> None:

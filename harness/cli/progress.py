@@ -43,11 +43,12 @@ class Progress:
 
     def say(self, line: str) -> None:
         """Show a transient message. On a terminal the next one replaces it; elsewhere messages with the same
-        text before the colon are printed at most every ten seconds."""
+        text before the colon are printed at most every ten seconds. Within a repeat, with its place."""
+        topic, now = line.partition(":")[0], time.monotonic()
+        line = f"{self._place} {line}  {self._name}" if self._place else line
         if self._live:
             self._draw(line)
             return
-        topic, now = line.partition(":")[0], time.monotonic()
         if topic != self._topic or now >= self._printed_s + REPEAT_MESSAGE_S:
             self._topic, self._printed_s = topic, now
             print(line, file=sys.stderr, flush=True)
@@ -68,7 +69,7 @@ class Progress:
         self._printed_s = time.monotonic()
         self._new_tokens = int(cell.workload.new_tokens or 0)
         if self._live:
-            self._draw(f"{self._place} loading and warming up  {self._name}")
+            self._draw(f"{self._place} loading  {self._name}")
 
     def tokens(self, count: int, latency_ns: int) -> None:
         self._show(f"{count}/{plural(self._new_tokens, 'token')}, {latency_ns / 1e6:.2f} ms")
@@ -108,11 +109,15 @@ class Progress:
             line += ": disturbed again"
         elif reasons:
             line += f": {'; '.join(reasons)}"
-            steps = [each for each in found.next_steps if each not in self._advised]
+            # What to do about a busy machine is said once, at the end.
+            steps = (
+                [] if found.disturbed else [each for each in found.next_steps if each not in self._advised]
+            )
             self._advised += steps
             line += "".join(f"\n  next: {each}" for each in steps)
         self.clear()
         print(line, file=sys.stderr, flush=True)
+        self._place = ""
 
     def disturbed_by(self, process: BusyProcess) -> None:
         """Kept for the summary."""
@@ -124,8 +129,7 @@ class Progress:
         line = f"{stored.record['cell']}  {state}"
         if found.get("verified_n_ctx") and (way := found["verified_by"]):
             by = {"decode": "filled and decoding", "allocation": "allocated"}[way]
-            at_trained = " (trained context)" if found.get("limited_by") == "trained context" else ""
-            line += f"  {found['verified_n_ctx']} tokens{at_trained}, {by}"
+            line += f"  {found['verified_n_ctx']} tokens{dataset_table.trained_mark(found)}, {by}"
         reasons = [*reasons, *(flag.detail for flag in dataset_table.searches_notes(stored.record))]
         self.clear()
         print(line + (f": {'; '.join(reasons)}" if reasons else ""), file=sys.stderr, flush=True)

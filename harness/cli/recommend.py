@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.cli import NOT_OK, OK, Mistake, say
-from harness.cli.options import add_reserve, gb_per_s, memory_gib, tokens, unknown
+from harness.cli.options import add_reserve, add_wide, gb_per_s, memory_gib, tokens, unknown
 
 # Options of `harness recommend`; only parsing, so that --help is fast.
 
@@ -95,6 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="measurements of other machines: a CSV like public_speeds.csv, a bundle, or a results folder",
     )
     add("--json", action="store_true", help="print one JSON object: the ranking, and every prediction")
+    add_wide(parser)
 
 
 def _whole(text: str) -> int:
@@ -212,7 +213,8 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
     found, nearest = _reaching(arguments, pairs)
     shown = questions.by_size(found, None if arguments.all else arguments.most or 1)
     memory = f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
-    heading = f"{place.device.name} with {memory} runs {_reach(found)} of {len(subjects)} known models"
+    heading = f"{place.device.name} with {memory} runs "
+    heading += text.counted(found, len(subjects), "models", arguments.tok_s, arguments.context)
     notes = [text.of_sizes()] if shown and not arguments.all else []
     notes += _reserved(arguments, place)
     if short := len(subjects) - len(trained):
@@ -223,22 +225,19 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
 def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
     """The known machines on which a model reaches a speed, each with its variant. Raises Mistake."""
     from harness.cli import recommend_inputs
-    from harness.recommend import questions
+    from harness.recommend import questions, text
 
     pairs = questions.pairs([subject], recommend_inputs.all_places(arguments), arguments.context)
     found, nearest = _reaching(arguments, pairs)
     found = questions.by_memory(found)
     best = [each for each in found if each.kind == found[0].kind]
     shown = found if arguments.all else best[: arguments.most or MOST_MACHINES]
-    heading = f"{subject.model.name} runs on {_reach(found)} of {len(pairs)} known machines"
+    heading = f"{subject.model.name} runs on "
+    heading += text.counted(found, len(pairs), "machines", arguments.tok_s, arguments.context)
     notes = ["The smallest memory comes first, then the lowest bandwidth."]
     if arguments.context > subject.made.context:
         notes.append(_beyond(subject.made))
     return _show_found(arguments, heading, shown, notes, found, nearest, pairs)
-
-
-def _reach(found: Sequence[Any]) -> int:
-    return sum(each.reaches for each in found)
 
 
 def _of_hosts(pairs: Sequence[Any]) -> list[str]:
@@ -291,12 +290,14 @@ def _show_found(
     elif shown:
         names = arguments.model or "MODEL", "NAME" if arguments.machine == ALL else arguments.machine
         of_machine = f" --machine {shlex.quote(names[1])}" if names[1] != THIS else ""
-        more = [
+        notes = [
+            *text.that_may(found, tok_s),
+            *notes,
+            *hosts,
             *text.of_others(found, shown),
             f"One of them in full: harness recommend {names[0]}{of_machine} --context {context}",
         ]
-        heading += f" at {tok_s:g} tok/s or more, with {context:,} tokens of context"
-        text.show_found(heading, shown, arguments.machine == ALL, tok_s, [*notes, *hosts, *more])
+        text.show_found(heading, shown, arguments.machine == ALL, notes, arguments.wide)
     if shown:
         return OK
     for each in hosts:
@@ -363,27 +364,27 @@ def _print(
 ) -> None:
     from harness.recommend import answer as recommend_answer
     from harness.recommend import text
+    from harness.report.text_table import wrapped
 
     made, memory = given.subject.made, f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
     speed = f", {arguments.tok_s:g} tok/s or more" if arguments.tok_s else ""
-    print(
-        f"{given.subject.model.name} on {place.name} with {memory}, {arguments.context:,} tokens of context"
-        + speed
-    )
+    on = f"{given.subject.model.name} on {place.name} with {memory}"
+    print(wrapped(f"{on}, {arguments.context:,} tokens of context{speed}"))
     for line in _reserved(arguments, place):
-        print(line)
+        print(wrapped(line))
     if arguments.context > made.context:
-        print(_beyond(made))
+        print(wrapped(_beyond(made)))
     if ranking or arguments.all:
         print()
     if arguments.all:
-        text.show_all(found, arguments.context)
+        text.show_all(found, arguments.context, arguments.wide)
         print()
     if ranking:
-        text.show(ranking, arguments.context)
+        shown = text.show(ranking, arguments.context, arguments.wide)
         if ranking[0].choice.deep.value < (arguments.tok_s or 0):
             print("\nless is predicted; only the upper ends of these intervals reach that speed")
-        text.show_notes(ranking, known.examples, place, recommend_answer.outcomes_so_far(arguments.results))
+        so_far = recommend_answer.outcomes_so_far(arguments.results)
+        text.show_notes(ranking, shown, known.examples, place, so_far)
         text.show_commands(ranking[0].choice, given.source, arguments.context, place)
 
 

@@ -246,13 +246,10 @@ def _place(arguments: argparse.Namespace) -> Place:
         return _unknown(named, arguments.memory, arguments.bandwidth, arguments.kind, threads)
     if arguments.bandwidth:
         raise Mistake(f"{named} is known; drop --bandwidth")
-    if len({each.memory_bytes for each in several.values()}) > 1:
-        raise Mistake(f"{named} is several: {', '.join(several)}; choose one, or give --memory")
-    name, found = min(several.items(), key=lambda item: item[1].bandwidth_bytes_per_s)
-    if len(several) > 1:
-        say(f"{named} is {' or '.join(several)}; the slower, {name}, is taken")
-    if note := names.one_of_each(named, {name: found}):
-        say(note)
+    name, notes = names.slowest(named, several)
+    for sentence in notes:
+        say(sentence)
+    found = several[name]
     largest = max(each.memory_bytes for each in names.machines(arguments.machine, known).values())
     if found.memory_bytes > largest:
         raise Mistake(f"{named} has at most {largest / 2**30:.0f} GiB; drop --memory, or give less")

@@ -16,6 +16,7 @@ from pathlib import Path
 from harness import machine, records
 from harness.analysis.columns import Attribution, Moment
 from harness.analysis.memory import PARTS
+from harness.analysis.verdicts import disturbance_summary
 from harness.base import data
 from harness.base.text import plural
 from harness.cli import NOT_OK, OK, Mistake, say, tables
@@ -24,8 +25,8 @@ from harness.dataset.study import Study, attributions, load_study, with_series
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
-from harness.report import head, serve
 from harness.report import page as report_page
+from harness.report import serve
 from harness.report.text_table import NONE, Table, formatted, note
 from harness.share.bundle import SUFFIX, as_folder, is_bundle
 
@@ -43,6 +44,8 @@ def _list(folder: Path, as_json: bool, wide: bool) -> int:
     if not every:
         say(no_records(folder))
     tables.show_cells_table(study, as_json, wide)
+    if disturbed := disturbance_summary(study.cells):
+        say(disturbed)
     return OK
 
 
@@ -69,21 +72,23 @@ def _memory(folder: Path, as_json: bool, wide: bool) -> int:
 
 def _print_memory(rows: Sequence[Attribution], wide: bool) -> None:
     kv = ["KV B/token", "by theory"]
-    headings = ["cell", "status", "at", "file", "total", *PARTS, "unattributed", *kv]
+    headings = ["cell", "file", "total", *PARTS, "unattributed", *kv]
     lines = [line for row in rows for line in _lines(row)]
-    Table(headings, lines, [False] * 3 + [True] * (len(headings) - 3)).show(wide)
+    Table(headings, lines, [False] + [True] * (len(headings) - 1)).show(wide)
     note("sizes in MB (1e6 bytes); unattributed: total minus the parts, in % of the total")
     if any(at and at["by_difference"] for row in rows for at in (row["loaded"], row["peak"])):
         note("~: inferred: total minus the reported parts; unattributed is then unknown")
 
 
 def _lines(row: Attribution) -> Iterator[list[str]]:
-    """A line per moment; what belongs to the cell stands in the first, its KV cache in the last."""
+    """The cell's name, which may be long, and a line per moment: the file's size stands in the first, the KV
+    cache in the last."""
     every = {"loaded": row["loaded"], "peak": row["peak"]}
     moments = [each for each in every.items() if each[1]] or [(NONE, None)]
     status = row["status"] if row["kind"] == "measured" else row["kind"]
+    yield [f"{row['name']}  {status}", *[""] * (len(PARTS) + 5)]
     for index, (at, moment) in enumerate(moments):
-        cell = [row["name"], status, at, _mb(row["file_bytes"])] if index == 0 else ["", "", at, ""]
+        cell = [f"  {at}", _mb(row["file_bytes"]) if index == 0 else ""]
         kv = [formatted(row["measured_bytes_per_token"]), formatted(row["kv_bytes_per_token"])]
         yield [*cell, *_figures(moment), *(kv if index == len(moments) - 1 else ["", ""])]
 
@@ -109,7 +114,7 @@ RESULTS, REPORTS = Path("results"), Path("reports")
 
 def show() -> int:
     """Print three lines. Reads no record, so that it is fast with thousands of them."""
-    print(f"machine:  {_machine()}")
+    print(f"machine:  {machine.in_words(machine.facts())}")
     # machine/model/cell/start time; published records have no time
     records = sorted(RESULTS.glob("*/*/*/[0-9]*T*/record.json"), key=lambda path: path.parent.name)
     cells = {path.parent.parent for path in records}
@@ -123,11 +128,6 @@ def show() -> int:
         print(f"measured: nothing yet in {RESULTS}/")
     print(f"next:     {_next(bool(records))}")
     return OK
-
-
-def _machine() -> str:
-    facts = machine.facts()
-    return head.machine_text(facts) + ("" if facts["gpus"] else ", no NVIDIA GPU")
 
 
 def _next(measured: bool) -> str:

@@ -7,33 +7,24 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-
-from harness.analysis.verdicts import USABLE
+from harness.analysis.verdicts import USABLE, disturbance_summary
 from harness.base import data
-from harness.base.text import list_named, printable, shortened, unfiltered
-from harness.campaign import fleet, forecast
+from harness.campaign import forecast
 from harness.campaign import run as campaign_run
-from harness.campaign.fleet import DeviceProgress, Event, FleetWatcher
 from harness.campaign.forecast import Forecast
-from harness.campaign.rounds import RunOptions
-from harness.cli import NOT_OK, OK, Mistake, dry_run, model_arguments, say, tables
+from harness.cli import NOT_OK, OK, Mistake, dry_run, fleet, model_arguments, say, tables
 from harness.cli import progress as cli_progress
-from harness.cli.dry_run import in_words
 from harness.cli.options import WAIT, add_chosen, add_reserve, add_set, add_wide, chosen
 from harness.cli.progress import Progress
 from harness.config import Experiment, MaxCtx, Quality, Workload, plan
-from harness.config.plan import Cell
 from harness.config.yaml_text import MAX_BYTES
 from harness.dataset.study import load_study, with_series
 from harness.dataset.table import counted
-from harness.records import ResultsError, Stored
+from harness.records import ResultsError
 from harness.report import page as report_page
 from harness.report import quality
 from harness.report.closing import closing
@@ -92,117 +83,6 @@ def _max_ctx(experiment: Experiment, arguments: argparse.Namespace) -> int:
     return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
 
 
-# `harness run --on`: a fleet's progress, live on a terminal, as lines elsewhere, or as events in JSON.
-
-
-BUSY = (
-    "do not repeat what other processes disturbed, on a machine that is never quiet: its figures are"
-    " provisional, never ok"
-)
-HELP = (
-    "run on a fleet of machines (docs/guide/fleet.md): a file such as fleet.yaml, a Ray address"
-    " (ray://HOST:10001, HOST:6379, auto), or local-cluster:N; --json then prints one event per line"
-)
-_REASONS = 2  # shown of a repeat that is not ok
-
-
-def run_on_fleet(
-    experiment: Experiment, cells: Sequence[Cell], request: RunOptions, arguments: argparse.Namespace
-) -> list[Stored]:
-    """The records that count. Raises as fleet.run does."""
-    place = fleet.place_of(arguments.on)
-    with _watcher(arguments.json) as watcher, fleet.connected(place) as cluster:
-        return fleet.run(experiment, cells, request, place, cluster, watcher)
-
-
-@contextlib.contextmanager
-def _watcher(as_json: bool) -> Iterator[FleetWatcher]:
-    if as_json:
-        yield _Events()
-        return
-    if not sys.stderr.isatty():
-        yield _Lines()
-        return
-    console = Console(file=unfiltered(sys.stderr), highlight=False)
-    with Live(console=console, refresh_per_second=2, transient=True) as live:
-        yield _View(live)
-
-
-class _Events:
-    """One JSON object per line on standard output."""
-
-    def happened(self, event: Event) -> None:
-        print(json.dumps(event, allow_nan=False), flush=True)
-
-
-class _Lines:
-    """A line per repeat and per change of the fleet on standard error."""
-
-    def __init__(self) -> None:
-        self._topics: set[str] = set()
-
-    def happened(self, event: Event) -> None:
-        if (line := text_of(event)) and self._is_new(event, line):
-            self.show(line)
-
-    def _is_new(self, event: Event, line: str) -> bool:
-        """Lines about a machine come once, though each campaign on a node repeats them."""
-        if event["event"] not in ("message", "warning"):
-            return True
-        topic = ":".join(line.split(":")[:2])
-        new = topic not in self._topics
-        self._topics.add(topic)
-        return new
-
-    def show(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-
-class _View(_Lines):
-    """Lines that stay, above a table that is drawn again as it changes."""
-
-    def __init__(self, live: Live) -> None:
-        super().__init__()
-        self._live = live
-
-    def happened(self, event: Event) -> None:
-        if event["event"] == "progress":
-            self._live.update(table(event["devices"]))
-        else:
-            super().happened(event)
-
-    def show(self, line: str) -> None:
-        self._live.console.print(printable(line), markup=False, soft_wrap=True)
-
-
-def text_of(event: Event) -> str | None:
-    """Describe an event on one line; null for events that a table shows, or a log does not need."""
-    kind, device = event["event"], event.get("device", "")
-    where = " ".join(word for word in (device, event.get("node", "")) if word)
-    if kind == "record":
-        repeat = f"{event['cell']} #{event['repeat']}" if "repeat" in event else event["cell"]
-        reasons = "; ".join(list(event.get("reasons", ()))[:_REASONS])
-        return f"{device}: {repeat}  {event['status']}" + (f": {reasons}" if reasons else "")
-    if kind in ("begins", "progress", "ended"):
-        return None
-    subject = f"{where}: " if where else ""
-    cell = f"{event['cell']} left out: " if kind == "left_out" else ""
-    return f"{subject}{cell}{event.get('text', kind)}"
-
-
-def table(devices: Sequence[DeviceProgress]) -> Table:
-    """A line per device: nodes, repeats done, time left, and the current measurement."""
-    shown = Table(box=None, pad_edge=False)
-    for heading in ("device", "nodes", "repeats", "left", "now"):
-        shown.add_column(heading, no_wrap=True)
-    for each in devices:
-        left = "-" if each["eta_s"] is None else in_words(each["eta_s"])
-        now = list_named([shortened(printable(cell), 50) for cell in each["now"]], 2) or "-"
-        done = f"{each['repeats_done']}/{each['repeats']}"
-        shown.add_row(printable(each["device"]), str(each["nodes"]), done, left, now)
-    return shown
-
-
 # `harness run --quality`: perplexity, KL divergence and agreement of every variant on one text.
 
 
@@ -240,6 +120,12 @@ def _dry_run(experiment: Experiment, given: Sequence[Workload], arguments: argpa
 # `harness run`: measure every cell of a config, print the table, write the page.
 
 
+BUSY = (
+    "do not repeat what other processes disturbed, on a machine that is never quiet: its figures are"
+    " provisional, never ok"
+)
+
+
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL|CONFIG", help=model_arguments.HELP)
     model_arguments.add(parser)
@@ -258,7 +144,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="skip and list cells known to fail on this machine",
     )
     add_reserve(parser)
-    parser.add_argument("--on", metavar="FLEET", help=HELP)
+    parser.add_argument("--on", metavar="FLEET", help=fleet.HELP)
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -346,19 +232,17 @@ def run(arguments: argparse.Namespace) -> int:
     if instead and (lost := [each for each in LATENCY_ALONE if is_given[each]]):
         raise Mistake(f"{_option(lost[0])} has no effect with {_option(instead[0])}")
     if arguments.check_weights and arguments.dry_run:
-        raise Mistake("--dry-run has no forecast of --check-weights")
+        raise Mistake(
+            "--dry-run has no forecast of --check-weights: --seconds limits the time of each variant"
+        )
     values = {"new_tokens": arguments.tokens, "reserve": arguments.reserve}
     values["retry_disturbed"] = 0 if arguments.busy else None
     settings = [*arguments.set, *(f"{key}={value}" for key, value in values.items() if value is not None)]
-    arguments.config, experiment = model_arguments.experiment(arguments.models, arguments, settings)
+    arguments.config, experiment = model_arguments.experiment(
+        arguments.models, arguments, settings, says_length=not instead
+    )
     kinds = {"max_ctx": _max_ctx, "quality": _quality, "check_weights": _check_weights}
     return kinds[instead[0]](experiment, arguments) if instead else _measure(experiment, arguments)
-
-
-NEXT_IF_BUSY = (
-    "next, on a machine that is never quiet: --busy does not repeat what was disturbed; its figures are"
-    " provisional"
-)
 
 
 def _option(name: str) -> str:
@@ -384,17 +268,15 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if not arguments.on and (estimate := dry_run.estimate(experiment, forecasts, root)):
         say(estimate)
     if arguments.on:
-        gathered, busiest = load_study(run_on_fleet(experiment, cells, request, arguments)), None
+        gathered, busiest = load_study(fleet.run(experiment, cells, request, arguments)), None
     else:
         gathered = load_study(campaign_run.run(experiment, cells, request, progress := Progress()))
         busiest = progress.busiest
     if not (arguments.on and arguments.json):  # its events have been printed
-        tables.show_cells_table(gathered, arguments.json, arguments.wide, busiest)
+        tables.show_cells_table(gathered, arguments.json, arguments.wide)
     if not arguments.json:
         for sentence in closing(gathered):
             print(sentence)
-        if not arguments.busy and any(row["stayed_disturbed"] for row in gathered.cells):
-            print(NEXT_IF_BUSY)
     # A run of some cells must not overwrite the page of all cells.
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"
@@ -404,6 +286,12 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
         say(refusal)
         return NOT_OK
     print(f"records: {root}\nreport: {page.absolute()}", file=sys.stderr if arguments.json else sys.stdout)
+    if disturbed := disturbance_summary(gathered.cells, busiest, arguments.busy):
+        say(
+            disturbed
+            if arguments.busy
+            else f"{disturbed}; on a machine that is never quiet, --busy measures each repeat once"
+        )
     done = [*counted(gathered.repeats), *gathered.searches, *gathered.scores]
     return OK if all(row["status"] in USABLE for row in done) else NOT_OK
 

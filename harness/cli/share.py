@@ -84,12 +84,13 @@ def _card(arguments: argparse.Namespace) -> int:
         every = list(options.stored(folder))
         if not every:
             raise no_records(arguments.dir)
+        shown = _of_one_place(every, arguments)
         # The names in a bundle were taken out; those of this machine have nothing to do with it.
         of_owner = host.owner_names() if folder == arguments.dir else []
         anonymizer = Anonymizer([*of_owner, *arguments.hide])
-        for each in every:
+        for each in every:  # one record may be all that says that a word in those shown is a name
             anonymizer.learn(each.record)
-        made = card.made(_of_one_place(every, arguments), anonymizer)
+        made = card.made(shown, anonymizer, every)
     if arguments.svg:
         write_output(arguments.svg, made.svg())
         print(arguments.svg.absolute())

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from harness.analysis import flags, verdicts
+from harness.analysis import flags
 from harness.analysis.columns import Search
 from harness.analysis.quality import NOT_SCORED
-from harness.analysis.verdicts import BusyProcess
 from harness.base.text import list_named
 from harness.cli import say
 from harness.dataset.study import Study, with_prefill
@@ -33,13 +32,11 @@ def show_searches_table(searches: Sequence[Search], wide: bool) -> None:
 NAMES_SHOWN = 3  # of the cells that were not scored
 
 
-def show_cells_table(study: Study, as_json: bool, wide: bool, busiest: BusyProcess | None = None) -> None:
+def show_cells_table(study: Study, as_json: bool, wide: bool) -> None:
     """Print what is wrong with the records, then one array, or the searches, the scores, the cells, and notes
-    on them. `busiest`: the process to name where repeats stayed disturbed."""
+    on them."""
     for warning in study.warnings:
         say(warning)
-    if sentence := verdicts.disturbance_summary(study.cells, busiest):
-        say(sentence)
     if as_json:
         rows = [*study.repeats, *study.searches, *study.scores]
         print(json.dumps(rows, indent=1, allow_nan=False))
@@ -69,7 +66,10 @@ def show_cells_table(study: Study, as_json: bool, wide: bool, busiest: BusyProce
     if any(row["weights"] == "synthetic" for row in study.cells):
         note("synthetic weights: sizes are exact, latencies almost exact")
     if any(row["slope_ms"] is not None and not row["W_identifiable"] for row in study.cells):
-        note("no W: the slope is not distinguishable from zero, or there are fewer than 2,049 tokens")
+        note(
+            "no W (the growth of latency with context): it is not distinguishable from zero, or there are"
+            " fewer than 2,049 tokens"
+        )
     for row in study.cells:
         of_line = {flag["code"]: flag["detail"] for flag in row["flags"] if flag["code"] in flags.OF_LINE}
         for detail in of_line.values():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.base.files import is_local
 from harness.base.text import printable, shortened
 from harness.cli import OK, Mistake, say
 from harness.cli.options import add_reserve, add_wide, gb_per_s, memory_gib, reserved, tokens, unknown
@@ -77,7 +78,7 @@ def _stands(resolve: Callable[[], object]) -> bool:
 def machines_of(
     given: Iterable[str], known: Mapping[str, Machine], memory: float | None, this: Callable[[], Machine]
 ) -> dict[str, Machine]:
-    """The machines by name; prints a message for a name of several. `this` measures this machine."""
+    """The machines by name; a name of several is the slowest, and says so. `this` measures this machine."""
     found: dict[str, Machine] = {}
     for name in given:
         if name.lower() == THIS and THIS not in known:
@@ -86,9 +87,10 @@ def machines_of(
             several = names.machines(name, known, memory)
         except NotUnderstood as why:
             raise Mistake(why.sentence("machine", shortened(name))) from why
-        if sentence := names.one_of_each(shortened(name), several):
+        key, notes = names.slowest(shortened(name), several)
+        for sentence in notes:
             say(sentence)
-        found |= several
+        found[key] = several[key]
     return found
 
 
@@ -101,8 +103,8 @@ def model_of(given: str, shapes: Mapping[str, Decoder]) -> names.Named | None:
     try:
         found = base_shapes.understood(given, shapes, "give its config.json or --from")
     except NotUnderstood as why:
-        if base_shapes.is_path(given):  # which is missing: the reader of the file reports it
-            return None
+        if base_shapes.is_path(given) or is_local(given):
+            return None  # it is missing, which the reader of the file reports
         raise Mistake(why.sentence("model (and no file)", shortened(given))) from why
     if found.note:
         say(printable(found.note))

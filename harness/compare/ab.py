@@ -26,10 +26,12 @@ STEERING = ("tokens_per_s", "pp512", "tokens_per_s_16k", "task_s", "task_kept_s"
 
 @dataclass
 class Rounds:
-    """What was measured so far. `threshold`: the smallest relative change to be found; `pairs`: names."""
+    """What was measured so far. `threshold`: the smallest relative change to be found; `pairs`: names;
+    `busy`: whether repeats that the machine disturbed count, too."""
 
     threshold: float
     pairs: Sequence[str]
+    busy: bool = False
     _rows: dict[tuple[str, str, int], list[tuple[Repeat, Stored]]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -88,6 +90,8 @@ class Rounds:
             failing = fail_on.get(metric.family)
             beyond = change.ends is not None and failing is not None and change.ends[0] > math.log1p(failing)
             row["fails"] = row["verdict"] in WORSE and beyond
+            if provisional := self._provisional(metric, key[1]):
+                row["reason"] = "; ".join(filter(None, (provisional, row["reason"])))
         order = {pair: number for number, pair in enumerate(self.pairs)}
         without = [pair for pair in self.pairs if not any(of == pair for _, of in rows)]
         return compare.Comparison(
@@ -99,7 +103,7 @@ class Rounds:
             partial=[
                 {**self._cell(pair), "reason": lost}
                 for pair in self.pairs
-                if pair not in without and (lost := self._lost(pair, False))
+                if pair not in without and (lost := self._lost(pair, self.busy))
             ],
             damages=self.warnings,
             notes=self.notes,
@@ -120,6 +124,7 @@ class Rounds:
         found = {}
         for round, (row, _) in self._counting(pair, side).items():
             valid = row["status"] == "ok" or (row["status"] in USABLE and metric.family != "slower")
+            valid = valid or (self.busy and row["disturbed"] is not None)
             value = metric.value(row) if valid else None
             if value is not None:
                 found[round] = metric.cost(value)
@@ -132,6 +137,15 @@ class Rounds:
             a, b = (self._values(metric, pair, side) for side in SIDES)
             found[pair] = [b[round] - a[round] for round in sorted(a.keys() & b.keys())]
         return found
+
+    def _provisional(self, metric: Metric, pair: str) -> str | None:
+        """How many repeats of a figure were disturbed; null: none."""
+        rows = []
+        for side in SIDES:
+            of_round = self._counting(pair, side)
+            rows += [of_round[round][0] for round in self._values(metric, pair, side)]
+        disturbed = sum(row["disturbed"] is not None for row in rows)
+        return f"provisional: {disturbed} of {plural(len(rows), 'repeat')} disturbed" if disturbed else None
 
     def _row(self, metric: Metric, pair: str, rounds: int, change: Change) -> compare.Change:
         a, b = (self._values(metric, pair, side) for side in SIDES)

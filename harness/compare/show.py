@@ -15,7 +15,7 @@ from harness.compare import Change, Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
 from harness.report import page, plots
 from harness.report.plots import Figure
-from harness.report.text_table import NONE, Table, formatted, in_markdown, more_columns
+from harness.report.text_table import NONE, Table, formatted, in_markdown, more_columns, wrapped
 
 # A comparison for GitHub: one annotation per regression, and figures for github-action-benchmark.
 
@@ -175,8 +175,11 @@ def tables(found: Comparison) -> list[Table]:
     return [table for table in every if table.lines]
 
 
-def meaning_text(found: Comparison) -> list[str]:
-    """How to read the figures, in sentences."""
+def meaning_text(found: Comparison, of_own: bool = True) -> list[str]:
+    """How to read the figures, in sentences; none without figures. `of_own`: of the column `own` too."""
+    if not found.rows:
+        return []
+    own = " own: the interval of the change beyond what all cells share." * of_own
     thresholds = {row["family"]: row["threshold"] for row in found.rows}
     limits = ", ".join(f"{family} {_percent(value)}" for family, value in thresholds.items())
     if found.paired:
@@ -190,8 +193,8 @@ def meaning_text(found: Comparison) -> list[str]:
             f"Thresholds, as relative change in cost: {limits}.",
         ]
     return [
-        "Figures are geometric means over repeats; a change is new against baseline, with its 90% interval. "
-        "own: the interval of the change beyond what all cells share.",
+        "Figures are geometric means over repeats; a change is new against baseline, with its 90% interval."
+        + own,
         *_between(found),
         "SLOWER, LARGER, SHORTER, WORSE: worse. The median and one of the two intervals exceed the threshold,"
         f" and the change is statistically significant ({_percent(FALSE_DISCOVERIES)} false discoveries)."
@@ -215,10 +218,13 @@ def title_text(found: Comparison) -> str:
 def terminal(found: Comparison, wide: bool) -> str:
     """The comparison as plain text with aligned columns; unless `wide`, those that fit in the terminal."""
     lines = [title_text(found), ""]
-    for table in tables(found):
+    left_out: list[str] = []
+    for table in tables(found):  # the figures come last
         fitted, left_out = table.fitted(wide)
-        lines += [f"{table.title}:", *fitted.text(), *more_columns(left_out), ""]
-    return "\n".join([*lines, counts(found), *meaning_text(found)]) + "\n"
+        text = fitted.text() if wide else [wrapped(line, "    ") for line in fitted.text()]
+        lines += [f"{table.title}:", *text, *map(wrapped, more_columns(left_out)), ""]
+    meanings = meaning_text(found, of_own="own" not in left_out)
+    return "\n".join([*lines, counts(found), *map(wrapped, meanings)]) + "\n"
 
 
 def markdown(found: Comparison) -> str:
@@ -251,6 +257,10 @@ def array(found: Comparison) -> str:
     return json.dumps(rows, indent=1, allow_nan=False) + "\n"
 
 
+def _side_names(found: Comparison) -> tuple[str, str]:
+    return ("A", "B") if found.paired else ("baseline", "new")
+
+
 def _environment(found: Comparison) -> Table:
     lines = [
         [
@@ -261,7 +271,7 @@ def _environment(found: Comparison) -> Table:
         ]
         for each in found.environment
     ]
-    headings = ["what", "baseline", "new", "cells"]
+    headings = ["what", *_side_names(found), "cells"]
     return Table(headings, lines, [False] * 4, title="Environment differences", needed=headings)
 
 
@@ -294,8 +304,7 @@ def _text_figures(found: Comparison) -> Table:
     headings = [
         "cell",
         "figure",
-        "baseline",
-        "new",
+        *_side_names(found),
         "change",
         "90% interval",
         "own",

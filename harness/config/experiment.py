@@ -465,10 +465,13 @@ class Warmup(Frozen):
     at_least_s: float | None = Field(default=None, ge=0, le=86_400)
     """Shortest warm-up in seconds; default: 1 on a CPU, 2 on a GPU, whose clocks rise more slowly."""
 
+    def shortest_s(self, device: str) -> float:
+        usual = CPU_WARMUP_S if device == "cpu" else GPU_WARMUP_S
+        return usual if self.at_least_s is None else self.at_least_s
+
     def on(self, device: str) -> dict[str, object]:
         """The settings of a warm-up on a device, for the worker."""
-        usual = CPU_WARMUP_S if device == "cpu" else GPU_WARMUP_S
-        return self.model_dump() | {"at_least_s": usual if self.at_least_s is None else self.at_least_s}
+        return self.model_dump() | {"at_least_s": self.shortest_s(device)}
 
 
 class CoolDown(Frozen):

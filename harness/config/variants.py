@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from harness.base import data
+from harness.base.files import is_local
 from harness.base.text import shortened
 from harness.config import yaml_text
 from harness.config.experiment import (
@@ -36,7 +37,7 @@ from harness.config.experiment import (
 )
 from harness.config.yaml_text import Loc, Mistakes, expected, shown, suggestion
 from harness.stacks.header import Option, Options, Value, stacks
-from harness.theory import names
+from harness.theory import base_shapes, names
 from harness.theory.decoder import dense
 from harness.theory.known_models import Described, NoModel, described
 from harness.theory.names import NotUnderstood
@@ -197,7 +198,7 @@ _BY_FORMAT = (*_FORMATS, *ALL_QUANTS)
 def repository(given: str) -> tuple[str, str]:
     """The repository of `org/name:Q4_K_M`, and the type of its GGUF: of one that is named as a repository of
     GGUFs alone Q4_K_M, as in `llama-server -hf`; else empty."""
-    repo, _, quant = given.partition(":")
+    repo, _, quant = base_shapes.without_site(given).partition(":")
     return repo, quant or ("Q4_K_M" if repo.lower().endswith("-gguf") else "")
 
 
@@ -206,10 +207,7 @@ def model_row(given: Any, folder: Path) -> Any:
     org/name:Q4_K_M for its GGUF of that type) or a known name."""
     if not isinstance(given, str):
         return given
-    is_path = (
-        given.lower().endswith(".gguf") or given.startswith((".", "~", "/")) or (folder / given).exists()
-    )
-    if is_path or given in data.weights_names():
+    if is_local(given, folder) or given in data.weights_names():
         return {"weights": given}
     repo, quant = repository(given)
     if not re.match(REPO, repo):

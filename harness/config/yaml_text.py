@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from harness.base import data
-from harness.base.files import NotStarted
+from harness.base.files import NotStarted, nearest
 from harness.base.text import shortened
 from harness.config.experiment import PATTERNS, Plain
 
@@ -53,6 +53,12 @@ class ConfigError(NotStarted, ValueError):
     """The config is wrong. One line per mistake: `FILE:LINE: dotted.key: what; did you mean X?`"""
 
     prefix = ""
+
+
+class NoConfig(ConfigError):
+    """The file cannot be read as a config, so the message has no line."""
+
+    prefix = NotStarted.prefix
 
 
 def dotted(loc: Iterable[str | int]) -> str:
@@ -192,22 +198,22 @@ def read(path: Path) -> Document:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise ConfigError(f"{path}: is a folder, not a YAML file")
+            raise NoConfig(f"{path}: is a folder, not a YAML file")
         if not stat.S_ISREG(mode):
-            raise ConfigError(f"{path}: is not a regular file")
+            raise NoConfig(f"{path}: is not a regular file")
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         if not data.is_name(path):
-            raise ConfigError(f"{path}: no such file") from None
-        hint = suggestion(path.name, data.config_names())
-        raise ConfigError(f"{path}: no such file, nor a shipped config{hint}") from None
+            raise NoConfig(f"{path}: no such file{nearest(path)}") from None
+        hint = nearest(path) or suggestion(path.name, data.config_names())
+        raise NoConfig(f"{path}: no such file, nor a shipped config{hint}") from None
     except OSError as wrong:
-        raise ConfigError(f"{path}: cannot be read: {wrong.strerror}") from None
+        raise NoConfig(f"{path}: cannot be read: {wrong.strerror}") from None
     if raw.startswith(b"GGUF"):
-        raise ConfigError(f"{path}: is a model, not a config: name it as `weights` of a model in a config")
+        raise NoConfig(f"{path}: is a model, not a config: name it as `weights` of a model in a config")
     if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{path}: is no GGUF, and too large (over 1 MiB) for a config")
+        raise NoConfig(f"{path}: is no GGUF, and too large (over 1 MiB) for a config")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as wrong:
@@ -215,7 +221,7 @@ def read(path: Path) -> Document:
         raise ConfigError(f"{path}:{line}: is not UTF-8 text (byte 0x{raw[wrong.start]:02x})") from None
     value, lines = parse(text, lambda line: f"{path}:{line}")
     if value is None:
-        raise ConfigError(f"{path}: is empty")
+        raise NoConfig(f"{path}: is empty")
     if not isinstance(value, dict):
         raise ConfigError(f"{path}:{lines[()]}: expected key: value lines at the top, as in models: ...")
     return Document(value, {loc: f"{path}:{line}" for loc, line in lines.items()})

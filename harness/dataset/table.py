@@ -103,6 +103,12 @@ def searches_notes(record: Record) -> list[Flag]:
     return beyond_trained(loaded_of(record), record["search"].get("verified_n_ctx"), "memory holds")
 
 
+def trained_mark(search: Mapping[str, object]) -> str:
+    """Follows a length at which the trained context ended a search, not the memory; else empty."""
+    at_trained = search.get("limited_by") == "trained context"
+    return " (trained context)" * (at_trained and search.get("verified_n_ctx") is not None)
+
+
 def latest_searches(rows: Sequence[R]) -> list[R]:
     """The last row per content key, in order of first appearance."""
     found: dict[str, R] = {}

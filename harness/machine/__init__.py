@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from harness.base.files import small_text
 from harness.base.nvml import VISIBLE, Gpu, nvidia_gpus, visible_gpus
-from harness.base.text import plural
+from harness.base.text import machine_text, plural
 from harness.machine.host import emulated, known_cpu_quota, usable_cpus
 
 if TYPE_CHECKING:
@@ -87,6 +87,11 @@ def facts() -> Facts:
         "emulated": emulation,
         "gpus": gpus,
     }
+
+
+def in_words(facts: Facts) -> str:
+    """This machine in one line."""
+    return machine_text(facts) + ("" if facts["gpus"] else ", no NVIDIA GPU")
 
 
 def cpu_range() -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from harness.base import files
-from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, object_of, strict_json
+from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, object_of, reason, strict_json
 from harness.models import gguf, gguf_model, layout, not_a_model
 from harness.models.gguf import GgufError
 from harness.models.gguf_model import Contradiction, is_mixture_gguf
@@ -462,8 +462,8 @@ def read(path: Path, needs_shape: bool = True) -> Checkpoint:
     except (GgufError, SafetensorsError, JsonFileError) as damage:
         raise CheckpointError(str(damage)) from damage
     except OSError as refusal:
-        name = refusal.filename or path
-        raise CheckpointError(f"{name}: {(refusal.strerror or str(refusal)).lower()}") from refusal
+        name = Path(refusal.filename or path)
+        raise CheckpointError(f"{name}: {reason(refusal, name)}") from refusal
     except ValueError as odd:  # the path contains a null character
         raise CheckpointError(f"{str(path)!r}: {odd}") from odd
 

@@ -154,7 +154,8 @@ def _files(repo: str, revision: str) -> list[str]:
             f"hub {repo}: does not exist, or is private: check the name, or set HF_TOKEN"
         ) from unknown
     except Exception as refusal:  # as above: no connection, no answer, an invalid answer
-        raise Unreachable(f"the hub cannot be reached ({_clause(refusal)})") from refusal
+        hint = "connect this machine, or name a file that you copied here"
+        raise Unreachable(f"the hub cannot be reached ({_clause(refusal)}): {hint}") from refusal
     return [sibling.rfilename for sibling in info.siblings or []]
 
 

@@ -39,7 +39,7 @@ def cause(start: bytes, size: int) -> str | None:
         return "is empty (0 bytes): the download failed; fetch it again"
     if start.startswith(_LFS):
         found = _LFS_SIZE.search(start)
-        stands = f" for a file of {int(found[1]) / 1e6:,.1f} MB" if found else ""
+        stands = f" for a file of {_in_bytes(int(found[1]))}" if found else ""
         return (
             f"is a Git LFS pointer of {size} bytes{stands}: run `git lfs pull`, or download the file itself"
         )
@@ -51,6 +51,10 @@ def cause(start: bytes, size: int) -> str | None:
     if not start.strip(b"\0"):
         return "begins with zeros: the download did not finish; fetch it again"
     return None
+
+
+def _in_bytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size:,} bytes"
 
 
 def joined(follows: bytes) -> str | None:

@@ -21,6 +21,7 @@ from harness.base.files import (
     exclusive,
     matching,
     object_of,
+    reason,
 )
 from harness.base.text import list_named
 from harness.models import checkpoint, gguf, gguf_model, layout
@@ -62,6 +63,10 @@ class WeightsError(RuntimeError):
 
 class WeightsUnavailable(WeightsError):
     """The model cannot be had in the stack's format."""
+
+
+class NotDequantized(WeightsError):
+    """The weights are there, and cannot be written as a checkpoint of 16 bits."""
 
 
 class WeightsRefused(WeightsError):
@@ -149,7 +154,7 @@ def local(path: Path) -> Ready:
     except Contradiction as wrong:
         raise WeightsRefused(f"{path}: {wrong}") from wrong
     except OSError as refusal:
-        raise WeightsError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
+        raise WeightsError(f"{path}: {reason(refusal, path)}") from refusal
 
 
 def _unknown_mixture(path: Path, architecture: str) -> WeightsRefused:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Sequence, Set
 from operator import itemgetter
@@ -14,17 +13,14 @@ from harness.recommend.candidates import Place
 from harness.recommend.commands import Source
 from harness.recommend.priors import maker_of
 from harness.recommend.quality_loss import HERE
-from harness.recommend.questions import SIZES, SMALL_KV, Found
+from harness.recommend.questions import SMALL_KV, Found
 from harness.recommend.speed import read_s
 from harness.recommend.traits import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range
-from harness.report.text_table import NONE, Table
+from harness.report.text_table import NONE, Table, explained, say, wrapped
 from harness.report.theory_text import short
 from harness.theory import names
 
-_WIDTH = 100
-_ALWAYS = ("ctx",)
-_PPL = "PPL: perplexity above that of 16-bit weights; -: not known"
-_KLD = ". KLD: mean KL divergence from them, nats per token"
+_NEEDED = ("GB", "PPL", "KLD")  # also in a narrow terminal
 FAR = 2.0  # times as many bytes a step as any example: beyond this, speed is extrapolated
 
 
@@ -39,13 +35,14 @@ _SHORTER = {
 }
 
 
-def show(ranking: Sequence[Ranked], context: int) -> None:
-    """Print the ranking, best first, each with its reason."""
-    _show([each.choice for each in ranking], context, numbered=True)
+def show(ranking: Sequence[Ranked], context: int, wide: bool) -> Sequence[str]:
+    """Print the ranking, best first, each with its reason; returns the headings that were shown."""
+    shown = _show([each.choice for each in ranking], context, wide, numbered=True)
     print()
     for number, each in enumerate(ranking, 1):
         why = f"{each.why}{_cache(each.choice)}{_split(each.choice)}"
-        print(textwrap.fill(f"{number}. {title(each.choice)}: {why}", _WIDTH, subsequent_indent="   "))
+        print(wrapped(f"{number}. {title(each.choice)}: {why}", "   "))
+    return shown
 
 
 def title(choice: Choice) -> str:
@@ -83,30 +80,30 @@ def _split(choice: Choice) -> str:
     return f"; {where}: a step reads {reads}, {least * 1e3:.0f} ms at least"
 
 
-def show_all(found: Sequence[Choice], context: int) -> None:
+def show_all(found: Sequence[Choice], context: int, wide: bool) -> None:
     """Print every variant by its speed."""
-    _show(sorted(found, key=lambda each: -each.deep.value), context)
+    _show(sorted(found, key=lambda each: -each.deep.value), context, wide)
 
 
 _SAME_BELOW = ("stack", "quality from", "rests on")
 
 
-def _show(found: Sequence[Choice], context: int, numbered: bool = False) -> None:
-    """Print the table without columns that are empty in all rows, and some that are the same below it."""
+def _show(found: Sequence[Choice], context: int, wide: bool, numbered: bool = False) -> Sequence[str]:
+    """Print the table, and below it some columns that are the same in all rows; returns what was shown."""
     lines = [_line(each, context) for each in found]
     same = {
         name: next(iter(values))
         for name in _SAME_BELOW
         if len(values := {line[name] for line in lines if line[name] != NONE}) == 1
     }
-    headings = [name for name in lines[0] if name in _ALWAYS or any(line[name] != NONE for line in lines)]
-    headings = [name for name in headings if name not in same]
+    headings = [name for name in lines[0] if name not in same]
     rows = [[line[name] for name in headings] for line in lines]
     if numbered:
         headings, rows = ["", *headings], [[str(n), *row] for n, row in enumerate(rows, 1)]
-    Table(headings, rows).show()
+    shown = Table(headings, rows, needed=_NEEDED).show(wide)
     if same:
-        print(f"all rows: {'; '.join(f'{name} {value}' for name, value in same.items())}")
+        say(f"all rows: {'; '.join(f'{name} {value}' for name, value in same.items())}")
+    return [*shown, *same]
 
 
 def _line(choice: Choice, context: int) -> dict[str, str]:
@@ -171,21 +168,30 @@ def _widest_ttft(ranking: Sequence[Ranked]) -> str:
 
 
 def show_notes(
-    ranking: Sequence[Ranked], examples: Sequence[Example], place: Place, so_far: str | None
+    ranking: Sequence[Ranked],
+    shown: Sequence[str],
+    examples: Sequence[Example],
+    place: Place,
+    so_far: str | None,
 ) -> None:
-    """Print the evidence for the predictions, and the error of those made here."""
-    known = [each.choice.quality for each in ranking if each.choice.quality]
+    """Print what the headings that were shown mean, the evidence for the predictions, and the error of those
+    made here."""
+    sources = dict.fromkeys(each.choice.quality.source for each in ranking if each.choice.quality)
     where = "this machine" if place.here else place.name
-    sources, has_kld = dict.fromkeys(q.source for q in known), any(q.kld is not None for q in known)
-    lines = [
-        "tok/s: predicted, at the start, and at the end of the context with 90% intervals. TTFT: predicted, "
-        f"in s, of {SHORT_PROMPT:,} tokens and of the context{_widest_ttft(ranking)}; none where the compute "
-        "rate is unknown. ctx: the longest context that fits. GB: with the whole context. "
-        "bits: of a weight in the linear layers, scales included."
-        + (f" {_PPL}{_KLD * has_kld} ({'; '.join(sources)})." if sources else ""),
-        f"rests on: measured, this variant on {where}; calibrated, others of its kind of stack there; "
-        "calibrated elsewhere, its kind of stack on another device of its kind; theory, none of these.",
-    ]
+    meanings = {
+        "tok/s": "tok/s: predicted, at the start, and at the end of the context with 90% intervals",
+        "TTFT": f"TTFT: predicted, in s, of {SHORT_PROMPT:,} tokens and of the context"
+        f"{_widest_ttft(ranking)}; none where the compute rate is unknown",
+        "ctx": "ctx: the longest context that fits",
+        "GB": "GB: with the whole context",
+        "bits": "bits: of a weight in the linear layers, scales included",
+        "PPL": f"PPL: perplexity above that of 16-bit weights ({'; '.join(sources)}); -: not known",
+        "KLD": "KLD: mean KL divergence from 16-bit weights, nats per token",
+        "rests on": f"rests on: measured, this variant on {where}; calibrated, others of its kind of stack"
+        " there; calibrated elsewhere, its kind of stack on another device of its kind; theory, none of"
+        " these",
+    }
+    lines = [explained(shown, meanings)]
     bases = {each.choice.basis for each in ranking}
     kind = next((each.choice.candidate.traits.kind for each in ranking), DENSE)
     alike = {each.traits.kind for each in examples if each.traits.family == place.device.family}
@@ -209,7 +215,7 @@ def show_notes(
     elif ranking and (sentence := answer.how_far_off(maker_of(ranking[0].choice.candidate.traits))):
         lines.append(sentence)
     lines += [so_far] if so_far else []
-    print("\n" + "\n".join(line for each in lines for line in textwrap.wrap(each, _WIDTH)))
+    print("\n" + "\n".join(map(wrapped, lines)))
 
 
 def _elsewhere(bases: Set[str], examples: Sequence[Example], place: Place) -> str:
@@ -258,25 +264,25 @@ def show_commands(choice: Choice, source: Source, context: int, place: Place) ->
 
 
 def show_found(
-    heading: str, found: Sequence[Found], of_machines: bool, tok_s: float, notes: Sequence[str]
+    heading: str, found: Sequence[Found], of_machines: bool, notes: Sequence[str], wide: bool
 ) -> None:
     """Print a row for each model of one machine, or for each machine of one model."""
     split = next((each.choice.candidate.split for each in found if each.choice.candidate.split), None)
     lines = [_line_of(each, of_machines, split is not None) for each in found]
-    print(textwrap.fill(heading, _COLUMNS) + "\n")
-    Table([*lines[0]], [[*line.values()] for line in lines]).show()
+    print(wrapped(heading) + "\n")
+    shown = Table([*lines[0]], [[*line.values()] for line in lines], needed=_NEEDED).show(wide)
     of_types = {each.choice.candidate.type: each.choice.candidate.bits for each in found}
     bits = ", ".join(f"{name} {value:.1f}" for name, value in sorted(of_types.items(), key=itemgetter(1)))
-    meanings = (
-        f"tok/s at the end of that context, and TTFT of {SHORT_PROMPT:,} tokens in s: predicted, with 90% "
-        "intervals, for llama.cpp with flash attention. ctx: the longest context that fits."
-        + " GB: of the file to download."
-        * (not of_machines)
-        + f" Bits of a weight in the linear layers, scales included: {bits}; from {LEAST_BITS} on "
-        "most models lose little."
-    )
-    mark = f"~: fewer than {tok_s:g} tok/s are predicted; only the upper end of the interval reaches them."
-    marks = [mark] if any(not each.reaches for each in found) else []
+    meanings = {
+        "tok/s": "tok/s: at the end of that context, predicted for llama.cpp with flash attention, with 90% "
+        "intervals",
+        "TTFT": f"TTFT: predicted, in s, of {SHORT_PROMPT:,} tokens",
+        "ctx": "ctx: the longest context that fits",
+        "GB": "GB: of the file to download",
+        "type": f"type: bits of a weight in the linear layers, scales included, are {bits}; from "
+        f"{LEAST_BITS} on most models lose little",
+    }
+    marks = []
     if any(not each.choice.candidate.keeps_cache for each in found):
         marks.append(f"*: with a {SMALL_KV} KV cache, which loses something too; the others' has 16 bits.")
     if split:
@@ -287,28 +293,38 @@ def show_found(
         )
     makers = dict.fromkeys(maker_of(each.choice.candidate.traits) for each in found)
     errors = [sentence for maker in makers if (sentence := answer.how_far_off(maker))]
-    print("\n" + "\n".join(textwrap.fill(each, _COLUMNS) for each in (*marks, *notes, meanings, *errors)))
-
-
-_COLUMNS = 80
+    print("\n" + "\n".join(map(wrapped, (*marks, *notes, explained(shown, meanings), *errors))))
 
 
 def of_sizes() -> str:
-    """Which model stands for its size."""
-    return (
-        f"A row for each size (to {', '.join(map(str, SIZES))} billion parameters, and above): the model "
-        f"with the most parameters, then bits, where {LEAST_BITS} bits fit. That is no order of quality: "
-        "--all prints every model."
-    )
+    """Which model stands for its size: neither dates nor a quality that models share are known."""
+    return f"Rows are the largest models of each size class ({LEAST_BITS} bits first), not the best."
+
+
+def counted(found: Sequence[Found], known: int, of: str, tok_s: float, context: int) -> str:
+    """How many reach the speed, and how many may."""
+    perhaps = sum(not each.reaches for each in found)
+    more = f", and {perhaps} more may (~)" if perhaps else ""
+    reach = f"{len(found) - perhaps} of {known} known {of} at {tok_s:g} tok/s or more"
+    return f"{reach} with {context:,} tokens of context{more}"
+
+
+def that_may(found: Sequence[Found], tok_s: float) -> list[str]:
+    """What the mark of those that may reach the speed says."""
+    if all(each.reaches for each in found):
+        return []
+    return [f"~: fewer than {tok_s:g} tok/s are predicted; only the upper end of the interval reaches them."]
 
 
 def of_others(found: Sequence[Found], shown: Sequence[Found]) -> list[str]:
     """How many are not shown, and what they reach."""
     left = Counter(each.kind for each in found) - Counter(each.kind for each in shown)
-    perhaps = left[False, True] + left[False, False]
-    counts = [f"{left[True, True]} that reach it"] * (left[True, True] > 0)
-    counts += [f"{left[True, False]} with fewer than {LEAST_BITS} bits"] * (left[True, False] > 0)
-    counts += [f"{perhaps} that may (the upper end of the interval does)"] * (perhaps > 0)
+    kinds = {
+        "that reach it": left[True, True],
+        f"that reach it with fewer than {LEAST_BITS} bits": left[True, False],
+        "that may": left[False, True] + left[False, False],
+    }
+    counts = [f"{count} {what}" for what, count in kinds.items() if count]
     return [f"Not shown (--all): {names.listed(counts)}."] if counts else []
 
 

@@ -95,7 +95,9 @@ def check_writable(root: Path) -> None:
     try:
         tempfile.TemporaryFile(dir=next(each for each in (root, *root.parents) if each.exists())).close()
     except OSError as refusal:
-        raise ResultsError(f"{root}: cannot write results here: {refusal.strerror}") from refusal
+        raise ResultsError(
+            f"{root}: cannot write results here: {refusal.strerror}; choose another: --out DIR"
+        ) from refusal
 
 
 def keep(folder: Path, fields: Fields, series: dict[str, list[int]], prefill: dict[str, list[int]]) -> Stored:
@@ -174,7 +176,7 @@ def _recovered(folder: Path) -> Iterator[Stored]:
         if "search" in begun:
             probes = [*begun["search"]["probes"], *_probes_in(folder / "probes.jsonl")]
             begun["search"] = begun["search"] | {"probes": probes}
-        phases = [e.name for e in events if isinstance(e, Phase)]
+        phases = [e.name.partition(":")[0] for e in events if isinstance(e, Phase)]
         record = begun | {
             "outcome": "interrupted",
             "phase": phases[-1] if phases else "start",

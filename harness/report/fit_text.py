@@ -14,7 +14,7 @@ from harness.analysis.warnings import Warnings
 from harness.base.text import plural
 from harness.dataset.study import Curve, Study
 from harness.records.foreign.log import Log
-from harness.report.text_table import NONE, formatted
+from harness.report.text_table import NONE, formatted, say
 from harness.report.theory_text import Columns, short, theory_table
 
 
@@ -108,20 +108,22 @@ AGAINST: Columns[Row] = (
     ("B as 16-bit", lambda row: short(row["B_as_w16_ms"])),
 )
 
-LEGEND = (
-    "first: prefill. B: TPOT extrapolated to zero context; - where its interval exceeds 10% to each side.\n"
-    "W: tokens of context per further ms of TPOT. In brackets: 95% confidence interval. TPOT: median, and\n"
-    "the context at the middle of the series. every: tokens from spike to spike. 50 ms from n: where TPOT\n"
-    "exceeds 50 ms."
-)
-LEGEND_TOTALS = (
-    "Totals of requests or tests, as their tool gives them. first: TTFT, or the time of the prompt.\n"
-    "prefill tok/s: prompt / first. tok/s: of decode."
-)
-LEGEND_AGAINST = (
-    "theory: what the bandwidth allows (harness theory). MBU: the share of it that was reached.\n"
-    "B as 16-bit: B x 16 / BPW, the B of 16-bit weights at the same bandwidth."
-)
+MEANINGS = {
+    "first ms": "first: prefill",
+    "B ms": "B: TPOT extrapolated to zero context; - where its interval exceeds 10% to each side",
+    "W tok/ms": "W: tokens of context per further ms of TPOT",
+    "TPOT ms": "TPOT: median, and the context at the middle of the series",
+    "every": "every: tokens from spike to spike",
+    "50 ms from n": "50 ms from n: where TPOT exceeds 50 ms",
+    "B theory": "theory: what the bandwidth allows (harness theory)",
+    "B MBU": "MBU: the share of it that was reached",
+    "B as 16-bit": "B as 16-bit: B x 16 / BPW, the B of 16-bit weights at the same bandwidth",
+}
+TOTALS_MEANINGS = {
+    "first ms": "first: TTFT, or the time of the prompt",
+    "prefill tok/s": "prefill tok/s: prompt / first",
+    "tok/s": "tok/s: of decode",
+}
 
 
 MOST_SHOWN = 40  # variants; a log may have thousands of requests
@@ -134,15 +136,13 @@ def show_fits(every: Sequence[Row], notes: Sequence[str], wide: bool) -> None:
     usable = [row for row in rows if row["unusable"] is None]
     if series := [row for row in usable if row["per_token"]]:
         against = "B_theory_ms" in series[0]
-        theory_table((*COLUMNS, *(AGAINST if against else ())), series, wide)
-        print(LEGEND + ("\n" + LEGEND_AGAINST if against else ""))
+        theory_table((*COLUMNS, *(AGAINST if against else ())), series, wide, MEANINGS)
     if totals := [row for row in usable if not row["per_token"]]:
-        theory_table(TOTALS, totals, wide)
-        print(LEGEND_TOTALS)
+        theory_table(TOTALS, totals, wide, TOTALS_MEANINGS)
     for row in usable:
         if row["robust_B_ms"] is not None:
             W = f", W {short(row['robust_W_tokens_per_ms'])}" if row["W_identifiable"] else ""
-            print(f"{row['variant']}: robust fit: B {row['robust_B_ms']:.2f} ms{W}")
+            say(f"{row['variant']}: robust fit: B {row['robust_B_ms']:.2f} ms{W}")
         if len(row["segments"]) > 1:
             parts = (
                 f"to n = {part['to_n']:,} "
@@ -150,23 +150,23 @@ def show_fits(every: Sequence[Row], notes: Sequence[str], wide: bool) -> None:
                 + ("flat" if part["flat"] else f"W {short(part['W_tokens_per_ms'])}")
                 for part in row["segments"]
             )
-            print(f"{row['variant']}: {row['shape']}: {'; '.join(parts)}")
+            say(f"{row['variant']}: {row['shape']}: {'; '.join(parts)}")
         for flag in row["flags"]:
-            print(f"{row['variant']}: {flag['code']}: {flag['detail']}")
+            say(f"{row['variant']}: {flag['code']}: {flag['detail']}")
     for code in dict.fromkeys(flag["code"] for row in usable for flag in row["flags"]):
-        print(f"next for {code}: {Warnings[code].next_step}")
+        say(f"next for {code}: {Warnings[code].next_step}")
     if any(row["shape"] == "short" for row in usable):
-        print("too short: W needs 2,049 tokens")
+        say("too short: W needs 2,049 tokens")
     for row in rows:
         if row["unusable"] is not None:
-            print(f"{row['variant']}: unusable: {row['unusable']}")
+            say(f"{row['variant']}: unusable: {row['unusable']}")
     for note in notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     if further := every[MOST_SHOWN:]:
         unusable = sum(row["unusable"] is not None for row in further)
         warned = sum(bool(row["flags"]) for row in further)
         more = plural(len(further), "more variant")
-        print(f"{more}, {unusable} unusable, {warned} with warnings: --json has all")
+        say(f"{more}, {unusable} unusable, {warned} with warnings: --json has all")
 
 
 def fit_study(title: str, rows: Sequence[Row], log: Log) -> Study:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from harness.analysis.verdicts import disturbance_summary
-from harness.base.text import list_named, plural, shortened
+from harness.base.text import list_named, machine_text, plural, shortened
 from harness.dataset.study import Study, ok, provisional
 from harness.records.kinds import Record, loaded_of
 from harness.report import summary
@@ -27,18 +25,6 @@ NEXT_STEPS = {
     "timeout": "fewer tokens (--tokens), or a longer protocol.timeout_s",
 }
 OTHERWISE = "log_tail in the cell's record.json has the last lines of its log; then --retry-failed"
-
-
-def machine_text(machine: Mapping[str, Any]) -> str:
-    """`AMD EPYC 7B13, 8 cores, 34 GB, NVIDIA L4 with 24 GB`: what is known of a machine."""
-    cores, memory = machine["physical_cores"], machine["memory_bytes"]
-    parts = [machine["cpu"]]
-    parts += [plural(cores, "core")] if cores else []
-    parts += [summary.sized(memory)] if memory else []
-    for gpu in machine["gpus"]:
-        size = f" with {summary.sized(gpu['memory_bytes'])}" if gpu["memory_bytes"] else ""
-        parts.append(f"{gpu['name'] or 'GPU'}{size}")
-    return ", ".join(part for part in parts if part) or str(machine["slug"])
 
 
 @dataclass(frozen=True)

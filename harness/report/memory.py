@@ -18,6 +18,7 @@ from harness.analysis.columns import (
     Search,
 )
 from harness.dataset.study import Study, failure, key, labels, matched, ok
+from harness.dataset.table import trained_mark
 from harness.report import plots, tables
 from harness.report.plots import (
     COLOURS,
@@ -36,9 +37,7 @@ from harness.report.plots import (
 from harness.report.tables import (
     NOT_HELD,
     PAST_TRAINING,
-    TRAINED,
     Column,
-    at_trained,
     number,
     number_column,
     past_training,
@@ -235,8 +234,8 @@ def _reached(length: Length) -> str:
 
 def _here(row: ContextRow) -> str:
     past = row["here"].n_ctx is not None and bool(past_training(row["flags"]))
-    trained = row["search"] is not None and at_trained(row["search"])
-    return _reached(row["here"]) + PAST_TRAINING * past + TRAINED * trained
+    trained = trained_mark(row["search"]) if row["search"] else ""
+    return _reached(row["here"]) + PAST_TRAINING * past + trained
 
 
 def _allocated(row: ContextRow) -> str:

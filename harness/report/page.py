@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.analysis.columns import CELL_FIELDS, CellField, ShownCell
-from harness.base.text import csv_text, list_named
+from harness.base.text import csv_text, list_named, sized
 from harness.dataset.study import ENDS, Study, bounds, csv_headings, labels, ok
 from harness.records import ResultsError
 from harness.records.files import write_output
@@ -149,7 +149,7 @@ def _one_line(values: list[Any] | tuple[Any, ...]) -> str | None:
 def _sized(value: Any, key: object) -> Any:
     """The value of a key; large numbers of bytes in MB or GB."""
     big = str(key).endswith("bytes") and isinstance(value, (int, float)) and value >= 1e6
-    return summary.sized(value) if big else value
+    return sized(value) if big else value
 
 
 # The views of the page: one per model, with its answers, picture, figures, tables and failures.
@@ -429,7 +429,9 @@ def _draw(wanted: Sequence[Plotly]) -> None:
     except ChromeNotFoundError as lack:
         hint = "install one, or set BROWSER_PATH"
         raise FiguresError(f"drawing figures needs Chrome or Chromium, and none was found; {hint}") from lack
-    except (RuntimeError, OSError) as failed:
+    except OSError as failed:
+        raise FiguresError(f"the figures cannot be drawn: {failed.strerror or failed}") from failed
+    except RuntimeError as failed:
         why = failed.args[0] if failed.args else type(failed).__name__
         raise FiguresError(f"the browser that draws the figures failed: {why}") from failed
 

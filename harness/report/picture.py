@@ -106,7 +106,7 @@ def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
         f"tok/s{' at zero context' * by_B}", lambda row: summary.rate(row, by_B), "{:,.1f}", False, True
     )
     largest = max((summary.goals_size(row, key)[0] or 0.0 for _, row in group.named), default=0.0)
-    unit, per, form = ("GB", 1e9, "{:,.2f}") if largest >= summary.GB_FROM else ("MB", 1e6, "{:,.0f}")
+    unit, per, form = ("GB", 1e9, "{:,.2f}") if largest >= base_text.GB_FROM else ("MB", 1e6, "{:,.0f}")
     size = Measure(f"{unit}, {key.name}", lambda row: _size(row, key, per), form, sizes=True)
     quality = Measure("perplexity", _perplexity, "{:,.2f}")
     if summary.quality_is_kld(group.named):
@@ -210,7 +210,7 @@ def _lines(label: str, row: Cell, group: Group) -> list[str]:
     warnings = len(row["flags"])
     shown = {
         "": speed,
-        " size": "" if size is None else f"{summary.sized(size)} {measure.name}",
+        " size": "" if size is None else f"{base_text.sized(size)} {measure.name}",
         "perplexity ": number(row["perplexity"]),
         "KLD ": number(row["kld_mean"], "{:.5f}"),
         "top-1 ": number(row["top1"], "{:.1%}"),

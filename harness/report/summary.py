@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from harness.analysis.columns import Cell, Ends, Outcome, Result, Search, ShownCell
 from harness.base import text
 from harness.dataset.study import Study, bounds, finite, labels, ok, provisional, timed
-from harness.report.tables import PAST_TRAINING, TRAINED, B, at_trained, held, number, past_training
+from harness.dataset.table import trained_mark
+from harness.report.tables import PAST_TRAINING, B, held, number, past_training
 
 # Which cells lead in a figure, and which of them are not distinguishable. Pure.
 #
@@ -112,7 +113,6 @@ SIZES = (
 )
 
 LEAST_KLD = 1e-6  # nats; figures draw what is less here: 16 bits differ by rounding alone
-GB_FROM = 1e9  # bytes; smaller sizes are in MB
 
 Named = Sequence[tuple[str, ShownCell]]
 
@@ -232,11 +232,6 @@ def goals_size(row: Cell, measure: SizeMeasure) -> tuple[float | None, SizeMeasu
     return None, measure
 
 
-def sized(size: float) -> str:
-    """`9.7 GB`, `660 MB`"""
-    return f"{size / 1e9:,.1f} GB" if size >= GB_FROM else f"{size / 1e6:,.0f} MB"
-
-
 def rate(row: Cell, by_B: bool) -> tuple[float | None, float | None, float | None]:
     """Tokens per second with the ends of their 95% interval, null where unknown. `by_B`: at zero context."""
     if not by_B:
@@ -275,7 +270,7 @@ def longest(named: Named, searched: Sequence[tuple[str, Search]]) -> tuple[list[
         (targets if target else ended).append(entry(label, length, 0.0, _tokens(row, length, target)))
     for label, search in searched:
         if (length := search["verified_n_ctx"]) is not None:
-            text = _tokens(search, length, False) + TRAINED * at_trained(search)
+            text = _tokens(search, length, False) + trained_mark(search)
             ended.append(entry(label, length, 0.0, text))
     return ended, targets
 
@@ -398,7 +393,7 @@ def _text(group: Group, row: Cell, what: str) -> str:
     """A figure of a row in words; empty without it."""
     if what == "size":
         size, measure = goals_size(row, size_measure(group.named))
-        return "" if size is None else f"{sized(size)} {measure.name}"
+        return "" if size is None else f"{text.sized(size)} {measure.name}"
     value = _value(group, row, what)
     return "" if value is None else _worded(group, what, value, value)
 

@@ -25,6 +25,7 @@ from harness.analysis.traffic import spread
 from harness.analysis.warnings import Warnings
 from harness.base.text import plural
 from harness.dataset.study import bounds, failure, finite, ok, provisional
+from harness.dataset.table import trained_mark
 from harness.report.text_table import NONE, Table, formatted
 from harness.theory import floors
 
@@ -32,7 +33,6 @@ from harness.theory import floors
 
 
 PAST_TRAINING = ", past training"  # follows a length beyond the trained context
-TRAINED = " (trained context)"  # follows a length at which the trained context ended a search, not the memory
 NOT_IDENTIFIABLE = "not identifiable"
 NOT_HELD = ", not held"  # follows a length that the memory cannot hold
 TOO_FAST = ", too fast"  # follows a TTFT below the time that reading the weights takes
@@ -183,11 +183,6 @@ def past_training(raised: Sequence[FlagRow]) -> list[str]:
     """Why a length is beyond the trained context, in one sentence; empty where it is not."""
     code = Warnings.beyond_trained_context.name
     return [flag["detail"] for flag in raised if flag["code"] == code]
-
-
-def at_trained(row: Search) -> bool:
-    """Whether a search ended at the trained context."""
-    return row["verified_n_ctx"] is not None and row["limited_by"] == "trained context"
 
 
 def ttft(row: Repeat) -> str:
@@ -578,7 +573,7 @@ def searches(rows: Sequence[Search]) -> Table:
     whole = partial(formatted, form="{:.0f}")
     lines = [
         [
-            *(row["name"], row["status"], whole(row["verified_n_ctx"]) + TRAINED * at_trained(row)),
+            *(row["name"], row["status"], whole(row["verified_n_ctx"]) + trained_mark(row)),
             *(whole(row["trained_context"]), row["verified_by"] or NONE, whole(row["predicted_n_ctx"])),
             *(whole(row["limit_bytes"], unit=1e6), str(row["live_probes"])),
             *(whole(row["search_s"]), whole(row["fill_s"])),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 
 from rich.cells import cell_len
@@ -24,10 +25,11 @@ _FIGURE = re.compile(r"[-+~<>]? ?\d.*|-|oom|", re.DOTALL)
 
 @dataclass(frozen=True)
 class Table:
-    """`lines`: the cells of each line, as many as `headings`, the most important columns first. `numeric`:
-    which columns hold figures; null: those with nothing else in them. `marked`: lines that need attention;
-    null: none. `meanings`: of the headings; shown on a page, and below a Markdown table. `needed`: headings
-    of columns that are always shown, as the first is."""
+    """`lines`: the cells of each line, as many as `headings`, the most important columns first. A line with
+    its first cell alone is a title of the next ones, and widens no column. `numeric`: which columns hold
+    figures; null: those with nothing else in them. `marked`: lines that need attention; null: none.
+    `meanings`: of the headings; shown on a page, and below a Markdown table. `needed`: headings of columns
+    that are always shown, as the first is."""
 
     headings: Sequence[str]
     lines: Sequence[Sequence[str]]
@@ -37,14 +39,18 @@ class Table:
     meanings: Sequence[str] = ()
     needed: Sequence[str] = ()
 
-    def show(self, wide: bool = True, turns: bool = False) -> None:
-        """Print what fitted() returns. `turns`: lines become columns where only that shows all of it."""
-        table, left_out = self.fitted(wide)
+    def show(
+        self, wide: bool = True, turns: bool = False, meanings: Mapping[str, str] | None = None
+    ) -> Sequence[str]:
+        """Print what fitted() returns, and the meanings of its headings and cells; returns the headings.
+        `turns`: lines become columns where only that shows all of it."""
+        shown, left_out = self.fitted(wide)
+        table = shown
         if turns and left_out:
             whole, _ = self.fitted(wide=True)
             first, *others = zip(whole.headings, *whole.lines, strict=True)
             if max(map(cell_len, (turned := Table(first, others)).text())) <= columns_here():
-                table, left_out = turned, []
+                shown, table, left_out = whole, turned, []
         console = _console()
         headings, *lines = table.text()
         console.print(headings, style="bold")
@@ -53,6 +59,9 @@ class Table:
             console.print("\n".join(line for line, _ in alike), style="yellow" if marked else None)
         for line in more_columns(left_out):
             note(line)
+        if found := explained([*shown.headings, *chain(*shown.lines)], meanings or {}):
+            say(found)
+        return shown.headings
 
     def fitted(self, wide: bool) -> tuple[Table, list[str]]:
         """The table without empty columns and, unless `wide`, without the last ones that do not fit in the
@@ -76,7 +85,8 @@ class Table:
     @property
     def sizes(self) -> list[int]:
         """Characters of the longest cell of each column."""
-        rows = ([cell_len(printable(cell)) for cell in row] for row in (self.headings, *self.lines))
+        cells = (self.headings, *(line for line in self.lines if any(line[1:])))
+        rows = ([cell_len(printable(cell)) for cell in row] for row in cells)
         return [max(column) for column in zip(*rows, strict=True)]
 
     def text(self) -> list[str]:
@@ -119,9 +129,26 @@ def columns_here() -> int:
     return max(LEAST_WIDTH, shutil.get_terminal_size((PIPE_WIDTH, 24)).columns)
 
 
+def explained(words: Sequence[str], meanings: Mapping[str, str]) -> str:
+    """The meanings of these headings and cells, in sentences."""
+    return " ".join(f"{meaning}." for word, meaning in meanings.items() if word in words)
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Text in lines that are no wider than a table; those after the first are indented."""
+    return textwrap.fill(
+        text, columns_here(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def say(text: str) -> None:
+    """Print sentences near a table."""
+    print(wrapped(text))
+
+
 def note(text: str, style: str | None = "dim") -> None:
-    """Print a line of text near a table."""
-    _console().print(printable(text), style=style)
+    """Print a remark on a table."""
+    _console().print(wrapped(printable(text)), style=style)
 
 
 def in_markdown(text: str) -> str:

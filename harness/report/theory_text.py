@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import TypeVar, cast
@@ -14,7 +11,7 @@ from typing import TypeVar, cast
 from typing_extensions import TypedDict
 
 from harness.base.text import plural
-from harness.report.text_table import NONE, Table, formatted
+from harness.report.text_table import NONE, Table, formatted, say
 from harness.theory import decoder
 from harness.theory.decoder import Decoder
 from harness.theory.machines import SYSTEM, SYSTEM_RESERVE_BYTES, Figure, Machine, reserved_words
@@ -162,25 +159,51 @@ TENSORS: Columns[TensorRow] = (
     ("bytes", lambda row: formatted(row["bytes"])),
     ("streamed", lambda row: formatted(row["streamed_bytes"])),
 )
-FITS_MEANING = (
-    "longest: the longest context, at most the trained one. ideal: only weights and KV cache, in all of the"
-    " memory; no stack reaches it. llama.cpp: without flash attention, which is the default of its Python"
-    " package; flash_attn: with it, which holds no scores. transformers: 5.x (bf16; 8 and 4 bits with"
-    " bitsandbytes), not yet measured on a GPU; the version of early 2024 held the cache twice, which halves"
-    " the context. cannot load: transformers gets no quantized GGUF type here; --bpw 16, 8 or 4 is its bf16"
-    " and bitsandbytes; llama.cpp quantizes the KV cache with flash_attn alone."
-)
+FITS_MEANINGS = {
+    "longest in llama.cpp": "longest: the longest context, at most the trained one",
+    "longest: ideal": "ideal: only weights and KV cache, in all of the memory; no stack reaches it",
+    "fits in llama.cpp": "llama.cpp: without flash attention, which is the default of its Python package",
+    "fits with flash_attn": "flash_attn: llama.cpp with it, which holds no scores",
+    "fits in transformers": "transformers: 5.x (bf16; 8 and 4 bits with bitsandbytes), not yet measured on a"
+    " GPU; the version of early 2024 held the cache twice, which halves the context",
+    "cannot load": "cannot load: transformers gets no quantized GGUF type here; --bpw 16, 8 or 4 is its bf16"
+    " and bitsandbytes; llama.cpp quantizes the KV cache with flash_attn alone",
+}
+
+
+def _weights_meanings(row: Row) -> dict[str, str]:
+    giga = "GiB" if _giga(row) == 2**30 else "GB"
+    return {
+        "size": f"size: of all weights, in {giga}",
+        "read/token": f"read/token: weights that a step reads, in {giga}",
+    }
+
+
+def _floors_meanings(row: Row) -> dict[str, str]:
+    return {
+        "tok/s": "tok/s: at zero context",
+        "tok/s at n": f"tok/s at n: at n = {formatted(row['context'])}, if it fits",
+        "B ms": "B: reading the weights once (TPOT at zero context)",
+        "W tok/ms": f"W: tokens of context per further ms of TPOT, cache read: {row['kv_read']}",
+        "prefill ms": f"prefill: of {formatted(row['prompt_tokens'])} tokens, lm_head on the last",
+        **_weights_meanings(row),
+        "FLOP/s rate": "FLOP/s rate: the compute rate used",
+        "batch": "batch: the ridge point, batch size from which decode is compute-bound",
+        "compute-bound prompt: every": "compute-bound prompt: range of lengths in tokens, with the lm_head on"
+        " every or on the last token; the cache is read once per token",
+        NONE: "-: does not fit, unknown, or no such prompt",
+    }
 
 
 def show_theory(rows: Sequence[Row], wide: bool, of_files: bool = False) -> None:
     """Print parameter counts, then fit and speed (without a machine: only weights), then chunked prefill and
     bytes by part, if requested."""
     giga = "Gi" if _giga(rows[0]) == 2**30 else "G"
-    _say(f"parameters in {giga}, sizes and reads in {giga}B")
+    say(f"parameters in {giga}")
     theory_table(COUNTS, list({row["model"]: row for row in rows}.values()), wide)
     print()
     if rows[0]["machine"] is None:
-        theory_table(WEIGHTS, rows, wide)
+        theory_table(WEIGHTS, rows, wide, _weights_meanings(rows[0]))
         if of_files:
             _show_types(rows)
     else:
@@ -188,7 +211,7 @@ def show_theory(rows: Sequence[Row], wide: bool, of_files: bool = False) -> None
     speedups = {speedup for row in rows if (speedup := row["speculative_speedup"]) is not None}
     if speedups:
         spread = " to ".join(f"{speedup:.2f}x" for speedup in sorted({min(speedups), max(speedups)}))
-        _say(f"speculative decoding: {spread} expected")
+        say(f"speculative decoding: {spread} expected")
     chunked: list[ChunkRow] = [{**row, **cut} for row in rows for cut in row["chunked_prefill"] or []]
     if chunked:
         print()
@@ -207,30 +230,30 @@ def _show_types(rows: Sequence[Row]) -> None:
         found = sum(map(Counter, (row["bytes_by_part"] or {}).values()), Counter[str]())
         listed = ", ".join(f"{kind} {size:,}" for kind, size in found.most_common())
         if len(found) > 1:
-            _say(f"{row['model']} holds, in bytes: {listed}")
+            say(f"{row['model']} holds, in bytes: {listed}")
 
 
 def _show_on_machines(rows: Sequence[Row], wide: bool) -> None:
     shaped = [row for row in rows if row["fits"]]
     if shaped:
-        _say(f"Does it fit with {shaped[0]['context']:,} tokens of context?")
-        theory_table(FITS, shaped, wide)
-        _say(FITS_MEANING)
+        say(f"Does it fit with {shaped[0]['context']:,} tokens of context?")
+        theory_table(FITS, shaped, wide, FITS_MEANINGS | _weights_meanings(shaped[0]))
         for sentence in dict.fromkeys(
             _beyond_trained(row["model"], trained, row["trained_stated"])
             for row in shaped
             if (trained := _exceeded(row))
         ):
-            _say(sentence)
+            say(sentence)
         for name, row in {row["machine"]: row for row in shaped}.items():
             held = row["memory_bytes"] or 0
             memory = f"{held / 1e9:.1f} GB ({held / 2**30:,.4g} GiB)"
             reserve = Figure(row["reserve_bytes"] or 0, row["reserve_for"] or "")
-            _say(f"{name}: of its {memory}, {reserved_words(reserve, 'are ')}.")
+            say(f"{name}: of its {memory}, {reserved_words(reserve, 'are ')}.")
         print()
-    _say("Upper bounds on speed:")
-    theory_table(FLOORS, rows, wide)
-    _legend(rows)
+    bounded = any(row["tokens_per_s"] or row["sides"] for row in rows)
+    say("Upper bounds on speed:" if bounded else "No tok/s, since the weights do not fit:")
+    shown = theory_table(FLOORS, rows, wide, _floors_meanings((shaped or rows)[0]))
+    _say_causes(rows, shown)
 
 
 def _exceeded(row: Row) -> int | None:
@@ -252,40 +275,31 @@ def _beyond_trained(model: str, trained: int, stated: bool | None) -> str:
     )
 
 
-def _legend(rows: Sequence[Row]) -> None:
+def _say_causes(rows: Sequence[Row], shown: Sequence[str]) -> None:
+    """What the figures rest on. `shown`: the headings of their table."""
     shaped = [row for row in rows if row["fits"]]
     if not shaped:
-        _say("B: reading the weights once. The shape is unknown, so only bytes are shown.")
+        say("The shape is unknown, so only bytes are shown.")
         return
-    first = shaped[0]
-    _say(
-        "B: reading the weights once (TPOT at zero context). W: tokens of context per further ms of TPOT"
-        f", cache read: {first['kv_read']}. tok/s: at zero context; tok/s at n: at n = {first['context']:,}, "
-        "if it fits. A dash: does not fit, unknown, or no such prompt. FLOP/s rate: the compute rate"
-        " used. batch: the ridge point, batch size from which decode is compute-bound. "
-        f"prefill: of {first['prompt_tokens']:,} tokens, lm_head on the last. "
-        "compute-bound prompt: range of lengths in tokens, with the lm_head on every or on the last token;"
-        " the cache is read once per token."
-    )
     for name, row in {row["model"]: row for row in rows}.items():
         _say_parts(name, row)
     if any(row["weights"] == OF_MIXTURES for row in rows):
-        _say(
+        say(
             f"{OF_MIXTURES}: a GGUF of llama.cpp, with the experts in MXFP4 and the other matrices in q8_0. "
             "As released (gpt-oss), the others are in bf16, and a step reads more."
         )
     for row in {(row["model"], row["weights"]): row for row in rows}.values():
         if row["sides"]:
             _say_sides(row, row["sides"])
-    if not any(row["reached"] for row in rows):
-        _say("reached: no measurement, here or published, of these weights on this machine.")
-    _say_reached("reached: share of the ceiling (tok/s)", [row["reached"] for row in rows])
-    _say_reached("prefill reached: share of the limit (ms)", [row["reached_prefill"] for row in rows])
+    if "reached" in shown:
+        _say_reached("reached: share of the ceiling (tok/s)", [row["reached"] for row in rows])
+    if "prefill reached" in shown:
+        _say_reached("prefill reached: share of the limit (ms)", [row["reached_prefill"] for row in rows])
     for row in {row["machine"]: row for row in rows}.values():
         if row["reached_by_others"]:
-            _say(f"{row['machine']}: {_by_others(row['reached_by_others'])}")
+            say(f"{row['machine']}: {_by_others(row['reached_by_others'])}")
     for row in {(row["machine"], row["rate"]): row for row in shaped}.values():
-        _say(f"{row['machine']}: {_limits(row)}")
+        say(f"{row['machine']}: {_limits(row)}")
 
 
 def _by_others(found: ReachedByOthers) -> str:
@@ -302,15 +316,15 @@ def _by_others(found: ReachedByOthers) -> str:
 def _say_parts(name: str, row: Row) -> None:
     """What makes a model other than dense with attention to all tokens."""
     if row["window"]:
-        _say(f"{name} attends to {row['window']:,} tokens.")
+        say(f"{name} attends to {row['window']:,} tokens.")
     if row["experts"]:
-        _say(
+        say(
             f"{name}: {row['experts_used']} of {row['experts']} experts a token; read/token has theirs."
             " batch and prefill read those that so many tokens are expected to choose, uniformly. In"
             " transformers the experts stay in 16 bits: bitsandbytes does not pack them."
         )
     if row["state_bytes"]:
-        _say(
+        say(
             f"{name}: {row['state_bytes'] / 1e6:,.1f} MB of state are read and written by each step, whatever"
             " the context."
         )
@@ -321,7 +335,7 @@ def _say_parts(name: str, row: Row) -> None:
             else f"no slope from n = {slope['from_n']:,}"
             for slope in row["slopes"] or []
         ]
-        _say(f"{name}, W on {row['machine']}: {', '.join(parts)}.")
+        say(f"{name}, W on {row['machine']}: {', '.join(parts)}.")
 
 
 def _say_sides(row: Row, sides: Sides) -> None:
@@ -340,7 +354,7 @@ def _say_sides(row: Row, sides: Sides) -> None:
         fits += f", {SYSTEM_RESERVE_BYTES / 1e9:.1f} GB reserved for {SYSTEM}"
     held = [f"{sides['cpu_bytes'] / 1e9:,.2f} GB", f"{sides['gpu_bytes'] / 1e9:,.2f} GB"]
     read = [f"{sides['cpu_bytes_per_token'] / 1e9:,.2f} GB", f"{sides['gpu_bytes_per_token'] / 1e9:,.2f} GB"]
-    _say(
+    say(
         f"{row['model']} {row['weights']}, experts of {plural(sides['n_cpu_moe'], 'layer')} on the CPU: there"
         f" {held[0]}, of which it reads {read[0]} a token{at}; on the GPU {held[1]}, of which it reads"
         f" {read[1]}. The CPU's side needs {sides['cpu_need_bytes'] / 1e9:,.1f} GB of main memory: {fits}."
@@ -355,7 +369,7 @@ def _say_reached(what: str, reached: Iterable[Reached | ReachedPrefill | None]) 
         if each:
             by.setdefault(each["source"], {})[f"{each['stack']} {each['variant']}"] = None
     for source, names in by.items():
-        _say(f"{what}, by {', '.join(names)}: {source}")
+        say(f"{what}, by {', '.join(names)}: {source}")
 
 
 def _limits(row: Row) -> str:
@@ -373,16 +387,13 @@ def _limits(row: Row) -> str:
     return f"{(row['bytes_per_s'] or 0) / giga:,.4g} G{prefix}B/s; {computing}."
 
 
-def theory_table(columns: Columns[R], rows: Sequence[R], wide: bool) -> None:
-    """Print rows; unless `wide`, transposed or in fewer columns where not all fit in the terminal."""
+def theory_table(
+    columns: Columns[R], rows: Sequence[R], wide: bool, meanings: Mapping[str, str] | None = None
+) -> Sequence[str]:
+    """Print rows, and the meanings of what is shown; unless `wide`, transposed or in fewer columns where not
+    all fit in the terminal. Returns the headings."""
     lines = [[str(form(row)) for _, form in columns] for row in rows]
-    Table([heading for heading, _ in columns], lines).show(wide, turns=True)
-
-
-def _say(text: str) -> None:
-    """Print text, wrapped between words."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 110
-    print("\n".join(textwrap.wrap(text, min(110, width), break_on_hyphens=False)))
+    return Table([heading for heading, _ in columns], lines).show(wide, turns=True, meanings=meanings)
 
 
 def _parts(row: Row) -> list[PartRow]:
@@ -419,6 +430,12 @@ COLUMNS: Columns[Choice] = (
     ("longest", lambda row: _tokens(row["longest"])),
     ("longest: ideal", lambda row: _tokens(row["longest_ideal"])),
 )
+CHOICE_MEANINGS = {
+    "longest": "longest: context, at most the trained one",
+    "longest: ideal": "ideal: weights and cache alone, in all of the memory",
+    "tok/s at most": "tok/s at most: weights, cache and states read once from this memory; no stack reaches"
+    " it",
+}
 SPEEDS: Columns[Choice] = (
     ("tok/s at most", lambda row: short(row["tokens_per_s"])),
     ("at the context", lambda row: short(row["tokens_per_s_at_context"])),
@@ -439,22 +456,19 @@ def show_choices(
     reserve: Figure,
     wide: bool,
 ) -> None:
-    print(
+    say(
         f"Memory: {memory_bytes / 2**30:,.4g} GiB, as cards are sold, that is {memory_bytes / 1e9:.1f} GB;"
         f" {reserved_words(reserve, 'of it are ')}."
     )
     for engine, where in _ENGINES.items():
         if of_engine := [row for row in rows if row["engine"] == engine]:
-            print(f"With {context:,} tokens of context, {where}:")
-            theory_table((*COLUMNS, *SPEEDS) if has_bandwidth else COLUMNS, of_engine, wide)
+            say(f"With {context:,} tokens of context, {where}:")
+            theory_table((*COLUMNS, *SPEEDS), of_engine, wide, CHOICE_MEANINGS)
     for row in {row["model"]: row for row in rows}.values():
         if row["trained"] < context:
-            _say(_beyond_trained(row["model"], row["trained"], row["trained_stated"]))
-    print("longest: context, at most the trained one; ideal: weights and cache alone, in all of the memory.")
-    if has_bandwidth:
-        print("tok/s at most: weights, cache and states read once from this memory; no stack reaches it.")
-    else:
-        print("--bandwidth GB/S adds the most tokens per second.")
+            say(_beyond_trained(row["model"], row["trained"], row["trained_stated"]))
+    if not has_bandwidth:
+        say("--bandwidth GB/S adds the most tokens per second.")
 
 
 # Terminal output of `harness theory --list-models` and `--list-machines`.

@@ -14,13 +14,12 @@ from operator import itemgetter
 from harness.analysis.columns import Ended, Result, Score, Search, ShownCell
 from harness.analysis.identity import device
 from harness.analysis.metrics import METRICS
-from harness.base.text import list_named, plural, printable
+from harness.base.text import list_named, machine_text, plural, printable
 from harness.dataset import table as dataset_table
 from harness.dataset.study import Study, load_study, ok, timed
 from harness.records import ResultsError, Stored
 from harness.records.files import read_columns
 from harness.records.kinds import Record
-from harness.records.parts import Gpu
 from harness.report import tables
 from harness.report.head import version_text, versions_text
 from harness.report.tables import number
@@ -87,9 +86,9 @@ class Card:
         return _svg(self)
 
 
-def made(stored: Sequence[Stored], anonymizer: Anonymizer) -> Card:
-    """The card of records of one model on one machine. Raises ResultsError: nothing to show, or one of them
-    cannot be analysed."""
+def made(stored: Sequence[Stored], anonymizer: Anonymizer, every: Sequence[Stored]) -> Card:
+    """The card of records of one model on one machine. `every`: all records of their folder. Raises
+    ResultsError: nothing to show, or one of them cannot be analysed."""
     anonymous = [Stored(each.folder, anonymizer.value(each.record)) for each in stored]
     study = load_study(anonymous)
     if study.warnings:
@@ -97,31 +96,43 @@ def made(stored: Sequence[Stored], anonymizer: Anonymizer) -> Card:
     table = _table(study)
     if not table.lines:
         raise ResultsError(f"{place(stored[0].record)[1]}: only its weights were checked: nothing to show")
-    notes = [*_outcomes(study), *_origin(study, anonymous)]
+    notes = [_shown_of(stored, every), *_outcomes(study), *_origin(study, anonymous)]
     if any(mark in cell for line in table.lines for cell in line for mark in ("+", tables.NOT_HELD)):
         notes.insert(0, f"{CONTEXT.heading}: {CONTEXT.meaning}")
-    return Card(_title(study, anonymous), table, notes)
+    title = ", ".join(filter(None, (_title(study, anonymous), _unfinished(stored, every))))
+    return Card(title, table, notes)
 
 
 def _title(study: Study, stored: Sequence[Stored]) -> str:
     model = stored[0].record["model"]
     machine = stored[0].record["machine"]
     on_cpu = all(row["device"] == "cpu" for row in [*study.cells, *study.searches])
-    memory, cores = machine["memory_bytes"], machine["physical_cores"]
-    parts = [] if on_cpu else [_gpu(gpu) for gpu in machine["gpus"]]
-    parts += [machine["cpu"] or "", plural(cores, "core") if cores else "", _gib(memory)]
+    found = machine_text({**machine, "gpus": []} if on_cpu else machine)
     rates = [rate for row in study.cells if (rate := row["bandwidth_bytes_per_s"])]
-    parts.append(f"read bandwidth {max(rates) / 1e9:.0f} GB/s measured" if rates else "")
+    found += f", read bandwidth {max(rates) / 1e9:.0f} GB/s measured" if rates else ""
     synthetic = " (synthetic weights)" * any(row["weights"] == "synthetic" for row in study.cells)
-    return f"{model['name']}{synthetic} on {', '.join(filter(None, parts)) or machine['slug']}"
+    return f"{model['name']}{synthetic} on {found}"
 
 
-def _gpu(gpu: Gpu) -> str:
-    return " ".join(filter(None, (gpu["name"] or "unknown GPU", _gib(gpu["memory_bytes"]))))
+def _shown_of(stored: Sequence[Stored], every: Sequence[Stored]) -> str:
+    """How many cells of the folder are shown, and in which order."""
+    shown, total = (len({each.record["content_key"] for each in some}) for some in (stored, every))
+    if shown == total:
+        return f"all of its results folder: {plural(total, 'cell')}, by name"
+    return (
+        f"{shown} of {total} cells of its results folder, by name: one model, each variant's last measurement"
+    )
 
 
-def _gib(size: int | None) -> str:
-    return f"{size / 2**30:.0f} GiB" if size else ""
+def _unfinished(stored: Sequence[Stored], every: Sequence[Stored]) -> str | None:
+    """How far the newest run of these records came, which may be of other models, too, where it was
+    interrupted or goes on; null: it is complete."""
+    newest = max(dataset_table.place(each.record) for each in stored)
+    run = [each.record for each in every if dataset_table.place(each.record) == newest]
+    ended = [each for each in run if each.get("outcome") != "interrupted"]
+    done = max((each.get("place_in_order", (0, 0))[0] for each in ended), default=0)
+    of = max(each.get("place_in_order", (0, 0))[1] for each in run)
+    return f"not complete: {done} of {plural(of, 'repeat')} of the run" if done < of else None
 
 
 def _outcomes(study: Study) -> list[str]:
@@ -191,7 +202,7 @@ class _Line:
 
 def _table(study: Study) -> Table:
     every: list[Ended] = [*study.rows, *study.searches, *study.scores]
-    keys = list(dict.fromkeys(map(_key, every)))
+    keys = sorted(set(map(_key, every)), key=lambda key: [part or "" for part in key])
     devices = {on for *_, on in keys}
     lines = []
     for key in keys:
@@ -243,7 +254,7 @@ def _context(line: _Line) -> str:
     if verified := [(length, each) for each in line.searches if (length := each["verified_n_ctx"])]:
         length, search = max(verified, key=itemgetter(0))
         past = tables.PAST_TRAINING * bool(tables.past_training(search["flags"]))
-        return number(length, "{:,.0f}") + past + tables.TRAINED * tables.at_trained(search)
+        return number(length, "{:,.0f}") + past + dataset_table.trained_mark(search)
     grown = [row for row in line.cells if ok(row) and row["max_ctx"]]
     return tables.longest(max(grown, key=lambda row: row["max_ctx"] or 0)) if grown else NONE
 

@@ -115,8 +115,6 @@ BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "metal": "MTL", "vulkan": "Vulkan", "h
 
 def fits_llama_bench(row: Row, record: Record) -> str:
     """Why an ok repeat has no equivalent in llama-bench; empty where it has one."""
-    if row["kind"] != "measured":
-        return "reported by others"
     if row["workload"] in ("prefill", "depth"):
         return ""
     if row["workload"] != "decode":

@@ -24,8 +24,6 @@ Document = dict[str, object]
 
 def fits_requests(row: Row, record: Record) -> str:
     """Why an ok repeat is no single request; empty where it is one."""
-    if row["kind"] != "measured":
-        return "reported by others"
     if row["workload"] != "decode":
         return f"workload {row['workload']}"
     if not row["series"]:

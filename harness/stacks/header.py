@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from harness.base.files import NotStarted
 from harness.base.text import plural
 from harness.theory.decoder import Decoder
 from harness.theory.memory import MEMORY_MODELS
@@ -385,12 +386,16 @@ def runners_folder() -> Path:
 
 
 def stacks() -> dict[str, Header]:
-    """Every runner with a header, by stack name (= file name)."""
+    """Every runner with a header, by stack name (= file name). Raises NotStarted where HARNESS_RUNNERS names
+    no folder of them."""
     return _stacks(runners_folder())
 
 
 @cache
 def _stacks(folder: Path) -> dict[str, Header]:
+    if folder.name != _RUNNERS.name or not folder.is_dir():
+        hint = f"; did you mean {inner}?" if (inner := folder / _RUNNERS.name).is_dir() else ""
+        raise NotStarted(f"HARNESS_RUNNERS={folder}: is no folder named runners{hint}")
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted((folder / "stacks").glob("*.py"))}
     return {name: parse(name, text) for name, text in texts.items() if "\n# /// script\n" in "\n" + text}
 

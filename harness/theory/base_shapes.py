@@ -22,7 +22,9 @@ SIZE_TOLERANCE = 0.12  # of a stated size, where a shape's own name states none:
 _NEAREST = 3
 
 _RULES = data.table("aliases.toml")["variants"]
-_SITE = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co|ollama\.com(?:/library)?)/")
+_SITE = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co|ollama\.com(?:/library)?)/", re.IGNORECASE
+)
 _FORMAT = re.compile(
     r"i?q\d\w*|tq\d\w*|bf16|fp?(?:32|16|8)|mxfp4|nvfp4|int[48]|w\d+a\d+|[2-8](?:\.\d+)?(?:bit|bpw)"
     r"|awq|gptq|gguf|ggml|exl[23]|mlx|bnb|qat|imat|imatrix|ud|i1|dynamic"
@@ -88,9 +90,14 @@ def formats(text: str) -> list[str]:
     return _typed(_spelled(text)).formats
 
 
+def without_site(text: str) -> str:
+    """A name without the address of the hub before it."""
+    return _SITE.sub("", text.strip())
+
+
 def is_path(text: str) -> bool:
     """Whether a text is a path, and no name with its owner."""
-    name = _SITE.sub("", text.strip().lower())
+    name = without_site(text)
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 

@@ -282,7 +282,7 @@ def _demand(
 
 # The measured MBU of decode on CPUs (0.5B, 2 cores: 46 to 60% for weights, 30% for KV).
 CPU_SHARE = 0.4
-START_S = 2.0  # interpreter, loading and warm-up of a small model
+START_S = 2.0  # interpreter, and loading of a small model
 
 
 def seconds(

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from operator import attrgetter
 from typing import NamedTuple
 
 from harness.base import data
@@ -211,8 +212,8 @@ def machines(
     if len(words) != len(set(words)) or len(typed) > 1 or not rest:
         raise NotUnderstood(_LIST)
     found = [key for key, chip in _chips().items() if chip.must <= rest <= chip.must | chip.may]
-    if not found and re.match(r"-?[\d.]+ ?x(?![a-z])", name):
-        raise NotUnderstood("2x to 8x of a known GPU can be one machine, as in 2x-rtx-3090")
+    if not found and re.match(r"-?[\d.]{1,2} ?x(?![a-z])", name):
+        raise NotUnderstood("2 to 8 of a known GPU can be one machine, typed as in 2x-rtx-3090")
     if not found:
         raise NotUnderstood(_machine_names_hint(name, rest, [*known]))
     wanted = memory or next(iter(typed), None)
@@ -273,21 +274,26 @@ def same_speed(found: Sequence[Machine]) -> bool:
     return all(other == first for other in others)
 
 
-def one_of_each(text: str, found: Mapping[str, Machine]) -> str | None:
-    """The note that a name has several rows, or stands for several devices; null for one of one."""
-    first = next(iter(found.values()))
-    together = ""
-    if first.count > 1:
-        together = (
-            f"{text}: the memory of {first.count} GPUs, whose layers take turns, at the bandwidth of one; "
-            "not measured, and without what the transfers between them take"
+_speed_and_size = attrgetter("bandwidth_bytes_per_s", "flops", "memory_bytes")
+
+
+def slowest(text: str, found: Mapping[str, Machine]) -> tuple[str, list[str]]:
+    """The slowest machine with a name, of equally fast ones that with the least memory; and what to know of
+    it: that there are others, or that it is several devices."""
+    name = min(found, key=lambda each: _speed_and_size(found[each]))
+    notes = []
+    if len(found) > 1:
+        by = "smallest" if same_speed([*found.values()]) else "slowest"
+        chooses = (
+            "; --memory chooses a size" if len({each.memory_bytes for each in found.values()}) > 1 else ""
         )
-    if len(found) == 1:
-        return together or None
-    several = len({machine.memory_bytes for machine in found.values()}) > 1
-    chooses = "; --memory chooses a size" if several else ""
-    rows = f"{text} is sold as {listed([*found])}: a row for each{chooses}"
-    return f"{together}; {rows}" if together else rows
+        notes.append(f"{text} is {listed([*found], 'or')}; the {by}, {name}, is taken{chooses}")
+    if (count := found[name].count) > 1:
+        notes.append(
+            f"{text}: the memory of {count} GPUs, whose layers take turns, at the bandwidth of one; not"
+            " measured, and without what the transfers between them take"
+        )
+    return name, notes
 
 
 def joined(words: Sequence[str], is_name: Callable[[str], bool]) -> list[str]:
@@ -351,7 +357,7 @@ def _machine_names_hint(name: str, rest: set[str], known: Sequence[str]) -> str:
         extra = " ".join(sorted(rest - _chips()[closest].must - _chips()[closest].may))
         return f'{closest} is known, "{extra}" is not; {own}'
     plain = re.sub(r"[\s_-]+", "-", re.sub(r"\b(?:nvidia|geforce|amd)\b", " ", name).strip())
-    inside = [key for key in known if key[:3] == plain[:3]]
-    if near := difflib.get_close_matches(plain, inside, 1):
-        return did_you_mean(near)
+    spelled = {part: key for key in known for part in (key, key.partition("-")[2]) if part[:3] == plain[:3]}
+    if near := difflib.get_close_matches(plain, spelled, 1):
+        return did_you_mean([spelled[near[0]]])
     return f"{_LIST}; {own}"

@@ -14,7 +14,7 @@ from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from runners.hf import device, loading
-from runners.protocol import Request
+from runners.protocol import Request, not_a_number
 from runners.workloads import scoring
 from runners.workloads.experts import Heard
 from runners.workloads.warm_up import rehearsed_windows
@@ -261,7 +261,7 @@ class HfSession:
         finite = torch.stack(self._highest).isfinite().tolist() if self._highest else []
         self._highest = []
         if not all(finite):
-            raise ValueError(f"not-a-number logits at token {self._prompt_tokens + finite.index(False) + 1}")
+            raise ValueError(not_a_number(self._prompt_tokens + finite.index(False) + 1))
 
     @device.memory_errors()
     @torch.inference_mode()

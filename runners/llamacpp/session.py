@@ -31,7 +31,7 @@ from runners.llamacpp.lib import (
     system_info,
     versions,
 )
-from runners.protocol import Request
+from runners.protocol import Request, not_a_number
 from runners.workloads import scoring
 from runners.workloads.experts import Heard
 from runners.workloads.warm_up import rehearsed_windows
@@ -249,7 +249,7 @@ class LlamaSession(LlamaContext):
             wait_ns.append(ready - decoded)
             argmax_ns.append(picked - ready)
             if not math.isfinite(row[token]):  # argmax returns a NaN if there is one
-                raise ValueError(f"not-a-number logits at token {position + 1}")
+                raise ValueError(not_a_number(position + 1))
             yield token
             if position == first + new_tokens - 1:
                 return  # the last token is never fed back

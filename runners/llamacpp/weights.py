@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from runners.llamacpp.lib import FTYPES, LOG, lib, metadata, opened
-from runners.protocol import Request, Say
+from runners.protocol import Refused, Request, Say
 from runners.weights import layout
 from runners.weights.layout import (
     Back,
@@ -199,11 +199,11 @@ def _for_writing(target: Path) -> Iterator[int]:
 def shape_of(config: Mapping[str, Any], source: Path) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
     """The arguments of harness.theory.decoder.dense, and how rotary positions are scaled, or null.
 
-    Raises ValueError for a model that llama.cpp computes differently from transformers (but see above).
+    Raises Refused for a model that llama.cpp computes differently from transformers (but see above).
     """
 
-    def refuse(what: str) -> ValueError:
-        return ValueError(f"{source}: {what}")
+    def refuse(what: str) -> Refused:
+        return Refused(f"{source}: {what}")
 
     kind = config.get("model_type")
     if kind not in _ARCHITECTURES:
@@ -349,7 +349,7 @@ def _rope_factors(shape: Mapping[str, Any], scaling: Mapping[str, Any] | None) -
 def dequantize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> dict[str, Any]:
     """files["source"], a GGUF -> files["target"], a folder. Options: `threads`.
 
-    The model is that of its `layout`, else of files["config"], else of the request's shape. Raises ValueError
+    The model is that of its `layout`, else of files["config"], else of the request's shape. Raises Refused
     if the GGUF does not have the tensors of that model.
     """
     began = time.monotonic()
@@ -365,7 +365,7 @@ def dequantize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> di
     scaling = keys.get(f"{shape['arch']}.rope.scaling.type")
     scaled = "rope_freqs.weight" in held or (scaling and scaling.contents() != "none")
     if scaled and not given:
-        raise ValueError(f"{source}: has rope scaling, which needs the model's config.json")
+        raise Refused(f"{source}: has rope scaling, which needs the model's config.json")
     planned = named(shape)
     _check(held, [(here, dims) for _, here, dims in planned], source)
     written = [Entry(there, "F16", dims) for there, _, dims in planned]
@@ -447,10 +447,10 @@ def _part(held: Mapping[str, Any], part: Back, what: str) -> np.ndarray:
 def _check(held: Mapping[str, Any], planned: Sequence[tuple[str, tuple[int, ...]]], source: Path) -> None:
     for here, dims in planned:
         if here not in held:
-            raise ValueError(f"{source}: has no {here}, which its model requires")
+            raise Refused(f"{source}: has no {here}, which its model requires")
         if tuple(held[here].shape[::-1]) != dims:
             sizes = " x ".join(map(str, held[here].shape[::-1])), " x ".join(map(str, dims))
-            raise ValueError(f"{source}: {here} is {sizes[0]}; in its model it is {sizes[1]}")
+            raise Refused(f"{source}: {here} is {sizes[0]}; in its model it is {sizes[1]}")
 
 
 def _config_of(shape: Mapping[str, Any]) -> dict[str, Any]:

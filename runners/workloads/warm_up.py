@@ -15,6 +15,7 @@ from runners.protocol import Instruments, Session
 WindowClock = Callable[[], int]
 FAR_WINDOW = 4  # an excess that falls by 2% in four windows falls by 0.5% from one to the next
 FIRST_REHEARSED = 32  # tokens of context; the warm-up covers shorter ones
+SAY_EVERY_NS = 1_000_000_000  # between two messages: each wakes the controller, which takes a CPU
 CONTROL_LEAST, CONTROL_MOST = 64, 128  # tokens of the control window
 CONTROL_SHARE = 8  # times as many are timed, at least
 NOISY = 0.05  # quartiles of the warm-up further apart than this share of the median: a longer control window
@@ -54,20 +55,27 @@ def warm_up(
     tolerance: float,
     clock: WindowClock,
     at_least_s: float = 0.0,
+    say: Callable[[str], None] = lambda message: None,
 ) -> dict[str, Any]:
     """Generate short windows on the timed path until the last agrees with the one before and with the one
     four before: for at least `at_least_s`, then at most `max_windows` more.
 
     Two windows agree when their median decode latencies differ by at most `tolerance` (a fraction).
     The first token of a window is prefill and excluded. `trend`: the last median over the one four windows
-    before, less one. `windows_ns`: of the last `max_windows`.
+    before, less one. `windows_ns`: of the last `max_windows`. `say`: is shown how far it has come.
     """
     count = min(window_tokens, new_tokens)
     far = max(1, min(FAR_WINDOW, max_windows - 1))
     windows: deque[list[int]] = deque(maxlen=max_windows)
     medians: list[float] = []
     agreed, trend, began, late = False, None, clock(), 0
+    said: int | None = None
     while (short := clock() - began < at_least_s * 1e9) or (not agreed and late < max_windows):
+        if said is None or clock() - said >= SAY_EVERY_NS:
+            said, least = clock(), f"for {at_least_s:g} s, then " if short else ""
+            say(
+                f"warmup: {least}until the speed is steady, at most {max_windows - late} times {count} tokens"
+            )
         late += not short
         t_ns = [clock() for _ in itertools.islice(session.generate(prompt, count), count)]
         latency_ns = [later - earlier for earlier, later in itertools.pairwise(t_ns)]

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness.base.files import FAULTS, read_regular
+from harness.base.files import FAULTS, nearest, read_regular
 from harness.records.foreign import (
     aiperf,
     csv,
@@ -89,7 +89,7 @@ def _file_text(path: Path) -> str:
     try:
         content = read_regular(path, MOST_BYTES, links=True)
     except FileNotFoundError:
-        raise OptionError("no such file") from None
+        raise OptionError(f"no such file{nearest(path)}") from None
     except IsADirectoryError:
         raise LogError("it is a folder, not a file") from None
     except OSError as refusal:

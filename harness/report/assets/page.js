@@ -65,7 +65,8 @@ function name() {
     const taken = []; // by names
     const names = [...frame.querySelectorAll(".front .name"), ...frame.querySelectorAll(".dot:not(.front) .name")];
     for (const text of names) {
-      const fits = ["right", "left", "above", "below", "none"].some((side) => {
+      const none = parseFloat(text.parentElement.style.left) > 50 ? "none left" : "none"; // shown where it is chosen
+      const fits = ["right", "left", "above", "below", none].some((side) => {
         text.className = `name ${side}`;
         const box = text.getBoundingClientRect();
         const apart = (other, by) => box.right + by < other.left || box.left - by > other.right || box.bottom - by / 2 < other.top || box.top + by / 2 > other.bottom;
@@ -290,7 +291,10 @@ class Figure {
     }
     this.mark(data);
     const layout = coloured(this.layout);
-    if (narrow) layout.margin.r = 16;
+    if (narrow) {
+      layout.margin.r = 28; // half of the last tick's label, which plotly.js leaves out where it does not fit
+      if (!layout.xaxis.tickvals) Object.assign(layout.xaxis, { nticks: 4, tickangle: 0 });
+    }
     // Keep the zoom of the reader until the axis type changes, or a reset.
     layout.uirevision = `${this.logarithmic} ${this.spikes} ${this.resets}`;
     layout.dragmode = touch ? false : "zoom";

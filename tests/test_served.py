@@ -13,6 +13,7 @@ from stand_in_server import Behaviour, serving
 
 from harness.analysis import verdicts
 from harness.analysis.warnings import Warnings
+from harness.report import served
 
 QUICK = [
     *("--set", "new_tokens=12", "--set", "repeats=1", "--set", "measure_bandwidth=false"),
@@ -169,3 +170,20 @@ def test_the_memory_of_the_client_is_no_memory_of_the_model(measured):
     record = measured(Behaviour())
     assert "peak RSS" not in record["printed"]
     assert "memory after load" not in record["printed"]
+
+
+def test_what_serving_adds_is_said_beside_the_same_weights_in_process():
+    cell = {"model_bytes": 100, "tokens": 128, "served_by": None, "stack_ms": None}
+    here = cell | {"tokens_per_s": 100.0, "tokens_per_s_ci95": [99.0, 101.0]}
+    behind = here | {
+        "served_by": "llama-server",
+        "stack_ms": 10.4,
+        "tokens_per_s": 95.0,
+        "tokens_per_s_ci95": [94.0, 96.0],
+    }
+    named = [("llamacpp q4_0", here), ("http as-served", behind)]
+    assert served.added(named) == [
+        "http as-served takes +0.526 ms a token (+0.377 to +0.676) beside llamacpp q4_0: +0.400 in the server,"
+        " +0.126 between it and its client."
+    ]
+    assert served.added([*named[1:], ("llamacpp q8_0", here | {"model_bytes": 200})]) == []

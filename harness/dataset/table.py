@@ -42,7 +42,7 @@ from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import list_named, plural
 from harness.records import tables
 from harness.records.kinds import Probe, Record, done_of, loaded_of, memory_of, served_elsewhere
-from harness.records.measured import Reported
+from harness.records.measured import Counters, Reported
 from harness.records.parts import StackFacts
 from harness.records.tables import NO_TOKENS, TokenTimes
 
@@ -126,6 +126,7 @@ def _speed_ratio(probes: Sequence[Probe], n_ctx: int | None) -> float | None:
 
 Median = Literal[
     "ttft_ms",
+    "stack_ms",
     "nominal_bits",
     "bpw",
     "weight_bytes_per_token",
@@ -375,6 +376,8 @@ def repeat_row(
         "tokens": record["tokens"],
         "n_ctx": (loaded.get("options") or {}).get("n_ctx"),
         "kv_read": loaded.get("kv_read"),
+        "served_by": (loaded.get("served") or {"api": None})["api"],
+        "stack_ms": _stack_ms(record),
         "ttft_ms": figures.pop("first_token_ms", None),
         **figures,
         "bpw": traffic.bpw(record),
@@ -511,6 +514,12 @@ def _reached(figures: Figures, limit: Limit | None, kv_read: str | None) -> _Rea
     share = W / allows if W and allows and identifiable else None
     shares = limit.shares(figures["B_ms"], W, identifiable)
     return _Reached(limit.B_ms, limit.W_tokens_per_ms, *shares, allows, share)
+
+
+def _stack_ms(record: Record) -> float | None:
+    steps, counters = record["tokens"] - 1, done_of(record).get("counters") or Counters()
+    total = counters.get("stack_decode_ms")
+    return total / steps if total is not None and steps > 0 else None
 
 
 def peak_rss_bytes(record: Record) -> int | None:

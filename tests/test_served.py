@@ -183,7 +183,7 @@ def test_what_serving_adds_is_said_beside_the_same_weights_in_process():
     }
     named = [("llamacpp q4_0", here), ("http as-served", behind)]
     assert served.added(named) == [
-        "http as-served takes +0.526 ms a token (+0.377 to +0.676) beside llamacpp q4_0: +0.400 in the server,"
-        " +0.126 between it and its client."
+        "http as-served takes +0.526 ms a token (+0.377 to +0.676) beside llamacpp q4_0:"
+        " +0.400 in the server, +0.126 between it and its client."
     ]
     assert served.added([*named[1:], ("llamacpp q8_0", here | {"model_bytes": 200})]) == []

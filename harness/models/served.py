@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from harness.theory import base_shapes
+
 ANSWER_S = 20.0
 MOST_BYTES = 1 << 20
 
@@ -34,7 +36,8 @@ class Serving:
 
 
 def is_address(text: str) -> bool:
-    return text.startswith(("http://", "https://"))
+    """Whether it is the address of a server, and none of a model on a site."""
+    return base_shapes.without_site(text).startswith(("http://", "https://"))
 
 
 def serving(address: str, key: str | None) -> Serving:

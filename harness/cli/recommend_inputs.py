@@ -241,8 +241,10 @@ def _place(arguments: argparse.Namespace) -> Place:
         several = names.machines(arguments.machine, known, arguments.memory)
     except NotUnderstood as why:
         if not (arguments.memory and arguments.bandwidth) or why.ambiguous:
-            hint = "" if why.ambiguous else "; or give --memory and --bandwidth"
-            raise Mistake(why.sentence("machine", named) + hint) from why
+            sentence = why.sentence("machine", named)
+            joint = " Or" if sentence.endswith("?") else "; or"
+            hint = "" if why.ambiguous else f"{joint} give --memory and --bandwidth"
+            raise Mistake(sentence + hint) from why
         return _unknown(named, arguments.memory, arguments.bandwidth, arguments.kind, threads)
     if arguments.bandwidth:
         raise Mistake(f"{named} is known; drop --bandwidth")

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from harness.base import files
 from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, object_of, reason, strict_json
+from harness.base.text import list_named
 from harness.models import gguf, gguf_model, layout, not_a_model
 from harness.models.gguf import GgufError
 from harness.models.gguf_model import Contradiction, is_mixture_gguf
@@ -510,7 +511,8 @@ def _folder(folder: Path, needs_shape: bool) -> Checkpoint:
     if len(ggufs) == 1:
         return read(ggufs[0])
     if ggufs:
-        raise CheckpointError(f"{folder}: has {len(ggufs)} GGUF models; name one of them")
+        held = list_named([path.name for path in ggufs], 4)
+        raise CheckpointError(f"{folder}: has {len(ggufs)} GGUF models ({held}): name one of them")
     if cut := next((clause for name in names if (clause := not_a_model.piece(folder / name))), None):
         raise CheckpointError(f"{folder}: holds pieces of a model: each {cut}")
     if any(_UNREADABLE.fullmatch(name) for name in names):

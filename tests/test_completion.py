@@ -26,7 +26,7 @@ TYPED = {
     "report --list res": ["report", "--list", "results"],
     "report --export lla": ["report", "--export", "llama-bench"],
     "env cre": ["env", "create"],
-    "env create --json llam": ["env", "create", "--json", "llamacpp"],
+    "env create --json llamac": ["env", "create", "--json", "llamacpp"],
     "env synth tiny-q": ["env", "synth", "tiny-qwen2"],
 }
 START = {

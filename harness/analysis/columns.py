@@ -162,7 +162,7 @@ class SurfaceFigures(TypedDict):
 # Rows are plain dicts, as they are written to JSON.
 
 
-Disturbance = Literal["cpu", "quota", "memory", "heat", "warmup", "suspend"]
+Disturbance = Literal["cpu", "quota", "memory", "heat", "warmup", "suspend", "server"]
 
 
 class FlagRow(TypedDict):
@@ -348,6 +348,10 @@ class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     tokens: int
     n_ctx: int | None
     kv_read: str | None
+    served_by: str | None
+    """The API of the server that was measured; null: the stack ran in process."""
+    stack_ms: float | None
+    """Decode time of a token by the stack's own clock."""
     ttft_ms: float | None
     bpw: float | None
     nominal_bits: float | None

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from harness.analysis import depth, flags, prefill, throttling, traffic
+from harness.analysis import depth, flags, prefill, served, throttling, traffic
 from harness.analysis.columns import Cell, Disturbance, Growth
 from harness.analysis.traffic import ceiling_bytes_per_s, past_cache_share, probed_bytes_per_s, spread
 from harness.analysis.warnings import DISTURBANCES, Flag, Warnings
 from harness.base.text import plural
 from harness.records import tables
-from harness.records.kinds import Record, done_of, loaded_of, memory_of
+from harness.records.kinds import Record, done_of, loaded_of, memory_of, served_elsewhere
 from harness.records.measured import Counters, Surface
 from harness.records.parts import Conditions, Misplaced, Placed, StackFacts
 from harness.records.tables import TokenTimes
@@ -272,6 +272,8 @@ def clock_of_stack(record: Record) -> list[Flag]:
         late = ours - theirs - (allowed + more + waited)
         if theirs - ours > allowed or late > 0:
             both = f"{ours / steps:.3f} ms/token here, {theirs / steps:.3f} by the stack's own"
+            if served_elsewhere(record) and ours < theirs:
+                return [Warnings.first_read_late.flag(clocks=both)]
             paused = 0 < late <= CONTENTION_FLOOR_NS / 1e6
             return [(Warnings.paused_between_clocks if paused else Warnings.clocks_differ).flag(clocks=both)]
     return []
@@ -516,6 +518,8 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[Flag]:
         tokens = plural(record["tokens"], "token")
         reasons.append(Warnings.other_length.flag(tokens=tokens, requested=new))
     evaluated, expected = done["counters"].get("evaluated_tokens"), prompt + record["tokens"] - 1
+    if (counted := done["counters"].get("prompt_tokens")) is not None:
+        expected = counted + record["tokens"] - 1  # of a server, which may add a template
     if evaluated is not None and evaluated != expected and not stopped:
         reasons.append(Warnings.other_prefix.flag(evaluated=evaluated, expected=expected))
     # The stack's report after loading, then the one after the run.
@@ -526,6 +530,7 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[Flag]:
         ]:
             reasons += mismatches
             break
+    reasons += served.faults(record)
     reasons += _window(record)
     reasons += _weights(record)
     reasons += other_options(record["options"], loaded_of(record))
@@ -553,7 +558,7 @@ def notes(record: Record) -> list[Flag]:
         more = f" and {len(retries) - NAMES_SHOWN} more places" if len(retries) > NAMES_SHOWN else ""
         times = plural(sum(count for _, count in retries), "time")
         raised.append(Warnings.allocator_retries.flag(times=times, places=places + more))
-    raised += [*flags.routing_notes(record), *flags.rotary_notes(record)]
+    raised += [*flags.routing_notes(record), *flags.rotary_notes(record), *served.notes(record)]
     return [*raised, *throttling.notes(record), *disturbance_notes(record)]
 
 

@@ -14,6 +14,7 @@ DISTURBANCES: dict[Disturbance, tuple[str, str]] = {
     "memory": ("memory was short and pages were read from disk", "close programs that use memory"),
     "heat": ("the device was throttled", "let it cool (protocol.cool_down)"),
     "warmup": ("warm-up never settled", "close other programs"),
+    "server": ("others used the server", "keep other clients away from it"),
     "suspend": ("the machine was suspended", "keep it awake (systemd-inhibit)"),
 }
 """What on the machine, not in the stack, makes a repeat invalid, so that another attempt may be ok: cause and
@@ -141,6 +142,29 @@ class Warnings(Enum):
         "turn {turn}: its prefix was not reused ({ms:.1f} ms, {without:.1f} without a prefix)",
         CACHE,
     )
+    not_streamed = (
+        "the server sent all {tokens} tokens at once: it does not stream",
+        "turn on streaming, also in proxies before it",
+    )
+    speculated = (
+        "the server guessed {drafted} tokens ahead ({accepted} were right), which was not requested",
+        "turn speculation off in the server, or set speculation: true",
+    )
+    other_prompt = (
+        "the server counts {counted} tokens of prompt, {requested} were sent{why}",
+        "read TTFT as that of the longer prompt",
+        "first token",
+    )
+    tokens_in_pieces = _note(
+        "{tokens} tokens came in {pieces} pieces, up to {largest} at once: only averages are known, no B and"
+        " W",
+        "read tok/s; B and W need a piece for each token",
+    )
+    client_too_slow = (
+        "the client was at work for {share:.0%} of the time, {delay:.3f} ms a token, and did not wait for the"
+        " server",
+        "close other programs, or measure on a faster machine",
+    )
     compiled = "{compilations} while timing", "lengthen the warm-up (protocol.warmup)"
 
     # How it was timed.
@@ -180,6 +204,15 @@ class Warnings(Enum):
         "lower `threads` to the number of CPUs",
     )
     paused_between_clocks = _disturbed("cpu", "two clocks differ: {clocks}; a pause of a CPU explains it")
+    other_requests = _disturbed("server", "the server generated {others} tokens for others meanwhile")
+    read_late = _disturbed(
+        "cpu",
+        "{late} of {pieces} events of the server had arrived before they were read: the client was late, or"
+        " something before it collects them",
+    )
+    first_read_late = _disturbed(
+        "cpu", "two clocks differ: {clocks}: the client was late to read the first tokens"
+    )
     host_busy = _disturbed(
         "cpu",
         "two clocks differ on {differences}; their totals agree: the device was done before ours was read, on"
@@ -214,6 +247,10 @@ class Warnings(Enum):
     allocator_retries = _note(
         "{times} the allocator had to free memory and try again, at n = {places}",
         "leave more memory free: retries make spikes",
+    )
+    served_by = _note(
+        "{server}: {here:.3f} ms/token as its client saw it{own}; the client itself took {client:.3f}",
+        "run the same file with `llamacpp` to see what serving adds",
     )
     yarn_rounded = _note(
         "llama.cpp rounds YaRN's range, which the model's config.json rules out (truncate: false): rotary"

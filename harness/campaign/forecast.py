@@ -489,9 +489,10 @@ def local_weights(cell: Cell) -> Ready | None:
     Raises WeightsError: no weights are given, or the stack can neither load nor convert them.
     """
     source = cell.source
-    if cell.weights_format == "none":
-        return None
-    if source is None:
+    if not cell.header.formats:
+        at = source.path if source and cell.weights_format == "served" else None
+        return weights.local(Path(at)) if at else None
+    if source is None or source.kind == "served":
         raise weights.not_named(cell.model.name, cell.weights_format)
     if source.kind == "synthetic":
         if model := cell.model.described:
@@ -509,7 +510,7 @@ def _check(cell: Cell, ready: Ready) -> None:
     if cell.weights_format != "gguf":
         weights.check_loadable(ready, cell.packing, cell.header, cell.options(threads=1))
     elif ready.format == "hf":
-        weights.check_convertible(ready, cell.header.converts)
+        weights.check_convertible(ready, cell.header.worker.converts)
     elif cell.quant not in (None, ready.quant):
         weights.check_quantizable(ready, str(cell.quant))
 
@@ -535,7 +536,7 @@ def forecast_cell(cell: Cell, ready: Ready | None, device: Device, threads: int)
     packing = packing_of(cell, made, ready)
     shards = ready.shards if ready and ready.packing == packing else None
     broken = plan.known_failures(cell, threads, device.family, capability, made, packing, shards)
-    if reason := cell.cannot_truncate(threads):
+    if reason := cell.impossible(threads):
         broken.append(Broken(reason, reason, refuses=False))
     options = cell.options(threads)
     if wrong := placement_error(cell, ready, options):

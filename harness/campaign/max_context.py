@@ -221,6 +221,8 @@ _INT32 = 2**31 - 1
 
 def refusal(cell: Cell, threads: int) -> NotReady | None:
     """Why a cell has no context to search, checked before anything is built for it; null if it has one."""
+    if reason := cell.impossible(threads):
+        return NotReady("unavailable", reason)
     if cell.header.context_of(cell.options(threads)):
         return None
     options = ", ".join(f"{name}: {value}" for name, value in sorted(cell.variant.options.items()))

@@ -16,7 +16,7 @@ from harness.base import files
 from harness.base.files import cache_folder, delete_oldest, drop, made
 from harness.base.text import plural
 from harness.campaign import worker
-from harness.campaign.forecast import Device, Forecast, expected, forecast_cell
+from harness.campaign.forecast import Device, Forecast, expected, forecast_cell, local_weights
 from harness.campaign.repeat import Failure, Inputs
 from harness.campaign.worker import Facts
 from harness.campaign.worker_memory import mechanism_here
@@ -109,7 +109,7 @@ class Producer:
             quant = cell.quant or weights.SOURCE_QUANT
             return self._converted(cell, synthetic_name(cell), self.checkpoint, quant)
         if given.format == "hf":
-            weights.check_convertible(given, cell.header.converts)
+            weights.check_convertible(given, cell.header.worker.converts)
             quant = cell.quant or weights.SOURCE_QUANT
             made = self._converted(cell, given.fingerprint, lambda cell: given, quant)
             return replace(made, tokenizer=given.tokenizer, revision=given.revision)
@@ -205,7 +205,7 @@ class Producer:
 
     def quantizer(self, cell: Cell) -> str:
         """Identifies the program that quantizes a cell's weights: the exact package versions of its stack."""
-        return " ".join(self.interpreter(cell.header).lock)
+        return " ".join(self.interpreter(cell.header.worker).lock)
 
     def _converted(self, cell: Cell, name: str, source: Callable[[Cell], Ready], quant: str) -> Ready:
         """The GGUF of a checkpoint. Calls `source` only if the checkpoint has to be read."""
@@ -267,14 +267,14 @@ class Producer:
         shape = dense_fields(made or cell.model.made)
         model = {"name": cell.model.name, "path": str(path) if path else None, "shape": shape}
         model |= {"layout": layout.plain()} if layout else {}
-        return Request(job, cell.variant.stack, self.device_id, model, **fields)
+        return Request(job, cell.header.worker.stack, self.device_id, model, **fields)
 
     def run(self, cell: Cell, request: Request, what: str = "") -> Facts:
         """Run one job in the cell's stack and return the facts of Done. With `what`, reports its phases.
 
         Raises WeightsError.
         """
-        interpreter = self.interpreter(cell.header)
+        interpreter = self.interpreter(cell.header.worker)
 
         def on_phase(phase: str) -> None:
             if what:
@@ -402,8 +402,8 @@ class Preparation:
 
     def fingerprint(self, cell: Cell) -> str | None:
         """Identifies the cell's weights before they are made or converted; null if they are unavailable."""
-        if cell.weights_format == "none":
-            return "none"
+        if not cell.header.formats:
+            return cell.weights_format
         try:
             given = self._given(cell)
             name = given.fingerprint if given else synthetic_name(cell)
@@ -421,13 +421,15 @@ class Preparation:
             return None
 
     def weights(self, cell: Cell) -> Ready | None:
-        """The weights of a cell, made or downloaded if missing; null if its stack loads none.
+        """The weights of a cell, made or downloaded if missing; null if its stack loads none. Of a server:
+        its GGUF, if the config names one here.
 
         Weights without a tokenizer get that of the model's checkpoint: all stacks need the same ids. Raises
         NotReady.
         """
-        if cell.weights_format == "none":
-            return None
+        if not cell.header.formats:
+            with _not_ready():
+                return local_weights(cell)
         with _not_ready():
             ready = self._loaded(cell, self._given(cell))
         return ready if ready.tokenizer else replace(ready, tokenizer=_tokenizer_of(cell))
@@ -555,7 +557,7 @@ class Preparation:
         Raises WeightsError.
         """
         source, stack = cell.source, cell.variant.stack
-        if source is None:
+        if source is None or source.kind == "served":
             raise weights.not_named(cell.model.name, cell.weights_format)
         if source.kind == "synthetic":
             return None
@@ -608,7 +610,7 @@ def inputs_or_refusal(
     """Everything the cell needs to run, or the reason why it cannot or must not run."""
     protocol = experiment.protocol
     try:
-        if reason := cell.cannot_truncate(preparation.threads):
+        if reason := cell.impossible(preparation.threads):
             raise NotReady("unavailable", reason)
         found = preparation.forecast(cell, device)
         if found.refusal:
@@ -674,7 +676,7 @@ def content_key(
     options, device_id = cell.options(preparation.threads), preparation.device_id
     if replace(preparation.forecast(cell, device), over_budget=None).refusal:
         return plan.content_key(cell, options, ("refused",), None, slug, device_id)
-    if cell.cannot_truncate(preparation.threads):
+    if cell.impossible(preparation.threads):
         return plan.content_key(cell, options, ("unavailable",), None, slug, device_id)
     try:
         interpreter = preparation.interpreter(cell.header)

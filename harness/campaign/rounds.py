@@ -216,7 +216,7 @@ def opened(
     # The fake's time is virtual: without a probe of the machine it neither measures nor disturbs.
     protocol = experiment.protocol
     probes = protocol.measure_bandwidth or protocol.measure_matrix_rate
-    measures = probes or any(cell.weights_format != "none" for cell in cells)
+    measures = probes or not all(cell.header.simulated for cell in cells)
     with locked(preparation, options, watcher, measures):
         yield prepared(experiment, cells, options, watcher, preparation)
 

@@ -71,7 +71,7 @@ def run(tuned: Tuned, search: Search, options: RunOptions, watcher: Watcher) -> 
     campaign.run()."""
     tuned = replace(tuned, experiment=_short(tuned.experiment))
     preparation = preparation_of(tuned.experiment, watcher)
-    measures = tuned.cell(DEFAULTS).weights_format != "none"
+    measures = not tuned.cell(DEFAULTS).header.simulated
     with locked(preparation, options, watcher, measures):
         return _Rounds(tuned, options, watcher, preparation).measure(search)
 

@@ -111,6 +111,8 @@ def _check(cell: Cell, campaign: Campaign, reference: Reference, check: Check) -
         try:
             if isinstance(inputs, NotReady):
                 raise inputs
+            if why := cell.header.cannot.get("logits"):
+                raise NoReference(why)
             if inputs.weights is None:
                 raise NoReference(NO_WEIGHTS)
             found = check.copy()

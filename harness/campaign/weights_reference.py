@@ -370,7 +370,7 @@ def _in(cell: Cell, dtype: str) -> Cell:
 
 def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
     """Candidates for a model's 16-bit weights, best first; none for stacks that load no weights."""
-    loading = [cell for cell in cells if cell.header.weights != "none"]
+    loading = [cell for cell in cells if cell.header.formats]
     trusted = any(cell.variant.options.get("trust_remote_code") for cell in loading)
     tried: list[tuple[str, str, dict[str, Scalar]]] = []
     by_format = references()

@@ -24,7 +24,7 @@ from harness.machine.sensors import SensorSampler
 from harness.records import FULL, tail
 from harness.records.measured import Mark
 from harness.stacks.adopted import Interpreter
-from harness.stacks.header import runners_folder
+from harness.stacks.header import runners_folder, stacks
 from harness.stacks.inside.guard import kill_group
 from runners.protocol import (
     MAX_LINE_BYTES,
@@ -177,7 +177,9 @@ class Worker:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=_with_tools(worker_variables(request.device, threads), interpreter.python),
+                    env=_with_tools(
+                        worker_variables(request.device, threads) | _secret(request), interpreter.python
+                    ),
                     start_new_session=True,
                     **options,
                 )
@@ -317,6 +319,12 @@ def worker_variables(device: str, threads: int) -> dict[str, str]:
         "GGML_NO_BACKTRACE": "1",  # an abort would attach gdb for seconds
         "HF_HUB_OFFLINE": "1",  # a missing local path otherwise costs ~23 s of retries
     }
+
+
+def _secret(request: Request) -> dict[str, str]:
+    """The variable with a key that this stack was told to use; it is in no record."""
+    name = str(request.options.get(stacks()[request.stack].secret, ""))
+    return {name: os.environ[name]} if name in os.environ else {}
 
 
 def _with_tools(variables: dict[str, str], python: Path) -> dict[str, str]:

@@ -311,7 +311,7 @@ class Here:
             return Source("none usable", 0, refused=[str(found.lacks)])
         if found.lacks:
             return Source("none available", 0, lacks=[str(found.lacks)])
-        if cell.weights_format == "none" or source is None:
+        if not cell.header.formats or source is None:
             return Source("no weights", 0)
         if source.kind == "synthetic" and made and model:
             name = weights.synthetic_name(model, source.seed)

@@ -25,7 +25,7 @@ from harness.config.experiment import REPO, Plain
 from harness.config.load import load, load_document
 from harness.config.variants import model_row, repository, safe_name
 from harness.config.yaml_text import Document, parse, suggestion
-from harness.models import gguf_files, weights
+from harness.models import gguf_files, served, weights
 from harness.models.gguf_files import StoredModel
 from harness.models.weights import FULL_TYPES, WeightsError
 from harness.stacks import build
@@ -39,6 +39,7 @@ WINDOWS = 8  # a warm-up as long as the measurement, on a machine that never set
 TOLERANCE = 0.05  # on a small or busy machine windows of 16 tokens seldom agree to 2%
 STUDY_TOKENS = 9975  # of the published study
 BF16_SINCE = 8.0  # compute capability; older GPUs emulate it
+SERVER_STACK = "http"
 DEFAULT_STACK = "llamacpp"  # of what is no GGUF, which only some stacks load
 
 
@@ -53,7 +54,8 @@ class _Model:
 
 
 HELP = (
-    "GGUF files, folders, repositories of the Hugging Face hub (owner/repo) or known names, for a short run;"
+    "GGUF files, folders, repositories of the Hugging Face hub (owner/repo), known names, or the address of a"
+    " server (http://127.0.0.1:8080), for a short run;"
     " or one config: a YAML file, or the name of a shipped one such as quickstart"
 )
 
@@ -110,6 +112,8 @@ def config_path(given: Sequence[str]) -> Path | None:
 
 def is_model(text: str) -> bool:
     """Whether an argument is a model rather than a config. Raises Mistake if it may be two."""
+    if served.is_address(text):
+        return True
     path = Path(text).expanduser()
     if text.lower().endswith((".yaml", ".yml", ".json")):
         return False
@@ -149,6 +153,8 @@ def document(given: Sequence[str], chosen: Sequence[str] | None, quants: Sequenc
     for stack in chosen or ():
         if stack not in stacks():
             raise Mistake(unknown("stack", stack, stacks()))
+    if any(served.is_address(text) for text in given):
+        return _served_document(given, chosen, quants)
     models = _models(given)
     rows = [_variants(model, chosen or [DEFAULT_STACK], quants, gpus) for model in models]
     if all(each == rows[0] for each in rows):
@@ -157,8 +163,14 @@ def document(given: Sequence[str], chosen: Sequence[str] | None, quants: Sequenc
         variants = [
             {**row, "models": [model.name]} for model, of in zip(models, rows, strict=True) for row in of
         ]
+    return _document(given, models, variants, "cuda" if gpus else "cpu")
+
+
+def _document(
+    given: Sequence[str], models: Sequence[_Model], variants: Sequence[Plain], device: str
+) -> Document:
     content: Plain = {
-        "device": "cuda" if gpus else "cpu",
+        "device": device,
         "protocol": {
             "new_tokens": TOKENS,
             "repeats": REPEATS,
@@ -168,6 +180,33 @@ def document(given: Sequence[str], chosen: Sequence[str] | None, quants: Sequenc
         "variants": variants,
     }
     return Document(content, {(): f"harness run {shortened(' '.join(given), 60)}"})
+
+
+def _served_document(
+    given: Sequence[str], chosen: Sequence[str] | None, quants: Sequence[str] | None
+) -> Document:
+    """The config of one server. Raises Mistake."""
+    if len(given) > 1:
+        raise Mistake("the address of a server is measured alone; several servers go into a config")
+    if chosen or quants:
+        raise Mistake("--stacks and --quant are for models; a server has its own")
+    address, _, wanted = given[0].partition("#")
+    try:
+        found = served.serving(address, served.key())
+    except served.NotServed as why:
+        raise Mistake(str(why)) from why
+    if not wanted and len(found.models) > 1:
+        held = list_named(found.models, 6)
+        raise Mistake(f"{address} serves {held}: name one, as in {address}#{found.models[0]}")
+    model = wanted or found.models[0]
+    if model not in found.models:
+        raise Mistake(unknown(f"model of {address}", model, found.models))
+    file = found.files[model]
+    name = file.stem if file and file.is_file() else model
+    source: Plain = {"weights": str(file) if file else "served"}
+    row: Plain = {"stack": SERVER_STACK, "name": "as-served", "url": address}
+    row |= {"model": model} if len(found.models) > 1 else {}
+    return _document(given, [_Model(safe_name(name) or "model", source)], [row], "cpu")
 
 
 def _models(given: Sequence[str]) -> list[_Model]:
@@ -223,7 +262,7 @@ def _variants(
         header = stacks()[stack]
         if model.types and header.formats and "gguf" not in header.formats:
             able = [name for name, each in stacks().items() if "gguf" in each.formats]
-            raise Mistake(f"{model.name} is a GGUF, which {stack} does not load; {' and '.join(able)} does")
+            raise Mistake(f"{model.name} is a GGUF, which {stack} does not load; try {' or '.join(able)}")
         option = header.options.get("quant")
         types = _requested(model, quants) if quants else model.types
         if option is None or not types:

@@ -119,6 +119,8 @@ class _Workload(Frozen):
 
     timed: ClassVar[Literal["tokens", "rows"] | None] = "tokens"
     """What is timed: each token of one decode, or rows of a table; null: nothing."""
+    needs: ClassVar[Literal["logits", "context", "memory"] | None] = None
+    """What it needs of a stack besides tokens; null: nothing."""
 
     @property
     def cuts(self) -> bool:
@@ -163,6 +165,7 @@ class MaxCtx(_Workload):
     """Tokens of text, repeated until the context is full."""
 
     timed = None
+    needs = "context"
 
     @model_serializer(mode="wrap")
     def _plain(self, values: SerializerFunctionWrapHandler) -> Plain:
@@ -183,6 +186,8 @@ class MaxCtx(_Workload):
 
 class Grow(_Workload):
     """Decode until memory runs out, or the target is reached."""
+
+    needs = "memory"
 
     kind: Literal["grow"] = "grow"
     target: Annotated[Tokens, Field(ge=2)] = 100_000
@@ -226,6 +231,7 @@ class _Surface(_Workload):
     """Processes per cell at most, where the protocol has more: its rows have an interval without others."""
 
     timed = "rows"
+    needs = "context"
 
     def repeated(self, repeats: int) -> int:
         return min(repeats, self.repeats or repeats)
@@ -360,6 +366,7 @@ class Quality(_Workload):
     """The model's 16-bit weights, in transformers if they are a checkpoint."""
 
     timed = None
+    needs = "logits"
 
     @field_validator("depths")
     @classmethod
@@ -545,9 +552,9 @@ class Protocol(Frozen):
 
 class Weights(Frozen):
     """Where weights come from. `path` (absolute), `repo` and `file` may contain `{quant}` and `{bits}`. A
-    `repo` without `file` means its checkpoint."""
+    `repo` without `file` means its checkpoint. `served`: a server has them."""
 
-    kind: Literal["synthetic", "path", "hub"] = "synthetic"
+    kind: Literal["synthetic", "path", "hub", "served"] = "synthetic"
     seed: Seed = 0
     path: str | None = None
     repo: str | None = None

@@ -79,8 +79,11 @@ class Cell:
         """Tokens that the context must hold."""
         return self.workload.holds
 
-    def cannot_truncate(self, threads: int) -> str | None:
-        """Why the KV cache cannot be cut to fewer tokens, where the workload needs that; null otherwise."""
+    def impossible(self, threads: int) -> str | None:
+        """Why its stack cannot run the workload: it lacks what that needs, or its KV cache cannot be cut to
+        fewer tokens; null otherwise."""
+        if why := self.header.cannot.get(self.workload.needs or ""):
+            return f"{self.variant.stack} does not run {self.workload.kind}: {why}"
         options = self.options(threads)
         when = next((each for each in self.header.cannot_truncate if holds(each, options)), None)
         if when is None or not self.workload.cuts:

@@ -167,8 +167,9 @@ class ModelRow(Frozen):
     """A known model's name (of the hub or of Ollama too), the path of a config.json (it ends in .json), or a
     dense shape spelled out; the weights may bring their own."""
     weights: Any = "synthetic"
-    """synthetic, the name of a shipped model, a path, or a mapping: path; repo, file and revision; synthetic
-    and seed; or one of these by format (hf, gguf, gptq, awq), or GGUF files by their types (q8_0, q4_k_m)."""
+    """synthetic, the name of a shipped model, a path, served (a server has them), or a mapping: path; repo,
+    file and revision; synthetic and seed; or one of these by format (hf, gguf, gptq, awq), or GGUF files by
+    their types (q8_0, q4_k_m)."""
     where: list[str] = Field(default=["*"], min_length=1)
     """Globs: the devices of a fleet that this model is for; read by run --on alone."""
 
@@ -294,6 +295,8 @@ def _weights(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Weights 
     if isinstance(given, str):
         if given == "synthetic":
             return Weights()
+        if given == "served":
+            return Weights(kind="served")
         if given in data.weights_names() and not (folder / given).exists():  # the user's own goes first
             return Weights(kind="path", path=str(data.weights(given)))
         named = ["synthetic", *data.weights_names()]

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from harness.analysis import depth, repeat_figures, sensors, traffic, verdicts
+from harness.analysis import depth, repeat_figures, sensors, served, traffic, verdicts
 from harness.analysis import flags as analysis_flags
 from harness.analysis.columns import (
     Cell,
@@ -41,8 +41,8 @@ from harness.analysis.verdicts import (
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import list_named, plural
 from harness.records import tables
-from harness.records.kinds import Probe, Record, done_of, loaded_of, memory_of
-from harness.records.measured import Reported
+from harness.records.kinds import Probe, Record, done_of, loaded_of, memory_of, served_elsewhere
+from harness.records.measured import Counters, Reported
 from harness.records.parts import StackFacts
 from harness.records.tables import NO_TOKENS, TokenTimes
 
@@ -126,6 +126,7 @@ def _speed_ratio(probes: Sequence[Probe], n_ctx: int | None) -> float | None:
 
 Median = Literal[
     "ttft_ms",
+    "stack_ms",
     "nominal_bits",
     "bpw",
     "weight_bytes_per_token",
@@ -310,7 +311,9 @@ def repeat_row(
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
     ended = verdicts.ended_by_memory(record)
     found, unusable = _analysis(
-        NO_TOKENS if ended else times, _control_ms(record), plain=record["kind"] == "reported"
+        NO_TOKENS if ended or served.read_late(record) else times,
+        _control_ms(record),
+        plain=record["kind"] == "reported",
     )
     drift = found.drift
     if unusable:
@@ -322,7 +325,10 @@ def repeat_row(
     least = _higher(traffic.limits(record, ceiling, past_cache=True))
     loaded = loaded_of(record)
     raised = [*notes(record), *machine_drift(drift)]
-    if times and not unusable:
+    whole_pieces = all(flag.warning is not Warnings.tokens_in_pieces for flag in raised)
+    if not whole_pieces:
+        figures["B_ci95_ms"], figures["W_identifiable"] = None, False
+    elif times and not unusable:
         raised += flags(found, least, _expected(record), loaded.get("kv_read"))
     if of_depths and (B_ends := of_depths["B_ci95_ms"]) and (slopes := of_depths["slope_ci95_ms"]):
         raised += published(B_ends[1], 1 / slopes[1] if slopes[1] > 0 else None, None, least)
@@ -370,6 +376,8 @@ def repeat_row(
         "tokens": record["tokens"],
         "n_ctx": (loaded.get("options") or {}).get("n_ctx"),
         "kv_read": loaded.get("kv_read"),
+        "served_by": (loaded.get("served") or {"api": None})["api"],
+        "stack_ms": _stack_ms(record),
         "ttft_ms": figures.pop("first_token_ms", None),
         **figures,
         "bpw": traffic.bpw(record),
@@ -508,9 +516,18 @@ def _reached(figures: Figures, limit: Limit | None, kv_read: str | None) -> _Rea
     return _Reached(limit.B_ms, limit.W_tokens_per_ms, *shares, allows, share)
 
 
+def _stack_ms(record: Record) -> float | None:
+    steps, counters = record["tokens"] - 1, done_of(record).get("counters") or Counters()
+    total = counters.get("stack_decode_ms")
+    return total / steps if total is not None and steps > 0 else None
+
+
 def peak_rss_bytes(record: Record) -> int | None:
-    """Peak RSS: the largest of the samples, the kernel's high-water mark and wait4."""
-    memory, done = record.get("memory", {}), done_of(record)
+    """Peak RSS: the largest of the samples, the kernel's high-water mark and wait4; null for a server that is
+    another process."""
+    if served_elsewhere(record):
+        return None
+    memory, done = memory_of(record), done_of(record)
     seen = (
         memory.get("peak_rss_bytes"),
         done.get("peak_rss_bytes"),
@@ -529,7 +546,7 @@ def device_memory_bytes(record: Record) -> int | None:
 def loaded_bytes(record: Record) -> int | None:
     """Memory in use once the model was loaded: on a GPU by the stack's allocator, else of the device; on a
     CPU the resident set."""
-    memory, reported = record.get("memory", {}), record.get("reported") or {}
+    memory, reported = memory_of(record), record.get("reported") or {}
     if record.get("device") == "cpu":
         known = memory.get("after_load_rss_bytes")
     else:

@@ -444,8 +444,14 @@ def done_of(record: Record) -> EndFacts:
 
 
 def memory_of(record: Record) -> Memory:
-    """The measured memory; empty where no worker ran."""
-    return record.get("memory") or Memory()
+    """The measured memory; empty where no worker ran, and where it was the client of another process."""
+    return Memory() if served_elsewhere(record) else record.get("memory") or Memory()
+
+
+def served_elsewhere(record: Record) -> bool:
+    """Whether a server in another process computed, whose memory is unknown."""
+    served = loaded_of(record).get("served")
+    return bool(served and served["elsewhere"])
 
 
 class Numbered(TypedDict):

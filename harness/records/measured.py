@@ -126,6 +126,25 @@ class Counters(TypedDict):
     """its state at the end"""
     allocator_retries: NotRequired[Pairs | None]
     """[position, times] at which it had to free memory and retry"""
+    prompt_tokens: NotRequired[Count]
+    """by a server's count, those that it had cached included"""
+    cached_tokens: NotRequired[Count]
+    pieces: NotRequired[Count]
+    """events of a server's stream that had tokens"""
+    awaited_pieces: NotRequired[Count]
+    """of these, those that had not arrived yet when the client began to read"""
+    piece_tokens: NotRequired[Count]
+    """tokens, or texts without ids, in all of them"""
+    largest_piece: NotRequired[Count]
+    drafted_tokens: NotRequired[Count]
+    """that a server guessed ahead"""
+    accepted_tokens: NotRequired[Count]
+    others_tokens: NotRequired[int]
+    """that a server generated for others meanwhile"""
+    elapsed_ms: NotRequired[Number]
+    """of a request, until the end of its answer"""
+    waited_ms: NotRequired[Number]
+    """of these, while its client waited for the server"""
 
 
 @with_config(DESCRIBED)

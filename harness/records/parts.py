@@ -353,6 +353,25 @@ class Placed(TypedDict):
 
 
 @with_config(DESCRIBED)
+class Served(TypedDict):
+    """The server that was measured over HTTP."""
+
+    api: Text
+    path: Text
+    """address of its requests"""
+    model: Text
+    """by its own name"""
+    sends_ids: Switch
+    """false: ids in the series stand for the texts of tokens"""
+    template: Switch
+    """it puts a chat template around the prompt"""
+    elsewhere: Switch
+    """it is another process, whose memory is unknown"""
+    slots: NotRequired[Count | None]
+    """requests that it can serve at once"""
+
+
+@with_config(DESCRIBED)
 class StackFacts(TypedDict):
     """Facts that the stack reports, after loading and again after the run."""
 
@@ -401,6 +420,7 @@ class StackFacts(TypedDict):
     allocator: NotRequired[Allocator | None]
     holds_tokens: NotRequired[Any]
     """tokens that the cache can hold, where that is less than the context"""
+    served: NotRequired[Served | None]
     functional: NotRequired[Any]
     """why the speed of this stack means nothing on this device; null elsewhere"""
 

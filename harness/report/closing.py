@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.base.text import list_named
 from harness.dataset.study import Study, ok
-from harness.report import summary
+from harness.report import served, summary
 from harness.report.comparisons import tuned_command
 from harness.report.summary import Group, Ranked, leaders
 from harness.stacks.header import stacks
@@ -21,6 +21,7 @@ def closing(study: Study) -> list[str]:
         ranked = _ranked(group)
         if sentence := _sentence(group, ranked):
             found.append(f"provisional: {sentence}" if group.provisional else sentence)
+        found += served.added(group.named)
         if command := _command(study, group, ranked):
             found.append(f"to serve it: {command}")
     return found

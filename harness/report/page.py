@@ -30,6 +30,7 @@ from harness.report import (
     plots,
     prefill_depth_turns,
     quality,
+    served,
     summary,
     tables,
 )
@@ -168,6 +169,7 @@ class Panel:
     answers: Sequence[Answer]
     pictures: Sequence[Picture]
     notice: str = ""
+    serving: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,7 @@ def views(study: Study, drawn: Mapping[str, tuple[str, list[Figure]]]) -> list[V
                         summary.answers(group),
                         picture.pictures(group, looks),
                         head.provisional_because(part) if group.provisional else "",
+                        served.added(group.named),
                     )
                     for group in own
                     if group.named or group.searched

@@ -129,6 +129,10 @@ class Trial:
     purpose: str | None = None
 
 
+# What a workload or a check may need of a stack: its logits; a context that can be filled, cut and kept; and
+# memory that is its own process's.
+CAPABILITIES = ("logits", "context", "memory")
+WITHOUT_FILES = ("none", "served")
 PURPOSES, KINDS_OF_DEVICES = ("decode", "prefill"), ("cpu", "gpu")
 
 
@@ -291,7 +295,11 @@ def project_of(requirement: str) -> str:
 class Header:
     """The header of a runner.
 
-    `weights`: the format it loads (gguf, hf, gptq or awq), none, or "{option}" for the one that option names.
+    `weights`: the format it loads (gguf, hf, gptq or awq), "{option}" for the one that option names, `served`
+    for a server that has its own, or none. `cannot`: what it cannot do, of CAPABILITIES, and why.
+    `simulated`: its time is not this machine's. `jobs_of`: the stack that does jobs on files for it;
+    empty: itself. `secret`: its option that names the environment variable of a key, which its worker gets;
+    empty: none.
     `named`: options whose values stand in every variant's name, given or not. `functional`: devices on which
     its speed is meaningless, and why. `inheritable`: options that a stack which extends this one has too.
 
@@ -342,13 +350,22 @@ class Header:
     applies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     wrappers: Sequence[str] | None = None
     converts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    cannot: Mapping[str, str] = field(default_factory=dict)
+    simulated: bool = False
+    jobs_of: str = ""
+    secret: str = ""
 
     @property
     def formats(self) -> tuple[str, ...]:
         """The formats of weights it loads; empty for none."""
         if self.weights.startswith("{"):
             return tuple(map(str, self.options[self.weights[1:-1]].choices))
-        return () if self.weights == "none" else (self.weights,)
+        return () if self.weights in WITHOUT_FILES else (self.weights,)
+
+    @property
+    def worker(self) -> Header:
+        """The stack that does jobs on files for it."""
+        return stacks()[self.jobs_of] if self.jobs_of else self
 
     def environment_for(self, device: str) -> Environment | None:
         return next((e for e in self.environments.values() if e.device == device), None)
@@ -429,6 +446,10 @@ def parse(stack: str, text: str) -> Header:
             applies=tool.get("applies", {}),
             wrappers=tool.get("wrappers", base.wrappers if base else None),
             converts=tool.get("converts", {}),
+            cannot=tool.get("cannot", {}),
+            simulated=tool.get("simulated", False),
+            jobs_of=tool.get("jobs_of", ""),
+            secret=tool.get("secret", ""),
         )
     except (AttributeError, KeyError, TypeError) as mistake:
         raise HeaderError(f"runners/stacks/{stack}.py: header: {mistake!r}") from mistake
@@ -451,9 +472,12 @@ def _check(header: Header) -> None:
         ("unfused", header.unfused),
         ("applies", {name for required in header.applies.values() for name in required}),
         ("offers", {name for row in header.offers for name in row}),
+        ("secret", [header.secret] if header.secret else ()),
     ):
         if unknown := [name for name in names if name not in header.options]:
             raise wrong(f"{key} has {unknown[0]}, which is no option")
+    if unknown := [name for name in header.cannot if name not in CAPABILITIES]:
+        raise wrong(f"cannot has {unknown[0]}; there are {', '.join(CAPABILITIES)}")
     for change in header.kernel_changes:
         if type(change.longest) is not int or not isinstance(change.then, str):
             raise wrong("has kernel_changes without a whole number `longest` and a text `then`")

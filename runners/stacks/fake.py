@@ -15,6 +15,7 @@ next generations report that their threads had no CPU for 30% of the time; each 
 # [tool.harness]
 # summary = "a stack of known truth; runs nothing, for tests and for learning the harness"
 # weights = "none"
+# simulated = true
 # named = ["quant"]
 #
 # [[tool.harness.limits]]

@@ -1,0 +1,75 @@
+"""What a server, and not the engine in it, may have made of a measurement over HTTP. Pure."""
+
+from __future__ import annotations
+
+from harness.analysis.warnings import Flag, Warnings
+from harness.records.kinds import Record, done_of, loaded_of
+from harness.records.measured import Counters
+from harness.records.parts import Served
+
+CLIENT_SHARE = 0.5  # of the time of an answer; a client that works for longer is what limits the speed
+LATE_SHARE = 0.05  # of the events of a stream
+HALVES = 0.02  # of the tokens: some texts end in half a letter, which waits for the next token
+
+
+def faults(record: Record) -> list[Flag]:
+    """Reasons why a request's answer is not that of one decode, token by token; empty without a server."""
+    if not loaded_of(record).get("served"):
+        return []
+    counters, found, tokens = done_of(record)["counters"], [], record["tokens"]
+    if tokens > 1 and counters.get("pieces", 0) <= 1:
+        found.append(Warnings.not_streamed.flag(tokens=tokens))
+    drafted = counters.get("drafted_tokens") or 0
+    if drafted and record["options"].get("speculation") is False:
+        accepted = counters.get("accepted_tokens") or 0
+        found.append(Warnings.speculated.flag(drafted=drafted, accepted=accepted))
+    if others := max(0, counters.get("others_tokens") or 0):
+        found.append(Warnings.other_requests.flag(others=others))
+    if late := read_late(record):
+        found.append(Warnings.read_late.flag(late=late, pieces=counters["pieces"]))
+    elapsed, delay = counters.get("elapsed_ms"), client_ms_per_token(record)
+    if elapsed and delay is not None and (share := delay * tokens / elapsed) > CLIENT_SHARE:
+        found.append(Warnings.client_too_slow.flag(share=share, delay=delay))
+    return found
+
+
+def read_late(record: Record) -> int:
+    """Events of the server that arrived together with those before, so that their times are not the server's;
+    0 for few."""
+    counters = done_of(record).get("counters", Counters())
+    pieces = counters.get("pieces", 0)
+    late = pieces - counters.get("awaited_pieces", pieces)
+    return late if late > LATE_SHARE * pieces else 0
+
+
+def client_ms_per_token(record: Record) -> float | None:
+    """The harness's own delay: the time in which its client did not wait for the server; null without one."""
+    counters = done_of(record)["counters"]
+    elapsed, waited = counters.get("elapsed_ms"), counters.get("waited_ms")
+    return None if elapsed is None or waited is None else max(0.0, elapsed - waited) / record["tokens"]
+
+
+def notes(record: Record) -> list[Flag]:
+    """Another prompt than the one that was sent, tokens that came together, and the server's time per token
+    beside the client's."""
+    if not (served := loaded_of(record).get("served")) or not done_of(record):
+        return []
+    counters, tokens, found = done_of(record)["counters"], record["tokens"], []
+    requested, counted = record["workload"]["prompt_tokens"], counters.get("prompt_tokens")
+    if counted is not None and counted != requested:
+        why = ": its chat template adds to them" if served["template"] else ""
+        found.append(Warnings.other_prompt.flag(counted=counted, requested=requested, why=why))
+    if tokens - (pieces := counters.get("pieces", 0)) > HALVES * tokens:
+        largest = max(counters.get("largest_piece", 1), 2)
+        found.append(Warnings.tokens_in_pieces.flag(tokens=tokens, pieces=pieces, largest=largest))
+    if (client := client_ms_per_token(record)) is not None and tokens > 1:
+        found.append(_times(record, served, client))
+    return found
+
+
+def _times(record: Record, served: Served, client: float) -> Flag:
+    steps, timing = record["tokens"] - 1, record["timing"]
+    here = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e6 / steps
+    theirs = done_of(record)["counters"].get("stack_decode_ms")
+    own = "" if theirs is None else f", {theirs / steps:.3f} by its own clock"
+    return Warnings.served_by.flag(server=served["api"], here=here, own=own, client=client)

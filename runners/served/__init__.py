@@ -1,0 +1,1 @@
+"""Engines behind a server, over HTTP: greedy tokens streamed to one client."""

@@ -1,0 +1,180 @@
+"""What to ask each kind of server for greedy tokens, and how to read its answer.
+
+Sources: llama.cpp's tools/server/README.md, Ollama's docs/api.md, vLLM's OpenAI-compatible server.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = dict[str, Any]
+Prompt = list[int] | str
+
+
+@dataclass
+class Counts:
+    """A server's own counts of one request; null: it does not say. `cached`: tokens of the prompt that were
+    not evaluated. `decode_ms`: from the first token to the last."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    generated: int | None = None
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+
+
+@dataclass
+class Piece:
+    """One event of a stream. `ids`: of its tokens, or of its text where the server sends none. `counts`: with
+    the last event."""
+
+    ids: list[int] = field(default_factory=list)
+    counts: Counts | None = None
+
+
+@dataclass(frozen=True)
+class Api:
+    """`takes_ids`: a prompt may be token ids. `sends_ids`: a piece has those of its tokens. `keeps_prefix`:
+    it cannot be told to evaluate the whole prompt. `generated`: its metric of all tokens generated so far."""
+
+    name: str
+    path: str
+    body: Callable[[str, Prompt, int], Json]
+    read: Callable[[Json], Piece]
+    takes_ids: bool
+    sends_ids: bool
+    keeps_prefix: bool
+    generated: str | None = None
+
+
+def text_id(text: str) -> int:
+    """Stands for the id of a token that came as text: the same text has the same number."""
+    return zlib.crc32(text.encode())
+
+
+def _llama_body(model: str, prompt: Prompt, tokens: int) -> Json:
+    return {
+        "prompt": prompt,
+        "n_predict": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "stream": True,
+        "return_tokens": True,
+    }
+
+
+def _llama_piece(event: Json) -> Piece:
+    piece = Piece([int(each) for each in event.get("tokens") or []])
+    if event.get("stop"):
+        timings = event.get("timings") or {}
+        piece.counts = Counts(
+            _added(timings.get("prompt_n"), timings.get("cache_n")),
+            timings.get("cache_n"),
+            event.get("tokens_predicted"),
+            timings.get("prompt_ms"),
+            timings.get("predicted_ms"),
+            timings.get("draft_n"),
+            timings.get("draft_n_accepted"),
+        )
+    return piece
+
+
+def _ollama_body(model: str, prompt: Prompt, tokens: int) -> Json:
+    options = {"num_predict": tokens, "temperature": 0}
+    return {"model": model, "prompt": prompt, "raw": True, "stream": True, "options": options}
+
+
+def _ollama_piece(event: Json) -> Piece:
+    text = (event.get("response") or "") + (event.get("thinking") or "")
+    piece = Piece([text_id(text)] if text or not event.get("done") else [])
+    if event.get("done"):
+        piece.counts = Counts(
+            event.get("prompt_eval_count"),
+            None,
+            event.get("eval_count"),
+            _ms(event.get("prompt_eval_duration")),
+            _ms(event.get("eval_duration")),
+        )
+    return piece
+
+
+def _openai_body(model: str, prompt: Prompt, tokens: int) -> Json:
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def _chat_body(model: str, prompt: Prompt, tokens: int) -> Json:
+    body = _openai_body(model, prompt, tokens)
+    return {**body, "messages": [{"role": "user", "content": body.pop("prompt")}]}
+
+
+def _vllm_body(model: str, prompt: Prompt, tokens: int) -> Json:
+    return {**_openai_body(model, prompt, tokens), "ignore_eos": True, "return_token_ids": True}
+
+
+def _openai_piece(event: Json) -> Piece:
+    piece = Piece()
+    for choice in event.get("choices") or []:
+        delta = choice.get("delta") or {}
+        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        text = (choice.get("text") or "") + thought + (delta.get("content") or "")
+        if ids := choice.get("token_ids"):
+            piece.ids += [int(each) for each in ids]
+        elif text:
+            piece.ids.append(text_id(text))
+    if usage := event.get("usage"):
+        timings = event.get("timings") or {}  # llama-server adds them
+        piece.counts = Counts(
+            usage.get("prompt_tokens"),
+            (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            usage.get("completion_tokens"),
+            timings.get("prompt_ms"),
+            timings.get("predicted_ms"),
+        )
+    return piece
+
+
+def _added(a: int | None, b: int | None) -> int | None:
+    return None if a is None else a + (b or 0)
+
+
+def _ms(ns: int | None) -> float | None:
+    return None if ns is None else ns / 1e6
+
+
+_OPENAI = Api("openai", "/v1/completions", _openai_body, _openai_piece, False, False, True)
+CHAT = Api("openai", "/v1/chat/completions", _chat_body, _openai_piece, False, False, True)
+APIS = {
+    each.name: each
+    for each in (
+        Api(
+            *("llama-server", "/completion", _llama_body, _llama_piece, True, True, False),
+            "llamacpp:tokens_predicted_total",
+        ),
+        Api(
+            *("vllm", "/v1/completions", _vllm_body, _openai_piece, True, True, True),
+            "vllm:generation_tokens_total",
+        ),
+        Api("ollama", "/api/generate", _ollama_body, _ollama_piece, False, False, True),
+        _OPENAI,
+    )
+}
+
+
+def metric(text: str, name: str) -> float | None:
+    """The sum of a metric over its labels, in Prometheus's text format; null: it is not there."""
+    found = re.findall(rf"^{re.escape(name)}(?:\{{[^\n]*\}})? ([0-9.eE+-]+)$", text, re.MULTILINE)
+    return sum(map(float, found)) if found else None

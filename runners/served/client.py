@@ -1,0 +1,206 @@
+"""A client of one server: find out what it is, and stream tokens from it, one request at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from runners.served.apis import APIS, CHAT, Api, Counts, Json, Piece, Prompt, metric
+
+CONNECT_S = 10.0
+ASK_S = 60.0  # for an answer that is no stream; a server may load its model first
+MOST_BYTES = 1 << 20  # of one event; those of a token have a few hundred
+LEAST_WAIT_NS = 200_000  # reading what is there already takes httpx 0.1 ms
+SHOWN = 200  # characters of a server's message
+clock = time.perf_counter_ns
+
+
+class ServerError(RuntimeError):
+    """The server cannot be measured; the message is one sentence."""
+
+
+class Stream:
+    """The pieces of one answer, as they arrive. `waited_ns`: how long the client waited for bytes; the rest
+    of the time it was at work itself. `pieces`: those with tokens, and `most` the tokens of the largest;
+    `awaited`: how many of them the client waited for. `counts`: the server's, after the end."""
+
+    def __init__(self, api: Api, response: httpx.Response) -> None:
+        self._api, self._response = api, response
+        self.counts = Counts()
+        self.waited_ns = self.pieces = self.tokens = self.most = self.awaited = 0
+        self._waited = False
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The ids of each piece that has tokens. Raises ServerError."""
+        try:
+            for line in self._lines():
+                if (piece := self._piece(line)) is None:
+                    continue
+                self.counts = piece.counts or self.counts
+                if piece.ids:
+                    self.awaited, self._waited = self.awaited + self._waited, False
+                    self.pieces, self.tokens = self.pieces + 1, self.tokens + len(piece.ids)
+                    self.most = max(self.most, len(piece.ids))
+                    yield piece.ids
+        except httpx.HTTPError as broken:
+            raise ServerError(
+                f"the server's answer broke off after {self.tokens} tokens: {broken}"
+            ) from broken
+
+    def _lines(self) -> Iterator[bytes]:
+        chunks, rest = self._response.iter_bytes(), b""
+        while True:
+            asked = clock()
+            chunk = next(chunks, None)
+            waited_ns = clock() - asked
+            self.waited_ns += waited_ns
+            self._waited = self._waited or waited_ns > LEAST_WAIT_NS
+            if chunk is None:
+                break
+            *whole, rest = (rest + chunk).split(b"\n")
+            if len(rest) > MOST_BYTES:
+                raise ServerError(f"the server sent an event of more than {MOST_BYTES} bytes")
+            yield from whole
+        yield rest
+
+    def _piece(self, line: bytes) -> Piece | None:
+        """Server-sent events begin with `data:`, those of Ollama are bare JSON; all else, such as pings, is
+        skipped."""
+        text = line.removeprefix(b"data:").strip()
+        if not text.startswith(b"{"):
+            return None
+        event = _json(text)
+        if error := event.get("error"):
+            raise ServerError(f"the server reports an error: {_message(error)}")
+        return self._api.read(event)
+
+
+class Client:
+    """`url`: of the server, with or without `/v1` at its end. `key`: its API key, which no message has."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # No proxies: a variable of the environment must not send the requests elsewhere.
+        self._http = httpx.Client(
+            headers=headers, trust_env=False, timeout=httpx.Timeout(None, connect=CONNECT_S)
+        )
+
+    def ask(self, path: str, body: Json | None = None) -> httpx.Response:
+        """An answer that is no stream, whatever its status. Raises ServerError if there is none."""
+        method = "GET" if body is None else "POST"
+        return self._send(method, path, body, stream=False)
+
+    def _send(self, method: str, path: str, body: Json | None, stream: bool) -> httpx.Response:
+        """Raises ServerError."""
+        timeout = {"timeout": ASK_S} if not stream else {}
+        try:
+            request = self._http.build_request(method, self.url + path, json=body, **timeout)
+            try:
+                return self._http.send(request, stream=stream)
+            except httpx.RemoteProtocolError:  # it closed the connection since the request before
+                return self._http.send(request, stream=stream)
+        except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as failure:
+            raise ServerError(f"{self.url}: cannot be reached: {_why(failure)}") from failure
+
+    def found(self, path: str, body: Json | None = None) -> Json | None:
+        """A JSON object that the server has at a path, or answers to a body; null if it has none."""
+        response = self.ask(path, body)
+        if response.status_code != 200 or "json" not in response.headers.get("content-type", ""):
+            return None
+        try:
+            return _json(response.content)
+        except ServerError:
+            return None
+
+    def models(self) -> list[str]:
+        """The names of the models that it serves. Raises ServerError if it does not say."""
+        response = self.ask("/v1/models")
+        _check(response, self.url)
+        listed = _json(response.content).get("data") or []
+        return [str(each["id"]) for each in listed if isinstance(each, dict) and each.get("id")]
+
+    def total_generated(self, api: Api) -> float | None:
+        """All tokens that the server has generated; null where it has no such metric."""
+        if api.generated is None:
+            return None
+        response = self.ask("/metrics")
+        return metric(response.text, api.generated) if response.status_code == 200 else None
+
+    def stream(self, api: Api, model: str, prompt: Prompt, tokens: int) -> Stream:
+        """Send a request, and return its answer once its head is here. Raises ServerError."""
+        response = self._send("POST", api.path, api.body(model, prompt, tokens), stream=True)
+        _check(response, self.url + api.path)
+        return Stream(api, response)
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def api_of(client: Client, requested: str) -> Api:
+    """The API of a server: the requested one, or for `auto` what its own addresses show. Raises
+    ServerError."""
+    if requested == "auto":
+        if "default_generation_settings" in (client.found("/props") or {}):
+            requested = "llama-server"
+        elif "version" in (client.found("/api/version") or {}):
+            requested = "ollama"
+        elif "version" in (client.found("/version") or {}):
+            requested = "vllm"
+        else:
+            requested = "openai"
+    api = APIS[requested]
+    # Some servers have chats alone, which put a template around the prompt.
+    return CHAT if api.name == "openai" and client.ask(api.path, {}).status_code in (404, 405) else api
+
+
+def key_in(variable: str) -> str | None:
+    return os.environ.get(variable) or None
+
+
+def _check(response: httpx.Response, url: str) -> None:
+    """Raises ServerError for an answer that is none of the API's."""
+    status, kind = response.status_code, response.headers.get("content-type", "")
+    if 300 <= status < 400:
+        raise ServerError(f"{url}: redirects to {response.headers.get('location')}: give that address")
+    if status >= 400:
+        response.read()
+        given = "the API key is refused" if status in (401, 403) else f"the server answers {status}"
+        raise ServerError(f"{url}: {given}{_said(response)}")
+    if "html" in kind:
+        raise ServerError(f"{url}: answers with a web page, not with an API: check the address and its port")
+
+
+def _said(response: httpx.Response) -> str:
+    """The message of a refusal, after a colon; empty without one."""
+    try:
+        body = json.loads(response.content)
+    except ValueError:
+        return ""
+    said = body.get("error", body.get("detail")) if isinstance(body, dict) else None
+    return f": {_message(said)}" if said else ""
+
+
+def _message(error: Any) -> str:
+    said = error.get("message", error) if isinstance(error, dict) else error
+    return str(said)[:SHOWN]
+
+
+def _why(failure: Exception) -> str:
+    return str(failure)[:SHOWN] or type(failure).__name__
+
+
+def _json(text: bytes) -> Json:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as wrong:
+        raise ServerError(f"the server sent no JSON: {text[:60].decode(errors='replace')}") from wrong
+    if not isinstance(found, dict):
+        raise ServerError(f"the server sent no JSON object: {text[:60].decode(errors='replace')}")
+    return found

@@ -1,0 +1,146 @@
+"""llama.cpp's own server, started here and measured over HTTP as its clients see it."""
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["httpx==0.28.1", "xllamacpp==2026.10.11549"]
+#
+# [tool.harness]
+# summary = "llama-server on loopback (xllamacpp's wheels): what serving adds to llama.cpp"
+# weights = "gguf"
+# named = ["quant"]
+# memory = "llama.cpp"
+# jobs_of = "llamacpp"
+#
+# [tool.harness.cannot]
+# logits = "a server gives no logits"
+# context = "a server's context is its own: it cannot be filled, cut or kept"
+#
+# [[tool.harness.context]]
+# option = "n_ctx"
+# granule = 256
+# dry = false
+#
+# [[tool.harness.limits]]
+# when = { flash_attn = false, type_v = ["q8_0", "q5_0", "q5_1", "q4_0", "q4_1"] }
+# never = true
+# message = "quantized V cache requires flash_attn to be enabled"
+#
+# [tool.harness.options.quant]
+# type = "string"
+# choices = [
+#   "f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q2_k", "q3_k_s", "q3_k_m", "q3_k_l",
+#   "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "mxfp4_moe", "q2_k_s", "iq1_s", "iq1_m", "iq2_xxs",
+#   "iq2_xs", "iq2_s", "iq2_m", "iq3_xxs", "iq3_xs", "iq3_s", "iq3_m", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0",
+# ]
+# help = "type of the weights, as llama-quantize names it; default: whatever the file holds"
+#
+# [tool.harness.options.threads]
+# type = "int"
+# minimum = 1
+# maximum = 512  # GGML_MAX_N_THREADS; more is an abort
+# default-from = "threads"
+# help = "CPU threads, for prompt and decode alike"
+#
+# [tool.harness.options.n_ctx]
+# type = "int"
+# minimum = 1
+# maximum = 2147483392  # positions are int32
+# default-from = "tokens"
+# help = "KV cells of the one slot, rounded up to 256 by llama.cpp; default: prompt + new tokens"
+#
+# [tool.harness.options.n_batch]
+# type = "int"
+# minimum = 1
+# default = 512
+# help = "most prompt tokens in one llama_decode"
+#
+# [tool.harness.options.n_ubatch]
+# type = "int"
+# minimum = 1
+# default = 512
+# help = "most prompt tokens in one pass over the weights"
+#
+# # As in llamacpp: auto may silently differ between two builds.
+# [tool.harness.options.flash_attn]
+# type = "bool"
+# default = false
+# help = "flash attention, on or off"
+#
+# [tool.harness.options.type_k]
+# type = "string"
+# choices = ["f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"]
+# default = "f16"
+# help = "type of the K cache"
+#
+# [tool.harness.options.type_v]
+# type = "string"
+# choices = ["f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"]
+# default = "f16"
+# help = "type of the V cache; a quantized one needs flash_attn"
+#
+# [tool.harness.options.mmap]
+# type = "bool"
+# default = true
+# help = "map the file instead of reading it into memory"
+#
+# [tool.harness.env.cpu]
+# device = "cpu"
+# ///
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import xllamacpp
+
+from runners.protocol import Request
+from runners.served.client import Client
+from runners.served.session import ServedSession
+
+DOES_NOT_FIT: tuple[type[BaseException], ...] = (MemoryError,)
+LOOPBACK = "127.0.0.1"
+
+
+class OwnServer(ServedSession):
+    """A session of a server in this process, which ends with it. Its threads, memory and page faults are this
+    process's; the client is one more thread of it."""
+
+    elsewhere = False
+
+    def __init__(self, request: Request) -> None:
+        self._server = xllamacpp.Server(_params(request))
+        options = {**request.options, "api": "llama-server"}
+        super().__init__(Client(self._server.listening_address), options, prompt_is_here=True)
+
+    def facts(self) -> dict[str, Any]:
+        found = super().facts()
+        found["versions"]["xllamacpp"] = importlib.metadata.version("xllamacpp")
+        return found
+
+
+def load(request: Request) -> OwnServer:
+    """Start the server, and wait until it has loaded the model. Raises RuntimeError with its reason."""
+    return OwnServer(request)
+
+
+def _params(request: Request) -> xllamacpp.CommonParams:
+    options, params = request.options, xllamacpp.CommonParams()
+    params.model.path = request.model["path"]
+    params.hostnames, params.port = [LOOPBACK], 0
+    params.n_parallel = 1
+    params.n_ctx, params.n_batch, params.n_ubatch = (
+        options[each] for each in ("n_ctx", "n_batch", "n_ubatch")
+    )
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
+    on = xllamacpp.llama_flash_attn_type
+    params.flash_attn_type = (
+        on.LLAMA_FLASH_ATTN_TYPE_ENABLED if options["flash_attn"] else on.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
+    for name in ("type_k", "type_v"):
+        setattr(params, f"cache_{name}", getattr(xllamacpp.ggml_type, f"GGML_TYPE_{options[name].upper()}"))
+    modes = xllamacpp.llama_load_mode
+    params.load_mode = modes.LLAMA_LOAD_MODE_MMAP if options["mmap"] else modes.LLAMA_LOAD_MODE_NONE
+    params.endpoint_metrics = True
+    params.cache_ram_mib = 0  # prompts are kept for later ones otherwise
+    params.fit_params = False  # or it would change what is asked for to what fits
+    return params

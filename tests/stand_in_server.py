@@ -1,0 +1,204 @@
+"""A server of tokens that computes nothing: it speaks the four APIs, and makes mistakes on request."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+MODEL = "stand-in"
+
+
+@dataclass
+class Behaviour:
+    """What the server does. `requests`: the bodies that it got, with their headers."""
+
+    api: str = "llama-server"
+    models: tuple[str, ...] = (MODEL,)
+    tokens_at_once: int = 1
+    drops_after: int | None = None
+    generates: int | None = None
+    prompt_more: int = 0
+    cached: int = 0
+    drafted: int = 0
+    others: int = 0
+    speculates: bool = False
+    streams: bool = True
+    status: int = 200
+    html: bool = False
+    redirect: str = ""
+    pings: bool = False
+    zipped: bool = False
+    large_event: bool = False
+    error_after: int | None = None
+    key: str = ""
+    chat_only: bool = False
+    token_ms: float = 1.0
+    at_once_in_the_network: bool = False
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    generated: int = 0
+
+
+@contextmanager
+def serving(behaviour: Behaviour) -> Iterator[str]:
+    """Its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+        def do_GET(self) -> None:
+            self._answer(behaviour, None)
+
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            self._answer(behaviour, json.loads(content))
+
+        def _answer(self, of: Behaviour, body: dict[str, Any] | None) -> None:
+            if of.key and self.headers.get("Authorization") != f"Bearer {of.key}":
+                return self._whole(401, {"error": {"message": "Invalid API Key"}})
+            if of.redirect:
+                return self._whole(308, {}, {"Location": of.redirect})
+            if of.html:
+                return self._whole(200, "<html>a router's page</html>")
+            if body is None:
+                return self._about(of)
+            if self.path == "/tokenize":
+                return self._whole(
+                    200, {"tokens": [len(word) + ord(word[0]) for word in body["content"].split()]}
+                )
+            chat = self.path == "/v1/chat/completions"
+            if of.chat_only != chat or not body:
+                return self._whole(404 if of.chat_only != chat else 400, {"error": "no"})
+            if of.status != 200:
+                return self._whole(of.status, {"error": {"message": "the queue is full"}})
+            of.requests.append(body)
+            self._stream(of, body)
+
+        def _about(self, of: Behaviour) -> None:
+            answers: dict[str, Any] = {
+                "/v1/models": {"data": [{"id": each} for each in of.models]},
+            }
+            if of.api == "llama-server":
+                params = {"speculative.types": "draft" if of.speculates else "none"}
+                settings = {"n_ctx": 4096, "params": params}
+                answers["/props"] = {"default_generation_settings": settings, "build_info": "b1"}
+                answers["/metrics"] = f"llamacpp:tokens_predicted_total {of.generated}\n"
+            elif of.api == "ollama":
+                answers["/api/version"] = {"version": "0.12"}
+            elif of.api == "vllm":
+                answers["/version"] = {"version": "0.32"}
+                answers["/metrics"] = f'vllm:generation_tokens_total{{model="x"}} {of.generated}.0\n'
+            found = answers.get(self.path)
+            return self._whole(404, {"error": "no"}) if found is None else self._whole(200, found)
+
+        def _whole(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
+            text = content if isinstance(content, str) else json.dumps(content)
+            kind = "text/html" if text.startswith("<") else "application/json"
+            kind = "text/plain" if ":tokens" in text else kind
+            self.send_response(status)
+            for name, value in {"Content-Type": kind, **(headers or {})}.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def _stream(self, of: Behaviour, body: dict[str, Any]) -> None:
+            wanted = body.get("n_predict") or body.get("max_tokens") or body["options"]["num_predict"]
+            count = min(wanted, of.generates or wanted)
+            prompt = body.get("prompt") or body["messages"][0]["content"]
+            words = len(prompt) if isinstance(prompt, list) else len(prompt.split())
+            words += of.prompt_more
+            of.generated += count + of.others
+            packed = gzip.zlib.compressobj(wbits=31) if of.zipped else None  # type: ignore[attr-defined]
+            self.send_response(200)
+            self.send_header(
+                "Content-Type", "application/x-ndjson" if of.api == "ollama" else "text/event-stream"
+            )
+            self.send_header("Transfer-Encoding", "chunked")
+            if of.zipped:
+                self.send_header("Content-Encoding", "gzip")
+            self.end_headers()
+
+            held = bytearray()
+
+            def send(content: bytes, last: bool = False) -> None:
+                if packed:
+                    content = packed.compress(content) + packed.flush(
+                        gzip.zlib.Z_FINISH if last else gzip.zlib.Z_SYNC_FLUSH  # type: ignore[attr-defined]
+                    )
+                held.extend(f"{len(content):x}\r\n".encode() + content + b"\r\n" if content else b"")
+                if not of.at_once_in_the_network or last:
+                    self.wfile.write(bytes(held))
+                    held.clear()
+
+            def event(fields: dict[str, Any], last: bool = False) -> None:
+                line = json.dumps(fields).encode()
+                send(line + b"\n" if of.api == "ollama" else b"data: " + line + b"\n\n", last)
+
+            began, step = time.monotonic(), of.tokens_at_once if of.streams else count
+            first_at = None
+            for first in range(0, count, step):
+                time.sleep(of.token_ms / 1e3 * min(step, count - first))
+                first_at = first_at or time.monotonic()
+                if of.drops_after is not None and first >= of.drops_after:
+                    self.close_connection = True
+                    return
+                if of.error_after is not None and first >= of.error_after:
+                    event({"error": {"message": "the GPU is lost"}})
+                    break
+                if of.pings:
+                    send(b": ping\n\n")
+                ids = [100 + n for n in range(first, min(first + step, count))]
+                more = {"padding": "x" * (3 << 20)} if of.large_event else {}
+                event(_piece(of, ids, self.path) | more)
+            ms = (time.monotonic() - (first_at or began)) * 1e3
+            event(_end(of, words, count, ms), last=True)
+            self.wfile.write(b"0\r\n\r\n")
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _piece(of: Behaviour, ids: list[int], path: str) -> dict[str, Any]:
+    text = "".join(f" w{each}" for each in ids)
+    if of.api == "llama-server":
+        return {"content": text, "tokens": ids, "stop": False}
+    if of.api == "ollama":
+        return {"response": text, "done": False}
+    if path.endswith("chat/completions"):
+        return {"choices": [{"delta": {"reasoning_content": text}}]}
+    return {"choices": [{"text": text, **({"token_ids": ids} if of.api == "vllm" else {})}]}
+
+
+def _end(of: Behaviour, prompt: int, count: int, ms: float) -> dict[str, Any]:
+    if of.api == "llama-server":
+        timings = {"prompt_n": prompt - of.cached, "cache_n": of.cached, "prompt_ms": 1.0, "predicted_ms": ms}
+        timings |= {"draft_n": of.drafted, "draft_n_accepted": of.drafted} if of.drafted else {}
+        return {"stop": True, "tokens": [], "tokens_predicted": count, "timings": timings}
+    if of.api == "ollama":
+        return {
+            "response": "",
+            "done": True,
+            "prompt_eval_count": prompt,
+            "eval_count": count,
+            "eval_duration": int(ms * 1e6),
+        }
+    details = {"prompt_tokens_details": {"cached_tokens": of.cached}}
+    return {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": count, **details}}

@@ -52,7 +52,7 @@ demo-all: .venv/.ready
 
 # Tests of a stack whose environment cannot be built are skipped, with the reason.
 test: .venv/.ready
-	-.venv/bin/harness env create llamacpp hf
+	-.venv/bin/harness env create llamacpp hf http
 	$(PYTEST) --junitxml $(RESULTS)/test.xml
 
 test-rest: .venv/.ready

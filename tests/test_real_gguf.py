@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
-from conftest import write_config
+from conftest import records_below, write_config
 from gguf_again import in_parts
 
 pytestmark = pytest.mark.network
@@ -99,3 +100,21 @@ def test_in_parts_it_runs_by_any_part_and_by_its_folder(harness, real_gguf, tmp_
         short = ("--tokens", "8", "--set", "repeats=1", "--set", "retry_disturbed=0")
         ran = harness("run", given, *short, "--json", "--fresh")
         assert [row["model"] for row in ran.json] == ["smollm2"], ran.err
+
+
+def test_behind_its_own_server_a_file_gives_the_same_tokens_as_in_process(
+    harness, real_gguf, tmp_path, llamacpp_interpreter, llamaserver_interpreter
+):
+    protocol = {"new_tokens": 16, "repeats": 1, "retry_disturbed": 0, "measure_bandwidth": False}
+    protocol["warmup"] = {"at_least_s": 0, "max_windows": 2, "tolerance": 0.99}
+    variants = [{"stack": "llamacpp"}, {"stack": "llamaserver"}]
+    models = {"models": [{"name": "mine", "weights": str(real_gguf("smollm2"))}]}
+    harness("run", write_config(tmp_path / "mine.yaml", variants, protocol, models))
+    series = {path.parent.parent.name.split(".")[1]: path for path in tmp_path.rglob("tokens.parquet")}
+    ids = {stack: pq.read_table(path)["token_id"].to_pylist() for stack, path in series.items()}
+    assert len(ids["llamacpp"]) == 16
+    assert ids["llamaserver"] == ids["llamacpp"]
+    (server,) = (record for record in records_below(tmp_path) if record["stack"] == "llamaserver")
+    assert server["loaded"]["served"]["api"] == "llama-server"
+    assert server["done"]["counters"]["evaluated_tokens"] == 25 + 15
+    assert server["memory"]["peak_rss_bytes"] > server["loaded"]["model_bytes"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Ran
+from conftest import Ran, built
 from stand_in_server import Behaviour, serving
 
 from harness.analysis import verdicts
@@ -23,8 +23,13 @@ QUICK = [
 Measure = Callable[..., dict[str, Any]]
 
 
+@pytest.fixture(autouse=True)
+def http(cache: Path) -> None:
+    built("http")
+
+
 @pytest.fixture
-def measured(harness: Callable[..., Ran], tmp_path: Path, cache: Path) -> Measure:
+def measured(harness: Callable[..., Ran], tmp_path: Path) -> Measure:
     """The record of a short run against a server that behaves so."""
 
     def run(behaviour: Behaviour, *more: str, **variables: str) -> dict[str, Any]:
@@ -144,7 +149,7 @@ def test_a_key_is_used_and_kept_nowhere(measured, tmp_path):
     assert key not in record["printed"]
 
 
-def test_one_of_several_models_is_named_behind_the_address(harness, tmp_path, cache):
+def test_one_of_several_models_is_named_behind_the_address(harness):
     behaviour = Behaviour("ollama", models=("qwen3:8b", "gemma3:270m"))
     with serving(behaviour) as address:
         assert "did you mean gemma3:270m?" in harness("run", f"{address}#gemma3:27b", *QUICK).err
@@ -153,7 +158,7 @@ def test_one_of_several_models_is_named_behind_the_address(harness, tmp_path, ca
     assert {each["model"] for each in behaviour.requests} == {"gemma3:270m"}
 
 
-def test_what_a_server_cannot_do_is_left_out_with_one_sentence(harness, tmp_path, cache):
+def test_what_a_server_cannot_do_is_left_out_with_one_sentence(harness):
     with serving(Behaviour()) as address:
         for option in ("--quality", "--max-ctx", "--check-weights"):
             ran = harness("run", address, *QUICK, option)

@@ -621,6 +621,8 @@ def inputs_or_refusal(
             found = forecast_cell(cell, ready, device, preparation.threads)
             if found.refusal:
                 raise NotReady("refused", found.refusal)
+        if ready and ready.tokenizer is None and (why := cell.header.cannot.get("ids")):
+            raise NotReady("unavailable", f"{ready.path}: has no vocabulary, and {why}")
         prompt, source = preparation.prompt(cell, ready)
     except NotReady as reason:
         return reason

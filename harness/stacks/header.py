@@ -129,9 +129,9 @@ class Trial:
     purpose: str | None = None
 
 
-# What a workload or a check may need of a stack: its logits; a context that can be filled, cut and kept; and
-# memory that is its own process's.
-CAPABILITIES = ("logits", "context", "memory")
+# What a workload, a check or weights may need of a stack: its logits; a context that can be filled, cut and
+# kept; memory that is its own process's; and that ids are enough, without a vocabulary.
+CAPABILITIES = ("logits", "context", "memory", "ids")
 WITHOUT_FILES = ("none", "served")
 PURPOSES, KINDS_OF_DEVICES = ("decode", "prefill"), ("cpu", "gpu")
 

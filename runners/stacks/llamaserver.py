@@ -13,6 +13,7 @@
 # [tool.harness.cannot]
 # logits = "a server gives no logits"
 # context = "a server's context is its own: it cannot be filled, cut or kept"
+# ids = "llama.cpp's server makes text of its tokens"
 #
 # [[tool.harness.context]]
 # option = "n_ctx"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -69,20 +69,23 @@ def _here(path: object) -> Path | None:
 
 
 def _asked(address: str, key: str | None) -> Mapping[str, Any]:
+    """A JSON object at an address, without proxies and redirects: a key would go to another server."""
+    parts = urlsplit(address)
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    # No proxies: a variable of the environment must not send the request elsewhere.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
     try:
-        with opener.open(urllib.request.Request(address, headers=headers), timeout=ANSWER_S) as answer:
+        connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
+        with contextlib.closing(connection):
+            connection.request("GET", parts.path, headers=headers)
+            answer = connection.getresponse()
             content = answer.read(MOST_BYTES)
-    except urllib.error.HTTPError as refusal:
-        raise NotServed(f"{address}: {_refusal(refusal)}") from refusal
-    except (OSError, ValueError) as failure:
-        why = getattr(failure, "reason", failure)
-        said = getattr(why, "strerror", None) or why
+    except (OSError, ValueError, HTTPException) as failure:
+        said = getattr(failure, "strerror", None) or failure
         raise NotServed(
             f"{address}: cannot be reached ({said}): is the server running, and is the port right?"
         ) from failure
+    if answer.status != HTTPStatus.OK:
+        raise NotServed(f"{address}: {_refusal(answer)}")
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as wrong:
@@ -92,17 +95,12 @@ def _asked(address: str, key: str | None) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _refusal(refusal: urllib.error.HTTPError) -> str:
-    if refusal.code in (401, 403):
+def _refusal(answer: HTTPResponse) -> str:
+    if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return "the server refuses the API key; set OPENAI_API_KEY"
-    if 300 <= refusal.code < 400:
-        return f"redirects to {refusal.headers.get('location')}: give that address"
-    return f"the server answers {refusal.code}, so it is no OpenAI-compatible one: check the address"
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object) -> None:
-        """None: a key would go to another server."""
+    if 300 <= answer.status < 400:
+        return f"redirects to {answer.getheader('Location')}: give that address"
+    return f"the server answers {answer.status}, so it is no OpenAI-compatible one: check the address"
 
 
 def key(variable: str = "OPENAI_API_KEY") -> str | None:

@@ -128,9 +128,10 @@ class Trial:
     purpose: str | None = None
 
 
-# What a workload or a check may need of a stack: its logits; a context that can be filled, cut and kept; and
-# memory that is its own process's.
-CAPABILITIES = ("logits", "context", "memory")
+# What a workload or a check may need of a stack: its logits; a context that can be filled, cut and kept;
+# memory that is its own process's; and several users at once.
+CAPABILITIES = ("logits", "context", "memory", "users")
+ONE_USER = "it serves one user at a time"  # unless its header has `several_users`
 WITHOUT_FILES = ("none", "served")
 PURPOSES, KINDS_OF_DEVICES = ("decode", "prefill"), ("cpu", "gpu")
 
@@ -441,7 +442,7 @@ def parse(stack: str, text: str) -> Header:
             applies=tool.get("applies", {}),
             wrappers=tool.get("wrappers", base.wrappers if base else None),
             converts=tool.get("converts", {}),
-            cannot=tool.get("cannot", {}),
+            cannot=({} if tool.get("several_users") else {"users": ONE_USER}) | tool.get("cannot", {}),
             simulated=tool.get("simulated", False),
             jobs_of=tool.get("jobs_of", ""),
             secret=tool.get("secret", ""),

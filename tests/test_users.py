@@ -16,6 +16,7 @@ from stand_in_server import Behaviour, serving
 
 from harness import records
 from harness.analysis import users as analysis
+from harness.analysis import verdicts
 from harness.analysis.verdicts import verdict
 from harness.analysis.warnings import Warnings
 from harness.dataset.study import load_study
@@ -197,6 +198,7 @@ def test_each_api_gives_every_user_its_tokens_and_no_two_prompts_begin_alike(of_
         (Behaviour(drafted=6), "tokens ahead"),
         (Behaviour(others=40), "tokens for others meanwhile"),
         (Behaviour(drops_after=5), "the server's answer broke off after 5 tokens"),
+        (Behaviour(streams=False), "the server sent all 12 tokens at once: it does not stream"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
@@ -204,6 +206,13 @@ def test_what_a_server_does_wrong_to_one_of_several_users_is_in_the_record(of_se
     stored, printed = of_server(behaviour)
     assert sentence in printed
     assert verdict(stored.record, None, True, None, records.table(stored)).status != "ok"
+
+
+def test_tokens_that_come_together_are_a_note(of_server):
+    stored, _ = of_server(Behaviour(tokens_at_once=3))
+    (note,) = [flag for flag in verdicts.notes(stored.record) if flag.warning is Warnings.tokens_in_pieces]
+    assert "up to 3 at once" in note.detail
+    assert set(records.table(stored)["tokens"]) == {12}
 
 
 def test_more_users_than_slots_are_a_note_that_they_waited(of_server):

@@ -134,6 +134,8 @@ class Counters(TypedDict):
     piece_tokens: NotRequired[Count]
     """tokens, or texts without ids, in all of them"""
     largest_piece: NotRequired[Count]
+    batch_tokens: NotRequired[Count]
+    """of several users, in all rounds"""
     drafted_tokens: NotRequired[Count]
     """that a server guessed ahead"""
     accepted_tokens: NotRequired[Count]

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from runners.protocol import Answer
-from runners.served.apis import CHAT, Counts, Json, Prompt
+from runners.served.apis import CHAT, Json, Prompt
 from runners.served.client import Client, ServerError, Stream, api_of
 
 clock = time.perf_counter_ns
@@ -74,28 +74,33 @@ class ServedSession:
         began: list[int] = []
         ready = threading.Barrier(len(prompts), lambda: began.append(clock()))
 
-        def answer(text: Prompt) -> tuple[Answer, Counts]:
+        def answer(text: Prompt) -> tuple[Answer, Stream]:
             ready.wait()
             stream = self._client.stream(self._api, self._model, text, new_tokens)
             head, t_ns, ids = clock(), [], []
             for piece in stream:
                 t_ns += [clock() - began[0]] * len(piece)
                 ids += piece
-            ended, counts = clock(), stream.counts
-            if counts.generated is not None:  # pieces without ids may have had several tokens
-                t_ns = (t_ns + [ended - began[0]] * counts.generated)[: counts.generated]
+            ended, count = clock(), stream.counts.generated
+            if count is not None:  # pieces without ids may have had several tokens
+                t_ns = (t_ns + [ended - began[0]] * count)[:count]
+            if stream.pieces <= 1 < len(t_ns):
+                raise ServerError(f"the server sent all {len(t_ns)} tokens at once: it does not stream")
             same = self._prompt_is_here and self._api.sends_ids and not self._api.keeps_prefix
-            return Answer(t_ns, ids if same else None, max(0, ended - head - stream.waited_ns)), counts
+            return Answer(t_ns, ids if same else None, max(0, ended - head - stream.waited_ns)), stream
 
         with ThreadPoolExecutor(len(prompts)) as pool:
-            answers, counted = zip(*pool.map(answer, texts), strict=True)
-        total = self._client.total_generated(self._api)
-        for counts in counted:
-            for name in ("cached", "drafted", "accepted"):
-                self._batches[f"{name}_tokens"] += getattr(counts, name) or 0
+            answers, streams = zip(*pool.map(answer, texts), strict=True)
+        total, counted = self._client.total_generated(self._api), self._batches
+        own = sum(len(each.t_ns) for each in answers)
+        counted["batch_tokens"] += own
         if total is not None and before is not None:
-            own = sum(len(each.t_ns) for each in answers)
-            self._batches["others_tokens"] += max(0, round(total - before) - own)
+            counted["others_tokens"] += max(0, round(total - before) - own)
+        for stream in streams:
+            counted["pieces"] += stream.pieces
+            counted["largest_piece"] = max(counted["largest_piece"], stream.most)
+            for name in ("cached", "drafted", "accepted"):
+                counted[f"{name}_tokens"] += getattr(stream.counts, name) or 0
         return list(answers)
 
     def batch_counters(self) -> dict[str, int]:

@@ -47,6 +47,9 @@ TABLES = {
     # A turn of a conversation. `reuse`: 1 where its prefix was kept. `evaluated`: tokens of its prefill, as
     # fed. `prefill_ns`: until its first token; `decode_ns`: of the `decoded` tokens after it.
     "turns": ("reuse", "turn", "depth", "evaluated", "prefill_ns", "decoded", "decode_ns"),
+    # The answer of one of `concurrency` users, see Answer. `late`: of its `tokens` those that came after the
+    # first token of the round's last user.
+    "users": ("round", "concurrency", "user", "ttft_ns", "last_ns", "tokens", "late", "client_ns"),
 }
 
 
@@ -80,6 +83,12 @@ class Request:
         if given.get("schema") != SCHEMA:
             raise ValueError(f"request schema {given.get('schema')}, this worker speaks {SCHEMA}")
         return cls(**given)
+
+    @property
+    def users(self) -> int:
+        """The most users at once."""
+        concurrency: list[int] = [n for workload in self.workloads for n in workload.get("concurrency", [])]
+        return max([1, *concurrency])
 
 
 @dataclass(frozen=True)
@@ -221,6 +230,17 @@ def _lists(*values: object) -> bool:
     return all(isinstance(v, list) for v in values)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """One user's tokens among those of several. `t_ns`: of each, since the requests of all users were sent.
+    `ids`: null where the stack does not choose them by the prompt alone. `client_ns`: time in which its
+    client was at work itself, of a server."""
+
+    t_ns: list[int]
+    ids: list[int] | None = None
+    client_ns: int = 0
+
+
 class Session(Protocol):
     """One model, loaded in one stack.
 
@@ -231,7 +251,7 @@ class Session(Protocol):
     the experts chosen in it, where the request has files["experts"] (see runners.workloads.experts.Heard;
     null: none, or not heard), and lets routers follow those in files["follow"]. `force_tokens(ids)`: decode
     steps are then fed these, by position, in place of the id with the highest logit, which is looked for and
-    yielded all the same.
+    yielded all the same. `batch_counters()`: of a server, counters over all calls of serve_batch().
     """
 
     chunk: int
@@ -245,6 +265,10 @@ class Session(Protocol):
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """Clear the cache, then yield each greedy token id once it is on the host, not before. Ignores end of
         text."""
+
+    def serve_batch(self, prompts: list[list[int]], new_tokens: int) -> list[Answer]:
+        """Clear the cache, then decode greedily for as many users as there are prompts, at once. Only of
+        stacks whose header has `several_users`."""
 
     def empty(self, tokens: int) -> None:
         """Reset, with room for so many tokens. Raises ValueError if there is none."""

@@ -41,7 +41,7 @@ from runners.protocol import (
     Session,
     reason_of,
 )
-from runners.workloads import filling, prefill_depth_turns, scoring
+from runners.workloads import filling, prefill_depth_turns, scoring, users
 from runners.workloads.filling import Growth
 from runners.workloads.warm_up import control_windows, uncollected, warm_up
 
@@ -58,6 +58,7 @@ SURFACE: dict[Any, Measure] = {
     "prefill": prefill_depth_turns.measure_prefill,
     "depth": prefill_depth_turns.measure_depth,
     "turns": prefill_depth_turns.measure_turns,
+    "batch": users.measure_batch,
 }
 
 
@@ -259,14 +260,15 @@ def surface(
     measure: Measure,
     fed: dict[str, Any],
 ) -> None:
-    """Time passes, windows or turns: rows of a table, in place of a stream of tokens."""
+    """Time passes, windows, turns or users: rows of a table, in place of a stream of tokens."""
     clock, suspended = instruments.clock_ns, instruments.suspended_ns()
 
     def say(phase: str) -> None:
         emit(Phase(phase, clock()))
 
     say("warmup")
-    settings, room = workload["warmup"], workload["holds"]  # which may be less than prompt and window
+    # Of one user, which may be less than prompt and window.
+    settings, room = workload["warmup"], workload["holds"] // max(workload.get("concurrency", [1]))
     prompt = workload["prompt"][: room // 2]
     window = min(settings["window_tokens"], room - len(prompt))
     warmup = warm_up(session, prompt, window, **settings, clock=clock, say=say)
@@ -276,7 +278,8 @@ def surface(
         found = measure(session, workload, emit, instruments, say) | {"elapsed_ns": clock() - began}
     used = usage.since() | {"major_faults": found.pop("major_faults")}
     say("finish")
-    facts = {"start_ns": began, "flushes": [], "counters": {}, "facts_after": session.facts()}
+    counters = found.pop("counters", {})
+    facts = {"start_ns": began, "flushes": [], "counters": counters, "facts_after": session.facts()}
     more = {"warmup": warmup, "suspended_ns": _suspended_since(suspended, instruments), **fed}
     emit(Done({**facts, "surface": found, **used, **after_all(), **more}))
 

@@ -17,7 +17,7 @@ MODEL = "stand-in"
 
 @dataclass
 class Behaviour:
-    """What the server does. `requests`: the bodies that it got, with their headers."""
+    """What the server does. `requests`: the bodies that it got. `most_open`: streams at once."""
 
     api: str = "llama-server"
     models: tuple[str, ...] = (MODEL,)
@@ -41,13 +41,17 @@ class Behaviour:
     chat_only: bool = False
     token_ms: float = 1.0
     at_once_in_the_network: bool = False
+    slots: int = 64
     requests: list[dict[str, Any]] = field(default_factory=list)
     generated: int = 0
+    open: int = 0
+    most_open: int = 0
 
 
 @contextmanager
 def serving(behaviour: Behaviour) -> Iterator[str]:
     """Its address."""
+    free, counting = threading.Semaphore(behaviour.slots), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -81,7 +85,15 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
             if of.status != 200:
                 return self._whole(of.status, {"error": {"message": "the queue is full"}})
             of.requests.append(body)
-            self._stream(of, body)
+            with free:
+                with counting:
+                    of.open += 1
+                    of.most_open = max(of.most_open, of.open)
+                try:
+                    self._stream(of, body)
+                finally:
+                    with counting:
+                        of.open -= 1
 
         def _about(self, of: Behaviour) -> None:
             answers: dict[str, Any] = {
@@ -91,6 +103,7 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
                 params = {"speculative.types": "draft" if of.speculates else "none"}
                 settings = {"n_ctx": 4096, "params": params}
                 answers["/props"] = {"default_generation_settings": settings, "build_info": "b1"}
+                answers["/props"]["total_slots"] = of.slots
                 answers["/metrics"] = f"llamacpp:tokens_predicted_total {of.generated}\n"
             elif of.api == "ollama":
                 answers["/api/version"] = {"version": "0.12"}
@@ -117,7 +130,8 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
             prompt = body.get("prompt") or body["messages"][0]["content"]
             words = len(prompt) if isinstance(prompt, list) else len(prompt.split())
             words += of.prompt_more
-            of.generated += count + of.others
+            with counting:
+                of.generated += count + of.others
             packed = gzip.zlib.compressobj(wbits=31) if of.zipped else None  # type: ignore[attr-defined]
             self.send_response(200)
             self.send_header(

@@ -108,6 +108,21 @@ def test_a_campaign_of_real_cells_says_what_really_ran(harness, real, tmp_path):
     assert "AVX" in record["loaded"]["system_info"] or "NEON" in record["loaded"]["system_info"]
 
 
+def test_several_users_are_sequences_of_one_batch_and_each_has_the_ids_of_its_prompt_alone(
+    harness, real, tmp_path
+):
+    """In batches of n_batch: the prompts of 3 users need two."""
+    workload = {"kind": "batch", "concurrency": [1, 3], "new_tokens": 8, "rounds": 2}
+    path = real({"quant": "f32", "n_batch": 64}, model={"shape": "tiny-llama"}, workloads=[workload])
+    (row,) = harness("run", path, "--json").json
+    assert [each["users"] for each in row["users"]] == [1, 3]
+    (record,) = records_below(tmp_path / "results")
+    options = record["loaded"]["options"]
+    assert (options["n_seq_max"], options["n_ctx"], options["kv_unified"]) == (3, 3 * 256, False)
+    alike = record["done"]["surface"]["alike"]
+    assert {each["concurrency"]: each["tokens"] > 0 for each in alike} == {1: True, 3: True}
+
+
 def test_all_seventeen_types_decode(harness, real):
     ran = harness("run", real({"quant": TYPES}), "--json")
     assert [row["variant"] for row in ran.json] == TYPES

@@ -90,6 +90,7 @@ def test_the_schema_accepts_what_the_reader_does(tmp_path: Path) -> None:
         {"kind": "prefill", "lengths": [1, "1k"]},
         {"kind": "depth", "depths": [0, "16k"], "stop_at": "0.5%", "window": 32, "most_windows": 8},
         {"kind": "turns", "first": "2k", "each": 100, "turns": 3, "prefix_cache": [True]},
+        {"kind": "batch", "concurrency": [1, 8], "new_tokens": 32, "rounds": 2},
     ]
     loaded(tmp_path, *given)
     jsonschema.validate(SMALL | {"workloads": given}, schema())
@@ -129,6 +130,9 @@ def test_the_schema_accepts_what_the_reader_does(tmp_path: Path) -> None:
         ("{kind: turns, prefix_cache: [on, on]}", "prefix_cache: true occurs twice"),
         ("{kind: turns, first: 0}", "first: must be at least 1, got 0"),
         ("{kind: turns, turns: 0}", "turns: must be at least 1, got 0"),
+        ("{kind: batch, concurrency: [4, 4]}", "concurrency: 4 occurs twice"),
+        ("{kind: batch, concurrency: [257]}", "concurrency.0: must be at most 256, got 257"),
+        ("{kind: batch, new_tokens: 1}", "new_tokens: must be at least 2, got 1"),
         ("{kind: depths, depths: [0]}", 'kind: unknown workload "depths"; did you mean depth?'),
     ],
 )
@@ -142,6 +146,7 @@ def test_a_mistake_is_one_sentence_with_its_place(tmp_path: Path, row: str, sent
         ("{kind: depth, depths: [0, 4k], window: 36}", "4392 tokens that workload depth"),
         ("{kind: prefill, depth: [0, 8k]}", "9217 tokens that workload prefill"),
         ("{kind: turns}", "5300 tokens that workload turns"),
+        ("{kind: batch, concurrency: [3]}", "1536 tokens that workload batch"),
     ],
 )
 def test_a_context_too_short_for_a_workload_names_it_with_its_tokens(
@@ -227,7 +232,7 @@ def test_a_cache_that_cannot_be_cut_stops_only_what_would_cut_it(tmp_path: Path,
     variant, options = UNCUT[name]
     turns = {"kind": "turns"}
     cells = plan.cells(loaded(tmp_path, {"kind": "decode"}, FIRST, turns, BEHIND, DEEP, variants=[variant]))
-    decode, first, again, behind, deep = [cell.cannot_truncate(1) for cell in cells]
+    decode, first, again, behind, deep = [cell.impossible(1) for cell in cells]
     assert (decode, first, again) == (None, None, None)
     assert behind == f"workload prefill cuts the KV cache to fewer tokens: impossible with {options}"
     assert deep == f"workload depth cuts the KV cache to fewer tokens: impossible with {options}"

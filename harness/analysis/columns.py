@@ -149,12 +149,45 @@ class TaskRow(TypedDict):
     turns: list[TurnRow]
 
 
+class Percentiles(TypedDict):
+    """Over users and rounds."""
+
+    median: float
+    p90: float
+    p99: float
+
+
+class UsersRow(TypedDict):
+    """So many users at once; see users.py. `queued`: one user's first token came after another's last, so not
+    all were served at once."""
+
+    users: int
+    rounds: int
+    tokens_per_s: float | None
+    output_tokens_per_s: float
+    user_tokens_per_s: float | None
+    ttft_ms: Percentiles
+    tpot_ms: Percentiles | None
+    slowest_over_fastest: float | None
+    queued: bool
+
+
+class UsersLimit(TypedDict):
+    """`tokens_per_s`: at most, [users, tokens/s]. `by`: the data sheet, or the measured bandwidth.
+    `compute_bound_from`: users; null: unknown, or never."""
+
+    by: str
+    tokens_per_s: list[tuple[int, float]]
+    compute_bound_from: int | None
+
+
 class SurfaceFigures(TypedDict):
     """Figures of workloads whose result is a table."""
 
     passes: list[PassRow]
     depths: DepthsRow | None
     tasks: list[TaskRow]
+    users: list[UsersRow]
 
 
 # The rows of each table that records become: every column with its type. Missing values are null.
@@ -337,6 +370,7 @@ class Limits(TypedDict):
 class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, SurfaceFigures, Limits):
     """One repeat; see dataset.rows."""
 
+    users_limit: UsersLimit | None
     source: Source | None
     repeat: int
     attempt: int
@@ -412,7 +446,7 @@ class ShownCell(Cell):
 
 def empty_cell() -> Cell:
     """A cell of which nothing is known: every figure is null, every count 0, every list empty."""
-    lists = ("reasons", "flags", "segments", "passes", "tasks", "ok_series", "stayed_disturbed")
+    lists = ("reasons", "flags", "segments", "passes", "tasks", "users", "ok_series", "stayed_disturbed")
     counts = ("repeats", "repeats_ok", "disturbed_attempts")
     empty = dict.fromkeys(Cell.__required_keys__) | dict.fromkeys(counts, 0) | {name: [] for name in lists}
     return cast(Cell, {**empty, "spikes": no_spikes(), "max_ctx_is_target": False})

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from harness.analysis import repeat_figures, windows
+from harness.analysis import repeat_figures, users, windows
 from harness.analysis.columns import AtDepthRow, DepthsRow, Figures, PassRow, SurfaceFigures, TaskRow, TurnRow
 from harness.analysis.line_fit import least_squares
 from harness.analysis.warnings import Flag, Warnings
@@ -30,6 +30,7 @@ def surface_row(workload: str, found: Sequence[Columns]) -> SurfaceFigures:
         "passes": passes(found) if workload == "prefill" else [],
         "depths": depths(found) if workload == "depth" else None,
         "tasks": tasks(found) if workload == "turns" else [],
+        "users": users.rows(found) if workload == "batch" else [],
     }
 
 

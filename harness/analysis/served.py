@@ -54,7 +54,8 @@ def notes(record: Record) -> list[Flag]:
     beside the client's."""
     if not (served := loaded_of(record).get("served")) or not done_of(record):
         return []
-    counters, tokens, found = done_of(record)["counters"], record["tokens"], []
+    counters, found = done_of(record)["counters"], []
+    tokens = counters.get("batch_tokens", record["tokens"])
     requested, counted = record["workload"]["prompt_tokens"], counters.get("prompt_tokens")
     if counted is not None and counted != requested:
         why = ": its chat template adds to them" if served["template"] else ""

@@ -125,6 +125,17 @@ def prefill_demand(record: Record) -> floors.Demand | None:
     return floors.demand_of_bits(made, bits) if made and bits else None
 
 
+def batch_demand(record: Record) -> floors.Demand | None:
+    """Bytes and FLOP of a step of several users, with weights and KV cache as loaded; without FLOP where the
+    model's shape is not known."""
+    needs, weights = prefill_demand(record) or _step(record), weight_bytes_per_token(record)
+    if needs is None or weights is None:
+        return None
+    if (kv := kv_bytes_per_token(record)) is not None:
+        needs = floors.with_kv(needs, kv)
+    return replace(needs, layer_bytes=weights - needs.lm_head_bytes)
+
+
 def prefill_ceiling(record: Record) -> floors.Ceiling | None:
     """The data sheet's bandwidth, and its rate for such weights; null where the rate is unknown, and for a
     board, whose rate depends on the kernel of each type."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from harness.analysis import depth, flags, prefill, served, throttling, traffic
+from harness.analysis import depth, flags, prefill, served, throttling, traffic, users
 from harness.analysis.columns import Cell, Disturbance, Growth
 from harness.analysis.traffic import ceiling_bytes_per_s, past_cache_share, probed_bytes_per_s, spread
 from harness.analysis.warnings import DISTURBANCES, Flag, Warnings
@@ -474,6 +474,8 @@ def verdict(
     found += depth.surface_faults(record, table or {})
     if table and tables.name_of(record) == "prefill":
         found += prefill.faster_than_possible(record, prefill.by_depth([table]), ceiling)
+    if table and tables.name_of(record) == "users":
+        found += users.faults(record, table, ceiling)
     if not has_series:
         what = "table of timed rows" if tables.name_of(record) else "series of tokens"
         found.append(Warnings.rows_missing.flag(what=what))

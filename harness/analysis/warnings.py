@@ -165,6 +165,11 @@ class Warnings(Enum):
         " server",
         "close other programs, or measure on a faster machine",
     )
+    prompts_reused = "{cached} of the users' prompts were not evaluated: a prefix was reused", CACHE
+    users_faster_than_limit = (
+        "{users} at once: {rate:,.0f} tok/s, but reading weights and cache allows {most:,.0f}",
+        SYNCHRONISE,
+    )
     compiled = "{compilations} while timing", "lengthen the warm-up (protocol.warmup)"
 
     # How it was timed.
@@ -251,6 +256,14 @@ class Warnings(Enum):
     served_by = _note(
         "{server}: {here:.3f} ms/token as its client saw it{own}; the client itself took {client:.3f}",
         "run the same file with `llamacpp` to see what serving adds",
+    )
+    users_queued = _note(
+        "of {users} at once some waited until others had finished: TTFT contains the wait{slots}",
+        "give the server as many slots as users (llama-server --parallel), or fewer users",
+    )
+    ids_differ = _note(
+        "with {users} at once, {alike} greedy ids are those of one user alone, then they differ",
+        "sums of a batch are rounded otherwise; another stack or type of the cache shows whether it is more",
     )
     yarn_rounded = _note(
         "llama.cpp rounds YaRN's range, which the model's config.json rules out (truncate: false): rotary"

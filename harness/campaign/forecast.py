@@ -8,7 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import machine
-from harness.config import Decode, Experiment, Prefill, Quality, Turns, Warmup, Windows, Workload, plan
+from harness.config import (
+    Batch,
+    Decode,
+    Experiment,
+    Prefill,
+    Quality,
+    Turns,
+    Warmup,
+    Windows,
+    Workload,
+    plan,
+)
 from harness.config.plan import Cell
 from harness.machine.host import free_memory_bytes
 from harness.models import checkpoint, weights
@@ -290,6 +301,9 @@ def _passes(workload: Workload) -> Iterator[Pass]:
                 before = workload.first + turn * (workload.each + workload.new_tokens) if turn else 0
                 new = workload.each if turn else workload.first
                 yield (new, before) if reuse else (before + new, 0)
+    elif isinstance(workload, Batch):
+        for users in workload.concurrency:
+            yield from ((users * (workload.prompt_tokens or 0), 0) for _ in range(workload.rounds + 1))
 
 
 def _steps(workload: Workload) -> Iterator[tuple[int, int]]:
@@ -301,6 +315,10 @@ def _steps(workload: Workload) -> Iterator[tuple[int, int]]:
         for turn in range(1, workload.turns + 1):
             depth = workload.first + turn * (workload.each + workload.new_tokens)
             yield len(workload.prefix_cache) * workload.new_tokens, depth
+    elif isinstance(workload, Batch):
+        for users in workload.concurrency:
+            depth = users * ((workload.prompt_tokens or 0) + workload.new_tokens // 2)
+            yield (workload.rounds + 1) * workload.new_tokens, depth
 
 
 # Forecast a cell's memory, time and known failures from its config and local weights. Starts nothing.

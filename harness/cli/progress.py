@@ -81,6 +81,9 @@ class Progress:
             done = (
                 f"turn {last['turn']}, prefix {prefix}: {last['prefill_ns'] / 1e9:.2f} s to its first token"
             )
+        elif rows.table == "users":
+            last_s = max(rows.columns["last_ns"]) / 1e9
+            done = f"round {last['round']}, {plural(last['concurrency'], 'user')}: {last_s:.2f} s"
         else:
             what = plural(last["n"], "token") if rows.table == "prefill" else "a step"
             done = f"round {last['round']}, depth {last['depth']}: {what} {last['latency_ns'] / 1e6:.2f} ms"
@@ -142,8 +145,8 @@ class Progress:
 
 
 def _of_rows(stored: Stored) -> str:
-    """`pp512 812.0 ms`, `tok/s 94.1 at 0, 61.0 at 4,096`, or `task 12.3 s, 4.1 s with its prefix kept`; empty
-    for a workload without timed rows."""
+    """`pp512 812.0 ms`, `tok/s 94.1 at 0, 61.0 at 4,096`, `task 12.3 s, 4.1 s with its prefix kept`, or
+    `tok/s 94.1 with 1, 160.2 with 2 users`; empty for a workload without timed rows."""
     try:
         found = depth.surface_row(stored.record["workload"]["kind"], [table(stored)])
     except ResultsError:  # the verdict has the reason
@@ -156,6 +159,8 @@ def _of_rows(stored: Stored) -> str:
         return "tok/s " + ", ".join(
             f"{each['tokens_per_s']:.1f} at {each['depth']:,}" for each in depths["at"]
         )
+    if users := [f"{each['tokens_per_s'] or 0:.1f} with {each['users']}" for each in found["users"]]:
+        return f"tok/s {', '.join(users)} users"
     tasks = [f"{each['task_s']:.1f} s" + KEPT * each["prefix_kept"] for each in found["tasks"]]
     return f"task {', '.join(tasks)}" if tasks else ""
 

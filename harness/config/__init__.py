@@ -1,6 +1,7 @@
 """Parse a YAML file into a typed Experiment; each mistake is one sentence. Reads only that file."""
 
 from harness.config.experiment import (
+    Batch,
     Decode,
     Exclude,
     Experiment,
@@ -21,6 +22,7 @@ from harness.config.load import load
 from harness.config.yaml_text import ConfigError
 
 __all__ = [
+    "Batch",
     "ConfigError",
     "Decode",
     "Exclude",

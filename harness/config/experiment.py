@@ -6,7 +6,7 @@ import json
 import re
 from fnmatch import fnmatchcase
 from itertools import product
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -111,6 +111,7 @@ def size_bytes(text: str) -> int:
 
 
 _Self = TypeVar("_Self", bound="_Workload")
+Capability = Literal["logits", "context", "memory", "users"]
 
 
 class _Workload(Frozen):
@@ -119,7 +120,7 @@ class _Workload(Frozen):
 
     timed: ClassVar[Literal["tokens", "rows"] | None] = "tokens"
     """What is timed: each token of one decode, or rows of a table; null: nothing."""
-    needs: ClassVar[Literal["logits", "context", "memory"] | None] = None
+    needs: ClassVar[Capability | None] = None
     """What it needs of a stack besides tokens; null: nothing."""
 
     @property
@@ -231,7 +232,7 @@ class _Surface(_Workload):
     """Processes per cell at most, where the protocol has more: its rows have an interval without others."""
 
     timed = "rows"
-    needs = "context"
+    needs: ClassVar[Capability | None] = "context"
 
     def repeated(self, repeats: int) -> int:
         return min(repeats, self.repeats or repeats)
@@ -348,6 +349,32 @@ class Turns(_Surface):
         return self.first + (self.turns - 1) * self.each + self.turns * self.new_tokens
 
 
+SLOT_STEP = 256  # llama.cpp gives every sequence a multiple of this many KV cells
+
+
+class Batch(_Surface):
+    """Several users at once, each with a prompt of its own, decoded together."""
+
+    kind: Literal["batch"] = "batch"
+    concurrency: list[Annotated[int, Field(ge=1, le=256)]] = Field(  # 256: llama.cpp's LLAMA_MAX_SEQ
+        default=[1, 2, 4, 8, 16], min_length=1, max_length=50
+    )
+    """Users at once."""
+    new_tokens: Annotated[Tokens, Field(ge=2)] = 256
+    """Tokens decoded for each user."""
+    rounds: int = Field(default=3, ge=1, le=1000)
+    """Rounds over all numbers of users, in random order, after one that warms up."""
+
+    needs = "users"
+    _once = field_validator("concurrency")(_each_once)
+
+    @property
+    def holds(self) -> int:
+        """Tokens that its context must hold: those of all users together."""
+        of_each = (self.prompt_tokens or 0) + self.new_tokens
+        return max(self.concurrency) * -(-of_each // SLOT_STEP) * SLOT_STEP
+
+
 class Quality(_Workload):
     """Perplexity of a text, and the divergence from the 16-bit weights: teacher-forced, nothing is timed."""
 
@@ -420,16 +447,8 @@ class Quality(_Workload):
         return self.n_ctx - self.n_ctx // 2 - 1
 
 
-Workload = Decode | MaxCtx | Grow | Prefill | Windows | Turns | Quality
-KINDS: dict[str, type[Workload]] = {
-    "decode": Decode,
-    "max_ctx": MaxCtx,
-    "grow": Grow,
-    "prefill": Prefill,
-    "depth": Windows,
-    "turns": Turns,
-    "quality": Quality,
-}
+Workload = Decode | MaxCtx | Grow | Prefill | Windows | Turns | Batch | Quality
+KINDS: dict[str, type[Workload]] = {kind.model_fields["kind"].default: kind for kind in get_args(Workload)}
 
 
 # The data model of an experiment: typed, frozen, with every matrix expanded. Building one reads nothing.

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from harness.analysis import depth, repeat_figures, sensors, served, traffic, verdicts
+from harness.analysis import depth, repeat_figures, sensors, served, traffic, users, verdicts
 from harness.analysis import flags as analysis_flags
 from harness.analysis.columns import (
     Cell,
@@ -324,7 +324,7 @@ def repeat_row(
     limits = traffic.limits(record, ceiling)
     least = _higher(traffic.limits(record, ceiling, past_cache=True))
     loaded = loaded_of(record)
-    raised = [*notes(record), *machine_drift(drift)]
+    raised = [*notes(record), *machine_drift(drift), *users.notes(record, table)]
     whole_pieces = all(flag.warning is not Warnings.tokens_in_pieces for flag in raised)
     if not whole_pieces:
         figures["B_ci95_ms"], figures["W_identifiable"] = None, False
@@ -409,6 +409,7 @@ def repeat_row(
         "drift": drift.share if drift else None,
         "drift_ci95": drift.ends if drift else None,
         **depth.surface_row(record["workload"]["kind"], [table]),
+        "users_limit": users.limit(record, ceiling),
     }
 
 

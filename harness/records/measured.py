@@ -136,6 +136,8 @@ class Counters(TypedDict):
     piece_tokens: NotRequired[Count]
     """tokens, or texts without ids, in all of them"""
     largest_piece: NotRequired[Count]
+    batch_tokens: NotRequired[Count]
+    """of several users, in all rounds"""
     drafted_tokens: NotRequired[Count]
     """that a server guessed ahead"""
     accepted_tokens: NotRequired[Count]
@@ -199,6 +201,13 @@ class TurnCount(TypedDict):
 
 
 @with_config(DESCRIBED)
+class AlikeTokens(TypedDict):
+    concurrency: Count
+    tokens: Count
+    """the first ones of the last user that are the same alone"""
+
+
+@with_config(DESCRIBED)
 class Surface(TypedDict):
     """Facts besides the rows, of a workload whose result is a table."""
 
@@ -212,6 +221,8 @@ class Surface(TypedDict):
     """of prefill: one of each depth and length"""
     counted: NotRequired[list[TurnCount]]
     """of turns: one of each, where the stack counts"""
+    alike: NotRequired[list[AlikeTokens]]
+    """of users: one of each concurrency, where the stack has the ids"""
     half_widths: NotRequired[Any]
     """of depths: half the 95% interval of the mean step as a share, when it stopped"""
 

@@ -308,12 +308,15 @@ class Model(TypedDict):
 @with_config(DESCRIBED)
 class Workload(TypedDict):
     kind: Text
-    """`decode`, `grow`, `max_ctx`, `prefill`, `depth`, `turns` or `quality`"""
+    """`decode`, `grow`, `max_ctx`, `prefill`, `depth`, `turns`, `batch` or `quality`"""
     prompt_tokens: Count
     new_tokens: Count
     prompt: NotRequired[list[Count]]
     """ids of its tokens"""
     prompt_source: NotRequired[Text]
+    concurrency: NotRequired[list[Count]]
+    """of `batch`: users at once, each number in `rounds` rounds"""
+    rounds: NotRequired[Count]
     bos: NotRequired[Switch]
     """of `quality`: false: no BOS was put in front; missing: where the tokenizer asks for one"""
     past_trained: NotRequired[Switch]

@@ -33,6 +33,7 @@ from harness.report import (
     served,
     summary,
     tables,
+    users,
 )
 from harness.report.picture import Picture
 from harness.report.plots import Chapter, Figure, Plotly, marks, plain_figure
@@ -51,6 +52,7 @@ def figures_chapters(study: Study) -> dict[str, Chapter[Any]]:
         "prefill": prefill_depth_turns.prefill_chapter(study),
         "depth": prefill_depth_turns.depth_chapter(study),
         "turns": prefill_depth_turns.turns_chapter(study),
+        "users": users.chapter(study),
     }
     return {name: chapter for name, chapter in found.items() if chapter}
 

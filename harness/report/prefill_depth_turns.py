@@ -18,7 +18,7 @@ from harness.analysis.columns import (
 )
 from harness.analysis.prefill import TARGETS
 from harness.dataset.study import Curve, Floats, Study, bounds, labels, timed
-from harness.report import tables
+from harness.report import tables, users
 from harness.report.plots import (
     COLOURS,
     NO_COLOUR,
@@ -668,4 +668,6 @@ def shown_workloads(rows: Sequence[Cell]) -> list[Table]:
         found.append(tables.of_columns("", columns(deep), deep))
     if talked := [row for row in rows if timed(row) == TURNS_KIND]:
         found.append(tables.of_columns("", TURNS_COLUMNS, shown_conversations(talked)))
+    if several := [row for row in rows if timed(row) == users.KIND]:
+        found.append(tables.of_columns("", users.COLUMNS, users.shown(several)))
     return found

@@ -187,7 +187,7 @@ def _hashed(match: re.Match[str]) -> str:
 
 SUFFIX = ".tar.zst"
 MANIFEST, RECORD = "manifest.json", "record.json"
-TABLES = ("tokens", "memory", "sensors", "prefill", "windows", "turns")
+TABLES = ("tokens", "memory", "sensors", "prefill", "windows", "turns", "users")
 # A campaign of 150 cells with 3 repeats of 10,000 tokens takes about 30 MB, unpacked.
 MOST_FILE_BYTES, MOST_BYTES, MOST_MEMBERS = 48 << 20, 96 << 20, 20_000
 MAGIC = bytes.fromhex("28b52ffd")  # of a zstd frame

@@ -130,8 +130,9 @@ class Trial:
 
 
 # What a workload, a check or weights may need of a stack: its logits; a context that can be filled, cut and
-# kept; memory that is its own process's; and that ids are enough, without a vocabulary.
-CAPABILITIES = ("logits", "context", "memory", "ids")
+# kept; memory that is its own process's; several users at once; and that it needs no vocabulary.
+CAPABILITIES = ("logits", "context", "memory", "users", "ids")
+ONE_USER = "it serves one user at a time"  # unless its header has `several_users`
 WITHOUT_FILES = ("none", "served")
 PURPOSES, KINDS_OF_DEVICES = ("decode", "prefill"), ("cpu", "gpu")
 
@@ -446,7 +447,7 @@ def parse(stack: str, text: str) -> Header:
             applies=tool.get("applies", {}),
             wrappers=tool.get("wrappers", base.wrappers if base else None),
             converts=tool.get("converts", {}),
-            cannot=tool.get("cannot", {}),
+            cannot=({} if tool.get("several_users") else {"users": ONE_USER}) | tool.get("cannot", {}),
             simulated=tool.get("simulated", False),
             jobs_of=tool.get("jobs_of", ""),
             secret=tool.get("secret", ""),

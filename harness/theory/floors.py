@@ -21,6 +21,7 @@ from harness.theory.tensors import Tensor, is_of_experts, streamed_bytes
 PADDING = 256  # llama.cpp pads the cache it attends over to this many cells
 UNSYNCHRONISED = 0.9  # prefill reads all weights too, so it cannot take less than this share of a later step
 MOVED_STATE = 2  # a state is read and written
+MOST_USERS = 4096  # more share no machine that these limits are of
 COPIED = 3  # a concatenated cache: n read by attention, n read and n written by the copy, none of it cached
 
 
@@ -140,6 +141,25 @@ def decode_floor_s(
     read = demand.weight_bytes_per_token + kv_bytes_moved(demand, n, kv_read, length)
     computed = sum(reach.flops * attended(reach, n, kv_read, length) for reach in demand.reaches)
     return max(read / ceiling.bytes_per_s, (demand.flops_per_token + computed) / ceiling.flops)
+
+
+def batch_floor_s(demand: Demand, ceiling: Ceiling, users: int, n: int) -> float:
+    """Lower bound of a decode step of several users, each at position n: the weights are read once, KV and
+    computing count for each."""
+    return max(*_batch_s(demand, ceiling, users, n))
+
+
+def compute_bound_users(demand: Demand, ceiling: Ceiling, n: int) -> int | None:
+    """The fewest users with whom a step takes longer to compute than to read; null: not up to MOST_USERS."""
+    steps = ((users, *_batch_s(demand, ceiling, users, n)) for users in range(1, MOST_USERS + 1))
+    return next((users for users, read_s, compute_s in steps if compute_s >= read_s), None)
+
+
+def _batch_s(demand: Demand, ceiling: Ceiling, users: int, n: int) -> tuple[float, float]:
+    """Time to read, and to compute."""
+    read = demand.read_by(users) + demand.lm_head_bytes + users * kv_bytes_moved(demand, n)
+    computed = sum(reach.flops * attended(reach, n) for reach in demand.reaches)
+    return read / ceiling.bytes_per_s, users * (demand.flops_per_token + computed) / ceiling.flops
 
 
 def B_s(demand: Demand, ceiling: Ceiling, kv_read: str = "grows", length: int | None = None) -> float:

@@ -337,9 +337,12 @@ def model_params(request: Request) -> dict[str, Any]:
     return found
 
 
-def make_context(model: int, options: dict[str, Any], outputs: int = 0, on_node: Any = None) -> int:
+def make_context(
+    model: int, options: dict[str, Any], outputs: int = 0, on_node: Any = None, sequences: int = 1
+) -> int:
     """A llama_context pointer, to be freed by llama_free. `outputs`: the most tokens at once with logits, 0
-    for all. `on_node`: the evaluation callback. Raises DoesNotFit, or the error of llama.cpp."""
+    for all. `on_node`: the evaluation callback. `sequences`: which share n_ctx in equal parts, each a
+    multiple of 256 tokens. Raises DoesNotFit, or the error of llama.cpp."""
     params = lib.llama_context_default_params()
     if on_node is not None:
         params.cb_eval = on_node
@@ -347,6 +350,7 @@ def make_context(model: int, options: dict[str, Any], outputs: int = 0, on_node:
     params.n_batch = options["n_batch"]
     params.n_ubatch = options["n_ubatch"]
     params.n_outputs_max = outputs
+    params.n_seq_max = sequences
     params.n_threads = params.n_threads_batch = options["threads"]
     params.flash_attn_type = (
         lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if options["flash_attn"] else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED

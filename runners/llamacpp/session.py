@@ -8,7 +8,7 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_bool, c_int, c_uint32, c_void_p
 from pathlib import Path
@@ -31,7 +31,7 @@ from runners.llamacpp.lib import (
     system_info,
     versions,
 )
-from runners.protocol import Request, not_a_number
+from runners.protocol import Answer, Request, not_a_number
 from runners.workloads import scoring
 from runners.workloads.experts import Heard
 from runners.workloads.warm_up import rehearsed_windows
@@ -40,7 +40,7 @@ from runners.workloads.warm_up import rehearsed_windows
 
 
 class LlamaContext:
-    """One context, whose only sequence has the number 0; see runners.protocol.Session."""
+    """One context, whose first sequence has the number 0; see runners.protocol.Session."""
 
     def __init__(self, context: int) -> None:
         self._context = context
@@ -234,7 +234,7 @@ class LlamaSession(LlamaContext):
         """Greedy ids from the logits that are there; `first`: positions held, `decoded`: when llama_decode
         returned."""
         context, batch, clock = self._context, self._batch, time.perf_counter_ns
-        wait_ns, argmax_ns, fixed = self._wait_ns, self._argmax_ns, self._fixed
+        wait_ns, argmax_ns = self._wait_ns, self._argmax_ns
         batch.n_tokens = 1
         batch.logits[0] = 1
         began = None
@@ -253,7 +253,7 @@ class LlamaSession(LlamaContext):
             yield token
             if position == first + new_tokens - 1:
                 return  # the last token is never fed back
-            batch.token[0] = token if fixed is None else fixed[position % len(fixed)]
+            batch.token[0] = self._fed(token, position)
             batch.pos[0] = position
             began = clock()
             refused = lib.llama_decode(context, batch)
@@ -271,6 +271,64 @@ class LlamaSession(LlamaContext):
         self._keeps[count - keep : count] = 1
         if refused := lib.llama_decode(self._context, self._batch):
             raise self._refusal(refused, start + len(ids) - 1)
+
+    def serve_batch(self, prompts: list[list[int]], new_tokens: int) -> list[Answer]:
+        """See runners.protocol.Session. Each user is a sequence. Prompts follow each other in batches of
+        n_batch tokens, as in llama-batched-bench; then each step has one token of every user."""
+        if len(prompts) > self._n_batch:
+            raise ValueError(f"{len(prompts)} users need an n_batch of at least as many")
+        self._clear()
+        clock, began = time.perf_counter_ns, time.perf_counter_ns()
+        users = range(len(prompts))
+        ids: list[list[int]] = [[] for _ in users]
+        t_ns: list[list[int]] = [[] for _ in users]
+        places = [(user, position) for user in users for position in range(len(prompts[user]))]
+        try:
+            for start in range(0, len(places), self._n_batch):
+                chunk = places[start : start + self._n_batch]
+                ends = [at for at, (user, n) in enumerate(chunk) if n == len(prompts[user]) - 1]
+                found = self._together([prompts[user][n] for user, n in chunk], chunk, ends)
+                now = clock() - began
+                for at, token in zip(ends, found, strict=True):
+                    ids[chunk[at][0]].append(token)
+                    t_ns[chunk[at][0]].append(now)
+            for step in range(new_tokens - 1):
+                chunk = [(user, len(prompts[user]) + step) for user in users]
+                fed = [self._fed(ids[user][-1], position + prompts[user][0]) for user, position in chunk]
+                found = self._together(fed, chunk, users)
+                now = clock() - began
+                for user in users:
+                    ids[user].append(found[user])
+                    t_ns[user].append(now)
+        finally:
+            for at in range(self._n_batch):
+                self._batch.seq_id[at][0] = 0
+        for user in users:
+            held = int(lib.llama_memory_seq_pos_max(self._memory, user)) + 1
+            if held != len(prompts[user]) + new_tokens - 1:
+                raise RuntimeError(f"the KV cache of user {user} holds {held} tokens after {new_tokens}")
+        return [Answer(t_ns[user], ids[user]) for user in users]
+
+    def _together(self, ids: list[int], places: list[tuple[int, int]], keep: Sequence[int]) -> list[int]:
+        """Decode ids of several sequences as one batch; the ids with the highest logits after those at the
+        indices `keep`. `places`: sequence and position of each."""
+        count = self._batch.n_tokens = len(ids)
+        self._ids[:count] = ids
+        self._positions[:count] = [position for _, position in places]
+        self._keeps[:count] = 0
+        self._keeps[list(keep)] = 1
+        for at, (sequence, _) in enumerate(places):
+            self._batch.seq_id[at][0] = sequence
+        if refused := lib.llama_decode(self._context, self._batch):
+            raise self._refusal(refused, max(position for _, position in places))
+        rows = [self._logits(at) for at in keep]
+        found = [int(row.argmax()) for row in rows]
+        if not all(math.isfinite(row[token]) for row, token in zip(rows, found, strict=True)):
+            raise ValueError("not-a-number logits")
+        return found
+
+    def _fed(self, token: int, position: int) -> int:
+        return token if self._fixed is None else self._fixed[position % len(self._fixed)]
 
     def _refusal(self, code: int, position: int) -> Exception:
         if code == 1:

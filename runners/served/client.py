@@ -1,4 +1,4 @@
-"""A client of one server: find out what it is, and stream tokens from it, one request at a time."""
+"""A client of one server: find out what it is, and stream tokens from it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ class Client:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # No proxies: a variable of the environment must not send the requests elsewhere.
         self._http = httpx.Client(
-            headers=headers, trust_env=False, timeout=httpx.Timeout(None, connect=CONNECT_S)
+            headers=headers,
+            trust_env=False,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            limits=httpx.Limits(),  # no limit: a connection for every user
         )
 
     def ask(self, path: str, body: Json | None = None) -> httpx.Response:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import platform
 import random
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 
+from runners.protocol import Answer
 from runners.served.apis import CHAT, Json, Prompt
 from runners.served.client import Client, ServerError, Stream, api_of
 
@@ -22,7 +26,7 @@ TRIES = 12  # requests to find a text of as many tokens as asked for
 
 
 class ServedSession:
-    """One model of a server; see runners.protocol.Session. It generates, and can do nothing else."""
+    """One model of a server; see runners.protocol.Session. It generates, for one user or several."""
 
     chunk = 1
     elsewhere = True  # the server is another process
@@ -39,6 +43,7 @@ class ServedSession:
         self._stream: Stream | None = None
         self._generated_before: float | None = None
         self._ended_ns = self._began_ns = 0
+        self._batches: Counter[str] = Counter()
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """What is asked besides the tokens is asked before, outside TTFT."""
@@ -61,12 +66,53 @@ class ServedSession:
             for _ in pieces:  # an answer that was not read to its end would cost the connection
                 pass
 
-    def _prompt(self, ids: list[int]) -> Prompt:
+    def serve_batch(self, prompts: list[list[int]], new_tokens: int) -> list[Answer]:
+        """See runners.protocol.Session. A thread and a connection for each user; a text prompt begins with
+        digits of its own."""
+        texts = [self._prompt(prompt, several=True) for prompt in prompts]
+        before = self._client.total_generated(self._api)
+        began: list[int] = []
+        ready = threading.Barrier(len(prompts), lambda: began.append(clock()))
+
+        def answer(text: Prompt) -> tuple[Answer, Stream]:
+            ready.wait()
+            stream = self._client.stream(self._api, self._model, text, new_tokens)
+            head, t_ns, ids = clock(), [], []
+            for piece in stream:
+                t_ns += [clock() - began[0]] * len(piece)
+                ids += piece
+            ended, count = clock(), stream.counts.generated
+            if count is not None:  # pieces without ids may have had several tokens
+                t_ns = (t_ns + [ended - began[0]] * count)[:count]
+            if stream.pieces <= 1 < len(t_ns):
+                raise ServerError(f"the server sent all {len(t_ns)} tokens at once: it does not stream")
+            same = self._prompt_is_here and self._api.sends_ids and not self._api.keeps_prefix
+            return Answer(t_ns, ids if same else None, max(0, ended - head - stream.waited_ns)), stream
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            answers, streams = zip(*pool.map(answer, texts), strict=True)
+        total, counted = self._client.total_generated(self._api), self._batches
+        own = sum(len(each.t_ns) for each in answers)
+        counted["batch_tokens"] += own
+        if total is not None and before is not None:
+            counted["others_tokens"] += max(0, round(total - before) - own)
+        for stream in streams:
+            counted["pieces"] += stream.pieces
+            counted["largest_piece"] = max(counted["largest_piece"], stream.most)
+            for name in ("cached", "drafted", "accepted"):
+                counted[f"{name}_tokens"] += getattr(stream.counts, name) or 0
+        return list(answers)
+
+    def batch_counters(self) -> dict[str, int]:
+        """See runners.protocol.Session."""
+        return dict(self._batches)
+
+    def _prompt(self, ids: list[int], several: bool = False) -> Prompt:
         """A prompt of as many tokens as the ids are, by the server's own count where it is a text. Where a
-        server keeps prefixes, it does not begin as the one before."""
+        server keeps prefixes, or where it is one of several, it does not begin as the one before."""
         if self._prompt_is_here:
             return random.sample(ids, len(ids)) if self._api.keeps_prefix else ids
-        front = _front() if self._api.keeps_prefix else ""
+        front = _front() if self._api.keeps_prefix or several else ""
         if self._api.takes_ids:
             found = self._tokenized(front + TEXT * (1 + len(ids) // 20))[: len(ids)]
             return found or random.sample(ids, len(ids))  # small ones, which any vocabulary has

@@ -15,6 +15,7 @@ next generations report that their threads had no CPU for 30% of the time; each 
 # [tool.harness]
 # summary = "a stack of known truth; runs nothing, for tests and for learning the harness"
 # weights = "none"
+# several_users = true
 # simulated = true
 # named = ["quant"]
 #
@@ -63,6 +64,12 @@ next generations report that their threads had no CPU for 30% of the time; each 
 # minimum = 0
 # default = 0.2
 # help = "latency at zero context, ms"
+#
+# [tool.harness.options.user_ms]
+# type = "float"
+# minimum = 0
+# default = 0.0
+# help = "what each further user adds to a step of several, ms"
 #
 # [tool.harness.options.W_tokens_per_ms]
 # type = "float"
@@ -268,7 +275,7 @@ from pathlib import Path
 from typing import Any
 
 from runners import clock
-from runners.protocol import Instruments, Request, Say
+from runners.protocol import Answer, Instruments, Request, Say
 
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (MemoryError,)
 SPIN_NS = 200_000  # busy-wait this long before a token is due, since sleep overshoots by about 60 us
@@ -427,6 +434,24 @@ class FakeSession:
             if k > 1:
                 self._evaluated += 1
             yield chance.randrange(512)
+
+    def serve_batch(self, prompts: list[list[int]], new_tokens: int) -> list[Answer]:
+        """A step takes `user_ms` longer for each further user; prompts follow each other."""
+        options, began, users = self._options, self._clock.now_ns(), len(prompts)
+        due = began
+        t_ns: list[list[int]] = [[] for _ in prompts]
+        for of_user in t_ns:
+            due += int(options["prefill_ms"] * self._slower * 1e6)
+            self._clock.wait_until(due)
+            of_user.append(self._clock.now_ns() - began)
+        for k in range(2, (options["stop_after"] or new_tokens) + 1):
+            step_ms = self._latency_ms(len(prompts[0]) + k) + (users - 1) * options["user_ms"]
+            due += int(step_ms * self._slower * 1e6)
+            self._clock.wait_until(due)
+            for of_user in t_ns:
+                of_user.append(self._clock.now_ns() - began)
+        ids = [random.Random(str(prompt)).choices(range(512), k=len(t_ns[0])) for prompt in prompts]
+        return [Answer(*of_user) for of_user in zip(t_ns, ids, strict=True)]
 
     def _latency_ms(self, n: int) -> float:
         """B + (n - 1) / W for the token at position n (from 1), with plateau and spikes."""

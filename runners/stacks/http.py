@@ -6,6 +6,7 @@
 # [tool.harness]
 # summary = "a server that runs already: llama-server, Ollama, vLLM or another OpenAI-compatible one"
 # weights = "served"
+# several_users = true
 # jobs_of = "llamacpp"
 # secret = "key"
 #

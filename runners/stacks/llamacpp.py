@@ -6,6 +6,7 @@
 # [tool.harness]
 # summary = "llama.cpp through llama-cpp-python: GGUF files and converted checkpoints, on CPUs and GPUs"
 # weights = "gguf"
+# several_users = true
 # named = ["quant"]
 # memory = "llama.cpp"
 # reference = { type_k = "f32", type_v = "f32", flash_attn = false }
@@ -256,13 +257,14 @@ def load(request: Request) -> LlamaSession:
     if requested not in (None, found):
         raise ValueError(f"{request.model['path']}: asked for {requested}, the file holds {found}")
     cpus, heard = request.options.get("cpus"), _heard(model, request)
-    context = make_context(model, request.options, on_node=heard and heard.callback)
+    callback = heard and heard.callback
+    context = make_context(model, request.options, on_node=callback, sequences=request.users)
     pinned = bool(cpus) and request.device == "cpu"
     pool = pin(context, request.options["threads"], cpus_in(cpus)) if pinned else None
     session = LlamaSession(request, model, context, pool)
     session.heard = heard
     if request.device != "cpu" and request.job == "generate":
-        session.rehearse(request.options["n_ctx"] - 1)
+        session.rehearse(request.options["n_ctx"] // request.users - 1)
     return session
 
 

@@ -6,6 +6,7 @@
 # [tool.harness]
 # summary = "llama-server on loopback (xllamacpp's wheels): what serving adds to llama.cpp"
 # weights = "gguf"
+# several_users = true
 # named = ["quant"]
 # memory = "llama.cpp"
 # jobs_of = "llamacpp"
@@ -46,7 +47,7 @@
 # minimum = 1
 # maximum = 2147483392  # positions are int32
 # default-from = "tokens"
-# help = "KV cells of the one slot, rounded up to 256 by llama.cpp; default: prompt + new tokens"
+# help = "KV cells of all slots together, in multiples of 256 each; default: prompt + new tokens of all users"
 #
 # [tool.harness.options.n_batch]
 # type = "int"
@@ -128,7 +129,7 @@ def _params(request: Request) -> xllamacpp.CommonParams:
     options, params = request.options, xllamacpp.CommonParams()
     params.model.path = request.model["path"]
     params.hostnames, params.port = [LOOPBACK], 0
-    params.n_parallel = 1
+    params.n_parallel = request.users  # slots, which share n_ctx in equal parts
     params.n_ctx, params.n_batch, params.n_ubatch = (
         options[each] for each in ("n_ctx", "n_batch", "n_ubatch")
     )

@@ -1,0 +1,180 @@
+"""Several users at once: speed of all and of each, waiting times, fairness, and the limit. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis import traffic
+from harness.analysis.columns import Percentiles, UsersLimit, UsersRow
+from harness.analysis.flags import CEILING_TOLERANCE
+from harness.analysis.served import CLIENT_SHARE
+from harness.analysis.warnings import Flag, Warnings
+from harness.base.text import plural
+from harness.records import tables
+from harness.records.kinds import Record, done_of, loaded_of
+from harness.records.measured import Surface
+from harness.theory import floors
+
+Columns = Mapping[str, Sequence[int]]
+Floats = NDArray[np.float64]
+Round = Mapping[str, Floats]
+"""A round's columns, a value per user; times in ms."""
+
+
+def rows(found: Sequence[Columns]) -> list[UsersRow]:
+    """One row per number of users; rounds of several repeats are pooled.
+
+    `tokens_per_s`: of all users together, from the first token of the last user on, as S_TG of
+    llama-batched-bench. `output_tokens_per_s`: all tokens over all of the time, prompts included.
+    `user_tokens_per_s`: of one user after its first token. Medians over rounds, or over users and rounds.
+    """
+    return [_row(users, rounds) for users, rounds in sorted(_rounds(found).items())]
+
+
+def _rounds(found: Sequence[Columns]) -> dict[int, list[Round]]:
+    rounds: dict[int, list[Round]] = {}
+    for table in filter(None, found):
+        columns = {name: np.array(column, dtype=float) for name, column in table.items()}
+        columns |= {name.replace("_ns", "_ms"): ns / 1e6 for name, ns in columns.items() if "_ns" in name}
+        for number, users in sorted({*zip(table["round"], table["concurrency"], strict=True)}):
+            of_round = (columns["round"] == number) & (columns["concurrency"] == users)
+            rounds.setdefault(users, []).append({name: each[of_round] for name, each in columns.items()})
+    return rounds
+
+
+def _row(users: int, rounds: Sequence[Round]) -> UsersRow:
+    together = [rate for each in rounds if (rate := _together(each)) is not None]
+    tpot = [_tpot_ms(each) for each in rounds]
+    fair = [float(each.min() / each.max()) for each in tpot if len(each) and each.max() > 0]
+    of_each = np.concatenate(tpot)
+    middle = float(np.median(of_each)) if len(of_each) else 0.0
+    outputs = [float(each["tokens"].sum() / each["last_ms"].max()) * 1e3 for each in rounds]
+    return {
+        "users": users,
+        "rounds": len(rounds),
+        "tokens_per_s": float(np.median(together)) if together else None,
+        "output_tokens_per_s": float(np.median(outputs)),
+        "user_tokens_per_s": 1e3 / middle if middle else None,
+        "ttft_ms": _percentiles(np.concatenate([each["ttft_ms"] for each in rounds])),
+        "tpot_ms": _percentiles(of_each) if len(of_each) else None,
+        "slowest_over_fastest": float(np.median(fair)) if fair else None,
+        "queued": any(map(_queued, rounds)),
+    }
+
+
+def _together(each: Round) -> float | None:
+    """Tokens per second of all users, while all have their first token; null if none came then."""
+    took = float(each["last_ms"].max() - each["ttft_ms"].max())
+    return float(each["late"].sum()) / took * 1e3 if took > 0 else None
+
+
+def _tpot_ms(each: Round) -> Floats:
+    """Of each user with two tokens or more."""
+    several = each["tokens"] > 1
+    took: Floats = (each["last_ms"] - each["ttft_ms"])[several] / (each["tokens"][several] - 1)
+    return took
+
+
+def _queued(each: Round) -> bool:
+    return bool(each["ttft_ms"].max() > each["last_ms"].min())
+
+
+def _percentiles(values: Floats) -> Percentiles:
+    middle, p90, p99 = map(float, np.percentile(values, [50, 90, 99]))
+    return {"median": middle, "p90": p90, "p99": p99}
+
+
+# Theory: weights read once per step, KV cache read and tokens computed for each user.
+
+
+def limit(record: Record, bandwidth: float | None) -> UsersLimit | None:
+    """By the data sheet; where that is unknown, by the measured bandwidth. Null for other workloads, and
+    where neither or the model's bytes are known."""
+    needs, ceiling = traffic.batch_demand(record), traffic.prefill_ceiling(record)
+    concurrency = record["workload"].get("concurrency")
+    by = "data sheet" if ceiling else "measured bandwidth"
+    ceiling = ceiling or (floors.Ceiling(bandwidth, math.inf) if bandwidth else None)
+    if not concurrency or needs is None or ceiling is None:
+        return None
+    n = _middle(record)
+    return {
+        "by": by,
+        "tokens_per_s": [
+            (users, users / floors.batch_floor_s(needs, ceiling, users, n)) for users in sorted(concurrency)
+        ],
+        "compute_bound_from": floors.compute_bound_users(needs, ceiling, n),
+    }
+
+
+def _middle(record: Record) -> int:
+    """The mean position of decode steps."""
+    return record["workload"]["prompt_tokens"] + record["workload"]["new_tokens"] // 2
+
+
+# What makes its rows wrong, and what to know about them.
+
+
+def faults(record: Record, table: Columns, bandwidth: float | None) -> list[Flag]:
+    """Reasons why the rows are not those of so many users, each with all of its tokens."""
+    workload, counters = record["workload"], done_of(record)["counters"]
+    rounds, found = _rounds([table]), []
+    if len(table["user"]) != workload.get("rounds", 0) * sum(workload.get("concurrency", [])):
+        found.append(Warnings.rows_missing.flag(what="table of timed rows"))
+    if wrong := [tokens for tokens in table["tokens"] if tokens != workload["new_tokens"]]:
+        tokens = plural(min(wrong), "token")
+        found.append(Warnings.other_length.flag(tokens=tokens, requested=workload["new_tokens"]))
+    if cached := counters.get("cached_tokens"):
+        found.append(Warnings.prompts_reused.flag(cached=plural(cached, "token")))
+    busiest = max((each for several in rounds.values() for each in several), key=_client_share)
+    if (share := _client_share(busiest)) > CLIENT_SHARE:
+        delay = float(busiest["client_ms"].sum() / busiest["tokens"].sum())
+        found.append(Warnings.client_too_slow.flag(share=share, delay=delay))
+    return [*found, *_faster_than_possible(record, rounds, bandwidth)]
+
+
+def _client_share(each: Round) -> float:
+    """Of a round's time: one client serves all users, one after another."""
+    return float(each["client_ms"].sum() / each["last_ms"].max())
+
+
+def _faster_than_possible(
+    record: Record, rounds: Mapping[int, Sequence[Round]], bandwidth: float | None
+) -> list[Flag]:
+    """A flag where a step took less than reading all that no cache holds, at the higher ceiling."""
+    needs, ceiling = traffic.batch_demand(record), traffic.prefill_ceiling(record)
+    rate = max(ceiling.bytes_per_s if ceiling else 0.0, bandwidth or 0.0)
+    if needs is None or not rate:
+        return []
+    needs = replace(needs, layer_bytes=max(0.0, needs.layer_bytes - traffic.cache_bytes(record)))
+    at_most = floors.Ceiling(rate, ceiling.flops if ceiling else math.inf)
+    for users, several in rounds.items():
+        measured = _row(users, several)["tokens_per_s"]
+        least_s = floors.batch_floor_s(needs, at_most, users, _middle(record))
+        if measured and measured * least_s > users * CEILING_TOLERANCE:
+            numbers = {"users": plural(users, "user"), "rate": measured, "most": users / least_s}
+            return [Warnings.users_faster_than_limit.flag(**numbers)]
+    return []
+
+
+def notes(record: Record, table: Columns) -> list[Flag]:
+    """Users who waited for others, and ids that differ from those of one user alone; none of other
+    workloads."""
+    if tables.name_of(record) != "users":
+        return []
+    found = []
+    if waited := [each["users"] for each in rows([table]) if each["queued"]]:
+        served = loaded_of(record).get("served")
+        slots = served and served.get("slots")
+        has = f"; the server has {plural(slots, 'slot')}" if slots else ""
+        found.append(Warnings.users_queued.flag(users=plural(min(waited), "user"), slots=has))
+    surface = done_of(record).get("surface") or Surface()
+    fewest = min(surface.get("alike", []), key=lambda each: each["tokens"], default=None)
+    if fewest and fewest["tokens"] < (requested := record["workload"]["new_tokens"]):
+        users, alike = plural(fewest["concurrency"], "user"), f"the first {fewest['tokens']} of {requested}"
+        found.append(Warnings.ids_differ.flag(users=users, alike=alike))
+    return found

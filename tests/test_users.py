@@ -1,0 +1,226 @@
+"""Several users at once: the fake's truth, servers with concurrent streams, the limit, the chapter."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Ran, stored_in, write_config
+from stand_in_server import Behaviour, serving
+
+from harness import records
+from harness.analysis import users as analysis
+from harness.analysis import verdicts
+from harness.analysis.verdicts import verdict
+from harness.analysis.warnings import Warnings
+from harness.dataset.study import load_study
+from harness.report import page as report_page
+from harness.report import users as report_users
+from harness.stacks.header import stacks
+from harness.theory.floors import Ceiling, Demand, Reach, batch_floor_s, compute_bound_users, decode_floor_s
+
+PROTOCOL = {"repeats": 1, "measure_bandwidth": False, "retry_disturbed": 0, "timeout_s": 120}
+PROTOCOL |= {"warmup": {"at_least_s": 0, "max_windows": 2, "tolerance": 0.99}}
+TRUTH = {"stack": "fake", "name": "v", "prefill_ms": 10, "B_ms": 4, "user_ms": 1}
+Ended = dict[str, Any]
+
+
+def ran_with(harness: Callable[..., Ran], folder: Path, variant: Ended, **workload: Any) -> Ran:
+    keys = {"workloads": [{"kind": "batch", "concurrency": [1, 4], "new_tokens": 12} | workload]}
+    if variant["stack"] == "http":
+        keys["models"] = [{"name": "m", "weights": "served"}]
+    return harness("run", write_config(folder / "c.yaml", [variant], PROTOCOL, keys), "-o", "r")
+
+
+@pytest.fixture
+def of_fake(harness: Callable[..., Ran], tmp_path: Path) -> Callable[..., Any]:
+    def run(**options: Any) -> Any:
+        ran = ran_with(harness, tmp_path, TRUTH | options)
+        (stored,) = stored_in(tmp_path / "r")
+        return stored, ran
+
+    return run
+
+
+def test_the_figures_of_the_fake_are_its_truth(of_fake):
+    stored, ran = of_fake()
+    (cell,) = load_study([stored]).cells
+    assert (cell["status"], cell["flags"]) == ("ok", [])
+    one, four = cell["users"]
+    assert [(each["users"], each["rounds"], each["queued"]) for each in (one, four)] == [
+        (1, 3, False),
+        (4, 3, False),
+    ]
+    assert one["tokens_per_s"] == pytest.approx(1e3 / 4, rel=1e-3)
+    assert four["tokens_per_s"] == pytest.approx(4e3 / (4 + 3), rel=1e-3)
+    assert four["output_tokens_per_s"] == pytest.approx(4 * 12e3 / (40 + 11 * 7), rel=1e-3)
+    # Prompts follow each other: first tokens at 10, 20, 30 and 40 ms, the last of all at 117.
+    assert four["ttft_ms"]["median"] == pytest.approx(25, rel=1e-3)
+    assert four["ttft_ms"]["p99"] == pytest.approx(40, rel=1e-3)
+    tpot = [(117 - first) / 11 for first in (10, 20, 30, 40)]
+    assert four["tpot_ms"]["median"] == pytest.approx((tpot[1] + tpot[2]) / 2, rel=1e-3)
+    assert four["user_tokens_per_s"] == pytest.approx(1e3 / four["tpot_ms"]["median"])
+    assert four["slowest_over_fastest"] == pytest.approx(tpot[3] / tpot[0], rel=1e-3)
+    assert "tok/s 250.0 with 1, 571.4 with 4 users" in ran.err
+    assert len(records.table(stored)["user"]) == 3 * (1 + 4)
+
+
+def test_a_user_with_fewer_tokens_than_requested_makes_the_record_invalid(of_fake):
+    stored, ran = of_fake(stop_after=7)
+    assert verdict(stored.record, None, True, None, records.table(stored)).status == "invalid"
+    assert "7 tokens generated, 12 requested" in ran.out + ran.err
+
+
+def test_a_table_without_some_of_its_users_is_invalid(of_fake):
+    stored, _ = of_fake()
+    cut = {name: column[:-1] for name, column in records.table(stored).items()}
+    found = verdict(stored.record, None, True, None, cut)
+    assert (found.status, found.reasons) == ("invalid", ["its table of timed rows is missing or damaged"])
+
+
+def test_what_is_faster_than_reading_the_weights_once_per_step_is_invalid(of_fake):
+    stored, _ = of_fake()
+    table, record = records.table(stored), copy.deepcopy(stored.record)
+    record["machine"]["last_level_cache_bytes"] = 0
+    read_s = record["loaded"]["model_bytes"] / 1e9  # 2 ms at 1 GB/s; a step of the fake takes 4
+    assert verdict(record, 1e9, True, None, table).status == "ok"
+    found = verdict(record, 1e9 * read_s / 5e-3, True, None, table)
+    assert found.status == "invalid"
+    assert found.reasons[0].startswith("1 user at once: 250 tok/s, but reading weights and cache allows ")
+
+
+def test_theory_reads_the_weights_once_and_the_cache_and_computes_for_each_user():
+    needs = Demand(10**9, 10**8, 2e9, 2e8, 0, (Reach(1e5, 4e5),))
+    ceiling = Ceiling(1e11, 1e13)
+    assert batch_floor_s(needs, ceiling, 1, 500) == decode_floor_s(needs, ceiling, 500)
+    assert batch_floor_s(needs, ceiling, 8, 500) == (2.2e9 + 8 * 5e7) / 1e11
+    assert compute_bound_users(needs, ceiling, 500) is None  # each user's cache takes longer than its FLOP
+    turn = compute_bound_users(needs, ceiling, 100)
+    assert turn == math.ceil(2.2e9 / 1e11 / ((2.2e9 + 4e7) / 1e13 - 1e7 / 1e11))
+    assert batch_floor_s(needs, ceiling, turn, 100) == turn * (2.2e9 + 4e7) / 1e13
+
+
+def test_the_limit_is_by_the_measured_bandwidth_where_there_is_no_data_sheet(of_fake):
+    stored, _ = of_fake()
+    limit = analysis.limit(stored.record, 1e9)
+    weights = stored.record["loaded"]["model_bytes"]
+    kv = load_study([stored]).cells[0]["kv_bytes_per_token"]
+    assert limit["by"] == "measured bandwidth"
+    assert limit["compute_bound_from"] is None
+    rates = [users * 1e9 / (weights + users * kv * (25 + 6)) for users in (1, 4)]
+    assert [rate for _, rate in limit["tokens_per_s"]] == pytest.approx(rates)
+    assert analysis.limit(stored.record, None) is None
+
+
+def test_the_chapter_draws_all_users_and_each_against_their_number_with_the_limit(of_fake):
+    stored, _ = of_fake()
+    study = load_study([stored])
+    study = replace(study, cells=[{**study.cells[0], "users_limit": analysis.limit(stored.record, 1e9)}])
+    chapter = report_users.chapter(study)
+    every, each = chapter.figures["tiny-qwen2"]
+    assert [trace["meta"].get("kind") for trace in every.data] == [None, "theory"]
+    assert every.data[0]["x"] == every.data[1]["x"] == [1, 4]
+    assert every.data[0]["y"] == pytest.approx([250, 571.4], rel=1e-3)
+    assert len(each.data) == 1
+    ((_, table, _),) = chapter.tables_of("tiny-qwen2")
+    assert [line[2] for line in table.lines] == ["1", "4"]
+    assert 'id="m0-users"' in report_page.page(study)
+    assert "Several users" not in report_page.page(load_study([]))
+
+
+def test_ids_that_differ_from_those_of_one_user_alone_are_a_note(of_fake):
+    stored, _ = of_fake()
+    alike = stored.record["done"]["surface"]["alike"]
+    assert sorted((each["concurrency"], each["tokens"]) for each in alike) == [(1, 12), (4, 12)]
+    assert analysis.notes(stored.record, records.table(stored)) == []
+    record = copy.deepcopy(stored.record)
+    record["done"]["surface"]["alike"][0] = {"concurrency": 4, "tokens": 5}
+    (note,) = analysis.notes(record, records.table(stored))
+    assert note.detail.startswith("with 4 users at once, the first 5 of 12 greedy ids are those of one user")
+
+
+def test_stacks_that_serve_one_user_leave_the_workload_out_with_one_sentence(harness, tmp_path):
+    able = {name for name, header in stacks().items() if "users" not in header.cannot}
+    assert able == {"fake", "http", "llamacpp", "llamaserver"}
+    keys = {"workloads": [{"kind": "batch"}]}
+    path = write_config(tmp_path / "c.yaml", [{"stack": "bnb", "quant": "nf4"}], PROTOCOL, keys)
+    ran = harness("run", path, "--dry-run")
+    assert "bnb does not run batch: it serves one user at a time" in ran.out + ran.err
+
+
+# Servers
+
+
+@pytest.fixture
+def of_server(harness: Callable[..., Ran], tmp_path: Path, cache: Path) -> Callable[..., Any]:
+    """The record of a run against a server that behaves so, and what was printed."""
+
+    def run(behaviour: Behaviour) -> Any:
+        with serving(behaviour) as address:
+            ran = ran_with(harness, tmp_path, {"stack": "http", "name": "v", "url": address}, rounds=1)
+        (stored,) = stored_in(tmp_path / "r")
+        return stored, ran.out + ran.err
+
+    return run
+
+
+def test_the_streams_of_several_users_are_open_at_once(of_server):
+    behaviour = Behaviour(token_ms=20)
+    of_server(behaviour)
+    assert behaviour.most_open == 4
+
+
+@pytest.mark.parametrize("api", ["llama-server", "vllm", "ollama", "openai"])
+def test_each_api_gives_every_user_its_tokens_and_no_two_prompts_begin_alike(of_server, api):
+    behaviour = Behaviour(api)
+    stored, printed = of_server(behaviour)
+    assert stored.record["outcome"] == "ok", printed
+    table = records.table(stored)
+    assert sorted(zip(table["concurrency"], table["user"], strict=True)) == [
+        *[(1, 0), (4, 0), (4, 1), (4, 2), (4, 3)]
+    ]
+    assert set(table["tokens"]) == {12}
+    prompts = [json.dumps(each["prompt"])[:60] for each in behaviour.requests[-5:]]
+    assert len(set(prompts)) == 5
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "sentence"),
+    [
+        (Behaviour(cached=8), "of the users' prompts were not evaluated: a prefix was reused"),
+        (Behaviour(generates=7), "7 tokens generated, 12 requested"),
+        (Behaviour(drafted=6), "tokens ahead"),
+        (Behaviour(others=40), "tokens for others meanwhile"),
+        (Behaviour(drops_after=5), "the server's answer broke off after 5 tokens"),
+        (Behaviour(streams=False), "the server sent all 12 tokens at once: it does not stream"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_what_a_server_does_wrong_to_one_of_several_users_is_in_the_record(of_server, behaviour, sentence):
+    stored, printed = of_server(behaviour)
+    assert sentence in printed
+    assert verdict(stored.record, None, True, None, records.table(stored)).status != "ok"
+
+
+def test_tokens_that_come_together_are_a_note(of_server):
+    stored, _ = of_server(Behaviour(tokens_at_once=3))
+    (note,) = [flag for flag in verdicts.notes(stored.record) if flag.warning is Warnings.tokens_in_pieces]
+    assert "up to 3 at once" in note.detail
+    assert set(records.table(stored)["tokens"]) == {12}
+
+
+def test_more_users_than_slots_are_a_note_that_they_waited(of_server):
+    stored, _ = of_server(Behaviour(slots=2, token_ms=5))
+    (note,) = [
+        flag
+        for flag in analysis.notes(stored.record, records.table(stored))
+        if flag.warning is Warnings.users_queued
+    ]
+    assert note.detail.startswith("of 4 users at once some waited until others had finished")
+    assert note.detail.endswith("the server has 2 slots")

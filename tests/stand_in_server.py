@@ -27,6 +27,7 @@ class Behaviour:
     prompt_more: int = 0
     cached: int = 0
     drafted: int = 0
+    accepted: int | None = None  # null: all
     others: int = 0
     speculates: bool = False
     streams: bool = True
@@ -79,6 +80,9 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
                 return self._whole(404 if of.chat_only != chat else 400, {"error": "no"})
             if of.status != 200:
                 return self._whole(of.status, {"error": {"message": "the queue is full"}})
+            if body.get("stream") is False:
+                kind = "draft-simple" if of.speculates else "none"
+                return self._whole(200, {"generation_settings": {"speculative.types": kind}})
             of.requests.append(body)
             self._stream(of, body)
 
@@ -87,8 +91,7 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
                 "/v1/models": {"data": [{"id": each} for each in of.models]},
             }
             if of.api == "llama-server":
-                params = {"speculative.types": "draft" if of.speculates else "none"}
-                settings = {"n_ctx": 4096, "params": params}
+                settings = {"n_ctx": 4096, "params": {"speculative.types": "none"}}  # whatever it does
                 answers["/props"] = {"default_generation_settings": settings, "build_info": "b1"}
                 answers["/metrics"] = f"llamacpp:tokens_predicted_total {of.generated}\n"
             elif of.api == "ollama":
@@ -186,7 +189,8 @@ def _piece(of: Behaviour, ids: list[int], path: str) -> dict[str, Any]:
 def _end(of: Behaviour, prompt: int, count: int, ms: float) -> dict[str, Any]:
     if of.api == "llama-server":
         timings = {"prompt_n": prompt - of.cached, "cache_n": of.cached, "prompt_ms": 1.0, "predicted_ms": ms}
-        timings |= {"draft_n": of.drafted, "draft_n_accepted": of.drafted} if of.drafted else {}
+        accepted = of.drafted if of.accepted is None else of.accepted
+        timings |= {"draft_n": of.drafted, "draft_n_accepted": accepted} if of.drafted else {}
         return {"stop": True, "tokens": [], "tokens_predicted": count, "timings": timings}
     if of.api == "ollama":
         return {

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from harness.analysis import depth, repeat_figures, sensors, traffic, verdicts
+from harness.analysis import depth, repeat_figures, sensors, speculation, traffic, verdicts
 from harness.analysis import flags as analysis_flags
 from harness.analysis.columns import (
     Cell,
@@ -215,6 +215,7 @@ def _pooled(repeats: list[Repeat], disturbed_attempts: int, tables: Tables) -> C
         "disturbed_attempts": disturbed_attempts,
         "stayed_disturbed": [r["disturbed"] for r in repeats if r["disturbed"]],
         "prefill": None,
+        "speculation": speculation.pooled([r["speculation"] for r in shown]),
         **TimeSplit(fixed_ms=None, bytes_ms=None, dominated_by=None),
     }
     for median in MEDIANS:
@@ -306,7 +307,9 @@ def repeat_row(
     found, unusable = _analysis(
         NO_TOKENS if ended else times, _control_ms(record), plain=record["kind"] == "reported"
     )
-    drift = found.drift
+    guessed, drift = speculation.row(record), found.drift
+    if guessed:
+        found, drift = Analysis(repeat_figures.averages(found.figures)), None
     if unusable:
         state, disturbed = "invalid", None
         reasons = [*reasons, Warnings.series_unusable.flag(why=unusable).detail]
@@ -317,7 +320,7 @@ def repeat_row(
     loaded = loaded_of(record)
     raised = [*notes(record), *machine_drift(drift)]
     whole_pieces = all(flag.warning is not Warnings.tokens_in_pieces for flag in raised)
-    if not whole_pieces:
+    if not whole_pieces or guessed:
         figures["B_ci95_ms"], figures["W_identifiable"] = None, False
     elif times and not unusable:
         raised += flags(found, least, _expected(record), loaded.get("kv_read"))
@@ -397,6 +400,7 @@ def repeat_row(
         "top1": None,
         "drift": drift.share if drift else None,
         "drift_ci95": drift.ends if drift else None,
+        "speculation": guessed,
         **depth.surface_row(record["workload"]["kind"], [table]),
     }
 

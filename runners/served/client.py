@@ -104,9 +104,9 @@ class Client:
         except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as failure:
             raise ServerError(f"{self.url}: cannot be reached: {_why(failure)}") from failure
 
-    def found(self, path: str) -> Json | None:
+    def found(self, path: str, body: Json | None = None) -> Json | None:
         """A JSON object that the server has at a path; null if it has none."""
-        response = self.ask(path)
+        response = self.ask(path, body)
         if response.status_code != 200 or "json" not in response.headers.get("content-type", ""):
             return None
         try:

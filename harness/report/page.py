@@ -30,6 +30,7 @@ from harness.report import (
     plots,
     prefill_depth_turns,
     quality,
+    speculation,
     summary,
     tables,
 )
@@ -50,6 +51,7 @@ def figures_chapters(study: Study) -> dict[str, Chapter[Any]]:
         "prefill": prefill_depth_turns.prefill_chapter(study),
         "depth": prefill_depth_turns.depth_chapter(study),
         "turns": prefill_depth_turns.turns_chapter(study),
+        "speculation": speculation.chapter(study),
     }
     return {name: chapter for name, chapter in found.items() if chapter}
 

@@ -211,5 +211,8 @@ def _speculate(speculative: Any, options: dict[str, Any]) -> None:
     draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = options["threads"]
     if most := options["draft_tokens"]:
         draft.n_max = speculative.ngram_simple.size_m = most
-    if options["accept"]:
-        speculative.synth_len = options["accept"]
+    if accept := options["accept"]:
+        longest = (speculative.ngram_simple.size_m if options["speculate"] == "ngram" else draft.n_max) + 1
+        if not 1 <= accept <= longest:
+            raise ValueError(f"accept: {accept} tokens a pass; 1 to {longest} are possible")
+        speculative.synth_len = accept

@@ -22,6 +22,7 @@ class Behaviour:
     api: str = "llama-server"
     models: tuple[str, ...] = (MODEL,)
     tokens_at_once: int = 1
+    burst: int = 1  # events without a pause between them
     drops_after: int | None = None
     generates: int | None = None
     prompt_more: int = 0
@@ -146,7 +147,8 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
             began, step = time.monotonic(), of.tokens_at_once if of.streams else count
             first_at = None
             for first in range(0, count, step):
-                time.sleep(of.token_ms / 1e3 * min(step, count - first))
+                if first % (of.burst * step) == 0:
+                    time.sleep(of.token_ms / 1e3 * of.burst * min(step, count - first))
                 first_at = first_at or time.monotonic()
                 if of.drops_after is not None and first >= of.drops_after:
                     self.close_connection = True

@@ -132,9 +132,3 @@ def speed_up(length: float, guesses: float, decode_ms: float, verify_ms: float, 
     """Speed against plain decode, of passes that give `length` tokens each: every pass verifies the guesses
     and one token more, and each guess takes the draft model a step."""
     return length * decode_ms / (verify_ms + guesses * draft_ms)
-
-
-def mean_length(probability: float, guesses: int) -> float:
-    """Tokens a pass, where each guess is right with this probability once those before it are: 1 + p + ... +
-    p^guesses (Leviathan et al. 2023, eq. 1)."""
-    return sum(probability**power for power in range(guesses + 1))

@@ -298,12 +298,12 @@ def _load(stored: Sequence[Stored]) -> Study:
             tables[dataset_table.cell_identity(row)] = table
         if row["speculation"]:
             guessing.append((row, each.record, times))
-        elif (ok(row) or row["disturbed"]) and "speculate" in (each.record.get("options") or {}):
+        elif each.record["outcome"] == "ok" and "speculate" in (each.record.get("options") or {}):
             plain[speculation.group(each.record)] = each.record, times
         if path:
             curves[path] = Curve(times.n.astype(float), times.latency_ms)
     for row, record, times in guessing:
-        if (ok(row) or row["disturbed"]) and not record["options"].get("accept"):
+        if record["outcome"] == "ok" and not record["options"].get("accept"):
             other = plain.get(speculation.group(record))
             row["flags"].append(speculation.compared_ids(record, times, other).row())
     nothing = Curve(np.empty(0), np.empty(0))

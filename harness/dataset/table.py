@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -229,15 +229,21 @@ def _pooled(repeats: list[Repeat], disturbed_attempts: int, tables: Tables) -> C
 # Unique names for the rows of one table.
 
 
+def synthetic(row: Mapping[str, Any]) -> bool:
+    """Whether guesses were accepted whatever they were, so that its text is not the model's."""
+    return bool((row.get("speculation") or {}).get("synthetic"))
+
+
 def with_unique_names(rows: Sequence[R]) -> list[R]:
-    """The rows with a unique `name`: model, stack, variant, the workload unless it is a decode, and the
-    device unless it is a CPU. Six characters of the content key follow where rows differ only in tokens,
-    versions or machines."""
+    """The rows with a unique `name`: model, stack, variant, the workload unless it is a decode, synthetic
+    acceptance, and the device unless it is a CPU. Six characters of the content key follow where rows
+    differ only in tokens, versions or machines."""
 
     def plain(row: Identity) -> str:
         device = "" if row["device"] == "cpu" else f" on {row['device']}"
         workload = row.get("workload", "decode")
         other = f" {workload}" if workload != "decode" else ""
+        other += " (synthetic acceptance)" * synthetic(row)
         return f"{row['model']} {row['stack']} {row['variant']}{other}{device}"
 
     names = Counter(plain(row) for row in rows)

@@ -160,20 +160,21 @@ def _costs(
 def _verify(
     study: Study, records: Mapping[str, Record], row: ShownCell, tokens: float, decode_ms: float
 ) -> tuple[float, str]:
-    """Of a pass over so many tokens: a prefill pass measured on the same weights with as many threads, else
-    the data sheet's, in proportion to a decode step; at least a decode step."""
+    """Of a pass over so many tokens, in proportion to a decode step: as prefill passes of these weights and
+    threads, else by the data sheet, else no more than one."""
     record = records[row["name"]]
     for name, curves in study.prefill.items():
         other, curve = records.get(name), curves.get(0)
-        if other is None or curve is None or not curve.n[0] <= tokens <= curve.n[-1]:
+        if other is None or curve is None or curve.n[0] > 1 or tokens > curve.n[-1]:
             continue
         if _place(other) == _place(record):
-            return float(np.interp(tokens, curve.n, curve.ms)), f"a prefill pass of {other['stack']}"
+            ratio = float(np.interp(tokens, curve.n, curve.ms) / curve.ms[0])
+            return decode_ms * ratio, f"as prefill passes of {other['stack']}"
     needs, ceiling = traffic.prefill_demand(record), traffic.prefill_ceiling(record)
     if needs and ceiling:
         one, several = (prefill_floor_s(needs, ceiling, round(n), "every") for n in (1, tokens))
-        return decode_ms * several / one, "in proportion to the data sheet's"
-    return decode_ms, "at least a decode step: no prefill pass was measured"
+        return decode_ms * several / one, "as the data sheet allows"
+    return decode_ms, "at least: no prefill pass was measured"
 
 
 def _place(record: Record) -> tuple[object, ...]:

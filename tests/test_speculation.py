@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -153,13 +154,15 @@ def test_a_model_that_drafts_for_itself_is_right_and_synthetic_acceptance_is_ran
         *({"stack": "llamaserver", "n_ctx": 256} | each for each in ({}, draft)),
         model={"name": "m", "weights": str(path)},
     )
-    harness("run", config, "--busy")
+    ran = harness("run", config, "--busy")
     rows = json.loads(harness("report", "results", "--format", "json").out)
     real, synthetic = (next(row for row in rows if row["variant"] == f"d-accept={n}") for n in (0, 2))
     assert real["speculation"]["accepted"] > 0.8 * real["speculation"]["drafted"]
     assert acceptance_length(real["speculation"]) > 3
     assert any(flag["code"] == "ids_compared" for flag in real["flags"])
     assert "synthetic acceptance" in synthetic["name"]
+    assert "d-accept=0: the same ids as without guesses" in ran.out or "first at token" in ran.out
+    assert not re.search(r"the fastest \(.*synthetic|synthetic.*is the fastest", ran.out)
     assert {flag["code"] for flag in synthetic["flags"]} >= {"guessed_ahead", "synthetic_acceptance"}
     harness("report", "results", "-o", "page.html")
     page = (tmp_path / "page.html").read_text()

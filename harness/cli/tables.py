@@ -9,6 +9,7 @@ from harness.analysis import flags, verdicts
 from harness.analysis.columns import Search
 from harness.analysis.quality import NOT_SCORED
 from harness.analysis.verdicts import BusyProcess
+from harness.analysis.warnings import Warnings
 from harness.base.text import list_named
 from harness.cli import say
 from harness.dataset.study import Study, with_prefill
@@ -31,6 +32,7 @@ def show_searches_table(searches: Sequence[Search], wide: bool) -> None:
 
 
 NAMES_SHOWN = 3  # of the cells that were not scored
+NOTED = (*flags.OF_LINE, Warnings.ids_compared.name)
 
 
 def show_cells_table(study: Study, as_json: bool, wide: bool, busiest: BusyProcess | None = None) -> None:
@@ -71,8 +73,8 @@ def show_cells_table(study: Study, as_json: bool, wide: bool, busiest: BusyProce
     if any(row["slope_ms"] is not None and not row["W_identifiable"] for row in study.cells):
         note("no W: the slope is not distinguishable from zero, or there are fewer than 2,049 tokens")
     for row in study.cells:
-        of_line = {flag["code"]: flag["detail"] for flag in row["flags"] if flag["code"] in flags.OF_LINE}
-        for detail in of_line.values():
+        noted = {flag["code"]: flag["detail"] for flag in row["flags"] if flag["code"] in NOTED}
+        for detail in noted.values():
             note(f"{row['name']}: {detail}")
     # The reason for disturbed repeats is printed once for all of them.
     disturbed = {why for row in study.repeats if row["disturbed"] for why in row["reasons"]}

@@ -68,6 +68,8 @@ class GuessedRow(ShownCell):
 
 def chapter(study: Study) -> Chapter[GuessedRow] | None:
     """The chapter on speculation; null without a cell in which tokens are guessed."""
+    if not any(row["speculation"] for row in study.rows):
+        return None
     marks = marks_of(study)
     records = {row["name"]: each.record for row in study.rows if (each := study.behind(row))}
     rows, notes, figures = {}, {}, {}
@@ -84,7 +86,7 @@ def chapter(study: Study) -> Chapter[GuessedRow] | None:
         notes[model] = [f"theory, {row['variant']}: {costs.sentence()}" for row, costs in lines]
         drawn = _figure(model, found, lines, marks)
         figures[model] = [drawn] if drawn else []
-    return Chapter(TITLE, MEANING, {TITLE: COLUMNS}, rows, notes, figures) if rows else None
+    return Chapter(TITLE, MEANING, {TITLE: COLUMNS}, rows, notes, figures)
 
 
 COLUMNS: Sequence[Column[GuessedRow]] = (

@@ -106,7 +106,7 @@
 # type = "string"
 # choices = ["none", "draft", "ngram", "mtp"]
 # default = "none"
-# help = "what guesses tokens ahead: a draft model, the text so far, or MTP heads in the file"
+# help = "what guesses tokens ahead: a draft model, the text so far (ngram-simple), or MTP heads in the file"
 #
 # [tool.harness.options.draft]
 # type = "string"

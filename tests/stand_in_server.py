@@ -22,11 +22,13 @@ class Behaviour:
     api: str = "llama-server"
     models: tuple[str, ...] = (MODEL,)
     tokens_at_once: int = 1
+    burst: int = 1  # events without a pause between them
     drops_after: int | None = None
     generates: int | None = None
     prompt_more: int = 0
     cached: int = 0
     drafted: int = 0
+    accepted: int | None = None  # null: all
     others: int = 0
     speculates: bool = False
     streams: bool = True
@@ -84,6 +86,9 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
                 return self._whole(404 if of.chat_only != chat else 400, {"error": "no"})
             if of.status != 200:
                 return self._whole(of.status, {"error": {"message": "the queue is full"}})
+            if body.get("stream") is False:
+                kind = "draft-simple" if of.speculates else "none"
+                return self._whole(200, {"generation_settings": {"speculative.types": kind}})
             of.requests.append(body)
             with free:
                 with counting:
@@ -100,8 +105,7 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
                 "/v1/models": {"data": [{"id": each} for each in of.models]},
             }
             if of.api == "llama-server":
-                params = {"speculative.types": "draft" if of.speculates else "none"}
-                settings = {"n_ctx": 4096, "params": params}
+                settings = {"n_ctx": 4096, "params": {"speculative.types": "none"}}  # whatever it does
                 answers["/props"] = {"default_generation_settings": settings, "build_info": "b1"}
                 answers["/props"]["total_slots"] = of.slots
                 answers["/metrics"] = f"llamacpp:tokens_predicted_total {of.generated}\n"
@@ -161,7 +165,8 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
             began, step = time.monotonic(), of.tokens_at_once if of.streams else count
             first_at = None
             for first in range(0, count, step):
-                time.sleep(of.token_ms / 1e3 * min(step, count - first))
+                if first % (of.burst * step) == 0:
+                    time.sleep(of.token_ms / 1e3 * of.burst * min(step, count - first))
                 first_at = first_at or time.monotonic()
                 if of.drops_after is not None and first >= of.drops_after:
                     self.close_connection = True
@@ -204,7 +209,8 @@ def _piece(of: Behaviour, ids: list[int], path: str) -> dict[str, Any]:
 def _end(of: Behaviour, prompt: int, count: int, ms: float) -> dict[str, Any]:
     if of.api == "llama-server":
         timings = {"prompt_n": prompt - of.cached, "cache_n": of.cached, "prompt_ms": 1.0, "predicted_ms": ms}
-        timings |= {"draft_n": of.drafted, "draft_n_accepted": of.drafted} if of.drafted else {}
+        accepted = of.drafted if of.accepted is None else of.accepted
+        timings |= {"draft_n": of.drafted, "draft_n_accepted": accepted} if of.drafted else {}
         return {"stop": True, "tokens": [], "tokens_predicted": count, "timings": timings}
     if of.api == "ollama":
         return {

@@ -367,6 +367,20 @@ class Limits(TypedDict):
     W_declared_measured_ratio: float | None
 
 
+class SpeculationRow(TypedDict):
+    """Tokens guessed ahead; see speculation.py. `by`: the server's name of what guesses. `synthetic`: the
+    tokens a pass that were requested, whatever they are; null: real acceptance. Of all repeats, `tokens` is
+    one more than those that passes after the prompt gave. Null: not counted."""
+
+    by: str
+    synthetic: float | None
+    drafted: int | None
+    accepted: int | None
+    tokens: int
+    passes: int | None
+    draft_model_bytes: int | None
+
+
 class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, SurfaceFigures, Limits):
     """One repeat; see dataset.rows."""
 
@@ -410,6 +424,7 @@ class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     drift: float | None
     """rise of latency from before to after the run, at the same tokens"""
     drift_ci95: list[float] | None
+    speculation: SpeculationRow | None
 
 
 class TimeSplit(TypedDict):

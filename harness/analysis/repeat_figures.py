@@ -122,6 +122,17 @@ def empty_figures(n_tokens: int | None, first_token_ms: float | None = None) -> 
     }
 
 
+def averages(found: Figures) -> Figures:
+    """What holds where several tokens come at once: no latency of a single one."""
+    return {
+        **empty_figures(found["n_tokens"], found.get("first_token_ms")),
+        "last_n": found["last_n"],
+        "tokens_per_s": found["tokens_per_s"],
+        "start_tokens_per_s": found["start_tokens_per_s"],
+        "end_tokens_per_s": found["end_tokens_per_s"],
+    }
+
+
 def line_figures(line: Line | None, known: Interval | None, identifiable: bool) -> LineFigures:
     """B and W with their intervals.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.analysis import speculation
 from harness.analysis.warnings import Flag, Warnings
 from harness.records.kinds import Record, done_of, loaded_of
 from harness.records.measured import Counters
@@ -20,7 +21,7 @@ def faults(record: Record) -> list[Flag]:
     if tokens > 1 and counters.get("pieces", 0) <= 1:
         found.append(Warnings.not_streamed.flag(tokens=tokens))
     drafted = counters.get("drafted_tokens") or 0
-    if drafted and record["options"].get("speculation") is False:
+    if drafted and not speculation.requested(record):
         accepted = counters.get("accepted_tokens") or 0
         found.append(Warnings.speculated.flag(drafted=drafted, accepted=accepted))
     if others := max(0, counters.get("others_tokens") or 0):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from harness.analysis import speculation
 from harness.analysis.flags import Limit
 from harness.analysis.identity import recorded_gpu
 from harness.records.kinds import Record, loaded_of
@@ -207,6 +208,8 @@ def _share(record: Record, ceiling: float | None, cached: int) -> float | None:
     steps = record["tokens"] - 1
     on_cpu = record.get("device") == "cpu"
     if ceiling is None or step is None or steps < 1 or "last_token_ns" not in timing or not on_cpu:
+        return None
+    if speculation.row(record):  # a step may give several tokens
         return None
     read = step.weight_bytes_per_token + _mean_kv_bytes(record, step) - cached
     seconds = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e9 / steps

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from harness.analysis import depth, flags, prefill, served, throttling, traffic, users
+from harness.analysis import depth, flags, prefill, served, speculation, throttling, traffic, users
 from harness.analysis.columns import Cell, Disturbance, Growth
 from harness.analysis.traffic import ceiling_bytes_per_s, past_cache_share, probed_bytes_per_s, spread
 from harness.analysis.warnings import DISTURBANCES, Flag, Warnings
@@ -61,7 +61,8 @@ def disturbances(record: Record) -> list[Flag]:
     if (suspended_ns := done_of(record).get("suspended_ns") or 0) > SUSPENDED_FLOOR_NS:
         found.append(Warnings.suspended.flag(seconds=suspended_ns / 1e9))
     found += _quota(record)  # before the warm-up, which a quota keeps from settling too
-    if not done_of(record)["warmup"]["agreed"]:
+    # Windows of few tokens differ with what is accepted in them.
+    if not done_of(record)["warmup"]["agreed"] and not speculation.row(record):
         found.append(Warnings.warmup_unsettled.flag())
     return [*found, *_paging(record), *_contention(record), *throttling.flags(record)]
 
@@ -560,7 +561,8 @@ def notes(record: Record) -> list[Flag]:
         more = f" and {len(retries) - NAMES_SHOWN} more places" if len(retries) > NAMES_SHOWN else ""
         times = plural(sum(count for _, count in retries), "time")
         raised.append(Warnings.allocator_retries.flag(times=times, places=places + more))
-    raised += [*flags.routing_notes(record), *flags.rotary_notes(record), *served.notes(record)]
+    raised += [*flags.routing_notes(record), *flags.rotary_notes(record)]
+    raised += [*served.notes(record), *speculation.notes(record)]
     return [*raised, *throttling.notes(record), *disturbance_notes(record)]
 
 

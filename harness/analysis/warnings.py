@@ -160,6 +160,16 @@ class Warnings(Enum):
         " W",
         "read tok/s; B and W need a piece for each token",
     )
+    guessed_ahead = _note(
+        "{how}: tokens come together, so only averages are known, no B and W",
+        "read tok/s against the same cell without guesses",
+    )
+    synthetic_acceptance = _note(
+        "synthetic acceptance of {length:g} tokens a pass: the text is not the model's, and the speed is that"
+        " of guesses which are right so often",
+        "measure real acceptance with accept: 0",
+    )
+    ids_compared = _note("{how}", "expect differences by rounding; others are errors of the stack")
     client_too_slow = (
         "the client was at work for {share:.0%} of the time, {delay:.3f} ms a token, and did not wait for the"
         " server",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis import depth
+from harness.analysis import depth, speculation
 from harness.analysis.verdicts import USABLE, BusyProcess, Verdict, attempts_left, status
 from harness.base.text import plural, printable, unfiltered
 from harness.campaign import rounds, run
@@ -103,7 +103,8 @@ class Progress:
         if state in USABLE and times:
             first, *rest = times.latency_ms
             line += f"  TTFT {first:.1f} ms"
-            line += f", {statistics.median(rest):.2f} ms/token" if rest else ""
+            typical = statistics.fmean if speculation.row(stored.record) else statistics.median
+            line += f", {typical(rest):.2f} ms/token" if rest else ""
         elif state in USABLE and (timed := _of_rows(stored)):
             line += f"  {timed}"
         if attempts_left(stored.record, found):

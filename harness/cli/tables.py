@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from harness.analysis import flags
 from harness.analysis.columns import Search
 from harness.analysis.quality import NOT_SCORED
+from harness.analysis.warnings import Warnings
 from harness.base.text import list_named
 from harness.cli import say
 from harness.dataset.study import Study, with_prefill
@@ -30,6 +31,7 @@ def show_searches_table(searches: Sequence[Search], wide: bool) -> None:
 
 
 NAMES_SHOWN = 3  # of the cells that were not scored
+NOTED = (*flags.OF_LINE, Warnings.ids_compared.name)
 
 
 def show_cells_table(study: Study, as_json: bool, wide: bool) -> None:
@@ -71,8 +73,8 @@ def show_cells_table(study: Study, as_json: bool, wide: bool) -> None:
             " fewer than 2,049 tokens"
         )
     for row in study.cells:
-        of_line = {flag["code"]: flag["detail"] for flag in row["flags"] if flag["code"] in flags.OF_LINE}
-        for detail in of_line.values():
+        noted = {flag["code"]: flag["detail"] for flag in row["flags"] if flag["code"] in NOTED}
+        for detail in noted.values():
             note(f"{row['name']}: {detail}")
     # The reason for disturbed repeats is printed once for all of them.
     disturbed = {why for row in study.repeats if row["disturbed"] for why in row["reasons"]}

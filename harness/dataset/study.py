@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness import records
-from harness.analysis import agreement, flags, memory, quality, stopping, traffic
+from harness.analysis import agreement, flags, memory, quality, speculation, stopping, traffic
 from harness.analysis import prefill as analysis_prefill
 from harness.analysis.columns import (
     Attribution,
@@ -287,6 +287,8 @@ def _load(stored: Sequence[Stored]) -> Study:
     warnings: list[str] = []
     ceilings = _ceilings(repeated)
     repeats: list[Repeat] = []
+    guessing: list[tuple[Repeat, Record, TokenTimes]] = []
+    plain: dict[str, tuple[Record, TokenTimes]] = {}
     for each in repeated:
         times, table = _times(each, warnings), _read(records.table, each, warnings)
         path = str(each.series_path) if times else None
@@ -294,8 +296,16 @@ def _load(stored: Sequence[Stored]) -> Study:
         repeats.append(row := dataset_table.repeat_row(each.record, times, path, ceiling, table))
         if table:
             tables[dataset_table.cell_identity(row)] = table
+        if row["speculation"]:
+            guessing.append((row, each.record, times))
+        elif each.record["outcome"] == "ok" and "speculate" in (each.record.get("options") or {}):
+            plain[speculation.group(each.record)] = each.record, times
         if path:
             curves[path] = Curve(times.n.astype(float), times.latency_ms)
+    for row, record, times in guessing:
+        if record["outcome"] == "ok" and not record["options"].get("accept"):
+            other = plain.get(speculation.group(record))
+            row["flags"].append(speculation.compared_ids(record, times, other).row())
     nothing = Curve(np.empty(0), np.empty(0))
     dataset_table.flag_identical_series(repeats, [curves.get(str(r["series"]), nothing).ms for r in repeats])
     of_stack: dict[tuple[str, str], list[Repeat]] = {}
@@ -320,7 +330,11 @@ def _load(stored: Sequence[Stored]) -> Study:
         checks=checks,
         searches=dataset_table.with_unique_names(searches),
         scores=scores,
-        series={cell["name"]: curves[str(cell["series"])] for cell in cells if cell["series"] in curves},
+        series={
+            cell["name"]: curves[str(cell["series"])]
+            for cell in cells
+            if cell["series"] in curves and not cell["speculation"]
+        },
         warnings=warnings,
     )
 

@@ -7,11 +7,11 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from harness.analysis import depth, repeat_figures, sensors, served, traffic, users, verdicts
+from harness.analysis import depth, repeat_figures, sensors, served, speculation, traffic, users, verdicts
 from harness.analysis import flags as analysis_flags
 from harness.analysis.columns import (
     Cell,
@@ -222,6 +222,7 @@ def _pooled(repeats: list[Repeat], disturbed_attempts: int, tables: Tables) -> C
         "disturbed_attempts": disturbed_attempts,
         "stayed_disturbed": [r["disturbed"] for r in repeats if r["disturbed"]],
         "prefill": None,
+        "speculation": speculation.pooled([r["speculation"] for r in shown]),
         **TimeSplit(fixed_ms=None, bytes_ms=None, dominated_by=None),
     }
     for median in MEDIANS:
@@ -235,15 +236,21 @@ def _pooled(repeats: list[Repeat], disturbed_attempts: int, tables: Tables) -> C
 # Unique names for the rows of one table.
 
 
+def synthetic(row: Mapping[str, Any]) -> bool:
+    """Whether guesses were accepted whatever they were, so that its text is not the model's."""
+    return bool((row.get("speculation") or {}).get("synthetic"))
+
+
 def with_unique_names(rows: Sequence[R]) -> list[R]:
-    """The rows with a unique `name`: model, stack, variant, the workload unless it is a decode, and the
-    device unless it is a CPU. Six characters of the content key follow where rows differ only in tokens,
-    versions or machines."""
+    """The rows with a unique `name`: model, stack, variant, the workload unless it is a decode, synthetic
+    acceptance, and the device unless it is a CPU. Six characters of the content key follow where rows
+    differ only in tokens, versions or machines."""
 
     def plain(row: Identity) -> str:
         device = "" if row["device"] == "cpu" else f" on {row['device']}"
         workload = row.get("workload", "decode")
         other = f" {workload}" if workload != "decode" else ""
+        other += " (synthetic acceptance)" * synthetic(row)
         return f"{row['model']} {row['stack']} {row['variant']}{other}{device}"
 
     names = Counter(plain(row) for row in rows)
@@ -315,7 +322,9 @@ def repeat_row(
         _control_ms(record),
         plain=record["kind"] == "reported",
     )
-    drift = found.drift
+    guessed, drift = speculation.row(record), found.drift
+    if guessed:
+        found, drift = Analysis(repeat_figures.averages(found.figures)), None
     if unusable:
         state, disturbed = "invalid", None
         reasons = [*reasons, Warnings.series_unusable.flag(why=unusable).detail]
@@ -326,7 +335,7 @@ def repeat_row(
     loaded = loaded_of(record)
     raised = [*notes(record), *machine_drift(drift), *users.notes(record, table)]
     whole_pieces = all(flag.warning is not Warnings.tokens_in_pieces for flag in raised)
-    if not whole_pieces:
+    if not whole_pieces or guessed:
         figures["B_ci95_ms"], figures["W_identifiable"] = None, False
     elif times and not unusable:
         raised += flags(found, least, _expected(record), loaded.get("kv_read"))
@@ -408,6 +417,7 @@ def repeat_row(
         "top1": None,
         "drift": drift.share if drift else None,
         "drift_ci95": drift.ends if drift else None,
+        "speculation": guessed,
         **depth.surface_row(record["workload"]["kind"], [table]),
         "users_limit": users.limit(record, ceiling),
     }

@@ -372,6 +372,8 @@ class Served(TypedDict):
     """it is another process, whose memory is unknown"""
     slots: NotRequired[Count | None]
     """requests that it can serve at once"""
+    speculation: NotRequired[Text]
+    """what guesses tokens ahead, by the server's own name; none"""
 
 
 @with_config(DESCRIBED)
@@ -424,6 +426,8 @@ class StackFacts(TypedDict):
     holds_tokens: NotRequired[Any]
     """tokens that the cache can hold, where that is less than the context"""
     served: NotRequired[Served | None]
+    draft_model_bytes: NotRequired[Count]
+    """of the file of another model that guesses tokens ahead"""
     functional: NotRequired[Any]
     """why the speed of this stack means nothing on this device; null elsewhere"""
 

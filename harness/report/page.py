@@ -31,6 +31,7 @@ from harness.report import (
     prefill_depth_turns,
     quality,
     served,
+    speculation,
     summary,
     tables,
     users,
@@ -53,6 +54,7 @@ def figures_chapters(study: Study) -> dict[str, Chapter[Any]]:
         "depth": prefill_depth_turns.depth_chapter(study),
         "turns": prefill_depth_turns.turns_chapter(study),
         "users": users.chapter(study),
+        "speculation": speculation.chapter(study),
     }
     return {name: chapter for name, chapter in found.items() if chapter}
 

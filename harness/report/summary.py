@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from harness.analysis.columns import Cell, Ends, Outcome, Result, Search, ShownCell
 from harness.base import text
 from harness.dataset.study import Study, bounds, finite, labels, ok, provisional, timed
-from harness.dataset.table import trained_mark
+from harness.dataset.table import synthetic, trained_mark
 from harness.report.tables import PAST_TRAINING, B, held, number, past_training
 
 # Which cells lead in a figure, and which of them are not distinguishable. Pure.
@@ -147,6 +147,11 @@ class Group:
     provisional: bool = False
 
 
+def rankable(row: Cell) -> bool:
+    """Whether it is a decode whose text is the model's."""
+    return not timed(row) and not synthetic(row)
+
+
 def groups(study: Study) -> list[Group]:
     """The groups in order of models; titles name machine and origin if a model has several."""
     places: dict[tuple[str, str, bool], tuple[list[ShownCell], list[Search]]] = {}
@@ -164,7 +169,7 @@ def groups(study: Study) -> list[Group]:
     ):
         where = f" on {machine}{', third-party' * reported}" if models[model] > 1 else ""
         every = list(zip(labels(cells, model), cells, strict=True))
-        named = [(label, row) for label, row in every if ok(row) and not timed(row)]
+        named = [(label, row) for label, row in every if ok(row) and rankable(row)]
         searched = zip(labels(searches, model), searches, strict=True)
         tried = [(label, row) for label, row in searched if ok(row)]
         found.append(Group(model, model + where, every, named, tried))
@@ -181,7 +186,7 @@ def shown_groups(study: Study) -> list[Group]:
     """The groups; where no cell is ok, with the decodes that only the machine disturbed, as provisional."""
     found = []
     for group in groups(study):
-        disturbed = [(label, row) for label, row in group.every if provisional(row) and not timed(row)]
+        disturbed = [(label, row) for label, row in group.every if provisional(row) and rankable(row)]
         replaces = disturbed and not any(ok(row) for _, row in group.every)
         found.append(replace(group, named=disturbed, provisional=True) if replaces else group)
     return found

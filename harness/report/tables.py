@@ -19,8 +19,10 @@ from harness.analysis.columns import (
     Search,
     SegmentRow,
     ShownCell,
+    SpeculationRow,
     Spikes,
 )
+from harness.analysis.speculation import acceptance_length, acceptance_rate
 from harness.analysis.traffic import spread
 from harness.analysis.warnings import Warnings
 from harness.base.text import plural
@@ -495,6 +497,11 @@ def _slope(row: Repeat) -> str:
     return number(row["W_tokens_per_ms"] if row["W_identifiable"] else None, "{:.0f}")
 
 
+def guessed(row: Repeat, of: Callable[[SpeculationRow], float | None]) -> float | None:
+    """A figure of the tokens that were guessed ahead; null where none may be."""
+    return of(row["speculation"]) if row["speculation"] else None
+
+
 # In order of importance: a narrow terminal shows the first ones.
 FIRST: tuple[Column[Repeat], ...] = (
     Column("tok/s", lambda row: plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]), ""),
@@ -510,6 +517,8 @@ FURTHER: tuple[Column[Repeat], ...] = (
     number_column("tokens", lambda row: row["tokens"], "{:.0f}", ""),
     number_column("tok/s start", lambda row: row["start_tokens_per_s"], "{:.1f}", ""),
     number_column("tok/s end", lambda row: row["end_tokens_per_s"], "{:.1f}", ""),
+    number_column("tok/pass", lambda row: guessed(row, acceptance_length), "{:.2f}", ""),
+    number_column("accepted", lambda row: guessed(row, acceptance_rate), "{:.0%}", ""),
 )
 # Of a model that was scored on a text.
 QUALITY: tuple[Column[Repeat], ...] = (

@@ -72,12 +72,14 @@ class KernelChange:
 @dataclass(frozen=True)
 class Limit:
     """A limitation of a stack; `message` is the library's own. Where every option in `when` has one of its
-    values, the given rules must hold: on linear layers, packing of the weights, their files, the device.
+    values, and some option in `unless` has none of its, the given rules must hold: on linear layers, packing
+    of the weights, their files, the device.
     `covers`: an option that must be at least prompt + new tokens. `never`: the combination is impossible.
     `refuses`: such a cell is not started; otherwise it runs, and the library itself fails."""
 
     message: str
     when: When = field(default_factory=dict)
+    unless: When = field(default_factory=dict)
     in_features_multiple_of: int | None = None
     out_features_multiple_of: int | None = None
     bits: tuple[int, ...] = ()
@@ -143,7 +145,7 @@ def holds(when: When, options: Options) -> bool:
 
 
 # The type of each rule; of the switches, the one value that has an effect.
-_RULES: dict[str, type] = {"message": str, "when": dict, "covers": str, "device": str}
+_RULES: dict[str, type] = {"message": str, "when": dict, "unless": dict, "covers": str, "device": str}
 _CAPABILITIES = ("compute_capability", "compute_capability_below", "compute_capability_except")
 _RULES |= dict.fromkeys(_CAPABILITIES, str)
 _RULES |= {"in_features_multiple_of": int, "out_features_multiple_of": int, "bits": list, "group_sizes": list}
@@ -163,17 +165,17 @@ def limit_rule(stack: str, given: Table, options: dict[str, Option]) -> Limit:
             raise wrong(f"has {key} = {value!r}, expected {_RULES[key].__name__}")
     if not given.get("message"):
         raise wrong("lacks message, the library's own")
-    if not given.keys() - {"message", "when", "refuses"}:
+    if not given.keys() - {"message", "when", "unless", "refuses"}:
         raise wrong("has no rule")
     known: Table = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    required = when(given, options, wrong)
+    required = {"when": when(given, options, wrong), "unless": when(given, options, wrong, "unless")}
     if "covers" in given and (given["covers"] not in options or options[given["covers"]].type != "int"):
         raise wrong(f"has covers = {given['covers']!r}, which is no option of type int")
     for key in known.keys() & set(_CAPABILITIES):
         if not re.fullmatch(r"\d+\.\d", given[key]):
             raise wrong(f"has {key} = {given[key]!r}, expected a version such as 8.0")
         known[key] = tuple(map(int, given[key].split(".")))
-    return Limit(**(known | {"when": required}))
+    return Limit(**(known | required))
 
 
 def context_rule(stack: str, given: Table, options: dict[str, Option]) -> Context:
@@ -217,16 +219,18 @@ def only_rule(stack: str, key: str, given: Table, options: dict[str, Option]) ->
     return when({"when": given}, options, wrong)
 
 
-def when(given: Table, options: dict[str, Option], wrong: Callable[[str], HeaderError]) -> When:
+def when(
+    given: Table, options: dict[str, Option], wrong: Callable[[str], HeaderError], key: str = "when"
+) -> When:
     """The values in `when` that options must have, by option. Raises `wrong` for an unknown option or
     value."""
-    found = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in given.get("when", {}).items()}
+    found = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in given.get(key, {}).items()}
     for name, values in found.items():
         if name not in options:
-            raise wrong(f"has when = {name}, which is no option")
+            raise wrong(f"has {key} = {name}, which is no option")
         choices = (True, False) if options[name].type == "bool" else options[name].choices or values
         if strange := [value for value in values if value not in choices]:
-            raise wrong(f"has when = {name} {strange[0]}, which is no choice")
+            raise wrong(f"has {key} = {name} {strange[0]}, which is no choice")
     return found
 
 
@@ -622,7 +626,7 @@ def broken(header: Header, options: Options, known: Known) -> list[Broken]:
     return [
         Broken(reason, limit.message, limit.refuses)
         for limit in header.limits
-        if holds(limit.when, options)
+        if holds(limit.when, options) and not (limit.unless and holds(limit.unless, options))
         for reason in _reasons(limit, options, known)
     ]
 

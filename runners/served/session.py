@@ -38,6 +38,7 @@ class ServedSession:
         self._api = api_of(client, options["api"])
         self._props = client.found("/props") or {} if self._api.name == "llama-server" else {}
         self._model = _model_of(client.models(), options.get("model"))
+        self._speculation = self._speculates()
         self._prompt_is_here = prompt_is_here and self._api.takes_ids
         self._texts: dict[int, str] = {}
         self._stream: Stream | None = None
@@ -176,9 +177,7 @@ class ServedSession:
 
     def facts(self) -> dict[str, Any]:
         options = self._options
-        settings = (self._props.get("default_generation_settings") or {}).get("params") or {}
         about = self._about()
-        drafts = settings.get("speculative.types", "none")
         return {
             "versions": {
                 "httpx": httpx.__version__,
@@ -189,7 +188,7 @@ class ServedSession:
                 **options,
                 "api": options["api"] if options["api"] == "auto" else self._api.name,
                 "model": self._model,
-                "speculation": drafts not in ("none", "", None),
+                "speculation": self._speculation != "none",
             },
             "served": {
                 "api": self._api.name,
@@ -199,9 +198,19 @@ class ServedSession:
                 "template": self._api is CHAT,
                 "elsewhere": self.elsewhere,
                 "slots": self._props.get("total_slots"),
+                "speculation": self._speculation,
             },
             **about,
         }
+
+    def _speculates(self) -> str:
+        """What guesses tokens ahead, by llama-server's own name. Its /props has what a request may ask for,
+        and only an answer has what it got."""
+        if self._api.name != "llama-server":
+            return "none"
+        body = {**self._api.body(self._model, [1], 1), "stream": False}
+        settings = (self._client.found(self._api.path, body) or {}).get("generation_settings") or {}
+        return str(settings.get("speculative.types") or "none")
 
     def _about(self) -> dict[str, Any]:
         """Of the model, as llama-server lists it."""

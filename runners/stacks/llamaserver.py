@@ -26,6 +26,26 @@
 # never = true
 # message = "quantized V cache requires flash_attn to be enabled"
 #
+# [[tool.harness.limits]]
+# when = { speculate = "draft", draft = "" }
+# never = true
+# refuses = true
+# message = "speculate: draft needs draft, the path of the draft model's GGUF"
+#
+# [[tool.harness.limits]]
+# when = { speculate = ["none", "ngram", "mtp"] }
+# unless = { draft = "" }
+# never = true
+# refuses = true
+# message = "only speculate: draft has a draft model"
+#
+# [[tool.harness.limits]]
+# when = { speculate = "none" }
+# unless = { accept = 0.0 }
+# never = true
+# refuses = true
+# message = "accept needs speculate: without it nothing is guessed"
+#
 # [tool.harness.options.quant]
 # type = "string"
 # choices = [
@@ -84,6 +104,30 @@
 # default = true
 # help = "map the file instead of reading it into memory"
 #
+# [tool.harness.options.speculate]
+# type = "string"
+# choices = ["none", "draft", "ngram", "mtp"]
+# default = "none"
+# help = "what guesses tokens ahead: a draft model, the text so far (ngram-simple), or MTP heads in the file"
+#
+# [tool.harness.options.draft]
+# type = "string"
+# default = ""
+# help = "the draft model's GGUF: an absolute path, or one from ~"
+#
+# [tool.harness.options.draft_tokens]
+# type = "int"
+# minimum = 1
+# maximum = 512
+# help = "most tokens guessed at once; default: llama.cpp's own, 3 (ngram: 48)"
+#
+# # llama.cpp's synth_len: each guess is right with the probability that gives this mean.
+# [tool.harness.options.accept]
+# type = "float"
+# minimum = 0
+# default = 0.0
+# help = "synthetic acceptance: so many tokens a pass on average, whatever they are; 0: those that are right"
+#
 # [tool.harness.env.cpu]
 # device = "cpu"
 # ///
@@ -91,6 +135,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from pathlib import Path
 from typing import Any
 
 import xllamacpp
@@ -101,6 +146,8 @@ from runners.served.session import ServedSession
 
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (MemoryError,)
 LOOPBACK = "127.0.0.1"
+# What the server calls each choice of `speculate`.
+SPECULATIONS = {"none": "none", "draft": "draft-simple", "ngram": "ngram-simple", "mtp": "draft-mtp"}
 
 
 class OwnServer(ServedSession):
@@ -117,6 +164,10 @@ class OwnServer(ServedSession):
     def facts(self) -> dict[str, Any]:
         found = super().facts()
         found["versions"]["xllamacpp"] = importlib.metadata.version("xllamacpp")
+        ran = found["served"]["speculation"]
+        found["options"]["speculate"] = {SPECULATIONS[each]: each for each in SPECULATIONS}.get(ran, ran)
+        if draft := self._options["draft"]:
+            found["draft_model_bytes"] = Path(draft).expanduser().stat().st_size
         return found
 
 
@@ -145,4 +196,25 @@ def _params(request: Request) -> xllamacpp.CommonParams:
     params.endpoint_metrics = True
     params.cache_ram_mib = 0  # prompts are kept for later ones otherwise
     params.fit_params = False  # or it would change what is asked for to what fits
+    if options["speculate"] != "none":
+        _speculate(params.speculative, options)
     return params
+
+
+def _speculate(speculative: Any, options: dict[str, Any]) -> None:
+    kind = SPECULATIONS[options["speculate"]].upper().replace("-", "_")
+    speculative.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind}")]
+    draft = speculative.draft
+    if options["draft"]:
+        path = Path(options["draft"]).expanduser()
+        if not path.is_absolute() or not path.is_file():
+            raise FileNotFoundError(f"draft: {path} is no file; give an absolute path, or one from ~")
+        draft.mparams.path = str(path)
+    draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = options["threads"]
+    if most := options["draft_tokens"]:
+        draft.n_max = speculative.ngram_simple.size_m = most
+    if accept := options["accept"]:
+        longest = (speculative.ngram_simple.size_m if options["speculate"] == "ngram" else draft.n_max) + 1
+        if not 1 <= accept <= longest:
+            raise ValueError(f"accept: {accept} tokens a pass; 1 to {longest} are possible")
+        speculative.synth_len = accept

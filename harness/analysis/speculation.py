@@ -1,0 +1,134 @@
+"""Tokens that were guessed ahead and verified several at once: counts, ids and theory. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from harness.analysis.columns import SpeculationRow
+from harness.analysis.identity import computes
+from harness.analysis.warnings import Flag, Warnings
+from harness.records.kinds import Record, done_of, loaded_of
+from harness.records.tables import TokenTimes
+
+OPTIONS = ("speculate", "draft", "draft_tokens", "accept")
+
+
+def requested(record: Record) -> bool:
+    options = record.get("options") or {}
+    return options.get("speculate", "none") != "none" or options.get("speculation") is True
+
+
+def row(record: Record) -> SpeculationRow | None:
+    """What was guessed in a generation, and how much of it was accepted; null where nothing may be guessed.
+
+    The first token is of the prompt's pass. Each later pass of the model gives one token of its own and the
+    accepted guesses before it, so that the counts give the number of passes.
+    """
+    counters, served = done_of(record).get("counters") or {}, loaded_of(record).get("served")
+    drafted = counters.get("drafted_tokens")
+    if not served or not (requested(record) or drafted):
+        return None
+    found: SpeculationRow = {
+        "by": served.get("speculation") or "unknown",
+        "synthetic": (record["options"].get("accept") or None),
+        "drafted": drafted,
+        "accepted": counters.get("accepted_tokens"),
+        "tokens": record["tokens"],
+        "passes": None,
+        "draft_model_bytes": loaded_of(record).get("draft_model_bytes"),
+    }
+    if drafted is None and served["api"] == "llama-server":  # which leaves out the counts if nothing was
+        found["drafted"] = found["accepted"] = 0
+    passes = record["tokens"] - 1 - (found["accepted"] or 0)
+    found["passes"] = passes if found["drafted"] is not None and passes > 0 else None
+    return found
+
+
+def pooled(rows: Sequence[SpeculationRow | None]) -> SpeculationRow | None:
+    """Those of a cell's repeats together; null where one is missing."""
+    known = [each for each in rows if each]
+    if not known or len(known) < len(rows):
+        return None
+
+    def total(counts: Sequence[int | None]) -> int | None:
+        whole = [each for each in counts if each is not None]
+        return sum(whole) if len(whole) == len(counts) else None
+
+    return {
+        **known[-1],
+        "drafted": total([each["drafted"] for each in known]),
+        "accepted": total([each["accepted"] for each in known]),
+        "tokens": sum(each["tokens"] - 1 for each in known) + 1,
+        "passes": total([each["passes"] for each in known]),
+    }
+
+
+def acceptance_length(found: SpeculationRow) -> float | None:
+    """Tokens per pass of the model, of all passes after the prompt's."""
+    return (found["tokens"] - 1) / found["passes"] if found["passes"] else None
+
+
+def acceptance_rate(found: SpeculationRow) -> float | None:
+    """Accepted of the guessed tokens; null where none was guessed."""
+    drafted, accepted = found["drafted"], found["accepted"]
+    return accepted / drafted if drafted and accepted is not None else None
+
+
+def guesses_per_pass(found: SpeculationRow) -> float | None:
+    return None if found["drafted"] is None or not found["passes"] else found["drafted"] / found["passes"]
+
+
+def notes(record: Record) -> list[Flag]:
+    """That tokens came together, by how many, and that acceptance was synthetic."""
+    if (found := row(record)) is None or record["outcome"] != "ok":
+        return []
+    raised, length = [], acceptance_length(found)
+    if length is None:
+        raised.append(Warnings.guessed_ahead.flag(how="tokens may be guessed ahead"))
+    else:
+        counts = f"{found['accepted']} of {found['drafted']} guesses accepted"
+        raised.append(Warnings.guessed_ahead.flag(how=f"{length:.2f} tokens a pass, {counts}"))
+    if found["synthetic"]:
+        raised.append(Warnings.synthetic_acceptance.flag(length=found["synthetic"]))
+    return raised
+
+
+# Greedy ids with and without guesses.
+
+
+def group(record: Record) -> str:
+    """Equal for cells that differ in their guesses alone: machine, stack, weights, options, workload."""
+    options = {name: value for name, value in record["options"].items() if name not in OPTIONS}
+    place = [record["machine"]["slug"], record.get("device"), record["stack"], record["model"]["name"]]
+    return json.dumps([place, computes(record), options, record["workload"]], sort_keys=True, default=str)
+
+
+def compared_ids(record: Record, times: TokenTimes, other: tuple[Record, TokenTimes] | None) -> Flag:
+    """Whether the ids of a generation are those of another without guesses. Greedily they are the same, but
+    for rounding: a pass over several tokens adds up in another order. Tokens without an id are last; see
+    runners.served.session."""
+    if other is None or times.ids is None or other[1].ids is None:
+        return Warnings.ids_compared.flag(how="no run without guesses to compare the ids with")
+    known = min(_ids(record), _ids(other[0]))
+    here, there = times.ids[:known], other[1].ids[:known]
+    first = next((at for at, (a, b) in enumerate(zip(here, there, strict=True), 1) if a != b), None)
+    of = f"{known} tokens" if known == record["tokens"] else f"{known} tokens that came with ids"
+    if first is None:
+        return Warnings.ids_compared.flag(how=f"the same ids as without guesses for all {of}")
+    how = f"the ids differ from those without guesses, first at token {first} of {of}"
+    return Warnings.ids_compared.flag(how=how)
+
+
+def _ids(record: Record) -> int:
+    counters = done_of(record).get("counters") or {}
+    return min(record["tokens"], counters.get("piece_tokens", record["tokens"]))
+
+
+# Theory: what a pass costs, and what it gains.
+
+
+def speed_up(length: float, guesses: float, decode_ms: float, verify_ms: float, draft_ms: float) -> float:
+    """Speed against plain decode, of passes that give `length` tokens each: every pass verifies the guesses
+    and one token more, and each guess takes the draft model a step."""
+    return length * decode_ms / (verify_ms + guesses * draft_ms)

@@ -1,0 +1,170 @@
+"""Tokens guessed ahead: counts, ids, theory, and what is left out where several tokens come at once."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from stand_in_server import Behaviour, serving
+from test_llamacpp import vars_of, with_vocabulary
+from test_served import QUICK
+
+from harness.analysis import speculation
+from harness.analysis.speculation import acceptance_length, acceptance_rate, guesses_per_pass
+from harness.analysis.warnings import Warnings
+from harness.records.tables import TokenTimes
+
+
+@pytest.fixture
+def guessing(harness, tmp_path, cache):
+    """The rows of a server that guesses, which the config allows or does not."""
+
+    def run(behaviour: Behaviour, *more: str) -> tuple[str, dict]:
+        with serving(behaviour) as address:
+            config = tmp_path / "c.yaml"
+            variant = {"stack": "http", "url": address, "speculation": True}
+            models = [{"name": "m", "weights": "served"}]
+            config.write_text(json.dumps({"models": models, "variants": [variant]}))
+            ran = harness("run", config, *QUICK, *more)
+        (row,) = json.loads(harness("report", "results", "--format", "json").out)
+        return ran.out + ran.err, row
+
+    return run
+
+
+def test_guesses_leave_averages_alone_and_are_counted(guessing, harness, tmp_path):
+    _, row = guessing(Behaviour(speculates=True, drafted=9, accepted=6, burst=3, token_ms=5))
+    assert row["status"] == "ok" or row["disturbed"], row["reasons"]  # by a busy machine
+    assert row["tokens_per_s"] > 0
+    for figure in ("B_ms", "W_tokens_per_ms", "bandwidth_share", "median_ms", "slow_from_n", "shape"):
+        assert row[figure] is None, figure
+    assert row["spikes"]["count"] == 0
+    # 11 tokens after the first are 6 guesses and the own tokens of 5 passes.
+    assert row["speculation"]["passes"] == 5
+    details = {flag["code"]: flag["detail"] for flag in row["flags"]}
+    assert details["guessed_ahead"].startswith("2.20 tokens a pass, 6 of 9 guesses accepted")
+    assert details["ids_compared"] == "no run without guesses to compare the ids with"
+    harness("report", "results", "-o", "page.html")
+    assert "guesses/pass" in (tmp_path / "page.html").read_text()
+
+
+def test_a_warm_up_that_guesses_make_uneven_invalidates_nothing(guessing):
+    behaviour = Behaviour(speculates=True, drafted=9, accepted=6, burst=5, token_ms=5)
+    _, row = guessing(behaviour, "--set", "warmup.tolerance=0.0001")
+    assert row["status"] == "ok" or row["disturbed"] != "warmup", row["reasons"]
+
+
+def test_a_server_that_may_guess_but_found_nothing_to_guess_gave_a_token_a_pass(guessing):
+    _, row = guessing(Behaviour(speculates=True))
+    (note,) = [flag["detail"] for flag in row["flags"] if flag["code"] == "guessed_ahead"]
+    assert note.startswith("1.00 tokens a pass, 0 of 0 guesses accepted")
+
+
+def record(tokens: int = 12, drafted: int | None = 9, accepted: int | None = 6, **options: object) -> dict:
+    counts = {"drafted_tokens": drafted, "accepted_tokens": accepted}
+    return {
+        "outcome": "ok",
+        "tokens": tokens,
+        "options": {"speculate": "draft", "accept": 0.0, **options},
+        "loaded": {"served": {"api": "llama-server", "speculation": "draft-simple"}},
+        "done": {"counters": {name: count for name, count in counts.items() if count is not None}},
+    }
+
+
+def test_the_counts_give_length_rate_and_guesses_a_pass():
+    found = speculation.row(record())
+    assert acceptance_length(found) == pytest.approx(11 / 5)
+    assert acceptance_rate(found) == pytest.approx(6 / 9)
+    assert guesses_per_pass(found) == pytest.approx(9 / 5)
+    assert speculation.row(record(drafted=None, accepted=None, speculate="none")) is None
+
+
+def test_counts_of_repeats_are_pooled_and_one_without_counts_leaves_none():
+    two = speculation.pooled([speculation.row(record()), speculation.row(record(accepted=1))])
+    assert acceptance_length(two) == pytest.approx(22 / (5 + 10))
+    unknown = record(drafted=None, accepted=None)
+    unknown["loaded"]["served"]["api"] = "vllm"
+    assert (
+        acceptance_length(speculation.pooled([speculation.row(each) for each in (record(), unknown)])) is None
+    )
+
+
+def test_more_accepted_tokens_than_came_give_no_length():
+    assert acceptance_length(speculation.row(record(tokens=6, accepted=6))) is None
+
+
+def test_synthetic_acceptance_is_a_note_of_its_own():
+    notes = [flag.detail for flag in speculation.notes(record(accept=2.0))]
+    assert notes[1].startswith("synthetic acceptance of 2 tokens a pass: the text is not the model's")
+
+
+def times(ids: list[int]) -> TokenTimes:
+    return TokenTimes(np.arange(len(ids)), np.ones(len(ids), dtype=np.int64), ids)
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ([1, 2, 3, 4], "the same ids as without guesses for all 4 tokens"),
+        ([1, 2, 9, 4], "the ids differ from those without guesses, first at token 3 of 4 tokens"),
+    ],
+)
+def test_ids_are_compared_with_those_of_plain_decode(ids, text):
+    plain = record(tokens=4, speculate="none"), times([1, 2, 3, 4])
+    flag = speculation.compared_ids(record(tokens=4), times(ids), plain)
+    assert (flag.warning, flag.detail) == (Warnings.ids_compared, text)
+
+
+def test_tokens_that_came_without_an_id_are_not_compared():
+    here, there = record(tokens=4), record(tokens=4, speculate="none")
+    here["done"]["counters"]["piece_tokens"] = 3
+    flag = speculation.compared_ids(here, times([1, 2, 4, 0]), (there, times([1, 2, 4, 5])))
+    assert flag.detail == "the same ids as without guesses for all 3 tokens that came with ids"
+
+
+def test_theory_says_what_acceptance_pays():
+    # Passes as long as a decode step, and a draft model of a tenth: 3 guesses cost 30% more.
+    assert speculation.speed_up(2.0, 3, 10, 10, 1) == pytest.approx(2 / 1.3)
+    # A model that drafts for itself gains nothing, however good it guesses.
+    assert speculation.speed_up(4.0, 3, 10, 10, 10) == pytest.approx(1)
+    assert speculation.speed_up(1.2, 3, 10, 10, 1) < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"speculate": "draft"}, "speculate: draft needs draft"),
+        ({"accept": 2}, "accept needs speculate"),
+        ({"speculate": "ngram", "draft": "/a.gguf"}, "only speculate: draft has a draft model"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(harness, real_config, options, sentence):
+    ran = harness("run", real_config({"stack": "llamaserver", **options}), "--dry-run")
+    assert f"will be refused: {sentence}" in ran.out + ran.err
+
+
+def test_a_model_that_drafts_for_itself_is_right_and_synthetic_acceptance_is_ranked_nowhere(
+    harness, real_config, job, tmp_path, llamaserver_interpreter
+):
+    path = with_vocabulary(job, tmp_path / "m.gguf", vars_of("tiny-qwen2", vocab_size=2000), "f32")
+    draft = {"name": "d", "speculate": "draft", "draft": str(path), "accept": [0, 2]}
+    config = real_config(
+        *({"stack": "llamaserver", "n_ctx": 256} | each for each in ({}, draft)),
+        model={"name": "m", "weights": str(path)},
+    )
+    ran = harness("run", config, "--busy")
+    rows = json.loads(harness("report", "results", "--format", "json").out)
+    real, synthetic = (next(row for row in rows if row["variant"] == f"d-accept={n}") for n in (0, 2))
+    assert real["speculation"]["accepted"] > 0.8 * real["speculation"]["drafted"]
+    assert acceptance_length(real["speculation"]) > 3
+    assert any(flag["code"] == "ids_compared" for flag in real["flags"])
+    assert "synthetic acceptance" in synthetic["name"]
+    assert "d-accept=0: the same ids as without guesses" in ran.out or "first at token" in ran.out
+    assert not re.search(r"the fastest \(.*synthetic|synthetic.*is the fastest", ran.out)
+    assert {flag["code"] for flag in synthetic["flags"]} >= {"guessed_ahead", "synthetic_acceptance"}
+    harness("report", "results", "-o", "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "Tokens per second against acceptance length" in page
+    assert "theory, " in page

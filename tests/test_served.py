@@ -118,7 +118,7 @@ def test_what_a_server_does_otherwise_is_a_note(measured, behaviour, note, sente
         (Behaviour(redirect="https://elsewhere.example/v1"), "redirects to https://elsewhere.example/v1"),
         (Behaviour(models=()), "has no model loaded"),
         (Behaviour(models=("a", "b")), "serves a, b: name one, as in "),
-        (Behaviour(key="right"), "the server refuses the API key; set OPENAI_API_KEY"),
+        (Behaviour(key="right"), "the server refuses the API key; set HARNESS_API_KEY"),
     ],
     ids=["web page", "redirect", "no model", "several models", "key"],
 )
@@ -136,13 +136,13 @@ def test_what_cannot_be_measured_is_one_sentence_before_anything_begins(
 def test_an_address_without_a_server_or_with_a_password_is_refused(harness):
     assert "is the server running, and is the port right?" in harness("run", "http://127.0.0.1:9").err
     refused = harness("run", "http://me:secret@127.0.0.1:9")
-    assert "OPENAI_API_KEY" in refused.err
+    assert "HARNESS_API_KEY" in refused.err
     assert "secret" not in refused.err
 
 
 def test_a_key_is_used_and_kept_nowhere(measured, tmp_path):
     key = "sk-0123456789abcdef"
-    record = measured(Behaviour("vllm", key=key), OPENAI_API_KEY=key)
+    record = measured(Behaviour("vllm", key=key), HARNESS_API_KEY=key)
     assert record["outcome"] == "ok", record.get("reason")
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
     assert kept == []

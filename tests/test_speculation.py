@@ -35,9 +35,9 @@ def guessing(harness, tmp_path, cache):
 
 
 def test_guesses_leave_averages_alone_and_are_counted(guessing, harness, tmp_path):
-    _, row = guessing(Behaviour(speculates=True, drafted=9, accepted=6, burst=3, token_ms=5))
+    _, row = guessing(Behaviour(speculates=True, drafted=9, accepted=6, burst=2, token_ms=5))
     assert row["status"] == "ok" or row["disturbed"], row["reasons"]  # by a busy machine
-    assert row["tokens_per_s"] > 0
+    assert row["disturbed"] or row["tokens_per_s"] > 0
     for figure in ("B_ms", "W_tokens_per_ms", "bandwidth_share", "median_ms", "slow_from_n", "shape"):
         assert row[figure] is None, figure
     assert row["spikes"]["count"] == 0

@@ -35,10 +35,10 @@ def faults(record: Record) -> list[Flag]:
 
 
 def read_late(record: Record) -> int:
-    """Events of the server that arrived together with those before, so that their times are not the server's;
-    0 for few."""
+    """Events of the server that had arrived before they were read, so that their times are not the server's;
+    0 for few. Guesses that were right come together with the token before them."""
     counters = done_of(record).get("counters", Counters())
-    pieces = counters.get("pieces", 0)
+    pieces = counters.get("pieces", 0) - counters.get("accepted_tokens", 0)
     late = pieces - counters.get("awaited_pieces", pieces)
     return late if late > LATE_SHARE * pieces else 0
 

@@ -45,7 +45,7 @@ def serving(address: str, key: str | None) -> Serving:
     parts = urlsplit(address)
     if parts.username or parts.password:
         raise NotServed(
-            "an address with a password would be kept with the results: give the key in OPENAI_API_KEY"
+            "an address with a password would be kept with the results: give the key in HARNESS_API_KEY"
         )
     base = address.rstrip("/").removesuffix("/v1")
     listed = _asked(base + "/v1/models", key)
@@ -97,11 +97,11 @@ def _asked(address: str, key: str | None) -> Mapping[str, Any]:
 
 def _refusal(answer: HTTPResponse) -> str:
     if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return "the server refuses the API key; set OPENAI_API_KEY"
+        return "the server refuses the API key; set HARNESS_API_KEY"
     if 300 <= answer.status < 400:
         return f"redirects to {answer.getheader('Location')}: give that address"
     return f"the server answers {answer.status}, so it is no OpenAI-compatible one: check the address"
 
 
-def key(variable: str = "OPENAI_API_KEY") -> str | None:
+def key(variable: str = "HARNESS_API_KEY") -> str | None:
     return os.environ.get(variable) or None

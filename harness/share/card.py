@@ -63,7 +63,8 @@ def _content(each: Stored) -> str:
     record = {**each.record} | {"content_key": None}
     if "check" in record:
         record["check"] = {**each.record["check"], "speaks_for": None}
-    columns = {name: read_columns(each.folder / f"{name}.parquet", ()) for name in TABLES}
+    read = {name: read_columns(each.folder / f"{name}.parquet", ()) for name in TABLES}
+    columns = {name: table for name, table in read.items() if table}  # kinds to come change nothing
     return sha256(json.dumps([record, columns], sort_keys=True).encode()).hexdigest()
 
 

@@ -32,7 +32,7 @@
 #
 # [tool.harness.options.key]
 # type = "string"
-# default = "OPENAI_API_KEY"
+# default = "HARNESS_API_KEY"
 # help = "the environment variable with its API key; the key itself is kept nowhere"
 #
 # [tool.harness.options.speculation]

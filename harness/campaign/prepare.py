@@ -494,7 +494,9 @@ class Preparation:
         count = int(cell.workload.prompt_tokens or 0)
         if not count:
             return [], NO_PROMPT
-        if ready is None:
+        helper = cell.header.worker.environment_for("cpu")
+        is_built = helper is not None and build.find(helper) is not None
+        if ready is None or (cell.weights_format == "served" and not is_built):  # a server needs no llama.cpp
             return _fixed_ids(FAKE_VOCABULARY, count), FIXED
         if ready.tokenizer is not None:
             try:
@@ -545,6 +547,8 @@ class Preparation:
                 found = tokenizer.tokenized(source, text, count)
         except WeightsError as failure:
             raise NotReady("error", f"{ready.path}: cannot tokenize: {failure}") from failure
+        except NotReady as failure:  # a stack that another one does this for runs without it
+            raise NoVocabulary(failure.outcome, str(failure)) if cell.header.jobs_of else failure from None
         largest = max([*found.ids, found.bos or 0])
         if ready.vocab_size is not None and largest >= ready.vocab_size:
             reason = f"its tokenizer returns id {largest}, but the model has {ready.vocab_size}"

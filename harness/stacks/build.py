@@ -29,7 +29,7 @@ from harness.base.system import python_in
 from harness.base.text import for_builds, redacted
 from harness.stacks import adopted
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
-from harness.stacks.header import Environment
+from harness.stacks.header import Environment, stacks
 from harness.stacks.inside.guard import kill_group
 
 # Environments for NVIDIA GPUs: what their source builds are compiled for and with, and whether the torch in
@@ -234,6 +234,15 @@ def compiler_command() -> str:
     return next(found, "install g++ or clang++")
 
 
+def _without_compiler(environment: Environment) -> str:
+    """Another stack that loads the same files and comes as wheels; empty: none does."""
+    for name, header in stacks().items():
+        other = header.environments.get(environment.name)
+        if header.jobs_of == environment.stack and header.formats and other and not other.source_builds:
+            return f"; or --stacks {name}, which needs none"
+    return ""
+
+
 # Build and find the interpreters the stacks run under: one virtual environment each, made by uv, kept in a
 # cache.
 
@@ -305,6 +314,7 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
     if environment.source_builds and not compiler() and not find(environment):
         raise EnvironmentFailed(
             f"{environment.title} is compiled here, and there is no C++ compiler: {compiler_command()}"
+            + _without_compiler(environment)
         )
     with exclusive(folder.with_suffix(".lock")), _writing(environment):
         if built := find(environment):

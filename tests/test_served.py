@@ -73,6 +73,7 @@ def test_a_server_with_chats_alone_is_measured_behind_its_template(measured):
         (Behaviour(speculates=True), "invalid", "speculation false was requested but true ran"),
         (Behaviour(others=40), "invalid", "the server generated 40 tokens for others meanwhile"),
         (Behaviour(streams=False), "invalid", "the server sent all 12 tokens at once: it does not stream"),
+        (Behaviour(tokens_at_once=3), "invalid", "12 tokens came in 4 pieces, up to 3 at once"),
         (Behaviour(drops_after=5), "error", "the server's answer broke off after 5 tokens"),
         (Behaviour(error_after=4), "error", "the server reports an error: the GPU is lost"),
         (Behaviour(status=429), "error", "the server answers 429: the queue is full"),
@@ -91,18 +92,13 @@ def test_what_a_server_does_wrong_is_in_the_record_with_its_sentence(measured, b
     ("behaviour", "note", "sentence"),
     [
         (
-            Behaviour(tokens_at_once=3),
-            Warnings.tokens_in_pieces,
-            "12 tokens came in 4 pieces, up to 3 at once: only averages are known, no B and W",
-        ),
-        (
             Behaviour(prompt_more=10),
             Warnings.other_prompt,
             "the server counts 35 tokens of prompt, 25 were sent",
         ),
         (Behaviour(pings=True, zipped=True), Warnings.served_by, "llama-server: "),
     ],
-    ids=["several tokens at once", "a longer prompt", "pings between packed events"],
+    ids=["a longer prompt", "pings between packed events"],
 )
 def test_what_a_server_does_otherwise_is_a_note(measured, behaviour, note, sentence):
     record = measured(behaviour)
@@ -178,7 +174,8 @@ def test_the_memory_of_the_client_is_no_memory_of_the_model(measured):
 
 
 def test_what_serving_adds_is_said_beside_the_same_weights_in_process():
-    cell = {"model_bytes": 100, "tokens": 128, "served_by": None, "stack_ms": None}
+    cell = {"model_bytes": 100, "tokens": 128, "served_by": None, "stack_ms": None, "speculation": None}
+    cell |= {"prompt_tokens": 25, "machine": "here", "device": "cpu"}
     here = cell | {"tokens_per_s": 100.0, "tokens_per_s_ci95": [99.0, 101.0]}
     behind = here | {
         "served_by": "llama-server",

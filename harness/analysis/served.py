@@ -26,12 +26,21 @@ def faults(record: Record) -> list[Flag]:
         found.append(Warnings.speculated.flag(drafted=drafted, accepted=accepted))
     if others := max(0, counters.get("others_tokens") or 0):
         found.append(Warnings.other_requests.flag(others=others))
+    if not drafted and _in_pieces(record):
+        largest = max(counters.get("largest_piece", 1), 2)
+        numbers = {"tokens": tokens, "pieces": counters["pieces"], "largest": largest}
+        found.append(Warnings.tokens_at_once.flag(**numbers))
     if late := read_late(record):
         found.append(Warnings.read_late.flag(late=late, pieces=counters["pieces"]))
     elapsed, delay = counters.get("elapsed_ms"), client_ms_per_token(record)
     if elapsed and delay is not None and (share := delay * tokens / elapsed) > CLIENT_SHARE:
         found.append(Warnings.client_too_slow.flag(share=share, delay=delay))
     return found
+
+
+def _in_pieces(record: Record) -> bool:
+    tokens = record["tokens"]
+    return tokens - done_of(record)["counters"].get("pieces", tokens) > HALVES * tokens
 
 
 def read_late(record: Record) -> int:
@@ -47,7 +56,9 @@ def client_ms_per_token(record: Record) -> float | None:
     """The harness's own delay: the time in which its client did not wait for the server; null without one."""
     counters = done_of(record)["counters"]
     elapsed, waited = counters.get("elapsed_ms"), counters.get("waited_ms")
-    return None if elapsed is None or waited is None else max(0.0, elapsed - waited) / record["tokens"]
+    if elapsed is None or waited is None or not record["tokens"]:
+        return None
+    return max(0.0, elapsed - waited) / record["tokens"]
 
 
 def notes(record: Record) -> list[Flag]:
@@ -61,7 +72,8 @@ def notes(record: Record) -> list[Flag]:
     if counted is not None and counted != requested:
         why = ": its chat template adds to them" if served["template"] else ""
         found.append(Warnings.other_prompt.flag(counted=counted, requested=requested, why=why))
-    if tokens - (pieces := counters.get("pieces", 0)) > HALVES * tokens:
+    together = "batch_tokens" in counters or counters.get("drafted_tokens")  # else it is a fault
+    if together and tokens - (pieces := counters.get("pieces", 0)) > HALVES * tokens:
         largest = max(counters.get("largest_piece", 1), 2)
         found.append(Warnings.tokens_in_pieces.flag(tokens=tokens, pieces=pieces, largest=largest))
     if (client := client_ms_per_token(record)) is not None and tokens > 1:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from harness.analysis import speculation
 from harness.analysis.flags import Limit
 from harness.analysis.identity import recorded_gpu
-from harness.records.kinds import Record, loaded_of
+from harness.records.kinds import Record, loaded_of, served_elsewhere
 from harness.records.parts import Attention, DecoderFacts, Header, StackFacts
 from harness.theory import decoder, floors, names
 from harness.theory.decoder import Decoder, dense
@@ -130,7 +130,7 @@ def batch_demand(record: Record) -> floors.Demand | None:
     """Bytes and FLOP of a step of several users, with weights and KV cache as loaded; without FLOP where the
     model's shape is not known."""
     needs, weights = prefill_demand(record) or _step(record), weight_bytes_per_token(record)
-    if needs is None or weights is None:
+    if needs is None or weights is None or served_elsewhere(record):
         return None
     if (kv := kv_bytes_per_token(record)) is not None:
         needs = floors.with_kv(needs, kv)
@@ -222,9 +222,10 @@ def cache_bytes(record: Record) -> int:
 
 
 def _step(record: Record) -> floors.Demand | None:
-    """The bytes of a decode step, without its compute; null where they are not known."""
+    """The bytes of a decode step, without its compute; null where they are not known, and for a server in
+    another process, which may run on another device."""
     weights = weight_bytes_per_token(record)
-    if weights is None:
+    if weights is None or served_elsewhere(record):
         return None
     if known := _known_step(record):
         return replace(known, reaches=tuple(replace(reach, flops=0.0) for reach in known.reaches))

@@ -155,6 +155,11 @@ class Warnings(Enum):
         "read TTFT as that of the longer prompt",
         "first token",
     )
+    tokens_at_once = (
+        "{tokens} tokens came in {pieces} pieces, up to {largest} at once: it is not known when each was"
+        " made",
+        "let the server send each token (vLLM: --stream-interval 1)",
+    )
     tokens_in_pieces = _note(
         "{tokens} tokens came in {pieces} pieces, up to {largest} at once: only averages are known, no B and"
         " W",

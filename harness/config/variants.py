@@ -394,6 +394,7 @@ _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
 }
 _INT32 = 2**31 - 1  # stacks pass whole numbers to C, which silently truncates larger ones
 _MAX_NAME = 100
+SECRET = r"HARNESS_[A-Z0-9_]{1,60}"  # a config of somebody else's must not send another key to its server
 
 
 def expanded(given: Any, loc: Loc, names: list[str], mistakes: Mistakes) -> list[Variant]:
@@ -426,6 +427,11 @@ def expanded(given: Any, loc: Loc, names: list[str], mistakes: Mistakes) -> list
         for index, item in enumerate(values[key]):
             if wrong := _option_mistake(header.options[key], item):
                 mistakes.add((*loc, key, index) if isinstance(value, list) else (*loc, key), wrong)
+        for item in values[key]:
+            if key == header.secret and not re.fullmatch(SECRET, str(item)):
+                mistakes.add((*loc, key), "must be the name of a variable, HARNESS_..., never the key itself")
+            elif re.search(r"://([^/]*@|[^#]*\?)", str(item)):
+                mistakes.add((*loc, key), "must be an address without user, password or query")
     if len(mistakes.found) > before:
         return []
     if (count := math.prod(len(v) for v in values.values())) > MAX_CELLS:

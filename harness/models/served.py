@@ -42,16 +42,22 @@ def is_address(text: str) -> bool:
 
 def serving(address: str, key: str | None) -> Serving:
     """What the server at an address has. Raises NotServed."""
-    parts = urlsplit(address)
-    if parts.username or parts.password:
+    try:
+        parts = urlsplit(address)
+    except ValueError as wrong:
+        raise NotServed(f"{address}: is no address of a server: {wrong}") from wrong
+    if parts.username or parts.password or parts.query:
         raise NotServed(
-            "an address with a password would be kept with the results: give the key in HARNESS_API_KEY"
+            "an address with a password or a key would be kept with the results: set HARNESS_API_KEY instead"
         )
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise NotServed("HARNESS_API_KEY has characters that no key has: set it again")
     base = address.rstrip("/").removesuffix("/v1")
     listed = _asked(base + "/v1/models", key)
+    rows = listed.get("data")
     roots = {
         str(each["id"]): each.get("root")
-        for each in listed.get("data") or []
+        for each in (rows if isinstance(rows, list) else [])
         if isinstance(each, dict) and each.get("id")
     }
     if not roots:
@@ -65,7 +71,9 @@ def serving(address: str, key: str | None) -> Serving:
 
 def _here(path: object) -> Path | None:
     found = Path(path) if isinstance(path, str) else Path()
-    return found if found.is_absolute() and found.exists() else None
+    with contextlib.suppress(OSError, ValueError):  # of a name that no file can have
+        return found if found.is_absolute() and found.exists() else None
+    return None
 
 
 def _asked(address: str, key: str | None) -> Mapping[str, Any]:
@@ -104,4 +112,4 @@ def _refusal(answer: HTTPResponse) -> str:
 
 
 def key(variable: str = "HARNESS_API_KEY") -> str | None:
-    return os.environ.get(variable) or None
+    return os.environ.get(variable, "").strip() or None

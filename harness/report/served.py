@@ -22,7 +22,12 @@ def added(named: Named) -> list[str]:
 
 
 def _same_work(a: ShownCell, b: ShownCell) -> bool:
-    return a["model_bytes"] == b["model_bytes"] is not None and a["tokens"] == b["tokens"]
+    """Threads and other options may differ: the sentence names both cells, whose names have them."""
+    one, other = (
+        (row["model_bytes"], row["tokens"], row["prompt_tokens"], row["machine"], row["device"])
+        for row in (a, b)
+    )
+    return one == other and one[0] is not None and a["speculation"] is b["speculation"] is None
 
 
 def _sentence(label: str, row: ShownCell, other: str, beside: ShownCell) -> str | None:

@@ -55,7 +55,7 @@ class Api:
 
 def text_id(text: str) -> int:
     """Stands for the id of a token that came as text: the same text has the same number."""
-    return zlib.crc32(text.encode())
+    return zlib.crc32(text.encode(errors="surrogatepass"))
 
 
 def _llama_body(model: str, prompt: Prompt, tokens: int) -> Json:
@@ -176,5 +176,5 @@ APIS = {
 
 def metric(text: str, name: str) -> float | None:
     """The sum of a metric over its labels, in Prometheus's text format; null: it is not there."""
-    found = re.findall(rf"^{re.escape(name)}(?:\{{[^\n]*\}})? ([0-9.eE+-]+)$", text, re.MULTILINE)
+    found = re.findall(rf"^{re.escape(name)}(?:\{{[^\n]*\}})? ([0-9.eE+-]+)(?: \d+)?$", text, re.MULTILINE)
     return sum(map(float, found)) if found else None

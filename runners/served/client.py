@@ -14,6 +14,7 @@ import httpx
 from runners.served.apis import APIS, CHAT, Api, Counts, Json, Piece, Prompt, metric
 
 CONNECT_S = 10.0
+SILENT_S = 1200.0  # between two pieces of an answer; a long prompt on a slow machine takes minutes
 ASK_S = 60.0  # for an answer that is no stream; a server may load its model first
 MOST_BYTES = 1 << 20  # of one event; those of a token have a few hundred
 LEAST_WAIT_NS = 200_000  # reading what is there already takes httpx 0.1 ms
@@ -78,7 +79,10 @@ class Stream:
         event = _json(text)
         if error := event.get("error"):
             raise ServerError(f"the server reports an error: {_message(error)}")
-        return self._api.read(event)
+        try:
+            return self._api.read(event)
+        except (AttributeError, TypeError, ValueError) as wrong:
+            raise ServerError(f"the server sent an event of another form: {text[:60]!r}") from wrong
 
 
 class Client:
@@ -91,7 +95,7 @@ class Client:
         self._http = httpx.Client(
             headers=headers,
             trust_env=False,
-            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            timeout=httpx.Timeout(SILENT_S, connect=CONNECT_S),
             limits=httpx.Limits(),  # no limit: a connection for every user
         )
 
@@ -164,7 +168,7 @@ def api_of(client: Client, requested: str) -> Api:
 
 
 def key_in(variable: str) -> str | None:
-    return os.environ.get(variable) or None
+    return os.environ.get(variable, "").strip() or None
 
 
 def _check(response: httpx.Response, url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -53,8 +54,8 @@ class ServedSession:
         return self._generate(text, new_tokens)
 
     def _generate(self, prompt: Prompt, new_tokens: int) -> Iterator[int]:
-        self._began_ns = clock()
         self._stream = stream = self._client.stream(self._api, self._model, prompt, new_tokens)
+        self._began_ns = clock()  # the head of an answer may come with its first token
         pieces = iter(stream)
         try:
             for ids in pieces:
@@ -84,6 +85,7 @@ class ServedSession:
                 ids += piece
             ended, count = clock(), stream.counts.generated
             if count is not None:  # pieces without ids may have had several tokens
+                count = min(count, new_tokens + 1)
                 t_ns = (t_ns + [ended - began[0]] * count)[:count]
             if stream.pieces <= 1 < len(t_ns):
                 raise ServerError(f"the server sent all {len(t_ns)} tokens at once: it does not stream")
@@ -188,7 +190,7 @@ class ServedSession:
                 **options,
                 "api": options["api"] if options["api"] == "auto" else self._api.name,
                 "model": self._model,
-                "speculation": self._speculation != "none",
+                "speculation": self._speculation != "none" if self._api.name == "llama-server" else None,
             },
             "served": {
                 "api": self._api.name,
@@ -219,14 +221,19 @@ class ServedSession:
         listed = (self._client.found("/v1/models") or {}).get("data") or [{}]
         meta = listed[0].get("meta") or {}
         holds = (self._props.get("default_generation_settings") or {}).get("n_ctx")
-        quant = str(self._props.get("model_ftype") or "").lower()
+        # llama.cpp's names of mixes end in their size: Q4_K - Medium.
+        quant = re.sub(
+            r" - (small|medium|large)$",
+            lambda size: f"_{size[1][0]}",
+            str(self._props.get("model_ftype") or "").lower(),
+        )
         known = {
             "model_bytes": meta.get("size"),
             "parameters": meta.get("n_params"),
             "vocab_size": meta.get("n_vocab"),
             "trained_context": meta.get("n_ctx_train"),
             "holds_tokens": holds,
-            "quant": quant,
+            "quant": None if " " in quant else quant,
             "kv_read": "padded256",
         }
         return {name: value for name, value in known.items() if value}

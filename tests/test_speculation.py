@@ -167,4 +167,3 @@ def test_a_model_that_drafts_for_itself_is_right_and_synthetic_acceptance_is_ran
     harness("report", "results", "-o", "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "Tokens per second against acceptance length" in page
-    assert "theory, " in page

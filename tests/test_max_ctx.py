@@ -135,8 +135,7 @@ def test_a_killed_search_goes_on_from_its_probes(config, harness, background, tm
     busy = {"oom_above_n_ctx": 20000, "load_ms": 400.0, "clock": "real", "B_ms": 2.0}
     path = config(busy, memory_budget="256MiB")
     process = background("run", "--max-ctx", path)
-    until(lambda: list(tmp_path.glob("results/**/probes.jsonl")))
-    time.sleep(0.5)
+    until(lambda: any("\n" in path.read_text() for path in tmp_path.glob("results/**/probes.jsonl")))
     (found,) = tmp_path.glob("results/**/probes.jsonl")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

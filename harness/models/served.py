@@ -111,5 +111,5 @@ def _refusal(answer: HTTPResponse) -> str:
     return f"the server answers {answer.status}, so it is no OpenAI-compatible one: check the address"
 
 
-def key(variable: str = "HARNESS_API_KEY") -> str | None:
-    return os.environ.get(variable, "").strip() or None
+def key() -> str | None:
+    return os.environ.get("HARNESS_API_KEY", "").strip() or None

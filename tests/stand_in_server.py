@@ -114,6 +114,8 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
             elif of.api == "vllm":
                 answers["/version"] = {"version": "0.32"}
                 answers["/metrics"] = f'vllm:generation_tokens_total{{model="x"}} {of.generated}.0\n'
+                if of.speculates:
+                    answers["/metrics"] += 'vllm:spec_decode_num_drafts_total{model="x"} 0.0\n'
             found = answers.get(self.path)
             return self._whole(404, {"error": "no"}) if found is None else self._whole(200, found)
 

@@ -170,6 +170,17 @@ def test_waiting_for_the_quota_is_no_waiting_for_other_processes_and_what_is_lef
     assert "other processes were running" in left
 
 
+def test_the_client_of_a_server_elsewhere_waits_with_one_thread():
+    def reasons(elsewhere: bool) -> list[str]:
+        served = {"api": "openai", "elsewhere": elsewhere, "template": False}
+        waited = {"threads": 64, "done__cpu_wait_ns": 60 * MB, "timing__last_token_ns": 200 * MB}
+        found = status(record(loaded__served=served, **waited))[1]
+        return [reason for reason in found if "waited for a CPU" in reason]
+
+    assert reasons(False) == []
+    assert "for a CPU 30% of the time" in reasons(True)[0]
+
+
 def test_of_an_older_record_within_a_budget_its_cgroups_counters_decide():
     def reasons(means: str, **pressure: int) -> list[str]:
         budget = {"bytes": 1 << 30, "means": means}

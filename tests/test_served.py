@@ -13,6 +13,7 @@ from stand_in_server import Behaviour, serving
 
 from harness.analysis import verdicts
 from harness.analysis.warnings import Warnings
+from harness.records import Stored
 from harness.report import served
 
 QUICK = [
@@ -71,6 +72,7 @@ def test_a_server_with_chats_alone_is_measured_behind_its_template(measured):
         (Behaviour(generates=7), "invalid", "7 tokens generated, 12 requested"),
         (Behaviour(drafted=6), "invalid", "the server guessed 6 tokens ahead (6 were right)"),
         (Behaviour(speculates=True), "invalid", "speculation false was requested but true ran"),
+        (Behaviour("vllm", speculates=True), "invalid", "speculation false was requested but true ran"),
         (Behaviour(others=40), "invalid", "the server generated 40 tokens for others meanwhile"),
         (Behaviour(streams=False), "invalid", "the server sent all 12 tokens at once: it does not stream"),
         (Behaviour(tokens_at_once=3), "invalid", "12 tokens came in 4 pieces, up to 3 at once"),
@@ -184,8 +186,15 @@ def test_what_serving_adds_is_said_beside_the_same_weights_in_process():
         "tokens_per_s_ci95": [94.0, 96.0],
     }
     named = [("llamacpp q4_0", here), ("http as-served", behind)]
-    assert served.added(named) == [
+    options = {"llama-server": {"threads": 2, "quant": None}, None: {"threads": 2, "quant": "q4_0"}}
+
+    def record_of(row: Any) -> Any:
+        return Stored(Path(), {"options": options[row["served_by"]]})  # type: ignore[typeddict-item]
+
+    assert served.added(named, record_of) == [
         "http as-served takes +0.526 ms a token (+0.377 to +0.676) beside llamacpp q4_0:"
         " +0.400 in the server, +0.126 between it and its client."
     ]
-    assert served.added([*named[1:], ("llamacpp q8_0", here | {"model_bytes": 200})]) == []
+    assert served.added([*named[1:], ("llamacpp q8_0", here | {"model_bytes": 200})], record_of) == []
+    options[None]["threads"] = 1
+    assert served.added(named, record_of) == []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+from pathlib import Path
 
+import golden_record as golden
 import numpy as np
 import pytest
 from stand_in_server import Behaviour, serving
@@ -14,7 +17,11 @@ from test_served import QUICK
 from harness.analysis import speculation
 from harness.analysis.speculation import acceptance_length, acceptance_rate, guesses_per_pass
 from harness.analysis.warnings import Warnings
+from harness.dataset import table
+from harness.dataset.study import load_study
+from harness.records import Stored
 from harness.records.tables import TokenTimes
+from harness.report import speculation as report
 
 
 @pytest.fixture
@@ -89,6 +96,49 @@ def test_counts_of_repeats_are_pooled_and_one_without_counts_leaves_none():
     assert (
         acceptance_length(speculation.pooled([speculation.row(each) for each in (record(), unknown)])) is None
     )
+
+
+def guessed(**changes: object) -> dict:
+    """The golden record with guesses; see golden_record."""
+    served = {"api": "llama-server", "speculation": "draft-simple", "template": False, "elsewhere": False}
+    options = golden.GOLDEN["options"] | {"speculate": "draft", "draft": "/draft.gguf", "accept": 0.0}
+    return golden.record(loaded__served=served, options=options, **changes)
+
+
+def test_the_speed_of_passes_that_give_several_tokens_is_that_of_all_after_the_first():
+    ms = [9.0, 50, 0.1, 0.1, 0.1, *[40, 0.1, 0.1, 0.1] * 8]  # the first pass is the longest
+    counters = {"drafted_tokens": 27, "accepted_tokens": 27, "pieces": 37, "awaited_pieces": 10}
+    found = guessed(tokens=len(ms), done__counters=counters)
+    n = list(range(26, 26 + len(ms)))
+    tokens = TokenTimes.of_columns({"n": n, "latency_ns": [round(each * 1e6) for each in ms]})
+    row = table.repeat_row(found, tokens, None, None)
+    assert row["tokens_per_s"] == pytest.approx((len(ms) - 1) / sum(ms[1:]) * 1e3)
+    assert row["start_tokens_per_s"] is row["end_tokens_per_s"] is None  # an edge may cut a pass in two
+
+
+def test_the_step_of_a_draft_model_counts_from_the_same_machine_and_device_alone():
+    def cell(ms: float, of: dict, key: str, **changes: object) -> Stored:
+        found = copy.deepcopy(of) | {"content_key": key, "stack": "llamaserver", "cell": key, "variant": key}
+        for name, value in changes.items():
+            found[name] = found[name] | value if isinstance(value, dict) else value
+        n = list(range(26, 26 + found["tokens"]))
+        step_ns = [round(ms * 1e6)] * found["tokens"]
+        return Stored(Path(key), found, TokenTimes.of_columns({"n": n, "latency_ns": step_ns}))
+
+    counters = {"drafted_tokens": 60, "accepted_tokens": 20}
+    main = guessed(done__counters=counters, loaded__draft_model_bytes=10**6)
+    plain = golden.record(options=golden.GOLDEN["options"] | {"speculate": "none"}, done__counters={})
+    draft = copy.deepcopy(plain)
+    draft["model"] = plain["model"] | {"name": "d", "weights": {"kind": "path", "path": "/draft.gguf"}}
+
+    def drafts_from(**changes: object) -> str:
+        stored = [cell(8, main, "a"), cell(10, plain, "b"), cell(2, draft, "c", **changes)]
+        (rows,) = report.chapter(load_study(stored)).rows.values()
+        return f"{rows[0]['costs'].draft_ms:.1f} by {rows[0]['costs'].draft_from}"
+
+    assert drafts_from() == "2.0 by a decode step of the draft model"
+    assert "by the bytes of both models" in drafts_from(machine={"slug": "elsewhere"})
+    assert "by the bytes of both models" in drafts_from(device="GPU-1")
 
 
 def test_more_accepted_tokens_than_came_give_no_length():

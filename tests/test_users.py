@@ -95,6 +95,17 @@ def test_what_is_faster_than_reading_the_weights_once_per_step_is_invalid(of_fak
     assert found.reasons[0].startswith("1 user at once: 250 tok/s, but reading weights and cache allows ")
 
 
+def test_steps_that_may_give_a_user_several_tokens_have_no_limit(of_fake):
+    stored, _ = of_fake()
+    record = copy.deepcopy(stored.record)
+    record["machine"]["last_level_cache_bytes"] = 0
+    record["loaded"]["served"] = {"api": "llama-server", "elsewhere": False, "template": False}
+    record["options"]["speculate"] = "draft"
+    slow = record["loaded"]["model_bytes"] / 5e-3  # a step of the fake takes 4 ms
+    assert verdict(record, slow, True, None, records.table(stored)).status == "ok"
+    assert analysis.limit(record, slow) is None
+
+
 def test_theory_reads_the_weights_once_and_the_cache_and_computes_for_each_user():
     needs = Demand(10**9, 10**8, 2e9, 2e8, 0, (Reach(1e5, 4e5),))
     ceiling = Ceiling(1e11, 1e13)

@@ -123,13 +123,13 @@ def empty_figures(n_tokens: int | None, first_token_ms: float | None = None) -> 
 
 
 def averages(found: Figures) -> Figures:
-    """What holds where several tokens come at once: no latency of a single one."""
+    """What holds where passes give several tokens each: tokens after the first over the time after it, since
+    the prompt's pass gives one alone. No latency of a single token, and none of an edge, which may cut a pass
+    in two."""
     return {
         **empty_figures(found["n_tokens"], found.get("first_token_ms")),
         "last_n": found["last_n"],
         "tokens_per_s": found["tokens_per_s"],
-        "start_tokens_per_s": found["start_tokens_per_s"],
-        "end_tokens_per_s": found["end_tokens_per_s"],
     }
 
 

@@ -128,9 +128,9 @@ def prefill_demand(record: Record) -> floors.Demand | None:
 
 def batch_demand(record: Record) -> floors.Demand | None:
     """Bytes and FLOP of a step of several users, with weights and KV cache as loaded; without FLOP where the
-    model's shape is not known."""
+    model's shape is not known. Null where a step may give a user several tokens."""
     needs, weights = prefill_demand(record) or _step(record), weight_bytes_per_token(record)
-    if needs is None or weights is None or served_elsewhere(record):
+    if needs is None or weights is None or served_elsewhere(record) or speculation.row(record):
         return None
     if (kv := kv_bytes_per_token(record)) is not None:
         needs = floors.with_kv(needs, kv)

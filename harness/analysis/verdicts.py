@@ -183,13 +183,18 @@ def _contention(record: Record) -> list[Flag]:
     if _quota(record):  # its threads waited for the quota too
         _, machine = _pressures(record)
         waited_ns -= round(1e3 * machine["cgroup_throttled_us"])
-    share = waited_ns / (timed_ns * record["threads"])
+    share = waited_ns / (timed_ns * timed_threads(record))
     if share <= CONTENTION_TOLERANCE or waited_ns <= CONTENTION_FLOOR_NS:
         return []
     if not oversubscribed(record):
         return [Warnings.waited_for_cpu.flag(share=share)]
     cpus = plural(record["machine"]["usable_cpus"] or 0, "CPU")
     return [Warnings.too_many_threads.flag(share=share, threads=record["threads"], cpus=cpus)]
+
+
+def timed_threads(record: Record) -> int:
+    """Threads that may wait for a CPU while timing: the client of a server elsewhere works with one."""
+    return 1 if served_elsewhere(record) else record["threads"]
 
 
 def oversubscribed(record: Record) -> bool:

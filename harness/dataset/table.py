@@ -316,13 +316,13 @@ def repeat_row(
     judged = verdict(record, ceiling, bool(times) or bool(table), times, table)
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
-    ended = verdicts.ended_by_memory(record)
+    ended, guessed = verdicts.ended_by_memory(record), speculation.row(record)
     found, unusable = _analysis(
         NO_TOKENS if ended or served.read_late(record) else times,
         _control_ms(record),
-        plain=record["kind"] == "reported",
+        plain=record["kind"] == "reported" or guessed is not None,
     )
-    guessed, drift = speculation.row(record), found.drift
+    drift = found.drift
     if guessed:
         found, drift = Analysis(repeat_figures.averages(found.figures)), None
     if unusable:
@@ -469,7 +469,7 @@ def _control_ms(record: Record) -> Floats | None:
     control = done_of(record).get("control")
     if not control:
         return None
-    most_ns = CONTENTION_TOLERANCE * sum(control["latency_ns"]) * record["threads"]
+    most_ns = CONTENTION_TOLERANCE * sum(control["latency_ns"]) * verdicts.timed_threads(record)
     return None if (control["cpu_wait_ns"] or 0) > most_ns else np.array(control["latency_ns"]) / 1e6
 
 

@@ -21,7 +21,7 @@ def closing(study: Study) -> list[str]:
         ranked = _ranked(group)
         if sentence := _sentence(group, ranked):
             found.append(f"provisional: {sentence}" if group.provisional else sentence)
-        found += served.added(group.named)
+        found += served.added(group.named, study.behind)
         if command := _command(study, group, ranked):
             found.append(f"to serve it: {command}")
     return found

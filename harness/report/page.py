@@ -220,7 +220,7 @@ def views(study: Study, drawn: Mapping[str, tuple[str, list[Figure]]]) -> list[V
                         summary.answers(group),
                         picture.pictures(group, looks),
                         head.provisional_because(part) if group.provisional else "",
-                        served.added(group.named),
+                        served.added(group.named, study.behind),
                     )
                     for group in own
                     if group.named or group.searched

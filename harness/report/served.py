@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import hypot
 
-from harness.analysis.columns import ShownCell
+from harness.analysis.columns import Cell, ShownCell
 from harness.dataset.study import bounds, finite
+from harness.records import Stored
 from harness.report.summary import Named
 
+Behind = Callable[[Cell], Stored | None]
 
-def added(named: Named) -> list[str]:
-    """A sentence for each served cell and each in process that has the same weights and as many tokens."""
+
+def added(named: Named, behind: Behind) -> list[str]:
+    """A sentence for each served cell and each in process that has the same weights, options and number of
+    tokens."""
     here = [(label, row) for label, row in named if row["served_by"] is None]
     return [
         sentence
         for label, row in named
         if row["served_by"]
         for other, beside in here
-        if _same_work(row, beside) and (sentence := _sentence(label, row, other, beside))
+        if _same_work(row, beside, behind) and (sentence := _sentence(label, row, other, beside))
     ]
 
 
-def _same_work(a: ShownCell, b: ShownCell) -> bool:
-    """Threads and other options may differ: the sentence names both cells, whose names have them."""
+def _same_work(a: ShownCell, b: ShownCell, behind: Behind) -> bool:
+    """Options that both have are equal, but for those that one leaves to its stack."""
+    options, others = (
+        (each.record.get("options") if (each := behind(row)) else None) or {} for row in (a, b)
+    )
+    for name in options.keys() & others:
+        if None not in (options[name], others[name]) and options[name] != others[name]:
+            return False
     one, other = (
         (row["model_bytes"], row["tokens"], row["prompt_tokens"], row["machine"], row["device"])
         for row in (a, b)

@@ -195,7 +195,8 @@ def _draft(
         if not path or other["speculation"] or of is None or of["stack"] != record["stack"]:
             continue
         alike = of["model"]["weights"].get("path") == path and of["threads"] == record["threads"]
-        if alike and (rate := other["tokens_per_s"]):
+        here = of["machine"]["slug"] == record["machine"]["slug"] and of["device"] == record["device"]
+        if alike and here and (rate := other["tokens_per_s"]):
             return 1e3 / rate, "a decode step of the draft model"
     if size and whole:
         return decode_ms * size / whole, "a decode step, by the bytes of both models"

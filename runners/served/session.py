@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from runners.protocol import Answer
-from runners.served.apis import CHAT, Json, Prompt
+from runners.served.apis import CHAT, Json, Prompt, metric
 from runners.served.client import Client, ServerError, Stream, api_of
 
 clock = time.perf_counter_ns
@@ -179,7 +179,7 @@ class ServedSession:
 
     def facts(self) -> dict[str, Any]:
         options = self._options
-        about = self._about()
+        about, guesses = self._about(), self._speculation != "none"
         return {
             "versions": {
                 "httpx": httpx.__version__,
@@ -190,7 +190,7 @@ class ServedSession:
                 **options,
                 "api": options["api"] if options["api"] == "auto" else self._api.name,
                 "model": self._model,
-                "speculation": self._speculation != "none" if self._api.name == "llama-server" else None,
+                "speculation": guesses if guesses or self._api.name == "llama-server" else None,
             },
             "served": {
                 "api": self._api.name,
@@ -207,7 +207,10 @@ class ServedSession:
 
     def _speculates(self) -> str:
         """What guesses tokens ahead, by llama-server's own name. Its /props has what a request may ask for,
-        and only an answer has what it got."""
+        and only an answer has what it got. vLLM counts drafts if it was started with speculation."""
+        if self._api.name == "vllm":
+            counted = metric(self._client.ask("/metrics").text, "vllm:spec_decode_num_drafts_total")
+            return "none" if counted is None else "spec_decode"
         if self._api.name != "llama-server":
             return "none"
         body = {**self._api.body(self._model, [1], 1), "stream": False}

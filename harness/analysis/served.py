@@ -26,10 +26,7 @@ def faults(record: Record) -> list[Flag]:
         found.append(Warnings.speculated.flag(drafted=drafted, accepted=accepted))
     if others := max(0, counters.get("others_tokens") or 0):
         found.append(Warnings.other_requests.flag(others=others))
-    if not drafted and _in_pieces(record):
-        largest = max(counters.get("largest_piece", 1), 2)
-        numbers = {"tokens": tokens, "pieces": counters["pieces"], "largest": largest}
-        found.append(Warnings.tokens_at_once.flag(**numbers))
+    found += [flag for flag in _together(record) if flag.invalidates]
     if late := read_late(record):
         found.append(Warnings.read_late.flag(late=late, pieces=counters["pieces"]))
     elapsed, delay = counters.get("elapsed_ms"), client_ms_per_token(record)
@@ -38,9 +35,16 @@ def faults(record: Record) -> list[Flag]:
     return found
 
 
-def _in_pieces(record: Record) -> bool:
-    tokens = record["tokens"]
-    return tokens - done_of(record)["counters"].get("pieces", tokens) > HALVES * tokens
+def _together(record: Record) -> list[Flag]:
+    """That events had several tokens: a note for several users and for guesses, else a fault."""
+    counters = done_of(record)["counters"]
+    tokens = counters.get("batch_tokens", record["tokens"])
+    pieces = counters.get("pieces", tokens)
+    if tokens - pieces <= HALVES * tokens:
+        return []
+    expected = "batch_tokens" in counters or counters.get("drafted_tokens")
+    warning = Warnings.tokens_in_pieces if expected else Warnings.tokens_at_once
+    return [warning.flag(tokens=tokens, pieces=pieces, largest=max(counters.get("largest_piece", 1), 2))]
 
 
 def read_late(record: Record) -> int:
@@ -67,16 +71,12 @@ def notes(record: Record) -> list[Flag]:
     if not (served := loaded_of(record).get("served")) or not done_of(record):
         return []
     counters, found = done_of(record)["counters"], []
-    tokens = counters.get("batch_tokens", record["tokens"])
     requested, counted = record["workload"]["prompt_tokens"], counters.get("prompt_tokens")
     if counted is not None and counted != requested:
         why = ": its chat template adds to them" if served["template"] else ""
         found.append(Warnings.other_prompt.flag(counted=counted, requested=requested, why=why))
-    together = "batch_tokens" in counters or counters.get("drafted_tokens")  # else it is a fault
-    if together and tokens - (pieces := counters.get("pieces", 0)) > HALVES * tokens:
-        largest = max(counters.get("largest_piece", 1), 2)
-        found.append(Warnings.tokens_in_pieces.flag(tokens=tokens, pieces=pieces, largest=largest))
-    if (client := client_ms_per_token(record)) is not None and tokens > 1:
+    found += [flag for flag in _together(record) if not flag.invalidates]
+    if (client := client_ms_per_token(record)) is not None and record["tokens"] > 1:
         found.append(_times(record, served, client))
     return found
 

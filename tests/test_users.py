@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import json
 import math
 from collections.abc import Callable
@@ -143,6 +144,24 @@ def test_the_chapter_draws_all_users_and_each_against_their_number_with_the_limi
     assert [line[2] for line in table.lines] == ["1", "4"]
     assert 'id="m0-users"' in report_page.page(study)
     assert "Several users" not in report_page.page(load_study([]))
+
+
+def test_compare_history_and_export_follow_the_figures_of_users(of_fake, harness, tmp_path):
+    of_fake()
+    harness("run", "c.yaml", "-o", "b")
+    found = {row["metric"]: row["base"] for row in harness("compare", "r", "b", "--format", "json").json}
+    assert found["users_tokens_per_s"] == pytest.approx(571.4, rel=1e-3)
+    assert found["user_ttft_p99_ms"] == pytest.approx(40, rel=1e-3)
+    assert found.keys() == {
+        *("users_tokens_per_s", "user_tokens_per_s"),
+        *("user_ttft_ms", "user_ttft_p99_ms", "user_tpot_ms", "user_tpot_p99_ms"),
+    }
+    assert "tok/s of each user" in harness("compare", "r", "b").out
+    harness("report", "--history", "r", "-o", "h.html")
+    assert "users_tokens_per_s" in (tmp_path / "h.html").read_text()
+    lines = csv.DictReader(harness("report", "r", "--export", "csv").out.splitlines())
+    of = {int(line["users"]): float(line["users_tokens_per_s"]) for line in lines}
+    assert of == pytest.approx({1: 250, 4: 571.4}, rel=1e-3)
 
 
 def test_ids_that_differ_from_those_of_one_user_alone_are_a_note(of_fake):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from harness.analysis.columns import AnyRow, Ends, Repeat, is_score, is_search
+from harness.analysis.columns import AnyRow, Ends, Repeat, UsersRow, is_score, is_search
 from harness.analysis.line_fit import block_spread
 from harness.records.tables import TABLE_OF
 
@@ -120,6 +121,15 @@ def _task_s(kept: bool) -> Reader:
     return lambda row: next((task["task_s"] for task in row["tasks"] if task["prefix_kept"] is kept), None)
 
 
+def _users(read: Callable[[UsersRow], float | None]) -> Callable[[AnyRow], float | None]:
+    """A figure with the most users at once."""
+    return _of(lambda row: read(row["users"][-1]) if row["users"] else None)
+
+
+def _tpot(which: Literal["median", "p99"]) -> Callable[[UsersRow], float | None]:
+    return lambda at: at["tpot_ms"][which] if at["tpot_ms"] else None
+
+
 def _none(row: AnyRow) -> None:
     return None
 
@@ -142,6 +152,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("tokens_per_s_16k", "tok/s", "higher", "slower", _of(_at_16k), _none),
     Metric("task_s", "s", "lower", "slower", _of(_task_s(kept=False)), _none),
     Metric("task_kept_s", "s", "lower", "slower", _of(_task_s(kept=True)), _none),
+    Metric("users_tokens_per_s", "tok/s", "higher", "slower", _users(lambda at: at["tokens_per_s"]), _none),
+    Metric(
+        "user_tokens_per_s", "tok/s", "higher", "slower", _users(lambda at: at["user_tokens_per_s"]), _none
+    ),
+    Metric("user_ttft_ms", "ms", "lower", "slower", _users(lambda at: at["ttft_ms"]["median"]), _none),
+    Metric("user_ttft_p99_ms", "ms", "lower", "slower", _users(lambda at: at["ttft_ms"]["p99"]), _none),
+    Metric("user_tpot_ms", "ms", "lower", "slower", _users(_tpot("median")), _none),
+    Metric("user_tpot_p99_ms", "ms", "lower", "slower", _users(_tpot("p99")), _none),
     Metric(
         *("memory_bytes", "bytes", "lower", "memory", _of(_of_a_length(_peak_bytes)), _none),
         *("LARGER", "SMALLER"),

@@ -75,19 +75,30 @@ def cells_of(chosen: Iterable[Sequence[Repeat]]) -> Iterator[list[Repeat]]:
 # CSV export: one line per repeat, all figures at full precision.
 
 
-COMPUTED = ("pp512", "ttft_8k_ms", "tokens_per_s_16k", "task_s", "task_kept_s")
+COMPUTED = (
+    *("pp512", "ttft_8k_ms", "tokens_per_s_16k", "task_s", "task_kept_s"),
+    *("users_tokens_per_s", "user_tokens_per_s"),
+    *("user_ttft_ms", "user_ttft_p99_ms", "user_tpot_ms", "user_tpot_p99_ms"),
+)
 OF_METRICS = {metric.name: metric.value for metric in METRICS}
 
 
 def lines_text(chosen: Iterable[Sequence[Repeat]]) -> str:
-    """A heading and a line per repeat; empty without repeats."""
+    """A heading and a line per repeat, of several users one per number of them; empty without repeats."""
     lines = [
         [value for field in REPEAT_FIELDS for value in _values(row, field)]
         + [OF_METRICS[name](row) for name in COMPUTED]
+        + [row["users"][0]["users"] if row["users"] else None]
         for campaign in chosen
-        for row, _ in campaign
+        for whole, _ in campaign
+        for row in _by_users(whole)
     ]
-    return csv_text([[*csv_headings(REPEAT_FIELDS), *COMPUTED], *lines]) if lines else ""
+    return csv_text([[*csv_headings(REPEAT_FIELDS), *COMPUTED, "users"], *lines]) if lines else ""
+
+
+def _by_users(row: Row) -> list[Row]:
+    """The row for each number of users; as it is without any."""
+    return [{**row, "users": [at]} for at in row["users"]] or [row]
 
 
 def _values(row: Row, field: RepeatField) -> list[object]:

@@ -20,7 +20,7 @@ from harness.cli.recommend_inputs import Given
 from harness.config import Model, load
 from harness.dataset.study import Study
 from harness.models import weights
-from harness.recommend import answer, examples, quality_loss
+from harness.recommend import answer, examples, quality_loss, text
 from harness.recommend import candidates as recommend_candidates
 from harness.recommend import commands as typed
 from harness.recommend.answer import with_predictions
@@ -528,6 +528,35 @@ def test_no_prediction_is_faster_than_memory_can_be_read():
         found = offered("qwen1.5-1.8b", machine)
         for each, speed in zip(found, Predictor([]).tokens_per_s([e.traits for e in found], 1), strict=True):
             assert speed.high * each.traits.read_bytes <= each.traits.bytes_per_s * 1.000001
+
+
+@pytest.mark.parametrize(
+    ("flops", "sentence"),
+    [
+        # 4 tokens in a decode step's time, and three tenths of it for the guesses.
+        (1e15, "it pays from 1.3 tokens a pass on, and 4, all right, give 3.1x at most"),
+        (1e3, "it gains nothing, even if all are right"),  # compute-bound: a pass takes 4 steps
+    ],
+)
+def test_what_guessing_ahead_may_gain_is_said_of_a_dense_gguf_whose_rates_are_known(flops, sentence):
+    (whole, *_) = offered("qwen1.5-1.8b", "rtx-4090", stacks=("llamacpp",))
+    assert sentence in text.guessing_gain(replace(whole, traits=replace(whole.traits, flops=flops)))
+    for other in ({"flops": None}, {"kind": "experts"}, {"engine": "torch"}):
+        assert text.guessing_gain(replace(whole, traits=replace(whole.traits, **other))) is None
+
+
+def test_what_guessing_ahead_may_gain_is_said_of_this_machine_alone(capsys):
+    (whole, *_) = answer.choices(
+        offered("qwen1.5-1.8b", "rtx-4090", 8192, ("llamacpp",)), [], 2048, lambda each: None
+    )
+    place = place_of(MACHINES["rtx-4090"], "rtx-4090", 4)
+
+    def notes(here: bool) -> str:
+        text.show_notes([answer.Ranked(whole, "")], [], [], replace(place, here=here), None)
+        return capsys.readouterr().out
+
+    assert "speculation (llamaserver" in notes(here=True)
+    assert "speculation" not in notes(here=False)
 
 
 def test_what_was_measured_of_nvidia_says_nothing_of_apple():

@@ -7,20 +7,22 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from operator import itemgetter
 
+from harness.analysis.speculation import speed_up
 from harness.recommend import answer, commands
 from harness.recommend.answer import LEAST_BITS, SHORT_PROMPT, THEORY, Choice, Ranked
-from harness.recommend.candidates import Place
+from harness.recommend.candidates import Candidate, Place
 from harness.recommend.commands import Source
 from harness.recommend.priors import maker_of
 from harness.recommend.quality_loss import HERE
 from harness.recommend.questions import SMALL_KV, Found
 from harness.recommend.speed import read_s
-from harness.recommend.traits import DENSE, EXPERTS, PUBLIC, PUBLISHED, Example, Range
+from harness.recommend.traits import DENSE, EXPERTS, GGML, PUBLIC, PUBLISHED, Example, Range
 from harness.report.text_table import NONE, Table, explained, say, wrapped
 from harness.report.theory_text import short
 from harness.theory import names
 
 _NEEDED = ("GB", "PPL", "KLD")  # also in a narrow terminal
+GUESSES, DRAFT_SHARE = 3, 0.1  # llama.cpp's own number; bytes of a draft model over the model's
 FAR = 2.0  # times as many bytes a step as any example: beyond this, speed is extrapolated
 
 
@@ -214,8 +216,31 @@ def show_notes(
         lines.append(far)
     elif ranking and (sentence := answer.how_far_off(maker_of(ranking[0].choice.candidate.traits))):
         lines.append(sentence)
+    if place.here and ranking and (gain := guessing_gain(ranking[0].choice.candidate)):
+        lines.append(gain)
     lines += [so_far] if so_far else []
     print("\n" + "\n".join(map(wrapped, lines)))
+
+
+def guessing_gain(candidate: Candidate) -> str | None:
+    """What guessing tokens ahead may gain, at the roofline; null for models that are not dense, for other
+    engines than llama.cpp, in two memories, and where the device's compute rate is unknown."""
+    traits = candidate.traits
+    if traits.engine != GGML or traits.kind != DENSE or candidate.split or not traits.flops:
+        return None
+    read_s, compute_s = traits.read_bytes / traits.bytes_per_s, traits.pass_flops / traits.flops
+    verify = max(read_s, (GUESSES + 1) * compute_s) / max(read_s, compute_s)
+    best = speed_up(GUESSES + 1, GUESSES, 1.0, verify, DRAFT_SHARE)
+    gains = "it gains nothing, even if all are right"
+    if best > 1:
+        gains = (
+            f"it pays from {(GUESSES + 1) / best:.1f} tokens a pass on, and {GUESSES + 1}, all right, give"
+            f" {best:.1f}x at most; how many are right depends on both models and the text"
+        )
+    return (
+        f"speculation (llamaserver, speculate: draft), in theory, with {GUESSES} guesses a pass by a draft"
+        f" model of a tenth of the bytes: {gains}."
+    )
 
 
 def _elsewhere(bases: Set[str], examples: Sequence[Example], place: Place) -> str:

@@ -15,6 +15,8 @@ from harness.campaign import worker
 from harness.campaign.other_processes import device_lock
 from harness.campaign.repeat import Inputs
 from harness.machine.host import free_memory_bytes
+from harness.stacks.adopted import Interpreter
+from harness.stacks.header import stacks
 
 FACTS = {
     *("device", "family", "name", "memory_bytes", "architecture", "physical_cores", "logical_cpus"),
@@ -257,3 +259,11 @@ def test_a_gpu_that_the_stack_does_not_see_is_said_once_and_not_tried_again(llam
         assert asked.so_far(repeat) == ([], None)
     assert len(said) == 1
     assert "metal could not be measured by llamacpp: device metal: this llama.cpp build" in said[0]
+
+
+def test_stacks_without_kernels_of_their_own_are_not_measured():
+    environments = (
+        stacks()[name].environments["cpu"] for name in ("http", "llamacpp", "llamaserver", "fake")
+    )
+    found = campaign_repeat.measuring(Interpreter(each, Path("python"), ()) for each in environments)
+    assert [each.environment.stack for each in found] == ["llamacpp"]

@@ -35,7 +35,7 @@ from harness.records.kinds import UntimedEnd
 from harness.records.parts import plain
 from harness.stacks.adopted import Interpreter
 from harness.stacks.build import key_of
-from harness.stacks.header import Value, runners_folder
+from harness.stacks.header import Value, runners_folder, stacks
 from harness.theory import floors
 from harness.theory.decoder import dense_fields
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, Rows, Tokens
@@ -559,9 +559,10 @@ class Probes:
 
 
 def measuring(interpreters: Iterable[Interpreter]) -> list[Interpreter]:
-    """One interpreter per stack, by name; without stacks that have no dependencies (no kernels to run)."""
+    """One interpreter per stack, by name; without stacks that have no kernels to run: no dependencies, or
+    another stack that does their jobs."""
     found = {each.environment.stack: each for each in interpreters if each.environment.dependencies}
-    return [found[stack] for stack in sorted(found)]
+    return [found[stack] for stack in sorted(found) if not stacks()[stack].jobs_of]
 
 
 def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> MatrixRate:

@@ -12,7 +12,8 @@ from test_weights import cell as cell_of
 from test_weights import write_checkpoint, write_gguf
 
 from harness import config
-from harness.campaign.prepare import NotReady, Preparation
+from harness.campaign.prepare import Preparation
+from harness.campaign.repeat import NotReady
 from harness.config import Model, Weights, plan
 from harness.models import checkpoint, weights
 from harness.models.checkpoint import PACKING_FILES

@@ -27,7 +27,9 @@ from test_checkpoint import (
 )
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-from harness.campaign.prepare import PROMPT_TEXT, NotReady, Preparation
+from harness.campaign.prepare import Preparation
+from harness.campaign.prompts import PROMPT_TEXT
+from harness.campaign.repeat import NotReady
 from harness.config import Decode, Model, Variant, Weights
 from harness.config.plan import Cell
 from harness.models import tokenizer, weights
@@ -285,8 +287,8 @@ def test_one_synthetic_checkpoint_is_made_and_every_gguf_from_it(llamacpp_interp
     assert jobs == ["synthesize tiny-qwen2 hf", "convert tiny-qwen2 f16", "quantize tiny-qwen2 q8_0"]
     assert not list((cache / "weights").rglob("*.partial-*"))
     by_llamacpp, by_hf = (
-        preparation.prompt(cell("llamacpp"), q8_0),
-        preparation.prompt(cell("hf"), checkpoint),
+        preparation.prompts.ids(cell("llamacpp"), q8_0),
+        preparation.prompts.ids(cell("hf"), checkpoint),
     )
     assert by_llamacpp[0] == by_hf[0]
 
@@ -307,7 +309,7 @@ def test_a_checkpoint_given_serves_every_stack_with_one_prompt(tmp_path, prepara
     q4_0 = preparation.weights(cell("llamacpp", mine, quant="q4_0"))
     assert (stored.path, bf16.quant, q4_0.quant) == (mine, "bf16", "q4_0")
     for asked, ready in ((cell("hf", mine), stored), (cell("llamacpp", mine), q4_0)):
-        ids, source = preparation.prompt(asked, ready)
+        ids, source = preparation.prompts.ids(asked, ready)
         assert ids == expected
         assert source == "the harness's fixed text, by the model's own tokenizer"
     (values,) = (t.data for t in gguf.GGUFReader(bf16.path).tensors if t.name == "token_embd.weight")
@@ -361,17 +363,17 @@ def test_a_tokenizer_that_is_broken_or_anothers_is_one_sentence(tmp_path, prepar
     for broken in (b"", b"{}", whole[: len(whole) // 2], b"\xff\xfe", b'{"model": {"type": "BPE"}}'):
         (folder / "tokenizer.json").write_bytes(broken)
         with pytest.raises(NotReady, match=r"cannot tokenize: .*tokenizer\.json") as told:
-            preparation.prompt(cell("hf", folder), weights.local(folder))
+            preparation.prompts.ids(cell("hf", folder), weights.local(folder))
         assert "\n" not in str(told.value)
     (folder / "tokenizer.json").unlink()
     write_tokenizer(folder)
     small = replace(weights.local(folder), vocab_size=20)
     with pytest.raises(NotReady, match=r"tokenizer returns id \d+, but the model has 20"):
-        preparation.prompt(cell("hf", folder), small)
+        preparation.prompts.ids(cell("hf", folder), small)
 
 
 def test_without_a_tokenizer_the_ids_are_fixed_and_within_the_vocabulary(tmp_path, preparation):
-    ids, source = preparation.prompt(cell("hf"), weights.local(write_checkpoint(tmp_path)))
+    ids, source = preparation.prompts.ids(cell("hf"), weights.local(write_checkpoint(tmp_path)))
     assert source == "fixed ids (no tokenizer)"
     assert len(ids) == 25
     assert max(ids) < TINY.vocab_size
@@ -417,7 +419,7 @@ def test_all_sources_of_a_model_get_the_ids_of_its_checkpoint_or_are_refused(tmp
 
     def prompt(stack: str, model: Model) -> list[int]:
         each = replace(cell(stack), model=model)
-        return preparation.prompt(each, preparation.weights(each))[0]
+        return preparation.prompts.ids(each, preparation.weights(each))[0]
 
     both = of(hf=folder, gguf=bare)
     assert prompt("hf", both) == prompt("llamacpp", both)

@@ -21,8 +21,7 @@ from harness.campaign import next_context, worker
 from harness.campaign.forecast import trained_context
 from harness.campaign.memory_headroom import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on
 from harness.campaign.next_context import PAGES_TO_A_TABLE, Account, Need, Space, Try, by_shape
-from harness.campaign.prepare import NotReady
-from harness.campaign.repeat import Failure, Inputs, untimed
+from harness.campaign.repeat import Failure, Inputs, NotReady, untimed
 from harness.campaign.rounds import Campaign
 from harness.campaign.worker_memory import MemoryLimit
 from harness.config import MaxCtx

@@ -14,19 +14,18 @@ from typing import Any
 from harness import machine
 from harness.base import files
 from harness.base.files import cache_folder, delete_oldest, drop, made
-from harness.base.text import plural
 from harness.campaign import worker
 from harness.campaign.forecast import Device, Forecast, expected, forecast_cell, local_weights
-from harness.campaign.repeat import Failure, Inputs
+from harness.campaign.prompts import Prompts
+from harness.campaign.repeat import Inputs, NotReady
 from harness.campaign.worker import Facts
 from harness.campaign.worker_memory import mechanism_here
 from harness.config import Experiment, MaxCtx, Weights, Windows, plan
 from harness.config.plan import Cell
-from harness.models import tokenizer, weights
+from harness.models import weights
 from harness.models.checkpoint import CONFIG
 from harness.models.hub import from_hub
 from harness.models.layout import Layout
-from harness.models.tokenizer import Tokenized
 from harness.models.weights import (
     NotDequantized,
     Ready,
@@ -35,7 +34,6 @@ from harness.models.weights import (
     WeightsUnavailable,
     written,
 )
-from harness.records import Record
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
 from harness.stacks.header import Header, Options
@@ -203,6 +201,10 @@ class Producer:
         files = {"source": str(folder), "original": str(original)}
         return self.run(cell, self.request(cell, "differences", None, files=files))
 
+    def vocabulary_ids(self, cell: Cell, path: Path, text: str) -> Facts:
+        """The ids of a text by a GGUF's own vocabulary, which only llama.cpp reads. Raises WeightsError."""
+        return self.run(cell, self.request(cell, "tokenize", path, workloads=[{"text": text}]))
+
     def quantizer(self, cell: Cell) -> str:
         """Identifies the program that quantizes a cell's weights: the exact package versions of its stack."""
         return " ".join(self.interpreter(cell.header.worker).lock)
@@ -315,26 +317,6 @@ def _gguf_layout(given: Ready) -> Layout:
 # Prepare the interpreter, weights and prompt of a cell before it is timed. Makes missing weights.
 
 
-# Filler text for prompts, repeated until there are enough tokens.
-PROMPT_TEXT = (
-    "A harness compares what several stacks make of one model on one machine: it sends the same words to "
-    "each, waits for every token, and writes down when it came. "
-)
-# The sources of a prompt.
-NO_PROMPT = "no prompt"
-TOKENIZED = "the harness's fixed text, by the model's own tokenizer"
-FIXED = "fixed ids (no tokenizer)"
-FAKE_VOCABULARY = 512  # for a stack that loads no weights
-
-
-class NotReady(Failure):
-    """A cell cannot be measured: `outcome` is error, unavailable or refused."""
-
-
-class NoVocabulary(NotReady):
-    """A text has no token ids: llama.cpp does not read the vocabulary of a GGUF."""
-
-
 @contextmanager
 def _not_ready() -> Iterator[None]:
     """Turn a WeightsError into NotReady."""
@@ -361,10 +343,9 @@ class Preparation:
         except machine.DeviceError as absent:
             self.device_id, self._no_device = device, str(absent)
         self._producer = Producer(self.device_id, self.threads, say, self.interpreter)
+        self.prompts = Prompts(self._producer.vocabulary_ids)
         self._interpreters: dict[str, Interpreter | NotReady] = {}
         self._from_hub: dict[Weights, Ready | WeightsError] = {}
-        self._tokenized: dict[tuple[Path, int], list[int]] = {}
-        self._prompts: dict[tuple[str, int], tuple[str, list[int], str]] = {}
         self._forecasts: dict[str, Forecast] = {}
 
     def interpreter(self, header: Header) -> Interpreter:
@@ -478,83 +459,6 @@ class Preparation:
             with _not_ready():
                 return self._producer.differences(cell, folder, original.path)
 
-    def know_prompts(self, records: Iterable[Record]) -> None:
-        """Remember the prompts of kept records: every source of a model must tokenize the same."""
-        for record in records:
-            workload, file = record["workload"], record["model"]["weights"].get("file")
-            if file and (source := workload.get("prompt_source")) in (TOKENIZED, FIXED):
-                known = (str(file), workload["prompt"], str(source))
-                self._prompts.setdefault((record["model"]["name"], workload["prompt_tokens"]), known)
-
-    def prompt(self, cell: Cell, ready: Ready | None) -> tuple[list[int], str]:
-        """The prompt's token ids, the same for every stack and variant of a model, and their source.
-
-        Raises NotReady: the tokenizer returns too few ids, or another source of the model has other ids.
-        """
-        count = int(cell.workload.prompt_tokens or 0)
-        if not count:
-            return [], NO_PROMPT
-        helper = cell.header.worker.environment_for("cpu")
-        is_built = helper is not None and build.find(helper) is not None
-        if ready is None or (cell.weights_format == "served" and not is_built):  # a server needs no llama.cpp
-            return _fixed_ids(FAKE_VOCABULARY, count), FIXED
-        if ready.tokenizer is not None:
-            try:
-                ids, source = self._tokenize(cell, ready, ready.tokenizer, count), TOKENIZED
-            except NoVocabulary:
-                return self.prompt(cell, replace(ready, tokenizer=None))
-        elif ready.vocab_size:
-            ids, source = _fixed_ids(ready.vocab_size, count), FIXED
-        else:
-            raise NotReady("error", f"{ready.path}: has no input embedding, so its vocabulary is unknown")
-        known = self._prompts.setdefault((cell.model.name, count), (str(ready.path), ids, source))
-        if ids != known[1]:
-            raise NotReady(
-                "refused",
-                f"{ready.path} and {known[0]} would get different prompts ({source}; {known[2]}): all stacks"
-                " of a model need the same token ids; give both one tokenizer, or name them as two models",
-            )
-        return ids, source
-
-    def _tokenize(self, cell: Cell, ready: Ready, source: Path, count: int) -> list[int]:
-        if (source, count) not in self._tokenized:
-            ids = self.tokenized(cell, ready, PROMPT_TEXT * (1 + count // 20), count).ids
-            if len(ids) < count:
-                raise NotReady(
-                    "error",
-                    f"{source}: its tokenizer returns fewer than {plural(count, 'token')} for the prompt",
-                )
-            self._tokenized[source, count] = ids
-        return self._tokenized[source, count]
-
-    def tokenized(self, cell: Cell, ready: Ready, text: str, count: int) -> Tokenized:
-        """The first `count` ids of a text by the weights' own tokenizer, or all if they are fewer.
-
-        Raises NotReady: there is no tokenizer, it fails, or the model has no such ids.
-        """
-        source = ready.tokenizer
-        if source is None:
-            raise NotReady("refused", f"{ready.path}: has no tokenizer, so a text has no token ids")
-        try:
-            if source == ready.path:  # a GGUF: only llama.cpp can read its vocabulary
-                job = self._producer.request(cell, "tokenize", source, workloads=[{"text": text}])
-                answer = self._producer.run(cell, job)
-                if answer["ids"] is None:
-                    why = f"{source}: llama.cpp does not read its vocabulary, so a text has no token ids"
-                    raise NoVocabulary("refused", why)
-                found = Tokenized(list(answer["ids"])[:count], answer["bos"])
-            else:
-                found = tokenizer.tokenized(source, text, count)
-        except WeightsError as failure:
-            raise NotReady("error", f"{ready.path}: cannot tokenize: {failure}") from failure
-        except NotReady as failure:  # a stack that another one does this for runs without it
-            raise NoVocabulary(failure.outcome, str(failure)) if cell.header.jobs_of else failure from None
-        largest = max([*found.ids, found.bos or 0])
-        if ready.vocab_size is not None and largest >= ready.vocab_size:
-            reason = f"its tokenizer returns id {largest}, but the model has {ready.vocab_size}"
-            raise NotReady("error", f"{source}: {reason}")
-        return found
-
     def _given(self, cell: Cell) -> Ready | None:
         """Weights from a local path or the hub, in a format the stack loads; null for synthetic weights.
 
@@ -601,10 +505,6 @@ def _tokenizer_of(cell: Cell) -> Path | None:
     return path if path and path.is_file() else None
 
 
-def _fixed_ids(vocabulary: int, count: int) -> list[int]:
-    return [(1013 + 7919 * i) % vocabulary for i in range(count)]
-
-
 # Collect the inputs of a cell, or the reason why it cannot run, and compute its content key.
 
 
@@ -627,7 +527,7 @@ def inputs_or_refusal(
                 raise NotReady("refused", found.refusal)
         if ready and ready.tokenizer is None and (why := cell.header.cannot.get("ids")):
             raise NotReady("unavailable", f"{ready.path}: has no vocabulary, and {why}")
-        prompt, source = preparation.prompt(cell, ready)
+        prompt, source = preparation.prompts.ids(cell, ready)
     except NotReady as reason:
         return reason
     options = cell.options(preparation.threads)

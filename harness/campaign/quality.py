@@ -15,7 +15,6 @@ from harness.analysis.quality import Scores
 from harness.base.files import CacheError, NotFinished
 from harness.campaign import forecast, reference_scores, repeat
 from harness.campaign.forecast import made_of
-from harness.campaign.prepare import NotReady
 from harness.campaign.reference_scores import (
     BadReference,
     GivenReference,
@@ -28,7 +27,7 @@ from harness.campaign.reference_scores import (
     read,
     tokens_of,
 )
-from harness.campaign.repeat import Inputs
+from harness.campaign.repeat import Inputs, NotReady
 from harness.campaign.rounds import Campaign
 from harness.campaign.weights_reference import LogitsJob, NoLogits, NoReference, Reference, free_bytes
 from harness.campaign.worker import Facts

@@ -31,8 +31,8 @@ from harness.base.files import (
     sha256,
     strict_json,
 )
-from harness.campaign.prepare import NotReady, Preparation
-from harness.campaign.repeat import Inputs
+from harness.campaign.prepare import Preparation
+from harness.campaign.repeat import Inputs, NotReady
 from harness.campaign.worker import Facts
 from harness.config import Quality
 from harness.config.plan import Cell
@@ -407,7 +407,7 @@ def tokens_of(cell: Cell, inputs: Inputs, preparation: Preparation, workload: Qu
     Raises NotReady."""
     assert inputs.weights is not None
     windows = workload.windows()
-    found = preparation.tokenized(cell, inputs.weights, text.content, 1 << 62)
+    found = preparation.prompts.tokenized(cell, inputs.weights, text.content, 1 << 62)
     bos = [found.bos] if workload.bos and found.bos is not None else []
     ids = bos + found.ids
     if len(ids) < (needed := max(end for _, end in windows)):

@@ -55,6 +55,10 @@ class Failure(RuntimeError):
         self.outcome = outcome
 
 
+class NotReady(Failure):
+    """A cell cannot be measured: `outcome` is error, unavailable or refused."""
+
+
 class Shown(Protocol):
     """Shows the progress of a repeat to the user."""
 

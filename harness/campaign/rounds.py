@@ -19,8 +19,8 @@ from harness.campaign import other_processes, prepare
 from harness.campaign import repeat as campaign_repeat
 from harness.campaign.forecast import Device, Forecast, device_of
 from harness.campaign.other_processes import device_lock
-from harness.campaign.prepare import NotReady, Preparation
-from harness.campaign.repeat import Inputs, Probes, Shared, measure, not_measured
+from harness.campaign.prepare import Preparation
+from harness.campaign.repeat import Inputs, NotReady, Probes, Shared, measure, not_measured
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
 from harness.dataset import table

@@ -11,8 +11,7 @@ from harness.base.text import plural
 from harness.campaign import max_context, reference_scores, repeat, rounds, weights_check
 from harness.campaign import quality as campaign_quality
 from harness.campaign.other_processes import DeviceBusy
-from harness.campaign.prepare import NotReady
-from harness.campaign.repeat import Inputs
+from harness.campaign.repeat import Inputs, NotReady
 from harness.campaign.rounds import (
     AttemptRunner,
     Campaign,
@@ -54,7 +53,7 @@ def run(experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watc
         if kept:
             count = len({(each.record["cell"], each.record["repeat"]) for each in kept})
             watcher.say(f"{plural(count, 'repeat')} measured already and kept; use --fresh to measure again")
-            preparation.know_prompts(each.record for each in kept)
+            preparation.prompts.know(each.record for each in kept)
         attempts = AttemptRunner(campaign, {each.cell.id: each.cell for each in todo}.values())
         found = kept + rounds.measure_round(todo, attempts.measure, watcher, protocol.retry_disturbed > 0)
         with stopping("while scoring a text"):

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from harness.analysis import agreement
 from harness.campaign import repeat, weights_reference
-from harness.campaign.prepare import NotReady
-from harness.campaign.repeat import Failure, Inputs
+from harness.campaign.repeat import Failure, Inputs, NotReady
 from harness.campaign.rounds import Campaign
 from harness.campaign.weights_reference import (
     Logits,
@@ -144,7 +143,7 @@ class _Comparison:
 
     @cached_property
     def _ids(self) -> list[int]:
-        return self.campaign.preparation.prompt(lengthened(self.cell), self.inputs.weights)[0]
+        return self.campaign.preparation.prompts.ids(lengthened(self.cell), self.inputs.weights)[0]
 
     def _job(self, cell: Cell, inputs: Inputs) -> LogitsJob:
         return LogitsJob(cell, inputs, self.folder, self.reference.folder, self.check["asked"]["seconds"])

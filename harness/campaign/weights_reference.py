@@ -18,8 +18,8 @@ from harness.analysis import agreement
 from harness.base.files import CacheError
 from harness.campaign import repeat, worker
 from harness.campaign.forecast import local_weights
-from harness.campaign.prepare import NotReady, Preparation
-from harness.campaign.repeat import Failure, Inputs
+from harness.campaign.prepare import Preparation
+from harness.campaign.repeat import Failure, Inputs, NotReady
 from harness.campaign.worker import Facts
 from harness.campaign.worker_memory import vram_reader
 from harness.config import Variant, Weights
@@ -272,7 +272,7 @@ class Reference:
     def _computed(self, job: LogitsJob, why: str, follow: Path | None = None) -> Logits:
         """Raises NoLogits, NotReady."""
         prompted = lengthened(job.cell)
-        self.ids = self.own[1] if self.own else self._preparation.prompt(prompted, job.inputs.weights)[0]
+        self.ids = self.own[1] if self.own else self._preparation.prompts.ids(prompted, job.inputs.weights)[0]
         experts = self.folder / "reference-experts.npy" if follow else None
         found, job_facts = job.logits(self.ids, self.windows, experts, follow)
         self.experts = job_facts.get("experts")

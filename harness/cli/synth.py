@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.campaign.prepare import NotReady, Preparation
+from harness.campaign.prepare import Preparation
+from harness.campaign.repeat import NotReady
 from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.options import add_json, unknown
 from harness.cli.progress import Progress

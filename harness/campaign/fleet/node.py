@@ -25,7 +25,7 @@ from harness.campaign import forecast, prepare, repeat, run
 from harness.campaign.fleet import files
 from harness.campaign.fleet.files import Job
 from harness.campaign.other_processes import device_lock
-from harness.campaign.prepare import NotReady
+from harness.campaign.repeat import NotReady
 from harness.campaign.rounds import RunOptions, preparation_of
 from harness.config import Experiment, plan
 from harness.config.plan import Cell

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 
 import golden_record as golden
@@ -193,6 +195,32 @@ def test_theory_says_what_acceptance_pays():
 def test_options_that_contradict_each_other_are_refused(harness, real_config, options, sentence):
     ran = harness("run", real_config({"stack": "llamaserver", **options}), "--dry-run")
     assert f"will be refused: {sentence}" in ran.out + ran.err
+
+
+def test_a_draft_model_is_relative_to_the_config_and_another_file_is_another_cell(
+    harness, real_config, job, tmp_path, llamaserver_interpreter
+):
+    path = with_vocabulary(job, tmp_path / "m.gguf", vars_of("tiny-qwen2", vocab_size=2000), "f32")
+    draft = tmp_path / "drafts" / "d.gguf"
+    draft.parent.mkdir()
+    shutil.copy(path, draft)
+    variant = {"stack": "llamaserver", "speculate": "draft", "draft": "drafts/d.gguf"}
+    config = real_config(variant, model={"name": "m", "weights": str(path)})
+
+    def records() -> list[dict]:
+        ran = harness("run", config, "--busy", "-o", "r")
+        assert ran.code in (0, 1), ran.err
+        return [json.loads(each.read_text()) for each in (tmp_path / "r").rglob("record.json")]
+
+    (first,) = records()
+    assert first["options"]["draft"] == str(draft)
+    assert first["variant"] == "draft=drafts-d.gguf-speculate=draft"
+    with draft.open("r+b") as file:  # the last bytes are weights
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\0\0\0\0")
+    assert len({each["content_key"] for each in records()}) == 2
+    draft.unlink()
+    assert f"{draft}: no such file" in harness("run", config, "-o", "r").err
 
 
 def test_a_model_that_drafts_for_itself_is_right_and_synthetic_acceptance_is_ranked_nowhere(

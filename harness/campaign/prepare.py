@@ -382,28 +382,34 @@ class Preparation:
         return found
 
     def fingerprint(self, cell: Cell) -> str | None:
-        """Identifies the cell's weights before they are made or converted; null if they are unavailable."""
-        if not cell.header.formats:
-            return cell.weights_format
+        """Identifies the cell's weights before they are made or converted, and the further files; null if
+        they are unavailable."""
         try:
-            given = self._given(cell)
-            name = given.fingerprint if given else synthetic_name(cell)
-            if cell.packing and not (given and given.packing):
-                _, packing, path = self._producer.packed_target(cell, cell.packing, given)
-                return f"{name}-{path.parent.name}-{packing.words}"
-            if given is not None:
-                return f"{name}-{cell.quant}"
-            if cell.weights_format == "hf":
-                return name
-            quant = cell.quant or weights.SOURCE_QUANT
-            path = weights.converted_path(name, quant, self._producer.quantizer(cell))
-            return f"{name}-{path.parent.name}-{quant}"
+            further = [weights.local(path).fingerprint for path in cell.further_files]
+            return "-".join([self._weights_fingerprint(cell), *further])
         except WeightsError:
             return None
 
+    def _weights_fingerprint(self, cell: Cell) -> str:
+        """Raises WeightsError."""
+        if not cell.header.formats:
+            return cell.weights_format
+        given = self._given(cell)
+        name = given.fingerprint if given else synthetic_name(cell)
+        if cell.packing and not (given and given.packing):
+            _, packing, path = self._producer.packed_target(cell, cell.packing, given)
+            return f"{name}-{path.parent.name}-{packing.words}"
+        if given is not None:
+            return f"{name}-{cell.quant}"
+        if cell.weights_format == "hf":
+            return name
+        quant = cell.quant or weights.SOURCE_QUANT
+        path = weights.converted_path(name, quant, self._producer.quantizer(cell))
+        return f"{name}-{path.parent.name}-{quant}"
+
     def weights(self, cell: Cell) -> Ready | None:
         """The weights of a cell, made or downloaded if missing; null if its stack loads none. Of a server:
-        its GGUF, if the config names one here.
+        its GGUF, if the config names one here. Further files that options name must be there.
 
         Weights without a tokenizer get that of the model's checkpoint: all stacks need the same ids. Raises
         NotReady.
@@ -413,6 +419,8 @@ class Preparation:
                 return local_weights(cell)
         with _not_ready():
             ready = self._loaded(cell, self._given(cell))
+            for path in cell.further_files:
+                weights.local(path)
         return ready if ready.tokenizer else replace(ready, tokenizer=_tokenizer_of(cell))
 
     def _loaded(self, cell: Cell, given: Ready | None) -> Ready:

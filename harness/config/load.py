@@ -78,8 +78,8 @@ def load_document(document: Document, path: Path, settings: Sequence[str] = ()) 
     models = [model for _, model in placed]
     # The name of an invalid model may be unknown: then a glob without a match is no mistake.
     names = [model.name for model in models] if _right(mistakes, "models") else []
-    variants = _variants(file.variants, "variants", names, mistakes)
-    include = _variants(file.include, "include", names, mistakes)
+    variants = _variants(file.variants, "variants", names, path.parent, mistakes)
+    include = _variants(file.include, "include", names, path.parent, mistakes)
     used = {variant.stack for _, variant in variants} if _right(mistakes, "variants") else set(stacks())
     exclude = [exclusion(row, ("exclude", i), used, mistakes) for i, row in enumerate(file.exclude)]
     workloads = _workloads(file, path.parent, mistakes)
@@ -199,10 +199,10 @@ def _models(file: File, folder: Path, mistakes: Mistakes) -> list[tuple[Loc, Mod
     return models
 
 
-def _variants(given: list[Any], key: str, names: list[str], mistakes: Mistakes) -> Placed:
+def _variants(given: list[Any], key: str, names: list[str], folder: Path, mistakes: Mistakes) -> Placed:
     found: Placed = []
     for index, row in enumerate(given):
-        found += [((key, index), variant) for variant in expanded(row, (key, index), names, mistakes)]
+        found += [((key, index), variant) for variant in expanded(row, (key, index), names, folder, mistakes)]
         if len(found) > MAX_CELLS:
             mistakes.add((key, index), f"more than {MAX_CELLS} variants")
             break

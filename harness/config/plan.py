@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.base import data
 from harness.config import Experiment, MaxCtx, Model, Quality, Variant, Weights, Workload
@@ -58,6 +59,12 @@ class Cell:
         """The source of its weights, placeholders filled in; null if the model has none in this format."""
         given = weights_of(self.model, self.variant)
         return given and given.filled(self.quant, self.packing.bits if self.packing else None)
+
+    @property
+    def further_files(self) -> list[Path]:
+        """The models that options name besides its weights."""
+        options, given = self.header.options, self.variant.options
+        return [Path(str(path)) for name, path in given.items() if path and options[name].type == "path"]
 
     @property
     def searches(self) -> bool:

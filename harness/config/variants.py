@@ -388,6 +388,7 @@ MAX_CELLS = 10_000  # more is a mistake in a matrix: at a minute each, a week
 
 _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "string": ("text", (str,)),
+    "path": ("a path", (str,)),
     "int": ("a whole number", (int,)),
     "float": ("a number", (int, float)),
     "bool": ("true or false", (bool,)),
@@ -397,8 +398,9 @@ _MAX_NAME = 100
 SECRET = r"HARNESS_[A-Z0-9_]{1,60}"  # a config of somebody else's must not send another key to its server
 
 
-def expanded(given: Any, loc: Loc, names: list[str], mistakes: Mistakes) -> list[Variant]:
-    """All variants of a row, first list outermost; empty after adding its mistakes. `names`: the models'."""
+def expanded(given: Any, loc: Loc, names: list[str], folder: Path, mistakes: Mistakes) -> list[Variant]:
+    """All variants of a row, first list outermost; empty after adding its mistakes. `names`: the models'.
+    Relative paths start at `folder`."""
     if not isinstance(given, dict):
         mistakes.add(loc, expected("a mapping such as {stack: llamacpp, quant: q4_0}", given))
         return []
@@ -446,6 +448,8 @@ def expanded(given: Any, loc: Loc, names: list[str], mistakes: Mistakes) -> list
         if len(name) > _MAX_NAME:
             mistakes.add(loc, f"the variant name {shown(name)} is too long; give it a shorter name")
             return []
+        for key in [key for key, path in options.items() if path and header.options[key].type == "path"]:
+            options[key] = _absolute(str(options[key]), (*loc, key), folder, mistakes) or ""
         of = {"models": tuple(row.models), "where": tuple(row.where)}
         found.append(Variant(stack=row.stack, name=name, options=options, **of))
     return found

@@ -503,7 +503,7 @@ def cells_of(subject: Subject, header: Header, context: int) -> Iterator[Cell]:
     mistakes = Mistakes(lambda loc: f"runners/{header.stack}.py: offers")
     offers = [each for row in header.offers or ({},) for each in _offered(row, subject, header)]
     rows = [{"stack": header.stack, **row} for row in offers]
-    variants = [variant for row in rows for variant in expanded(row, (), [], mistakes)]
+    variants = [variant for row in rows for variant in expanded(row, (), [], Path(), mistakes)]
     mistakes.stop_if_any()
     experiment = Experiment(
         name="recommended",

@@ -111,9 +111,9 @@
 # help = "what guesses tokens ahead: a draft model, the text so far (ngram-simple), or MTP heads in the file"
 #
 # [tool.harness.options.draft]
-# type = "string"
+# type = "path"
 # default = ""
-# help = "the draft model's GGUF: an absolute path, or one from ~"
+# help = "the draft model's GGUF: absolute, from ~, or relative to the config"
 #
 # [tool.harness.options.draft_tokens]
 # type = "int"
@@ -167,7 +167,7 @@ class OwnServer(ServedSession):
         ran = found["served"]["speculation"]
         found["options"]["speculate"] = {SPECULATIONS[each]: each for each in SPECULATIONS}.get(ran, ran)
         if draft := self._options["draft"]:
-            found["draft_model_bytes"] = Path(draft).expanduser().stat().st_size
+            found["draft_model_bytes"] = Path(draft).stat().st_size
         return found
 
 
@@ -205,11 +205,7 @@ def _speculate(speculative: Any, options: dict[str, Any]) -> None:
     kind = SPECULATIONS[options["speculate"]].upper().replace("-", "_")
     speculative.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{kind}")]
     draft = speculative.draft
-    if options["draft"]:
-        path = Path(options["draft"]).expanduser()
-        if not path.is_absolute() or not path.is_file():
-            raise FileNotFoundError(f"draft: {path} is no file; give an absolute path, or one from ~")
-        draft.mparams.path = str(path)
+    draft.mparams.path = options["draft"]
     draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = options["threads"]
     if most := options["draft_tokens"]:
         draft.n_max = speculative.ngram_simple.size_m = most

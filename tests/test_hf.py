@@ -365,3 +365,36 @@ def test_double_quantization_of_int8_is_refused(worker, checkpoint, bnb_interpre
 def test_no_line_is_logged_for_every_product(worker, checkpoint, bnb_interpreter, tmp_path):
     worker(request_of(checkpoint("tiny-qwen2"), "bnb", new=40, quant="int8"), bnb_interpreter, fresh=True)
     assert "will be cast" not in (tmp_path / "worker.log").read_text()
+
+
+def guessing(path: Path, draft: Path, new: int = 24, **given: Any) -> Request:
+    options = {"speculate": "draft", "draft": str(draft), "draft_tokens": 3, "dtype": "fp32"}
+    return request_of(path, new=new, **options | given)
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["its own weights", "other weights"])
+def test_a_draft_model_changes_no_id_and_its_guesses_are_counted_by_pass(
+    worker, checkpoint, hf_interpreter, alike
+):
+    path = checkpoint("tiny-qwen2")
+    draft = path if alike else checkpoint("tiny-qwen2", layers=1)
+    _, plain, _ = said(worker(request_of(path, new=24, dtype="fp32"), hf_interpreter))
+    loaded, ids, done = said(worker(guessing(path, draft), hf_interpreter))
+    assert ids == plain
+    counters = done["counters"]
+    assert counters["evaluated_tokens"] == len(PROMPT) + 24 - 1
+    drafted, accepted, first = (
+        counters[name] for name in ("drafted_tokens", "accepted_tokens", "first_pass_tokens")
+    )
+    if alike:  # 3 guesses and a token of its own in each of 6 passes, the first of the prompt
+        assert (drafted, accepted, first) == (15, 15, 4)
+    else:
+        assert 0 <= accepted < drafted
+    stored = models_checkpoint.read_safetensors_header(draft / "model.safetensors").values()
+    assert loaded["draft_model_bytes"] >= 4 * sum(each.elements for each in stored)
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(worker, checkpoint, hf_interpreter):
+    path, draft = checkpoint("tiny-qwen2"), checkpoint("tiny-qwen2", vocab_size=64)
+    reason = failed(worker(guessing(path, draft), hf_interpreter)).reason
+    assert "draft: its vocabulary has 64 tokens, the model's " in reason

@@ -188,6 +188,12 @@ def test_theory_says_what_acceptance_pays():
     ("options", "sentence"),
     [
         ({"speculate": "draft"}, "speculate: draft needs draft"),
+        ({"stack": "hf", "speculate": "draft"}, "speculate: draft needs draft, the folder"),
+        ({"stack": "hf", "draft": "a"}, "only speculate: draft has a draft model"),
+        (
+            {"stack": "hf", "speculate": "draft", "draft": "a", "cache": "static"},
+            "assisted generation needs cache: dynamic",
+        ),
         ({"accept": 2}, "accept needs speculate"),
         ({"speculate": "ngram", "draft": "/a.gguf"}, "only speculate: draft has a draft model"),
     ],
@@ -245,3 +251,33 @@ def test_a_model_that_drafts_for_itself_is_right_and_synthetic_acceptance_is_ran
     harness("report", "results", "-o", "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "Tokens per second against acceptance length" in page
+
+
+def test_assisted_generation_of_transformers_has_the_same_figures_and_chapter(
+    harness, real_config, checkpoint, tmp_path, hf_interpreter
+):
+    path = checkpoint("tiny-qwen2")
+    assisted = {"name": "d", "speculate": "draft", "draft": str(path), "draft_tokens": 3}
+    variants = ({"stack": "hf", "dtype": "fp32"} | each for each in ({}, assisted))
+    ran = harness("run", real_config(*variants, model={"name": "m", "weights": str(path)}), "--busy")
+    rows = json.loads(harness("report", "results", "--format", "json").out)
+    row = next(row for row in rows if row["variant"] == "d")
+    # 40 tokens: 4 of the prompt's pass, then 9 passes of 4.
+    assert (row["speculation"]["by"], row["speculation"]["passes"]) == ("assisted generation", 9)
+    assert acceptance_length(row["speculation"]) == 4
+    assert "the same ids as without guesses for all 40 tokens" in ran.out
+    harness("report", "results", "-o", "page.html")
+    assert "Tokens per second against acceptance length" in (tmp_path / "page.html").read_text()
+
+
+def test_the_prompts_pass_counts_in_no_speed_where_it_verified_guesses_too():
+    ms = [9.0, 0.1, 0.1, *[40, 0.1, 0.1] * 8]
+    found = guessed(
+        tokens=27, done__counters={"drafted_tokens": 16, "accepted_tokens": 16, "first_pass_tokens": 3}
+    )
+    n = list(range(26, 26 + len(ms)))
+    tokens = TokenTimes.of_columns({"n": n, "latency_ns": [round(each * 1e6) for each in ms]})
+    row = table.repeat_row(found, tokens, None, None)
+    assert row["ttft_ms"] == 9
+    assert row["tokens_per_s"] == pytest.approx(24 / sum(ms[3:]) * 1e3)
+    assert (row["speculation"]["passes"], acceptance_length(row["speculation"])) == (8, 3)

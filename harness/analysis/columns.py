@@ -369,8 +369,8 @@ class Limits(TypedDict):
 
 class SpeculationRow(TypedDict):
     """Tokens guessed ahead; see speculation.py. `by`: the server's name of what guesses. `synthetic`: the
-    tokens a pass that were requested, whatever they are; null: real acceptance. Of all repeats, `tokens` is
-    one more than those that passes after the prompt gave. Null: not counted."""
+    tokens a pass that were requested, whatever they are; null: real acceptance. `tokens`: one more than
+    passes after the prompt's gave. Null: not counted."""
 
     by: str
     synthetic: float | None

@@ -9,6 +9,7 @@ from harness.analysis.columns import SpeculationRow
 from harness.analysis.identity import computes
 from harness.analysis.warnings import Flag, Warnings
 from harness.records.kinds import Record, done_of, loaded_of
+from harness.records.measured import Counters
 from harness.records.tables import TokenTimes
 
 OPTIONS = ("speculate", "draft", "draft_tokens", "accept")
@@ -19,28 +20,33 @@ def requested(record: Record) -> bool:
     return options.get("speculate", "none") != "none" or options.get("speculation") is True
 
 
+def first_pass_tokens(record: Record) -> int:
+    """Tokens of the prompt's pass: one, unless it verified guesses too."""
+    return (done_of(record).get("counters") or Counters()).get("first_pass_tokens", 1)
+
+
 def row(record: Record) -> SpeculationRow | None:
     """What was guessed in a generation, and how much of it was accepted; null where nothing may be guessed.
 
-    The first token is of the prompt's pass. Each later pass of the model gives one token of its own and the
-    accepted guesses before it, so that the counts give the number of passes.
+    Each pass of the model after the prompt's gives one token of its own and the accepted guesses before it,
+    so that the counts give the number of passes.
     """
     counters, served = done_of(record).get("counters") or {}, loaded_of(record).get("served")
     drafted = counters.get("drafted_tokens")
-    if not served or not (requested(record) or drafted):
+    if not loaded_of(record) or not (requested(record) or drafted):
         return None
     found: SpeculationRow = {
-        "by": served.get("speculation") or "unknown",
+        "by": (served.get("speculation") or "unknown") if served else "assisted generation",
         "synthetic": (record["options"].get("accept") or None),
         "drafted": drafted,
         "accepted": counters.get("accepted_tokens"),
-        "tokens": record["tokens"],
+        "tokens": record["tokens"] + 1 - first_pass_tokens(record),
         "passes": None,
         "draft_model_bytes": loaded_of(record).get("draft_model_bytes"),
     }
-    if drafted is None and served["api"] == "llama-server":  # which leaves out the counts if nothing was
+    if drafted is None and served and served["api"] == "llama-server":  # it leaves out counts of nothing
         found["drafted"] = found["accepted"] = 0
-    passes = record["tokens"] - 1 - (found["accepted"] or 0)
+    passes = found["tokens"] - 1 - (found["accepted"] or 0)
     found["passes"] = passes if found["drafted"] is not None and passes > 0 else None
     return found
 

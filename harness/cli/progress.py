@@ -101,10 +101,10 @@ class Progress:
         state, reasons = found.status, found.reasons
         line = f"{self._place} {self._name}  {state}"
         if state in USABLE and times:
-            first, *rest = times.latency_ms
-            line += f"  TTFT {first:.1f} ms"
+            ms, prompts = times.latency_ms.tolist(), speculation.first_pass_tokens(stored.record)
+            line += f"  TTFT {ms[0]:.1f} ms"
             typical = statistics.fmean if speculation.row(stored.record) else statistics.median
-            line += f", {typical(rest):.2f} ms/token" if rest else ""
+            line += f", {typical(ms[prompts:]):.2f} ms/token" if len(ms) > prompts else ""
         elif state in USABLE and (timed := _of_rows(stored)):
             line += f"  {timed}"
         if attempts_left(stored.record, found):

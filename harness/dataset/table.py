@@ -317,14 +317,12 @@ def repeat_row(
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
     ended, guessed = verdicts.ended_by_memory(record), speculation.row(record)
-    found, unusable = _analysis(
-        NO_TOKENS if ended or served.read_late(record) else times,
-        _control_ms(record),
-        plain=record["kind"] == "reported" or guessed is not None,
-    )
+    read = NO_TOKENS if ended or served.read_late(record) else times
+    found, unusable = _analysis(read, _control_ms(record), plain=record["kind"] == "reported")
     drift = found.drift
     if guessed:
-        found, drift = Analysis(repeat_figures.averages(found.figures)), None
+        later = read.latency_ms[speculation.first_pass_tokens(record) :]
+        found, drift = Analysis(repeat_figures.averages(found.figures, later)), None
     if unusable:
         state, disturbed = "invalid", None
         reasons = [*reasons, Warnings.series_unusable.flag(why=unusable).detail]

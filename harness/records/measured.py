@@ -141,6 +141,8 @@ class Counters(TypedDict):
     drafted_tokens: NotRequired[Count]
     """that a server guessed ahead"""
     accepted_tokens: NotRequired[Count]
+    first_pass_tokens: NotRequired[Count]
+    """that the prompt's pass gave, where it verified guesses too; the two above are of later passes"""
     others_tokens: NotRequired[int]
     """that a server generated for others meanwhile"""
     elapsed_ms: NotRequired[Number]

@@ -10,7 +10,7 @@
 # named = ["dtype", "cache"]
 # inheritable = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"]
 # memory = "transformers"
-# cannot_truncate = [{ cache = "static" }]
+# cannot_truncate = [{ cache = "static" }, { speculate = "draft" }]
 # reference = { attn = "eager" }  # fused attention may round differently
 # published = { bf16-dynamic = "bf16" }
 # offers = [{ dtype = "bf16" }, { dtype = "fp16" }]
@@ -32,6 +32,26 @@
 # when = { dtype = "fp16" }
 # compute_capability_except = "6.1"
 # message = "computes fp16 at 1/64 of the rate of fp32; use dtype fp32"
+#
+# [[tool.harness.limits]]
+# when = { speculate = "draft", draft = "" }
+# never = true
+# refuses = true
+# message = "speculate: draft needs draft, the folder of the draft model's checkpoint"
+#
+# [[tool.harness.limits]]
+# when = { speculate = "none" }
+# unless = { draft = "" }
+# never = true
+# refuses = true
+# message = "only speculate: draft has a draft model"
+#
+# [[tool.harness.limits]]
+# when = { speculate = "draft" }
+# unless = { cache = "dynamic", compile = false }
+# never = true
+# refuses = true
+# message = "assisted generation needs cache: dynamic and compile: false"
 #
 # [[tool.harness.context]]
 # when = { cache = "static" }
@@ -95,6 +115,22 @@
 # default = false
 # help = "run Python code that comes with the checkpoint"
 #
+# [tool.harness.options.speculate]
+# type = "string"
+# choices = ["none", "draft"]
+# default = "none"
+# help = "draft: a draft model guesses tokens ahead (assisted generation of transformers)"
+#
+# [tool.harness.options.draft]
+# type = "path"
+# default = ""
+# help = "the draft model's checkpoint: absolute, from ~, or relative to the config"
+#
+# [tool.harness.options.draft_tokens]
+# type = "int"
+# minimum = 1
+# help = "tokens guessed at once; default: transformers' own, up to 20 while its draft model is sure"
+#
 # # A build of torch for the machine: without a GPU the CUDA one would be gigabytes for nothing.
 # [tool.harness.env.cpu]
 # device = "cpu"
@@ -119,6 +155,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from runners.hf import device as hf_device
 from runners.hf import loading
+from runners.hf.assisted import AssistedSession
 from runners.hf.device import DTYPES
 from runners.hf.probe import probe
 from runners.hf.session import DOES_NOT_FIT, HfSession
@@ -139,12 +176,20 @@ def load(request: Request) -> HfSession:
     model = load_model(request)
     loading.check_types(path, model, DTYPES[request.options["dtype"]])
     facts = {"quant": QUANTS[request.options["dtype"]], "kernel_asked": "Linear"}
-    session = HfSession(request, model, lambda: loading.model_facts(model) | facts)
+
+    def describe() -> dict[str, Any]:
+        return loading.model_facts(model) | facts
+
+    if request.options["speculate"] == "draft":
+        drafts = Path(request.options["draft"])
+        loading.check_unquantized(drafts, stored_in(drafts), request.stack)
+        session: HfSession = AssistedSession(request, model, describe, _model_of(drafts, request))
+    else:
+        session = HfSession(request, model, describe)
     session.settle()
     return session
 
 
-@hf_device.memory_errors()
 def load_model(request: Request, **more: Any) -> torch.nn.Module:
     """The model in evaluation mode, with every tensor of the checkpoint and no other weight. `more`: for
     from_pretrained.
@@ -152,10 +197,17 @@ def load_model(request: Request, **more: Any) -> torch.nn.Module:
     Raises ValueError: a type the device lacks, or see check_whole in loading.py; RuntimeError, MemoryError.
     """
     options, device = request.options, hf_device.device_of(request.device)
-    dtype = DTYPES[options["dtype"]]
-    hf_device.prepare(device, dtype, options["threads"], options.get("expandable_segments", False))
+    memory = options.get("expandable_segments", False)
+    hf_device.prepare(device, DTYPES[options["dtype"]], options["threads"], memory)
     transformers.utils.logging.disable_progress_bar()
-    path, trusted = Path(request.model["path"]), options["trust_remote_code"]
+    return _model_of(Path(request.model["path"]), request, **more)
+
+
+@hf_device.memory_errors()
+def _model_of(path: Path, request: Request, **more: Any) -> torch.nn.Module:
+    """As load_model, of another checkpoint, once the device is prepared."""
+    options, device = request.options, hf_device.device_of(request.device)
+    dtype, trusted = DTYPES[options["dtype"]], options["trust_remote_code"]
     with staged(path) as folder, _explained(path):
         try:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted, local_files_only=True)

@@ -15,11 +15,10 @@ from stored_again import Tensors, stored_again
 from harness import config as configs
 from harness import records
 from harness.base import data
-from harness.campaign import reference_scores
+from harness.campaign import prompts, reference_scores
 from harness.campaign.reference_scores import TextError
 from harness.config import Quality, plan
 from harness.config.yaml_text import ConfigError
-from harness.models import tokenizer
 
 MODEL = "austen-4m"
 ROOT = Path(__file__).parent.parent
@@ -36,7 +35,7 @@ def test_the_shipped_model_and_text_are_those_of_its_readme():
 
 
 def test_the_shipped_text_has_windows_enough_for_the_default_workload():
-    ids = tokenizer.tokenized(
+    ids = prompts.tokenized(
         data.weights(MODEL) / "tokenizer.json", data.shipped_text().read_text(), 1 << 62
     ).ids
     assert len(ids) >= Quality().n_ctx * Quality().chunks

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from benchmarks.hostile.inputs import formats
 from benchmarks.hostile.mutations import Content, Special
 from harness import cli, records
-from harness.models import tokenizer, weights
+from harness.campaign import prompts
+from harness.models import weights
 from harness.stacks.header import stacks
 
 MOST_S = 5.0  # of CPU time: a busy machine must not find anything
@@ -104,7 +105,7 @@ def planned(path: str) -> Reader:
 def tokenized() -> bool:
     try:
         return bool(
-            tokenizer.tokenized(Path("tokenizer.json"), "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab some text", 8).ids
+            prompts.tokenized(Path("tokenizer.json"), "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab some text", 8).ids
         )
     except weights.WeightsError:
         return False

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.base.text import plural
+from harness.base.text import for_workers, plural
 from harness.campaign.repeat import NotReady
 from harness.campaign.worker import Facts
 from harness.config.plan import Cell
-from harness.models import tokenizer
-from harness.models.tokenizer import Tokenized
+from harness.models import limited_tokenizer
+from harness.models.limited_tokenizer import CPU_S, MEMORY_BYTES
 from harness.models.weights import Ready, WeightsError
 from harness.records import Record
 from harness.stacks import build
@@ -30,6 +35,41 @@ FAKE_VOCABULARY = 512  # for a stack that loads no weights
 
 class NoVocabulary(NotReady):
     """A text has no token ids: llama.cpp does not read the vocabulary of a GGUF."""
+
+
+# Of a checkpoint, by its own tokenizer.json.
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """Ids of a text, without special tokens. `bos`: the id that the tokenizer puts in front of a text (the
+    beginning of a sequence); null: none."""
+
+    ids: list[int]
+    bos: int | None
+
+
+def tokenized(path: Path, text: str, count: int) -> Tokenized:
+    """The first `count` ids, or all if they are fewer; without padding and truncation.
+
+    In a process with limits: a small file can demand any memory and time. Raises WeightsError.
+    """
+    if not path.is_file():  # a pipe would be waited for
+        raise WeightsError(f"{path}: is not a regular file")
+    command = [sys.executable, "-I", limited_tokenizer.__file__, str(path), str(count)]
+    variables = for_workers(os.environ) | {"TOKENIZERS_PARALLELISM": "false"}
+    ran = subprocess.run(command, input=text.encode(), capture_output=True, env=variables)
+    if ran.returncode:
+        by = signal.Signals(-ran.returncode).name if ran.returncode < 0 else f"exit code {ran.returncode}"
+        limits = f"{MEMORY_BYTES >> 30} GiB of memory and {CPU_S} s of CPU time"
+        raise WeightsError(f"{path}: its tokenizer ended with {by}; it may take {limits}")
+    answer = json.loads(ran.stdout)
+    if "error" in answer:
+        raise WeightsError(f"{path}: {answer['error']}")
+    return Tokenized(answer["ids"], answer["bos"])
+
+
+# Of every cell.
 
 
 class Prompts:
@@ -104,7 +144,7 @@ class Prompts:
                     raise NoVocabulary("refused", why)
                 found = Tokenized(list(answer["ids"])[:count], answer["bos"])
             else:
-                found = tokenizer.tokenized(source, text, count)
+                found = tokenized(source, text, count)
         except WeightsError as failure:
             raise NotReady("error", f"{ready.path}: cannot tokenize: {failure}") from failure
         except NotReady as failure:  # a stack that another one does this for runs without it

@@ -8,6 +8,7 @@ import getpass
 import json
 import os
 import shlex
+import sys
 import webbrowser
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +21,9 @@ from harness.analysis.verdicts import disturbance_summary
 from harness.base import data
 from harness.base.text import plural
 from harness.cli import NOT_OK, OK, Mistake, say, tables
-from harness.cli.options import add_wide, stored
+from harness.cli.options import add_wide, measured, stored
+from harness.compare import history as compare_history
+from harness.compare.history import Step
 from harness.dataset.study import Study, attributions, load_study, with_series
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
@@ -49,6 +52,59 @@ def _list(folder: Path, as_json: bool, wide: bool) -> int:
     return OK
 
 
+# `harness report --history`: every cell over time and step changes of its figures, as a page and a table.
+
+
+def _history(folder: Path, target: Path, as_json: bool) -> int:
+    """Write the page and print the steps, the latest first; not ok if no night has a figure. Raises
+    ResultsError: no folder, no records, or the page cannot be written."""
+    history = compare_history.history(measured(folder))
+    for warning in history.warnings:
+        say(warning)
+    if not history.campaigns:
+        raise ResultsError(f"{folder}: no records of measurements")
+    for name, (count, why) in history.cells_without_data.items():
+        say(f"{name}: no figure in {compare_history.counted(count, 'night')}; the last: {why}")
+    if not history.series:
+        say(f"{folder}: no night of any cell has a figure; no page was written")
+        if as_json:
+            print("[]")
+        return NOT_OK
+    found = compare_history.found_in(history)
+    write_output(target, compare_history.history_page(f"History of {folder.resolve().name}", history, found))
+    if as_json:
+        print(json.dumps([compare_history.step_row(step) for step in found], indent=1, allow_nan=False))
+    elif found:
+        _print_steps(found)
+    else:
+        figures = compare_history.counted(len(history.series), "figure")
+        reason = (
+            "no change"
+            if compare_history.enough(history)
+            else f"too few: detecting a step needs {compare_history.FEWEST} campaigns"
+        )
+        print(f"no steps: {figures} over {compare_history.counted(history.campaigns, 'campaign')}, {reason}")
+    print(f"history: {target.absolute()}", file=sys.stderr if as_json else sys.stdout)
+    return OK
+
+
+def _print_steps(found: Sequence[Step]) -> None:
+    lines = [
+        [
+            *(step.when.removeprefix("on "), step.series.name, step.series.metric.name, step.word),
+            *(
+                compare_history.shown_steps(step.series.metric, side.value)
+                for side in (step.before, step.after)
+            ),
+            *(f"{step.change:+.1%}", compare_history.step_changes(step)),
+        ]
+        for step in found
+    ]
+    headings = ["since", "cell", "figure", "verdict", "from", "to", "change", "what changed"]
+    numeric = [*[False] * 4, *[True] * 3, False]
+    Table(headings, lines, numeric, [step.word == step.series.metric.worse for step in found]).show()
+
+
 # `harness report --memory`: memory of each cell by part, after loading and at the peak.
 
 
@@ -56,10 +112,10 @@ def _memory(folder: Path, as_json: bool, wide: bool) -> int:
     """Print the table, or one array; published figures only where nothing was measured. Raises ResultsError
     if there is no such folder."""
     every = list(stored(folder))
-    measured = [each for each in every if each.record["kind"] != "reported"]
+    own = [each for each in every if each.record["kind"] != "reported"]
     if not every:
         say(no_records(folder))
-    study = load_study(measured or every)
+    study = load_study(own or every)
     rows = attributions(study, warnings := [*study.warnings])
     for warning in warnings:
         say(warning)
@@ -342,9 +398,7 @@ def _view(arguments: argparse.Namespace) -> int:
             from harness.cli import export
 
             return export.run(folder, arguments.export, arguments.output)
-        from harness.cli import history
-
-        return history.run(folder, arguments.output or REPORTS / "history.html", arguments.json)
+        return _history(folder, arguments.output or REPORTS / "history.html", arguments.json)
 
 
 def _report_public_speeds(arguments: argparse.Namespace) -> int:

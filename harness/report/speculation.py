@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.analysis import speculation, traffic
-from harness.analysis.columns import Cell, ShownCell, SpeculationRow
+from harness.analysis.columns import ShownCell, SpeculationRow
+from harness.analysis.identity import weights_content
 from harness.analysis.speculation import acceptance_length, acceptance_rate, guesses_per_pass
 from harness.dataset.study import Floats, Study, labels
 from harness.records.kinds import Record
@@ -89,8 +90,18 @@ def chapter(study: Study) -> Chapter[GuessedRow] | None:
     return Chapter(TITLE, MEANING, {TITLE: COLUMNS}, rows, notes, figures)
 
 
+def _speed_up(row: GuessedRow) -> float | None:
+    plain, rate = row["plain_tokens_per_s"], row["tokens_per_s"]
+    return rate / plain if plain and rate else None
+
+
+def _in_theory(row: GuessedRow) -> float | None:
+    length = acceptance_length(row["counts"])
+    return row["costs"].speed_up(length) if row["costs"] and length else None
+
+
 COLUMNS: Sequence[Column[GuessedRow]] = (
-    word_column("guesses by", lambda row: row["counts"]["by"], "what guesses, by the server's own name"),
+    word_column("guesses by", lambda row: row["counts"]["by"], "what guesses, by the stack's own name"),
     word_column(
         "acceptance",
         lambda row: f"synthetic, {row['counts']['synthetic']:g}" if row["counts"]["synthetic"] else "real",
@@ -115,61 +126,39 @@ COLUMNS: Sequence[Column[GuessedRow]] = (
         "{:.1f}",
         "of the same cell without guesses",
     ),
-    number_column("speed-up", lambda row: _speed_up(row), "{:.2f}x", "tok/s over tok/s without guesses"),
+    number_column("speed-up", _speed_up, "{:.2f}x", "tok/s over tok/s without guesses"),
     number_column(
-        "theory",
-        lambda row: _in_theory(row),
-        "{:.2f}x",
-        "the speed-up at this acceptance length; below, from what",
+        *("theory", _in_theory, "{:.2f}x"), "the speed-up at this acceptance length; below, from what"
     ),
 )
 
 
-def _speed_up(row: GuessedRow) -> float | None:
-    plain, rate = row["plain_tokens_per_s"], row["tokens_per_s"]
-    return rate / plain if plain and rate else None
-
-
-def _in_theory(row: GuessedRow) -> float | None:
-    length = acceptance_length(row["counts"])
-    return row["costs"].speed_up(length) if row["costs"] and length else None
-
-
 def _row(study: Study, records: Mapping[str, Record], row: ShownCell, counts: SpeculationRow) -> GuessedRow:
-    record = records[row["name"]]
-    plain = _plain(study, records, speculation.group(record))
-    rate = plain["tokens_per_s"] if plain else None
-    costs = _costs(study, records, row, counts, 1e3 / rate) if rate else None
-    return {**row, "counts": counts, "plain_tokens_per_s": rate, "costs": costs}
+    group = speculation.group(records[row["name"]])
+    plain = (other for other in study.rows if other["name"] in records and not other["speculation"])
+    rates = (other["tokens_per_s"] for other in plain if speculation.group(records[other["name"]]) == group)
+    found: GuessedRow = {**row, "counts": counts, "plain_tokens_per_s": next(rates, None), "costs": None}
+    return {**found, "costs": _costs(study, records, found)}
 
 
-def _plain(study: Study, records: Mapping[str, Record], group: str) -> Cell | None:
-    """The cell of a group that guesses nothing."""
-    without = (row for row in study.rows if row["name"] in records and not row["speculation"])
-    return next((row for row in without if speculation.group(records[row["name"]]) == group), None)
-
-
-def _costs(
-    study: Study, records: Mapping[str, Record], row: ShownCell, counts: SpeculationRow, decode_ms: float
-) -> Costs | None:
-    if (guesses := guesses_per_pass(counts)) is None:
+def _costs(study: Study, records: Mapping[str, Record], row: GuessedRow) -> Costs | None:
+    guesses, rate = guesses_per_pass(row["counts"]), row["plain_tokens_per_s"]
+    if guesses is None or not rate:
         return None
-    verify = _verify(study, records, row, guesses + 1, decode_ms)
-    draft = _draft(study, records, row, counts, decode_ms)
-    return Costs(guesses, decode_ms, verify[0], verify[1], draft[0], draft[1])
+    verify = _verify(study, records, records[row["name"]], guesses + 1, 1e3 / rate)
+    return Costs(guesses, 1e3 / rate, *verify, *_draft(study, records, row, 1e3 / rate))
 
 
 def _verify(
-    study: Study, records: Mapping[str, Record], row: ShownCell, tokens: float, decode_ms: float
+    study: Study, records: Mapping[str, Record], record: Record, tokens: float, decode_ms: float
 ) -> tuple[float, str]:
     """Of a pass over so many tokens, in proportion to a decode step: as prefill passes of these weights and
     threads, else by the data sheet, else no more than one."""
-    record = records[row["name"]]
     for name, curves in study.prefill.items():
         other, curve = records.get(name), curves.get(0)
         if other is None or curve is None or curve.n[0] > 1 or tokens > curve.n[-1]:
             continue
-        if _place(other) == _place(record):
+        if _place(other) == _place(record) and weights_content(other) == weights_content(record):
             ratio = float(np.interp(tokens, curve.n, curve.ms) / curve.ms[0])
             return decode_ms * ratio, f"as prefill passes of {other['stack']}"
     needs, ceiling = traffic.prefill_demand(record), traffic.prefill_ceiling(record)
@@ -180,23 +169,20 @@ def _verify(
 
 
 def _place(record: Record) -> tuple[object, ...]:
-    weights = record["model"]["weights"].get("fingerprint")
-    return record["machine"]["slug"], record.get("device"), record.get("threads"), weights
+    return record["machine"]["slug"], record.get("device"), record.get("threads")
 
 
 def _draft(
-    study: Study, records: Mapping[str, Record], row: ShownCell, counts: SpeculationRow, decode_ms: float
+    study: Study, records: Mapping[str, Record], row: GuessedRow, decode_ms: float
 ) -> tuple[float, str]:
     """Of one guess: a decode step of the draft model where that was measured, else by its bytes."""
-    record = records[row["name"]]
-    path, size, whole = record["options"].get("draft"), counts["draft_model_bytes"], row["model_bytes"]
+    record, size, whole = records[row["name"]], row["counts"]["draft_model_bytes"], row["model_bytes"]
+    wanted = record["options"].get("draft"), record["stack"], _place(record)
     for other in study.rows:
         of = records.get(other["name"])
-        if not path or other["speculation"] or of is None or of["stack"] != record["stack"]:
+        if of is None or other["speculation"] or not wanted[0] or not (rate := other["tokens_per_s"]):
             continue
-        alike = of["model"]["weights"].get("path") == path and of["threads"] == record["threads"]
-        here = of["machine"]["slug"] == record["machine"]["slug"] and of["device"] == record["device"]
-        if alike and here and (rate := other["tokens_per_s"]):
+        if (of["model"]["weights"].get("path"), of["stack"], _place(of)) == wanted:
             return 1e3 / rate, "a decode step of the draft model"
     if size and whole:
         return decode_ms * size / whole, "a decode step, by the bytes of both models"

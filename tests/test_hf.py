@@ -384,7 +384,7 @@ def test_a_draft_model_changes_no_id_and_its_guesses_are_counted_by_pass(
     counters = done["counters"]
     assert counters["evaluated_tokens"] == len(PROMPT) + 24 - 1
     drafted, accepted, first = (
-        counters[name] for name in ("drafted_tokens", "accepted_tokens", "first_pass_tokens")
+        counters[name] for name in ("drafted_tokens", "accepted_tokens", "first_burst_tokens")
     )
     if alike:  # 3 guesses and a token of its own in each of 6 passes, the first of the prompt
         assert (drafted, accepted, first) == (15, 15, 4)

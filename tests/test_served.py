@@ -187,14 +187,19 @@ def test_what_serving_adds_is_said_beside_the_same_weights_in_process():
     }
     named = [("llamacpp q4_0", here), ("http as-served", behind)]
     options = {"llama-server": {"threads": 2, "quant": None}, None: {"threads": 2, "quant": "q4_0"}}
+    elsewhere = False
 
-    def record_of(row: Any) -> Any:
-        return Stored(Path(), {"options": options[row["served_by"]]})  # type: ignore[typeddict-item]
+    def behind(row: Any) -> Stored:
+        loaded = {"served": {"elsewhere": elsewhere}}
+        return Stored(Path(), {"options": options[row["served_by"]], "loaded": loaded})  # type: ignore
 
-    assert served.added(named, record_of) == [
+    sentence = (
         "http as-served takes +0.526 ms a token (+0.377 to +0.676) beside llamacpp q4_0:"
-        " +0.400 in the server, +0.126 between it and its client."
-    ]
-    assert served.added([*named[1:], ("llamacpp q8_0", here | {"model_bytes": 200})], record_of) == []
+        " +0.400 in the server, +0.126 between it and its client"
+    )
+    assert served.added(named, behind) == [f"{sentence}."]
+    elsewhere = True
+    assert served.added(named, behind) == [f"{sentence}; its threads and options are its own."]
+    assert served.added([*named[1:], ("llamacpp q8_0", here | {"model_bytes": 200})], behind) == []
     options[None]["threads"] = 1
-    assert served.added(named, record_of) == []
+    assert served.added(named, behind) == []

@@ -65,6 +65,13 @@ def test_a_warm_up_that_guesses_make_uneven_invalidates_nothing(guessing):
     assert row["status"] == "ok" or row["disturbed"] != "warmup", row["reasons"]
 
 
+def test_events_of_several_guessed_tokens_are_counted_after_the_first_of_them(guessing):
+    _, row = guessing(Behaviour("vllm", speculates=True, tokens_at_once=3, token_ms=5))
+    assert row["status"] == "ok" or row["disturbed"], row["reasons"]  # by a busy machine
+    assert "12 tokens came in 4 pieces, up to 3 at once" in " ".join(f["detail"] for f in row["flags"])
+    assert row["speculation"]["tokens"] == 1 + 9  # after those of the first event
+
+
 def test_a_server_that_may_guess_but_found_nothing_to_guess_gave_a_token_a_pass(guessing):
     _, row = guessing(Behaviour(speculates=True))
     (note,) = [flag["detail"] for flag in row["flags"] if flag["code"] == "guessed_ahead"]
@@ -273,7 +280,7 @@ def test_assisted_generation_of_transformers_has_the_same_figures_and_chapter(
 def test_the_prompts_pass_counts_in_no_speed_where_it_verified_guesses_too():
     ms = [9.0, 0.1, 0.1, *[40, 0.1, 0.1] * 8]
     found = guessed(
-        tokens=27, done__counters={"drafted_tokens": 16, "accepted_tokens": 16, "first_pass_tokens": 3}
+        tokens=27, done__counters={"drafted_tokens": 16, "accepted_tokens": 16, "first_burst_tokens": 3}
     )
     n = list(range(26, 26 + len(ms)))
     tokens = TokenTimes.of_columns({"n": n, "latency_ns": [round(each * 1e6) for each in ms]})

@@ -123,9 +123,8 @@ def empty_figures(n_tokens: int | None, first_token_ms: float | None = None) -> 
 
 
 def averages(found: Figures, ms: Floats) -> Figures:
-    """What holds where passes give several tokens each: tokens after those of the prompt's pass, over the
-    time after it. No latency of a single token, and none of an edge, which may cut a pass in two. `ms`: of
-    these tokens."""
+    """What holds where passes give several tokens each: tokens after the first burst, over the time after it.
+    No latency of a single token, and none of an edge, which may cut a pass in two. `ms`: of these tokens."""
     return {
         **empty_figures(found["n_tokens"], found.get("first_token_ms")),
         "last_n": found["last_n"],

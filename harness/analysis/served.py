@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.analysis import speculation
 from harness.analysis.warnings import Flag, Warnings
+from harness.records import tables
 from harness.records.kinds import Record, done_of, loaded_of
 from harness.records.measured import Counters
 from harness.records.parts import Served
@@ -26,7 +27,8 @@ def faults(record: Record) -> list[Flag]:
         found.append(Warnings.speculated.flag(drafted=drafted, accepted=accepted))
     if others := max(0, counters.get("others_tokens") or 0):
         found.append(Warnings.other_requests.flag(others=others))
-    found += [flag for flag in _together(record) if flag.invalidates]
+    if _each_is_timed(record) and (numbers := _in_pieces(record)):
+        found.append(Warnings.tokens_at_once.flag(**numbers))
     if late := read_late(record):
         found.append(Warnings.read_late.flag(late=late, pieces=counters["pieces"]))
     elapsed, delay = counters.get("elapsed_ms"), client_ms_per_token(record)
@@ -35,16 +37,18 @@ def faults(record: Record) -> list[Flag]:
     return found
 
 
-def _together(record: Record) -> list[Flag]:
-    """That events had several tokens: a note for several users and for guesses, else a fault."""
+def _each_is_timed(record: Record) -> bool:
+    """Whether its figures are of single tokens, and not of the averages of an answer."""
+    return not tables.name_of(record) and speculation.row(record) is None
+
+
+def _in_pieces(record: Record) -> dict[str, int]:
+    """The numbers of a warning that tokens came together; empty: they came one by one."""
     counters = done_of(record)["counters"]
     tokens = counters.get("batch_tokens", record["tokens"])
-    pieces = counters.get("pieces", tokens)
-    if tokens - pieces <= HALVES * tokens:
-        return []
-    expected = "batch_tokens" in counters or counters.get("drafted_tokens")
-    warning = Warnings.tokens_in_pieces if expected else Warnings.tokens_at_once
-    return [warning.flag(tokens=tokens, pieces=pieces, largest=max(counters.get("largest_piece", 1), 2))]
+    if tokens - (pieces := counters.get("pieces", tokens)) <= HALVES * tokens:
+        return {}
+    return {"tokens": tokens, "pieces": pieces, "largest": max(counters.get("largest_piece", 1), 2)}
 
 
 def read_late(record: Record) -> int:
@@ -75,7 +79,8 @@ def notes(record: Record) -> list[Flag]:
     if counted is not None and counted != requested:
         why = ": its chat template adds to them" if served["template"] else ""
         found.append(Warnings.other_prompt.flag(counted=counted, requested=requested, why=why))
-    found += [flag for flag in _together(record) if not flag.invalidates]
+    if not _each_is_timed(record) and (numbers := _in_pieces(record)):
+        found.append(Warnings.tokens_in_pieces.flag(**numbers))
     if (client := client_ms_per_token(record)) is not None and record["tokens"] > 1:
         found.append(_times(record, served, client))
     return found

@@ -20,9 +20,9 @@ def requested(record: Record) -> bool:
     return options.get("speculate", "none") != "none" or options.get("speculation") is True
 
 
-def first_pass_tokens(record: Record) -> int:
-    """Tokens of the prompt's pass: one, unless it verified guesses too."""
-    return (done_of(record).get("counters") or Counters()).get("first_pass_tokens", 1)
+def first_burst_tokens(record: Record) -> int:
+    """Tokens that came together first: one, unless the prompt's pass verified guesses too."""
+    return (done_of(record).get("counters") or Counters()).get("first_burst_tokens", 1)
 
 
 def row(record: Record) -> SpeculationRow | None:
@@ -40,7 +40,7 @@ def row(record: Record) -> SpeculationRow | None:
         "synthetic": (record["options"].get("accept") or None),
         "drafted": drafted,
         "accepted": counters.get("accepted_tokens"),
-        "tokens": record["tokens"] + 1 - first_pass_tokens(record),
+        "tokens": record["tokens"] + 1 - first_burst_tokens(record),
         "passes": None,
         "draft_model_bytes": loaded_of(record).get("draft_model_bytes"),
     }

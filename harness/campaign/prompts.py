@@ -37,7 +37,7 @@ class NoVocabulary(NotReady):
     """A text has no token ids: llama.cpp does not read the vocabulary of a GGUF."""
 
 
-# Of a checkpoint, by its own tokenizer.json.
+# A text, by a checkpoint's own tokenizer.json.
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def tokenized(path: Path, text: str, count: int) -> Tokenized:
     return Tokenized(answer["ids"], answer["bos"])
 
 
-# Of every cell.
+# The prompts of cells, and the ids of texts by any weights.
 
 
 class Prompts:

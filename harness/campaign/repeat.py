@@ -569,7 +569,7 @@ def measuring(interpreters: Iterable[Interpreter]) -> list[Interpreter]:
     return [found[stack] for stack in sorted(found) if not stacks()[stack].jobs_of]
 
 
-def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> MatrixRate:
+def cpu_matrix_rate(threads: int, built: Sequence[Interpreter], say: Say) -> MatrixRate:
     """The fastest matrix product of NumPy and the stacks. A stack may be far faster (on one CPU OpenBLAS's
     float32 gave 250 GFLOP/s, ggml's f16 400, its repacked q4_0 585), and no MFU should exceed 100%.
 
@@ -577,7 +577,7 @@ def cpu_matrix_rate(threads: int, stacks: Sequence[Interpreter], say: Say) -> Ma
     """
     probe = machine.matrix_rate(threads)
     torches: set[str] = set()  # stacks with the same torch have the same kernels
-    for interpreter in stacks:
+    for interpreter in built:
         if torches.intersection(interpreter.lock):
             continue
         try:

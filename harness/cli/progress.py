@@ -101,7 +101,7 @@ class Progress:
         state, reasons = found.status, found.reasons
         line = f"{self._place} {self._name}  {state}"
         if state in USABLE and times:
-            ms, prompts = times.latency_ms.tolist(), speculation.first_pass_tokens(stored.record)
+            ms, prompts = times.latency_ms.tolist(), speculation.first_burst_tokens(stored.record)
             line += f"  TTFT {ms[0]:.1f} ms"
             typical = statistics.fmean if speculation.row(stored.record) else statistics.median
             line += f", {typical(ms[prompts:]):.2f} ms/token" if len(ms) > prompts else ""

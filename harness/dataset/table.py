@@ -321,7 +321,7 @@ def repeat_row(
     found, unusable = _analysis(read, _control_ms(record), plain=record["kind"] == "reported")
     drift = found.drift
     if guessed:
-        later = read.latency_ms[speculation.first_pass_tokens(record) :]
+        later = read.latency_ms[speculation.first_burst_tokens(record) :]
         found, drift = Analysis(repeat_figures.averages(found.figures, later)), None
     if unusable:
         state, disturbed = "invalid", None

@@ -141,8 +141,9 @@ class Counters(TypedDict):
     drafted_tokens: NotRequired[Count]
     """that a server guessed ahead"""
     accepted_tokens: NotRequired[Count]
-    first_pass_tokens: NotRequired[Count]
-    """that the prompt's pass gave, where it verified guesses too; the two above are of later passes"""
+    first_burst_tokens: NotRequired[Count]
+    """that came together first: of the prompt's pass, where it verified guesses too (then the two above are
+    of later passes), or in a server's first event"""
     others_tokens: NotRequired[int]
     """that a server generated for others meanwhile"""
     elapsed_ms: NotRequired[Number]

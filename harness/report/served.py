@@ -7,33 +7,26 @@ from math import hypot
 
 from harness.analysis.columns import Cell, ShownCell
 from harness.dataset.study import bounds, finite
-from harness.records import Stored
+from harness.records import Record, Stored
+from harness.records.kinds import served_elsewhere
 from harness.report.summary import Named
 
-Behind = Callable[[Cell], Stored | None]
 
-
-def added(named: Named, behind: Behind) -> list[str]:
+def added(named: Named, behind: Callable[[Cell], Stored | None]) -> list[str]:
     """A sentence for each served cell and each in process that has the same weights, options and number of
-    tokens."""
-    here = [(label, row) for label, row in named if row["served_by"] is None]
+    tokens. `behind`: the record of a row."""
+    known = [(label, row, each.record) for label, row in named if (each := behind(row))]
     return [
         sentence
-        for label, row in named
+        for label, row, record in known
         if row["served_by"]
-        for other, beside in here
-        if _same_work(row, beside, behind) and (sentence := _sentence(label, row, other, beside))
+        for other, beside, in_process in known
+        if beside["served_by"] is None and _same_work(row, beside) and _same_options(record, in_process)
+        if (sentence := _sentence(label, row, other, beside, served_elsewhere(record)))
     ]
 
 
-def _same_work(a: ShownCell, b: ShownCell, behind: Behind) -> bool:
-    """Options that both have are equal, but for those that one leaves to its stack."""
-    options, others = (
-        (each.record.get("options") if (each := behind(row)) else None) or {} for row in (a, b)
-    )
-    for name in options.keys() & others:
-        if None not in (options[name], others[name]) and options[name] != others[name]:
-            return False
+def _same_work(a: ShownCell, b: ShownCell) -> bool:
     one, other = (
         (row["model_bytes"], row["tokens"], row["prompt_tokens"], row["machine"], row["device"])
         for row in (a, b)
@@ -41,7 +34,13 @@ def _same_work(a: ShownCell, b: ShownCell, behind: Behind) -> bool:
     return one == other and one[0] is not None and a["speculation"] is b["speculation"] is None
 
 
-def _sentence(label: str, row: ShownCell, other: str, beside: ShownCell) -> str | None:
+def _same_options(a: Record, b: Record) -> bool:
+    """Whether options that both have are equal, but for those that one leaves to its stack."""
+    one, other = ({k: v for k, v in (of.get("options") or {}).items() if v is not None} for of in (a, b))
+    return all(one[name] == other[name] for name in one.keys() & other)
+
+
+def _sentence(label: str, row: ShownCell, other: str, beside: ShownCell, is_elsewhere: bool) -> str | None:
     served, alone = _ms(row), _ms(beside)
     if served is None or alone is None:
         return None
@@ -49,7 +48,7 @@ def _sentence(label: str, row: ShownCell, other: str, beside: ShownCell) -> str 
     text = f"{label} takes {more:+.3f} ms a token ({more - half:+.3f} to {more + half:+.3f}) beside {other}"
     if (own := row["stack_ms"]) is not None:
         text += f": {own - alone[0]:+.3f} in the server, {served[0] - own:+.3f} between it and its client"
-    return f"{text}."
+    return f"{text}{'; its threads and options are its own' * is_elsewhere}."
 
 
 def _ms(row: ShownCell) -> tuple[float, float] | None:

@@ -130,7 +130,7 @@ class AssistedSession(HfSession):
             **super().counters(),
             "drafted_tokens": sum(fed - 1 for fed in self._fed[1:]),
             "accepted_tokens": sum(gave - 1 for gave in self._gave[1:]),
-            "first_pass_tokens": self._gave[0],
+            "first_burst_tokens": self._gave[0],
         }
 
     def facts(self) -> dict[str, Any]:

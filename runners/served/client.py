@@ -28,13 +28,14 @@ class ServerError(RuntimeError):
 
 class Stream:
     """The pieces of one answer, as they arrive. `waited_ns`: how long the client waited for bytes; the rest
-    of the time it was at work itself. `pieces`: those with tokens, and `most` the tokens of the largest;
-    `awaited`: how many of them the client waited for. `counts`: the server's, after the end."""
+    of the time it was at work itself. `pieces`: those with tokens, and `most` the tokens of the largest,
+    `first` of the first; `awaited`: how many of them the client waited for. `counts`: the server's, after
+    the end."""
 
     def __init__(self, api: Api, response: httpx.Response) -> None:
         self._api, self._response = api, response
         self.counts = Counts()
-        self.waited_ns = self.pieces = self.tokens = self.most = self.awaited = 0
+        self.waited_ns = self.pieces = self.tokens = self.most = self.first = self.awaited = 0
         self._waited = False
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -48,6 +49,7 @@ class Stream:
                     self.awaited, self._waited = self.awaited + self._waited, False
                     self.pieces, self.tokens = self.pieces + 1, self.tokens + len(piece.ids)
                     self.most = max(self.most, len(piece.ids))
+                    self.first = self.first or len(piece.ids)
                     yield piece.ids
         except httpx.HTTPError as broken:
             raise ServerError(

@@ -169,6 +169,7 @@ class ServedSession:
             "awaited_pieces": stream.awaited,
             "piece_tokens": stream.tokens,
             "largest_piece": stream.most,
+            "first_burst_tokens": stream.first,
             "drafted_tokens": counts.drafted,
             "accepted_tokens": counts.accepted,
             "others_tokens": others,

@@ -36,6 +36,10 @@ def test_one_cell_is_no_winner_and_none_that_is_ok_is_said():
     assert closing(Study("t", disturbed))[0].startswith("provisional: m: a q4_0 is the fastest (90.0 tok/s)")
     assert closing(Study("t", [*disturbed[1:], CELLS[0]])) == closing(Study("t", CELLS[:1]))
     assert closing(Study("t", [])) == []
+    unknown = row("a q8_0", tokens_per_s=None, tokens_per_s_ci95=None, peak_rss_bytes=None)
+    assert (
+        closing(Study("t", [unknown])) == closing(Study("t", [unknown, unknown])) == []
+    )  # such as a server's whose times were read late
 
 
 def test_the_stacks_own_program_serves_a_file_but_not_random_weights(tmp_path):

@@ -35,7 +35,7 @@ def _sentence(group: Group, ranked_cells: Rankings) -> str | None:
     speed, size, quality = ranked_cells
     if len(group.named) == 1:
         figures = "; ".join(each.entries[0].text for each in (speed, size) if each.entries)
-        return f"{group.title} {group.named[0][0]}: {figures}."
+        return f"{group.title} {group.named[0][0]}: {figures}." if figures else None
     clauses: dict[str, str] = {}
     for ranked, best, measure in (
         (speed, "the fastest", "speed"),
@@ -51,7 +51,7 @@ def _sentence(group: Group, ranked_cells: Rankings) -> str | None:
         elif leading:
             names = list_named([f"{each.label} ({each.text})" for each in leading], NAMES_SHOWN)
             clauses[measure] = f"not distinguishable in {measure}: {names}"
-    return f"{group.title}: {'; '.join(clauses.values())}."
+    return f"{group.title}: {'; '.join(clauses.values())}." if clauses else None
 
 
 def _ranked(group: Group) -> Rankings:

@@ -60,6 +60,15 @@ def names(experiment: Experiment) -> list[str]:
 # The meaning of a file
 
 
+def test_a_further_model_of_an_option_is_relative_to_the_file_and_keeps_its_name(tmp_path):
+    row = "{stack: llamaserver, speculate: draft, draft: [drafts/d.gguf, /x/e.gguf]}"
+    one, other = written(tmp_path, with_variant(row)).variants
+    assert one.options["draft"] == str(tmp_path / "drafts" / "d.gguf")
+    assert other.options["draft"] == "/x/e.gguf"
+    assert one.name == "draft=drafts-d.gguf-speculate=draft"
+    assert "expected a path, got 3" in mistake(tmp_path, with_variant("{stack: llamaserver, draft: 3}"))
+
+
 def test_a_small_file_gets_the_protocol_of_the_study(tmp_path):
     experiment = written(tmp_path, SMALL.replace("protocol:\n  new_tokens: 256\n", ""))
     assert (experiment.name, experiment.device, experiment.gpu) == ("small", "cpu", None)

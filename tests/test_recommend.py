@@ -534,7 +534,7 @@ def test_no_prediction_is_faster_than_memory_can_be_read():
     ("flops", "sentence"),
     [
         # 4 tokens in a decode step's time, and three tenths of it for the guesses.
-        (1e15, "it pays from 1.3 tokens a pass on, and 4, all right, give 3.1x at most"),
+        (1e15, "it pays from 1.3 tokens a pass on at best, and 4, all right, give 3.1x at most"),
         (1e3, "it gains nothing, even if all are right"),  # compute-bound: a pass takes 4 steps
     ],
 )

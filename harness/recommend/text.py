@@ -234,8 +234,8 @@ def guessing_gain(candidate: Candidate) -> str | None:
     gains = "it gains nothing, even if all are right"
     if best > 1:
         gains = (
-            f"it pays from {(GUESSES + 1) / best:.1f} tokens a pass on, and {GUESSES + 1}, all right, give"
-            f" {best:.1f}x at most; how many are right depends on both models and the text"
+            f"it pays from {(GUESSES + 1) / best:.1f} tokens a pass on at best, and {GUESSES + 1}, all right,"
+            f" give {best:.1f}x at most; how many are right depends on both models and the text"
         )
     return (
         f"speculation (llamaserver, speculate: draft), in theory, with {GUESSES} guesses a pass by a draft"

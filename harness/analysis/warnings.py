@@ -63,6 +63,11 @@ class Warnings(Enum):
         "latency rises up to n = {n} and is flat from there: the cache rolled over",
         "raise n_ctx above the length of the run",
     )
+    slower_at_new_lengths = _note(
+        "a context length is slower the first time: {seen:.2f} ms a token where the warm-up had been,"
+        " {new:.2f} at the next {tokens}{why}",
+        "a second pass over the same lengths is faster; with cuDNN's attention also cudnn_attention: false",
+    )
     identical_series = "equal to the last digit to {others}", "measure again: one of them is a copy"
     early_stop = _note("{tokens} of {expected}", "ignore the end-of-sequence token")
     died = _note("zeros from n = {n} on, treated as the end of the series", "find out why the run ended")

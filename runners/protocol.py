@@ -251,7 +251,7 @@ class Session(Protocol):
     the experts chosen in it, where the request has files["experts"] (see runners.workloads.experts.Heard;
     null: none, or not heard), and lets routers follow those in files["follow"]. `force_tokens(ids)`: decode
     steps are then fed these, by position, in place of the id with the highest logit, which is looked for and
-    yielded all the same. `batch_counters()`: of a server, counters over all calls of serve_batch().
+    yielded all the same. `row_counters()`: of a server, counters over all requests of a workload with rows.
     """
 
     chunk: int

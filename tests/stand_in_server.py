@@ -27,6 +27,9 @@ class Behaviour:
     generates: int | None = None
     prompt_more: int = 0
     cached: int = 0
+    reuses: bool = False  # a prefix that it has in common with the prompt and answer before
+    says_cached: bool = True
+    counts_prompt: bool = True
     drafted: int = 0
     accepted: int | None = None  # null: all
     others: int = 0
@@ -45,6 +48,7 @@ class Behaviour:
     at_once_in_the_network: bool = False
     slots: int = 64
     requests: list[dict[str, Any]] = field(default_factory=list)
+    held: list[int | str] = field(default_factory=list)  # in its cache
     generated: int = 0
     open: int = 0
     most_open: int = 0
@@ -132,10 +136,13 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
             wanted = body.get("n_predict") or body.get("max_tokens") or body["options"]["num_predict"]
             count = min(wanted, of.generates or wanted)
             prompt = body.get("prompt") or body["messages"][0]["content"]
-            words = len(prompt) if isinstance(prompt, list) else len(prompt.split())
-            words += of.prompt_more
+            items = prompt if isinstance(prompt, list) else prompt.split()
+            words = len(items) + of.prompt_more
             with counting:
                 of.generated += count + of.others
+                cached = of.cached + _reused(of, items, body)
+                answer = range(100, 100 + count - 1)
+                of.held = [*items, *(answer if isinstance(prompt, list) else [f"w{each}" for each in answer])]
             packed = gzip.zlib.compressobj(wbits=31) if of.zipped else None  # type: ignore[attr-defined]
             self.send_response(200)
             self.send_header(
@@ -180,7 +187,7 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
                 more = {"padding": "x" * (3 << 20)} if of.large_event else {}
                 event(_piece(of, ids, self.path) | more)
             ms = (time.monotonic() - (first_at or began)) * 1e3
-            event(_end(of, words, count, ms), last=True)
+            event(_end(of, words, cached, count, ms), last=True)
             self.wfile.write(b"0\r\n\r\n")
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -206,19 +213,28 @@ def _piece(of: Behaviour, ids: list[int], path: str) -> dict[str, Any]:
     return {"choices": [{"text": text, **({"token_ids": ids} if of.api == "vllm" else {})}]}
 
 
-def _end(of: Behaviour, prompt: int, count: int, ms: float) -> dict[str, Any]:
+def _reused(of: Behaviour, items: list[int | str], body: dict[str, Any]) -> int:
+    """Tokens of a prefix; the last one of a prompt is always evaluated."""
+    if not of.reuses or not body.get("cache_prompt", True):
+        return 0
+    pairs = zip(items[:-1], of.held, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(items) - 1, len(of.held)))
+
+
+def _end(of: Behaviour, prompt: int, cached: int, count: int, ms: float) -> dict[str, Any]:
     if of.api == "llama-server":
-        timings = {"prompt_n": prompt - of.cached, "cache_n": of.cached, "prompt_ms": 1.0, "predicted_ms": ms}
+        timings = {"prompt_n": prompt - cached, "cache_n": cached, "prompt_ms": 1.0, "predicted_ms": ms}
         accepted = of.drafted if of.accepted is None else of.accepted
         timings |= {"draft_n": of.drafted, "draft_n_accepted": accepted} if of.drafted else {}
         return {"stop": True, "tokens": [], "tokens_predicted": count, "timings": timings}
     if of.api == "ollama":
+        counted = {"prompt_eval_count": prompt} if of.counts_prompt else {}
         return {
             "response": "",
             "done": True,
-            "prompt_eval_count": prompt,
+            **counted,
             "eval_count": count,
             "eval_duration": int(ms * 1e6),
         }
-    details = {"prompt_tokens_details": {"cached_tokens": of.cached}}
+    details = {"prompt_tokens_details": {"cached_tokens": cached}} if of.says_cached else {}
     return {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": count, **details}}

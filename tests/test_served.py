@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Ran, built
+from conftest import Ran, built, stored_in, write_config
 from stand_in_server import Behaviour, serving
 
+from harness import records
+from harness.analysis import depth as analysis_depth
 from harness.analysis import verdicts
 from harness.analysis.warnings import Warnings
+from harness.dataset.study import load_study
+from harness.records import Stored
 from harness.report import served
 
 QUICK = [
@@ -189,3 +193,127 @@ def test_what_serving_adds_is_said_beside_the_same_weights_in_process():
         " +0.400 in the server, +0.126 between it and its client."
     ]
     assert served.added([*named[1:], ("llamacpp q8_0", here | {"model_bytes": 200})]) == []
+
+
+# Depth and turns
+
+
+DEPTH = {"kind": "depth", "depths": [0, 600], "window": 8, "most_windows": 4, "stop_at": 0.9}
+TURNS = {"kind": "turns", "first": 60, "each": 10, "new_tokens": 6, "turns": 3}
+
+
+@pytest.fixture
+def conversed(harness: Callable[..., Ran], tmp_path: Path) -> Callable[..., Any]:
+    """The record of a workload with rows against a server that behaves so, and what was printed."""
+
+    def run(behaviour: Behaviour, workload: dict[str, Any]) -> tuple[Stored, str]:
+        protocol = {"repeats": 1, "measure_bandwidth": False, "retry_disturbed": 0}
+        protocol["warmup"] = {"at_least_s": 0, "max_windows": 2, "tolerance": 0.99}
+        with serving(behaviour) as address:
+            keys = {"workloads": [workload], "models": [{"name": "m", "weights": "served"}]}
+            variants = [{"stack": "http", "name": "v", "url": address}]
+            ran = harness("run", write_config(tmp_path / "c.yaml", variants, protocol, keys), "-o", "r")
+        (stored,) = stored_in(tmp_path / "r")
+        return stored, ran.out + ran.err
+
+    return run
+
+
+@pytest.mark.parametrize("api", ["llama-server", "vllm", "ollama", "openai"])
+def test_turns_send_the_conversation_so_far_with_a_prefix_that_may_be_reused_and_without(conversed, api):
+    behaviour = Behaviour(api, reuses=True, says_cached=api != "vllm")
+    stored, printed = conversed(behaviour, TURNS)
+    assert stored.record["outcome"] == "ok", printed
+    table = records.table(stored)
+    assert table["depth"] == [0, 0, 0, 0, 65, 81]
+    assert table["evaluated"] == [60, 76, 92, 60, 11, 11]
+    assert table["decoded"] == [5] * 6
+    *without, one, two, three = (each["prompt"] for each in behaviour.requests[-6:])
+    if api == "llama-server":
+        flags = [each["cache_prompt"] for each in behaviour.requests[-6:]]
+        assert flags == [False, False, False, False, True, True]
+    else:
+        assert len({str(prompt)[:40] for prompt in without}) == 3
+    assert str(two).startswith(str(one)[:-1])
+    assert str(three).startswith(str(two)[:-1])
+    notes = {flag.warning: flag.detail for flag in verdicts.notes(stored.record)}
+    counted = stored.record["done"]["surface"]["counted"]
+    if api in ("llama-server", "openai"):
+        assert [each["evaluated"] for each in counted[:4]] == [60, 76, 92, 60]
+        assert notes[Warnings.turns_reused].startswith("by its own count the server reused 14")
+    else:
+        assert counted == []
+        assert Warnings.reuse_unknown in notes
+
+
+def test_a_server_that_reuses_nothing_is_no_fault_and_its_count_says_so(conversed):
+    stored, _ = conversed(Behaviour(), TURNS)
+    details = [flag.detail for flag in verdicts.notes(stored.record)]
+    assert "by its own count the server reused 0 of the 146 tokens before its later turns" in details
+    assert analysis_depth.surface_faults(stored.record, records.table(stored)) == []
+
+
+@pytest.mark.parametrize("api", ["llama-server", "vllm", "ollama", "openai"])
+def test_windows_at_depth_are_decoded_behind_prompts_of_that_many_tokens(conversed, api):
+    behaviour = Behaviour(api, reuses=True)
+    stored, printed = conversed(behaviour, DEPTH)
+    assert stored.record["outcome"] == "ok", printed
+    table, windows = records.table(stored), 2 * 4
+    assert len(table["n"]) == windows * 8
+    first_of_each = table["n"][::8]
+    prompts = [each["prompt"] for each in behaviour.requests[-windows:]]
+    sent = [len(each) if isinstance(each, list) else len(each.split()) for each in prompts]
+    assert first_of_each == [length + 4 for length in sent]
+    assert all(abs(length - 600) <= 128 for length in sent[:4])
+
+
+@pytest.mark.parametrize("workload", [DEPTH, TURNS], ids=["depth", "turns"])
+@pytest.mark.parametrize(
+    ("behaviour", "sentence"),
+    [
+        (Behaviour(generates=5), "the server generated 5 of "),
+        (Behaviour(prompt_more=1), " tokens in a prompt of "),
+        (Behaviour("ollama", counts_prompt=False), "the server does not count the tokens of a prompt"),
+        (Behaviour("openai", chat_only=True), "the server has chats alone"),
+        (Behaviour(drops_after=3), "the server's answer broke off after 3 tokens"),
+        (Behaviour(streams=False), "tokens at once: it does not stream"),
+        (Behaviour(others=40), "tokens for others meanwhile"),
+        (Behaviour(drafted=2), "the server guessed "),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_what_goes_wrong_at_depth_or_in_a_conversation_is_in_the_record(
+    conversed, workload, behaviour, sentence
+):
+    stored, printed = conversed(behaviour, workload)
+    assert sentence in printed
+    assert verdicts.verdict(stored.record, None, True, None, records.table(stored)).status != "ok"
+
+
+def test_a_prefix_that_is_reused_where_none_may_be_is_a_fault_of_turns(conversed):
+    _, printed = conversed(Behaviour(cached=8), TURNS)
+    assert "turn 1: a prefix was reused (52 tokens evaluated, 60 given)" in printed
+
+
+def test_tokens_that_come_together_are_a_fault_at_depth(conversed):
+    _, printed = conversed(Behaviour(tokens_at_once=2), DEPTH)
+    assert "it is not known when each was made" in printed
+
+
+@pytest.mark.parametrize("workload", [DEPTH, TURNS], ids=["depth", "turns"])
+def test_rows_of_events_that_were_read_late_give_no_figure(conversed, workload):
+    stored, printed = conversed(Behaviour("vllm", at_once_in_the_network=True), workload)
+    assert "events of the server had arrived before they were read" in printed
+    (cell,) = load_study([stored]).cells
+    assert (cell["depths"], cell["tasks"]) == (None, [])
+
+
+def test_tokens_that_come_together_are_a_note_in_turns(conversed):
+    stored, _ = conversed(Behaviour(tokens_at_once=2), TURNS)
+    assert Warnings.tokens_in_pieces in {flag.warning for flag in verdicts.notes(stored.record)}
+
+
+def test_a_pass_over_a_prompt_is_not_timed_over_http_and_one_sentence_says_why(conversed, harness, tmp_path):
+    keys = {"workloads": [{"kind": "prefill"}], "models": [{"name": "m", "weights": "served"}]}
+    ran = harness("run", write_config(tmp_path / "c.yaml", [{"stack": "http"}], {}, keys), "--dry-run")
+    assert "http does not run prefill: a server shows no pass over a prompt, only tokens" in ran.out + ran.err

@@ -272,6 +272,15 @@ class Warnings(Enum):
         "{server}: {here:.3f} ms/token as its client saw it{own}; the client itself took {client:.3f}",
         "run the same file with `llamacpp` to see what serving adds",
     )
+    turns_reused = _note(
+        "by its own count the server reused {reused:,} of the {held:,} tokens before its later turns",
+        "TTFT of later turns is that of this share; another server or cache may keep more",
+    )
+    reuse_unknown = _note(
+        "the server does not say what it reused of a conversation",
+        "compare TTFT of later turns with and without the prefix; vLLM says it with"
+        " --enable-prompt-tokens-details",
+    )
     users_queued = _note(
         "of {users} at once some waited until others had finished: TTFT contains the wait{slots}",
         "give the server as many slots as users (llama-server --parallel), or fewer users",

@@ -317,8 +317,10 @@ def repeat_row(
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
     ended = verdicts.ended_by_memory(record)
+    if late := served.read_late(record):
+        table = {}
     found, unusable = _analysis(
-        NO_TOKENS if ended or served.read_late(record) else times,
+        NO_TOKENS if ended or late else times,
         _control_ms(record),
         plain=record["kind"] == "reported",
     )

@@ -136,8 +136,8 @@ class Counters(TypedDict):
     piece_tokens: NotRequired[Count]
     """tokens, or texts without ids, in all of them"""
     largest_piece: NotRequired[Count]
-    batch_tokens: NotRequired[Count]
-    """of several users, in all rounds"""
+    answer_tokens: NotRequired[Count]
+    """of all answers of a server, of a workload whose result is a table"""
     drafted_tokens: NotRequired[Count]
     """that a server guessed ahead"""
     accepted_tokens: NotRequired[Count]
@@ -195,6 +195,7 @@ class TurnCount(TypedDict):
 
     reuse: Count
     turn: Count
+    depth: NotRequired[Count]
     fed: Count
     evaluated: Count
     """by the stack's own count"""

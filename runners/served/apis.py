@@ -35,13 +35,15 @@ class Piece:
     the last event."""
 
     ids: list[int] = field(default_factory=list)
+    text: str = ""
     counts: Counts | None = None
 
 
 @dataclass(frozen=True)
 class Api:
     """`takes_ids`: a prompt may be token ids. `sends_ids`: a piece has those of its tokens. `keeps_prefix`:
-    it cannot be told to evaluate the whole prompt. `generated`: its metric of all tokens generated so far."""
+    it cannot be told to evaluate the whole prompt. `generated`: its metric of all tokens generated so far.
+    `reuse`: what its body has besides where a prefix may be reused."""
 
     name: str
     path: str
@@ -51,6 +53,7 @@ class Api:
     sends_ids: bool
     keeps_prefix: bool
     generated: str | None = None
+    reuse: Json = field(default_factory=dict)
 
 
 def text_id(text: str) -> int:
@@ -71,7 +74,7 @@ def _llama_body(model: str, prompt: Prompt, tokens: int) -> Json:
 
 
 def _llama_piece(event: Json) -> Piece:
-    piece = Piece([int(each) for each in event.get("tokens") or []])
+    piece = Piece([int(each) for each in event.get("tokens") or []], event.get("content") or "")
     if event.get("stop"):
         timings = event.get("timings") or {}
         piece.counts = Counts(
@@ -93,7 +96,7 @@ def _ollama_body(model: str, prompt: Prompt, tokens: int) -> Json:
 
 def _ollama_piece(event: Json) -> Piece:
     text = (event.get("response") or "") + (event.get("thinking") or "")
-    piece = Piece([text_id(text)] if text or not event.get("done") else [])
+    piece = Piece([text_id(text)] if text or not event.get("done") else [], text)
     if event.get("done"):
         piece.counts = Counts(
             event.get("prompt_eval_count"),
@@ -135,6 +138,7 @@ def _openai_piece(event: Json) -> Piece:
             piece.ids += [int(each) for each in ids]
         elif text:
             piece.ids.append(text_id(text))
+        piece.text += text
     if usage := event.get("usage"):
         timings = event.get("timings") or {}  # llama-server adds them
         piece.counts = Counts(
@@ -163,6 +167,7 @@ APIS = {
         Api(
             *("llama-server", "/completion", _llama_body, _llama_piece, True, True, False),
             "llamacpp:tokens_predicted_total",
+            {"cache_prompt": True},
         ),
         Api(
             *("vllm", "/v1/completions", _vllm_body, _openai_piece, True, True, True),

@@ -35,6 +35,7 @@ class Stream:
         self._api, self._response = api, response
         self.counts = Counts()
         self.waited_ns = self.pieces = self.tokens = self.most = self.awaited = 0
+        self.text = ""
         self._waited = False
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -48,6 +49,7 @@ class Stream:
                     self.awaited, self._waited = self.awaited + self._waited, False
                     self.pieces, self.tokens = self.pieces + 1, self.tokens + len(piece.ids)
                     self.most = max(self.most, len(piece.ids))
+                    self.text += piece.text
                     yield piece.ids
         except httpx.HTTPError as broken:
             raise ServerError(
@@ -140,9 +142,11 @@ class Client:
         response = self.ask("/metrics")
         return metric(response.text, api.generated) if response.status_code == 200 else None
 
-    def stream(self, api: Api, model: str, prompt: Prompt, tokens: int) -> Stream:
-        """Send a request, and return its answer once its head is here. Raises ServerError."""
-        response = self._send("POST", api.path, api.body(model, prompt, tokens), stream=True)
+    def stream(self, api: Api, model: str, prompt: Prompt, tokens: int, reuse: bool = False) -> Stream:
+        """Send a request, and return its answer once its head is here. `reuse`: what is evaluated of the
+        prompt is the server's choice. Raises ServerError."""
+        body = api.body(model, prompt, tokens) | (api.reuse if reuse else {})
+        response = self._send("POST", api.path, body, stream=True)
         _check(response, self.url + api.path)
         return Stream(api, response)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 MODEL = "stand-in"
@@ -55,8 +57,8 @@ class Behaviour:
 
 
 @contextmanager
-def serving(behaviour: Behaviour) -> Iterator[str]:
-    """Its address."""
+def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[str]:
+    """Its address. `certificate`: of TLS, in a file with its key."""
     free, counting = threading.Semaphore(behaviour.slots), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -192,10 +194,15 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if certificate:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(certificate)
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # of handshakes that were refused
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http{'s' if certificate else ''}://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         thread.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,11 +115,11 @@ def test_what_a_server_does_otherwise_is_a_note(measured, behaviour, note, sente
 @pytest.mark.parametrize(
     ("behaviour", "sentence"),
     [
-        (Behaviour(html=True), "answers with a web page or a text, not with JSON: check the port"),
+        (Behaviour(html=True), "answers with a web page, not with JSON: check the port"),
         (Behaviour(redirect="https://elsewhere.example/v1"), "redirects to https://elsewhere.example/v1"),
         (Behaviour(models=()), "has no model loaded"),
         (Behaviour(models=("a", "b")), "serves a, b: name one, as in "),
-        (Behaviour(key="right"), "the server refuses the API key; set HARNESS_API_KEY"),
+        (Behaviour(key="right"), "the server refuses the API key: set HARNESS_API_KEY"),
     ],
     ids=["web page", "redirect", "no model", "several models", "key"],
 )
@@ -193,6 +194,80 @@ def test_what_serving_adds_is_said_beside_the_same_weights_in_process():
         " +0.400 in the server, +0.126 between it and its client."
     ]
     assert served.added([*named[1:], ("llamacpp q8_0", here | {"model_bytes": 200})]) == []
+
+
+# TLS
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Callable[..., Path]:
+    """The file of a certificate that signs itself, with its key."""
+
+    def made(address: str = "127.0.0.1", until: str = "20491231235959Z") -> Path:
+        folder = tmp_path / "tls"
+        folder.mkdir()
+        (folder / "index.txt").touch()
+        (folder / "ca.cnf").write_text(
+            "[ca]\ndefault_ca=d\n[d]\ndatabase=index.txt\nnew_certs_dir=.\nrand_serial=yes\n"
+            f"default_md=sha256\npolicy=p\nx509_extensions=e\n[p]\n[e]\nsubjectAltName=IP:{address}\n"
+            "[req]\ndistinguished_name=n\n[n]\n"
+        )
+        request = "req -new -nodes -newkey rsa:2048 -keyout key.pem -out request.pem -subj /CN=test"
+        signed = (
+            f"ca -batch -selfsign -keyfile key.pem -in request.pem -out cert.pem -notext -enddate {until}"
+        )
+        for command in (request, f"{signed} -startdate 20200101000000Z"):
+            words = ["openssl", *command.split(), "-config", "ca.cnf"]
+            subprocess.run(words, cwd=folder, check=True, capture_output=True)
+        both = folder / "both.pem"
+        both.write_text((folder / "key.pem").read_text() + (folder / "cert.pem").read_text())
+        return both
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "is_trusted", "sentence"),
+    [
+        (
+            {},
+            False,
+            "its certificate is not trusted (self-signed certificate): set SSL_CERT_FILE to one that",
+        ),
+        ({"address": "10.0.0.1"}, True, "not trusted (IP address mismatch, certificate is not valid for"),
+        ({"until": "20210101000000Z"}, True, "its certificate is not trusted (certificate has expired)"),
+    ],
+    ids=["signed by itself", "another's name", "expired"],
+)
+def test_a_certificate_that_is_not_trusted_is_one_sentence(
+    harness, tmp_path, certificate, made, is_trusted, sentence
+):
+    file = certificate(**made)
+    trusted = {"SSL_CERT_FILE": str(file)} if is_trusted else {}
+    with serving(Behaviour(), file) as address:
+        ran = harness("run", address, **trusted)
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+        assert sentence in ran.err
+        keys = {"models": [{"name": "m", "weights": "served"}]}
+        config = write_config(tmp_path / "c.yaml", [{"stack": "http", "url": address}], {"repeats": 1}, keys)
+        harness("run", config, "-o", "r", **trusted)
+    (stored,) = stored_in(tmp_path / "r")
+    assert (stored.record["outcome"], sentence in stored.record["reason"]) == ("error", True)
+
+
+def test_a_certificate_that_ssl_cert_file_names_is_trusted(harness, tmp_path, certificate):
+    file = certificate()
+    with serving(Behaviour(), file) as address:
+        ran = harness("run", address, *QUICK, SSL_CERT_FILE=str(file))
+    assert "stand-in.http.as-served" in ran.err, ran.err
+    (stored,) = stored_in(tmp_path / "results")
+    assert stored.record["outcome"] == "ok", stored.record["reason"]
+
+
+def test_tls_towards_a_server_without_it_is_one_sentence(harness):
+    with serving(Behaviour()) as address:
+        ran = harness("run", address.replace("http:", "https:"))
+    assert (ran.code, "speaks no TLS: write http:// in place of https://" in ran.err) == (2, True)
 
 
 # Depth and turns

@@ -273,8 +273,8 @@ def without_key(value: Any, key: str | None) -> Any:
 @dataclass(frozen=True)
 class Answer:
     """One user's tokens among those of several. `t_ns`: of each, since the requests of all users were sent.
-    `ids`: null where the stack does not choose them by the prompt alone. `client_ns`: time in which its
-    client was at work itself, of a server."""
+    `ids`: null where the stack does not choose them by the prompt alone. `client_ns`: CPU time of
+    its client, of a server."""
 
     t_ns: list[int]
     ids: list[int] | None = None

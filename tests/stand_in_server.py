@@ -40,17 +40,19 @@ class Behaviour:
     status: int = 200
     html: bool = False
     redirect: str = ""
-    pings: bool = False
+    pings: int = 0  # before each event
     zipped: bool = False
     large_event: bool = False
     error_after: int | None = None
     key: str = ""
+    echoes_key: bool = False
     chat_only: bool = False
     token_ms: float = 1.0
     at_once_in_the_network: bool = False
     slots: int = 64
     requests: list[dict[str, Any]] = field(default_factory=list)
     held: list[int | str] = field(default_factory=list)  # in its cache
+    encodings: set[str | None] = field(default_factory=set)  # that clients accept
     generated: int = 0
     open: int = 0
     most_open: int = 0
@@ -77,6 +79,7 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
         def _answer(self, of: Behaviour, body: dict[str, Any] | None) -> None:
             if of.key and self.headers.get("Authorization") != f"Bearer {of.key}":
                 return self._whole(401, {"error": {"message": "Invalid API Key"}})
+            of.encodings.add(self.headers.get("Accept-Encoding"))
             if of.redirect:
                 return self._whole(308, {}, {"Location": of.redirect})
             if of.html:
@@ -91,7 +94,8 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
             if of.chat_only != chat or not body:
                 return self._whole(404 if of.chat_only != chat else 400, {"error": "no"})
             if of.status != 200:
-                return self._whole(of.status, {"error": {"message": "the queue is full"}})
+                message = f"the queue is full for {of.key}" if of.echoes_key else "the queue is full"
+                return self._whole(of.status, {"error": {"message": message}})
             if body.get("stream") is False:
                 kind = "draft-simple" if of.speculates else "none"
                 return self._whole(200, {"generation_settings": {"speculative.types": kind}})
@@ -107,9 +111,12 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                         of.open -= 1
 
         def _about(self, of: Behaviour) -> None:
-            answers: dict[str, Any] = {
-                "/v1/models": {"data": [{"id": each} for each in of.models]},
-            }
+            models = [f"{each}{of.key}" if of.echoes_key else each for each in of.models]
+            listed = [
+                {"id": each, "meta": {"n_params": 1000 + place}} if of.api == "llama-server" else {"id": each}
+                for place, each in enumerate(models)
+            ]
+            answers: dict[str, Any] = {"/v1/models": {"object": "list", "data": listed}}
             if of.api == "llama-server":
                 settings = {"n_ctx": 4096, "params": {"speculative.types": "none"}}  # whatever it does
                 answers["/props"] = {"default_generation_settings": settings, "build_info": "b1"}
@@ -183,7 +190,7 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                 if of.error_after is not None and first >= of.error_after:
                     event({"error": {"message": "the GPU is lost"}})
                     break
-                if of.pings:
+                for _ in range(of.pings):
                     send(b": ping\n\n")
                 ids = [100 + n for n in range(first, min(first + step, count))]
                 more = {"padding": "x" * (3 << 20)} if of.large_event else {}

@@ -101,7 +101,7 @@ def test_what_a_server_does_wrong_is_in_the_record_with_its_sentence(measured, b
             Warnings.other_prompt,
             "the server counts 35 tokens of prompt, 25 were sent",
         ),
-        (Behaviour(pings=True, zipped=True), Warnings.served_by, "llama-server: "),
+        (Behaviour(pings=1, zipped=True), Warnings.served_by, "llama-server: "),
     ],
     ids=["a longer prompt", "pings between packed events"],
 )
@@ -148,6 +148,37 @@ def test_a_key_is_used_and_kept_nowhere(measured, tmp_path):
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
     assert kept == []
     assert key not in record["printed"]
+
+
+@pytest.mark.parametrize("status", [200, 429])
+def test_a_key_that_the_server_sends_back_is_kept_and_printed_nowhere(measured, tmp_path, status):
+    key = "sk-0123456789abcdef"
+    behaviour = Behaviour("llama-server", key=key, echoes_key=True, status=status)
+    record = measured(behaviour, HARNESS_API_KEY=key)
+    assert "***" in (record.get("reason") or record["loaded"]["served"]["model"])
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    assert kept == []
+    assert key not in record["printed"]
+
+
+def test_no_stream_may_be_compressed_on_its_way(measured):
+    behaviour = Behaviour()
+    measured(behaviour)
+    assert behaviour.encodings == {"identity"}
+
+
+def test_parameters_are_those_of_the_model_that_is_measured(harness, tmp_path):
+    with serving(Behaviour(models=("one", "two"))) as address:
+        harness("run", f"{address}#two", *QUICK)
+    (stored,) = stored_in(tmp_path / "results")
+    assert stored.record["loaded"]["parameters"] == 1001
+
+
+def test_where_prompt_tokens_are_not_counted_ttft_is_left_out_and_a_note_says_so(measured, tmp_path):
+    record = measured(Behaviour("ollama", counts_prompt=False))
+    assert Warnings.prompt_not_counted in {flag.warning for flag in verdicts.notes(record)}
+    (cell,) = load_study(stored_in(tmp_path / "results")).cells
+    assert cell["ttft_ms"] is None
 
 
 def test_one_of_several_models_is_named_behind_the_address(harness):

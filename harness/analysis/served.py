@@ -78,6 +78,8 @@ def notes(record: Record) -> list[Flag]:
         return []
     counters, found = done_of(record)["counters"], _reuse(record)
     requested, counted = record["workload"]["prompt_tokens"], counters.get("prompt_tokens")
+    if counted is None and tables.name_of(record) in (None, "users"):  # others do not go on without it
+        found.append(Warnings.prompt_not_counted.flag())
     if counted is not None and counted != requested:
         why = ": its chat template adds to them" if served["template"] else ""
         found.append(Warnings.other_prompt.flag(counted=counted, requested=requested, why=why))

@@ -155,6 +155,11 @@ class Warnings(Enum):
         "read TTFT as that of the longer prompt",
         "first token",
     )
+    prompt_not_counted = (
+        "the server does not count the tokens of a prompt: what TTFT contains is not known",
+        "measure it by an API that counts them, such as llama-server's",
+        "first token",
+    )
     tokens_at_once = (
         "{tokens} tokens came in {pieces} pieces, up to {largest} at once: it is not known when each was"
         " made",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Json = dict[str, Any]
@@ -159,23 +159,40 @@ def _ms(ns: int | None) -> float | None:
     return None if ns is None else ns / 1e6
 
 
-_OPENAI = Api("openai", "/v1/completions", _openai_body, _openai_piece, False, False, True)
-CHAT = Api("openai", "/v1/chat/completions", _chat_body, _openai_piece, False, False, True)
+_OPENAI = Api(
+    name="openai",
+    path="/v1/completions",
+    body=_openai_body,
+    read=_openai_piece,
+    takes_ids=False,
+    sends_ids=False,
+    keeps_prefix=True,
+)
+CHAT = replace(_OPENAI, path="/v1/chat/completions", body=_chat_body)
 APIS = {
-    each.name: each
-    for each in (
-        Api(
-            *("llama-server", "/completion", _llama_body, _llama_piece, True, True, False),
-            "llamacpp:tokens_predicted_total",
-            {"cache_prompt": True},
-        ),
-        Api(
-            *("vllm", "/v1/completions", _vllm_body, _openai_piece, True, True, True),
-            "vllm:generation_tokens_total",
-        ),
-        Api("ollama", "/api/generate", _ollama_body, _ollama_piece, False, False, True),
-        _OPENAI,
-    )
+    "openai": _OPENAI,
+    "llama-server": Api(
+        name="llama-server",
+        path="/completion",
+        body=_llama_body,
+        read=_llama_piece,
+        takes_ids=True,
+        sends_ids=True,
+        keeps_prefix=False,
+        generated="llamacpp:tokens_predicted_total",
+        reuse={"cache_prompt": True},
+    ),
+    "vllm": Api(
+        name="vllm",
+        path="/v1/completions",
+        body=_vllm_body,
+        read=_openai_piece,
+        takes_ids=True,
+        sends_ids=True,
+        keeps_prefix=True,
+        generated="vllm:generation_tokens_total",
+    ),
+    "ollama": replace(_OPENAI, name="ollama", path="/api/generate", body=_ollama_body, read=_ollama_piece),
 }
 
 

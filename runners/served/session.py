@@ -53,8 +53,10 @@ class ServedSession:
         self._texts: dict[int, str] = {}
         self._stream: Stream | None = None
         self._generated_before: float | None = None
-        self._ended_ns = self._began_ns = 0
+        self._ended_ns = self._began_ns = self._client_ns = 0
         self._totals: Counter[str] = Counter()
+        self._prompt_counts: list[int | None] = []
+        self._prompt_length = 0
         self._vocabulary: Sequence[int | str] = ()
         self._context: list[int | str] = []
         self._last: int | str | None = None  # token of the answer before: in the text, not in the cache
@@ -75,7 +77,7 @@ class ServedSession:
         try:
             for ids in pieces:
                 yield from ids
-            self._ended_ns = clock()
+            self._ended_ns, self._client_ns = clock(), stream.client_ns
             # Tokens without a piece of their own, by the server's count: half a letter waits for the rest.
             for _ in range((stream.counts.generated or 0) - stream.tokens):
                 yield 0
@@ -86,7 +88,7 @@ class ServedSession:
     def serve_batch(self, prompts: list[list[int]], new_tokens: int) -> list[Answer]:
         """See runners.protocol.Session. A thread and a connection for each user; a text prompt begins with
         digits of its own."""
-        texts = [self._prompt(prompt, several=True) for prompt in prompts]
+        texts = [self._prompt(prompt, is_one_of_several=True) for prompt in prompts]
         before = self._client.total_generated(self._api)
         began: list[int] = []
         ready = threading.Barrier(len(prompts), lambda: began.append(clock()))
@@ -94,7 +96,7 @@ class ServedSession:
         def answer(text: Prompt) -> tuple[Answer, Stream]:
             ready.wait()
             stream = self._client.stream(self._api, self._model, text, new_tokens)
-            head, t_ns, ids = clock(), [], []
+            t_ns, ids = [], []
             for piece in stream:
                 t_ns += [clock() - began[0]] * len(piece)
                 ids += piece
@@ -104,23 +106,31 @@ class ServedSession:
                 t_ns = (t_ns + [ended - began[0]] * count)[:count]
             _check_streamed(stream, len(t_ns))
             same = self._prompt_is_here and self._api.sends_ids and not self._api.keeps_prefix
-            return Answer(t_ns, ids if same else None, max(0, ended - head - stream.waited_ns)), stream
+            return Answer(t_ns, ids if same else None, stream.client_ns), stream
 
         with ThreadPoolExecutor(len(prompts)) as pool:
-            answers, streams = zip(*pool.map(answer, texts), strict=True)
+            try:
+                futures = [pool.submit(answer, text) for text in texts]
+            except RuntimeError as failure:
+                ready.abort()  # the threads before it wait for this one
+                users = len(prompts)
+                raise ServerError(f"{users} users need as many threads, but {failure}") from failure
+            answers, streams = zip(*(each.result() for each in futures), strict=True)
         own = sum(len(each.t_ns) for each in answers)
         self._add_others(before, own)
         self._totals["answer_tokens"] += own
         for stream in streams:
             self._add(stream)
             self._totals["cached_tokens"] += stream.counts.cached or 0
+            self._prompt_counts.append(stream.counts.prompt)
+        self._prompt_length = len(prompts[0])
         return list(answers)
 
     def _add(self, stream: Stream) -> None:
         totals = self._totals
         totals["pieces"] += stream.pieces
-        totals["awaited_pieces"] += stream.awaited
-        totals["largest_piece"] = max(totals["largest_piece"], stream.most)
+        totals["awaited_pieces"] += stream.awaited_pieces
+        totals["largest_piece"] = max(totals["largest_piece"], stream.largest_piece)
         for name in ("drafted", "accepted"):
             totals[f"{name}_tokens"] += getattr(stream.counts, name) or 0
 
@@ -135,6 +145,10 @@ class ServedSession:
         if self._context:
             self._add_others(self._generated_before, self._totals["answer_tokens"])
         found, self._totals = dict(self._totals), Counter()
+        counted, self._prompt_counts = self._prompt_counts, []
+        known = [each for each in counted if each is not None]
+        if known and len(known) == len(counted):
+            found["prompt_tokens"] = max(known, key=lambda each: abs(each - self._prompt_length))
         return found
 
     def empty(self, tokens: int) -> None:
@@ -220,18 +234,23 @@ class ServedSession:
             return [f" {word}" for word in WORDS.split()]
         return ([] if self._prompt_is_here else self._tokenized(TEXT)) or range(1 << 31)
 
-    def _prompt(self, ids: list[int], several: bool = False) -> Prompt:
+    def _prompt(self, ids: list[int], is_one_of_several: bool = False) -> Prompt:
         """A prompt of as many tokens as the ids are, by the server's own count where it is a text. Where a
         server keeps prefixes, or where it is one of several, it does not begin as the one before."""
         if self._prompt_is_here:
             return random.sample(ids, len(ids)) if self._api.keeps_prefix else ids
-        front = _front() if self._api.keeps_prefix or several else ""
+        start = self._other_start() if self._api.keeps_prefix or is_one_of_several else ""
         if self._api.takes_ids:
-            found = self._tokenized(front + TEXT * (1 + len(ids) // 20))[: len(ids)]
+            found = self._tokenized(start + TEXT * (1 + len(ids) // 20))[: len(ids)]
             return found or random.sample(ids, len(ids))  # small ones, which any vocabulary has
         if len(ids) not in self._texts:
             self._texts[len(ids)] = self._fitting(len(ids))
-        return front + self._texts[len(ids)]
+        return start + self._texts[len(ids)]
+
+    def _other_start(self) -> str:
+        """Digits, of a token each; the first is another than that of the prompt before."""
+        self._begun += 1
+        return " ".join(f"{self._begun % 10}{random.randrange(10**6):06}") + " "
 
     def _tokenized(self, text: str) -> list[int]:
         """Empty for a server that runs without a tokenizer."""
@@ -244,7 +263,7 @@ class ServedSession:
         count, best = max(1, wanted // 2), (wanted, "")
         for _ in range(TRIES):
             text = " ".join(words[:count])
-            stream = self._client.stream(self._api, self._model, _front() + text, 1)
+            stream = self._client.stream(self._api, self._model, self._other_start() + text, 1)
             for _ in stream:
                 pass
             if (got := stream.counts.prompt) is None:
@@ -276,13 +295,13 @@ class ServedSession:
             "prompt_tokens": counts.prompt,
             "cached_tokens": counts.cached,
             "pieces": stream.pieces,
-            "awaited_pieces": stream.awaited,
+            "awaited_pieces": stream.awaited_pieces,
             "piece_tokens": stream.tokens,
-            "largest_piece": stream.most,
+            "largest_piece": stream.largest_piece,
             "drafted_tokens": counts.drafted,
             "accepted_tokens": counts.accepted,
             "others_tokens": others,
-            "waited_ms": stream.waited_ns / 1e6,
+            "waited_ms": (self._ended_ns - self._began_ns - self._client_ns) / 1e6,
             "elapsed_ms": (self._ended_ns - self._began_ns) / 1e6,
         }
         return {name: value for name, value in found.items() if value is not None}
@@ -328,8 +347,8 @@ class ServedSession:
         """Of the model, as llama-server lists it."""
         if self._api.name != "llama-server":
             return {}
-        listed = (self._client.found("/v1/models") or {}).get("data") or [{}]
-        meta = listed[0].get("meta") or {}
+        listed = (self._client.found("/v1/models") or {}).get("data") or []
+        meta = next((each.get("meta") for each in listed if each.get("id") == self._model), None) or {}
         holds = (self._props.get("default_generation_settings") or {}).get("n_ctx")
         # llama.cpp's names of mixes end in their size: Q4_K - Medium.
         quant = re.sub(
@@ -361,11 +380,6 @@ class ServedSession:
 def _check_streamed(stream: Stream, tokens: int) -> None:
     if stream.pieces <= 1 < tokens:
         raise ServerError(f"the server sent all {tokens} tokens at once: it does not stream")
-
-
-def _front() -> str:
-    """Digits, of a token each, that keep a prompt from sharing its first tokens with the one before."""
-    return " ".join(f"{time.time_ns() // 1000 % 10**6:06}") + " "
 
 
 def _model_of(served: list[str], requested: str | None) -> str:

@@ -1,4 +1,8 @@
-"""A server of tokens that computes nothing: it speaks the four APIs, and makes mistakes on request."""
+"""A server of tokens that computes nothing: it speaks the four APIs, and makes mistakes on request.
+
+Its answers have the form of those recorded from vLLM 0.32.0 and llama-server (llama.cpp b11549), and of the
+examples in Ollama's docs/api.md.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +117,8 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
         def _about(self, of: Behaviour) -> None:
             models = [f"{each}{of.key}" if of.echoes_key else each for each in of.models]
             listed = [
-                {"id": each, "meta": {"n_params": 1000 + place}} if of.api == "llama-server" else {"id": each}
+                {"id": each, "object": "model", "created": 1795692577, "owned_by": of.api}
+                | ({"meta": {"n_params": 1000 + place}} if of.api == "llama-server" else {})
                 for place, each in enumerate(models)
             ]
             answers: dict[str, Any] = {"/v1/models": {"object": "list", "data": listed}}
@@ -126,14 +131,19 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                 answers["/api/version"] = {"version": "0.12"}
             elif of.api == "vllm":
                 answers["/version"] = {"version": "0.32"}
-                answers["/metrics"] = f'vllm:generation_tokens_total{{model="x"}} {of.generated}.0\n'
+                name = "vllm:generation_tokens_total"
+                labels = '{engine="0",model_name="tiny"}'
+                answers["/metrics"] = f"# TYPE {name} counter\n{name}{labels} {of.generated}.0\n"
             found = answers.get(self.path)
-            return self._whole(404, {"error": "no"}) if found is None else self._whole(200, found)
+            if found is not None:
+                return self._whole(200, found)
+            missing = "404 page not found" if of.api == "ollama" else {"detail": "Not Found"}
+            return self._whole(404, missing)
 
         def _whole(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
             text = content if isinstance(content, str) else json.dumps(content)
             kind = "text/html" if text.startswith("<") else "application/json"
-            kind = "text/plain" if ":tokens" in text else kind
+            kind = "text/plain" if isinstance(content, str) and not text.startswith("<") else kind
             self.send_response(status)
             for name, value in {"Content-Type": kind, **(headers or {})}.items():
                 self.send_header(name, value)
@@ -196,7 +206,10 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                 more = {"padding": "x" * (3 << 20)} if of.large_event else {}
                 event(_piece(of, ids, self.path) | more)
             ms = (time.monotonic() - (first_at or began)) * 1e3
-            event(_end(of, words, cached, count, ms), last=True)
+            ends_so = of.api in ("openai", "vllm")
+            event(_end(of, words, cached, count, ms), last=not ends_so)
+            if ends_so:
+                send(b"data: [DONE]\n\n", last=True)
             self.wfile.write(b"0\r\n\r\n")
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -216,15 +229,30 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
         server.server_close()
 
 
+# What each event has besides.
+OF_OPENAI = {
+    "id": "cmpl-9e8e8f40ebe5a1e5",
+    "object": "text_completion",
+    "created": 1795692577,
+    "model": MODEL,
+}
+OF_OLLAMA = {"model": MODEL, "created_at": "2026-10-29T19:22:45.499127Z"}
+
+
 def _piece(of: Behaviour, ids: list[int], path: str) -> dict[str, Any]:
     text = "".join(f" w{each}" for each in ids)
     if of.api == "llama-server":
-        return {"content": text, "tokens": ids, "stop": False}
+        return {"index": 0, "content": text, "tokens": ids, "stop": False, "id_slot": -1}
     if of.api == "ollama":
-        return {"response": text, "done": False}
+        return {**OF_OLLAMA, "response": text, "done": False}
+    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None}
     if path.endswith("chat/completions"):
-        return {"choices": [{"delta": {"reasoning_content": text}}]}
-    return {"choices": [{"text": text, **({"token_ids": ids} if of.api == "vllm" else {})}]}
+        choice |= {"delta": {"reasoning_content": text}}
+    else:
+        choice |= {"text": text}
+    if of.api == "vllm":
+        choice |= {"stop_reason": None, "prompt_token_ids": None, "token_ids": ids}
+    return {**OF_OPENAI, "choices": [choice]}
 
 
 def _reused(of: Behaviour, items: list[int | str], body: dict[str, Any]) -> int:
@@ -242,13 +270,14 @@ def _end(of: Behaviour, prompt: int, cached: int, count: int, ms: float) -> dict
         timings |= {"draft_n": of.drafted, "draft_n_accepted": accepted} if of.drafted else {}
         return {"stop": True, "tokens": [], "tokens_predicted": count, "timings": timings}
     if of.api == "ollama":
-        counted = {"prompt_eval_count": prompt} if of.counts_prompt else {}
-        return {
-            "response": "",
-            "done": True,
-            **counted,
-            "eval_count": count,
-            "eval_duration": int(ms * 1e6),
-        }
-    details = {"prompt_tokens_details": {"cached_tokens": cached}} if of.says_cached else {}
-    return {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": count, **details}}
+        counted = {"prompt_eval_count": prompt, "prompt_eval_duration": 10**6} if of.counts_prompt else {}
+        took = {"total_duration": int(ms * 1e6), "load_duration": 0, "eval_duration": int(ms * 1e6)}
+        ended = {"response": "", "done": True, "done_reason": "length"}
+        return {**OF_OLLAMA, **ended, **took, **counted, "eval_count": count}
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": count,
+        "total_tokens": prompt + count,
+    }
+    usage |= {"prompt_tokens_details": {"cached_tokens": cached}} if of.says_cached else {}
+    return {**OF_OPENAI, "choices": [], "usage": usage}

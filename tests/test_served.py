@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 from collections.abc import Callable
@@ -61,6 +62,8 @@ def test_each_api_is_found_out_and_its_tokens_and_counts_are_read(measured, api)
     else:  # which keep prefixes: no two prompts begin alike
         prompts = [str(each["prompt"])[:40] for each in behaviour.requests]
         assert len(prompts) == len(set(prompts))
+    if api in ("ollama", "openai"):  # in text
+        assert all(one[0] != other[0] for one, other in itertools.pairwise(prompts))
 
 
 def test_a_server_with_chats_alone_is_measured_behind_its_template(measured):

@@ -233,6 +233,9 @@ def _lists(*values: object) -> bool:
 # What a server answers in place of a measurement, in the words of both processes.
 
 
+NO_MODEL = "has no model loaded: load one, then run this again"
+
+
 def unreachable(failure: BaseException, key: str | None) -> str:
     """Why a server gave no answer, as the end of a sentence that begins with its address."""
     chain, reason = [failure], ""

@@ -69,6 +69,7 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or events wait for the client's acknowledgements
 
         def log_message(self, *_: object) -> None:
             """Nothing."""

@@ -206,6 +206,16 @@ def test_events_that_were_read_late_give_no_figure(measured):
     assert "tok/s  " not in record["printed"]
 
 
+def test_a_whole_answer_at_once_gives_no_figure(measured):
+    record = measured(Behaviour(streams=False))
+    assert "tok/s  " not in record["printed"]
+
+
+def test_a_config_s_server_without_a_model_is_a_record_with_that_sentence(conversed):
+    stored, _ = conversed(Behaviour(models=()), {"kind": "decode"})
+    assert stored.record["reason"] == "the server has no model loaded: load one, then run this again"
+
+
 def test_the_memory_of_the_client_is_no_memory_of_the_model(measured):
     record = measured(Behaviour())
     assert "peak RSS" not in record["printed"]

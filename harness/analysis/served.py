@@ -19,7 +19,7 @@ def faults(record: Record) -> list[Flag]:
     if not loaded_of(record).get("served"):
         return []
     counters, found, tokens = done_of(record)["counters"], [], record["tokens"]
-    if tokens > 1 and counters.get("pieces", 0) <= 1:
+    if not_streamed(record):
         found.append(Warnings.not_streamed.flag(tokens=tokens))
     drafted = counters.get("drafted_tokens") or 0
     if drafted and not speculation.requested(record):
@@ -51,6 +51,15 @@ def _in_pieces(record: Record) -> dict[str, int]:
     if tokens - (pieces := counters.get("pieces", tokens)) <= HALVES * tokens:
         return {}
     return {"tokens": tokens, "pieces": pieces, "largest": max(counters.get("largest_piece", 1), 2)}
+
+
+def not_streamed(record: Record) -> bool:
+    return record["tokens"] > 1 and done_of(record).get("counters", Counters()).get("pieces", 2) <= 1
+
+
+def times_are_unknown(record: Record) -> bool:
+    """Whether the times of its tokens are not those at which the server made them."""
+    return not_streamed(record) or read_late(record) > 0
 
 
 def read_late(record: Record) -> int:

@@ -294,7 +294,7 @@ def _load(stored: Sequence[Stored]) -> Study:
         path = str(each.series_path) if times else None
         ceiling = ceilings.get(each.record["campaign"]["id"])
         repeats.append(row := dataset_table.repeat_row(each.record, times, path, ceiling, table))
-        if table and not served.read_late(each.record):
+        if table and not served.times_are_unknown(each.record):
             tables[dataset_table.cell_identity(row)] = table
         if row["speculation"]:
             guessing.append((row, each.record, times))

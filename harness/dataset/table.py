@@ -317,10 +317,10 @@ def repeat_row(
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
     ended = verdicts.ended_by_memory(record)
-    if late := served.read_late(record):
+    if untimed := served.times_are_unknown(record):
         table = {}
     found, unusable = _analysis(
-        NO_TOKENS if ended or late else times,
+        NO_TOKENS if ended or untimed else times,
         _control_ms(record),
         plain=record["kind"] == "reported",
     )

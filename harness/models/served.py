@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from harness.theory import base_shapes
-from runners.protocol import refusal, unreachable, without_key
+from runners.protocol import NO_MODEL, refusal, unreachable, without_key
 
 ANSWER_S = 20.0
 MOST_BYTES = 1 << 20
@@ -61,7 +61,7 @@ def serving(address: str, key: str | None) -> Serving:
         if isinstance(each, dict) and each.get("id")
     }
     if not roots:
-        raise NotServed(f"{base}: has no model loaded; load one, then run this again")
+        raise NotServed(f"{base}: {NO_MODEL}")
     if len(roots) == 1:
         with contextlib.suppress(NotServed):  # it is no llama-server
             roots = dict.fromkeys(roots, _asked(base + "/props", key).get("model_path"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from runners.protocol import Answer
+from runners.protocol import NO_MODEL, Answer
 from runners.served.apis import CHAT, Json, Prompt
 from runners.served.client import Client, ServerError, Stream, api_of
 
@@ -384,11 +384,13 @@ def _check_streamed(stream: Stream, tokens: int) -> None:
 
 def _model_of(served: list[str], requested: str | None) -> str:
     """The model to ask for. Raises ServerError where it is not clear, or not there."""
-    names = ", ".join(served[:8]) or "none"
+    names = ", ".join(served[:8])
     if requested:
         if served and not {requested, f"{requested}:latest"} & {*served}:  # Ollama's names
             raise ServerError(f"model {requested}: the server has {names}")
         return requested
-    if len(served) != 1:
+    if not served:
+        raise ServerError(f"the server {NO_MODEL}")
+    if len(served) > 1:
         raise ServerError(f"the server has {len(served)} models ({names}): give one as `model`")
     return served[0]

@@ -247,7 +247,8 @@ def unreachable(failure: BaseException, key: str | None) -> str:
         if getattr(each, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
             return "speaks no TLS: write http:// in place of https://"
         reason = getattr(each, "strerror", None) or reason
-    reason = reason or without_key(str(failure), key)[:MOST_SHOWN] or type(failure).__name__
+    shown = without_key(" ".join(str(failure).split()), key)[:MOST_SHOWN]
+    reason = reason or shown or type(failure).__name__
     return f"cannot be reached ({reason}): is the server running, and is the port right?"
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,20 @@ def test_an_address_without_a_server_or_with_a_password_is_refused(harness):
     refused = harness("run", "http://me:secret@127.0.0.1:9")
     assert "HARNESS_API_KEY" in refused.err
     assert "secret" not in refused.err
+
+
+def test_a_port_that_speaks_another_protocol_is_one_sentence(harness):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet() -> None:
+            with listening.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9\r\n")
+
+        (greeting := threading.Thread(target=greet)).start()
+        ran = harness("run", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        greeting.join()
+    assert "cannot be reached (SSH-2.0-OpenSSH_9): is the server running, and is the port right?" in ran.err
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1)
 
 
 def test_a_key_is_used_and_kept_nowhere(measured, tmp_path):

@@ -182,14 +182,12 @@ APIS = {
         generated="llamacpp:tokens_predicted_total",
         reuse={"cache_prompt": True},
     ),
-    "vllm": Api(
+    "vllm": replace(
+        _OPENAI,
         name="vllm",
-        path="/v1/completions",
         body=_vllm_body,
-        read=_openai_piece,
         takes_ids=True,
         sends_ids=True,
-        keeps_prefix=True,
         generated="vllm:generation_tokens_total",
     ),
     "ollama": replace(_OPENAI, name="ollama", path="/api/generate", body=_ollama_body, read=_ollama_piece),

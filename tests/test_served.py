@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import socket
 import subprocess
 import threading
@@ -262,6 +263,8 @@ def test_what_serving_adds_is_said_beside_the_same_weights_in_process():
 @pytest.fixture
 def certificate(tmp_path: Path) -> Callable[..., Path]:
     """The file of a certificate that signs itself, with its key."""
+    if not shutil.which("openssl"):
+        pytest.skip("makes certificates by openssl")
 
     def made(address: str = "127.0.0.1", until: str = "20491231235959Z") -> Path:
         folder = tmp_path / "tls"
@@ -428,6 +431,21 @@ def test_what_goes_wrong_at_depth_or_in_a_conversation_is_in_the_record(
 def test_a_prefix_that_is_reused_where_none_may_be_is_a_fault_of_turns(conversed):
     _, printed = conversed(Behaviour(cached=8), TURNS)
     assert "turn 1: a prefix was reused (52 tokens evaluated, 60 given)" in printed
+
+
+def test_guesses_are_a_fault_at_depth_even_if_they_were_requested(conversed):
+    stored, _ = conversed(Behaviour(drafted=2), DEPTH)
+    stored.record["options"]["speculation"] = True
+    (reason,) = [each for each in verdicts.status(stored.record)[1] if "guessed" in each]
+    assert reason == "16 tokens were guessed ahead, so steps at a depth are none of single tokens"
+    assert [row["speculation"] for row in load_study([stored]).cells] == [None]
+
+
+def test_a_first_turn_that_took_long_is_no_reused_prefix_where_the_server_counts(conversed):
+    stored, _ = conversed(Behaviour(), TURNS)
+    table = records.table(stored)
+    table["prefill_ns"][0] *= 1000
+    assert analysis_depth.surface_faults(stored.record, table) == []
 
 
 def test_tokens_that_come_together_are_a_fault_at_depth(conversed):

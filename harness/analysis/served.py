@@ -25,6 +25,8 @@ def faults(record: Record) -> list[Flag]:
     if drafted and not speculation.requested(record):
         accepted = counters.get("accepted_tokens") or 0
         found.append(Warnings.speculated.flag(drafted=drafted, accepted=accepted))
+    if drafted and record["workload"]["kind"] == "depth":
+        found.append(Warnings.guessed_at_depth.flag(drafted=drafted))
     if others := max(0, counters.get("others_tokens") or 0):
         found.append(Warnings.other_requests.flag(others=others))
     if _each_is_timed(record) and (numbers := _in_pieces(record)):

@@ -150,6 +150,10 @@ class Warnings(Enum):
         "the server guessed {drafted} tokens ahead ({accepted} were right), which was not requested",
         "turn speculation off in the server, or set speculation: true",
     )
+    guessed_at_depth = (
+        "{drafted} tokens were guessed ahead, so steps at a depth are none of single tokens",
+        "measure depth without guesses",
+    )
     other_prompt = (
         "the server counts {counted} tokens of prompt, {requested} were sent{why}",
         "read TTFT as that of the longer prompt",

@@ -419,7 +419,7 @@ def repeat_row(
         "top1": None,
         "drift": drift.share if drift else None,
         "drift_ci95": drift.ends if drift else None,
-        "speculation": guessed,
+        "speculation": None if tables.name_of(record) else guessed,
         **depth.surface_row(record["workload"]["kind"], [table]),
         "users_limit": users.limit(record, ceiling),
     }

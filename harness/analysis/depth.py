@@ -51,8 +51,8 @@ def surface_faults(record: Record, table: Columns) -> list[Flag]:
             numbers = {"turn": turn["turn"], "evaluated": evaluated, "given": fed}
             found.append(Warnings.turn_not_evaluated.flag(what=what, **numbers))
             break
-    says = is_served and surface.get("counted")  # and on a busy machine a first turn may take any time
-    if not found and not says and tables.name_of(record) == "turns":
+    server_counts = is_served and surface.get("counted")
+    if not found and not server_counts and tables.name_of(record) == "turns":
         found += _by_time(table, is_served)
     return found
 

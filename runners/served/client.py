@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import ssl
@@ -184,11 +185,11 @@ class Client:
         headers = response.headers
         why = refusal(response.status_code, headers.get("content-type", ""), headers.get("location"))
         if why:
-            response.read()
-            try:
-                body = json.loads(response.content)
-            except ValueError:
-                body = None
+            body = None
+            if response.status_code >= 400:
+                response.read()
+                with contextlib.suppress(ValueError, RecursionError):
+                    body = json.loads(response.content)
             given = body.get("error", body.get("detail")) if isinstance(body, dict) else None
             raise self.error(f"{url}: {why}", given or "")
 

@@ -144,6 +144,7 @@ class ServedSession:
         """See runners.protocol.Session."""
         if self._context:
             self._add_others(self._generated_before, self._totals["answer_tokens"])
+            self.truncate(0)
         found, self._totals = dict(self._totals), Counter()
         counted, self._prompt_counts = self._prompt_counts, []
         known = [each for each in counted if each is not None]

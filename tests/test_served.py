@@ -411,6 +411,7 @@ def test_windows_at_depth_are_decoded_behind_prompts_of_that_many_tokens(convers
     [
         (Behaviour(generates=5), "the server generated 5 of "),
         (Behaviour(prompt_more=1), " tokens in a prompt of "),
+        (Behaviour("ollama", prompt_more=-20), ": is its context shorter?"),
         (Behaviour("ollama", counts_prompt=False), "the server does not count the tokens of a prompt"),
         (Behaviour("openai", chat_only=True), "the server has chats alone"),
         (Behaviour(drops_after=3), "the server's answer broke off after 3 tokens"),

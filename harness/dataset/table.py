@@ -330,8 +330,10 @@ def repeat_row(
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
     ended = verdicts.ended_by_memory(record)
+    if untimed := served.times_are_unknown(record):
+        table = {}
     found, unusable = _analysis(
-        NO_TOKENS if ended or served.read_late(record) else times,
+        NO_TOKENS if ended or untimed else times,
         _control_ms(record),
         plain=record["kind"] == "reported",
     )
@@ -431,7 +433,7 @@ def repeat_row(
         "top1": None,
         "drift": drift.share if drift else None,
         "drift_ci95": drift.ends if drift else None,
-        "speculation": guessed,
+        "speculation": None if tables.name_of(record) else guessed,
         **depth.surface_row(record["workload"]["kind"], [table]),
         "users_limit": users.limit(record, ceiling),
     }

@@ -1,15 +1,21 @@
-"""A server of tokens that computes nothing: it speaks the four APIs, and makes mistakes on request."""
+"""A server of tokens that computes nothing: it speaks the four APIs, and makes mistakes on request.
+
+Its answers have the form of those recorded from vLLM 0.32.0 and llama-server (llama.cpp b11549), and of the
+examples in Ollama's docs/api.md.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 MODEL = "stand-in"
@@ -27,6 +33,9 @@ class Behaviour:
     generates: int | None = None
     prompt_more: int = 0
     cached: int = 0
+    reuses: bool = False  # a prefix that it has in common with the prompt and answer before
+    says_cached: bool = True
+    counts_prompt: bool = True
     drafted: int = 0
     accepted: int | None = None  # null: all
     others: int = 0
@@ -35,28 +44,32 @@ class Behaviour:
     status: int = 200
     html: bool = False
     redirect: str = ""
-    pings: bool = False
+    pings: int = 0  # before each event
     zipped: bool = False
     large_event: bool = False
     error_after: int | None = None
     key: str = ""
+    echoes_key: bool = False
     chat_only: bool = False
     token_ms: float = 1.0
     at_once_in_the_network: bool = False
     slots: int = 64
     requests: list[dict[str, Any]] = field(default_factory=list)
+    held: list[int | str] = field(default_factory=list)  # in its cache
+    encodings: set[str | None] = field(default_factory=set)  # that clients accept
     generated: int = 0
     open: int = 0
     most_open: int = 0
 
 
 @contextmanager
-def serving(behaviour: Behaviour) -> Iterator[str]:
-    """Its address."""
+def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[str]:
+    """Its address. `certificate`: of TLS, in a file with its key."""
     free, counting = threading.Semaphore(behaviour.slots), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or events wait for the client's acknowledgements
 
         def log_message(self, *_: object) -> None:
             """Nothing."""
@@ -71,6 +84,7 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
         def _answer(self, of: Behaviour, body: dict[str, Any] | None) -> None:
             if of.key and self.headers.get("Authorization") != f"Bearer {of.key}":
                 return self._whole(401, {"error": {"message": "Invalid API Key"}})
+            of.encodings.add(self.headers.get("Accept-Encoding"))
             if of.redirect:
                 return self._whole(308, {}, {"Location": of.redirect})
             if of.html:
@@ -85,7 +99,8 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
             if of.chat_only != chat or not body:
                 return self._whole(404 if of.chat_only != chat else 400, {"error": "no"})
             if of.status != 200:
-                return self._whole(of.status, {"error": {"message": "the queue is full"}})
+                message = f"the queue is full for {of.key}" if of.echoes_key else "the queue is full"
+                return self._whole(of.status, {"error": {"message": message}})
             if body.get("stream") is False:
                 kind = "draft-simple" if of.speculates else "none"
                 return self._whole(200, {"generation_settings": {"speculative.types": kind}})
@@ -101,9 +116,13 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
                         of.open -= 1
 
         def _about(self, of: Behaviour) -> None:
-            answers: dict[str, Any] = {
-                "/v1/models": {"data": [{"id": each} for each in of.models]},
-            }
+            models = [f"{each}{of.key}" if of.echoes_key else each for each in of.models]
+            listed = [
+                {"id": each, "object": "model", "created": 1795692577, "owned_by": of.api}
+                | ({"meta": {"n_params": 1000 + place}} if of.api == "llama-server" else {})
+                for place, each in enumerate(models)
+            ]
+            answers: dict[str, Any] = {"/v1/models": {"object": "list", "data": listed}}
             if of.api == "llama-server":
                 settings = {"n_ctx": 4096, "params": {"speculative.types": "none"}}  # whatever it does
                 answers["/props"] = {"default_generation_settings": settings, "build_info": "b1"}
@@ -113,16 +132,21 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
                 answers["/api/version"] = {"version": "0.12"}
             elif of.api == "vllm":
                 answers["/version"] = {"version": "0.32"}
-                answers["/metrics"] = f'vllm:generation_tokens_total{{model="x"}} {of.generated}.0\n'
+                name = "vllm:generation_tokens_total"
+                labels = '{engine="0",model_name="tiny"}'
+                answers["/metrics"] = f"# TYPE {name} counter\n{name}{labels} {of.generated}.0\n"
                 if of.speculates:
-                    answers["/metrics"] += 'vllm:spec_decode_num_drafts_total{model="x"} 0.0\n'
+                    answers["/metrics"] += f"vllm:spec_decode_num_drafts_total{labels} 0.0\n"
             found = answers.get(self.path)
-            return self._whole(404, {"error": "no"}) if found is None else self._whole(200, found)
+            if found is not None:
+                return self._whole(200, found)
+            missing = "404 page not found" if of.api == "ollama" else {"detail": "Not Found"}
+            return self._whole(404, missing)
 
         def _whole(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
             text = content if isinstance(content, str) else json.dumps(content)
             kind = "text/html" if text.startswith("<") else "application/json"
-            kind = "text/plain" if ":tokens" in text else kind
+            kind = "text/plain" if isinstance(content, str) and not text.startswith("<") else kind
             self.send_response(status)
             for name, value in {"Content-Type": kind, **(headers or {})}.items():
                 self.send_header(name, value)
@@ -134,10 +158,13 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
             wanted = body.get("n_predict") or body.get("max_tokens") or body["options"]["num_predict"]
             count = min(wanted, of.generates or wanted)
             prompt = body.get("prompt") or body["messages"][0]["content"]
-            words = len(prompt) if isinstance(prompt, list) else len(prompt.split())
-            words += of.prompt_more
+            items = prompt if isinstance(prompt, list) else prompt.split()
+            words = len(items) + of.prompt_more
             with counting:
                 of.generated += count + of.others
+                cached = of.cached + _reused(of, items, body)
+                answer = range(100, 100 + count - 1)
+                of.held = [*items, *(answer if isinstance(prompt, list) else [f"w{each}" for each in answer])]
             packed = gzip.zlib.compressobj(wbits=31) if of.zipped else None  # type: ignore[attr-defined]
             self.send_response(200)
             self.send_header(
@@ -176,51 +203,84 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
                 if of.error_after is not None and first >= of.error_after:
                     event({"error": {"message": "the GPU is lost"}})
                     break
-                if of.pings:
+                for _ in range(of.pings):
                     send(b": ping\n\n")
                 ids = [100 + n for n in range(first, min(first + step, count))]
                 more = {"padding": "x" * (3 << 20)} if of.large_event else {}
                 event(_piece(of, ids, self.path) | more)
             ms = (time.monotonic() - (first_at or began)) * 1e3
-            event(_end(of, words, count, ms), last=True)
+            ends_so = of.api in ("openai", "vllm")
+            event(_end(of, words, cached, count, ms), last=not ends_so)
+            if ends_so:
+                send(b"data: [DONE]\n\n", last=True)
             self.wfile.write(b"0\r\n\r\n")
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if certificate:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(certificate)
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # of handshakes that were refused
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http{'s' if certificate else ''}://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
 
 
+# What each event has besides.
+OF_OPENAI = {
+    "id": "cmpl-9e8e8f40ebe5a1e5",
+    "object": "text_completion",
+    "created": 1795692577,
+    "model": MODEL,
+}
+OF_OLLAMA = {"model": MODEL, "created_at": "2026-10-29T19:22:45.499127Z"}
+
+
 def _piece(of: Behaviour, ids: list[int], path: str) -> dict[str, Any]:
     text = "".join(f" w{each}" for each in ids)
     if of.api == "llama-server":
-        return {"content": text, "tokens": ids, "stop": False}
+        return {"index": 0, "content": text, "tokens": ids, "stop": False, "id_slot": -1}
     if of.api == "ollama":
-        return {"response": text, "done": False}
+        return {**OF_OLLAMA, "response": text, "done": False}
+    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None}
     if path.endswith("chat/completions"):
-        return {"choices": [{"delta": {"reasoning_content": text}}]}
-    return {"choices": [{"text": text, **({"token_ids": ids} if of.api == "vllm" else {})}]}
+        choice |= {"delta": {"reasoning_content": text}}
+    else:
+        choice |= {"text": text}
+    if of.api == "vllm":
+        choice |= {"stop_reason": None, "prompt_token_ids": None, "token_ids": ids}
+    return {**OF_OPENAI, "choices": [choice]}
 
 
-def _end(of: Behaviour, prompt: int, count: int, ms: float) -> dict[str, Any]:
+def _reused(of: Behaviour, items: list[int | str], body: dict[str, Any]) -> int:
+    """Tokens of a prefix; the last one of a prompt is always evaluated."""
+    if not of.reuses or not body.get("cache_prompt", True):
+        return 0
+    pairs = zip(items[:-1], of.held, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(items) - 1, len(of.held)))
+
+
+def _end(of: Behaviour, prompt: int, cached: int, count: int, ms: float) -> dict[str, Any]:
     if of.api == "llama-server":
-        timings = {"prompt_n": prompt - of.cached, "cache_n": of.cached, "prompt_ms": 1.0, "predicted_ms": ms}
+        timings = {"prompt_n": prompt - cached, "cache_n": cached, "prompt_ms": 1.0, "predicted_ms": ms}
         accepted = of.drafted if of.accepted is None else of.accepted
         timings |= {"draft_n": of.drafted, "draft_n_accepted": accepted} if of.drafted else {}
         return {"stop": True, "tokens": [], "tokens_predicted": count, "timings": timings}
     if of.api == "ollama":
-        return {
-            "response": "",
-            "done": True,
-            "prompt_eval_count": prompt,
-            "eval_count": count,
-            "eval_duration": int(ms * 1e6),
-        }
-    details = {"prompt_tokens_details": {"cached_tokens": of.cached}}
-    return {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": count, **details}}
+        counted = {"prompt_eval_count": prompt, "prompt_eval_duration": 10**6} if of.counts_prompt else {}
+        took = {"total_duration": int(ms * 1e6), "load_duration": 0, "eval_duration": int(ms * 1e6)}
+        ended = {"response": "", "done": True, "done_reason": "length"}
+        return {**OF_OLLAMA, **ended, **took, **counted, "eval_count": count}
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": count,
+        "total_tokens": prompt + count,
+    }
+    usage |= {"prompt_tokens_details": {"cached_tokens": cached}} if of.says_cached else {}
+    return {**OF_OPENAI, "choices": [], "usage": usage}

@@ -61,6 +61,21 @@ def test_a_tied_embedding_is_counted_once(worker, checkpoint, hf_interpreter):
     assert loaded["model_bytes"] == 2 * parameters(tied)
 
 
+@pytest.mark.parametrize(("options", "kernels"), [({}, ["flash"]), ({"attn": "eager"}, [])])
+def test_the_kernels_of_the_fused_attention_are_recorded(
+    worker, checkpoint, hf_interpreter, options, kernels
+):
+    loaded, _, _ = said(worker(request_of(checkpoint("tiny-qwen2"), **options), hf_interpreter))
+    assert loaded["settings"]["sdpa_kernels"] == kernels
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_attention_by_cudnn_can_be_turned_off(worker, checkpoint, hf_interpreter, taken):
+    request = request_of(checkpoint("tiny-qwen2"), cudnn_attention=taken)
+    loaded, _, _ = said(worker(request, hf_interpreter))
+    assert loaded["options"]["cudnn_attention"] is taken
+
+
 def test_a_dynamic_cache_is_copied_and_a_static_one_is_read_whole(worker, checkpoint, hf_interpreter):
     path = checkpoint("tiny-llama")
     dynamic, _, end = said(worker(request_of(path), hf_interpreter))

@@ -13,8 +13,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import records_below, write_config
+from conftest import records_below, stored_in, write_config
 from gguf_again import in_parts
+
+from harness import records
 
 pytestmark = pytest.mark.network
 
@@ -118,3 +120,22 @@ def test_behind_its_own_server_a_file_gives_the_same_tokens_as_in_process(
     assert server["loaded"]["served"]["api"] == "llama-server"
     assert server["done"]["counters"]["evaluated_tokens"] == 25 + 15
     assert server["memory"]["peak_rss_bytes"] > server["loaded"]["model_bytes"]
+
+
+def test_its_server_is_timed_at_depth_and_in_a_conversation_and_counts_what_it_reused(
+    harness, real_gguf, tmp_path, llamaserver_interpreter
+):
+    protocol = {"repeats": 1, "retry_disturbed": 0, "measure_bandwidth": False}
+    protocol["warmup"] = {"at_least_s": 0, "max_windows": 2, "tolerance": 0.99}
+    depth = {"kind": "depth", "depths": [40], "window": 8, "most_windows": 4}
+    turns = {"kind": "turns", "first": 30, "each": 5, "new_tokens": 4, "turns": 2}
+    keys = {"models": [{"name": "mine", "weights": str(real_gguf("smollm2"))}]} | {
+        "workloads": [depth, turns]
+    }
+    harness("run", write_config(tmp_path / "c.yaml", [{"stack": "llamaserver"}], protocol, keys))
+    stored = {each.record["workload"]["kind"]: each for each in stored_in(tmp_path / "results")}
+    assert {each.record["outcome"] for each in stored.values()} == {"ok"}
+    counted = stored["turns"].record["done"]["surface"]["counted"]
+    found = [(turn["reuse"], turn["depth"], turn["fed"], turn["evaluated"]) for turn in counted]
+    assert found == [(0, 0, 30, 30), (0, 0, 39, 39), (1, 0, 30, 30), (1, 33, 6, 6)]
+    assert len(records.table(stored["depth"])["n"]) == 4 * 8

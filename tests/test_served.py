@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
+import socket
+import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Ran, built
+from conftest import Ran, built, stored_in, write_config
 from stand_in_server import Behaviour, serving
 
+from harness import records
+from harness.analysis import depth as analysis_depth
 from harness.analysis import verdicts
 from harness.analysis.warnings import Warnings
+from harness.dataset.study import load_study
 from harness.records import Stored
 from harness.report import served
 
@@ -57,6 +65,8 @@ def test_each_api_is_found_out_and_its_tokens_and_counts_are_read(measured, api)
     else:  # which keep prefixes: no two prompts begin alike
         prompts = [str(each["prompt"])[:40] for each in behaviour.requests]
         assert len(prompts) == len(set(prompts))
+    if api in ("ollama", "openai"):  # in text
+        assert all(one[0] != other[0] for one, other in itertools.pairwise(prompts))
 
 
 def test_a_server_with_chats_alone_is_measured_behind_its_template(measured):
@@ -98,7 +108,7 @@ def test_what_a_server_does_wrong_is_in_the_record_with_its_sentence(measured, b
             Warnings.other_prompt,
             "the server counts 35 tokens of prompt, 25 were sent",
         ),
-        (Behaviour(pings=True, zipped=True), Warnings.served_by, "llama-server: "),
+        (Behaviour(pings=1, zipped=True), Warnings.served_by, "llama-server: "),
     ],
     ids=["a longer prompt", "pings between packed events"],
 )
@@ -112,11 +122,11 @@ def test_what_a_server_does_otherwise_is_a_note(measured, behaviour, note, sente
 @pytest.mark.parametrize(
     ("behaviour", "sentence"),
     [
-        (Behaviour(html=True), "answers with a web page or a text, not with JSON: check the port"),
+        (Behaviour(html=True), "answers with a web page, not with JSON: check the port"),
         (Behaviour(redirect="https://elsewhere.example/v1"), "redirects to https://elsewhere.example/v1"),
         (Behaviour(models=()), "has no model loaded"),
         (Behaviour(models=("a", "b")), "serves a, b: name one, as in "),
-        (Behaviour(key="right"), "the server refuses the API key; set HARNESS_API_KEY"),
+        (Behaviour(key="right"), "the server refuses the API key: set HARNESS_API_KEY"),
     ],
     ids=["web page", "redirect", "no model", "several models", "key"],
 )
@@ -138,6 +148,20 @@ def test_an_address_without_a_server_or_with_a_password_is_refused(harness):
     assert "secret" not in refused.err
 
 
+def test_a_port_that_speaks_another_protocol_is_one_sentence(harness):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet() -> None:
+            with listening.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9\r\n")
+
+        (greeting := threading.Thread(target=greet)).start()
+        ran = harness("run", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        greeting.join()
+    assert "cannot be reached (SSH-2.0-OpenSSH_9): is the server running, and is the port right?" in ran.err
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+
+
 def test_a_key_is_used_and_kept_nowhere(measured, tmp_path):
     key = "sk-0123456789abcdef"
     record = measured(Behaviour("vllm", key=key), HARNESS_API_KEY=key)
@@ -145,6 +169,37 @@ def test_a_key_is_used_and_kept_nowhere(measured, tmp_path):
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
     assert kept == []
     assert key not in record["printed"]
+
+
+@pytest.mark.parametrize("status", [200, 429])
+def test_a_key_that_the_server_sends_back_is_kept_and_printed_nowhere(measured, tmp_path, status):
+    key = "sk-0123456789abcdef"
+    behaviour = Behaviour("llama-server", key=key, echoes_key=True, status=status)
+    record = measured(behaviour, HARNESS_API_KEY=key)
+    assert "***" in (record.get("reason") or record["loaded"]["served"]["model"])
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    assert kept == []
+    assert key not in record["printed"]
+
+
+def test_no_stream_may_be_compressed_on_its_way(measured):
+    behaviour = Behaviour()
+    measured(behaviour)
+    assert behaviour.encodings == {"identity"}
+
+
+def test_parameters_are_those_of_the_model_that_is_measured(harness, tmp_path):
+    with serving(Behaviour(models=("one", "two"))) as address:
+        harness("run", f"{address}#two", *QUICK)
+    (stored,) = stored_in(tmp_path / "results")
+    assert stored.record["loaded"]["parameters"] == 1001
+
+
+def test_where_prompt_tokens_are_not_counted_ttft_is_left_out_and_a_note_says_so(measured, tmp_path):
+    record = measured(Behaviour("ollama", counts_prompt=False))
+    assert Warnings.prompt_not_counted in {flag.warning for flag in verdicts.notes(record)}
+    (cell,) = load_study(stored_in(tmp_path / "results")).cells
+    assert cell["ttft_ms"] is None
 
 
 def test_one_of_several_models_is_named_behind_the_address(harness):
@@ -167,6 +222,16 @@ def test_events_that_were_read_late_give_no_figure(measured):
     record = measured(Behaviour("vllm", at_once_in_the_network=True))
     assert "events of the server had arrived before they were read" in record["printed"]
     assert "tok/s  " not in record["printed"]
+
+
+def test_a_whole_answer_at_once_gives_no_figure(measured):
+    record = measured(Behaviour(streams=False))
+    assert "tok/s  " not in record["printed"]
+
+
+def test_a_config_s_server_without_a_model_is_a_record_with_that_sentence(conversed):
+    stored, _ = conversed(Behaviour(models=()), {"kind": "decode"})
+    assert stored.record["reason"] == "the server has no model loaded: load one, then run this again"
 
 
 def test_the_memory_of_the_client_is_no_memory_of_the_model(measured):
@@ -203,3 +268,219 @@ def test_what_serving_adds_is_said_beside_the_same_weights_in_process():
     assert served.added([*named[1:], ("llamacpp q8_0", here | {"model_bytes": 200})], behind) == []
     options[None]["threads"] = 1
     assert served.added(named, behind) == []
+
+
+# TLS
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Callable[..., Path]:
+    """The file of a certificate that signs itself, with its key."""
+    if not shutil.which("openssl"):
+        pytest.skip("makes certificates by openssl")
+
+    def made(address: str = "127.0.0.1", until: str = "20491231235959Z") -> Path:
+        folder = tmp_path / "tls"
+        folder.mkdir()
+        (folder / "index.txt").touch()
+        (folder / "ca.cnf").write_text(
+            "[ca]\ndefault_ca=d\n[d]\ndatabase=index.txt\nnew_certs_dir=.\nrand_serial=yes\n"
+            f"default_md=sha256\npolicy=p\nx509_extensions=e\n[p]\n[e]\nsubjectAltName=IP:{address}\n"
+            "[req]\ndistinguished_name=n\n[n]\n"
+        )
+        request = "req -new -nodes -newkey rsa:2048 -keyout key.pem -out request.pem -subj /CN=test"
+        signed = (
+            f"ca -batch -selfsign -keyfile key.pem -in request.pem -out cert.pem -notext -enddate {until}"
+        )
+        for command in (request, f"{signed} -startdate 20200101000000Z"):
+            words = ["openssl", *command.split(), "-config", "ca.cnf"]
+            subprocess.run(words, cwd=folder, check=True, capture_output=True)
+        both = folder / "both.pem"
+        both.write_text((folder / "key.pem").read_text() + (folder / "cert.pem").read_text())
+        return both
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "is_trusted", "sentence"),
+    [
+        (
+            {},
+            False,
+            "its certificate is not trusted (self-signed certificate): set SSL_CERT_FILE to one that",
+        ),
+        ({"address": "10.0.0.1"}, True, "not trusted (IP address mismatch, certificate is not valid for"),
+        ({"until": "20210101000000Z"}, True, "its certificate is not trusted (certificate has expired)"),
+    ],
+    ids=["signed by itself", "another's name", "expired"],
+)
+def test_a_certificate_that_is_not_trusted_is_one_sentence(
+    harness, tmp_path, certificate, made, is_trusted, sentence
+):
+    file = certificate(**made)
+    trusted = {"SSL_CERT_FILE": str(file)} if is_trusted else {}
+    with serving(Behaviour(), file) as address:
+        ran = harness("run", address, **trusted)
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+        assert sentence in ran.err
+        keys = {"models": [{"name": "m", "weights": "served"}]}
+        config = write_config(tmp_path / "c.yaml", [{"stack": "http", "url": address}], {"repeats": 1}, keys)
+        harness("run", config, "-o", "r", **trusted)
+    (stored,) = stored_in(tmp_path / "r")
+    assert (stored.record["outcome"], sentence in stored.record["reason"]) == ("error", True)
+
+
+def test_a_certificate_that_ssl_cert_file_names_is_trusted(harness, tmp_path, certificate):
+    file = certificate()
+    with serving(Behaviour(), file) as address:
+        ran = harness("run", address, *QUICK, SSL_CERT_FILE=str(file))
+    assert "stand-in.http.as-served" in ran.err, ran.err
+    (stored,) = stored_in(tmp_path / "results")
+    assert stored.record["outcome"] == "ok", stored.record["reason"]
+
+
+def test_tls_towards_a_server_without_it_is_one_sentence(harness):
+    with serving(Behaviour()) as address:
+        ran = harness("run", address.replace("http:", "https:"))
+    assert (ran.code, "speaks no TLS: write http:// in place of https://" in ran.err) == (2, True)
+
+
+# Depth and turns
+
+
+DEPTH = {"kind": "depth", "depths": [0, 600], "window": 8, "most_windows": 4, "stop_at": 0.9}
+TURNS = {"kind": "turns", "first": 60, "each": 10, "new_tokens": 6, "turns": 3}
+
+
+@pytest.fixture
+def conversed(harness: Callable[..., Ran], tmp_path: Path) -> Callable[..., Any]:
+    """The record of a workload with rows against a server that behaves so, and what was printed."""
+
+    def run(behaviour: Behaviour, workload: dict[str, Any]) -> tuple[Stored, str]:
+        protocol = {"repeats": 1, "measure_bandwidth": False, "retry_disturbed": 0}
+        protocol["warmup"] = {"at_least_s": 0, "max_windows": 2, "tolerance": 0.99}
+        with serving(behaviour) as address:
+            keys = {"workloads": [workload], "models": [{"name": "m", "weights": "served"}]}
+            variants = [{"stack": "http", "name": "v", "url": address}]
+            ran = harness("run", write_config(tmp_path / "c.yaml", variants, protocol, keys), "-o", "r")
+        (stored,) = stored_in(tmp_path / "r")
+        return stored, ran.out + ran.err
+
+    return run
+
+
+@pytest.mark.parametrize("api", ["llama-server", "vllm", "ollama", "openai"])
+def test_turns_send_the_conversation_so_far_with_a_prefix_that_may_be_reused_and_without(conversed, api):
+    behaviour = Behaviour(api, reuses=True, says_cached=api != "vllm")
+    stored, printed = conversed(behaviour, TURNS)
+    assert stored.record["outcome"] == "ok", printed
+    table = records.table(stored)
+    assert table["depth"] == [0, 0, 0, 0, 65, 81]
+    assert table["evaluated"] == [60, 76, 92, 60, 11, 11]
+    assert table["decoded"] == [5] * 6
+    *without, one, two, three = (each["prompt"] for each in behaviour.requests[-6:])
+    if api == "llama-server":
+        flags = [each["cache_prompt"] for each in behaviour.requests[-6:]]
+        assert flags == [False, False, False, False, True, True]
+    else:
+        assert len({str(prompt)[:40] for prompt in without}) == 3
+    assert str(two).startswith(str(one)[:-1])
+    assert str(three).startswith(str(two)[:-1])
+    notes = {flag.warning: flag.detail for flag in verdicts.notes(stored.record)}
+    counted = stored.record["done"]["surface"]["counted"]
+    if api in ("llama-server", "openai"):
+        assert [each["evaluated"] for each in counted[:4]] == [60, 76, 92, 60]
+        assert notes[Warnings.turns_reused].startswith("by its own count the server reused 14")
+    else:
+        assert counted == []
+        assert Warnings.reuse_unknown in notes
+
+
+def test_a_server_that_reuses_nothing_is_no_fault_and_its_count_says_so(conversed):
+    stored, _ = conversed(Behaviour(), TURNS)
+    details = [flag.detail for flag in verdicts.notes(stored.record)]
+    assert "by its own count the server reused 0 of the 146 tokens before its later turns" in details
+    assert analysis_depth.surface_faults(stored.record, records.table(stored)) == []
+
+
+@pytest.mark.parametrize("api", ["llama-server", "vllm", "ollama", "openai"])
+def test_windows_at_depth_are_decoded_behind_prompts_of_that_many_tokens(conversed, api):
+    behaviour = Behaviour(api, reuses=True)
+    stored, printed = conversed(behaviour, DEPTH)
+    assert stored.record["outcome"] == "ok", printed
+    table, windows = records.table(stored), 2 * 4
+    assert len(table["n"]) == windows * 8
+    first_of_each = table["n"][::8]
+    prompts = [each["prompt"] for each in behaviour.requests[-windows:]]
+    sent = [len(each) if isinstance(each, list) else len(each.split()) for each in prompts]
+    assert first_of_each == [length + 4 for length in sent]
+    assert all(abs(length - 600) <= 128 for length in sent[:4])
+
+
+@pytest.mark.parametrize("workload", [DEPTH, TURNS], ids=["depth", "turns"])
+@pytest.mark.parametrize(
+    ("behaviour", "sentence"),
+    [
+        (Behaviour(generates=5), "the server generated 5 of "),
+        (Behaviour(prompt_more=1), " tokens in a prompt of "),
+        (Behaviour("ollama", prompt_more=-20), ": is its context shorter?"),
+        (Behaviour("ollama", counts_prompt=False), "the server does not count the tokens of a prompt"),
+        (Behaviour("openai", chat_only=True), "the server has chats alone"),
+        (Behaviour(drops_after=3), "the server's answer broke off after 3 tokens"),
+        (Behaviour(streams=False), "tokens at once: it does not stream"),
+        (Behaviour(others=40), "tokens for others meanwhile"),
+        (Behaviour(drafted=2), "the server guessed "),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_what_goes_wrong_at_depth_or_in_a_conversation_is_in_the_record(
+    conversed, workload, behaviour, sentence
+):
+    stored, printed = conversed(behaviour, workload)
+    assert sentence in printed
+    assert verdicts.verdict(stored.record, None, True, None, records.table(stored)).status != "ok"
+
+
+def test_a_prefix_that_is_reused_where_none_may_be_is_a_fault_of_turns(conversed):
+    _, printed = conversed(Behaviour(cached=8), TURNS)
+    assert "turn 1: a prefix was reused (52 tokens evaluated, 60 given)" in printed
+
+
+def test_guesses_are_a_fault_at_depth_even_if_they_were_requested(conversed):
+    stored, _ = conversed(Behaviour(drafted=2), DEPTH)
+    stored.record["options"]["speculation"] = True
+    (reason,) = [each for each in verdicts.status(stored.record)[1] if "guessed" in each]
+    assert reason == "16 tokens were guessed ahead, so steps at a depth are none of single tokens"
+    assert [row["speculation"] for row in load_study([stored]).cells] == [None]
+
+
+def test_a_first_turn_that_took_long_is_no_reused_prefix_where_the_server_counts(conversed):
+    stored, _ = conversed(Behaviour(), TURNS)
+    table = records.table(stored)
+    table["prefill_ns"][0] *= 1000
+    assert analysis_depth.surface_faults(stored.record, table) == []
+
+
+def test_tokens_that_come_together_are_a_fault_at_depth(conversed):
+    _, printed = conversed(Behaviour(tokens_at_once=2), DEPTH)
+    assert "it is not known when each was made" in printed
+
+
+@pytest.mark.parametrize("workload", [DEPTH, TURNS], ids=["depth", "turns"])
+def test_rows_of_events_that_were_read_late_give_no_figure(conversed, workload):
+    stored, printed = conversed(Behaviour("vllm", at_once_in_the_network=True), workload)
+    assert "events of the server had arrived before they were read" in printed
+    (cell,) = load_study([stored]).cells
+    assert (cell["depths"], cell["tasks"]) == (None, [])
+
+
+def test_tokens_that_come_together_are_a_note_in_turns(conversed):
+    stored, _ = conversed(Behaviour(tokens_at_once=2), TURNS)
+    assert Warnings.tokens_in_pieces in {flag.warning for flag in verdicts.notes(stored.record)}
+
+
+def test_a_pass_over_a_prompt_is_not_timed_over_http_and_one_sentence_says_why(conversed, harness, tmp_path):
+    keys = {"workloads": [{"kind": "prefill"}], "models": [{"name": "m", "weights": "served"}]}
+    ran = harness("run", write_config(tmp_path / "c.yaml", [{"stack": "http"}], {}, keys), "--dry-run")
+    assert "http does not run prefill: a server shows no pass over a prompt, only tokens" in ran.out + ran.err

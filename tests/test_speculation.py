@@ -279,9 +279,8 @@ def test_assisted_generation_of_transformers_has_the_same_figures_and_chapter(
 
 def test_the_prompts_pass_counts_in_no_speed_where_it_verified_guesses_too():
     ms = [9.0, 0.1, 0.1, *[40, 0.1, 0.1] * 8]
-    found = guessed(
-        tokens=27, done__counters={"drafted_tokens": 16, "accepted_tokens": 16, "first_burst_tokens": 3}
-    )
+    counters = {"drafted_tokens": 16, "accepted_tokens": 16, "first_burst_tokens": 3, "prompt_tokens": 25}
+    found = guessed(tokens=27, done__counters=counters)
     n = list(range(26, 26 + len(ms)))
     tokens = TokenTimes.of_columns({"n": n, "latency_ns": [round(each * 1e6) for each in ms]})
     row = table.repeat_row(found, tokens, None, None)

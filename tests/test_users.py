@@ -6,13 +6,15 @@ import copy
 import csv
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Ran, stored_in, write_config
+from conftest import ROOT, Ran, built, stored_in, write_config
 from stand_in_server import Behaviour, serving
 
 from harness import records
@@ -191,9 +193,10 @@ def test_stacks_that_serve_one_user_leave_the_workload_out_with_one_sentence(har
 def of_server(harness: Callable[..., Ran], tmp_path: Path, cache: Path) -> Callable[..., Any]:
     """The record of a run against a server that behaves so, and what was printed."""
 
-    def run(behaviour: Behaviour) -> Any:
+    def run(behaviour: Behaviour, **workload: Any) -> Any:
         with serving(behaviour) as address:
-            ran = ran_with(harness, tmp_path, {"stack": "http", "name": "v", "url": address}, rounds=1)
+            variant = {"stack": "http", "name": "v", "url": address}
+            ran = ran_with(harness, tmp_path, variant, rounds=1, **workload)
         (stored,) = stored_in(tmp_path / "r")
         return stored, ran.out + ran.err
 
@@ -243,6 +246,53 @@ def test_tokens_that_come_together_are_a_note(of_server):
     (note,) = [flag for flag in verdicts.notes(stored.record) if flag.warning is Warnings.tokens_in_pieces]
     assert "up to 3 at once" in note.detail
     assert set(records.table(stored)["tokens"]) == {12}
+
+
+def test_events_that_were_read_late_give_no_figures_of_several_users(of_server):
+    stored, printed = of_server(Behaviour("vllm", at_once_in_the_network=True))
+    assert "events of the server had arrived before they were read" in printed
+    (cell,) = load_study([stored]).cells
+    assert cell["users"] == []
+
+
+def test_the_client_s_work_is_all_cpu_time_of_the_threads_that_read(of_server):
+    # The HTTP library reads pings for nothing. Half of the work is that of the untimed round.
+    stored, _ = of_server(Behaviour("vllm", pings=300), concurrency=[1])
+    (client_ns,) = records.table(stored)["client_ns"]
+    assert client_ns / 1e9 > 0.35 * stored.record["done"]["cpu_s"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "warning"),
+    [
+        (Behaviour(prompt_more=3), Warnings.other_prompt),
+        (Behaviour("ollama", counts_prompt=False), Warnings.prompt_not_counted),
+    ],
+    ids=["another length", "no count"],
+)
+def test_prompts_of_another_length_than_was_sent_are_a_note(of_server, behaviour, warning):
+    stored, _ = of_server(behaviour)
+    assert warning in {flag.warning for flag in verdicts.notes(stored.record)}
+
+
+CROWD = """
+import resource, sys, threading
+from runners.served.client import Client
+from runners.served.session import ServedSession
+session = ServedSession(Client(sys.argv[1]), {"api": "vllm"}, False)
+threading.stack_size(256 << 20)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)
+session.serve_batch([[1, 2, 3]] * 16, 4)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space by /proc")
+def test_users_without_a_thread_end_the_others_at_once(cache):
+    with serving(Behaviour("vllm")) as address:
+        command = [built("http").python, "-c", CROWD, address]
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert "16 users need as many threads, but can't start new thread" in ran.stderr
 
 
 def test_more_users_than_slots_are_a_note_that_they_waited(of_server):

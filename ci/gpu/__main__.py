@@ -8,6 +8,7 @@ code is 1 if a check failed. `--device cpu` tries the script itself: what needs 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=[check.name for check in CHECKS], metavar="NAME")
     parser.add_argument("--list", action="store_true", help="print the names of the checks")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a check's campaign ends with it
     if arguments.list:
         print("\n".join(check.name for check in CHECKS))
         return 0

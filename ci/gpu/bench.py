@@ -61,9 +61,11 @@ class Bench:
         try:
             out, err = process.communicate(timeout=max(1.0, self._until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # its workers end with it
-            process.communicate()
             raise CheckFailed(f"harness {words[0]} was not done within the limit") from None
+        finally:  # also when this script is stopped
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)  # its workers end with it
+                process.communicate()
         (self.folder / f"{self._check}.log").write_text(err)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 

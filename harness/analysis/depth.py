@@ -13,7 +13,7 @@ from harness.analysis.line_fit import least_squares
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.records import tables
-from harness.records.kinds import Record, done_of
+from harness.records.kinds import Record, done_of, loaded_of
 from harness.records.measured import Surface
 
 Columns = Mapping[str, Sequence[int]]
@@ -37,6 +37,7 @@ def surface_row(workload: str, found: Sequence[Columns]) -> SurfaceFigures:
 def surface_faults(record: Record, table: Columns) -> list[Flag]:
     """Reasons why the rows are wrong. `table`: empty if it was not read."""
     surface = done_of(record).get("surface") or Surface()
+    is_served = bool(loaded_of(record).get("served"))  # what a server keeps of a prefix is its own choice
     found = []
     for each in surface.get("checks", []):
         if each["control"] > LEAST_CONTROL and each["distance"] > each["control"] / 2:
@@ -45,13 +46,14 @@ def surface_faults(record: Record, table: Columns) -> list[Flag]:
             break
     for turn in surface.get("counted", []):
         fed, evaluated = turn["fed"], turn["evaluated"]
-        if evaluated != fed:
+        if evaluated < fed or (evaluated > fed and not is_served):
             what = _word(bool(turn["reuse"]), evaluated < fed)
             numbers = {"turn": turn["turn"], "evaluated": evaluated, "given": fed}
             found.append(Warnings.turn_not_evaluated.flag(what=what, **numbers))
             break
-    if not found and tables.name_of(record) == "turns":
-        found += _by_time(table)
+    server_counts = is_served and surface.get("counted")
+    if not found and not server_counts and tables.name_of(record) == "turns":
+        found += _by_time(table, is_served)
     return found
 
 
@@ -61,8 +63,8 @@ def _word(reuse: bool, fewer: bool) -> str:
     return "its prefix was not reused" if reuse else "tokens were evaluated twice"
 
 
-def _by_time(table: Columns) -> list[Flag]:
-    """A prefix that times show to be reused, or not to be; empty: none."""
+def _by_time(table: Columns, is_served: bool) -> list[Flag]:
+    """A prefix that times show to be reused, or not to be where it must; empty: none."""
     rows = _by_row(table)
     cold = {row["turn"]: row for row in rows if not row["reuse"]}
     if not (first := cold.get(1)):
@@ -73,7 +75,7 @@ def _by_time(table: Columns) -> list[Flag]:
             than = f"{first['prefill_ns'] / 1e6:.1f} ms for {first['evaluated']}"
             return [Warnings.turn_prefix_reused.flag(turn=turn, less=less, first=than)]
     for row in rows:
-        other = cold.get(row["turn"]) if row["reuse"] else None
+        other = cold.get(row["turn"]) if row["reuse"] and not is_served else None
         if other is None or other["prefill_ns"] <= GROWS * first["prefill_ns"]:
             continue
         fewer = 4 * row["evaluated"] <= other["evaluated"]

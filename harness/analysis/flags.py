@@ -14,8 +14,9 @@ from harness.analysis.line_fit import Floats
 from harness.analysis.repeat_figures import LATE_SECOND, SWEEP, Analysis, Drift, jump, plateau
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import list_named, plural
-from harness.records.kinds import Record, done_of
+from harness.records.kinds import Record, done_of, loaded_of
 from harness.records.measured import Routing
+from harness.records.tables import Ints
 from harness.theory import floors
 from harness.theory.decoder import distinct_share
 
@@ -28,6 +29,7 @@ DATA_SHEET_TOLERANCE = 1.02
 NAMED = 8  # of series that are equal
 ONE_LINE = ("line", "staircase", "flat")  # shapes that one line describes
 SAME_N = 3  # tokens: how precisely the position of a change is known
+ANEW = 1.5  # times the latency of lengths that the warm-up has reached
 DRIFTED = 0.01  # share; a drift between the windows below this is no news
 
 
@@ -67,14 +69,16 @@ def flags(
     limit: Limit | None = None,
     expected_tokens: int | None = None,
     kv_read: str | None = None,
+    first_token: bool = True,
 ) -> list[Flag]:
     """All flags of one series. `expected_tokens`: how many were requested; null: not known.
 
     `kv_read`: as the stack declares it. With a static cache (`full`) a step may read more than prefill does.
-    With a sliding window (`window`) latency is flat past the window.
+    With a sliding window (`window`) latency is flat past the window. `first_token`: whether it may be
+    compared with later steps.
     """
-    raised = [*(_first_token(found) if kv_read != "full" else []), *_shape(found, kv_read == "window")]
-    raised += _line(found)
+    raised = _first_token(found) if first_token and kv_read != "full" else []
+    raised += [*_shape(found, kv_read == "window"), *_line(found)]
     count, sweep = found.figures["n_tokens"] or 0, found.figures["shape"] == SWEEP
     if expected_tokens is not None and count != expected_tokens and not sweep:
         tokens = plural(count, "token")
@@ -145,6 +149,23 @@ def _first_token(found: Analysis) -> list[Flag]:
     late = f"; the second took {second:.0f}: the clock was read before the device was done"
     second_ms = late if second > LATE_SECOND * settled else ""
     return [Warnings.first_token_unsynchronised.flag(first=first, later=settled, second=second_ms)]
+
+
+def past_warm_up(record: Record, latency_ns: Ints) -> list[Flag]:
+    """A jump exactly where the warm-up's windows ended: the stack makes something for each context length
+    (cuDNN's attention: a plan, 35 ms on an H200)."""
+    warmup = done_of(record).get("warmup")
+    warmed = len(warmup["windows_ns"][-1]) + 1 if warmup and warmup["windows_ns"] else 0
+    if not warmed or len(latency_ns) < 2 * warmed or record["workload"]["kind"] != "decode":
+        return []
+    seen, new = (
+        float(np.median(each)) / 1e6 for each in (latency_ns[1:warmed], latency_ns[warmed : 2 * warmed])
+    )
+    if new < ANEW * seen:
+        return []
+    by_cudnn = "cudnn" in (loaded_of(record).get("settings") or {}).get("sdpa_kernels", [])
+    why = "; its attention is cuDNN's, which makes a plan for each" if by_cudnn else ""
+    return [Warnings.slower_at_new_lengths.flag(seen=seen, new=new, tokens=warmed, why=why)]
 
 
 def _line(found: Analysis) -> list[Flag]:

@@ -6,7 +6,7 @@ from harness.analysis import speculation
 from harness.analysis.warnings import Flag, Warnings
 from harness.records import tables
 from harness.records.kinds import Record, done_of, loaded_of
-from harness.records.measured import Counters
+from harness.records.measured import Counters, Surface
 from harness.records.parts import Served
 
 CLIENT_SHARE = 0.5  # of the time of an answer; a client that works for longer is what limits the speed
@@ -19,12 +19,14 @@ def faults(record: Record) -> list[Flag]:
     if not loaded_of(record).get("served"):
         return []
     counters, found, tokens = done_of(record)["counters"], [], record["tokens"]
-    if tokens > 1 and counters.get("pieces", 0) <= 1:
+    if not_streamed(record):
         found.append(Warnings.not_streamed.flag(tokens=tokens))
     drafted = counters.get("drafted_tokens") or 0
     if drafted and not speculation.requested(record):
         accepted = counters.get("accepted_tokens") or 0
         found.append(Warnings.speculated.flag(drafted=drafted, accepted=accepted))
+    if drafted and record["workload"]["kind"] == "depth":
+        found.append(Warnings.guessed_at_depth.flag(drafted=drafted))
     if others := max(0, counters.get("others_tokens") or 0):
         found.append(Warnings.other_requests.flag(others=others))
     if _each_is_timed(record) and (numbers := _in_pieces(record)):
@@ -39,16 +41,27 @@ def faults(record: Record) -> list[Flag]:
 
 def _each_is_timed(record: Record) -> bool:
     """Whether its figures are of single tokens, and not of the averages of an answer."""
-    return not tables.name_of(record) and speculation.row(record) is None
+    if tables.name_of(record):
+        return record["workload"]["kind"] == "depth"
+    return speculation.row(record) is None
 
 
 def _in_pieces(record: Record) -> dict[str, int]:
     """The numbers of a warning that tokens came together; empty: they came one by one."""
     counters = done_of(record)["counters"]
-    tokens = counters.get("batch_tokens", record["tokens"])
+    tokens = counters.get("answer_tokens", record["tokens"])
     if tokens - (pieces := counters.get("pieces", tokens)) <= HALVES * tokens:
         return {}
     return {"tokens": tokens, "pieces": pieces, "largest": max(counters.get("largest_piece", 1), 2)}
+
+
+def not_streamed(record: Record) -> bool:
+    return record["tokens"] > 1 and done_of(record).get("counters", Counters()).get("pieces", 2) <= 1
+
+
+def times_are_unknown(record: Record) -> bool:
+    """Whether the times of its tokens are not those at which the server made them."""
+    return not_streamed(record) or read_late(record) > 0
 
 
 def read_late(record: Record) -> int:
@@ -74,8 +87,10 @@ def notes(record: Record) -> list[Flag]:
     beside the client's."""
     if not (served := loaded_of(record).get("served")) or not done_of(record):
         return []
-    counters, found = done_of(record)["counters"], []
+    counters, found = done_of(record)["counters"], _reuse(record)
     requested, counted = record["workload"]["prompt_tokens"], counters.get("prompt_tokens")
+    if counted is None and tables.name_of(record) in (None, "users"):  # others do not go on without it
+        found.append(Warnings.prompt_not_counted.flag())
     if counted is not None and counted != requested:
         why = ": its chat template adds to them" if served["template"] else ""
         found.append(Warnings.other_prompt.flag(counted=counted, requested=requested, why=why))
@@ -84,6 +99,20 @@ def notes(record: Record) -> list[Flag]:
     if (client := client_ms_per_token(record)) is not None and record["tokens"] > 1:
         found.append(_times(record, served, client))
     return found
+
+
+def _reuse(record: Record) -> list[Flag]:
+    """What the server says that it reused of a conversation; empty for other workloads."""
+    workload = record["workload"]
+    if workload.get("turns", 0) < 2 or True not in workload.get("prefix_cache", []):
+        return []
+    counted = (done_of(record).get("surface") or Surface()).get("counted", [])
+    later = [each for each in counted if each["reuse"] and each.get("depth")]
+    if not later:
+        return [Warnings.reuse_unknown.flag()]
+    held = sum(each["depth"] for each in later)
+    reused = held + sum(each["fed"] - each["evaluated"] for each in later)
+    return [Warnings.turns_reused.flag(reused=reused, held=held)]
 
 
 def _times(record: Record, served: Served, client: float) -> Flag:

@@ -186,7 +186,8 @@ def limits(record: Record, ceiling: float | None, past_cache: bool = False) -> d
 
 
 def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
-    """MBU on a CPU: bytes per mean decode step over its time, as a share of ceiling. Null on a GPU.
+    """MBU: bytes per mean decode step over its time, as a share of ceiling. Null where a part of the model is
+    on another device than the one whose bandwidth that is.
 
     A step reads the weights, and the context so far once: a static KV cache in full, a sliding one up to its
     window. All of these bytes count, so a model that fits the CPU's cache may exceed 100%.
@@ -196,9 +197,9 @@ def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
 
 def past_cache_share(record: Record, ceiling: float | None) -> float | None:
     """The same without the bytes that fit the last-level cache, which need not be read from memory again: no
-    honest run exceeds 100%. Null where all weights fit."""
+    honest run exceeds 100%. Null where all weights fit, and on a GPU, whose cache is not known."""
     step, cached = _step(record), cache_bytes(record)
-    if step is None or step.weight_bytes_per_token <= cached:
+    if step is None or step.weight_bytes_per_token <= cached or record.get("device") != "cpu":
         return None
     return _share(record, ceiling, cached)
 
@@ -206,14 +207,19 @@ def past_cache_share(record: Record, ceiling: float | None) -> float | None:
 def _share(record: Record, ceiling: float | None, cached: int) -> float | None:
     timing, step = record.get("timing", {}), _step(record)
     steps = record["tokens"] - 1
-    on_cpu = record.get("device") == "cpu"
-    if ceiling is None or step is None or steps < 1 or "last_token_ns" not in timing or not on_cpu:
+    if ceiling is None or step is None or steps < 1 or "last_token_ns" not in timing:
         return None
-    if speculation.row(record):  # a step may give several tokens
+    if speculation.row(record) or _on_two_devices(record):  # a step may give several tokens
         return None
     read = step.weight_bytes_per_token + _mean_kv_bytes(record, step) - cached
     seconds = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e9 / steps
     return float(read / seconds / ceiling)
+
+
+def _on_two_devices(record: Record) -> bool:
+    """Whether llama.cpp computes some layers on a GPU and others on the CPU."""
+    layers = (loaded_of(record).get("devices") or {}).get("layers") or {}
+    return len(layers) > 1 and "CPU" in layers
 
 
 def cache_bytes(record: Record) -> int:

@@ -255,6 +255,7 @@ OUR_LOOP_MS_PER_TOKEN = 0.1  # between two steps, where the stack's runner does 
 # Per token, for a device's own clock: the larger of the two.
 DEVICE_CLOCK_TOLERANCE = 0.01
 DEVICE_CLOCK_TOLERANCE_NS = 50_000
+FIRST_EVENT_NS = 1_000_000  # ours may begin this much earlier: 0.23 ms until an idle H200 had the first event
 # Share of tokens that a busy host delivered late; any machine has some in 10,000.
 BUSY_HOST_SHARE = 0.01
 FIRST_TOKENS = 5  # none of these may be late: an unsynchronised clock shows there
@@ -301,6 +302,7 @@ def clock_of_device(record: Record, times: TokenTimes | None) -> list[Flag]:
     host = times.latency_ns
     longer_ns, allowed = host - device, np.maximum(DEVICE_CLOCK_TOLERANCE * device, DEVICE_CLOCK_TOLERANCE_NS)
     differ = np.abs(longer_ns) > allowed
+    differ[0] &= not 0 < longer_ns[0] <= FIRST_EVENT_NS
     if not differ.any():
         return []
     at = int(np.argmax(np.abs(longer_ns)))

@@ -63,6 +63,11 @@ class Warnings(Enum):
         "latency rises up to n = {n} and is flat from there: the cache rolled over",
         "raise n_ctx above the length of the run",
     )
+    slower_at_new_lengths = _note(
+        "a context length is slower the first time: {seen:.2f} ms a token where the warm-up had been,"
+        " {new:.2f} at the next {tokens}{why}",
+        "a second pass over the same lengths is faster; with cuDNN's attention also cudnn_attention: false",
+    )
     identical_series = "equal to the last digit to {others}", "measure again: one of them is a copy"
     early_stop = _note("{tokens} of {expected}", "ignore the end-of-sequence token")
     died = _note("zeros from n = {n} on, treated as the end of the series", "find out why the run ended")
@@ -150,9 +155,18 @@ class Warnings(Enum):
         "the server guessed {drafted} tokens ahead ({accepted} were right), which was not requested",
         "turn speculation off in the server, or set speculation: true",
     )
+    guessed_at_depth = (
+        "{drafted} tokens were guessed ahead, so steps at a depth are none of single tokens",
+        "measure depth without guesses",
+    )
     other_prompt = (
         "the server counts {counted} tokens of prompt, {requested} were sent{why}",
         "read TTFT as that of the longer prompt",
+        "first token",
+    )
+    prompt_not_counted = (
+        "the server does not count the tokens of a prompt: what TTFT contains is not known",
+        "measure it by an API that counts them, such as llama-server's",
         "first token",
     )
     tokens_at_once = (
@@ -271,6 +285,15 @@ class Warnings(Enum):
     served_by = _note(
         "{server}: {here:.3f} ms/token as its client saw it{own}; the client itself took {client:.3f}",
         "run the same file with `llamacpp` to see what serving adds",
+    )
+    turns_reused = _note(
+        "by its own count the server reused {reused:,} of the {held:,} tokens before its later turns",
+        "TTFT of later turns is that of this share; another server or cache may keep more",
+    )
+    reuse_unknown = _note(
+        "the server does not say what it reused of a conversation",
+        "compare TTFT of later turns with and without the prefix; vLLM says it with"
+        " --enable-prompt-tokens-details",
     )
     users_queued = _note(
         "of {users} at once some waited until others had finished: TTFT contains the wait{slots}",

@@ -76,7 +76,8 @@ _LIBRARY = re.compile(
 # A worker gets those, and what places files and finds compilers: torch.compile and Triton start one.
 _PLAIN = re.compile(
     r"""PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_CACHE_HOME|HF_HOME|HF_HUB_CACHE|HF_MODULES_CACHE
-    |SYSTEMROOT|USERPROFILE|TEMP|TMP|CC|CXX|ROCM_PATH|HARNESS_\w+|COVERAGE_\w+""",
+    |SYSTEMROOT|USERPROFILE|TEMP|TMP|CC|CXX|ROCM_PATH|SSL_CERT_FILE|SSL_CERT_DIR
+    |HARNESS_\w+|COVERAGE_\w+""",
     re.VERBOSE,
 )
 _USER = re.compile(r"(://)[^\s/?#'\"<>]*@")

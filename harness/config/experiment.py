@@ -232,7 +232,6 @@ class _Surface(_Workload):
     """Processes per cell at most, where the protocol has more: its rows have an interval without others."""
 
     timed = "rows"
-    needs: ClassVar[Capability | None] = "context"
 
     def repeated(self, repeats: int) -> int:
         return min(repeats, self.repeats or repeats)
@@ -261,6 +260,7 @@ class Prefill(_Surface):
     passes: int = Field(default=5, ge=2, le=1000)
     """Passes of each length and depth, in rounds."""
 
+    needs = "context"
     _once = field_validator("depth")(_each_once)
 
     @field_validator("lengths")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness import records
-from harness.analysis import agreement, flags, memory, quality, speculation, stopping, traffic
+from harness.analysis import agreement, flags, memory, quality, served, speculation, stopping, traffic
 from harness.analysis import prefill as analysis_prefill
 from harness.analysis.columns import (
     Attribution,
@@ -294,7 +294,7 @@ def _load(stored: Sequence[Stored]) -> Study:
         path = str(each.series_path) if times else None
         ceiling = ceilings.get(each.record["campaign"]["id"])
         repeats.append(row := dataset_table.repeat_row(each.record, times, path, ceiling, table))
-        if table:
+        if table and not served.times_are_unknown(each.record):
             tables[dataset_table.cell_identity(row)] = table
         if row["speculation"]:
             guessing.append((row, each.record, times))

@@ -25,7 +25,15 @@ from harness.analysis.columns import (
     Sizes,
     TimeSplit,
 )
-from harness.analysis.flags import Limit, flags, identical, machine_drift, published, same_changes
+from harness.analysis.flags import (
+    Limit,
+    flags,
+    identical,
+    machine_drift,
+    past_warm_up,
+    published,
+    same_changes,
+)
 from harness.analysis.identity import computes, device, identity, recorded_gpu, weights
 from harness.analysis.line_fit import Floats
 from harness.analysis.repeat_figures import Analysis, Unusable
@@ -236,6 +244,9 @@ def _pooled(repeats: list[Repeat], disturbed_attempts: int, tables: Tables) -> C
 # Unique names for the rows of one table.
 
 
+UUIDS = ("GPU-", "MIG-")  # of NVIDIA's cards and parts of them
+
+
 def synthetic(row: Mapping[str, Any]) -> bool:
     """Whether guesses were accepted whatever they were, so that its text is not the model's."""
     return bool((row.get("speculation") or {}).get("synthetic"))
@@ -243,11 +254,13 @@ def synthetic(row: Mapping[str, Any]) -> bool:
 
 def with_unique_names(rows: Sequence[R]) -> list[R]:
     """The rows with a unique `name`: model, stack, variant, the workload unless it is a decode, synthetic
-    acceptance, and the device unless it is a CPU. Six characters of the content key follow where rows
-    differ only in tokens, versions or machines."""
+    acceptance, and the device unless it is a CPU: of several NVIDIA cards a part of the UUID. Six characters
+    of the content key follow where rows differ only in tokens, versions or machines."""
+    cards = {device for row in rows if (device := str(row["device"])).startswith(UUIDS)}
 
     def plain(row: Identity) -> str:
-        device = "" if row["device"] == "cpu" else f" on {row['device']}"
+        card = "cuda" if len(cards) == 1 else str(row["device"])[:12]
+        device = "" if row["device"] == "cpu" else f" on {card if row['device'] in cards else row['device']}"
         workload = row.get("workload", "decode")
         other = f" {workload}" if workload != "decode" else ""
         other += " (synthetic acceptance)" * synthetic(row)
@@ -317,7 +330,9 @@ def repeat_row(
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
     ended, guessed = verdicts.ended_by_memory(record), speculation.row(record)
-    read = NO_TOKENS if ended or served.read_late(record) else times
+    if untimed := served.times_are_unknown(record):
+        table = {}
+    read = NO_TOKENS if ended or untimed else times
     found, unusable = _analysis(read, _control_ms(record), plain=record["kind"] == "reported")
     drift = found.drift
     if guessed:
@@ -331,12 +346,13 @@ def repeat_row(
     limits = traffic.limits(record, ceiling)
     least = _higher(traffic.limits(record, ceiling, past_cache=True))
     loaded = loaded_of(record)
-    raised = [*notes(record), *machine_drift(drift), *users.notes(record, table)]
+    anew = past_warm_up(record, times.latency_ns) if times and not unusable else []
+    raised = [*notes(record), *anew, *([] if anew else machine_drift(drift)), *users.notes(record, table)]
     whole_pieces = all(flag.warning is not Warnings.tokens_in_pieces for flag in raised)
     if not whole_pieces or guessed:
         figures["B_ci95_ms"], figures["W_identifiable"] = None, False
     elif times and not unusable:
-        raised += flags(found, least, _expected(record), loaded.get("kv_read"))
+        raised += flags(found, least, _expected(record), loaded.get("kv_read"), first_token=not anew)
     if of_depths and (B_ends := of_depths["B_ci95_ms"]) and (slopes := of_depths["slope_ci95_ms"]):
         raised += published(B_ends[1], 1 / slopes[1] if slopes[1] > 0 else None, None, least)
     # A fault of the slope alone keeps B of published figures, but invalidates our measurements.
@@ -415,7 +431,7 @@ def repeat_row(
         "top1": None,
         "drift": drift.share if drift else None,
         "drift_ci95": drift.ends if drift else None,
-        "speculation": guessed,
+        "speculation": None if tables.name_of(record) else guessed,
         **depth.surface_row(record["workload"]["kind"], [table]),
         "users_limit": users.limit(record, ceiling),
     }

@@ -7,13 +7,13 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from harness.theory import base_shapes
+from runners.protocol import NO_MODEL, refusal, unreachable, without_key
 
 ANSWER_S = 20.0
 MOST_BYTES = 1 << 20
@@ -61,7 +61,7 @@ def serving(address: str, key: str | None) -> Serving:
         if isinstance(each, dict) and each.get("id")
     }
     if not roots:
-        raise NotServed(f"{base}: has no model loaded; load one, then run this again")
+        raise NotServed(f"{base}: {NO_MODEL}")
     if len(roots) == 1:
         with contextlib.suppress(NotServed):  # it is no llama-server
             roots = dict.fromkeys(roots, _asked(base + "/props", key).get("model_path"))
@@ -88,27 +88,15 @@ def _asked(address: str, key: str | None) -> Mapping[str, Any]:
             answer = connection.getresponse()
             content = answer.read(MOST_BYTES)
     except (OSError, ValueError, HTTPException) as failure:
-        said = getattr(failure, "strerror", None) or failure
-        raise NotServed(
-            f"{address}: cannot be reached ({said}): is the server running, and is the port right?"
-        ) from failure
-    if answer.status != HTTPStatus.OK:
-        raise NotServed(f"{address}: {_refusal(answer)}")
+        raise NotServed(f"{address}: {unreachable(failure, key)}") from None
+    why = refusal(answer.status, answer.getheader("Content-Type", ""), answer.getheader("Location"))
+    if why:
+        raise NotServed(without_key(f"{address}: {why}", key))
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as wrong:
-        raise NotServed(
-            f"{address}: answers with a web page or a text, not with JSON: check the port"
-        ) from wrong
+        found = without_key(json.loads(content), key)
+    except (ValueError, RecursionError):
+        raise NotServed(f"{address}: answers with no JSON: check the address and its port") from None
     return found if isinstance(found, dict) else {}
-
-
-def _refusal(answer: HTTPResponse) -> str:
-    if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return "the server refuses the API key; set HARNESS_API_KEY"
-    if 300 <= answer.status < 400:
-        return f"redirects to {answer.getheader('Location')}: give that address"
-    return f"the server answers {answer.status}, so it is no OpenAI-compatible one: check the address"
 
 
 def key() -> str | None:

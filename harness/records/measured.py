@@ -127,7 +127,8 @@ class Counters(TypedDict):
     allocator_retries: NotRequired[Pairs | None]
     """[position, times] at which it had to free memory and retry"""
     prompt_tokens: NotRequired[Count]
-    """by a server's count, those that it had cached included"""
+    """by a server's count, those that it had cached included; of several users the one furthest from what
+    was sent"""
     cached_tokens: NotRequired[Count]
     pieces: NotRequired[Count]
     """events of a server's stream that had tokens"""
@@ -136,8 +137,8 @@ class Counters(TypedDict):
     piece_tokens: NotRequired[Count]
     """tokens, or texts without ids, in all of them"""
     largest_piece: NotRequired[Count]
-    batch_tokens: NotRequired[Count]
-    """of several users, in all rounds"""
+    answer_tokens: NotRequired[Count]
+    """of all answers of a server, of a workload whose result is a table"""
     drafted_tokens: NotRequired[Count]
     """that a server guessed ahead"""
     accepted_tokens: NotRequired[Count]
@@ -149,7 +150,7 @@ class Counters(TypedDict):
     elapsed_ms: NotRequired[Number]
     """of a request, until the end of its answer"""
     waited_ms: NotRequired[Number]
-    """of these, while its client waited for the server"""
+    """of these, without the CPU time of its client"""
 
 
 @with_config(DESCRIBED)
@@ -198,6 +199,7 @@ class TurnCount(TypedDict):
 
     reuse: Count
     turn: Count
+    depth: NotRequired[Count]
     fed: Count
     evaluated: Count
     """by the stack's own count"""

@@ -317,6 +317,9 @@ class Workload(TypedDict):
     concurrency: NotRequired[list[Count]]
     """of `batch`: users at once, each number in `rounds` rounds"""
     rounds: NotRequired[Count]
+    turns: NotRequired[Count]
+    prefix_cache: NotRequired[list[Switch]]
+    """of `turns`: a conversation without its prefix kept, and one with it"""
     bos: NotRequired[Switch]
     """of `quality`: false: no BOS was put in front; missing: where the tokenizer asks for one"""
     past_trained: NotRequired[Switch]

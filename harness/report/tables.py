@@ -506,6 +506,7 @@ def guessed(row: Repeat, of: Callable[[SpeculationRow], float | None]) -> float 
 FIRST: tuple[Column[Repeat], ...] = (
     Column("tok/s", lambda row: plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]), ""),
     number_column("TTFT ms", lambda row: row["ttft_ms"], "{:.1f}", ""),
+    number_column("peak VRAM MB", lambda row: row["peak_vram_bytes"], "{:.0f}", "", 1e6),
     number_column("peak RSS MB", lambda row: row["peak_rss_bytes"], "{:.0f}", "", 1e6),
 )
 FURTHER: tuple[Column[Repeat], ...] = (
@@ -530,7 +531,7 @@ QUALITY: tuple[Column[Repeat], ...] = (
 
 def bandwidth(rows: Sequence[Repeat]) -> str:
     """The bandwidth that each MBU of these rows is a share of: the highest of the row's own campaign. Empty
-    without an MBU; that of a GPU is not computed yet."""
+    without an MBU."""
     with_mbu = [row for row in rows if row["bandwidth_share"] is not None]
     peaks = {peak for row in with_mbu if (peak := row["bandwidth_bytes_per_s"])}
     if not peaks:

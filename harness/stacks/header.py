@@ -131,8 +131,8 @@ class Trial:
     purpose: str | None = None
 
 
-# What a workload, a check or weights may need of a stack: its logits; a context that can be filled, cut and
-# kept; memory that is its own process's; several users at once; and that it needs no vocabulary.
+# What a workload, a check or weights may need of a stack: its logits; a context that can be filled without a
+# decode; memory that is its own process's; several users at once; and that it needs no vocabulary.
 CAPABILITIES = ("logits", "context", "memory", "users", "ids")
 ONE_USER = "it serves one user at a time"  # unless its header has `several_users`
 WITHOUT_FILES = ("none", "served")

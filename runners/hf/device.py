@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 OUT_OF_MEMORY = torch.cuda.OutOfMemoryError  # this name exists in torch 2.2 too; on a CPU it is MemoryError
@@ -95,6 +96,22 @@ def cudagraph_skips(mode: str | None) -> int | None:
     return int(torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]) if mode == GRAPHS else None
 
 
+class FusedAttention(TorchFunctionMode):
+    """While entered, notes the kernels that torch chooses for scaled_dot_product_attention."""
+
+    _NAMES = ("math", "flash", "memory efficient", "cudnn")  # torch.nn.attention.SDPBackend
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            chosen = int(torch._fused_sdp_choice(*args, **(kwargs or {})))
+            self.kernels.add(self._NAMES[chosen] if 0 <= chosen < len(self._NAMES) else f"backend {chosen}")
+        return func(*args, **(kwargs or {}))
+
+
 def settings(device: torch.device) -> dict[str, Any]:
     """Settings that change speed or values by default: TF32, attention backends, CPU features."""
     found: dict[str, Any] = {"float32_matmul_precision": torch.get_float32_matmul_precision()}
@@ -128,8 +145,11 @@ class Clock:
         self._on = device.type == "cuda"
         self._events: list[Any] = []
 
-    def begin(self) -> None:
+    def clear(self) -> None:
+        """Free the events of the last generation, outside the timed part: that takes time."""
         self._events = []
+
+    def begin(self) -> None:
         self.token()
 
     def token(self) -> None:

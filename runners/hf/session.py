@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,9 @@ class HfSession:
         interface of TransformersCache."""
         self._options = options = request.options
         self._follow = request.files.get("follow")
+        self._fused: list[str] = []  # kernels of the attention in the last step of settle()
+        if not options["cudnn_attention"]:
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self._fixed: torch.Tensor | None = None
         self.model = model
         self._describe = describe
@@ -199,12 +202,19 @@ class HfSession:
         the weights repacked by a CPU's kernels. On a GPU take more: see rehearse()."""
         self._context.allocate()
         self.empty(0)
-        self._forward(self.model, self._tensor([0]), 1)
+        self._first_step(self.model)
         if self._device.type == "cuda":
             self.rehearse()
         self.empty(0)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _first_step(self, model: Any) -> None:
+        with (
+            nullcontext() if self._mode else device.FusedAttention() as chosen
+        ):  # what is compiled shows nothing
+            self._forward(model, self._tensor([0]), 1)
+        self._fused = sorted(chosen.kernels) if chosen else []
 
     def rehearse(self) -> None:
         """Take steps at several depths, see windows.rehearsed. A static cache has one length, which the
@@ -213,7 +223,7 @@ class HfSession:
             try:
                 if not self._context.deepen(depth):
                     return
-                self._forward(self._stepping, self._tensor([0]), 1)
+                self._first_step(self._stepping)
             except DOES_NOT_FIT:
                 return  # decoding will show how far it gets
 
@@ -222,6 +232,7 @@ class HfSession:
         self._check_numbers()  # of the previous generation, a window of the warm-up
         self.empty(len(prompt) + new_tokens)
         self._prompt_tokens = len(prompt)
+        self._clock.clear()
         device.synchronize(self._device)
         self._allocator.begin()
         self._compilations = device.compilations()
@@ -239,6 +250,7 @@ class HfSession:
     def steps(self, new_tokens: int) -> Iterator[int]:
         """Greedy ids after those fed; see runners.protocol.Session."""
         self._check_numbers()
+        self._clock.clear()
         self._clock.begin()
         return self._steps(self.held(), new_tokens)
 
@@ -369,12 +381,14 @@ class HfSession:
             "dtype": loading.compute_dtype(self.model),
             "attn": config._attn_implementation,
             "compile": self._mode is not None,
+            "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled(),
             "mmap": loading.is_mapped(self.model, options["mmap"]),
         }
         return {
             "versions": loading.versions(),
             "attention": config._attn_implementation,
-            "settings": settings | {"compile_mode": self._mode, "cudagraph_skips": skips},
+            "settings": settings
+            | {"compile_mode": self._mode, "cudagraph_skips": skips, "sdpa_kernels": self._fused},
             "warnings": [SKIPPED] if skips else [],
             "allocator": self._allocator.state(),
             **model,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Json = dict[str, Any]
@@ -35,13 +35,15 @@ class Piece:
     the last event."""
 
     ids: list[int] = field(default_factory=list)
+    text: str = ""
     counts: Counts | None = None
 
 
 @dataclass(frozen=True)
 class Api:
     """`takes_ids`: a prompt may be token ids. `sends_ids`: a piece has those of its tokens. `keeps_prefix`:
-    it cannot be told to evaluate the whole prompt. `generated`: its metric of all tokens generated so far."""
+    it cannot be told to evaluate the whole prompt. `generated`: its metric of all tokens generated so far.
+    `reuse`: what its body has besides where a prefix may be reused."""
 
     name: str
     path: str
@@ -51,6 +53,7 @@ class Api:
     sends_ids: bool
     keeps_prefix: bool
     generated: str | None = None
+    reuse: Json = field(default_factory=dict)
 
 
 def text_id(text: str) -> int:
@@ -71,7 +74,7 @@ def _llama_body(model: str, prompt: Prompt, tokens: int) -> Json:
 
 
 def _llama_piece(event: Json) -> Piece:
-    piece = Piece([int(each) for each in event.get("tokens") or []])
+    piece = Piece([int(each) for each in event.get("tokens") or []], event.get("content") or "")
     if event.get("stop"):
         timings = event.get("timings") or {}
         piece.counts = Counts(
@@ -93,7 +96,7 @@ def _ollama_body(model: str, prompt: Prompt, tokens: int) -> Json:
 
 def _ollama_piece(event: Json) -> Piece:
     text = (event.get("response") or "") + (event.get("thinking") or "")
-    piece = Piece([text_id(text)] if text or not event.get("done") else [])
+    piece = Piece([text_id(text)] if text or not event.get("done") else [], text)
     if event.get("done"):
         piece.counts = Counts(
             event.get("prompt_eval_count"),
@@ -135,6 +138,7 @@ def _openai_piece(event: Json) -> Piece:
             piece.ids += [int(each) for each in ids]
         elif text:
             piece.ids.append(text_id(text))
+        piece.text += text
     if usage := event.get("usage"):
         timings = event.get("timings") or {}  # llama-server adds them
         piece.counts = Counts(
@@ -155,22 +159,38 @@ def _ms(ns: int | None) -> float | None:
     return None if ns is None else ns / 1e6
 
 
-_OPENAI = Api("openai", "/v1/completions", _openai_body, _openai_piece, False, False, True)
-CHAT = Api("openai", "/v1/chat/completions", _chat_body, _openai_piece, False, False, True)
+_OPENAI = Api(
+    name="openai",
+    path="/v1/completions",
+    body=_openai_body,
+    read=_openai_piece,
+    takes_ids=False,
+    sends_ids=False,
+    keeps_prefix=True,
+)
+CHAT = replace(_OPENAI, path="/v1/chat/completions", body=_chat_body)
 APIS = {
-    each.name: each
-    for each in (
-        Api(
-            *("llama-server", "/completion", _llama_body, _llama_piece, True, True, False),
-            "llamacpp:tokens_predicted_total",
-        ),
-        Api(
-            *("vllm", "/v1/completions", _vllm_body, _openai_piece, True, True, True),
-            "vllm:generation_tokens_total",
-        ),
-        Api("ollama", "/api/generate", _ollama_body, _ollama_piece, False, False, True),
+    "openai": _OPENAI,
+    "llama-server": Api(
+        name="llama-server",
+        path="/completion",
+        body=_llama_body,
+        read=_llama_piece,
+        takes_ids=True,
+        sends_ids=True,
+        keeps_prefix=False,
+        generated="llamacpp:tokens_predicted_total",
+        reuse={"cache_prompt": True},
+    ),
+    "vllm": replace(
         _OPENAI,
-    )
+        name="vllm",
+        body=_vllm_body,
+        takes_ids=True,
+        sends_ids=True,
+        generated="vllm:generation_tokens_total",
+    ),
+    "ollama": replace(_OPENAI, name="ollama", path="/api/generate", body=_ollama_body, read=_ollama_piece),
 }
 
 

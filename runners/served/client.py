@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import ssl
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from runners.protocol import MOST_SHOWN, refusal, unreachable, without_key
 from runners.served.apis import APIS, CHAT, Api, Counts, Json, Piece, Prompt, metric
 
 CONNECT_S = 10.0
@@ -18,7 +20,6 @@ SILENT_S = 1200.0  # between two pieces of an answer; a long prompt on a slow ma
 ASK_S = 60.0  # for an answer that is no stream; a server may load its model first
 MOST_BYTES = 1 << 20  # of one event; those of a token have a few hundred
 LEAST_WAIT_NS = 200_000  # reading what is there already takes httpx 0.1 ms
-SHOWN = 200  # characters of a server's message
 clock = time.perf_counter_ns
 
 
@@ -27,16 +28,21 @@ class ServerError(RuntimeError):
 
 
 class Stream:
-    """The pieces of one answer, as they arrive. `waited_ns`: how long the client waited for bytes; the rest
-    of the time it was at work itself. `pieces`: those with tokens, and `most` the tokens of the largest,
-    `first` of the first; `awaited`: how many of them the client waited for. `counts`: the server's, after
-    the end."""
+    """The pieces of one answer, as they arrive, to be read in the thread that made it. `client_ns`: CPU time
+    of that thread so far. `pieces`: those with tokens; of these `awaited_pieces`, which had not arrived when
+    the client began to read. `first_tokens`: of the first piece. `counts`: the server's, after the end."""
 
-    def __init__(self, api: Api, response: httpx.Response) -> None:
-        self._api, self._response = api, response
+    def __init__(self, client: Client, api: Api, response: httpx.Response) -> None:
+        self._client, self._api, self._response = client, api, response
         self.counts = Counts()
-        self.waited_ns = self.pieces = self.tokens = self.most = self.first = self.awaited = 0
-        self._waited = False
+        self.pieces = self.awaited_pieces = self.largest_piece = self.first_tokens = self.tokens = 0
+        self.text = ""
+        self._cpu_ns = time.thread_time_ns()
+        self._awaited = False
+
+    @property
+    def client_ns(self) -> int:
+        return time.thread_time_ns() - self._cpu_ns
 
     def __iter__(self) -> Iterator[list[int]]:
         """The ids of each piece that has tokens. Raises ServerError."""
@@ -46,24 +52,24 @@ class Stream:
                     continue
                 self.counts = piece.counts or self.counts
                 if piece.ids:
-                    self.awaited, self._waited = self.awaited + self._waited, False
+                    self.awaited_pieces, self._awaited = self.awaited_pieces + self._awaited, False
                     self.pieces, self.tokens = self.pieces + 1, self.tokens + len(piece.ids)
-                    self.most = max(self.most, len(piece.ids))
-                    self.first = self.first or len(piece.ids)
+                    self.largest_piece = max(self.largest_piece, len(piece.ids))
+                    self.first_tokens = self.first_tokens or len(piece.ids)
+                    self.text += piece.text
                     yield piece.ids
         except httpx.HTTPError as broken:
-            raise ServerError(
-                f"the server's answer broke off after {self.tokens} tokens: {broken}"
-            ) from broken
+            raise self._client.error(
+                f"the server's answer broke off after {self.tokens} tokens", broken
+            ) from None
 
     def _lines(self) -> Iterator[bytes]:
         chunks, rest = self._response.iter_bytes(), b""
+        network = self._response.extensions["network_stream"]
         while True:
-            asked = clock()
+            had_arrived, began = network.get_extra_info("is_readable"), clock()
             chunk = next(chunks, None)
-            waited_ns = clock() - asked
-            self.waited_ns += waited_ns
-            self._waited = self._waited or waited_ns > LEAST_WAIT_NS
+            self._awaited = self._awaited or (not had_arrived and clock() - began > LEAST_WAIT_NS)
             if chunk is None:
                 break
             *whole, rest = (rest + chunk).split(b"\n")
@@ -78,13 +84,13 @@ class Stream:
         text = line.removeprefix(b"data:").strip()
         if not text.startswith(b"{"):
             return None
-        event = _json(text)
+        event = self._client.json(text)
         if error := event.get("error"):
-            raise ServerError(f"the server reports an error: {_message(error)}")
+            raise self._client.error("the server reports an error", error)
         try:
             return self._api.read(event)
-        except (AttributeError, TypeError, ValueError) as wrong:
-            raise ServerError(f"the server sent an event of another form: {text[:60]!r}") from wrong
+        except (AttributeError, TypeError, ValueError):
+            raise self._client.error("the server sent an event of another form", text) from None
 
 
 class Client:
@@ -92,11 +98,14 @@ class Client:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._key = key
+        # A proxy that compresses a stream may hold back its events.
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         # No proxies: a variable of the environment must not send the requests elsewhere.
         self._http = httpx.Client(
             headers=headers,
             trust_env=False,
+            verify=ssl.create_default_context(),  # which reads SSL_CERT_FILE
             timeout=httpx.Timeout(SILENT_S, connect=CONNECT_S),
             limits=httpx.Limits(),  # no limit: a connection for every user
         )
@@ -116,7 +125,7 @@ class Client:
             except httpx.RemoteProtocolError:  # it closed the connection since the request before
                 return self._http.send(request, stream=stream)
         except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as failure:
-            raise ServerError(f"{self.url}: cannot be reached: {_why(failure)}") from failure
+            raise self.error(f"{self.url}: {unreachable(failure, self._key)}") from None
 
     def found(self, path: str, body: Json | None = None) -> Json | None:
         """A JSON object that the server has at a path, or answers to a body; null if it has none."""
@@ -124,15 +133,15 @@ class Client:
         if response.status_code != 200 or "json" not in response.headers.get("content-type", ""):
             return None
         try:
-            return _json(response.content)
+            return self._kept(response.content)
         except ServerError:
             return None
 
     def models(self) -> list[str]:
         """The names of the models that it serves. Raises ServerError if it does not say."""
         response = self.ask("/v1/models")
-        _check(response, self.url)
-        listed = _json(response.content).get("data") or []
+        self._check(response, self.url)
+        listed = self._kept(response.content).get("data") or []
         return [str(each["id"]) for each in listed if isinstance(each, dict) and each.get("id")]
 
     def total_generated(self, api: Api) -> float | None:
@@ -142,11 +151,48 @@ class Client:
         response = self.ask("/metrics")
         return metric(response.text, api.generated) if response.status_code == 200 else None
 
-    def stream(self, api: Api, model: str, prompt: Prompt, tokens: int) -> Stream:
-        """Send a request, and return its answer once its head is here. Raises ServerError."""
-        response = self._send("POST", api.path, api.body(model, prompt, tokens), stream=True)
-        _check(response, self.url + api.path)
-        return Stream(api, response)
+    def stream(self, api: Api, model: str, prompt: Prompt, tokens: int, reuse: bool = False) -> Stream:
+        """Send a request, and return its answer once its head is here. `reuse`: what is evaluated of the
+        prompt is the server's choice. Raises ServerError."""
+        body = api.body(model, prompt, tokens) | (api.reuse if reuse else {})
+        response = self._send("POST", api.path, body, stream=True)
+        self._check(response, self.url + api.path)
+        return Stream(self, api, response)
+
+    def error(self, sentence: str, sent: Any = "") -> ServerError:
+        """`sent`: by the server, as its reason. The key is in neither."""
+        detail = sent.get("message", sent) if isinstance(sent, dict) else sent
+        text = detail.decode(errors="replace") if isinstance(detail, bytes) else str(detail)
+        shown = without_key(text, self._key)[:MOST_SHOWN]
+        return ServerError(without_key(sentence, self._key) + (f": {shown}" if shown else ""))
+
+    def json(self, text: bytes) -> Json:
+        """Raises ServerError."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            raise self.error("the server sent no JSON", text) from None
+        if not isinstance(found, dict):
+            raise self.error("the server sent no JSON object", text)
+        return found
+
+    def _kept(self, text: bytes) -> Json:
+        """An object of which parts are kept. Raises ServerError."""
+        found: Json = without_key(self.json(text), self._key)
+        return found
+
+    def _check(self, response: httpx.Response, url: str) -> None:
+        """Raises ServerError for an answer that is none of the API's."""
+        headers = response.headers
+        why = refusal(response.status_code, headers.get("content-type", ""), headers.get("location"))
+        if why:
+            body = None
+            if response.status_code >= 400:
+                response.read()
+                with contextlib.suppress(ValueError, RecursionError):
+                    body = json.loads(response.content)
+            given = body.get("error", body.get("detail")) if isinstance(body, dict) else None
+            raise self.error(f"{url}: {why}", given or "")
 
     def close(self) -> None:
         self._http.close()
@@ -171,45 +217,3 @@ def api_of(client: Client, requested: str) -> Api:
 
 def key_in(variable: str) -> str | None:
     return os.environ.get(variable, "").strip() or None
-
-
-def _check(response: httpx.Response, url: str) -> None:
-    """Raises ServerError for an answer that is none of the API's."""
-    status, kind = response.status_code, response.headers.get("content-type", "")
-    if 300 <= status < 400:
-        raise ServerError(f"{url}: redirects to {response.headers.get('location')}: give that address")
-    if status >= 400:
-        response.read()
-        given = "the API key is refused" if status in (401, 403) else f"the server answers {status}"
-        raise ServerError(f"{url}: {given}{_said(response)}")
-    if "html" in kind:
-        raise ServerError(f"{url}: answers with a web page, not with an API: check the address and its port")
-
-
-def _said(response: httpx.Response) -> str:
-    """The message of a refusal, after a colon; empty without one."""
-    try:
-        body = json.loads(response.content)
-    except ValueError:
-        return ""
-    said = body.get("error", body.get("detail")) if isinstance(body, dict) else None
-    return f": {_message(said)}" if said else ""
-
-
-def _message(error: Any) -> str:
-    said = error.get("message", error) if isinstance(error, dict) else error
-    return str(said)[:SHOWN]
-
-
-def _why(failure: Exception) -> str:
-    return str(failure)[:SHOWN] or type(failure).__name__
-
-
-def _json(text: bytes) -> Json:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as wrong:
-        raise ServerError(f"the server sent no JSON: {text[:60].decode(errors='replace')}") from wrong
-    if not isinstance(found, dict):
-        raise ServerError(f"the server sent no JSON object: {text[:60].decode(errors='replace')}")
-    return found

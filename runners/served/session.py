@@ -8,13 +8,13 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 
-from runners.protocol import Answer
+from runners.protocol import NO_MODEL, Answer
 from runners.served.apis import CHAT, Json, Prompt, metric
 from runners.served.client import Client, ServerError, Stream, api_of
 
@@ -24,10 +24,19 @@ TEXT = (
     "while gulls waited on the roofs. A woman sold bread from a cart and talked with everyone who came by. "
 )
 TRIES = 12  # requests to find a text of as many tokens as asked for
+# A token each in the vocabularies of all common models.
+WORDS = " the of and to in is that for it as was with be by on not he his but at are this have from"
+LENGTH_OFF = 0.02  # of a conversation in words, by the server's count of its tokens
+UNKNOWN = -1  # id of a token that came without one
+KEPT_NOWHERE = 1 << 62  # bytes of a copy that a server does not give
 
 
 class ServedSession:
-    """One model of a server; see runners.protocol.Session. It generates, for one user or several."""
+    """One model of a server; see runners.protocol.Session. It generates, for one user or several.
+
+    What is fed is sent as the prompt of the next steps. How much of it is evaluated is the server's choice,
+    but for the first prompt after empty(), which is new to it.
+    """
 
     chunk = 1
     elsewhere = True  # the server is another process
@@ -44,8 +53,16 @@ class ServedSession:
         self._texts: dict[int, str] = {}
         self._stream: Stream | None = None
         self._generated_before: float | None = None
-        self._ended_ns = self._began_ns = 0
-        self._batches: Counter[str] = Counter()
+        self._ended_ns = self._began_ns = self._client_ns = 0
+        self._totals: Counter[str] = Counter()
+        self._prompt_counts: list[int | None] = []
+        self._prompt_length = 0
+        self._vocabulary: Sequence[int | str] = ()
+        self._context: list[int | str] = []
+        self._last: int | str | None = None  # token of the answer before: in the text, not in the cache
+        self._is_new = True
+        self._begun = 0  # prompts
+        self._evaluated: int | None = 0
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """What is asked besides the tokens is asked before, outside TTFT."""
@@ -60,7 +77,7 @@ class ServedSession:
         try:
             for ids in pieces:
                 yield from ids
-            self._ended_ns = clock()
+            self._ended_ns, self._client_ns = clock(), stream.client_ns
             # Tokens without a piece of their own, by the server's count: half a letter waits for the rest.
             for _ in range((stream.counts.generated or 0) - stream.tokens):
                 yield 0
@@ -71,7 +88,7 @@ class ServedSession:
     def serve_batch(self, prompts: list[list[int]], new_tokens: int) -> list[Answer]:
         """See runners.protocol.Session. A thread and a connection for each user; a text prompt begins with
         digits of its own."""
-        texts = [self._prompt(prompt, several=True) for prompt in prompts]
+        texts = [self._prompt(prompt, is_one_of_several=True) for prompt in prompts]
         before = self._client.total_generated(self._api)
         began: list[int] = []
         ready = threading.Barrier(len(prompts), lambda: began.append(clock()))
@@ -79,7 +96,7 @@ class ServedSession:
         def answer(text: Prompt) -> tuple[Answer, Stream]:
             ready.wait()
             stream = self._client.stream(self._api, self._model, text, new_tokens)
-            head, t_ns, ids = clock(), [], []
+            t_ns, ids = [], []
             for piece in stream:
                 t_ns += [clock() - began[0]] * len(piece)
                 ids += piece
@@ -87,41 +104,154 @@ class ServedSession:
             if count is not None:  # pieces without ids may have had several tokens
                 count = min(count, new_tokens + 1)
                 t_ns = (t_ns + [ended - began[0]] * count)[:count]
-            if stream.pieces <= 1 < len(t_ns):
-                raise ServerError(f"the server sent all {len(t_ns)} tokens at once: it does not stream")
+            _check_streamed(stream, len(t_ns))
             same = self._prompt_is_here and self._api.sends_ids and not self._api.keeps_prefix
-            return Answer(t_ns, ids if same else None, max(0, ended - head - stream.waited_ns)), stream
+            return Answer(t_ns, ids if same else None, stream.client_ns), stream
 
         with ThreadPoolExecutor(len(prompts)) as pool:
-            answers, streams = zip(*pool.map(answer, texts), strict=True)
-        total, counted = self._client.total_generated(self._api), self._batches
+            try:
+                futures = [pool.submit(answer, text) for text in texts]
+            except RuntimeError as failure:
+                ready.abort()  # the threads before it wait for this one
+                users = len(prompts)
+                raise ServerError(f"{users} users need as many threads, but {failure}") from failure
+            answers, streams = zip(*(each.result() for each in futures), strict=True)
         own = sum(len(each.t_ns) for each in answers)
-        counted["batch_tokens"] += own
-        if total is not None and before is not None:
-            counted["others_tokens"] += max(0, round(total - before) - own)
+        self._add_others(before, own)
+        self._totals["answer_tokens"] += own
         for stream in streams:
-            counted["pieces"] += stream.pieces
-            counted["largest_piece"] = max(counted["largest_piece"], stream.most)
-            for name in ("cached", "drafted", "accepted"):
-                counted[f"{name}_tokens"] += getattr(stream.counts, name) or 0
+            self._add(stream)
+            self._totals["cached_tokens"] += stream.counts.cached or 0
+            self._prompt_counts.append(stream.counts.prompt)
+        self._prompt_length = len(prompts[0])
         return list(answers)
 
-    def batch_counters(self) -> dict[str, int]:
-        """See runners.protocol.Session."""
-        return dict(self._batches)
+    def _add(self, stream: Stream) -> None:
+        totals = self._totals
+        totals["pieces"] += stream.pieces
+        totals["awaited_pieces"] += stream.awaited_pieces
+        totals["largest_piece"] = max(totals["largest_piece"], stream.largest_piece)
+        for name in ("drafted", "accepted"):
+            totals[f"{name}_tokens"] += getattr(stream.counts, name) or 0
 
-    def _prompt(self, ids: list[int], several: bool = False) -> Prompt:
+    def _add_others(self, before: float | None, own: int) -> None:
+        """`own`: tokens of this client since the server's total was `before`."""
+        total = self._client.total_generated(self._api)
+        if total is not None and before is not None:
+            self._totals["others_tokens"] += max(0, round(total - before) - own)
+
+    def row_counters(self) -> dict[str, int]:
+        """See runners.protocol.Session."""
+        if self._context:
+            self._add_others(self._generated_before, self._totals["answer_tokens"])
+            self.truncate(0)
+        found, self._totals = dict(self._totals), Counter()
+        counted, self._prompt_counts = self._prompt_counts, []
+        known = [each for each in counted if each is not None]
+        if known and len(known) == len(counted):
+            found["prompt_tokens"] = max(known, key=lambda each: abs(each - self._prompt_length))
+        return found
+
+    def empty(self, tokens: int) -> None:
+        """Begin a prompt that the server has not seen. Raises ServerError."""
+        if self._api is CHAT:
+            raise ServerError("the server has chats alone, whose template stands between prompt and answer")
+        if not self._totals:  # the first call of a workload is not timed
+            self._totals["answer_tokens"] = 0
+            self._vocabulary = self._pieces_of_text()
+            self._generated_before = self._client.total_generated(self._api)
+        self._is_new, self._evaluated = True, 0
+        self.truncate(0)
+
+    def truncate(self, tokens: int) -> None:
+        del self._context[tokens:]
+        self._last = None
+
+    def held(self) -> int:
+        return len(self._context)
+
+    def evaluated(self) -> int | None:
+        return self._evaluated
+
+    def context_bytes(self) -> int:
+        return KEPT_NOWHERE
+
+    def feed(self, ids: list[int], keep: int) -> None:
+        """Nothing is sent yet. A prompt that begins here has another order, and another first token than the
+        one before, where a server keeps prefixes. Raises ServerError after an answer that is not known."""
+        if self._last == UNKNOWN:
+            raise ServerError("the server sent no ids for some tokens, so a conversation cannot go on")
+        if not self._context and self._api.keeps_prefix:
+            self._begun += 1
+            ids = [self._begun, *random.sample(ids, len(ids))[1:]]
+        items = [self._vocabulary[each % len(self._vocabulary)] for each in ids]
+        if self._last is not None:
+            items[0], self._last = self._last, None
+        self._context += items
+
+    def steps(self, new_tokens: int) -> Iterator[int]:
+        """Raises ServerError where the prompt or the answer has another length."""
+        prompt: Any = self._context if self._api.takes_ids else "".join(map(str, self._context))
+        stream = self._client.stream(self._api, self._model, prompt, new_tokens, reuse=not self._is_new)
+        ids: list[int] = []
+        for piece in stream:
+            ids += piece
+            yield from piece
+        counts, self._is_new = stream.counts, False
+        generated = len(ids) if counts.generated is None else counts.generated
+        yield from [0] * (generated - len(ids))  # half a letter waits for the rest of it
+        self._check_lengths(counts.prompt, generated, new_tokens)
+        _check_streamed(stream, generated)
+        if self._evaluated is not None:
+            evaluated = self.held() + generated - 1 - (counts.cached or 0)
+            self._evaluated = None if counts.cached is None else self._evaluated + evaluated
+        self._add(stream)
+        self._totals["answer_tokens"] += generated
+        *held, self._last = self._sent_back(ids, stream.text, generated)
+        self._context += held
+
+    def _check_lengths(self, prompt: int | None, generated: int, requested: int) -> None:
+        """Raises ServerError."""
+        sent = self.held()
+        if prompt is None:
+            raise ServerError("the server does not count the tokens of a prompt, so its length is unknown")
+        if abs(prompt - sent) > (0 if self._api.takes_ids else 1 + LENGTH_OFF * sent):
+            raise ServerError(
+                f"the server counts {prompt} tokens in a prompt of {sent}: is its context shorter?"
+            )
+        if generated != requested:
+            raise ServerError(f"the server generated {generated} of {requested} tokens")
+
+    def _sent_back(self, ids: list[int], text: str, generated: int) -> list[int | str]:
+        """An answer's tokens, as a later prompt has them; a text is its last one."""
+        if not self._api.takes_ids:
+            return [*[""] * (generated - 1), text]
+        known = ids if len(ids) == generated else self._tokenized(text)
+        return [*known] if len(known) == generated else [UNKNOWN] * generated
+
+    def _pieces_of_text(self) -> Sequence[int | str]:
+        """What to send for each id of the text, a token each."""
+        if not self._api.takes_ids:
+            return [f" {word}" for word in WORDS.split()]
+        return ([] if self._prompt_is_here else self._tokenized(TEXT)) or range(1 << 31)
+
+    def _prompt(self, ids: list[int], is_one_of_several: bool = False) -> Prompt:
         """A prompt of as many tokens as the ids are, by the server's own count where it is a text. Where a
         server keeps prefixes, or where it is one of several, it does not begin as the one before."""
         if self._prompt_is_here:
             return random.sample(ids, len(ids)) if self._api.keeps_prefix else ids
-        front = _front() if self._api.keeps_prefix or several else ""
+        start = self._other_start() if self._api.keeps_prefix or is_one_of_several else ""
         if self._api.takes_ids:
-            found = self._tokenized(front + TEXT * (1 + len(ids) // 20))[: len(ids)]
+            found = self._tokenized(start + TEXT * (1 + len(ids) // 20))[: len(ids)]
             return found or random.sample(ids, len(ids))  # small ones, which any vocabulary has
         if len(ids) not in self._texts:
             self._texts[len(ids)] = self._fitting(len(ids))
-        return front + self._texts[len(ids)]
+        return start + self._texts[len(ids)]
+
+    def _other_start(self) -> str:
+        """Digits, of a token each; the first is another than that of the prompt before."""
+        self._begun += 1
+        return " ".join(f"{self._begun % 10}{random.randrange(10**6):06}") + " "
 
     def _tokenized(self, text: str) -> list[int]:
         """Empty for a server that runs without a tokenizer."""
@@ -134,7 +264,7 @@ class ServedSession:
         count, best = max(1, wanted // 2), (wanted, "")
         for _ in range(TRIES):
             text = " ".join(words[:count])
-            stream = self._client.stream(self._api, self._model, _front() + text, 1)
+            stream = self._client.stream(self._api, self._model, self._other_start() + text, 1)
             for _ in stream:
                 pass
             if (got := stream.counts.prompt) is None:
@@ -166,14 +296,14 @@ class ServedSession:
             "prompt_tokens": counts.prompt,
             "cached_tokens": counts.cached,
             "pieces": stream.pieces,
-            "awaited_pieces": stream.awaited,
+            "awaited_pieces": stream.awaited_pieces,
             "piece_tokens": stream.tokens,
-            "largest_piece": stream.most,
-            "first_burst_tokens": stream.first,
+            "largest_piece": stream.largest_piece,
+            "first_burst_tokens": stream.first_tokens,
             "drafted_tokens": counts.drafted,
             "accepted_tokens": counts.accepted,
             "others_tokens": others,
-            "waited_ms": stream.waited_ns / 1e6,
+            "waited_ms": (self._ended_ns - self._began_ns - self._client_ns) / 1e6,
             "elapsed_ms": (self._ended_ns - self._began_ns) / 1e6,
         }
         return {name: value for name, value in found.items() if value is not None}
@@ -222,8 +352,8 @@ class ServedSession:
         """Of the model, as llama-server lists it."""
         if self._api.name != "llama-server":
             return {}
-        listed = (self._client.found("/v1/models") or {}).get("data") or [{}]
-        meta = listed[0].get("meta") or {}
+        listed = (self._client.found("/v1/models") or {}).get("data") or []
+        meta = next((each.get("meta") for each in listed if each.get("id") == self._model), None) or {}
         holds = (self._props.get("default_generation_settings") or {}).get("n_ctx")
         # llama.cpp's names of mixes end in their size: Q4_K - Medium.
         quant = re.sub(
@@ -252,18 +382,20 @@ class ServedSession:
         self._client.close()
 
 
-def _front() -> str:
-    """Digits, of a token each, that keep a prompt from sharing its first tokens with the one before."""
-    return " ".join(f"{time.time_ns() // 1000 % 10**6:06}") + " "
+def _check_streamed(stream: Stream, tokens: int) -> None:
+    if stream.pieces <= 1 < tokens:
+        raise ServerError(f"the server sent all {tokens} tokens at once: it does not stream")
 
 
 def _model_of(served: list[str], requested: str | None) -> str:
     """The model to ask for. Raises ServerError where it is not clear, or not there."""
-    names = ", ".join(served[:8]) or "none"
+    names = ", ".join(served[:8])
     if requested:
         if served and not {requested, f"{requested}:latest"} & {*served}:  # Ollama's names
             raise ServerError(f"model {requested}: the server has {names}")
         return requested
-    if len(served) != 1:
+    if not served:
+        raise ServerError(f"the server {NO_MODEL}")
+    if len(served) > 1:
         raise ServerError(f"the server has {len(served)} models ({names}): give one as `model`")
     return served[0]

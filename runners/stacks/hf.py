@@ -8,7 +8,8 @@
 # weights = "hf"
 # accepts = ["python>=3.10", "torch>=2.6", "transformers>=4.56"]
 # named = ["dtype", "cache"]
-# inheritable = ["cache", "n_ctx", "attn", "threads", "expandable_segments", "mmap", "trust_remote_code"]
+# inheritable = ["cache", "n_ctx", "attn", "cudnn_attention", "threads", "expandable_segments", "mmap",
+#   "trust_remote_code"]
 # memory = "transformers"
 # cannot_truncate = [{ cache = "static" }, { speculate = "draft" }]
 # reference = { attn = "eager" }  # fused attention may round differently
@@ -88,6 +89,11 @@
 # choices = ["sdpa", "eager"]
 # default = "sdpa"
 # help = "attention: PyTorch's fused one (sdpa) or plain matrix products (eager)"
+#
+# [tool.harness.options.cudnn_attention]
+# type = "bool"
+# default = true
+# help = "let sdpa take cuDNN's attention where torch prefers it (H100, B200): a plan for each length"
 #
 # [tool.harness.options.compile]
 # type = "bool"

@@ -12,7 +12,7 @@
 #
 # [tool.harness.cannot]
 # logits = "a server gives no logits"
-# context = "a server's context is its own: it cannot be filled, cut or kept"
+# context = "a server shows no pass over a prompt, only tokens: depth and turns send prompts and time those"
 # memory = "a server's memory is not that of its client"
 #
 # [tool.harness.options.url]

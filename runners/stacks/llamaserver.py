@@ -13,7 +13,7 @@
 #
 # [tool.harness.cannot]
 # logits = "a server gives no logits"
-# context = "a server's context is its own: it cannot be filled, cut or kept"
+# context = "a server shows no pass over a prompt, only tokens: depth and turns send prompts and time those"
 # ids = "llama.cpp's server makes text of its tokens"
 #
 # [[tool.harness.context]]

@@ -72,6 +72,7 @@ def measure_depth(
         "fill_s": context.fill_s,
         "context_was_kept": context.from_file,
         "half_widths": {str(depth): half_width(found, slope(means)) for depth, found in means.items()},
+        "counters": getattr(session, "row_counters", dict)(),
     }
 
 
@@ -222,8 +223,8 @@ def measure_turns(
     the others of `each`, and `new_tokens` decoded after each.
 
     With the prefix kept a turn feeds the last id decoded and the new ones; without, it empties the cache and
-    feeds the whole conversation. `counted`: of each turn's prefill the tokens `fed`, and those `evaluated` by
-    the stack's own count.
+    feeds the whole conversation. `counted`: of each turn's prefill the tokens `fed` after `depth`, and those
+    `evaluated` by the stack's own count.
     """
     clock, faults = instruments.clock_ns, MajorFaults(instruments.page_faults)
     turns, new_tokens = workload["turns"], workload["new_tokens"]
@@ -247,11 +248,11 @@ def measure_turns(
                 session.feed(unread, 1)
                 stream = session.steps(new_tokens)
                 ids = [next(stream)]
-                first = clock()
-                evaluated = session.evaluated()
-                decoding = clock()
-                ids += stream
-                ended = clock()
+                first = ended = clock()
+                for token in stream:
+                    ids.append(token)
+                    ended = clock()
+            evaluated = session.evaluated()
             row = {
                 "reuse": int(reuse),
                 "turn": turn,
@@ -259,12 +260,12 @@ def measure_turns(
                 "evaluated": len(unread),
                 "prefill_ns": first - began,
                 "decoded": len(ids) - 1,
-                "decode_ns": ended - decoding,
+                "decode_ns": ended - first,
             }
             emit(Rows("turns", {name: [value] for name, value in row.items()}))
             if before is not None and evaluated is not None:
-                seen = {"fed": len(unread), "evaluated": evaluated - before}
-                counted.append({"reuse": int(reuse), "turn": turn} | seen)
+                seen = {"fed": len(unread), "evaluated": evaluated - before - row["decoded"]}
+                counted.append({"reuse": int(reuse), "turn": turn, "depth": depth} | seen)
             held = session.held()
             conversation += ids
             if held != len(conversation) - 1:
@@ -272,4 +273,5 @@ def measure_turns(
                     f"the KV cache holds {held} tokens of {len(conversation) - 1} after turn {turn}"
                 )
             unread = conversation[-1:]
-    return {"major_faults": faults.counted, "counted": counted}
+    served = getattr(session, "row_counters", dict)
+    return {"major_faults": faults.counted, "counted": counted, "counters": served()}

@@ -36,7 +36,7 @@ def measure_batch(
             elif answers[-1].ids is not None:
                 (alone,) = session.serve_batch(prompts[-1:], workload["new_tokens"])
                 alike.append({"concurrency": users, "tokens": in_common(answers[-1].ids, alone.ids or [])})
-    served = getattr(session, "batch_counters", dict)
+    served = getattr(session, "row_counters", dict)
     return {"major_faults": faults.counted, "alike": alike, "counters": served()}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 import psutil
 
 from harness import machine
+from harness.base.nvml import visible_gpus
 from harness.machine.doctor import cpu, findings, gpu
 from harness.machine.doctor.findings import LEVELS, Finding
 from harness.machine.host import free_memory_bytes
@@ -23,7 +24,8 @@ def examine(
     device: str | None = None, gpu_name: str | None = None, stacks: Collection[str] | None = None
 ) -> list[Finding]:
     """All findings, worst first. `device`, `gpu_name`, `stacks`: of a config, if one is given; a missing
-    device is a finding of level stop. Without them: the CPU, all GPUs and all stacks."""
+    device is a finding of level stop. Without them: the CPU, all GPUs, and all stacks on the NVIDIA GPU if
+    there is one."""
     device_id, stop = None, []
     if device is not None:
         try:
@@ -34,7 +36,8 @@ def examine(
             stop = [
                 Finding("stop", f"device {device}", str(absent), "none of its cells can be measured", fix)
             ]
-    states, built = findings.environments((device or "cpu").partition(":")[0], stacks)
+    family = device or ("cuda" if visible_gpus() else "cpu")
+    states, built = findings.environments(family.partition(":")[0], stacks)
     found = [*stop, *_findings(device_id, built, SAMPLE_S), findings.disk(), findings.compiler(), *states]
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 

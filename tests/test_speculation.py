@@ -287,3 +287,18 @@ def test_the_prompts_pass_counts_in_no_speed_where_it_verified_guesses_too():
     assert row["ttft_ms"] == 9
     assert row["tokens_per_s"] == pytest.approx(24 / sum(ms[3:]) * 1e3)
     assert (row["speculation"]["passes"], acceptance_length(row["speculation"])) == (8, 3)
+
+
+def test_passes_that_give_fewer_tokens_after_the_warm_ups_length_are_no_jump_of_the_stack():
+    ms = [9.0, *[40, 0.1, 0.1] * 5, *[40] * 16]
+    warmup = {"agreed": True, "windows_ns": [[1] * 15]}
+    found = guessed(
+        tokens=32, done__counters={"drafted_tokens": 60, "accepted_tokens": 10}, done__warmup=warmup
+    )
+    n = list(range(26, 26 + len(ms)))
+    tokens = TokenTimes.of_columns({"n": n, "latency_ns": [round(each * 1e6) for each in ms]})
+    flags = {flag["code"] for flag in table.repeat_row(found, tokens, None, None)["flags"]}
+    assert "slower_at_new_lengths" not in flags
+    found["options"]["speculate"], found["done"]["counters"] = "none", {}
+    flags = {flag["code"] for flag in table.repeat_row(found, tokens, None, None)["flags"]}
+    assert "slower_at_new_lengths" in flags

@@ -154,8 +154,8 @@ def _first_token(found: Analysis) -> list[Flag]:
 def past_warm_up(record: Record, latency_ns: Ints) -> list[Flag]:
     """A jump exactly where the warm-up's windows ended: the stack makes something for each context length
     (cuDNN's attention: a plan, 35 ms on an H200)."""
-    warmup = done_of(record).get("warmup")
-    warmed = len(warmup["windows_ns"][-1]) + 1 if warmup and warmup["windows_ns"] else 0
+    windows = (done_of(record).get("warmup") or {}).get("windows_ns")
+    warmed = len(windows[-1]) + 1 if windows else 0
     if not warmed or len(latency_ns) < 2 * warmed or record["workload"]["kind"] != "decode":
         return []
     seen, new = (

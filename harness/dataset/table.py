@@ -346,7 +346,7 @@ def repeat_row(
     limits = traffic.limits(record, ceiling)
     least = _higher(traffic.limits(record, ceiling, past_cache=True))
     loaded = loaded_of(record)
-    anew = past_warm_up(record, times.latency_ns) if times and not unusable else []
+    anew = past_warm_up(record, times.latency_ns) if times and not (unusable or guessed) else []
     raised = [*notes(record), *anew, *([] if anew else machine_drift(drift)), *users.notes(record, table)]
     whole_pieces = all(flag.warning is not Warnings.tokens_in_pieces for flag in raised)
     if not whole_pieces or guessed:

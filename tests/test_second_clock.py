@@ -52,13 +52,20 @@ def test_time_moved_between_the_first_tokens_is_seen_though_the_totals_agree():
     assert reason in row["reasons"]
 
 
-@pytest.mark.parametrize("index", [0, 1, 4, 20, TOKENS - 1])
+@pytest.mark.parametrize("index", [1, 4, 20, TOKENS - 1])
 def test_a_single_token_that_differs_is_seen_wherever_it_is(index):
     device = [10 * MS] * TOKENS
     host = list(device)
     host[index] += 110_000  # 1.1%
     (reason,), _ = timed(host, device)
     assert f"1 of 40 tokens by more than 1% and 0.05 ms; most at n = {26 + index}: 10.110 ms" in reason
+
+
+@pytest.mark.parametrize(("late_ns", "differs"), [(MS, False), (MS + 1, True), (-110_000, True)])
+def test_the_first_token_may_be_late_by_the_time_of_its_first_event(late_ns, differs):
+    device = [10 * MS] * TOKENS
+    reasons, _ = timed([device[0] + late_ns, *device[1:]], device)
+    assert bool(reasons) is differs
 
 
 def test_a_host_that_comes_late_is_told_from_one_that_comes_early():

@@ -309,10 +309,10 @@ def experiment(
     given: Sequence[str],
     arguments: argparse.Namespace,
     settings: Sequence[str],
-    says_length: bool = False,
+    with_length: bool = False,
 ) -> tuple[Path, Experiment]:
     """What a command line names: the experiment of a config, or one made of models, and its config's path.
-    `says_length`: whether the protocol's tokens and repeats are what the command measures. Raises Mistake,
+    `with_length`: whether the protocol's tokens and repeats are what the command measures. Raises Mistake,
     ConfigError."""
     if path := config_path(given):
         if arguments.stacks or arguments.quant:
@@ -325,7 +325,7 @@ def experiment(
     root = arguments.out or Path("results")
     path = root / "configs" / f"{safe_name('-'.join(names))}.yaml"
     found = load_document(made, path, settings)
-    say(in_words(found, says_length))
+    say(in_words(found, with_length))
     if not arguments.dry_run:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -358,12 +358,12 @@ def config_text(made: Document, path: Path) -> str:
     return f"# yaml-language-server: $schema={data.schema()}\n# harness run {path}\n{rows}"
 
 
-def in_words(experiment: Experiment, says_length: bool) -> str:
+def in_words(experiment: Experiment, with_length: bool) -> str:
     """What is measured, in one line."""
     protocol = experiment.protocol
     models = list_named([model.name for model in experiment.models], 3)
     variants = dict.fromkeys(f"{variant.stack} {variant.name}" for variant in experiment.variants)
-    length = f", {plural(protocol.new_tokens, 'token')} x {protocol.repeats}" if says_length else ""
+    length = f", {plural(protocol.new_tokens, 'token')} x {protocol.repeats}" if with_length else ""
     return f"{models}: {list_named([*variants], 4)} on {experiment.device}{length}"
 
 

@@ -193,7 +193,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ranked(arguments: argparse.Namespace, found: Sequence[Any]) -> Any:
-    """The ranking of those that reach the speed asked for."""
+    """The ranking of those that reach the speed questions for."""
     from harness.recommend import answer, questions
 
     fast = questions.reaching(found, arguments.tok_s) if arguments.tok_s else found
@@ -262,8 +262,8 @@ def _reaching(arguments: argparse.Namespace, pairs: Sequence[Any]) -> tuple[list
     known = recommend_inputs.known_models(arguments, [*devices.values()])
     predictor = Predictor(known.examples)
 
-    def predict(asked: Sequence[Any]) -> Sequence[Any]:
-        return answer.choices(known.given(asked), known.examples, context, lambda _: None, predictor)
+    def predict(questions: Sequence[Any]) -> Sequence[Any]:
+        return answer.choices(known.given(questions), known.examples, context, lambda _: None, predictor)
 
     found = questions.best(pairs, context, arguments.tok_s, predict)
     return found, None if found else questions.nearest(pairs, context, predict)

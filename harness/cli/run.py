@@ -239,7 +239,7 @@ def run(arguments: argparse.Namespace) -> int:
     values["retry_disturbed"] = 0 if arguments.busy else None
     settings = [*arguments.set, *(f"{key}={value}" for key, value in values.items() if value is not None)]
     arguments.config, experiment = model_arguments.experiment(
-        arguments.models, arguments, settings, says_length=not instead
+        arguments.models, arguments, settings, with_length=not instead
     )
     kinds = {"max_ctx": _max_ctx, "quality": _quality, "check_weights": _check_weights}
     return kinds[instead[0]](experiment, arguments) if instead else _measure(experiment, arguments)

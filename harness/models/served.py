@@ -53,7 +53,7 @@ def serving(address: str, key: str | None) -> Serving:
     if key is not None and not (key.isascii() and key.isprintable()):
         raise NotServed("HARNESS_API_KEY has characters that no key has: set it again")
     base = address.rstrip("/").removesuffix("/v1")
-    listed = _asked(base + "/v1/models", key)
+    listed = _got(base + "/v1/models", key)
     rows = listed.get("data")
     roots = {
         str(each["id"]): each.get("root")
@@ -64,7 +64,7 @@ def serving(address: str, key: str | None) -> Serving:
         raise NotServed(f"{base}: {NO_MODEL}")
     if len(roots) == 1:
         with contextlib.suppress(NotServed):  # it is no llama-server
-            roots = dict.fromkeys(roots, _asked(base + "/props", key).get("model_path"))
+            roots = dict.fromkeys(roots, _got(base + "/props", key).get("model_path"))
     is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
     return Serving({name: _here(path) if is_local else None for name, path in roots.items()})
 
@@ -76,7 +76,7 @@ def _here(path: object) -> Path | None:
     return None
 
 
-def _asked(address: str, key: str | None) -> Mapping[str, Any]:
+def _got(address: str, key: str | None) -> Mapping[str, Any]:
     """A JSON object at an address, without proxies and redirects: a key would go to another server."""
     parts = urlsplit(address)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection

@@ -254,8 +254,13 @@ def _finished(folder: Path, fields: Fields) -> Record:
     try:
         return checked({"schema": SCHEMA, **fields})
     except ValueError as wrong:
-        said = {"outcome": "error", "reason": f"worker protocol error: {wrong}", "loaded": None, "done": None}
-        return _numbered(folder, {**fields, **said})
+        failed = {
+            "outcome": "error",
+            "reason": f"worker protocol error: {wrong}",
+            "loaded": None,
+            "done": None,
+        }
+        return _numbered(folder, {**fields, **failed})
 
 
 def _numbered(folder: Path, fields: Fields) -> Record:

@@ -258,8 +258,8 @@ def show(scores: Sequence[Score], wide: bool) -> None:
 def notes(scores: Sequence[Score]) -> list[str]:
     """Sentences on the scored text, positions beyond the trained context, and results that are not ok."""
     reasons = [f"{row['name']}: {reason}" for row in scores for reason in row["reasons"]]
-    said = [sentence for row in scores for sentence in (*_what(row), *_untrained(row))]
-    return [*dict.fromkeys(said), *_without_reference(scores), *reasons]
+    sentences = [sentence for row in scores for sentence in (*_what(row), *_untrained(row))]
+    return [*dict.fromkeys(sentences), *_without_reference(scores), *reasons]
 
 
 def _columns(figures: Mapping[str, Figure]) -> list[str]:

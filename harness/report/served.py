@@ -20,9 +20,9 @@ def added(named: Named, behind: Callable[[Cell], Stored | None]) -> list[str]:
         sentence
         for label, row, record in known
         if row["served_by"]
-        for other, beside, in_process in known
-        if beside["served_by"] is None and _same_work(row, beside) and _same_options(record, in_process)
-        if (sentence := _sentence(label, row, other, beside, served_elsewhere(record)))
+        for other, unserved, in_process in known
+        if unserved["served_by"] is None and _same_work(row, unserved) and _same_options(record, in_process)
+        if (sentence := _sentence(label, row, other, unserved, served_elsewhere(record)))
     ]
 
 
@@ -40,8 +40,8 @@ def _same_options(a: Record, b: Record) -> bool:
     return all(one[name] == other[name] for name in one.keys() & other)
 
 
-def _sentence(label: str, row: ShownCell, other: str, beside: ShownCell, is_elsewhere: bool) -> str | None:
-    served, alone = _ms(row), _ms(beside)
+def _sentence(label: str, row: ShownCell, other: str, unserved: ShownCell, is_elsewhere: bool) -> str | None:
+    served, alone = _ms(row), _ms(unserved)
     if served is None or alone is None:
         return None
     more, half = served[0] - alone[0], hypot(served[1], alone[1])

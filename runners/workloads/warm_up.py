@@ -69,10 +69,10 @@ def warm_up(
     windows: deque[list[int]] = deque(maxlen=max_windows)
     medians: list[float] = []
     agreed, trend, began, late = False, None, clock(), 0
-    said: int | None = None
+    shown_ns: int | None = None
     while (short := clock() - began < at_least_s * 1e9) or (not agreed and late < max_windows):
-        if said is None or clock() - said >= SAY_EVERY_NS:
-            said, least = clock(), f"for {at_least_s:g} s, then " if short else ""
+        if shown_ns is None or clock() - shown_ns >= SAY_EVERY_NS:
+            shown_ns, least = clock(), f"for {at_least_s:g} s, then " if short else ""
             say(
                 f"warmup: {least}until the speed is steady, at most {max_windows - late} times {count} tokens"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -12,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Ran, built, stored_in, write_config
+from golden_record import record as golden
 from stand_in_server import Behaviour, serving
 
 from harness import records
@@ -21,7 +24,7 @@ from harness.analysis import depth as analysis_depth
 from harness.analysis import verdicts
 from harness.analysis.warnings import Warnings
 from harness.dataset.study import load_study
-from harness.records import Stored
+from harness.records import Stored, TokenTimes
 from harness.report import served
 
 QUICK = [
@@ -241,12 +244,13 @@ def test_the_memory_of_the_client_is_no_memory_of_the_model(measured):
 
 
 def test_what_serving_adds_is_said_beside_the_same_weights_in_process():
-    cell = {"model_bytes": 100, "tokens": 128, "served_by": None, "stack_ms": None, "speculation": None}
+    cell = {"model_bytes": 100, "tokens": 128, "served_by": None, "outside_stack_ms": None}
+    cell["speculation"] = None
     cell |= {"prompt_tokens": 25, "machine": "here", "device": "cpu"}
     here = cell | {"tokens_per_s": 100.0, "tokens_per_s_ci95": [99.0, 101.0]}
     behind = here | {
         "served_by": "llama-server",
-        "stack_ms": 10.4,
+        "outside_stack_ms": 0.126,
         "tokens_per_s": 95.0,
         "tokens_per_s_ci95": [94.0, 96.0],
     }
@@ -268,6 +272,26 @@ def test_what_serving_adds_is_said_beside_the_same_weights_in_process():
     assert served.added([*named[1:], ("llamacpp q8_0", here | {"model_bytes": 200})], behind) == []
     options[None]["threads"] = 1
     assert served.added(named, behind) == []
+
+
+def test_the_server_s_part_and_its_client_s_add_up_whatever_the_repeats():
+    def repeat(number: int, here_ms: float, own_ms: float) -> Stored:
+        ms = here_ms + 0.01 * np.sin(np.arange(40.0) ** 2)
+        ns = np.round(ms * 1e6).astype(np.int64)
+        timing = {"first_token_ns": int(ns[0]), "last_token_ns": int(ns.sum())}
+        one = golden(repeat=number, loaded__served={"api": "llama-server", "elsewhere": True})
+        one["timing"] |= timing
+        one["done"]["counters"] |= {"stack_decode_ms": own_ms * 39}
+        return Stored(Path(str(number)), one, TokenTimes(np.arange(26, 66), ns))  # type: ignore[arg-type]
+
+    repeats = [repeat(1, 13.2, 13.1), repeat(2, 19.0, 18.9)]
+    cell = load_study(repeats).cells[0] | {"tokens_per_s_ci95": [50.0, 80.0]}
+    alone = cell | {"served_by": None, "tokens_per_s": 100.0, "tokens_per_s_ci95": [99.0, 101.0]}
+    (sentence,) = served.added([("a", alone), ("b", cell)], lambda _: repeats[0])
+    total, *parts = map(float, re.findall(r"([-+]\S+) (?:ms a token|in the server|between)", sentence))
+    assert sum(parts) == pytest.approx(total, abs=2e-3)
+    assert total == pytest.approx(1e3 / cell["tokens_per_s"] - 10, abs=1e-3)
+    assert parts[1] == pytest.approx(0.1, abs=0.01)  # of each repeat; a mean of rates has not that of times
 
 
 # TLS

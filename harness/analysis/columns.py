@@ -398,8 +398,8 @@ class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     kv_read: str | None
     served_by: str | None
     """The API of the server that was measured; null: the stack ran in process."""
-    stack_ms: float | None
-    """Decode time of a token by the stack's own clock."""
+    outside_stack_ms: float | None
+    """Decode time of a token without that of the stack's own clock: until a client of a server has it."""
     ttft_ms: float | None
     bpw: float | None
     nominal_bits: float | None

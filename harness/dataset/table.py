@@ -134,7 +134,7 @@ def _speed_ratio(probes: Sequence[Probe], n_ctx: int | None) -> float | None:
 
 Median = Literal[
     "ttft_ms",
-    "stack_ms",
+    "outside_stack_ms",
     "nominal_bits",
     "bpw",
     "weight_bytes_per_token",
@@ -400,7 +400,7 @@ def repeat_row(
         "n_ctx": (loaded.get("options") or {}).get("n_ctx"),
         "kv_read": loaded.get("kv_read"),
         "served_by": (loaded.get("served") or {"api": None})["api"],
-        "stack_ms": _stack_ms(record),
+        "outside_stack_ms": _outside_stack_ms(record),
         "ttft_ms": figures.pop("first_token_ms", None),
         **figures,
         "bpw": traffic.bpw(record),
@@ -541,10 +541,12 @@ def _reached(figures: Figures, limit: Limit | None, kv_read: str | None) -> _Rea
     return _Reached(limit.B_ms, limit.W_tokens_per_ms, *shares, allows, share)
 
 
-def _stack_ms(record: Record) -> float | None:
+def _outside_stack_ms(record: Record) -> float | None:
     steps, counters = record["tokens"] - 1, done_of(record).get("counters") or Counters()
-    total = counters.get("stack_decode_ms")
-    return total / steps if total is not None and steps > 0 else None
+    if (stack_ms := counters.get("stack_decode_ms")) is None or steps < 1:
+        return None
+    timing = record["timing"]
+    return ((timing["last_token_ns"] - timing["first_token_ns"]) / 1e6 - stack_ms) / steps
 
 
 def peak_rss_bytes(record: Record) -> int | None:

@@ -46,8 +46,8 @@ def _sentence(label: str, row: ShownCell, other: str, unserved: ShownCell, is_el
         return None
     more, half = served[0] - alone[0], hypot(served[1], alone[1])
     text = f"{label} takes {more:+.3f} ms a token ({more - half:+.3f} to {more + half:+.3f}) beside {other}"
-    if (own := row["stack_ms"]) is not None:
-        text += f": {own - alone[0]:+.3f} in the server, {served[0] - own:+.3f} between it and its client"
+    if (between := row["outside_stack_ms"]) is not None:
+        text += f": {more - between:+.3f} in the server, {between:+.3f} between it and its client"
     return f"{text}{'; its threads and options are its own' * is_elsewhere}."
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from golden_record import record
 from test_first_screen import CELLS, DISTURBED, row
 
@@ -53,3 +55,11 @@ def test_the_stacks_own_program_serves_a_file_but_not_random_weights(tmp_path):
     assert said("synthetic") == []
     (command,) = said("real")
     assert command.startswith("to serve it: llama-server --model '/m/my file.gguf' --threads ")
+
+
+def test_the_line_of_a_repeat_has_the_figures_of_its_row(harness, config):
+    # With a spike at each fourth token the median of the steps is far from their mean.
+    ran = harness("run", config({"spike_every": 4, "spike_ms": 40}), "--json")
+    (row,) = ran.json
+    assert re.search(rf"TTFT {row['ttft_ms']:.1f} ms, {row['tokens_per_s']:.1f} tok/s", ran.err)
+    assert row["tokens_per_s"] < 0.5e3 / row["median_ms"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import statistics
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis import depth, speculation
+from harness.analysis import depth
 from harness.analysis.verdicts import USABLE, BusyProcess, Verdict, attempts_left, status
 from harness.base.text import plural, printable, unfiltered
 from harness.campaign import rounds, run
@@ -101,10 +100,10 @@ class Progress:
         state, reasons = found.status, found.reasons
         line = f"{self._place} {self._name}  {state}"
         if state in USABLE and times:
-            ms, prompts = times.latency_ms.tolist(), speculation.first_burst_tokens(stored.record)
-            line += f"  TTFT {ms[0]:.1f} ms"
-            typical = statistics.fmean if speculation.row(stored.record) else statistics.median
-            line += f", {typical(ms[prompts:]):.2f} ms/token" if len(ms) > prompts else ""
+            row = dataset_table.repeat_row(stored.record, times, None, None)  # the figures of the tables
+            figures = {"TTFT {:.1f} ms": row["ttft_ms"], "{:.1f} tok/s": row["tokens_per_s"]}
+            known = [text.format(value) for text, value in figures.items() if value is not None]
+            line += f"  {', '.join(known)}" if known else ""
         elif state in USABLE and (timed := _of_rows(stored)):
             line += f"  {timed}"
         if attempts_left(stored.record, found):

@@ -70,7 +70,7 @@ def test_the_figures_of_the_fake_are_its_truth(of_fake):
     assert four["tpot_ms"]["median"] == pytest.approx((tpot[1] + tpot[2]) / 2, rel=1e-3)
     assert four["user_tokens_per_s"] == pytest.approx(1e3 / four["tpot_ms"]["median"])
     assert four["slowest_over_fastest"] == pytest.approx(tpot[3] / tpot[0], rel=1e-3)
-    assert "tok/s 250.0 with 1, 571.4 with 4 users" in ran.err
+    assert "tok/s 250.0 with 1 user, 571.4 with 4 users" in ran.err
     assert len(records.table(stored)["user"]) == 3 * (1 + 4)
 
 
@@ -155,7 +155,7 @@ def test_compare_history_and_export_follow_the_figures_of_users(of_fake, harness
     assert found["users_tokens_per_s"] == pytest.approx(571.4, rel=1e-3)
     assert found["user_ttft_p99_ms"] == pytest.approx(40, rel=1e-3)
     assert found.keys() == {
-        *("users_tokens_per_s", "user_tokens_per_s"),
+        *("users_tokens_per_s", "users_output_tokens_per_s", "user_tokens_per_s"),
         *("user_ttft_ms", "user_ttft_p99_ms", "user_tpot_ms", "user_tpot_p99_ms"),
     }
     assert "tok/s of each user" in harness("compare", "r", "b").out
@@ -295,12 +295,24 @@ def test_users_without_a_thread_end_the_others_at_once(cache):
     assert "16 users need as many threads, but can't start new thread" in ran.stderr
 
 
-def test_more_users_than_slots_are_a_note_that_they_waited(of_server):
-    stored, _ = of_server(Behaviour(slots=2, token_ms=5))
+def test_more_users_than_slots_are_a_note_that_they_waited_and_have_no_rate_of_all_at_once(of_server):
+    stored, printed = of_server(Behaviour(slots=1, token_ms=5), concurrency=[1, 2, 4])
     (note,) = [
         flag
         for flag in analysis.notes(stored.record, records.table(stored))
         if flag.warning is Warnings.users_queued
     ]
-    assert note.detail.startswith("of 4 users at once some waited until others had finished")
-    assert note.detail.endswith("the server has 2 slots")
+    assert note.detail.startswith("of 2, 4 users at once some waited until others had finished")
+    assert note.detail.endswith("the server has 1 slot")
+    assert note.detail in " ".join(printed.split())
+    study = load_study([stored])
+    (cell,) = study.cells
+    alone, *queued = cell["users"]
+    assert alone["tokens_per_s"] == pytest.approx(alone["user_tokens_per_s"])
+    assert [each["tokens_per_s"] for each in queued] == [None, None]
+    output = f"output {queued[0]['output_tokens_per_s']:.1f} with 2 users"
+    assert output in printed
+    limit = {"by": "data sheet", "tokens_per_s": [(1, 9.0), (2, 18.0), (4, 36.0)], "compute_bound_from": None}
+    chapter = report_users.chapter(replace(study, cells=[{**cell, "users_limit": limit}]))
+    (figures,) = chapter.figures.values()
+    assert [trace["x"] for trace in figures[0].data] == [[1], [1]]

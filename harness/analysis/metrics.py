@@ -154,6 +154,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("task_kept_s", "s", "lower", "slower", _of(_task_s(kept=True)), _none),
     Metric("users_tokens_per_s", "tok/s", "higher", "slower", _users(lambda at: at["tokens_per_s"]), _none),
     Metric(
+        *("users_output_tokens_per_s", "tok/s", "higher", "slower"),
+        _users(lambda at: at["output_tokens_per_s"]),
+        _none,
+    ),
+    Metric(
         "user_tokens_per_s", "tok/s", "higher", "slower", _users(lambda at: at["user_tokens_per_s"]), _none
     ),
     Metric("user_ttft_ms", "ms", "lower", "slower", _users(lambda at: at["ttft_ms"]["median"]), _none),

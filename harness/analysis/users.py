@@ -30,8 +30,9 @@ def rows(found: Sequence[Columns]) -> list[UsersRow]:
     """One row per number of users; rounds of several repeats are pooled.
 
     `tokens_per_s`: of all users together, from the first token of the last user on, as S_TG of
-    llama-batched-bench. `output_tokens_per_s`: all tokens over all of the time, prompts included.
-    `user_tokens_per_s`: of one user after its first token. Medians over rounds, or over users and rounds.
+    llama-batched-bench; null where some had ended by then. `output_tokens_per_s`: all tokens over all of the
+    time, prompts included. `user_tokens_per_s`: of one user after its first token. Medians over rounds, or
+    over users and rounds.
     """
     return [_row(users, rounds) for users, rounds in sorted(_rounds(found).items())]
 
@@ -48,7 +49,8 @@ def _rounds(found: Sequence[Columns]) -> dict[int, list[Round]]:
 
 
 def _row(users: int, rounds: Sequence[Round]) -> UsersRow:
-    together = [rate for each in rounds if (rate := _together(each)) is not None]
+    queued = any(map(_queued, rounds))
+    together = [] if queued else [rate for each in rounds if (rate := _together(each)) is not None]
     tpot = [_tpot_ms(each) for each in rounds]
     fair = [float(each.min() / each.max()) for each in tpot if len(each) and each.max() > 0]
     of_each = np.concatenate(tpot)
@@ -63,7 +65,7 @@ def _row(users: int, rounds: Sequence[Round]) -> UsersRow:
         "ttft_ms": _percentiles(np.concatenate([each["ttft_ms"] for each in rounds])),
         "tpot_ms": _percentiles(of_each) if len(of_each) else None,
         "slowest_over_fastest": float(np.median(fair)) if fair else None,
-        "queued": any(map(_queued, rounds)),
+        "queued": queued,
     }
 
 
@@ -171,7 +173,8 @@ def notes(record: Record, table: Columns) -> list[Flag]:
         served = loaded_of(record).get("served")
         slots = served and served.get("slots")
         has = f"; the server has {plural(slots, 'slot')}" if slots else ""
-        found.append(Warnings.users_queued.flag(users=plural(min(waited), "user"), slots=has))
+        users = ", ".join([*map(str, waited[:-1]), plural(waited[-1], "user")])
+        found.append(Warnings.users_queued.flag(users=users, slots=has))
     surface = done_of(record).get("surface") or Surface()
     fewest = min(surface.get("alike", []), key=lambda each: each["tokens"], default=None)
     if fewest and fewest["tokens"] < (requested := record["workload"]["new_tokens"]):

@@ -296,7 +296,8 @@ class Warnings(Enum):
         " --enable-prompt-tokens-details",
     )
     users_queued = _note(
-        "of {users} at once some waited until others had finished: TTFT contains the wait{slots}",
+        "of {users} at once some waited until others had finished, so no tok/s of all at once, and TTFT"
+        " contains the wait{slots}",
         "give the server as many slots as users (llama-server --parallel), or fewer users",
     )
     ids_differ = _note(

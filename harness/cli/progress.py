@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis import depth
+from harness.analysis.columns import UsersRow
 from harness.analysis.verdicts import USABLE, BusyProcess, Verdict, attempts_left, status
 from harness.base.text import plural, printable, unfiltered
 from harness.campaign import rounds, run
@@ -146,7 +147,7 @@ class Progress:
 
 def _of_rows(stored: Stored) -> str:
     """`pp512 812.0 ms`, `tok/s 94.1 at 0, 61.0 at 4,096`, `task 12.3 s, 4.1 s with its prefix kept`, or
-    `tok/s 94.1 with 1, 160.2 with 2 users`; empty for a workload without timed rows."""
+    `tok/s 94.1 with 1 user, 160.2 with 2 users`; empty for a workload without timed rows."""
     try:
         found = depth.surface_row(stored.record["workload"]["kind"], [table(stored)])
     except ResultsError:  # the verdict has the reason
@@ -159,10 +160,15 @@ def _of_rows(stored: Stored) -> str:
         return "tok/s " + ", ".join(
             f"{each['tokens_per_s']:.1f} at {each['depth']:,}" for each in depths["at"]
         )
-    if users := [f"{each['tokens_per_s'] or 0:.1f} with {each['users']}" for each in found["users"]]:
-        return f"tok/s {', '.join(users)} users"
+    if users := [f"{_all_users(each)} with {plural(each['users'], 'user')}" for each in found["users"]]:
+        return f"tok/s {', '.join(users)}"
     tasks = [f"{each['task_s']:.1f} s" + KEPT * each["prefix_kept"] for each in found["tasks"]]
     return f"task {', '.join(tasks)}" if tasks else ""
+
+
+def _all_users(at: UsersRow) -> str:
+    rate = at["tokens_per_s"]  # null where they did not decode at once
+    return f"output {at['output_tokens_per_s']:.1f}" if rate is None else f"{rate:.1f}"
 
 
 # A campaign of the workloads of one kind alone, for `harness run --max-ctx` and `--quality`.

@@ -31,7 +31,7 @@ def show_searches_table(searches: Sequence[Search], wide: bool) -> None:
 
 
 NAMES_SHOWN = 3  # of the cells that were not scored
-NOTED = (*flags.OF_LINE, Warnings.ids_compared.name)
+NOTED = (*flags.OF_LINE, Warnings.ids_compared.name, Warnings.users_queued.name)
 
 
 def show_cells_table(study: Study, as_json: bool, wide: bool) -> None:

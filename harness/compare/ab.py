@@ -23,7 +23,7 @@ SIDES = ("A", "B")
 # The figure whose interval decides how many rounds there are: the first that a pair has.
 STEERING = (
     *("tokens_per_s", "pp512", "tokens_per_s_16k", "task_s", "task_kept_s", "B_ms"),
-    "users_tokens_per_s",
+    *("users_tokens_per_s", "users_output_tokens_per_s"),
 )
 
 

@@ -147,6 +147,7 @@ FIGURES = {
     "task_s": ("task s", "{:,.2f}", 1.0),
     "task_kept_s": ("task s, prefix kept", "{:,.2f}", 1.0),
     "users_tokens_per_s": ("tok/s of all users", "{:,.1f}", 1.0),
+    "users_output_tokens_per_s": ("output tok/s of all users", "{:,.1f}", 1.0),
     "user_tokens_per_s": ("tok/s of each user", "{:,.2f}", 1.0),
     "user_ttft_ms": ("TTFT ms of users", "{:,.1f}", 1.0),
     "user_ttft_p99_ms": ("TTFT ms of users, p99", "{:,.1f}", 1.0),

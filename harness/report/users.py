@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from harness.analysis.columns import Cell, Percentiles, UsersRow
+from harness.base.text import plural
 from harness.dataset.study import Study, labels, timed
 from harness.report.plots import Chapter, Figure, Mark, Named, Plotly, figure_layout, legend, plain_figure
 from harness.report.plots import marks as marks_of
@@ -81,13 +82,15 @@ def _percentiles(heading: str, of: Callable[[UsersRow], Percentiles | None], wha
 
 
 def _limit(row: Cell, users: int) -> float | None:
+    """Of those who decode at once."""
     of = row["users_limit"]
-    return dict(of["tokens_per_s"]).get(users) if of else None
+    queued = any(at["queued"] for at in row["users"] if at["users"] == users)
+    return dict(of["tokens_per_s"]).get(users) if of and not queued else None
 
 
 COLUMNS: tuple[Column[OfUsers], ...] = (
     _column("users", lambda at: at["users"], "{:.0f}", "at once"),
-    _column("all tok/s", lambda at: at["tokens_per_s"], "{:,.1f}", "of all users, while all decode"),
+    _column("all tok/s", lambda at: at["tokens_per_s"], "{:,.1f}", "while all decode; - if some waited"),
     Column(
         "limit",
         lambda row: number(_limit(row, row["at"]["users"]), "{:,.1f}") if row["at"] else NONE,
@@ -127,7 +130,8 @@ def _figure(
             | {"marker": {"color": mark.colour, "symbol": mark.symbol, "size": 8}}
         )
         if has_limit and (limit := row["users_limit"]):
-            trace = _trace(f"{label}, theory", limit["tokens_per_s"], "lines", mark, {"v": place})
+            points = [(users, rate) for users, _ in limit["tokens_per_s"] if (rate := _limit(row, users))]
+            trace = _trace(f"{label}, theory", points, "lines", mark, {"v": place})
             trace["line"]["dash"], trace["meta"]["kind"] = "dash", "theory"
             data.append(trace)
             overlays["theory"] = "theory (dashed)"
@@ -143,7 +147,7 @@ def _figure(
         figure_layout(
             "users at once", "tokens/s", xaxis={"rangemode": "tozero"}, yaxis={"rangemode": "tozero"}
         ),
-        ["variant", *(f"{users} users" for users in numbers)],
+        ["variant", *(plural(users, "user") for users in numbers)],
         [
             [label, *(number(of_row.get(users), "{:,.1f}") for users in numbers)]
             for (label, _), of_row in zip(named, rates, strict=True)
@@ -165,6 +169,6 @@ def _trace(
         "x": [users for users, _ in points],
         "y": rates,
         "line": {"color": mark.colour, "width": 1.5},
-        "hovertemplate": "%{x} users: %{y:,.1f} tokens/s<extra>%{fullData.name}</extra>",
+        "hovertemplate": "users: %{x}, %{y:,.1f} tokens/s<extra>%{fullData.name}</extra>",
         "meta": meta | ({"low": min(rates), "top": max(rates)} if rates else {}),
     }

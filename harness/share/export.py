@@ -77,7 +77,7 @@ def cells_of(chosen: Iterable[Sequence[Repeat]]) -> Iterator[list[Repeat]]:
 
 COMPUTED = (
     *("pp512", "ttft_8k_ms", "tokens_per_s_16k", "task_s", "task_kept_s"),
-    *("users_tokens_per_s", "user_tokens_per_s"),
+    *("users_tokens_per_s", "users_output_tokens_per_s", "user_tokens_per_s"),
     *("user_ttft_ms", "user_ttft_p99_ms", "user_tpot_ms", "user_tpot_p99_ms"),
 )
 OF_METRICS = {metric.name: metric.value for metric in METRICS}

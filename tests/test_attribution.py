@@ -99,6 +99,17 @@ def test_compute_is_at_most_what_was_reserved_for_it_and_then_there_is_a_rest(ca
     assert peak["by_difference"] == []
 
 
+def test_of_a_server_in_its_process_pages_of_the_weights_file_are_weights_and_no_slack():
+    marks = [mark("imported", 20, 25), mark("loaded", 60, 130, 97), mark("finished", 62, 131, 97)]
+    of_server = {"api": "llama-server", "elsewhere": False}
+    found = attributed(
+        marks, None, done={"heap_free_bytes": 4 * MB}, heap_free_bytes=5 * MB, served=of_server
+    )
+    loaded = parts(weights=97, slack=5, runtime=20 + 33)
+    assert megabytes(found["loaded"]) == loaded | {"rest": 190 - 155, "total": 190}
+    assert megabytes(found["peak"]) == parts(weights=97, slack=4, runtime=54) | {"rest": 38, "total": 193}
+
+
 def test_weights_read_into_memory_leave_no_page_of_their_file():
     memory = LLAMA | {"model": {"CPU": 500}}
     found = attributed([mark("imported", 20, 25), mark("loaded", 560, 30, 0)], memory)

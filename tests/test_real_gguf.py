@@ -120,6 +120,7 @@ def test_behind_its_own_server_a_file_gives_the_same_tokens_as_in_process(
     assert server["loaded"]["served"]["api"] == "llama-server"
     assert server["done"]["counters"]["evaluated_tokens"] == 25 + 15
     assert server["memory"]["peak_rss_bytes"] > server["loaded"]["model_bytes"]
+    assert (server["options"]["n_ctx"], server["loaded"]["options"]["n_ctx"]) == (25 + 16, 256)
 
 
 def test_its_server_is_timed_at_depth_and_in_a_conversation_and_counts_what_it_reused(

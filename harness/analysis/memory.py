@@ -165,7 +165,7 @@ def _on_cpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | N
     if not before or total is None:
         return None, None
     imported, loaded, finished = (marks.get(at, _unread(at)) for at in ("imported", "loaded", "finished"))
-    weights, kv = _sum(before, "model"), _sum(before, "kv")
+    weights, kv = _weights(before, loaded), _sum(before, "kv")
     logits = _sum(before, "output") if "compute" in (before.get("memory") or {}) else None
     slack, runtime = _slack(before, before, loaded), _interpreter(imported, loaded)
     reported_once_loaded = {"weights": weights, "kv": kv, "slack": slack, "runtime": runtime}
@@ -174,7 +174,7 @@ def _on_cpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | N
     if "finished" not in marks or highest is None:
         return once_loaded, None
     reported = {
-        "weights": _sum(after, "model"),
+        "weights": _weights(after, finished),
         "kv": _sum(after, "kv"),
         "slack": _slack(after, done, finished),
         "runtime": _interpreter(imported, finished),
@@ -190,6 +190,11 @@ def _on_cpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | N
     return once_loaded, _moment(highest, reported | {"workspace": taken}, ("workspace",) if taken else ())
 
 
+def _weights(facts: StackFacts, mark: Mark) -> int | None:
+    """As the stack reports them; of a server in its process, which reports none, pages of their file."""
+    return mark.get("rss_weights_bytes") or None if facts.get("served") else _sum(facts, "model")
+
+
 def _interpreter(imported: Mark, now: Mark) -> int | None:
     """Bytes of interpreter and libraries: anonymous memory before loading, and files mapped now other than
     the weights. Mapped files grow during a run: library code is read when it first runs."""
@@ -203,7 +208,8 @@ def _interpreter(imported: Mark, now: Mark) -> int | None:
 def _slack(facts: StackFacts, heap: StackFacts | EndFacts, mark: Mark) -> int | None:
     """Bytes held but unused: free memory in malloc's heap, and pages of the weights' file that hold no weight
     in use. Null where neither is reported."""
-    free, pages = heap.get("heap_free_bytes"), mark.get("rss_weights_bytes")
+    free = heap.get("heap_free_bytes")
+    pages = None if facts.get("served") else mark.get("rss_weights_bytes")
     if free is None and pages is None:
         return None
     held = (facts.get("memory") or {}).get("model") or {}

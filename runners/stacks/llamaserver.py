@@ -165,6 +165,7 @@ class OwnServer(ServedSession):
         found = super().facts()
         found["versions"]["xllamacpp"] = importlib.metadata.version("xllamacpp")
         ran = found["served"]["speculation"]
+        found["options"]["n_ctx"] = found["holds_tokens"] * found["served"]["slots"]
         found["options"]["speculate"] = {SPECULATIONS[each]: each for each in SPECULATIONS}.get(ran, ran)
         if draft := self._options["draft"]:
             found["draft_model_bytes"] = Path(draft).stat().st_size

@@ -23,9 +23,11 @@ from harness import records
 from harness.analysis import depth as analysis_depth
 from harness.analysis import verdicts
 from harness.analysis.warnings import Warnings
-from harness.dataset.study import load_study
+from harness.dataset.study import Study, load_study, with_series
 from harness.records import Stored, TokenTimes
 from harness.report import served
+from harness.report.page import page
+from harness.report.summary import has_synthetic_figures
 
 QUICK = [
     *("--set", "new_tokens=12", "--set", "repeats=1", "--set", "measure_bandwidth=false"),
@@ -241,6 +243,28 @@ def test_the_memory_of_the_client_is_no_memory_of_the_model(measured):
     record = measured(Behaviour())
     assert "peak RSS" not in record["printed"]
     assert "memory after load" not in record["printed"]
+
+
+def test_a_page_has_nothing_of_the_memory_of_a_server_elsewhere_nor_asks_for_it(measured, tmp_path):
+    measured(Behaviour())
+    measured(Behaviour(status=500), "-o", "failed")
+    failed, answered = (load_study(stored_in(tmp_path / name)) for name in ("failed", "results"))
+    assert [row["peak_rss_bytes"] for row in (*failed.cells, *answered.cells)] == [None, None]
+    shown = with_series(answered, "t")
+    assert shown.memory == {}
+    text = page(shown)
+    assert "Memory over time" not in text
+    assert "of a server elsewhere its client does" in text
+    assert "not measured: a server does not show it" in text
+    assert "--max-ctx" not in text
+
+
+def test_of_cells_without_a_figure_nothing_is_said_of_synthetic_weights():
+    (cell,) = load_study([Stored(Path("1"), golden())]).cells  # type: ignore[arg-type]
+    assert cell["weights"] == "synthetic"
+    for status, said in (("ok", True), ("invalid", False), ("error", False)):
+        row = {**cell, "status": status, "repeats": 1, "stayed_disturbed": []}
+        assert has_synthetic_figures(Study("t", [row])) is said
 
 
 def test_what_serving_adds_is_said_beside_the_same_weights_in_process():

@@ -12,7 +12,7 @@ from harness.analysis.warnings import Warnings
 from harness.base.text import list_named
 from harness.cli import say
 from harness.dataset.study import Study, with_prefill
-from harness.report import prefill_depth_turns, quality, tables
+from harness.report import prefill_depth_turns, quality, summary, tables
 from harness.report.text_table import note
 
 # The table of searches that `harness run` and `harness report --list` print.
@@ -65,7 +65,7 @@ def show_cells_table(study: Study, as_json: bool, wide: bool) -> None:
     unscored = [row["name"] for row in study.cells if row["quality"] == NOT_SCORED]
     if unscored:
         note(f"quality not scored: {list_named(unscored, NAMES_SHOWN)}", "yellow")
-    if any(row["weights"] == "synthetic" for row in study.cells):
+    if summary.has_synthetic_figures(study):
         note("synthetic weights: sizes are exact, latencies almost exact")
     if any(row["slope_ms"] is not None and not row["W_identifiable"] for row in study.cells):
         note(

@@ -36,7 +36,7 @@ from harness.base.files import FAULTS
 from harness.base.text import plural
 from harness.dataset import table as dataset_table
 from harness.records import NO_TOKENS, ResultsError, Stored, TokenTimes
-from harness.records.kinds import Record, loaded_of
+from harness.records.kinds import Record, loaded_of, served_elsewhere
 from harness.records.parts import Machine
 from harness.records.tables import TABLE_OF
 from harness.stacks.header import stacks
@@ -390,7 +390,9 @@ def with_series(study: Study, title: str, baseline: Study | None = None) -> Stud
     curves = {}
     for cell in study.cells:
         each = study.behind(cell)
-        if each and (samples := _read(records.memory_series, each, warnings)):
+        if not each or served_elsewhere(each.record):  # whose samples are of its client
+            continue
+        if samples := _read(records.memory_series, each, warnings):
             curves[cell["name"]] = _memory(samples)
     swept = with_prefill(replace(study, warnings=warnings))
     warnings = list(swept.warnings)

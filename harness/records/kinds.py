@@ -449,9 +449,9 @@ def memory_of(record: Record) -> Memory:
 
 
 def served_elsewhere(record: Record) -> bool:
-    """Whether a server in another process computed, whose memory is unknown."""
+    """Whether a server in another process computed, or was to, whose memory is unknown."""
     served = loaded_of(record).get("served")
-    return bool(served and served["elsewhere"])
+    return served["elsewhere"] if served else "url" in (record.get("options") or {})
 
 
 class Numbered(TypedDict):

@@ -285,7 +285,7 @@ def page(study: Study, version: str = "") -> str:
         flagged=summary.flagged(study),
         shortened=shortened,
         contents=contents,
-        synthetic=SYNTHETIC if any(row["weights"] == "synthetic" for row in study.cells) else None,
+        synthetic=SYNTHETIC if summary.has_synthetic_figures(study) else None,
         quality=quality.table(study.scores),
         quality_meaning=quality.MEANING,
         quality_notes=quality.notes(study.scores),

@@ -10,7 +10,9 @@ from harness.analysis.columns import Cell, Ends, Outcome, Result, Search, ShownC
 from harness.base import text
 from harness.dataset.study import Study, bounds, finite, labels, ok, provisional, timed
 from harness.dataset.table import synthetic, trained_mark
+from harness.records.kinds import served_elsewhere
 from harness.report.tables import PAST_TRAINING, B, held, number, past_training
+from harness.stacks.header import stacks
 
 # Which cells lead in a figure, and which of them are not distinguishable. Pure.
 #
@@ -145,6 +147,10 @@ class Group:
     named: Named
     searched: Sequence[tuple[str, Search]]
     provisional: bool = False
+
+
+def has_synthetic_figures(study: Study) -> bool:
+    return any(row["weights"] == "synthetic" and (ok(row) or provisional(row)) for row in study.cells)
 
 
 def rankable(row: Cell) -> bool:
@@ -350,7 +356,10 @@ def _answers_quality(group: Group) -> Answer:
 def _answers_longest(group: Group) -> Answer:
     ended, targets = longest(group.named, group.searched)
     if not ended and not targets:
-        return Answer(GOALS[2], (), "not measured: harness run MODEL|CONFIG --max-ctx")
+        headers = [stacks().get(row["stack"]) for _, row in group.every]
+        servers = headers and all(each and "context" in each.cannot for each in headers)
+        how = "a server does not show it" if servers else "harness run MODEL|CONFIG --max-ctx"
+        return Answer(GOALS[2], (), f"not measured: {how}")
     leading = leaders(ended or targets, most=True)
     note = ""
     if ended and targets:
@@ -413,7 +422,8 @@ LINE = (
     " spikes_left_out marks lines without spikes. The first token is prefill and is reported as TTFT. B: TPOT"
     " extrapolated to zero context. W: tokens of context per further millisecond of TPOT."
 )
-POOLED = "Figures of a cell are pooled over its ok repeats; each repeat runs in a separate process."
+POOLED = "Figures of a cell are pooled over its ok repeats; each repeat runs in a separate process{client}."
+OF_CLIENT = ", of a server elsewhere its client does"
 DRAWN = (
     "Curves show one repeat, thinned for display (min-max and LTTB), their spikes as ticks at the upper edge."
     " All other figures use every token."
@@ -444,7 +454,8 @@ def _outcomes(rows: Sequence[Outcome]) -> str:
 def meanings(study: Study) -> list[str]:
     """How the figures are formed. A log has one series per variant, and nothing is pooled."""
     logged = bool(study.cells) and all(row["kind"] == "logged" for row in study.cells)
-    return [LINE, DRAWN if logged else f"{POOLED} {DRAWN}", MBU]
+    client = OF_CLIENT if any(served_elsewhere(each.record) for each in study.ran) else ""
+    return [LINE, DRAWN if logged else f"{POOLED.format(client=client)} {DRAWN}", MBU]
 
 
 def third_party(rows: Sequence[ShownCell]) -> list[str]:

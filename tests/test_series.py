@@ -39,6 +39,14 @@ def drawn(count: int = 9975, seed: int = 0, **kinds: bool) -> tuple[np.ndarray, 
     return n, np.concatenate([[60.0], ms[1:]])
 
 
+@pytest.mark.parametrize(("count", "has_edges"), [(255, False), (256, True)])
+def test_the_start_and_the_end_of_a_run_are_shown_where_they_are_not_the_same_tokens(count, has_edges):
+    found = analyse(*drawn(count)).figures
+    edges = (found["start_tokens_per_s"], found["end_tokens_per_s"])
+    assert [edge is not None for edge in edges] == [has_edges] * 2
+    assert found["tokens_per_s"] is not None
+
+
 @pytest.mark.parametrize(
     ("count", "deviation"),
     [

@@ -1,5 +1,6 @@
 """Prefill, depth and turns as they are shown: tables, chapters, exports, comparisons, on the fake stack."""
 
+import csv
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -221,3 +222,11 @@ def test_a_sweep_behind_tokens_alone_is_shown_at_its_depth_without_a_ttft(gather
     found = prefills.row(each.record, {1024: passes[1024]}, None)
     assert (found["depth"], found["ttft"], found["depths"]) == (1024, [], [])
     assert found["longest_ms"] == pytest.approx(20.48, rel=0.05)
+
+
+def test_the_csv_of_cells_leaves_out_those_whose_figures_are_others_and_says_so(harness, folder):
+    ran = harness("report", folder, "--format", "csv")
+    lines = list(csv.DictReader(ran.out.splitlines()))
+    assert {line["cell"].split(".")[3] for line in lines} == {"decode", "depth"}
+    assert all(line["B_ms"] for line in lines)
+    assert "2 cells of prefill, turns or batch left out: their figures are in --format md" in ran.err

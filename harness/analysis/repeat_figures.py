@@ -55,7 +55,7 @@ from harness.analysis.windows import bends
 # first token is prefill and is treated separately.
 
 
-EDGE_TOKENS = 128  # tokens averaged at the start and at the end, as in llama-bench's tg128
+EDGE_TOKENS = 128  # averaged at the start and at the end, as llama-bench's tg128, of runs of twice as many
 SLOW_MS = 50.0  # 20 tokens/s; slower feels slow to a reader
 SETTLED = slice(1, 65)  # the 64 tokens after the second
 # Shares of the level (of a flat series), of the line's rise and of the slope.
@@ -215,7 +215,7 @@ def analyse(n: Floats, ms: Floats, control_ms: Floats | None = None, plain: bool
     shape = shape_of(n, freed, known)
     known = known and drift_free.widened(known)
     halves = None if copied else differing_halves(x, freed)
-    edge, rate = min(EDGE_TOKENS, len(ms)), float(1e3 / ms.mean())
+    rate, has_edges = float(1e3 / ms.mean()), len(ms) + 1 >= 2 * EDGE_TOKENS
     identifiable = _identifiable(known, shape, level) and not drift_free.explains_rise
     figures: Figures = {
         **empty,
@@ -229,8 +229,8 @@ def analyse(n: Floats, ms: Floats, control_ms: Floats | None = None, plain: bool
         "median_n": int(np.median(x)),
         "tokens_per_s": rate,
         "tokens_per_s_ci95": rate_ci95(rate, known),
-        "start_tokens_per_s": float(1e3 / ms[:edge].mean()),
-        "end_tokens_per_s": float(1e3 / ms[-edge:].mean()),
+        "start_tokens_per_s": float(1e3 / ms[:EDGE_TOKENS].mean()) if has_edges else None,
+        "end_tokens_per_s": float(1e3 / ms[-EDGE_TOKENS:].mean()) if has_edges else None,
         "slow_from_n": _lasting(n, ms if usual is None else usual),
     }
     if steady and _differ(line, steady):

@@ -24,7 +24,7 @@ from harness.cli import NOT_OK, OK, Mistake, say, tables
 from harness.cli.options import add_wide, measured, stored
 from harness.compare import history as compare_history
 from harness.compare.history import Step
-from harness.dataset.study import Study, attributions, load_study, with_series
+from harness.dataset.study import Study, attributions, load_study, timed, with_series
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
@@ -430,7 +430,13 @@ def _report_public_speeds(arguments: argparse.Namespace) -> int:
 def _tables(study: Study, form: str) -> str:
     if form == "md":
         return report_page.markdown(study)
-    return {"csv": report_page.csv, "json": report_page.json}[form](study.rows)
+    if form == "json":
+        return report_page.json(study.rows)
+    rows = [row for row in study.rows if timed(row) in (None, "depth")]
+    if left := len(study.rows) - len(rows):
+        cells = plural(left, "cell")
+        say(f"{cells} of prefill, turns or batch left out: their figures are in --format md and --export csv")
+    return report_page.csv(rows)
 
 
 def load_results(*paths: str | Path, baseline: str | Path | None = None) -> Study:

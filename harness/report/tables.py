@@ -334,7 +334,10 @@ SPEED: tuple[Column[ShownCell], ...] = (
         "tok/s 95%", lambda row: interval(row["tokens_per_s_ci95"], 1), "95% confidence interval of tok/s"
     ),
     number_column(
-        "tok/s start", lambda row: row["start_tokens_per_s"], "{:.1f}", "over the first 128 tokens"
+        "tok/s start",
+        lambda row: row["start_tokens_per_s"],
+        "{:.1f}",
+        "over the first 128 tokens, of 256 on",
     ),
     number_column("tok/s end", lambda row: row["end_tokens_per_s"], "{:.1f}", "over the last 128 tokens"),
     Column("50 ms from n", slow_from, "position n from which TPOT exceeds 50 ms (20 tok/s)"),

@@ -54,6 +54,10 @@ class Behaviour:
     token_ms: float = 1.0
     at_once_in_the_network: bool = False
     slots: int = 64
+    meta: dict[str, int] = field(default_factory=dict)  # of its models, as llama-server lists them
+    ftype: str = ""
+    root: str = ""  # of its models, as vLLM lists them
+    shown: dict[str, Any] = field(default_factory=dict)  # of a model, by Ollama
     requests: list[dict[str, Any]] = field(default_factory=list)
     held: list[int | str] = field(default_factory=list)  # in its cache
     encodings: set[str | None] = field(default_factory=set)  # that clients accept
@@ -95,6 +99,8 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                 return self._whole(
                     200, {"tokens": [len(word) + ord(word[0]) for word in body["content"].split()]}
                 )
+            if self.path == "/api/show":
+                return self._whole(200, of.shown)
             chat = self.path == "/v1/chat/completions"
             if of.chat_only != chat or not body:
                 return self._whole(404 if of.chat_only != chat else 400, {"error": "no"})
@@ -119,14 +125,15 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
             models = [f"{each}{of.key}" if of.echoes_key else each for each in of.models]
             listed = [
                 {"id": each, "object": "model", "created": 1795692577, "owned_by": of.api}
-                | ({"meta": {"n_params": 1000 + place}} if of.api == "llama-server" else {})
+                | ({"meta": {"n_params": 1000 + place} | of.meta} if of.api == "llama-server" else {})
+                | ({"root": of.root} if of.root else {})
                 for place, each in enumerate(models)
             ]
             answers: dict[str, Any] = {"/v1/models": {"object": "list", "data": listed}}
             if of.api == "llama-server":
                 settings = {"n_ctx": 4096, "params": {"speculative.types": "none"}}  # whatever it does
                 answers["/props"] = {"default_generation_settings": settings, "build_info": "b1"}
-                answers["/props"]["total_slots"] = of.slots
+                answers["/props"] |= {"total_slots": of.slots, "model_ftype": of.ftype}
                 answers["/metrics"] = f"llamacpp:tokens_predicted_total {of.generated}\n"
             elif of.api == "ollama":
                 answers["/api/version"] = {"version": "0.12"}

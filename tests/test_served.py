@@ -9,20 +9,24 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Ran, built, stored_in, write_config
 from stand_in_server import Behaviour, serving
+from test_checkpoint import TINY, write_gguf
 
 from harness import records
 from harness.analysis import depth as analysis_depth
+from harness.analysis import served as of_server
 from harness.analysis import verdicts
 from harness.analysis.warnings import Warnings
 from harness.dataset.study import load_study
 from harness.records import Stored
 from harness.report import served
+from harness.theory.decoder import parameters
 
 QUICK = [
     *("--set", "new_tokens=12", "--set", "repeats=1", "--set", "measure_bandwidth=false"),
@@ -270,6 +274,58 @@ def test_what_serving_adds_is_said_beside_the_same_weights_in_process():
     assert served.added(named, behind) == []
 
 
+# The model of the server against that of the config
+
+
+QWEN = {"shape": "qwen1.5-0.5b", "weights": "synthetic"}
+OTHER_MODEL = "the server serves stand-in, but the config names qwen1.5-0.5b: "
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "sentence"),
+    [
+        (
+            Behaviour(meta={"n_params": 134515008, "n_vocab": 49152}),
+            f"{OTHER_MODEL}parameters 134,515,008, not 619,570,176, vocabulary 49,152, not 151,936",
+        ),
+        (
+            Behaviour("ollama", shown={"model_info": {"general.parameter_count": 134515008}}),
+            f"{OTHER_MODEL}parameters 134,515,008, not 619,570,176",
+        ),
+        (Behaviour(meta={"n_params": 619570176, "n_vocab": 151936}), None),
+        (Behaviour("openai"), Warnings.model_unchecked),
+    ],
+    ids=["llama-server", "Ollama", "the same", "not told"],
+)
+def test_a_served_model_that_is_not_the_shape_of_the_config_is_invalid(conversed, behaviour, sentence):
+    stored, printed = conversed(behaviour, {"kind": "decode"}, QWEN)
+    assert (sentence in printed) if isinstance(sentence, str) else stored.record["outcome"] == "ok"
+    assert bool(of_server.other_model(stored.record)) is isinstance(sentence, str), printed
+    notes = {flag.warning for flag in verdicts.notes(stored.record)}
+    assert (Warnings.model_unchecked in notes) is (sentence is Warnings.model_unchecked)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "sentence"),
+    [
+        (Behaviour(ftype="Q4_1"), "type q4_1, not f16"),
+        (Behaviour("ollama", shown={"details": {"quantization_level": "Q4_K_M"}}), "type q4_k_m, not f16"),
+        (Behaviour(ftype="F16", meta={"size": 90}), "bytes 90, not "),
+        (Behaviour("vllm", root="/models/another"), "file another, not f16.gguf"),
+        (Behaviour("vllm", root="/models/f16.gguf"), ""),
+    ],
+    ids=["type", "Ollama", "size", "name", "the same name"],
+)
+def test_a_served_model_that_is_not_the_file_of_the_config_is_invalid(
+    conversed, tmp_path, behaviour, sentence
+):
+    file = write_gguf(tmp_path / "f16.gguf")
+    meta = {"n_params": parameters(TINY), **behaviour.meta} if behaviour.api == "llama-server" else {}
+    stored, printed = conversed(replace(behaviour, meta=meta), {"kind": "decode"}, {"weights": str(file)})
+    assert bool(of_server.other_model(stored.record)) is bool(sentence), printed
+    assert sentence in printed
+
+
 # TLS
 
 
@@ -357,11 +413,11 @@ TURNS = {"kind": "turns", "first": 60, "each": 10, "new_tokens": 6, "turns": 3}
 def conversed(harness: Callable[..., Ran], tmp_path: Path) -> Callable[..., Any]:
     """The record of a workload with rows against a server that behaves so, and what was printed."""
 
-    def run(behaviour: Behaviour, workload: dict[str, Any]) -> tuple[Stored, str]:
+    def run(behaviour: Behaviour, workload: dict[str, Any], model: Any = None) -> tuple[Stored, str]:
         protocol = {"repeats": 1, "measure_bandwidth": False, "retry_disturbed": 0}
         protocol["warmup"] = {"at_least_s": 0, "max_windows": 2, "tolerance": 0.99}
         with serving(behaviour) as address:
-            keys = {"workloads": [workload], "models": [{"name": "m", "weights": "served"}]}
+            keys = {"workloads": [workload], "models": [model or {"name": "m", "weights": "served"}]}
             variants = [{"stack": "http", "name": "v", "url": address}]
             ran = harness("run", write_config(tmp_path / "c.yaml", variants, protocol, keys), "-o", "r")
         (stored,) = stored_in(tmp_path / "r")

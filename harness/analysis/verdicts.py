@@ -618,6 +618,8 @@ def _window(record: Record) -> list[Flag]:
 def _weights(record: Record) -> list[Flag]:
     """Compare the loaded weights with the file's header. Bytes are compared only where the stack keeps the
     stored types: of a GGUF, and of a checkpoint with a single type (it is cast to one type)."""
+    if served_elsewhere(record):
+        return served.other_model(record)
     weights, loaded = record["model"]["weights"], loaded_of(record)
     header, stored, found = weights.get("header"), weights.get("quant"), loaded.get("quant")
     reasons = []

@@ -133,6 +133,14 @@ class Warnings(Enum):
         "raise n_ctx above the length of the run",
     )
     other_weights = "{name} is {loaded} in the stack but {stored} in the file's header", WEIGHTS
+    other_model = (
+        "the server serves {served}, but the config names {named}: {differences}",
+        "load the named model in the server, or name the served one in the config (or weights: served)",
+    )
+    model_unchecked = _note(
+        "the server serves {served} and tells nothing that could be compared with {named} of the config",
+        "see that they are the same model and type",
+    )
     other_type = "weights of type {requested} were requested but {found} were loaded", WEIGHTS
     weights_disagree = "{difference}: it is not the same model", WEIGHTS
     logits_not_finite = "NaN or infinite logits at {where}", "compute in another type (bf16 or f32)"

@@ -137,12 +137,12 @@ class Client:
         except ServerError:
             return None
 
-    def models(self) -> list[str]:
-        """The names of the models that it serves. Raises ServerError if it does not say."""
+    def models(self) -> dict[str, Json]:
+        """What it says of each model that it serves, by their names. Raises ServerError if it does not."""
         response = self.ask("/v1/models")
         self._check(response, self.url)
         listed = self._kept(response.content).get("data") or []
-        return [str(each["id"]) for each in listed if isinstance(each, dict) and each.get("id")]
+        return {str(each["id"]): each for each in listed if isinstance(each, dict) and each.get("id")}
 
     def total_generated(self, api: Api) -> float | None:
         """All tokens that the server has generated; null where it has no such metric."""

@@ -23,16 +23,20 @@ from harness.analysis import depth as analysis_depth
 from harness.analysis import served as of_server
 from harness.analysis import verdicts
 from harness.analysis.warnings import Warnings
+from harness.config import plan
+from harness.config.load import load
 from harness.dataset.study import load_study
 from harness.records import Stored
 from harness.report import served
 from harness.theory.decoder import parameters
+from runners.protocol import unreachable
 
 QUICK = [
     *("--set", "new_tokens=12", "--set", "repeats=1", "--set", "measure_bandwidth=false"),
     *("--set", "warmup.at_least_s=0", "--set", "warmup.max_windows=2", "--set", "warmup.tolerance=0.99"),
     *("--set", "retry_disturbed=0"),
 ]
+MODEL_SERVED = {"models": [{"name": "m", "weights": "served"}]}
 Measure = Callable[..., dict[str, Any]]
 
 
@@ -145,6 +149,39 @@ def test_what_cannot_be_measured_is_one_sentence_before_anything_begins(
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("127.0.0.1:18123", "127.0.0.1:18123: for a server add http://: http://127.0.0.1:18123"),
+        ("localhost:8080", "localhost:8080: for a server add http://: http://localhost:8080"),
+        ("http://127.0.0.1:99999", "no address of a server: Port out of range 0-65535"),
+        ("http://127.0.0.1:9/v1/completions", "cut /v1/completions from the end of the address: http://127"),
+    ],
+    ids=["no scheme", "localhost", "port", "path"],
+)
+def test_an_address_that_is_misspelt_says_how_to_spell_it(harness, tmp_path, address, sentence):
+    ran = harness("run", address)
+    assert (ran.code, sentence in ran.err, len(ran.err.splitlines())) == (2, True, 1), ran.err
+    config = write_config(tmp_path / "c.yaml", [{"stack": "http", "url": address}], {}, MODEL_SERVED)
+    checked = harness("run", config, "--dry-run")
+    assert (checked.code, "variants.0.url" in checked.err) == (2, True), checked.err
+
+
+def test_every_spelling_of_an_address_is_the_same_cell(harness, tmp_path):
+    spelled = ("http://H:9", "http://h:9/", "HTTP://h:9/v1", "http://h:9/v1/")
+    found = []
+    for url in spelled:
+        config = write_config(tmp_path / "c.yaml", [{"stack": "http", "url": url}], {}, MODEL_SERVED)
+        found += [(cell.id, cell.options(1)["url"]) for cell in plan.cells(load(config))]
+    assert len({*found}) == 1
+    assert found[0][1] == "http://h:9"
+
+
+def test_a_server_that_never_answers_in_tls_may_speak_http():
+    failure = TimeoutError("_ssl.c:989: The handshake operation timed out")
+    assert "it may speak http: write http:// in place of https://" in unreachable(failure, None)
+
+
 def test_an_address_without_a_server_or_with_a_password_is_refused(harness):
     assert "is the server running, and is the port right?" in harness("run", "http://127.0.0.1:9").err
     refused = harness("run", "http://me:secret@127.0.0.1:9")
@@ -210,6 +247,8 @@ def test_one_of_several_models_is_named_behind_the_address(harness):
     behaviour = Behaviour("ollama", models=("qwen3:8b", "gemma3:270m"))
     with serving(behaviour) as address:
         assert "did you mean gemma3:270m?" in harness("run", f"{address}#gemma3:27b", *QUICK).err
+        unknown = harness("run", f"{address}#nosuch", *QUICK).err
+        assert f"{address} has no model nosuch; known: qwen3:8b, gemma3:270m" in unknown
         ran = harness("run", f"{address}#gemma3:270m", *QUICK)
     assert "gemma3-270m http as-served" in ran.out
     assert {each["model"] for each in behaviour.requests} == {"gemma3:270m"}

@@ -16,7 +16,7 @@
 # memory = "a server's memory is not that of its client"
 #
 # [tool.harness.options.url]
-# type = "string"
+# type = "url"
 # default = "http://127.0.0.1:8080"
 # help = "address of the server, with or without /v1"
 #

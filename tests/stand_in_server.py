@@ -54,6 +54,7 @@ class Behaviour:
     token_ms: float = 1.0
     at_once_in_the_network: bool = False
     slots: int = 64
+    context: int = 4096
     meta: dict[str, int] = field(default_factory=dict)  # of its models, as llama-server lists them
     ftype: str = ""
     root: str = ""  # of its models, as vLLM lists them
@@ -126,12 +127,12 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
             listed = [
                 {"id": each, "object": "model", "created": 1795692577, "owned_by": of.api}
                 | ({"meta": {"n_params": 1000 + place} | of.meta} if of.api == "llama-server" else {})
-                | ({"root": of.root} if of.root else {})
+                | ({"root": of.root, "max_model_len": of.context} if of.api == "vllm" else {})
                 for place, each in enumerate(models)
             ]
             answers: dict[str, Any] = {"/v1/models": {"object": "list", "data": listed}}
             if of.api == "llama-server":
-                settings = {"n_ctx": 4096, "params": {"speculative.types": "none"}}  # whatever it does
+                settings = {"n_ctx": of.context, "params": {"speculative.types": "none"}}  # whatever it does
                 answers["/props"] = {"default_generation_settings": settings, "build_info": "b1"}
                 answers["/props"] |= {"total_slots": of.slots, "model_ftype": of.ftype}
                 answers["/metrics"] = f"llamacpp:tokens_predicted_total {of.generated}\n"

@@ -87,7 +87,7 @@ def test_a_server_with_chats_alone_is_measured_behind_its_template(measured):
     ("behaviour", "outcome", "sentence"),
     [
         (Behaviour(cached=8), "invalid", "28 tokens were evaluated, 36 expected: a prefix was reused"),
-        (Behaviour(generates=7), "invalid", "7 tokens generated, 12 requested"),
+        (Behaviour(generates=7), "invalid", "7 tokens generated, 12 requested: the server stopped early"),
         (Behaviour(drafted=6), "invalid", "the server guessed 6 tokens ahead (6 were right)"),
         (Behaviour(speculates=True), "invalid", "speculation false was requested but true ran"),
         (Behaviour("vllm", speculates=True), "invalid", "speculation false was requested but true ran"),
@@ -511,6 +511,28 @@ def test_windows_at_depth_are_decoded_behind_prompts_of_that_many_tokens(convers
     sent = [len(each) if isinstance(each, list) else len(each.split()) for each in prompts]
     assert first_of_each == [length + 4 for length in sent]
     assert all(abs(length - 600) <= 128 for length in sent[:4])
+
+
+@pytest.mark.parametrize("api", ["llama-server", "vllm"])
+@pytest.mark.parametrize(
+    ("workload", "needed"),
+    [
+        ({"kind": "decode"}, 25 + 128),
+        (DEPTH, 600 + 8 + 260),
+        (TURNS, 60 + 2 * 10 + 3 * 6),
+        ({"kind": "batch", "concurrency": [2], "new_tokens": 90}, 25 + 90),
+    ],
+    ids=["decode", "depth", "turns", "batch"],
+)
+def test_a_context_that_is_too_short_is_one_sentence_before_anything_is_asked(
+    conversed, api, workload, needed
+):
+    stored, _ = conversed(behaviour := Behaviour(api, context=needed - 1), workload)
+    sentence = (
+        f"the server's context is {needed - 1} tokens, and {needed} are needed: restart it with a larger"
+    )
+    assert sentence in stored.record["reason"]
+    assert behaviour.requests == []
 
 
 @pytest.mark.parametrize("workload", [DEPTH, TURNS], ids=["depth", "turns"])

@@ -114,6 +114,11 @@ class Warnings(Enum):
 
     # Differences between the run and the request.
     other_length = "{tokens} generated, {requested} requested", "report it to the stack's authors"
+    server_stopped = (
+        "{tokens} generated, {requested} requested: the server stopped early",
+        "give it a larger context (llama-server -c, Ollama num_ctx, vLLM --max-model-len), or an API that"
+        " ignores the end of a text",
+    )
     other_prefix = (
         "{evaluated} tokens were evaluated, {expected} expected: a prefix was reused or added",
         "turn off prefix caching and added BOS tokens in the stack",

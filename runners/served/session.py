@@ -66,6 +66,19 @@ class ServedSession:
         self._begun = 0  # prompts
         self._evaluated: int | None = 0
 
+    def check_context(self, workloads: list[Json]) -> None:
+        """Raises ServerError where the server's context is known, and too short for one of these."""
+        settings = self._props.get("default_generation_settings") or {}
+        context = settings.get("n_ctx") or self._listed.get("max_model_len")
+        for each in workloads:
+            of_one_user = len(each["prompt"]) + each["new_tokens"]
+            needed = of_one_user if "concurrency" in each else each["holds"]
+            if context and needed > context:
+                raise ServerError(
+                    f"the server's context is {context} tokens, and {needed} are needed: restart it with a"
+                    " larger one (llama-server -c, for all slots together; vLLM --max-model-len)"
+                )
+
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """What is asked besides the tokens is asked before, outside TTFT."""
         text = self._prompt(prompt)

@@ -57,6 +57,8 @@ DOES_NOT_FIT: tuple[type[BaseException], ...] = ()
 
 
 def load(request: Request) -> ServedSession:
-    """Connect to the server; it has its model. Raises ServerError."""
+    """Connect to the server; it has its model. Raises ServerError, also for a context that is too short."""
     client = Client(request.options["url"], key_in(request.options["key"]))
-    return ServedSession(client, request.options, prompt_is_here=request.model["path"] is not None)
+    session = ServedSession(client, request.options, prompt_is_here=request.model["path"] is not None)
+    session.check_context(request.workloads)
+    return session

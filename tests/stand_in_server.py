@@ -28,6 +28,7 @@ class Behaviour:
     api: str = "llama-server"
     models: tuple[str, ...] = (MODEL,)
     tokens_at_once: int = 1
+    merges: int = 0  # the last so many events but one have two tokens each
     burst: int = 1  # events without a pause between them
     drops_after: int | None = None
     generates: int | None = None
@@ -213,7 +214,10 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                     break
                 for _ in range(of.pings):
                     send(b": ping\n\n")
-                ids = [100 + n for n in range(first, min(first + step, count))]
+                if first % 2 == 0 and count - 2 * of.merges <= first + 1 < count:
+                    continue  # with the next one
+                began_at = first - (first % 2 == 1 and count - 2 * of.merges <= first)
+                ids = [100 + n for n in range(began_at, min(first + step, count))]
                 more = {"padding": "x" * (3 << 20)} if of.large_event else {}
                 event(_piece(of, ids, self.path) | more)
             ms = (time.monotonic() - (first_at or began)) * 1e3

@@ -267,6 +267,31 @@ def test_events_that_were_read_late_give_no_figure(measured):
     assert "tok/s  " not in record["printed"]
 
 
+def test_few_tokens_that_come_together_leave_averages_and_no_figure_of_single_tokens(conversed):
+    stored, _ = conversed(Behaviour("vllm", merges=4, token_ms=3), {"kind": "decode"})
+    record, latency = stored.record, stored.times.latency_ms
+    counters = record["done"]["counters"]
+    assert counters["pieces"] == 124
+    counters["awaited_pieces"] = 124  # on a busy machine too
+    notes = {flag.warning: flag.detail for flag in verdicts.notes(record)}
+    assert notes[Warnings.tokens_in_pieces] == (
+        "128 tokens came in 124 pieces, up to 2 at once: only averages are known, no B and W; tok/s is right"
+        " to 1.6%"
+    )
+    (row,) = load_study([stored]).repeats
+    assert row["tokens_per_s"] == pytest.approx(127e3 / latency[1:].sum())
+    assert [row[name] for name in ("B_ms", "W_tokens_per_ms", "median_ms", "end_tokens_per_s")] == [None] * 4
+    assert not any(flag.warning is Warnings.tokens_at_once for flag in of_server.faults(record))
+
+
+@pytest.mark.parametrize(("first", "largest"), [(2, 2), (1, 7)], ids=["the first among them", "many at once"])
+def test_tokens_that_come_together_first_or_in_large_pieces_are_a_fault(conversed, first, largest):
+    stored, _ = conversed(Behaviour("vllm", merges=4), {"kind": "decode"})
+    counters = stored.record["done"]["counters"]
+    counters |= {"first_burst_tokens": first, "largest_piece": largest}
+    assert Warnings.tokens_at_once in {flag.warning for flag in of_server.faults(stored.record)}
+
+
 def test_a_whole_answer_at_once_gives_no_figure(measured):
     record = measured(Behaviour(streams=False))
     assert "tok/s  " not in record["printed"]

@@ -16,6 +16,7 @@ from harness.theory.decoder import dense, parameters
 CLIENT_SHARE = 0.5  # of the time of an answer; a client that works for longer is what limits the speed
 LATE_SHARE = 0.05  # of the events of a stream
 ALIKE = 0.02  # of parameters and vocabulary: a GGUF may leave out or add padding
+IN_PIECES = 0.05  # of a rate: by how much the arrival of pieces may change it
 HALVES = 0.02  # of the tokens: some texts end in half a letter, which waits for the next token
 
 
@@ -95,7 +96,23 @@ def _each_is_timed(record: Record) -> bool:
     """Whether its figures are of single tokens, and not of the averages of an answer."""
     if tables.name_of(record):
         return record["workload"]["kind"] == "depth"
-    return speculation.row(record) is None
+    return speculation.row(record) is None and rate_error(record) is None
+
+
+def rate_error(record: Record) -> float | None:
+    """The share by which tok/s may be off where tokens of a decode came together, so that averages hold and
+    times of single tokens do not; null where they came one by one, or too many at once.
+
+    The first came alone. Any event may be late by less than the tokens of the largest piece take: what waits
+    for longer is in the next one.
+    """
+    served, counters = loaded_of(record).get("served"), done_of(record).get("counters") or Counters()
+    if not served or not served["sends_ids"] or tables.name_of(record) or speculation.row(record):
+        return None
+    if not (numbers := _in_pieces(record)) or speculation.first_burst_tokens(record) > 1:
+        return None
+    error = numbers["largest"] / (record["tokens"] - 1)
+    return error if error <= IN_PIECES and "largest_piece" in counters else None
 
 
 def _in_pieces(record: Record) -> dict[str, int]:
@@ -150,7 +167,9 @@ def notes(record: Record) -> list[Flag]:
     if served_elsewhere(record) and names_one and not _known_of_both(record):
         found.append(Warnings.model_unchecked.flag(**_names(record)))
     if not _each_is_timed(record) and (numbers := _in_pieces(record)):
-        found.append(Warnings.tokens_in_pieces.flag(**numbers))
+        error = rate_error(record)
+        accuracy = "" if error is None else f"; tok/s is right to {error:.1%}"
+        found.append(Warnings.tokens_in_pieces.flag(**numbers, accuracy=accuracy))
     if (client := client_ms_per_token(record)) is not None and record["tokens"] > 1:
         found.append(_times(record, served, client))
     return found

@@ -185,11 +185,12 @@ class Warnings(Enum):
     tokens_at_once = (
         "{tokens} tokens came in {pieces} pieces, up to {largest} at once: it is not known when each was"
         " made",
-        "let the server send each token (vLLM: --stream-interval 1)",
+        "measure more tokens, of which one piece is a smaller share, or let the server send each (vLLM:"
+        " --stream-interval, by default 1)",
     )
     tokens_in_pieces = _note(
         "{tokens} tokens came in {pieces} pieces, up to {largest} at once: only averages are known, no B and"
-        " W",
+        " W{accuracy}",
         "read tok/s; B and W need a piece for each token",
     )
     guessed_ahead = _note(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis import depth, speculation
+from harness.analysis import depth, served, speculation
 from harness.analysis.verdicts import USABLE, BusyProcess, Verdict, attempts_left, status
 from harness.base.text import plural, printable, unfiltered
 from harness.campaign import rounds, run
@@ -103,7 +103,8 @@ class Progress:
         if state in USABLE and times:
             ms, prompts = times.latency_ms.tolist(), speculation.first_burst_tokens(stored.record)
             line += f"  TTFT {ms[0]:.1f} ms"
-            typical = statistics.fmean if speculation.row(stored.record) else statistics.median
+            averaged = speculation.row(stored.record) or served.rate_error(stored.record) is not None
+            typical = statistics.fmean if averaged else statistics.median
             line += f", {typical(ms[prompts:]):.2f} ms/token" if len(ms) > prompts else ""
         elif state in USABLE and (timed := _of_rows(stored)):
             line += f"  {timed}"

@@ -162,7 +162,7 @@ def test_what_cannot_be_measured_is_one_sentence_before_anything_begins(
 def test_an_address_that_is_misspelt_says_how_to_spell_it(harness, tmp_path, address, sentence):
     ran = harness("run", address)
     assert (ran.code, sentence in ran.err, len(ran.err.splitlines())) == (2, True, 1), ran.err
-    config = write_config(tmp_path / "c.yaml", [{"stack": "http", "url": address}], {}, MODEL_SERVED)
+    config = write_config(tmp_path / "c.yaml", [{"stack": "http", "url": address}], {}, {**MODEL_SERVED})
     checked = harness("run", config, "--dry-run")
     assert (checked.code, "variants.0.url" in checked.err) == (2, True), checked.err
 
@@ -171,7 +171,7 @@ def test_every_spelling_of_an_address_is_the_same_cell(harness, tmp_path):
     spelled = ("http://H:9", "http://h:9/", "HTTP://h:9/v1", "http://h:9/v1/")
     found = []
     for url in spelled:
-        config = write_config(tmp_path / "c.yaml", [{"stack": "http", "url": url}], {}, MODEL_SERVED)
+        config = write_config(tmp_path / "c.yaml", [{"stack": "http", "url": url}], {}, {**MODEL_SERVED})
         found += [(cell.id, cell.options(1)["url"]) for cell in plan.cells(load(config))]
     assert len({*found}) == 1
     assert found[0][1] == "http://h:9"
@@ -259,6 +259,30 @@ def test_what_a_server_cannot_do_is_left_out_with_one_sentence(harness):
         for option in ("--quality", "--max-ctx", "--check-weights"):
             ran = harness("run", address, *QUICK, option)
             assert "a server" in ran.out + ran.err, (option, ran)
+
+
+def test_the_context_of_a_server_is_not_searched_and_its_own_sentence_says_why(harness):
+    with serving(Behaviour()) as address:
+        ran = harness("run", address, "--max-ctx")
+    assert "http does not run max_ctx: a server's context is set when it starts" in ran.out + ran.err
+
+
+def test_a_length_that_is_none_is_named_as_it_was_typed(harness):
+    with serving(Behaviour()) as address:
+        ran = harness("run", address, "--tokens=-3")
+        assert (ran.code, "--tokens -3: " in ran.err, "--set" in ran.err) == (2, True, False), ran.err
+        assert "--set new_tokens=-4: " in harness("run", address, "--set", "new_tokens=-4").err
+
+
+@pytest.mark.parametrize(
+    ("speaks", "requested", "is_refused"),
+    [("llama-server", "vllm", True), ("vllm", "ollama", True), ("vllm", "openai", False)],
+    ids=["vLLM's", "Ollama's", "OpenAI's"],
+)
+def test_an_api_that_the_server_s_own_addresses_rule_out_is_an_error(measured, speaks, requested, is_refused):
+    record = measured(Behaviour(speaks), "--set", f"api={requested}")
+    sentence = f"api {requested} was requested, but the server's own addresses are those of {speaks}"
+    assert (record["reason"] == sentence) is is_refused, record["reason"]
 
 
 def test_events_that_were_read_late_give_no_figure(measured):

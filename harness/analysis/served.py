@@ -107,7 +107,7 @@ def rate_error(record: Record) -> float | None:
     for longer is in the next one.
     """
     served, counters = loaded_of(record).get("served"), done_of(record).get("counters") or Counters()
-    if not served or not served["sends_ids"] or tables.name_of(record) or speculation.row(record):
+    if not served or not served.get("sends_ids") or tables.name_of(record) or speculation.row(record):
         return None
     if not (numbers := _in_pieces(record)) or speculation.first_burst_tokens(record) > 1:
         return None

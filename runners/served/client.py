@@ -201,16 +201,18 @@ class Client:
 def api_of(client: Client, requested: str) -> Api:
     """The API of a server: the requested one, or for `auto` what its own addresses show. Raises
     ServerError."""
-    if requested == "auto":
-        if "default_generation_settings" in (client.found("/props") or {}):
-            requested = "llama-server"
-        elif "version" in (client.found("/api/version") or {}):
-            requested = "ollama"
-        elif "version" in (client.found("/version") or {}):
-            requested = "vllm"
-        else:
-            requested = "openai"
-    api = APIS[requested]
+    shown = "openai"
+    if "default_generation_settings" in (client.found("/props") or {}):
+        shown = "llama-server"
+    elif "version" in (client.found("/api/version") or {}):
+        shown = "ollama"
+    elif "version" in (client.found("/version") or {}):
+        shown = "vllm"
+    if "openai" not in (requested, shown) and requested not in ("auto", shown):
+        raise ServerError(
+            f"api {requested} was requested, but the server's own addresses are those of {shown}"
+        )
+    api = APIS[shown if requested == "auto" else requested]
     # Some servers have chats alone, which put a template around the prompt.
     return CHAT if api.name == "openai" and client.ask(api.path, {}).status_code in (404, 405) else api
 

@@ -13,6 +13,7 @@
 # [tool.harness.cannot]
 # logits = "a server gives no logits"
 # context = "a server shows no pass over a prompt, only tokens: depth and turns send prompts and time those"
+# max_ctx = "a server's context is set when it starts: its own log or /props has it"
 # memory = "a server's memory is not that of its client"
 #
 # [tool.harness.options.url]

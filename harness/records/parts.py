@@ -389,7 +389,7 @@ class StackFacts(TypedDict):
     """as the stack counts; with `tied`, exact bytes as loaded, packed weights with their scales: they
     take precedence over the file's header"""
     parameters: NotRequired[Count | None]
-    vocab_size: NotRequired[Any]
+    vocab_size: NotRequired[Count | None]
     input_embedding_bytes: NotRequired[Count | None]
     tied: NotRequired[Switch]
     expert_bytes: NotRequired[Count]

@@ -121,8 +121,8 @@ def _dry_run(experiment: Experiment, given: Sequence[Workload], arguments: argpa
 
 
 BUSY = (
-    "do not repeat what other processes disturbed, on a machine that is never quiet: its figures are"
-    " provisional, never ok"
+    "do not repeat what other processes disturbed, on a machine that is never quiet: a cell of which"
+    " no repeat was quiet is provisional, never ok"
 )
 
 

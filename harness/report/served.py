@@ -15,6 +15,8 @@ from harness.report.summary import Named
 def added(named: Named, behind: Callable[[Cell], Stored | None]) -> list[str]:
     """A sentence for each served cell and each in process that has the same weights, options and number of
     tokens. `behind`: the record of a row."""
+    if not any(row["served_by"] for _, row in named):
+        return []
     known = [(label, row, each.record) for label, row in named if (each := behind(row))]
     return [
         sentence

@@ -248,6 +248,8 @@ def unreachable(failure: BaseException, key: str | None) -> str:
             return "speaks no TLS: write http:// in place of https://"
         reason = getattr(each, "strerror", None) or reason
     shown = without_key(" ".join(str(failure).split()), key)[:MOST_SHOWN]
+    if "handshake operation timed out" in shown:
+        return "does not answer in TLS: it may speak http: write http:// in place of https://"
     reason = reason or shown or type(failure).__name__
     return f"cannot be reached ({reason}): is the server running, and is the port right?"
 

@@ -28,6 +28,7 @@ class Behaviour:
     api: str = "llama-server"
     models: tuple[str, ...] = (MODEL,)
     tokens_at_once: int = 1
+    merges: int = 0  # the last so many events but one have two tokens each
     burst: int = 1  # events without a pause between them
     drops_after: int | None = None
     generates: int | None = None
@@ -54,6 +55,11 @@ class Behaviour:
     token_ms: float = 1.0
     at_once_in_the_network: bool = False
     slots: int = 64
+    context: int = 4096
+    meta: dict[str, int] = field(default_factory=dict)  # of its models, as llama-server lists them
+    ftype: str = ""
+    root: str = ""  # of its models, as vLLM lists them
+    shown: dict[str, Any] = field(default_factory=dict)  # of a model, by Ollama
     requests: list[dict[str, Any]] = field(default_factory=list)
     held: list[int | str] = field(default_factory=list)  # in its cache
     encodings: set[str | None] = field(default_factory=set)  # that clients accept
@@ -95,6 +101,8 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                 return self._whole(
                     200, {"tokens": [len(word) + ord(word[0]) for word in body["content"].split()]}
                 )
+            if self.path == "/api/show":
+                return self._whole(200, of.shown)
             chat = self.path == "/v1/chat/completions"
             if of.chat_only != chat or not body:
                 return self._whole(404 if of.chat_only != chat else 400, {"error": "no"})
@@ -119,14 +127,15 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
             models = [f"{each}{of.key}" if of.echoes_key else each for each in of.models]
             listed = [
                 {"id": each, "object": "model", "created": 1795692577, "owned_by": of.api}
-                | ({"meta": {"n_params": 1000 + place}} if of.api == "llama-server" else {})
+                | ({"meta": {"n_params": 1000 + place} | of.meta} if of.api == "llama-server" else {})
+                | ({"root": of.root, "max_model_len": of.context} if of.api == "vllm" else {})
                 for place, each in enumerate(models)
             ]
             answers: dict[str, Any] = {"/v1/models": {"object": "list", "data": listed}}
             if of.api == "llama-server":
-                settings = {"n_ctx": 4096, "params": {"speculative.types": "none"}}  # whatever it does
+                settings = {"n_ctx": of.context, "params": {"speculative.types": "none"}}  # whatever it does
                 answers["/props"] = {"default_generation_settings": settings, "build_info": "b1"}
-                answers["/props"]["total_slots"] = of.slots
+                answers["/props"] |= {"total_slots": of.slots, "model_ftype": of.ftype}
                 answers["/metrics"] = f"llamacpp:tokens_predicted_total {of.generated}\n"
             elif of.api == "ollama":
                 answers["/api/version"] = {"version": "0.12"}
@@ -205,7 +214,10 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                     break
                 for _ in range(of.pings):
                     send(b": ping\n\n")
-                ids = [100 + n for n in range(first, min(first + step, count))]
+                if first % 2 == 0 and count - 2 * of.merges <= first + 1 < count:
+                    continue  # with the next one
+                began_at = first - (first % 2 == 1 and count - 2 * of.merges <= first)
+                ids = [100 + n for n in range(began_at, min(first + step, count))]
                 more = {"padding": "x" * (3 << 20)} if of.large_event else {}
                 event(_piece(of, ids, self.path) | more)
             ms = (time.monotonic() - (first_at or began)) * 1e3

@@ -44,7 +44,7 @@ def test_a_wrong_header_names_its_file(text):
 
 
 def test_every_option_of_every_stack_has_help_and_a_default_among_its_choices():
-    types = {"int": int, "float": (int, float), "string": str, "path": str, "bool": bool}
+    types = {"int": int, "float": (int, float), "string": str, "path": str, "url": str, "bool": bool}
     for header in stacks().values():
         for option in header.options.values():
             assert option.help

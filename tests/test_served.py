@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,29 @@ import pytest
 from conftest import Ran, built, stored_in, write_config
 from golden_record import record as golden
 from stand_in_server import Behaviour, serving
+from test_checkpoint import TINY, write_gguf
 
 from harness import records
 from harness.analysis import depth as analysis_depth
+from harness.analysis import served as of_server
 from harness.analysis import verdicts
 from harness.analysis.warnings import Warnings
+from harness.config import plan
+from harness.config.load import load
 from harness.dataset.study import Study, load_study, with_series
 from harness.records import Stored, TokenTimes
 from harness.report import served
 from harness.report.page import page
 from harness.report.summary import has_synthetic_figures
+from harness.theory.decoder import parameters
+from runners.protocol import unreachable
 
 QUICK = [
     *("--set", "new_tokens=12", "--set", "repeats=1", "--set", "measure_bandwidth=false"),
     *("--set", "warmup.at_least_s=0", "--set", "warmup.max_windows=2", "--set", "warmup.tolerance=0.99"),
     *("--set", "retry_disturbed=0"),
 ]
+MODEL_SERVED = {"models": [{"name": "m", "weights": "served"}]}
 Measure = Callable[..., dict[str, Any]]
 
 
@@ -84,7 +92,7 @@ def test_a_server_with_chats_alone_is_measured_behind_its_template(measured):
     ("behaviour", "outcome", "sentence"),
     [
         (Behaviour(cached=8), "invalid", "28 tokens were evaluated, 36 expected: a prefix was reused"),
-        (Behaviour(generates=7), "invalid", "7 tokens generated, 12 requested"),
+        (Behaviour(generates=7), "invalid", "7 tokens generated, 12 requested: the server stopped early"),
         (Behaviour(drafted=6), "invalid", "the server guessed 6 tokens ahead (6 were right)"),
         (Behaviour(speculates=True), "invalid", "speculation false was requested but true ran"),
         (Behaviour("vllm", speculates=True), "invalid", "speculation false was requested but true ran"),
@@ -144,6 +152,39 @@ def test_what_cannot_be_measured_is_one_sentence_before_anything_begins(
     assert sentence in ran.err
     assert len(ran.err.splitlines()) == 1
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("127.0.0.1:18123", "127.0.0.1:18123: for a server add http://: http://127.0.0.1:18123"),
+        ("localhost:8080", "localhost:8080: for a server add http://: http://localhost:8080"),
+        ("http://127.0.0.1:99999", "no address of a server: Port out of range 0-65535"),
+        ("http://127.0.0.1:9/v1/completions", "cut /v1/completions from the end of the address: http://127"),
+    ],
+    ids=["no scheme", "localhost", "port", "path"],
+)
+def test_an_address_that_is_misspelt_says_how_to_spell_it(harness, tmp_path, address, sentence):
+    ran = harness("run", address)
+    assert (ran.code, sentence in ran.err, len(ran.err.splitlines())) == (2, True, 1), ran.err
+    config = write_config(tmp_path / "c.yaml", [{"stack": "http", "url": address}], {}, {**MODEL_SERVED})
+    checked = harness("run", config, "--dry-run")
+    assert (checked.code, "variants.0.url" in checked.err) == (2, True), checked.err
+
+
+def test_every_spelling_of_an_address_is_the_same_cell(harness, tmp_path):
+    spelled = ("http://H:9", "http://h:9/", "HTTP://h:9/v1", "http://h:9/v1/")
+    found = []
+    for url in spelled:
+        config = write_config(tmp_path / "c.yaml", [{"stack": "http", "url": url}], {}, {**MODEL_SERVED})
+        found += [(cell.id, cell.options(1)["url"]) for cell in plan.cells(load(config))]
+    assert len({*found}) == 1
+    assert found[0][1] == "http://h:9"
+
+
+def test_a_server_that_never_answers_in_tls_may_speak_http():
+    failure = TimeoutError("_ssl.c:989: The handshake operation timed out")
+    assert "it may speak http: write http:// in place of https://" in unreachable(failure, None)
 
 
 def test_an_address_without_a_server_or_with_a_password_is_refused(harness):
@@ -211,6 +252,8 @@ def test_one_of_several_models_is_named_behind_the_address(harness):
     behaviour = Behaviour("ollama", models=("qwen3:8b", "gemma3:270m"))
     with serving(behaviour) as address:
         assert "did you mean gemma3:270m?" in harness("run", f"{address}#gemma3:27b", *QUICK).err
+        unknown = harness("run", f"{address}#nosuch", *QUICK).err
+        assert f"{address} has no model nosuch; known: qwen3:8b, gemma3:270m" in unknown
         ran = harness("run", f"{address}#gemma3:270m", *QUICK)
     assert "gemma3-270m http as-served" in ran.out
     assert {each["model"] for each in behaviour.requests} == {"gemma3:270m"}
@@ -223,10 +266,59 @@ def test_what_a_server_cannot_do_is_left_out_with_one_sentence(harness):
             assert "a server" in ran.out + ran.err, (option, ran)
 
 
+def test_the_context_of_a_server_is_not_searched_and_its_own_sentence_says_why(harness):
+    with serving(Behaviour()) as address:
+        ran = harness("run", address, "--max-ctx")
+    assert "http does not run max_ctx: a server's context is set when it starts" in ran.out + ran.err
+
+
+def test_a_length_that_is_none_is_named_as_it_was_typed(harness):
+    with serving(Behaviour()) as address:
+        ran = harness("run", address, "--tokens=-3")
+        assert (ran.code, "--tokens -3: " in ran.err, "--set" in ran.err) == (2, True, False), ran.err
+        assert "--set new_tokens=-4: " in harness("run", address, "--set", "new_tokens=-4").err
+
+
+@pytest.mark.parametrize(
+    ("speaks", "requested", "is_refused"),
+    [("llama-server", "vllm", True), ("vllm", "ollama", True), ("vllm", "openai", False)],
+    ids=["vLLM's", "Ollama's", "OpenAI's"],
+)
+def test_an_api_that_the_server_s_own_addresses_rule_out_is_an_error(measured, speaks, requested, is_refused):
+    record = measured(Behaviour(speaks), "--set", f"api={requested}")
+    sentence = f"api {requested} was requested, but the server's own addresses are those of {speaks}"
+    assert (record["reason"] == sentence) is is_refused, record["reason"]
+
+
 def test_events_that_were_read_late_give_no_figure(measured):
     record = measured(Behaviour("vllm", at_once_in_the_network=True))
     assert "events of the server had arrived before they were read" in record["printed"]
     assert "tok/s  " not in record["printed"]
+
+
+def test_few_tokens_that_come_together_leave_averages_and_no_figure_of_single_tokens(conversed):
+    stored, _ = conversed(Behaviour("vllm", merges=4, token_ms=3), {"kind": "decode"})
+    record, latency = stored.record, stored.times.latency_ms
+    counters = record["done"]["counters"]
+    assert counters["pieces"] == 124
+    counters["awaited_pieces"] = 124  # on a busy machine too
+    notes = {flag.warning: flag.detail for flag in verdicts.notes(record)}
+    assert notes[Warnings.tokens_in_pieces] == (
+        "128 tokens came in 124 pieces, up to 2 at once: only averages are known, no B and W; tok/s is right"
+        " to 1.6%"
+    )
+    (row,) = load_study([stored]).repeats
+    assert row["tokens_per_s"] == pytest.approx(127e3 / latency[1:].sum())
+    assert [row[name] for name in ("B_ms", "W_tokens_per_ms", "median_ms", "end_tokens_per_s")] == [None] * 4
+    assert not any(flag.warning is Warnings.tokens_at_once for flag in of_server.faults(record))
+
+
+@pytest.mark.parametrize(("first", "largest"), [(2, 2), (1, 7)], ids=["the first among them", "many at once"])
+def test_tokens_that_come_together_first_or_in_large_pieces_are_a_fault(conversed, first, largest):
+    stored, _ = conversed(Behaviour("vllm", merges=4), {"kind": "decode"})
+    counters = stored.record["done"]["counters"]
+    counters |= {"first_burst_tokens": first, "largest_piece": largest}
+    assert Warnings.tokens_at_once in {flag.warning for flag in of_server.faults(stored.record)}
 
 
 def test_a_whole_answer_at_once_gives_no_figure(measured):
@@ -318,6 +410,58 @@ def test_the_server_s_part_and_its_client_s_add_up_whatever_the_repeats():
     assert parts[1] == pytest.approx(0.1, abs=0.01)  # of each repeat; a mean of rates has not that of times
 
 
+# The model of the server against that of the config
+
+
+QWEN = {"shape": "qwen1.5-0.5b", "weights": "synthetic"}
+OTHER_MODEL = "the server serves stand-in, but the config names qwen1.5-0.5b: "
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "sentence"),
+    [
+        (
+            Behaviour(meta={"n_params": 134515008, "n_vocab": 49152}),
+            f"{OTHER_MODEL}parameters 134,515,008, not 619,570,176, vocabulary 49,152, not 151,936",
+        ),
+        (
+            Behaviour("ollama", shown={"model_info": {"general.parameter_count": 134515008}}),
+            f"{OTHER_MODEL}parameters 134,515,008, not 619,570,176",
+        ),
+        (Behaviour(meta={"n_params": 619570176, "n_vocab": 151936}), None),
+        (Behaviour("openai"), Warnings.model_unchecked),
+    ],
+    ids=["llama-server", "Ollama", "the same", "not told"],
+)
+def test_a_served_model_that_is_not_the_shape_of_the_config_is_invalid(conversed, behaviour, sentence):
+    stored, printed = conversed(behaviour, {"kind": "decode"}, QWEN)
+    assert (sentence in printed) if isinstance(sentence, str) else stored.record["outcome"] == "ok"
+    assert bool(of_server.other_model(stored.record)) is isinstance(sentence, str), printed
+    notes = {flag.warning for flag in verdicts.notes(stored.record)}
+    assert (Warnings.model_unchecked in notes) is (sentence is Warnings.model_unchecked)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "sentence"),
+    [
+        (Behaviour(ftype="Q4_1"), "type q4_1, not f16"),
+        (Behaviour("ollama", shown={"details": {"quantization_level": "Q4_K_M"}}), "type q4_k_m, not f16"),
+        (Behaviour(ftype="F16", meta={"size": 90}), "bytes 90, not "),
+        (Behaviour("vllm", root="/models/another"), "file another, not f16.gguf"),
+        (Behaviour("vllm", root="/models/f16.gguf"), ""),
+    ],
+    ids=["type", "Ollama", "size", "name", "the same name"],
+)
+def test_a_served_model_that_is_not_the_file_of_the_config_is_invalid(
+    conversed, tmp_path, behaviour, sentence
+):
+    file = write_gguf(tmp_path / "f16.gguf")
+    meta = {"n_params": parameters(TINY), **behaviour.meta} if behaviour.api == "llama-server" else {}
+    stored, printed = conversed(replace(behaviour, meta=meta), {"kind": "decode"}, {"weights": str(file)})
+    assert bool(of_server.other_model(stored.record)) is bool(sentence), printed
+    assert sentence in printed
+
+
 # TLS
 
 
@@ -405,11 +549,11 @@ TURNS = {"kind": "turns", "first": 60, "each": 10, "new_tokens": 6, "turns": 3}
 def conversed(harness: Callable[..., Ran], tmp_path: Path) -> Callable[..., Any]:
     """The record of a workload with rows against a server that behaves so, and what was printed."""
 
-    def run(behaviour: Behaviour, workload: dict[str, Any]) -> tuple[Stored, str]:
+    def run(behaviour: Behaviour, workload: dict[str, Any], model: Any = None) -> tuple[Stored, str]:
         protocol = {"repeats": 1, "measure_bandwidth": False, "retry_disturbed": 0}
         protocol["warmup"] = {"at_least_s": 0, "max_windows": 2, "tolerance": 0.99}
         with serving(behaviour) as address:
-            keys = {"workloads": [workload], "models": [{"name": "m", "weights": "served"}]}
+            keys = {"workloads": [workload], "models": [model or {"name": "m", "weights": "served"}]}
             variants = [{"stack": "http", "name": "v", "url": address}]
             ran = harness("run", write_config(tmp_path / "c.yaml", variants, protocol, keys), "-o", "r")
         (stored,) = stored_in(tmp_path / "r")
@@ -464,6 +608,28 @@ def test_windows_at_depth_are_decoded_behind_prompts_of_that_many_tokens(convers
     sent = [len(each) if isinstance(each, list) else len(each.split()) for each in prompts]
     assert first_of_each == [length + 4 for length in sent]
     assert all(abs(length - 600) <= 128 for length in sent[:4])
+
+
+@pytest.mark.parametrize("api", ["llama-server", "vllm"])
+@pytest.mark.parametrize(
+    ("workload", "needed"),
+    [
+        ({"kind": "decode"}, 25 + 128),
+        (DEPTH, 600 + 8 + 260),
+        (TURNS, 60 + 2 * 10 + 3 * 6),
+        ({"kind": "batch", "concurrency": [2], "new_tokens": 90}, 25 + 90),
+    ],
+    ids=["decode", "depth", "turns", "batch"],
+)
+def test_a_context_that_is_too_short_is_one_sentence_before_anything_is_asked(
+    conversed, api, workload, needed
+):
+    stored, _ = conversed(behaviour := Behaviour(api, context=needed - 1), workload)
+    sentence = (
+        f"the server's context is {needed - 1} tokens, and {needed} are needed: restart it with a larger"
+    )
+    assert sentence in stored.record["reason"]
+    assert behaviour.requests == []
 
 
 @pytest.mark.parametrize("workload", [DEPTH, TURNS], ids=["depth", "turns"])

@@ -22,6 +22,7 @@ from harness.analysis import users as analysis
 from harness.analysis import verdicts
 from harness.analysis.verdicts import verdict
 from harness.analysis.warnings import Warnings
+from harness.cli import progress, tables
 from harness.dataset.study import load_study
 from harness.report import page as report_page
 from harness.report import users as report_users
@@ -259,7 +260,7 @@ def test_the_client_s_work_is_all_cpu_time_of_the_threads_that_read(of_server):
     # The HTTP library reads pings for nothing. Half of the work is that of the untimed round.
     stored, _ = of_server(Behaviour("vllm", pings=300), concurrency=[1])
     (client_ns,) = records.table(stored)["client_ns"]
-    assert client_ns / 1e9 > 0.35 * stored.record["done"]["cpu_s"]
+    assert client_ns / 1e9 > 0.2 * stored.record["done"]["cpu_s"]
 
 
 @pytest.mark.parametrize(
@@ -296,23 +297,18 @@ def test_users_without_a_thread_end_the_others_at_once(cache):
 
 
 def test_more_users_than_slots_are_a_note_that_they_waited_and_have_no_rate_of_all_at_once(of_server):
-    stored, printed = of_server(Behaviour(slots=1, token_ms=5), concurrency=[1, 2, 4])
-    (note,) = [
-        flag
-        for flag in analysis.notes(stored.record, records.table(stored))
-        if flag.warning is Warnings.users_queued
-    ]
-    assert note.detail.startswith("of 2, 4 users at once some waited until others had finished")
+    stored, _ = of_server(Behaviour(slots=1, token_ms=5), concurrency=[1, 4, 6])
+    table = records.table(stored)
+    (note,) = [flag for flag in analysis.notes(stored.record, table) if flag.code in tables.NOTED]
+    assert note.detail.startswith("of 4, 6 users at once some waited until others had finished")
     assert note.detail.endswith("the server has 1 slot")
-    assert note.detail in " ".join(printed.split())
-    study = load_study([stored])
-    (cell,) = study.cells
-    alone, *queued = cell["users"]
+    alone, *queued = users = analysis.rows([table])
     assert alone["tokens_per_s"] == pytest.approx(alone["user_tokens_per_s"])
     assert [each["tokens_per_s"] for each in queued] == [None, None]
-    output = f"output {queued[0]['output_tokens_per_s']:.1f} with 2 users"
-    assert output in printed
-    limit = {"by": "data sheet", "tokens_per_s": [(1, 9.0), (2, 18.0), (4, 36.0)], "compute_bound_from": None}
+    assert f"output {queued[0]['output_tokens_per_s']:.1f} with 4 users" in progress.of_rows(stored)
+    study = load_study([stored])
+    cell = {**study.cells[0], "users": users}
+    limit = {"by": "data sheet", "tokens_per_s": [(1, 9.0), (4, 36.0), (6, 54.0)], "compute_bound_from": None}
     chapter = report_users.chapter(replace(study, cells=[{**cell, "users_limit": limit}]))
     (figures,) = chapter.figures.values()
     assert [trace["x"] for trace in figures[0].data] == [[1], [1]]

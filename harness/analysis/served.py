@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+from typing import Any
+
 from harness.analysis import speculation
 from harness.analysis.warnings import Flag, Warnings
 from harness.records import tables
-from harness.records.kinds import Record, done_of, loaded_of
+from harness.records.kinds import Record, done_of, loaded_of, served_elsewhere
 from harness.records.measured import Counters, Surface
 from harness.records.parts import Served
+from harness.theory.decoder import dense, parameters
 
 CLIENT_SHARE = 0.5  # of the time of an answer; a client that works for longer is what limits the speed
 LATE_SHARE = 0.05  # of the events of a stream
+ALIKE = 0.02  # of parameters and vocabulary: a GGUF may leave out or add padding
+IN_PIECES = 0.05  # of a rate: by how much the arrival of pieces may change it
 HALVES = 0.02  # of the tokens: some texts end in half a letter, which waits for the next token
 
 
@@ -39,16 +45,79 @@ def faults(record: Record) -> list[Flag]:
     return found
 
 
+def other_model(record: Record) -> list[Flag]:
+    """Whether the server has another model than the config names, as far as both are known."""
+    differences = [
+        f"{what} {_shown(served)}, not {_shown(named)}"
+        for what, served, named, off in _known_of_both(record)
+        if (served != named if isinstance(named, str) else abs(served - named) > off * named)
+    ]
+    if not differences:
+        return []
+    return [Warnings.other_model.flag(**_names(record), differences=", ".join(differences))]
+
+
+def _known_of_both(record: Record) -> list[tuple[str, Any, Any, float]]:
+    """What is known of the server's model and of that in the config, and by how much numbers may differ: of
+    their files the names, where nothing else is known."""
+    loaded, weights, shape = loaded_of(record), record["model"]["weights"], record["model"].get("shape")
+    header, quants = weights.get("header"), (loaded.get("quant"), weights.get("quant"))
+    count = header["parameters"] if header else parameters(dense(**shape)) if shape else None
+    vocabulary = shape["vocab_size"] if shape else None
+    off = 0.0 if weights.get("format") == "gguf" else ALIKE
+    facts: list[tuple[str, Any, Any, float]] = [
+        ("type", *quants, 0.0),
+        ("parameters", loaded.get("parameters"), count, off),
+        ("vocabulary", loaded.get("vocab_size"), vocabulary, ALIKE),
+    ]
+    if header and weights.get("format") == "gguf" and quants[0] in (None, quants[1]):
+        facts.append(("bytes", loaded.get("model_bytes"), header["model_bytes"], 0.0))
+    known = [each for each in facts if None not in each]
+    served = loaded.get("served")
+    files = [served and served.get("file"), weights.get("file") if weights.get("format") else None]
+    if known or None in files or not PurePath(str(files[0])).is_absolute():
+        return known
+    theirs, ours = (PurePath(str(each)).name for each in files)
+    return [("file", theirs, ours, 0.0)]
+
+
+def _shown(value: str | int) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
+
+
+def _names(record: Record) -> dict[str, str]:
+    """The server's model and that of the config, by their names."""
+    served, file = loaded_of(record).get("served"), record["model"]["weights"].get("file")
+    assert served
+    return {"served": served["model"], "named": PurePath(file).name if file else record["model"]["name"]}
+
+
 def _each_is_timed(record: Record) -> bool:
     """Whether its figures are of single tokens, and not of the averages of an answer."""
     if tables.name_of(record):
         return record["workload"]["kind"] == "depth"
-    return speculation.row(record) is None
+    return speculation.row(record) is None and rate_error(record) is None
+
+
+def rate_error(record: Record) -> float | None:
+    """The share by which tok/s may be off where tokens of a decode came together, so that averages hold and
+    times of single tokens do not; null where they came one by one, or too many at once.
+
+    The first came alone. Any event may be late by less than the tokens of the largest piece take: what waits
+    for longer is in the next one.
+    """
+    served, counters = loaded_of(record).get("served"), done_of(record).get("counters") or Counters()
+    if not served or not served.get("sends_ids") or tables.name_of(record) or speculation.row(record):
+        return None
+    if not (numbers := _in_pieces(record)) or speculation.first_burst_tokens(record) > 1:
+        return None
+    error = numbers["largest"] / (record["tokens"] - 1)
+    return error if error <= IN_PIECES and "largest_piece" in counters else None
 
 
 def _in_pieces(record: Record) -> dict[str, int]:
     """The numbers of a warning that tokens came together; empty: they came one by one."""
-    counters = done_of(record)["counters"]
+    counters = done_of(record).get("counters") or Counters()  # none of a run that failed
     tokens = counters.get("answer_tokens", record["tokens"])
     if tokens - (pieces := counters.get("pieces", tokens)) <= HALVES * tokens:
         return {}
@@ -94,8 +163,13 @@ def notes(record: Record) -> list[Flag]:
     if counted is not None and counted != requested:
         why = ": its chat template adds to them" if served["template"] else ""
         found.append(Warnings.other_prompt.flag(counted=counted, requested=requested, why=why))
+    names_one = record["model"]["weights"].get("kind") != "served" or record["model"].get("shape")
+    if served_elsewhere(record) and names_one and not _known_of_both(record):
+        found.append(Warnings.model_unchecked.flag(**_names(record)))
     if not _each_is_timed(record) and (numbers := _in_pieces(record)):
-        found.append(Warnings.tokens_in_pieces.flag(**numbers))
+        error = rate_error(record)
+        accuracy = "" if error is None else f"; tok/s is right to {error:.1%}"
+        found.append(Warnings.tokens_in_pieces.flag(**numbers, accuracy=accuracy))
     if (client := client_ms_per_token(record)) is not None and record["tokens"] > 1:
         found.append(_times(record, served, client))
     return found

@@ -525,8 +525,9 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[Flag]:
     reasons = []
     stopped = growth_stopped(record)
     if record["tokens"] != new and not stopped and not tables.name_of(record):
-        tokens = plural(record["tokens"], "token")
-        reasons.append(Warnings.other_length.flag(tokens=tokens, requested=new))
+        numbers = {"tokens": plural(record["tokens"], "token"), "requested": new}
+        why = Warnings.server_stopped if served_elsewhere(record) else Warnings.other_length
+        reasons.append(why.flag(**numbers))
     evaluated, expected = done["counters"].get("evaluated_tokens"), prompt + record["tokens"] - 1
     if (counted := done["counters"].get("prompt_tokens")) is not None:
         expected = counted + record["tokens"] - 1  # of a server, which may add a template
@@ -607,10 +608,10 @@ def _leftovers(facts: StackFacts) -> list[Flag]:
 
 
 def _window(record: Record) -> list[Flag]:
-    """A KV cache shorter than the run: the stack discarded tokens and continued."""
+    """A KV cache shorter than the run: the stack discarded tokens and continued. A server stops."""
     holds, workload = loaded_of(record).get("holds_tokens"), record["workload"]
     needed = workload["prompt_tokens"] + workload["new_tokens"]
-    if holds is None or holds >= needed:
+    if holds is None or holds >= needed or served_elsewhere(record):
         return []
     return [Warnings.short_cache.flag(holds=holds, needed=needed)]
 
@@ -618,6 +619,8 @@ def _window(record: Record) -> list[Flag]:
 def _weights(record: Record) -> list[Flag]:
     """Compare the loaded weights with the file's header. Bytes are compared only where the stack keeps the
     stored types: of a GGUF, and of a checkpoint with a single type (it is cast to one type)."""
+    if served_elsewhere(record):
+        return served.other_model(record)
     weights, loaded = record["model"]["weights"], loaded_of(record)
     header, stored, found = weights.get("header"), weights.get("quant"), loaded.get("quant")
     reasons = []

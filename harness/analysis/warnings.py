@@ -114,6 +114,11 @@ class Warnings(Enum):
 
     # Differences between the run and the request.
     other_length = "{tokens} generated, {requested} requested", "report it to the stack's authors"
+    server_stopped = (
+        "{tokens} generated, {requested} requested: the server stopped early",
+        "give it a larger context (llama-server -c, Ollama num_ctx, vLLM --max-model-len), or an API that"
+        " ignores the end of a text",
+    )
     other_prefix = (
         "{evaluated} tokens were evaluated, {expected} expected: a prefix was reused or added",
         "turn off prefix caching and added BOS tokens in the stack",
@@ -133,6 +138,14 @@ class Warnings(Enum):
         "raise n_ctx above the length of the run",
     )
     other_weights = "{name} is {loaded} in the stack but {stored} in the file's header", WEIGHTS
+    other_model = (
+        "the server serves {served}, but the config names {named}: {differences}",
+        "load the named model in the server, or name the served one in the config (or weights: served)",
+    )
+    model_unchecked = _note(
+        "the server serves {served} and tells nothing that could be compared with {named} of the config",
+        "see that they are the same model and type",
+    )
     other_type = "weights of type {requested} were requested but {found} were loaded", WEIGHTS
     weights_disagree = "{difference}: it is not the same model", WEIGHTS
     logits_not_finite = "NaN or infinite logits at {where}", "compute in another type (bf16 or f32)"
@@ -172,11 +185,12 @@ class Warnings(Enum):
     tokens_at_once = (
         "{tokens} tokens came in {pieces} pieces, up to {largest} at once: it is not known when each was"
         " made",
-        "let the server send each token (vLLM: --stream-interval 1)",
+        "measure more tokens, of which one piece is a smaller share, or let the server send each (vLLM:"
+        " --stream-interval, by default 1)",
     )
     tokens_in_pieces = _note(
         "{tokens} tokens came in {pieces} pieces, up to {largest} at once: only averages are known, no B and"
-        " W",
+        " W{accuracy}",
         "read tok/s; B and W need a piece for each token",
     )
     guessed_ahead = _note(

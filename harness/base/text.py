@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
+from urllib.parse import urlsplit
 
 # Print text of records, configs and files: it is shown, and no terminal or CI service obeys it.
 
@@ -162,3 +163,28 @@ def shortened(text: str, most: int = 60) -> str:
     """One printable line of bounded length; user input may have any length and any character."""
     line = printable(text[: most + 1])
     return line if len(line) <= most else line[: most - 3] + "..."
+
+
+_ENDPOINT = re.compile(r"(/v1)?/((chat/)?completions?|models)$|/api/(generate|chat|tags)$")
+
+
+def server_address(text: str) -> str:
+    """The one spelling of a server's address: no slash and no /v1 at its end. Raises ValueError with a
+    sentence, which has no password."""
+    if re.search(r"^[^/]*(//[^/]*)?@|\?", text):
+        raise ValueError(
+            "must be an address without user, password or query: a key belongs to HARNESS_API_KEY"
+        )
+    if not re.match(r"(?i)https?://[^/]", text):
+        hint = "begin it with http://" if "://" in text else f"add http://, as in http://{shortened(text)}"
+        raise ValueError(f"no address of a server: {hint}")
+    try:
+        parts = urlsplit(text)
+        if parts.port == 0:
+            raise ValueError("port 0")
+    except ValueError as wrong:
+        raise ValueError(f"no address of a server: {wrong}") from wrong
+    base = parts._replace(netloc=parts.netloc.lower(), fragment="").geturl().rstrip("/")
+    if found := _ENDPOINT.search(base):
+        raise ValueError(f"cut {found[0]} from the end of the address: {base[: found.start()]}")
+    return base.removesuffix("/v1")

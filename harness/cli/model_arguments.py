@@ -17,7 +17,7 @@ import yaml
 from harness.base import data
 from harness.base.files import is_local, write_whole
 from harness.base.nvml import Gpu, visible_gpus
-from harness.base.text import list_named, plural, shortened
+from harness.base.text import list_named, plural, server_address, shortened
 from harness.cli import Mistake, say
 from harness.cli.options import unknown
 from harness.config import Experiment
@@ -111,10 +111,13 @@ def config_path(given: Sequence[str]) -> Path | None:
 
 
 def is_model(text: str) -> bool:
-    """Whether an argument is a model rather than a config. Raises Mistake if it may be two."""
+    """Whether an argument is a model rather than a config. Raises Mistake if it may be two, or is a server's
+    address without http://."""
     if served.is_address(text):
         return True
     path = Path(text).expanduser()
+    if re.fullmatch(r"(localhost|[\w-]+(\.[\w-]+)+):[0-9]{2,5}([/#].*)?", text) and not path.exists():
+        raise Mistake(f"{shortened(text)}: for a server add http://: http://{shortened(text)}")
     if text.lower().endswith((".yaml", ".yml", ".json")):
         return False
     if data.config(text) != Path(text):  # the name of a config, here or shipped
@@ -192,15 +195,16 @@ def _served_document(
         raise Mistake("--stacks and --quant are for models; a server has its own")
     address, _, wanted = given[0].partition("#")
     try:
+        address = server_address(address)
         found = served.serving(address, served.key())
-    except served.NotServed as why:
+    except ValueError as why:
         raise Mistake(str(why)) from why
     if not wanted and len(found.models) > 1:
         held = list_named(found.models, 6)
         raise Mistake(f"{address} serves {held}: name one, as in {address}#{found.models[0]}")
     model = wanted or found.models[0]
     if model not in found.models:
-        raise Mistake(unknown(f"model of {address}", model, found.models))
+        raise Mistake(f"{address} has no model {shortened(model)}{suggestion(model, found.models)}")
     file = found.files[model]
     name = file.stem if file and file.is_file() else model
     source: Plain = {"weights": str(file) if file else "served"}

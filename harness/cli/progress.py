@@ -105,7 +105,7 @@ class Progress:
             figures = {"TTFT {:.1f} ms": row["ttft_ms"], "{:.1f} tok/s": row["tokens_per_s"]}
             known = [text.format(value) for text, value in figures.items() if value is not None]
             line += f"  {', '.join(known)}" if known else ""
-        elif state in USABLE and (timed := _of_rows(stored)):
+        elif state in USABLE and (timed := of_rows(stored)):
             line += f"  {timed}"
         if attempts_left(stored.record, found):
             line += ": disturbed, measured again later"
@@ -145,7 +145,7 @@ class Progress:
         terminal.flush()
 
 
-def _of_rows(stored: Stored) -> str:
+def of_rows(stored: Stored) -> str:
     """`pp512 812.0 ms`, `tok/s 94.1 at 0, 61.0 at 4,096`, `task 12.3 s, 4.1 s with its prefix kept`, or
     `tok/s 94.1 with 1 user, 160.2 with 2 users`; empty for a workload without timed rows."""
     try:

@@ -20,7 +20,7 @@ from harness.cli import NOT_OK, OK, Mistake, dry_run, fleet, model_arguments, sa
 from harness.cli import progress as cli_progress
 from harness.cli.options import WAIT, add_chosen, add_reserve, add_set, add_wide, chosen
 from harness.cli.progress import Progress
-from harness.config import Experiment, MaxCtx, Quality, Workload, plan
+from harness.config import ConfigError, Experiment, MaxCtx, Quality, Workload, plan
 from harness.config.yaml_text import MAX_BYTES
 from harness.dataset.study import load_study, with_series
 from harness.dataset.table import counted
@@ -238,9 +238,13 @@ def run(arguments: argparse.Namespace) -> int:
     values = {"new_tokens": arguments.tokens, "reserve": arguments.reserve}
     values["retry_disturbed"] = 0 if arguments.busy else None
     settings = [*arguments.set, *(f"{key}={value}" for key, value in values.items() if value is not None)]
-    arguments.config, experiment = model_arguments.experiment(
-        arguments.models, arguments, settings, with_length=not instead
-    )
+    try:
+        arguments.config, experiment = model_arguments.experiment(
+            arguments.models, arguments, settings, with_length=not instead
+        )
+    except ConfigError as wrong:  # of the setting that the option became
+        typed = f"--set new_tokens={arguments.tokens}", f"--tokens {arguments.tokens}"
+        raise ConfigError(str(wrong).replace(*typed)) from wrong
     kinds = {"max_ctx": _max_ctx, "quality": _quality, "check_weights": _check_weights}
     return kinds[instead[0]](experiment, arguments) if instead else _measure(experiment, arguments)
 

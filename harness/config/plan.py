@@ -89,7 +89,8 @@ class Cell:
     def impossible(self, threads: int) -> str | None:
         """Why its stack cannot run the workload: it lacks what that needs, or its KV cache cannot be cut to
         fewer tokens; null otherwise."""
-        if why := self.header.cannot.get(self.workload.needs or ""):
+        cannot = self.header.cannot
+        if why := cannot.get(self.workload.kind) or cannot.get(self.workload.needs or ""):
             return f"{self.variant.stack} does not run {self.workload.kind}: {why}"
         options = self.options(threads)
         when = next((each for each in self.header.cannot_truncate if holds(each, options)), None)

@@ -27,7 +27,14 @@ from harness.theory import names
 from harness.theory.hf_config import SHAPES
 from harness.theory.tensors import ALL_QUANTS
 
-_JSON_TYPES = {"string": "string", "path": "string", "int": "integer", "float": "number", "bool": "boolean"}
+_JSON_TYPES = {
+    "string": "string",
+    "path": "string",
+    "url": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+}
 
 
 def schema() -> JsonSchemaValue:

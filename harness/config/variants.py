@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from harness.base import data
 from harness.base.files import is_local
-from harness.base.text import shortened
+from harness.base.text import server_address, shortened
 from harness.config import yaml_text
 from harness.config.experiment import (
     DEVICE,
@@ -389,6 +389,7 @@ MAX_CELLS = 10_000  # more is a mistake in a matrix: at a minute each, a week
 _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "string": ("text", (str,)),
     "path": ("a path", (str,)),
+    "url": ("an address", (str,)),
     "int": ("a whole number", (int,)),
     "float": ("a number", (int, float)),
     "bool": ("true or false", (bool,)),
@@ -432,10 +433,10 @@ def expanded(given: Any, loc: Loc, names: list[str], folder: Path, mistakes: Mis
         for item in values[key]:
             if key == header.secret and not re.fullmatch(SECRET, str(item)):
                 mistakes.add((*loc, key), "must be the name of a variable, HARNESS_..., never the key itself")
-            elif re.search(r"://([^/]*@|[^#]*\?)", str(item)):
-                mistakes.add((*loc, key), "must be an address without user, password or query")
     if len(mistakes.found) > before:
         return []
+    for key in [key for key in values if header.options[key].type == "url"]:
+        values[key] = [*dict.fromkeys(server_address(str(url)) for url in values[key])]
     if (count := math.prod(len(v) for v in values.values())) > MAX_CELLS:
         mistakes.add(loc, f"a matrix of {count} variants; at most {MAX_CELLS}")
         return []
@@ -545,6 +546,11 @@ def _option_mistake(option: Option, value: Any) -> str | None:
         return expected(what, value)
     if option.choices and value not in option.choices:
         return f"unknown {option.name} {shown(value)}" + suggestion(value, option.choices)
+    if option.type == "url":
+        try:
+            server_address(value)
+        except ValueError as wrong:
+            return str(wrong)
     if option.type not in ("int", "float"):
         return None
     if not math.isfinite(value):

@@ -300,7 +300,7 @@ def _load(stored: Sequence[Stored]) -> Study:
             guessing.append((row, each.record, times))
         elif each.record["outcome"] == "ok" and "speculate" in (each.record.get("options") or {}):
             plain[speculation.group(each.record)] = each.record, times
-        if path:
+        if path and served.rate_error(each.record) is None:
             curves[path] = Curve(times.n.astype(float), times.latency_ms)
     for row, record, times in guessing:
         if record["outcome"] == "ok" and not record["options"].get("accept"):

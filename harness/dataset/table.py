@@ -335,7 +335,7 @@ def repeat_row(
     read = NO_TOKENS if ended or untimed else times
     found, unusable = _analysis(read, _control_ms(record), plain=record["kind"] == "reported")
     drift = found.drift
-    if guessed:
+    if averaged := bool(guessed) or served.rate_error(record) is not None:
         later = read.latency_ms[speculation.first_burst_tokens(record) :]
         found, drift = Analysis(repeat_figures.averages(found.figures, later)), None
     if unusable:
@@ -346,7 +346,7 @@ def repeat_row(
     limits = traffic.limits(record, ceiling)
     least = _higher(traffic.limits(record, ceiling, past_cache=True))
     loaded = loaded_of(record)
-    anew = past_warm_up(record, times.latency_ns) if times and not (unusable or guessed) else []
+    anew = past_warm_up(record, times.latency_ns) if times and not (unusable or averaged) else []
     raised = [*notes(record), *anew, *([] if anew else machine_drift(drift)), *users.notes(record, table)]
     whole_pieces = all(flag.warning is not Warnings.tokens_in_pieces for flag in raised)
     if not whole_pieces or guessed:

@@ -41,19 +41,10 @@ def is_address(text: str) -> bool:
 
 
 def serving(address: str, key: str | None) -> Serving:
-    """What the server at an address has. Raises NotServed."""
-    try:
-        parts = urlsplit(address)
-    except ValueError as wrong:
-        raise NotServed(f"{address}: is no address of a server: {wrong}") from wrong
-    if parts.username or parts.password or parts.query:
-        raise NotServed(
-            "an address with a password or a key would be kept with the results: set HARNESS_API_KEY instead"
-        )
+    """What the server at an address has, which text.server_address gave. Raises NotServed."""
     if key is not None and not (key.isascii() and key.isprintable()):
         raise NotServed("HARNESS_API_KEY has characters that no key has: set it again")
-    base = address.rstrip("/").removesuffix("/v1")
-    listed = _got(base + "/v1/models", key)
+    listed = _got(address + "/v1/models", key)
     rows = listed.get("data")
     roots = {
         str(each["id"]): each.get("root")
@@ -61,11 +52,11 @@ def serving(address: str, key: str | None) -> Serving:
         if isinstance(each, dict) and each.get("id")
     }
     if not roots:
-        raise NotServed(f"{base}: {NO_MODEL}")
+        raise NotServed(f"{address}: {NO_MODEL}")
     if len(roots) == 1:
         with contextlib.suppress(NotServed):  # it is no llama-server
-            roots = dict.fromkeys(roots, _got(base + "/props", key).get("model_path"))
-    is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+            roots = dict.fromkeys(roots, _got(address + "/props", key).get("model_path"))
+    is_local = urlsplit(address).hostname in ("localhost", "127.0.0.1", "::1")
     return Serving({name: _here(path) if is_local else None for name, path in roots.items()})
 
 

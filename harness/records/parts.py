@@ -367,6 +367,8 @@ class Served(TypedDict):
     """address of its requests"""
     model: Text
     """by its own name"""
+    file: NotRequired[Text | None]
+    """of its weights, or their folder or repository, where the server says it"""
     sends_ids: Switch
     """false: ids in the series stand for the texts of tokens"""
     template: Switch
@@ -387,6 +389,7 @@ class StackFacts(TypedDict):
     """as the stack counts; with `tied`, exact bytes as loaded, packed weights with their scales: they
     take precedence over the file's header"""
     parameters: NotRequired[Count | None]
+    vocab_size: NotRequired[Count | None]
     input_embedding_bytes: NotRequired[Count | None]
     tied: NotRequired[Switch]
     expert_bytes: NotRequired[Count]

@@ -133,7 +133,7 @@ class Trial:
 
 # What a workload, a check or weights may need of a stack: its logits; a context that can be filled without a
 # decode; memory that is its own process's; several users at once; and that it needs no vocabulary.
-CAPABILITIES = ("logits", "context", "memory", "users", "ids")
+CAPABILITIES = ("logits", "context", "max_ctx", "memory", "users", "ids")
 ONE_USER = "it serves one user at a time"  # unless its header has `several_users`
 WITHOUT_FILES = ("none", "served")
 PURPOSES, KINDS_OF_DEVICES = ("decode", "prefill"), ("cpu", "gpu")

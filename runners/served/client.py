@@ -137,12 +137,12 @@ class Client:
         except ServerError:
             return None
 
-    def models(self) -> list[str]:
-        """The names of the models that it serves. Raises ServerError if it does not say."""
+    def models(self) -> dict[str, Json]:
+        """What it says of each model that it serves, by their names. Raises ServerError if it does not."""
         response = self.ask("/v1/models")
         self._check(response, self.url)
         listed = self._kept(response.content).get("data") or []
-        return [str(each["id"]) for each in listed if isinstance(each, dict) and each.get("id")]
+        return {str(each["id"]): each for each in listed if isinstance(each, dict) and each.get("id")}
 
     def total_generated(self, api: Api) -> float | None:
         """All tokens that the server has generated; null where it has no such metric."""
@@ -201,16 +201,18 @@ class Client:
 def api_of(client: Client, requested: str) -> Api:
     """The API of a server: the requested one, or for `auto` what its own addresses show. Raises
     ServerError."""
-    if requested == "auto":
-        if "default_generation_settings" in (client.found("/props") or {}):
-            requested = "llama-server"
-        elif "version" in (client.found("/api/version") or {}):
-            requested = "ollama"
-        elif "version" in (client.found("/version") or {}):
-            requested = "vllm"
-        else:
-            requested = "openai"
-    api = APIS[requested]
+    shown = "openai"
+    if "default_generation_settings" in (client.found("/props") or {}):
+        shown = "llama-server"
+    elif "version" in (client.found("/api/version") or {}):
+        shown = "ollama"
+    elif "version" in (client.found("/version") or {}):
+        shown = "vllm"
+    if "openai" not in (requested, shown) and requested not in ("auto", shown):
+        raise ServerError(
+            f"api {requested} was requested, but the server's own addresses are those of {shown}"
+        )
+    api = APIS[shown if requested == "auto" else requested]
     # Some servers have chats alone, which put a template around the prompt.
     return CHAT if api.name == "openai" and client.ask(api.path, {}).status_code in (404, 405) else api
 

@@ -47,7 +47,9 @@ class ServedSession:
         self._client, self._options = client, options
         self._api = api_of(client, options["api"])
         self._props = client.found("/props") or {} if self._api.name == "llama-server" else {}
-        self._model = _model_of(client.models(), options.get("model"))
+        listed = client.models()
+        self._model = _model_of([*listed], options.get("model"))
+        self._listed = listed.get(self._model, {})
         self._speculation = self._speculates()
         self._prompt_is_here = prompt_is_here and self._api.takes_ids
         self._texts: dict[int, str] = {}
@@ -63,6 +65,19 @@ class ServedSession:
         self._is_new = True
         self._begun = 0  # prompts
         self._evaluated: int | None = 0
+
+    def check_context(self, workloads: list[Json]) -> None:
+        """Raises ServerError where the server's context is known, and too short for one of these."""
+        settings = self._props.get("default_generation_settings") or {}
+        context = settings.get("n_ctx") or self._listed.get("max_model_len")
+        for each in workloads:
+            of_one_user = len(each["prompt"]) + each["new_tokens"]
+            needed = of_one_user if "concurrency" in each else each["holds"]
+            if context and needed > context:
+                raise ServerError(
+                    f"the server's context is {context} tokens, and {needed} are needed: restart it with a"
+                    " larger one (llama-server -c, for all slots together; vLLM --max-model-len)"
+                )
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """What is asked besides the tokens is asked before, outside TTFT."""
@@ -327,6 +342,7 @@ class ServedSession:
                 "api": self._api.name,
                 "path": self._api.path,
                 "model": self._model,
+                "file": self._props.get("model_path") or self._listed.get("root"),
                 "sends_ids": self._api.sends_ids,
                 "template": self._api is CHAT,
                 "elsewhere": self.elsewhere,
@@ -349,11 +365,16 @@ class ServedSession:
         return str(settings.get("speculative.types") or "none")
 
     def _about(self) -> dict[str, Any]:
-        """Of the model, as llama-server lists it."""
+        """Of the model, as llama-server and Ollama show it."""
+        if self._api.name == "ollama":
+            shown = self._client.found("/api/show", {"model": self._model}) or {}
+            quant = str((shown.get("details") or {}).get("quantization_level") or "").lower()
+            parameters = (shown.get("model_info") or {}).get("general.parameter_count")
+            known = {"quant": None if quant == "unknown" else quant, "parameters": parameters}
+            return {name: value for name, value in known.items() if value}
         if self._api.name != "llama-server":
             return {}
-        listed = (self._client.found("/v1/models") or {}).get("data") or []
-        meta = next((each.get("meta") for each in listed if each.get("id") == self._model), None) or {}
+        meta = self._listed.get("meta") or {}
         holds = (self._props.get("default_generation_settings") or {}).get("n_ctx")
         # llama.cpp's names of mixes end in their size: Q4_K - Medium.
         quant = re.sub(
@@ -367,7 +388,7 @@ class ServedSession:
             "vocab_size": meta.get("n_vocab"),
             "trained_context": meta.get("n_ctx_train"),
             "holds_tokens": holds,
-            "quant": None if " " in quant else quant,
+            "quant": None if " " in quant else quant.replace("q2_k_m", "q2_k"),
             "kv_read": "padded256",
         }
         return {name: value for name, value in known.items() if value}

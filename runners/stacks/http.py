@@ -13,10 +13,11 @@
 # [tool.harness.cannot]
 # logits = "a server gives no logits"
 # context = "a server shows no pass over a prompt, only tokens: depth and turns send prompts and time those"
+# max_ctx = "a server's context is set when it starts: its own log or /props has it"
 # memory = "a server's memory is not that of its client"
 #
 # [tool.harness.options.url]
-# type = "string"
+# type = "url"
 # default = "http://127.0.0.1:8080"
 # help = "address of the server, with or without /v1"
 #
@@ -57,6 +58,8 @@ DOES_NOT_FIT: tuple[type[BaseException], ...] = ()
 
 
 def load(request: Request) -> ServedSession:
-    """Connect to the server; it has its model. Raises ServerError."""
+    """Connect to the server; it has its model. Raises ServerError, also for a context that is too short."""
     client = Client(request.options["url"], key_in(request.options["key"]))
-    return ServedSession(client, request.options, prompt_is_here=request.model["path"] is not None)
+    session = ServedSession(client, request.options, prompt_is_here=request.model["path"] is not None)
+    session.check_context(request.workloads)
+    return session

@@ -14,6 +14,7 @@
 # [tool.harness.cannot]
 # logits = "a server gives no logits"
 # context = "a server shows no pass over a prompt, only tokens: depth and turns send prompts and time those"
+# max_ctx = "a server fills no context step by step: search with llamacpp, which has the same cache"
 # ids = "llama.cpp's server makes text of its tokens"
 #
 # [[tool.harness.context]]

@@ -243,8 +243,10 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.models, arguments, settings, with_length=not instead
         )
     except ConfigError as wrong:  # of the setting that the option became
-        typed = f"--set new_tokens={arguments.tokens}", f"--tokens {arguments.tokens}"
-        raise ConfigError(str(wrong).replace(*typed)) from wrong
+        setting = f"--set new_tokens={arguments.tokens}"
+        if setting not in str(wrong):
+            raise
+        raise ConfigError(str(wrong).replace(setting, f"--tokens {arguments.tokens}")) from wrong
     kinds = {"max_ctx": _max_ctx, "quality": _quality, "check_weights": _check_weights}
     return kinds[instead[0]](experiment, arguments) if instead else _measure(experiment, arguments)
 

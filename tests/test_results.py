@@ -236,6 +236,7 @@ def listed(folder: Path, *form: str) -> tuple[str, list[str]]:
 @example(form=[], damages=[([(("done",), GONE)], None)])
 @example(form=[], damages=[([(("model", "weights", "header", "bytes_by_type"), {"\r": None})], None)])
 @example(form=["--json"], damages=[([(("environment",), True)], None)])
+@example(form=["--json"], damages=[([(("loaded", "devices", "layers"), True)], None)])
 def test_a_folder_of_damaged_records_and_series_lists_what_can_be_listed(tmp_path, parquet, form, damages):
     """Each is listed or passed over, and none ends the listing."""
     root = tmp_path / "damaged"

@@ -78,6 +78,7 @@ Triples = Annotated[
 Fields = dict[str, Any]
 """A mapping of JSON whose keys have no types."""
 Names = Annotated[list[str] | Fields, MustBe("names")]
+Placements = Annotated[dict[str, Count] | list[Any], MustBe("counts by device")]
 
 _CLAUSES = {
     "missing": "is missing",
@@ -405,8 +406,8 @@ class StackFacts(TypedDict):
     """the requested kernel"""
     leftovers: NotRequired[list[Text] | None]
     """layers that should have been quantized and are not"""
-    devices: NotRequired[Fields | None]
-    """by part and device: how many tensors or layers"""
+    devices: NotRequired[dict[str, Placements] | None]
+    """by part and device: how many tensors or layers; `present`: the devices of this machine"""
     placement: NotRequired[Placed | None]
     """null: no tensor was to be elsewhere than its layer"""
     graph_splits: NotRequired[dict[str, Count] | None]

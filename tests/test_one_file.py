@@ -4,10 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import records_below
 from small_checkpoints import made
 from test_packed import SMALL
 
 from harness.stacks.header import runners_folder, stacks
+from harness.theory.decoder import dense
 
 RUNNER = '''"""A stack of one file: its logits are a rule, its time is virtual. It needs no library."""
 # /// script
@@ -115,11 +117,43 @@ class RuleSession:
 '''
 
 
+ENGINE = (
+    RUNNER.replace('# named = ["dtype"]\n', '# named = ["dtype"]\n# made = ["dtype", "skew"]\n')
+    .replace("# reference = { skew = 0.0 }\n", "")
+    .replace("# published", '# cannot = { dequantize = "a rule has no weights" }\n# published')
+    .replace(
+        "# [[tool.harness.context]]",
+        "# [tool.harness.architectures]\n# qwen2 = []\n#\n# [[tool.harness.context]]",
+    )
+    .replace(
+        "def load(request):\n",
+        """def convert(request, say):
+    target = Path(request.files["target"])
+    target.mkdir()
+    (target / "half.bin").write_bytes(b"half")
+    if request.options["skew"] == 9.0:
+        raise MemoryError("the converter needs more memory than there is")
+    if request.options["skew"] == 8.0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    (target / "rule.bin").write_bytes(request.options["dtype"].encode())
+    return {}
+
+
+def load(request):
+    assert (Path(request.files["made"]) / "rule.bin").read_text() == request.options["dtype"]
+""",
+    )
+    .replace("import math\n", "import math\nimport os\n")
+    .replace("import random\n", "import random\nimport signal\n")
+    .replace("from array import array\n", "from array import array\nfrom pathlib import Path\n")
+)
+
+
 @pytest.fixture
 def add_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Writes the runner into a folder with these other stacks and the modules that all share."""
 
-    def add(*others: str) -> None:
+    def add(*others: str, runner: str = RUNNER) -> None:
         folder = tmp_path / "runners"
         (folder / "stacks").mkdir(parents=True)
         for path in runners_folder().iterdir():
@@ -128,7 +162,7 @@ def add_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         for path in (runners_folder() / "stacks").glob("*.py"):
             if path.stem not in stacks() or path.stem in others:
                 (folder / "stacks" / path.name).symlink_to(path)
-        (folder / "stacks" / "rule.py").write_text(RUNNER)
+        (folder / "stacks" / "rule.py").write_text(runner)
         monkeypatch.setenv("HARNESS_RUNNERS", str(folder))
 
     return add
@@ -178,3 +212,51 @@ def test_a_stack_beside_the_others_changes_nothing_of_theirs(harness, add_stack,
     after = harness("run", "--dry-run", write(*variants, {"stack": "rule"})).out.splitlines()
     assert after[:-1] == before
     assert after[-1].startswith("small.rule.bf16.decode.")
+
+
+def test_an_engines_own_files_are_made_once_of_the_checkpoint_and_hashed(
+    harness, add_stack, write, cache, tmp_path
+):
+    add_stack(runner=ENGINE)
+    path = write({"stack": "rule", "dtype": ["bf16", "fp32"]})
+    plan = harness("run", path, "--dry-run")
+    assert plan.out.count("convert for rule") == 2
+    ran = harness("run", path, "--json")
+    assert (ran.code, [row["status"] for row in ran.json]) == (0, ["ok", "ok"])
+    assert ran.err.count("convert small for rule") == 1
+    made = [record["model"]["weights"]["made"] for record in records_below(tmp_path / "results")]
+    assert {each["bytes"] for each in made} == {8}
+    assert len({each["digest"] for each in made}) == 2  # one a type
+    assert "convert for rule" not in harness("run", path, "--dry-run").out
+
+
+def test_a_conversion_that_is_cut_off_leaves_nothing_and_files_that_are_damaged_are_made_again(
+    harness, add_stack, write, cache, tmp_path
+):
+    add_stack(runner=ENGINE)
+    before = set(cache.glob("weights/*/rule"))
+    full, cut = {"name": "full", "skew": 9.0}, {"name": "cut", "skew": 8.0}
+    ran = harness("run", write(*({"stack": "rule"} | each for each in ({}, full, cut))), "--json")
+    assert [row["status"] for row in ran.json] == ["ok", "error", "error"]
+    reasons = {record["variant"]: record.get("reason") for record in records_below(tmp_path / "results")}
+    assert "the converter needs more memory than there is" in reasons["full"]
+    assert "killed" in reasons["cut"]
+    (rule,) = set(cache.glob("weights/*/rule")) - before
+    assert not [*cache.glob("weights/*/*partial*")]
+    (rule / "rule.bin").write_bytes(b"b")  # cut
+    path = write({"stack": "rule"})
+    ran = harness("run", path, "--fresh", "--json")
+    assert (ran.code, (rule / "rule.bin").read_bytes()) == (0, b"bf16")
+
+
+def test_a_model_that_an_engine_does_not_run_is_said_before_anything_is_made(
+    harness, add_stack, real_config, tmp_path
+):
+    add_stack(runner=ENGINE)
+    llama = made(tmp_path / "small", dense("llama", 64, 64, 1, 96, 2, 1, 32))
+    path = real_config({"stack": "rule"}, model={"name": "small", "weights": str(llama)})
+    why = f"{llama}: is llama, which stack rule does not run; it runs qwen2"
+    assert why in harness("run", path, "--dry-run").out
+    harness("run", path)
+    (record,) = records_below(tmp_path / "results")
+    assert (record["outcome"], record["reason"]) == ("unavailable", why)

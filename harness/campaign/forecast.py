@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import machine
+from harness.analysis.traffic import nominal_bits
 from harness.config import (
     Batch,
     Decode,
@@ -166,9 +167,10 @@ def _bytes_of(cell: Cell, ready: Ready) -> float | None:
 
 
 def _as_loaded(cell: Cell, tensors: Sequence[Tensor]) -> float:
-    options = cell.options(1)
+    options, bits = cell.options(1), nominal_bits(cell.quant)
     if "dtype" not in options:
-        return float(sum(tensor.bytes for tensor in tensors))
+        quant = {4: "nf4", 8: "int8"}.get(bits or 16)  # scales of the engine's own may differ a little
+        return loaded_bytes(tensors, "bf16", quant) if quant else float(sum(each.bytes for each in tensors))
     quant = cell.quant if cell.header.memory == BITSANDBYTES else None
     return loaded_bytes(tensors, str(options["dtype"]), quant, bool(options.get("double_quant")))
 
@@ -514,7 +516,7 @@ def local_weights(cell: Cell) -> Ready | None:
         raise weights.not_named(cell.model.name, cell.weights_format)
     if source.kind == "synthetic":
         if model := cell.model.described:
-            weights.check_synthetic(model, cell.weights_format)
+            weights.check_synthetic(model, cell.weights_format, cell.header)
             if cell.packing:
                 weights.grouped_layers(cell.packing, model.decoder)
         return None

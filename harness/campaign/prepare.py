@@ -22,8 +22,9 @@ from harness.campaign.worker import Facts
 from harness.campaign.worker_memory import mechanism_here
 from harness.config import Experiment, MaxCtx, Weights, Windows, plan
 from harness.config.plan import Cell
-from harness.models import weights
+from harness.models import engine_files, weights
 from harness.models.checkpoint import CONFIG
+from harness.models.engine_files import EngineFiles
 from harness.models.hub import from_hub
 from harness.models.layout import Layout
 from harness.models.weights import (
@@ -116,6 +117,23 @@ class Producer:
         weights.check_quantizable(given, str(cell.quant))
         target = weights.quantized_path(given.fingerprint, str(cell.quant), self.quantizer(cell))
         return self._quantized(cell, given, target)
+
+    def engine_files(self, cell: Cell, given: Ready) -> EngineFiles:
+        """The files of the cell's engine, made of a checkpoint. Raises WeightsError, CacheError."""
+        options = cell.options(self.threads)
+        is_made = cell.source is not None and cell.source.kind == "synthetic"
+        name = synthetic_name(cell) if is_made else given.fingerprint
+        target = engine_files.folder_of(name, cell.header, options, self.quantizer(cell))
+        what = f"{cell.model.name} for {cell.variant.stack}"
+        with written(target, given.sizes["model_bytes"], what, engine_files.found) as partial:
+            if partial is not None:
+                files = {"source": str(given.path), "target": str(partial)}
+                request = self.request(cell, "convert", given.path, options=options, files=files)
+                self.run(cell, request, what)
+                engine_files.seal(partial)
+        found = engine_files.found(target)
+        assert found is not None  # it is whole
+        return found
 
     def packed(self, cell: Cell, requested: Packing, given: Ready | None = None) -> Ready:
         """A checkpoint packed by rounding to nearest: the given one, or the synthetic one of the model.
@@ -305,7 +323,7 @@ def _described(cell: Cell) -> Described:
     model = cell.model.described
     if model is None:
         raise WeightsError(f"model {cell.model.name} has no shape to synthesize")
-    weights.check_synthetic(model, cell.weights_format)
+    weights.check_synthetic(model, cell.weights_format, cell.header)
     return model
 
 
@@ -431,6 +449,13 @@ class Preparation:
             return self._producer.packed(cell, cell.packing, given)
         return given or self._producer.checkpoint(cell)
 
+    def engine_files(self, cell: Cell, ready: Ready | None) -> EngineFiles | None:
+        """The files of the cell's engine, made of its checkpoint; null if it loads that. Raises NotReady."""
+        if cell.header.made is None or ready is None:
+            return None
+        with _not_ready():
+            return self._producer.engine_files(cell, ready)
+
     def checkpoint(self, cell: Cell) -> Ready:
         """The synthetic checkpoint of a cell's model, for any stack. Raises NotReady."""
         with _not_ready():
@@ -535,6 +560,7 @@ def inputs_or_refusal(
                 raise NotReady("refused", found.refusal)
         if ready and ready.tokenizer is None and (why := cell.header.cannot.get("ids")):
             raise NotReady("unavailable", f"{ready.path}: has no vocabulary, and {why}")
+        converted = preparation.engine_files(cell, ready)
         prompt, source = preparation.prompts.ids(cell, ready)
     except NotReady as reason:
         return reason
@@ -551,6 +577,7 @@ def inputs_or_refusal(
         sample_interval_ms=protocol.sample_interval_ms,
         warmup=protocol.warmup.on(preparation.device_id),
         forecast=found,
+        engine_files=converted,
     )
     return replace(inputs, context_file=context_file_of(cell, inputs))
 

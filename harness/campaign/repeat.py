@@ -29,6 +29,7 @@ from harness.machine import ProbeError
 from harness.machine.probes import MatrixRate
 from harness.machine.sensors import SensorSampler
 from harness.models import gguf
+from harness.models.engine_files import EngineFiles
 from harness.models.weights import Ready
 from harness.records import Draft, ResultsError, Running, Stored, TokenTimes, measured, parts
 from harness.records.kinds import UntimedEnd
@@ -84,6 +85,14 @@ class Inputs:
     forecast: Forecast | None = None
     context_file: Path | None = None
     """For the filled context of a workload that keeps it."""
+    engine_files: EngineFiles | None = None
+    """Made of the weights; null: the stack loads the weights themselves."""
+
+    @property
+    def loaded_from(self) -> Path | None:
+        """The file or folder that the stack reads its weights from."""
+        found = self.engine_files or self.weights
+        return found.path if found else None
 
     @property
     def nvml_uuid(self) -> str | None:
@@ -96,8 +105,10 @@ class Inputs:
         """A job for the cell's stack, with its weights and options."""
         path = str(self.weights.path) if self.weights else None
         model = {"name": cell.model.name, "path": path, "shape": None}
-        stack, options = cell.variant.stack, self.options
-        return Request(job, stack, self.device_id, model, options, [workload], files or {})
+        stack, options, files = cell.variant.stack, self.options, files or {}
+        if self.engine_files:
+            files = {**files, "made": str(self.engine_files.path)}
+        return Request(job, stack, self.device_id, model, options, [workload], files)
 
 
 def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown) -> Stored:
@@ -128,7 +139,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
         inputs.sample_interval_ms,
         inputs.nvml_uuid,
         memory_limit,
-        inputs.weights.path if inputs.weights else None,
+        inputs.loaded_from,
         with_sensors=True,
         keep=running.events,
     )
@@ -408,6 +419,8 @@ def add_inputs(begun: Draft, cell: Cell, inputs: Inputs) -> None:
     """Add what is known once a cell is ready: resolved options, prompt, environment, and the weights."""
     if inputs.weights is not None:
         begun["model"]["weights"].update(weights_facts(inputs.weights))
+    if made := inputs.engine_files:
+        begun["model"]["weights"]["made"] = {"bytes": made.bytes, "digest": made.digest}
     begun["options"] = dict(inputs.options)
     begun["device"] = inputs.device_id
     begun["threads"] = inputs.threads

@@ -430,7 +430,12 @@ FAILURES = (NoLogits, NoReference, NotReady, CacheError, CheckpointError, OSErro
 def identity(cell: Cell, preparation: Preparation) -> Mapping[str, str | int] | None:
     """Identifies the check against a variant's own weights across campaigns; null for one not quantized."""
     stack = references().get("hf")
-    if stack is None or cell.packing or cell.weights_format not in ("gguf", "hf"):
+    if (
+        stack is None
+        or cell.packing
+        or "dequantize" in cell.header.cannot
+        or cell.weights_format not in ("gguf", "hf")
+    ):
         return None
     if cell.weights_format == "hf" and cell.quant in (None, *FULL_TYPES):
         return None
@@ -443,11 +448,13 @@ def identity(cell: Cell, preparation: Preparation) -> Mapping[str, str | int] | 
 
 
 def is_quantized(cell: Cell, inputs: Inputs) -> bool:
-    """Whether its weights as loaded are other than 16 or 32 bits, and no packed checkpoint's, which is
-    compared with its own weights anyway."""
+    """Whether its weights as loaded are other than 16 or 32 bits, can be dequantized, and are no packed
+    checkpoint's, which is compared with its own weights anyway."""
     stored = inputs.weights.quant if inputs.weights else None
     quant = stored if cell.weights_format == "gguf" else cell.quant or stored
-    return bool(stored) and quant not in FULL_TYPES and not cell.packing
+    if cell.packing or "dequantize" in cell.header.cannot:
+        return False
+    return bool(stored) and quant not in FULL_TYPES
 
 
 def compare(

@@ -21,7 +21,7 @@ from harness.cli import NOT_OK, OK, say
 from harness.config import Experiment
 from harness.config.plan import Cell
 from harness.machine.doctor.cpu import BUSY_SHARE
-from harness.models import checkpoint, weights
+from harness.models import checkpoint, engine_files, weights
 from harness.models.weights import Ready
 from harness.records import ResultsError
 from harness.stacks import adopted, build
@@ -329,7 +329,8 @@ class Here:
     def _given(self, cell: Cell, words: str, ready: Ready) -> Source:
         """Existing weights, and the files that are made from them."""
         packs = cell.packing is not None and ready.packing is None
-        if packs or (cell.weights_format == "gguf" and ready.format == "hf"):
+        converts = cell.header.made is not None or cell.weights_format == "gguf"
+        if packs or (converts and ready.format == "hf"):
             made = checkpoint.read(ready.path, needs_shape=False).decoder
             if made is None:  # the conversion will report it
                 return Source(words)
@@ -355,9 +356,9 @@ class Here:
         if packing := packing_of(cell, made, None):
             path = weights.packed_path(name, packing)
             steps.append((f"pack {packing.words}", path, bytes_of_shape(cell, made)))
+        environment = cell.header.environment_for(self.device.family)
+        built = build.find(environment) if environment else None
         if cell.weights_format == "gguf":
-            environment = cell.header.environment_for(self.device.family)
-            built = build.find(environment) if environment else None
             quantizer = " ".join(built.lock) if built else ""
             quant = cell.quant or weights.SOURCE_QUANT
             source = quant if quant in weights.FULL_TYPES else weights.SOURCE_QUANT
@@ -365,6 +366,10 @@ class Here:
                 path = weights.converted_path(name, kind, quantizer)
                 word = "convert" if kind == source else "quantize"
                 steps.append((f"{word} {kind}", path, weights.synthetic_bytes(made, kind)))
+        if cell.header.made is not None:
+            options, lock = cell.options(self._threads), " ".join(built.lock) if built else ""
+            path = engine_files.folder_of(name, cell.header, options, lock)
+            steps.append((f"convert for {cell.variant.stack}", path, bytes_of_shape(cell, made)))
         missing: list[tuple[str, Path, float]] = []
         for step in reversed(steps):  # an existing file needs none of the steps before it
             if step[1].exists() or step[1] in self._planned:

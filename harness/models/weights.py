@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from harness.base import data
 from harness.base.files import (
@@ -403,7 +404,9 @@ def check_loadable(ready: Ready, requested: Packing | None, header: Header, opti
     stack, stored = header.stack, ready.stored
     if ready.format != "hf":
         raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, but {ready.path} is a GGUF")
-    _check_wrapper(ready, header)
+    config = object_of(ready.path / checkpoint.CONFIG, CONFIG_JSON_BYTES)
+    _check_wrapper(ready, header, config)
+    _check_architecture(str(ready.path), header, config)
     if requested:
         check(ready, requested, stack)
     elif stored and stored.method not in header.applies:
@@ -422,9 +425,28 @@ def check_loadable(ready: Ready, requested: Packing | None, header: Header, opti
                 )
 
 
-def _check_wrapper(ready: Ready, header: Header) -> None:
+def _check_architecture(name: str, header: Header, config: Mapping[str, Any]) -> None:
+    """Raises WeightsUnavailable for a model that the stack's engine does not run. `name`: of the model."""
+    if not (known := header.architectures):
+        return
+    kind = str(config.get("model_type"))
+    if kind not in known:
+        runs = list_named(list(known), 8)
+        raise WeightsUnavailable(
+            f"{name}: is {kind}, which stack {header.stack} does not run; it runs {runs}"
+        )
+    try:
+        rope = rotary_of(config).kind
+    except ConfigJsonError as why:
+        raise WeightsUnavailable(f"{name}: {why}") from why
+    if rope not in ("default", *known[kind]):
+        raise WeightsUnavailable(
+            f"{name}: has rope scaling {shown(rope)}, which stack {header.stack} does not run for {kind}"
+        )
+
+
+def _check_wrapper(ready: Ready, header: Header, config: Mapping[str, Any]) -> None:
     """Raises WeightsUnavailable for a multimodal model that the stack does not load."""
-    config = object_of(ready.path / "config.json", CONFIG_JSON_BYTES)
     kind = config.get("model_type")
     wraps = isinstance(config.get("text_config"), Mapping)
     if wraps and header.wrappers is not None and kind not in header.wrappers:
@@ -597,8 +619,12 @@ def gguf_layout_of(config: layout.Config) -> Layout:
     return layout_of(config)
 
 
-def check_synthetic(model: Described, form: str) -> None:
-    """Raises WeightsUnavailable for a model that cannot be synthesized in a stack's format."""
+def check_synthetic(model: Described, form: str, header: Header) -> None:
+    """Raises WeightsUnavailable for a model that cannot be synthesized in a stack's format, or that its
+    engine does not run."""
+    made = model.decoder
+    dense = {"model_type": "mistral" if made.arch == "llama" and made.window else made.arch}
+    _check_architecture("a model of this shape", header, model.config or dense)
     if model.config is None:
         return
     if form in FORMATS:

@@ -270,6 +270,15 @@ class Attention(TypedDict):
 
 
 @with_config(DESCRIBED)
+class EngineFiles(TypedDict):
+    """Files of an engine's own format that were made of the checkpoint."""
+
+    bytes: Count
+    digest: Text
+    """of a sample of their content"""
+
+
+@with_config(DESCRIBED)
 class Weights(TypedDict):
     kind: Text
     """`synthetic`, `file`, `hub`"""
@@ -292,6 +301,7 @@ class Weights(TypedDict):
     yarn_difference: NotRequired[From0]
     """of a GGUF with YaRN, the largest share by which llama.cpp's rotary frequencies are off the model's;
     missing where they are not"""
+    made: NotRequired[EngineFiles]
     packing: NotRequired[Any]
     """of GPTQ and AWQ: `method`, `bits`, `group_size` (-1: a whole column), `symmetric`, `act_order`,
     `layout`; else null"""

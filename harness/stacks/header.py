@@ -131,9 +131,10 @@ class Trial:
     purpose: str | None = None
 
 
-# What a workload, a check or weights may need of a stack: its logits; a context that can be filled without a
-# decode; memory that is its own process's; several users at once; and that it needs no vocabulary.
-CAPABILITIES = ("logits", "context", "max_ctx", "memory", "users", "ids")
+# What a workload, a check or weights may need of a stack: its logits; its weights as it holds them; a context
+# that can be filled without a decode; memory that is its own process's; several users at once; and that it
+# needs no vocabulary.
+CAPABILITIES = ("logits", "dequantize", "context", "max_ctx", "memory", "users", "ids")
 ONE_USER = "it serves one user at a time"  # unless its header has `several_users`
 WITHOUT_FILES = ("none", "served")
 PURPOSES, KINDS_OF_DEVICES = ("decode", "prefill"), ("cpu", "gpu")
@@ -325,7 +326,9 @@ class Header:
     `applies`: methods of quantized checkpoints (quant_method) that it
     loads as they are, each with the options that must name what is stored. `wrappers`: of the model_types
     with a text_config, those that it loads; null: unknown. `converts`: dense model_types that its job
-    `convert` takes, each with its scalings of rotary positions.
+    `convert` takes, each with its scalings of rotary positions; `architectures`: the same of all checkpoints
+    that it runs; empty: not known. `made`: the options that its engine's own files depend on, which its job
+    `convert` makes of a checkpoint before it is loaded; null: it loads the checkpoint itself.
     """
 
     stack: str
@@ -355,6 +358,8 @@ class Header:
     applies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     wrappers: Sequence[str] | None = None
     converts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    architectures: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    made: Sequence[str] | None = None
     cannot: Mapping[str, str] = field(default_factory=dict)
     simulated: bool = False
     jobs_of: str = ""
@@ -451,6 +456,8 @@ def parse(stack: str, text: str) -> Header:
             applies=tool.get("applies", {}),
             wrappers=tool.get("wrappers", base.wrappers if base else None),
             converts=tool.get("converts", {}),
+            architectures=tool.get("architectures", {}),
+            made=tool.get("made"),
             cannot=({} if tool.get("several_users") else {"users": ONE_USER}) | tool.get("cannot", {}),
             simulated=tool.get("simulated", False),
             jobs_of=tool.get("jobs_of", ""),
@@ -475,6 +482,7 @@ def _check(header: Header) -> None:
         ("inheritable", header.inheritable),
         ("reference", header.reference or ()),
         ("unfused", header.unfused),
+        ("made", header.made or ()),
         ("applies", {name for required in header.applies.values() for name in required}),
         ("offers", {name for row in header.offers for name in row}),
         ("secret", [header.secret] if header.secret else ()),

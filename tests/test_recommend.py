@@ -928,13 +928,13 @@ def test_where_fp16_is_slow_llama_cpp_alone_is_offered():
 PASCAL = ("p40", "gtx-1080-ti", "p100-pcie-16gb")
 
 
-@pytest.mark.parametrize(("kind", "stacks"), [("cpu", {"llamacpp", "hf", "bnb"}), ("gpu", {"autoawq"})])
+@pytest.mark.parametrize(("kind", "stacks"), [("cpu", {"llamacpp", "hf", "bnb"}), ("gpu", {"gptqm"})])
 def test_a_machine_of_which_the_bandwidth_is_known_is_what_the_user_says(harness, kind, stacks):
     size = ("--machine", "epyc", "--memory", "384GB", "--bandwidth", "460")
     ran = harness("recommend", "qwen1.5-0.5b", *size, "--kind", kind, "--json")
     assert "is taken for" not in ran.err
     assert stacks <= {row["stack"] for row in ran.json["variants"]}
-    assert ("autoawq" in {row["stack"] for row in ran.json["variants"]}) == (kind == "gpu")
+    assert any("marlin" in row["variant"] for row in ran.json["variants"]) == (kind == "gpu")
     ran = harness("recommend", "qwen1.5-0.5b", *size)
     assert "epyc is taken for a GPU, by its bandwidth (if it is not: --kind cpu)" in ran.err
     ran = harness("recommend", "qwen1.5-0.5b", "--machine", "4090", "--kind", "gpu")
@@ -945,3 +945,28 @@ def test_two_gpus_are_said_not_to_be_measured(harness):
     ran = harness("recommend", "qwen2.5-32b", "--machine", "2x 3090", "--stacks", "llamacpp")
     assert "qwen2.5-32b on 2x GeForce RTX 3090 with 48.0 GiB" in ran.out
     assert "2x 3090: the memory of 2 GPUs, whose layers take turns, at the bandwidth of one" in ran.err
+
+
+def test_packages_that_are_unmaintained_are_offered_only_if_asked_for_installed_or_measured_there(
+    harness, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "nothing-installed"))
+    words = (
+        "gptq: the package of the published study, unmaintained since 2025; gptqm runs the same files today"
+    )
+
+    def stacks_on(machine, *more):
+        ran = harness("recommend", "qwen1.5-7b", "--machine", machine, *more, "--json")
+        return {row["stack"] for row in ran.json["variants"]}
+
+    elsewhere = stacks_on("rtx-3090")
+    assert elsewhere & {"gptqm", "gptq", "autoawq"} == {"gptqm"}
+    assert stacks_on("rtx-3090", "--stacks", "gptq") == {"gptq"}
+    assert words in " ".join(
+        harness("recommend", "qwen1.5-7b", "--machine", "rtx-3090", "--stacks", "gptq").out.split()
+    )
+    assert stacks_on("rtx-4090") >= {"gptq", "autoawq", "gptqm"}  # the study's machine
+    assert words in " ".join(harness("recommend", "qwen1.5-7b", "--machine", "rtx-4090", "--all").out.split())
+    assert words not in " ".join(
+        harness("recommend", "qwen1.5-7b", "--machine", "rtx-3090", "--all").out.split()
+    )

@@ -168,7 +168,7 @@ def run(arguments: argparse.Namespace) -> int:
     place = recommend_inputs.place_from(arguments)
     known = recommend_inputs.known_models(arguments, place.devices)
     offered = candidates.candidates(given.subject, place, arguments.context, arguments.stacks)
-    offered = [each for each in offered if given.runs(each.cell)]
+    offered = [each for each in offered if given.runs(each.cell) and _is_current(each, arguments, known)]
     if not offered:
         raise Mistake(f"no stack{' of those' if arguments.stacks else ''} runs {model.name} on {place.name}")
     scored = quality_loss.measured_quality(known.scores, model.name, given.fingerprint)
@@ -190,6 +190,18 @@ def run(arguments: argparse.Namespace) -> int:
     fastest = max(fitting, key=lambda each: each.deep.value, default=None)
     say(_too_slow(arguments, fastest) if fastest else _fits_nowhere(found, arguments.context, place))
     return NOT_OK
+
+
+def _is_current(candidate: Any, arguments: argparse.Namespace, known: Any) -> bool:
+    """Whether its stack's package is maintained, or the stack is asked for, installed, or measured there."""
+    from harness.recommend.answer import CALIBRATED, MEASURED, basis
+    from harness.stacks import build
+
+    header = candidate.cell.header
+    if not header.successor or header.stack in arguments.stacks:
+        return True
+    installed = any(build.find(environment) for environment in header.environments.values())
+    return installed or basis(candidate, known.examples) in (MEASURED, CALIBRATED)
 
 
 def _ranked(arguments: argparse.Namespace, found: Sequence[Any]) -> Any:
@@ -378,9 +390,12 @@ def _print(
         print()
     if arguments.all:
         text.show_all(found, arguments.context, arguments.wide)
+        text.show_unmaintained(found)
         print()
     if ranking:
         shown = text.show(ranking, arguments.context, arguments.wide)
+        if not arguments.all:
+            text.show_unmaintained([each.choice for each in ranking])
         if ranking[0].choice.deep.value < (arguments.tok_s or 0):
             print("\nless is predicted; only the upper ends of these intervals reach that speed")
         so_far = recommend_answer.outcomes_so_far(arguments.results)

@@ -169,6 +169,18 @@ def _widest_ttft(ranking: Sequence[Ranked]) -> str:
     return f" (90% intervals: {low:.2g} to {high:.2g} times that at the widest)"
 
 
+def show_unmaintained(shown: Sequence[Choice]) -> None:
+    """Print which stacks of these rows have a package that is no longer maintained."""
+    for header in {each.candidate.cell.header.stack: each.candidate.cell.header for each in shown}.values():
+        if header.successor:
+            print(
+                wrapped(
+                    f"{header.stack}: the package of the published study, unmaintained since 2025;"
+                    f" {header.successor} runs the same files today"
+                )
+            )
+
+
 def show_notes(
     ranking: Sequence[Ranked],
     shown: Sequence[str],

@@ -328,7 +328,8 @@ class Header:
     with a text_config, those that it loads; null: unknown. `converts`: dense model_types that its job
     `convert` takes, each with its scalings of rotary positions; `architectures`: the same of all checkpoints
     that it runs; empty: not known. `made`: the options that its engine's own files depend on, which its job
-    `convert` makes of a checkpoint before it is loaded; null: it loads the checkpoint itself.
+    `convert` makes of a checkpoint before it is loaded; null: it loads the checkpoint itself. `successor`: of
+    a stack whose package is no longer maintained, the stack that runs the same files today.
     """
 
     stack: str
@@ -360,6 +361,7 @@ class Header:
     converts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     architectures: Mapping[str, Sequence[str]] = field(default_factory=dict)
     made: Sequence[str] | None = None
+    successor: str = ""
     cannot: Mapping[str, str] = field(default_factory=dict)
     simulated: bool = False
     jobs_of: str = ""
@@ -458,6 +460,7 @@ def parse(stack: str, text: str) -> Header:
             converts=tool.get("converts", {}),
             architectures=tool.get("architectures", {}),
             made=tool.get("made"),
+            successor=tool.get("successor", ""),
             cannot=({} if tool.get("several_users") else {"users": ONE_USER}) | tool.get("cannot", {}),
             simulated=tool.get("simulated", False),
             jobs_of=tool.get("jobs_of", ""),

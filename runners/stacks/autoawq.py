@@ -3,7 +3,8 @@
 # requires-python = ">=3.10,<3.14"
 #
 # [tool.harness]
-# summary = "autoawq: AWQ checkpoints (gemm), by each of its kernels, with fused layers and without"
+# summary = "autoawq, of the published study, unmaintained since 2025: gptqm runs its files today"
+# successor = "gptqm"
 # weights = "awq"
 # named = ["kernel"]
 # functional = { cpu = "every product unpacks the whole matrix first" }

@@ -3,7 +3,8 @@
 # requires-python = ">=3.10,<3.14"
 #
 # [tool.harness]
-# summary = "auto-gptq: GPTQ checkpoints, by the kernels of its time (2024)"
+# summary = "auto-gptq, of the published study, unmaintained since 2025: gptqm runs its files today"
+# successor = "gptqm"
 # weights = "gptq"
 # named = ["kernel", "bits"]
 # functional = { cpu = "every product unpacks the whole matrix first" }

@@ -260,6 +260,8 @@ def refusal(status: int, kind: str, location: str | None) -> str | None:
         return f"redirects to {location}: give that address"
     if status in (401, 403):
         return "the server refuses the API key: set HARNESS_API_KEY, or the variable that `key` names"
+    if status == 503:
+        return "the server answers 503: it may still be loading its model"
     if status >= 400:
         return f"the server answers {status}"
     return "answers with a web page, not with JSON: check the port" if "html" in kind else None

@@ -28,6 +28,7 @@ DEV = ROOT / "requirements" / "dev.txt"
 BUILDERS = ["scikit-build-core[pyproject]", "setuptools<83", "wheel", "cmake", "ninja"]
 # PyTorch's own indexes serve builds of these for one backend each, which PyPI's hashes would exclude.
 OF_BACKEND = re.compile(r"(torch|triton|nvidia-|cuda-|pytorch-triton)")
+ON_LINUX = "sys_platform == 'linux' and (platform_machine == 'x86_64' or platform_machine == 'aarch64')"
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 
 
@@ -66,23 +67,36 @@ def _lock_environment(environment: Environment, options: Sequence[str]) -> None:
         options = [*options, "--python", str(built.python)]
     lock = LOCKS / f"{environment.lock_name}.txt"
     _, _, below = environment.requires_python.partition("<")
-    _compile(environment.dependencies, lock, oldest, options, below)
+    _compile(environment.dependencies, lock, oldest, options, below, environment.without)
     if "UV_TORCH_BACKEND" in environment.variables:
         blocks = re.split(r"(?m)^(?=\S)", lock.read_text())
         lock.write_text("".join(block for block in blocks if not OF_BACKEND.match(block)))
 
 
 def _compile(
-    requirements: Sequence[str], lock: Path, python: str, options: Sequence[str], below: str = ""
+    requirements: Sequence[str],
+    lock: Path,
+    python: str,
+    options: Sequence[str],
+    below: str = "",
+    without: Sequence[str] = (),
 ) -> None:
     """Lock for all Pythons from `python` on, and `below` another; empty: all later ones."""
     environments = [f"python_full_version < '{below}'"] if below else []
+    if without:  # vLLM's requirements differ by machine, and not all have files for others
+        environments = [f"{each} and {ON_LINUX}" for each in environments]
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder) / "pyproject.toml"
         project.write_text(
             f'[project]\nname = "locked"\nversion = "0"\ndependencies = {json.dumps(list(requirements))}\n'
             f"[tool.uv]\nenvironments = {json.dumps(environments)}\n"
         )
+        # PyPI has no torch==2.13.0+cpu, which the CPU build of vLLM requires: the pin stands for any build.
+        torch = [each for each in requirements if each.startswith("torch==")]
+        for option, lines in (("--overrides", torch), ("--excludes", without)):
+            if lines:
+                (Path(folder) / f"{option[2:]}.txt").write_text("\n".join(lines))
+                options = [*options, option, f"{option[2:]}.txt"]
         _write(lock, python, [*options, str(project)], Path(folder))
 
 

@@ -89,6 +89,14 @@ def test_an_adopted_interpreter_runs_the_stack_and_the_record_has_its_versions(
     assert details == [f"an adopted interpreter, not pinned: {pin}"]
 
 
+def test_an_adopted_interpreter_may_lack_what_only_some_models_need(harness, python, tmp_path):
+    path = tmp_path / "runners" / "stacks" / "tiny.py"
+    path.write_text(path.read_text().replace(ACCEPTS, f'{ACCEPTS}\n# may_lack = ["tiny-plain"]', 1))
+    used = harness("env", "use", "tiny", python(tiny_plain=None))
+    assert used.code == 0, used.err
+    assert "tiny/cpu lacks tiny-plain: not installed" in used.out
+
+
 def test_the_pinned_versions_in_an_adopted_interpreter_are_pinned(harness, python, config, tmp_path):
     assert "not pinned" not in harness("env", "use", "tiny", python(tiny_good="1.0+cu130")).out
     harness("run", config)

@@ -44,11 +44,11 @@ def probe(request, say):
 """
 
 
-def wheel(folder: Path, name: str, files: dict[str, str], version: str = "1.0") -> Path:
+def wheel(folder: Path, name: str, files: dict[str, str], version: str = "1.0", needs: str = "") -> Path:
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
     files = files | {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
@@ -281,13 +281,31 @@ def test_an_environment_of_plain_packages_keeps_its_key():
     """Another key is a rebuild, which takes minutes."""
     for header in stacks().values():
         for each in header.environments.values():
-            if each.unisolated or each.optional or each.imports or each.source_builds:
+            if each.unisolated or each.optional or each.imports or each.source_builds or each.without:
                 continue
             asked = [each.dependencies, [], sorted(each.variables.items()), each.requires_python]
             asked += [platform.python_version(), platform.machine(), ""]
             if locks := [hashlib.sha256(lock.read_bytes()).hexdigest() for lock in each.locks()]:
                 asked.append(["locks", locks])
             assert build.key_of(each) == hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+
+
+def test_a_package_that_another_requires_may_be_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    needy = wheel(tmp_path, "tiny_needy", {"tiny_needy.py": ""}, needs="Requires-Dist: tiny-absent\n")
+    keys = ['device = "cpu"', f'dependencies = ["tiny-needy @ {needy.as_uri()}"]']
+    environments = [
+        parse("tiny", RUNNER.format(tables="\n".join(f"# {line}" for line in table))).environments["cpu"]
+        for table in (
+            ["[tool.harness.env.cpu]", *keys],
+            ["[tool.harness.env.cpu]", *keys, 'without = ["tiny-absent"]'],
+        )
+    ]
+    with pytest.raises(EnvironmentFailed, match="tiny-absent"):
+        build.create(environments[0], lambda line: None)
+    made = build.create(environments[1], lambda line: None)
+    assert [each.split("=")[0].split(" ")[0] for each in made.lock] == ["tiny-needy"]
 
 
 def test_each_thing_asked_for_is_in_the_key(environment):

@@ -227,7 +227,7 @@ def look(environment: Environment, python: Path) -> Interpreter:
         raise EnvironmentFailed(f"torch {torch['version']} of {python} is built without CUDA")
     pinned = [Requirement(each) for each in environment.dependencies]
     needed = _closure(pinned, packages, has["markers"])
-    optional = [Requirement(each).name for each in environment.optional]
+    optional = [*(Requirement(each).name for each in environment.optional), *environment.may_lack]
     absent = {each: "not installed" for each in optional if canonicalize_name(each) not in packages}
     versions = [f"{packages[each]['name']}=={packages[each]['version']}" for each in needed]
     return Interpreter(
@@ -318,7 +318,7 @@ def _check(environment: Environment, python: Path, version: str, packages: Distr
     if not pythons.contains(version, prereleases=True):
         raise EnvironmentFailed(f"{stack} needs Python {pythons}; {python} is {version}")
     pinned = [canonicalize_name(Requirement(each).name) for each in environment.dependencies]
-    if missing := [name for name in pinned if name not in packages]:
+    if missing := [name for name in pinned if name not in (*packages, *environment.may_lack)]:
         raise EnvironmentFailed(f"{python} lacks {', '.join(missing)}, which {stack} needs")
     for name, versions in accepted.items():
         if name in packages and not versions.contains(has := packages[name]["version"], prereleases=True):
@@ -346,6 +346,7 @@ def _closure(needed: list[Requirement], packages: Distributions, markers: dict[s
 
 def _not_met(pinned: list[Requirement], packages: Distributions) -> list[str]:
     """Each package whose version is not as pinned; a build for a device (`+cu130`) counts as pinned."""
+    pinned = [each for each in pinned if canonicalize_name(each.name) in packages]
     has = {each.name: packages[canonicalize_name(each.name)]["version"] for each in pinned}
     return [
         f"{each.name} {has[each.name]}, pinned {str(each.specifier).removeprefix('==')}"

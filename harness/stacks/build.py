@@ -266,7 +266,7 @@ def key_of(environment: Environment) -> str:
         _cpu_model() if environment.source_builds else "",
     ]
     # Only if set, so that the keys of environments without these stay the same.
-    for name in ("unisolated", "optional", "imports", "toolkit"):
+    for name in ("unisolated", "optional", "imports", "toolkit", "without"):
         if given := getattr(environment, name):
             parts.append([name, given])
     if locks := environment.locks():
@@ -376,6 +376,9 @@ def _install(steps: Steps, python: Path) -> dict[str, str]:
     if environment.source_builds:
         # uv's cache would give a build with other variables: a GPU's environment the CPU's build.
         install.append("--no-cache")
+    if environment.without:
+        (left_out := folder_of(environment) / "without.txt").write_text("\n".join(environment.without))
+        install += ["--excludes", str(left_out)]
     # As constraints, the locks verify their own packages; builds of torch for a device are in no lock.
     for kind, lock in zip(("--constraints", "--build-constraints"), environment.locks(), strict=False):
         install += [kind, str(lock)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.base.files import NotStarted
-from harness.base.text import plural
+from harness.base.text import listed, plural
 from harness.theory.decoder import Decoder
 from harness.theory.memory import MEMORY_MODELS
 from harness.theory.tensors import Packing, linears
@@ -253,9 +253,10 @@ _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)
 class Environment:
     """One way to build a stack's interpreter. `device`: the device family it serves. `unisolated`: packages
     built with the environment's own torch at hand; `optional`: optional requirements; `imports`:
-    compiled modules of kernels; `lock_name`: see locks(); `accepts`: the versions, of Python too, with which
-    the runner works in an interpreter that is adopted (default: any, and `requires_python`); `toolkit`: the
-    version of the CUDA toolkit that its source builds use here, empty for none."""
+    compiled modules of kernels; `without`: packages that others require and that are left out; `lock_name`:
+    see locks(); `accepts`: the versions, of Python too, with which the runner works in an interpreter that is
+    adopted (default: any, and `requires_python`); `may_lack`: the dependencies that it need not have;
+    `toolkit`: the version of the CUDA toolkit that its source builds use here, empty for none."""
 
     stack: str
     name: str
@@ -269,7 +270,9 @@ class Environment:
     imports: tuple[str, ...] = ()
     lock_name: str = ""
     accepts: tuple[str, ...] = ()
+    may_lack: tuple[str, ...] = ()
     toolkit: str = ""
+    without: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -323,13 +326,15 @@ class Header:
     device, so that attention adds to the host's time.
     `first`: its line in a first config; null: none. `loads`: by its option quant, the arguments with which
     transformers loads a checkpoint so.
-    `applies`: methods of quantized checkpoints (quant_method) that it
-    loads as they are, each with the options that must name what is stored. `wrappers`: of the model_types
-    with a text_config, those that it loads; null: unknown. `converts`: dense model_types that its job
-    `convert` takes, each with its scalings of rotary positions; `architectures`: the same of all checkpoints
-    that it runs; empty: not known. `made`: the options that its engine's own files depend on, which its job
-    `convert` makes of a checkpoint before it is loaded; null: it loads the checkpoint itself. `successor`: of
-    a stack whose package is no longer maintained, the stack that runs the same files today.
+    `applies`: methods of quantized checkpoints (quant_method) that it loads as they are, each with the
+    options that must name what is stored. `dequantizes`: those that it loads as weights of its option dtype.
+    `needs`: by method, the package that its own environment lacks. `mixed_layers`: it loads GPTQ whose layers
+    differ. `wrappers`: of the model_types with a text_config, those that it loads; null: unknown. `converts`:
+    dense model_types that its job `convert` takes, each with its scalings of rotary positions;
+    `architectures`: the same of all checkpoints that it runs; empty: not known. `made`: the options that its
+    engine's own files depend on, which its job `convert` makes of a checkpoint before it is loaded; null: it
+    loads the checkpoint itself. `successor`: of a stack whose package is no longer maintained, the stack that
+    runs the same files today.
     """
 
     stack: str
@@ -357,6 +362,9 @@ class Header:
     first: FirstVariant | None = None
     loads: Mapping[str, str] = field(default_factory=dict)
     applies: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    dequantizes: Sequence[str] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
+    mixed_layers: bool = False
     wrappers: Sequence[str] | None = None
     converts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     architectures: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -456,6 +464,9 @@ def parse(stack: str, text: str) -> Header:
             FirstVariant(**tool["first"]) if "first" in tool else None,
             tool.get("loads", {}),
             applies=tool.get("applies", {}),
+            dequantizes=tuple(tool.get("dequantizes", ())),
+            needs=tool.get("needs", {}),
+            mixed_layers=tool.get("mixed_layers", False),
             wrappers=tool.get("wrappers", base.wrappers if base else None),
             converts=tool.get("converts", {}),
             architectures=tool.get("architectures", {}),
@@ -515,8 +526,10 @@ def _environments(stack: str, table: Table) -> dict[str, Environment]:
             unisolated=tuple(given.get("no-build-isolation", ())),
             optional=tuple(given.get("optional", ())),
             imports=tuple(given.get("imports", ())),
+            without=tuple(given.get("without", ())),
             lock_name=f"{stack}-{name}" if "dependencies" in given else stack,
             accepts=tuple(table["tool"]["harness"].get("accepts", ())),
+            may_lack=tuple(table["tool"]["harness"].get("may_lack", ())),
         )
         for name, given in table["tool"]["harness"]["env"].items()
     }
@@ -678,15 +691,10 @@ def _features(limit: Limit, made: Decoder) -> Iterator[str]:
 
 def _packing(limit: Limit, packing: Packing) -> Iterator[str]:
     if limit.bits and packing.bits not in limit.bits:
-        yield f"{packing.bits} bits; only {_listed(limit.bits)}"
+        yield f"{packing.bits} bits; only {listed(limit.bits)}"
     if limit.group_sizes and packing.group_size not in limit.group_sizes:
-        yield f"group_size {packing.group_size}; only {_listed(limit.group_sizes)}"
+        yield f"group_size {packing.group_size}; only {listed(limit.group_sizes)}"
     if limit.act_order is False and packing.act_order:
         yield "act-order"
     if limit.symmetric and not packing.symmetric:
         yield "asymmetric"
-
-
-def _listed(values: tuple[int, ...]) -> str:
-    *first, last = sorted(values)
-    return f"{', '.join(map(str, first))} and {last}" if first else str(last)

@@ -86,6 +86,7 @@ def pack(
         for each in chosen:
             progress(f"fetching the packages of {each.stack}")
             there = set() if each.source_builds else _usable(has, each.accepts)
+            there |= set(each.without)
             lines = _fetch(each.dependencies, each.locks()[:1], there, target, packages, each.source_builds)
             if not each.source_builds:
                 (partial / f"{each.stack}.txt").write_text(lines)

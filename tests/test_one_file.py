@@ -118,7 +118,8 @@ class RuleSession:
 
 
 ENGINE = (
-    RUNNER.replace('# named = ["dtype"]\n', '# named = ["dtype"]\n# made = ["dtype", "skew"]\n')
+    RUNNER.replace('# memory = "transformers"\n', "")
+    .replace('# named = ["dtype"]\n', '# named = ["dtype"]\n# made = ["dtype", "skew"]\n')
     .replace("# reference = { skew = 0.0 }\n", "")
     .replace("# published", '# cannot = { dequantize = "a rule has no weights" }\n# published')
     .replace(
@@ -221,6 +222,7 @@ def test_an_engines_own_files_are_made_once_of_the_checkpoint_and_hashed(
     path = write({"stack": "rule", "dtype": ["bf16", "fp32"]})
     plan = harness("run", path, "--dry-run")
     assert plan.out.count("convert for rule") == 2
+    assert plan.out.count("memory unknown  about ") == 2
     ran = harness("run", path, "--json")
     assert (ran.code, [row["status"] for row in ran.json]) == (0, ["ok", "ok"])
     assert ran.err.count("convert small for rule") == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import built, failed, records_below, settled, told
-from stored_again import Tensors, read, stored_again
+from stored_again import Tensors, stored_again
 from test_hf import request_of, said
 from test_stacks import written
 
@@ -160,7 +160,7 @@ def changed(whole: Path, target: Path, drop: str = "", **added: tuple[str, list[
             {f"{DOWN}.weight": ("F16", [256, 512])},
             f"has {DOWN}.weight unpacked besides",
         ),
-        ("gptqm", "gptq", "", {"lm_head.qweight": ("I32", [32, 512])}, "its lm_head is packed too"),
+        ("gptq", "gptq", "", {"lm_head.qweight": ("I32", [32, 512])}, "its lm_head is packed too"),
         ("gptqm", "gptq", "", {f"{DOWN}.scale": ("F32", [1])}, f"has {DOWN}.scale, which the model of its"),
     ],
 )
@@ -169,23 +169,6 @@ def test_a_tensor_that_the_library_would_leave_as_it_came_is_an_error(
 ):
     path = changed(packed("tiny-qwen2", format), tmp_path / "odd", drop, **added)
     assert says in failed(worker(request_of(path, stack, kernel="torch", format=format), built(stack))).reason
-
-
-def test_layers_of_other_bits_than_the_name_says_are_refused(worker, packed, gptqm_interpreter, tmp_path):
-    of_8_bits = read(packed("tiny-qwen2", "gptq", 8))
-
-    def change(tensors: Tensors) -> None:
-        tensors.update({name: each for name, each in of_8_bits.items() if ".layers.1." in name})
-
-    path = stored_again(packed("tiny-qwen2", "gptq"), tmp_path / "mixed", change)
-    for file, keys in (("config.json", ("quantization_config",)), ("quantize_config.json", ())):
-        known = settings = json.loads((path / file).read_text())
-        for key in keys:
-            settings = settings[key]
-        settings["dynamic"] = {r"+:.*\.layers\.1\..*": {"bits": 8}}
-        (path / file).write_text(json.dumps(known))
-    last = worker(request_of(path, "gptqm", kernel="torch"), gptqm_interpreter)[-1]
-    assert last == Failed("refused", f"{path}: has layers of 8 bits too, so it is not a checkpoint of 4 bits")
 
 
 def test_biases_of_zero_that_auto_gptq_saves_are_none_of_the_models(

@@ -143,6 +143,12 @@ def list_named(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def listed(values: Iterable[int]) -> str:
+    """Numbers in order, the last after "and"."""
+    *first, last = sorted(values)
+    return f"{', '.join(map(str, first))} and {last}" if first else str(last)
+
+
 def csv_text(lines: Iterable[Iterable[object]]) -> str:
     """Lines as a CSV file; null is an empty cell."""
     out = io.StringIO()

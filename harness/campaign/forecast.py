@@ -126,8 +126,13 @@ def packing_of(cell: Cell, made: Decoder | None, ready: Ready | None) -> Packing
 def held_model(cell: Cell, ready: Ready | None, options: Options) -> Model | None:
     """The weights and KV cache as the cell's stack holds them; null if neither shape nor weights are known,
     or if its header names no memory model. `options`: resolved."""
+    return _loaded_model(cell, ready, options) if cell.header.memory else None
+
+
+def _loaded_model(cell: Cell, ready: Ready | None, options: Options) -> Model | None:
+    """The same whatever its memory; null also for a stack that loads no weights."""
     made = made_of(cell, ready)
-    if cell.header.memory is None or (ready is None and made is None):
+    if not cell.header.formats or (ready is None and made is None):
         return None
     known = ready.attention if ready else None
     loaded = bytes_of_shape(cell, made) if made else None
@@ -139,7 +144,9 @@ def held_model(cell: Cell, ready: Ready | None, options: Options) -> Model | Non
     if made is None or (known and made.is_dense):
         made = dense_like(made or _UNKNOWN, **(known or {}))
     embedding = 0.0
-    if ready and not ready.sizes["tied"]:
+    if _is_dequantized(cell, ready):
+        embedding = 0.0 if made.tied else loaded * lm_head_params(made) / parameters(made)
+    elif ready and not ready.sizes["tied"]:
         embedding = loaded * ready.sizes["input_embedding_bytes"] / ready.sizes["model_bytes"]
     elif ready is None and not made.tied:
         embedding = loaded * lm_head_params(made) / parameters(made)
@@ -156,14 +163,20 @@ def bytes_of_shape(cell: Cell, made: Decoder) -> float:
 
 
 def _bytes_of(cell: Cell, ready: Ready) -> float | None:
-    """Like bytes_of_shape, for weights on this machine; null if they will be packed first."""
-    if cell.packing and not ready.packing:
+    """Like bytes_of_shape, for weights on this machine; null if they will be packed first, or dequantized
+    while they load."""
+    if (cell.packing and not ready.packing) or _is_dequantized(cell, ready):
         return None
     if cell.weights_format == "hf" and ready.quant in weights.FULL_TYPES:
         return _as_loaded(cell, checkpoint.read(ready.path, needs_shape=False).loaded)
     if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
         return float(ready.sizes["model_bytes"])
     return weights.quantized_bytes(ready.header, str(cell.quant)) if ready.header else None
+
+
+def _is_dequantized(cell: Cell, ready: Ready | None) -> bool:
+    stored = ready.stored if ready else None
+    return stored is not None and stored.method in cell.header.dequantizes
 
 
 def _as_loaded(cell: Cell, tensors: Sequence[Tensor]) -> float:
@@ -562,10 +575,10 @@ def forecast_cell(cell: Cell, ready: Ready | None, device: Device, threads: int)
     if wrong := placement_error(cell, ready, options):
         broken.append(Broken(wrong, wrong, refuses=True))
         return Forecast(cell, device, tuple(broken), weights=ready)
-    held = held_model(cell, ready, options)
+    held = _loaded_model(cell, ready, options)
     over = _over_budget(device, held.weight_bytes if held else None)
-    if held is None:
-        return Forecast(cell, device, tuple(broken), over_budget=over, weights=ready)
+    if held is None or cell.header.memory is None:
+        return Forecast(cell, device, tuple(broken), over_budget=over, weights=ready, held=held)
     tokens = int(cell.workload.prompt_tokens or 0)
     if isinstance(cell.workload, Decode):  # the length of a search is its result: this is the least
         tokens += int(cell.workload.new_tokens or 0)

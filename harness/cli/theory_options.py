@@ -7,12 +7,12 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base.files import is_local
-from harness.base.text import printable, shortened
+from harness.base.text import list_named, printable, shortened
 from harness.cli import OK, Mistake, say
 from harness.cli.options import add_reserve, add_wide, gb_per_s, memory_gib, reserved, tokens, unknown
 from harness.theory import base_shapes, names, tensors
@@ -353,6 +353,9 @@ def _read(given: str) -> Checkpoint:
 def file(given: str) -> tuple[str, Decoder | None, bool, Form | None, bool]:
     """A model's name, layers, whether it is tied, its stored form, and whether the trained context is stated,
     from its files' headers."""
+    from harness.models.packed_layers import bits_by_matrix
+    from harness.models.weights import loaded_by
+
     checkpoint, path = _read(given), Path(given).absolute()
     loaded, label = _loaded(checkpoint), checkpoint.quantization or "as stored"
     stored = Form(label, tensors=loaded, parameters=checkpoint.parameters) if loaded else None
@@ -362,7 +365,18 @@ def file(given: str) -> tuple[str, Decoder | None, bool, Form | None, bool]:
             stored = Form(f"{label} as released", tensors=tuple(released))
         else:
             say(f"{printable(given)}: is {label}, whose bytes are not known without its weights")
+    if checkpoint.format == "safetensors" and checkpoint.stored:
+        say(f"{printable(given)}: is {label}; {loaded_by(checkpoint.stored) or 'no stack here loads that'}")
+        if checkpoint.decoder and checkpoint.decoder.is_dense:
+            say(f"bits per weight, scales included: {_matrices(bits_by_matrix(checkpoint.decoder, loaded))}")
     return _name_of(path), checkpoint.decoder, checkpoint.tied, stored, checkpoint.states_context
+
+
+def _matrices(found: Mapping[float, Sequence[str]]) -> str:
+    return "; ".join(
+        f"{bits:g} in {list_named(names, len(names)) if len(names) < 4 else f'{len(names)} matrices'}"
+        for bits, names in found.items()
+    )
 
 
 def _loaded(checkpoint: Checkpoint) -> tuple[Tensor, ...]:

@@ -30,6 +30,7 @@ from harness.models.checkpoint import FLOATS, INDEX, PACKING_FILES, SINGLE, Chec
 from harness.models.gguf import rotary_of
 from harness.models.gguf_model import Contradiction, is_mixture_gguf
 from harness.models.layout import Layout, NoLayout, sampled
+from harness.models.packed_layers import mismatch, of_layer
 from harness.stacks.header import Header, Options, stacks
 from harness.theory import tensors
 from harness.theory.decoder import Decoder, dense_fields, parameters
@@ -370,7 +371,6 @@ PACKING = 1  # bump when runners/weights/packed.py packs the same checkpoint to 
 UNPACKING = 1  # bump when it unpacks to other values
 GROUPS = (USUAL_GROUP, 64, 32)
 _LAYOUTS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}  # layouts that we can count and unpack
-_INT32_BITS = 32
 
 
 def packed_path(source: str, packing: Packing) -> Path:
@@ -409,12 +409,16 @@ def check_loadable(ready: Ready, requested: Packing | None, header: Header, opti
     _check_architecture(str(ready.path), header, config)
     if requested:
         check(ready, requested, stack)
+    elif stored and stored.method in header.dequantizes:
+        if stored.obstacle:
+            raise WeightsRefused(
+                f"{ready.path}: is {ready.quant}, which stack {stack} would dequantize to other values:"
+                f" {stored.obstacle}"
+            )
     elif stored and stored.method not in header.applies:
-        loading = [name for name, each in stacks().items() if stored.method in (*each.formats, *each.applies)]
-        if not loading:
+        if not (others := loaded_by(stored)):
             raise WeightsRefused(f"{ready.path}: is {ready.quant}, which no stack here applies")
-        others = f"stacks {' and '.join(loading)} load" if len(loading) > 1 else f"stack {loading[0]} loads"
-        raise WeightsRefused(f"{ready.path}: is {ready.quant}; {others} that, {stack} does not")
+        raise WeightsRefused(f"{ready.path}: is {ready.quant}; {others}, {stack} does not")
     elif stored:
         for name in header.applies[stored.method]:
             if options.get(name) != stored.options.get(name):
@@ -423,6 +427,24 @@ def check_loadable(ready: Ready, requested: Packing | None, header: Header, opti
                     f"{ready.path}: is {ready.quant}, which stack {stack} loads as it is stored;"
                     f" {name} {wants} was requested, set {name}: {stores}"
                 )
+
+
+def loaded_by(stored: Quantization) -> str:
+    """The stacks that load weights stored so, as a clause; empty for none."""
+    method, every = stored.method, stacks().items()
+    as_stored = [name for name, each in every if method in (*each.formats, *each.applies)]
+    adopted = [name for name in as_stored if method in stacks()[name].needs]
+    widened = [name for name, each in every if method in each.dequantizes and not stored.obstacle]
+    clauses = []
+    for names, how in (
+        ([name for name in as_stored if name not in adopted], ""),
+        (adopted, f" in an interpreter that has {method} (harness env use)"),
+        (widened, ", dequantized to its dtype"),
+    ):
+        if names:
+            subject = f"stacks {list_named(names, 9)} load" if len(names) > 1 else f"stack {names[0]} loads"
+            clauses.append(f"{subject} that{how}")
+    return ", and ".join(clauses)
 
 
 def _check_architecture(name: str, header: Header, config: Mapping[str, Any]) -> None:
@@ -457,11 +479,12 @@ def _check_wrapper(ready: Ready, header: Header, config: Mapping[str, Any]) -> N
 
 
 def check(ready: Ready, requested: Packing, stack: str) -> None:
-    """Raises WeightsError for a checkpoint with another packing than requested or stated in its config.
+    """Raises WeightsError for a checkpoint with another packing than requested or stated in its config, or
+    whose layers differ, unless the stack loads such.
 
     A synthetic one of 16 or 32 bits is valid: it is packed here.
     """
-    wanted, has = requested.method.upper(), ready.packing
+    wanted, has, mixed = requested.method.upper(), ready.packing, stacks()[stack].mixed_layers
     if has is None:
         if ready.quant not in FULL_TYPES:
             raise WeightsRefused(f"stack {stack} needs {wanted} weights, but {ready.path} is {ready.quant}")
@@ -477,14 +500,14 @@ def check(ready: Ready, requested: Packing, stack: str) -> None:
             f"{ready.path}: has {has.bits} bits, and {requested.bits} were requested of {stack}"
         )
     try:
-        if rules := _rules(ready.path):
+        if not mixed and (rules := _rules(ready.path)):
             raise WeightsRefused(
                 f"{ready.path}: has rules for single layers (dynamic: {rules}), so its weights are not all"
                 f" {has.words}"
             )
         name = _settings(ready.path, has)
         found = checkpoint.read(ready.path, needs_shape=False)
-        _check_tensors(ready.path, name, has, {tensor.name: tensor for tensor in found.tensors})
+        _check_tensors(ready.path, name, has, {tensor.name: tensor for tensor in found.tensors}, mixed)
     except (CheckpointError, JsonFileError) as damage:
         raise WeightsError(str(damage)) from damage
 
@@ -523,14 +546,17 @@ def _as_json(value: object) -> str:
     return str(value).lower()
 
 
-def _check_tensors(folder: Path, name: str, packing: Packing, tensors: Mapping[str, Tensor]) -> None:
-    """Check that every packed layer has all its tensors, in the sizes given by bits and group size."""
+def _check_tensors(
+    folder: Path, name: str, packing: Packing, tensors: Mapping[str, Tensor], mixed: bool
+) -> None:
+    """Check that every packed layer has all its tensors, in the sizes given by bits and group size. `mixed`:
+    of each layer its own, and some may be unpacked."""
     kinds = KINDS if packing.method == "gptq" else KINDS[:3]
     split = (tensor.rpartition(".") for tensor in tensors)
     layers = dict.fromkeys(layer for layer, _, kind in split if kind in KINDS)
     if not layers:
         raise WeightsError(f"{folder}: its {name} has {packing.words}, but no tensor is packed")
-    for tensor in tensors.values():
+    for tensor in () if mixed else tensors.values():
         if tensor.part == "lm_head" and tensor.name.rpartition(".")[2] in KINDS:
             raise WeightsRefused(f"{folder}: {tensor.name} is packed; only the layers' matrices may be here")
         if tensor.part in LINEAR and tensor.name.endswith(".weight"):
@@ -541,36 +567,9 @@ def _check_tensors(folder: Path, name: str, packing: Packing, tensors: Mapping[s
         for kind in kinds:
             if f"{layer}.{kind}" not in tensors:
                 raise WeightsError(f"{folder}: {layer} lacks its {kind}")
-        if wrong := _mismatch(packing, layer, {kind: tensors[f"{layer}.{kind}"].dims for kind in kinds}):
+        dims = {kind: tensors[f"{layer}.{kind}"].dims for kind in kinds}
+        if wrong := mismatch(of_layer(packing, dims) if mixed else packing, layer, dims):
             raise WeightsError(f"{folder}: its {name} has {wrong}")
-
-
-def _mismatch(packing: Packing, layer: str, dims: Mapping[str, tuple[int, ...]]) -> str | None:
-    """How a layer's tensors contradict the settings; null if they agree."""
-    for kind, size in dims.items():
-        if len(size) != (1 if kind == "g_idx" else 2) or 0 in size:
-            return f"{packing.words}, but {layer}.{kind} is {_by(size) or 'a number'}"
-    gptq = packing.method == "gptq"
-    (rows, columns), (groups, n_out) = dims["qweight"], dims["scales"]
-    n_in = dims["g_idx"][0] if gptq else rows
-    held, of = _INT32_BITS * (rows if gptq else columns), n_in if gptq else n_out
-    if held != of * packing.bits:
-        stored = f"is {_by(dims['qweight'])}" if held % of else f"holds {held // of}"
-        return f"{packing.bits} bits, but {layer}.qweight {stored}"
-    wide = n_in if packing.group_size == -1 else packing.group_size
-    if groups != -(-n_in // wide):
-        stored = f"has groups of {-(-n_in // groups)}"
-        return f"group_size {packing.group_size}, but {layer}.scales {stored}"
-    packed_columns = n_out * packing.bits // _INT32_BITS
-    expected = {"qweight": (rows, n_out) if gptq else (n_in, columns), "qzeros": (groups, packed_columns)}
-    for kind, wanted in expected.items():
-        if dims[kind] != wanted:
-            return f"{packing.words}: {layer}.{kind} should be {_by(wanted)}, but is {_by(dims[kind])}"
-    return None
-
-
-def _by(dims: tuple[int, ...]) -> str:
-    return " x ".join(map(str, dims))
 
 
 # Synthetic weights: their identity and place in the cache, their layout and bytes, and what has none.

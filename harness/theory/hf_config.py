@@ -297,11 +297,13 @@ def dense_kind(config: Settings) -> str | None:
 @dataclass(frozen=True)
 class Quantization:
     """How a checkpoint's weights are stored. `method`: as transformers names it. `words`: for people.
-    `options`: the options that a stack needs to apply the method."""
+    `options`: the options that a stack needs to apply the method. `obstacle`: why transformers would
+    dequantize the weights to other values; empty if it would not."""
 
     method: str
     words: str
     options: Mapping[str, str | int | float] = field(default_factory=dict)
+    obstacle: str = ""
 
 
 def quantization_of(config: object) -> Quantization | None:
@@ -350,18 +352,62 @@ def _quantization(given: Settings, key: str) -> Quantization | None:
         options = {"quant": kind, "double_quant": nested}
         found += f" ({kind})" if kind in ("nf4", "fp4") else ""
         found += ", double_quant" if nested else ""
-    rules = ", rules for single layers" if given.get("dynamic") else ""
+    schemes = _schemes(given)
+    rules = ", rules for single layers" if given.get("dynamic") or len(schemes) > 1 else ""
     words = found + (f", {group}" if group else "") + (f", {blocks}" if blocks else "") + rules
-    return Quantization(method.lower(), words, options)
+    return Quantization(method.lower(), words, options, _obstacle(given, len(schemes)))
+
+
+def _schemes(given: Settings) -> list[object]:
+    """The different types of weights in the groups of layers of compressed-tensors."""
+    found: list[object] = []
+    for group in (given.inner("config_groups") or Settings()).values():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping):
+            keys = ("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure")
+            found += [scheme] if (scheme := [weights.get(key) for key in keys]) not in found else []
+    return found
+
+
+def _obstacle(given: Settings, schemes: int) -> str:
+    """Why transformers 5.23 would dequantize to other values (CompressedTensorsDequantize); or empty."""
+    if schemes > 1:
+        return f"its layers have {schemes} types of weights (config_groups), and transformers dequantizes one"
+    if given.get("transform_config"):
+        return "its weights are transformed (transform_config), which transformers does not undo"
+    sparse = (given.inner("sparsity_config") or Settings()).get("format") not in (None, "dense")
+    return "its weights are sparse (sparsity_config), which transformers does not undo" if sparse else ""
 
 
 def _type_of(given: Settings) -> str:
-    """The type of the weights where it says more than their bits: ModelOpt's, Quark's, floats; or empty."""
+    """The type of the weights where it says more than their bits: ModelOpt's, Quark's, torchao's, floats; or
+    empty."""
     settings = _of_weights(given)
     if settings.get("type") == "float":
-        return " float"
+        name = str(settings.get("format")).partition("-")[0]
+        return " float" + (f" ({name})" if name in _BLOCK_FLOATS else "")
+    if (kind := settings.get("quant_type")) is not None:
+        return _type_of_torchao(kind)
     name = next((n for key in ("quant_algo", "dtype") if isinstance(n := settings.get(key), str)), "")
     return f" {name.lower()}" if NAME.fullmatch(name) else ""
+
+
+_BLOCK_FLOATS = ("nvfp4", "mxfp4", "mxfp6", "mxfp8")  # by the names of compressed-tensors' formats
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def _type_of_torchao(kind: object) -> str:
+    """The class of its settings in words, Int8WeightOnlyConfig as int8 weight only, and a type in it."""
+    if isinstance(kind, Mapping):
+        kind = next(iter(kind.values()), None)
+        known = settings_of(kind, "quant_type") if isinstance(kind, Mapping) else Settings()
+        width = ((known.inner("_data") or Settings()).inner("weight_dtype") or Settings()).get("_data")
+        width = f" ({width})" if isinstance(width, str) and NAME.fullmatch(width) else ""
+        name = known.get("_type")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            return ""
+        return f" {_WORD.sub(' ', name.removesuffix('Config')).lower()}{width}"
+    return f" {kind.replace('_', ' ')}" if isinstance(kind, str) and NAME.fullmatch(kind) else ""
 
 
 def _of_weights(given: Settings) -> Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import platform
 import re
 from collections import Counter
@@ -35,6 +36,14 @@ PAGE_BYTES = 4096  # or a multiple of it
 _EXPERTS = re.compile(r"(?<!shared_)experts\.|block_sparse_moe\.(in|out)put_linear")
 Packed = Callable[[nn.Module], dict[str, list[Tensor]]]
 """Tensors of a quantized layer besides its parameters, by kind."""
+
+
+def plain(tensor: Tensor) -> list[Tensor]:
+    """The tensors that hold a tensor's data: itself, or those in a subclass such as torchao's."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [inner for name in names for inner in plain(getattr(tensor, name))]
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -72,7 +81,8 @@ def is_mapped(model: nn.Module, wanted: bool) -> bool | None:
 
 
 def _on_cpu(model: nn.Module) -> Iterator[Tensor]:
-    return (t for t in (*model.parameters(), *model.buffers()) if t.device.type == "cpu" and t.numel())
+    every = (inner for t in (*model.parameters(), *model.buffers()) for inner in plain(t))
+    return (tensor for tensor in every if tensor.device.type == "cpu" and tensor.numel())
 
 
 def _mappings() -> list[range] | None:
@@ -113,7 +123,8 @@ def model_facts(
             by_type[kind] += tensor.nbytes
             in_file = tensor.device.type == "cpu" and _lies_in(tensor, mapped)
             by_device[f"{tensor.device}{' mapped' if in_file else ''}"] += tensor.nbytes
-    experts = sum(p.nbytes for name, p in model.named_parameters() if _EXPERTS.search(name))
+    held = ((name, each) for name, p in model.named_parameters() for each in plain(p))
+    experts = sum(tensor.nbytes for name, tensor in held if _EXPERTS.search(name))
     tied = is_tied(model)
     return {
         "kernels": dict(Counter(name(module) or type(module).__name__ for module in _leaves(model))),
@@ -124,14 +135,14 @@ def model_facts(
         },
         "lm_head": {
             "class": type(head).__name__,
-            "dtype": str(head.weight.dtype).removeprefix("torch."),
+            "dtype": str(head.weight.dtype).removeprefix("torch.") if _is_plain(head) else None,
         },
         "model_bytes": sum(by_type.values()),
         "bytes_by_type": dict(by_type),
         "memory": {"model": dict(by_device)},
         # auto-gptq separates tied matrices for Marlin: two in memory, one in the model.
         "parameters": _parameters(model, tied or ties(model.config), weights),
-        "input_embedding_bytes": embedding.weight.nbytes,
+        "input_embedding_bytes": sum(tensor.nbytes for tensor in plain(embedding.weight)),
         "tied": tied,
         **({"expert_bytes": experts} if experts else {}),
         "vocab_size": embedding.weight.shape[0],
@@ -142,7 +153,14 @@ def model_facts(
 def is_tied(model: nn.Module) -> bool:
     """Whether the lm_head is the input embedding."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    return bool(head.weight.data_ptr() == embedding.weight.data_ptr())
+    if not _is_plain(head):
+        return False
+    return plain(head.weight)[0].data_ptr() == plain(embedding.weight)[0].data_ptr()
+
+
+def _is_plain(head: nn.Module) -> bool:
+    """Whether an lm_head holds its matrix itself: a packed one has none, or gptqmodel's account of one."""
+    return isinstance(getattr(head, "weight", None), Tensor)
 
 
 def ties(config: Any) -> bool:
@@ -167,8 +185,8 @@ def _parameters_held(model: nn.Module, packed: Packed) -> Iterator[tuple[str, Te
         for kind, tensors in packed(module).items():  # first: of duplicates the first name counts
             yield from ((kind, tensor) for tensor in tensors)
         for parameter in module.parameters(recurse=False):
-            if not parameter.is_complex():
-                yield str(parameter.dtype).removeprefix("torch."), parameter
+            for tensor in plain(parameter) if not parameter.is_complex() else ():
+                yield str(tensor.dtype).removeprefix("torch."), tensor
 
 
 def _parameters(model: nn.Module, tied: bool, weights: Mapping[nn.Module, int]) -> int:
@@ -258,24 +276,25 @@ UNPACKS = (
 )
 
 
-def check_whole(source: Path, trusted: bool) -> set[str]:
+def check_whole(source: Path, trusted: bool, mixed: bool = False) -> set[str]:
     """The names of all tensors that a model of this config.json has, before it is packed.
 
-    Raises ValueError for a checkpoint that lacks one or has others, or in which only some linear layers are
-    packed, or the lm_head too: auto-gptq and autoawq would silently leave such a layer uninitialized.
+    Raises ValueError for a checkpoint that lacks one or has others, or, unless `mixed`, in which only some
+    linear layers are packed, or the lm_head too: auto-gptq and autoawq would silently leave such a layer
+    uninitialized.
     """
     stored = stored_in(source)
     config = AutoConfig.from_pretrained(source, trust_remote_code=trusted, local_files_only=True)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
-    if "lm_head.qweight" in stored:
+    if "lm_head.qweight" in stored and not mixed:
         raise ValueError(f"{source}: its lm_head is packed too, which is not supported")
     for name, tensor in model.state_dict().items():
         packed = name.removesuffix("weight") + "qweight"
         tied = name == "lm_head.weight" and config.tie_word_embeddings
         if not tied and name not in stored and packed not in stored:
             raise ValueError(f"{source}: has no {name}, which its config.json requires")
-        if ".layers." in name and name in stored and tensor.dim() == 2:
+        if ".layers." in name and name in stored and tensor.dim() == 2 and not mixed:
             raise ValueError(f"{source}: has {name} unpacked besides packed layers, which is not supported")
     places = set(model.state_dict())
     layers = {name.removesuffix("qweight") for name in stored if name.endswith(".qweight")}
@@ -295,11 +314,15 @@ def check_bits(source: Path, model: nn.Module, name: Named, bits: int) -> None:
 
 
 def kernel_facts(
-    model: nn.Module, name: Named, expected: str, known: Collection[str] | None = None
+    model: nn.Module,
+    name: Named,
+    expected: str,
+    known: Collection[str] | None = None,
+    plain_layers: Collection[str] = (),
 ) -> dict[str, Any]:
     """Like model_facts. `expected`: the kernel that every linear layer but lm_head should call; those
     that call another are `leftovers`. `known`: the result of check_whole: biases outside of it were added by
-    the stack; null: it adds none."""
+    the stack; null: it adds none. `plain_layers`: those that the checkpoint holds unpacked."""
     head = model.get_output_embeddings()
     weights = {
         module: _weights(module, known is None or f"{path}.bias" in known)
@@ -311,6 +334,7 @@ def kernel_facts(
         for path, module in model.named_modules()
         if module in weights or (isinstance(module, nn.Linear) and module is not head)
     }
+    linear = {path: module for path, module in linear.items() if path not in plain_layers}
     other = sorted(path for path, module in linear.items() if name(module) != expected)
     return {
         **model_facts(model, lambda module: _packed_held(module) if module in weights else {}, name, weights),
@@ -359,6 +383,7 @@ WITHOUT_EFFECT = re.compile(
         (
             *(rf"{re.escape(end)}$" for end in NOT_WEIGHTS),  # tables and masks that transformers computes
             r"\.(attn|attention)\.bias$|\.attn\.causal_mask$|\.inv_freq$|position_ids$",  # those of others
+            r"\.(input_scale|input_global_scale|[kqv]_scale)$",  # of activations, which stay in 16 bits
             # Towers of other senses: a text uses none. The controller counts none: _OTHER_SENSES there.
             r"(^|\.)(vision|visual|audio|image|multi_modal|mm_)",
         )
@@ -375,6 +400,24 @@ def quantization_in(source: Path) -> dict[str, Any]:
         if isinstance(given := place.get("quantization_config"), dict) and given:
             return given
     return {}
+
+
+def check_installed(source: Path, package: str) -> None:
+    """Raises Refused where a package that a checkpoint needs is not in this environment."""
+    if importlib.util.find_spec(package.replace("-", "_")) is None:
+        raise Refused(
+            f"{source}: needs {package}, which the environment of the stack lacks: run it in an interpreter"
+            " of your own that has it (harness env use)"
+        )
+
+
+def held_by(layer: nn.Module) -> str | None:
+    """The class of a linear layer with the one that holds its weight, such as torchao's Int8Tensor; null for
+    a plain weight and other layers."""
+    weight = getattr(layer, "weight", None)
+    if not isinstance(layer, nn.Linear) or not hasattr(weight, "__tensor_flatten__"):
+        return None
+    return f"{type(layer).__name__}[{type(weight).__name__}]"
 
 
 def check_unquantized(source: Path, stored: Mapping[str, Stored], stack: str) -> None:

@@ -12,6 +12,7 @@
 # named = ["format", "kernel", "bits"]
 # extends = "hf"
 # scratch = { kernel = "exllamav2" }
+# mixed_layers = true
 # offers = [
 #   { kernel = ["marlin", "machete", "exllamav2", "aten"] },
 #   { format = "awq", kernel = ["marlin", "gemm"] },
@@ -169,11 +170,11 @@ from torch import nn
 from runners.hf import device as hf_device
 from runners.hf import loading
 from runners.hf.device import DTYPES
-from runners.hf.loading import UNPACKS, check_bits, check_whole, kernel_facts
+from runners.hf.loading import UNPACKS, check_whole, kernel_facts
 from runners.hf.probe import probe as torch_probe
 from runners.hf.session import DOES_NOT_FIT, HfSession
 from runners.protocol import Request, Say
-from runners.weights.safetensors import staged
+from runners.weights.safetensors import staged, stored_in
 
 __all__ = ["DOES_NOT_FIT", "load", "probe"]
 
@@ -212,7 +213,7 @@ def load(request: Request) -> HfSession:
     source, trusted = Path(request.model["path"]), options["trust_remote_code"]
     if kernel not in BACKENDS[format]:
         raise ValueError(f"{kernel} is not a kernel of {format}; known: {', '.join(BACKENDS[format])}")
-    known, backend = check_whole(source, trusted), BACKENDS[format][kernel]
+    known, backend = check_whole(source, trusted, mixed=True), BACKENDS[format][kernel]
     gptqmodel.models.loader.load_hf_tokenizer = lambda *_, **__: None  # ids suffice; some have none
     with hf_device.memory_errors(), staged(source) as folder:
         # By name: by default it chooses a kernel itself, and reports it only in its log.
@@ -220,16 +221,17 @@ def load(request: Request) -> HfSession:
             str(folder), backend=backend, device=str(device), dtype=dtype, trust_remote_code=trusted
         )
     model, bits = wrapped.model, wrapped.quantize_config.bits
-    check_bits(source, model, _name, bits)
+    widths = sorted({getattr(module, "bits", bits) for module in model.modules() if _name(module)})
+    unpacked = {name.removesuffix(".weight") for name in stored_in(source) if name.endswith(".weight")}
     model.set_attn_implementation(options["attn"])
     loading.hold(model, options["mmap"])
     expected = get_kernel_for_backend(backend, *STORED_AS[format]).__name__
-    facts = {"quant": f"{format}-int{bits}", "versions": loading.versions(*PACKAGES)}
+    facts = {"quant": f"{format}-int{'/'.join(map(str, widths))}", "versions": loading.versions(*PACKAGES)}
     facts["functional"] = UNPACKS if kernel == "torch" and device.type == "cpu" else None
     session = HfSession(
         request,
         model,
-        lambda: kernel_facts(model, _name, expected, known) | facts | {"options": {"bits": bits}},
+        lambda: kernel_facts(model, _name, expected, known, unpacked) | facts | {"options": {"bits": bits}},
     )
     session.settle()  # compiles kernels
     return session

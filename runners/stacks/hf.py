@@ -1,12 +1,16 @@
 """One model in transformers: loads a checkpoint, every weight of it from there, onto one device."""
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "numpy==2.2.6"]
+# dependencies = [
+#   "torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "compressed-tensors==0.20.0",
+#   "numpy==2.2.6",
+# ]
 #
 # [tool.harness]
 # summary = "transformers: 16- and 32-bit checkpoints, on CPUs and NVIDIA GPUs"
 # weights = "hf"
 # accepts = ["python>=3.10", "torch>=2.6", "transformers>=4.56"]
+# may_lack = ["compressed-tensors"]
 # named = ["dtype", "cache"]
 # inheritable = ["cache", "n_ctx", "attn", "cudnn_attention", "threads", "expandable_segments", "mmap",
 #   "trust_remote_code"]
@@ -15,6 +19,9 @@
 # reference = { attn = "eager" }  # fused attention may round differently
 # published = { bf16-dynamic = "bf16" }
 # offers = [{ dtype = "bf16" }, { dtype = "fp16" }]
+# applies = { torchao = [] }
+# needs = { torchao = "torchao" }  # where it is installed every worker imports it, for 65 MB
+# dequantizes = ["compressed-tensors", "fp8", "mxfp4"]
 #
 # # With a text_config, in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES of transformers 5.23.
 # wrappers = [
@@ -150,6 +157,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,26 +173,40 @@ from runners.hf.assisted import AssistedSession
 from runners.hf.device import DTYPES
 from runners.hf.probe import probe
 from runners.hf.session import DOES_NOT_FIT, HfSession
-from runners.protocol import Request
+from runners.protocol import Refused, Request
 from runners.weights.safetensors import staged, stored_in
 
 __all__ = ["DOES_NOT_FIT", "load", "load_model", "probe"]
 
 QUANTS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # as weights of these types are named elsewhere
+DEQUANTIZED = ("compressed-tensors", "fp8", "mxfp4")
+NEEDS = {"compressed-tensors": "compressed-tensors", "torchao": "torchao"}
+WIDENED = (
+    "the checkpoint is stored as {method}, and was dequantized to {dtype} while it was loaded: its speed,"
+    " bytes and memory are those of {dtype} weights"
+)
 TRUSTED = "trust_remote_code: true"
 _LACKING = re.compile(r"not found in your environment: (.+?)\. Run")
 
 
 def load(request: Request) -> HfSession:
     """Load a checkpoint on one device. Raises the errors of load_model, Refused if it is quantized."""
-    path = Path(request.model["path"])
-    loading.check_unquantized(path, stored_in(path), request.stack)
+    path, dtype = Path(request.model["path"]), request.options["dtype"]
+    method = loading.quantization_in(path).get("quant_method")
+    if method in NEEDS:
+        loading.check_installed(path, NEEDS[method])
+    if method not in (*DEQUANTIZED, "torchao"):
+        loading.check_unquantized(path, stored_in(path), request.stack)
     model = load_model(request)
-    loading.check_types(path, model, DTYPES[request.options["dtype"]])
-    facts = {"quant": QUANTS[request.options["dtype"]], "kernel_asked": "Linear"}
+    loading.check_types(path, model, DTYPES[dtype])
+    facts: dict[str, Any] = {"quant": QUANTS[dtype], "kernel_asked": "Linear"}
+    if method in DEQUANTIZED:
+        facts["warnings"] = [WIDENED.format(method=method, dtype=dtype)]
+    elif method == "torchao":
+        facts = _facts_of_torchao(path, model, request)
 
     def describe() -> dict[str, Any]:
-        return loading.model_facts(model) | facts
+        return loading.model_facts(model, name=loading.held_by) | facts
 
     if request.options["speculate"] == "draft":
         drafts = Path(request.options["draft"])
@@ -194,6 +216,24 @@ def load(request: Request) -> HfSession:
         session = HfSession(request, model, describe)
     session.settle()
     return session
+
+
+def _facts_of_torchao(path: Path, model: torch.nn.Module, request: Request) -> dict[str, Any]:
+    """Raises Refused for a checkpoint of which no layer is loaded as torchao's."""
+    head = model.get_output_embeddings()
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    counted = Counter(filter(None, map(loading.held_by, linear)))
+    if not counted:
+        raise Refused(f"{path}: no linear layer was loaded as torchao's")
+    kernel = counted.most_common(1)[0][0]
+    unpacks = request.device == "cpu" and not request.options["compile"]
+    return {
+        "quant": "torchao-" + kernel.partition("[")[2].removesuffix("Tensor]").lower(),
+        "kernel_asked": kernel,
+        "versions": loading.versions("torchao"),
+        "leftovers": [name for name, m in model.named_modules() if m in linear and not loading.held_by(m)],
+        "functional": loading.UNPACKS if unpacks else None,
+    }
 
 
 def load_model(request: Request, **more: Any) -> torch.nn.Module:
@@ -221,6 +261,9 @@ def _model_of(path: Path, request: Request, **more: Any) -> torch.nn.Module:
             if "custom code" not in str(refusal):
                 raise
             raise ValueError(f"{path}: contains Python code; it runs only with {TRUSTED}") from refusal
+        given = getattr(config, "quantization_config", None)
+        if isinstance(given, dict) and given.get("quant_method") in DEQUANTIZED:
+            given["dequantize"] = True  # else by the device, or in the first forward pass
         try:
             model, found = AutoModelForCausalLM.from_pretrained(
                 folder,

@@ -1,0 +1,74 @@
+"""Packed layers by their tensors: whether their sizes match the settings, and the bits of a weight. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from harness.models.checkpoint import LAYER
+from harness.theory.decoder import Decoder
+from harness.theory.tensors import Packing, Tensor, layer_of, of_shape
+
+_INT32_BITS = 32
+_WIDTHS = (2, 3, 4, 8)
+
+
+def of_layer(packing: Packing, dims: Mapping[str, tuple[int, ...]]) -> Packing:
+    """The packing of one layer by its tensors' sizes. The rules are regular expressions of a stranger, which
+    may take for ever."""
+    sizes = [size for kind, size in dims.items() if kind != "g_idx"]
+    index = dims.get("g_idx", (1,))
+    if any(len(size) != 2 or 0 in size for size in sizes) or len(index) != 1 or 0 in index:
+        return packing
+    (rows, columns), (groups, n_out) = dims["qweight"], dims["scales"]
+    n_in = dims["g_idx"][0] if packing.method == "gptq" else rows
+    bits = _INT32_BITS * rows // n_in if packing.method == "gptq" else _INT32_BITS * columns // n_out
+    if bits not in _WIDTHS:
+        return packing
+    return replace(packing, bits=bits, group_size=-1 if groups == 1 else -(-n_in // groups))
+
+
+def mismatch(packing: Packing, layer: str, dims: Mapping[str, tuple[int, ...]]) -> str | None:
+    """How a layer's tensors contradict the settings; null if they agree."""
+    for kind, size in dims.items():
+        if len(size) != (1 if kind == "g_idx" else 2) or 0 in size:
+            return f"{packing.words}, but {layer}.{kind} is {_by(size) or 'a number'}"
+    gptq = packing.method == "gptq"
+    (rows, columns), (groups, n_out) = dims["qweight"], dims["scales"]
+    n_in = dims["g_idx"][0] if gptq else rows
+    held, of = _INT32_BITS * (rows if gptq else columns), n_in if gptq else n_out
+    if held != of * packing.bits:
+        stored = f"is {_by(dims['qweight'])}" if held % of else f"holds {held // of}"
+        return f"{packing.bits} bits, but {layer}.qweight {stored}"
+    wide = n_in if packing.group_size == -1 else packing.group_size
+    if groups != -(-n_in // wide):
+        stored = f"has groups of {-(-n_in // groups)}"
+        return f"group_size {packing.group_size}, but {layer}.scales {stored}"
+    packed_columns = n_out * packing.bits // _INT32_BITS
+    expected = {"qweight": (rows, n_out) if gptq else (n_in, columns), "qzeros": (groups, packed_columns)}
+    for kind, wanted in expected.items():
+        if dims[kind] != wanted:
+            return f"{packing.words}: {layer}.{kind} should be {_by(wanted)}, but is {_by(dims[kind])}"
+    return None
+
+
+def _by(dims: tuple[int, ...]) -> str:
+    return " x ".join(map(str, dims))
+
+
+def bits_by_matrix(made: Decoder, stored: Iterable[Tensor]) -> dict[float, list[str]]:
+    """The matrices of a dense model by their bits per weight, scales included, the fewest first. `stored`: by
+    the names of Hugging Face checkpoints."""
+    weights = {(layer_of(t.name), t.part): t.elements for t in of_shape(made) if len(t.dims) == 2}
+    held: Counter[tuple[int, str]] = Counter()
+    for tensor in stored:
+        found = LAYER.search(tensor.name)
+        if not tensor.name.endswith(".bias"):
+            held[int(found[1]) if found else -1, tensor.part] += tensor.bytes
+    by_bits: dict[float, list[str]] = {}
+    for (layer, part), size in sorted(held.items()):
+        if count := weights.get((layer, part)):
+            name = part if layer < 0 else f"{part} of layer {layer}"
+            by_bits.setdefault(round(8 * size / count, 2), []).append(name)
+    return dict(sorted(by_bits.items()))

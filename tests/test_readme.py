@@ -82,6 +82,7 @@ def test_every_key_of_a_config_and_every_option_of_llamacpp_is_documented():
         ("gptq", "auto-gptq"),
         ("autoawq", "autoawq"),
         ("gptqm", "gptqmodel"),
+        ("vllm", "vLLM"),
     ],
 )
 def test_every_option_of_the_stacks_that_load_checkpoints_is_documented(stack, heading):

@@ -18,6 +18,9 @@ IMPORTS = {  # of each stack, what its workers import that takes long
     "gptq": ["torch", "transformers.modeling_utils", "auto_gptq"],
     "autoawq": ["torch", "transformers.modeling_utils", "awq"],
     "gptqm": ["torch", "transformers.modeling_utils", "gptqmodel"],
+    "vllm": ["torch", "transformers.modeling_utils", "vllm.v1.engine.llm_engine"],
+    "ort": ["torch", "onnxruntime_genai.models", "builder"],  # `builder` is on the path that the second adds
+    "ct2": ["torch", "transformers.modeling_utils"],  # for its conversions alone
 }
 
 

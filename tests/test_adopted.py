@@ -142,7 +142,6 @@ def test_an_interpreter_that_cannot_import_the_runner_is_refused(harness, python
 
 
 def test_what_is_no_interpreter_is_refused_in_a_sentence(harness, python, tmp_path, monkeypatch):
-    monkeypatch.setattr(adopted, "LIMIT_S", 0.3)
     plain = tmp_path / "text"
     plain.write_text("")
     old = shell_script(tmp_path / "old", f'exec {sys.executable} {tmp_path}/old.py "$3"')
@@ -159,10 +158,12 @@ def test_what_is_no_interpreter_is_refused_in_a_sentence(harness, python, tmp_pa
         (tmp_path / "theirs", f"is not a program; is it {tmp_path}/theirs/bin/python?"),
         (Path(shutil.which("true")), "is not a working Python 3"),
         (binary, "cannot be run: Exec format error"),
-        (shell_script(tmp_path / "hangs", "sleep 60"), "did not answer within 0.3 s"),
         (old, "tiny needs Python >=3.10"),
         (other, "is for sparc"),
+        (shell_script(tmp_path / "hangs", "sleep 60"), "did not answer within 0.3 s"),
     ):
+        if given.name == "hangs":  # the others answer, however busy the machine is
+            monkeypatch.setattr(adopted, "LIMIT_S", 0.3)
         refused = harness("env", "use", "tiny", given)
         assert refused.code == 2, given
         assert sentence in refused.err

@@ -180,7 +180,7 @@ def test_ids_that_differ_from_those_of_one_user_alone_are_a_note(of_fake):
 
 def test_stacks_that_serve_one_user_leave_the_workload_out_with_one_sentence(harness, tmp_path):
     able = {name for name, header in stacks().items() if "users" not in header.cannot}
-    assert able == {"fake", "http", "llamacpp", "llamaserver"}
+    assert able == {"fake", "http", "llamacpp", "llamaserver", "vllm"}
     keys = {"workloads": [{"kind": "batch"}]}
     path = write_config(tmp_path / "c.yaml", [{"stack": "bnb", "quant": "nf4"}], PROTOCOL, keys)
     ran = harness("run", path, "--dry-run")

@@ -334,8 +334,11 @@ QUANTIZED = {
 }
 
 
-@pytest.mark.parametrize(("stack", "options"), [STACKS[0], STACKS[2]])
-@pytest.mark.parametrize("kind", QUANTIZED)
+# hf dequantizes FP8 in blocks: see test_downloaded_formats_run.py.
+REFUSED = [(kind, *STACKS[i]) for kind in QUANTIZED for i in (0, 2) if (kind, i) != ("FP8 in blocks", 0)]
+
+
+@pytest.mark.parametrize(("kind", "stack", "options"), REFUSED)
 def test_what_the_stack_does_not_hold_as_stored_is_refused(
     worker, checkpoint, tmp_path, stack, options, kind
 ):

@@ -443,7 +443,7 @@ def test_the_bytes_of_a_shape_packed_are_those_of_the_published_files(size, meth
 
 @pytest.mark.parametrize(
     ("settings", "stack", "others"),
-    [(GPTQ, "hf", "gptq and gptqm"), (AWQ, "bnb", "autoawq and gptqm")],
+    [(GPTQ, "hf", "gptq, gptqm, vllm"), (AWQ, "bnb", "autoawq, gptqm, vllm")],
 )
 def test_packed_weights_given_to_a_stack_of_others_name_the_stacks_that_load_them(
     preparation, tmp_path, settings, stack, others

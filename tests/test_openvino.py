@@ -12,6 +12,7 @@ import pytest
 from conftest import built, failed, settled, told
 from small_checkpoints import configure, made
 from test_hf import PROMPT, request_of, said
+from test_packed_stacks import logits
 
 from harness.analysis.verdicts import option_mismatches
 from harness.campaign import worker as campaign_worker
@@ -70,16 +71,6 @@ def request_with(folder: Path, job: str = "generate", **given) -> Request:
     request = request_of(folder, "openvino", job, **MADE | given)
     request.options.pop("n_ctx")
     return replace(request, files={"made": str(folder)})
-
-
-def logits(worker, request: Request, interpreter, tmp_path: Path) -> np.ndarray:
-    """After each of 40 given ids: 25 at once, as a prompt, and the rest one by one."""
-    asked = {"ids": list(range(3, 43)), "prompt_tokens": 25, "windows": [[25, 40]], "seconds": None}
-    request.workloads[:] = [asked]
-    request.files["logits"] = str(tmp_path / "logits.npy")
-    last = worker(request, interpreter)[-1]
-    assert isinstance(last, Done), last
-    return np.load(tmp_path / "logits.npy").astype(np.float64)
 
 
 def error(ours: np.ndarray, theirs: np.ndarray) -> float:

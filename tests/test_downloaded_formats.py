@@ -14,7 +14,7 @@ from harness.campaign import forecast
 from harness.models import weights
 from harness.models.checkpoint import read
 from harness.models.packed_layers import bits_by_matrix
-from harness.models.weights import WeightsRefused
+from harness.models.weights import WeightsError, WeightsRefused
 from harness.theory.decoder import parameters
 from harness.theory.hf_config import packing_in
 
@@ -243,6 +243,13 @@ def mixed(folder: Path, settings: dict[str, Any]) -> Path:
     write_safetensors(folder / "model.safetensors", stored, {"format": "pt"})
     rules = {r"+:.*layers\.1\.mlp\.down_proj.*": {"bits": 8}, r"-:.*layers\.0\.self_attn\.q_proj.*": {}}
     return write_config(folder, quantization_config=settings | {"dynamic": rules, "lm_head": True})
+
+
+def test_layers_of_gptq_that_differ_without_a_rule_are_no_stacks(tmp_path):
+    folder = mixed(tmp_path / "m", GPTQ)
+    write_config(folder, quantization_config=GPTQ)
+    with pytest.raises(WeightsError, match=r"q_proj\.weight is f16, so its weights are not all gptq-int4"):
+        forecast.local_weights(cell("gptqm", folder))
 
 
 def test_layers_of_gptq_that_differ_are_gptqmodels_alone(tmp_path):

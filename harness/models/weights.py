@@ -480,11 +480,11 @@ def _check_wrapper(ready: Ready, header: Header, config: Mapping[str, Any]) -> N
 
 def check(ready: Ready, requested: Packing, stack: str) -> None:
     """Raises WeightsError for a checkpoint with another packing than requested or stated in its config, or
-    whose layers differ, unless the stack loads such.
+    whose layers differ, unless its settings say so and the stack loads such.
 
     A synthetic one of 16 or 32 bits is valid: it is packed here.
     """
-    wanted, has, mixed = requested.method.upper(), ready.packing, stacks()[stack].mixed_layers
+    wanted, has = requested.method.upper(), ready.packing
     if has is None:
         if ready.quant not in FULL_TYPES:
             raise WeightsRefused(f"stack {stack} needs {wanted} weights, but {ready.path} is {ready.quant}")
@@ -500,7 +500,9 @@ def check(ready: Ready, requested: Packing, stack: str) -> None:
             f"{ready.path}: has {has.bits} bits, and {requested.bits} were requested of {stack}"
         )
     try:
-        if not mixed and (rules := _rules(ready.path)):
+        rules = _rules(ready.path)
+        mixed = stacks()[stack].mixed_layers and bool(rules or _packs_head(ready.path))
+        if rules and not mixed:
             raise WeightsRefused(
                 f"{ready.path}: has rules for single layers (dynamic: {rules}), so its weights are not all"
                 f" {has.words}"
@@ -540,6 +542,12 @@ def _rules(folder: Path) -> str | None:
             if isinstance(rules := given.get("dynamic"), Mapping) and rules:
                 return shown(next(iter(rules)))
     return None
+
+
+def _packs_head(path: Path) -> bool:
+    """Whether the settings say that lm_head is packed."""
+    given = object_of(path / checkpoint.CONFIG, CONFIG_JSON_BYTES)
+    return any(each.get("lm_head") is True for _, each in quantization_configs(given))
 
 
 def _as_json(value: object) -> str:

@@ -9,8 +9,9 @@ comma := ,
 export UV_FIND_LINKS ?= $(subst $(empty) $(empty),$(comma),$(strip $(PIP_FIND_LINKS)))
 
 # In four processes, also on two cores: tests often wait for others. Those of a stack stay in one, which has it loaded.
-# The threads of OpenBLAS would wait for each other, as `harness recommend` has found.
-PYTEST = OPENBLAS_NUM_THREADS=1 .venv/bin/python -m pytest -n 4 --dist loadgroup --durations 20
+# The threads of OpenBLAS would wait for each other, as `harness recommend` has found. Those of OpenMP spin while
+# they wait: four runs of llama.cpp at once on two CPUs took 80 s, and 21 s where they sleep.
+PYTEST = OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=passive .venv/bin/python -m pytest -n 4 --dist loadgroup --durations 20
 RESULTS = build/tests
 INSTALL = .venv/bin/uv pip install --no-config --quiet --python .venv/bin/python
 # How properties are tried beyond the first tier: all (thousands of examples, always the same) or random.

@@ -24,7 +24,7 @@ LINEARS = 5 * SHAPE.count + 1  # q, k and v are one matrix; with lm_head
 SURFACE = [
     {"kind": "prefill", "lengths": [1, 4, 20], "depth": [0, 90], "passes": 2},
     {"kind": "depth", "depths": [0, 300], "window": 8, "stop_at": "90%", "most_windows": 4},
-    {"kind": "turns", "first": 30, "each": 5, "new_tokens": 4, "turns": 2},
+    {"kind": "turns", "first": 30, "each": 12, "new_tokens": 4, "turns": 2},
 ]
 
 

@@ -13,6 +13,7 @@ import pytest
 from conftest import Ran, gone, settled, stored_in, until
 
 from harness import records
+from harness.analysis import depth
 from harness.campaign import other_processes, prepare
 from harness.campaign.rounds import judge
 from harness.records import Stored
@@ -182,6 +183,15 @@ def test_a_prefix_that_was_not_treated_as_asked_is_invalid(timed, prefix, says, 
     assert says in reason
     assert ("tokens evaluated" in reason) == admits
     assert (" ms" in reason) == (not admits)
+
+
+def test_a_first_turn_that_the_machine_slowed_is_no_reused_prefix(timed, tmp_path: Path) -> None:
+    timed([TURNS], COMPUTES | {"admits": False})
+    stored, table = only(tmp_path)
+    assert (table["reuse"][0], table["turn"][0]) == (0, 1)
+    slowed = table | {"prefill_ns": [3 * table["prefill_ns"][0], *table["prefill_ns"][1:]]}
+    assert slowed["prefill_ns"][1] < slowed["prefill_ns"][0] / 2
+    assert depth.surface_faults(stored.record, slowed) == []
 
 
 def test_records_of_each_kind_are_ok_and_follow_the_published_schema(timed, harness, tmp_path: Path) -> None:

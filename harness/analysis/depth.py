@@ -66,23 +66,32 @@ def _word(reuse: bool, fewer: bool) -> str:
 def _by_time(table: Columns, is_served: bool) -> list[Flag]:
     """A prefix that times show to be reused, or not to be where it must; empty: none."""
     rows = _by_row(table)
-    cold = {row["turn"]: row for row in rows if not row["reuse"]}
+    cold, kept = ({row["turn"]: row for row in rows if row["reuse"] == reuse} for reuse in (0, 1))
     if not (first := cold.get(1)):
         return []
     for turn, row in cold.items():
-        if row["evaluated"] >= first["evaluated"] and row["prefill_ns"] < FAR_LESS * first["prefill_ns"]:
+        far_less = row["prefill_ns"] < FAR_LESS * first["prefill_ns"]
+        # A first turn that the machine slowed proves nothing: a reused prefix takes as long as a kept one.
+        if row["evaluated"] >= first["evaluated"] and far_less and _as_fast(row, kept.get(turn)):
             less = f"{row['prefill_ns'] / 1e6:.1f} ms for {plural(row['evaluated'], 'token')}"
             than = f"{first['prefill_ns'] / 1e6:.1f} ms for {first['evaluated']}"
             return [Warnings.turn_prefix_reused.flag(turn=turn, less=less, first=than)]
-    for row in rows:
-        other = cold.get(row["turn"]) if row["reuse"] and not is_served else None
+    for turn, row in kept.items():
+        other = cold.get(turn) if not is_served else None
         if other is None or other["prefill_ns"] <= GROWS * first["prefill_ns"]:
             continue
         fewer = 4 * row["evaluated"] <= other["evaluated"]
         if fewer and row["prefill_ns"] > AS_LONG * other["prefill_ns"]:
             ms, without = row["prefill_ns"] / 1e6, other["prefill_ns"] / 1e6
-            return [Warnings.turn_prefix_lost.flag(turn=row["turn"], ms=ms, without=without)]
+            return [Warnings.turn_prefix_lost.flag(turn=turn, ms=ms, without=without)]
     return []
+
+
+def _as_fast(row: dict[str, int], kept: dict[str, int] | None) -> bool:
+    """Whether a turn took no longer than with its prefix kept and what was decoded evaluated again."""
+    if kept is None:
+        return True
+    return AS_LONG * row["prefill_ns"] < kept["prefill_ns"] * (1 + kept["decoded"] / kept["evaluated"])
 
 
 def passes(found: Sequence[Columns]) -> list[PassRow]:

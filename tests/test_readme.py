@@ -79,6 +79,7 @@ def test_every_key_of_a_config_and_every_option_of_llamacpp_is_documented():
     [
         ("hf", "transformers"),
         ("bnb", "bitsandbytes"),
+        ("torchao", "torchao"),
         ("gptq", "auto-gptq"),
         ("autoawq", "autoawq"),
         ("gptqm", "gptqmodel"),

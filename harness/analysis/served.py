@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.analysis import speculation
 from harness.analysis.warnings import Flag, Warnings
+from harness.base.text import plural
 from harness.records import tables
 from harness.records.kinds import Record, done_of, loaded_of, served_elsewhere
 from harness.records.measured import Counters, Surface
@@ -115,13 +116,14 @@ def rate_error(record: Record) -> float | None:
     return error if error <= IN_PIECES and "largest_piece" in counters else None
 
 
-def _in_pieces(record: Record) -> dict[str, int]:
+def _in_pieces(record: Record) -> dict[str, Any]:
     """The numbers of a warning that tokens came together; empty: they came one by one."""
     counters = done_of(record).get("counters") or Counters()  # none of a run that failed
     tokens = counters.get("answer_tokens", record["tokens"])
     if tokens - (pieces := counters.get("pieces", tokens)) <= HALVES * tokens:
         return {}
-    return {"tokens": tokens, "pieces": pieces, "largest": max(counters.get("largest_piece", 1), 2)}
+    largest = max(counters.get("largest_piece", 1), 2)
+    return {"tokens": tokens, "pieces": plural(pieces, "piece"), "largest": largest}
 
 
 def not_streamed(record: Record) -> bool:

@@ -183,13 +183,12 @@ class Warnings(Enum):
         "first token",
     )
     tokens_at_once = (
-        "{tokens} tokens came in {pieces} pieces, up to {largest} at once: it is not known when each was"
-        " made",
+        "{tokens} tokens came in {pieces}, up to {largest} at once: it is not known when each was made",
         "measure more tokens, of which one piece is a smaller share, or let the server send each (vLLM:"
         " --stream-interval, by default 1)",
     )
     tokens_in_pieces = _note(
-        "{tokens} tokens came in {pieces} pieces, up to {largest} at once: only averages are known, no B and"
+        "{tokens} tokens came in {pieces}, up to {largest} at once: only averages are known, no B and"
         " W{accuracy}",
         "read tok/s; B and W need a piece for each token",
     )

@@ -99,18 +99,7 @@ from runners.hf.probe import probe
 from runners.hf.session import DOES_NOT_FIT, HfSession
 from runners.protocol import Refused, Request, Say
 from runners.stacks import hf
-from runners.weights.safetensors import (
-    SHARD_BYTES,
-    Entry,
-    Piece,
-    in_float16,
-    json_object,
-    narrowed,
-    new_folder,
-    put_made,
-    stored_in,
-    write_pieces,
-)
+from runners.weights.safetensors import json_object, narrowed, stored_in, write_in_float16
 
 __all__ = ["DOES_NOT_FIT", "dequantize", "load", "probe"]
 
@@ -140,20 +129,16 @@ def dequantize(request: Request, say: Say) -> dict[str, Any]:
     """Make the folder files["target"]: the checkpoint, its linear layers quantized as `load` does it and
     dequantized again, all of it in float16. Options: as for `load`."""
     began = time.monotonic()
-    source, target = Path(request.model["path"]), Path(request.files["target"])
-    config = json_object(source / "config.json")
+    config = json_object(Path(request.model["path"]) / "config.json")
     model = _quantized(request)  # not decoded: a CPU's kernel would repack the weights
     layers = {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, _LAYERS)}
-    held = dict(model.named_parameters())  # a tied lm_head once
-    written = [Entry(name, "F16", _size(layers.get(name), tensor)) for name, tensor in held.items()]
-    with new_folder(target, written, {"config.json": in_float16(config)}, SHARD_BYTES) as places:
-        pieces = []
-        for number, (name, tensor) in enumerate(held.items(), 1):
-            make = partial(_in_half, name, layers.get(name), tensor)
-            pieces.append(Piece(number, partial(put_made, *places[name], make)))
-        write_pieces(pieces, len(pieces), 1, say)
+    made = {  # a tied lm_head once
+        name: (_size(layers.get(name), tensor), partial(_in_half, name, layers.get(name), tensor))
+        for name, tensor in model.named_parameters()
+    }
+    tensors = write_in_float16(Path(request.files["target"]), config, made, say)
     versions = loading.versions("bitsandbytes")
-    return {"tensors": len(written), "seconds": time.monotonic() - began, "versions": versions}
+    return {"tensors": tensors, "seconds": time.monotonic() - began, "versions": versions}
 
 
 _LAYERS = tuple(set(CLASSES.values()))

@@ -176,7 +176,7 @@ from runners.hf.session import DOES_NOT_FIT, HfSession
 from runners.protocol import Refused, Request
 from runners.weights.safetensors import staged, stored_in
 
-__all__ = ["DOES_NOT_FIT", "load", "load_model", "probe"]
+__all__ = ["DOES_NOT_FIT", "facts_of_torchao", "load", "load_model", "probe"]
 
 QUANTS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}  # as weights of these types are named elsewhere
 DEQUANTIZED = ("compressed-tensors", "fp8", "mxfp4")
@@ -203,7 +203,7 @@ def load(request: Request) -> HfSession:
     if method in DEQUANTIZED:
         facts["warnings"] = [WIDENED.format(method=method, dtype=dtype)]
     elif method == "torchao":
-        facts = _facts_of_torchao(path, model, request)
+        facts = facts_of_torchao(path, model, request)
 
     def describe() -> dict[str, Any]:
         return loading.model_facts(model, name=loading.held_by) | facts
@@ -218,7 +218,7 @@ def load(request: Request) -> HfSession:
     return session
 
 
-def _facts_of_torchao(path: Path, model: torch.nn.Module, request: Request) -> dict[str, Any]:
+def facts_of_torchao(path: Path, model: torch.nn.Module, request: Request) -> dict[str, Any]:
     """Raises Refused for a checkpoint of which no layer is loaded as torchao's."""
     head = model.get_output_embeddings()
     linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]

@@ -98,17 +98,11 @@ from runners.protocol import Refused, Request, Say, not_a_number
 from runners.weights.safetensors import (
     FLOATS,
     NOT_WEIGHTS,
-    SHARD_BYTES,
-    Entry,
-    Piece,
-    in_float16,
     json_object,
     narrowed,
-    new_folder,
-    put_made,
     staged,
     stored_in,
-    write_pieces,
+    write_in_float16,
 )
 
 DOES_NOT_FIT = (MemoryError,)
@@ -457,14 +451,10 @@ def dequantize(request: Request, say: Say) -> dict[str, Any]:
     left_out = (*NOT_WEIGHTS, *(() if "lm_head.weight" in held else ("lm_head.weight",)))
     if held.keys() != {name for name in stored_in(source) if not name.endswith(left_out)}:
         raise Refused(f"{source}: mlx-lm stores this model under other names")
-    written = [Entry(name, "F16", _size(*each)) for name, each in held.items()]
-    config = in_float16(json_object(source / "config.json"))
-    with new_folder(target, written, {"config.json": config}, SHARD_BYTES) as places:
-        made = [
-            partial(put_made, *places[name], partial(_in_half, name, *each)) for name, each in held.items()
-        ]
-        write_pieces([Piece(number, each) for number, each in enumerate(made, 1)], len(made), 1, say)
-    return {"tensors": len(written), "seconds": time.monotonic() - began, "versions": _versions()}
+    config = json_object(source / "config.json")
+    made = {name: (_size(*each), partial(_in_half, name, *each)) for name, each in held.items()}
+    tensors = write_in_float16(target, config, made, say)
+    return {"tensors": tensors, "seconds": time.monotonic() - began, "versions": _versions()}
 
 
 def _size(layer: nn.Module, tensor: mx.array) -> tuple[int, ...]:

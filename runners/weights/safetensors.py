@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,24 @@ def write_pieces(pieces: Sequence[Piece], count: int, threads: int | None, say: 
                 say(f"tensor {number}/{count}")
                 last_report = now
     say("flushing to disk")
+
+
+def write_in_float16(
+    target: Path,
+    config: dict[str, Any],
+    made: Mapping[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]],
+    say: Say,
+) -> int:
+    """Make the folder of a checkpoint in float16, and return the number of its tensors. `config`: of another
+    type; `made`: by name the size of each tensor and what makes it, once, in the order given."""
+    written = [Entry(name, "F16", size) for name, (size, _) in made.items()]
+    with new_folder(target, written, {"config.json": in_float16(config)}, SHARD_BYTES) as places:
+        pieces = [
+            Piece(number, partial(put_made, *places[name], make))
+            for number, (name, (_, make)) in enumerate(made.items(), 1)
+        ]
+        write_pieces(pieces, len(pieces), 1, say)
+    return len(written)
 
 
 def put(file: int, at: int, values: np.ndarray) -> None:

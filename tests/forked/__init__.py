@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 IMPORTS = {  # of each stack, what its workers import that takes long
     "hf": ["torch", "transformers.modeling_utils"],
     "bnb": ["torch", "transformers.modeling_utils", "bitsandbytes"],
+    "torchao": ["torch", "transformers.modeling_utils", "torchao.quantization"],
     "gptq": ["torch", "transformers.modeling_utils", "auto_gptq"],
     "autoawq": ["torch", "transformers.modeling_utils", "awq"],
     "gptqm": ["torch", "transformers.modeling_utils", "gptqmodel"],

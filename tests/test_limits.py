@@ -15,7 +15,8 @@ from harness.config import Decode, Experiment, Protocol, plan
 from harness.config import Model as ConfigModel
 from harness.config.experiment import Scalar, Variant
 from harness.config.plan import Cell
-from harness.stacks.header import HeaderError, Known, broken, parse, stacks
+from harness.stacks.header import HeaderError, parse, stacks
+from harness.stacks.limits import Known, broken
 from harness.theory.decoder import Decoder, kv_elements_per_token
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Described

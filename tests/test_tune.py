@@ -11,7 +11,8 @@ from conftest import refused, stored_in
 
 from harness.analysis.stopping import DEFAULTS, Race, Search, Setting, changed, looks, options_label
 from harness.report import comparisons
-from harness.stacks.header import candidates, stacks, without_effect
+from harness.stacks.header import stacks
+from harness.stacks.limits import candidates, without_effect
 
 Truth = Callable[[Mapping[str, object]], float]
 OPTIONS = [[{"threads": n} for n in (1, 2, 4, 8)], [{"fa": True}], [{"kv": "q8"}, {"kv": "q8", "fa": True}]]

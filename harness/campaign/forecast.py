@@ -26,7 +26,8 @@ from harness.machine.host import free_memory_bytes
 from harness.models import checkpoint, weights
 from harness.models.hub import in_hub_cache
 from harness.models.weights import Ready, WeightsError
-from harness.stacks.header import Broken, Options, holds
+from harness.stacks.header import Options, holds
+from harness.stacks.limits import Broken
 from harness.theory import floors, names
 from harness.theory import memory as theory_memory
 from harness.theory.decoder import (

@@ -23,7 +23,8 @@ from harness.config.plan import Cell
 from harness.config.variants import given_values
 from harness.machine.host import usable_cpus
 from harness.report import comparisons
-from harness.stacks.header import PURPOSES, candidates, without_effect
+from harness.stacks.header import PURPOSES
+from harness.stacks.limits import candidates, without_effect
 
 Changes = Mapping[str, Scalar]
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from harness.base import data
 from harness.config import Experiment, MaxCtx, Model, Quality, Variant, Weights, Workload
 from harness.config.variants import bits_of, quant_of, weights_format, weights_of
-from harness.stacks.header import Broken, Header, Known, Options, Value, broken, holds, stacks
+from harness.stacks.header import Header, Options, Value, holds, stacks
+from harness.stacks.limits import Broken, Known, broken
 from harness.theory.decoder import Decoder, dense_fields
 from harness.theory.tensors import Packing, of_shape, packed_bytes
 

@@ -127,7 +127,7 @@ def test_init_says_what_comes_next(monkeypatch, tmp_path, capsys, built, then):
     monkeypatch.setattr(machine, "facts", lambda: facts)
     monkeypatch.setattr(init, "visible_gpus", list)
     monkeypatch.setattr(build, "find", lambda environment: built)
-    assert init.run(argparse.Namespace(file=tmp_path / "c.yaml")) == 0
+    assert init.run(argparse.Namespace(file=str(tmp_path / "c.yaml"))) == 0
     assert capsys.readouterr().out.endswith(f"\nnext: {then}harness run {tmp_path / 'c.yaml'}\n")
 
 

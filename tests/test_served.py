@@ -172,6 +172,20 @@ def test_an_address_that_is_misspelt_says_how_to_spell_it(harness, tmp_path, add
     assert (checked.code, "variants.0.url" in checked.err) == (2, True), checked.err
 
 
+@pytest.mark.parametrize("command", ["theory", "recommend"])
+def test_what_needs_the_weights_says_that_a_server_does_not_tell_them(harness, command):
+    ran = harness(command, "http://127.0.0.1:8080")
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+    assert "http://127.0.0.1:8080: a server does not tell its weights: name its model" in ran.err
+
+
+def test_init_writes_the_config_of_a_server_that_is_measured_with_it(harness, tmp_path):
+    with serving(Behaviour()) as address:
+        assert harness("init", address).code == 0
+        assert harness("run", "stand-in.yaml", "--dry-run").code == 0
+    assert address in (tmp_path / "stand-in.yaml").read_text()
+
+
 def test_every_spelling_of_an_address_is_the_same_cell(harness, tmp_path):
     spelled = ("http://H:9", "http://h:9/", "HTTP://h:9/v1", "http://h:9/v1/")
     found = []

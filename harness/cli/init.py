@@ -13,6 +13,7 @@ from harness.base.nvml import visible_gpus
 from harness.cli import OK, Mistake, model_arguments
 from harness.cli.model_arguments import dtype_of
 from harness.machine import Facts
+from harness.models import served
 from harness.stacks import build
 from harness.stacks.header import stacks
 
@@ -44,19 +45,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         nargs="?",
-        type=Path,
-        default=Path("harness.yaml"),
+        default="harness.yaml",
         metavar="FILE",
-        help="the file to write (default: harness.yaml), or a GGUF to write a config for",
+        help="the file to write (default: harness.yaml), or a GGUF or a server's address to write one for",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the config and print the machine found. Never overwrites a file."""
-    path = arguments.file
+    path = Path(arguments.file)
     facts: Facts = {**machine.facts(), "gpus": visible_gpus()}
-    if path.suffix.lower() == ".gguf":
-        made = model_arguments.document([str(path)], None, None)
+    if path.suffix.lower() == ".gguf" or served.is_address(arguments.file):
+        made = model_arguments.document([arguments.file], None, None)
         path = Path(f"{made.data['models'][0]['name']}.yaml")
         content = model_arguments.config_text(made, path)
     else:

@@ -15,6 +15,7 @@ from harness.base.files import is_local
 from harness.base.text import list_named, printable, shortened
 from harness.cli import OK, Mistake, say
 from harness.cli.options import add_reserve, add_wide, gb_per_s, memory_gib, reserved, tokens, unknown
+from harness.models import served
 from harness.theory import base_shapes, names, tensors
 from harness.theory.decoder import Decoder
 from harness.theory.known_models import Known
@@ -95,7 +96,9 @@ def machines_of(
 
 
 def model_of(given: str, shapes: Mapping[str, Decoder]) -> names.Named | None:
-    """A known model, with a message for one that stands for another; null for a file."""
+    """A known model, with a message for one that stands for another; null for a file. Raises Mistake."""
+    if served.is_address(given):
+        raise Mistake(f"{printable(given)}: a server does not tell its weights: name its model")
     path = Path(given)
     is_file = path.exists() or path.suffix in (".gguf", ".json", ".safetensors")
     if given and is_file and given.lower() not in shapes:

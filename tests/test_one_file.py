@@ -1,5 +1,9 @@
 """A new stack is one file in the folder of runners: planned, run, checked and reported like any other."""
 
+import ctypes
+import mmap
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +14,7 @@ from test_packed import SMALL
 
 from harness.stacks.header import runners_folder, stacks
 from harness.theory.decoder import dense
+from runners import worker
 
 RUNNER = '''"""A stack of one file: its logits are a rule, its time is virtual. It needs no library."""
 # /// script
@@ -249,6 +254,31 @@ def test_a_conversion_that_is_cut_off_leaves_nothing_and_files_that_are_damaged_
     path = write({"stack": "rule"})
     ran = harness("run", path, "--fresh", "--json")
     assert (ran.code, (rule / "rule.bin").read_bytes()) == (0, b"bf16")
+
+
+def resident(path: Path) -> float:
+    """The share of a file's pages that are in memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        first = ctypes.c_char.from_buffer(mapped)
+        pages = (ctypes.c_ubyte * (len(mapped) // mmap.PAGESIZE))()
+        failed = libc.mincore(ctypes.byref(first), ctypes.c_size_t(len(mapped)), pages)
+        del first
+    assert failed == 0
+    return sum(page & 1 for page in pages) / len(pages)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mincore and fadvise as Linux has them")
+def test_files_that_an_engine_maps_are_in_memory_before_tokens_are_timed(tmp_path):
+    (file := tmp_path / "weights" / "part").parent.mkdir()
+    with file.open("wb") as out:
+        out.write(b"x" * (1 << 22))
+        os.fsync(out.fileno())
+        os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if resident(file) == 1:
+        pytest.skip("this file system keeps its files in memory")
+    worker.read_through(tmp_path)
+    assert resident(file) == 1
 
 
 def test_a_model_that_an_engine_does_not_run_is_said_before_anything_is_made(

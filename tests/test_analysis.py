@@ -4,7 +4,7 @@ import pytest
 from golden_record import GOLDEN, record
 
 from harness.analysis import traffic
-from harness.analysis.verdicts import status
+from harness.analysis.verdicts import notes, status
 from harness.dataset import table
 from harness.records import NO_TOKENS, TokenTimes
 
@@ -168,6 +168,27 @@ def test_waiting_for_the_quota_is_no_waiting_for_other_processes_and_what_is_lef
     assert waited(1040) == []
     (left,) = waited(1060)
     assert "other processes were running" in left
+
+
+def test_threads_that_used_all_cpus_waited_for_each_other_and_no_other_process_is_blamed():
+    """Two threads on two CPUs for 10 s: what vLLM showed, with 98.9% of the CPUs used by itself."""
+
+    def raised(cpu_s: float, cpus: int = 2) -> tuple[list[str], list[str]]:
+        of = {"threads": 2, "machine__usable_cpus": cpus, "timing__last_token_ns": 10**10}
+        judged = record(**of, done__cpu_wait_ns=1_200_000_000, done__cpu_s=cpu_s)
+        texts = (status(judged)[1], [flag.detail for flag in notes(judged)])
+        return tuple([text for text in found if "waited for a CPU" in text] for found in texts)
+
+    others, own = raised(19.6)
+    assert others == []
+    assert own == [
+        "its threads waited for a CPU 6% of the time, for each other: the stack runs more than 2 threads"
+    ]
+    others, own = raised(18.0)
+    assert (len(others), own) == (1, [])
+    assert "other processes were running" in others[0]
+    others, _ = raised(19.6, cpus=4)
+    assert len(others) == 1
 
 
 def test_the_client_of_a_server_elsewhere_waits_with_one_thread():

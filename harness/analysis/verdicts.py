@@ -68,7 +68,8 @@ def disturbances(record: Record) -> list[Flag]:
 
 
 def disturbance_notes(record: Record) -> list[Flag]:
-    """Notes on pressure on the whole machine while timing; the worker need not have been affected."""
+    """Notes on pressure on the whole machine while timing, which need not have reached the worker, and on
+    threads that waited for each other."""
     if record["outcome"] != "ok" or not record.get("done"):
         return []
     _, machine = _pressures(record)
@@ -77,7 +78,12 @@ def disturbance_notes(record: Record) -> list[Flag]:
         details.append(f"{plural(round(machine['pswpin']), 'page')} swapped in")
     if not _quota(record) and (throttled := _throttled(record)):
         details.append(f"the CPU quota throttled the cgroups around it {throttled}")
-    return [Warnings.machine_under_pressure.flag(pressure="; ".join(details))] if details else []
+    found = [Warnings.machine_under_pressure.flag(pressure="; ".join(details))] if details else []
+    share, of_others = _waited(record)
+    if share and of_others <= CONTENTION_TOLERANCE and not oversubscribed(record):
+        threads = plural(record["threads"], "thread")
+        found.append(Warnings.own_threads_waited.flag(share=share, threads=threads))
+    return found
 
 
 def _paging(record: Record) -> list[Flag]:
@@ -177,19 +183,30 @@ def _quota(record: Record) -> list[Flag]:
 
 def _contention(record: Record) -> list[Flag]:
     """Threads that waited for a CPU. A barrier per tensor makes them lose far more than this share."""
-    waited_ns, timed_ns = done_of(record).get("cpu_wait_ns"), _timed_ns(record)
+    share, of_others = _waited(record)
+    if oversubscribed(record) and share:
+        cpus = plural(record["machine"]["usable_cpus"] or 0, "CPU")
+        return [Warnings.too_many_threads.flag(share=share, threads=record["threads"], cpus=cpus)]
+    return [Warnings.waited_for_cpu.flag(share=share)] if share and of_others > CONTENTION_TOLERANCE else []
+
+
+def _waited(record: Record) -> tuple[float, float]:
+    """The share of its time for which a record's threads waited for a CPU, 0 where that is little; and the
+    share that other processes can have caused: each thread waits for them as long as they run, at most."""
+    done, timed_ns = done_of(record), _timed_ns(record)
+    waited_ns = done.get("cpu_wait_ns")
     if waited_ns is None or not timed_ns:
-        return []
+        return 0.0, 0.0
     if _quota(record):  # its threads waited for the quota too
         _, machine = _pressures(record)
         waited_ns -= round(1e3 * machine["cgroup_throttled_us"])
     share = waited_ns / (timed_ns * timed_threads(record))
     if share <= CONTENTION_TOLERANCE or waited_ns <= CONTENTION_FLOOR_NS:
-        return []
-    if not oversubscribed(record):
-        return [Warnings.waited_for_cpu.flag(share=share)]
-    cpus = plural(record["machine"]["usable_cpus"] or 0, "CPU")
-    return [Warnings.too_many_threads.flag(share=share, threads=record["threads"], cpus=cpus)]
+        return 0.0, 0.0
+    cpus, cpu_s = record["machine"].get("usable_cpus"), done.get("cpu_s")
+    if cpus is None or cpu_s is None:
+        return share, share
+    return share, min(share, max(0.0, cpus - 1e9 * cpu_s / timed_ns))
 
 
 def timed_threads(record: Record) -> int:

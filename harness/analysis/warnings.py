@@ -69,6 +69,11 @@ class Warnings(Enum):
         "a second pass over the same lengths is faster; with cuDNN's attention also cudnn_attention: false",
     )
     identical_series = "equal to the last digit to {others}", "measure again: one of them is a copy"
+    own_threads_waited = _note(
+        "its threads waited for a CPU {share:.0%} of the time, for each other: the stack runs more than"
+        " {threads}",
+        "compare it with one thread less",
+    )
     early_stop = _note("{tokens} of {expected}", "ignore the end-of-sequence token")
     died = _note("zeros from n = {n} on, treated as the end of the series", "find out why the run ended")
     drift = _note(

@@ -262,6 +262,8 @@ class EndFacts(TypedDict):
     major_faults: NotRequired[Count]
     cpu_wait_ns: NotRequired[Count | None]
     """time in which its threads waited for a CPU"""
+    cpu_s: NotRequired[From0]
+    """CPU time of its threads"""
     suspended_ns: NotRequired[Count | None]
     """how long the machine was suspended during the repeat; missing in older records"""
     flushes: NotRequired[Pairs]

@@ -131,7 +131,7 @@ def _environment() -> Environment:
     )
     made.filters |= {
         "one_line": _one_line,
-        "hue": lambda colour: f"var(--h{colour.removeprefix('#')})",
+        "hue": lambda colour: f"var(--h{colour.removeprefix('#')}, {colour})",
         "sized": _sized,
         "split_at_urls": re.compile(r"(https?://[^\s<>\"',;]+)").split,
     }

@@ -618,11 +618,14 @@ def hues_of(study: Study) -> dict[str, str]:
 
 def stack_colours(stacks: Iterable[str]) -> dict[str, str]:
     """The colour of each stack, the same on every page. One that the table does not name has one of the
-    others by its name, or the next if another stack of the page has that; grey if none is left."""
+    others by its name, or the next if another stack of the page has that, then that of a stack that is not
+    on the page; grey if none is left."""
     found: dict[str, str] = {}
-    for stack in sorted(stacks):
+    here = sorted(stacks)
+    spare = [day for stack, day in _OF_STACK.items() if stack not in here]
+    for stack in here:
         first = crc32(stack.encode()) % len(_OTHERS)
-        free = [each for each in (*_OTHERS[first:], *_OTHERS[:first]) if each not in found.values()]
+        free = [each for each in (*_OTHERS[first:], *_OTHERS[:first], *spare) if each not in found.values()]
         found[stack] = _OF_STACK.get(stack) or (free[0] if free else FAINT)
     return found
 

@@ -63,7 +63,7 @@ test-rest: .venv/.ready
 
 # What takes many minutes of all CPUs, alone.
 test-long: .venv/.ready
-	-.venv/bin/harness env create llamacpp hf
+	-.venv/bin/harness env create llamacpp hf bnb gptqm
 	.venv/bin/python -m pytest --durations 20 --junitxml $(RESULTS)/long.xml -m long
 
 test-all: test test-rest test-long

@@ -36,7 +36,15 @@ def test_at_four_bits_a_scrambled_layer_shows_against_the_files_own_weights_alon
 
 
 @pytest.mark.slow("eighteen models in a real stack")
-@pytest.mark.parametrize("quant", WEIGHTS["QUANTS"])
+@pytest.mark.parametrize(
+    "quant",
+    [
+        each
+        if each in ("q4_0", "nf4")
+        else pytest.param(each, marks=pytest.mark.long("three to seven minutes beside other tests"))
+        for each in WEIGHTS["QUANTS"]
+    ],
+)
 def test_every_fault_of_the_audit_is_found_in_the_kernels_or_in_the_file(
     quant, llamacpp_interpreter, hf_interpreter, bnb_interpreter, gptqm_interpreter, tmp_path
 ):

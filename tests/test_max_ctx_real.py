@@ -86,7 +86,18 @@ def test_llamacpp_is_predicted_exactly_and_takes_three_probes_at_most(
     is_predicted(answer, llamacpp_interpreter, tmp_path, probes=3)
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_moe", "deepseek_v2", "falcon_h1"])
+LONG = pytest.mark.long("a search, and three loads to prove it: three to four minutes beside other tests")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "gemma3_text",
+        "deepseek_v2",
+        pytest.param("qwen3_moe", marks=LONG),
+        pytest.param("falcon_h1", marks=LONG),
+    ],
+)
 def test_windows_experts_latents_and_states_are_predicted_within_a_granule(
     found, llamacpp_interpreter, tmp_path, kind
 ):
@@ -112,6 +123,7 @@ def test_a_budget_below_the_weights_is_refused_before_anything_is_tried(found, t
     assert (record["outcome"], record["search"]["probes"]) == ("refused", [])
 
 
+@LONG
 def test_a_static_cache_without_an_account_takes_five_probes_at_most(
     found, hf_interpreter, own_interpreter, tmp_path, monkeypatch
 ):

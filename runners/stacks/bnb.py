@@ -99,7 +99,7 @@ from runners.hf.probe import probe
 from runners.hf.session import DOES_NOT_FIT, HfSession
 from runners.protocol import Refused, Request, Say
 from runners.stacks import hf
-from runners.weights.safetensors import json_object, narrowed, stored_in, write_in_float16
+from runners.weights.safetensors import narrowed, stored_in, write_in_float16
 
 __all__ = ["DOES_NOT_FIT", "dequantize", "load", "probe"]
 
@@ -129,14 +129,13 @@ def dequantize(request: Request, say: Say) -> dict[str, Any]:
     """Make the folder files["target"]: the checkpoint, its linear layers quantized as `load` does it and
     dequantized again, all of it in float16. Options: as for `load`."""
     began = time.monotonic()
-    config = json_object(Path(request.model["path"]) / "config.json")
     model = _quantized(request)  # not decoded: a CPU's kernel would repack the weights
     layers = {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, _LAYERS)}
     made = {  # a tied lm_head once
         name: (_size(layers.get(name), tensor), partial(_in_half, name, layers.get(name), tensor))
         for name, tensor in model.named_parameters()
     }
-    tensors = write_in_float16(Path(request.files["target"]), config, made, say)
+    tensors = write_in_float16(request, made, say)
     versions = loading.versions("bitsandbytes")
     return {"tensors": tensors, "seconds": time.monotonic() - began, "versions": versions}
 

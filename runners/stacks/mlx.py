@@ -440,8 +440,7 @@ def dequantize(request: Request, say: Say) -> dict[str, Any]:
     """Make the folder files["target"]: the checkpoint, its layers quantized as `load` does it and dequantized
     again, all of it in float16. Options: as for `load`."""
     began = time.monotonic()
-    source, target = Path(request.model["path"]), Path(request.files["target"])
-    model = _loaded(request)
+    source, model = Path(request.model["path"]), _loaded(request)
     held = {
         f"{path}.{name}": (layer, tensor)
         for path, layer in _layers(model)
@@ -451,9 +450,8 @@ def dequantize(request: Request, say: Say) -> dict[str, Any]:
     left_out = (*NOT_WEIGHTS, *(() if "lm_head.weight" in held else ("lm_head.weight",)))
     if held.keys() != {name for name in stored_in(source) if not name.endswith(left_out)}:
         raise Refused(f"{source}: mlx-lm stores this model under other names")
-    config = json_object(source / "config.json")
     made = {name: (_size(*each), partial(_in_half, name, *each)) for name, each in held.items()}
-    tensors = write_in_float16(target, config, made, say)
+    tensors = write_in_float16(request, made, say)
     return {"tensors": tensors, "seconds": time.monotonic() - began, "versions": _versions()}
 
 

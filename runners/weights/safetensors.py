@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.protocol import Say
+from runners.protocol import Request, Say
 
 FLOATS = ("BF16", "F16", "F32")
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4}
@@ -280,13 +280,11 @@ def write_pieces(pieces: Sequence[Piece], count: int, threads: int | None, say: 
 
 
 def write_in_float16(
-    target: Path,
-    config: dict[str, Any],
-    made: Mapping[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]],
-    say: Say,
+    request: Request, made: Mapping[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]], say: Say
 ) -> int:
-    """Make the folder of a checkpoint in float16, and return the number of its tensors. `config`: of another
-    type; `made`: by name the size of each tensor and what makes it, once, in the order given."""
+    """Make the folder files["target"], the model's checkpoint in float16; returns the number of its tensors.
+    `made`: by name the size of each tensor and what makes it, once, in the order given."""
+    config, target = json_object(Path(request.model["path"]) / "config.json"), Path(request.files["target"])
     written = [Entry(name, "F16", size) for name, (size, _) in made.items()]
     with new_folder(target, written, {"config.json": in_float16(config)}, SHARD_BYTES) as places:
         pieces = [

@@ -16,9 +16,10 @@ from harness.stacks.header import stacks
 from harness.theory import tensors
 from harness.theory.decoder import dense, dense_fields, dense_like
 from harness.theory.hf_config import SHAPES
-from harness.theory.tensors import ALL_QUANTS, QUANTS, Mix, Tensor, quantized, retyped
+from harness.theory.tensors import ALL_QUANTS, IK_QUANTS, QUANTS, Mix, Tensor, quantized, retyped
 
-NUMBERS = {name: number for number, name in tensors.FILE_TYPES.items() if name in ALL_QUANTS}
+OF_LLAMA_CPP = [quant for quant in ALL_QUANTS if quant not in IK_QUANTS]
+NUMBERS = {name: number for number, name in tensors.FILE_TYPES.items() if name in OF_LLAMA_CPP}
 ROOT = Path(__file__).parent.parent
 MODELS = [f"qwen1.5-{size}" for size in ("0.5b", "1.8b", "4b", "7b", "14b", "32b", "72b", "110b")]
 QWEN2, LLAMA = SHAPES["tiny-qwen2"], SHAPES["tiny-llama"]
@@ -146,7 +147,8 @@ def test_no_row_of_q2_k_fell_back_to_another_type_than_today():
 
 
 def test_the_types_are_those_that_the_runner_takes_and_fall_in_size():
-    assert sorted(ALL_QUANTS) == sorted(stacks()["llamacpp"].options["quant"].choices)
+    assert sorted(OF_LLAMA_CPP) == sorted(stacks()["llamacpp"].options["quant"].choices)
+    assert set(IK_QUANTS) == set(stacks()["ik"].options["quant"].choices) - set(OF_LLAMA_CPP)
     sizes = [total(quantized(SHAPES["qwen1.5-7b"], quant)) for quant in QUANTS]
     assert sizes == sorted(sizes, reverse=True)
 
@@ -170,7 +172,7 @@ def test_every_tensor_gets_the_type_that_llama_cpp_gives_it(llamacpp_interpreter
     ran = subprocess.run([*command, json.dumps(NUMBERS)], cwd=ROOT, capture_output=True, check=True)
     got = {}
     for name, shape in SHAPES_TO_COMPARE.items():
-        for quant in ALL_QUANTS:
+        for quant in OF_LLAMA_CPP:
             got[f"{name}: {quant}"] = types(quantized(shape, quant))
             if name.startswith("qwen1.5") and quant in QUANTS:
                 got[f"{name}: {quant}, as published"] = types(quantized(shape, quant, as_published=True))

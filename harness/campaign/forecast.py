@@ -545,8 +545,10 @@ def _check(cell: Cell, ready: Ready) -> None:
         weights.check_loadable(ready, cell.packing, cell.header, cell.options(threads=1))
     elif ready.format == "hf":
         weights.check_convertible(ready, cell.header.worker.converts)
-    elif cell.quant not in (None, ready.quant):
-        weights.check_quantizable(ready, str(cell.quant))
+    else:
+        weights.check_types(ready, cell.header)
+        if cell.quant not in (None, ready.quant):
+            weights.check_quantizable(ready, str(cell.quant))
 
 
 def forecasts(experiment: Experiment, cells: Sequence[Cell]) -> list[Forecast]:

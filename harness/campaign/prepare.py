@@ -112,6 +112,7 @@ class Producer:
             quant = cell.quant or weights.SOURCE_QUANT
             made = self._converted(cell, given.fingerprint, lambda cell: given, quant)
             return replace(made, tokenizer=given.tokenizer, revision=given.revision)
+        weights.check_types(given, cell.header)
         if cell.quant in (None, given.quant):
             return given
         weights.check_quantizable(given, str(cell.quant))

@@ -246,12 +246,12 @@ def _tensor(reader: _Reader, name: str) -> Tensor:
     number, offset = reader.unpack("<IQ")
     if number not in tensors.TYPES:
         raise GgufError(f"tensor {name!r} has unknown type number {number}")
-    type_name, block, block_bytes = tensors.TYPES[number]
+    kind = tensors.TYPES[number]
     if 0 in shape:
         raise GgufError(f"tensor {name!r} has a dimension of 0")
-    if (shape[0] if shape else 1) % block:
-        raise GgufError(f"tensor {name!r} has rows that are not a multiple of the {type_name} block size")
-    return Tensor(type_name, shape, offset, math.prod(shape) // block * block_bytes)
+    if (shape[0] if shape else 1) % kind.block:
+        raise GgufError(f"tensor {name!r} has rows that are not a multiple of the {kind.name} block size")
+    return Tensor(kind.name, shape, offset, kind.bytes_of(shape[::-1]))
 
 
 def _data_end(header: GgufHeader, reader: _Reader) -> int:

@@ -292,6 +292,23 @@ def quantized_bytes(header: gguf.GgufHeader, quant: str) -> int:
     return sum(tensor.bytes for tensor in made)
 
 
+def check_types(ready: Ready, header: Header) -> None:
+    """Raises WeightsRefused for a GGUF with tensors of types that only ik_llama.cpp has, in another stack."""
+    held = {tensor.type for tensor in ready.header.tensors.values()} if ready.header else set()
+    if not (own := sorted(held & tensors.IK_TYPES)) or _has_types_of_ik(header):
+        return
+    able = ", ".join(name for name, each in stacks().items() if _has_types_of_ik(each))
+    raise WeightsRefused(
+        f"{ready.path}: has tensors of {own[0]}, a type of ik_llama.cpp alone; stack {able} loads it,"
+        f" {header.stack} does not"
+    )
+
+
+def _has_types_of_ik(header: Header) -> bool:
+    quant = header.options.get("quant")
+    return quant is not None and not set(tensors.IK_QUANTS).isdisjoint(quant.choices)
+
+
 def check_quantizable(ready: Ready, quant: str) -> None:
     """Raises WeightsError for a file that is quantized already, to another type."""
     if ready.quant not in FULL_TYPES:

@@ -13,100 +13,47 @@ from typing import Protocol
 
 from typing_extensions import NotRequired, TypedDict
 
+from harness.base import data
 from harness.theory import decoder
 from harness.theory.decoder import Decoder, is_quantized
 
-# ggml's tensor types: name, elements and bytes of a block. Pure.
+# ggml's tensor types. Pure.
 #
-# Source: enum ggml_type in ggml.h, the type traits in ggml.c and the sizes of blocks in ggml-common.h,
-# vendored by llama-cpp-python 0.3.36. Missing numbers (4, 5, 31 to 33, 36 to 38) were removed from ggml.
+# harness/data/ggml_types.csv. Source: enum ggml_type in ggml.h, the type traits in ggml.c and the sizes of
+# blocks in ggml-common.h, vendored by llama-cpp-python 0.3.36; those from 133 on are of ik_llama.cpp, as
+# ggml_row_size of ik-llama-cpp-python 0.1.5 gives them. Missing numbers were removed from ggml.
 
 
-# By ggml's type number, as in a GGUF file.
-TYPES: dict[int, tuple[str, int, int]] = {
-    0: ("f32", 1, 4),
-    1: ("f16", 1, 2),
-    2: ("q4_0", 32, 18),
-    3: ("q4_1", 32, 20),
-    6: ("q5_0", 32, 22),
-    7: ("q5_1", 32, 24),
-    8: ("q8_0", 32, 34),
-    9: ("q8_1", 32, 36),
-    10: ("q2_k", 256, 84),
-    11: ("q3_k", 256, 110),
-    12: ("q4_k", 256, 144),
-    13: ("q5_k", 256, 176),
-    14: ("q6_k", 256, 210),
-    15: ("q8_k", 256, 292),
-    16: ("iq2_xxs", 256, 66),
-    17: ("iq2_xs", 256, 74),
-    18: ("iq3_xxs", 256, 98),
-    19: ("iq1_s", 256, 50),
-    20: ("iq4_nl", 32, 18),
-    21: ("iq3_s", 256, 110),
-    22: ("iq2_s", 256, 82),
-    23: ("iq4_xs", 256, 136),
-    24: ("i8", 1, 1),
-    25: ("i16", 1, 2),
-    26: ("i32", 1, 4),
-    27: ("i64", 1, 8),
-    28: ("f64", 1, 8),
-    29: ("iq1_m", 256, 56),
-    30: ("bf16", 1, 2),
-    34: ("tq1_0", 256, 54),
-    35: ("tq2_0", 256, 66),
-    39: ("mxfp4", 32, 17),
-    40: ("nvfp4", 64, 36),
-    41: ("q1_0", 128, 18),
-    42: ("q2_0", 64, 18),
+@dataclass(frozen=True)
+class Type:
+    """`block`: elements that share their scales, in `block_bytes`; `row_bytes`: of each row besides."""
+
+    name: str
+    block: int
+    block_bytes: int
+    row_bytes: int = 0
+
+    def bytes_of(self, dims: Sequence[int]) -> int:
+        """Of a tensor whose rows, the last of `dims`, are whole blocks."""
+        rows = math.prod(dims[:-1])
+        return math.prod(dims) * self.block_bytes // self.block + rows * self.row_bytes
+
+
+TYPES: dict[int, Type] = {
+    int(row["number"]): Type(row["type"], *(int(row[k]) for k in ("block", "block_bytes", "row_bytes")))
+    for row in data.rows("ggml_types.csv")
 }
-
-# llama.cpp's general.file_type (llama.h, enum llama_ftype) -> the quantization's name here.
-FILE_TYPES = {
-    0: "f32",
-    1: "f16",
-    2: "q4_0",
-    3: "q4_1",
-    7: "q8_0",
-    8: "q5_0",
-    9: "q5_1",
-    10: "q2_k",
-    11: "q3_k_s",
-    12: "q3_k_m",
-    13: "q3_k_l",
-    14: "q4_k_s",
-    15: "q4_k_m",
-    16: "q5_k_s",
-    17: "q5_k_m",
-    18: "q6_k",
-    19: "iq2_xxs",
-    20: "iq2_xs",
-    21: "q2_k_s",
-    22: "iq3_xs",
-    23: "iq3_xxs",
-    24: "iq1_s",
-    25: "iq4_nl",
-    26: "iq3_s",
-    27: "iq3_m",
-    28: "iq2_s",
-    29: "iq2_m",
-    30: "iq4_xs",
-    31: "iq1_m",
-    32: "bf16",
-    36: "tq1_0",
-    37: "tq2_0",
-    38: "mxfp4_moe",
-    39: "nvfp4",
-    40: "q1_0",
-    41: "q2_0",
-}
-
-_BYTES = {name: block_bytes / block for name, block, block_bytes in TYPES.values()}
+"""By ggml's type number, as in a GGUF file."""
+IK_TYPES = frozenset(each.name for number, each in TYPES.items() if number >= 133)
+"""Those that only ik_llama.cpp has."""
+# general.file_type (llama.h, enum llama_ftype; from 135 on ik_llama.cpp's) -> the quantization's name here.
+FILE_TYPES = {int(row["number"]): row["quant"] for row in data.rows("gguf_file_types.csv")}
+_TYPE = {each.name: each for each in TYPES.values()}
 
 
 def element_bytes(name: str) -> float:
-    """Bytes of one element of a type, scales included. Raises KeyError for a type ggml lacks."""
-    return _BYTES[name]
+    """Bytes of one element of a type, its block's scales included. Raises KeyError for a type ggml lacks."""
+    return _TYPE[name].block_bytes / _TYPE[name].block
 
 
 # A model's tensors: name, type, bytes, part, and the bytes that a decode step streams. Pure.
@@ -182,8 +129,7 @@ def _part(name: str) -> str:
 
 def typed(name: str, type_name: str, dims: tuple[int, ...]) -> Tensor:
     """A tensor stored in a ggml type. Raises KeyError for a type ggml lacks."""
-    elements = math.prod(dims)
-    return Tensor(name, type_name, dims, round(elements * element_bytes(type_name)))
+    return Tensor(name, type_name, dims, _TYPE[type_name].bytes_of(dims))
 
 
 @cache
@@ -310,8 +256,15 @@ _BASE = _USUAL | {
     "tq1_0": "tq1_0",
     "mxfp4_moe": "mxfp4",
 }
+# ik_llama.cpp's own, and the parts that take another type than the file's, in a model of one, of at least two
+# and of at least four query heads to a KV head, in the first eighth of the layers, or with experts. Source:
+# llama_tensor_get_type in its src/llama-quantize.cpp, as of ik-llama-cpp-python 0.1.5.
+_OF_IK = {row["quant"]: row for row in data.rows("ik_quants.csv")}
+_BASE |= {quant: quant for quant in _OF_IK}
 QUANTS: tuple[str, ...] = tuple(_USUAL)
 """Types of whole files that llama.cpp makes without an importance matrix, and that users know."""
+IK_QUANTS: tuple[str, ...] = tuple(_OF_IK)
+"""Types of whole files that only ik_llama.cpp makes and loads."""
 ALL_QUANTS: tuple[str, ...] = tuple(_BASE)
 
 UNQUANTIZED = ("f32", "f16", "bf16")
@@ -328,11 +281,15 @@ _FALLBACK = {
     "q4_k": "q5_0",
     **dict.fromkeys(("q3_k", "q2_k", "tq1_0", "tq2_0"), "q4_0"),
     **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs"), "iq4_nl"),
+    **dict.fromkeys((quant for quant in _OF_IK if quant < "iq4_l" and quant != "iq4_k"), "iq4_nl"),
+    **dict.fromkeys(("iq4_k", "iq5_ks"), "q5_0"),
+    "iq5_k": "q6_0",
+    "iq6_k": "q8_0",
 }
+_FALLBACK_OF_IK = _FALLBACK | {"q5_k": "q6_0"}
 # Q3_K fell back to Q4_1 when the published files of Qwen1.5 were made (llama.cpp 1182cf4, January 2024): 1.8B
 # and 14B have such rows in ffn_down. All else was as today for untied models, such as these.
 _FALLBACK_AS_PUBLISHED = _FALLBACK | {"q3_k": "q4_1"}
-_GGUF_TYPES_BLOCK = {name: block for name, block, _ in TYPES.values()}
 
 
 @dataclass(frozen=True)
@@ -462,7 +419,9 @@ class _Rules:
         if self.mix.experts > 1 and part.startswith("ffn") and self.quant not in _ONE_AND_TWO_BITS:
             number = layer_of(tensor.name)
         self.seen[part] += 1
-        if part == "lm_head" or (self.tied and part == "embedding"):
+        if self.quant in _OF_IK:
+            chosen = self._of_ik(part, number, n_in)
+        elif part == "lm_head" or (self.tied and part == "embedding"):
             chosen = self._lm_head(n_in)
         elif self.quant == "mxfp4_moe":
             chosen = "mxfp4" if len(tensor.dims) == 3 and tensor.dims[0] > 1 else "q8_0"
@@ -472,14 +431,37 @@ class _Rules:
             chosen = self._one_or_two_bits(part, number)
         else:
             chosen = self._usual(part, number, tensor.name)
-        if n_in % _GGUF_TYPES_BLOCK[chosen]:
+        if n_in % _TYPE[chosen].block:
             fallback = _FALLBACK_AS_PUBLISHED if self.mix.as_published else _FALLBACK
+            fallback = _FALLBACK_OF_IK if self.quant in _OF_IK else fallback
             chosen = fallback.get(chosen, chosen)
-            chosen = "f16" if n_in % _GGUF_TYPES_BLOCK[chosen] else chosen
+            chosen = "f16" if n_in % _TYPE[chosen].block else chosen
         return chosen
 
+    def _of_ik(self, part: str, number: int, n_in: int) -> str:
+        """Not of a Llama 3 of 8B or 70B in iq5_k or iq5_ks, which has two tensors of a layer otherwise."""
+        mix, several = self.mix, self.mix.experts >= 4
+        column = {"attn_v": {0: "attn_v", 1: "attn_v_of_2"}.get(mix.n_gqa // 2, "attn_v_of_4")}.get(
+            part, part
+        )
+        if part == "lm_head" or (self.tied and part == "embedding"):
+            if n_in % _TYPE["q6_k"].block:
+                return "q8_0"
+            column = "tied_lm_head" if self.tied else "lm_head"
+        elif several and part in ("attn_v", "attn_k"):
+            return "q8_0"
+        elif part == "attn_v" and mix.is_70b:
+            return "iq5_k" if self.quant == "iq3_k" else self.base
+        elif part == "attn_v":
+            column = {0: "attn_v", 1: "attn_v_of_2"}.get(mix.n_gqa // 2, "attn_v_of_4")
+        elif part == "attn_output" and (several or mix.n_gqa >= 4):
+            column = "attn_output_of_experts" if several else "attn_output_of_4"
+        elif part == "ffn_down" and number < mix.layers // 8 and _OF_IK[self.quant]["first_ffn_down"]:
+            column = "first_ffn_down"
+        return _OF_IK[self.quant].get(column) or self.base
+
     def _lm_head(self, n_in: int) -> str:
-        if self.quant == "mxfp4_moe" or n_in % _GGUF_TYPES_BLOCK[self.base]:
+        if self.quant == "mxfp4_moe" or n_in % _TYPE[self.base].block:
             return "q8_0"
         if self.quant == "iq3_xxs" or (self.quant in _ONE_AND_TWO_BITS):
             return "q5_k"

@@ -9,13 +9,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from llama_cpp._ggml import libggml
-
 from runners import clock
 from runners.llamacpp.lib import (
     LOG,
     RESOLUTION_BYTES,
     lib,
+    libggml,
     load_model,
     make_context,
     metadata,
@@ -139,9 +138,14 @@ class _Reading(ctypes.Structure):
 def tensor_bytes(path: Path) -> dict[str, int]:
     """Bytes of the tensors of a file and its further parts, by name."""
     sizes: dict[str, int] = {}
-    for part_of_it in path.parent.glob(re.sub(r"-00001-of-(?=\d+\.gguf$)", "-*-of-", glob.escape(path.name))):
+    for part_of_it in parts(path):
         sizes |= _tensors(part_of_it)
     return sizes
+
+
+def parts(path: Path) -> list[Path]:
+    """A file, or of a split one all files."""
+    return [*path.parent.glob(re.sub(r"-00001-of-(?=\d+\.gguf$)", "-*-of-", glob.escape(path.name)))]
 
 
 def _by_device(path: Path) -> dict[str, int]:

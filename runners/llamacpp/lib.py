@@ -1,4 +1,4 @@
-"""llama.cpp's library through ctypes."""
+"""llama.cpp's library through ctypes, or in its place ik_llama.cpp's: the one that the environment has."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-import llama_cpp.llama_cpp as lib
-from llama_cpp._ggml import libggml
+try:
+    import llama_cpp
+    import llama_cpp.llama_cpp as lib
+    from llama_cpp._ggml import libggml
+except ModuleNotFoundError:
+    import runners.llamacpp.ik as lib
+    from runners.llamacpp.ik import libggml
 
 from runners.protocol import Request
 
@@ -105,8 +109,8 @@ def _buffer_types() -> dict[str, int]:
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an abort dies at once, instead of attaching gdb for seconds
 
 
-# llama.cpp's file types and KV types by the names we use. The binding lacks GGML_TYPE_BF16: 30 in ggml.h.
-FTYPES = {"f32": lib.LLAMA_FTYPE_ALL_F32} | {
+# File types and KV types by the names we use. The binding lacks GGML_TYPE_BF16: 30 in ggml.h.
+FTYPES = getattr(lib, "FTYPES", None) or {"f32": lib.LLAMA_FTYPE_ALL_F32} | {
     name: getattr(lib, f"LLAMA_FTYPE_MOSTLY_{name.upper()}")
     for name in (
         *("f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q2_k", "q3_k_s", "q3_k_m", "q3_k_l"),
@@ -115,7 +119,7 @@ FTYPES = {"f32": lib.LLAMA_FTYPE_ALL_F32} | {
         *("iq4_nl", "iq4_xs"),
     )
 }
-KV_TYPES = {"bf16": 30} | {
+KV_TYPES = getattr(lib, "KV_TYPES", None) or {"bf16": 30} | {
     name: getattr(lib, f"GGML_TYPE_{name.upper()}")
     for name in ("f32", "f16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1")
 }
@@ -126,18 +130,20 @@ _DEVICE_TYPES = ("cpu", "gpu", "integrated gpu", "accelerator", "meta")  # enum 
 # enum ggml_log_level in ggml.h; the binding's own table is out of date
 _DEBUG, _WARN, _ERROR, _CONTINUED = 1, 3, 4, 5
 
-_BUFFER = re.compile(r"(\S+) +(model|KV|RS|output|compute) buffer size = +([\d.]+) MiB")
-_KV = re.compile(r"llama_kv_cache: size = +([\d.]+) MiB .*, K \((\w+)\): .*, V \((\w+)\): ")
+# Where a pattern has two forms, one is ik_llama.cpp's.
+_BUFFER = re.compile(r"(\S+) +(?:(model|KV|RS|output|compute) )?buffer size = +([\d.]+) MiB")
+_KV = re.compile(r"(?:llama_kv_cache: |KV self )size += +([\d.]+) MiB.*, K \((\w+)\): .*, V \((\w+)\): ")
 _STATES = re.compile(r"llama_memory_recurrent: size = +([\d.]+) MiB")
 _KV_LAYER = re.compile(r"llama_(?:kv_cache:|memory_recurrent,) layer +\d+: dev = (\S+)")
 _LAYER = re.compile(r"load_tensors: layer +\d+ assigned to device ([^,]+),")
 _TENSORS = re.compile(r"llama_model_loader: - type +(\S+): +(\d+) tensors")
 _OVERRIDDEN = re.compile(r"tensor (\S+) \(\d+ MiB \S+\) buffer type overridden to (\S+)")
 _REPACKED = re.compile(r"repack tensor \S+ with (\S+)")
-_FLASH = re.compile(r"llama_context: flash_attn += (\w+)")
+_ALL_REPACKED = re.compile(r"=+ Repacked (\d+) tensors")
+_FLASH = re.compile(r"llama_(?:context|init_from_model): flash_attn += (\w+)")
 _UNIFIED = re.compile(r"kv_unified += (\w+)")
 _ROTATED = re.compile(r"attn_rot_([kv]) = (\d)")
-_SPLITS = re.compile(r"sched_reserve: graph.* splits = (\d+)(?: / (\d+))?,")
+_SPLITS = re.compile(r"(?:sched_reserve|init_from_model): graph.* splits = (\d+)(?: / (\d+))?")
 _UNUSED = re.compile(r"model has unused tensor (\S+) \(size = (\d+) bytes\)")
 _ARCHITECTURE = re.compile(r"general\.architecture +str += (\S+)")
 _TOKENS_IN_FILE = re.compile(r"tokenizer\.ggml\.tokens +arr\[str,(\d+)\]")
@@ -147,7 +153,7 @@ _NO_ROOM = re.compile(
 )
 
 
-_PARTS = {"KV": "kv", "RS": "kv"}  # states of recurrent layers count with the KV cache
+_PARTS = {"KV": "kv", "RS": "kv", None: "model"}  # states of recurrent layers count with the KV cache
 
 
 class DoesNotFit(Exception):
@@ -184,7 +190,7 @@ class Log:
         self.kv_layers: Counter[str] = Counter()
         self.kv_bytes = 0
         self.kv_types: tuple[str | None, str | None] = None, None
-        self.flash_attn: str | None = None
+        self.flash_attn: bool | None = None
         self.rotated: dict[str, bool] = {}
         self.kv_unified: bool | None = None
         self.splits: dict[str, int] | None = None  # of the graph of a prompt, and of a decode step
@@ -253,6 +259,8 @@ class Log:
             self.tokens_in_file = int(found[1])
         elif found := _REPACKED.search(line):
             self.repacked[found[1]] += 1
+        elif found := _ALL_REPACKED.search(line):
+            self.repacked["rows"] = int(found[1])
         elif "sched_reserve: reserving" in line:
             self.memory["compute"] = {}  # a later reservation replaces the previous one
         elif found := _BUFFER.search(line):
@@ -260,7 +268,7 @@ class Log:
             part[found[1]] = part.get(found[1], 0) + round(float(found[3]) * 2**20)
         elif found := _KV.search(line):
             self.kv_bytes += round(float(found[1]) * 2**20)
-            self.kv_types = found[2], found[3]
+            self.kv_types = found[2].lower(), found[3].lower()
         elif found := _STATES.search(line):
             self.kv_bytes += round(float(found[1]) * 2**20)
         elif found := _OVERRIDDEN.search(line):
@@ -276,7 +284,7 @@ class Log:
         elif found := _UNIFIED.search(line):
             self.kv_unified = found[1] == "true"
         elif found := _FLASH.search(line):
-            self.flash_attn = found[1]
+            self.flash_attn = found[1] in ("enabled", "1")
         else:
             self.rotated.update((which, state == "1") for which, state in _ROTATED.findall(line))
 
@@ -357,7 +365,7 @@ def make_context(
     )
     params.type_k = KV_TYPES[options["type_k"]]
     params.type_v = KV_TYPES[options["type_v"]]
-    params.swa_full = options["swa_full"]
+    params.swa_full = bool(options.get("swa_full"))
     params.no_perf = False  # llama.cpp's own clock, to check ours against
     context = lib.llama_init_from_model(model, params)
     if not context:

@@ -8,7 +8,7 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import c_bool, c_int, c_uint32, c_void_p
 from pathlib import Path
@@ -413,15 +413,15 @@ class LlamaSession(LlamaContext):
         wanted = overrides(options)
         sizes = tensor_bytes(Path(self._request.model["path"])) if wanted else {}
         return {
-            "versions": all_versions(),
+            "versions": self.versions(),
             "quant": quant_of(model),
             "kernels": {
                 "tensors": LOG.tensors,
                 "repacked": dict(LOG.repacked),
-                "flash_attn": LOG.flash_attn == "enabled",
+                "flash_attn": bool(LOG.flash_attn),
                 "rotated_kv": LOG.rotated,
             },
-            "devices": {"layers": dict(LOG.layers), "kv": dict(LOG.kv_layers), "present": devices()},
+            "devices": {"layers": dict(LOG.layers), "kv": dict(LOG.kv_layers), "present": self.devices()},
             "placement": placed(wanted, sizes, LOG.overridden),
             "graph_splits": LOG.splits,
             "warnings": list(LOG.warnings),
@@ -431,13 +431,13 @@ class LlamaSession(LlamaContext):
                 "n_ctx": lib.llama_n_ctx(context),
                 "n_batch": lib.llama_n_batch(context),
                 "n_ubatch": lib.llama_n_ubatch(context),
-                "flash_attn": LOG.flash_attn == "enabled",
+                "flash_attn": bool(LOG.flash_attn),
                 "type_k": LOG.kv_types[0],
                 "type_v": LOG.kv_types[1],
                 "gpu_layers": on_gpu,
                 "mmap": any("Mapped" in name for name in LOG.memory["model"]),
                 "repack": options["repack"],
-                "swa_full": options["swa_full"],
+                "swa_full": options.get("swa_full"),
                 "n_seq_max": lib.llama_n_seq_max(context),
                 "kv_unified": LOG.kv_unified,
                 "cpus": options.get("cpus"),
@@ -454,6 +454,13 @@ class LlamaSession(LlamaContext):
             **({"draft_bytes": drafts} if (drafts := sum(LOG.unused.values())) else {}),
         }
 
+    def versions(self) -> dict[str, str]:
+        return all_versions()
+
+    def devices(self) -> list[dict[str, Any]]:
+        """Those that this build finds."""
+        return devices()
+
     def close(self) -> None:
         lib.llama_batch_free(self._batch)
         lib.llama_free(self._context)
@@ -467,9 +474,10 @@ def _spread(ns: list[int]) -> dict[str, float]:
     return {"min_us": low / 1e3, "median_us": middle / 1e3, "max_us": high / 1e3}
 
 
-def all_versions() -> dict[str, str]:
+def all_versions(of_engine: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Of the engine, llama.cpp's if null, and of what else takes part."""
     return {
-        **versions(),
+        **(versions() if of_engine is None else of_engine),
         "gguf": importlib.metadata.version("gguf"),
         "numpy": np.__version__,
         "python": platform.python_version(),

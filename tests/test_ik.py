@@ -99,3 +99,5 @@ def test_a_file_of_its_own_types_is_known_and_refused_by_llama_cpp(
     assert "iq3_ks" in harness("theory", path).out
     ran = harness("run", path, "--stacks", "llamacpp", "--tokens", 32)
     assert (ran.code, "stack ik loads it, llamacpp does not" in ran.out + ran.err) == (1, True)
+    advice = harness("recommend", path, "--machine", "raspberry-pi-5-8gb").out
+    assert ("stack ik" in advice, "llamacpp" in advice, "Modelfile" in advice) == (True, False, False)

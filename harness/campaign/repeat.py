@@ -575,6 +575,10 @@ class Probes:
             return
 
 
+class NotMeasured(ProbeError):
+    """The stack's probe measures no such thing."""
+
+
 def measuring(interpreters: Iterable[Interpreter]) -> list[Interpreter]:
     """One interpreter per stack, by name; without stacks that have no kernels to run: no dependencies, or
     another stack that does their jobs."""
@@ -595,6 +599,8 @@ def cpu_matrix_rate(threads: int, built: Sequence[Interpreter], say: Say) -> Mat
             continue
         try:
             matrix = through_stack(interpreter, "cpu", threads, ["matrix"])["matrix"]
+        except NotMeasured:
+            continue
         except ProbeError as failure:
             say(f"probe failed: {failure}")
             continue
@@ -623,7 +629,7 @@ def through_stack(
         except (worker.JobFailed, OSError) as failure:
             raise ProbeError(f"{device_id} could not be measured by {stack}: {failure}") from failure
     if missing := [part for part in measures if part not in facts]:
-        raise ProbeError(
+        raise NotMeasured(
             f"{device_id} could not be measured by {stack}: its probe did not return {missing[0]}"
         )
     shared = {"threads": facts.get("threads"), "stack": stack}

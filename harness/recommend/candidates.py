@@ -469,9 +469,11 @@ def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[st
     """All that can run; `chosen`: on these stacks alone. Variants beyond their stack's limits, or there only
     for trials, are left out, and so are PyTorch's stacks for models that are not dense: their memory is
     unknown."""
-    found = []
+    found, able = [], _having(subject.stored, bool(chosen))
     for header in stacks().values():
         if (chosen and header.stack not in chosen) or not _runs_on(header, place.device.family):
+            continue
+        if header.weights == "gguf" and header.stack not in able:
             continue
         if not subject.made.is_dense and header.memory != LLAMA_CPP:
             continue
@@ -485,6 +487,15 @@ def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[st
                 if not candidate.fits:
                     found += _splits(subject, candidate, place, context)
     return found
+
+
+def _having(stored: str | None, asked: bool) -> list[str]:
+    """The stacks that load a GGUF of a type: those that have it, or all where none has. Unless it is asked
+    for, one that offers nothing counts only where no other has the type."""
+    of_gguf = [header for header in stacks().values() if header.weights == "gguf"]
+    having = [each for each in of_gguf if stored in each.options["quant"].choices] or of_gguf
+    offered = [each.stack for each in having if each.offers and not asked]
+    return offered or [each.stack for each in having]
 
 
 def _differ_in_dtype_alone(one: Cell, other: Cell) -> bool:

@@ -127,6 +127,9 @@ def _llama_cpp(
     else:
         makes = {"fetch": f"a GGUF of {source.name} in {quant.upper()}, as {file}"}
     servers = {"llama-server": f"llama-server {given}", "llama-cli": f"llama-cli {given}"}
+    if candidate.cell.header != references()["gguf"]:  # a fork's programs of the same names
+        stack = candidate.cell.variant.stack
+        return makes | {f"{stack} {name.removeprefix('llama-')}": line for name, line in servers.items()}
     if split and split.n_cpu_moe:  # which Ollama cannot be told
         return makes | servers
     return makes | servers | {"Modelfile": "\n".join(lines)}

@@ -27,15 +27,13 @@ libggml = _lib
 """A name of ggml is found through libllama.so, which has loaded the only ggml of this process."""
 
 # Numbers of ik_llama.cpp's llama.h and ggml.h: enum llama_ftype and enum ggml_type.
-_FILES = {"f16": 1, "bf16": 32, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q4_0": 2, "q4_1": 3, "q2_k": 10}
-_FILES |= {"q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17}
-_FILES |= {"q6_k": 18, "iq3_xxs": 23, "iq3_s": 26, "iq3_m": 27, "iq4_nl": 25, "iq4_xs": 30}
-_FILES |= {"iq2_k": 138, "iq3_k": 139, "iq4_k": 140, "iq5_k": 141, "iq6_k": 142, "iq4_ks": 145}
-_FILES |= {"iq4_kss": 148, "iq5_ks": 150, "iq3_kt": 152, "iq4_kt": 153, "iq3_ks": 154, "iq2_kl": 155}
-_TENSORS = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_0": 6, "q5_1": 7, "q4_0": 2, "q4_1": 3}
-_TENSORS |= {"q6_0": 133, "q8_kv": 151}
-FTYPES = {"f32": 0, **_FILES}
-KV_TYPES = _TENSORS
+FTYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q4_0": 2, "q4_1": 3, "q2_k": 10}
+FTYPES |= {"q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17}
+FTYPES |= {"q6_k": 18, "iq3_xxs": 23, "iq3_s": 26, "iq3_m": 27, "iq4_nl": 25, "iq4_xs": 30}
+FTYPES |= {"iq2_k": 138, "iq3_k": 139, "iq4_k": 140, "iq5_k": 141, "iq6_k": 142, "iq4_ks": 145}
+FTYPES |= {"iq4_kss": 148, "iq5_ks": 150, "iq3_kt": 152, "iq4_kt": 153, "iq3_ks": 154, "iq2_kl": 155}
+KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_0": 6, "q5_1": 7, "q4_0": 2, "q4_1": 3}
+KV_TYPES |= {"q6_0": 133, "q8_kv": 151}
 LLAMA_LOAD_MODE_NONE, LLAMA_LOAD_MODE_MMAP = 0, 1
 LLAMA_FLASH_ATTN_TYPE_DISABLED, LLAMA_FLASH_ATTN_TYPE_ENABLED = 0, 1
 LLAMA_KV_OVERRIDE_TYPE_INT, LLAMA_KV_OVERRIDE_TYPE_STR = 0, 3

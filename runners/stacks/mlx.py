@@ -426,9 +426,7 @@ def _versions() -> dict[str, str]:
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """The device of this build. Raises ValueError where its speed is asked for: MLX is not measured by it."""
-    if request.options.get("measure"):
-        raise ValueError("mlx measures no device")
+    """The device of this build, whose speed it does not measure."""
     return {
         "versions": _versions(),
         "devices": [mx.default_device().type.name],

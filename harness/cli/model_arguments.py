@@ -266,6 +266,7 @@ def _variants(
         header = stacks()[stack]
         if model.types and header.formats and "gguf" not in header.formats:
             able = [name for name, each in stacks().items() if "gguf" in each.formats]
+            able.sort(key=lambda name: not stacks()[name].reference)
             raise Mistake(f"{model.name} is a GGUF, which {stack} does not load; try {' or '.join(able)}")
         option = header.options.get("quant")
         types = _requested(model, quants) if quants else model.types

@@ -165,7 +165,9 @@ def bad_inputs(folder: Path) -> dict[str, Any]:
         "tiny-Q4_0.gguf quickstart": "quickstart: is no model, and a config is measured alone",
         "quickstart --quant q8_0": "--stacks and --quant are for models",
         "tiny-Q4_0.gguf --quant q8_0": "tiny is stored as q4_0, which cannot become q8_0: leave out --quant",
-        "tiny-Q4_0.gguf --stacks hf": "is a GGUF, which hf does not load; try llamacpp or ik or llamaserver",
+        "tiny-Q4_0.gguf --stacks hf": (
+            "tiny is a GGUF, which hf does not load; try llamacpp or ik or llamaserver"
+        ),
         "tiny-Q4_0.gguf --stacks lamacpp": "unknown stack lamacpp; did you mean llamacpp?",
         "qwen1.5-1.8b --quant q9": "unknown quant of llamacpp q9",
         "tiny-Q4_0.gguf --tokens x": "new_tokens",

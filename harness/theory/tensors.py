@@ -281,7 +281,9 @@ _FALLBACK = {
     "q4_k": "q5_0",
     **dict.fromkeys(("q3_k", "q2_k", "tq1_0", "tq2_0"), "q4_0"),
     **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs"), "iq4_nl"),
-    **dict.fromkeys((quant for quant in _OF_IK if quant < "iq4_l" and quant != "iq4_k"), "iq4_nl"),
+    **dict.fromkeys(
+        ("iq2_k", "iq2_kl", "iq3_k", "iq3_ks", "iq3_kt", "iq4_ks", "iq4_kss", "iq4_kt"), "iq4_nl"
+    ),
     **dict.fromkeys(("iq4_k", "iq5_ks"), "q5_0"),
     "iq5_k": "q6_0",
     "iq6_k": "q8_0",
@@ -441,9 +443,7 @@ class _Rules:
     def _of_ik(self, part: str, number: int, n_in: int) -> str:
         """Not of a Llama 3 of 8B or 70B in iq5_k or iq5_ks, which has two tensors of a layer otherwise."""
         mix, several = self.mix, self.mix.experts >= 4
-        column = {"attn_v": {0: "attn_v", 1: "attn_v_of_2"}.get(mix.n_gqa // 2, "attn_v_of_4")}.get(
-            part, part
-        )
+        column = part
         if part == "lm_head" or (self.tied and part == "embedding"):
             if n_in % _TYPE["q6_k"].block:
                 return "q8_0"

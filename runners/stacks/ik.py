@@ -177,9 +177,10 @@ def load(request: Request) -> IkSession:
     requested, found = options.get("quant"), quant_of(model)
     if requested not in (None, found):
         raise ValueError(f"{path}: asked for {requested}, the file holds {found}")
-    LOG.assigned = ["CPU"] * (lib.llama_model_n_layer(model) + 1)
+    layers = lib.llama_model_n_layer(model)
+    LOG.assigned = ["CPU"] * (layers + 1)
     context = make_context(model, options)
-    LOG.kv_layers.update({"CPU": lib.llama_model_n_layer(model)})
+    LOG.kv_layers["CPU"] = layers
     return IkSession(request, model, context)
 
 

@@ -16,7 +16,7 @@ _MODULES = {
     "Mistake": "harness.cli",
     "ResultsError": "harness.records",
     "Study": "harness.dataset.study",
-    "load_results": "harness.cli.report",
+    "load_results": "harness.cli.report_page",
     "theory_rows": "harness.cli.theory",
 }
 

@@ -18,7 +18,7 @@ A, B = "tiny-qwen2 fake a", "tiny-qwen2 fake b"
 
 class Grown(Nights):
     def history(self) -> compare_history.History:
-        return compare_history.history(stored_in(self.root))
+        return compare_history.of_records(stored_in(self.root))
 
     def series(self) -> compare_history.Series:
         """The tokens per second of cell a."""
@@ -76,7 +76,7 @@ def test_a_night_from_the_future_is_left_out_and_one_by_a_clock_set_back_keeps_i
     assert found.campaigns == 12
     assert all("1 campaign from the future" in warning for warning in found.warnings)
     series = grown.series()
-    days = [night.began.day for night in series.nights]
+    days = [at.day for at in series.began]
     assert days == [*range(1, 12), 4]
 
 
@@ -85,8 +85,8 @@ def test_a_failed_night_is_a_gap_with_its_reason_and_no_zero(grown: Grown):
         failed = {"outcome": "oom", "reason": "out of memory"} if night == 5 else {}
         grown.add(night, 1.0 if night < 5 else 0.9, **failed)
     series = grown.series()
-    assert [night.value is None for night in series.nights] == [night == 5 for night in range(12)]
-    assert series.nights[5].why == "oom: out of memory"
+    assert [value is None for value in series.values] == [night == 5 for night in range(12)]
+    assert series.whys[5] == "oom: out of memory"
     step = next(row for row in grown.steps() if row["name"] == A)
     assert (step["verdict"], step["when"]) == ("FASTER", "between 2026-09-05 and 2026-09-07")
     drawn = compare_history.figure(series, [])
@@ -108,8 +108,8 @@ def test_an_invalid_repeat_is_left_out_of_its_night(grown: Grown):
         grown.add(night)
     grown.add(4, 9.0, done__major_faults=4000)
     series = grown.series()
-    assert series.nights[-1].value is None
-    assert series.nights[-1].why.startswith("invalid: ")
+    assert series.values[-1] is None
+    assert series.whys[-1].startswith("invalid: ")
 
 
 def test_machines_and_devices_are_kept_apart(grown: Grown):
@@ -117,7 +117,7 @@ def test_machines_and_devices_are_kept_apart(grown: Grown):
         grown.add(night)
         grown.add(night + 0.5, 3.0, machine__slug="another")
     history = grown.history()
-    assert [s for s in history.series if s.metric.name == "tokens_per_s" and len(s.nights) != 8] == []
+    assert [s for s in history.series if s.metric.name == "tokens_per_s" and len(s.began) != 8] == []
     names = {series.name for series in history.series}
     assert {f"{A} @ another", f"{B} @ another"} < names
     assert len(names) == 4
@@ -135,7 +135,7 @@ def test_what_failed_before_it_had_a_device_counts_for_the_one_the_cell_runs_on(
     history = grown.history()
     assert history.cells_without_data == {}
     assert {series.identity["device"] for series in history.series} == {"GPU-1"}
-    assert {series.nights[-1].why for series in history.series} == {"unavailable: no GPU here"}
+    assert {series.whys[-1] for series in history.series} == {"unavailable: no GPU here"}
 
 
 def test_a_context_that_got_shorter_is_a_step(config, harness, tmp_path):

@@ -208,5 +208,5 @@ def test_a_score_behind_a_bos_is_not_compared_with_one_without(harness, folder):
 
 
 def test_a_history_has_the_quality_of_each_campaign(folder):
-    found = history.history(records.records(folder("a"), pytest.fail))
-    assert [(each.metric.name, len(each.nights)) for each in found.series] == [("perplexity", 1)]
+    found = history.of_records([*records.records(folder("a"), pytest.fail)])
+    assert [(each.metric.name, len(each.values)) for each in found.series] == [("perplexity", 1)]

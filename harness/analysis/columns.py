@@ -413,6 +413,10 @@ class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     peak_allocator_bytes: int | None
     prefill_knees: dict[str, list[int | None] | None] | None
     series: str | None
+    series_sha256: str | None
+    """of its latencies, where there are several; equal to the last digit in a copy"""
+    guess_group: str | None
+    """equal for repeats that differ in their guesses alone; null where it cannot guess, or did not end"""
     weights_check: str | None
     computes: str | None
     """see identity.py; equal where logits are"""
@@ -449,6 +453,8 @@ class Cell(Repeat, TimeSplit):
     ok_series: list[str]
     disturbed_attempts: int
     stayed_disturbed: list[Disturbance]
+    disturbed_reasons: list[str]
+    """of `reasons`, those of disturbed repeats"""
     prefill: PrefillRow | None
     """of a sweep of prefill passes; see dataset.study.with_prefill"""
 
@@ -461,7 +467,17 @@ class ShownCell(Cell):
 
 def empty_cell() -> Cell:
     """A cell of which nothing is known: every figure is null, every count 0, every list empty."""
-    lists = ("reasons", "flags", "segments", "passes", "tasks", "users", "ok_series", "stayed_disturbed")
+    lists = (
+        "reasons",
+        "flags",
+        "segments",
+        "passes",
+        "tasks",
+        "users",
+        "ok_series",
+        "stayed_disturbed",
+        "disturbed_reasons",
+    )
     counts = ("repeats", "repeats_ok", "disturbed_attempts")
     empty = dict.fromkeys(Cell.__required_keys__) | dict.fromkeys(counts, 0) | {name: [] for name in lists}
     return cast(Cell, {**empty, "spikes": no_spikes(), "max_ctx_is_target": False})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -26,8 +27,8 @@ from harness.theory.decoder import distinct_share
 CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is a measurement error
 # The same for figures without a series, against a data sheet's ceiling: allows for rounding.
 DATA_SHEET_TOLERANCE = 1.02
-NAMED = 8  # of series that are equal
 ONE_LINE = ("line", "staircase", "flat")  # shapes that one line describes
+NAMED = 8  # of series that are equal
 SAME_N = 3  # tokens: how precisely the position of a change is known
 ANEW = 1.5  # times the latency of lengths that the warm-up has reached
 DRIFTED = 0.01  # share; a drift between the windows below this is no news
@@ -113,17 +114,23 @@ def machine_drift(drift: Drift | None) -> list[Flag]:
     return [Warnings.machine_drift.flag(share=abs(drift.share), longer=longer)]
 
 
-def identical(series: Mapping[str, Floats]) -> dict[str, Flag]:
-    """Flags by name: series equal to another one to the last digit."""
-    names: dict[bytes, list[str]] = {}
-    for name, ms in series.items():
-        names.setdefault(hashlib.sha256(np.ascontiguousarray(ms).tobytes()).digest(), []).append(name)
-    return {
-        name: Warnings.identical_series.flag(others=list_named([o for o in same if o != name], NAMED))
-        for same in names.values()
-        if len(same) > 1
-        for name in same
-    }
+def digest(series: Ints | Floats) -> str | None:
+    """Equal for series that are equal to the last digit; null where there is one value or none."""
+    return hashlib.sha256(np.ascontiguousarray(series).tobytes()).hexdigest() if len(series) > 1 else None
+
+
+def identical(digests: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """By name: the others with the same digest, of each that has any."""
+    names: dict[str, list[str]] = {}
+    for name, found in digests.items():
+        if found is not None:
+            names.setdefault(found, []).append(name)
+    alike = [same for same in names.values() if len(same) > 1]
+    return {name: [other for other in same if other != name] for same in alike for name in same}
+
+
+def equal_series(others: Sequence[str]) -> Flag:
+    return Warnings.identical_series.flag(others=list_named(others, NAMED))
 
 
 def same_changes(changes: Mapping[str, int | None]) -> dict[str, Flag]:
@@ -133,10 +140,11 @@ def same_changes(changes: Mapping[str, int | None]) -> dict[str, Flag]:
     changes at the same token in all.
     """
     raised = {}
+    places = sorted(at for at in changes.values() if at is not None)
     for name, at in changes.items():
         if at is None:
             continue
-        alike = sum(other is not None and abs(other - at) <= SAME_N for other in changes.values())
+        alike = bisect_right(places, at + SAME_N) - bisect_left(places, at - SAME_N)
         if alike > 1:
             raised[name] = Warnings.kernel_change.flag(series=alike, n=at)
     return raised

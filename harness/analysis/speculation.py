@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 
@@ -105,9 +106,20 @@ def notes(record: Record) -> list[Flag]:
 
 def group(record: Record) -> str:
     """Equal for cells that differ in their guesses alone: machine, stack, weights, options, workload."""
-    options = {name: value for name, value in record["options"].items() if name not in OPTIONS}
+    given = record.get("options") or {}
+    options = {name: value for name, value in given.items() if name not in OPTIONS}
     place = [record["machine"]["slug"], record.get("device"), record["stack"], record["model"]["name"]]
-    return json.dumps([place, computes(record), options, record["workload"]], sort_keys=True, default=str)
+    same = json.dumps([place, computes(record), options, record["workload"]], sort_keys=True, default=str)
+    return hashlib.sha256(same.encode()).hexdigest()
+
+
+def group_of_ids(record: Record, guessed: bool) -> str | None:
+    """The group in which greedy ids are equal. Null where it did not end, where acceptance is synthetic, and
+    for a repeat without guesses of a stack that cannot guess. `guessed`: whether it has guesses."""
+    given = record.get("options") or {}
+    if record["outcome"] != "ok" or given.get("accept") or not (guessed or "speculate" in given):
+        return None
+    return group(record)
 
 
 def compared_ids(record: Record, times: TokenTimes, other: tuple[Record, TokenTimes] | None) -> Flag:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
 from urllib.parse import urlsplit
@@ -26,6 +27,11 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Apply printable line by line."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def say(sentence: object) -> None:
+    """Print a message for the user to standard error."""
+    print(f"harness: {sentence}", file=sys.stderr)
 
 
 def filtered(stream: TextIO) -> TextIO:

@@ -21,6 +21,7 @@ import harness
 from harness.base.files import FULL, NotFinished, NotStarted, cache_folder
 from harness.base.system import HANGUP, STOPS
 from harness.base.text import filtered
+from harness.base.text import say as say  # for all commands
 
 # Exit codes, and the mistake in a command line that ends a command.
 
@@ -30,11 +31,6 @@ OK, NOT_OK, NOT_STARTED, REGRESSION, INTERRUPTED = 0, 1, 2, 3, 130
 
 class Mistake(NotStarted):
     """The command line is invalid; the message is one sentence."""
-
-
-def say(sentence: object) -> None:
-    """Print a message for the user to standard error."""
-    print(f"harness: {sentence}", file=sys.stderr)
 
 
 GROUPS = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from harness.analysis import flags as analysis_flags
 from harness.analysis import repeat_figures
 from harness.analysis.columns import Figures
-from harness.analysis.flags import CEILING_TOLERANCE, Limit, flags, identical
+from harness.analysis.flags import CEILING_TOLERANCE, Limit, digest, equal_series, flags, identical
 from harness.analysis.line_fit import Floats
 from harness.analysis.repeat_figures import Analysis, Unusable
 from harness.analysis.warnings import Flag, Warnings
@@ -201,7 +201,7 @@ class Theory:
 def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row]:
     """One row per series and request, in the order of the log; `unusable` is the reason without a fit."""
     cut = {name: repeat_figures.without_end(each.n, each.ms) for name, each in log.series.items()}
-    same = identical({name: ms for name, (_, ms, _) in cut.items() if len(ms) > 1})
+    same = identical({name: digest(ms) for name, (_, ms, _) in cut.items()})
     longest = max((len(ms) for _, ms, _ in cut.values()), default=0)
     found = {name: _analysis(each, *cut[name][:2]) for name, each in log.series.items()}
     rows = []
@@ -215,7 +215,7 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
         died = cut[name][2]
         if died is not None:
             raised.append(Warnings.died.flag(n=died))
-        raised += [same[name]] if name in same else []
+        raised += [equal_series(same[name])] if name in same else []
         against = _against(each.figures, bits, limit) if limit else None
         rows.append(_row(name, bits, each.figures, raised, against))
     flag_kernel_changes(rows)

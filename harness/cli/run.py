@@ -78,7 +78,7 @@ def _max_ctx(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(searches, indent=1, allow_nan=False))
     else:
-        tables.show_searches_table(searches, arguments.wide)
+        tables.show(tables.searches_blocks(searches), arguments.wide)
         print(f"records: {root}")
     return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
 
@@ -105,7 +105,7 @@ def _quality(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(scores, indent=1, allow_nan=False))
     else:
-        quality.show(scores, arguments.wide)
+        tables.show(quality.blocks(scores), arguments.wide)
         print(f"records: {root}")
     return OK if all(row["status"] == "ok" for row in scores) else NOT_OK
 

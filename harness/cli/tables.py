@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from harness.analysis import flags
 from harness.analysis.columns import Search
@@ -13,18 +13,23 @@ from harness.base.text import list_named
 from harness.cli import say
 from harness.dataset.study import Study, with_prefill
 from harness.report import prefill_depth_turns, quality, summary, tables
-from harness.report.text_table import note
+from harness.report.text_table import Block, Note
 
 # The table of searches that `harness run` and `harness report --list` print.
 
 
-def show_searches_table(searches: Sequence[Search], wide: bool) -> None:
-    """Print the table, then why each search ended, and what its length does not mean."""
-    tables.searches(searches).show(wide)
+def show(blocks: Iterable[Block], wide: bool) -> None:
+    for block in blocks:
+        block.show(wide)
+
+
+def searches_blocks(searches: Sequence[Search]) -> Iterator[Block]:
+    """The table, then why each search ended, and what its length does not mean."""
+    yield tables.searches(searches)
     for row in searches:
         reasons = row["reasons"] if row["reasons"] else [row["not_filled"], row["limit_reason"]]
         for reason in filter(None, [*reasons, *(flag["detail"] for flag in row["flags"])]):
-            note(f"{row['name']}: {reason}")
+            yield Note(f"{row['name']}: {reason}")
 
 
 # The results table that they print, with what to know about its rows.
@@ -35,51 +40,55 @@ NOTED = (*flags.OF_LINE, Warnings.ids_compared.name, Warnings.users_queued.name)
 
 
 def show_cells_table(study: Study, as_json: bool, wide: bool) -> None:
-    """Print what is wrong with the records, then one array, or the searches, the scores, the cells, and notes
-    on them."""
+    """Print what is wrong with the records, then one array, or cells_blocks()."""
     for warning in study.warnings:
         say(warning)
     if as_json:
         rows = [*study.repeats, *study.searches, *study.scores]
         print(json.dumps(rows, indent=1, allow_nan=False))
-        return
+    else:
+        show(cells_blocks(study), wide)
+
+
+def cells_blocks(study: Study) -> Iterator[Block]:
+    """The searches, the scores, the cells, and notes on them."""
     if study.searches:
-        show_searches_table(study.searches, wide)
+        yield from searches_blocks(study.searches)
     if study.scores:
-        quality.show(study.scores, wide)
+        yield from quality.blocks(study.scores)
     if not study.cells and (study.searches or study.scores):
         return
     swept = with_prefill(study).cells
     for number, table in enumerate(prefill_depth_turns.shown_workloads(swept)):
         if number:
-            note("")
-        table.show(wide)
-    if prefill_depth_turns.decodes(study.cells) and (peak := tables.bandwidth(study.repeats)):
-        note(peak)
+            yield Note("")
+        yield table
+    if prefill_depth_turns.decodes(study.cells) and (peak := tables.bandwidth(study.cells)):
+        yield Note(peak)
     if any(prefill_depth_turns.extrapolates(row["prefill"]) for row in swept):
-        note(prefill_depth_turns.EXTRAPOLATION)
+        yield Note(prefill_depth_turns.EXTRAPOLATION)
     checked = [row["weights_check"] for row in study.cells if row["weights_check"]]
     if checked:
         counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))
-        note(f"logits against the 16-bit reference: {counts}")
+        yield Note(f"logits against the 16-bit reference: {counts}")
     unscored = [row["name"] for row in study.cells if row["quality"] == NOT_SCORED]
     if unscored:
-        note(f"quality not scored: {list_named(unscored, NAMES_SHOWN)}", "yellow")
+        yield Note(f"quality not scored: {list_named(unscored, NAMES_SHOWN)}", "yellow")
     if summary.has_synthetic_figures(study):
-        note("synthetic weights: sizes are exact, latencies almost exact")
+        yield Note("synthetic weights: sizes are exact, latencies almost exact")
     if any(row["slope_ms"] is not None and not row["W_identifiable"] for row in study.cells):
-        note(
+        yield Note(
             "no W (the growth of latency with context): it is not distinguishable from zero, or there are"
             " fewer than 2,049 tokens"
         )
     for row in study.cells:
         noted = {flag["code"]: flag["detail"] for flag in row["flags"] if flag["code"] in NOTED}
         for detail in noted.values():
-            note(f"{row['name']}: {detail}")
+            yield Note(f"{row['name']}: {detail}")
     # The reason for disturbed repeats is printed once for all of them.
-    disturbed = {why for row in study.repeats if row["disturbed"] for why in row["reasons"]}
+    disturbed = {why for row in study.cells for why in row["disturbed_reasons"]}
     for row in study.cells:
         if row["workload"] == "grow" and row["max_ctx"]:
-            note(f"{row['name']}: {tables.growth(row)}")
+            yield Note(f"{row['name']}: {tables.growth(row)}")
         for reason in [why for why in row["reasons"] if why not in disturbed]:
-            note(f"{row['name']}: {reason}", "yellow")
+            yield Note(f"{row['name']}: {reason}", "yellow")

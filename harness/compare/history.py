@@ -5,24 +5,27 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness import records
-from harness.analysis.columns import Repeat, Score, Search
+from harness.analysis import quality
+from harness.analysis.columns import Repeat
 from harness.analysis.metrics import METRICS, Metric
 from harness.analysis.verdicts import USABLE, status
 from harness.base.text import plural
 from harness.compare.surroundings import changed
-from harness.dataset import table
-from harness.dataset.study import campaigns
-from harness.records import Record, Stored
+from harness.dataset import index, nights, table
+from harness.dataset.study import load_study
+from harness.records import Record, ResultsError, Stored
 from harness.report import page
 from harness.report.plots import COLOURS, Figure, Plotly, figure_layout, plain_figure, upright_figure
 from harness.report.text_table import Table
@@ -38,7 +41,7 @@ from harness.report.text_table import Table
 Floats = NDArray[np.float64]
 
 SHORTEST = 3  # nights of a level: one or two bad nights are not a step
-NEAR = 5  # nights whose median identifies an outlier
+NEAR = 5  # nights whose median identifies an outlier, and within which a likely step is placed
 ALONE = 3.0  # standard deviations from that median that make an outlier
 CORRELATIONS = np.arange(0.0, 0.95, 0.1)
 # Least improvement by a further level, in variances; what correlation adds, and each factor of e in nights
@@ -49,6 +52,8 @@ USUAL_CORRELATION, ITS_WEIGHT = 0.6, 8.0
 # Few nights determine the noise badly (6 nights: to a factor of two), so it is raised by this / nights.
 FEW_NIGHTS = 5.0
 FINEST = 0.002  # smallest relative noise assumed from night to night: memory is counted in pages
+# Of more nights, steps are looked for where they are likely: by this share of what one has to gain.
+LONG_HISTORY, LIKELY = 150, 0.8
 NORMAL_MAD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 
 
@@ -92,40 +97,77 @@ def _ends(logs: Floats, spread: float) -> list[int]:
     deviation = max(noise(logs), spread, FINEST) * (1 + FEW_NIGHTS / count)
     drawn_in = _drawn_in(logs, ALONE * deviation)
     innovation = 1 + CORRELATIONS  # its variance over that which differences of neighbours give
-    longer = max(0.0, math.log(count / 60))
-    penalty = PENALTY + PENALTY_OF_CORRELATION * CORRELATIONS + PENALTY_OF_LENGTH * longer
-    costs, last = _partitions((drawn_in - drawn_in.mean()) / deviation, penalty * innovation)
-    scores = costs / innovation + count * np.log1p(CORRELATIONS) - np.log(1 - CORRELATIONS**2)
-    scores += ITS_WEIGHT * (CORRELATIONS - USUAL_CORRELATION) ** 2
-    best, ends = int(scores.argmin()), [count]
-    while start := int(last[best, ends[0]]):
-        ends.insert(0, start)
-    return ends
+    longer = PENALTY_OF_LENGTH * max(0.0, math.log(count / 60))
+    penalty = innovation * (PENALTY + PENALTY_OF_CORRELATION * CORRELATIONS + longer)
+    values = (drawn_in - drawn_in.mean()) / deviation
+
+    def best(places: NDArray[np.int64]) -> list[int]:
+        """The ends of levels, at some of these places."""
+        costs, last = _partitions(values, penalty, places)
+        scores = costs / innovation + count * np.log1p(CORRELATIONS) - np.log(1 - CORRELATIONS**2)
+        scores += ITS_WEIGHT * (CORRELATIONS - USUAL_CORRELATION) ** 2
+        ends = [len(places) - 1]
+        while start := int(last[scores.argmin(), ends[0]]):
+            ends.insert(0, start)
+        return [int(places[end]) for end in ends]
+
+    if count <= LONG_HISTORY:
+        return best(np.arange(count + 1))
+    found = best(_likely(values, LIKELY * (PENALTY + longer)))
+    near = np.add.outer(found[:-1], np.arange(-NEAR, NEAR + 1)).ravel()
+    return best(np.unique([0, *near[(near > 0) & (near < count)], count]))
 
 
-def _partitions(values: Floats, penalty: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """The least cost of all nights by correlation, and the best start of a level that ends before each night.
+def _likely(values: Floats, least: float) -> NDArray[np.int64]:
+    """The places where a step is likely, with both ends: the means of some nights before and after differ by
+    more than anywhere near, and a step there gains at least so much."""
+    count, sums = len(values), np.concatenate([[0.0], np.cumsum(values)])
+    places, start, end = _windows(count)
+    left, right = places - start, end - places
+    apart = (sums[end] - sums[places]) / right - (sums[places] - sums[start]) / left
+    gains = np.zeros((len(start), len(places) + 2))
+    inner = gains[:, 1:-1] = apart**2 * left * right / (left + right)
+    highest = ((inner >= gains[:, :-2]) & (inner >= gains[:, 2:]) & (inner >= least)).any(axis=0)
+    return np.array([0, *places[highest], count])
 
+
+@lru_cache(maxsize=2)
+def _windows(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Places of steps, and the ends of the nights compared before and after them, [window, place]."""
+    places = np.arange(SHORTEST, count - SHORTEST + 1)
+    sizes = SHORTEST * 2 ** np.arange(0, math.log2(count / SHORTEST), 0.5)
+    before, after = (np.outer(sizes, each).astype(int).reshape(-1, 1) for each in ((1, 1, 4), (1, 4, 1)))
+    return places, np.maximum(places - before, 0), np.minimum(places + after, count)
+
+
+def _partitions(
+    values: Floats, penalty: Floats, places: NDArray[np.int64]
+) -> tuple[Floats, NDArray[np.int64]]:
+    """The least cost of all nights by correlation, and the best start of a level that ends at each place.
+
+    `places`: where levels may begin and end, from 0 to the number of nights; starts are indices of them.
     Optimal partitioning (Jackson 2005, doi:10.1109/LSP.2001.838216). A level's cost is that of its mean:
     squared innovations, the first night of a level being one of the stationary process.
     """
-    count, rho = len(values), CORRELATIONS[:, None]
+    rho = CORRELATIONS[:, None]
     innovations = np.pad(values[1:] - rho * values[:-1], ((0, 0), (2, 0)))
     sums, squares = np.cumsum(innovations, axis=1), np.cumsum(innovations**2, axis=1)
-    costs = np.full((len(rho), count + 1), np.inf)
+    costs = np.full((len(rho), len(places)), np.inf)
     costs[:, 0] = -penalty
     last = np.zeros(costs.shape, dtype=np.int64)
-    for end in range(SHORTEST, count + 1):
-        starts = np.arange(end - SHORTEST + 1)
+    for at, end in enumerate(places):
+        starts = places[: np.searchsorted(places, end - SHORTEST, "right")]
+        if not len(starts):
+            continue
         first = values[starts]
         # The cost of a level is quadratic in its mean: weight * mean^2 - 2 * product * mean + square.
         weight = (1 - rho**2) + (end - starts - 1) * (1 - rho) ** 2
         product = (1 - rho**2) * first + (1 - rho) * (sums[:, end : end + 1] - sums[:, starts + 1])
         square = (1 - rho**2) * first**2 + squares[:, end : end + 1] - squares[:, starts + 1]
-        through = costs[:, starts] + square - product**2 / weight + penalty[:, None]
-        last[:, end] = through.argmin(axis=1)
-        costs[:, end] = through.min(axis=1)
-    return costs[:, count], last
+        through = costs[:, : len(starts)] + square - product**2 / weight + penalty[:, None]
+        last[:, at] = through.argmin(axis=1)
+        costs[:, at] = through.min(axis=1)
+    return costs[:, -1], last
 
 
 def _drawn_in(logs: Floats, far: float) -> Floats:
@@ -136,46 +178,53 @@ def _drawn_in(logs: Floats, far: float) -> Floats:
     return np.where(np.abs(logs - around) > far, around, logs)
 
 
-# Records -> nights: each metric of each cell by campaign; a failed night has a reason instead of a value.
+# Nights of all cells -> the series of each metric; a failed night has a reason instead of a value.
 
 
 NO_FIGURE = "ok, but without this figure"
 
 
 @dataclass(frozen=True)
-class Night:
-    """One metric of one cell in one campaign.
-
-    `began`: start of the campaign, UTC. `value`: mean over its ok repeats; null: none, with the reason in
-    `why`. `records`: the source folders.
-    """
-
-    began: datetime
-    value: float | None
-    why: str
-    records: Sequence[Path]
-
-
-@dataclass(frozen=True)
 class Series:
     """One metric of one cell on one device, oldest night first; at least one night has a value.
 
-    `name`: display name of the cell. `spread`: median relative standard error of a night's mean, from its
-    repeats.
+    `name`: display name of the cell. `began`: start of each campaign, UTC. `values`: the mean over the ok
+    repeats of each night; null: none, with the reason in `whys`, else empty. `rows`: of each night in the
+    table of nights. `spread`: median relative standard error of a night's mean, from its repeats.
     """
 
     name: str
     identity: Mapping[str, str]
     metric: Metric
-    nights: Sequence[Night]
+    began: Sequence[datetime]
+    values: Sequence[float | None]
+    whys: Sequence[str]
+    rows: Sequence[Sequence[int]]
     spread: float
+
+    @cached_property
+    def levels(self) -> list[Level]:
+        return levels(self.values, self.spread)
+
+    @cached_property
+    def days(self) -> list[str]:
+        """The UTC date of each night, with its time where another night of the series has the same date."""
+        count = Counter(at.date() for at in self.began)
+        return [f"{at:%Y-%m-%d}" if count[at.date()] < 2 else f"{at:%Y-%m-%d %H:%M}" for at in self.began]
+
+    @cached_property
+    def long(self) -> timedelta:
+        """The longest usual interval between two nights; a longer one is a gap."""
+        intervals = (later - earlier for earlier, later in pairwise(self.began))
+        return LONG * statistics.median_high([*intervals] or [timedelta()])
 
 
 @dataclass
 class History:
     """`cells_without_data`: by name, the number of nights and why the last one failed. `campaigns`: number of
-    campaigns over all cells."""
+    campaigns over all cells. `folders`: of the records of a row in the table of nights."""
 
+    folders: Callable[[int], Sequence[Path]]
     series: list[Series] = field(default_factory=list)
     cells_without_data: dict[str, tuple[int, str]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -184,77 +233,90 @@ class History:
     @property
     def ends(self) -> tuple[datetime, datetime]:
         """When the first and the last night of all series began; needs at least one series."""
-        nights = [night.began for each in self.series for night in each.nights]
-        return min(nights), max(nights)
+        return min(each.began[0] for each in self.series), max(each.began[-1] for each in self.series)
 
 
+Columns = Mapping[str, Sequence[Any]]
 Key = tuple[str, str, str, str]  # kind of record, cell, machine, device
-Ran = dict[tuple[str, datetime], list[tuple[Repeat | Search | Score, Path]]]
-"""By place and start of the campaign: the rows of a cell, each with its record's folder."""
 
 
-def history(stored: Iterable[Stored]) -> History:
-    """The series of measured, searched and scored records, cells in order of first appearance.
+def history(root: Path) -> History:
+    """The series of the measured, searched and scored records of a folder, cells in order of first
+    appearance. Raises ResultsError without records of measurements."""
+    if (found := index.opened(root)) and found.count():
+        return _of_nights(found.nights(), found.warnings(), root)
+    warnings: list[str] = []
+    records.check_folder(root)
+    every = records.records(root, lambda damage: warnings.append(f"skipped: {damage}"))
+    stored = [each for each in every if each.record["kind"] != "reported"]
+    if not stored:
+        raise ResultsError("; ".join([f"{root}: no records of measurements", *warnings]))
+    return of_records(stored, warnings)
 
-    Raises ResultsError for a record that disappeared since it was found.
-    """
-    made = History()
-    cells: dict[Key, Ran] = {}
-    future: set[str] = set()
-    for campaign in campaigns(_until_now(stored, future)):
-        made.warnings += campaign.study.warnings
-        ours: list[tuple[Repeat | Search | Score, Stored]] = [*campaign.searches, *campaign.scores]
-        ours = [each for each in campaign.repeats if each[0]["kind"] == "measured"] + ours
-        made.campaigns += bool(ours)
-        for row, found in ours:
-            key = (row["kind"], row["cell"], row["machine"], str(row["device"]))
-            cells.setdefault(key, {}).setdefault((campaign.place, campaign.began), []).append(
-                (row, found.folder)
-            )
-    made.warnings += [table.left_out(future)] if future else []
-    cells = _with_a_device(cells)
-    names = _names(cells)
-    for key, ran in cells.items():
-        every = [_series(names[key], key[3], metric, ran) for metric in METRICS]
+
+def of_records(stored: Sequence[Stored], warnings: Sequence[str] = ()) -> History:
+    study = load_study(stored)
+    places: dict[str, nights.Place] = {}
+    for record in (each.record for each in stored if each.record["kind"] != "checked"):
+        campaign, at = record["campaign"]["id"], record["started_utc"]
+        places[campaign] = table.place(record), min(at, places.get(campaign, ("", at))[1])
+    repeats = zip(study.repeats, (str(each.folder) for each in study.stored), strict=True)
+    searched, scored = (
+        [(row(each.record), str(each.folder)) for each in stored if each.record["kind"] == kind]
+        for kind, row in (("searched", table.search_row), ("scored", quality.row))
+    )
+    rows = [*nights.nights(repeats, searched, scored, places)]
+    return _of_nights(nights.Nights.of(rows), [*warnings, *study.warnings], Path())
+
+
+def _of_nights(found: nights.Nights, warnings: Sequence[str], root: Path) -> History:
+    of = found.columns
+    made = History(lambda row: [root / each for each in found.folders(row)], warnings=[*warnings])
+    late = {campaign for campaign in {*of["campaign"]} if table.from_the_future(campaign)}
+    made.warnings += [table.left_out(late)] if late else []
+    made.campaigns = len({*of["campaign"]} - late)
+    cells: dict[Key, list[int]] = {}
+    for row, (campaign, device) in enumerate(zip(of["campaign"], of["device"], strict=True)):
+        if campaign not in late:
+            key = (of["kind"][row], of["cell"][row], of["machine"][row], str(device))
+            cells.setdefault(key, []).append(row)
+    cells = _with_a_device(cells, of)
+    names = _names(cells, of)
+    starts = {text: datetime.fromisoformat(text) for text in {*of["began"]}}
+    for key, rows in cells.items():
+        of_campaign: dict[str, list[int]] = {}
+        for row in sorted(rows, key=lambda row: (of["place"][row], starts[of["began"][row]])):
+            of_campaign.setdefault(of["campaign"][row], []).append(row)
+        ran = [*of_campaign.values()]
+        began = [starts[of["began"][at[0]]] for at in ran]
+        every = [_series(names[key], key[3], metric, ran, began, of) for metric in METRICS]
         made.series += (usable := [each for each in every if each])
         if not usable:
-            made.cells_without_data[names[key]] = (len(ran), _why([row for row, _ in list(ran.values())[-1]]))
+            made.cells_without_data[names[key]] = (len(ran), _why(ran[-1], of) or NO_FIGURE)
     return made
 
 
-def _until_now(stored: Iterable[Stored], future: set[str]) -> Iterator[Stored]:
-    """The records without those of campaigns from the future, whose ids go to `future`."""
-    for each in stored:
-        campaign = each.record["campaign"]["id"]
-        if table.from_the_future(campaign):
-            future.add(campaign)
-        else:
-            yield each
-
-
-def _with_a_device(cells: Mapping[Key, Ran]) -> dict[Key, Ran]:
+def _with_a_device(cells: Mapping[Key, list[int]], of: Columns) -> dict[Key, list[int]]:
     """Assign runs that failed before they had a device to the device that measured the cell, if only one did.
 
     Until then they have only the requested device.
     """
     measured: dict[tuple[str, str, str], list[str]] = {}
-    for (kind, cell_id, machine, device), ran in cells.items():
-        if any(row["status"] in USABLE for night in ran.values() for row, _ in night):
+    for (kind, cell_id, machine, device), rows in cells.items():
+        if any(of["usable"][row] for row in rows):
             measured.setdefault((kind, cell_id, machine), []).append(device)
-    found: dict[Key, Ran] = {}
-    for (kind, cell_id, machine, device), ran in cells.items():
+    found: dict[Key, list[int]] = {}
+    for (kind, cell_id, machine, device), rows in cells.items():
         known = measured.get((kind, cell_id, machine), [])
         home = known[0] if len(known) == 1 and device not in known else device
-        whole = found.setdefault((kind, cell_id, machine, home), {})
-        for when, night in ran.items():
-            whole.setdefault(when, []).extend(night)
-    return {key: dict(sorted(ran.items())) for key, ran in found.items()}
+        found.setdefault((kind, cell_id, machine, home), []).extend(rows)
+    return found
 
 
-def _names(cells: Mapping[Key, Ran]) -> dict[Key, str]:
+def _names(cells: Mapping[Key, Sequence[int]], of: Columns) -> dict[Key, str]:
     """A unique name for each cell, with the machine and the cell's id where needed."""
-    first = {key: next(iter(ran.values()))[0][0] | {"device": key[3]} for key, ran in cells.items()}
-    plain = {key: str(table.with_unique_names([row])[0]["name"]) for key, row in first.items()}
+    first = {key: _named(rows[0], of) | {"device": key[3]} for key, rows in cells.items()}
+    plain = {key: str(table.with_unique_names([cast(Repeat, row)])[0]["name"]) for key, row in first.items()}
     if len({machine for _, _, machine, _ in cells}) > 1:
         plain = {key: f"{name} @ {key[2]}" for key, name in plain.items()}
     count = Counter(plain.values())
@@ -264,32 +326,38 @@ def _names(cells: Mapping[Key, Ran]) -> dict[Key, str]:
     }
 
 
-def _series(name: str, device: str, metric: Metric, ran: Ran) -> Series | None:
-    """The series of a metric; null where no night has a value."""
-    nights, spreads = [], []
-    # The speed of a functional stack means nothing; its memory and longest context do.
-    statuses = ("ok",) if metric.family == "slower" else USABLE
-    for (_, began), night in ran.items():
-        rows = [row for row, _ in night if row["status"] in statuses]
-        values = [value for row in rows if (value := metric.value(row)) is not None]
-        value = statistics.fmean(values) if values else None
-        why = "" if values else NO_FIGURE if rows else _why([row for row, _ in night])
-        nights.append(Night(began, value, why, [folder for _, folder in night]))
-        if len(values) > 1:
-            logs = [math.log(each) for each in values]
-            spreads.append(statistics.stdev(logs) / math.sqrt(len(logs)))
-    if all(each.value is None for each in nights):
+def _named(row: int, of: Columns) -> dict[str, object]:
+    """What names are made of."""
+    whole = {name: of[name][row] for name in (*nights.NAMED, "workload")}
+    return {**whole, "speculation": {"synthetic": of["synthetic"][row]}}
+
+
+def _series(
+    name: str,
+    device: str,
+    metric: Metric,
+    ran: Sequence[Sequence[int]],
+    began: Sequence[datetime],
+    of: Columns,
+) -> Series | None:
+    """The series of a metric; null where no night has a value. `ran`: the rows of each night."""
+    column, counts = of[metric.name], of["ok" if nights.counts(metric) == ("ok",) else "usable"]
+    values = [next((value for row in rows if (value := column[row]) is not None), None) for rows in ran]
+    if all(value is None for value in values):
         return None
-    (row, _), *_ = next(iter(ran.values()))
-    of = {"cell": row["cell"], "model": row["model"], "stack": row["stack"], "variant": row["variant"]}
-    of |= {"machine": row["machine"], "device": device}
-    return Series(name, of, metric, nights, statistics.median(spreads or [0.0]))
+    whys = [
+        "" if value is not None else NO_FIGURE if any(counts[row] for row in rows) else _why(rows, of)
+        for value, rows in zip(values, ran, strict=True)
+    ]
+    errors = of[nights.error_of(metric)]
+    spreads = [error for rows in ran for row in rows if (error := errors[row]) is not None]
+    of_cell = {key: of[key][ran[0][0]] for key in ("cell", "model", "stack", "variant", "machine")}
+    identity = {**of_cell, "device": device}
+    return Series(name, identity, metric, began, values, whys, ran, statistics.median(spreads or [0.0]))
 
 
-def _why(rows: Sequence[Repeat | Search | Score]) -> str:
-    """`oom: CUDA out of memory; timeout: ...`, without duplicates."""
-    reasons = (": ".join([row["status"], *row["reasons"][:1]]) for row in rows)
-    return "; ".join(dict.fromkeys(reasons))
+def _why(rows: Sequence[int], of: Columns) -> str:
+    return "; ".join(dict.fromkeys(of["why"][row] for row in rows if of["why"][row]))
 
 
 # Nights -> steps: when a figure moved to another level and stayed there, and what else changed then.
@@ -304,15 +372,15 @@ CHANGES_SHOWN = 3
 class Step:
     """A step from one level of a series to the next.
 
-    `last`: last night of the old level. `first`: first night of the new one. `gap`: nights between them
-    failed or are missing. `changed`: differences of the surroundings, see surroundings.changed.
+    `last`: the place of the last night of the old level, `first`: of the first of the new one. `gap`: nights
+    between them failed or are missing. `changed`: differences of the surroundings, see surroundings.changed.
     """
 
     series: Series
     before: Level
     after: Level
-    last: Night
-    first: Night
+    last: int
+    first: int
     gap: bool
     changed: Sequence[dict[str, str]]
 
@@ -329,20 +397,21 @@ class Step:
         return metric.worse if worse else metric.improved
 
     @property
+    def began(self) -> datetime:
+        """The first night of the new level."""
+        return self.series.began[self.first]
+
+    @property
     def when(self) -> str:
         """`on 2026-11-03`, or across a gap `between 2026-11-01 and 2026-11-03`."""
-        first = day(self.first.began, self.series)
-        return f"between {day(self.last.began, self.series)} and {first}" if self.gap else f"on {first}"
+        days = self.series.days
+        return f"between {days[self.last]} and {days[self.first]}" if self.gap else f"on {days[self.first]}"
 
 
 def found_in(history: History) -> list[Step]:
     """The steps of all series, latest first. Reads records of the nights around each; raises ResultsError."""
-    steps = [step for series in history.series for step in _steps(series)]
-    return sorted(steps, key=lambda step: step.first.began, reverse=True)
-
-
-def levels_of(series: Series) -> list[Level]:
-    return levels([night.value for night in series.nights], series.spread)
+    steps = [step for series in history.series for step in _steps(series, history.folders)]
+    return sorted(steps, key=lambda step: step.began, reverse=True)
 
 
 def step_row(step: Step) -> dict[str, object]:
@@ -354,26 +423,14 @@ def step_row(step: Step) -> dict[str, object]:
         "unit": step.series.metric.unit,
         "verdict": step.word,
         "when": step.when,
-        "first_utc": step.first.began.isoformat(),
-        "last_before_utc": step.last.began.isoformat(),
+        "first_utc": step.began.isoformat(),
+        "last_before_utc": step.series.began[step.last].isoformat(),
         "gap": step.gap,
         "before": step.before.value,
         "after": step.after.value,
         "change": step.change,
         "changed": list(step.changed),
     }
-
-
-def day(when: datetime, series: Series) -> str:
-    """The UTC date of a night, with its time where another night of the series has the same date."""
-    days = [night.began.date() for night in series.nights]
-    return f"{when:%Y-%m-%d}" if days.count(when.date()) < 2 else f"{when:%Y-%m-%d %H:%M}"
-
-
-def long(series: Series) -> timedelta:
-    """The longest usual interval between two nights of the series; a longer one is a gap."""
-    intervals = (later.began - earlier.began for earlier, later in pairwise(series.nights))
-    return LONG * statistics.median_high([*intervals] or [timedelta()])
 
 
 def shown_steps(metric: Metric, value: float) -> str:
@@ -390,21 +447,28 @@ def step_changes(step: Step, most: int = CHANGES_SHOWN) -> str:
     return "; ".join(parts[:most]) + more or "nothing recorded"
 
 
-def _steps(series: Series) -> list[Step]:
-    nights, found = series.nights, []
-    for before, after in pairwise(levels_of(series)):
-        last, first = nights[before.last], nights[after.first]
-        gap = after.first - before.last > 1 or first.began - last.began > long(series)
-        old = [night for night in nights[before.first : before.last + 1] if night.value is not None]
-        new = [night for night in nights[after.first : after.last + 1] if night.value is not None]
-        differs = changed(_records(old[-COMPARED_NIGHTS:]), _records(new[:COMPARED_NIGHTS]))
+def _steps(series: Series, folders: Callable[[int], Sequence[Path]]) -> list[Step]:
+    began, found = series.began, []
+    for before, after in pairwise(series.levels):
+        last, first = before.last, after.first
+        gap = first - last > 1 or began[first] - began[last] > series.long
+        old, new = (
+            [place for place in range(level.first, level.last + 1) if series.values[place] is not None]
+            for level in (before, after)
+        )
+        differs = changed(
+            *(
+                _records([row for place in places for row in series.rows[place]], folders)
+                for places in (old[-COMPARED_NIGHTS:], new[:COMPARED_NIGHTS])
+            )
+        )
         found.append(Step(series, before, after, last, first, gap, differs))
     return found
 
 
-def _records(nights: Sequence[Night]) -> list[Record]:
-    """The usable records of the nights; a failed repeat may lack its surroundings."""
-    found = [records.read(folder / "record.json") for night in nights for folder in night.records]
+def _records(rows: Sequence[int], folders: Callable[[int], Sequence[Path]]) -> list[Record]:
+    """The usable records of these nights; a failed repeat may lack its surroundings."""
+    found = [records.read(folder / "record.json") for row in rows for folder in folders(row)]
     return [record for record in found if status(record)[0] in USABLE]
 
 
@@ -471,18 +535,18 @@ def counted(number: int, what: str) -> str:
 
 def figure(series: Series, steps: Sequence[Step]) -> Figure:
     """Nights as points, levels as lines, a dotted line at each step, failed nights at the bottom."""
-    metric, nights, levels = series.metric, series.nights, levels_of(series)
+    metric, levels = series.metric, series.levels
     unit, per = ("MB", 1e6) if metric.unit == "bytes" else (metric.unit, 1.0)
-    values = [night.value / per for night in nights if night.value is not None]
-    low, high = min(values), max(values)
+    values = [None if value is None else value / per for value in series.values]
+    known = [value for value in values if value is not None]
+    low, high = min(known), max(known)
     headroom = max(MARGIN * (low + high) / 2, (high - low) * MARGIN)
-    dates = [night.began.isoformat() for night in nights]
+    dates = [at.isoformat() for at in series.began]
     drawn: list[tuple[str | None, float | None]] = []
-    most = long(series)
-    for place, night in enumerate(nights):
-        if place and night.began - nights[place - 1].began > most:
+    for place, at in enumerate(series.began):
+        if place and at - series.began[place - 1] > series.long:
             drawn.append((None, None))  # break the line across a gap
-        drawn.append((dates[place], None if night.value is None else night.value / per))
+        drawn.append((dates[place], values[place]))
     data: list[Plotly] = [
         {
             "type": "scatter",
@@ -504,7 +568,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
             "hovertemplate": f"level %{{y:,.5~g}} {plain_figure(unit)}<extra></extra>",
         },
     ]
-    failed = [(date, night.why) for date, night in zip(dates, nights, strict=True) if night.value is None]
+    failed = [(date, why) for date, why in zip(dates, series.whys, strict=True) if why]
     if failed:
         data.append(
             {
@@ -532,12 +596,12 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
             f"{figure_name}, {unit}",
             xaxis={"type": "date"},
             yaxis={"range": [low - headroom, high + headroom]},
-            shapes=[upright_figure(step.first.began.isoformat(), "dot") for step in own],
+            shapes=[upright_figure(step.began.isoformat(), "dot") for step in own],
         ),
         ["night", unit, "reason if missing"],
         [
-            [day(n.began, series), "-" if n.value is None else f"{n.value / per:,.5g}", n.why or "-"]
-            for n in nights
+            [day, "-" if value is None else f"{value:,.5g}", why or "-"]
+            for day, value, why in zip(series.days, values, series.whys, strict=True)
         ],
         height=300,
         across=2,
@@ -546,7 +610,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
 
 def enough(history: History) -> bool:
     """Whether any series has enough nights for a step."""
-    return any(sum(night.value is not None for night in each.nights) >= FEWEST for each in history.series)
+    return any(sum(value is not None for value in each.values) >= FEWEST for each in history.series)
 
 
 def _table(steps: Sequence[Step]) -> Table:

@@ -7,17 +7,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness import records as harness_records
 from harness.analysis import quality
 from harness.analysis.columns import Repeat, Score, Search
 from harness.analysis.differences import FEWEST_CAMPAIGNS
 from harness.analysis.identity import weights_content
-from harness.analysis.verdicts import USABLE, counting, verdict
-from harness.base.files import FAULTS
+from harness.analysis.verdicts import USABLE, counting
 from harness.base.text import list_named, plural
 from harness.compare.judge import Runs
-from harness.dataset import table
+from harness.dataset import index, table
 from harness.dataset.study import load_study
 from harness.records import Record, ResultsError, Stored
 from harness.stacks.header import Options
@@ -183,26 +183,24 @@ def _read(folder: Path) -> _Folder:
     damages: list[str] = []
     found, checks, others = [], [], 0
     future: set[str] = set()
-    for each in harness_records.records(folder, lambda damage: damages.append(f"passed over: {damage}")):
-        record = each.record
-        if table.from_the_future(record["campaign"]["id"]):
-            future.add(record["campaign"]["id"])
-            continue
-        if record["kind"] == "checked":
-            checks.append(each)
-        elif record["kind"] in KINDS:
-            campaign = record["campaign"]["id"], table.place(record), record["campaign"]["name"]
-            known = (record["kind"], record["repeat"], *campaign)
-            when = (str(record["started_utc"]), record["content_key"])
-            try:
-                judged = quality.verdict(record) if record["kind"] == "scored" else verdict(record)
-            except FAULTS as fault:
-                damages.append(f"passed over: {each.folder}: cannot be judged: {fault!r}")
-                continue
-            worth = (judged.status in USABLE, judged.disturbed is not None)
-            found.append(_Found(each.folder, cell_of(each), *known, *when, *worth))
-        else:
+    every: Iterator[Any] = index.facts(folder)
+    for each in every:
+        path = folder / each["folder"]
+        if each["damage"]:
+            damages.append(f"passed over: {each['damage']}")
+        elif each["kind"] is None or each["kind"] == "reported":
             others += 1
+        elif table.from_the_future(each["campaign"]):
+            future.add(each["campaign"])
+        elif each["kind"] == "checked":
+            checks.append(Stored(path))
+        elif each["unjudged"]:
+            damages.append(f"passed over: {path}: cannot be judged: {each['unjudged']}")
+        else:
+            cell = each["machine"], each["asked"], each["cell"]
+            known = (each["kind"], each["repeat"], each["campaign"], each["place"], each["config"])
+            when = each["started_utc"], each["content_key"]
+            found.append(_Found(path, cell, *known, *when, each["usable"], each["disturbed"]))
     notes = [table.left_out(future)] if future else []
     if not found:
         if future:

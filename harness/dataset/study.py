@@ -270,7 +270,7 @@ def _fault(each: Stored) -> str | None:
 def _load(stored: Sequence[Stored]) -> Study:
     of_kind: dict[str, list[Record]] = {}
     ran: list[Stored] = []
-    for each in sorted(stored, key=lambda each: _by_size(str(each.record["model"]["name"]))):
+    for each in sorted(stored, key=lambda each: by_size(str(each.record["model"]["name"]))):
         of_kind.setdefault(each.record["kind"], []).append(each.record)
         if each.record["kind"] not in ("checked", "scored"):
             ran.append(each)
@@ -282,44 +282,19 @@ def _load(stored: Sequence[Stored]) -> Study:
         dataset_table.latest_searches(list(map(quality.row, of_kind.get("scored", []))))
     )
     repeated = [each for each in ran if each.record["kind"] != "searched"]
-    curves: dict[str, Curve] = {}
-    tables: dict[tuple[str, int, str], dict[str, list[int]]] = {}
     warnings: list[str] = []
     ceilings = _ceilings(repeated)
-    repeats: list[Repeat] = []
-    guessing: list[tuple[Repeat, Record, TokenTimes]] = []
-    plain: dict[str, tuple[Record, TokenTimes]] = {}
-    for each in repeated:
-        times, table = _times(each, warnings), _read(records.table, each, warnings)
-        path = str(each.series_path) if times else None
-        ceiling = ceilings.get(each.record["campaign"]["id"])
-        repeats.append(row := dataset_table.repeat_row(each.record, times, path, ceiling, table))
-        if table and not served.times_are_unknown(each.record):
-            tables[dataset_table.cell_identity(row)] = table
-        if row["speculation"]:
-            guessing.append((row, each.record, times))
-        elif each.record["outcome"] == "ok" and "speculate" in (each.record.get("options") or {}):
-            plain[speculation.group(each.record)] = each.record, times
-        if path and served.rate_error(each.record) is None:
-            curves[path] = Curve(times.n.astype(float), times.latency_ms)
-    for row, record, times in guessing:
-        if record["outcome"] == "ok" and not record["options"].get("accept"):
-            other = plain.get(speculation.group(record))
-            row["flags"].append(speculation.compared_ids(record, times, other).row())
-    nothing = Curve(np.empty(0), np.empty(0))
-    dataset_table.flag_identical_series(repeats, [curves.get(str(r["series"]), nothing).ms for r in repeats])
-    of_stack: dict[tuple[str, str], list[Repeat]] = {}
-    for row in repeats:
-        of_stack.setdefault((row["model"], row["stack"]), []).append(row)
-    for alike in of_stack.values():
-        dataset_table.flag_kernel_changes(alike)
-    dataset_table.drop_intervals(repeats)
-    agreement.apply_checks(repeats, checks)
-    quality.apply(repeats, scores)
-    cells = dataset_table.with_unique_names(stopping.split_time(dataset_table.per_cell(repeats, tables)))
+    repeats = [judged(each, ceilings.get(each.record["campaign"]["id"]), warnings) for each in repeated]
     fitted = [_fitted(row) for row in repeats]
-    for row in repeats:  # cells pool facts that a single repeat does not have
-        flags.withhold(row)
+    of = {dataset_table.cell_identity(row): each for row, each in zip(repeats, repeated, strict=True)}
+    cells = dataset_table.with_unique_names(
+        pooled(repeats, lambda row: of[dataset_table.cell_identity(row)], checks, scores, warnings)
+    )
+    curves = {
+        str(row["series"]): Curve(each.times.n.astype(float), each.times.latency_ms)
+        for row, each in zip(repeats, repeated, strict=True)
+        if row["series_sha256"]
+    }
     return Study(
         title="",
         cells=cells,
@@ -337,6 +312,50 @@ def _load(stored: Sequence[Stored]) -> Study:
         },
         warnings=warnings,
     )
+
+
+def judged(each: Stored, ceiling: float | None, warnings: list[str]) -> Repeat:
+    """The row of one repeat, before it is compared with others. `ceiling`: see repeat_row."""
+    times, table = _times(each, warnings), _read(records.table, each, warnings)
+    path = str(each.series_path) if times else None
+    return dataset_table.repeat_row(each.record, times, path, ceiling, table)
+
+
+def pooled(
+    repeats: Sequence[Repeat],
+    stored_of: Callable[[Repeat], Stored],
+    checks: Sequence[Check],
+    scores: Sequence[Score],
+    warnings: list[str],
+) -> list[Cell]:
+    """The rows of cells, without names. Adds to the rows of repeats what only others, checks and scores
+    tell, and makes what they do not know null."""
+    plain = {row["guess_group"]: row for row in repeats if row["guess_group"] and not row["speculation"]}
+    for row in repeats:
+        if row["speculation"] and row["guess_group"]:
+            other, each = plain.get(row["guess_group"]), stored_of(row)
+            known = other and (stored_of(other).record, _times(stored_of(other), warnings))
+            ids = speculation.compared_ids(each.record, _times(each, warnings), known)
+            row["flags"].append(ids.row())
+    dataset_table.flag_identical_series(repeats)
+    of_stack: dict[tuple[str, str, str], list[Repeat]] = {}
+    for row in repeats:
+        of_stack.setdefault((row["campaign"], row["model"], row["stack"]), []).append(row)
+    for alike in of_stack.values():
+        dataset_table.flag_kernel_changes(alike)
+    dataset_table.drop_intervals(repeats)
+    agreement.apply_checks(repeats, checks)
+    quality.apply(repeats, scores)
+
+    def timed_rows(row: Repeat) -> dict[str, list[int]]:
+        if row["workload"] not in TABLE_OF or served.times_are_unknown((each := stored_of(row)).record):
+            return {}
+        return _read(records.table, each, warnings)
+
+    found = stopping.split_time(dataset_table.per_cell(repeats, timed_rows))
+    for row in repeats:  # cells pool facts that a single repeat does not have
+        flags.withhold(row)
+    return found
 
 
 def with_prefill(study: Study) -> Study:
@@ -436,7 +455,7 @@ def _fitted(row: Repeat) -> dict[str, float | str | None]:
     return {"B_ms": row["B_ms"], "W_tokens_per_ms": row["W_tokens_per_ms"]}
 
 
-def _by_size(model: str) -> list[tuple[float, str]]:
+def by_size(model: str) -> list[tuple[float, str]]:
     """Sort key of a model's name by size: 0.5b, 1.8b, 14b, 110b."""
     return [(float(number or 0), word) for number, word in re.findall(r"(\d+(?:\.\d+)?)|(\D+)", model)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -27,6 +27,8 @@ from harness.analysis.columns import (
 )
 from harness.analysis.flags import (
     Limit,
+    digest,
+    equal_series,
     flags,
     identical,
     machine_drift,
@@ -164,8 +166,8 @@ Median = Literal[
 """The columns that are medians over a cell's repeats."""
 Peak = Literal["peak_rss_bytes", "peak_allocator_bytes"]
 """Those that are maxima."""
-Tables = Mapping[tuple[str, int, str], depth.Columns]
-"""By identity() of a repeat's row: its timed rows, by column."""
+TimedRows = Callable[[Repeat], depth.Columns]
+"""The timed rows of a repeat, by column; empty: none."""
 MEDIANS: tuple[Median, ...] = get_args(Median)
 PEAKS: tuple[Peak, ...] = get_args(Peak)
 
@@ -187,12 +189,12 @@ def cell_identity(row: Repeat) -> tuple[str, int, str]:
     return row["content_key"], row["repeat"], row["started_utc"]
 
 
-def per_cell(rows: Sequence[Repeat], tables: Tables | None = None) -> list[Cell]:
+def per_cell(rows: Sequence[Repeat], timed_rows: TimedRows = lambda row: {}) -> list[Cell]:
     """One row per cell, machine, device and set of versions (content key), in order of first appearance.
 
     A row has medians over the ok repeats, or the outcome of the others; of each repeat the row that counts.
     `disturbed_attempts`: number of disturbed attempts. `stayed_disturbed`: the disturbance of each repeat
-    without an ok attempt. `tables`: the timed rows of repeats that have them.
+    without an ok attempt.
     """
     disturbed = Counter(each["content_key"] for each in rows if each["disturbed"])
     grouped: dict[str, list[Repeat]] = {}
@@ -200,7 +202,7 @@ def per_cell(rows: Sequence[Repeat], tables: Tables | None = None) -> list[Cell]
         grouped.setdefault(each["content_key"], []).append(each)
     shown = [_shown(repeats) for repeats in grouped.values()]
     found: list[Cell] = [
-        {**_pooled(repeats, disturbed[key], tables or {}), **line}
+        {**_pooled(repeats, disturbed[key], timed_rows), **line}
         for (key, repeats), line in zip(grouped.items(), repeat_figures.of_cells(shown), strict=True)
     ]
     for cell, repeats in zip(found, shown, strict=True):
@@ -213,22 +215,29 @@ def _shown(repeats: list[Repeat]) -> list[Repeat]:
     return [r for r in repeats if r["status"] in USABLE] or repeats
 
 
-def _pooled(repeats: list[Repeat], disturbed_attempts: int, tables: Tables) -> Cell:
+def _pooled(repeats: list[Repeat], disturbed_attempts: int, timed_rows: TimedRows) -> Cell:
     """Medians over a cell's ok repeats."""
     usable = [r for r in repeats if r["status"] in USABLE]
     shown = _shown(repeats)
     raised = {(flag["code"], flag["detail"]): flag for r in repeats for flag in r["flags"]}
-    timed = [tables[each] for each in map(cell_identity, shown) if each in tables]
+    timed = [found for each in shown if (found := timed_rows(each))]
     pooled: Cell = {
         **shown[-1],
         **depth.surface_row(shown[-1]["workload"], timed),
         "repeats_ok": len(usable),
         "repeats": len(repeats),
         "ok_series": [r["series"] for r in usable if r["series"] and r["status"] == "ok"],
-        "reasons": list(dict.fromkeys(reason for r in repeats for reason in r["reasons"])),
+        "reasons": _distinct(reason for r in repeats for reason in r["reasons"]),
         "flags": list(raised.values()),
         "disturbed_attempts": disturbed_attempts,
+        "bandwidth_probes_bytes_per_s": [
+            rate
+            for r in repeats
+            if r["campaign"] == shown[-1]["campaign"]
+            for rate in r["bandwidth_probes_bytes_per_s"]
+        ],
         "stayed_disturbed": [r["disturbed"] for r in repeats if r["disturbed"]],
+        "disturbed_reasons": _distinct(why for r in repeats if r["disturbed"] for why in r["reasons"]),
         "prefill": None,
         "speculation": speculation.pooled([r["speculation"] for r in shown]),
         **TimeSplit(fixed_ms=None, bytes_ms=None, dominated_by=None),
@@ -239,6 +248,10 @@ def _pooled(repeats: list[Repeat], disturbed_attempts: int, tables: Tables) -> C
     for peak in PEAKS:
         pooled[peak] = max((value for r in shown if (value := r[peak])), default=None)
     return pooled
+
+
+def _distinct(reasons: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(reasons))
 
 
 # Unique names for the rows of one table.
@@ -335,7 +348,8 @@ def repeat_row(
     read = NO_TOKENS if ended or untimed else times
     found, unusable = _analysis(read, _control_ms(record), plain=record["kind"] == "reported")
     drift = found.drift
-    if averaged := bool(guessed) or served.rate_error(record) is not None:
+    in_pieces = served.rate_error(record) is not None
+    if averaged := bool(guessed) or in_pieces:
         later = read.latency_ms[speculation.first_burst_tokens(record) :]
         found, drift = Analysis(repeat_figures.averages(found.figures, later)), None
     if unusable:
@@ -422,6 +436,8 @@ def repeat_row(
         **sensors.energy_row(record),
         **sensors.sensor_row(record),
         "series": series_path,
+        "series_sha256": digest(times.latency_ns) if series_path and not in_pieces else None,
+        "guess_group": speculation.group_of_ids(record, bool(guessed)),
         **_against(figures, limits, loaded.get("kv_read"), traffic.bpw(record)),
         "weights_check": None,
         "computes": computes(record),
@@ -604,14 +620,16 @@ def drop_intervals(rows: Sequence[Flagged]) -> None:
             each["B_ci95_ms"] = None
 
 
-def flag_identical_series(rows: Sequence[Repeat], latencies: Sequence[Floats]) -> None:
-    """Flag rows of different cells whose series are equal to the last digit."""
-    cells = {
-        f"{r['cell']} {r['started_utc']}": ms for r, ms in zip(rows, latencies, strict=True) if len(ms) > 1
-    }
-    same: dict[str, Flag] = identical(cells)
-    for each in rows:
-        if flag := same.get(f"{each['cell']} {each['started_utc']}"):
-            each["flags"].append(flag.row())
-            each["status"], each["reasons"] = "invalid", [*each["reasons"], flag.detail]
-            each["disturbed"] = None
+def flag_identical_series(rows: Sequence[Repeat]) -> None:
+    """Flag rows whose series are equal to the last digit, with one sentence for all of a cell."""
+    names = {id(each): f"{each['cell']} {each['started_utc']}" for each in rows}
+    same = identical({names[id(each)]: each["series_sha256"] for each in rows})
+    found = [each for each in rows if names[id(each)] in same]
+    others: dict[str, dict[str, None]] = {}
+    for each in found:
+        others.setdefault(each["cell"], {}).update(dict.fromkeys(same[names[id(each)]]))
+    for each in found:
+        flag = equal_series([*others[each["cell"]]])
+        each["flags"].append(flag.row())
+        each["status"], each["reasons"] = "invalid", [*each["reasons"], flag.detail]
+        each["disturbed"] = None

@@ -29,12 +29,17 @@ UPGRADES: dict[int, Callable[[Fields], Fields]] = {}  # from this number to the 
 
 @dataclass(frozen=True)
 class Stored:
-    """A stored record: its folder, and its content upgraded to the current schema. `known`: the times of its
-    tokens, if it was made here."""
+    """A stored record: its folder, and its content upgraded to the current schema, read when it is needed
+    unless it is given. `known`: the times of its tokens, if it was made here."""
 
     folder: Path
-    record: Record
+    given: Record | None = None
     known: TokenTimes | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def record(self) -> Record:
+        """Raises ResultsError if it has to be read and cannot be."""
+        return read(self.folder / "record.json") if self.given is None else self.given
 
     @cached_property
     def times(self) -> TokenTimes:

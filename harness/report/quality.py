@@ -14,7 +14,7 @@ from harness.dataset.study import Curve, finite, labels, ok
 from harness.records.kinds import Depth, Experts, Figure
 from harness.report import tables
 from harness.report.tables import Column
-from harness.report.text_table import NONE, Table, formatted, note
+from harness.report.text_table import NONE, Block, Note, Table, formatted
 
 # Weight checks as one table for the terminal, the page and Markdown.
 
@@ -248,11 +248,9 @@ def table(scores: Sequence[Score]) -> Table:
     return Table(headings, lines, numeric, marked, HEADING, meanings, needed=("top-1 %",))
 
 
-def show(scores: Sequence[Score], wide: bool) -> None:
-    """Print the table, then the notes."""
-    table(scores).show(wide)
-    for sentence in notes(scores):
-        note(sentence)
+def blocks(scores: Sequence[Score]) -> list[Block]:
+    """The table, then the notes."""
+    return [table(scores), *map(Note, notes(scores))]
 
 
 def notes(scores: Sequence[Score]) -> list[str]:

@@ -6,10 +6,11 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, groupby
 from operator import itemgetter
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -112,6 +113,30 @@ class Table:
             return self.numeric
         columns = zip(*self.lines, strict=True) if self.lines else [()] * len(self.headings)
         return [all(map(_FIGURE.fullmatch, column)) for column in columns]
+
+
+@dataclass(frozen=True)
+class Note:
+    """A remark on a table."""
+
+    text: str
+    style: str | None = "dim"
+
+    def show(self, wide: bool = True) -> None:
+        note(self.text, self.style)
+
+
+Block = Table | Note
+"""What the terminal shows, one after another."""
+
+
+def as_values(blocks: Iterable[Block]) -> list[dict[str, Any]]:
+    """Blocks as values of JSON."""
+    return [asdict(block) for block in blocks]
+
+
+def of_values(values: Iterable[dict[str, Any]]) -> list[Block]:
+    return [Table(**value) if "lines" in value else Note(**value) for value in values]
 
 
 def formatted(value: float | None, form: str = "{:,.0f}", unit: float = 1.0) -> str:

@@ -1,0 +1,129 @@
+"""What results cost as they grow: CPU time and memory of the commands that read them, over 1,000, 10,000 and
+100,000 records.
+
+A night is a campaign of 100 cells (10 models of 10 quantizations), one repeat each: copies of a real record
+with other names and times, and latencies of their own. Every command runs as a process of its own; a line
+has the user and system time of the process and of those it started, and its peak memory. `first` builds the
+index, `warm` finds it current. 100,000 records take 2 GB and about ten minutes to write.
+
+    .venv/bin/python benchmarks/growth.py [--sizes 1000 10000 100000] [--folder DIR] [--keep]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import numpy as np
+
+from harness.records.files import write_columns
+
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "record-1.json"  # llama.cpp, tiny-qwen2 q4_k_m
+MODELS, TYPES = 10, ("q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0", "q3_k_m", "q2_k", "iq4_xs", "f16")
+CELLS = MODELS * len(TYPES)
+FIRST = datetime(2024, 1, 1, 2, tzinfo=timezone.utc)
+TOKENS, FASTEST_MS = 128, 6.0
+HARNESS = Path(sys.executable).parent / "harness"
+
+
+def night(results: Path, number: int) -> None:
+    """Write one campaign."""
+    chance = np.random.default_rng(number)
+    template = json.loads(GOLDEN.read_text())
+    began = FIRST + timedelta(days=number)
+    for place in range(CELLS):
+        model, quant = f"model-{1 + place // len(TYPES)}b", TYPES[place % len(TYPES)]
+        at = began + timedelta(seconds=20 * place)
+        record = json.loads(json.dumps(template))
+        record["model"]["name"], record["variant"] = model, quant
+        record["cell"] = f"{model}.llamacpp.{quant}.decode.{place:08x}"
+        record["content_key"] = f"{place:064x}"
+        record["campaign"] |= {"id": began.isoformat(), "name": "nightly"}
+        record["started_utc"] = at.isoformat()
+        ms = FASTEST_MS * (1 + place / CELLS) * np.exp(chance.normal(0, 0.01)) + np.arange(TOKENS) / 4000
+        ns = ((ms + np.abs(chance.normal(0, 0.02, TOKENS))) * 1e6).astype(int).tolist()
+        record["tokens"] = record["workload"]["new_tokens"] = TOKENS
+        record["timing"] |= {"first_token_ns": ns[0], "last_token_ns": sum(ns)}
+        evaluated = record["workload"]["prompt_tokens"] + TOKENS - 1
+        record["done"]["counters"] |= {
+            "evaluated_tokens": evaluated,
+            "decode_evaluated": TOKENS - 1,
+            "kv_positions": evaluated,
+            "stack_prefill_ms": ns[0] / 1e6,
+            "stack_decode_ms": sum(ns[1:]) / 1e6,
+        }
+        folder = results / record["machine"]["slug"] / model / record["cell"] / f"{at:%Y%m%dT%H%M%S.%fZ}"
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps(record))
+        write_columns(folder / "tokens.parquet", {"n": list(range(26, 26 + TOKENS)), "latency_ns": ns})
+
+
+def grow(results: Path, size: int) -> None:
+    """Add nights until there are so many records; one machine's clock, two processes."""
+    there = len({path.name for path in results.glob("*/*/*/*")}) // CELLS if results.exists() else 0
+    with ProcessPoolExecutor(2) as pool:
+        list(pool.map(night, *zip(*((results, n) for n in range(there, size // CELLS)), strict=True)))
+
+
+def spent(command: list[str], folder: Path) -> tuple[float, float, float, int]:
+    """CPU seconds, wall seconds, peak MB and exit code of a command and of the processes that it starts."""
+    began = time.monotonic()
+    process = os.posix_spawn(
+        HARNESS,
+        [str(HARNESS), *command],
+        os.environ,
+        file_actions=[
+            (
+                os.POSIX_SPAWN_OPEN,
+                fd,
+                str(folder / f"printed.{fd}"),
+                os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+                0o644,
+            )
+            for fd in (1, 2)
+        ],
+    )
+    _, status, usage = os.wait4(process, 0)
+    seconds = usage.ru_utime + usage.ru_stime
+    return seconds, time.monotonic() - began, usage.ru_maxrss / 1e3, os.waitstatus_to_exitcode(status)
+
+
+def commands(results: Path, last: str) -> Iterator[tuple[str, list[str]]]:
+    folder = str(results)
+    yield "list, first", ["report", folder, "--list"]
+    yield "list, warm", ["report", folder, "--list"]
+    yield "history, warm", ["report", folder, "--history", "-o", f"{folder}.html"]
+    yield "report of a campaign", ["report", folder, "--campaign", last, "-o", f"{folder}.html"]
+    yield "compare of a campaign", ["compare", folder, "--baseline", "last:5", "--campaign", last]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--folder", type=Path, help="where the records are written (default: a new one)")
+    parser.add_argument("--keep", action="store_true", help="leave the records there")
+    given = parser.parse_args()
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="growth-"))
+    results = folder / "results"
+    print(f"{'records':>8}  {'command':<22}{'CPU s':>8}{'wall s':>8}{'peak MB':>9}  exit")
+    for size in sorted(given.sizes):
+        grow(results, size)
+        last = (FIRST + timedelta(days=size // CELLS - 1)).isoformat()
+        for name, command in commands(results, last):
+            cpu, wall, peak, code = spent(command, folder)
+            print(f"{size:>8,}  {name:<22}{cpu:>8.2f}{wall:>8.2f}{peak:>9.0f}  {code}", flush=True)
+    if not given.keep:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""`harness report --list`: the table of cells; of an unchanged folder as it was made before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness.cli import OK, say
+from harness.dataset import index
+from harness.report.text_table import Block, as_values, of_values
+
+if TYPE_CHECKING:
+    from harness.dataset.study import Study
+
+
+class Listed(NamedTuple):
+    """`disturbed`: how many repeats stayed disturbed, as a sentence."""
+
+    warnings: Sequence[str]
+    blocks: Sequence[Block]
+    disturbed: str | None
+
+
+def run(folder: Path, as_json: bool, wide: bool) -> int:
+    """Print the table, or one array. Raises ResultsError if there is no such folder."""
+    if as_json:
+        from harness.cli.tables import show_cells_table
+
+        show_cells_table(_read(folder)[0], as_json, wide)
+        return OK
+    if kept := index.view(folder, "list", _of_index):
+        found = Listed(kept["warnings"], of_values(kept["blocks"]), kept["disturbed"])
+    else:
+        study, published = _read(folder)
+        if published:
+            return OK
+        found = _listed(study)
+    for warning in found.warnings:
+        say(warning)
+    for block in found.blocks:
+        block.show(wide)
+    if found.disturbed:
+        say(found.disturbed)
+    return OK
+
+
+def _of_index(found: index.Index) -> dict[str, Any] | None:
+    if not found.count():  # they are all published
+        return None
+    listed = _listed(found.study())
+    return {**listed._asdict(), "blocks": as_values(listed.blocks)}
+
+
+def _listed(study: Study) -> Listed:
+    from harness.analysis.verdicts import disturbance_summary
+    from harness.cli.tables import cells_blocks
+
+    return Listed(study.warnings, [*cells_blocks(study)], disturbance_summary(study.cells))
+
+
+def _read(folder: Path) -> tuple[Study, bool]:
+    """The user's own records, and whether there are published ones alone."""
+    from harness.cli.options import stored
+    from harness.dataset.study import load_study
+    from harness.records import no_records
+
+    every = list(stored(folder))
+    own = [each for each in every if each.record["kind"] != "reported"]
+    if every and not own:
+        say(f"{folder}: its {len(every)} records are published figures: see harness report {folder}")
+    if not every:
+        say(no_records(folder))
+    return load_study(own), bool(every and not own)

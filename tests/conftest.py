@@ -5,6 +5,7 @@ import copy
 import io
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -524,3 +525,11 @@ def told(interpreter: Interpreter, code: str) -> list[str]:
     first = "import sys; sys.path.insert(0, sys.argv[1])\n"
     command = [interpreter.python, "-c", first + code, ROOT]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Callable[[int], None]]:
+    """Sets how large a file may get; a write beyond it fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

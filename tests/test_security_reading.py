@@ -8,8 +8,6 @@ import gzip
 import io
 import json
 import os
-import resource
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +51,6 @@ def record_in(root: Path, repeat: int = 1, **changes: Any) -> Path:
     """A record below root, with parts replaced: `model__shape__heads=3`."""
     folder = root / "machine" / "m" / "cell" / f"20261120T00000{repeat}.000000Z"
     return write_record(folder, record(repeat=repeat, **changes))
-
-
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[int], None]]:
-    """Sets how large a file may get; a write beyond it fails, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 # Recovery

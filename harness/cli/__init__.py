@@ -46,6 +46,7 @@ GROUPS = {
     "look": {
         "report": "write a page, or print tables, from results folders",
         "compare": "report changes between two sets of runs that exceed their noise",
+        "sql": "answer a question about results, in SQL",
         "fit": "fit a latency log of any tool: line, interval, shape, warnings",
     },
     "share": {"share": "print a card of results to paste, put results into one file, or check such a file"},

@@ -66,7 +66,7 @@ def add_wide(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+def add_json(parser: argparse._ActionsContainer, what: str) -> None:
     parser.add_argument("--json", action="store_true", help=f"print one JSON array, {what}")
 
 

@@ -78,7 +78,8 @@ def load_results(*paths: str | Path, baseline: str | Path | None = None) -> Stud
     """Results folders, bundles, `published/NAME`, or one log that `harness fit` can read. `baseline`: records
     to compare with. Raises ResultsError, LogError."""
     given = [data.results(str(path)) for path in paths]
-    return _study(given, data.results(str(baseline)) if baseline else None)[0]
+    study = _study(given, data.results(str(baseline)) if baseline else None)[0]
+    return replace(study, folders=[path for path in given if path.is_dir()])
 
 
 def _study(paths: list[Path], baseline: Path | None, campaign: str | None = None) -> tuple[Study, str]:

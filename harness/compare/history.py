@@ -209,14 +209,29 @@ class Series:
     @cached_property
     def days(self) -> list[str]:
         """The UTC date of each night, with its time where another night of the series has the same date."""
-        count = Counter(at.date() for at in self.began)
-        return [f"{at:%Y-%m-%d}" if count[at.date()] < 2 else f"{at:%Y-%m-%d %H:%M}" for at in self.began]
+        dates = [*map(_date, self.began)]
+        count = Counter(dates)
+        again = (count[date] > 1 for date in dates)
+        return [
+            f"{at:%Y-%m-%d %H:%M}" if twice else date
+            for at, date, twice in zip(self.began, dates, again, strict=True)
+        ]
 
     @cached_property
     def long(self) -> timedelta:
         """The longest usual interval between two nights; a longer one is a gap."""
         intervals = (later - earlier for earlier, later in pairwise(self.began))
         return LONG * statistics.median_high([*intervals] or [timedelta()])
+
+
+@lru_cache(maxsize=1 << 16)
+def _date(at: datetime) -> str:
+    return f"{at:%Y-%m-%d}"
+
+
+@lru_cache(maxsize=1 << 16)
+def _iso(at: datetime) -> str:
+    return at.isoformat()
 
 
 @dataclass
@@ -282,6 +297,7 @@ def _of_nights(found: nights.Nights, warnings: Sequence[str], root: Path) -> His
             cells.setdefault(key, []).append(row)
     cells = _with_a_device(cells, of)
     names = _names(cells, of)
+    known = [metric for metric in METRICS if any(value is not None for value in of[metric.name])]
     starts = {text: datetime.fromisoformat(text) for text in {*of["began"]}}
     for key, rows in cells.items():
         of_campaign: dict[str, list[int]] = {}
@@ -289,7 +305,7 @@ def _of_nights(found: nights.Nights, warnings: Sequence[str], root: Path) -> His
             of_campaign.setdefault(of["campaign"][row], []).append(row)
         ran = [*of_campaign.values()]
         began = [starts[of["began"][at[0]]] for at in ran]
-        every = [_series(names[key], key[3], metric, ran, began, of) for metric in METRICS]
+        every = [_series(names[key], key[3], metric, ran, began, of) for metric in known]
         made.series += (usable := [each for each in every if each])
         if not usable:
             made.cells_without_data[names[key]] = (len(ran), _why(ran[-1], of) or NO_FIGURE)
@@ -342,7 +358,9 @@ def _series(
 ) -> Series | None:
     """The series of a metric; null where no night has a value. `ran`: the rows of each night."""
     column, counts = of[metric.name], of["ok" if nights.counts(metric) == ("ok",) else "usable"]
-    values = [next((value for row in rows if (value := column[row]) is not None), None) for rows in ran]
+    values = [column[row] for (row, *others) in ran if not others]
+    if len(values) < len(ran):  # nights of several rows
+        values = [next((value for row in rows if (value := column[row]) is not None), None) for rows in ran]
     if all(value is None for value in values):
         return None
     whys = [
@@ -498,6 +516,7 @@ MEANINGS = (
     "The changes listed at a step happened at the same time. They need not be its cause.",
 )
 LEVEL, FAILED = COLOURS[1], "#8a4b00"
+MOST_DRAWN = 150  # points of a figure; of more nights, each is the median of some
 MARGIN = 0.1  # above and below, at least this share of the figure: otherwise noise fills the plot
 
 
@@ -537,21 +556,23 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
     """Nights as points, levels as lines, a dotted line at each step, failed nights at the bottom."""
     metric, levels = series.metric, series.levels
     unit, per = ("MB", 1e6) if metric.unit == "bytes" else (metric.unit, 1.0)
-    values = [None if value is None else value / per for value in series.values]
-    known = [value for value in values if value is not None]
+    began = series.began
+    together = math.ceil(len(began) / MOST_DRAWN)
+    parts = [range(at, min(at + together, len(began))) for at in range(0, len(began), together)]
+    points = [_middle(series, part, per) for part in parts]
+    known = [value for value in points if value is not None]
     low, high = min(known), max(known)
     headroom = max(MARGIN * (low + high) / 2, (high - low) * MARGIN)
-    dates = [at.isoformat() for at in series.began]
     drawn: list[tuple[str | None, float | None]] = []
-    for place, at in enumerate(series.began):
-        if place and at - series.began[place - 1] > series.long:
+    for part, point in zip(parts, points, strict=True):
+        if part[0] and began[part[0]] - began[part[0] - 1] > series.long:
             drawn.append((None, None))  # break the line across a gap
-        drawn.append((dates[place], values[place]))
+        drawn.append((_iso(began[part[len(part) // 2]]), point))
     data: list[Plotly] = [
         {
             "type": "scatter",
             "mode": "lines+markers",
-            "name": "nights",
+            "name": "nights" if together == 1 else f"medians of {together} nights",
             "x": [date for date, _ in drawn],
             "y": [value for _, value in drawn],
             "line": {"color": COLOURS[5], "width": 1},
@@ -562,13 +583,13 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
             "type": "scatter",
             "mode": "lines",
             "name": "levels",
-            "x": [at for level in levels for at in (dates[level.first], dates[level.last], None)],
+            "x": [at for level in levels for at in (_iso(began[level.first]), _iso(began[level.last]), None)],
             "y": [at for level in levels for at in (level.value / per, level.value / per, None)],
             "line": {"color": LEVEL, "width": 2.5},
             "hovertemplate": f"level %{{y:,.5~g}} {plain_figure(unit)}<extra></extra>",
         },
     ]
-    failed = [(date, why) for date, why in zip(dates, series.whys, strict=True) if why]
+    failed = [(_iso(at), why) for at, why in zip(began, series.whys, strict=True) if why]
     if failed:
         data.append(
             {
@@ -600,12 +621,22 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
         ),
         ["night", unit, "reason if missing"],
         [
-            [day, "-" if value is None else f"{value:,.5g}", why or "-"]
-            for day, value, why in zip(series.days, values, series.whys, strict=True)
+            [
+                series.days[part[0]] + f" to {series.days[part[-1]]}" * (len(part) > 1),
+                "-" if point is None else f"{point:,.5g}",
+                "; ".join(dict.fromkeys(why for at in part if (why := series.whys[at]))) or "-",
+            ]
+            for part, point in zip(parts, points, strict=True)
         ],
         height=300,
         across=2,
     )
+
+
+def _middle(series: Series, part: Sequence[int], per: float) -> float | None:
+    """The median of some nights; null where none has a value."""
+    values = [value / per for at in part if (value := series.values[at]) is not None]
+    return statistics.median(values) if values else None
 
 
 def enough(history: History) -> bool:

@@ -17,7 +17,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from harness.base.text import plural, say
 if TYPE_CHECKING:
     import duckdb
 
-    from harness.analysis.columns import Repeat
+    from harness.analysis.columns import Cell, Repeat
     from harness.dataset.nights import Nights
     from harness.dataset.study import Study
     from harness.records import Record, Stored
@@ -53,8 +53,9 @@ _TIMED = ("decode", "grow", "quality", *TABLES)
 
 
 def stamps(root: Path, unreadable: Callable[[str], None]) -> dict[str, str]:
-    """By the folder of each record below root, relative to it: sizes and times of the files that its row
-    comes from. Calls `unreadable` with a sentence for each folder that cannot be listed."""
+    """By the folder of each record below root, relative to it, in an order of their own: sizes and times of
+    the files that its row comes from. Calls `unreadable` with a sentence for each folder that cannot be
+    listed."""
     found: dict[str, str] = {}
     waiting = [""]
     while waiting:
@@ -66,13 +67,23 @@ def stamps(root: Path, unreadable: Callable[[str], None]) -> dict[str, str]:
             if not isinstance(refusal, FileNotFoundError):
                 unreadable(f"{refusal.filename}: {refusal.strerror}")
             continue
-        names = _series_of(within.rpartition("/")[2])
+        names, at = _series_of(within.rpartition("/")[2]), f"{root}/{within}/" if within else f"{root}/"
         for name in folders if within else ["", *folders]:
             folder = f"{within}/{name}" if within else name
-            if (stamp := _stamp(f"{root}/{folder}", names)) is not None:
-                found[folder] = stamp
-            elif name:
-                waiting.append(folder)
+            try:
+                status = os.lstat(f"{at}{name}/record.json")
+            except OSError:
+                if name:
+                    waiting.append(folder)
+                continue
+            found[folder] = f"{status.st_size} {status.st_mtime_ns}"
+            for series in names:
+                try:
+                    status = os.lstat(f"{at}{name}/{series}")
+                except OSError:
+                    found[folder] += " -"
+                else:
+                    found[folder] += f" {status.st_size} {status.st_mtime_ns}"
     return found
 
 
@@ -82,23 +93,6 @@ def _series_of(cell: str) -> Sequence[str]:
     workload = next((each for each in _TIMED if f".{each}." in cell), None)
     tables = TABLES.values() if workload is None else [TABLES[workload]] if workload in TABLES else []
     return [f"{name}.parquet" for name in ("tokens", *tables)]
-
-
-def _stamp(folder: str, names: Iterable[str]) -> str | None:
-    """Null: it has no record."""
-    try:
-        status = os.lstat(f"{folder}/record.json")
-    except OSError:
-        return None
-    parts = [f"{status.st_size} {status.st_mtime_ns}"]
-    for name in names:
-        try:
-            status = os.lstat(f"{folder}/{name}")
-        except OSError:
-            parts.append("-")
-        else:
-            parts.append(f"{status.st_size} {status.st_mtime_ns}")
-    return " ".join(parts)
 
 
 @cache
@@ -353,7 +347,19 @@ def _row_columns() -> dict[str, str]:
     """The columns of the tables of repeats: `series` is a path in the results folder."""
     from harness.analysis.columns import Repeat
 
-    return {"folder": "VARCHAR", **columns_of(Repeat)}
+    return {"folder": "VARCHAR"} | {
+        name: of for name, of in columns_of(Repeat).items() if name not in PASSING
+    }
+
+
+def _cell_columns() -> dict[str, str]:
+    from harness.analysis.columns import Cell
+
+    return {name: of for name, of in columns_of(Cell).items() if name != "first_token_ms"}
+
+
+PASSING = ("name", "first_token_ms")
+"""Columns that rows of repeats have only while they are made."""
 
 
 def _night_columns() -> dict[str, str]:
@@ -366,12 +372,11 @@ def _gather(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
     """Make the tables of what records are together: repeats as others, checks and scores leave them, cells,
     nights; and `others`, the rows of searches, checks and scores."""
     from harness.analysis import agreement
-    from harness.analysis.columns import Cell
     from harness.dataset import study, table
     from harness.dataset.nights import nights
     from harness.records import Stored
 
-    columns, cells_columns = _row_columns(), columns_of(Cell)
+    columns = _row_columns()
     folders: dict[int, str] = {}
     repeats: list[Repeat] = []
     for row in _rows(connection, "select {} from judged", columns):
@@ -404,7 +409,7 @@ def _gather(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
     )
     for name, held, rows in (
         ("repeats", columns, [{"folder": folders[id(row)], **row} for row in repeats]),
-        ("cells", cells_columns, swept.cells),
+        ("cells", _cell_columns(), swept.cells),
         ("nights", _night_columns(), [*shown]),
         ("others", OTHERS, [{"kind": kind, "row": row} for kind in others for row in others[kind]]),
         ("warnings", WARNINGS, [{"warning": each} for each in swept.warnings]),
@@ -432,11 +437,10 @@ class Index:
 
     def study(self) -> Study:
         """Its cells, searches, checks, scores and warnings; repeats are not in it. `series` are paths."""
-        from harness.analysis.columns import Cell
         from harness.dataset import study
 
         cells = [
-            self._with_paths(row) for row in _rows(self.connection, "select {} from cells", columns_of(Cell))
+            self._with_paths(row) for row in _rows(self.connection, "select {} from cells", _cell_columns())
         ]
         others: dict[str, list[Any]] = {"searched": [], "checked": [], "scored": []}
         for kind, text in self.connection.execute("select kind, row from others").fetchall():
@@ -496,17 +500,16 @@ class Index:
         ]
 
     def nights(self) -> Nights:
-        """Every metric of each cell, campaign by campaign, oldest first; without a metric that none has."""
+        """Every metric of each cell, campaign by campaign."""
         from harness.dataset.nights import Nights, columns
 
-        names = ", ".join(f'"{name}"' for name in columns())
-        query = f"select {names} from nights order by rowid"
-        found = self.connection.execute(query).fetchall()
-        held = (
-            dict(zip(columns(), zip(*found, strict=True), strict=True))
-            if found
-            else dict.fromkeys(columns(), ())
-        )
+        counts = ", ".join(f'count("{name}")' for name in columns())
+        ((*known, total),) = self.connection.execute(f"select {counts}, count(*) from nights").fetchall()
+        names = [name for name, count in zip(columns(), known, strict=True) if count]
+        listed = ", ".join(f'"{name}"' for name in names)
+        rows = self.connection.execute(f"select {listed} from nights order by rowid").fetchall()
+        held: dict[str, Sequence[Any]] = dict.fromkeys(columns(), (None,) * total)
+        held |= dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
 
         def folders(place: int) -> list[str]:
             query = "select folders from nights where rowid = ?"
@@ -521,11 +524,17 @@ class Index:
             yield cast("Repeat", self._with_paths(row))
 
 
-def opened(root: Path, fewest: int = FEWEST) -> Index | None:
-    """The index of a folder, brought up to date; null where the folder has fewer records. Prints a sentence
+def opened(root: Path) -> Index | None:
+    """The index of a folder, brought up to date; null where the folder has few records. Prints a sentence
     about what is built, and about what cannot be used or kept."""
     found = _found(root)
-    return None if len(found.stamps) < fewest else _index(root, found)
+    return None if len(found.stamps) < FEWEST else _index(root, found)
+
+
+def for_queries(root: Path) -> Index:
+    """The same of any folder: in memory where it has few records."""
+    found = _found(root)
+    return _in_memory(root, found) if len(found.stamps) < FEWEST else _index(root, found)
 
 
 def view(root: Path, name: str, make: Callable[[Index], Any]) -> Any:
@@ -572,7 +581,7 @@ class Found(NamedTuple):
 def _found(root: Path) -> Found:
     unreadable: list[str] = []
     found = stamps(root, unreadable.append)
-    lines = "\n".join(map(" ".join, sorted(found.items())))
+    lines = "\n".join(map(" ".join, found.items()))
     return Found(found, hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest(), unreadable)
 
 
@@ -608,6 +617,12 @@ def _index(root: Path, found: Found) -> Index:
             return Index(root, _written(root, found, old, path), found.unreadable, path)
         except (OSError, duckdb.Error) as refusal:
             say(f"{path} cannot be written: {_clause(refusal)}")
+    return _in_memory(root, found)
+
+
+def _in_memory(root: Path, found: Found) -> Index:
+    import duckdb
+
     connection = duckdb.connect()
     _mend(connection, root, found.stamps)
     return Index(root, connection, found.unreadable)
@@ -634,6 +649,7 @@ def _written(root: Path, found: Found, old: Path | None, path: Path) -> duckdb.D
             shutil.copyfile(old, part)
         with closing(duckdb.connect(str(part))) as connection:
             _mend(connection, root, found.stamps)
+            connection.execute("checkpoint")  # closing would fail without a word
         _remember(path, part, found.hash)
         part.replace(path)
     finally:
@@ -647,6 +663,7 @@ def _written(root: Path, found: Found, old: Path | None, path: Path) -> duckdb.D
 
 LEFT_S = 3600.0  # no index takes that long to write
 MOST_NOTE_BYTES = 64 << 20
+UNUSED_S = 100 * 86_400.0  # what is older is of a folder that may be gone; else it is built anew
 KEPT = 4  # of the notes on one index: as many processes may write it at once
 
 # What is known of the indexes that were written here: a note for each, in the cache folder.
@@ -666,7 +683,8 @@ def _remember(path: Path, part: Path, digest: str) -> None:
     files.made(note.parent)
     files.write_whole(note, json.dumps({"code": _code(), "records": digest}).encode())
     notes = sorted(note.parent.glob(f"{_key(path)}-*.json"), key=lambda each: each.stat().st_mtime)
-    for each in notes[:-KEPT]:
+    late = [each for each in note.parent.iterdir() if each.stat().st_mtime < time.time() - UNUSED_S]
+    for each in (*notes[:-KEPT], *late):
         each.unlink(missing_ok=True)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,9 @@ from harness.records.kinds import Record, loaded_of, served_elsewhere
 from harness.records.parts import Machine
 from harness.records.tables import TABLE_OF
 from harness.stacks.header import stacks
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # The data of a report: rows and series as plain values. Nothing here reads or draws.
 
@@ -82,7 +85,7 @@ class Study:
     token (prefill, which is not drawn); `memory`; `prefill`, the median passes by depth; `baseline`, the row
     to compare with. `further_methods`: what `methods` cannot know from the records. `warnings`: unreadable
     files. `stored`: the record of each repeat; `ran`: of each repeat and search. `fitted`: B and W of each
-    repeat as bundles of every version claim them."""
+    repeat as bundles of every version claim them. `folders`: the results that it was read from."""
 
     title: str
     cells: Sequence[Cell]
@@ -100,6 +103,18 @@ class Study:
     stored: Sequence[Stored] = ()
     ran: Sequence[Stored] = ()
     fitted: Sequence[dict[str, float | str | None]] = ()
+    folders: Sequence[Path] = ()
+
+    def frame(self, name: str) -> pd.DataFrame:
+        """A table of `harness sql`: cells, repeats, nights, tokens or memory. Raises ResultsError."""
+        import pandas as pd
+
+        from harness.dataset import sql
+
+        if name not in sql.TABLES:
+            raise ResultsError(f"no table {name}; there are {', '.join(sql.TABLES)}")
+        found = [sql.query(folder, f"from {name}", math.inf).to_pandas() for folder in self.folders]
+        return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
     def behind(self, cell: Cell) -> Stored | None:
         """The record behind a cell's row."""

@@ -195,9 +195,9 @@ def write_whole(path: Path, content: bytes) -> None:
     _written(files.write_whole, path, content)
 
 
-def write_output(path: Path, text: str) -> None:
+def write_output(path: Path, content: str | bytes) -> None:
     """Call files.write_output. Raises ResultsError."""
-    _written(files.write_output, path, text.encode())
+    _written(files.write_output, path, content.encode() if isinstance(content, str) else content)
 
 
 def _written(write: Callable[[Path, bytes], None], path: Path, content: bytes) -> None:
@@ -205,6 +205,14 @@ def _written(write: Callable[[Path, bytes], None], path: Path, content: bytes) -
         write(path, content)
     except OSError as refusal:
         raise ResultsError(f"{path}: cannot be written: {refusal.strerror}") from refusal
+
+
+def is_sound(path: Path) -> bool:
+    """Whether the sizes that a file's reader goes by can be read, and are not too large."""
+    try:
+        return not _is_too_large(files.read_regular(path, MOST_BYTES))
+    except (OSError, *FAULTS):
+        return False
 
 
 def _is_too_large(content: bytes) -> bool:

@@ -1,0 +1,147 @@
+"""Questions in SQL: the tables, the forms of an answer, and queries that try to reach more."""
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from conftest import refused, stored_in
+from made_nights import Nights
+
+import harness as package
+from harness.dataset.study import load_study
+
+
+@pytest.fixture
+def results(run_once: list[Path], tmp_path: Path) -> Path:
+    grown = Nights(run_once, tmp_path / "results")
+    for night in range(2):
+        grown.add(night)
+    return grown.root
+
+
+def answer(harness, text, *options):
+    ran = harness("sql", text, *options)
+    assert ran.code == 0, ran.err
+    return ran.out
+
+
+def rows(harness, text):
+    return json.loads(answer(harness, text, "--json"))
+
+
+def test_the_tables_have_the_rows_of_the_other_commands(harness, results):
+    study = load_study(stored_in(results))
+    repeats = rows(harness, "select * from repeats order by folder")
+    listed = sorted(study.repeats, key=lambda row: str(row["series"]))
+    assert [row["tokens_per_s"] for row in repeats] == [row["tokens_per_s"] for row in listed]
+    cells = rows(harness, "select name, B_ms, repeats_ok from cells order by name")
+    assert cells == [{key: cell[key] for key in ("name", "B_ms", "repeats_ok")} for cell in study.cells]
+
+
+def test_tokens_are_those_of_the_series(harness, results):
+    (row,) = rows(harness, "select count(*) as n, sum(latency_ns) as ns from tokens where variant = 'a'")
+    of_a = [each.times.latency_ns for each in stored_in(results) if each.record["variant"] == "a"]
+    assert row == {"n": sum(map(len, of_a)), "ns": sum(int(ns.sum()) for ns in of_a)}
+
+
+def test_a_night_has_the_mean_of_its_repeats(harness, results):
+    found = rows(
+        harness, "select began[:10] as day, repeats, ok, tokens_per_s from nights where variant = 'a'"
+    )
+    known = [(row["day"], row["repeats"], row["ok"]) for row in found]
+    assert known == [("2026-09-01", 2, 2), ("2026-09-02", 2, 2)]
+    means = "select avg(tokens_per_s) as mean from repeats where variant = 'a' group by campaign"
+    ordered = [row["mean"] for row in rows(harness, f"{means} order by campaign")]
+    assert [row["tokens_per_s"] for row in found] == pytest.approx(ordered)
+
+
+def test_an_answer_is_a_table_csv_json_or_parquet(harness, results, tmp_path):
+    text = "select variant, count(*) as times, null as nothing from repeats group by variant order by variant"
+    assert answer(harness, text).split() == ["variant", "times", "a", "4", "b", "4"]
+    assert [*csv.reader(io.StringIO(answer(harness, text, "--csv")))] == [
+        ["variant", "times", "nothing"],
+        ["a", "4", ""],
+        ["b", "4", ""],
+    ]
+    assert rows(harness, text)[0] == {"variant": "a", "times": 4, "nothing": None}
+    answer(harness, text, "--parquet", "answer.parquet")
+    assert pq.read_table(tmp_path / "answer.parquet").to_pylist()[1]["times"] == 4
+
+
+def test_the_same_tables_come_as_pandas(harness, results):
+    study = package.load_results(results)
+    nights = study.frame("nights")
+    assert isinstance(nights, pd.DataFrame)
+    assert nights["tokens_per_s"].tolist() == [row["tokens_per_s"] for row in rows(harness, "from nights")]
+    assert study.frame("tokens").groupby("variant").size().to_dict() == {"a": 2400, "b": 2400}
+    with pytest.raises(package.ResultsError, match="there are cells, repeats, nights, tokens, memory"):
+        study.frame("records")
+
+
+def test_figures_that_are_not_finite_are_null_in_json(harness, results):
+    (row,) = rows(harness, "select 'nan'::double as a, 1e308 * 10 as b, 2.5::double as c")
+    assert row == {"a": None, "b": None, "c": 2.5}
+    assert math.isfinite(rows(harness, "select max(tokens_per_s) as m from cells")[0]["m"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("selec 1", 'syntax error at or near "selec"'),
+        ("", "answers one SELECT"),
+        ("select 1; select 2", "answers one SELECT"),
+        ("select nme from cells", 'Candidate bindings: "name"'),
+        ("from cellz", 'Did you mean "cells"?'),
+        ("create table a as select 1", "it changes and writes nothing"),
+        ("update cells set tokens_per_s = 1", "it changes and writes nothing"),
+        ("delete from records", "it changes and writes nothing"),
+        ("copy cells to '{}/stolen.csv'", "it changes and writes nothing"),
+        ("export database '{}/stolen'", "it changes and writes nothing"),
+        ("attach '{}/secret.db'", "it changes and writes nothing"),
+        ("set enable_external_access = true", "it changes and writes nothing"),
+        ("install httpfs", "it changes and writes nothing"),
+        ("load '{}/evil.duckdb_extension'", "it changes and writes nothing"),
+        ("call force_checkpoint()", "it changes and writes nothing"),
+        ("select * from read_text('{}/secret')", "read_text() is not allowed"),
+        ("select (select content from read_text('{}/secret'))", "read_text() is not allowed"),
+        ("with x as (from read_csv('{}/secret')) from x", "read_csv() is not allowed"),
+        ("select 1 where exists (from glob('{}/*'))", "glob() is not allowed"),
+        ("from query('select 1')", "query() is not allowed"),
+        ("from query_table(['cells'])", "query_table() is not allowed"),
+        ("from pandas_scan(1, 2, 3)", "pandas_scan() is not allowed"),
+        ("from duckdb_secrets()", "duckdb_secrets() is not allowed"),
+        ("from json_execute_serialized_sql('x')", "json_execute_serialized_sql() is not allowed"),
+        ("from '{}/secret.parquet'", "Cannot access file"),
+        ("from '{}/secret.csv'", "Cannot access file"),
+        ("from results", "does not exist"),
+        ("select getenv('HOME')", "does not exist"),
+        ("select getvariable('x') from range(100000000000) a, range(100000000000) b", "took longer than 1 s"),
+    ],
+)  # fmt: skip
+def test_a_query_that_is_no_question_is_one_sentence(harness, results, tmp_path, text, said):
+    (tmp_path / "secret").write_text("told")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    refused(harness("sql", text.format(tmp_path), "--timeout", "1"), said)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_symbolic_link_in_the_results_is_not_followed(harness, results, tmp_path):
+    (tmp_path / "secret.parquet").write_bytes(next(results.rglob("tokens.parquet")).read_bytes())
+    path = next(results.rglob("tokens.parquet"))
+    path.unlink()
+    path.symlink_to(tmp_path / "secret.parquet")
+    assert rows(harness, "select count(*) as n from tokens")[0]["n"] == 7 * 600
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9"])
+def test_a_time_limit_is_a_time(harness, results, seconds):
+    refused(harness("sql", "select 1", "--timeout", seconds), "must be above 0 and at most 1e6")
+
+
+def test_a_folder_that_does_not_exist_is_a_sentence(harness):
+    refused(harness("sql", "select 1", "nowhere"), "no such results folder")

@@ -15,6 +15,7 @@ from conftest import refused, stored_in
 from golden_record import record
 
 from harness.analysis.columns import empty_cell
+from harness.analysis.metrics import FAMILIES
 from harness.compare import compare
 from harness.compare.judge import Runs, judged
 from harness.compare.sides import side
@@ -395,7 +396,7 @@ def grown(*lengths: int, target: bool = False) -> Runs:
 
 
 def said(base: Runs, new: Runs) -> dict[str, str]:
-    thresholds = {"slower": 0.02, "memory": 0.02, "context": 0.02, "quality": 0.02}
+    thresholds = dict.fromkeys(FAMILIES, 0.02)
     return {row["metric"]: row["verdict"] for _, row in judged({"x": (base, new)}, thresholds).rows}
 
 
@@ -460,7 +461,7 @@ def test_a_baseline_of_one_repeat_is_not_compared(harness, runs):
         ("a b --fail-on slower:-2%", "the threshold must be a percentage"),
         ("a b --fail-on slower:2", "the threshold must be a percentage"),
         ("a b --fail-on slower:2% --fail-on slower:3%", "slower already has a threshold"),
-        ("a b --fail-on faster:2%", "must begin with one of slower, memory, context"),
+        ("a b --fail-on faster:2%", "must begin with one of slower, memory, energy, context"),
         ("a", "compare takes two results folders or days"),
         ("a ./a", "a: base and new are the same; give two different ones"),
         ("a b c", "compare takes two results folders or days"),

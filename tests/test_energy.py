@@ -1,20 +1,24 @@
-"""Joules per token: from counters alone, over half a minute or more, or null with the reason."""
+"""Watts and joules per token: from counters alone, over long enough, or null with the reason; their price."""
 
 import copy
+import json
 import os
+import re
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import until
-from golden_record import GOLDEN
+from conftest import refused, until
+from golden_record import GOLDEN, record, write_record
 
 from harness.analysis import sensors as analysis_sensors
 from harness.dataset import table
 from harness.machine import sensors
 from harness.machine.sensors import SensorSampler
 from harness.records import NO_TOKENS
+from harness.records.files import write_columns
 from harness.records.kinds import wrong_with
 from harness.report import tables as shown
 
@@ -97,14 +101,71 @@ def test_a_gap_and_a_failed_reading_make_none():
     assert row["energy_reason"] == "the energy of package-0 could not be read at 1 sample"
 
 
-def test_under_half_a_minute_there_is_none():
+def test_a_window_too_short_for_its_counter_has_none():
     short = analysis_sensors.Timed(100 * S, 100 * S + np.arange(1, 121) * S // 10, 26)
-    row = row_of(steady(20.0), during=short)
-    assert row["joules_per_token"] is None
+    assert row_of(steady(20.0), during=short)["joules_per_token"] == pytest.approx(2.0, rel=1e-6)
+    shortest = analysis_sensors.Timed(100 * S, 100 * S + np.arange(1, 21) * S // 10, 26)
+    row = row_of(steady(20.0), during=shortest)
+    assert row["energy_reason"] == "timed part of 2 s: energy needs 3 s"
+    on_gpu = {"columns": steady(300.0, column=GPU), "domains": {GPU: {"name": "gpu", "range_uj": None}}}
+    row = row_of(**on_gpu, during=short, device="GPU-1")
+    assert (row["watts"], row["joules_per_token"]) == (None, None)
     assert row["energy_reason"] == "timed part of 12 s: energy needs 30 s"
     late = analysis_sensors.Timed(60 * S, DURING.t_ns, 26)
-    row = row_of(steady(20.0, seconds=20), during=late)
-    assert row["energy_reason"] == "energy was read over 17.0 s of decode: it needs 30 s"
+    row = row_of(steady(20.0, seconds=5), during=late)
+    assert row["energy_reason"] == "energy was read over 2.0 s of decode: it needs 3 s"
+
+
+def with_energy(folder: Path, joules: float | None, **changed: Any) -> None:
+    """A repeat at 20 W that took so many joules a token; null: on a machine without a counter."""
+    sensors = {"missing": {"CPU energy": "no RAPL here"}, "interval_ms": 1000, "timed": {}, "throttled": []}
+    energy: dict[str, Any] | None = None
+    if joules:
+        domain = {"name": "package-0", "joules": 800.0, "failed_reads": 0, "set_back": 0}
+        energy = {"timed_s": 40.0, "window_s": 40.0, "longest_gap_s": 1.0, "tokens": 800 / joules}
+        energy["domains"] = {PACKAGE: domain}
+    at = write_record(folder, record(sensors={**sensors, "energy": energy}, **changed))
+    noise = np.random.default_rng(zlib.crc32(str(folder).encode())).integers(-900, 900, 39)
+    write_columns(
+        at / "tokens.parquet", {"n": [*range(26, 66)], "latency_ns": [707_316, *(67_313 + noise).tolist()]}
+    )
+
+
+def test_a_table_has_watts_joules_and_with_a_price_that_of_a_million_tokens(harness, tmp_path):
+    with_energy(tmp_path / "results" / "1", 2.0)
+    said = harness("report", "results", "--list", "--price", "0.30", "--wide").out
+    headings, cell = (re.split(r"  +", line) for line in said.splitlines()[:2])
+    shown = dict(zip(headings, cell, strict=True))
+    assert [shown[name] for name in ("W", "J/token", "price/Mtok")] == ["20.0", "2", "0.167"]
+    assert "price/Mtok" not in harness("report", "results", "--list", "--wide").out
+    (row,) = json.loads(harness("report", "results", "--format", "json", "--price", "0.30").out)
+    assert row["energy_price_per_mtok"] == pytest.approx(2e6 / 3.6e6 * 0.30)
+    assert ",watts,joules_per_token," in harness("report", "results", "--export", "csv").out
+
+
+def test_what_is_not_known_is_said_once(harness, tmp_path):
+    for number in range(2):
+        at = f"2026-11-2{number}T00:00:00+00:00"
+        with_energy(tmp_path / "results" / f"{number}", None, repeat=number + 1, started_utc=at)
+    said = harness("report", "results", "--list", "--price", "0.30").out
+    assert said.count("no J/token: no RAPL here") == 1
+    assert {"W", "J/token", "price/Mtok"}.isdisjoint(re.split(r"  +", said.splitlines()[0]))
+
+
+@pytest.mark.parametrize("price", ["0", "-0.3", "free", "nan", "1e9"])
+def test_a_price_is_above_0(harness, price):
+    said = f"{price} is no price of a kWh above 0"
+    refused(harness("report", "results", "--list", f"--price={price}"), said)
+
+
+def test_a_rise_of_the_energy_is_costlier(harness, tmp_path):
+    for side, joules in (("before", 2.0), ("after", 2.4)):
+        for number in range(4):
+            changes = {"repeat": number + 1, "started_utc": f"2026-11-2{number}T0{len(side)}:00:00+00:00"}
+            with_energy(tmp_path / side / f"{number}", joules * (1 + number / 1000), **changes)
+    ran = harness("compare", "before", "after", "--format", "json", "--fail-on", "energy:5%")
+    (energy,) = (row for row in json.loads(ran.out) if row["metric"] == "joules_per_token")
+    assert (energy["verdict"], energy["fails"], ran.code) == ("COSTLIER", True, 3)
 
 
 def test_packages_and_dram_are_added_and_the_platform_that_has_them_is_not():

@@ -82,8 +82,9 @@ class PrefillRow(PrefillDepth):
 
 
 class EnergyFigures(TypedDict):
-    """See records.energy."""
+    """See sensors.py. `watts`: mean over the decode."""
 
+    watts: float | None
     joules_per_token: float | None
     energy_window_s: float | None
     energy_source: str | None
@@ -453,6 +454,8 @@ class Cell(Repeat, TimeSplit):
     ok_series: list[str]
     disturbed_attempts: int
     stayed_disturbed: list[Disturbance]
+    energy_price_per_mtok: float | None
+    """of the energy of a million decoded tokens, where the price of a kWh is given"""
     disturbed_reasons: list[str]
     """of `reasons`, those of disturbed repeats"""
     prefill: PrefillRow | None
@@ -535,6 +538,8 @@ SharedField = Literal[
     "peak_vram_bytes",
     "peak_allocator_bytes",
     "max_ctx",
+    "watts",
+    "joules_per_token",
     "weights_check",
     "flags",
 ]

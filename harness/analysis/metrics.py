@@ -169,6 +169,10 @@ METRICS: tuple[Metric, ...] = (
         *("memory_bytes", "bytes", "lower", "memory", _of(_of_a_length(_peak_bytes)), _none),
         *("LARGER", "SMALLER"),
     ),
+    Metric(
+        *("joules_per_token", "J", "lower", "energy", _of(lambda row: row["joules_per_token"]), _none),
+        *("COSTLIER", "CHEAPER"),
+    ),
     Metric("max_ctx", "tokens", "higher", "context", _longest, _none, "SHORTER", "LONGER"),
     Metric("perplexity", "", "lower", "quality", _perplexity, _none, "WORSE", "BETTER"),
 )

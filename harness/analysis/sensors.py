@@ -108,8 +108,9 @@ def _first(
 # Joules per token from energy counters, or the reason why there are none. Nothing is estimated. Pure.
 
 
-# NVML updates its counter every 20 to 100 ms, RAPL every ms: at both ends of 30 s an error of at most 0.7%.
-WINDOW_S = 30.0
+# NVML updates its counter every 20 to 100 ms: at both ends of 30 s an error of at most 0.7%. RAPL updates its
+# every ms: 3 s are bound by how exactly a sample's time is known.
+WINDOW_S = {"RAPL": 3.0, "NVML": 30.0}
 MOST_INTERVALS = 3  # without a sample; in a longer gap a counter could wrap around unseen
 # A package's counter wraps around at 65 to 262 kJ, every few minutes. A step that would take more power than
 # this is not a wrap-around: the counter was reset (by a suspend or a driver).
@@ -169,9 +170,12 @@ def _spent(
 
 
 def energy_row(record: Record) -> EnergyFigures:
-    """`joules_per_token` of decode for the whole device, other processes included, `energy_window_s` and
-    `energy_source`; or null, with the reason in `energy_reason`. All null where no counter was looked for."""
-    found = EnergyFigures(joules_per_token=None, energy_window_s=None, energy_source=None, energy_reason=None)
+    """`watts` and `joules_per_token` of decode for the whole device, other processes included,
+    `energy_window_s` and `energy_source`; or null, with the reason in `energy_reason`. All null where no
+    counter was looked for."""
+    found = EnergyFigures(
+        watts=None, joules_per_token=None, energy_window_s=None, energy_source=None, energy_reason=None
+    )
     sensors = record.get("sensors")
     if not sensors:
         return found
@@ -186,9 +190,21 @@ def energy_row(record: Record) -> EnergyFigures:
     dram = " and DRAM" if any(each["name"] == "dram" for each in domains) else ""
     source = f"RAPL: CPU packages{dram}" if on_cpu else "NVML: the whole GPU"
     found |= {"energy_window_s": energy["window_s"], "energy_source": f"{source}, other processes included"}
-    if reason := _no_figure(energy, domains, sensors["interval_ms"] / 1e3):
+    if reason := _no_figure(energy, domains, sensors["interval_ms"] / 1e3, WINDOW_S[source[:4]]):
         return found | {"energy_reason": reason}
-    return found | {"joules_per_token": sum(each["joules"] or 0.0 for each in domains) / energy["tokens"]}
+    joules = sum(each["joules"] or 0.0 for each in domains)
+    return found | {
+        "watts": joules / energy["window_s"],
+        "joules_per_token": joules / energy["tokens"],
+    }
+
+
+JOULES_PER_KWH = 3.6e6
+
+
+def price_per_mtok(joules_per_token: float | None, price_per_kwh: float) -> float | None:
+    """The price of the energy of a million decoded tokens, in the currency of the price."""
+    return None if joules_per_token is None else joules_per_token * 1e6 / JOULES_PER_KWH * price_per_kwh
 
 
 def _counts(name: str, on_cpu: bool) -> bool:
@@ -196,12 +212,12 @@ def _counts(name: str, on_cpu: bool) -> bool:
     return name != "psys" and (name != "gpu") == on_cpu
 
 
-def _no_figure(energy: Energy, domains: Sequence[Domain], interval_s: float) -> str | None:
-    """Why these counters give no figure; null when they do."""
-    if energy["timed_s"] < WINDOW_S:
-        return f"timed part of {energy['timed_s']:.0f} s: energy needs {WINDOW_S:.0f} s"
-    if energy["window_s"] < WINDOW_S:
-        return f"energy was read over {energy['window_s']:.1f} s of decode: it needs {WINDOW_S:.0f} s"
+def _no_figure(energy: Energy, domains: Sequence[Domain], interval_s: float, shortest_s: float) -> str | None:
+    """Why these counters give no figure; null when they do. `shortest_s`: see WINDOW_S."""
+    if energy["timed_s"] < shortest_s:
+        return f"timed part of {energy['timed_s']:.0f} s: energy needs {shortest_s:.0f} s"
+    if energy["window_s"] < shortest_s:
+        return f"energy was read over {energy['window_s']:.1f} s of decode: it needs {shortest_s:.0f} s"
     if energy["longest_gap_s"] > MOST_INTERVALS * interval_s:
         return f"energy was not read for {energy['longest_gap_s']:.1f} s: a counter may have wrapped around"
     for each in domains:

@@ -59,7 +59,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="slower:2%",
-        help="exit with 3 if a figure is SLOWER (LARGER, SHORTER, WORSE) by more than that; repeatable",
+        help="exit with 3 if a figure is SLOWER (LARGER, COSTLIER, SHORTER, WORSE) by more; repeatable",
     )
     parser.add_argument(
         "--format", choices=["md", "json", "html", "gha"], help="output format (default: plain text)"

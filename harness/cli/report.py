@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import getpass
+import math
 import os
 import shlex
 import webbrowser
@@ -93,6 +94,16 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _price(text: str) -> float:
+    try:
+        price = float(text)
+    except ValueError:
+        price = math.nan
+    if not 0 < price < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is no price of a kWh above 0, as 0.30")
+    return price
+
+
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dir",
@@ -143,6 +154,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="show one campaign alone: latest, or when it began, in UTC (2026-11-27, 2026-11-27T02:00)",
     )
+    parser.add_argument(
+        "--price",
+        type=_price,
+        metavar="PER_KWH",
+        help="price of a kWh, 0.30, for that of the energy of a million tokens, where it was measured",
+    )
     parser.add_argument("--png", type=Path, metavar="DIR", help="write the figures as PNG files")
     parser.add_argument(
         "--open", action="store_true", help="show the page in the browser (without DIR: the newest page)"
@@ -173,12 +190,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 OPTIONS = {
-    "list": {"json"},
+    "list": {"json", "price"},
     "memory": {"json"},
     "history": {"json", "output"},
     "export": {"output"},
     "serve": {"baseline"},
-    "format": {"output", "baseline", "png", "campaign"},
+    "format": {"output", "baseline", "png", "campaign", "price"},
 }
 """What each view takes of the options that some have no use for."""
 
@@ -187,8 +204,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
     """Raises Mistake for an option that would do nothing, and for a view of speeds without records."""
     given = vars(arguments)
     view = next((each for each in OPTIONS if given[each] is not None and given[each] is not False), None)
-    takes = OPTIONS[view] if view else {"output", "baseline", "png", "open", "campaign"}
-    for option in ("output", "baseline", "png", "open", "json", "campaign"):
+    takes = OPTIONS[view] if view else {"output", "baseline", "png", "open", "campaign", "price"}
+    for option in ("output", "baseline", "png", "open", "json", "campaign", "price"):
         if given[option] and option not in takes:
             what = f"with --{view}" if view else "for a page; its tables: --format json"
             raise Mistake(f"--{option} has no effect {what}")
@@ -205,7 +222,7 @@ def _view(arguments: argparse.Namespace) -> int:
         if arguments.list:
             from harness.cli import report_list
 
-            return report_list.run(folder, arguments.json, arguments.wide)
+            return report_list.run(folder, arguments.json, arguments.wide, arguments.price)
         if arguments.export:
             from harness.cli import export
 

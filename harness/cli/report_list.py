@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,20 +23,21 @@ class Listed(NamedTuple):
     disturbed: str | None
 
 
-def run(folder: Path, as_json: bool, wide: bool) -> int:
-    """Print the table, or one array. Raises ResultsError if there is no such folder."""
+def run(folder: Path, as_json: bool, wide: bool, price: float | None) -> int:
+    """Print the table, or one array. `price`: of a kWh. Raises ResultsError if there is no such folder."""
     if as_json:
         from harness.cli.tables import show_cells_table
 
         show_cells_table(_read(folder)[0], as_json, wide)
         return OK
-    if kept := index.view(folder, "list", _of_index):
+    name = "list" if price is None else f"list at {price}"
+    if kept := index.view(folder, name, partial(_of_index, price)):
         found = Listed(kept["warnings"], of_values(kept["blocks"]), kept["disturbed"])
     else:
         study, published = _read(folder)
         if published:
             return OK
-        found = _listed(study)
+        found = _listed(study, price)
     for warning in found.warnings:
         say(warning)
     for block in found.blocks:
@@ -45,16 +47,19 @@ def run(folder: Path, as_json: bool, wide: bool) -> int:
     return OK
 
 
-def _of_index(found: index.Index) -> dict[str, Any] | None:
+def _of_index(price: float | None, found: index.Index) -> dict[str, Any] | None:
     if not found.count():  # they are all published
         return None
-    listed = _listed(found.study())
+    listed = _listed(found.study(), price)
     return {**listed._asdict(), "blocks": as_values(listed.blocks)}
 
 
-def _listed(study: Study) -> Listed:
+def _listed(study: Study, price: float | None) -> Listed:
     from harness.analysis.verdicts import disturbance_summary
     from harness.cli.tables import cells_blocks
+    from harness.dataset.study import with_price
+
+    study = study if price is None else with_price(study, price)
 
     return Listed(study.warnings, [*cells_blocks(study)], disturbance_summary(study.cells))
 

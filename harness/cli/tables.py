@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.analysis import flags
 from harness.analysis.columns import Search
 from harness.analysis.quality import NOT_SCORED
 from harness.analysis.warnings import Warnings
-from harness.base.text import list_named
+from harness.base.text import list_named, plural
 from harness.cli import say
 from harness.dataset.study import Study, with_prefill
 from harness.report import prefill_depth_turns, quality, summary, tables
@@ -67,6 +68,12 @@ def cells_blocks(study: Study) -> Iterator[Block]:
         yield Note(peak)
     if any(prefill_depth_turns.extrapolates(row["prefill"]) for row in swept):
         yield Note(prefill_depth_turns.EXTRAPOLATION)
+    unknown = Counter(
+        why for row in study.cells if row["joules_per_token"] is None and (why := row["energy_reason"])
+    )
+    for why, count in unknown.most_common(1):
+        which = "" if count == len(study.cells) else f" of {plural(count, 'cell')}"
+        yield Note(f"no J/token{which}: {why}")
     checked = [row["weights_check"] for row in study.cells if row["weights_check"]]
     if checked:
         counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))

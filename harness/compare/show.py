@@ -193,7 +193,8 @@ def meaning_text(found: Comparison, of_own: bool = True) -> list[str]:
         return [
             "Figures are geometric means over rounds; a change is B against A in the same round, with its "
             "90% interval.",
-            "SLOWER, LARGER, SHORTER, WORSE: worse. Mean and median of the change are at least half of the "
+            "SLOWER, LARGER, COSTLIER, SHORTER, WORSE: worse. Mean and median of the change are at least half"
+            " of the "
             "threshold, and it is statistically significant "
             f"({_percent(differences.FALSE_DISCOVERIES_AB)} false discoveries). SAME: the whole interval is "
             "within the threshold. UNCLEAR: neither. INVALID: not compared.",
@@ -203,7 +204,8 @@ def meaning_text(found: Comparison, of_own: bool = True) -> list[str]:
         "Figures are geometric means over repeats; a change is new against baseline, with its 90% interval."
         + own,
         *_between(found),
-        "SLOWER, LARGER, SHORTER, WORSE: worse. The median and one of the two intervals exceed the threshold,"
+        "SLOWER, LARGER, COSTLIER, SHORTER, WORSE: worse. The median and one of the two intervals exceed the"
+        " threshold,"
         f" and the change is statistically significant ({_percent(FALSE_DISCOVERIES)} false discoveries)."
         " SAME: the whole interval is within the threshold. UNCLEAR: neither. INVALID: not compared.",
         f"Thresholds, as relative change in cost: {limits}.",

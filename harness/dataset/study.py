@@ -16,7 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness import records
-from harness.analysis import agreement, flags, memory, quality, served, speculation, stopping, traffic
+from harness.analysis import (
+    agreement,
+    flags,
+    memory,
+    quality,
+    sensors,
+    served,
+    speculation,
+    stopping,
+    traffic,
+)
 from harness.analysis import prefill as analysis_prefill
 from harness.analysis.columns import (
     Attribution,
@@ -415,6 +425,12 @@ def attributions(study: Study, warnings: list[str]) -> list[Attribution]:
             samples = _read(records.memory_series, each, warnings)
             found.append(memory.attribution_row(cell, each.record, _times(each, warnings), samples))
     return found
+
+
+def with_price(study: Study, per_kwh: float) -> Study:
+    """Add the price of the energy of a million tokens to the cells. `per_kwh`: in any currency."""
+    prices = ((cell, sensors.price_per_mtok(cell["joules_per_token"], per_kwh)) for cell in study.cells)
+    return replace(study, cells=[{**cell, "energy_price_per_mtok": price} for cell, price in prices])
 
 
 def with_series(study: Study, title: str, baseline: Study | None = None) -> Study:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from harness.analysis.columns import (
     Cell,
@@ -404,6 +404,12 @@ MEMORY: tuple[Column[ShownCell], ...] = (
         shows_failure=True,
     ),
 )
+
+
+def _price(row: Repeat) -> float | None:
+    return cast("float | None", row.get("energy_price_per_mtok"))  # of cells
+
+
 SHAPE: tuple[Column[ShownCell], ...] = (
     Column(
         "tokens",
@@ -454,10 +460,19 @@ SHAPE: tuple[Column[ShownCell], ...] = (
         "all bytes read per second over the bandwidth measured in the run",
     ),
     number_column(
+        "W", lambda row: row["watts"], "{:.1f}", "mean power of the whole device during decode; see J/token"
+    ),
+    number_column(
         "J/token",
         lambda row: row["joules_per_token"],
         "{:.3g}",
-        "energy of the whole device during decode; see docs/reference/sensors.md",
+        "energy of the whole device during decode, idle power included; see docs/reference/sensors.md",
+    ),
+    number_column(
+        "price/Mtok",
+        _price,
+        "{:.3g}",
+        "energy of a million decoded tokens at the price of --price, in its currency",
     ),
     number_column(
         "hottest °C",
@@ -511,6 +526,9 @@ FIRST: tuple[Column[Repeat], ...] = (
     number_column("TTFT ms", lambda row: row["ttft_ms"], "{:.1f}", ""),
     number_column("peak VRAM MB", lambda row: row["peak_vram_bytes"], "{:.0f}", "", 1e6),
     number_column("peak RSS MB", lambda row: row["peak_rss_bytes"], "{:.0f}", "", 1e6),
+    number_column("W", lambda row: row["watts"], "{:.1f}", ""),
+    number_column("J/token", lambda row: row["joules_per_token"], "{:.3g}", ""),
+    number_column("price/Mtok", _price, "{:.3g}", ""),
 )
 FURTHER: tuple[Column[Repeat], ...] = (
     number_column("B ms", lambda row: row["B_ms"], "{:.2f}", ""),

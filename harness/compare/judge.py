@@ -32,7 +32,7 @@ FEWEST_REPEATS = 2  # of a baseline: one repeat shows no run-to-run noise
 # Standard deviation assumed between campaigns where a machine's own is unknown, by family. Speed: the worst
 # of the days in benchmarks/validity/comparing.py. Memory is counted, and hardly depends on the day; quality
 # differs by rounding alone.
-ASSUMED = {"slower": 0.03, "memory": 0.002, "context": 0.002, "quality": 0.0002}
+ASSUMED = {"slower": 0.03, "energy": 0.03, "memory": 0.002, "context": 0.002, "quality": 0.0002}
 
 
 class MetricChange(TypedDict):

@@ -166,6 +166,7 @@ def test_a_rise_of_the_energy_is_costlier(harness, tmp_path):
     ran = harness("compare", "before", "after", "--format", "json", "--fail-on", "energy:5%")
     (energy,) = (row for row in json.loads(ran.out) if row["metric"] == "joules_per_token")
     assert (energy["verdict"], energy["fails"], ran.code) == ("COSTLIER", True, 3)
+    assert "J/token" in harness("compare", "before", "after").out
 
 
 def test_packages_and_dram_are_added_and_the_platform_that_has_them_is_not():

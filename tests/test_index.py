@@ -39,7 +39,7 @@ def nights(run_once: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many records each use of an index judged."""
     counts: list[int] = []
-    plain = index._mend
+    plain = index.mend
 
     def counted(connection: Any, root: Path, found: Any) -> None:
         kept = {}
@@ -48,7 +48,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(sum(kept.get(folder) != stamp for folder, stamp in found.items()))
         plain(connection, root, found)
 
-    monkeypatch.setattr(index, "_mend", counted)
+    monkeypatch.setattr(index, "mend", counted)
     return counts
 
 

@@ -154,6 +154,7 @@ FIGURES = {
     "user_tpot_ms": ("TPOT ms of users", "{:,.2f}", 1.0),
     "user_tpot_p99_ms": ("TPOT ms of users, p99", "{:,.2f}", 1.0),
     "memory_bytes": ("memory MB", "{:,.0f}", 1e6),
+    "joules_per_token": ("J/token", "{:,.3g}", 1.0),
     "max_ctx": ("longest context", "{:,.0f}", 1.0),
     "perplexity": ("PPL", "{:,.4f}", 1.0),
 }

@@ -268,6 +268,17 @@ def test_a_campaign_is_shown_alone(harness, nights):
     assert "no campaign began at 2026-08; there are 3, from 2026-09-01T02:00 to 2026-09-03T02:00" in none.err
 
 
+def test_a_campaign_has_its_records_as_they_are_now(harness, nights):
+    latest = ("report", nights.root, "--campaign", "latest", "--format", "json")
+    assert {row["status"] for row in json.loads(harness(*latest).out)} == {"ok"}
+    for path in nights.root.rglob("record.json"):  # whose folders stay
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "outcome": "oom", "reason": "out of memory"}))
+    assert {row["status"] for row in json.loads(harness(*latest).out)} == {"oom"}
+    nights.add(7)
+    assert {row["campaign"][:10] for row in json.loads(harness(*latest).out)} == {"2026-09-08"}
+
+
 def test_copies_of_one_series_are_told_once_for_a_cell(harness, nights):
     for path in [*nights.root.rglob("tokens.parquet")]:
         copy = path.parent.with_name(f"{path.parent.name}-copy")

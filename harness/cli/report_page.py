@@ -135,7 +135,7 @@ def _load(folders: list[Path], campaign: str | None = None) -> Study:
 def _of_campaign(folder: Path, which: str) -> list[Stored]:
     """The records of the latest campaign, or of those whose ids begin so, with the checks of weights of all.
     Raises ResultsError if there is none."""
-    kept = index.opened(folder)
+    kept = index.of_known_records(folder) or index.opened(folder)
     stored = [] if kept else [*records.records(folder, lambda damage: say(f"skipped: {damage}"))]
     places = (
         kept.places()

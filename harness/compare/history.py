@@ -53,7 +53,7 @@ USUAL_CORRELATION, ITS_WEIGHT = 0.6, 8.0
 FEW_NIGHTS = 5.0
 FINEST = 0.002  # smallest relative noise assumed from night to night: memory is counted in pages
 # Of more nights, steps are looked for where they are likely: by this share of what one has to gain.
-LONG_HISTORY, LIKELY = 150, 0.8
+LONG_HISTORY, LIKELY = 30, 0.8
 NORMAL_MAD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 
 

@@ -57,7 +57,7 @@ class _Found:
     `campaign`: its id, which is when it began, UTC. `place`: sorts campaigns.
     """
 
-    folder: Path
+    folder: str
     cell: Key
     kind: str
     repeat: int
@@ -184,16 +184,19 @@ def _read(folder: Path) -> _Folder:
     found, checks, others = [], [], 0
     future: set[str] = set()
     every: Iterator[Any] = index.facts(folder)
+    late: dict[str, bool] = {}
     for each in every:
-        path = folder / each["folder"]
+        path, campaign = f"{folder}/{each['folder']}", each["campaign"]
+        if campaign is not None and campaign not in late:
+            late[campaign] = table.from_the_future(campaign)
         if each["damage"]:
             damages.append(f"passed over: {each['damage']}")
         elif each["kind"] is None or each["kind"] == "reported":
             others += 1
-        elif table.from_the_future(each["campaign"]):
-            future.add(each["campaign"])
+        elif late[campaign]:
+            future.add(campaign)
         elif each["kind"] == "checked":
-            checks.append(Stored(path))
+            checks.append(Stored(Path(path)))
         elif each["unjudged"]:
             damages.append(f"passed over: {path}: cannot be judged: {each['unjudged']}")
         else:
@@ -252,7 +255,7 @@ def _newest(every: Iterable[_Found], campaign: Callable[[_Found], str]) -> dict[
     found: dict[str, list[Stored]] = {}
     by_place = sorted(attempts.items(), key=lambda item: (item[0][0] and item[1][0].place, item[0]))
     for (of, *_), records in by_place:
-        folder = counting(records, lambda each: each.usable, lambda each: each.disturbed).folder
+        folder = Path(counting(records, lambda each: each.usable, lambda each: each.disturbed).folder)
         found.setdefault(of, []).append(Stored(folder, harness_records.read(folder / "record.json")))
     return found
 

@@ -171,6 +171,10 @@ class Index:
         for row in read_rows(self.connection, "select {} from records order by folder", columns):
             yield cast(Facts, row)
 
+    def folders(self) -> list[str]:
+        """Of all records, relative to the results folder."""
+        return [folder for (folder,) in self.connection.execute("select folder from records").fetchall()]
+
     def places(self) -> dict[str, str]:
         """What sorts the campaigns, by their ids."""
         query = "select campaign, any_value(place) from records where campaign is not null group by campaign"
@@ -223,6 +227,40 @@ def for_queries(root: Path) -> Index:
     """The same of any folder: in memory where it has few records."""
     found = _found(root)
     return _in_memory(root, found) if len(found.stamps) < FEWEST else _index(root, found)
+
+
+def of_known_records(root: Path) -> Index | None:
+    """The index of a folder that has the records it had, whatever they say now: it tells where the records
+    are, and they are read. Null where others are there, or no index."""
+    import duckdb
+
+    for path in _places(root.resolve()):
+        if path.exists() and _known(path).get("code") == _code():
+            try:
+                kept = Index(root, _read_only(path), (), path)
+            except duckdb.Error:
+                continue
+            if _has_the_folders(root, kept.folders()):
+                return kept
+    return None
+
+
+def _has_the_folders(root: Path, known: Sequence[str]) -> bool:
+    """Whether the folders below root are those of these records, and those that they are in."""
+    inside: dict[str, set[str]] = {"": set()}
+    for folder in known:
+        within, _, name = folder.rpartition("/")
+        while name not in inside.setdefault(within, set()):
+            inside[within].add(name)
+            within, _, name = within.rpartition("/")
+    try:
+        for within, names in inside.items():
+            with os.scandir(root / within) as entries:
+                if {each.name for each in entries if each.is_dir(follow_symlinks=False)} != names - {""}:
+                    return False
+    except OSError:
+        return False
+    return True
 
 
 def view(root: Path, name: str, make: Callable[[Index], Any]) -> Any:
@@ -291,7 +329,7 @@ def _index(root: Path, found: Found) -> Index:
             say(f"{path} {why}: it is built anew")
             continue
         try:
-            connection = duckdb.connect(str(path), read_only=True)
+            connection = _read_only(path)
             if _is_current(known, found):
                 return Index(root, connection, found.unreadable, path)
             connection.close()
@@ -306,6 +344,12 @@ def _index(root: Path, found: Found) -> Index:
         except (OSError, duckdb.Error) as refusal:
             say(f"{path} cannot be written: {_clause(refusal)}")
     return _in_memory(root, found)
+
+
+def _read_only(path: Path) -> duckdb.DuckDBPyConnection:
+    import duckdb
+
+    return duckdb.connect(str(path), read_only=True)
 
 
 def _in_memory(root: Path, found: Found) -> Index:
@@ -346,7 +390,7 @@ def _written(root: Path, found: Found, old: Path | None, path: Path) -> duckdb.D
     for left in path.parent.glob(f"{path.stem}.*.part*"):  # by a process that was killed
         if left.stat().st_mtime < time.time() - LEFT_S:
             left.unlink(missing_ok=True)
-    return duckdb.connect(str(path), read_only=True)
+    return _read_only(path)
 
 
 LEFT_S = 3600.0  # no index takes that long to write

@@ -14,7 +14,7 @@ from harness.cli import OK, Mistake
 from harness.cli.options import add_json, add_wide
 from harness.dataset import sql
 from harness.records.files import write_output
-from harness.report.text_table import NONE, Table
+from harness.report.text_table import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +83,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A value in a table: figures with six digits."""
+    """A value in a table: figures with six digits. A column that was asked for stays, though all null."""
     if value is None:
-        return NONE
+        return "null"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -153,5 +153,15 @@ def test_a_time_limit_is_a_time(harness, results, seconds):
     refused(harness("sql", "select 1", "--timeout", seconds), "must be above 0 and at most 1e6")
 
 
+def test_a_record_that_cannot_be_read_and_a_folder_without_any_are_told(harness, results, tmp_path):
+    broken = next(results.rglob("record.json"))
+    broken.write_text("{")
+    ran = harness("sql", "select count(*) as n from repeats", "--json")
+    assert json.loads(ran.out) == [{"n": 7}]
+    assert ran.err.startswith(f"harness: skipped: results/{broken.relative_to(results)}: not a record")
+    (tmp_path / "empty").mkdir()
+    assert harness("sql", "select 1", "empty").err == "harness: empty: no records of measurements\n"
+
+
 def test_a_folder_that_does_not_exist_is_a_sentence(harness):
     refused(harness("sql", "select 1", "nowhere"), "no such results folder")

@@ -72,8 +72,8 @@ def cells_blocks(study: Study) -> Iterator[Block]:
         why for row in study.cells if row["joules_per_token"] is None and (why := row["energy_reason"])
     )
     for why, count in unknown.most_common(1):
-        which = "" if count == len(study.cells) else f" of {plural(count, 'cell')}"
-        yield Note(f"no J/token{which}: {why}")
+        which = "" if unknown.total() == len(study.cells) else f" of {plural(unknown.total(), 'cell')}"
+        yield Note(f"no J/token{which}: {why}{', and other reasons' * (count < unknown.total())}")
     checked = [row["weights_check"] for row in study.cells if row["weights_check"]]
     if checked:
         counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))

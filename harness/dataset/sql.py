@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.base.files import NotStarted
+from harness.base.text import say
 from harness.dataset import index
 from harness.dataset.index import Index
 from harness.records.files import is_sound
@@ -77,6 +78,10 @@ def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
     records.check_folder(root)
     kept = index.for_queries(root)
     connection = kept.connection
+    for warning in kept.warnings():
+        say(warning)
+    if not kept.count():
+        say(f"{root}: no records of measurements")
     words = {word.lower() for word in re.findall(r"\w+", text)}
     for name in SERIES.keys() & words:
         connection.register(name, _series(kept, name))

@@ -16,6 +16,7 @@ import pytest
 from conftest import stored_in
 from made_nights import Nights
 
+from harness.analysis import quality
 from harness.base import files
 from harness.compare import history
 from harness.dataset import index
@@ -255,6 +256,17 @@ def test_the_history_of_the_index_is_that_of_the_records(nights):
     steps = [history.step_row(step) for step in history.found_in(kept)]
     assert steps == [history.step_row(step) for step in history.found_in(plain)]
     assert "SLOWER" in {step["verdict"] for step in steps}
+
+
+def test_a_record_that_cannot_be_analysed_ends_no_comparison(harness, nights, monkeypatch):
+    folder = nights.root / "m" / "model" / "a.quality.0" / "1"
+    shutil.copytree(Path(__file__).parent / "golden" / "scored", folder)
+    monkeypatch.setattr(quality, "row", lambda record: record["unforeseen"])
+    for fewest in (1000, 1):  # its records are read here, or by the index
+        monkeypatch.setattr(index, "FEWEST", fewest)
+        ran = harness("compare", nights.root, "--baseline", "last:2")
+        assert f"passed over: {folder}: cannot be analysed: KeyError('unforeseen')" in ran.err
+        assert "tok/s" in ran.out
 
 
 def test_a_campaign_is_shown_alone(harness, nights):

@@ -27,8 +27,8 @@ from harness.theory.decoder import distinct_share
 CEILING_TOLERANCE = 1.05  # faster than the ceiling by more than this is a measurement error
 # The same for figures without a series, against a data sheet's ceiling: allows for rounding.
 DATA_SHEET_TOLERANCE = 1.02
-ONE_LINE = ("line", "staircase", "flat")  # shapes that one line describes
 NAMED = 8  # of series that are equal
+ONE_LINE = ("line", "staircase", "flat")  # shapes that one line describes
 SAME_N = 3  # tokens: how precisely the position of a change is known
 ANEW = 1.5  # times the latency of lengths that the warm-up has reached
 DRIFTED = 0.01  # share; a drift between the windows below this is no news

@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.analysis.columns import AnyRow, Ends, Repeat, UsersRow, is_score, is_search
 from harness.analysis.line_fit import block_spread
-from harness.records.tables import TABLE_OF
+from harness.base.files import TABLE_OF
 
 Reader = Callable[[Repeat], float | None]
 

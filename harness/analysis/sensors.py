@@ -188,9 +188,10 @@ def energy_row(record: Record) -> EnergyFigures:
         why = sensors["missing"].get(what, "no energy counter was read while it was timed")
         return found | {"energy_reason": why}
     dram = " and DRAM" if any(each["name"] == "dram" for each in domains) else ""
-    source = f"RAPL: CPU packages{dram}" if on_cpu else "NVML: the whole GPU"
-    found |= {"energy_window_s": energy["window_s"], "energy_source": f"{source}, other processes included"}
-    if reason := _no_figure(energy, domains, sensors["interval_ms"] / 1e3, WINDOW_S[source[:4]]):
+    counter, what = ("RAPL", f"CPU packages{dram}") if on_cpu else ("NVML", "the whole GPU")
+    found["energy_window_s"] = energy["window_s"]
+    found["energy_source"] = f"{counter}: {what}, other processes included"
+    if reason := _no_figure(energy, domains, sensors["interval_ms"] / 1e3, WINDOW_S[counter]):
         return found | {"energy_reason": reason}
     joules = sum(each["joules"] or 0.0 for each in domains)
     return found | {

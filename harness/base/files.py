@@ -43,6 +43,8 @@ class NotFinished(Exception):
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after an OSError with one of these, nothing can be written
 MOST_RECORD_BYTES = 12 << 20  # 11 MB of prompt: a million tokens
+TABLE_OF = {"prefill": "prefill", "depth": "windows", "turns": "turns", "batch": "users"}
+"""The table of a kind of workload, a file of the record; its columns are in runners.protocol.TABLES."""
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> BinaryIO:

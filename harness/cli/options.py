@@ -48,7 +48,7 @@ def add_chosen(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_results(parser: argparse.ArgumentParser) -> None:
+def add_results(parser: argparse.ArgumentParser, what: str = "a results folder, or published/NAME") -> None:
     """Add a results folder."""
     parser.add_argument(
         "dir",
@@ -56,7 +56,7 @@ def add_results(parser: argparse.ArgumentParser) -> None:
         type=data.results,
         default=Path("results"),
         metavar="DIR",
-        help="a results folder, or published/NAME (default: results)",
+        help=f"{what} (default: results)",
     )
 
 

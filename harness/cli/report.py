@@ -23,7 +23,7 @@ from harness.cli.options import add_wide
 
 
 RESULTS, REPORTS = Path("results"), Path("reports")
-ADDRESS, PORT = "127.0.0.1", 8000  # of `report --serve`
+PORT = 8000  # of `report --serve`
 
 
 def show() -> int:
@@ -59,6 +59,8 @@ def _next(measured: bool) -> str:
 def open_page(page: Path) -> int:
     displays = (os.environ.get("DISPLAY"), os.environ.get("WAYLAND_DISPLAY"))
     if (ssh := os.environ.get("SSH_CONNECTION")) and not any(displays):
+        from harness.report.serve import ADDRESS
+
         *_, address, _ = ssh.split()
         host = f"{getpass.getuser()}@{address}"
         say("over ssh there is no browser here; on your own machine, copy the page with")

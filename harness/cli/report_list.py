@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.cli import OK, say
 from harness.dataset import index
-from harness.report.text_table import Block, as_values, of_values
+from harness.report.text_table import Block, as_values, of_values, show
 
 if TYPE_CHECKING:
     from harness.dataset.study import Study
@@ -40,8 +40,7 @@ def run(folder: Path, as_json: bool, wide: bool, price: float | None) -> int:
         found = _listed(study, price)
     for warning in found.warnings:
         say(warning)
-    for block in found.blocks:
-        block.show(wide)
+    show(found.blocks, wide)
     if found.disturbed:
         say(found.disturbed)
     return OK
@@ -60,7 +59,6 @@ def _listed(study: Study, price: float | None) -> Listed:
     from harness.dataset.study import with_price
 
     study = study if price is None else with_price(study, price)
-
     return Listed(study.warnings, [*cells_blocks(study)], disturbance_summary(study.cells))
 
 

@@ -17,7 +17,7 @@ from harness.base import data
 from harness.base.text import plural
 from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.options import stored
-from harness.cli.report import ADDRESS, PUBLIC_SPEEDS, REPORTS, open_page
+from harness.cli.report import PUBLIC_SPEEDS, REPORTS, open_page
 from harness.compare import history as compare_history
 from harness.compare.history import Step
 from harness.dataset import index, table
@@ -181,7 +181,7 @@ def serve(paths: list[Path], baseline: Path | None, port: int) -> int:
             f"port {port} cannot be used: {refusal.strerror}; name another: --serve PORT"
         ) from refusal
     with server, contextlib.suppress(KeyboardInterrupt):
-        print(f"http://{ADDRESS}:{server.server_port}/ (Ctrl-C ends it)", flush=True)
+        print(f"http://{report_serve.ADDRESS}:{server.server_port}/ (Ctrl-C ends it)", flush=True)
         server.serve_forever()
     return OK
 

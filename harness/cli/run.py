@@ -26,7 +26,7 @@ from harness.dataset.study import load_study, with_series
 from harness.dataset.table import counted
 from harness.records import ResultsError
 from harness.report import page as report_page
-from harness.report import quality
+from harness.report import quality, text_table
 from harness.report.closing import closing
 from harness.report.text_table import note
 
@@ -78,7 +78,7 @@ def _max_ctx(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(searches, indent=1, allow_nan=False))
     else:
-        tables.show(tables.searches_blocks(searches), arguments.wide)
+        text_table.show(tables.searches_blocks(searches), arguments.wide)
         print(f"records: {root}")
     return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
 
@@ -105,7 +105,7 @@ def _quality(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(scores, indent=1, allow_nan=False))
     else:
-        tables.show(quality.blocks(scores), arguments.wide)
+        text_table.show(quality.blocks(scores), arguments.wide)
         print(f"records: {root}")
     return OK if all(row["status"] == "ok" for row in scores) else NOT_OK
 

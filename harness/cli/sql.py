@@ -9,9 +9,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.base import data
 from harness.cli import OK, Mistake
-from harness.cli.options import add_json, add_wide
+from harness.cli.options import add_json, add_results, add_wide
 from harness.dataset import sql
 from harness.records.files import write_output
 from harness.report.text_table import Table
@@ -22,14 +21,7 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("query", help=f"one SELECT from {', '.join(sql.TABLES)} (docs/guide/sql.md)")
-    parser.add_argument(
-        "dir",
-        nargs="?",
-        type=data.results,
-        default=Path("results"),
-        metavar="DIR",
-        help="a results folder (default: results)",
-    )
+    add_results(parser, "a results folder")
     form = parser.add_mutually_exclusive_group()
     add_json(form, "an object for each row")
     form.add_argument("--csv", action="store_true", help="print CSV")

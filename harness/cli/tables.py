@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from harness.analysis import flags
 from harness.analysis.columns import Search
@@ -14,14 +14,9 @@ from harness.base.text import list_named, plural
 from harness.cli import say
 from harness.dataset.study import Study, with_prefill
 from harness.report import prefill_depth_turns, quality, summary, tables
-from harness.report.text_table import Block, Note
+from harness.report.text_table import Block, Note, show
 
 # The table of searches that `harness run` and `harness report --list` print.
-
-
-def show(blocks: Iterable[Block], wide: bool) -> None:
-    for block in blocks:
-        block.show(wide)
 
 
 def searches_blocks(searches: Sequence[Search]) -> Iterator[Block]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from harness.base import files, system
+from harness.base.files import TABLE_OF
 from harness.base.text import plural, say
 from harness.dataset.judging import (
     AT_ONCE,
@@ -50,9 +51,7 @@ FEWEST = 200  # records; fewer are judged sooner than DuckDB is imported
 # The files of records, and when they changed.
 
 
-TABLES = {"prefill": "prefill", "depth": "windows", "turns": "turns", "batch": "users"}
-"""The table of a workload, as in records.tables, which takes longer to import."""
-_TIMED = ("decode", "grow", "quality", *TABLES)
+_TIMED = ("decode", "grow", "quality", *TABLE_OF)
 
 
 def stamps(root: Path, unreadable: Callable[[str], None]) -> dict[str, str]:
@@ -94,7 +93,7 @@ def _series_of(cell: str) -> Sequence[str]:
     """The files of series in the records of a cell's folder: all that there may be, unless its name tells the
     workload."""
     workload = next((each for each in _TIMED if f".{each}." in cell), None)
-    tables = TABLES.values() if workload is None else [TABLES[workload]] if workload in TABLES else []
+    tables = TABLE_OF.values() if workload is None else [TABLE_OF[workload]] if workload in TABLE_OF else []
     return [f"{name}.parquet" for name in ("tokens", *tables)]
 
 

@@ -128,15 +128,25 @@ class Facts(TypedDict):
 
 
 def facts_of(stored: Stored, root: Path, stamp: str = "") -> Facts:
-    """The facts of a record below root. Raises ResultsError for one that cannot be read, FAULTS for one that
-    cannot be analysed."""
+    """The facts of a record below root; of one that cannot be read or analysed, why."""
+    from harness.records import ResultsError
+
+    folder = str(stored.folder.relative_to(root))
+    try:
+        return _facts(stored, unread(folder, stamp, None))
+    except ResultsError as damage:
+        return unread(folder, stamp, str(damage))
+    except FAULTS as fault:
+        return unread(folder, stamp, _left_out(stored, fault))
+
+
+def _facts(stored: Stored, nothing: Facts) -> Facts:
     from harness.analysis import agreement, quality, traffic
     from harness.analysis.verdicts import USABLE, verdict
     from harness.dataset import table
 
     record = stored.record
     kind = record["kind"]
-    nothing = unread(str(stored.folder.relative_to(root)), stamp, None)
     if kind == "reported":  # published figures are no results of the user's
         return nothing
     readers: dict[str, Callable[[Record], Any]] = {
@@ -183,18 +193,10 @@ Judged = tuple[Facts, "Repeat | None"]
 def _judged(root: Path, ceilings: Mapping[str, float], some: Sequence[tuple[str, str]]) -> list[Judged]:
     """Facts and rows of some records, each a folder and its stamp. `ceilings`: the best bandwidth known of
     each campaign, bytes/s, besides those that these records measured."""
-    from harness.records import ResultsError, Stored
+    from harness.records import Stored
 
-    read: list[tuple[Facts, Stored]] = []
-    for folder, stamp in some:
-        stored = Stored(root / folder)
-        try:
-            facts = facts_of(stored, root, stamp)
-        except ResultsError as damage:
-            facts = unread(folder, stamp, f"{damage}")
-        except FAULTS as fault:
-            facts = unread(folder, stamp, _left_out(stored, fault))
-        read.append((facts, stored))
+    every = [(Stored(root / folder), stamp) for folder, stamp in some]
+    read = [(facts_of(stored, root, stamp), stored) for stored, stamp in every]
     best = dict(ceilings)
     for facts, _ in read:
         if facts["campaign"] and facts["probed"]:

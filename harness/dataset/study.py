@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,6 @@ from harness.analysis.columns import (
     Check,
     Counted,
     Ends,
-    Identity,
     Outcome,
     Repeat,
     Score,
@@ -42,13 +41,12 @@ from harness.analysis.columns import (
     ShownCell,
     Variant,
 )
-from harness.base.files import FAULTS
+from harness.base.files import FAULTS, TABLE_OF
 from harness.base.text import plural
 from harness.dataset import table as dataset_table
 from harness.records import NO_TOKENS, ResultsError, Stored, TokenTimes
 from harness.records.kinds import Record, loaded_of, served_elsewhere
 from harness.records.parts import Machine
-from harness.records.tables import TABLE_OF
 from harness.stacks.header import stacks
 
 if TYPE_CHECKING:
@@ -584,15 +582,11 @@ def _versions(record: Record) -> str | None:
 # Read and analyse records one campaign at a time, oldest first, so that only one is in memory.
 
 
-R = TypeVar("R", bound=Identity)
-
-
 @dataclass(frozen=True)
 class Campaign:
-    """`place`: sorts campaigns. `began`: start of its first record."""
+    """`place`: sorts campaigns."""
 
     place: str
-    began: datetime
     study: Study
     stored: Sequence[Stored]
 
@@ -600,20 +594,6 @@ class Campaign:
     def repeats(self) -> list[tuple[Repeat, Stored]]:
         """The row of each repeat with its record."""
         return list(zip(self.study.repeats, self.study.stored, strict=True))
-
-    @property
-    def searches(self) -> list[tuple[Search, Stored]]:
-        """The row of the last search of each cell with its record."""
-        return self._with_records(self.study.searches)
-
-    @property
-    def scores(self) -> list[tuple[Score, Stored]]:
-        """The row of the last score of each cell with its record."""
-        return self._with_records(self.study.scores)
-
-    def _with_records(self, rows: Sequence[R]) -> list[tuple[R, Stored]]:
-        of = {(each.record["content_key"], each.record["started_utc"]): each for each in self.stored}
-        return [(row, of[row["content_key"], row["started_utc"]]) for row in rows]
 
 
 def campaigns(stored: Iterable[Stored]) -> Iterator[Campaign]:
@@ -623,26 +603,26 @@ def campaigns(stored: Iterable[Stored]) -> Iterator[Campaign]:
     Raises ResultsError for a record that disappeared since it was found.
     """
     folders, checks, scores = _sorted_out(stored)
-    for place, began, of in folders:
+    for place, of in folders:
         found = [Stored(folder, records.read(folder / "record.json")) for folder in of]
         study = load_study([*found, *checks])
         quality.apply(study.repeats, scores)
-        yield Campaign(place, began, study, found)
+        yield Campaign(place, study, found)
 
 
 def _sorted_out(
     stored: Iterable[Stored],
-) -> tuple[list[tuple[str, datetime, list[Path]]], list[Stored], list[Score]]:
+) -> tuple[list[tuple[str, list[Path]]], list[Stored], list[Score]]:
     """The folders of each campaign, oldest first, the check of each variant's weights that counts, and all
     scores."""
     scores: list[Score] = []
     folders: dict[str, list[Path]] = {}
-    began: dict[str, datetime] = {}
     places: dict[str, str] = {}
     checks: list[tuple[bool, datetime, Stored]] = []
     for each in stored:
-        record, at = each.record, datetime.fromisoformat(each.record["started_utc"])
+        record = each.record
         if record["kind"] == "checked":
+            at = datetime.fromisoformat(record["started_utc"])
             checks.append((record["outcome"] == "ok", at, each))
             continue
         if record["kind"] == "scored":
@@ -650,10 +630,9 @@ def _sorted_out(
                 scores.append(quality.row(record))
         campaign = record["campaign"]["id"]
         folders.setdefault(campaign, []).append(each.folder)
-        began[campaign] = min(at, began.get(campaign, at))
         places[campaign] = dataset_table.place(record)
     checks.sort(key=lambda check: check[:2])
     latest = {check.record["content_key"]: check for _, _, check in checks}
     ordered = sorted(folders, key=places.__getitem__)
-    found = [(places[campaign], began[campaign], folders[campaign]) for campaign in ordered]
+    found = [(places[campaign], folders[campaign]) for campaign in ordered]
     return found, list(latest.values()), scores

@@ -10,13 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.base.files import TABLE_OF
 from runners.protocol import Event, Rows, Tokens
 
 # Tables of timed rows: the results of workloads other than a decode, one file each.
 
-
-TABLE_OF = {"prefill": "prefill", "depth": "windows", "turns": "turns", "batch": "users"}
-"""The table of a kind of workload; its columns are in runners.protocol.TABLES."""
 
 TIMES = ("latency_ns", "prefill_ns", "ttft_ns")
 """Columns of times, which cannot be zero."""

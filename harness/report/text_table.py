@@ -130,6 +130,11 @@ Block = Table | Note
 """What the terminal shows, one after another."""
 
 
+def show(blocks: Iterable[Block], wide: bool) -> None:
+    for block in blocks:
+        block.show(wide)
+
+
 def as_values(blocks: Iterable[Block]) -> list[dict[str, Any]]:
     """Blocks as values of JSON."""
     return [asdict(block) for block in blocks]

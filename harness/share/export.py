@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 from harness.analysis.columns import REPEAT_FIELDS, RepeatField
 from harness.analysis.columns import Repeat as Row
 from harness.analysis.metrics import METRICS
+from harness.base.files import TABLE_OF
 from harness.base.text import csv_text
 from harness.dataset.study import ENDS, bounds, campaigns, csv_headings
 from harness.records import Record, ResultsError, Stored, table
 from harness.records.kinds import loaded_of
-from harness.records.tables import TABLE_OF
 
 # Choose the repeats to export: those that are ok. The others are counted by reason.
 
@@ -46,7 +46,7 @@ class Chosen:
         """The repeats of each campaign, oldest first."""
         for campaign in campaigns(self.stored):
             self.warnings += campaign.study.warnings
-            self.left_out.update("search" for _ in campaign.searches)
+            self.left_out.update("search" for _ in campaign.study.searches)
             found: list[Repeat] = []
             for row, each in campaign.repeats:
                 self.seen += 1

@@ -169,6 +169,17 @@ def test_a_damaged_or_foreign_index_is_built_anew_with_one_sentence(nights, caps
     assert damage != "a link" or (nights.root.parent / "secret").read_text() == "untouched"
 
 
+def test_a_place_that_cannot_be_written_is_told_while_none_is_current(nights, capsys):
+    (nights.root / index.NAME).mkdir()
+    opened(nights.root)
+    assert "was not written here, or was damaged: it is built anew\n" in capsys.readouterr().err
+    opened(nights.root)
+    assert capsys.readouterr().err == ""
+    nights.add(3)
+    opened(nights.root)
+    assert "cannot be written: Is a directory\n" in capsys.readouterr().err
+
+
 def test_a_deleted_index_is_built_anew_without_a_word(nights, judged, capsys):
     opened(nights.root)
     (nights.root / index.NAME).unlink()

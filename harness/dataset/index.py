@@ -318,6 +318,7 @@ def _index(root: Path, found: Found) -> Index:
     import duckdb
 
     old: Path | None = None
+    unusable: list[str] = []  # said only where none is current
     places = _places(root.resolve())
     for path in places:
         if not path.exists():
@@ -325,7 +326,7 @@ def _index(root: Path, found: Found) -> Index:
         known = _known(path)
         if known.get("code") != _code():
             why = "is of another version of the harness" if known else "was not written here, or was damaged"
-            say(f"{path} {why}: it is built anew")
+            unusable.append(f"{path} {why}: it is built anew")
             continue
         try:
             connection = _read_only(path)
@@ -334,7 +335,9 @@ def _index(root: Path, found: Found) -> Index:
             connection.close()
             old = old or path
         except duckdb.Error as refusal:
-            say(f"{path} cannot be used ({_clause(refusal)}): it is built anew")
+            unusable.append(f"{path} cannot be used ({_clause(refusal)}): it is built anew")
+    for sentence in unusable:
+        say(sentence)
     if old is None and len(found.stamps) >= AT_ONCE:
         say(f"{plural(len(found.stamps), 'record')} are judged once, and kept in {places[0]}")
     for path in places:

@@ -189,11 +189,10 @@ def _parquets() -> tuple[bytes, ...]:
     """Sound ones, ones of other types, and small files of many rows, columns or bytes."""
     import pyarrow as pa
 
-    series = {"n": pa.array(range(26, 66)), "latency_ns": pa.array([10**6] * 40), "t_ns": pa.array(range(40))}
-    delta = dict.fromkeys(series, "DELTA_BINARY_PACKED")
+    series = _series(10**6)
     zeros = pa.chunked_array([pa.nulls(1 << 20, pa.int64()).fill_null(0)] * 50)
     return (
-        parquet(series, use_dictionary=False, column_encoding=delta, compression="zstd"),
+        _tokens(10**6),
         parquet(series),
         parquet(series | {"n": pa.array(["x"] * 40)}),
         parquet(series | {"n": pa.array([None] * 40, pa.int64())}),
@@ -204,6 +203,21 @@ def _parquets() -> tuple[bytes, ...]:
         parquet({name: pa.array(["x" * (1 << 20)] * 40) for name in series}, compression="zstd"),
         parquet({name: pa.array([], pa.int64()) for name in series}),
     )
+
+
+def _series(latency_ns: int) -> dict[str, Any]:
+    import pyarrow as pa
+
+    latencies = pa.array([latency_ns] * 40)
+    return {"n": pa.array(range(26, 66)), "latency_ns": latencies, "t_ns": pa.array(range(40))}
+
+
+@cache
+def _tokens(latency_ns: int) -> bytes:
+    """As the harness writes it."""
+    series = _series(latency_ns)
+    delta = dict.fromkeys(series, "DELTA_BINARY_PACKED")
+    return parquet(series, use_dictionary=False, column_encoding=delta, compression="zstd")
 
 
 @cache
@@ -231,11 +245,12 @@ def _logs() -> st.SearchStrategy[bytes]:
 def _results(name: str, damage: st.SearchStrategy[bytes]) -> Format:
     """A results folder of two campaigns of one record, with one file of the second damaged."""
     files = {}
-    for folder, day in (("a", "2026-11-19"), ("b", "2026-11-20")):
+    # Not of one latency: of series that are equal to the last digit one is a copy, and has no figure.
+    for folder, day, latency_ns in (("a", "2026-11-19", 10**6 + 1), ("b", "2026-11-20", 10**6)):
         began = f"{day}T08:08:39.619499+00:00"
         record = RECORD | {"campaign": RECORD["campaign"] | {"id": began}, "started_utc": began}
         files[f"results/{folder}/r/record.json"] = dumped(record)
-        files[f"results/{folder}/r/tokens.parquet"] = _parquets()[0]
+        files[f"results/{folder}/r/tokens.parquet"] = _tokens(latency_ns)
     return one_of_them(files, {f"results/b/r/{name}": damage})
 
 

@@ -4,9 +4,10 @@
 A night is a campaign of 100 cells (10 models of 10 quantizations), one repeat each: copies of a real record
 with other names and times, and latencies of their own. Every command runs as a process of its own; a line
 has the user and system time of the process and of those it started, and its peak memory. `first` builds the
-index, `warm` finds it current. 100,000 records take 2 GB and about ten minutes to write.
+index, `warm` finds it current. 100,000 records take 2 GB and about ten minutes to write. `--machines`: a
+page of as many machines of 100 cells, each in a folder of its own, instead; its size is printed too.
 
-    .venv/bin/python benchmarks/growth.py [--sizes 1000 10000 100000] [--folder DIR] [--keep]
+    .venv/bin/python benchmarks/growth.py [--sizes 1000 10000 100000 | --machines 100] [--folder DIR] [--keep]
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ TOKENS, FASTEST_MS = 128, 6.0
 HARNESS = Path(sys.executable).parent / "harness"
 
 
-def night(results: Path, number: int) -> None:
-    """Write one campaign."""
+def night(results: Path, number: int, machine: str | None = None) -> None:
+    """Write one campaign. `machine`: another than the record's."""
     chance = np.random.default_rng(number)
     template = json.loads(GOLDEN.read_text())
     began = FIRST + timedelta(days=number)
@@ -45,6 +46,7 @@ def night(results: Path, number: int) -> None:
         at = began + timedelta(seconds=20 * place)
         record = json.loads(json.dumps(template))
         record["model"]["name"], record["variant"] = model, quant
+        record["machine"]["slug"] = machine or record["machine"]["slug"]
         record["cell"] = f"{model}.llamacpp.{quant}.decode.{place:08x}"
         record["content_key"] = f"{place:064x}"
         record["campaign"] |= {"id": began.isoformat(), "name": "nightly"}
@@ -72,6 +74,15 @@ def grow(results: Path, size: int) -> None:
     there = len({path.name for path in results.glob("*/*/*/*")}) // CELLS if results.exists() else 0
     with ProcessPoolExecutor(2) as pool:
         list(pool.map(night, *zip(*((results, n) for n in range(there, size // CELLS)), strict=True)))
+
+
+def grow_machines(folder: Path, count: int) -> list[Path]:
+    """The folder of each machine, with a night of its own."""
+    found = [folder / f"machine-{number:03d}" for number in range(count)]
+    new = [(each, number) for number, each in enumerate(found) if not each.exists()]
+    with ProcessPoolExecutor(2) as pool:
+        list(pool.map(night, *zip(*((each, number, each.name) for each, number in new), strict=True)))
+    return found
 
 
 def spent(command: list[str], folder: Path) -> tuple[float, float, float, int]:
@@ -111,16 +122,27 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--folder", type=Path, help="where the records are written (default: a new one)")
     parser.add_argument("--keep", action="store_true", help="leave the records there")
+    parser.add_argument("--machines", type=int, help="as many of 100 cells, instead")
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp(prefix="growth-"))
     results = folder / "results"
     print(f"{'records':>8}  {'command':<22}{'CPU s':>8}{'wall s':>8}{'peak MB':>9}  exit")
-    for size in sorted(given.sizes):
+
+    def shown(records: int, name: str, command: list[str]) -> None:
+        cpu, wall, peak, code = spent(command, folder)
+        print(f"{records:>8,}  {name:<22}{cpu:>8.2f}{wall:>8.2f}{peak:>9.0f}  {code}", flush=True)
+
+    if given.machines:
+        page = folder / "machines.html"
+        command = ["report", *map(str, grow_machines(folder, given.machines)), "-o", str(page)]
+        for name in ("page, first", "page, warm"):
+            shown(given.machines * CELLS, name, command)
+        print(f"{page.stat().st_size / 1e6:.1f} MB")
+    for size in [] if given.machines else sorted(given.sizes):
         grow(results, size)
         last = (FIRST + timedelta(days=size // CELLS - 1)).isoformat()
         for name, command in commands(results, last):
-            cpu, wall, peak, code = spent(command, folder)
-            print(f"{size:>8,}  {name:<22}{cpu:>8.2f}{wall:>8.2f}{peak:>9.0f}  {code}", flush=True)
+            shown(size, name, command)
     if not given.keep:
         shutil.rmtree(folder)
 

@@ -65,9 +65,8 @@ class Nights:
                 for level in levels:
                     inner = inner[level]
                 inner[key] = value
-            folder = (
-                self.root / record["machine"]["slug"] / path.parent.parent.name / f"{night:07.2f}-{number}"
-            )
+            model, cell_folder = path.parts[-4:-2]
+            folder = self.root / record["machine"]["slug"] / model / cell_folder / f"{night:07.2f}-{number}"
             folder.mkdir(parents=True)
             (folder / "record.json").write_text(json.dumps(record))
             write_columns(folder / "tokens.parquet", {"n": n.tolist(), "latency_ns": ns})

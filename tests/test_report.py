@@ -342,7 +342,7 @@ def test_figures_are_written_as_png_files(tmp_path: Path):
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))):
         pytest.skip("no chromium or chrome on PATH")
     study = Study("t", [row("../../m s q4", B_ms=12.0), row("../../m s q8", B_ms=14.0)])
-    (path,) = report_page.png(tmp_path, study)
+    (path,) = report_page.png(tmp_path, report_page.titled(study))
     assert path == tmp_path / "m-B.png"
     assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -360,7 +360,7 @@ def test_a_png_file_leaves_out_what_waits_for_a_selection(tmp_path: Path, monkey
 def test_without_a_browser_the_figures_are_refused_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("BROWSER_PATH", "/nonexistent")
     with pytest.raises(report_page.FiguresError, match="none was found; install one"):
-        report_page.png(tmp_path, Study("t", [row(B_ms=12.0)]))
+        report_page.png(tmp_path, report_page.titled(Study("t", [row(B_ms=12.0)])))
 
 
 def test_a_label_leaves_out_what_all_cells_of_a_model_share():

@@ -6,15 +6,15 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import records
 from harness.analysis.columns import Attribution, Moment
 from harness.analysis.memory import PARTS
 from harness.base import data
-from harness.base.text import plural
+from harness.base.text import list_named, plural
 from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.options import stored
 from harness.cli.report import PUBLIC_SPEEDS, REPORTS, open_page
@@ -25,43 +25,134 @@ from harness.dataset.study import Study, attributions, load_study, timed, with_p
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
+from harness.report import machines
 from harness.report import page as report_page
 from harness.report import serve as report_serve
+from harness.report.plots import Figure
 from harness.report.text_table import NONE, Table, formatted, note
 from harness.share.bundle import SUFFIX, as_folder, is_bundle
 
 # The page, or its tables, from results folders; needs no GPU and no stack.
 
 
+@dataclass(frozen=True)
+class Shown:
+    """`name`: of the page's file. `figures`: by the titles of their sections. `tables`: in the format asked
+    for."""
+
+    name: str
+    warnings: Sequence[str]
+    figures: Sequence[tuple[str, Sequence[Figure]]]
+    tables: Callable[[], str]
+    page: Callable[[], str]
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables, or write the page and print its path. Raises ResultsError if there is
     nothing to show."""
-    study, name = _study(arguments.dir, arguments.baseline, arguments.campaign)
-    if arguments.price is not None:
-        study = with_price(study, arguments.price)
-    for warning in study.warnings:
+    shown = _of_machines(arguments) or _of_study(arguments)
+    for warning in shown.warnings:
         say(warning)
     if arguments.png:
         try:
-            for path in report_page.png(arguments.png, study):
+            for path in report_page.png(arguments.png, shown.figures):
                 print(path)
         except report_page.FiguresError as refusal:
             say(refusal)
             return NOT_OK
     if arguments.format:
-        tables = _tables(study, arguments.format)
+        tables = shown.tables()
         if arguments.output is None:
             print(tables, end="")
         else:
             write_output(arguments.output, tables)
             print(arguments.output.absolute())
     elif arguments.output or not arguments.png:
-        page = arguments.output or REPORTS / f"{name}.html"
-        report_page.write(page, study)
+        page = arguments.output or REPORTS / f"{shown.name}.html"
+        write_output(page, shown.page())
         print(page.absolute())
         if arguments.open:
             return open_page(page)
     return OK
+
+
+def _of_study(arguments: argparse.Namespace) -> Shown:
+    study, name = _study(arguments.dir, arguments.baseline, arguments.campaign)
+    if arguments.price is not None:
+        study = with_price(study, arguments.price)
+    return Shown(
+        name,
+        study.warnings,
+        report_page.titled(study),
+        lambda: _tables(study, arguments.format),
+        lambda: report_page.page(study),
+    )
+
+
+FOLDERS_NAMED = 3
+
+
+def _of_machines(arguments: argparse.Namespace) -> Shown | None:
+    """Null where one machine is shown, or cells are. Raises Mistake for a price."""
+    if arguments.baseline or arguments.campaign or arguments.format in ("csv", "json"):
+        return None
+    if (found := _machines(arguments.dir)) is None:
+        return None
+    if arguments.price is not None:
+        raise Mistake("the price of a kWh is that of one machine: give --price with the folder of one")
+    views = machines.views(found)
+    title = "Machines of " + list_named([path.name for path in arguments.dir], FOLDERS_NAMED)
+    return Shown(
+        "machines",
+        found.warnings,
+        machines.titled(views),
+        lambda: machines.markdown(title, found, views),
+        lambda: machines.html(title, found, views),
+    )
+
+
+def _machines(paths: Sequence[Path]) -> machines.Rows | None:
+    """What a page of several machines shows; null where the folders of records are of one, or none. Raises
+    ResultsError."""
+    if any(path.is_file() and not is_bundle(path) for path in paths):
+        return None
+    rows = {path: _of_bundle(path) if is_bundle(path) else None for path in paths}
+    found = {path: index.find(path) for path in paths if rows[path] is None}
+    names = {row["machine"] for each in rows.values() if each for row in each.cells}
+    names |= {_machine(folder) for each in found.values() for folder in each.stamps} - {""}
+    if len(names) < 2:
+        return None
+    many = sum(len(each.stamps) for each in found.values()) >= index.FEWEST
+    for path, records_in in found.items():
+        records.check_folder(path)
+        made = index.view(path, "machines", _of_index, records_in) if many else None
+        rows[path] = _of_folder(path) if made is None else machines.Rows(*made)
+    return machines.joined([each for each in rows.values() if each])
+
+
+def _machine(folder: str) -> str:
+    """The machine's name in the path of a record, machine/model/cell/time; empty in another."""
+    return "".join(folder.split("/")[-4:-3])
+
+
+def _of_index(found: index.Index) -> machines.Rows:
+    return machines.rows(found.study())
+
+
+def _of_bundle(path: Path) -> machines.Rows:
+    """Its records are judged once."""
+    if kept := index.kept(path, "machines"):
+        return machines.Rows(*kept)
+    with as_folder(path) as folder:
+        index.keep(path, "machines", made := _of_folder(folder))
+    return made
+
+
+def _of_folder(folder: Path) -> machines.Rows:
+    damages: list[str] = []
+    stored = list(records.records(folder, lambda damage: damages.append(f"skipped: {damage}")))
+    found = machines.rows(load_study(stored))
+    return found._replace(warnings=[*damages, *found.warnings])
 
 
 def _tables(study: Study, form: str) -> str:

@@ -218,13 +218,13 @@ class Index:
 def opened(root: Path) -> Index | None:
     """The index of a folder, brought up to date; null where the folder has few records. Prints a sentence
     about what is built, and about what cannot be used or kept."""
-    found = _found(root)
+    found = find(root)
     return None if len(found.stamps) < FEWEST else _index(root, found)
 
 
 def for_queries(root: Path) -> Index:
     """The same of any folder: in memory where it has few records."""
-    found = _found(root)
+    found = find(root)
     return _in_memory(root, found) if len(found.stamps) < FEWEST else _index(root, found)
 
 
@@ -262,12 +262,14 @@ def _has_the_folders(root: Path, known: Sequence[str]) -> bool:
     return True
 
 
-def view(root: Path, name: str, make: Callable[[Index], Any]) -> Any:
+def view(root: Path, name: str, make: Callable[[Index], Any], found: Found | None = None) -> Any:
     """What `make` makes of the index, values of JSON, kept until a record changes: then nothing is read but
-    the times of files. Null where the folder has few records."""
-    found = _found(root)
-    if len(found.stamps) < FEWEST:
-        return None
+    the times of files. `found`: the records that there are, however few; without it, null where the folder
+    has few."""
+    if found is None:
+        found = find(root)
+        if len(found.stamps) < FEWEST:
+            return None
     for path in _places(root.resolve()):
         known = _known(path)
         views = known.get("views", {})
@@ -276,11 +278,26 @@ def view(root: Path, name: str, make: Callable[[Index], Any]) -> Any:
     index = _index(root, found)
     made = make(index)
     if index.path and not found.unreadable:
-        with suppress(OSError):  # it is made again then
-            known = _known(index.path)
-            note = {**known, "views": {**known.get("views", {}), name: made}}
-            files.write_whole(_note(index.path, index.path), json.dumps(note).encode())
+        _keep(index.path, _known(index.path), name, made)
     return made
+
+
+def kept(path: Path, name: str) -> Any:
+    """What keep() kept of a file, unless it has changed since; null: nothing."""
+    known = _known(path)
+    return known.get("views", {}).get(name) if known.get("code") == _code() else None
+
+
+def keep(path: Path, name: str, made: Any) -> None:
+    """Keep what was made of a file that was read, values of JSON."""
+    _keep(path, {"code": _code()}, name, made)
+
+
+def _keep(path: Path, known: Mapping[str, Any], name: str, made: Any) -> None:
+    note = {**known, "views": {**known.get("views", {}), name: made}}
+    with suppress(OSError):  # it is made again then
+        files.made(_note(path, path).parent)
+        files.write_whole(_note(path, path), json.dumps(note).encode())
 
 
 def facts(root: Path) -> Iterator[Facts]:
@@ -303,7 +320,8 @@ class Found(NamedTuple):
     unreadable: Sequence[str]
 
 
-def _found(root: Path) -> Found:
+def find(root: Path) -> Found:
+    """Reads no record."""
     unreadable: list[str] = []
     found = stamps(root, unreadable.append)
     lines = "\n".join(map(" ".join, found.items()))

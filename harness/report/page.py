@@ -385,15 +385,21 @@ def json(rows: Sequence[ShownCell]) -> str:
     return json_format.dumps([_finite(row) for row in rows], indent=1, allow_nan=False, default=str) + "\n"
 
 
-def png(folder: Path, study: Study) -> list[Path]:
-    """Write every figure as `<section>-<figure>.png` and return the paths.
+def titled(study: Study) -> list[tuple[str, Sequence[Figure]]]:
+    """Every figure of the page, by the title of its section."""
+    in_chapters = [part for chapter in figures_chapters(study).values() for part in chapter.figures.items()]
+    return [*sections(study).values(), *in_chapters]
+
+
+def png(folder: Path, parts: Sequence[tuple[str, Sequence[Figure]]]) -> list[Path]:
+    """Write every figure as `<section>-<figure>.png` and return the paths. `parts`: titles of sections, and
+    their figures.
 
     Draws in the Chrome or Chromium of this machine, without the network. Raises FiguresError if there is none
     or it fails, ResultsError if the folder cannot be written.
     """
     wanted: list[Plotly] = []
-    in_chapters = [part for chapter in figures_chapters(study).values() for part in chapter.figures.items()]
-    for title, drawn in [*sections(study).values(), *in_chapters]:
+    for title, drawn in parts:
         for figure in drawn:
             path = folder / f"{_file_name(title)}-{figure.name}.png"
             if path in [each["path"] for each in wanted]:

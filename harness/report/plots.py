@@ -133,8 +133,10 @@ def named_axis(labels: Sequence[str], in_order: bool = False) -> Plotly:
         "tickvals": [plain_figure(each) for each in labels],
         "ticktext": [plain_figure(each) for each in short],
     }
-    order = {"categoryorder": "array", "categoryarray": places["tickvals"]} if in_order else {}
-    return {"type": "category", "autorange": "reversed", **order, **places}
+    if in_order:
+        order = {"categoryorder": "array", "categoryarray": places["tickvals"]}
+        return {"type": "category", "range": [len(labels) - 0.5, -0.5], **order, **places}
+    return {"type": "category", "autorange": "reversed", **places}
 
 
 def words(texts: Mapping[str, str], at: float) -> Plotly:

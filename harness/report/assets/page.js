@@ -20,14 +20,20 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }));
 }
 
-// A filter keeps the rows that have all of its words.
+// A filter keeps the rows that have all of its words, and the points of figures beside them.
 for (const input of document.querySelectorAll(".filter input")) input.addEventListener("input", () => {
   const words = input.value.toLowerCase().split(/\s+/);
-  for (const row of input.closest("section").querySelectorAll("tbody tr")) {
-    const text = row.textContent.toLowerCase();
-    row.hidden = !words.every((word) => text.includes(word));
+  const section = input.closest("section");
+  for (const row of section.querySelectorAll("tbody tr")) row.hidden = !has(row.textContent, words);
+  for (const figure of figures.filter(({ element }) => section.contains(element))) {
+    figure.words = words;
+    figure.change();
   }
 });
+function has(text, words) {
+  const lower = text.toLowerCase();
+  return words.every((word) => lower.includes(word));
+}
 
 // Views: one model at a time, by the fragment of the address.
 const views = [...document.querySelectorAll(".view")];
@@ -171,13 +177,16 @@ function coloured(value) {
   return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, coloured(inner)]));
 }
 
+const AROUND = 80; // px of a figure above and below its names
 class Figure {
   constructor(element) {
     this.element = element;
     this.plot = element.querySelector(".plot");
+    this.height = parseFloat(this.plot.style.height);
     this.logarithmic = false;
     this.spikes = false;
     this.off = new Set(); // overlays
+    this.words = []; // of a filter
     this.resets = 0; // of the zoom
     this.stale = true;
     this.seen = false;
@@ -276,6 +285,22 @@ class Figure {
     }
   }
 
+  // Of the points at names, those that have all words of the filter.
+  filter(data, { yaxis }) {
+    if (yaxis.type !== "category" || !this.words.length) return;
+    for (const trace of data) {
+      const kept = (_, i) => has(`${trace.y[i]} ${trace.name} ${trace.text[i]}`, this.words);
+      const symbol = trace.marker.symbol.filter(kept);
+      Object.assign(trace, { x: trace.x.filter(kept), text: trace.text.filter(kept), y: trace.y.filter(kept) });
+      trace.marker.symbol = symbol;
+    }
+    const names = new Set(data.flatMap(({ y }) => y));
+    const line = (this.height - AROUND) / yaxis.categoryarray.length;
+    yaxis.categoryarray = yaxis.categoryarray.filter((name) => names.has(name));
+    yaxis.range = [names.size - 0.5, -0.5];
+    this.plot.style.height = `${AROUND + line * names.size}px`;
+  }
+
   draw() {
     if (!window.Plotly) {
       plotly().then(() => this.draw(), () => { this.plot.textContent = "This browser is too old to draw it; the data is below."; });
@@ -291,6 +316,7 @@ class Figure {
     }
     this.mark(data);
     const layout = coloured(this.layout);
+    this.filter(data, layout);
     if (narrow) {
       layout.margin.r = 28; // half of the last tick's label, which plotly.js leaves out where it does not fit
       if (!layout.xaxis.tickvals) Object.assign(layout.xaxis, { nticks: 4, tickangle: 0 });

@@ -1,0 +1,137 @@
+"""The page of several machines: one line per machine and stack, by model, and the share of the ceiling."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_nights import Nights
+from test_page import BROWSER, Reader, browser  # noqa: F401
+
+from harness.cli import report_page
+from harness.dataset import index
+
+MODEL = "tiny-qwen2"
+
+
+@pytest.fixture
+def folders(run_once: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A machine each: the second decodes half as fast, with half the bandwidth; the third a tenth."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    for night, (name, slower) in enumerate((("desk", 1.0), ("lap", 2.0), ("pi", 10.0))):
+        probes = [{"read_bytes_per_s": 40e9 / slower}]
+        Nights(run_once, tmp_path / name).add(night, slower, machine__slug=name, bandwidth_probes=probes)
+        for path in (tmp_path / name).rglob("record.json"):
+            path.write_text(path.read_text().replace('"content_key": "', f'"content_key": "{name}-'))
+    return [tmp_path / name for name in ("desk", "lap", "pi")]
+
+
+def table(printed: str) -> list[list[str]]:
+    """The cells of the lines of the first Markdown table, but its head."""
+    lines = [line for line in printed.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def shown(harness: Any, *folders: Path) -> list[list[str]]:
+    ran = harness("report", *folders, "--format", "md")
+    assert ran.code == 0, ran.err
+    return table(ran.out)
+
+
+def without_tokens(folder: Path) -> None:
+    for path in folder.rglob("record.json"):
+        record = json.loads(path.read_text())
+        record |= {"outcome": "oom", "reason": "not enough"}
+        path.write_text(json.dumps(record))
+
+
+def test_a_machine_is_a_line_with_its_fastest_cell_and_its_share_of_its_ceiling(harness, folders):
+    lines = shown(harness, *folders)
+    assert [line[0] for line in lines] == ["desk", "lap", "pi"]
+    assert [line[6] for line in lines] == ["40", "20", "4"]
+    speeds = [float(line[3].split()[0].replace(",", "")) for line in lines]
+    assert speeds[0] > 1.8 * speeds[1] > 1.8 * 4 * speeds[2]
+    shares = [float(line[4].rstrip("%")) for line in lines]
+    assert max(shares) - min(shares) <= 0.1 * max(shares)
+    assert [line[-1] for line in lines] == ["2/2"] * 3
+
+
+def test_the_same_comes_of_many_records_from_their_indexes(harness, folders, monkeypatch):
+    few = shown(harness, *folders)
+    monkeypatch.setattr(index, "FEWEST", 2 * 4)
+    assert shown(harness, *folders) == few
+    monkeypatch.setattr(index.Index, "study", None)  # what was made is kept
+    assert shown(harness, *folders) == few
+
+
+def test_one_folder_that_holds_several_machines_is_shown_so_too(harness, folders, tmp_path):
+    for folder in folders:
+        shutil.copytree(folder, tmp_path / "group", dirs_exist_ok=True)
+    assert shown(harness, tmp_path / "group") == shown(harness, *folders)
+
+
+def test_one_machine_and_a_baseline_have_the_page_of_cells(harness, folders):
+    for arguments in ([folders[0]], [*folders[:1], "--baseline", folders[1]]):
+        ran = harness("report", *arguments, "--format", "md")
+        assert ran.code == 0
+        assert "## Methods" in ran.out
+
+
+def test_a_machine_without_a_sound_cell_comes_last_with_the_reason(harness, folders):
+    without_tokens(folders[0])
+    lines = shown(harness, *folders)
+    assert [line[0] for line in lines] == ["lap", "pi", "desk"]
+    assert lines[-1][2].startswith("oom")
+    assert lines[-1][-1] == "0/2"
+
+
+def test_a_series_that_two_machines_have_is_of_neither(harness, folders, tmp_path):
+    shutil.copytree(folders[1], copy := tmp_path / "copy")
+    for path in copy.rglob("record.json"):
+        path.write_text(path.read_text().replace('"slug": "lap"', '"slug": "copied"'))
+    (copy / "lap").rename(copy / "copied")
+    ran = harness("report", *folders, copy, "--format", "md")
+    assert "equal to the last digit on copied, lap: left out" in ran.err
+    assert [line[0] for line in table(ran.out)] == ["desk", "pi"]
+
+
+def test_bundles_are_read_once_and_again_when_they_change(harness, folders, tmp_path, monkeypatch):
+    bundles = [tmp_path / f"{folder.name}.tar.zst" for folder in folders]
+    for folder, bundle in zip(folders, bundles, strict=True):
+        harness("share", folder, "--bundle", bundle)
+    first = shown(harness, *bundles)
+    assert len(first) == 3
+    read: list[Path] = []
+    plain = report_page._of_folder
+    monkeypatch.setattr(report_page, "_of_folder", lambda folder: read.append(folder) or plain(folder))
+    assert shown(harness, *bundles) == first
+    assert not read
+    shutil.copy(bundles[2], bundles[1])
+    assert len(shown(harness, *bundles)) == 2
+    assert len(read) == 1
+
+
+def test_a_price_is_refused_for_several_machines(harness, folders):
+    ran = harness("report", *folders, "--price", "0.3")
+    assert ran.code != 0
+    assert "give --price with the folder of one" in ran.err
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(BROWSER is None, reason="no browser on PATH")
+def test_a_filter_leaves_the_lines_and_the_dots_of_a_machine(harness, folders, tmp_path, browser):  # noqa: F811
+    page = tmp_path / "page.html"
+    assert harness("report", *folders, "-o", page).code == 0
+    reader = Reader(browser, page)
+    figure = reader.figure(0, "m0")
+    assert reader.plot(figure, "plot.data.flatMap(({ y }) => y).length") == 6
+    reader.page.fill(".filter input", "lap FAKE")
+    reader.page.wait_for_function(
+        "document.querySelectorAll('#m0 .tabled tbody tr:not([hidden])').length === 1"
+    )
+    assert reader.plot(figure, "plot.data.flatMap(({ y }) => y).join()") == "lap,lap"
+    reader.page.fill(".filter input", "")
+    assert reader.plot(figure, "plot.data.flatMap(({ y }) => y).length") == 6
+    assert not reader.complaints
+    assert len(reader.requests) == 1

@@ -13,7 +13,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from conftest import stored_in
+from conftest import Ran, stored_in
 from made_nights import Nights
 
 from harness.analysis import quality
@@ -286,9 +286,33 @@ def test_a_campaign_is_shown_alone(harness, nights):
     assert [row["repeats"] for row in json.loads(ran.out)] == [2, 2]
     day = harness("report", nights.root, "--campaign", "2026-09-02", "--format", "json")
     assert {row["campaign"][:10] for row in json.loads(day.out)} == {"2026-09-02"}
-    none = harness("report", nights.root, "--campaign", "2026-08", "--format", "json")
+    assert "shown together" not in day.err
+
+
+def test_a_campaign_is_named_by_its_time(harness, nights):
+    def shown(*when: str) -> Ran:
+        return harness("report", nights.root, *(f"--campaign={each}" for each in when), "--format", "json")
+
+    none = shown("2026-08-01")
     assert none.code == 2
-    assert "no campaign began at 2026-08; there are 3, from 2026-09-01T02:00 to 2026-09-03T02:00" in none.err
+    assert "no campaign began at 2026-08-01; the first is 2026-09-01T02:00, the last 2026-09-03T" in none.err
+    assert json.loads(shown("2026-09-02T02:00:00Z").out) == json.loads(shown("2026-09-02").out)
+    for wrong in ("", "2026", "nope", "2026-09-02T02:00:00+02:00"):
+        assert "neither latest nor a time in UTC" in shown(wrong).err
+    nights.add(1.25)
+    assert "2 campaigns began at 2026-09-02, and are shown together" in shown("2026-09-02").err
+
+
+def test_a_campaign_of_one_of_several_folders_is_shown(harness, nights, tmp_path):
+    Nights(nights.records, tmp_path / "later").add(40)
+    both = (nights.root, tmp_path / "later", "--campaign", "2026-10-11", "--format", "json")
+    assert {row["campaign"][:10] for row in json.loads(harness("report", *both).out)} == {"2026-10-11"}
+    ran = harness("report", nights.root, tmp_path / "later", "--campaign", "2026-11-01")
+    assert "results, " in ran.err
+    assert (
+        "later: no campaign began at 2026-11-01; the first is 2026-09-01T02:00, the last 2026-10-11"
+        in ran.err
+    )
 
 
 def test_a_campaign_has_its_records_as_they_are_now(harness, nights):

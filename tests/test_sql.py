@@ -83,6 +83,26 @@ def test_an_answer_is_a_table_csv_json_or_parquet(harness, results, tmp_path):
     assert pq.read_table(tmp_path / "answer.parquet").to_pylist()[1]["times"] == 4
 
 
+def test_lists_and_objects_are_values_in_json_and_json_in_csv(harness, results):
+    text = "select spikes, reasons, {'a': 1} as made from repeats limit 1"
+    (row,) = rows(harness, text)
+    assert isinstance(row["spikes"], dict)
+    assert (row["reasons"], row["made"]) == ([], {"a": 1})
+    _, (spikes, *others) = csv.reader(io.StringIO(answer(harness, text, "--csv")))
+    assert json.loads(spikes) == row["spikes"]
+    assert others == ["[]", '{"a": 1}']
+
+
+def test_an_object_has_no_two_values_of_one_name(harness, results):
+    refused(harness("sql", "select 1 as a, 2 as a", "--json"), "several columns are named a")
+    assert answer(harness, "select 1 as a, 2 as a", "--csv") == "a,a\n1,2\n"
+
+
+def test_a_query_may_name_tables_of_its_own(harness, results):
+    text = "with recent as (from nights), n as (select count(*) as n from recent) select n from n"
+    assert rows(harness, text) == [{"n": 4}]
+
+
 def test_the_same_tables_come_as_pandas(harness, results):
     study = package.load_results(results)
     nights = study.frame("nights")
@@ -103,20 +123,27 @@ def test_figures_that_are_not_finite_are_null_in_json(harness, results):
     ("text", "said"),
     [
         ("selec 1", 'syntax error at or near "selec"'),
-        ("", "answers one SELECT"),
-        ("select 1; select 2", "answers one SELECT"),
+        ("", "the query comes first"),
+        ("results", "the query comes first"),
+        ("select 1; select 2", "answers one SELECT; these are 2 statements"),
+        ("explain select 1", "this is another statement (explain)"),
+        ("pivot cells on variant using count(*)", "this is another statement"),
+        ("show tables", "the tables are cells, repeats, nights, tokens, memory"),
+        ("from records", "the tables are cells"),
+        ("from information_schema.tables", "the tables are cells"),
+        ("with a as (from others) select * from a", "the tables are cells"),
         ("select nme from cells", 'Candidate bindings: "name"'),
-        ("from cellz", 'Did you mean "cells"?'),
-        ("create table a as select 1", "it changes and writes nothing"),
-        ("update cells set tokens_per_s = 1", "it changes and writes nothing"),
-        ("delete from records", "it changes and writes nothing"),
-        ("copy cells to '{}/stolen.csv'", "it changes and writes nothing"),
-        ("export database '{}/stolen'", "it changes and writes nothing"),
-        ("attach '{}/secret.db'", "it changes and writes nothing"),
-        ("set enable_external_access = true", "it changes and writes nothing"),
-        ("install httpfs", "it changes and writes nothing"),
-        ("load '{}/evil.duckdb_extension'", "it changes and writes nothing"),
-        ("call force_checkpoint()", "it changes and writes nothing"),
+        ("from cellz", "the tables are cells"),
+        ("create table a as select 1", "this is another statement"),
+        ("update cells set tokens_per_s = 1", "this is another statement"),
+        ("delete from records", "this is another statement"),
+        ("copy cells to '{}/stolen.csv'", "this is another statement"),
+        ("export database '{}/stolen'", "this is another statement"),
+        ("attach '{}/secret.db'", "this is another statement"),
+        ("set enable_external_access = true", "this is another statement"),
+        ("install httpfs", "this is another statement"),
+        ("load '{}/evil.duckdb_extension'", "this is another statement"),
+        ("call force_checkpoint()", "this is another statement"),
         ("select * from read_text('{}/secret')", "read_text() is not allowed"),
         ("select (select content from read_text('{}/secret'))", "read_text() is not allowed"),
         ("with x as (from read_csv('{}/secret')) from x", "read_csv() is not allowed"),
@@ -126,9 +153,8 @@ def test_figures_that_are_not_finite_are_null_in_json(harness, results):
         ("from pandas_scan(1, 2, 3)", "pandas_scan() is not allowed"),
         ("from duckdb_secrets()", "duckdb_secrets() is not allowed"),
         ("from json_execute_serialized_sql('x')", "json_execute_serialized_sql() is not allowed"),
-        ("from '{}/secret.parquet'", "Cannot access file"),
-        ("from '{}/secret.csv'", "Cannot access file"),
-        ("from results", "does not exist"),
+        ("from '{}/secret.parquet'", "the tables are cells"),
+        ("from results", "the tables are cells"),
         ("select getenv('HOME')", "does not exist"),
         ("select getvariable('x') from range(100000000000) a, range(100000000000) b", "took longer than 1 s"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
+from argparse import ArgumentTypeError
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,10 @@ def published_names() -> list[str]:
 
 
 def results(given: str) -> Path:
-    """The results folder for a name: an existing path, else the shipped `published/NAME`."""
+    """The results folder for a name: an existing path, else the shipped `published/NAME`. Raises
+    ArgumentTypeError for no name."""
+    if not given:
+        raise ArgumentTypeError("a folder is named; this is an empty text")
     path = Path(given)
     shipped = HERE / path
     if path.exists() or path.parts[:1] != (PUBLISHED,) or ".." in path.parts or not shipped.is_dir():

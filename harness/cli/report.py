@@ -7,6 +7,7 @@ import contextlib
 import getpass
 import math
 import os
+import re
 import shlex
 import webbrowser
 from pathlib import Path
@@ -106,6 +107,16 @@ def _price(text: str) -> float:
     return price
 
 
+def _campaign(text: str) -> str:
+    """`latest`, or the beginning of a campaign's id, which is a time in UTC."""
+    when = text.removesuffix("Z").replace(" ", "T")
+    if text != "latest" and not re.fullmatch(
+        r"\d{4}-\d\d-\d\d(T\d\d(:\d\d(:\d\d[\d.]*(\+00:00)?)?)?)?", when
+    ):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither latest nor a time in UTC, as 2026-11-27T02:00")
+    return when
+
+
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dir",
@@ -153,8 +164,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--campaign",
+        type=_campaign,
         metavar="TIME",
-        help="show one campaign alone: latest, or when it began, in UTC (2026-11-27, 2026-11-27T02:00)",
+        help="show one campaign alone: latest, or when it began, in UTC (2026-11-27T02:00); of a day, all",
     )
     parser.add_argument(
         "--price",

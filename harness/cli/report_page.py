@@ -209,12 +209,19 @@ def _load(folders: list[Path], campaign: str | None = None) -> Study:
     """The records of some folders. Raises ResultsError if one is not a folder, or if there are no records."""
     stored: list[Stored] = []
     damages: list[str] = []
+    known: list[str] = []
     for folder in folders:
         records.check_folder(folder)
         if campaign is None:
             stored += records.records(folder, lambda damage: damages.append(f"skipped: {damage}"))
         else:
-            stored += _of_campaign(folder, campaign)
+            chosen, there = _of_campaign(folder, campaign)
+            stored += chosen
+            known += there
+    if campaign and not any(_is_measured(each) for each in stored):
+        where = ", ".join(map(str, folders))
+        span = f"; the first is {min(known)[:16]}, the last {max(known)[:16]}" if known else ""
+        raise ResultsError(f"{where}: no campaign began at {campaign}{span}")
     if not stored:
         for damage in damages:
             say(damage)
@@ -223,9 +230,13 @@ def _load(folders: list[Path], campaign: str | None = None) -> Study:
     return replace(study, warnings=[*damages, *study.warnings])
 
 
-def _of_campaign(folder: Path, which: str) -> list[Stored]:
-    """The records of the latest campaign, or of those whose ids begin so, with the checks of weights of all.
-    Raises ResultsError if there is none."""
+def _is_measured(each: Stored) -> bool:
+    return each.record["kind"] != "checked"
+
+
+def _of_campaign(folder: Path, which: str) -> tuple[list[Stored], list[str]]:
+    """The records of the latest campaign, or of those whose ids begin so, with the checks of weights of all;
+    and the ids that there are."""
     kept = index.of_known_records(folder) or index.opened(folder)
     stored = [] if kept else [*records.records(folder, lambda damage: say(f"skipped: {damage}"))]
     places = (
@@ -234,19 +245,17 @@ def _of_campaign(folder: Path, which: str) -> list[Stored]:
         else {each.record["campaign"]["id"]: table.place(each.record) for each in stored}
     )
     past = {campaign: place for campaign, place in places.items() if not table.from_the_future(campaign)}
-    chosen = (
-        [max(past, key=past.__getitem__)]
-        if which == "latest" and past
-        else [campaign for campaign in places if campaign.startswith(which)]
-    )
-    if not chosen:
-        known = f"; there are {len(places)}, from {min(places)[:16]} to {max(places)[:16]}" if places else ""
-        raise ResultsError(f"{folder}: no campaign began at {which}{known}")
+    if which == "latest":
+        chosen = [max(past, key=past.__getitem__)] if past else []
+    else:
+        chosen = [campaign for campaign in places if campaign.startswith(which)]
+    if len(chosen) > 1:
+        ids = ", ".join(sorted(chosen))
+        say(f"{folder}: {len(chosen)} campaigns began at {which}, and are shown together: {ids}")
     if kept:
-        return kept.stored(chosen)
-    return [
-        each for each in stored if each.record["kind"] == "checked" or each.record["campaign"]["id"] in chosen
-    ]
+        return kept.stored(chosen), [*places]
+    of = [each for each in stored if not _is_measured(each) or each.record["campaign"]["id"] in chosen]
+    return of, [*places]
 
 
 # `harness report --serve`: the page at an address of this machine, made anew as records come.

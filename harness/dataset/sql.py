@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 TABLES = ("cells", "repeats", "nights", "tokens", "memory")
+JSON = {b"type": b"json"}
 TIMEOUT_S = 60.0
 HARMLESS = frozenset(("range", "generate_series", "unnest", "json_each", "json_tree"))
 """The functions that make tables of their arguments alone."""
@@ -47,8 +48,10 @@ class QueryError(NotStarted):
 
 
 def query(root: Path, text: str, timeout_s: float = TIMEOUT_S) -> pa.Table:
-    """The answer to one SELECT about a results folder. Raises QueryError, ResultsError."""
+    """The answer to one SELECT about a results folder; a field whose text is JSON has the metadata JSON.
+    Raises QueryError, ResultsError."""
     import duckdb
+    import pyarrow as pa
 
     connection = _connection(root, text)
     ended = threading.Event()
@@ -62,7 +65,12 @@ def query(root: Path, text: str, timeout_s: float = TIMEOUT_S) -> pa.Table:
     timer.start()
     try:
         _check(connection, text)
-        return connection.sql(text).to_arrow_table()
+        asked = connection.sql(text)
+        found = asked.to_arrow_table()
+        of = zip(found.schema, asked.types, strict=True)
+        return found.cast(
+            pa.schema([one.with_metadata(JSON) if str(type_) == "JSON" else one for one, type_ in of])
+        )
     except duckdb.Error as refusal:
         if ended.is_set():
             raise QueryError(f"the query took longer than {timeout_s:g} s; --timeout allows more") from None
@@ -100,25 +108,47 @@ def _check(connection: duckdb.DuckDBPyConnection, text: str) -> None:
     import duckdb
 
     statements = connection.extract_statements(text)
-    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise QueryError("harness sql answers one SELECT; it changes and writes nothing")
+    if len(statements) != 1:
+        raise QueryError(f"harness sql answers one SELECT; these are {len(statements)} statements")
     ((parsed,),) = connection.execute("select json_serialize_sql(?)", [text]).fetchall()
     tree = json.loads(parsed)
-    if tree["error"]:
-        raise QueryError(f"harness sql answers one SELECT: {tree['error_message']}")
-    for name in sorted({*_table_functions(tree)} - HARMLESS):
+    if statements[0].type != duckdb.StatementType.SELECT or tree["error"]:
+        kind = statements[0].type.name.lower()
+        raise QueryError(f"harness sql answers one SELECT; this is another statement ({kind})")
+    nodes = list(_nodes(tree))
+    for name in sorted({*_functions(nodes)} - HARMLESS):
         raise QueryError(f"{name}() is not allowed: a query reads {', '.join(TABLES)} alone")
+    own = {each["key"].lower() for node in nodes if (with_ := node.get("cte_map")) for each in with_["map"]}
+    for node in nodes:
+        if (node.get("type") == "SHOW_REF" and node["table_name"]) or _is_of_others(node, own):
+            raise QueryError(f"the tables are {', '.join(TABLES)}; describe cells lists the columns of one")
 
 
-def _table_functions(node: Any) -> Iterator[str]:
-    """The names of functions that a parsed query takes tables from."""
-    if isinstance(node, dict):
-        if node.get("type") == "TABLE_FUNCTION":
-            yield str(node["function"]["function_name"]).lower()
-        node = list(node.values())
-    if isinstance(node, list):
-        for each in node:
-            yield from _table_functions(each)
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """Every part of a parsed query."""
+    if isinstance(tree, dict):
+        yield tree
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for each in tree:
+            yield from _nodes(each)
+
+
+def _functions(nodes: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """The names of functions that a query takes tables from."""
+    return (
+        str(node["function"]["function_name"]).lower()
+        for node in nodes
+        if node.get("type") == "TABLE_FUNCTION"
+    )
+
+
+def _is_of_others(node: dict[str, Any], own: Set[str]) -> bool:
+    """Whether it names a table that is neither documented nor made by the query's own `with`."""
+    if node.get("type") != "BASE_TABLE":
+        return False
+    name = str(node["table_name"]).lower()
+    return bool(node["schema_name"]) or not (name in TABLES or name in own)
 
 
 def _series(kept: Index, name: str) -> ds.FileSystemDataset:

@@ -18,7 +18,7 @@ from made_nights import Nights
 
 from harness.analysis import quality
 from harness.base import files
-from harness.compare import history
+from harness.compare import history, sides
 from harness.dataset import index
 from harness.dataset.study import load_study, with_prefill
 
@@ -324,6 +324,46 @@ def test_a_campaign_has_its_records_as_they_are_now(harness, nights):
     assert {row["status"] for row in json.loads(harness(*latest).out)} == {"oom"}
     nights.add(7)
     assert {row["campaign"][:10] for row in json.loads(harness(*latest).out)} == {"2026-09-08"}
+
+
+def chosen(root: Path, count: int, campaign: str | None = None) -> Any:
+    """What rolling() chooses: names and notes, and the folders of every campaign."""
+    return [
+        (
+            side.name,
+            side.notes,
+            side.damages,
+            [
+                {of: [each.folder for each in found] for of, found in held.items()}
+                for held in (side.campaigns, side.history)
+            ],
+        )
+        for side in sides.rolling(root, count, campaign)
+    ]
+
+
+def test_the_campaigns_compared_are_those_chosen_from_all_records(nights, monkeypatch):
+    for night in range(3, 22):
+        nights.add(night, cell="a" if night != 9 else None)
+    for path in nights.root.rglob("0005.00-*/record.json"):  # a cell that was dropped
+        path.write_text(path.read_text().replace('"cell": "', '"cell": "old.'))
+    next(nights.root.rglob("0020.00-0/record.json")).write_text("{")
+    times = [None, "2026-09-20T02:00:00+00:00", "2026-09-12T02:00:00+00:00"]
+    with monkeypatch.context() as without:
+        without.setattr(index, "FEWEST", 10**9)
+        expected = [chosen(nights.root, 2, each) for each in times]
+    opened(nights.root)
+    read = []
+    plain = index.Index.facts
+    monkeypatch.setattr(index.Index, "facts", lambda *of: (read.append(each) or each for each in plain(*of)))
+    assert [chosen(nights.root, 2, each) for each in times] == expected
+    assert len(read) < 3 * 22 * 4
+    for path in nights.root.rglob("0021.00-*/record.json"):  # in place, after the index was made
+        path.write_text(path.read_text().replace('"repeat": 2', '"repeat": 1'))
+    with monkeypatch.context() as without:
+        without.setattr(index, "FEWEST", 10**9)
+        expected = chosen(nights.root, 2)
+    assert chosen(nights.root, 2) == expected
 
 
 def test_copies_of_one_series_are_told_once_for_a_cell(harness, nights):

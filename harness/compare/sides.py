@@ -104,7 +104,7 @@ def rolling(path: Path, count: int, campaign: str | None = None) -> tuple[Side, 
     The baseline of each cell is the last `count` earlier campaigns of the same config name and machine that
     have the cell.
     """
-    folder = _read(path)
+    folder = _read(path, count + MOST_CAMPAIGNS + 1, campaign)
     known = [each for each in folder.found if campaign in (None, each.campaign)]
     if not known:
         late = folder.notes if table.from_the_future(str(campaign)) else [f"no campaign {campaign}"]
@@ -177,13 +177,16 @@ def _when(damage: str) -> str:
     return "{}-{}-{}T{}:{}".format(*found.groups()) if found else "~"
 
 
-def _read(folder: Path) -> _Folder:
-    """Raises ResultsError: no folder, or no comparable record."""
+def _read(folder: Path, campaigns: int | None = None, until: str | None = None) -> _Folder:
+    """Of a large folder, the latest so many campaigns of each cell, up to the campaign `until`. Raises
+    ResultsError: no folder, or no comparable record."""
     harness_records.check_folder(folder)
     damages: list[str] = []
     found, checks, others = [], [], 0
     future: set[str] = set()
-    every: Iterator[Any] = index.facts(folder)
+    every: Iterator[Any] = (
+        index.facts(folder) if campaigns is None else index.facts_of_latest(folder, campaigns, until)
+    )
     late: dict[str, bool] = {}
     for each in every:
         path, campaign = f"{folder}/{each['folder']}", each["campaign"]

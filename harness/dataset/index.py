@@ -72,20 +72,27 @@ def stamps(root: Path, unreadable: Callable[[str], None]) -> dict[str, str]:
         names, at = _series_of(within.rpartition("/")[2]), f"{root}/{within}/" if within else f"{root}/"
         for name in folders if within else ["", *folders]:
             folder = f"{within}/{name}" if within else name
-            try:
-                status = os.lstat(f"{at}{name}/record.json")
-            except OSError:
-                if name:
-                    waiting.append(folder)
-                continue
-            found[folder] = f"{status.st_size} {status.st_mtime_ns}"
-            for series in names:
-                try:
-                    status = os.lstat(f"{at}{name}/{series}")
-                except OSError:
-                    found[folder] += " -"
-                else:
-                    found[folder] += f" {status.st_size} {status.st_mtime_ns}"
+            if stamp := _stamp(f"{at}{name}", names):
+                found[folder] = stamp
+            elif name:
+                waiting.append(folder)
+    return found
+
+
+def _stamp(folder: str, series: Sequence[str]) -> str | None:
+    """Null: there is no record."""
+    try:
+        status = os.lstat(f"{folder}/record.json")
+    except OSError:
+        return None
+    found = f"{status.st_size} {status.st_mtime_ns}"
+    for name in series:
+        try:
+            status = os.lstat(f"{folder}/{name}")
+        except OSError:
+            found += " -"
+        else:
+            found += f" {status.st_size} {status.st_mtime_ns}"
     return found
 
 
@@ -164,11 +171,30 @@ class Index:
         (found,) = self.connection.execute("select count(*) from records where kind is not null").fetchall()
         return int(found[0])
 
-    def facts(self) -> Iterator[Facts]:
-        """What each record says, but `warnings` and `row`."""
+    def facts(self, campaigns: int | None = None, until: str | None = None) -> Iterator[Facts]:
+        """What each record says, but `warnings` and `row`. `campaigns`: of measurements, only those of a
+        cell's latest so many campaigns, up to the campaign `until`."""
         columns = {name: of for name, of in columns_of(Facts).items() if name not in ("warnings", "row")}
-        for row in read_rows(self.connection, "select {} from records order by folder", columns):
+        query = "select {} from records order by folder"
+        if campaigns is not None:
+            query = _OF_LATEST.format("{}", campaigns=campaigns)
+            self._mark_late(until)
+        for row in read_rows(self.connection, query, columns):
             yield cast(Facts, row)
+
+    def _mark_late(self, until: str | None) -> None:
+        """Make the table `late`: the campaigns after `until`, and those of a clock that is wrong."""
+        from harness.dataset.table import from_the_future
+
+        places = self.places()
+        last = places.get(until or "")
+        wrong = [each for each in places if from_the_future(each)]
+        after = [each for each, place in places.items() if last and place > last]
+        self.connection.execute(
+            "create or replace temp table late as"
+            " select unnest(?::varchar[]) campaign, unnest(?::bool[]) wrong",
+            [[*wrong, *after], [*[True] * len(wrong), *[False] * len(after)]],
+        )
 
     def folders(self) -> list[str]:
         """Of all records, relative to the results folder."""
@@ -231,10 +257,10 @@ def for_queries(root: Path) -> Index:
 def of_known_records(root: Path) -> Index | None:
     """The index of a folder that has the records it had, whatever they say now: it tells where the records
     are, and they are read. Null where others are there, or no index."""
-    import duckdb
-
     for path in _places(root.resolve()):
         if path.exists() and _known(path).get("code") == _code():
+            import duckdb
+
             try:
                 kept = Index(root, _read_only(path), (), path)
             except duckdb.Error:
@@ -300,6 +326,17 @@ def _keep(path: Path, known: Mapping[str, Any], name: str, made: Any) -> None:
         files.write_whole(_note(path, path), json.dumps(note).encode())
 
 
+_OF_LATEST = """
+    with known as (from records left join late using (campaign)), ranked as (
+        select *, dense_rank() over (
+            partition by config, machine, asked, cell, wrong is null order by place desc
+        ) as age from known where wrong is distinct from false
+    )
+    select {} from ranked
+    where kind is null or kind = 'checked' or unjudged is not null or wrong or age <= {campaigns}
+    order by folder"""
+
+
 def facts(root: Path) -> Iterator[Facts]:
     """What each record says, of the index or read here."""
     from harness.records import ResultsError, records
@@ -310,6 +347,20 @@ def facts(root: Path) -> Iterator[Facts]:
     damages: list[ResultsError] = []
     yield from (facts_of(each, root) for each in records(root, damages.append))
     yield from (unread("", "", str(damage)) for damage in damages)
+
+
+def facts_of_latest(root: Path, campaigns: int, until: str | None) -> Iterator[Facts]:
+    """The same of measurements in a cell's latest so many campaigns, up to the campaign `until`, where the
+    index knows the records that there are: then only theirs are looked at. Else of all."""
+    from harness.records import Stored
+
+    if (kept := of_known_records(root)) is None:
+        yield from facts(root)
+        return
+    for each in kept.facts(campaigns, until):
+        folder = each["folder"]
+        now = _stamp(f"{root}/{folder}", _series_of(folder.split("/")[-2] if "/" in folder else ""))
+        yield each if now == each["stamp"] else facts_of(Stored(root / folder), root)
 
 
 class Found(NamedTuple):

@@ -516,7 +516,7 @@ MEANINGS = (
     "The changes listed at a step happened at the same time. They need not be its cause.",
 )
 LEVEL, FAILED = COLOURS[1], "#8a4b00"
-MOST_DRAWN = 150  # points of a figure; of more nights, each is the median of some
+MOST_DRAWN = 100  # points of a figure, which has room for so many; of more nights, each is the median of some
 MARGIN = 0.1  # above and below, at least this share of the figure: otherwise noise fills the plot
 
 

@@ -92,7 +92,7 @@ def counts(few: int, many: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("campaigns", [few, pytest.param(many, marks=slow)])
 
 
-@counts(20, 500)
+@counts(20, 200)
 @pytest.mark.parametrize(
     ("cells", "nights", "night_sd"),
     [

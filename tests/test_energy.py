@@ -136,10 +136,14 @@ def test_a_table_has_watts_joules_and_with_a_price_that_of_a_million_tokens(harn
     said = harness("report", "results", "--list", "--price", "0.30", "--wide").out
     headings, cell = (re.split(r"  +", line) for line in said.splitlines()[:2])
     shown = dict(zip(headings, cell, strict=True))
-    assert [shown[name] for name in ("W", "J/token", "price/Mtok")] == ["20.0", "2", "0.167"]
+    assert [shown[name] for name in ("watts", "J/token", "price/Mtok")] == ["20.0", "2", "0.167"]
     assert "price/Mtok" not in harness("report", "results", "--list", "--wide").out
     (row,) = json.loads(harness("report", "results", "--format", "json", "--price", "0.30").out)
-    assert row["energy_price_per_mtok"] == pytest.approx(2e6 / 3.6e6 * 0.30)
+    (repeat,) = json.loads(harness("report", "results", "--list", "--json", "--price", "0.30").out)
+    csv = harness("report", "results", "--format", "csv", "--price", "0.30").out.splitlines()
+    column = csv[0].split(",").index("energy_price_per_mtok")
+    prices = (row["energy_price_per_mtok"], repeat["energy_price_per_mtok"], float(csv[1].split(",")[column]))
+    assert prices == pytest.approx([2e6 / 3.6e6 * 0.30] * 3)
     assert ",watts,joules_per_token," in harness("report", "results", "--export", "csv").out
 
 
@@ -149,7 +153,7 @@ def test_what_is_not_known_is_said_once(harness, tmp_path):
         with_energy(tmp_path / "results" / f"{number}", None, repeat=number + 1, started_utc=at)
     said = harness("report", "results", "--list", "--price", "0.30").out
     assert said.count("no J/token: no RAPL here") == 1
-    assert {"W", "J/token", "price/Mtok"}.isdisjoint(re.split(r"  +", said.splitlines()[0]))
+    assert {"watts", "J/token", "price/Mtok"}.isdisjoint(re.split(r"  +", said.splitlines()[0]))
 
 
 @pytest.mark.parametrize("price", ["0", "-0.3", "free", "nan", "1e9"])

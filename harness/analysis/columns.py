@@ -86,6 +86,8 @@ class EnergyFigures(TypedDict):
 
     watts: float | None
     joules_per_token: float | None
+    energy_price_per_mtok: float | None
+    """of the energy of a million decoded tokens, where the price of a kWh is given"""
     energy_window_s: float | None
     energy_source: str | None
     energy_reason: str | None
@@ -454,8 +456,6 @@ class Cell(Repeat, TimeSplit):
     ok_series: list[str]
     disturbed_attempts: int
     stayed_disturbed: list[Disturbance]
-    energy_price_per_mtok: float | None
-    """of the energy of a million decoded tokens, where the price of a kWh is given"""
     disturbed_reasons: list[str]
     """of `reasons`, those of disturbed repeats"""
     prefill: PrefillRow | None
@@ -566,6 +566,7 @@ CellField = Literal[
     "W_declared_measured_ratio",
     "B_as_w16_ms",
     "last_n",
+    "energy_price_per_mtok",
     "file_bytes",
     "kv_buffer_bytes",
     "compute_buffer_bytes",

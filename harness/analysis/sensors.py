@@ -174,7 +174,12 @@ def energy_row(record: Record) -> EnergyFigures:
     `energy_window_s` and `energy_source`; or null, with the reason in `energy_reason`. All null where no
     counter was looked for."""
     found = EnergyFigures(
-        watts=None, joules_per_token=None, energy_window_s=None, energy_source=None, energy_reason=None
+        watts=None,
+        joules_per_token=None,
+        energy_price_per_mtok=None,
+        energy_window_s=None,
+        energy_source=None,
+        energy_reason=None,
     )
     sensors = record.get("sensors")
     if not sensors:

@@ -28,7 +28,7 @@ def run(folder: Path, as_json: bool, wide: bool, price: float | None) -> int:
     if as_json:
         from harness.cli.tables import show_cells_table
 
-        show_cells_table(_read(folder)[0], as_json, wide)
+        show_cells_table(_priced(_read(folder)[0], price), as_json, wide)
         return OK
     name = "list" if price is None else f"list at {price}"
     if kept := index.view(folder, name, partial(_of_index, price)):
@@ -37,7 +37,7 @@ def run(folder: Path, as_json: bool, wide: bool, price: float | None) -> int:
         study, published = _read(folder)
         if published:
             return OK
-        found = _listed(study, price)
+        found = _listed(_priced(study, price))
     for warning in found.warnings:
         say(warning)
     show(found.blocks, wide)
@@ -49,16 +49,22 @@ def run(folder: Path, as_json: bool, wide: bool, price: float | None) -> int:
 def _of_index(price: float | None, found: index.Index) -> dict[str, Any] | None:
     if not found.count():  # they are all published
         return None
-    listed = _listed(found.study(), price)
+    listed = _listed(_priced(found.study(), price))
     return {**listed._asdict(), "blocks": as_values(listed.blocks)}
 
 
-def _listed(study: Study, price: float | None) -> Listed:
+def _priced(study: Study, price: float | None) -> Study:
+    from harness.dataset.study import add_price
+
+    if price is not None:
+        add_price(study, price)
+    return study
+
+
+def _listed(study: Study) -> Listed:
     from harness.analysis.verdicts import disturbance_summary
     from harness.cli.tables import cells_blocks
-    from harness.dataset.study import with_price
 
-    study = study if price is None else with_price(study, price)
     return Listed(study.warnings, [*cells_blocks(study)], disturbance_summary(study.cells))
 
 

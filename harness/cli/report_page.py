@@ -21,7 +21,7 @@ from harness.cli.report import PUBLIC_SPEEDS, REPORTS, open_page
 from harness.compare import history as compare_history
 from harness.compare.history import Step
 from harness.dataset import index, table
-from harness.dataset.study import Study, attributions, load_study, timed, with_price, with_series
+from harness.dataset.study import Study, add_price, attributions, load_study, timed, with_series
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     nothing to show."""
     study, name = _study(arguments.dir, arguments.baseline, arguments.campaign)
     if arguments.price is not None:
-        study = with_price(study, arguments.price)
+        add_price(study, arguments.price)
     for warning in study.warnings:
         say(warning)
     if arguments.png:

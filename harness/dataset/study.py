@@ -425,10 +425,10 @@ def attributions(study: Study, warnings: list[str]) -> list[Attribution]:
     return found
 
 
-def with_price(study: Study, per_kwh: float) -> Study:
-    """Add the price of the energy of a million tokens to the cells. `per_kwh`: in any currency."""
-    prices = ((cell, sensors.price_per_mtok(cell["joules_per_token"], per_kwh)) for cell in study.cells)
-    return replace(study, cells=[{**cell, "energy_price_per_mtok": price} for cell, price in prices])
+def add_price(study: Study, per_kwh: float) -> None:
+    """Add the price of the energy of a million tokens. `per_kwh`: in any currency."""
+    for row in (*study.cells, *study.repeats):
+        row["energy_price_per_mtok"] = sensors.price_per_mtok(row["joules_per_token"], per_kwh)
 
 
 def with_series(study: Study, title: str, baseline: Study | None = None) -> Study:

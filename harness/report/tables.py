@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from harness.analysis.columns import (
     Cell,
@@ -406,10 +406,6 @@ MEMORY: tuple[Column[ShownCell], ...] = (
 )
 
 
-def _price(row: Repeat) -> float | None:
-    return cast("float | None", row.get("energy_price_per_mtok"))  # of cells
-
-
 SHAPE: tuple[Column[ShownCell], ...] = (
     Column(
         "tokens",
@@ -460,7 +456,10 @@ SHAPE: tuple[Column[ShownCell], ...] = (
         "all bytes read per second over the bandwidth measured in the run",
     ),
     number_column(
-        "W", lambda row: row["watts"], "{:.1f}", "mean power of the whole device during decode; see J/token"
+        "watts",
+        lambda row: row["watts"],
+        "{:.1f}",
+        "mean power of the whole device during decode; see J/token",
     ),
     number_column(
         "J/token",
@@ -470,7 +469,7 @@ SHAPE: tuple[Column[ShownCell], ...] = (
     ),
     number_column(
         "price/Mtok",
-        _price,
+        lambda row: row["energy_price_per_mtok"],
         "{:.3g}",
         "energy of a million decoded tokens at the price of --price, in its currency",
     ),
@@ -526,9 +525,9 @@ FIRST: tuple[Column[Repeat], ...] = (
     number_column("TTFT ms", lambda row: row["ttft_ms"], "{:.1f}", ""),
     number_column("peak VRAM MB", lambda row: row["peak_vram_bytes"], "{:.0f}", "", 1e6),
     number_column("peak RSS MB", lambda row: row["peak_rss_bytes"], "{:.0f}", "", 1e6),
-    number_column("W", lambda row: row["watts"], "{:.1f}", ""),
+    number_column("watts", lambda row: row["watts"], "{:.1f}", ""),
     number_column("J/token", lambda row: row["joules_per_token"], "{:.3g}", ""),
-    number_column("price/Mtok", _price, "{:.3g}", ""),
+    number_column("price/Mtok", lambda row: row["energy_price_per_mtok"], "{:.3g}", ""),
 )
 FURTHER: tuple[Column[Repeat], ...] = (
     number_column("B ms", lambda row: row["B_ms"], "{:.2f}", ""),

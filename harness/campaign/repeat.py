@@ -18,6 +18,7 @@ from typing_extensions import NotRequired, TypedDict
 import harness
 from harness import machine, records
 from harness.analysis import sensors, throttling
+from harness.base.nvml import UUIDS
 from harness.base.text import recorded, redacted
 from harness.campaign import worker
 from harness.campaign.forecast import Forecast
@@ -97,7 +98,7 @@ class Inputs:
     @property
     def nvml_uuid(self) -> str | None:
         """The device's NVML UUID; null for a CPU or a GPU that is not NVIDIA's."""
-        return self.device_id if self.device_id.startswith(worker.NVML_UUIDS) else None
+        return self.device_id if self.device_id.startswith(UUIDS) else None
 
     def request(
         self, cell: Cell, job: str, workload: dict[str, object], files: dict[str, str] | None = None

@@ -1,9 +1,11 @@
 """Watts and joules per token: from counters alone, over long enough, or null with the reason; their price."""
 
 import copy
+import itertools
 import json
 import os
 import re
+import time
 import zlib
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +17,7 @@ from conftest import refused, until
 from golden_record import GOLDEN, record, write_record
 
 from harness.analysis import sensors as analysis_sensors
+from harness.campaign import rounds
 from harness.dataset import table
 from harness.machine import energy, sensors
 from harness.machine.sensors import SensorSampler
@@ -277,6 +280,41 @@ def test_a_machine_without_a_counter_says_so_and_an_old_record_nothing():
 def test_a_run_that_came_to_no_end_has_no_energy():
     assert analysis_sensors.measured_energy(steady(20.0), DOMAINS, None) is None
     assert analysis_sensors.measured_energy(steady(20.0), {}, DURING) is None
+
+
+def test_idle_power_is_taken_off_as_a_second_figure():
+    row = row_of(steady(20.0), idle_power={"watts": 5.0, "window_s": 2.0})
+    assert (row["watts"], row["idle_watts"]) == pytest.approx((20.0, 5.0), rel=1e-6)
+    assert (row["joules_per_token"], row["joules_per_token_above_idle"]) == pytest.approx(
+        (2.0, 1.5), rel=1e-6
+    )
+    by_heading = {column.heading: column for column in shown.SHAPE}
+    assert shown.column_cell(row, by_heading["J/token above idle"]) == "1.5"
+    assert row_of(steady(20.0))["joules_per_token_above_idle"] is None  # a record without it
+
+
+def test_idle_power_is_the_rise_of_the_devices_own_counters(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    zones(tmp_path)
+    rises = itertools.count(1_000_100, 100)
+
+    def passes(_: float) -> None:
+        time.sleep(0.001)
+        zones(tmp_path, energy_uj=next(rises))
+
+    idle = rounds.idle_power("cpu", tmp_path, passes)
+    assert idle is not None
+    joules = 3 * 4 * 100e-6  # of two packages and DRAM, in four steps; not of the platform, which has them
+    assert idle["watts"] * idle["window_s"] == pytest.approx(joules, rel=1e-6)
+    chip(tmp_path, 0, "amdgpu", power1_average=15_000_000)
+    assert rounds.idle_power("hip", tmp_path, passes)["watts"] == pytest.approx(15.0)
+
+
+def test_without_a_counter_of_the_device_nothing_waits_for_idle_power(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert rounds.idle_power("cpu", tmp_path, pytest.fail) is None
+    zones(tmp_path)  # of the CPU
+    assert rounds.idle_power("hip", tmp_path, pytest.fail) is None
 
 
 def zones(root: Path, *, energy_uj: int = 1_000_000) -> None:

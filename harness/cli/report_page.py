@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness import records
-from harness.analysis.columns import Attribution, Moment
-from harness.analysis.memory import PARTS
+from harness.analysis.memory import PARTS, Attribution, Moment
 from harness.base import data
 from harness.base.text import plural
 from harness.cli import NOT_OK, OK, Mistake, say

@@ -29,7 +29,6 @@ from harness.analysis import (
 )
 from harness.analysis import prefill as analysis_prefill
 from harness.analysis.columns import (
-    Attribution,
     Cell,
     Check,
     Counted,
@@ -101,7 +100,7 @@ class Study:
     checks: Sequence[Check] = ()
     searches: Sequence[Search] = ()
     scores: Sequence[Score] = ()
-    attributions: Sequence[Attribution] = ()
+    attributions: Sequence[memory.Attribution] = ()
     series: Mapping[str, Curve] = field(default_factory=dict)
     memory: Mapping[str, MemoryCurve] = field(default_factory=dict)
     prefill: Mapping[str, Mapping[int, Curve]] = field(default_factory=dict)
@@ -414,7 +413,7 @@ def _swept(cell: Cell, each: Stored, depths: analysis_prefill.Passes, warnings: 
     return {**cell, "prefill": found, "flags": [*cell["flags"], *(flag.row() for flag in raised)]}
 
 
-def attributions(study: Study, warnings: list[str]) -> list[Attribution]:
+def attributions(study: Study, warnings: list[str]) -> list[memory.Attribution]:
     """One row per cell: where its memory goes; see analysis.records.attribution. None for timed rows, whose
     worker keeps copies of the context. Unreadable files are added to `warnings`."""
     found = []

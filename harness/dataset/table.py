@@ -160,7 +160,9 @@ Median = Literal[
     "drift",
     "median_ms",
     "watts",
+    "idle_watts",
     "joules_per_token",
+    "joules_per_token_above_idle",
     "hottest_c",
     "median_clock_mhz",
 ]

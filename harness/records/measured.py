@@ -90,6 +90,14 @@ class Sensors(TypedDict):
 
 
 @with_config(DESCRIBED)
+class IdlePower(TypedDict):
+    """Of the device's counters, before the first repeat of the campaign."""
+
+    watts: From0
+    window_s: Above0
+
+
+@with_config(DESCRIBED)
 class Cooled(TypedDict):
     missing: NotRequired[Text]
     """why there is no temperature"""
@@ -346,6 +354,8 @@ class Attempt(TypedDict):
     bandwidth_probes: NotRequired[list[BandwidthProbe]]
     """read rates measured so far in the campaign, by kernel"""
     matrix_probe: NotRequired[MatrixProbe | None]
+    idle_power: NotRequired[IdlePower]
+    """missing without a counter, and in older records"""
     cooled: NotRequired[Cooled]
     """with `cool_down`"""
 

@@ -468,6 +468,12 @@ SHAPE: tuple[Column[ShownCell], ...] = (
         "energy of the whole device during decode, idle power included; see docs/reference/sensors.md",
     ),
     number_column(
+        "J/token above idle",
+        lambda row: row["joules_per_token_above_idle"],
+        "{:.3g}",
+        "without the power of the idle device, measured before the first repeat",
+    ),
+    number_column(
         "price/Mtok",
         lambda row: row["energy_price_per_mtok"],
         "{:.3g}",
@@ -536,6 +542,7 @@ FURTHER: tuple[Column[Repeat], ...] = (
     number_column("MBU", lambda row: row["bandwidth_share"], "{:.0%}", ""),
     number_column("MB/token", lambda row: row["weight_bytes_per_token"], "{:.0f}", "", 1e6),
     number_column("tokens", lambda row: row["tokens"], "{:.0f}", ""),
+    number_column("J/token above idle", lambda row: row["joules_per_token_above_idle"], "{:.3g}", ""),
     number_column("tok/s start", lambda row: row["start_tokens_per_s"], "{:.1f}", ""),
     number_column("tok/s end", lambda row: row["end_tokens_per_s"], "{:.1f}", ""),
     number_column("tok/pass", lambda row: guessed(row, acceptance_length), "{:.2f}", ""),

@@ -367,9 +367,9 @@ class AttemptRunner:
         campaign, cell, inputs = self._campaign, due.cell, self._ready[due.cell.id]
         begun = campaign.begun(cell, due.repeat)
         begun |= {"attempt": due.attempt, "place_in_order": [number, of]}
-        timed = isinstance(inputs, Inputs) and not cell.header.simulated
-        if timed and (idle := _idle_power_once(inputs.device_id)):  # before the probes warm the device
-            begun["idle_power"] = idle
+        if isinstance(inputs, Inputs) and not cell.header.simulated:
+            idle = _idle_power_once(inputs.device_id)  # before the probes warm the device
+            begun |= {"idle_power": idle} if idle else {}
         begun["bandwidth_probes"], begun["matrix_probe"] = self._probes.so_far(due.repeat)
         if within is not None:
             begun["campaign"] = within

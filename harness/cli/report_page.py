@@ -20,7 +20,8 @@ from harness.cli.report import PUBLIC_SPEEDS, REPORTS, open_page
 from harness.compare import history as compare_history
 from harness.compare.history import Step
 from harness.dataset import index, table
-from harness.dataset.study import Study, add_price, attributions, load_study, timed, with_series
+from harness.dataset.energy import with_energy
+from harness.dataset.study import Study, attributions, load_study, timed, with_series
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
@@ -36,8 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the tables, or write the page and print its path. Raises ResultsError if there is
     nothing to show."""
     study, name = _study(arguments.dir, arguments.baseline, arguments.campaign)
-    if arguments.price is not None:
-        add_price(study, arguments.price)
+    study = with_energy(study, arguments.price, arguments.power_log)
     for warning in study.warnings:
         say(warning)
     if arguments.png:

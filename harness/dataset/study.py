@@ -21,7 +21,6 @@ from harness.analysis import (
     flags,
     memory,
     quality,
-    sensors,
     served,
     speculation,
     stopping,
@@ -143,7 +142,9 @@ class Study:
     def methods(self) -> dict[str, object]:
         """Heading -> text, list or mapping, in display order; commands go under a heading with "repeat" or
         "command" in it."""
-        return _attention(self.cells) | _methods(self.ran) | {**self.further_methods}
+        energy = [*dict.fromkeys(source for row in self.cells if (source := row["energy_source"]))]
+        counted = {"Energy": energy} if energy else {}
+        return _attention(self.cells) | counted | _methods(self.ran) | {**self.further_methods}
 
     @cached_property
     def rows(self) -> list[ShownCell]:
@@ -422,12 +423,6 @@ def attributions(study: Study, warnings: list[str]) -> list[memory.Attribution]:
             samples = _read(records.memory_series, each, warnings)
             found.append(memory.attribution_row(cell, each.record, _times(each, warnings), samples))
     return found
-
-
-def add_price(study: Study, per_kwh: float) -> None:
-    """Add the price of the energy of a million tokens. `per_kwh`: in any currency."""
-    for row in (*study.cells, *study.repeats):
-        row["energy_price_per_mtok"] = sensors.price_per_mtok(row["joules_per_token"], per_kwh)
 
 
 def with_series(study: Study, title: str, baseline: Study | None = None) -> Study:

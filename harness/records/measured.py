@@ -22,6 +22,7 @@ from harness.records.parts import (
     StackFacts,
     Switch,
     Text,
+    Time,
     Triples,
     clause,
 )
@@ -285,6 +286,8 @@ class Timing(TypedDict):
     last_token_ns: NotRequired[Count]
     phases: NotRequired[Any]
     started_utc: NotRequired[Any]
+    generate_utc: NotRequired[Time]
+    """when generation began, by the wall clock; missing in older records"""
 
 
 @with_config(DESCRIBED)

@@ -7,6 +7,7 @@ import os
 import re
 import time
 import zlib
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -302,19 +303,27 @@ def test_idle_power_is_the_rise_of_the_devices_own_counters(tmp_path, monkeypatc
         time.sleep(0.001)
         zones(tmp_path, energy_uj=next(rises))
 
-    idle = rounds.idle_power("cpu", tmp_path, passes)
+    def busy(share: float) -> Callable[[], dict[str, float]]:
+        seconds = itertools.count()
+        return lambda: {"user": share * (at := next(seconds)), "idle": (1 - share) * at}
+
+    idle = rounds.idle_power("cpu", pytest.fail, tmp_path, passes, busy(0.05))
     assert idle is not None
     joules = 3 * 4 * 100e-6  # of two packages and DRAM, in four steps; not of the platform, which has them
     assert idle["watts"] * idle["window_s"] == pytest.approx(joules, rel=1e-6)
+    said: list[str] = []
+    assert rounds.idle_power("cpu", said.append, tmp_path, passes, busy(0.5)) is None
+    assert said == ["no J/token above idle: other processes use 50% of the CPUs, which are not idle"]
     chip(tmp_path, 0, "amdgpu", power1_average=15_000_000)
-    assert rounds.idle_power("hip", tmp_path, passes)["watts"] == pytest.approx(15.0)
+    found = rounds.idle_power("hip", pytest.fail, tmp_path, passes, busy(0.5))
+    assert found is not None and found["watts"] == pytest.approx(15.0)
 
 
 def test_without_a_counter_of_the_device_nothing_waits_for_idle_power(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert rounds.idle_power("cpu", tmp_path, pytest.fail) is None
+    assert rounds.idle_power("cpu", pytest.fail, tmp_path, pytest.fail) is None
     zones(tmp_path)  # of the CPU
-    assert rounds.idle_power("hip", tmp_path, pytest.fail) is None
+    assert rounds.idle_power("hip", pytest.fail, tmp_path, pytest.fail) is None
 
 
 def zones(root: Path, *, energy_uj: int = 1_000_000) -> None:

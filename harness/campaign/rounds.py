@@ -13,6 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 from harness import machine, records
 from harness.analysis import sensors
 from harness.analysis.verdicts import USABLE, BusyProcess, Verdict, attempts_left, counting, verdict
@@ -28,6 +30,7 @@ from harness.config import Experiment, plan
 from harness.config.plan import Cell
 from harness.dataset import table
 from harness.machine import doctor
+from harness.machine.doctor.cpu import BUSY_SHARE, Times, busy_share
 from harness.machine.sensors import ROOT, Cooling, find
 from harness.records import Draft, ResultsError, Stored, measured
 from harness.records.kinds import done_of
@@ -322,10 +325,14 @@ IDLE_INTERVAL_S = 0.5  # between readings: of a power, each counts
 
 
 def idle_power(
-    device_id: str, root: Path = ROOT, sleep: Callable[[float], None] = time.sleep
+    device_id: str,
+    say: Callable[[str], None],
+    root: Path = ROOT,
+    sleep: Callable[[float], None] = time.sleep,
+    cpu_times: Callable[[], Times] = lambda: psutil.cpu_times()._asdict(),
 ) -> measured.IdlePower | None:
-    """The device's power over some seconds, as long as its counter needs; null, at once, without a counter.
-    `root`: the folder that contains sys."""
+    """The device's power over some seconds, as long as its counter needs; null, at once, without a counter,
+    and of a CPU that was not idle. `root`: the folder that contains sys."""
     on_cpu = device_id == "cpu"
     with ExitStack() as opened:
         sources = [each for each in find(device_id, root, opened, {}) if each.energy]
@@ -333,6 +340,7 @@ def idle_power(
         if (span_s := sensors.idle_span_s(domains, on_cpu)) is None:
             return None
         columns: dict[str, list[int | None]] = {name: [] for name in ("t_ns", *domains)}
+        before = cpu_times()
         for number in range(round(span_s / IDLE_INTERVAL_S) + 1):
             if number:
                 sleep(IDLE_INTERVAL_S)
@@ -341,6 +349,10 @@ def idle_power(
                 values |= each.read()
             for name, column in columns.items():
                 column.append(values.get(name))
+    busy = busy_share(before, cpu_times()) if on_cpu else None
+    if busy is not None and busy > BUSY_SHARE:
+        say(f"no J/token above idle: other processes use {busy:.0%} of the CPUs, which are not idle")
+        return None
     return sensors.idle_power(columns, domains, on_cpu)
 
 
@@ -368,7 +380,9 @@ class AttemptRunner:
         begun = campaign.begun(cell, due.repeat)
         begun |= {"attempt": due.attempt, "place_in_order": [number, of]}
         if isinstance(inputs, Inputs) and not cell.header.simulated:
-            idle = _idle_power_once(inputs.device_id)  # before the probes warm the device
+            idle = _idle_power_once(
+                inputs.device_id, campaign.watcher.say
+            )  # before the probes warm the device
             begun |= {"idle_power": idle} if idle else {}
         begun["bandwidth_probes"], begun["matrix_probe"] = self._probes.so_far(due.repeat)
         if within is not None:

@@ -316,7 +316,8 @@ def test_idle_power_is_the_rise_of_the_devices_own_counters(tmp_path, monkeypatc
     assert said == ["no J/token above idle: other processes use 50% of the CPUs, which are not idle"]
     chip(tmp_path, 0, "amdgpu", power1_average=15_000_000)
     found = rounds.idle_power("hip", pytest.fail, tmp_path, passes, busy(0.5))
-    assert found is not None and found["watts"] == pytest.approx(15.0)
+    assert found is not None
+    assert found["watts"] == pytest.approx(15.0)
 
 
 def test_without_a_counter_of_the_device_nothing_waits_for_idle_power(tmp_path, monkeypatch):

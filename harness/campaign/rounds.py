@@ -380,9 +380,8 @@ class AttemptRunner:
         begun = campaign.begun(cell, due.repeat)
         begun |= {"attempt": due.attempt, "place_in_order": [number, of]}
         if isinstance(inputs, Inputs) and not cell.header.simulated:
-            idle = _idle_power_once(
-                inputs.device_id, campaign.watcher.say
-            )  # before the probes warm the device
+            # before the probes warm the device
+            idle = _idle_power_once(inputs.device_id, campaign.watcher.say)
             begun |= {"idle_power": idle} if idle else {}
         begun["bandwidth_probes"], begun["matrix_probe"] = self._probes.so_far(due.repeat)
         if within is not None:

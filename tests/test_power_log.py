@@ -120,8 +120,10 @@ def test_records_that_do_not_say_when_their_tokens_came_have_no_wall_energy(harn
     ran = harness("report", "results", "--power-log", "power.csv")
     refused(ran, "no record here says at what time its tokens came: measure anew")
     repeat(tmp_path / "results", stack="ik")
+    repeat(tmp_path / "results", stack="hf")
+    (tmp_path / "results" / "hf1" / "tokens.parquet").write_bytes(b"damaged")
     said = harness("report", "results", "--list", "--power-log", "power.csv").out
-    assert "no J/token of 1 cell: the record does not say at what time its tokens came" in said
+    assert "no J/token of 2 cells: the record does not say at what time its tokens came" in said
 
 
 @pytest.mark.parametrize(

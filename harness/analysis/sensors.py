@@ -119,10 +119,9 @@ class _Meter(NamedTuple):
     idle_s: float
 
 
-# Of a GPU by column. NVML updates its counter every 20 to 100 ms: at
-# both ends of 30 s an error of at most 0.7%. A power read once a second, over which the driver may have taken
-# the mean, knows both ends to a second: 3%. RAPL and a driver's counter are a ms old: 3 s are bound by how
-# exactly a sample's time is known.
+# Of a GPU by column. NVML updates its counter every 20 to 100 ms: at both ends of 30 s an error of at most
+# 0.7%. A power is read once a second and may be the mean of one, so that both ends are known to a second: 3%.
+# RAPL and a driver's counter are a ms old: 3 s are bound by how exactly a sample's time is known.
 _OF_GPU = {
     "gpu_energy_mj": _Meter("NVML", 30.0, 5.0),
     "gpu_energy_uj": _Meter("hwmon", 3.0, 2.0),

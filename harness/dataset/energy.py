@@ -121,7 +121,7 @@ def _metered(study: Study, log: PowerLog) -> Study:
     decodes = {
         table.cell_identity(row): at_s
         for row, each in zip(study.repeats, study.stored, strict=True)
-        if (at_s := _token_times(each)) is not None
+        if (at_s := _token_times(row, each)) is not None
     }
     if not decodes:
         raise ResultsError(f"{log.path}: no record here says at what time its tokens came: measure anew")
@@ -147,11 +147,13 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _token_times(each: Stored) -> Floats | None:
+def _token_times(row: Repeat, each: Stored) -> Floats | None:
     """The Unix time of each token of a decode; null without two tokens, or where it is not known."""
     began = each.record.get("timing", {}).get("generate_utc")
-    during = sensors.timed(each.record.get("done"), each.times) if began else None
-    if began is None or during is None or len(during.t_ns) < 2:
+    if began is None or row["series"] is None:  # also where its file is damaged
+        return None
+    during = sensors.timed(each.record.get("done"), each.times)
+    if during is None or len(during.t_ns) < 2:
         return None
     at_s: Floats = datetime.fromisoformat(began).timestamp() + (during.t_ns - during.start_ns) / 1e9
     return at_s

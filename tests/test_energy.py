@@ -1,10 +1,14 @@
 """Watts and joules per token: from counters alone, over long enough, or null with the reason; their price."""
 
 import copy
+import itertools
 import json
 import os
 import re
+import time
 import zlib
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,9 @@ from conftest import refused, until
 from golden_record import GOLDEN, record, write_record
 
 from harness.analysis import sensors as analysis_sensors
+from harness.campaign import rounds
 from harness.dataset import table
-from harness.machine import sensors
+from harness.machine import energy, sensors
 from harness.machine.sensors import SensorSampler
 from harness.records import NO_TOKENS
 from harness.records.files import write_columns
@@ -136,10 +141,14 @@ def test_a_table_has_watts_joules_and_with_a_price_that_of_a_million_tokens(harn
     said = harness("report", "results", "--list", "--price", "0.30", "--wide").out
     headings, cell = (re.split(r"  +", line) for line in said.splitlines()[:2])
     shown = dict(zip(headings, cell, strict=True))
-    assert [shown[name] for name in ("W", "J/token", "price/Mtok")] == ["20.0", "2", "0.167"]
+    assert [shown[name] for name in ("watts", "J/token", "price/Mtok")] == ["20.0", "2", "0.167"]
     assert "price/Mtok" not in harness("report", "results", "--list", "--wide").out
     (row,) = json.loads(harness("report", "results", "--format", "json", "--price", "0.30").out)
-    assert row["energy_price_per_mtok"] == pytest.approx(2e6 / 3.6e6 * 0.30)
+    (repeat,) = json.loads(harness("report", "results", "--list", "--json", "--price", "0.30").out)
+    csv = harness("report", "results", "--format", "csv", "--price", "0.30").out.splitlines()
+    column = csv[0].split(",").index("energy_price_per_mtok")
+    prices = (row["energy_price_per_mtok"], repeat["energy_price_per_mtok"], float(csv[1].split(",")[column]))
+    assert prices == pytest.approx([2e6 / 3.6e6 * 0.30] * 3)
     assert ",watts,joules_per_token," in harness("report", "results", "--export", "csv").out
 
 
@@ -149,7 +158,7 @@ def test_what_is_not_known_is_said_once(harness, tmp_path):
         with_energy(tmp_path / "results" / f"{number}", None, repeat=number + 1, started_utc=at)
     said = harness("report", "results", "--list", "--price", "0.30").out
     assert said.count("no J/token: no RAPL here") == 1
-    assert {"W", "J/token", "price/Mtok"}.isdisjoint(re.split(r"  +", said.splitlines()[0]))
+    assert {"watts", "J/token", "price/Mtok"}.isdisjoint(re.split(r"  +", said.splitlines()[0]))
 
 
 @pytest.mark.parametrize("price", ["0", "-0.3", "free", "nan", "1e9"])
@@ -186,6 +195,79 @@ def test_of_a_gpu_it_is_its_own_energy():
     assert row_of(steady(20.0), device="GPU-1")["joules_per_token"] is None
 
 
+@pytest.mark.parametrize(("column", "values"), [("gpu_energy_uj", None), ("gpu_power_uw", 20.0)])
+def test_hwmon_has_the_energy_of_a_gpu_or_its_power_over_time(column, values):
+    columns = steady(20.0, column=column) if values is None else sampled([values] * 45, column)
+    domains = {column: {"name": "amdgpu", "range_uj": None}}
+    row = row_of(columns, domains, device="hip")
+    assert (row["watts"], row["joules_per_token"]) == pytest.approx((20.0, 2.0), rel=1e-6)
+    assert row["energy_source"] == "hwmon: the whole GPU, of an APU its CPU too, other processes included"
+    assert row_of(columns, domains)["energy_reason"] == "no energy counter was read while it was timed"
+    short = analysis_sensors.Timed(100 * S, 100 * S + np.arange(1, 121) * S // 10, 26)
+    row = row_of(columns, domains, during=short, device="hip")
+    assert (row["joules_per_token"] is None) == (column == "gpu_power_uw")  # its ends are less exact
+
+
+def test_a_power_that_changes_is_added_up_between_its_samples():
+    rising = sampled([0.0, 0.0, *range(43)], "gpu_power_uw")  # a watt a second, from 0 at the first token
+    row = row_of(rising, {"gpu_power_uw": {"name": "xe", "range_uj": None}}, device="vulkan")
+    assert (row["watts"], row["joules_per_token"]) == pytest.approx((20.0, 2.0), rel=1e-6)
+
+
+def chip(root: Path, number: int, driver: str, **files: int) -> None:
+    folder = root / f"sys/class/hwmon/hwmon{number}"
+    folder.mkdir(parents=True)
+    for name, text in {"name": driver, **files}.items():
+        (folder / name).write_text(f"{text}\n")
+
+
+def hwmon(root: Path, device: str) -> tuple[dict[str, int | None], str | None]:
+    """What is read of a device's energy or power, and why nothing is."""
+    missing: dict[str, str] = {}
+    with ExitStack() as opened:
+        found = sensors.find(device, root, opened, missing)
+        values = {name: value for each in found if each.energy for name, value in each.read().items()}
+    return values, missing.get("GPU energy")
+
+
+@pytest.mark.parametrize(
+    ("driver", "files", "read"),
+    [
+        ("amdgpu", {"power1_average": 9, "power1_input": 8}, {"gpu_power_uw": 9}),
+        ("amdgpu", {"power1_input": 8}, {"gpu_power_uw": 8}),
+        ("xe", {"energy1_input": 7, "energy2_input": 6}, {"gpu_energy_uj": 7}),
+        ("xe", {"energy2_input": 6}, {"gpu_energy_uj": 6}),
+        ("i915", {"energy1_input": 5}, {"gpu_energy_uj": 5}),
+    ],
+)
+def test_a_gpu_that_nvml_does_not_know_is_read_by_its_drivers_hwmon(tmp_path, driver, files, read):
+    chip(tmp_path, 0, "nvme", power1_input=1)
+    chip(tmp_path, 1, "i915_gt0", energy1_input=2)  # a part of a card
+    chip(tmp_path, 2, driver, **files)
+    assert hwmon(tmp_path, "vulkan") == (read, None)
+    assert hwmon(tmp_path, "hip")[0] == (read if driver == "amdgpu" else {})
+    assert hwmon(tmp_path, "cpu") == ({}, None)
+
+
+def test_a_gpu_without_a_counter_and_one_of_several_have_no_energy(tmp_path):
+    chip(tmp_path, 0, "xe", temp1_input=40_000)
+    assert hwmon(tmp_path, "vulkan")[1] == "no power and no energy in hwmon of amdgpu or xe or i915"
+    assert hwmon(tmp_path, "metal") == ({}, None)
+    chip(tmp_path, 1, "amdgpu", power1_average=9)
+    assert hwmon(tmp_path, "hip") == ({"gpu_power_uw": 9}, None)
+    values, why = hwmon(tmp_path, "vulkan")
+    assert (values, why) == ({}, "of several GPUs it is not known which one ran, so none's hwmon was read")
+
+
+@pytest.mark.parametrize("other", ["class/drm/renderD129", "bus/pci/drivers/nvidia"])
+def test_vulkan_may_run_on_a_gpu_that_has_no_hwmon(tmp_path, other):
+    chip(tmp_path, 0, "amdgpu", power1_average=9)
+    for name in ("class/drm/renderD128", other):
+        (tmp_path / "sys" / name).mkdir(parents=True)
+    assert "of several GPUs" in str(hwmon(tmp_path, "vulkan")[1])
+    assert hwmon(tmp_path, "hip") == ({"gpu_power_uw": 9}, None)
+
+
 def test_a_machine_without_a_counter_says_so_and_an_old_record_nothing():
     record = copy.deepcopy(GOLDEN)
     missing = {"CPU energy": "no RAPL counters"}
@@ -199,6 +281,50 @@ def test_a_machine_without_a_counter_says_so_and_an_old_record_nothing():
 def test_a_run_that_came_to_no_end_has_no_energy():
     assert analysis_sensors.measured_energy(steady(20.0), DOMAINS, None) is None
     assert analysis_sensors.measured_energy(steady(20.0), {}, DURING) is None
+
+
+def test_idle_power_is_taken_off_as_a_second_figure():
+    row = row_of(steady(20.0), idle_power={"watts": 5.0, "window_s": 2.0})
+    assert (row["watts"], row["idle_watts"]) == pytest.approx((20.0, 5.0), rel=1e-6)
+    assert (row["joules_per_token"], row["joules_per_token_above_idle"]) == pytest.approx(
+        (2.0, 1.5), rel=1e-6
+    )
+    by_heading = {column.heading: column for column in shown.SHAPE}
+    assert shown.column_cell(row, by_heading["J/token above idle"]) == "1.5"
+    assert row_of(steady(20.0))["joules_per_token_above_idle"] is None  # a record without it
+
+
+def test_idle_power_is_the_rise_of_the_devices_own_counters(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    zones(tmp_path)
+    rises = itertools.count(1_000_100, 100)
+
+    def passes(_: float) -> None:
+        time.sleep(0.001)
+        zones(tmp_path, energy_uj=next(rises))
+
+    def busy(share: float) -> Callable[[], dict[str, float]]:
+        seconds = itertools.count()
+        return lambda: {"user": share * (at := next(seconds)), "idle": (1 - share) * at}
+
+    idle = rounds.idle_power("cpu", pytest.fail, tmp_path, passes, busy(0.05))
+    assert idle is not None
+    joules = 3 * 4 * 100e-6  # of two packages and DRAM, in four steps; not of the platform, which has them
+    assert idle["watts"] * idle["window_s"] == pytest.approx(joules, rel=1e-6)
+    said: list[str] = []
+    assert rounds.idle_power("cpu", said.append, tmp_path, passes, busy(0.5)) is None
+    assert said == ["no J/token above idle: other processes use 50% of the CPUs, which are not idle"]
+    chip(tmp_path, 0, "amdgpu", power1_average=15_000_000)
+    found = rounds.idle_power("hip", pytest.fail, tmp_path, passes, busy(0.5))
+    assert found is not None
+    assert found["watts"] == pytest.approx(15.0)
+
+
+def test_without_a_counter_of_the_device_nothing_waits_for_idle_power(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert rounds.idle_power("cpu", pytest.fail, tmp_path, pytest.fail) is None
+    zones(tmp_path)  # of the CPU
+    assert rounds.idle_power("hip", pytest.fail, tmp_path, pytest.fail) is None
 
 
 def zones(root: Path, *, energy_uj: int = 1_000_000) -> None:
@@ -219,7 +345,7 @@ def zones(root: Path, *, energy_uj: int = 1_000_000) -> None:
 def test_the_counters_of_packages_dram_and_platform_are_sampled_as_they_count(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     zones(tmp_path)
-    with SensorSampler(None, tmp_path, interval_s=60) as sampler:
+    with SensorSampler("cpu", tmp_path, interval_s=60) as sampler:
 
         def counted_on() -> bool:
             zones(tmp_path, energy_uj=9_000_000)
@@ -236,15 +362,15 @@ def test_the_counters_of_packages_dram_and_platform_are_sampled_as_they_count(tm
 
 @pytest.mark.parametrize(
     ("spoil", "why"),
-    [(lambda path: path.chmod(0), sensors.UNREADABLE), (Path.unlink, "package-1 of RAPL cannot be read")],
+    [(lambda path: path.chmod(0), energy.UNREADABLE), (Path.unlink, "package-1 of RAPL cannot be read")],
 )
 def test_of_a_package_that_cannot_be_read_nothing_is_counted(tmp_path, monkeypatch, spoil, why):
-    if os.geteuid() == 0 and why == sensors.UNREADABLE:
+    if os.geteuid() == 0 and why == energy.UNREADABLE:
         pytest.skip("root reads everything")
     monkeypatch.setenv("PATH", str(tmp_path))
     zones(tmp_path)
     spoil(tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj")
-    with SensorSampler(None, tmp_path) as sampler:
+    with SensorSampler("cpu", tmp_path) as sampler:
         pass
     assert why in sampler.summary()["missing"]["CPU energy"]
     assert sampler.energy == {}

@@ -115,6 +115,19 @@ def test_the_quality_picture_has_only_variants_with_a_perplexity_and_says_how_ma
     assert pictured(*CELLS[:2])["quality"].points[0].whisker is None  # no standard error is known
 
 
+def test_speed_against_energy_is_drawn_where_two_cells_have_it_with_what_counted():
+    by = {"energy_source": "RAPL: CPU packages, other processes included"}
+    cells = [CELLS[0] | by | {"joules_per_token": 2.0}, CELLS[1] | by | {"joules_per_token": 0.5}, CELLS[2]]
+    energy = pictured(*cells)["energy"]
+    points = {point.label: point for point in energy.points}
+    assert [label for label, point in points.items() if point.front] == ["a q4_0"]
+    assert points["a q4_0"].x < points["a q8_0"].x
+    assert "J/token 0.5" in points["a q4_0"].lines
+    assert energy.x_title == "J/token (RAPL), lower is better"
+    assert "1 of 3 ok cells lack a figure" in energy.text
+    assert "energy" not in pictured(*cells[1:])
+
+
 SCORED = [
     row("a q8_0", tokens_per_s=50.0, peak_rss_bytes=8e9, perplexity=8.0, perplexity_stderr=0.5)
     | {"kld_mean": 2e-4, "kld_mean_ci95": [1.9e-4, 2.1e-4], "tokens_per_s_ci95": [49.0, 51.0]},

@@ -115,7 +115,7 @@ def test_bundles_are_read_once_and_again_when_they_change(harness, folders, tmp_
 def test_a_price_is_refused_for_several_machines(harness, folders):
     ran = harness("report", *folders, "--price", "0.3")
     assert ran.code != 0
-    assert "give --price with the folder of one" in ran.err
+    assert "a price and a power log are of one machine" in ran.err
 
 
 @pytest.mark.browser

@@ -28,6 +28,7 @@ from harness.recommend.candidates import Candidate, Divided, Memory, Subject, ca
 from harness.recommend.commands import Source
 from harness.recommend.quality_loss import Perplexity
 from harness.recommend.speed import Predictor
+from harness.recommend.traits import Example
 from harness.theory.floors import demand_of_tensors
 from harness.theory.known_models import Described, Known
 from harness.theory.machines import MACHINES
@@ -229,6 +230,17 @@ def test_figures_of_a_machine_without_measurements_say_what_they_rest_on(harness
     text = " ".join(harness("recommend", "qwen1.5-7b", "--machine", machine).out.split())
     assert ("no decode was measured on" in text) == bool(says)
     assert says is None or says in text
+
+
+def test_joules_per_token_are_those_that_were_measured_and_of_no_other_variant(capsys):
+    q4_0, q8_0 = (named(offered("qwen1.5-0.5b", "rtx-4090"))[f"llamacpp {name}"] for name in ("q4_0", "q8_0"))
+    known = [Example(q4_0.traits, {1: 2.0}, (1, 1), {}, "here", joules) for joules in (2.0, 3.0, 9.0, None)]
+    text.show_all(answer.choices([q4_0, q8_0], known, 8192, lambda each: None), 8192, wide=True)
+    heading, *rows = capsys.readouterr().out.splitlines()
+    at = heading.index("J/token") + len("J/token")
+    assert {row.split()[0]: row[:at].split()[-1] for row in rows[:2]} == {"q4_0": "3", "q8_0": "-"}
+    text.show_all(answer.choices([q4_0, q8_0], known[3:], 8192, lambda each: None), 8192, wide=True)
+    assert "J/token" not in capsys.readouterr().out
 
 
 def test_where_prompts_alone_were_measured_decode_rests_on_other_machines(harness):

@@ -72,12 +72,12 @@ def no_firmware(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
 
 
-def sample_of(root: Path, gpu: str | None = None) -> tuple[dict[str, int | None], dict[str, str]]:
+def sample_of(root: Path, device: str = "cpu") -> tuple[dict[str, int | None], dict[str, str]]:
     """One reading of all there is, and what is missing."""
     missing: dict[str, str] = {}
     with ExitStack() as opened:
         values: dict[str, int | None] = {}
-        for source in find(gpu, root, opened, missing):
+        for source in find(device, root, opened, missing):
             values |= source.read()
     return values, missing
 
@@ -104,7 +104,7 @@ def test_the_cpus_temperature_is_its_hottest_zone_or_its_chips_die_and_no_other_
 
 @pytest.mark.usefixtures("no_firmware")
 def test_what_is_not_there_is_said_once_and_costs_no_sample(tmp_path):
-    with SensorSampler(None, tmp_path, interval_s=0.01) as sampler:
+    with SensorSampler("cpu", tmp_path, interval_s=0.01) as sampler:
         sampler.read_now()
     said = sampler.summary()
     assert sampler.columns == {}
@@ -121,7 +121,7 @@ def test_a_tree_that_changes_is_sampled_as_it_changes(tmp_path):
         sampler.read_now()
         return value in sampler.columns.get("cpu_temp_millidegrees_c", [])
 
-    with SensorSampler(None, tmp_path, interval_s=60) as sampler:
+    with SensorSampler("cpu", tmp_path, interval_s=60) as sampler:
         until(lambda: seen(40_000))
         put(tmp_path, zone(0, "cpu-thermal", 71_500) | cpu(0, core_ms=30, core_events=2) | cpu(1, core_ms=12))
         until(lambda: seen(71_500))
@@ -175,7 +175,7 @@ def test_a_raspberry_pi_tells_its_true_clock_and_its_bits(tmp_path, vcgencmd):
 )
 def test_firmware_that_fails_is_missing_and_asked_once(tmp_path, vcgencmd, script, says):
     calls = vcgencmd(script)
-    with SensorSampler(None, tmp_path, interval_s=0.01) as sampler:
+    with SensorSampler("cpu", tmp_path, interval_s=0.01) as sampler:
         time.sleep(0.2)
     missing = sampler.summary()["missing"]
     assert says in missing["vcgencmd get_throttled"]

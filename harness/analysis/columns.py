@@ -82,10 +82,14 @@ class PrefillRow(PrefillDepth):
 
 
 class EnergyFigures(TypedDict):
-    """See sensors.py. `watts`: mean over the decode."""
+    """See sensors.py. `watts`: mean over the decode; `idle_watts`: before the first repeat."""
 
     watts: float | None
+    idle_watts: float | None
     joules_per_token: float | None
+    joules_per_token_above_idle: float | None
+    energy_price_per_mtok: float | None
+    """of the energy of a million decoded tokens, where the price of a kWh is given"""
     energy_window_s: float | None
     energy_source: str | None
     energy_reason: str | None
@@ -454,8 +458,6 @@ class Cell(Repeat, TimeSplit):
     ok_series: list[str]
     disturbed_attempts: int
     stayed_disturbed: list[Disturbance]
-    energy_price_per_mtok: float | None
-    """of the energy of a million decoded tokens, where the price of a kWh is given"""
     disturbed_reasons: list[str]
     """of `reasons`, those of disturbed repeats"""
     prefill: PrefillRow | None
@@ -540,6 +542,8 @@ SharedField = Literal[
     "max_ctx",
     "watts",
     "joules_per_token",
+    "idle_watts",
+    "joules_per_token_above_idle",
     "weights_check",
     "flags",
 ]
@@ -566,6 +570,7 @@ CellField = Literal[
     "W_declared_measured_ratio",
     "B_as_w16_ms",
     "last_n",
+    "energy_price_per_mtok",
     "file_bytes",
     "kv_buffer_bytes",
     "compute_buffer_bytes",
@@ -664,34 +669,3 @@ def is_search(row: AnyRow) -> TypeIs[Search]:
 
 def is_score(row: AnyRow) -> TypeIs[Score]:
     return row["kind"] == "scored"
-
-
-class Moment(TypedDict):
-    """A worker's memory at one moment, part by part."""
-
-    total_bytes: int | None
-    parts: dict[str, int | None]
-    by_difference: list[str]
-    unattributed_bytes: int | None
-    unattributed_share: float | None
-
-
-class MemoryGrowth(TypedDict):
-    measured_bytes_per_token: float | None
-    not_measured: str | None
-
-
-class Attribution(MemoryGrowth, Ended):
-    """The parts of a cell's memory; see memory.py."""
-
-    cell: str
-    machine: str
-    content_key: str
-    n_ctx: int | None
-    prompt_tokens: int
-    new_tokens: int
-    tokens: int
-    kv_bytes_per_token: float | None
-    file_bytes: int | None
-    loaded: Moment | None
-    peak: Moment | None

@@ -6,13 +6,48 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from harness.analysis import traffic
-from harness.analysis.columns import Attribution, Cell, MemoryGrowth, Moment
+from harness.analysis.columns import Cell, Ended
 from harness.records.kinds import Record, done_of, loaded_of, memory_of
 from harness.records.measured import Counters, EndFacts, Mark, PeakAllocator, Reported
 from harness.records.parts import Allocator, StackFacts
 from harness.records.tables import TokenTimes
+
+# Where the memory of a cell goes.
+
+
+class Moment(TypedDict):
+    """A worker's memory at one moment, part by part."""
+
+    total_bytes: int | None
+    parts: dict[str, int | None]
+    by_difference: list[str]
+    unattributed_bytes: int | None
+    unattributed_share: float | None
+
+
+class MemoryGrowth(TypedDict):
+    measured_bytes_per_token: float | None
+    not_measured: str | None
+
+
+class Attribution(MemoryGrowth, Ended):
+    """The parts of a cell's memory; see memory.py."""
+
+    cell: str
+    machine: str
+    content_key: str
+    n_ctx: int | None
+    prompt_tokens: int
+    new_tokens: int
+    tokens: int
+    kv_bytes_per_token: float | None
+    file_bytes: int | None
+    loaded: Moment | None
+    peak: Moment | None
+
 
 # Measure how much memory a token of context takes: the slope of memory against tokens held. Pure.
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from harness.analysis.columns import EnergyFigures, SensorFigures
 from harness.base.text import plural
 from harness.records.kinds import Record
-from harness.records.measured import Domain, EndFacts, Energy
+from harness.records.measured import Domain, EndFacts, Energy, IdlePower
 from harness.records.measured import Timed as Gauge
 from harness.records.tables import Ints, TokenTimes
 
 if TYPE_CHECKING:
     from harness.machine.sensor_values import EnergyCounter
+
+CounterT = TypeVar("CounterT", "EnergyCounter", Domain)
 
 
 # Sensor samples of a repeat, aligned to tokens and summarised for its row. Pure.
@@ -30,7 +32,7 @@ Columns = Mapping[str, Sequence[int | None]]
 # clock) describe an idle CPU.
 GAUGES = (
     *("cpu_temp_millidegrees_c", "cpu_clock_max_khz", "pi_arm_clock_hz"),
-    *("gpu_temp_degrees_c", "gpu_sm_clock_mhz", "gpu_memory_clock_mhz", "gpu_power_mw"),
+    *("gpu_temp_degrees_c", "gpu_sm_clock_mhz", "gpu_memory_clock_mhz", "gpu_power_mw", "gpu_power_uw"),
 )
 # Columns of a device's temperature and clock, the most accurate first, with the factor to degrees or MHz.
 _TEMPERATURES = {"cpu": (("cpu_temp_millidegrees_c", 1e-3),), "gpu": (("gpu_temp_degrees_c", 1.0),)}
@@ -108,14 +110,29 @@ def _first(
 # Joules per token from energy counters, or the reason why there are none. Nothing is estimated. Pure.
 
 
-# NVML updates its counter every 20 to 100 ms: at both ends of 30 s an error of at most 0.7%. RAPL updates its
-# every ms: 3 s are bound by how exactly a sample's time is known.
-WINDOW_S = {"RAPL": 3.0, "NVML": 30.0}
+class _Meter(NamedTuple):
+    """`window_s`: the shortest over which it is exact enough. `idle_s`: over which it measures idle power, of
+    which a few percent are a small part of a decode's."""
+
+    name: str
+    window_s: float
+    idle_s: float
+
+
+# Of a GPU by column. NVML updates its counter every 20 to 100 ms: at both ends of 30 s an error of at most
+# 0.7%. A power is read once a second and may be the mean of one, so that both ends are known to a second: 3%.
+# RAPL and a driver's counter are a ms old: 3 s are bound by how exactly a sample's time is known.
+_OF_GPU = {
+    "gpu_energy_mj": _Meter("NVML", 30.0, 5.0),
+    "gpu_energy_uj": _Meter("hwmon", 3.0, 2.0),
+    "gpu_power_uw": _Meter("hwmon", 30.0, 5.0),
+}
+_OF_CPU = _Meter("RAPL", 3.0, 2.0)
 MOST_INTERVALS = 3  # without a sample; in a longer gap a counter could wrap around unseen
 # A package's counter wraps around at 65 to 262 kJ, every few minutes. A step that would take more power than
 # this is not a wrap-around: the counter was reset (by a suspend or a driver).
 MOST_W = 10_000
-UNITS = {"uj": 1e-6, "mj": 1e-3}
+UNITS = {"uj": 1e-6, "mj": 1e-3, "uw": 1e-6}
 
 
 def measured_energy(
@@ -157,9 +174,12 @@ def _spent(
     unit = UNITS[column.rpartition("_")[2]]
     read = [value for value in values if value is not None]
     failed = len(values) - len(read)
-    total, set_back = 0, 0
+    total, set_back = 0.0, 0
     if not failed:
         for (earlier, later), was, now in zip(between, read, read[1:], strict=False):
+            if column.endswith("_uw"):
+                total += (was + now) / 2 * (later - earlier) / 1e9
+                continue
             rise = now - was if now >= was else now - was + (range_uj or 0)
             if rise < 0 or rise * unit > MOST_W * (later - earlier) / 1e9:
                 set_back += 1
@@ -174,30 +194,59 @@ def energy_row(record: Record) -> EnergyFigures:
     `energy_window_s` and `energy_source`; or null, with the reason in `energy_reason`. All null where no
     counter was looked for."""
     found = EnergyFigures(
-        watts=None, joules_per_token=None, energy_window_s=None, energy_source=None, energy_reason=None
+        watts=None,
+        idle_watts=None,
+        joules_per_token=None,
+        joules_per_token_above_idle=None,
+        energy_price_per_mtok=None,
+        energy_window_s=None,
+        energy_source=None,
+        energy_reason=None,
     )
     sensors = record.get("sensors")
     if not sensors:
         return found
     on_cpu = record.get("device") == "cpu"
     energy = sensors["energy"]
-    counted = energy["domains"].values() if energy else ()
-    domains = [each for each in counted if _counts(each["name"], on_cpu)]
+    counted = _of_device(energy["domains"], on_cpu) if energy else {}
+    domains = [*counted.values()]
     if not energy or not domains:
         what = "CPU energy" if on_cpu else "GPU energy"
         why = sensors["missing"].get(what, "no energy counter was read while it was timed")
         return found | {"energy_reason": why}
     dram = " and DRAM" if any(each["name"] == "dram" for each in domains) else ""
-    counter, what = ("RAPL", f"CPU packages{dram}") if on_cpu else ("NVML", "the whole GPU")
+    apu = ", of an APU its CPU too" if any(each["name"] == "amdgpu" for each in domains) else ""
+    meter = _meter(counted)
+    what = f"CPU packages{dram}" if on_cpu else f"the whole GPU{apu}"
     found["energy_window_s"] = energy["window_s"]
-    found["energy_source"] = f"{counter}: {what}, other processes included"
-    if reason := _no_figure(energy, domains, sensors["interval_ms"] / 1e3, WINDOW_S[counter]):
+    found["energy_source"] = f"{meter.name}: {what}, other processes included"
+    if reason := _no_figure(energy, domains, sensors["interval_ms"] / 1e3, meter.window_s):
         return found | {"energy_reason": reason}
     joules = sum(each["joules"] or 0.0 for each in domains)
-    return found | {
-        "watts": joules / energy["window_s"],
-        "joules_per_token": joules / energy["tokens"],
-    }
+    found["watts"], found["joules_per_token"] = joules / energy["window_s"], joules / energy["tokens"]
+    if idle := record.get("idle_power"):
+        above = joules - idle["watts"] * energy["window_s"]
+        found |= {"idle_watts": idle["watts"], "joules_per_token_above_idle": above / energy["tokens"]}
+    return found
+
+
+def idle_span_s(domains: Mapping[str, EnergyCounter], on_cpu: bool) -> float | None:
+    """How long the device's counters measure idle power; null without any."""
+    counted = _of_device(domains, on_cpu)
+    return _meter(counted).idle_s if counted else None
+
+
+def idle_power(columns: Columns, domains: Mapping[str, EnergyCounter], on_cpu: bool) -> IdlePower | None:
+    """The device's mean power over all these samples; null where a counter failed or was reset."""
+    between = list(pairwise(t for t in columns["t_ns"] if t))
+    window_s = sum(later - earlier for earlier, later in between) / 1e9
+    joules = 0.0
+    for column, each in _of_device(domains, on_cpu).items():
+        spent = _spent(each["name"], column, columns[column], between, each["range_uj"])["joules"]
+        if spent is None:
+            return None
+        joules += spent
+    return {"watts": joules / window_s, "window_s": window_s}
 
 
 JOULES_PER_KWH = 3.6e6
@@ -208,13 +257,22 @@ def price_per_mtok(joules_per_token: float | None, price_per_kwh: float) -> floa
     return None if joules_per_token is None else joules_per_token * 1e6 / JOULES_PER_KWH * price_per_kwh
 
 
-def _counts(name: str, on_cpu: bool) -> bool:
-    """Whether a domain belongs to the device. psys does not count: it includes the packages."""
-    return name != "psys" and (name != "gpu") == on_cpu
+def _meter(counted: Iterable[str]) -> _Meter:
+    """What has these columns of one device."""
+    return _OF_GPU.get(next(iter(counted)), _OF_CPU)
+
+
+def _of_device(domains: Mapping[str, CounterT], on_cpu: bool) -> dict[str, CounterT]:
+    """The domains that belong to the device, by column. psys does not: it includes the packages."""
+    return {
+        column: each
+        for column, each in domains.items()
+        if each["name"] != "psys" and (column not in _OF_GPU) == on_cpu
+    }
 
 
 def _no_figure(energy: Energy, domains: Sequence[Domain], interval_s: float, shortest_s: float) -> str | None:
-    """Why these counters give no figure; null when they do. `shortest_s`: see WINDOW_S."""
+    """Why these counters give no figure; null when they do. `shortest_s`: of the window."""
     if energy["timed_s"] < shortest_s:
         return f"timed part of {energy['timed_s']:.0f} s: energy needs {shortest_s:.0f} s"
     if energy["window_s"] < shortest_s:

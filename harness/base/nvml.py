@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from typing_extensions import TypedDict
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+UUIDS = ("GPU-", "MIG-")  # how those of cards and of parts of them begin
 
 
 class Gpu(TypedDict):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.campaign import worker
+from harness.base.nvml import UUIDS
 from harness.campaign.worker_memory import vram_reader
 from harness.machine import host
 from harness.machine.host import free_memory_bytes
@@ -62,7 +62,7 @@ def headroom_on(device_id: str, family: str, budget_bytes: int | None) -> Iterat
         limit = budget_bytes or round(free_memory_bytes() * (1 - MARGIN))
         yield MemoryHeadroom(limit, budget_bytes is not None, 0, None, free_memory_bytes)
         return
-    if not device_id.startswith(worker.NVML_UUIDS):
+    if not device_id.startswith(UUIDS):
         raise NoHeadroom(host.swap_here(family) or f"free memory of a {family} device cannot be read")
     with contextlib.ExitStack() as opened:
         read = _reader(device_id, opened)

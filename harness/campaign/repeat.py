@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from typing_extensions import NotRequired, TypedDict
 import harness
 from harness import machine, records
 from harness.analysis import sensors, throttling
+from harness.base.nvml import UUIDS
 from harness.base.text import recorded, redacted
 from harness.campaign import worker
 from harness.campaign.forecast import Forecast
@@ -97,7 +98,7 @@ class Inputs:
     @property
     def nvml_uuid(self) -> str | None:
         """The device's NVML UUID; null for a CPU or a GPU that is not NVIDIA's."""
-        return self.device_id if self.device_id.startswith(worker.NVML_UUIDS) else None
+        return self.device_id if self.device_id.startswith(UUIDS) else None
 
     def request(
         self, cell: Cell, job: str, workload: dict[str, object], files: dict[str, str] | None = None
@@ -152,18 +153,20 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
     times, peaks, usage = report.times(len(inputs.prompt)), plain(seen.memory), plain(seen.rusage)
     pressures = {"pressure": report.pressure, "worker_pressure": report.worker_pressure}
     begun["conditions"] = plain({**(begun.get("conditions") or {}), **pressures})
+    done = report.done()
     end: measured.MeasuredEnd = {
         "outcome": report.outcome,
         "phase": report.phases[-1].name if report.phases else "start",
         "reason": report.reason,
         "loaded": report.loaded,
-        "done": report.done(),
+        "done": done,
         "tokens": len(times),
         "timing": {
             "started_utc": begun["started_utc"],
             "wall_s": seen.wall_s,
             "phases": [{"name": p.name, "at_s": (p.t_ns - seen.started_ns) / 1e9} for p in report.phases],
             **_ends(times),
+            **({"generate_utc": _utc_of(done["start_ns"])} if done else {}),
         },
         "memory": {**peaks, "marks": seen.marks, **_after_load(seen.marks), "rusage": usage},
         "exit_status": seen.exit_status,
@@ -230,6 +233,12 @@ def _ends(times: TokenTimes) -> measured.Timing:
     """When the first and the last token came, ns since generation began; empty if there was no token."""
     t_ns = times.t_ns().tolist()
     return {"first_token_ns": t_ns[0], "last_token_ns": t_ns[-1]} if t_ns else {}
+
+
+def _utc_of(t_ns: int) -> str:
+    """The wall clock's time of a moment by the workers' clock."""
+    ago_us = (time.perf_counter_ns() - t_ns) / 1e3
+    return (datetime.now(timezone.utc) - timedelta(microseconds=ago_us)).isoformat()
 
 
 def _sensor_record(sampler: SensorSampler, report: WorkerReport, times: TokenTimes) -> measured.Sensors:

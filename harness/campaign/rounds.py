@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 from harness import machine, records
+from harness.analysis import sensors
 from harness.analysis.verdicts import USABLE, BusyProcess, Verdict, attempts_left, counting, verdict
 from harness.base.files import NotFinished
 from harness.base.text import plural
@@ -25,8 +30,9 @@ from harness.config import Experiment, plan
 from harness.config.plan import Cell
 from harness.dataset import table
 from harness.machine import doctor
-from harness.machine.sensors import Cooling
-from harness.records import Draft, ResultsError, Stored
+from harness.machine.doctor.cpu import BUSY_SHARE, Times, busy_share
+from harness.machine.sensors import ROOT, Cooling, find
+from harness.records import Draft, ResultsError, Stored, measured
 from harness.records.kinds import done_of
 from harness.records.measured import WaitedForQuiet
 from harness.records.parts import Campaign as CampaignFacts
@@ -312,6 +318,47 @@ def _passed_over(watcher: Watcher) -> Callable[[records.ResultsError], None]:
     return lambda damage: watcher.say(f"passed over: {damage}")
 
 
+# Measure the power of the idle device, for energy above it.
+
+
+IDLE_INTERVAL_S = 0.5  # between readings: of a power, each counts
+
+
+def idle_power(
+    device_id: str,
+    say: Callable[[str], None],
+    root: Path = ROOT,
+    sleep: Callable[[float], None] = time.sleep,
+    cpu_times: Callable[[], Times] = lambda: psutil.cpu_times()._asdict(),
+) -> measured.IdlePower | None:
+    """The device's power over some seconds, as long as its counter needs; null, at once, without a counter,
+    and of a CPU that was not idle. `root`: the folder that contains sys."""
+    on_cpu = device_id == "cpu"
+    with ExitStack() as opened:
+        sources = [each for each in find(device_id, root, opened, {}) if each.energy]
+        domains = {column: counter for each in sources for column, counter in each.energy.items()}
+        if (span_s := sensors.idle_span_s(domains, on_cpu)) is None:
+            return None
+        columns: dict[str, list[int | None]] = {name: [] for name in ("t_ns", *domains)}
+        before = cpu_times()
+        for number in range(round(span_s / IDLE_INTERVAL_S) + 1):
+            if number:
+                sleep(IDLE_INTERVAL_S)
+            values: dict[str, int | None] = {"t_ns": time.perf_counter_ns()}
+            for each in sources:
+                values |= each.read()
+            for name, column in columns.items():
+                column.append(values.get(name))
+    busy = busy_share(before, cpu_times()) if on_cpu else None
+    if busy is not None and busy > BUSY_SHARE:
+        say(f"no J/token above idle: other processes use {busy:.0%} of the CPUs, which are not idle")
+        return None
+    return sensors.idle_power(columns, domains, on_cpu)
+
+
+_idle_power_once = cache(idle_power)  # of a command: one that tunes has many campaigns
+
+
 # Measure attempts of a campaign's cells: a cell is prepared once, an attempt is a worker and a record.
 
 
@@ -332,6 +379,10 @@ class AttemptRunner:
         campaign, cell, inputs = self._campaign, due.cell, self._ready[due.cell.id]
         begun = campaign.begun(cell, due.repeat)
         begun |= {"attempt": due.attempt, "place_in_order": [number, of]}
+        if isinstance(inputs, Inputs) and not cell.header.simulated:
+            # before the probes warm the device
+            idle = _idle_power_once(inputs.device_id, campaign.watcher.say)
+            begun |= {"idle_power": idle} if idle else {}
         begun["bandwidth_probes"], begun["matrix_probe"] = self._probes.so_far(due.repeat)
         if within is not None:
             begun["campaign"] = within

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from harness.base.files import counters
+from harness.base.nvml import UUIDS
 from harness.base.system import KILL_STATUS
 from harness.base.text import for_workers
 from harness.campaign.worker_memory import MemoryLimit, MemorySampler, mark, watched, weight_files
@@ -192,7 +193,6 @@ def _memory_error(log: list[str], limited: bool) -> str | None:
 # A healthy worker ends soon after it closes the pipe; freeing a large model takes seconds.
 GRACE_S = 15.0
 WAIT_S = 1.0  # for events of a worker, at a time
-NVML_UUIDS = ("GPU-", "MIG-")
 
 
 Facts = dict[str, Any]
@@ -372,7 +372,7 @@ def worker_variables(device: str, threads: int) -> dict[str, str]:
     """The worker's environment variables: those of ours that it may have, one thread count for all libraries,
     one visible device."""
     kept = for_workers(os.environ)
-    if device == "cpu" or device.startswith(NVML_UUIDS):
+    if device == "cpu" or device.startswith(UUIDS):
         kept["CUDA_VISIBLE_DEVICES"] = "" if device == "cpu" else device
     count = str(threads)
     return kept | {
@@ -472,7 +472,7 @@ def run(job: Job, on_event: Callable[[Event | Died], None]) -> WorkerOutcome:
             worker = Worker(job.request, job.interpreter, job.folder, job.threads, job.memory_limit)
             around.callback(worker.stop)  # before its cgroup is removed
             if job.with_sensors:
-                life.sensors = around.enter_context(SensorSampler(job.nvml_uuid))
+                life.sensors = around.enter_context(SensorSampler(job.request.device))
             sampler = MemorySampler(worker.pid, job.sample_interval_ms, vram)
             around.callback(lambda: life.memory.update(sampler.summary()))
             life.memory_columns = sampler.columns

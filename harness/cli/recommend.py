@@ -496,5 +496,6 @@ def _row(choice: Any) -> dict[str, object]:
         "kld_mean": choice.quality.kld if choice.quality else None,
         "kld_mean_ci95": choice.quality.kld_ci95 if choice.quality else None,
         "quality_source": choice.quality.source if choice.quality else None,
+        "joules_per_token": choice.joules_per_token,
         "basis": choice.basis,
     }

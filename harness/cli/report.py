@@ -174,6 +174,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="PER_KWH",
         help="price of a kWh, 0.30, for that of the energy of a million tokens, where it was measured",
     )
+    parser.add_argument(
+        "--power-log",
+        type=Path,
+        metavar="FILE",
+        help="energy by a wall meter: CSV with columns time (2026-11-27T10:00:00+01:00, or Unix) and watts",
+    )
     parser.add_argument("--png", type=Path, metavar="DIR", help="write the figures as PNG files")
     parser.add_argument(
         "--open", action="store_true", help="show the page in the browser (without DIR: the newest page)"
@@ -204,12 +210,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 OPTIONS = {
-    "list": {"json", "price"},
+    "list": {"json", "price", "power_log"},
     "memory": {"json"},
     "history": {"json", "output"},
     "export": {"output"},
     "serve": {"baseline"},
-    "format": {"output", "baseline", "png", "campaign", "price"},
+    "format": {"output", "baseline", "png", "campaign", "price", "power_log"},
 }
 """What each view takes of the options that some have no use for."""
 
@@ -218,11 +224,11 @@ def _check_options(arguments: argparse.Namespace) -> None:
     """Raises Mistake for an option that would do nothing, and for a view of speeds without records."""
     given = vars(arguments)
     view = next((each for each in OPTIONS if given[each] is not None and given[each] is not False), None)
-    takes = OPTIONS[view] if view else {"output", "baseline", "png", "open", "campaign", "price"}
-    for option in ("output", "baseline", "png", "open", "json", "campaign", "price"):
+    takes = OPTIONS[view] if view else {"output", "baseline", "png", "open", "campaign", "price", "power_log"}
+    for option in ("output", "baseline", "png", "open", "json", "campaign", "price", "power_log"):
         if given[option] and option not in takes:
             what = f"with --{view}" if view else "for a page; its tables: --format json"
-            raise Mistake(f"--{option} has no effect {what}")
+            raise Mistake(f"--{option.replace('_', '-')} has no effect {what}")
     if PUBLIC_SPEEDS in arguments.dir and view not in (None, "format"):
         raise Mistake(f"{PUBLIC_SPEEDS} are speeds without records: only a page and --format show them")
 
@@ -236,7 +242,8 @@ def _view(arguments: argparse.Namespace) -> int:
         if arguments.list:
             from harness.cli import report_list
 
-            return report_list.run(folder, arguments.json, arguments.wide, arguments.price)
+            shown = arguments.json, arguments.wide, arguments.price, arguments.power_log
+            return report_list.run(folder, *shown)
         if arguments.export:
             from harness.cli import export
 

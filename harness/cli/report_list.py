@@ -23,21 +23,24 @@ class Listed(NamedTuple):
     disturbed: str | None
 
 
-def run(folder: Path, as_json: bool, wide: bool, price: float | None) -> int:
-    """Print the table, or one array. `price`: of a kWh. Raises ResultsError if there is no such folder."""
+def run(folder: Path, as_json: bool, wide: bool, price: float | None, log: Path | None) -> int:
+    """Print the table, or one array. `price`, `log`: see with_energy(). Raises ResultsError as that does, and
+    if there is no such folder."""
     if as_json:
         from harness.cli.tables import show_cells_table
+        from harness.dataset.energy import with_energy
 
-        show_cells_table(_read(folder)[0], as_json, wide)
+        show_cells_table(with_energy(_read(folder)[0], price, log), as_json, wide)
         return OK
     name = "list" if price is None else f"list at {price}"
-    if kept := index.view(folder, name, partial(_of_index, price)):
+    kept = None if log else index.view(folder, name, partial(_of_index, price))
+    if kept:
         found = Listed(kept["warnings"], of_values(kept["blocks"]), kept["disturbed"])
     else:
         study, published = _read(folder)
         if published:
             return OK
-        found = _listed(study, price)
+        found = _listed(study, price, log)
     for warning in found.warnings:
         say(warning)
     show(found.blocks, wide)
@@ -49,16 +52,16 @@ def run(folder: Path, as_json: bool, wide: bool, price: float | None) -> int:
 def _of_index(price: float | None, found: index.Index) -> dict[str, Any] | None:
     if not found.count():  # they are all published
         return None
-    listed = _listed(found.study(), price)
+    listed = _listed(found.study(), price, None)
     return {**listed._asdict(), "blocks": as_values(listed.blocks)}
 
 
-def _listed(study: Study, price: float | None) -> Listed:
+def _listed(study: Study, price: float | None, log: Path | None) -> Listed:
     from harness.analysis.verdicts import disturbance_summary
     from harness.cli.tables import cells_blocks
-    from harness.dataset.study import with_price
+    from harness.dataset.energy import with_energy
 
-    study = study if price is None else with_price(study, price)
+    study = with_energy(study, price, log)
     return Listed(study.warnings, [*cells_blocks(study)], disturbance_summary(study.cells))
 
 

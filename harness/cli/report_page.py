@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import records
-from harness.analysis.columns import Attribution, Moment
-from harness.analysis.memory import PARTS
+from harness.analysis.memory import PARTS, Attribution, Moment
 from harness.base import data
 from harness.base.text import list_named, plural
 from harness.cli import NOT_OK, OK, Mistake, say
@@ -21,7 +20,8 @@ from harness.cli.report import PUBLIC_SPEEDS, REPORTS, open_page
 from harness.compare import history as compare_history
 from harness.compare.history import Step
 from harness.dataset import index, table
-from harness.dataset.study import Study, attributions, load_study, timed, with_price, with_series
+from harness.dataset.energy import with_energy
+from harness.dataset.study import Study, attributions, load_study, timed, with_series
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
@@ -78,8 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _of_study(arguments: argparse.Namespace) -> Shown:
     study, name = _study(arguments.dir, arguments.baseline, arguments.campaign)
-    if arguments.price is not None:
-        study = with_price(study, arguments.price)
+    study = with_energy(study, arguments.price, arguments.power_log)
     return Shown(
         name,
         study.warnings,
@@ -98,8 +97,8 @@ def _of_machines(arguments: argparse.Namespace) -> Shown | None:
         return None
     if (found := _machines(arguments.dir)) is None:
         return None
-    if arguments.price is not None:
-        raise Mistake("the price of a kWh is that of one machine: give --price with the folder of one")
+    if arguments.price is not None or arguments.power_log:
+        raise Mistake("a price and a power log are of one machine: give them with its folder alone")
     views = machines.views(found)
     title = "Machines of " + list_named([path.name for path in arguments.dir], FOLDERS_NAMED)
     return Shown(

@@ -63,6 +63,9 @@ def cells_blocks(study: Study) -> Iterator[Block]:
         yield Note(peak)
     if any(prefill_depth_turns.extrapolates(row["prefill"]) for row in swept):
         yield Note(prefill_depth_turns.EXTRAPOLATION)
+    measured = [row for row in study.cells if row["joules_per_token"] is not None]
+    if sources := dict.fromkeys(str(row["energy_source"]) for row in measured):
+        yield Note(f"J/token: {'; '.join(sources)}")
     unknown = Counter(
         why for row in study.cells if row["joules_per_token"] is None and (why := row["energy_reason"])
     )

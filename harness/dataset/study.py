@@ -21,7 +21,6 @@ from harness.analysis import (
     flags,
     memory,
     quality,
-    sensors,
     served,
     speculation,
     stopping,
@@ -29,7 +28,6 @@ from harness.analysis import (
 )
 from harness.analysis import prefill as analysis_prefill
 from harness.analysis.columns import (
-    Attribution,
     Cell,
     Check,
     Counted,
@@ -101,7 +99,7 @@ class Study:
     checks: Sequence[Check] = ()
     searches: Sequence[Search] = ()
     scores: Sequence[Score] = ()
-    attributions: Sequence[Attribution] = ()
+    attributions: Sequence[memory.Attribution] = ()
     series: Mapping[str, Curve] = field(default_factory=dict)
     memory: Mapping[str, MemoryCurve] = field(default_factory=dict)
     prefill: Mapping[str, Mapping[int, Curve]] = field(default_factory=dict)
@@ -144,7 +142,9 @@ class Study:
     def methods(self) -> dict[str, object]:
         """Heading -> text, list or mapping, in display order; commands go under a heading with "repeat" or
         "command" in it."""
-        return _attention(self.cells) | _methods(self.ran) | {**self.further_methods}
+        energy = [*dict.fromkeys(source for row in self.cells if (source := row["energy_source"]))]
+        counted = {"Energy": energy} if energy else {}
+        return _attention(self.cells) | counted | _methods(self.ran) | {**self.further_methods}
 
     @cached_property
     def rows(self) -> list[ShownCell]:
@@ -414,7 +414,7 @@ def _swept(cell: Cell, each: Stored, depths: analysis_prefill.Passes, warnings: 
     return {**cell, "prefill": found, "flags": [*cell["flags"], *(flag.row() for flag in raised)]}
 
 
-def attributions(study: Study, warnings: list[str]) -> list[Attribution]:
+def attributions(study: Study, warnings: list[str]) -> list[memory.Attribution]:
     """One row per cell: where its memory goes; see analysis.records.attribution. None for timed rows, whose
     worker keeps copies of the context. Unreadable files are added to `warnings`."""
     found = []
@@ -423,12 +423,6 @@ def attributions(study: Study, warnings: list[str]) -> list[Attribution]:
             samples = _read(records.memory_series, each, warnings)
             found.append(memory.attribution_row(cell, each.record, _times(each, warnings), samples))
     return found
-
-
-def with_price(study: Study, per_kwh: float) -> Study:
-    """Add the price of the energy of a million tokens to the cells. `per_kwh`: in any currency."""
-    prices = ((cell, sensors.price_per_mtok(cell["joules_per_token"], per_kwh)) for cell in study.cells)
-    return replace(study, cells=[{**cell, "energy_price_per_mtok": price} for cell, price in prices])
 
 
 def with_series(study: Study, title: str, baseline: Study | None = None) -> Study:

@@ -160,7 +160,9 @@ Median = Literal[
     "drift",
     "median_ms",
     "watts",
+    "idle_watts",
     "joules_per_token",
+    "joules_per_token_above_idle",
     "hottest_c",
     "median_clock_mhz",
 ]
@@ -198,9 +200,7 @@ def per_cell(rows: Sequence[Repeat], timed_rows: TimedRows = lambda row: {}) -> 
     without an ok attempt.
     """
     disturbed = Counter(each["content_key"] for each in rows if each["disturbed"])
-    grouped: dict[str, list[Repeat]] = {}
-    for each in counted(rows):
-        grouped.setdefault(each["content_key"], []).append(each)
+    grouped = _by_cell(rows)
     shown = [_shown(repeats) for repeats in grouped.values()]
     found: list[Cell] = [
         {**_pooled(repeats, disturbed[key], timed_rows), **line}
@@ -209,6 +209,18 @@ def per_cell(rows: Sequence[Repeat], timed_rows: TimedRows = lambda row: {}) -> 
     for cell, repeats in zip(found, shown, strict=True):
         analysis_flags.withhold(cell, repeats)
     return found
+
+
+def shown_repeats(rows: Sequence[Repeat]) -> dict[str, list[Repeat]]:
+    """By content key, the repeats that the figures of a cell come from."""
+    return {key: _shown(repeats) for key, repeats in _by_cell(rows).items()}
+
+
+def _by_cell(rows: Sequence[Repeat]) -> dict[str, list[Repeat]]:
+    grouped: dict[str, list[Repeat]] = {}
+    for each in counted(rows):
+        grouped.setdefault(each["content_key"], []).append(each)
+    return grouped
 
 
 def _shown(repeats: list[Repeat]) -> list[Repeat]:
@@ -240,7 +252,6 @@ def _pooled(repeats: list[Repeat], disturbed_attempts: int, timed_rows: TimedRow
         "stayed_disturbed": [r["disturbed"] for r in repeats if r["disturbed"]],
         "disturbed_reasons": _distinct(why for r in repeats if r["disturbed"] for why in r["reasons"]),
         "prefill": None,
-        "energy_price_per_mtok": None,
         "speculation": speculation.pooled([r["speculation"] for r in shown]),
         **TimeSplit(fixed_ms=None, bytes_ms=None, dominated_by=None),
     }

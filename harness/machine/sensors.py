@@ -1,4 +1,4 @@
-"""Sensors: NVML, RAPL, sysfs, vcgencmd."""
+"""Sensors: NVML, sysfs, vcgencmd, and the sampler of all, with those of energy.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from typing import Any
 from typing_extensions import NotRequired, TypedDict
 
 from harness.base.files import small_text
-from harness.base.nvml import reported
+from harness.base.nvml import UUIDS, reported
+from harness.machine.energy import GPU_ENERGY, HWMON_DRIVERS, hwmon_gpu, rapl_counters
 from harness.machine.sensor_values import EnergyCounter, Number, Source, known, number, spread
 
 # Read a GPU through NVML: clocks, temperature, power, throttle reasons and energy.
@@ -39,7 +40,7 @@ _NVML_QUERIES: dict[str, tuple[str, Callable[[Any, Any], int]]] = {
     ),
     POWER_COLUMN: ("GPU power", lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu)),
     "gpu_event_reasons": ("GPU throttling", lambda nvml, gpu: _reasons(nvml, gpu)),
-    ENERGY_COLUMN: ("GPU energy", lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)),
+    ENERGY_COLUMN: (GPU_ENERGY, lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)),
 }
 
 
@@ -89,52 +90,6 @@ def _reasons(nvml: Any, device: Any) -> int:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(device))
     except nvml.NVMLError_FunctionNotFound:
         return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
-
-
-# Read the energy counters of CPU packages and DRAM (RAPL) from the kernel's powercap.
-
-
-ENERGY = "CPU energy"
-# Zones of the MMIO interface (intel-rapl-mmio:0) count the same packages again.
-_ZONE = re.compile(r"intel-rapl:(\d+)(:\d+)?")
-_WANTED = re.compile(r"package-[\w-]+|dram|psys")
-UNREADABLE = (
-    "only root can read RAPL's counters (since CVE-2020-8694): "
-    "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj, until the next boot"
-)
-
-
-def rapl_counters(root: Path, opened: ExitStack, missing: dict[str, str]) -> Source | None:
-    """Counters in microjoules, each with its own range at which it wraps. All packages or none: with one of
-    two unreadable, the energy would be half of the real one."""
-    files: dict[str, Number] = {}
-    columns: dict[str, str] = {}
-    energy: dict[str, EnergyCounter] = {}
-    for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
-        place, name = _ZONE.fullmatch(zone.name), small_text(zone / "name") or ""
-        if not place or not _WANTED.fullmatch(name):
-            continue
-        of = f"_{place[1]}" if place[2] else ""  # a part of that package
-        column = f"rapl_{name.replace('-', '_')}{of}_uj"
-        try:
-            files[column] = Number(zone / "energy_uj", opened)
-        except PermissionError:
-            missing[ENERGY] = UNREADABLE
-            return None
-        except OSError as refusal:
-            missing[ENERGY] = f"{name} of RAPL cannot be read: {refusal.strerror}"
-            return None
-        range_uj = small_text(zone / "max_energy_range_uj") or ""
-        columns[column] = f"/sys/class/powercap/{zone.name}/energy_uj ({name})"
-        energy[column] = {"name": name, "range_uj": int(range_uj) if range_uj.isdigit() else None}
-    if not files:
-        missing[ENERGY] = "no RAPL counters in /sys/class/powercap: a virtual machine, or a CPU without them"
-        return None
-
-    def read() -> dict[str, int | None]:
-        return {column: file.read() for column, file in files.items()}
-
-    return Source(columns, read, energy=energy)
 
 
 # Read the CPU's temperature, clock and throttle counters from /sys.
@@ -356,15 +311,15 @@ class SensorSampler:
     to `missing`; a failed reading is null. Without sensors nothing is sampled.
     """
 
-    def __init__(self, gpu_uuid: str | None, root: Path = ROOT, interval_s: float = INTERVAL_S) -> None:
-        """`gpu_uuid`: the device's, null for a CPU. `root`: the folder that contains sys."""
+    def __init__(self, device_id: str, root: Path = ROOT, interval_s: float = INTERVAL_S) -> None:
+        """`device_id`: from harness.machine.device_id. `root`: the folder that contains sys."""
         self.columns: dict[str, list[int | None]] = {}
         self.energy: dict[str, EnergyCounter] = {}
         """By energy column."""
         self._sources: dict[str, str] = {}
         self._missing: dict[str, str] = {}
         self._cost_ns = 0
-        self._gpu_uuid, self._root, self._interval_s = gpu_uuid, root, interval_s
+        self._device_id, self._root, self._interval_s = device_id, root, interval_s
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="sensors", daemon=True)
 
@@ -393,7 +348,7 @@ class SensorSampler:
     def _run(self) -> None:
         begun = time.thread_time_ns()
         with contextlib.ExitStack() as opened:
-            sources = find(self._gpu_uuid, self._root, opened, self._missing)
+            sources = find(self._device_id, self._root, opened, self._missing)
             for each in sources:
                 self._sources |= each.columns
                 self.energy |= each.energy
@@ -420,18 +375,17 @@ class SensorSampler:
             column.append(values.get(name))
 
 
-def find(
-    gpu_uuid: str | None, root: Path, opened: contextlib.ExitStack, missing: dict[str, str]
-) -> list[Source]:
-    """The sensors that can be read on this machine, open until `opened` is closed. Adds a sentence to
-    `missing` for each that cannot."""
+def find(device_id: str, root: Path, opened: contextlib.ExitStack, missing: dict[str, str]) -> list[Source]:
+    """The sensors of this machine and device that can be read, open until `opened` is closed. Adds a sentence
+    to `missing` for each that cannot."""
     board = vcgencmd_board(missing)
     found = [
         sysfs_temperature(root, opened, missing),
         sysfs_clock(root, opened, missing),
         sysfs_throttling(root, opened, missing),
         rapl_counters(root, opened, missing),
-        nvml_gpu(gpu_uuid, opened, missing) if gpu_uuid is not None else None,
+        nvml_gpu(device_id, opened, missing) if device_id.startswith(UUIDS) else None,
+        hwmon_gpu(device_id, root, opened, missing) if device_id in HWMON_DRIVERS else None,
         board,  # last: it starts a process, which would delay the other readings
     ]
     if board is not None and BITS_COLUMN in board.columns:
@@ -467,7 +421,7 @@ class Cooling:
         """Wait. `device_id`: from harness.machine.device_id.
         Never uses the CPU's temperature for a GPU that NVML cannot read."""
         missing: dict[str, str] = {}
-        if device_id != "cpu" and not device_id.startswith(("GPU-", "MIG-")):
+        if device_id != "cpu" and not device_id.startswith(UUIDS):
             return self._cannot(
                 f"the temperature of a {device_id} device cannot be read, only an NVIDIA GPU's"
             )

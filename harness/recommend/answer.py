@@ -46,8 +46,9 @@ _LEADS = {
 class Choice:
     """A candidate with its predictions. `start`, `deep`: tokens per second at zero context, and at the
     requested context; `first_short`, `first_deep`: ms of a prompt of 2,048 tokens, and of the context.
-    `basis`: the evidence for the prediction. `unknowns`: the standard deviation of `deep`'s logarithm by each
-    unknown, in the same order for all choices."""
+    `joules_per_token`: as measured, never predicted. `basis`: the evidence for the prediction.
+    `unknowns`: the standard deviation of `deep`'s logarithm by each unknown, in the same order for all
+    choices."""
 
     candidate: Candidate
     start: Range
@@ -55,6 +56,7 @@ class Choice:
     first_short: Range | None
     first_deep: Range | None
     quality: Quality | None
+    joules_per_token: float | None
     basis: str
     unknowns: Floats = field(compare=False, repr=False)
 
@@ -84,6 +86,7 @@ def choices(
 ) -> list[Choice]:
     """Predict all candidates at once. `fitted`: to these examples, where it is asked again."""
     predictor, traits = fitted or Predictor(examples), [each.traits for each in found]
+    metered = [each for each in examples if each.joules_per_token is not None]
     start, deep = (predictor.steps([each.parts for each in found], n) for n in (1, context))
     figures = zip(
         found,
@@ -102,6 +105,7 @@ def choices(
             first_short=short,
             first_deep=long,
             quality=quality(each),
+            joules_per_token=_measured_joules(each, metered),
             basis=basis(each, examples),
             unknowns=unknowns,
         )
@@ -120,16 +124,25 @@ def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
     alike = [each.traits for each in examples if each.at_ms and each.traits.family == wanted.family]
     same_stack = [each for each in alike if each.group == wanted.group]
     here = [each for each in same_stack if each.device == wanted.device]
-    if any(
-        (each.model, each.type, each.layers) == (wanted.model, wanted.type, wanted.layers)
-        and each.software == wanted.software
-        for each in here
-    ):
+    if any(_identity(each) == _identity(wanted) for each in here):
         return MEASURED
     engines = {(each.device, each.engine) for each in alike}
     if here or (wanted.device, wanted.engine) in engines:
         return CALIBRATED
     return ELSEWHERE if any(engine == wanted.engine for _, engine in engines) else THEORY
+
+
+def _identity(of: Traits) -> tuple[str | int, ...]:
+    """What makes it the same variant on the same device."""
+    return of.group, of.device, of.model, of.type, of.layers, of.software
+
+
+def _measured_joules(candidate: Candidate, examples: Sequence[Example]) -> float | None:
+    """The median of what this variant took here; null for one in two memories."""
+    wanted = _identity(candidate.traits)
+    alike = [each for each in examples if not candidate.split and _identity(each.traits) == wanted]
+    known = [joules for each in alike if (joules := each.joules_per_token) is not None]
+    return statistics.median(known) if known else None
 
 
 def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:

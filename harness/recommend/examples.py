@@ -244,7 +244,7 @@ def _of_cell(cell: Cell, stored: Stored, traits: Traits) -> Iterator[Example]:
     first = _first_token(stored) if traits.flops else {}
     at_ms, of_line = _decode(cell)
     if at_ms or first:
-        yield Example(traits, at_ms, of_line, first, "here")
+        yield Example(traits, at_ms, of_line, first, "here", cell["joules_per_token"])
     for at in (cell["depths"] or _NO_DEPTHS)["at"]:
         yield Example(traits, {at["depth"] + 1: at["ms"]}, (at["depth"] + 1,) * 2, {}, "here")
 

@@ -119,6 +119,7 @@ def _line(choice: Choice, context: int) -> dict[str, str]:
         "variant": _variant(choice),
         "tok/s": short(choice.start.value),
         f"at {context:,}": _range(choice.deep),
+        "J/token": NONE if choice.joules_per_token is None else short(choice.joules_per_token),
         "TTFT": _seconds(choice.first_short),
         "TTFT ctx": _seconds(choice.first_deep),
         "ctx": _thousands(candidate.longest),
@@ -196,6 +197,7 @@ def show_notes(
         "tok/s": "tok/s: predicted, at the start, and at the end of the context with 90% intervals",
         "TTFT": f"TTFT: predicted, in s, of {SHORT_PROMPT:,} tokens and of the context"
         f"{_widest_ttft(ranking)}; none where the compute rate is unknown",
+        "J/token": f"J/token: measured on {where}, of the whole device; never predicted",
         "ctx": "ctx: the longest context that fits",
         "GB": "GB: with the whole context",
         "bits": "bits: of a weight in the linear layers, scales included",

@@ -73,6 +73,7 @@ class Example:
     """A measured variant: latency in ms at positions, on the line fitted over the positions `of_line`.
 
     `first_tokens`: ms of a prompt by its length, where a prompt long enough was timed. `source`: whose.
+    `joules_per_token`: of the decode, where a counter was read.
     """
 
     traits: Traits
@@ -80,6 +81,7 @@ class Example:
     of_line: tuple[int, int]
     first_tokens: Mapping[int, float]
     source: str
+    joules_per_token: float | None = None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from harness.records.parts import (
     StackFacts,
     Switch,
     Text,
+    Time,
     Triples,
     clause,
 )
@@ -87,6 +88,14 @@ class Sensors(TypedDict):
     throttled: list[Throttled]
     energy: Energy | None
     """null without a counter"""
+
+
+@with_config(DESCRIBED)
+class IdlePower(TypedDict):
+    """Of the device's counters, before the first repeat of the campaign."""
+
+    watts: From0
+    window_s: Above0
 
 
 @with_config(DESCRIBED)
@@ -277,6 +286,8 @@ class Timing(TypedDict):
     last_token_ns: NotRequired[Count]
     phases: NotRequired[Any]
     started_utc: NotRequired[Any]
+    generate_utc: NotRequired[Time]
+    """when generation began, by the wall clock; missing in older records"""
 
 
 @with_config(DESCRIBED)
@@ -346,6 +357,8 @@ class Attempt(TypedDict):
     bandwidth_probes: NotRequired[list[BandwidthProbe]]
     """read rates measured so far in the campaign, by kernel"""
     matrix_probe: NotRequired[MatrixProbe | None]
+    idle_power: NotRequired[IdlePower]
+    """missing without a counter, and in older records"""
     cooled: NotRequired[Cooled]
     """with `cool_down`"""
 

@@ -7,16 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.columns import (
-    Attribution,
-    Cell,
-    Counted,
-    FlagRow,
-    Moment,
-    Outcome,
-    Result,
-    Search,
-)
+from harness.analysis.columns import Cell, Counted, FlagRow, Outcome, Result, Search
+from harness.analysis.memory import Attribution, Moment
 from harness.dataset.study import Study, failure, key, labels, matched, ok
 from harness.dataset.table import trained_mark
 from harness.report import plots, tables

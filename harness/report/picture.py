@@ -99,7 +99,7 @@ class Picture:
 
 def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
     """Speed against size; where quality is known, quality against size, and speed against quality: by KL
-    divergence, else by perplexity."""
+    divergence, else by perplexity; and where energy was measured, speed against energy."""
     by_B = summary.speed_is_B(group.named)
     key = summary.size_measure(group.named)
     speed = Measure(
@@ -111,10 +111,17 @@ def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
     quality = Measure("perplexity", _perplexity, "{:,.2f}")
     if summary.quality_is_kld(group.named):
         quality = Measure("KLD, nats per token", _divergence, "{:g}", least=summary.LEAST_KLD)
+    counters = {
+        str(row["energy_source"]).split(":")[0]: None for _, row in group.named if row["energy_source"]
+    }
+    energy = Measure(
+        f"J/token ({', '.join(counters)})", lambda row: (row["joules_per_token"], None, None), "{:,.3g}"
+    )
     drawn = (
         _picture("speed", "Speed against size", group, marks, size, speed, key),
         _picture("quality", "Quality against size", group, marks, size, quality, key),
         _picture("both", "Speed against quality", group, marks, quality, speed, key),
+        _picture("energy", "Speed against energy", group, marks, energy, speed, key),
     )
     return [each for each in drawn if each]
 
@@ -215,6 +222,7 @@ def _lines(label: str, row: Cell, group: Group) -> list[str]:
         "KLD ": number(row["kld_mean"], "{:.5f}"),
         "top-1 ": number(row["top1"], "{:.1%}"),
         "bits per weight ": bits(row)[0],
+        "J/token ": number(row["joules_per_token"], "{:.3g}"),
         "B ms ": B(row),
         "longest context ": longest(row),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from harness.analysis.columns import (
     Cell,
@@ -406,10 +406,6 @@ MEMORY: tuple[Column[ShownCell], ...] = (
 )
 
 
-def _price(row: Repeat) -> float | None:
-    return cast("float | None", row.get("energy_price_per_mtok"))  # of cells
-
-
 SHAPE: tuple[Column[ShownCell], ...] = (
     Column(
         "tokens",
@@ -460,7 +456,10 @@ SHAPE: tuple[Column[ShownCell], ...] = (
         "all bytes read per second over the bandwidth measured in the run",
     ),
     number_column(
-        "W", lambda row: row["watts"], "{:.1f}", "mean power of the whole device during decode; see J/token"
+        "watts",
+        lambda row: row["watts"],
+        "{:.1f}",
+        "mean power of the whole device during decode; see J/token",
     ),
     number_column(
         "J/token",
@@ -469,8 +468,14 @@ SHAPE: tuple[Column[ShownCell], ...] = (
         "energy of the whole device during decode, idle power included; see docs/reference/sensors.md",
     ),
     number_column(
+        "J/token above idle",
+        lambda row: row["joules_per_token_above_idle"],
+        "{:.3g}",
+        "without the power of the idle device, measured before the first repeat",
+    ),
+    number_column(
         "price/Mtok",
-        _price,
+        lambda row: row["energy_price_per_mtok"],
         "{:.3g}",
         "energy of a million decoded tokens at the price of --price, in its currency",
     ),
@@ -526,9 +531,9 @@ FIRST: tuple[Column[Repeat], ...] = (
     number_column("TTFT ms", lambda row: row["ttft_ms"], "{:.1f}", ""),
     number_column("peak VRAM MB", lambda row: row["peak_vram_bytes"], "{:.0f}", "", 1e6),
     number_column("peak RSS MB", lambda row: row["peak_rss_bytes"], "{:.0f}", "", 1e6),
-    number_column("W", lambda row: row["watts"], "{:.1f}", ""),
+    number_column("watts", lambda row: row["watts"], "{:.1f}", ""),
     number_column("J/token", lambda row: row["joules_per_token"], "{:.3g}", ""),
-    number_column("price/Mtok", _price, "{:.3g}", ""),
+    number_column("price/Mtok", lambda row: row["energy_price_per_mtok"], "{:.3g}", ""),
 )
 FURTHER: tuple[Column[Repeat], ...] = (
     number_column("B ms", lambda row: row["B_ms"], "{:.2f}", ""),
@@ -537,6 +542,7 @@ FURTHER: tuple[Column[Repeat], ...] = (
     number_column("MBU", lambda row: row["bandwidth_share"], "{:.0%}", ""),
     number_column("MB/token", lambda row: row["weight_bytes_per_token"], "{:.0f}", "", 1e6),
     number_column("tokens", lambda row: row["tokens"], "{:.0f}", ""),
+    number_column("J/token above idle", lambda row: row["joules_per_token_above_idle"], "{:.3g}", ""),
     number_column("tok/s start", lambda row: row["start_tokens_per_s"], "{:.1f}", ""),
     number_column("tok/s end", lambda row: row["end_tokens_per_s"], "{:.1f}", ""),
     number_column("tok/pass", lambda row: guessed(row, acceptance_length), "{:.2f}", ""),

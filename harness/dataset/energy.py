@@ -1,0 +1,209 @@
+"""What the user adds to energy: the price of a kWh, and the log of a wall meter.
+
+A meter's log is aligned to tokens by the wall clock: a record has the UTC time at which its generation began,
+so the clocks of the meter and of the machine must agree.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import numpy as np
+
+from harness.analysis import sensors
+from harness.analysis.columns import Cell, EnergyFigures, Repeat
+from harness.base.files import read_regular
+from harness.dataset import table
+from harness.dataset.study import Study
+from harness.records import ResultsError, Stored
+from harness.records.tables import Floats
+
+MOST_BYTES = 1 << 28  # a week of ten lines a second
+LATEST_S = 1e11  # of a Unix time in seconds; what is later is in milliseconds
+# A meter's line is the mean since the one before: at both ends of a decode up to half an interval is of other
+# work. Where an interval is a tenth of the decode, that is 10% of the difference to the idle machine.
+LONGEST_GAP = 0.1
+SOURCE = "wall meter: the whole machine with its power supply, other processes included"
+HALF_HOUR = timedelta(minutes=30)
+FURTHEST = 28  # half hours between UTC and a zone
+
+
+def with_energy(study: Study, per_kwh: float | None, log: Path | None) -> Study:
+    """Add to all rows the price of the energy of a million tokens, and put a wall meter's figures in place of
+    those of counters. `per_kwh`: in any currency. Raises ResultsError as power_log() and _metered() do."""
+    if log is not None:
+        study = _metered(study, power_log(log))
+    if per_kwh is not None:
+        for row in (*study.cells, *study.repeats):
+            row["energy_price_per_mtok"] = sensors.price_per_mtok(row["joules_per_token"], per_kwh)
+    return study
+
+
+@dataclass(frozen=True, eq=False)
+class PowerLog:
+    """`at_s`: Unix times, which do not fall. `watts`: at each."""
+
+    path: Path
+    at_s: Floats
+    watts: Floats
+
+
+def power_log(path: Path) -> PowerLog:
+    """A CSV file with the columns `time` (ISO 8601 with its offset from UTC, or a Unix time) and `watts`.
+
+    Raises ResultsError: the file cannot be read, or a line of it is something else.
+    """
+    try:
+        text = read_regular(path, MOST_BYTES, links=True).decode("utf-8-sig")
+    except OSError as refusal:
+        raise ResultsError(f"{path}: {refusal.strerror}") from refusal
+    except UnicodeDecodeError as refusal:
+        raise ResultsError(f"{path}: not a text file in UTF-8") from refusal
+    lines = csv.DictReader(io.StringIO(text))
+    at_s: list[float] = []
+    watts: list[float] = []
+    try:
+        if not {"time", "watts"}.issubset(lines.fieldnames or ()):
+            raise ValueError("it must begin with a line that names the columns time,watts")
+        for line in lines:
+            at_s.append(_unix_s(line["time"] or ""))
+            watts.append(_watts(line["watts"] or ""))
+            if at_s[-1] < max(at_s[-2:]):
+                raise ValueError("its time is before that of the line above")
+    except (ValueError, csv.Error) as refusal:
+        raise ResultsError(f"{path}:{lines.line_num}: {refusal}") from refusal
+    if len(at_s) < 2:
+        raise ResultsError(f"{path}: fewer than two lines with a time and watts")
+    return PowerLog(path, np.array(at_s), np.array(watts))
+
+
+def _unix_s(text: str) -> float:
+    text = text.strip()
+    try:
+        at_s = float(text)
+    except ValueError:
+        try:
+            at = datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+        except ValueError:
+            raise ValueError(f"{text!r} is no time, as 2026-11-27T10:00:00+01:00 or 1795773600") from None
+        if at.tzinfo is None:
+            raise ValueError(
+                f"{text} has no offset from UTC, and may be of any zone; write {text}+01:00, or Z for UTC"
+            ) from None
+        at_s = at.timestamp()
+    if not 0 <= at_s < LATEST_S:  # also where it is not a number
+        raise ValueError(f"{text} is no Unix time in seconds")
+    return at_s
+
+
+def _watts(text: str) -> float:
+    try:
+        watts = float(text)
+    except ValueError:
+        watts = math.nan
+    if not 0 <= watts < math.inf:
+        raise ValueError(f"{text!r} is no power in watts")
+    return watts
+
+
+def _metered(study: Study, log: PowerLog) -> Study:
+    """The study with the meter's figures alone, as those of counters count something else.
+
+    Raises ResultsError: no record has the time of its tokens, or the log does not cover them.
+    """
+    decodes = {
+        table.cell_identity(row): at_s
+        for row, each in zip(study.repeats, study.stored, strict=True)
+        if (at_s := _token_times(row, each)) is not None
+    }
+    if not decodes:
+        raise ResultsError(f"{log.path}: no record here says at what time its tokens came: measure anew")
+    several = len({row["campaign"] for row in study.repeats if table.cell_identity(row) in decodes}) > 1
+    _check_covered(log, [*decodes.values()], several)
+    figures = {
+        table.cell_identity(row): _figures(log, decodes.get(table.cell_identity(row)))
+        for row in study.repeats
+    }
+    repeats: list[Repeat] = [{**row, **figures[table.cell_identity(row)]} for row in study.repeats]
+    shown, cells = table.shown_repeats(repeats), list[Cell]()
+    for cell in study.cells:
+        of = shown[cell["content_key"]]
+        found: Cell = {**cell, **figures[table.cell_identity(of[-1])]}
+        found["watts"] = _median(row["watts"] for row in of)
+        found["joules_per_token"] = _median(row["joules_per_token"] for row in of)
+        cells.append(found)
+    return replace(study, repeats=repeats, cells=cells)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _token_times(row: Repeat, each: Stored) -> Floats | None:
+    """The Unix time of each token of a decode; null without two tokens, or where it is not known."""
+    began = each.record.get("timing", {}).get("generate_utc")
+    if began is None or row["series"] is None:  # also where its file is damaged
+        return None
+    during = sensors.timed(each.record.get("done"), each.times)
+    if during is None or len(during.t_ns) < 2:
+        return None
+    at_s: Floats = datetime.fromisoformat(began).timestamp() + (during.t_ns - during.start_ns) / 1e9
+    return at_s
+
+
+def _figures(log: PowerLog, at_s: Floats | None) -> EnergyFigures:
+    found = EnergyFigures(
+        watts=None,
+        idle_watts=None,
+        joules_per_token=None,
+        joules_per_token_above_idle=None,
+        energy_price_per_mtok=None,
+        energy_window_s=None,
+        energy_source=SOURCE,
+        energy_reason=None,
+    )
+    if at_s is None:
+        return found | {"energy_reason": "the record does not say at what time its tokens came"}
+    first, last = at_s[0], at_s[-1]
+    inside = log.at_s[(log.at_s > first) & (log.at_s < last)]
+    times = np.array([first, *inside, last])
+    window_s = float(last - first)
+    if (gap_s := float(np.diff(times).max())) > LONGEST_GAP * window_s:
+        return found | {
+            "energy_reason": f"the power log has no line for {gap_s:.3g} s of a decode of {window_s:.3g} s: "
+            "it needs one each tenth of it"
+        }
+    joules = float(np.trapezoid(np.interp(times, log.at_s, log.watts), times))
+    found |= {"watts": joules / window_s, "joules_per_token": joules / (len(at_s) - 1)}
+    return found | {"energy_window_s": window_s}
+
+
+def _check_covered(log: PowerLog, decodes: Sequence[Floats], several: bool) -> None:
+    """Raises ResultsError if the log does not cover the tokens, with the shift by which it would. `several`:
+    they are of more than one campaign."""
+    began, ended = min(at_s[0] for at_s in decodes), max(at_s[-1] for at_s in decodes)
+    from_s, to_s = float(log.at_s[0]), float(log.at_s[-1])
+    if from_s <= began and ended <= to_s:
+        return
+    half_hour_s = HALF_HOUR.total_seconds()
+    shifts = sorted(range(-FURTHEST, FURTHEST + 1), key=abs)
+    fits = (n for n in shifts if from_s + n * half_hour_s <= began and ended <= to_s + n * half_hour_s)
+    hint = "; --campaign latest shows one campaign alone" if several else ""
+    if (shift := next(fits, None)) is not None:
+        hint = f"; shifted by {shift / 2:+g} h it would: is it of another time zone?"
+    raise ResultsError(
+        f"{log.path}: from {_utc(from_s)} to {_utc(to_s)} (UTC) it does not cover the decodes here, from"
+        f" {_utc(began)} to {_utc(ended)}{hint}"
+    )
+
+
+def _utc(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(at_s, timezone.utc):%Y-%m-%d %H:%M:%S}"

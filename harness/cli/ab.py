@@ -105,14 +105,18 @@ def run(arguments: argparse.Namespace) -> int:
             "--fail-on needs a verdict that counts, and that of --busy is provisional: give one of them"
         )
     threshold, limits = compare.share("--threshold", arguments.threshold), limits_of(arguments)
-    wanted, paths = planned(arguments)
+    a, b = (_loaded(arguments, side) for side in "ab")
+    wanted = planned(a[1], b[1], (arguments.package_a, arguments.package_b), arguments)
     sides, names, pairs = wanted.sides, list(wanted.pairs), list(wanted.pairs.values())
     if not (arguments.b or arguments.set_a or arguments.set_b or arguments.package_a or arguments.package_b):
         say("both sides are the same, so this finds noise alone: name B, or what changes (--set-b)")
     root = (arguments.out or Path("results")).absolute()
     if arguments.dry_run:
         return _forecast(sides, pairs, names, limits, root)
-    a, b = (RunOptions(root, path, arguments.command_line, fresh=True, wait=arguments.wait) for path in paths)
+    options = (
+        RunOptions(root, a[0], arguments.command_line, fresh=True, wait=arguments.wait),
+        RunOptions(root, b[0], arguments.command_line, fresh=True, wait=arguments.wait),
+    )
     rounds = Rounds(threshold, names, arguments.busy)
 
     def on_round(stored: Sequence[Stored]) -> Sequence[str]:
@@ -120,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
         return rounds.open()
 
     progress = Progress()
-    ended = ab.run(wanted, limits, (a, b), progress, on_round)
+    ended = ab.run(wanted, limits, options, progress, on_round)
     progress.clear()
     found = rounds.comparison(("A: " + _title(arguments, "a"), "B: " + _title(arguments, "b")), fail_on)
     compare.show(found, arguments)
@@ -131,14 +135,16 @@ def run(arguments: argparse.Namespace) -> int:
     return compare.exit_code(found)
 
 
-def planned(arguments: argparse.Namespace) -> tuple[ab.Plan, list[Path]]:
-    """What the command line asks for, and the config of each side. Raises Mistake, ConfigError."""
-    loaded = [_loaded(arguments, "a"), _loaded(arguments, "b")]
-    sides, packages = (loaded[0][1], loaded[1][1]), (arguments.package_a, arguments.package_b)
-    pairs = _pairs(sides, arguments)
-    _check(sides, pairs, packages)
-    named = dict(zip(_names(pairs), pairs, strict=True))
-    return ab.Plan(sides, named, packages), [path for path, _ in loaded]
+def planned(
+    a: Experiment,
+    b: Experiment,
+    packages: tuple[Sequence[str], Sequence[str]],
+    arguments: argparse.Namespace,
+) -> ab.Plan:
+    """The pairs of two sides that --only names. Raises Mistake."""
+    pairs = _pairs((a, b), arguments)
+    _check((a, b), pairs, packages)
+    return ab.Plan((a, b), dict(zip(_names(pairs), pairs, strict=True)), packages)
 
 
 def _loaded(arguments: argparse.Namespace, side: str) -> tuple[Path, Experiment]:

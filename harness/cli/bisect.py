@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from harness.cli.options import WAIT, add_chosen, add_json, add_set, unknown
 from harness.cli.progress import Progress
 from harness.compare.ab import Rounds
 from harness.compare.show import FIGURES
-from harness.config import ConfigError
+from harness.config import ConfigError, Experiment
 from harness.records import Stored
 from harness.stacks import build, versions
 from harness.stacks.header import project_of
@@ -86,13 +86,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """A version, or a set of options. `since`: what is new in it; `package`: its requirement, for a version;
-    `settings`: the keys of the config, for options."""
+    """A version, or a set of options. `since`: what is new in it; `config`: where its experiment is kept;
+    `package`: its requirement; empty: that of the stack."""
 
     title: str
     since: str
+    config: Path
+    experiment: Experiment
     package: Sequence[str] = ()
-    settings: Sequence[str] = ()
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -130,7 +131,10 @@ def _places(arguments: argparse.Namespace) -> list[Place]:
     if not named:
         if arguments.versions:
             raise Mistake("--versions is for versions, and GOOD and BAD are options")
-        places = _of_options(*map(_options, given))
+        places = [
+            Place(title, since, *_loaded(arguments, settings))
+            for title, since, settings in _of_options(*map(_options, given))
+        ]
         for each in places[1:]:
             _planned(arguments, places[0], each)
         return places
@@ -142,13 +146,25 @@ def _places(arguments: argparse.Namespace) -> list[Place]:
     good, bad = (_version(match[2]) for match in named)
     if good == bad:
         raise Mistake(f"GOOD and BAD are the same version, {good}")
-    ends = [Place(str(v), str(v), (text,)) for v, text in zip((good, bad), given, strict=True)]
+    loaded = _loaded(arguments, ())
+    ends = [Place(str(v), str(v), *loaded, (text,)) for v, text in zip((good, bad), given, strict=True)]
     _planned(arguments, *ends)
     between = [
-        Place(str(each), str(each), (f"{named[0][1]}=={each}",))
+        Place(str(each), str(each), *loaded, (f"{named[0][1]}=={each}",))
         for each in _between(packages.pop(), good, bad, arguments.versions)
     ]
     return [ends[0], *between, ends[1]]
+
+
+def _loaded(arguments: argparse.Namespace, settings: Sequence[str]) -> tuple[Path, Experiment]:
+    """The config with these keys, which stand in GOOD or BAD. Raises Mistake, ConfigError."""
+    try:
+        return model_arguments.experiment([arguments.of], arguments, [*arguments.set, *settings])
+    except ConfigError as wrong:
+        message = str(wrong)
+        for setting in settings:
+            message = message.replace(f"--set {setting}", setting)
+        raise ConfigError(message) from wrong
 
 
 def _version(text: str) -> Version:
@@ -184,44 +200,34 @@ def _options(text: str) -> dict[str, str]:
     return found
 
 
-def _of_options(good: dict[str, str], bad: dict[str, str]) -> list[Place]:
-    """GOOD, then one changed option more at each place, up to BAD."""
+def _of_options(good: dict[str, str], bad: dict[str, str]) -> Iterator[tuple[str, str, list[str]]]:
+    """Title, what is new, and settings: of GOOD, then with one changed option more at each place, up to BAD.
+    Raises Mistake."""
     changed = [
         key for key in (*bad, *(key for key in good if key not in bad)) if good.get(key) != bad.get(key)
     ]
     if not changed:
         raise Mistake("GOOD and BAD are the same options")
-    held, places = dict(good), [Place(_titled(good, changed), "", settings=_settings(good))]
-    for key in changed:
-        held = {**held, key: bad[key]} if key in bad else {k: v for k, v in held.items() if k != key}
-        since = f"{key}={bad[key]}" if key in bad else f"no {key}"
-        places.append(Place(_titled(held, changed), since, settings=_settings(held)))
-    return places
-
-
-def _titled(options: dict[str, str], changed: Sequence[str]) -> str:
-    return " ".join(f"{key}={options[key]}" for key in changed if key in options) or "defaults"
-
-
-def _settings(options: dict[str, str]) -> list[str]:
-    return [f"{key}={value}" for key, value in options.items()]
+    for count in range(len(changed) + 1):
+        held = good | {key: bad[key] for key in changed[:count] if key in bad}
+        words = {
+            key: f"{key}={value}" for key, value in held.items() if key in bad or key not in changed[:count]
+        }
+        title = " ".join(words[key] for key in changed if key in words) or "defaults"
+        new = changed[count - 1]
+        yield title, words.get(new, f"no {new}"), list(words.values())
 
 
 # What is measured of two places.
 
 
-def _planned(arguments: argparse.Namespace, base: Place, new: Place) -> tuple[campaign_ab.Plan, list[Path]]:
-    """Two places as the sides of `harness ab`, with one pair of their name. Raises Mistake, ConfigError."""
-    sides = {"a": arguments.of, "b": None, "set_a": base.settings, "set_b": new.settings}
-    sides |= {"package_a": base.package, "package_b": new.package}
-    try:
-        wanted, paths = ab.planned(argparse.Namespace(**(vars(arguments) | sides)))
-    except ConfigError as wrong:
-        raise ConfigError(re.sub(r"--set-[ab] ", "", str(wrong))) from wrong
+def _planned(arguments: argparse.Namespace, base: Place, new: Place) -> campaign_ab.Plan:
+    """Two places as the sides of `harness ab`, with one pair of their name. Raises Mistake."""
+    wanted = ab.planned(base.experiment, new.experiment, (base.package, new.package), arguments)
     if len(wanted.pairs) > 1:
         raise Mistake(f"{plural(len(wanted.pairs), 'cell')}; bisect takes one: choose with --only")
     ((name, cells),) = wanted.pairs.items()
-    return replace(wanted, pairs={f"{name}: {base.title} -> {new.title}": cells}), paths
+    return replace(wanted, pairs={f"{name}: {base.title} -> {new.title}": cells})
 
 
 class _Search:
@@ -244,7 +250,7 @@ class _Search:
     def measure(self, base: int, new: int, enough: Enough) -> Pair:
         """Measure two places in turns. Raises NotFinished if another version ran than the one named."""
         arguments, places = self._arguments, (self._places[base], self._places[new])
-        wanted, paths = _planned(arguments, *places)
+        wanted = _planned(arguments, *places)
         (name,) = wanted.pairs
         rounds, progress = Rounds(self._threshold, [name], arguments.busy), Progress()
 
@@ -254,7 +260,9 @@ class _Search:
             rounds.add(stored)
             return rounds.open(enough)
 
-        a, b = (RunOptions(self.root, path, arguments.command_line, wait=arguments.wait) for path in paths)
+        a, b = (
+            RunOptions(self.root, each.config, arguments.command_line, wait=arguments.wait) for each in places
+        )
         campaign_ab.run(wanted, self._limits, (a, b), progress, on_round)
         progress.clear()
         for warning in rounds.warnings:
@@ -280,14 +288,13 @@ class _Search:
         """A pair, as `--json` has it; `change`, `change_ci90`: of the figure, as `harness ab` has them."""
         change = pair.change(CONFIDENCE) if pair.differences else None
         metric = self._metric if change else None
+        ends = sorted(map(metric.change, change.ends)) if metric and change and change.ends else None
         return {
             "base": self._places[pair.base].title,
             "new": self._places[pair.new].title,
             "metric": metric.name if metric else None,
             "change": metric.change(change.cost) if metric and change else None,
-            "change_ci90": sorted(map(metric.change, change.ends))
-            if metric and change and change.ends
-            else None,
+            "change_ci90": ends,
             "rounds": len(pair.differences),
             "verdict": pair.verdict,
             "reason": pair.failure,

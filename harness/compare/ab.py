@@ -60,21 +60,22 @@ class Rounds:
 
     def open(self, decided: Callable[[Sequence[float]], bool] | None = None) -> list[str]:
         """The pairs that need another round: too few, or differences that are not `decided` (default: the
-        interval is narrow). None does that failed twice, or was disturbed each time."""
+        interval is narrow). None does of which a side failed twice, or was disturbed each time."""
         differences: dict[str, list[float]] = {pair: [] for pair in self.pairs}
         differences |= {pair: values for pair, (_, values) in self.steering().items()}
         found = analysis_differences.changes({pair: values for pair, values in differences.items() if values})
         bound = math.log1p(self.threshold)
         names = []
         for pair, values in differences.items():
-            rows = [row for (of, _, _), tried in self._rows.items() if of == pair for row, _ in tried]
+            rows = [[row for row, _ in self._counting(pair, side).values()] for side in SIDES]
+            failed = any(len(of) > 1 and not any(_may_count(row) for row in of) for of in rows)
             rounds = max((round for of, _, round in self._rows if of == pair), default=0)
             if values and decided:
                 again = not decided(values)
             elif len(values) >= analysis_differences.FEWEST_ROUNDS:
                 again = analysis_differences.wide(found[pair], bound)
-            elif any(row["disturbed"] for row in rows) and not values:
-                again = rounds < 2 * analysis_differences.FEWEST_ROUNDS
+            elif any(row["disturbed"] for of in rows for row in of) and not values:
+                again = not failed and rounds < 2 * analysis_differences.FEWEST_ROUNDS
             else:
                 again = bool(values) or rounds < 2
             if again:
@@ -204,6 +205,11 @@ class Rounds:
                 )
                 parts.append(f"on side {side} {len(bad)} of {plural(len(rows), 'repeat')}: {why}")
         return "; ".join(parts) or None
+
+
+def _may_count(row: Repeat) -> bool:
+    """Whether it counts, or might have on a quiet machine."""
+    return row["status"] in USABLE or row["disturbed"] is not None
 
 
 def latest(folder: Path, threshold: float, campaign: str | None = None) -> tuple[Rounds, tuple[str, str]]:

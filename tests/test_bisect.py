@@ -128,11 +128,13 @@ def test_a_difference_of_several_steps_is_not_reported_as_one(costs, step, rest)
     assert any(pair.verdict == BETWEEN for pair in found.pairs) == (rest == 0.05)
 
 
-def test_equal_versions_seldom_count_as_changed():
-    ends = [Made([0.0, 0.0], noise=0.01) for _ in range(200)]
-    for number, each in enumerate(ends):
-        each.chance = np.random.default_rng(number)
-    assert sum(each.search().answer is not None for each in ends) <= 4  # 2% or fewer
+def test_a_version_at_half_of_the_change_is_seldom_taken_for_an_end():
+    verdicts = []
+    for seed in range(60):
+        made = Made([0.0, 0.05, 0.1], noise=0.04)
+        made.chance = np.random.default_rng(seed)
+        verdicts.append(made.search().pairs[1].verdict)
+    assert sum(each in (bisection.GOOD, bisection.BAD) for each in verdicts) <= 3  # of 99% intervals
 
 
 # The versions of an index.
@@ -348,6 +350,14 @@ def test_the_same_command_goes_on_where_it_ended(harness, config, tmp_path):
         stored = stored_in(tmp_path / "results")
         placed = [(each.record["campaign"]["side"], each.record["campaign"]["round"]) for each in stored]
         assert sorted(placed) == [(side, at) for side in "AB" for at in range(1, rounds + 1)]
+
+
+def test_an_end_that_fails_is_named_with_the_reason_and_tried_again(harness, config, tmp_path):
+    for records in (4, 8):
+        ran = harness("bisect", "B_ms=3.0", "die_at_token=5", config({"clock": "virtual"}), *QUICK)
+        assert ran.code == 1
+        assert "GOOD and BAD are not compared: on side B 2 of 2 repeats: crash" in ran.out
+        assert len(stored_in(tmp_path / "results")) == records
 
 
 def test_disturbed_repeats_give_a_provisional_answer_where_they_count(harness, config, tmp_path, monkeypatch):

@@ -407,7 +407,7 @@ def versions() -> dict[str, str]:
     """Versions without ggml's commit, which ggml's build takes from any git repository around its folder."""
     return {
         "llama-cpp-python": llama_cpp.__version__,
-        "llama.cpp": lib.llama_version().decode(),
+        **({"llama.cpp": lib.llama_version().decode()} if hasattr(lib, "llama_version") else {}),
         "ggml": _ggml("ggml_version", ctypes.c_char_p).decode(),
     }
 

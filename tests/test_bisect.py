@@ -260,14 +260,18 @@ def test_the_version_is_named_with_its_change_and_every_repeat_is_a_record(bisec
     assert len(stored_in(tmp_path / "results")) == len(stored)
 
 
-def test_the_newer_version_may_be_the_good_one(bisect, index):
+def test_the_newer_version_may_be_the_good_one_and_other_packages_that_differ_are_named(bisect, index):
     offer(index, v1_7=0.8)
+    (index.parent / "tiny-deep").mkdir()
+    wheel(index.parent / "tiny-deep", "tiny_deep", {}, "3.0")
+    wheel(index, "tiny_speed", {"tiny_speed.py": "SLOWER = 0.8\n"}, "1.7", "Requires-Dist: tiny-deep\n")
     ran = bisect("1.11", "1.0", *QUICK, "--versions", "1.6,1.7", "--json")
     assert ran.code == 0, ran.err
     answer = answer_of(ran)
     assert (answer["base"], answer["new"], answer["verdict"]) == ("1.7", "1.6", "CHANGED")
     assert answer["change"] == pytest.approx(-0.2, abs=0.01)
     assert "slower since 1.6: " in ran.err
+    assert ", between 1.7 and 1.6; other packages differ too: tiny-deep 3.0 -> -\n" in ran.err
 
 
 def test_a_version_that_cannot_be_built_makes_the_answer_a_range_with_the_reason(bisect, index):
@@ -345,8 +349,8 @@ def test_of_options_the_one_that_made_the_difference_is_named(harness, config, t
 
 def test_the_same_command_goes_on_where_it_ended(harness, config, tmp_path):
     given = ("bisect", "B_ms=3.0", "B_ms=4.0", config({"clock": "virtual"}), "--threshold", "10%")
-    for rounds in (2, 3):
-        assert harness(*given, "--max-rounds", str(rounds)).code == 0
+    for most, rounds in ((2, 2), (3, 3), (2, 3)):
+        assert harness(*given, "--max-rounds", str(most)).code == 0
         stored = stored_in(tmp_path / "results")
         placed = [(each.record["campaign"]["side"], each.record["campaign"]["round"]) for each in stored]
         assert sorted(placed) == [(side, at) for side in "AB" for at in range(1, rounds + 1)]

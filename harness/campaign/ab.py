@@ -120,7 +120,7 @@ def _rounds(
         return attempts[due.side].measure(due, place, of, where)
 
     while open_pairs:
-        if number == limits.rounds:
+        if number >= limits.rounds:
             return f"ended by the limit of {limits.rounds} rounds"
         if limits.seconds is not None and time.monotonic() - began > limits.seconds:
             return f"ended by the limit of {limits.seconds / 60:.3g} minutes, after {number} rounds"

@@ -39,7 +39,7 @@ needed, and kept. The same command continues: rounds of the results folder are u
 Of two sets of options, those that differ are changed one after the other, in the order of BAD.
 
 examples:
-  harness bisect llama-cpp-python==0.3.30 llama-cpp-python==0.3.36 model.gguf
+  harness bisect llama-cpp-python==0.3.33 llama-cpp-python==0.3.36 model.gguf
   harness bisect transformers==5.0.0 transformers==5.3.0 mine.yaml --only '*hf*bf16*' --versions 5.1.0,5.2.0
   harness bisect threads=4,flash_attn=false threads=8,flash_attn=true model.gguf"""
 _VERSION = re.compile(r"([A-Za-z0-9][\w.-]*(?:\[[\w.,-]+\])?)==(\S+)")
@@ -245,7 +245,7 @@ class _Search:
         self._limits, self._threshold = limits, threshold
         self._metric: Metric | None = None
         self._provisional = False
-        self._others: list[str] = []
+        self._others: dict[tuple[int, int], list[str]] = {}
 
     def measure(self, base: int, new: int, enough: Enough) -> Pair:
         """Measure two places in turns. Raises NotFinished if another version ran than the one named."""
@@ -275,7 +275,7 @@ class _Search:
             found = Pair(base, new, values)
         packages = [each for each in rounds.environment() if each["what"].startswith("package ")]
         own = {project_of(each) for place in places for each in place.package}
-        self._others = [
+        self._others[base, new] = [
             f"{project} {each['base']} -> {each['new']}"
             for each in packages
             if (project := project_of(each["what"].removeprefix("package "))) not in own
@@ -347,8 +347,8 @@ class _Search:
         if found.rest is not None and self._metric:
             rest, whole = (self._metric.change(cost) for cost in (found.rest, ends.change().cost))
             parts.append(f"the difference came in more than one step: {rest:+.1%} of {whole:+.1%} elsewhere")
-        if self._others:
-            parts.append(f"it has other packages too: {list_named(self._others, 5)}")
+        if others := self._others[answer.base, answer.new]:
+            parts.append(f"other packages differ too: {list_named(others, 5)}")
         return "; ".join(parts)
 
     def _why_passed(self, pair: Pair) -> str:

@@ -262,7 +262,7 @@ def test_env_create_builds_once_and_says_where(harness):
         ("env create fake --divice cpu", "unknown option --divice; did you mean --device?"),
         ("env", "required: ACTION; harness env --help"),
         ("theory qwen1.5-7b --published all", "name no MODEL"),
-        ("fly", "unknown command fly; there are run, tune, ab, recommend, "),
+        ("fly", "unknown command fly; there are run, tune, ab, bisect, recommend, "),
         ("recomend", "unknown command recomend; did you mean recommend?\n"),
     ],
 )

@@ -51,8 +51,8 @@ def run(
 ) -> str:
     """Measure rounds until no pair needs another one, or a limit is met. Returns why it ended.
 
-    Nothing measured before is reused: the sides of a pair must be measured in turns. Raises as
-    campaign.run().
+    Nothing measured before is reused, as the sides of a pair must be measured in turns; but without `fresh`
+    in the options, whole rounds of these pairs are, in the same versions. Raises as campaign.run().
     """
     wanted = replace(wanted, sides=(_without_retries(wanted.sides[0]), _without_retries(wanted.sides[1])))
     preparations = [
@@ -110,6 +110,9 @@ def _rounds(
     }
     open_pairs: Sequence[str] = names
     done = 0
+    if earlier := _earlier(campaigns, pair_of):
+        open_pairs = on_round(earlier)
+        number = max(each.record["campaign"]["round"] for each in earlier)
 
     def attempt(due: Due, place: int, of: int) -> Stored:
         name = pair_of[due.side, due.cell.id]
@@ -117,7 +120,7 @@ def _rounds(
         return attempts[due.side].measure(due, place, of, where)
 
     while open_pairs:
-        if number == limits.rounds:
+        if number >= limits.rounds:
             return f"ended by the limit of {limits.rounds} rounds"
         if limits.seconds is not None and time.monotonic() - began > limits.seconds:
             return f"ended by the limit of {limits.seconds / 60:.3g} minutes, after {number} rounds"
@@ -135,3 +138,20 @@ def _rounds(
             f"round {number}: {len(open_pairs)} of {plural(len(names), 'pair')} will have another round"
         )
     return f"every interval was narrow enough after {number} rounds"
+
+
+def _earlier(campaigns: Mapping[str, Campaign], pair_of: Mapping[tuple[str, str], str]) -> list[Stored]:
+    """The records of these pairs, in the same versions, of earlier rounds in which neither side failed: those
+    are tried again."""
+    found: dict[tuple[str, int], dict[str, list[Stored]]] = {}
+    for side, campaign in campaigns.items():
+        if campaign.options.fresh:
+            continue
+        names = {key: pair_of[side, cell] for cell, key in campaign.keys.items()}
+        for (key, _), stored in campaign.attempts.items():
+            for each in (each for each in stored if each.record["outcome"] == "ok"):
+                of = each.record["campaign"]
+                if key in names and (of.get("side"), of.get("pair")) == (side, names[key]):
+                    found.setdefault((of["pair"], of["round"]), {}).setdefault(side, []).append(each)
+    whole = (sides.values() for sides in found.values() if len(sides) == len(campaigns))
+    return [each for sides in whole for stored in sides for each in stored]

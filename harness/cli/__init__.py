@@ -38,6 +38,7 @@ GROUPS = {
         "run": "measure models, or the cells of a config that are not measured yet",
         "tune": "find the options with which a stack runs a model fastest here",
         "ab": "measure two sides in turns until the change between them is known",
+        "bisect": "find the version or option between two that made a cell slower or faster",
     },
     "choose": {
         "recommend": "say which stack and quantization to run on a machine",
@@ -136,8 +137,9 @@ def _run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         folder = getattr(arguments, "out", None) or "results"
         kept = f"; finished work is kept: harness report {folder} shows it, the same command continues"
+        continues = arguments.command in ("run", "bisect") and not arguments.dry_run
         print(file=sys.stderr)
-        say(f"interrupted{kept if arguments.command == 'run' and not arguments.dry_run else ''}")
+        say(f"interrupted{kept if continues else ''}")
         return INTERRUPTED
     except BrokenPipeError:  # `harness report --list | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

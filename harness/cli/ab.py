@@ -104,19 +104,19 @@ def run(arguments: argparse.Namespace) -> int:
         raise Mistake(
             "--fail-on needs a verdict that counts, and that of --busy is provisional: give one of them"
         )
-    threshold, limits = compare.share("--threshold", arguments.threshold), _limits(arguments)
-    loaded = [_loaded(arguments, "a"), _loaded(arguments, "b")]
-    paths, sides = [path for path, _ in loaded], (loaded[0][1], loaded[1][1])
-    pairs = _pairs(sides, arguments)
-    packages = arguments.package_a, arguments.package_b
-    _check(sides, pairs, packages)
-    names = _names(pairs)
+    threshold, limits = compare.share("--threshold", arguments.threshold), limits_of(arguments)
+    a, b = (_loaded(arguments, side) for side in "ab")
+    wanted = planned(a[1], b[1], (arguments.package_a, arguments.package_b), arguments)
+    sides, names, pairs = wanted.sides, list(wanted.pairs), list(wanted.pairs.values())
     if not (arguments.b or arguments.set_a or arguments.set_b or arguments.package_a or arguments.package_b):
         say("both sides are the same, so this finds noise alone: name B, or what changes (--set-b)")
     root = (arguments.out or Path("results")).absolute()
     if arguments.dry_run:
         return _forecast(sides, pairs, names, limits, root)
-    a, b = (RunOptions(root, path, arguments.command_line, fresh=True, wait=arguments.wait) for path in paths)
+    options = (
+        RunOptions(root, a[0], arguments.command_line, fresh=True, wait=arguments.wait),
+        RunOptions(root, b[0], arguments.command_line, fresh=True, wait=arguments.wait),
+    )
     rounds = Rounds(threshold, names, arguments.busy)
 
     def on_round(stored: Sequence[Stored]) -> Sequence[str]:
@@ -124,8 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
         return rounds.open()
 
     progress = Progress()
-    wanted = ab.Plan(sides, dict(zip(names, pairs, strict=True)), packages)
-    ended = ab.run(wanted, limits, (a, b), progress, on_round)
+    ended = ab.run(wanted, limits, options, progress, on_round)
     progress.clear()
     found = rounds.comparison(("A: " + _title(arguments, "a"), "B: " + _title(arguments, "b")), fail_on)
     compare.show(found, arguments)
@@ -134,6 +133,18 @@ def run(arguments: argparse.Namespace) -> int:
             print(_answer(of_pair[0]), file=sys.stderr if arguments.format else sys.stdout)
     say(f"{ended}; records: {root}")
     return compare.exit_code(found)
+
+
+def planned(
+    a: Experiment,
+    b: Experiment,
+    packages: tuple[Sequence[str], Sequence[str]],
+    arguments: argparse.Namespace,
+) -> ab.Plan:
+    """The pairs of two sides that --only names. Raises Mistake."""
+    pairs = _pairs((a, b), arguments)
+    _check((a, b), pairs, packages)
+    return ab.Plan((a, b), dict(zip(_names(pairs), pairs, strict=True)), packages)
 
 
 def _loaded(arguments: argparse.Namespace, side: str) -> tuple[Path, Experiment]:
@@ -166,7 +177,8 @@ def _answer(row: Change) -> str:
     return f"{row['name']}: {provisional}{answer}: {figure}{step}"
 
 
-def _limits(arguments: argparse.Namespace) -> ab.Limits:
+def limits_of(arguments: argparse.Namespace) -> ab.Limits:
+    """Raises Mistake."""
     if arguments.max_rounds < 2:
         raise Mistake(f"--max-rounds {arguments.max_rounds}: must be 2 or more")
     minutes = arguments.max_minutes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,23 +48,34 @@ class Rounds:
             key = (of["pair"], of["side"], of["round"])
             self._rows.setdefault(key, []).append((row, each))
 
-    def open(self) -> list[str]:
-        """The pairs that need another round: too few, or an interval that is too wide. None does that failed
-        twice, or was disturbed each time."""
-        differences: dict[str, list[float]] = {pair: [] for pair in self.pairs}
+    def steering(self) -> dict[str, tuple[Metric, list[float]]]:
+        """By pair, the figure that decides how many rounds there are, and its differences (see
+        _differences); without the pairs that have none."""
+        found: dict[str, tuple[Metric, list[float]]] = {}
         for metric in (metric for name in STEERING for metric in METRICS if metric.name == name):
             for pair, values in self._differences(metric).items():
-                differences[pair] = differences[pair] or values
+                if values:
+                    found.setdefault(pair, (metric, values))
+        return found
+
+    def open(self, decided: Callable[[Sequence[float]], bool] | None = None) -> list[str]:
+        """The pairs that need another round: too few, or differences that are not `decided` (default: the
+        interval is narrow). None does of which a side failed twice, or was disturbed each time."""
+        differences: dict[str, list[float]] = {pair: [] for pair in self.pairs}
+        differences |= {pair: values for pair, (_, values) in self.steering().items()}
         found = analysis_differences.changes({pair: values for pair, values in differences.items() if values})
         bound = math.log1p(self.threshold)
         names = []
         for pair, values in differences.items():
-            rows = [row for (of, _, _), tried in self._rows.items() if of == pair for row, _ in tried]
+            rows = [[row for row, _ in self._counting(pair, side).values()] for side in SIDES]
+            failed = any(len(of) > 1 and not any(_may_count(row) for row in of) for of in rows)
             rounds = max((round for of, _, round in self._rows if of == pair), default=0)
-            if len(values) >= analysis_differences.FEWEST_ROUNDS:
+            if values and decided:
+                again = not decided(values)
+            elif len(values) >= analysis_differences.FEWEST_ROUNDS:
                 again = analysis_differences.wide(found[pair], bound)
-            elif any(row["disturbed"] for row in rows) and not values:
-                again = rounds < 2 * analysis_differences.FEWEST_ROUNDS
+            elif any(row["disturbed"] for of in rows for row in of) and not values:
+                again = not failed and rounds < 2 * analysis_differences.FEWEST_ROUNDS
             else:
                 again = bool(values) or rounds < 2
             if again:
@@ -93,7 +104,7 @@ class Rounds:
             failing = fail_on.get(metric.family)
             beyond = change.ends is not None and failing is not None and change.ends[0] > math.log1p(failing)
             row["fails"] = row["verdict"] in WORSE and beyond
-            if provisional := self._provisional(metric, key[1]):
+            if provisional := self.provisional(metric, key[1]):
                 row["reason"] = "; ".join(filter(None, (provisional, row["reason"])))
         order = {pair: number for number, pair in enumerate(self.pairs)}
         without = [pair for pair in self.pairs if not any(of == pair for _, of in rows)]
@@ -101,8 +112,8 @@ class Rounds:
             base=sides[0],
             new=sides[1],
             rows=[row for _, row in sorted(rows.items(), key=lambda item: order[item[0][1]])],
-            environment=self._environment(),
-            not_compared=[{**self._cell(pair), "reason": self._why_not(pair)} for pair in without],
+            environment=self.environment(),
+            not_compared=[{**self._cell(pair), "reason": self.why_not(pair)} for pair in without],
             partial=[
                 {**self._cell(pair), "reason": lost}
                 for pair in self.pairs
@@ -141,7 +152,7 @@ class Rounds:
             found[pair] = [b[round] - a[round] for round in sorted(a.keys() & b.keys())]
         return found
 
-    def _provisional(self, metric: Metric, pair: str) -> str | None:
+    def provisional(self, metric: Metric, pair: str) -> str | None:
         """How many repeats of a figure were disturbed; null: none."""
         rows = []
         for side in SIDES:
@@ -172,12 +183,13 @@ class Rounds:
     def _records(self, pair: str, side: str) -> list[Record]:
         return [each.record for _, each in self._counting(pair, side).values()]
 
-    def _environment(self) -> list[compare.Differing]:
+    def environment(self) -> list[compare.Differing]:
         """Differences between the sides, with the pairs that they apply to; null: all."""
         records = {pair: (self._records(pair, "A"), self._records(pair, "B")) for pair in self.pairs}
         return list(compare.differing(records))
 
-    def _why_not(self, pair: str) -> str:
+    def why_not(self, pair: str) -> str:
+        """Why a pair has no figure."""
         return self._lost(pair, True) or "neither side has a figure for it"
 
     def _lost(self, pair: str, disturbed: bool) -> str | None:
@@ -193,6 +205,11 @@ class Rounds:
                 )
                 parts.append(f"on side {side} {len(bad)} of {plural(len(rows), 'repeat')}: {why}")
         return "; ".join(parts) or None
+
+
+def _may_count(row: Repeat) -> bool:
+    """Whether it counts, or might have on a quiet machine."""
+    return row["status"] in USABLE or row["disturbed"] is not None
 
 
 def latest(folder: Path, threshold: float, campaign: str | None = None) -> tuple[Rounds, tuple[str, str]]:

@@ -141,12 +141,12 @@ class Campaign(TypedDict):
     """the config as given, `--set` applied"""
     command_line: NotRequired[list[Text]]
     side: NotRequired[Text]
-    """of `harness ab`: A or B"""
+    """of `harness ab` and `bisect`: A or B"""
     pair: NotRequired[Text]
-    """of `harness ab`: the pair of cells, one of each side"""
+    """of `harness ab` and `bisect`: the pair of cells, one of each side"""
     round: NotRequired[Positive]
-    """of `harness ab`: in which the pair was measured once on each side; of `harness tune`: in which every
-    remaining setting was measured once"""
+    """of `harness ab` and `bisect`: in which the pair was measured once on each side; of `harness tune`: in
+    which every remaining setting was measured once"""
     setting: NotRequired[Text]
     """of `harness tune`: the options that differ from the defaults"""
     fleet: NotRequired[Fleet]

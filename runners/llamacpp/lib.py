@@ -21,6 +21,9 @@ except ModuleNotFoundError:
 
 from runners.protocol import Request
 
+if older := not hasattr(lib, "LLAMA_LOAD_MODE_NONE"):  # llama-cpp-python up to 0.3.34
+    lib.LLAMA_LOAD_MODE_NONE, lib.LLAMA_LOAD_MODE_MMAP = 0, 1
+
 # Tensors that a request puts into another buffer than their layer's: the list that llama.cpp takes, and
 # whether its log has each of them there.
 
@@ -309,6 +312,8 @@ def load_model(path: Path, device: str, **params: Any) -> int:
         given.split_mode = lib.LLAMA_SPLIT_MODE_NONE  # the only GPU visible to this process
     for name, value in params.items():
         setattr(given, name, value)
+    if older:
+        given.use_mmap = params.get("load_mode") == lib.LLAMA_LOAD_MODE_MMAP
     LOG.forget()
     model = lib.llama_model_load_from_file(os.fsencode(path), given)
     if not model and (why := LOG.vocabulary_error()):
@@ -402,7 +407,7 @@ def versions() -> dict[str, str]:
     """Versions without ggml's commit, which ggml's build takes from any git repository around its folder."""
     return {
         "llama-cpp-python": llama_cpp.__version__,
-        "llama.cpp": lib.llama_version().decode(),
+        **({"llama.cpp": lib.llama_version().decode()} if hasattr(lib, "llama_version") else {}),
         "ggml": _ggml("ggml_version", ctypes.c_char_p).decode(),
     }
 

@@ -1,0 +1,368 @@
+"""`harness bisect`: which version of a package, or which option, made a cell slower or faster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from harness.analysis import bisection
+from harness.analysis.bisection import CHANGED, FAILED, SAME, UNCLEAR, Enough, Found, Pair
+from harness.analysis.differences import CONFIDENCE
+from harness.analysis.metrics import Metric
+from harness.base.files import NotFinished
+from harness.base.text import list_named, plural
+from harness.campaign import ab as campaign_ab
+from harness.campaign.rounds import RunOptions
+from harness.cli import NOT_OK, OK, Mistake, ab, model_arguments, say
+from harness.cli.compare import share
+from harness.cli.options import WAIT, add_chosen, add_json, add_set, unknown
+from harness.cli.progress import Progress
+from harness.compare.ab import Rounds
+from harness.compare.show import FIGURES
+from harness.config import ConfigError, Experiment
+from harness.records import Stored
+from harness.stacks import build, versions
+from harness.stacks.header import project_of
+
+EPILOG = """GOOD and BAD are measured against each other first: without a difference there is nothing to find.
+Then the version in the middle of those that are left is measured in turns with GOOD, as `harness ab` does,
+until a 99% interval decides on which side of half of the difference it lies. A version that cannot be built,
+that fails or that stays unclear is passed over, and the answer may be a range. Environments are built as
+needed, and kept. The same command continues: rounds of the results folder are used again.
+
+Of two sets of options, those that differ are changed one after the other, in the order of BAD.
+
+examples:
+  harness bisect llama-cpp-python==0.3.33 llama-cpp-python==0.3.36 model.gguf
+  harness bisect transformers==5.0.0 transformers==5.3.0 mine.yaml --only '*hf*bf16*' --versions 5.1.0,5.2.0
+  harness bisect threads=4,flash_attn=false threads=8,flash_attn=true model.gguf"""
+_VERSION = re.compile(r"([A-Za-z0-9][\w.-]*(?:\[[\w.,-]+\])?)==(\S+)")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "good", metavar="GOOD", help="a version of a stack's package, NAME==VERSION; or options"
+    )
+    parser.add_argument(
+        "bad", metavar="BAD", help="another version of it, older or newer; or options, KEY=VALUE,..."
+    )
+    parser.add_argument("of", metavar="MODEL|CONFIG", help="what is measured, one cell: as in `harness ab`")
+    model_arguments.add(parser)
+    add_set(parser)
+    add_chosen(parser)
+    parser.add_argument(
+        "--versions",
+        metavar="VERSION,...",
+        help="the versions between GOOD and BAD (default: those of the package index, without pre-releases)",
+    )
+    parser.add_argument(
+        "--threshold", default="1%", metavar="1%", help="smallest change to be found (default: 1%%)"
+    )
+    parser.add_argument(
+        "--max-rounds",
+        type=int,
+        default=100,
+        metavar="N",
+        help="limit of the rounds of a pair (default: 100)",
+    )
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="use repeats that other processes disturbed, too: the answer is provisional",
+    )
+    parser.add_argument("--wait", action="store_true", help=WAIT)
+    parser.add_argument("--dry-run", action="store_true", help="print what lies between, and measure nothing")
+    add_json(parser, "one object per measured pair")
+    parser.set_defaults(max_minutes=None)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A version, or a set of options. `since`: what is new in it; `config`: where its experiment is kept;
+    `package`: its requirement; empty: that of the stack."""
+
+    title: str
+    since: str
+    config: Path
+    experiment: Experiment
+    package: Sequence[str] = ()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, print each measured pair and the answer. Exits with 0 if there is one step, or no change."""
+    threshold = share("--threshold", arguments.threshold)
+    limits = ab.limits_of(arguments)
+    places = _places(arguments)
+    last = len(places) - 1
+    if arguments.dry_run:
+        for each in places:
+            print(each.title)
+        say(f"at most {plural(limits.rounds, 'round')} of each pair; about {last.bit_length() + 1} pairs")
+        return OK
+    search = _Search(arguments, places, limits, threshold)
+    found = bisection.search(last, search.measure, threshold, limits.rounds)
+    if arguments.json:
+        print(json.dumps([search.row(pair, pair is found.answer) for pair in found.pairs], indent=1))
+        say(search.answer(found))
+    else:
+        print(search.answer(found))
+    say(f"records: {search.root}")
+    return OK if search.is_whole(found) else NOT_OK
+
+
+# What lies between GOOD and BAD.
+
+
+def _places(arguments: argparse.Namespace) -> list[Place]:
+    """From GOOD to BAD. Raises Mistake, ConfigError, NotListed."""
+    given = arguments.good, arguments.bad
+    matches = [_VERSION.fullmatch(each) for each in given]
+    named = [match for match in matches if match]
+    if len(named) == 1:
+        raise Mistake("GOOD and BAD must both be versions, NAME==VERSION, or both options, KEY=VALUE,...")
+    if not named:
+        if arguments.versions:
+            raise Mistake("--versions is for versions, and GOOD and BAD are options")
+        places = [
+            Place(title, since, *_loaded(arguments, settings))
+            for title, since, settings in _of_options(*map(_options, given))
+        ]
+        for each in places[1:]:
+            _planned(arguments, places[0], each)
+        return places
+    packages = {project_of(match[1]) for match in named}
+    if len(packages) > 1:
+        raise Mistake(
+            f"GOOD is of {project_of(given[0])} and BAD of {project_of(given[1])}: name one package"
+        )
+    good, bad = (_version(match[2]) for match in named)
+    if good == bad:
+        raise Mistake(f"GOOD and BAD are the same version, {good}")
+    loaded = _loaded(arguments, ())
+    ends = [Place(str(v), str(v), *loaded, (text,)) for v, text in zip((good, bad), given, strict=True)]
+    _planned(arguments, *ends)
+    between = [
+        Place(str(each), str(each), *loaded, (f"{named[0][1]}=={each}",))
+        for each in _between(packages.pop(), good, bad, arguments.versions)
+    ]
+    return [ends[0], *between, ends[1]]
+
+
+def _loaded(arguments: argparse.Namespace, settings: Sequence[str]) -> tuple[Path, Experiment]:
+    """The config with these keys, which stand in GOOD or BAD. Raises Mistake, ConfigError."""
+    try:
+        return model_arguments.experiment([arguments.of], arguments, [*arguments.set, *settings])
+    except ConfigError as wrong:
+        message = str(wrong)
+        for setting in settings:
+            message = message.replace(f"--set {setting}", setting)
+        raise ConfigError(message) from wrong
+
+
+def _version(text: str) -> Version:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise Mistake(f"{text}: is no version, as 1.2.3 is") from None
+
+
+def _between(project: str, good: Version, bad: Version, given: str | None) -> list[Version]:
+    """The versions between two, from good to bad. Raises Mistake, NotListed."""
+    low, high = sorted((good, bad))
+    if given is not None:
+        found = sorted({_version(each) for each in given.split(",") if each})
+        if outside := [each for each in found if not low < each < high]:
+            raise Mistake(f"--versions {outside[0]}: does not lie between {good} and {bad}")
+    else:
+        offered = versions.offered(project, build.build_variables({}))
+        if not offered:
+            raise Mistake(f"no index and no wheel folder has {project}; name its versions with --versions")
+        for each in (good, bad):
+            if each not in offered:
+                raise Mistake(unknown(f"version of {project}", str(each), map(str, offered)))
+        found = [each for each in offered if low < each < high and not each.is_prerelease]
+    return found if good == low else found[::-1]
+
+
+def _options(text: str) -> dict[str, str]:
+    """`threads=4,flash_attn=true`"""
+    found = dict(part.split("=", 1) for part in text.split(",") if "=" in part[1:])
+    if len(found) != text.count(",") + 1:
+        raise Mistake(f"{text}: must be NAME==VERSION, or options as in threads=4,flash_attn=true")
+    return found
+
+
+def _of_options(good: dict[str, str], bad: dict[str, str]) -> Iterator[tuple[str, str, list[str]]]:
+    """Title, what is new, and settings: of GOOD, then with one changed option more at each place, up to BAD.
+    Raises Mistake."""
+    changed = [
+        key for key in (*bad, *(key for key in good if key not in bad)) if good.get(key) != bad.get(key)
+    ]
+    if not changed:
+        raise Mistake("GOOD and BAD are the same options")
+    for count in range(len(changed) + 1):
+        held = good | {key: bad[key] for key in changed[:count] if key in bad}
+        words = {
+            key: f"{key}={value}" for key, value in held.items() if key in bad or key not in changed[:count]
+        }
+        title = " ".join(words[key] for key in changed if key in words) or "defaults"
+        new = changed[count - 1]
+        yield title, words.get(new, f"no {new}"), list(words.values())
+
+
+# What is measured of two places.
+
+
+def _planned(arguments: argparse.Namespace, base: Place, new: Place) -> campaign_ab.Plan:
+    """Two places as the sides of `harness ab`, with one pair of their name. Raises Mistake."""
+    wanted = ab.planned(base.experiment, new.experiment, (base.package, new.package), arguments)
+    if len(wanted.pairs) > 1:
+        raise Mistake(f"{plural(len(wanted.pairs), 'cell')}; bisect takes one: choose with --only")
+    ((name, cells),) = wanted.pairs.items()
+    return replace(wanted, pairs={f"{name}: {base.title} -> {new.title}": cells})
+
+
+class _Search:
+    """Measures pairs of places, and says what was found in words."""
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        places: Sequence[Place],
+        limits: campaign_ab.Limits,
+        threshold: float,
+    ) -> None:
+        self.root = (arguments.out or Path("results")).absolute()
+        self._arguments, self._places = arguments, places
+        self._limits, self._threshold = limits, threshold
+        self._metric: Metric | None = None
+        self._provisional = False
+        self._others: dict[tuple[int, int], list[str]] = {}
+
+    def measure(self, base: int, new: int, enough: Enough) -> Pair:
+        """Measure two places in turns. Raises NotFinished if another version ran than the one named."""
+        arguments, places = self._arguments, (self._places[base], self._places[new])
+        wanted = _planned(arguments, *places)
+        (name,) = wanted.pairs
+        rounds, progress = Rounds(self._threshold, [name], arguments.busy), Progress()
+
+        def on_round(stored: Sequence[Stored]) -> Sequence[str]:
+            for each in stored:
+                _check_version(each, places["AB".index(each.record["campaign"]["side"])])
+            rounds.add(stored)
+            return rounds.open(enough)
+
+        a, b = (
+            RunOptions(self.root, each.config, arguments.command_line, wait=arguments.wait) for each in places
+        )
+        campaign_ab.run(wanted, self._limits, (a, b), progress, on_round)
+        progress.clear()
+        for warning in rounds.warnings:
+            say(warning)
+        if name not in (steering := rounds.steering()):
+            found = Pair(base, new, (), rounds.why_not(name))
+        else:
+            self._metric, values = steering[name]
+            self._provisional |= rounds.provisional(self._metric, name) is not None
+            found = Pair(base, new, values)
+        packages = [each for each in rounds.environment() if each["what"].startswith("package ")]
+        own = {project_of(each) for place in places for each in place.package}
+        self._others[base, new] = [
+            f"{project} {each['base']} -> {each['new']}"
+            for each in packages
+            if (project := project_of(each["what"].removeprefix("package "))) not in own
+        ]
+        if not arguments.json:
+            print(f"{places[0].title} -> {places[1].title}: {self._figure(found)}", flush=True)
+        return found
+
+    def row(self, pair: Pair, is_answer: bool) -> dict[str, object]:
+        """A pair, as `--json` has it; `change`, `change_ci90`: of the figure, as `harness ab` has them."""
+        change = pair.change(CONFIDENCE) if pair.differences else None
+        metric = self._metric if change else None
+        ends = sorted(map(metric.change, change.ends)) if metric and change and change.ends else None
+        return {
+            "base": self._places[pair.base].title,
+            "new": self._places[pair.new].title,
+            "metric": metric.name if metric else None,
+            "change": metric.change(change.cost) if metric and change else None,
+            "change_ci90": ends,
+            "rounds": len(pair.differences),
+            "verdict": pair.verdict,
+            "reason": pair.failure,
+            "answer": is_answer,
+        }
+
+    def _figure(self, pair: Pair) -> str:
+        """`tok/s -8.3%, 90% interval -9.1% to -7.5%, 16 rounds counted`"""
+        if not pair.differences or self._metric is None:
+            return f"not measured: {pair.failure}"
+        change, metric = pair.change(CONFIDENCE), self._metric
+        ends = " to ".join(f"{each:+.1%}" for each in sorted(map(metric.change, change.ends or ())))
+        figure = f"{FIGURES[metric.name][0]} {metric.change(change.cost):+.1%}"
+        rounds = plural(len(pair.differences), "round")
+        return f"{figure}, 90% interval {ends or 'unknown'}, {rounds} counted"
+
+    def is_whole(self, found: Found) -> bool:
+        """Whether the question is answered: by one step between neighbours, or by no change."""
+        if self._provisional:
+            return False
+        if found.answer is None:
+            return found.pairs[0].verdict == SAME
+        return found.answer.new - found.answer.base == 1 and found.answer.verdict == CHANGED
+
+    def answer(self, found: Found) -> str:
+        """The answer in one sentence."""
+        words = self._answer(found)
+        return f"provisional: {words}" if self._provisional else words
+
+    def _answer(self, found: Found) -> str:
+        ends, answer = found.pairs[0], found.answer
+        if answer is None:
+            if ends.verdict == FAILED:
+                return f"GOOD and BAD are not compared: {ends.failure}"
+            if ends.verdict == SAME:
+                return f"nothing to find: no change of {100 * self._threshold:.3g}%: {self._figure(ends)}"
+            more = "more rounds, a quieter machine or a larger --threshold may decide it"
+            return f"not known whether GOOD and BAD differ: {self._figure(ends)}; {more}"
+        base, new = self._places[answer.base], self._places[answer.new]
+        towards = "slower" if ends.change().cost > 0 else "faster"
+        between = f"between {base.title} and {new.title}"
+        if answer.new - answer.base == 1:
+            parts = [f"{towards} since {new.since}: {self._figure(answer)}, {between}"]
+        else:
+            parts = [f"{towards} {between}, not known where: {self._figure(answer)}"]
+            open_ = [each for each in found.pairs if answer.base < each.new < answer.new]
+            parts += [f"{self._places[each.new].title}: {self._why_passed(each)}" for each in open_]
+        if answer.verdict != CHANGED:
+            parts.append("that step alone was not decided")
+        if found.rest is not None and self._metric:
+            rest, whole = (self._metric.change(cost) for cost in (found.rest, ends.change().cost))
+            parts.append(f"the difference came in more than one step: {rest:+.1%} of {whole:+.1%} elsewhere")
+        if others := self._others[answer.base, answer.new]:
+            parts.append(f"other packages differ too: {list_named(others, 5)}")
+        return "; ".join(parts)
+
+    def _why_passed(self, pair: Pair) -> str:
+        return f"unclear, {self._figure(pair)}" if pair.verdict == UNCLEAR else self._figure(pair)
+
+
+def _check_version(stored: Stored, place: Place) -> None:
+    """Raises NotFinished: the environment has another version than the one named."""
+    environment = stored.record.get("environment")  # none where it could not be built
+    locked = {project_of(each): each.partition("==")[2] for each in (environment or {}).get("lock") or ()}
+    for requirement in place.package if environment else ():
+        ran = locked.get(project_of(requirement)) or "another build"
+        if (ran if "+" in place.title else ran.partition("+")[0]) != place.title:
+            raise NotFinished(
+                f"{requirement} was to be measured, and {ran} ran: {stored.folder}; "
+                "`harness env forget` gives up an adopted interpreter"
+            )

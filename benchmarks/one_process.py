@@ -63,18 +63,20 @@ def main() -> int:
     if given.what == "depth":
         tokens = room(given.depth, given.steps)
         return run(given, tokens, depth=given.depth, steps=given.steps, rounds=given.rounds)
+    from harness.campaign.fleet import access
     from harness.campaign.fleet import cluster as fleet_cluster
 
-    cluster = fleet_cluster.head()
-    try:
-        of_head = children()
-        fleet_cluster.add_node(cluster, 1)
-        stopped = sorted(children() if given.head else children() - of_head)
-        print(f"{len(stopped)} processes of Ray are stopped in turns", flush=True)
-        tokens = len(PROMPT) + SETTLE + given.steps + 1
-        return run(given, tokens, rays=stopped, pairs=given.pairs, steps=given.steps)
-    finally:
-        cluster.shutdown()
+    with access.of_this_machine():
+        cluster = fleet_cluster.head()
+        try:
+            of_head = children()
+            fleet_cluster.add_node(cluster, 1)
+            stopped = sorted(children() if given.head else children() - of_head)
+            print(f"{len(stopped)} processes of Ray are stopped in turns", flush=True)
+            tokens = len(PROMPT) + SETTLE + given.steps + 1
+            return run(given, tokens, rays=stopped, pairs=given.pairs, steps=given.steps)
+        finally:
+            cluster.shutdown()
 
 
 def run(given: argparse.Namespace, tokens: int, **arguments: object) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness.base.files import cache_folder
+from harness.campaign.fleet import access
 
 MARKS = [
     pytest.mark.slow("a Ray cluster takes ten seconds to start"),
@@ -68,11 +69,16 @@ def own_cache(cache, fake_interpreter, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def nodes(own_cache) -> Iterator[Callable[..., Nodes]]:
-    """A cluster with nodes, numbered from 1, of these devices: `nodes("a", "a", "b")`."""
+def nodes(own_cache, tmp_path, monkeypatch) -> Iterator[Callable[..., Nodes]]:
+    """A cluster with nodes, numbered from 1, of these devices: `nodes("a", "a", "b")`. `elsewhere`: so that
+    nodes of other network namespaces reach it. It asks for a token, which this test's processes have."""
     started: list[Nodes] = []
+    variables = access.own_token(tmp_path)
 
-    def start(*devices: str) -> Nodes:
+    def start(*devices: str, elsewhere: bool = False) -> Nodes:
+        for name, value in variables.items():
+            if not (elsewhere and name in access.LOOPBACK_ALONE):
+                monkeypatch.setenv(name, value)
         started.append(Nodes())
         for number, device in enumerate(devices, 1):
             started[-1]("add", number, device)

@@ -21,7 +21,7 @@ from harness.campaign.rounds import RunOptions
 from harness.config import Experiment, Quality
 from harness.config.plan import Cell
 from harness.records import Draft, Stored
-from harness.records.parts import plain
+from harness.records.parts import Fleet, plain
 from harness.records.write import begun_by
 
 # What happens in a fleet, as plain data: for the view of a terminal, and for lines of JSON.
@@ -193,17 +193,19 @@ class Device:
 
 
 class Jobs:
-    """The jobs of one run. `clocks`: as in Nodes, by the node's id."""
+    """The jobs of one run. `clocks`: as in Nodes, by the node's id. `authenticated`: as of Cluster."""
 
     def __init__(
-        self, experiment: Experiment, options: RunOptions, place: Place, clocks: Mapping[str, float]
+        self,
+        experiment: Experiment,
+        options: RunOptions,
+        place: Place,
+        clocks: Mapping[str, float],
+        authenticated: bool,
     ) -> None:
-        self._config, self._options, self._place, self._clocks = (
-            portable(experiment, options.config_path.parent),
-            options,
-            place,
-            clocks,
-        )
+        self._config = portable(experiment, options.config_path.parent)
+        self._options, self._place, self._clocks = options, place, clocks
+        self._authenticated = authenticated
         # Names the results folder, and neither a machine nor a user.
         self._tag = hashlib.sha256(f"{begun_by()} {options.root}".encode()).hexdigest()[:16]
 
@@ -236,13 +238,16 @@ class Jobs:
         return {"do": "tidy", "tag": self._tag, "known": sorted(known), "clocks": {}}
 
     def _of(self, device: str, cells: Sequence[str]) -> Job:
+        fleet: Fleet = {"device": device}
+        if not self._authenticated:
+            fleet["unauthenticated"] = True
         return {
             "tag": self._tag,
             "config": self._place.config_of(self._config, device),
             "cells": list(cells),
             "config_path": str(self._options.config_path.absolute()),
             "command_line": list(self._options.command_line),
-            "fleet": {"device": device},
+            "fleet": fleet,
             "clocks": dict(self._clocks),
         }
 

@@ -12,7 +12,8 @@ from harness import records
 from harness.base.text import plural
 from harness.campaign import repeat
 from harness.campaign.fleet import files
-from harness.campaign.fleet.cluster import NODE_LEFT, Cluster, FleetError, HeadLost, Nodes, Outcome, Place
+from harness.campaign.fleet.access import FleetError
+from harness.campaign.fleet.cluster import NODE_LEFT, Cluster, HeadLost, Nodes, Outcome, Place
 from harness.campaign.fleet.devices import Campaign, Device, FleetWatcher, Jobs, Messages, Stock, Surveys
 from harness.campaign.fleet.files import Damaged, Json, Known, Parcel, identity, just_before
 from harness.campaign.rounds import RunOptions, Stopped
@@ -72,7 +73,7 @@ class _Driver:
         self._known = Known(options.root, lambda damage: self._messages.warn(f"passed over: {damage}"))
         self._numbers = itertools.count(1)
         self._nodes = Nodes(cluster, place, cells, self._messages.say)
-        self._jobs = Jobs(experiment, options, place, self._nodes.clocks)
+        self._jobs = Jobs(experiment, options, place, self._nodes.clocks, cluster.authenticated)
         self._stock = Stock(cluster, self._jobs, self._messages.say) if place.share_weights else None
         self._surveys = Surveys(experiment, cells, cluster, self._jobs, self._nodes, self._messages)
         self._devices = self._surveys.devices

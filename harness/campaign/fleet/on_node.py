@@ -210,10 +210,12 @@ def node_work(job: str, name: str, mailbox: Any) -> tuple[int, str]:
 
 
 def _environment() -> dict[str, str]:
-    """The variables that `ray start` got: Ray hides GPUs from its workers, and sets OMP_NUM_THREADS. Where
-    the system does not show them, this worker's variables."""
+    """The variables that `ray start` got, but for the token: Ray hides GPUs from its workers, and sets
+    OMP_NUM_THREADS. Where the system does not show them, this worker's variables."""
     try:
         pairs = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+        found = dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
     except OSError:
-        return dict(os.environ)
-    return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
+        found = dict(os.environ)
+    found.pop("RAY_AUTH_TOKEN", None)
+    return found

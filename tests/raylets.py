@@ -1,11 +1,12 @@
 """A cluster of real raylets on this machine, for the tests of a fleet, and what is seen of its nodes."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,14 @@ def namespaces_allowed() -> bool:
 
 
 class Nodes:
-    """The cluster of a test; see ray_nodes.py."""
+    """The cluster of a test; see ray_nodes.py. `variables`: further environment variables of its."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.variables = variables
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen([sys.executable, str(NODES)], text=True, **pipes)
+        self.process = subprocess.Popen(
+            [sys.executable, str(NODES)], text=True, env=os.environ | dict(variables), **pipes
+        )
         self.address = self._line()
 
     def __call__(self, *words: object) -> None:
@@ -79,7 +83,7 @@ def nodes(own_cache, tmp_path, monkeypatch) -> Iterator[Callable[..., Nodes]]:
         for name, value in variables.items():
             if not (elsewhere and name in access.LOOPBACK_ALONE):
                 monkeypatch.setenv(name, value)
-        started.append(Nodes())
+        started.append(Nodes({}))
         for number, device in enumerate(devices, 1):
             started[-1]("add", number, device)
         return started[-1]

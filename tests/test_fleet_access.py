@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 OWNER = """
 import sys, ray
 ray.init(sys.argv[1], log_to_driver=False, logging_level=40)
-@ray.remote(resources={"a": 1})
+@ray.remote(num_cpus=0)
 class Victim:
     def there(self): pass
 victim = Victim.remote()
@@ -56,13 +56,9 @@ def program(process: psutil.Process) -> str:
     if "-m" in words:
         return words[words.index("-m") + 1]
     name = Path(words[0]).name
-    return (
-        "driver"
-        if "-c" in words
-        else "worker"
-        if name == "ray::Victim.there" or name == "ray::Victim"
-        else name
-    )
+    if name.startswith("ray::") and name != "ray::RuntimeEnvAgent":  # ray::IDLE, ray::Victim
+        return "worker"
+    return "driver" if "-c" in words else name
 
 
 def listening(processes: list[psutil.Process]) -> dict[str, list[int]]:
@@ -122,9 +118,9 @@ def asked(port: int, request: str, content: bytes, token: str = "") -> str:
     return "OK"
 
 
-def posted(port: int, path: str, token: str = "") -> int:
+def posted(host: str, port: int, path: str, token: str = "") -> int:
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", b"", headers)
+    request = urllib.request.Request(f"http://{host}:{port}{path}", b"", headers)
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
             return int(answer.status)
@@ -137,8 +133,9 @@ def attack(on: str, request: str, content: bytes = b"") -> Callable[[Reached, st
 
     def works(cluster: Reached, token: str) -> bool:
         if not request.startswith("/ray."):
-            return any(posted(port, request, token) not in (401, 403) for port in cluster.ports[on])
-        answers = {asked(port, f"{request}", content, token) for port in cluster.ports[on]}
+            host = cluster.address.rpartition(":")[0]
+            return any(posted(host, port, request, token) not in (401, 403) for port in cluster.ports[on])
+        answers = {asked(port, request, content, token) for port in cluster.ports[on]}
         answers.discard("UNIMPLEMENTED")  # a port of the same program for something else
         assert answers <= {"OK", "NOT_FOUND", "UNAUTHENTICATED"}
         assert answers
@@ -151,7 +148,7 @@ def new_node() -> bytes:
     from ray.core.generated import gcs_service_pb2
 
     request = gcs_service_pb2.RegisterNodeRequest()
-    request.node_info.node_id, request.node_info.node_manager_address = NOWHERE, "127.0.0.1"
+    request.node_info.node_id, request.node_info.node_manager_address = NOWHERE, "127.0.0.9"
     return bytes(request.SerializeToString())
 
 

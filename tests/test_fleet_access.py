@@ -42,32 +42,36 @@ PULL = b"\x0a\x1c" + NOWHERE + b"\x12\x1c" + NOWHERE  # a PullRequest: node_id, 
 
 @dataclass
 class Reached:
-    """A cluster as an attacker sees it. `ports`: by the program that listens there."""
+    """A cluster as an attacker sees it. `ports`: by the program that listens there; `hosts`: at which they do.
+    `words`: of all command lines."""
 
     address: str
     token: str
     ports: dict[str, list[int]]
-    processes: list[psutil.Process]
+    hosts: set[str]
+    words: set[str]
     nodes: Nodes
 
 
-def program(process: psutil.Process) -> str:
-    words = process.cmdline()
+def program(words: list[str]) -> str:
     if "-m" in words:
         return words[words.index("-m") + 1]
     name = Path(words[0]).name
-    if name.startswith("ray::") and name != "ray::RuntimeEnvAgent":  # ray::IDLE, ray::Victim
-        return "worker"
-    return "driver" if "-c" in words else name
+    return "worker" if name.startswith("ray::Victim") else "driver" if "-c" in words else name
 
 
-def listening(processes: list[psutil.Process]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for process in processes:
+def seen(owner: int, cluster: Nodes) -> Reached:
+    found = Reached(cluster.address, "", {}, set(), set(), cluster)
+    for process in (psutil.Process(owner), *psutil.Process(cluster.process.pid).children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
-            for each in process.net_connections("tcp"):
+            words, open_ones = process.cmdline(), process.net_connections("tcp")
+            found.words.update(words)
+            if words[:1] == ["ray::IDLE"]:  # another worker, which Ray ends when it likes
+                continue
+            for each in open_ones:
                 if each.status == psutil.CONN_LISTEN:
-                    found.setdefault(program(process), []).append(each.laddr.port)
+                    found.ports.setdefault(program(words), []).append(each.laddr.port)
+                    found.hosts.add(each.laddr.ip.removeprefix("::ffff:"))
     return found
 
 
@@ -85,10 +89,10 @@ def running(variables: dict[str, str], folder: Path) -> Iterator[Reached]:
     with subprocess.Popen(command, env=os.environ | variables, **pipes) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"ready\n"
-        processes = [psutil.Process(owner.pid), *psutil.Process(cluster.process.pid).children(recursive=True)]
-        until(lambda: "ray.util.client.server" in listening(processes), 300)
-        token = Path(variables.get(access.TOKEN_PATH, os.devnull)).read_text()
-        yield Reached(cluster.address, token, listening(processes), processes, cluster)
+        until(lambda: "ray.util.client.server" in seen(owner.pid, cluster).ports, 300)
+        found = seen(owner.pid, cluster)
+        found.token = Path(variables.get(access.TOKEN_PATH, os.devnull)).read_text()
+        yield found
         cluster.end()
 
 
@@ -181,13 +185,7 @@ def test_the_ports_of_a_local_cluster_are_those_of_the_table_and_on_loopback_alo
     rows = (ROOT / "docs" / "reference" / "security.md").read_text().partition("| listens |")[2]
     table = re.findall(r"^\| `([^`]+)`", rows.partition("\n\n")[0], re.MULTILINE)
     assert sorted(table) == sorted(guarded.ports)
-    addresses = {
-        each.laddr.ip.removeprefix("::ffff:")
-        for process in guarded.processes
-        for each in process.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN
-    }
-    assert addresses == {"127.0.0.1"}
+    assert guarded.hosts == {"127.0.0.1"}
 
 
 def test_another_machine_cannot_reach_a_local_cluster(guarded, opened):
@@ -211,9 +209,12 @@ def test_the_token_is_in_one_file_that_its_owner_alone_reads(guarded):
     path = Path(guarded.nodes.variables[access.TOKEN_PATH])
     assert path.stat().st_mode & 0o777 == 0o600
     assert len(guarded.token) == 64
-    words = [word for process in guarded.processes for word in process.cmdline()]
-    assert not any(guarded.token in word for word in words)
-    logs = {Path(word.partition("=")[2]) for word in words if word.startswith(("--log_dir=", "--log-dir="))}
+    assert not any(guarded.token in word for word in guarded.words)
+    logs = {
+        Path(word.partition("=")[2])
+        for word in guarded.words
+        if word.startswith(("--log_dir=", "--log-dir="))
+    }
     written = [path for folder in logs for path in folder.rglob("*") if path.is_file()]
     assert written
     assert not [path for path in written if guarded.token.encode() in path.read_bytes()]

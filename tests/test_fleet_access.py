@@ -4,6 +4,7 @@ one with a token; and what `harness run --on` says of a cluster or a token that 
 import importlib.util
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -42,8 +43,8 @@ PULL = b"\x0a\x1c" + NOWHERE + b"\x12\x1c" + NOWHERE  # a PullRequest: node_id, 
 
 @dataclass
 class Reached:
-    """A cluster as an attacker sees it. `ports`: by the program that listens there; `hosts`: at which they do.
-    `words`: of all command lines."""
+    """A cluster as an attacker sees it. `ports`: by the program that listens there; `hosts`: at which they
+    do. `words`: of all command lines."""
 
     address: str
     token: str
@@ -298,3 +299,45 @@ def test_a_run_with_a_token_has_it_in_nothing_that_it_writes(
     written = [path for folder in below for path in folder.rglob("*") if path.is_file()]
     assert len(written) >= 2
     assert not [path for path in written if guarded.token.encode() in path.read_bytes()]
+
+
+# Certificates
+
+
+def certificates(folder: Path) -> Path:
+    """A key, and a certificate of 127.0.0.1, signed by an authority of its own: Ray's example of TLS."""
+    folder.mkdir()
+    make = [
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -keyout ca.key -out ca.crt -subj /CN=ca",
+        "req -newkey rsa:2048 -nodes -keyout me.key -out me.csr -subj /CN=me",
+        "x509 -req -in me.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -out me.crt -extfile names",
+    ]
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    for words in make:
+        subprocess.run(["openssl", *words.split()], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_a_fleet_with_certificates_is_encrypted_and_takes_no_others(command, config, tmp_path, monkeypatch):
+    ours, other = certificates(tmp_path / "ours"), certificates(tmp_path / "other")
+    file = tmp_path / "fleet.yaml"
+    rows = "tls: {{certificate: {0}/me.crt, key: {0}/me.key, ca: {0}/ca.crt}}"
+    file.write_text("address: local-cluster:1\n" + rows.format("ours"))
+    ran = command("run", config({}), "--on", file)
+    assert ran.code in MEASURED, ran.err
+    assert len(records_below(tmp_path / "results")) == 1
+
+    variables = access.own_token(tmp_path)
+    given = {"certificate": "me.crt", "key": "me.key", "ca": "ca.crt"}
+    cluster = Nodes(variables | access.Certificates(**given).variables(ours))
+    try:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        refused(command("run", config({}), "--on", cluster.address), "is no Ray cluster, or one that needs")
+        file.write_text(f"address: {cluster.address}\n" + rows.format("other"))
+        refused(command("run", config({}), "--on", file), "refuse each other's certificates")
+    finally:
+        cluster.end()
+    (other / "me.key").chmod(0o644)
+    refused(command("run", config({}), "--on", file), f"tls: {other / 'me.key'} can be read by other users")

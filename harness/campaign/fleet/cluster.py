@@ -381,6 +381,7 @@ def connected(place: Place, allow_unauthenticated: bool = False) -> Iterator[Clu
     if not all(map(importlib.util.find_spec, ("ray", "grpc"))):
         raise FleetError("a fleet needs Ray, which is not installed here: pip install 'ray[client]>=2.60'")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a refused certificate is a sentence of ours
     os.environ.update(place.variables)
     with ExitStack() as around:
         address = around.enter_context(started(place.local)) if place.local else place.address

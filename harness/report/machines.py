@@ -247,7 +247,7 @@ def shares(drawn: Sequence[Line]) -> Figure | None:
                     "size": 8,
                     "opacity": 0.75,
                 },
-                "hovertemplate": f"{plain_figure(stack)} %{{text}}: %{{x:.0%}}<extra>%{{y}}</extra>",
+                "hovertemplate": f"{plain_figure(stack)} %{{text}}: %{{x:.1~%}}<extra>%{{y}}</extra>",
                 "meta": {"v": place},
             }
         )
@@ -271,7 +271,7 @@ def shares(drawn: Sequence[Line]) -> Figure | None:
         figure_layout(
             "share of the ceiling",
             "",
-            xaxis={"tickformat": ".0%", "rangemode": "tozero"},
+            xaxis={"tickformat": ".1~%", "rangemode": "tozero"},
             yaxis=named_axis(machines, in_order=True),
         ),
         ["machine", "stack", "cells", "share: least", "median", "most"],

@@ -41,6 +41,10 @@ def with_energy(study: Study, per_kwh: float | None, log: Path | None) -> Study:
     if log is not None:
         study = _metered(study, power_log(log))
     if per_kwh is not None:
+        rows = [*study.cells, *study.repeats]
+        if all(row["joules_per_token"] is None for row in rows):
+            why = next((reason for row in rows if (reason := row["energy_reason"])), "no energy was measured")
+            study = replace(study, warnings=[*study.warnings, f"no price: {why}"])
         for row in (*study.cells, *study.repeats):
             row["energy_price_per_mtok"] = sensors.price_per_mtok(row["joules_per_token"], per_kwh)
     return study

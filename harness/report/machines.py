@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple, cast
 
@@ -27,6 +27,7 @@ from harness.report.tables import held, number, peak_memory, plus_minus
 from harness.report.text_table import NONE, Table, in_markdown
 
 LINE_PX = 22
+FEW = 0.1  # a share below it has a digit more
 CEILING = (
     "Ceiling: the highest read bandwidth that the cell's own run measured on its device. Share: of that, what"
     " decode read in weights and KV cache per second; models, quantizations and machines of any size compare"
@@ -39,7 +40,20 @@ FASTEST = (
 # Rows: what the page needs of a cell and of a search. An index keeps them, so that records need not be read.
 
 OF_CELL = (
-    *("name", "model", "stack", "variant", "machine", "device", "kind", "weights", "status", "reasons"),
+    *(
+        "cell",
+        "started_utc",
+        "name",
+        "model",
+        "stack",
+        "variant",
+        "machine",
+        "device",
+        "kind",
+        "weights",
+        "status",
+        "reasons",
+    ),
     *(
         "repeats",
         "stayed_disturbed",
@@ -75,7 +89,9 @@ def rows(study: Study) -> Rows:
 def joined(every: Sequence[Rows]) -> Rows:
     """Of several folders. A series that a cell of another machine has to the last digit is a copy: both are
     left out, with a sentence."""
-    cells = [row for each in every for row in each.cells]
+    # A bundle and the folder that it was made of have the same records.
+    once = {(row["machine"], row["cell"], row["started_utc"]): row for each in every for row in each.cells}
+    cells = [*once.values()]
     machines: dict[str, set[str]] = {}
     for row in cells:
         if row["series_sha256"]:
@@ -172,7 +188,7 @@ def _names(found: Rows) -> dict[tuple[str, str, bool], str]:
 
 COLUMNS = {
     "machine": "the fastest first",
-    "stack": "",
+    "stack": "the software that ran",
     "fastest": "the variant of its fastest cell; else why none is ok",
     "tok/s": "decoded tokens per second of that cell, with the farther end of its 95% confidence interval",
     "share": "of the ceiling, by that cell",
@@ -210,10 +226,14 @@ def _texts(line: Line) -> list[str]:
     return [
         *(line.machine, line.stack, f"{row['variant']}{' (synthetic)' * synthetic(row)}"),
         plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]),
-        *(number(share, "{:.0%}") for share in (row["bandwidth_share"], best)),
+        *map(_share, (row["bandwidth_share"], best)),
         *(ceiling, number(row["tokens"], "{:,.0f}"), peak_memory(row), length),
         *(number(row["joules_per_token"]), count),
     ]
+
+
+def _share(share: float | None) -> str:
+    return number(share, "{:.0%}" if share is None or share >= FEW else "{:.1%}")
 
 
 def shares(drawn: Sequence[Line]) -> Figure | None:
@@ -259,7 +279,7 @@ def shares(drawn: Sequence[Line]) -> Figure | None:
                     line.machine,
                     line.stack,
                     str(len(of)),
-                    *(f"{share:.0%}" for share in (of[0], median(of), of[-1])),
+                    *map(_share, (of[0], median(of), of[-1])),
                 ]
             )
     return Figure(
@@ -341,6 +361,7 @@ def html(title: str, found: Rows, every: Sequence[View]) -> str:
 
 def markdown(title: str, found: Rows, every: Sequence[View]) -> str:
     parts = [f"# {in_markdown(title)}", lead(found), FASTEST, CEILING]
-    for view in every:
-        parts += [f"## {in_markdown(view.model)}", view.counts, view.table.markdown()]
+    for place, view in enumerate(every):
+        shown = replace(view.table, title="", meanings=() if place else view.table.meanings)
+        parts += [f"## {in_markdown(view.model)}", view.counts, shown.markdown()]
     return "\n\n".join(parts) + "\n"

@@ -159,6 +159,8 @@ def test_what_is_not_known_is_said_once(harness, tmp_path):
     said = harness("report", "results", "--list", "--price", "0.30").out
     assert said.count("no J/token: no RAPL here") == 1
     assert {"watts", "J/token", "price/Mtok"}.isdisjoint(re.split(r"  +", said.splitlines()[0]))
+    assert "no price: no RAPL here" in harness("report", "results", "--price", "0.30", "-o", "page.html").err
+    assert "no price: no RAPL here" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("price", ["0", "-0.3", "free", "nan", "1e9"])

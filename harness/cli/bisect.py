@@ -277,10 +277,8 @@ class _Search:
         for warning in rounds.warnings:
             say(warning)
         if name not in (steering := rounds.steering()):
-            why = rounds.why_not(name)
-            for side, place in zip("AB", places, strict=True):
-                why = why.replace(f"on side {side}", f"with {place.title}")
-            found = Pair(base, new, (), why)
+            named = {side: f"with {place.title}" for side, place in zip("AB", places, strict=True)}
+            found = Pair(base, new, (), rounds.why_not(name, named))
         else:
             self._metric, values = steering[name]
             self._provisional |= rounds.provisional(self._metric, name) is not None

@@ -164,16 +164,7 @@ def _token_times(row: Repeat, each: Stored) -> Floats | None:
 
 
 def _figures(log: PowerLog, at_s: Floats | None) -> EnergyFigures:
-    found = EnergyFigures(
-        watts=None,
-        idle_watts=None,
-        joules_per_token=None,
-        joules_per_token_above_idle=None,
-        energy_price_per_mtok=None,
-        energy_window_s=None,
-        energy_source=SOURCE,
-        energy_reason=None,
-    )
+    found = sensors.no_energy() | {"energy_source": SOURCE}
     if at_s is None:
         return found | {"energy_reason": "the record does not say at what time its tokens came"}
     first, last = at_s[0], at_s[-1]

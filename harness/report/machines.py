@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import itemgetter
 from statistics import median
 from typing import Any, NamedTuple, cast
 
@@ -125,6 +127,12 @@ class Line:
     ceiling: float | None
     longest: int | None
 
+    @cached_property
+    def shares(self) -> list[tuple[float, Cell]]:
+        """The cells that are ok, by the share of the ceiling that each reached."""
+        known = ((row["bandwidth_share"], row) for row in self.cells if ok(row))
+        return sorted(((share, row) for share, row in known if share is not None), key=itemgetter(0))
+
 
 def lines(found: Rows, model: str) -> list[Line]:
     """The fastest machine first, with all of its stacks; those without an ok cell last."""
@@ -220,9 +228,7 @@ def _texts(line: Line) -> list[str]:
     if row is None:
         why = next((failure(each) for each in line.cells if failure(each)), "no decode")
         return [line.machine, line.stack, why, *[NONE] * 3, ceiling, NONE, NONE, length, NONE, count]
-    best = max(
-        (share for each in line.cells if ok(each) and (share := each["bandwidth_share"])), default=None
-    )
+    best = line.shares[-1][0] if line.shares else None
     return [
         *(line.machine, line.stack, f"{row['variant']}{' (synthetic)' * synthetic(row)}"),
         plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]),
@@ -239,31 +245,28 @@ def _share(share: float | None) -> str:
 def shares(drawn: Sequence[Line]) -> Figure | None:
     """The share of the ceiling of each cell that is ok: a line per machine, a colour per stack; null without
     any."""
-    points = [
-        (line, row) for line in drawn for row in line.cells if ok(row) and row["bandwidth_share"] is not None
-    ]
-    if not points:
+    reached = [(line, line.shares) for line in drawn if line.shares]
+    if not reached:
         return None
-    machines = list(dict.fromkeys(line.machine for line, _ in points))
-    hues = stack_colours({line.stack for line, _ in points})
+    machines = list(dict.fromkeys(line.machine for line, _ in reached))
+    hues = stack_colours({line.stack for line, _ in reached})
     data: list[Plotly] = []
-    summed = []
     for place, (stack, colour) in enumerate(hues.items()):
-        own = [(line.machine, row) for line, row in points if line.stack == stack]
+        own = [(line.machine, *each) for line, of in reached if line.stack == stack for each in of]
         data.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": stack,
-                "x": [round(row["bandwidth_share"] or 0.0, 3) for _, row in own],
-                "y": [plain_figure(machine) for machine, _ in own],
+                "x": [round(share, 3) for _, share, _ in own],
+                "y": [plain_figure(machine) for machine, *_ in own],
                 "text": [
                     plain_figure(f"{row['variant']}, {number(row['tokens_per_s'], '{:,.1f}')} tok/s")
-                    for _, row in own
+                    for *_, row in own
                 ],
                 "marker": {
                     "color": colour,
-                    "symbol": [bits(row)[1] for _, row in own],
+                    "symbol": [bits(row)[1] for *_, row in own],
                     "size": 8,
                     "opacity": 0.75,
                 },
@@ -271,17 +274,6 @@ def shares(drawn: Sequence[Line]) -> Figure | None:
                 "meta": {"v": place},
             }
         )
-    for line in drawn:
-        of = sorted(row["bandwidth_share"] or 0.0 for each, row in points if each is line)
-        if of:
-            summed.append(
-                [
-                    line.machine,
-                    line.stack,
-                    str(len(of)),
-                    *map(_share, (of[0], median(of), of[-1])),
-                ]
-            )
     return Figure(
         "share-of-ceiling",
         "Share of the ceiling",
@@ -295,7 +287,15 @@ def shares(drawn: Sequence[Line]) -> Figure | None:
             yaxis=named_axis(machines, in_order=True),
         ),
         ["machine", "stack", "cells", "share: least", "median", "most"],
-        summed,
+        [
+            [
+                line.machine,
+                line.stack,
+                str(len(of)),
+                *map(_share, (of[0][0], median(map(itemgetter(0), of)), of[-1][0])),
+            ]
+            for line, of in reached
+        ],
         height=80 + LINE_PX * len(machines),
         legend=[(stack, Mark(colour, "circle")) for stack, colour in hues.items()],
         legend_of="Stack",

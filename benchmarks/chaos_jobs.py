@@ -1,4 +1,4 @@
-"""Single commands under chaos.py's kills: a build, a conversion, a search, and a page being written.
+"""Single commands under chaos.py's kills: a build, a conversion, a search, a page and an index being written.
 
 Each command is run from its beginning, killed after a random time, or one process that it had started is, and
 run again: what is there must be whole, nothing may run on, and the same command must then complete.
@@ -19,9 +19,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import growth as nights
 import psutil
+from growth import CELLS
 
 from harness import records
+from harness.dataset import index
 from harness.models import weights
 
 HARNESS = Path(sys.executable).parent / "harness"
@@ -139,11 +142,40 @@ def _whole_page(place: Path, number: int, completed: bool) -> Iterable[str]:
         yield "no page"
 
 
+NIGHTS = 4  # of 100 records, which is more than an index needs
+
+
+def _index(place: Path, number: int) -> list[str]:
+    results = place / "nights"
+    for night in range(len({path.name for path in results.glob("*/*/*/*")}) // CELLS, NIGHTS):
+        nights.night(results, night)
+    return ["sql", "select count(*) as n, sum(tokens_per_s) as s from repeats", str(results), "--json"]
+
+
+def _drop_index(place: Path) -> None:
+    """One in two is mended after a record was written anew."""
+    written = place / "nights" / "index.duckdb"
+    if written.exists() and written.stat().st_mtime_ns % 2:
+        written.unlink()
+    record = next((place / "nights").rglob("record.json"))
+    record.write_bytes(record.read_bytes())
+
+
+def _whole_index(place: Path, number: int, completed: bool) -> Iterable[str]:
+    """Every record is as it was, and the index, once there, has the rows of all."""
+    yield from _damages(place / "nights")
+    if completed:
+        rows = index.for_queries(place / "nights").connection.execute("select count(*) from repeats")
+        if (found := rows.fetchall()) != [(NIGHTS * CELLS,)]:
+            yield f"{found} repeats in an index of {NIGHTS * CELLS} records"
+
+
 JOBS = {
     "build": Job(_build, _drop_build, _whole_build),
     "conversion": Job(_convert, _drop_weights, _whole_weights),
     "search": Job(_search, _keep, _whole_searches),
     "page": Job(_page, _keep, _whole_page),
+    "index": Job(_index, _drop_index, _whole_index),
 }
 
 

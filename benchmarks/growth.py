@@ -4,8 +4,9 @@
 A night is a campaign of 100 cells (10 models of 10 quantizations), one repeat each: copies of a real record
 with other names and times, and latencies of their own. Every command runs as a process of its own; a line
 has the user and system time of the process and of those it started, and its peak memory. `first` builds the
-index, `warm` finds it current. 100,000 records take 2 GB and about ten minutes to write. `--machines`: a
-page of as many machines of 100 cells, each in a folder of its own, instead; its size is printed too.
+index, `warm` finds it current, `a night later` mends it. 100,000 records take 2 GB and about ten minutes to
+write. `--machines`: a page of as many machines of 100 cells, each in a folder of its own, instead; its size
+is printed too.
 
     .venv/bin/python benchmarks/growth.py [--sizes 1000 10000 100000 | --machines 100] [--folder DIR] [--keep]
 """
@@ -48,7 +49,7 @@ def night(results: Path, number: int, machine: str | None = None) -> None:
         record["model"]["name"], record["variant"] = model, quant
         record["machine"]["slug"] = machine or record["machine"]["slug"]
         record["cell"] = f"{model}.llamacpp.{quant}.decode.{place:08x}"
-        record["content_key"] = f"{place:064x}"
+        record["content_key"] = f"{machine or ''}{place:064x}"
         record["campaign"] |= {"id": began.isoformat(), "name": "nightly"}
         record["started_utc"] = at.isoformat()
         ms = FASTEST_MS * (1 + place / CELLS) * np.exp(chance.normal(0, 0.01)) + np.arange(TOKENS) / 4000
@@ -143,6 +144,8 @@ def main() -> None:
         last = (FIRST + timedelta(days=size // CELLS - 1)).isoformat()
         for name, command in commands(results, last):
             shown(size, name, command)
+        night(results, size // CELLS)
+        shown(size, "list, a night later", ["report", str(results), "--list"])
     if not given.keep:
         shutil.rmtree(folder)
 

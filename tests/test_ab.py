@@ -102,7 +102,7 @@ def test_a_dry_run_measures_nothing(harness, config, tmp_path):
         (["--set-b", "B_mss=1.0"], "--set-b B_mss=1.0: B_mss: unknown key"),
         (["--busy", "--fail-on", "slower:2%"], "--fail-on needs a verdict that counts"),
         (["--set-b", "device=cuda"], "both sides must use the same device"),
-        (["--package-b", "torch==2.0"], "no stack of side B needs it"),
+        (["--package-b", "torch==2.0"], "side B has no such package"),
         (["--only", "nothing*"], "matches none of"),
     ],
 )

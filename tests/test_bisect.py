@@ -280,7 +280,7 @@ def test_a_version_that_cannot_be_built_makes_the_answer_a_range_with_the_reason
     assert ran.code == 1, ran.err
     answer = ran.out.splitlines()[-1]
     assert answer.startswith("slower between 1.6 and 1.8, not known where: tok/s -20.")
-    assert "; 1.7: not measured: on side B 2 of 2 repeats: unavailable (environment tiny/cpu could" in answer
+    assert "; 1.7: not measured: with 1.7 2 of 2 repeats: unavailable (environment tiny/cpu could" in answer
     offer(index, v1_8=1.25)
     again = bisect("1.5", "1.9", *QUICK)
     assert again.code == 0, again.err
@@ -310,10 +310,15 @@ def test_a_version_that_is_not_the_one_named_is_refused(bisect, index, harness, 
     ("good", "bad", "options", "message"),
     [
         ("tiny-speed==1.0", "tiny-speed==1.0.0", [], "GOOD and BAD are the same version, 1.0"),
-        ("tiny-speed==1.0", "tiny-speed==1.99", [], "unknown version of tiny-speed 1.99"),
+        (
+            "tiny-speed==1.0",
+            "tiny-speed==1.99",
+            [],
+            "tiny-speed has no version 1.99; there are 12, the newest 1.11",
+        ),
         ("tiny-speed==1.0", "tiny-speed==new", [], "new: is no version, as 1.2.3 is"),
         ("tiny-speed==1.0", "tiny==1.1", [], "GOOD is of tiny-speed and BAD of tiny: name one package"),
-        ("torch==1.0", "torch==1.1", [], "no stack of side A needs it; they need tiny-speed"),
+        ("torch==1.0", "torch==1.1", [], "torch==1.0: the cell has no such package; it has tiny-speed"),
         ("tiny-speed==1.0", "threads=4", [], "GOOD and BAD must both be versions"),
         ("tiny-speed", "tiny-speed==1.0", [], "GOOD and BAD must both be versions"),
         ("tiny-speed", "1.0", [], "tiny-speed: must be NAME==VERSION, or options as in threads=4"),
@@ -360,7 +365,8 @@ def test_an_end_that_fails_is_named_with_the_reason_and_tried_again(harness, con
     for records in (4, 8):
         ran = harness("bisect", "B_ms=3.0", "die_at_token=5", config({"clock": "virtual"}), *QUICK)
         assert ran.code == 1
-        assert "GOOD and BAD are not compared: on side B 2 of 2 repeats: crash" in ran.out
+        assert "not measured: with die_at_token=5 2 of 2 repeats: crash" in ran.out
+        assert ran.out.endswith("GOOD and BAD are not compared: no round of both counts\n")
         assert len(stored_in(tmp_path / "results")) == records
 
 
@@ -369,7 +375,10 @@ def test_disturbed_repeats_give_a_provisional_answer_where_they_count(harness, c
     monkeypatch.setenv("HARNESS_FAKE_DISTURBED", str(tmp_path / "disturbed"))
     given = ("bisect", "B_ms=3.0", "B_ms=4.0", config({"clock": "virtual"}), *QUICK)
     quiet = harness(*given)
-    assert (quiet.code, "GOOD and BAD are not compared: on side A" in quiet.out) == (1, True)
+    assert (
+        quiet.code,
+        "GOOD and BAD are not compared: no round of both counts; harness doctor" in quiet.out,
+    ) == (1, True)
     ran = harness(*given, "--busy")
     assert ran.code == 1
     assert ran.out.splitlines()[-1].startswith("provisional: slower since B_ms=4.0: tok/s -2")

@@ -159,11 +159,13 @@ def test_what_is_not_known_is_said_once(harness, tmp_path):
     said = harness("report", "results", "--list", "--price", "0.30").out
     assert said.count("no J/token: no RAPL here") == 1
     assert {"watts", "J/token", "price/Mtok"}.isdisjoint(re.split(r"  +", said.splitlines()[0]))
+    assert "no price: no RAPL here" in harness("report", "results", "--price", "0.30", "-o", "page.html").err
+    assert "no price: no RAPL here" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("price", ["0", "-0.3", "free", "nan", "1e9"])
 def test_a_price_is_above_0(harness, price):
-    said = f"{price} is no price of a kWh above 0"
+    said = f"{price}: give the price of a kWh, above 0"
     refused(harness("report", "results", "--list", f"--price={price}"), said)
 
 

@@ -132,7 +132,7 @@ def test_samples_are_the_tokens_of_each_repeat_and_means_come_from_them(grown, h
     prompt, decode = rows
     assert (prompt["n_prompt"], prompt["n_gen"], prompt["n_depth"]) == (25, 0, 0)
     assert (decode["n_prompt"], decode["n_gen"], decode["n_depth"]) == (0, 599, 25)
-    folders = sorted(path.parent for path in grown.root.glob("*/*.a.*/*/record.json"))
+    folders = sorted(path.parent for path in grown.root.glob("*/*/*.a.*/*/record.json"))
     columns = [read_columns(each / "tokens.parquet", ())["latency_ns"] for each in folders]
     assert prompt["samples_ns"] == [ns[0] for ns in columns]
     assert decode["samples_ns"] == [sum(ns[1:]) for ns in columns]

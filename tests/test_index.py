@@ -379,6 +379,16 @@ def test_copies_of_one_series_are_told_once_for_a_cell(harness, nights):
     assert len(lines) == 2
 
 
+def test_a_copy_under_the_name_of_another_model_is_found(nights):
+    nights.add(5, model__name="other-1b")
+    first = next(nights.root.rglob("0000.00-0/record.json"))
+    copy = next(nights.root.rglob("0005.00-0/record.json"))
+    shutil.copy(first.parent / "tokens.parquet", copy.parent)
+    as_without(nights.root)
+    wrong = [row for row in opened(nights.root).repeats() if row["status"] == "invalid"]
+    assert [row["model"] for row in wrong] == ["other-1b", "tiny-qwen2"]
+
+
 # Processes: two at once, and kills.
 
 

@@ -135,3 +135,14 @@ def test_a_filter_leaves_the_lines_and_the_dots_of_a_machine(harness, folders, t
     assert reader.plot(figure, "plot.data.flatMap(({ y }) => y).length") == 6
     assert not reader.complaints
     assert len(reader.requests) == 1
+
+
+def test_a_bundle_and_the_folder_that_it_was_made_of_count_once(harness, folders):
+    bundle = folders[0].with_name("desk.tar.zst")
+    harness("share", folders[0], "--bundle", bundle)
+    alone, both = (
+        harness("report", *given, "--format", "csv").out.count("\n")
+        for given in ([folders[0]], [folders[0], bundle])
+    )
+    assert both == alone
+    assert shown(harness, *folders, bundle) == shown(harness, *folders)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -189,20 +189,16 @@ def _spent(
     return {"name": name, "joules": joules, "failed_reads": failed, "set_back": set_back}
 
 
+def no_energy() -> EnergyFigures:
+    """All null."""
+    return cast(EnergyFigures, dict.fromkeys(EnergyFigures.__annotations__))
+
+
 def energy_row(record: Record) -> EnergyFigures:
     """`watts` and `joules_per_token` of decode for the whole device, other processes included,
     `energy_window_s` and `energy_source`; or null, with the reason in `energy_reason`. All null where no
     counter was looked for."""
-    found = EnergyFigures(
-        watts=None,
-        idle_watts=None,
-        joules_per_token=None,
-        joules_per_token_above_idle=None,
-        energy_price_per_mtok=None,
-        energy_window_s=None,
-        energy_source=None,
-        energy_reason=None,
-    )
+    found = no_energy()
     sensors = record.get("sensors")
     if not sensors:
         return found

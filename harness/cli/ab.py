@@ -217,9 +217,10 @@ def _check(
         known = {project_of(each) for environment in environments for each in environment.dependencies}
         for each in given:
             if project_of(each) not in known:
-                side, needed = "ab"[number], list_named(sorted(known), 20)
-                where = f"--package-{side} {each}"
-                raise Mistake(f"{where}: no stack of side {side.upper()} needs it; they need {needed}")
+                side, has = "ab"[number], list_named(sorted(known), 20) or "none that can be chosen"
+                raise Mistake(
+                    f"--package-{side} {each}: side {side.upper()} has no such package; it has {has}"
+                )
 
 
 def _names(pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:

@@ -21,7 +21,7 @@ from harness.campaign import ab as campaign_ab
 from harness.campaign.rounds import RunOptions
 from harness.cli import NOT_OK, OK, Mistake, ab, model_arguments, say
 from harness.cli.compare import share
-from harness.cli.options import WAIT, add_chosen, add_json, add_set, unknown
+from harness.cli.options import WAIT, add_chosen, add_json, add_set
 from harness.cli.progress import Progress
 from harness.compare.ab import Rounds
 from harness.compare.show import FIGURES
@@ -42,6 +42,7 @@ examples:
   harness bisect llama-cpp-python==0.3.33 llama-cpp-python==0.3.36 model.gguf
   harness bisect transformers==5.0.0 transformers==5.3.0 mine.yaml --only '*hf*bf16*' --versions 5.1.0,5.2.0
   harness bisect threads=4,flash_attn=false threads=8,flash_attn=true model.gguf"""
+QUIET = "harness doctor says what disturbs measurements here, and --busy uses what was disturbed"
 _VERSION = re.compile(r"([A-Za-z0-9][\w.-]*(?:\[[\w.,-]+\])?)==(\S+)")
 
 
@@ -102,10 +103,13 @@ def run(arguments: argparse.Namespace) -> int:
     limits = ab.limits_of(arguments)
     places = _places(arguments)
     last = len(places) - 1
+    if arguments.dry_run and arguments.json:
+        raise Mistake("--json has no effect with --dry-run")
     if arguments.dry_run:
         for each in places:
             print(each.title)
-        say(f"at most {plural(limits.rounds, 'round')} of each pair; about {last.bit_length() + 1} pairs")
+        pairs = 1 if last == 1 else last.bit_length() + 1
+        say(f"at most {plural(limits.rounds, 'round')} of each pair; about {plural(pairs, 'pair')}")
         return OK
     search = _Search(arguments, places, limits, threshold)
     found = bisection.search(last, search.measure, threshold, limits.rounds)
@@ -187,7 +191,8 @@ def _between(project: str, good: Version, bad: Version, given: str | None) -> li
             raise Mistake(f"no index and no wheel folder has {project}; name its versions with --versions")
         for each in (good, bad):
             if each not in offered:
-                raise Mistake(unknown(f"version of {project}", str(each), map(str, offered)))
+                newest = f"there are {len(offered)}, the newest {offered[-1]}"
+                raise Mistake(f"{project} has no version {each}; {newest}")
         found = [each for each in offered if low < each < high and not each.is_prerelease]
     return found if good == low else found[::-1]
 
@@ -223,7 +228,11 @@ def _of_options(good: dict[str, str], bad: dict[str, str]) -> Iterator[tuple[str
 
 def _planned(arguments: argparse.Namespace, base: Place, new: Place) -> campaign_ab.Plan:
     """Two places as the sides of `harness ab`, with one pair of their name. Raises Mistake."""
-    wanted = ab.planned(base.experiment, new.experiment, (base.package, new.package), arguments)
+    try:
+        wanted = ab.planned(base.experiment, new.experiment, (base.package, new.package), arguments)
+    except Mistake as wrong:  # in the words of `harness ab`
+        own = re.sub(r"--package-[ab] ", "", str(wrong))
+        raise Mistake(re.sub("side [AB] has", "the cell has", own)) from wrong
     if len(wanted.pairs) > 1:
         raise Mistake(f"{plural(len(wanted.pairs), 'cell')}; bisect takes one: choose with --only")
     ((name, cells),) = wanted.pairs.items()
@@ -268,7 +277,8 @@ class _Search:
         for warning in rounds.warnings:
             say(warning)
         if name not in (steering := rounds.steering()):
-            found = Pair(base, new, (), rounds.why_not(name))
+            named = {side: f"with {place.title}" for side, place in zip("AB", places, strict=True)}
+            found = Pair(base, new, (), rounds.why_not(name, named))
         else:
             self._metric, values = steering[name]
             self._provisional |= rounds.provisional(self._metric, name) is not None
@@ -328,7 +338,9 @@ class _Search:
         ends, answer = found.pairs[0], found.answer
         if answer is None:
             if ends.verdict == FAILED:
-                return f"GOOD and BAD are not compared: {ends.failure}"
+                why = ends.failure if self._arguments.json else "no round of both counts"
+                hint = f"; {QUIET}" if "invalid" in str(ends.failure) else ""
+                return f"GOOD and BAD are not compared: {why}{hint}"
             if ends.verdict == SAME:
                 return f"nothing to find: no change of {100 * self._threshold:.3g}%: {self._figure(ends)}"
             more = "more rounds, a quieter machine or a larger --threshold may decide it"

@@ -103,7 +103,9 @@ def _price(text: str) -> float:
     except ValueError:
         price = math.nan
     if not 0 < price < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is no price of a kWh above 0, as 0.30")
+        raise argparse.ArgumentTypeError(
+            f"{text}: give the price of a kWh, above 0 and below a million, as 0.30"
+        )
     return price
 
 

@@ -225,8 +225,18 @@ def _load(folders: list[Path], campaign: str | None = None) -> Study:
         for damage in damages:
             say(damage)
         raise records.no_records(*folders)
-    study = load_study(stored)
+    once = {_identity(each): each for each in reversed(stored)}  # the first of those that are the same
+    if again := len(stored) - len(once):
+        damages.append(f"{plural(again, 'record')} of several folders are the same, and count once")
+    study = load_study([*reversed(once.values())])
     return replace(study, warnings=[*damages, *study.warnings])
+
+
+def _identity(each: Stored) -> tuple[object, ...]:
+    """Equal for a record and its copy in a bundle, whose content key is another."""
+    record = each.record
+    what = record["kind"], record["machine"]["slug"], record["cell"], record["campaign"]["id"]
+    return *what, record["started_utc"], record.get("repeat")
 
 
 def _is_measured(each: Stored) -> bool:

@@ -20,6 +20,7 @@ from harness.dataset.study import load_study
 from harness.records import Record, ResultsError, Stored
 
 SIDES = ("A", "B")
+ON_SIDE = {side: f"on side {side}" for side in SIDES}
 # The figure whose interval decides how many rounds there are: the first that a pair has.
 STEERING = (
     *("tokens_per_s", "pp512", "tokens_per_s_16k", "task_s", "task_kept_s", "B_ms"),
@@ -188,11 +189,11 @@ class Rounds:
         records = {pair: (self._records(pair, "A"), self._records(pair, "B")) for pair in self.pairs}
         return list(compare.differing(records))
 
-    def why_not(self, pair: str) -> str:
-        """Why a pair has no figure."""
-        return self._lost(pair, True) or "neither side has a figure for it"
+    def why_not(self, pair: str, named: Mapping[str, str] = ON_SIDE) -> str:
+        """Why a pair has no figure. `named`: the sides, as the answer has them."""
+        return self._lost(pair, True, named) or "neither side has a figure for it"
 
-    def _lost(self, pair: str, disturbed: bool) -> str | None:
+    def _lost(self, pair: str, disturbed: bool, named: Mapping[str, str] = ON_SIDE) -> str | None:
         """How many repeats are not usable, and why; null: none. `disturbed`: with those that the machine
         disturbed, which further rounds make good."""
         parts = []
@@ -203,7 +204,7 @@ class Rounds:
                 why = list_named(
                     list(dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in bad)), 2
                 )
-                parts.append(f"on side {side} {len(bad)} of {plural(len(rows), 'repeat')}: {why}")
+                parts.append(f"{named[side]} {len(bad)} of {plural(len(rows), 'repeat')}: {why}")
         return "; ".join(parts) or None
 
 

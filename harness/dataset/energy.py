@@ -41,6 +41,10 @@ def with_energy(study: Study, per_kwh: float | None, log: Path | None) -> Study:
     if log is not None:
         study = _metered(study, power_log(log))
     if per_kwh is not None:
+        rows = [*study.cells, *study.repeats]
+        if all(row["joules_per_token"] is None for row in rows):
+            why = next((reason for row in rows if (reason := row["energy_reason"])), "no energy was measured")
+            study = replace(study, warnings=[*study.warnings, f"no price: {why}"])
         for row in (*study.cells, *study.repeats):
             row["energy_price_per_mtok"] = sensors.price_per_mtok(row["joules_per_token"], per_kwh)
     return study
@@ -160,16 +164,7 @@ def _token_times(row: Repeat, each: Stored) -> Floats | None:
 
 
 def _figures(log: PowerLog, at_s: Floats | None) -> EnergyFigures:
-    found = EnergyFigures(
-        watts=None,
-        idle_watts=None,
-        joules_per_token=None,
-        joules_per_token_above_idle=None,
-        energy_price_per_mtok=None,
-        energy_window_s=None,
-        energy_source=SOURCE,
-        energy_reason=None,
-    )
+    found = sensors.no_energy() | {"energy_source": SOURCE}
     if at_s is None:
         return found | {"energy_reason": "the record does not say at what time its tokens came"}
     first, last = at_s[0], at_s[-1]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import duckdb
 
     from harness.analysis.columns import Repeat
+    from harness.dataset.study import Study
     from harness.records import Record, Stored
 
 AT_ONCE = 2_000  # records that a process judges before it gives them back: fewer need no second one
@@ -296,20 +297,24 @@ def _night_columns() -> dict[str, str]:
 
 def _gather(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
     """Make the tables of what records are together: repeats as others, checks and scores leave them, cells,
-    nights; and `others`, the rows of searches, checks and scores."""
+    nights; and `others`, the rows of searches, checks and scores. Some models at a time, to hold few rows."""
     from harness.analysis import agreement
-    from harness.dataset import study, table
+    from harness.dataset import table
     from harness.dataset.nights import nights
-    from harness.records import Stored
 
-    columns = row_columns()
-    folders: dict[int, str] = {}
-    repeats: list[Repeat] = []
-    for row in read_rows(connection, "select {} from judged", columns):
-        folder = row.pop("folder")
-        folders[id(row)] = folder
-        repeats.append(cast("Repeat", row))
-    repeats.sort(key=lambda row: (study.by_size(row["model"]), folders[id(row)].split("/")))
+    columns = {
+        "repeats": row_columns(),
+        "cells": cell_columns(),
+        "nights": _night_columns(),
+        "others": {"kind": "VARCHAR", "row": "JSON"},
+        "warnings": {"warning": "VARCHAR"},
+    }
+    for name, held in columns.items():
+        connection.execute(_table(name, held))
+
+    def add(name: str, rows: Sequence[Any]) -> None:
+        _insert(connection, name, columns[name], rows)
+
     of_kind: dict[str, list[tuple[Any, str]]] = {"searched": [], "checked": [], "scored": []}
     every = connection.execute("select kind, row, folder from records where row is not null order by folder")
     for kind, text, folder in every.fetchall():
@@ -320,29 +325,57 @@ def _gather(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
         "checked": table.with_unique_names(agreement.latest_checks(checks)),
         "scored": table.with_unique_names(table.latest_searches(scores)),
     }
-    warnings: list[str] = []
-    stored = {id(row): Stored(root / folders[id(row)]) for row in repeats}
-    cells = study.pooled(repeats, lambda row: stored[id(row)], others["checked"], others["scored"], warnings)
-    swept = study.with_prefill(
-        study.Study("", table.with_unique_names(cells), repeats, stored=[*stored.values()], warnings=warnings)
-    )
+    add("others", [{"kind": kind, "row": row} for kind in others for row in others[kind]])
     began = (
         "select campaign, any_value(place), min(started_utc) from records where kind <> 'checked' group by 1"
     )
     places = {campaign: (place, when) for campaign, place, when in connection.execute(began).fetchall()}
-    shown = nights(
-        ((row, folders[id(row)]) for row in repeats), of_kind["searched"], of_kind["scored"], places
+    cells: list[Any] = []
+    warnings: list[str] = []
+    for models in _groups(connection):
+        repeats, found = _of_models(connection, root, models, others)
+        cells += found.cells
+        warnings += found.warnings
+        add("repeats", [{"folder": folder, **row} for row, folder in repeats])
+        add("nights", [*nights(repeats, [], [], places)])
+    add("nights", [*nights([], of_kind["searched"], of_kind["scored"], places)])
+    add("cells", table.with_unique_names(cells))
+    add("warnings", [{"warning": each} for each in dict.fromkeys(warnings)])
+
+
+def _groups(connection: duckdb.DuckDBPyConnection) -> list[list[str]]:
+    """The models by size; those of which one has a series of another are together, for it is a copy."""
+    from harness.dataset.study import by_size
+
+    models = connection.execute("select distinct model from judged").fetchall()
+    of = {model: [model] for (model,) in models}
+    shared = (
+        "select list(distinct model) as of from judged where series_sha256 is not null group by series_sha256"
     )
-    for name, held, rows in (
-        ("repeats", columns, [{"folder": folders[id(row)], **row} for row in repeats]),
-        ("cells", cell_columns(), swept.cells),
-        ("nights", _night_columns(), [*shown]),
-        ("others", OTHERS, [{"kind": kind, "row": row} for kind in others for row in others[kind]]),
-        ("warnings", WARNINGS, [{"warning": each} for each in swept.warnings]),
-    ):
-        connection.execute(_table(name, held))
-        _insert(connection, name, held, rows)
+    for (alike,) in connection.execute(f"select distinct of from ({shared}) where len(of) > 1").fetchall():
+        joined = sorted({model for each in alike for model in of[each]})
+        of |= dict.fromkeys(joined, joined)
+    groups = {tuple(sorted(group, key=by_size)) for group in of.values()}
+    return [[*group] for group in sorted(groups, key=lambda group: by_size(group[0]))]
 
 
-OTHERS = {"kind": "VARCHAR", "row": "JSON"}
-WARNINGS = {"warning": "VARCHAR"}
+def _of_models(
+    connection: duckdb.DuckDBPyConnection, root: Path, models: Sequence[str], others: Mapping[str, Any]
+) -> tuple[list[tuple[Repeat, str]], Study]:
+    """The repeats of some models, each with its folder, and their cells. `others`: checks and scores."""
+    from harness.dataset import study, table
+    from harness.records import Stored
+
+    connection.execute("create or replace temp table chosen as select unnest(?::varchar[]) model", [models])
+    found: list[tuple[Repeat, str]] = []
+    for row in read_rows(connection, "select {} from judged where model in (from chosen)", row_columns()):
+        folder = row.pop("folder")
+        found.append((cast("Repeat", row), folder))
+    found.sort(key=lambda each: (study.by_size(each[0]["model"]), each[1].split("/")))
+    repeats = [row for row, _ in found]
+    stored = {id(row): Stored(root / folder) for row, folder in found}
+    warnings: list[str] = []
+    cells = study.pooled(repeats, lambda row: stored[id(row)], others["checked"], others["scored"], warnings)
+    named = table.with_unique_names(cells)
+    every = study.Study("", named, repeats, stored=[*stored.values()], warnings=warnings)
+    return found, study.with_prefill(every)

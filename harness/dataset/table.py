@@ -49,6 +49,7 @@ from harness.analysis.verdicts import (
     verdict,
 )
 from harness.analysis.warnings import Flag, Warnings
+from harness.base.nvml import UUIDS
 from harness.base.text import list_named, plural
 from harness.records import tables
 from harness.records.kinds import Probe, Record, done_of, loaded_of, memory_of, served_elsewhere
@@ -268,9 +269,6 @@ def _distinct(reasons: Iterable[str]) -> list[str]:
 
 
 # Unique names for the rows of one table.
-
-
-UUIDS = ("GPU-", "MIG-")  # of NVIDIA's cards and parts of them
 
 
 def synthetic(row: Mapping[str, Any]) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import itemgetter
 from statistics import median
 from typing import Any, NamedTuple, cast
 
@@ -27,6 +29,7 @@ from harness.report.tables import held, number, peak_memory, plus_minus
 from harness.report.text_table import NONE, Table, in_markdown
 
 LINE_PX = 22
+FEW = 0.1  # a share below it has a digit more
 CEILING = (
     "Ceiling: the highest read bandwidth that the cell's own run measured on its device. Share: of that, what"
     " decode read in weights and KV cache per second; models, quantizations and machines of any size compare"
@@ -39,7 +42,20 @@ FASTEST = (
 # Rows: what the page needs of a cell and of a search. An index keeps them, so that records need not be read.
 
 OF_CELL = (
-    *("name", "model", "stack", "variant", "machine", "device", "kind", "weights", "status", "reasons"),
+    *(
+        "cell",
+        "started_utc",
+        "name",
+        "model",
+        "stack",
+        "variant",
+        "machine",
+        "device",
+        "kind",
+        "weights",
+        "status",
+        "reasons",
+    ),
     *(
         "repeats",
         "stayed_disturbed",
@@ -75,7 +91,9 @@ def rows(study: Study) -> Rows:
 def joined(every: Sequence[Rows]) -> Rows:
     """Of several folders. A series that a cell of another machine has to the last digit is a copy: both are
     left out, with a sentence."""
-    cells = [row for each in every for row in each.cells]
+    # A bundle and the folder that it was made of have the same records.
+    once = {(row["machine"], row["cell"], row["started_utc"]): row for each in every for row in each.cells}
+    cells = [*once.values()]
     machines: dict[str, set[str]] = {}
     for row in cells:
         if row["series_sha256"]:
@@ -108,6 +126,12 @@ class Line:
     fastest: Cell | None
     ceiling: float | None
     longest: int | None
+
+    @cached_property
+    def shares(self) -> list[tuple[float, Cell]]:
+        """The cells that are ok, by the share of the ceiling that each reached."""
+        known = ((row["bandwidth_share"], row) for row in self.cells if ok(row))
+        return sorted(((share, row) for share, row in known if share is not None), key=itemgetter(0))
 
 
 def lines(found: Rows, model: str) -> list[Line]:
@@ -172,7 +196,7 @@ def _names(found: Rows) -> dict[tuple[str, str, bool], str]:
 
 COLUMNS = {
     "machine": "the fastest first",
-    "stack": "",
+    "stack": "the software that ran",
     "fastest": "the variant of its fastest cell; else why none is ok",
     "tok/s": "decoded tokens per second of that cell, with the farther end of its 95% confidence interval",
     "share": "of the ceiling, by that cell",
@@ -204,64 +228,52 @@ def _texts(line: Line) -> list[str]:
     if row is None:
         why = next((failure(each) for each in line.cells if failure(each)), "no decode")
         return [line.machine, line.stack, why, *[NONE] * 3, ceiling, NONE, NONE, length, NONE, count]
-    best = max(
-        (share for each in line.cells if ok(each) and (share := each["bandwidth_share"])), default=None
-    )
+    best = line.shares[-1][0] if line.shares else None
     return [
         *(line.machine, line.stack, f"{row['variant']}{' (synthetic)' * synthetic(row)}"),
         plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]),
-        *(number(share, "{:.0%}") for share in (row["bandwidth_share"], best)),
+        *map(_share, (row["bandwidth_share"], best)),
         *(ceiling, number(row["tokens"], "{:,.0f}"), peak_memory(row), length),
         *(number(row["joules_per_token"]), count),
     ]
 
 
+def _share(share: float | None) -> str:
+    return number(share, "{:.0%}" if share is None or share >= FEW else "{:.1%}")
+
+
 def shares(drawn: Sequence[Line]) -> Figure | None:
     """The share of the ceiling of each cell that is ok: a line per machine, a colour per stack; null without
     any."""
-    points = [
-        (line, row) for line in drawn for row in line.cells if ok(row) and row["bandwidth_share"] is not None
-    ]
-    if not points:
+    reached = [(line, line.shares) for line in drawn if line.shares]
+    if not reached:
         return None
-    machines = list(dict.fromkeys(line.machine for line, _ in points))
-    hues = stack_colours({line.stack for line, _ in points})
+    machines = list(dict.fromkeys(line.machine for line, _ in reached))
+    hues = stack_colours({line.stack for line, _ in reached})
     data: list[Plotly] = []
-    summed = []
     for place, (stack, colour) in enumerate(hues.items()):
-        own = [(line.machine, row) for line, row in points if line.stack == stack]
+        own = [(line.machine, *each) for line, of in reached if line.stack == stack for each in of]
         data.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": stack,
-                "x": [round(row["bandwidth_share"] or 0.0, 3) for _, row in own],
-                "y": [plain_figure(machine) for machine, _ in own],
+                "x": [round(share, 3) for _, share, _ in own],
+                "y": [plain_figure(machine) for machine, *_ in own],
                 "text": [
                     plain_figure(f"{row['variant']}, {number(row['tokens_per_s'], '{:,.1f}')} tok/s")
-                    for _, row in own
+                    for *_, row in own
                 ],
                 "marker": {
                     "color": colour,
-                    "symbol": [bits(row)[1] for _, row in own],
+                    "symbol": [bits(row)[1] for *_, row in own],
                     "size": 8,
                     "opacity": 0.75,
                 },
-                "hovertemplate": f"{plain_figure(stack)} %{{text}}: %{{x:.0%}}<extra>%{{y}}</extra>",
+                "hovertemplate": f"{plain_figure(stack)} %{{text}}: %{{x:.1~%}}<extra>%{{y}}</extra>",
                 "meta": {"v": place},
             }
         )
-    for line in drawn:
-        of = sorted(row["bandwidth_share"] or 0.0 for each, row in points if each is line)
-        if of:
-            summed.append(
-                [
-                    line.machine,
-                    line.stack,
-                    str(len(of)),
-                    *(f"{share:.0%}" for share in (of[0], median(of), of[-1])),
-                ]
-            )
     return Figure(
         "share-of-ceiling",
         "Share of the ceiling",
@@ -271,11 +283,19 @@ def shares(drawn: Sequence[Line]) -> Figure | None:
         figure_layout(
             "share of the ceiling",
             "",
-            xaxis={"tickformat": ".0%", "rangemode": "tozero"},
+            xaxis={"tickformat": ".1~%", "rangemode": "tozero"},
             yaxis=named_axis(machines, in_order=True),
         ),
         ["machine", "stack", "cells", "share: least", "median", "most"],
-        summed,
+        [
+            [
+                line.machine,
+                line.stack,
+                str(len(of)),
+                *map(_share, (of[0][0], median(map(itemgetter(0), of)), of[-1][0])),
+            ]
+            for line, of in reached
+        ],
         height=80 + LINE_PX * len(machines),
         legend=[(stack, Mark(colour, "circle")) for stack, colour in hues.items()],
         legend_of="Stack",
@@ -341,6 +361,7 @@ def html(title: str, found: Rows, every: Sequence[View]) -> str:
 
 def markdown(title: str, found: Rows, every: Sequence[View]) -> str:
     parts = [f"# {in_markdown(title)}", lead(found), FASTEST, CEILING]
-    for view in every:
-        parts += [f"## {in_markdown(view.model)}", view.counts, view.table.markdown()]
+    for place, view in enumerate(every):
+        shown = replace(view.table, title="", meanings=() if place else view.table.meanings)
+        parts += [f"## {in_markdown(view.model)}", view.counts, shown.markdown()]
     return "\n\n".join(parts) + "\n"

@@ -14,14 +14,14 @@ from typing import Any, Literal, Protocol
 from typing_extensions import NotRequired, TypedDict
 
 from harness.base import data
-from harness.campaign.fleet import files
+from harness.campaign.fleet import files, incoming
 from harness.campaign.fleet.cluster import Cluster, Node, Nodes, Outcome, Place
 from harness.campaign.fleet.files import Copy, Job, Json, Parcel
 from harness.campaign.rounds import RunOptions
 from harness.config import Experiment, Quality
 from harness.config.plan import Cell
 from harness.records import Draft, Stored
-from harness.records.parts import Fleet, plain
+from harness.records.parts import Fleet, Machine, plain
 from harness.records.write import begun_by
 
 # What happens in a fleet, as plain data: for the view of a terminal, and for lines of JSON.
@@ -413,8 +413,9 @@ NICE = "start Ray there with RAY_worker_niceness=0: its processes give way to al
 
 
 class Surveys:
-    """`jobs`: those under way, by name. `devices`: as the first node with each has surveyed it. `unusable`:
-    why the last node that could not be surveyed could not."""
+    """`jobs`: those under way, by name. `devices`: as the first node with each has surveyed it. `machines`:
+    as nodes have introduced them, by the node's id. `unusable`: why the last node that could not be surveyed
+    could not."""
 
     def __init__(
         self,
@@ -432,6 +433,7 @@ class Surveys:
         self._left_out: dict[str, dict[str, str]] = {}  # by cell and device: why it is not measured there
         self.jobs: dict[str, Node] = {}
         self.devices: dict[str, Device] = {}
+        self.machines: dict[str, Machine] = {}
         self.unusable = ""
 
     def begin(self, node: Node, known: Collection[str]) -> None:
@@ -450,13 +452,15 @@ class Surveys:
         self._cluster.submit(name, job, node=node.id)
 
     def hear(self, name: str, line: Json) -> None:
-        """A line of one of its jobs."""
+        """A line of one of its jobs. Raises Damaged."""
         if line["event"] == "failed":
             self.unusable = line["reason"]
         elif line["event"] == "surveyed":
-            device = str(line["shared"]["campaign"]["fleet"]["device"])
+            node, machine = self.jobs[name], line["shared"]["machine"]
+            device = incoming.surveyed_device(line, self._nodes.mine(node), self._cells)
+            incoming.check_machine(machine, self.machines.setdefault(node.id, machine))
             if line["niceness"] > 0:
-                self._messages.say("warning", self.jobs[name], text=NICE)
+                self._messages.say("warning", node, text=NICE)
             if device not in self.devices:
                 self._first(device, line)
 

@@ -303,7 +303,7 @@ class Cluster:
         task = self._ray.remote(on_node.node_work).options(**options)
         self._running[task.remote(json.dumps(job), name, self._mailbox)] = name
 
-    def lines(self, wait_s: float) -> Iterator[tuple[str, str | int]]:
+    def lines(self, wait_s: float) -> Iterator[tuple[str, str | None]]:
         """What jobs have printed since the last call, as of Mailbox, each with the job's name. Waits at most
         so long for the first, and without a wait gives all there is. Raises HeadLost."""
         while found := self._taken(wait_s):
@@ -311,14 +311,14 @@ class Cluster:
             if wait_s:
                 return
 
-    def _taken(self, wait_s: float) -> list[tuple[str, str | int]]:
+    def _taken(self, wait_s: float) -> list[tuple[str, str | None]]:
         self._reply = self._reply or self._mailbox.take.remote(wait_s)
         # Only the reply holds the lines taken, so a late reply is awaited, not requested again.
         while not self._ray.wait([self._reply], timeout=wait_s + SLOW_S)[0]:
             self._check_head()
         reply, self._reply = self._reply, None
         try:
-            found: list[tuple[str, str | int]] = self._ray.get(reply)
+            found: list[tuple[str, str | None]] = self._ray.get(reply)
             return found
         except (self._ray.exceptions.RayError, ConnectionError):
             self._check_head()

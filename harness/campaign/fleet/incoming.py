@@ -19,6 +19,7 @@ from harness.base.files import FAULTS
 from harness.base.text import list_named, shortened
 from harness.campaign.fleet import files
 from harness.campaign.fleet.files import Copy, Damaged, Json, Parcel
+from harness.campaign.fleet.on_node import MOST_MESSAGE
 from harness.config.plan import Cell
 from harness.dataset import checks
 from harness.dataset.checks import Evidence
@@ -94,13 +95,12 @@ LINES: dict[str, Any] = {
 STRANGE = "its node sent a line that no node sends"
 
 
-def parsed(line: str | int) -> Json:
-    """A line of a job, of the shape of its event. `line`: a number is the size of one that was too long.
-
-    Raises Damaged.
-    """
-    if isinstance(line, int):
-        raise Damaged(f"its node sent {line / 1e6:,.0f} MB in one message, and no record takes so much")
+def parsed(line: str | None) -> Json:
+    """A line of a job, of the shape of its event. Raises Damaged."""
+    if line is None:
+        raise Damaged(
+            f"its node sent more than {MOST_MESSAGE >> 20} MiB in one message; no record takes so much"
+        )
     try:
         found = json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError):

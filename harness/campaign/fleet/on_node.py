@@ -39,18 +39,18 @@ ENDS_WITHIN_S = 60.0  # a campaign that is stopped writes the record of its repe
 
 
 class Mailbox:
-    """An actor on the head: keeps the lines of all jobs until the fleet takes them. Of a line that is too
-    long it keeps the size."""
+    """An actor on the head: keeps the lines of all jobs until the fleet takes them. One that is too long
+    is null."""
 
     def __init__(self) -> None:
-        self._lines: list[tuple[str, str | int]] = []
+        self._lines: list[tuple[str, str | None]] = []
         self._came = asyncio.Event()
 
     async def put(self, name: str, line: str) -> None:
-        self._lines.append((name, line if len(line) <= MOST_MESSAGE else len(line)))
+        self._lines.append((name, line if len(line) <= MOST_MESSAGE else None))
         self._came.set()
 
-    async def take(self, wait_s: float) -> list[tuple[str, str | int]]:
+    async def take(self, wait_s: float) -> list[tuple[str, str | None]]:
         """All lines so far; waits for the first at most so long."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._came.wait(), wait_s)
@@ -89,7 +89,7 @@ class Lines:
     interrupted and gone on with."""
 
     def __init__(self, pipe: int) -> None:
-        self._pipe, self._rest = pipe, b""
+        self._pipe, self._rest = pipe, bytearray()
         self._whole: list[bytes] = []
 
     def __iter__(self) -> Iterator[str]:
@@ -101,8 +101,11 @@ class Lines:
                 continue
             if not (data := os.read(self._pipe, 1 << 16)):
                 return
-            *self._whole, rest = (self._rest + data).split(b"\n")
-            self._rest = rest[: MOST_MESSAGE + 1]
+            first, *more = data.split(b"\n")
+            if len(self._rest) <= MOST_MESSAGE:
+                self._rest += first
+            if more:
+                self._whole, self._rest = [bytes(self._rest), *more[:-1]], bytearray(more[-1])
 
 
 def piece(path: str, offset: int) -> bytes:

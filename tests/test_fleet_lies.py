@@ -334,6 +334,13 @@ def test_a_lie_about_a_node_is_one_sentence_before_anything_starts(fleet, tmp_pa
     assert not (tmp_path / "results").exists()
 
 
+def test_a_lie_after_a_survey_is_the_reason_of_all_its_cells(fleet, tmp_path):
+    fleet("survey", lambda lines: [*lines, None])
+    reason = "its node sent more than 64 MiB in one message; no record takes so much"
+    assert outcomes(tmp_path, "a") == [("unavailable", reason)] * 2
+    assert outcomes(tmp_path, "b") == [("ok", ""), ("ok", "")]
+
+
 def test_a_lie_from_an_earlier_run_stays_on_its_node(fleet, tmp_path):
     def lie(lines: list[Json]) -> list[Line]:
         old = first(HONEST["a", "measure"], "record")

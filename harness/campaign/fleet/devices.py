@@ -414,8 +414,8 @@ NICE = "start Ray there with RAY_worker_niceness=0: its processes give way to al
 
 class Surveys:
     """`jobs`: those under way, by name. `devices`: as the first node with each has surveyed it. `machines`:
-    as nodes have introduced them, by the node's id. `unusable`: why the last node that could not be surveyed
-    could not."""
+    as nodes have introduced them, by the node's id. `unusable`: by device, why the last of its nodes that
+    could not be surveyed could not."""
 
     def __init__(
         self,
@@ -434,7 +434,8 @@ class Surveys:
         self.jobs: dict[str, Node] = {}
         self.devices: dict[str, Device] = {}
         self.machines: dict[str, Machine] = {}
-        self.unusable = ""
+        self._failed: dict[str, str] = {}  # by job, why
+        self.unusable: dict[str, str] = {}
 
     def begin(self, node: Node, known: Collection[str]) -> None:
         """`known`: digests of the records that are here; the node sends the others."""
@@ -454,7 +455,7 @@ class Surveys:
     def hear(self, name: str, line: Json) -> None:
         """A line of one of its jobs. Raises Damaged."""
         if line["event"] == "failed":
-            self.unusable = line["reason"]
+            self._failed[name] = line["reason"]
         elif line["event"] == "surveyed":
             node, machine = self.jobs[name], line["shared"]["machine"]
             device = incoming.surveyed_device(line, self._nodes.mine(node), self._cells)
@@ -478,9 +479,10 @@ class Surveys:
         """One of its jobs has ended."""
         node = self.jobs.pop(name)
         if outcome.lost is not None or outcome.code:
-            self.unusable = outcome.lost or outcome.error or self.unusable
+            why = outcome.lost or outcome.error or self._failed.get(name, "")
+            self.unusable |= dict.fromkeys(self._nodes.mine(node), why)
             self._nodes.avoided.add(node.id)
-            self._messages.say("warning", node, text=f"cannot be used: {self.unusable}")
+            self._messages.say("warning", node, text=f"cannot be used: {why}")
 
     def misfits(self) -> Iterator[tuple[Device, Draft, str]]:
         """Cells that fit on no device of the fleet: a device, a record that was not measured, and why."""

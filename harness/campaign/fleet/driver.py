@@ -103,7 +103,8 @@ class _Driver:
         """Give the devices campaigns of the cells that wait."""
         missing = self._nodes.devices() - self._devices.keys()
         if missing and not self._began:
-            raise FleetError(f"{min(missing)}: none of its nodes can be used: {self._surveys.unusable}")
+            why = self._surveys.unusable.get(min(missing), "")
+            raise FleetError(f"{min(missing)}: none of its nodes can be used: {why}")
         self._began = True
         if self._stocks():
             return
@@ -304,7 +305,8 @@ class _Driver:
         for device in self._devices.values():
             for cell, reason in {**device.waiting, **device.given_up}.items():
                 begun = device.facts_of(cell) | {"started_utc": repeat.utc_now()}
-                self._write(device, begun, "unavailable", reason or f"no node with {device.name} is left")
+                why = reason or self._surveys.unusable.get(device.name, f"no node with {device.name} is left")
+                self._write(device, begun, "unavailable", why)
         for device, begun, reason in self._surveys.misfits():
             self._write(device, begun | {"started_utc": repeat.utc_now()}, "unavailable", reason)
         refused = {self._ran_on.get(job) for job in self._refused}  # they would send the same again

@@ -245,11 +245,11 @@ def _in_parts(
 
 
 def mend(connection: duckdb.DuckDBPyConnection, root: Path, found: Mapping[str, str]) -> None:
-    """Bring the tables to what the records are. `found`: their stamps by folder."""
+    """Bring the tables to what the records are; not in one transaction, which DuckDB would hold in memory.
+    `found`: their stamps by folder."""
     rows = row_columns()
     for table, held in (("records", columns_of(Facts)), ("judged", rows)):
         connection.execute(_table(table, held, "create table if not exists"))
-    connection.execute("begin")
     linked = _linked(connection)
     kept = dict(connection.execute("select folder, stamp from records").fetchall())
     stale = [folder for folder, stamp in kept.items() if found.get(folder) != stamp]
@@ -274,7 +274,6 @@ def mend(connection: duckdb.DuckDBPyConnection, root: Path, found: Mapping[str, 
     for alike in (linked, linked := _linked(connection)):
         touched |= alike if touched & alike else set()
     _gather(connection, root, touched, linked)
-    connection.execute("commit")
 
 
 def _campaigns(connection: duckdb.DuckDBPyConnection, query: str) -> set[str]:

@@ -319,6 +319,8 @@ def test_a_campaign_is_shown_alone(harness, nights):
     ran = harness("report", nights.root, "--campaign", "latest", "--format", "json")
     assert {row["campaign"][:10] for row in json.loads(ran.out)} == {"2026-09-03"}
     assert [row["repeats"] for row in json.loads(ran.out)] == [2, 2]
+    listed = harness("report", nights.root, "--list", "--campaign", "latest", "--json")
+    assert [row["campaign"][:10] for row in json.loads(listed.out)] == ["2026-09-03"] * len(CELLS)
     day = harness("report", nights.root, "--campaign", "2026-09-02", "--format", "json")
     assert {row["campaign"][:10] for row in json.loads(day.out)} == {"2026-09-02"}
     assert "shown together" not in day.err
@@ -332,7 +334,7 @@ def test_a_campaign_is_named_by_its_time(harness, nights):
     assert none.code == 2
     assert "no campaign began at 2026-08-01; the first is 2026-09-01T02:00, the last 2026-09-03T" in none.err
     assert json.loads(shown("2026-09-02T02:00:00Z").out) == json.loads(shown("2026-09-02").out)
-    for wrong in ("", "2026", "nope", "2026-09-02T02:00:00+02:00"):
+    for wrong in ("", "2026", "2026-13-40", "nope", "2026-09-02T02:00:00+02:00"):
         assert "neither latest nor a time in UTC" in shown(wrong).err
     nights.add(1.25)
     assert "2 campaigns began at 2026-09-02, and are shown together" in shown("2026-09-02").err

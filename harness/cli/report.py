@@ -175,7 +175,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--campaign",
         type=_campaign,
         metavar="TIME",
-        help="of a page or --list, one campaign alone: latest, or when it began, in UTC (2026-11-27T02:00); of a day, all",
+        help="of a page or --list, one campaign alone: latest, or when it began, in UTC (2026-11-27T02:00); "
+        "of a day, all",
     )
     parser.add_argument(
         "--price",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -103,6 +104,40 @@ def test_only_records_that_are_new_or_changed_are_judged(nights, judged):
     shutil.rmtree(changed.parent)
     as_without(nights.root)
     assert judged == [12, 4, 1, 0]
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_whatever_changes_the_rows_are_those_of_the_records_read_anew(nights, seed):
+    chance, golden = random.Random(seed), Path(__file__).parent / "golden" / "scored" / "record.json"
+
+    def some() -> Path:
+        return chance.choice(sorted(nights.root.glob("*/*/*.decode.*/*/record.json")))
+
+    def changed(path: Path, **keys: Any) -> None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+    def scored(number: int) -> None:
+        record, place = json.loads(golden.read_text()), some()
+        record["model"]["name"] = json.loads(place.read_text())["model"]["name"]
+        record |= {"content_key": f"{number:020x}", "started_utc": f"2026-11-24T21:{number:02}:00+00:00"}
+        (place.parents[1] / f"scored-{number}").mkdir()
+        (place.parents[1] / f"scored-{number}" / "record.json").write_text(json.dumps(record))
+
+    changes: list[Callable[[int], Any]] = [
+        lambda number: nights.add(10 + number),
+        lambda number: nights.add(60 - number, model__name=f"other-{chance.randrange(2)}b"),
+        lambda number: nights.add(10 + number, cell="a", options={"speculate": "ngram"}),
+        lambda number: shutil.copy(some().parent / "tokens.parquet", some().parent),
+        lambda number: changed(some(), outcome="oom", reason="out of memory"),
+        lambda number: changed(some(), repeat=chance.choice([1, 2])),
+        lambda number: changed(some(), conditions={"pressure": {"cpu_some_avg10": 90.0}}),
+        lambda number: shutil.rmtree(some().parent),
+        scored,
+    ]
+    for number in range(12):
+        chance.choice(changes)(number)
+        if chance.random() < 0.7:
+            as_without(nights.root)
 
 
 def test_a_series_that_changed_is_read_again(nights):
@@ -284,6 +319,8 @@ def test_a_campaign_is_shown_alone(harness, nights):
     ran = harness("report", nights.root, "--campaign", "latest", "--format", "json")
     assert {row["campaign"][:10] for row in json.loads(ran.out)} == {"2026-09-03"}
     assert [row["repeats"] for row in json.loads(ran.out)] == [2, 2]
+    listed = harness("report", nights.root, "--list", "--campaign", "latest", "--json")
+    assert [row["campaign"][:10] for row in json.loads(listed.out)] == ["2026-09-03"] * 4
     day = harness("report", nights.root, "--campaign", "2026-09-02", "--format", "json")
     assert {row["campaign"][:10] for row in json.loads(day.out)} == {"2026-09-02"}
     assert "shown together" not in day.err
@@ -297,7 +334,7 @@ def test_a_campaign_is_named_by_its_time(harness, nights):
     assert none.code == 2
     assert "no campaign began at 2026-08-01; the first is 2026-09-01T02:00, the last 2026-09-03T" in none.err
     assert json.loads(shown("2026-09-02T02:00:00Z").out) == json.loads(shown("2026-09-02").out)
-    for wrong in ("", "2026", "nope", "2026-09-02T02:00:00+02:00"):
+    for wrong in ("", "2026", "2026-13-40", "nope", "2026-09-02T02:00:00+02:00"):
         assert "neither latest nor a time in UTC" in shown(wrong).err
     nights.add(1.25)
     assert "2 campaigns began at 2026-09-02, and are shown together" in shown("2026-09-02").err
@@ -386,7 +423,7 @@ def test_a_copy_under_the_name_of_another_model_is_found(nights):
     shutil.copy(first.parent / "tokens.parquet", copy.parent)
     as_without(nights.root)
     wrong = [row for row in opened(nights.root).repeats() if row["status"] == "invalid"]
-    assert [row["model"] for row in wrong] == ["other-1b", "tiny-qwen2"]
+    assert {row["model"] for row in wrong} == {"other-1b", "tiny-qwen2"}
 
 
 # Processes: two at once, and kills.

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import webbrowser
+from datetime import date
 from pathlib import Path
 
 from harness.base import data
@@ -112,11 +113,17 @@ def _price(text: str) -> float:
 def _campaign(text: str) -> str:
     """`latest`, or the beginning of a campaign's id, which is a time in UTC."""
     when = text.removesuffix("Z").replace(" ", "T")
-    if text != "latest" and not re.fullmatch(
-        r"\d{4}-\d\d-\d\d(T\d\d(:\d\d(:\d\d[\d.]*(\+00:00)?)?)?)?", when
-    ):
+    form = r"\d{4}-\d\d-\d\d(T\d\d(:\d\d(:\d\d[\d.]*(\+00:00)?)?)?)?"
+    if text != "latest" and not (re.fullmatch(form, when) and _is_date(when[:10])):
         raise argparse.ArgumentTypeError(f"{text!r} is neither latest nor a time in UTC, as 2026-11-27T02:00")
     return when
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return bool(date.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -168,7 +175,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--campaign",
         type=_campaign,
         metavar="TIME",
-        help="show one campaign alone: latest, or when it began, in UTC (2026-11-27T02:00); of a day, all",
+        help="of a page or --list, one campaign alone: latest, or when it began, in UTC (2026-11-27T02:00); "
+        "of a day, all",
     )
     parser.add_argument(
         "--price",
@@ -212,7 +220,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 OPTIONS = {
-    "list": {"json", "price", "power_log"},
+    "list": {"json", "campaign", "price", "power_log"},
     "memory": {"json"},
     "history": {"json", "output"},
     "export": {"output"},
@@ -244,8 +252,8 @@ def _view(arguments: argparse.Namespace) -> int:
         if arguments.list:
             from harness.cli import report_list
 
-            shown = arguments.json, arguments.wide, arguments.price, arguments.power_log
-            return report_list.run(folder, *shown)
+            energy = arguments.price, arguments.power_log
+            return report_list.run(folder, arguments.json, arguments.wide, *energy, arguments.campaign)
         if arguments.export:
             from harness.cli import export
 

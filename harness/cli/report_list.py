@@ -23,21 +23,23 @@ class Listed(NamedTuple):
     disturbed: str | None
 
 
-def run(folder: Path, as_json: bool, wide: bool, price: float | None, log: Path | None) -> int:
-    """Print the table, or one array. `price`, `log`: see with_energy(). Raises ResultsError as that does, and
-    if there is no such folder."""
+def run(
+    folder: Path, as_json: bool, wide: bool, price: float | None, log: Path | None, campaign: str | None
+) -> int:
+    """Print the table, or one array. `price`, `log`: see with_energy(). `campaign`: see report_page.load().
+    Raises ResultsError as these do, and if there is no such folder."""
     if as_json:
         from harness.cli.tables import show_cells_table
         from harness.dataset.energy import with_energy
 
-        show_cells_table(with_energy(_read(folder)[0], price, log), as_json, wide)
+        show_cells_table(with_energy(_read(folder, campaign)[0], price, log), as_json, wide)
         return OK
     name = "list" if price is None else f"list at {price}"
-    kept = None if log else index.view(folder, name, partial(_of_index, price))
+    kept = None if log or campaign else index.view(folder, name, partial(_of_index, price))
     if kept:
         found = Listed(kept["warnings"], of_values(kept["blocks"]), kept["disturbed"])
     else:
-        study, published = _read(folder)
+        study, published = _read(folder, campaign)
         if published:
             return OK
         found = _listed(study, price, log)
@@ -65,8 +67,12 @@ def _listed(study: Study, price: float | None, log: Path | None) -> Listed:
     return Listed(study.warnings, [*cells_blocks(study)], disturbance_summary(study.cells))
 
 
-def _read(folder: Path) -> tuple[Study, bool]:
+def _read(folder: Path, campaign: str | None) -> tuple[Study, bool]:
     """The user's own records, and whether there are published ones alone."""
+    if campaign:
+        from harness.cli import report_page
+
+        return report_page.load([folder], campaign), False
     from harness.cli.options import stored
     from harness.dataset.study import load_study
     from harness.records import no_records

@@ -184,10 +184,10 @@ def _study(paths: list[Path], baseline: Path | None, campaign: str | None = None
 def _of_records(folders: list[Path], baseline_folder: Path | None, campaign: str | None) -> tuple[Study, str]:
     """The Study of results folders and bundles, and the name of its page."""
     with contextlib.ExitStack() as stack:
-        study = _load([stack.enter_context(as_folder(path)) for path in folders], campaign)
+        study = load([stack.enter_context(as_folder(path)) for path in folders], campaign)
         baseline = None
         if baseline_folder:
-            baseline = _load([stack.enter_context(as_folder(baseline_folder))])
+            baseline = load([stack.enter_context(as_folder(baseline_folder))])
         title = ", ".join(folder.resolve().name.removesuffix(SUFFIX) for folder in folders)
         first = [*study.cells, *study.checks, *study.searches, *study.scores][0]
         from harness.recommend.answer import with_predictions  # slow to import
@@ -204,8 +204,9 @@ def _of_log(paths: list[Path], baseline_folder: Path | None) -> tuple[Study, str
     return fit.study(paths[0]), paths[0].name.split(".")[0]
 
 
-def _load(folders: list[Path], campaign: str | None = None) -> Study:
-    """The records of some folders. Raises ResultsError if one is not a folder, or if there are no records."""
+def load(folders: list[Path], campaign: str | None = None) -> Study:
+    """The Study of the records of some folders. `campaign`: see _of_campaign(). Raises ResultsError if one is
+    not a folder, or if there are no records."""
     stored: list[Stored] = []
     damages: list[str] = []
     known: list[str] = []

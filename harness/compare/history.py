@@ -24,7 +24,7 @@ from harness.analysis.verdicts import USABLE, status
 from harness.base.text import plural
 from harness.compare.surroundings import changed
 from harness.dataset import index, nights, table
-from harness.dataset.study import load_study
+from harness.dataset.study import by_size, load_study
 from harness.records import Record, ResultsError, Stored
 from harness.report import page
 from harness.report.plots import COLOURS, Figure, Plotly, figure_layout, plain_figure, upright_figure
@@ -256,8 +256,8 @@ Key = tuple[str, str, str, str]  # kind of record, cell, machine, device
 
 
 def history(root: Path) -> History:
-    """The series of the measured, searched and scored records of a folder, cells in order of first
-    appearance. Raises ResultsError without records of measurements."""
+    """The series of the measured, searched and scored records of a folder, models by size.
+    Raises ResultsError without records of measurements."""
     if (found := index.opened(root)) and found.count():
         return _of_nights(found.nights(), found.warnings(), root)
     warnings: list[str] = []
@@ -295,6 +295,7 @@ def _of_nights(found: nights.Nights, warnings: Sequence[str], root: Path) -> His
         if campaign not in late:
             key = (of["kind"][row], of["cell"][row], of["machine"][row], str(device))
             cells.setdefault(key, []).append(row)
+    cells = {key: cells[key] for key in sorted(cells, key=lambda key: _order(key, cells[key][0], of))}
     cells = _with_a_device(cells, of)
     names = _names(cells, of)
     known = [metric for metric in METRICS if any(value is not None for value in of[metric.name])]
@@ -310,6 +311,12 @@ def _of_nights(found: nights.Nights, warnings: Sequence[str], root: Path) -> His
         if not usable:
             made.cells_without_data[names[key]] = (len(ran), _why(ran[-1], of) or NO_FIGURE)
     return made
+
+
+def _order(key: Key, row: int, of: Columns) -> tuple[object, ...]:
+    """Cells of measurements first, models by size."""
+    kind, cell_id, machine, device = key
+    return kind != "measured", kind == "scored", by_size(of["model"][row]), machine, cell_id, device
 
 
 def _with_a_device(cells: Mapping[Key, list[int]], of: Columns) -> dict[Key, list[int]]:

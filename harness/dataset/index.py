@@ -224,20 +224,21 @@ class Index:
         ((*known, total),) = self.connection.execute(f"select {counts}, count(*) from nights").fetchall()
         names = [name for name, count in zip(columns(), known, strict=True) if count]
         listed = ", ".join(f'"{name}"' for name in names)
-        rows = self.connection.execute(f"select {listed} from nights order by rowid").fetchall()
-        held: dict[str, Sequence[Any]] = dict.fromkeys(columns(), (None,) * total)
-        held |= dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
+        rows = self.connection.execute(f"select rowid, {listed} from nights").fetchall()
+        held: dict[str, Sequence[Any]] = dict.fromkeys(("rowid", *columns()), (None,) * total)
+        held |= dict(zip(("rowid", *names), zip(*rows, strict=True), strict=True)) if rows else {}
+        row_ids = held.pop("rowid")
 
         def folders(place: int) -> list[str]:
             query = "select folders from nights where rowid = ?"
-            ((of,),) = self.connection.execute(query, [place]).fetchall()
+            ((of,),) = self.connection.execute(query, [row_ids[place]]).fetchall()
             return list(of)
 
         return Nights(held, folders)
 
     def repeats(self) -> Iterator[Repeat]:
         """The row of each repeat."""
-        for row in read_rows(self.connection, "select {} from repeats", row_columns()):
+        for row in read_rows(self.connection, "select {} from repeats order by folder", row_columns()):
             yield cast("Repeat", self._with_paths(row))
 
 

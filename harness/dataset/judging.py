@@ -1,8 +1,9 @@
 """Records -> the tables of an index: each judged once, then all that depends on others.
 
-The tables are `records` (what each says), `judged` (repeats one by one), and made of these: `repeats` as
-others, checks and scores leave them, `cells`, `nights`, `others` (rows of searches, checks and scores),
-`warnings`.
+The tables are `records` (what each says), `judged` (repeats one by one), and made of these: `compared`
+(repeats as others, checks and scores leave them), `repeats` (the same without what is not known), `nights`,
+`cells`, `others` (rows of searches, checks and scores), `warnings`. Of the first three of these, only the
+campaigns that a change touches are made again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from typing_extensions import NotRequired, TypedDict
 
@@ -25,10 +26,12 @@ from harness.base.files import FAULTS
 if TYPE_CHECKING:
     import duckdb
 
-    from harness.analysis.columns import Repeat
-    from harness.dataset.study import Study
+    from harness.analysis.columns import Cell, Repeat
     from harness.records import Record, Stored
 
+T = TypeVar("T")
+Placed = tuple[T, str]
+"""A row and the folder of its record, relative to the results folder."""
 AT_ONCE = 2_000  # records that a process judges before it gives them back: fewer need no second one
 
 # Rows as tables: a column for each key, of its type; lists and mappings that are no plain list are JSON.
@@ -83,14 +86,17 @@ def _insert(
 
 
 def read_rows(
-    connection: duckdb.DuckDBPyConnection, query: str, columns: Mapping[str, str]
+    connection: duckdb.DuckDBPyConnection,
+    query: str,
+    columns: Mapping[str, str],
+    values: Sequence[Any] = (),
 ) -> Iterator[dict[str, Any]]:
     """The rows of a query for these columns, as they were added."""
     nested = [name for name, of in columns.items() if of == "JSON"]
-    cursor = connection.execute(query.format(", ".join(f'"{name}"' for name in columns)))
+    cursor = connection.execute(query.format(", ".join(f'"{name}"' for name in columns)), values)
     while some := cursor.fetchmany(AT_ONCE):
-        for values in some:
-            row = dict(zip(columns, values, strict=True))
+        for line in some:
+            row = dict(zip(columns, line, strict=True))
             for name in nested:
                 if (text := row[name]) is not None:
                     row[name] = json.loads(text)
@@ -239,18 +245,22 @@ def _in_parts(
 
 
 def mend(connection: duckdb.DuckDBPyConnection, root: Path, found: Mapping[str, str]) -> None:
-    """Bring the tables to what the records are. `found`: their stamps by folder."""
+    """Bring the tables to what the records are; not in one transaction, which DuckDB would hold in memory.
+    `found`: their stamps by folder."""
     rows = row_columns()
     for table, held in (("records", columns_of(Facts)), ("judged", rows)):
         connection.execute(_table(table, held, "create table if not exists"))
-    connection.execute("begin")
+    linked = _linked(connection)
     kept = dict(connection.execute("select folder, stamp from records").fetchall())
     stale = [folder for folder, stamp in kept.items() if found.get(folder) != stamp]
     waiting = [(folder, stamp) for folder, stamp in found.items() if kept.get(folder) != stamp]
+    touched: set[str] = set()
     while stale or waiting:
+        folders = [*stale, *(folder for folder, _ in waiting)]
         connection.execute(
-            "create or replace temp table stale as select unnest(?::varchar[]) folder", [stale]
+            "create or replace temp table stale as select unnest(?::varchar[]) folder", [folders]
         )
+        touched |= _campaigns(connection, _OF_STALE)
         for table in ("records", "judged"):
             connection.execute(f"delete from {table} where folder in (from stale)")
         known = "select campaign, max(probed) from records where probed is not null group by campaign"
@@ -258,11 +268,38 @@ def mend(connection: duckdb.DuckDBPyConnection, root: Path, found: Mapping[str, 
             _insert(connection, "records", columns_of(Facts), [each for each, _ in judged])
             repeats = [{"folder": each["folder"], **row} for each, row in judged if row]
             _insert(connection, "judged", rows, repeats)
+        touched |= _campaigns(connection, _OF_STALE)
         waiting = connection.execute(_BY_ANOTHER_CEILING.format(known)).fetchall()
         stale = [folder for folder, _ in waiting]
-    _gather(connection, root)
-    connection.execute("commit")
+    for alike in (linked, linked := _linked(connection)):
+        touched |= alike if touched & alike else set()
+    _gather(connection, root, touched, linked)
 
+
+def _campaigns(connection: duckdb.DuckDBPyConnection, query: str) -> set[str]:
+    return {campaign for (campaign,) in connection.execute(query).fetchall() if campaign is not None}
+
+
+def _linked(connection: duckdb.DuckDBPyConnection) -> set[str]:
+    """The campaigns with a repeat that repeats of other campaigns say something of: its series is theirs, or
+    its ids are compared."""
+    return _campaigns(connection, _LINKED)
+
+
+_LINKED = """
+    with alike as (
+        select series_sha256 of from judged group by 1 having count(*) > 1
+        union all select guess_group from judged group by 1 having count(distinct campaign) > 1
+    )
+    select distinct campaign from judged where series_sha256 in (from alike) or guess_group in (from alike)"""
+
+# Those of the records themselves; a check and a score are about all repeats of their model.
+_OF_STALE = """
+    with changed as (select * from records where folder in (from stale))
+    select campaign from changed union
+    select campaign from judged where model in (
+        select model from changed where kind in ('checked', 'scored')
+    )"""
 
 _BY_ANOTHER_CEILING = """
     select folder, stamp from records join judged using (folder)
@@ -295,30 +332,32 @@ def _night_columns() -> dict[str, str]:
     return {**{name: sql_type(of) for name, of in nights.columns().items()}, "folders": "VARCHAR[]"}
 
 
-def _gather(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
-    """Make the tables of what records are together: repeats as others, checks and scores leave them, cells,
-    nights; and `others`, the rows of searches, checks and scores. Some models at a time, to hold few rows."""
-    from harness.analysis import agreement
-    from harness.dataset import table
+def _gather(connection: duckdb.DuckDBPyConnection, root: Path, touched: set[str], linked: set[str]) -> None:
+    """Make the tables of what records are together: those of campaigns for the `touched` ones, the others
+    for all. `linked`: campaigns to be compared at once."""
+    from harness.analysis import agreement, flags
+    from harness.dataset import study, table
     from harness.dataset.nights import nights
 
-    columns = {
-        "repeats": row_columns(),
+    by_campaign = {"compared": row_columns(), "repeats": row_columns(), "nights": _night_columns()}
+    whole = {
         "cells": cell_columns(),
-        "nights": _night_columns(),
         "others": {"kind": "VARCHAR", "row": "JSON"},
         "warnings": {"warning": "VARCHAR"},
     }
-    for name, held in columns.items():
+    connection.execute(
+        "create or replace temp table touched as select unnest(?::varchar[]) campaign", [[*touched]]
+    )
+    for name, held in by_campaign.items():
+        connection.execute(_table(name, held, "create table if not exists"))
+        connection.execute(f"delete from {name} where campaign in (from touched)")
+    for name, held in whole.items():
         connection.execute(_table(name, held))
 
     def add(name: str, rows: Sequence[Any]) -> None:
-        _insert(connection, name, columns[name], rows)
+        _insert(connection, name, (by_campaign | whole)[name], rows)
 
-    of_kind: dict[str, list[tuple[Any, str]]] = {"searched": [], "checked": [], "scored": []}
-    every = connection.execute("select kind, row, folder from records where row is not null order by folder")
-    for kind, text, folder in every.fetchall():
-        of_kind[kind].append((json.loads(text), folder))
+    of_kind = _of_kinds(connection)
     searches, checks, scores = ([row for row, _ in of_kind[kind]] for kind in of_kind)
     others = {
         "searched": table.with_unique_names(table.latest_searches(searches)),
@@ -330,52 +369,95 @@ def _gather(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
         "select campaign, any_value(place), min(started_utc) from records where kind <> 'checked' group by 1"
     )
     places = {campaign: (place, when) for campaign, place, when in connection.execute(began).fetchall()}
-    cells: list[Any] = []
-    warnings: list[str] = []
-    for models in _groups(connection):
-        repeats, found = _of_models(connection, root, models, others)
-        cells += found.cells
-        warnings += found.warnings
+    for campaigns in _together(connection, linked):
+        repeats = _rows_of(connection, "judged where campaign in (select unnest(?))", [campaigns])
+        rows = [row for row, _ in repeats]
+        study.compare(rows, _stored(repeats, root), others["checked"], others["scored"])
+        add("compared", [{"folder": folder, **row} for row, folder in repeats])
+        for row in rows:
+            flags.withhold(row)
         add("repeats", [{"folder": folder, **row} for row, folder in repeats])
         add("nights", [*nights(repeats, [], [], places)])
-    add("nights", [*nights([], of_kind["searched"], of_kind["scored"], places)])
-    add("cells", table.with_unique_names(cells))
+    searched, scored = (
+        [each for each in of_kind[kind] if each[0]["campaign"] in touched] for kind in ("searched", "scored")
+    )
+    add("nights", [*nights([], searched, scored, places)])
+    cells, warnings = _cells(connection, root)
+    add("cells", cells)
     add("warnings", [{"warning": each} for each in dict.fromkeys(warnings)])
 
 
-def _groups(connection: duckdb.DuckDBPyConnection) -> list[list[str]]:
-    """The models by size; those of which one has a series of another are together, for it is a copy."""
-    from harness.dataset.study import by_size
+def _of_kinds(connection: duckdb.DuckDBPyConnection) -> dict[str, list[Placed[Any]]]:
+    """The rows of searches, checks and scores."""
+    found: dict[str, list[Placed[Any]]] = {"searched": [], "checked": [], "scored": []}
+    every = connection.execute("select kind, row, folder from records where row is not null")
+    for kind, text, folder in every.fetchall():
+        found[kind].append((json.loads(text), folder))
+    return {kind: sorted(rows, key=_in_order) for kind, rows in found.items()}
 
-    models = connection.execute("select distinct model from judged").fetchall()
-    of = {model: [model] for (model,) in models}
-    shared = (
-        "select list(distinct model) as of from judged where series_sha256 is not null group by series_sha256"
+
+def _together(connection: duckdb.DuckDBPyConnection, linked: set[str]) -> Iterator[list[str]]:
+    """The touched campaigns in parts of some repeats; the linked ones are one part."""
+    sizes = dict(
+        connection.execute(
+            "select campaign, count(*) from judged where campaign in (from touched) group by 1 order by 1"
+        ).fetchall()
     )
-    for (alike,) in connection.execute(f"select distinct of from ({shared}) where len(of) > 1").fetchall():
-        joined = sorted({model for each in alike for model in of[each]})
-        of |= dict.fromkeys(joined, joined)
-    groups = {tuple(sorted(group, key=by_size)) for group in of.values()}
-    return [[*group] for group in sorted(groups, key=lambda group: by_size(group[0]))]
+    yield [campaign for campaign in sizes if campaign in linked]
+    part: list[str] = []
+    for campaign in sizes:
+        if campaign not in linked:
+            part.append(campaign)
+        if sum(sizes[each] for each in part) >= AT_ONCE:
+            yield part
+            part = []
+    yield part
 
 
-def _of_models(
-    connection: duckdb.DuckDBPyConnection, root: Path, models: Sequence[str], others: Mapping[str, Any]
-) -> tuple[list[tuple[Repeat, str]], Study]:
-    """The repeats of some models, each with its folder, and their cells. `others`: checks and scores."""
-    from harness.dataset import study, table
-    from harness.records import Stored
-
-    connection.execute("create or replace temp table chosen as select unnest(?::varchar[]) model", [models])
-    found: list[tuple[Repeat, str]] = []
-    for row in read_rows(connection, "select {} from judged where model in (from chosen)", row_columns()):
+def _rows_of(
+    connection: duckdb.DuckDBPyConnection, these: str, values: Sequence[Any] = ()
+) -> list[Placed[Repeat]]:
+    """Rows of repeats."""
+    found: list[Placed[Repeat]] = []
+    for row in read_rows(connection, f"select {{}} from {these}", row_columns(), values):
         folder = row.pop("folder")
         found.append((cast("Repeat", row), folder))
-    found.sort(key=lambda each: (study.by_size(each[0]["model"]), each[1].split("/")))
-    repeats = [row for row, _ in found]
-    stored = {id(row): Stored(root / folder) for row, folder in found}
+    return sorted(found, key=_in_order)
+
+
+def _stored(rows: Sequence[Placed[Repeat]], root: Path) -> list[Stored]:
+    from harness.records import Stored
+
+    return [Stored(root / folder) for _, folder in rows]
+
+
+def _in_order(row: Placed[Any]) -> tuple[object, ...]:
+    """Sort key: the order in which records are read, models by size."""
+    from harness.dataset.study import by_size
+
+    return by_size(row[0]["model"]), row[1].split("/")
+
+
+def _cells(connection: duckdb.DuckDBPyConnection, root: Path) -> tuple[list[Cell], list[str]]:
+    """The cells, and what is wrong with their files. Reads only the attempts at a repeat of which one
+    counts."""
+    from harness.analysis.verdicts import USABLE
+    from harness.dataset import study, table
+
+    found = _rows_of(connection, _LATEST, [[*USABLE]])
+    rows, stored = [row for row, _ in found], _stored(found, root)
     warnings: list[str] = []
-    cells = study.pooled(repeats, lambda row: stored[id(row)], others["checked"], others["scored"], warnings)
-    named = table.with_unique_names(cells)
-    every = study.Study("", named, repeats, stored=[*stored.values()], warnings=warnings)
-    return found, study.with_prefill(every)
+    cells = table.with_unique_names(study.pooled(rows, stored, warnings))
+    every = "select content_key, count(*) from compared where disturbed is not null group by 1"
+    disturbed = dict(connection.execute(every).fetchall())
+    for cell in cells:
+        cell["disturbed_attempts"] = disturbed.get(cell["content_key"], 0)
+    shown = study.with_prefill(study.Study("", cells, rows, stored=stored, warnings=warnings))
+    return [*shown.cells], [*shown.warnings]
+
+
+# The latest attempts at each repeat, and the latest usable ones; see verdicts.counting.
+_LATEST = """
+    (select *, rank() over attempts latest from (select *, list_contains(?, status) usable from compared)
+    window attempts as (partition by content_key, repeat, usable order by started_utc desc)
+    ) where latest = 1"""

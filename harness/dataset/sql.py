@@ -179,5 +179,8 @@ def _sentence(refusal: Exception) -> str:
     """DuckDB's message in one sentence, without its drawing of the place."""
     first, _, rest = str(refusal).partition("\n")
     first = re.sub(r"^[\w ]+ Error: ", "", first)
-    candidates = re.search(r"Candidate bindings: .*|Did you mean .*", rest)
+    candidates = re.search(r"Candidate bindings: (.*)|Did you mean .*", rest)
+    if column := re.search(r'Referenced column "(.*)" not found', first):
+        near = f"; near it: {candidates[1]}" if candidates and candidates[1] else ""
+        return f"there is no column {column[1]}{near} (describe cells lists the columns of one table)"
     return " ".join(f"{first} {candidates[0] if candidates else ''}".split())

@@ -309,10 +309,10 @@ def _load(stored: Sequence[Stored]) -> Study:
     ceilings = _ceilings(repeated)
     repeats = [judged(each, ceilings.get(each.record["campaign"]["id"]), warnings) for each in repeated]
     fitted = [_fitted(row) for row in repeats]
-    of = {dataset_table.cell_identity(row): each for row, each in zip(repeats, repeated, strict=True)}
-    cells = dataset_table.with_unique_names(
-        pooled(repeats, lambda row: of[dataset_table.cell_identity(row)], checks, scores, warnings)
-    )
+    compare(repeats, repeated, checks, scores)
+    cells = dataset_table.with_unique_names(pooled(repeats, repeated, warnings))
+    for row in repeats:  # cells pool facts that a single repeat does not have
+        flags.withhold(row)
     curves = {
         str(row["series"]): Curve(each.times.n.astype(float), each.times.latency_ms)
         for row, each in zip(repeats, repeated, strict=True)
@@ -344,21 +344,17 @@ def judged(each: Stored, ceiling: float | None, warnings: list[str]) -> Repeat:
     return dataset_table.repeat_row(each.record, times, path, ceiling, table)
 
 
-def pooled(
-    repeats: Sequence[Repeat],
-    stored_of: Callable[[Repeat], Stored],
-    checks: Sequence[Check],
-    scores: Sequence[Score],
-    warnings: list[str],
-) -> list[Cell]:
-    """The rows of cells, without names. Adds to the rows of repeats what only others, checks and scores
-    tell, and makes what they do not know null."""
+def compare(
+    repeats: Sequence[Repeat], stored: Sequence[Stored], checks: Sequence[Check], scores: Sequence[Score]
+) -> None:
+    """Add to the rows of repeats what only others, checks and scores tell. `stored`: of each row."""
+    of = _by_row(repeats, stored)
     plain = {row["guess_group"]: row for row in repeats if row["guess_group"] and not row["speculation"]}
     for row in repeats:
         if row["speculation"] and row["guess_group"]:
-            other, each = plain.get(row["guess_group"]), stored_of(row)
-            known = other and (stored_of(other).record, _times(stored_of(other), warnings))
-            ids = speculation.compared_ids(each.record, _times(each, warnings), known)
+            other, each = plain.get(row["guess_group"]), of[id(row)]
+            known = other and (of[id(other)].record, _times(of[id(other)], []))
+            ids = speculation.compared_ids(each.record, _times(each, []), known)
             row["flags"].append(ids.row())
     dataset_table.flag_identical_series(repeats)
     of_stack: dict[tuple[str, str, str], list[Repeat]] = {}
@@ -370,23 +366,31 @@ def pooled(
     agreement.apply_checks(repeats, checks)
     quality.apply(repeats, scores)
 
+
+def pooled(repeats: Sequence[Repeat], stored: Sequence[Stored], warnings: list[str]) -> list[Cell]:
+    """The rows of cells, without names, of repeats that were compared. `stored`: of each repeat."""
+    of = _by_row(repeats, stored)
+
     def timed_rows(row: Repeat) -> dict[str, list[int]]:
-        if row["workload"] not in TABLE_OF or served.times_are_unknown((each := stored_of(row)).record):
+        if row["workload"] not in TABLE_OF or served.times_are_unknown((each := of[id(row)]).record):
             return {}
         return _read(records.table, each, warnings)
 
-    found = stopping.split_time(dataset_table.per_cell(repeats, timed_rows))
-    for row in repeats:  # cells pool facts that a single repeat does not have
-        flags.withhold(row)
-    return found
+    return stopping.split_time(dataset_table.per_cell(repeats, timed_rows))
+
+
+def _by_row(repeats: Sequence[Repeat], stored: Sequence[Stored]) -> dict[int, Stored]:
+    return {id(row): each for row, each in zip(repeats, stored, strict=True)}
 
 
 def with_prefill(study: Study) -> Study:
-    """Add the analysis of prefill passes: of each cell's ok repeats, or of the record behind its row."""
-    of: dict[str, list[Stored]] = {}
-    for row, each in zip(study.repeats, study.stored, strict=True):
-        if ok(row):
-            of.setdefault(row["content_key"], []).append(each)
+    """Add the analysis of prefill passes: of the repeats that a cell's figures come from, or of the record
+    behind its row."""
+    of_row = _by_row(study.repeats, study.stored)
+    of = {
+        key: [of_row[id(row)] for row in rows if ok(row)]
+        for key, rows in dataset_table.shown_repeats(study.repeats).items()
+    }
     warnings = list(study.warnings)
     cells: list[Cell] = []
     prefill: dict[str, dict[int, Curve]] = {}

@@ -1,17 +1,19 @@
 """A cluster of real raylets on this machine, for the tests of a fleet, and what is seen of its nodes."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.base.files import cache_folder
+from harness.campaign.fleet import access
 
 MARKS = [
     pytest.mark.slow("a Ray cluster takes ten seconds to start"),
@@ -30,11 +32,14 @@ def namespaces_allowed() -> bool:
 
 
 class Nodes:
-    """The cluster of a test; see ray_nodes.py."""
+    """The cluster of a test; see ray_nodes.py. `variables`: further environment variables of its."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.variables = variables
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen([sys.executable, str(NODES)], text=True, **pipes)
+        self.process = subprocess.Popen(
+            [sys.executable, str(NODES)], text=True, env=os.environ | dict(variables), **pipes
+        )
         self.address = self._line()
 
     def __call__(self, *words: object) -> None:
@@ -68,12 +73,17 @@ def own_cache(cache, fake_interpreter, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def nodes(own_cache) -> Iterator[Callable[..., Nodes]]:
-    """A cluster with nodes, numbered from 1, of these devices: `nodes("a", "a", "b")`."""
+def nodes(own_cache, tmp_path, monkeypatch) -> Iterator[Callable[..., Nodes]]:
+    """A cluster with nodes, numbered from 1, of these devices: `nodes("a", "a", "b")`. `elsewhere`: so that
+    nodes of other network namespaces reach it. It asks for a token, which this test's processes have."""
     started: list[Nodes] = []
+    variables = access.own_token(tmp_path)
 
-    def start(*devices: str) -> Nodes:
-        started.append(Nodes())
+    def start(*devices: str, elsewhere: bool = False) -> Nodes:
+        for name, value in variables.items():
+            if not (elsewhere and name in access.LOOPBACK_ALONE):
+                monkeypatch.setenv(name, value)
+        started.append(Nodes({}))
         for number, device in enumerate(devices, 1):
             started[-1]("add", number, device)
         return started[-1]

@@ -154,7 +154,7 @@ def test_cells_of_a_node_whose_link_is_cut_move_and_what_it_measured_meanwhile_i
 ):
     if not namespaces_allowed():
         pytest.skip("needs root, to make network namespaces")
-    fleet = nodes()
+    fleet = nodes(elsewhere=True)
     for number in (1, 2):
         fleet("join", number, "a")
     path, told = slow_cells(config, 3, ms=200.0), tmp_path / "events"

@@ -33,7 +33,8 @@ def run(
 ) -> list[Stored]:
     """The records that count. Raises as harness.campaign.fleet.run does."""
     place = campaign_fleet.place_of(arguments.on)
-    with _watcher(arguments.json) as watcher, campaign_fleet.connected(place) as cluster:
+    connected = campaign_fleet.connected(place, arguments.allow_unauthenticated)
+    with _watcher(arguments.json) as watcher, connected as cluster:
         return campaign_fleet.run(experiment, cells, request, place, cluster, watcher)
 
 

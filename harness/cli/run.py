@@ -146,6 +146,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_reserve(parser)
     parser.add_argument("--on", metavar="FLEET", help=fleet.HELP)
     parser.add_argument(
+        "--allow-unauthenticated",
+        action="store_true",
+        help="with --on: use a Ray cluster that asks for no token, though others may reach it",
+    )
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="print a forecast per cell (weights, disk, memory, time) and measure nothing",
@@ -261,6 +266,8 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
     cells = chosen(plan.cells(experiment), arguments)
     if arguments.on and (arguments.dry_run or arguments.skip_known_failures):
         raise Mistake("--dry-run and --skip-known-failures forecast this machine alone; leave out --on")
+    if arguments.allow_unauthenticated and not arguments.on:
+        raise Mistake("--allow-unauthenticated is about the Ray cluster of --on")
     forecasts = [] if arguments.on else forecast.forecasts(experiment, cells)
     if arguments.skip_known_failures:
         forecasts = _able(forecasts)

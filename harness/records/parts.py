@@ -127,6 +127,8 @@ class Fleet(TypedDict):
     """the name of its Ray resource"""
     clock_ahead_s: NotRequired[Number]
     """seconds; missing in a record of a machine that never answered"""
+    unauthenticated: NotRequired[Switch]
+    """true where its Ray cluster asked for no token; else missing"""
 
 
 @with_config(DESCRIBED)

@@ -12,12 +12,13 @@ from typing import Any
 
 from harness.base.files import FAULTS
 from harness.base.text import list_named, plural, shortened
+from harness.dataset import checks
+from harness.dataset.checks import Evidence
 from harness.dataset.study import load_study
 from harness.records import ResultsError, Stored
 from harness.records.kinds import Record, done_of
-from harness.share import bundle, checks
+from harness.share import bundle
 from harness.share.bundle import RECORD, Anonymizer, Bundle, Tampered, folder_of
-from harness.share.checks import Evidence
 
 # The records of a bundle against each other: copies, overlaps, missing runs, content keys. Pure.
 
@@ -26,9 +27,7 @@ NAMED = 5
 LEAST_TOKENS = 8  # of a series that no other run has to the nanosecond
 # Of a machine, between the end of one worker and the begin of the next: its clock may be set back by so much.
 SLACK_S = 1.0
-# Facts that a content key is made of, and those of a machine that never change.
-_OF_KEY = ("cell", "stack", "variant", "options", "threads")
-_OF_MACHINE = ("cpu", "architecture", "physical_cores", "memory_bytes", "last_level_cache_bytes", "gpus")
+_OF_KEY = ("cell", "stack", "variant", "options", "threads")  # facts that a content key is made of
 
 Finding = tuple[int, str]
 """The index of a record, and what is wrong with it."""
@@ -97,10 +96,7 @@ def _machines(found: Sequence[Evidence]) -> Iterator[Finding]:
         if each.is_reported:
             continue
         machine: Any = each.record["machine"]
-        facts = {name: machine.get(name) for name in _OF_MACHINE}
-        for gpu in facts["gpus"] or []:  # a driver may be updated
-            facts["gpus"] = [{k: v for k, v in gpu.items() if k != "driver"} for gpu in facts["gpus"]]
-            break
+        facts = checks.machine_facts(machine)
         name, first = known.setdefault(machine["slug"], (each.name, facts))
         if differ := [key for key in facts if facts[key] != first[key]]:
             yield index, f"its machine is called as that of {name}, but has other {list_named(differ, NAMED)}"

@@ -5,7 +5,8 @@ Ray does scheduling and transport, and detects lost nodes. This package chooses 
 collects the records, and decides about the cells of a lost node.
 """
 
-from harness.campaign.fleet.cluster import FleetError, HeadLost, Place, connected, place_of
+from harness.campaign.fleet.access import FleetError
+from harness.campaign.fleet.cluster import HeadLost, Place, connected, place_of
 from harness.campaign.fleet.devices import DeviceProgress, Event, FleetWatcher
 from harness.campaign.fleet.driver import run
 

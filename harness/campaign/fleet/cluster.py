@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,10 +19,11 @@ from typing import Any
 from pydantic import Field
 
 import harness
-from harness.base.files import NotFinished, NotStarted, cache_folder, made
+from harness.base.files import NotFinished, cache_folder, made
 from harness.base.text import list_named, shortened
 from harness.campaign import repeat
-from harness.campaign.fleet import files, on_node
+from harness.campaign.fleet import access, files, on_node
+from harness.campaign.fleet.access import FleetError
 from harness.campaign.fleet.files import Job, Json
 from harness.campaign.fleet.on_node import NodeVersion
 from harness.config import yaml_text
@@ -52,17 +52,18 @@ SETTINGS = {
 def started(count: int) -> Iterator[str]:
     """A cluster of real raylets on this machine until the block ends: a head, and nodes with a device each.
     Yields its address."""
-    cluster = head()
-    try:
-        for number in range(1, count + 1):
-            add_node(cluster, number)
-        yield str(cluster.address)
-    finally:
-        cluster.shutdown()
+    with access.of_this_machine():
+        cluster = head()
+        try:
+            for number in range(1, count + 1):
+                add_node(cluster, number)
+            yield str(cluster.address)
+        finally:
+            cluster.shutdown()
 
 
 def head() -> Any:
-    """A cluster of a head alone, on this machine."""
+    """A cluster of a head alone, on this machine; with the variables of access.own_token, for it alone."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from ray import cluster_utils
 
@@ -105,10 +106,6 @@ _LOCAL = re.compile(r"local-cluster:([1-9][0-9]?)")
 _ADDRESS = re.compile(r"auto|(ray://)?[A-Za-z0-9_.\-\[\]:]+:[0-9]{1,5}|ray://[A-Za-z0-9_.\-]+")
 
 
-class FleetError(NotStarted):
-    """The fleet cannot be used; the message is one sentence."""
-
-
 class FleetFile(Frozen):
     """The file of a fleet."""
 
@@ -118,6 +115,8 @@ class FleetFile(Frozen):
     """Its devices, by the names of their Ray resources; by default all that its nodes have."""
     share_weights: bool = False
     """Copy weights that one node has made or downloaded to the others."""
+    tls: access.Certificates | None = None
+    """Encrypt what goes between machines."""
 
 
 class DeviceRow(Frozen):
@@ -132,12 +131,14 @@ class DeviceRow(Frozen):
 @dataclass(frozen=True)
 class Place:
     """`address`: of Ray; with `local`, the nodes of a cluster on this machine, empty. `devices`: rows by the
-    name of the resource; empty: all devices of all nodes. `share_weights`: as in the file."""
+    name of the resource; empty: all devices of all nodes. `share_weights`: as in the file. `variables`: for
+    Ray, of its certificates."""
 
     address: str
     local: int = 0
     devices: Mapping[str, DeviceRow] = field(default_factory=dict)
     share_weights: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
@@ -180,7 +181,8 @@ def _of_file(path: Path) -> Place:
     mistakes.stop_if_any()
     assert file is not None
     there = place_of(file.address)
-    return Place(there.address, there.local, rows, file.share_weights)
+    variables = file.tls.variables(path.parent) if file.tls else {}
+    return Place(there.address, there.local, rows, file.share_weights, variables)
 
 
 # Ray: connect to a cluster or start one here, place jobs on its devices, and see what became of them.
@@ -188,7 +190,6 @@ def _of_file(path: Path) -> Place:
 # Nothing else of the harness imports Ray.
 
 
-ANSWERS_WITHIN_S = 10.0
 # Ray's client starts a process on the head first, for which the head waits as long as this variable says.
 HEAD_WAITS_FOR_PROCESS = "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S"
 HEAD_WAITS_S = 30  # by default
@@ -199,7 +200,6 @@ LOST = "is lost; finished work is kept here and on the nodes, run the same comma
 NODE_LEFT = "its node died or left the cluster"
 LOST_AFTER_S = 8.0  # of a head that does not answer
 CLIENT_PORT = 10001
-_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # an empty frame of HTTP/2
 HEAD = "node:__internal_head__"  # a resource that the head alone has
 # Resources of Ray's own; all others are devices.
 _OWN = ("CPU", "GPU", "TPU", "memory", "object_store_memory")
@@ -230,11 +230,11 @@ class Outcome:
 
 
 class Cluster:
-    """A Ray cluster that this process is connected to."""
+    """A Ray cluster that this process is connected to. `authenticated`: it asked for a token."""
 
-    def __init__(self, ray: Any, address: str) -> None:
+    def __init__(self, ray: Any, address: str, authenticated: bool) -> None:
         """`address`: the HOST:PORT at which the head answers."""
-        self._ray, self._address = ray, address
+        self._ray, self._address, self.authenticated = ray, address, authenticated
         ray.cloudpickle.register_pickle_by_value(on_node)
         (head,) = (node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"])
         options = {"num_cpus": 0, "scheduling_strategy": self._on(head)}
@@ -265,7 +265,7 @@ class Cluster:
 
     def _check_head(self) -> None:
         """Ray itself ends the process a minute after its head is gone."""
-        while not _answers(self._address, 2.0):
+        while not access.answers(self._address, 2.0):
             if time.monotonic() - self._answered_s > LOST_AFTER_S:
                 raise HeadLost(f"the head of the Ray cluster at {self._address} {LOST}")
             time.sleep(0.5)
@@ -303,23 +303,22 @@ class Cluster:
         task = self._ray.remote(on_node.node_work).options(**options)
         self._running[task.remote(json.dumps(job), name, self._mailbox)] = name
 
-    def lines(self, wait_s: float) -> Iterator[tuple[str, Json]]:
-        """What jobs have printed since the last call, each with the job's name; waits at most so long for the
-        first, and without a wait gives all there is. Raises HeadLost."""
+    def lines(self, wait_s: float) -> Iterator[tuple[str, str | None]]:
+        """What jobs have printed since the last call, as of Mailbox, each with the job's name. Waits at most
+        so long for the first, and without a wait gives all there is. Raises HeadLost."""
         while found := self._taken(wait_s):
-            for name, line in found:
-                yield name, json.loads(line)
+            yield from found
             if wait_s:
                 return
 
-    def _taken(self, wait_s: float) -> list[tuple[str, str]]:
+    def _taken(self, wait_s: float) -> list[tuple[str, str | None]]:
         self._reply = self._reply or self._mailbox.take.remote(wait_s)
         # Only the reply holds the lines taken, so a late reply is awaited, not requested again.
         while not self._ray.wait([self._reply], timeout=wait_s + SLOW_S)[0]:
             self._check_head()
         reply, self._reply = self._reply, None
         try:
-            found: list[tuple[str, str]] = self._ray.get(reply)
+            found: list[tuple[str, str | None]] = self._ray.get(reply)
             return found
         except (self._ray.exceptions.RayError, ConnectionError):
             self._check_head()
@@ -375,56 +374,39 @@ def _cause(failure: BaseException) -> str:
     return f"Ray lost it ({kind.__name__})"
 
 
-def _answers(address: str, within_s: float) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), within_s).close()
-    except OSError:
-        return False
-    return True
-
-
-def _speaks(address: str, within_s: float) -> bool:
-    """Whether HTTP/2 is answered there, which Ray's servers speak (gRPC): its preface and empty settings are
-    answered with settings (RFC 9113, 3.4). With TLS a connection has to be enough."""
-    if os.environ.get("RAY_USE_TLS", "0") != "0":
-        return _answers(address, within_s)
-    host, _, port = address.rpartition(":")
-    until = time.monotonic() + within_s
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), within_s) as there:
-            there.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS)
-            there.settimeout(max(0.1, until - time.monotonic()))
-            return there.recv(9)[3:4] == _SETTINGS[3:4]
-    except OSError:
-        return False
-
-
 @contextmanager
-def connected(place: Place) -> Iterator[Cluster]:
+def connected(place: Place, allow_unauthenticated: bool = False) -> Iterator[Cluster]:
     """Connect to the cluster of a fleet, or start it. Raises FleetError."""
-    if importlib.util.find_spec("ray") is None:
+    if not all(map(importlib.util.find_spec, ("ray", "grpc"))):
         raise FleetError("a fleet needs Ray, which is not installed here: pip install 'ray[client]>=2.60'")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray
-
-    # Ray prints the nodes' output to standard output, between the events of --json.
-    ray._private.worker._worker_logs_enabled = False
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a refused certificate is a sentence of ours
+    os.environ.update(place.variables)
     with ExitStack() as around:
         address = around.enter_context(started(place.local)) if place.local else place.address
-        answers = _connect(ray, address)
+        import ray
+
+        # Ray prints the nodes' output to standard output, between the events of --json.
+        ray._private.worker._worker_logs_enabled = False
+        address = _whole(ray, address)
+        authenticated = access.admitted(address, allow_unauthenticated)
+        ray._raylet.Config.initialize("")  # Ray has read the variables of access.py before they were known
+        _connect(ray, address)
         around.callback(_disconnect, ray)
-        yield Cluster(ray, answers)
+        yield Cluster(ray, address.removeprefix("ray://"), authenticated)
 
 
-def _connect(ray: Any, address: str) -> str:
-    """Connect; returns the HOST:PORT at which the head answers."""
-    there = address.removeprefix("ray://")
-    if address.startswith("ray://") and ":" not in there:
-        there = f"{there}:{CLIENT_PORT}"
-        address = f"ray://{there}"
-    if address != "auto" and not _speaks(there, ANSWERS_WITHIN_S):
-        raise FleetError(f"{address} does not answer: no Ray cluster there within {ANSWERS_WITHIN_S:.0f} s")
+def _whole(ray: Any, address: str) -> str:
+    """HOST:PORT of a head, or ray://HOST:PORT."""
+    if address == "auto":
+        try:
+            return str(ray._private.services.canonicalize_bootstrap_address_or_die("auto"))
+        except (ConnectionError, ValueError):
+            raise FleetError("auto: this machine is part of no Ray cluster, or of several") from None
+    return f"{address}:{CLIENT_PORT}" if ":" not in address.removeprefix("ray://") else address
+
+
+def _connect(ray: Any, address: str) -> None:
     within_s = 3 * ray._private.ray_constants.env_integer(HEAD_WAITS_FOR_PROCESS, HEAD_WAITS_S)
     for _ in range(ATTEMPTS):
         failure = _within(
@@ -436,7 +418,6 @@ def _connect(ray: Any, address: str) -> str:
         lines = str(failure).split("\n")  # the last line is the end of a traceback
         why = next((line.strip()[:200] for line in reversed(lines) if line.strip()), type(failure).__name__)
         raise FleetError(f"{address} cannot be used as a Ray cluster: {why}")
-    return there if address != "auto" else str(ray.get_runtime_context().gcs_address)
 
 
 def _within(seconds: float, call: Callable[[], object]) -> Exception | None:

@@ -14,14 +14,14 @@ from typing import Any, Literal, Protocol
 from typing_extensions import NotRequired, TypedDict
 
 from harness.base import data
-from harness.campaign.fleet import files
+from harness.campaign.fleet import files, incoming
 from harness.campaign.fleet.cluster import Cluster, Node, Nodes, Outcome, Place
 from harness.campaign.fleet.files import Copy, Job, Json, Parcel
 from harness.campaign.rounds import RunOptions
 from harness.config import Experiment, Quality
 from harness.config.plan import Cell
 from harness.records import Draft, Stored
-from harness.records.parts import plain
+from harness.records.parts import Fleet, Machine, plain
 from harness.records.write import begun_by
 
 # What happens in a fleet, as plain data: for the view of a terminal, and for lines of JSON.
@@ -193,17 +193,19 @@ class Device:
 
 
 class Jobs:
-    """The jobs of one run. `clocks`: as in Nodes, by the node's id."""
+    """The jobs of one run. `clocks`: as in Nodes, by the node's id. `authenticated`: as of Cluster."""
 
     def __init__(
-        self, experiment: Experiment, options: RunOptions, place: Place, clocks: Mapping[str, float]
+        self,
+        experiment: Experiment,
+        options: RunOptions,
+        place: Place,
+        clocks: Mapping[str, float],
+        authenticated: bool,
     ) -> None:
-        self._config, self._options, self._place, self._clocks = (
-            portable(experiment, options.config_path.parent),
-            options,
-            place,
-            clocks,
-        )
+        self._config = portable(experiment, options.config_path.parent)
+        self._options, self._place, self._clocks = options, place, clocks
+        self._authenticated = authenticated
         # Names the results folder, and neither a machine nor a user.
         self._tag = hashlib.sha256(f"{begun_by()} {options.root}".encode()).hexdigest()[:16]
 
@@ -236,13 +238,16 @@ class Jobs:
         return {"do": "tidy", "tag": self._tag, "known": sorted(known), "clocks": {}}
 
     def _of(self, device: str, cells: Sequence[str]) -> Job:
+        fleet: Fleet = {"device": device}
+        if not self._authenticated:
+            fleet["unauthenticated"] = True
         return {
             "tag": self._tag,
             "config": self._place.config_of(self._config, device),
             "cells": list(cells),
             "config_path": str(self._options.config_path.absolute()),
             "command_line": list(self._options.command_line),
-            "fleet": {"device": device},
+            "fleet": fleet,
             "clocks": dict(self._clocks),
         }
 
@@ -408,8 +413,9 @@ NICE = "start Ray there with RAY_worker_niceness=0: its processes give way to al
 
 
 class Surveys:
-    """`jobs`: those under way, by name. `devices`: as the first node with each has surveyed it. `unusable`:
-    why the last node that could not be surveyed could not."""
+    """`jobs`: those under way, by name. `devices`: as the first node with each has surveyed it. `machines`:
+    as nodes have introduced them, by the node's id. `unusable`: by device, why the last of its nodes that
+    could not be surveyed could not."""
 
     def __init__(
         self,
@@ -427,7 +433,9 @@ class Surveys:
         self._left_out: dict[str, dict[str, str]] = {}  # by cell and device: why it is not measured there
         self.jobs: dict[str, Node] = {}
         self.devices: dict[str, Device] = {}
-        self.unusable = ""
+        self.machines: dict[str, Machine] = {}
+        self._failed: dict[str, str] = {}  # by job, why
+        self.unusable: dict[str, str] = {}
 
     def begin(self, node: Node, known: Collection[str]) -> None:
         """`known`: digests of the records that are here; the node sends the others."""
@@ -445,13 +453,15 @@ class Surveys:
         self._cluster.submit(name, job, node=node.id)
 
     def hear(self, name: str, line: Json) -> None:
-        """A line of one of its jobs."""
+        """A line of one of its jobs. Raises Damaged."""
         if line["event"] == "failed":
-            self.unusable = line["reason"]
+            self._failed[name] = line["reason"]
         elif line["event"] == "surveyed":
-            device = str(line["shared"]["campaign"]["fleet"]["device"])
+            node, machine = self.jobs[name], line["shared"]["machine"]
+            device = incoming.surveyed_device(line, self._nodes.mine(node), self._cells)
+            incoming.check_machine(machine, self.machines.setdefault(node.id, machine))
             if line["niceness"] > 0:
-                self._messages.say("warning", self.jobs[name], text=NICE)
+                self._messages.say("warning", node, text=NICE)
             if device not in self.devices:
                 self._first(device, line)
 
@@ -469,9 +479,10 @@ class Surveys:
         """One of its jobs has ended."""
         node = self.jobs.pop(name)
         if outcome.lost is not None or outcome.code:
-            self.unusable = outcome.lost or outcome.error or self.unusable
+            why = outcome.lost or outcome.error or self._failed.get(name, "")
+            self.unusable |= dict.fromkeys(self._nodes.mine(node), why)
             self._nodes.avoided.add(node.id)
-            self._messages.say("warning", node, text=f"cannot be used: {self.unusable}")
+            self._messages.say("warning", node, text=f"cannot be used: {why}")
 
     def misfits(self) -> Iterator[tuple[Device, Draft, str]]:
         """Cells that fit on no device of the fleet: a device, a record that was not measured, and why."""

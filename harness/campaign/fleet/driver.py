@@ -11,14 +11,16 @@ from contextlib import suppress
 from harness import records
 from harness.base.text import plural
 from harness.campaign import repeat
-from harness.campaign.fleet import files
-from harness.campaign.fleet.cluster import NODE_LEFT, Cluster, FleetError, HeadLost, Nodes, Outcome, Place
+from harness.campaign.fleet import files, incoming
+from harness.campaign.fleet.access import FleetError
+from harness.campaign.fleet.cluster import NODE_LEFT, Cluster, HeadLost, Nodes, Outcome, Place
 from harness.campaign.fleet.devices import Campaign, Device, FleetWatcher, Jobs, Messages, Stock, Surveys
 from harness.campaign.fleet.files import Damaged, Json, Known, Parcel, identity, just_before
 from harness.campaign.rounds import RunOptions, Stopped
 from harness.config import Experiment
 from harness.config.plan import Cell
 from harness.records import Draft, Record, ResultsError, Stored
+from harness.records.parts import Machine
 
 WAIT_S = 0.25  # for the next line
 STOP_S = 90.0  # until campaigns that are stopped have written their last record
@@ -72,11 +74,13 @@ class _Driver:
         self._known = Known(options.root, lambda damage: self._messages.warn(f"passed over: {damage}"))
         self._numbers = itertools.count(1)
         self._nodes = Nodes(cluster, place, cells, self._messages.say)
-        self._jobs = Jobs(experiment, options, place, self._nodes.clocks)
+        self._jobs = Jobs(experiment, options, place, self._nodes.clocks, cluster.authenticated)
         self._stock = Stock(cluster, self._jobs, self._messages.say) if place.share_weights else None
         self._surveys = Surveys(experiment, cells, cluster, self._jobs, self._nodes, self._messages)
         self._devices = self._surveys.devices
         self._campaigns: dict[str, Campaign] = {}
+        self._ran_on: dict[str, str] = {}  # the id of its node, by job
+        self._refused: set[str] = set()  # jobs that have sent what no honest node sends
         self._began = self._stopping = False
 
     def run(self) -> None:
@@ -99,7 +103,8 @@ class _Driver:
         """Give the devices campaigns of the cells that wait."""
         missing = self._nodes.devices() - self._devices.keys()
         if missing and not self._began:
-            raise FleetError(f"{min(missing)}: none of its nodes can be used: {self._surveys.unusable}")
+            why = self._surveys.unusable.get(min(missing), "")
+            raise FleetError(f"{min(missing)}: none of its nodes can be used: {why}")
         self._began = True
         if self._stocks():
             return
@@ -141,21 +146,52 @@ class _Driver:
 
     def _hear(self, wait_s: float) -> None:
         for name, line in self._cluster.lines(wait_s):
-            if line["event"] == "record":
-                self._record(name, line)
-            elif name in self._surveys.jobs:
-                self._surveys.hear(name, line)
-            elif campaign := self._campaigns.get(name):
-                self._campaign(campaign, line)
-            elif self._stock is not None and name in self._stock.jobs:
-                self._stock.hear(name, line)
+            if name in self._refused:
+                continue
+            try:
+                self._line(name, incoming.parsed(line))
+            except Damaged as damage:
+                self._refuse(name, str(damage))
+
+    def _line(self, name: str, line: Json) -> None:
+        """Raises Damaged."""
+        if line["event"] == "started":
+            if name in self._ran_on:  # the first is of this harness: the node has not begun its own yet
+                raise Damaged("its node said twice that it began")
+            self._ran_on[name] = line["node"]
+        if line["event"] == "record":
+            self._record(name, line)
+        elif name in self._surveys.jobs:
+            self._surveys.hear(name, line)
+        elif campaign := self._campaigns.get(name):
+            self._campaign(campaign, line)
+        elif self._stock is not None and name in self._stock.jobs:
+            self._stock.hear(name, line)
+
+    def _refuse(self, name: str, why: str) -> None:
+        """Believe no more of a job, and give its node no other."""
+        self._refused.add(name)
+        self._cluster.cancel([name])
+        node = self._nodes.named(self._ran_on.get(name))
+        if node is not None:
+            self._nodes.avoided.add(node.id)
+        if name in self._surveys.jobs:
+            self._surveys.end(name, Outcome(lost=why))
+        elif (campaign := self._campaigns.pop(name, None)) is not None:
+            self._messages.say("warning", node, device=campaign.device, text=f"cannot be used: {why}")
+            campaign.failed, campaign.ended = why, False
+            self._end(campaign, Outcome(lost=why))
+        elif self._stock is not None and name in self._stock.jobs:
+            self._stock.end(name, Outcome(lost=why))
 
     def _campaign(self, campaign: Campaign, line: Json) -> None:
         device = self._devices[campaign.device]
         if line["event"] == "started":
-            campaign.node = str(line["node"])
+            campaign.node = line["node"]
         elif line["event"] == "begins":
-            begun = campaign.begun = line["begun"]
+            begun: Draft = line["begun"]
+            self._check(campaign, begun, None)
+            campaign.begun = begun
             device.begins()
             self._messages.say("begins", None, device=device.name, cell=begun["cell"], repeat=begun["repeat"])
         elif line["event"] == "failed":
@@ -163,28 +199,44 @@ class _Driver:
         elif line["event"] == "ended":
             campaign.ended = True
             self._known.count((key, repeat, start) for key, repeat, start in line["records"])
-        else:
+        elif line["event"] in ("message", "warning"):
             node = self._nodes.named(campaign.node)
             self._messages.say(line["event"], node, device=device.name, text=line["line"])
 
     def _record(self, name: str, line: Json) -> None:
-        """Store a record that arrived, from a campaign or from one that ended before."""
+        """Store a record that arrived, from a campaign or from one that ended before. Raises Damaged, of a
+        campaign."""
         parcel: Parcel = line["parcel"]
         campaign = self._campaigns.get(name)
         try:
+            record = incoming.checked_record(parcel)
+            if campaign is None:
+                incoming.check_machine(record["machine"], self._machine(name))
+            else:
+                self._check(campaign, record, campaign.begun)
             stored = self._known.receive(parcel)
         except Damaged as damage:
+            if campaign is not None:
+                raise
             self._messages.warn(f"{damage}; it stays on its node, and comes with the next run")
             return
         if stored is None:
             return
-        record = stored.record
         if campaign is not None:
             campaign.begun = None
             self._known.count([identity(record)])
             if "status" in line and not line["again"]:
                 self._devices[campaign.device].finishes(record["cell"], record["repeat"])
         self._messages.record(stored, line.get("status", record["outcome"]), line.get("reasons", []))
+
+    def _machine(self, job: str) -> Machine | None:
+        """As which the node of a job has introduced itself."""
+        return self._surveys.machines.get(self._ran_on.get(job, ""))
+
+    def _check(self, campaign: Campaign, found: Draft | Record, begun: Draft | None) -> None:
+        """Raises Damaged."""
+        cells = {cell.id for cell in campaign.cells}
+        incoming.check_repeat(found, begun, campaign.device, cells, self._machine(campaign.name))
 
     def _end_jobs(self) -> None:
         for name, outcome in [*self._cluster.ended(), *self._cut_off()]:
@@ -253,11 +305,14 @@ class _Driver:
         for device in self._devices.values():
             for cell, reason in {**device.waiting, **device.given_up}.items():
                 begun = device.facts_of(cell) | {"started_utc": repeat.utc_now()}
-                self._write(device, begun, "unavailable", reason or f"no node with {device.name} is left")
+                why = reason or self._surveys.unusable.get(device.name, f"no node with {device.name} is left")
+                self._write(device, begun, "unavailable", why)
         for device, begun, reason in self._surveys.misfits():
             self._write(device, begun | {"started_utc": repeat.utc_now()}, "unavailable", reason)
+        refused = {self._ran_on.get(job) for job in self._refused}  # they would send the same again
         for node in self._nodes.accepted():
-            self._surveys.tidy(node, self._known.digests)
+            if node.id not in refused:
+                self._surveys.tidy(node, self._known.digests)
         with suppress(HeadLost):  # all is here
             self._wait_for_jobs(TIDY_S)
         self._messages.say("ended", None)

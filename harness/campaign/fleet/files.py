@@ -163,7 +163,7 @@ class Job(TypedDict, total=False):
 
 
 class Damaged(Exception):
-    """What arrived is not the record that was sent; the message is one sentence."""
+    """What arrived is not what an honest node sends, or changed on its way; the message is one sentence."""
 
 
 def packed_parcel(folder: Path) -> Parcel:
@@ -194,11 +194,17 @@ def store_parcel(root: Path, parcel: Parcel) -> Stored | None:
     return None if folder is None else Stored(folder, records.read(folder / "record.json"))
 
 
+def unpack(parcel: Parcel, folder: Path) -> None:
+    """Write the files of a record into a folder, as its node had them. Raises Damaged and OSError."""
+    for name, content in _checked(parcel):
+        (folder / name).write_bytes(content)
+
+
 def record_of(parcel: Parcel) -> Record:
     """The record in a parcel. Raises Damaged."""
     try:
         record = json.loads(dict(_checked(parcel))["record.json"])
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, RecursionError):
         raise Damaged("a record arrived without a readable record.json") from None
     if wrong := wrong_with(record):
         raise Damaged(f"what arrived is not a record: {wrong}")
@@ -209,7 +215,10 @@ def _checked(parcel: Parcel) -> Iterator[tuple[str, bytes]]:
     for name, text in parcel["files"].items():
         if not _FILE.fullmatch(name):
             raise Damaged("a record arrived with a file that no record has")
-        content = base64.b64decode(text)
+        try:
+            content = base64.b64decode(text)
+        except ValueError:
+            raise Damaged(f"{name} of a record is no base64") from None
         if parcels_sha256(content) != parcel["hashes"].get(name):
             raise Damaged(f"{name} of a record changed on its way: its hash differs")
         yield name, content
@@ -252,13 +261,16 @@ class Known:
         self._stored: dict[Identity, list[Stored]] = {}
         self._new: set[Path] = set()
         self._counts: dict[Identity, None] = {}
+        self._cells: dict[str, str] = {}  # by content key
         self.digests: set[str] = set()
         for stored in records.records(root, unreadable):
             if stored.record["kind"] != "reported":
                 self._add(stored)
 
     def _add(self, stored: Stored) -> None:
-        self._stored.setdefault(identity(stored.record), []).append(stored)
+        record = stored.record
+        self._stored.setdefault(identity(record), []).append(stored)
+        self._cells.setdefault(record["content_key"], record["cell"])
         self.digests.add(digest_of(stored.folder))
 
     def write(self, cell: Cell, begun: Draft, outcome: str, reason: str) -> Stored:
@@ -286,6 +298,8 @@ class Known:
             return None
         record = record_of(parcel)
         key, repeat, started = identity(record)
+        if (cell := self._cells.get(key, record["cell"])) != record["cell"]:
+            raise Damaged(f"its node sent a record whose content key is that of {cell}")
         if record["outcome"] == "interrupted" and (key, repeat, just_before(started)) in self._stored:
             self.digests.add(parcel["hashes"]["record.json"])
             return None

@@ -94,11 +94,9 @@ def say(event: str, **values: Any) -> None:
 
 
 def survey(job: Job) -> None:
-    """Records that the fleet does not have yet; then what is known of the cells here before they run:
-    `seconds` of a repeat (null: unknown; comparable among cells, not a time), `no_room`, and `facts` of a
-    record, which together with `shared` are one that was not measured."""
-    for parcel in files.unsent_parcels(job["tag"], job["known"]):
-        say("record", parcel=parcel)
+    """What is known of the cells here before they run: `seconds` of a repeat (null: unknown; comparable among
+    cells, not a time), `no_room`, and `facts` of a record, which together with `shared` are one that was not
+    measured. Then the records that the fleet does not have yet, of the machine in `shared`."""
     with tempfile.TemporaryDirectory() as here:
         experiment, cells = _wanted(job, Path(here))
     device = forecast.device_of(experiment)
@@ -117,6 +115,8 @@ def survey(job: Job) -> None:
         }
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     say("surveyed", shared=shared, cells=found, niceness=niceness)
+    for parcel in files.unsent_parcels(job["tag"], job["known"]):
+        say("record", parcel=parcel)
 
 
 def measure(job: Job) -> None:

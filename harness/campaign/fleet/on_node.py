@@ -32,22 +32,25 @@ WAKES_S = 1.0
 CHUNK = 4 << 20
 ANSWERS_WITHIN_S = 60.0  # for a chunk
 SLOWEST_BYTES_PER_S = 20e6  # at which a node reads and hashes a file
+MOST_MESSAGE = 1 << 26  # bytes of a line: the record of a million tokens takes 39 MB in base64
+MOST_ERROR = 1 << 12  # bytes of standard error in which its last line is looked for
 COPY = '{"event": "copy"'  # how the line of a job begins that asks for one
 ENDS_WITHIN_S = 60.0  # a campaign that is stopped writes the record of its repeat first
 
 
 class Mailbox:
-    """An actor on the head: keeps the lines of all jobs until the fleet takes them."""
+    """An actor on the head: keeps the lines of all jobs until the fleet takes them. One that is too long
+    is null."""
 
     def __init__(self) -> None:
-        self._lines: list[tuple[str, str]] = []
+        self._lines: list[tuple[str, str | None]] = []
         self._came = asyncio.Event()
 
     async def put(self, name: str, line: str) -> None:
-        self._lines.append((name, line))
+        self._lines.append((name, line if len(line) <= MOST_MESSAGE else None))
         self._came.set()
 
-    async def take(self, wait_s: float) -> list[tuple[str, str]]:
+    async def take(self, wait_s: float) -> list[tuple[str, str | None]]:
         """All lines so far; waits for the first at most so long."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._came.wait(), wait_s)
@@ -82,10 +85,11 @@ def node_version() -> NodeVersion:
 
 
 class Lines:
-    """The lines of a pipe as they come, until it ends. Can be interrupted and gone on with."""
+    """The lines of a pipe as they come, until it ends; of one that is too long only its begin. Can be
+    interrupted and gone on with."""
 
     def __init__(self, pipe: int) -> None:
-        self._pipe, self._rest = pipe, b""
+        self._pipe, self._rest = pipe, bytearray()
         self._whole: list[bytes] = []
 
     def __iter__(self) -> Iterator[str]:
@@ -97,7 +101,11 @@ class Lines:
                 continue
             if not (data := os.read(self._pipe, 1 << 16)):
                 return
-            *self._whole, self._rest = (self._rest + data).split(b"\n")
+            first, *more = data.split(b"\n")
+            if len(self._rest) <= MOST_MESSAGE:
+                self._rest += first
+            if more:
+                self._whole, self._rest = [bytes(self._rest), *more[:-1]], bytearray(more[-1])
 
 
 def piece(path: str, offset: int) -> bytes:
@@ -204,16 +212,18 @@ def node_work(job: str, name: str, mailbox: Any) -> tuple[int, str]:
                     process.kill()
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-        errors.seek(0)
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - MOST_ERROR))
         last = errors.read().decode("utf-8", "replace").strip().splitlines()[-1:]
     return process.returncode, last[0] if last else ""
 
 
 def _environment() -> dict[str, str]:
-    """The variables that `ray start` got: Ray hides GPUs from its workers, and sets OMP_NUM_THREADS. Where
-    the system does not show them, this worker's variables."""
+    """The variables that `ray start` got, but for the token: Ray hides GPUs from its workers, and sets
+    OMP_NUM_THREADS. Where the system does not show them, this worker's variables."""
     try:
         pairs = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+        found = dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
     except OSError:
-        return dict(os.environ)
-    return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
+        found = dict(os.environ)
+    found.pop("RAY_AUTH_TOKEN", None)
+    return found

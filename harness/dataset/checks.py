@@ -74,8 +74,26 @@ STEPS_SHARE, STEPS_MS = 1e-3, 0.05  # rounding
 BITS_TOLERANCE = 0.95  # bits per weight below those of the type's name
 
 
+# Facts of a machine that never change.
+_OF_MACHINE = ("cpu", "architecture", "physical_cores", "memory_bytes", "last_level_cache_bytes", "gpus")
+
+
 def check(evidence: Evidence) -> Iterator[str]:
-    """What its facts contradict, one sentence each."""
+    """What no honest record has, one sentence each."""
+    yield from contradictions(evidence)
+    if not evidence.is_reported:
+        yield from _life(evidence)
+
+
+def machine_facts(machine: Any) -> dict[str, Any]:
+    """What tells a machine from others, by name; a GPU's driver may be updated."""
+    facts = {name: machine.get(name) for name in _OF_MACHINE}
+    gpus = [{k: v for k, v in gpu.items() if k != "driver"} for gpu in facts["gpus"] or []]
+    return {**facts, "gpus": gpus}
+
+
+def contradictions(evidence: Evidence) -> Iterator[str]:
+    """What its facts contradict, one sentence each. Virtual time, as of the stack `fake`, is none."""
     record = evidence.record
     yield from _names(record)
     yield from _series(evidence)
@@ -94,7 +112,6 @@ def check(evidence: Evidence) -> Iterator[str]:
     yield from _dates(record)
     yield from _memory(record)
     yield from _samples(evidence)
-    yield from _life(evidence)
     if evidence.usable:
         yield from _steps(evidence)
     yield from _search(record)

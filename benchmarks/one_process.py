@@ -1,7 +1,7 @@
 """Ratios of times within one process of a stack: processes of one machine differ by more than what is sought.
 
     .venv/bin/python benchmarks/one_process.py depth [--depth 1024] [--rounds 12] [--steps 64]
-    .venv/bin/python benchmarks/one_process.py ray [--head] [--pairs 120] [--steps 96] [--tls CERTIFICATE KEY CA]
+    .venv/bin/python benchmarks/one_process.py ray [--head] [--tls CERTIFICATE KEY CA] [--pairs 120]
 
 Both take --cell STACK:KIND (llamacpp:q4_0, hf:bf16), --model and --threads. Run them on a quiet machine.
 
@@ -9,10 +9,11 @@ depth: does a step take the same time at a depth, whichever way the context was 
 random order, the context is brought to the depth by decoding token by token, by prefill, and from a copy of a
 deeper one, as windows have it; then steps are timed. Prints the ratio of each way to decoding.
 
-ray: what does a node of Ray beside it cost a decode? Ray's processes are stopped (SIGSTOP) for the windows
-without it. Two pairs at a time, as without, with, with, without, in which what drifts cancels. Ray is idle; a
-head runs on this machine all the time, and is stopped only with --head, as on a machine that is the head. The
-ratio is of tok/s with and without. Ray asks for a token, and encrypts with --tls. Beside it, the CPU time of the stopped processes. Target: 1.00 +- 0.005.
+ray: what does a node of Ray beside it cost a decode? Ray asks for a token, and encrypts with --tls. Its
+processes are stopped (SIGSTOP) for the windows without it. Two pairs at a time, as without, with, with,
+without, in which what drifts cancels. Ray is idle; a head runs on this machine all the time, and is stopped
+only with --head, as on a machine that is the head. The ratio is of tok/s with and without. Beside it, the CPU
+time of the stopped processes. Target: 1.00 +- 0.005.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def main() -> int:
     depth.add_argument("--rounds", type=int, default=12)
     ray.add_argument("--head", action="store_true", help="stop the head too")
     ray.add_argument("--pairs", type=int, default=120)
-    ray.add_argument("--tls", nargs=3, metavar=("CERTIFICATE", "KEY", "CA"), help="files of localhost, in PEM")
+    ray.add_argument("--tls", nargs=3, metavar=("CERTIFICATE", "KEY", "CA"), help="PEM, of localhost")
     for each, model, steps in ((depth, "qwen2.5-0.5b", 64), (ray, "qwen1.5-0.5b", 96)):
         each.add_argument("--cell", default="llamacpp:q4_0")
         each.add_argument("--model", default=model)

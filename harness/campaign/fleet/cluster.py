@@ -255,10 +255,16 @@ class Cluster:
         """The nodes that are alive, as of the last second. Raises HeadLost."""
         if time.monotonic() - self._looked_s >= LOOK_S:
             self._check_head()
-            found = [node for node in self._ray.nodes() if node["Alive"]]
+            found: list[list[Any]] = []
+            # A head that dies now leaves the call waiting, until Ray ends the process.
+            while failure := _within(LOST_AFTER_S, lambda: found.append(self._ray.nodes())):
+                self._check_head()
+                if not isinstance(failure, TimeoutError):
+                    raise HeadLost(f"the Ray cluster at {self._address} {LOST}") from failure
             self._nodes = [
                 Node(node["NodeID"], node["NodeManagerAddress"], devices_of(node["Resources"]))
-                for node in found
+                for node in found[0]
+                if node["Alive"]
             ]
             self._looked_s = time.monotonic()
         return self._nodes
@@ -440,8 +446,8 @@ def _within(seconds: float, call: Callable[[], object]) -> Exception | None:
 
 
 def _disconnect(ray: Any) -> None:
-    with suppress(Exception):  # the head may be gone
-        ray.shutdown()
+    """Ray waits for a head that is gone, and ends the process before that is said."""
+    _within(LOST_AFTER_S, ray.shutdown)
 
 
 # The nodes of a fleet: who has joined with which devices, who is refused, and who is gone.

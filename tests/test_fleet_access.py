@@ -242,6 +242,12 @@ def test_on_loopback_a_cluster_without_a_token_is_let_be(opened):
     assert os.environ.pop(access.MODE) == "disabled"
 
 
+def test_a_local_cluster_that_ray_cannot_start_is_one_sentence(command, config, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", str(config({})))
+    ran = command("run", config({}), "--on", "local-cluster:1")
+    refused(ran, "harness: Ray could not start a cluster on this machine: [Errno 20] Not a directory")
+
+
 @pytest.fixture
 def token_file(guarded, tmp_path, monkeypatch) -> Callable[..., Path]:
     """Makes this process's token file: `token_file("...", 0o644)`."""

@@ -51,15 +51,17 @@ SETTINGS = {
 @contextmanager
 def started(count: int) -> Iterator[str]:
     """A cluster of real raylets on this machine until the block ends: a head, and nodes with a device each.
-    Yields its address."""
-    with access.of_this_machine():
-        cluster = head()
+    Yields its address. Raises FleetError."""
+    with access.of_this_machine(), ExitStack() as around:
         try:
+            cluster = head()
+            around.callback(cluster.shutdown)
             for number in range(1, count + 1):
                 add_node(cluster, number)
-            yield str(cluster.address)
-        finally:
-            cluster.shutdown()
+        except Exception as failure:  # Ray raises no other
+            why = shortened(" ".join(str(failure).split()), 300)
+            raise FleetError(f"Ray could not start a cluster on this machine: {why}") from failure
+        yield str(cluster.address)
 
 
 def head() -> Any:

@@ -7,10 +7,12 @@ import socket
 import subprocess
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
-from conftest import Ran, gone, until
+from conftest import Ran, until
 from conftest import records_below as records
 from ray_nodes import PATIENT_CLIENT
 from raylets import (
@@ -337,10 +339,15 @@ def test_kills_at_random_moments_lose_and_double_nothing(nodes, background, conf
     assert kills == most
 
 
-def test_nothing_is_left_running_after_a_local_cluster(command, config):
-    import psutil
+def test_nothing_is_left_running_after_a_local_cluster(command, config, tmp_path, monkeypatch):
+    monkeypatch.setenv("STARTED_BY", str(tmp_path))  # which all that it starts has too
 
-    before = {p.pid for p in psutil.process_iter() if "raylet" in p.name()}
+    def left() -> bool:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("STARTED_BY") == str(tmp_path):
+                    return True
+        return False
+
     command("run", config({}), "--on", "local-cluster:2")
-    left = [p.pid for p in psutil.process_iter() if "raylet" in p.name() and p.pid not in before]
-    assert all(gone(pid) for pid in left)
+    until(lambda: not left(), 60)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from made_nights import Nights
 from harness.analysis import quality
 from harness.base import files
 from harness.compare import history, sides
-from harness.dataset import index
+from harness.dataset import index, judging
 from harness.dataset.study import load_study, with_prefill
 
 CELLS = ["tiny-qwen2 fake a", "tiny-qwen2 fake b"]
@@ -91,6 +92,13 @@ def test_an_index_that_is_current_judges_nothing(nights, judged, capsys):
         assert len(opened(nights.root).study().cells) == 2
     assert judged == [12]
     assert capsys.readouterr().err == ""
+
+
+def test_of_many_records_the_time_that_is_left_is_told(nights, monkeypatch, capsys):
+    monkeypatch.setattr(judging, "AT_ONCE", 4)
+    monkeypatch.setattr(judging, "LONG_S", -1.0)
+    opened(nights.root)
+    assert re.fullmatch(r"harness: about \d+ s are left\n", capsys.readouterr().err)
 
 
 def test_only_records_that_are_new_or_changed_are_judged(nights, judged):
@@ -432,7 +440,7 @@ def test_a_copy_under_the_name_of_another_model_is_found(nights):
 INDEXED = """
 import sys
 from pathlib import Path
-from harness.dataset import index
+from harness.dataset import index, judging
 index.FEWEST = 1
 print(sorted(row["started_utc"] for row in index.opened(Path(sys.argv[1])).repeats()))
 """

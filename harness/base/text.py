@@ -177,6 +177,13 @@ def shortened(text: str, most: int = 60) -> str:
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
+def duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.4 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 _ENDPOINT = re.compile(r"(/v1)?/((chat/)?completions?|models)$|/api/(generate|chat|tags)$")
 
 

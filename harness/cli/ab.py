@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis.differences import FEWEST_ROUNDS
-from harness.base.text import list_named, plural
+from harness.base.text import duration, list_named, plural
 from harness.campaign import ab, forecast
 from harness.campaign.rounds import RunOptions
 from harness.cli import Mistake, compare, dry_run, model_arguments, say
-from harness.cli.dry_run import in_words
 from harness.cli.options import WAIT, add_chosen, add_wide, chosen
 from harness.cli.progress import Progress
 from harness.compare import Change
@@ -252,7 +251,7 @@ def _forecast(
     for name, (a, b) in zip(names, pairs, strict=True):
         print(f"{name}: {a.id} against {b.id}")
     fewest = min(FEWEST_ROUNDS, limits.rounds)
-    ends = "" if limits.seconds is None else f", none begins after {in_words(limits.seconds)}"
+    ends = "" if limits.seconds is None else f", none begins after {duration(limits.seconds)}"
     say(
         f"a round is one repeat of each cell; {fewest} to {limits.rounds} rounds, until the intervals are "
         f"narrow{ends}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness import machine, records
 from harness.analysis import traffic
-from harness.base.text import plural
+from harness.base.text import duration, plural
 from harness.campaign import forecast, other_processes, weights_reference
 from harness.campaign.forecast import Forecast, bytes_of_shape, packing_of
 from harness.campaign.quality import RANDOM
@@ -84,14 +84,14 @@ def show(
             if disk
             else "nothing to write",
             "memory unknown" if memory is None else f"memory {memory / 1e9:.1f} GB",
-            "time unknown" if seconds is None else f"about {in_words(slower * seconds)} x {span}{times}",
+            "time unknown" if seconds is None else f"about {duration(slower * seconds)} x {span}{times}",
         ]
         if line["warm_up_seconds"]:
-            parts[-1] += f", each after up to {in_words(slower * line['warm_up_seconds'])} of warm-up"
+            parts[-1] += f", each after up to {duration(slower * line['warm_up_seconds'])} of warm-up"
         if line["host_memory_bytes"] is not None:
             parts[3] += f" + {line['host_memory_bytes'] / 1e9:.1f} GB on the CPU"
         if line["fill_seconds"]:
-            parts[-1] += f", {in_words(slower * line['fill_seconds'])} of them filling"
+            parts[-1] += f", {duration(slower * line['fill_seconds'])} of them filling"
         if line["figures"]:
             parts.append(line["figures"])
         print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
@@ -170,8 +170,8 @@ def duration_of(timed: Sequence[tuple[float, float, int]], experiment: Experimen
         "warm up": sum(warm_up_s * repeats for _, warm_up_s, repeats in timed),
         "cool down": count * cooling.at_most_s if cooling else 0.0,
     }
-    waits = [f"up to {in_words(most_s)} to {what}" for what, most_s in longest.items() if most_s]
-    return " and ".join([f"about {in_words(total)} for {plural(count, 'repeat')}", *waits])
+    waits = [f"up to {duration(most_s)} to {what}" for what, most_s in longest.items() if most_s]
+    return " and ".join([f"about {duration(total)} for {plural(count, 'repeat')}", *waits])
 
 
 def _known_bandwidth(results_here: Path) -> tuple[float, str] | None:
@@ -383,14 +383,3 @@ def _words(sides: Split, ceiling: float | None) -> str:
     """What lies where."""
     split = f"weights: {sides.gpu_bytes / 1e9:.1f} GB on the GPU, {sides.cpu_bytes / 1e9:.1f} GB on the CPU"
     return f"{split}; at most {ceiling:.3g} tok/s with this CPU" if ceiling else split
-
-
-def in_words(seconds: float) -> str:
-    """`40 s`, `12 min`, `3.4 h`."""
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )

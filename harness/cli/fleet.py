@@ -12,11 +12,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from harness.base.text import list_named, printable, shortened, unfiltered
+from harness.base.text import duration, list_named, printable, shortened, unfiltered
 from harness.campaign import fleet as campaign_fleet
 from harness.campaign.fleet import DeviceProgress, Event, FleetWatcher
 from harness.campaign.rounds import RunOptions
-from harness.cli.dry_run import in_words
 from harness.config import Experiment
 from harness.config.plan import Cell
 from harness.records import Stored
@@ -119,7 +118,7 @@ def table(devices: Sequence[DeviceProgress]) -> Table:
     for heading in ("device", "nodes", "repeats", "left", "now"):
         shown.add_column(heading, no_wrap=True)
     for each in devices:
-        left = "-" if each["eta_s"] is None else in_words(each["eta_s"])
+        left = "-" if each["eta_s"] is None else duration(each["eta_s"])
         now = list_named([shortened(printable(cell), 50) for cell in each["now"]], 2) or "-"
         done = f"{each['repeats_done']}/{each['repeats']}"
         shown.add_row(printable(each["device"]), str(each["nodes"]), done, left, now)

@@ -9,9 +9,11 @@ campaigns that a change touches are made again.
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, 
 from typing_extensions import NotRequired, TypedDict
 
 from harness.base.files import FAULTS
+from harness.base.text import duration, say
 
 if TYPE_CHECKING:
     import duckdb
@@ -33,6 +36,7 @@ T = TypeVar("T")
 Placed = tuple[T, str]
 """A row and the folder of its record, relative to the results folder."""
 AT_ONCE = 2_000  # records that a process judges before it gives them back: fewer need no second one
+LONG_S = 60.0  # longer is told
 
 # Rows as tables: a column for each key, of its type; lists and mappings that are no plain list are JSON.
 
@@ -237,8 +241,13 @@ def _in_parts(
     if len(parts) < 2 or sys.platform != "linux":  # elsewhere a process would begin as the user's script does
         yield from map(judge, parts)
         return
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
-        yield from pool.map(judge, parts)
+    began, processes = time.monotonic(), os.cpu_count() or 1
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
+        for number, part in enumerate(pool.map(judge, parts)):
+            left_s = (time.monotonic() - began) * (math.ceil(len(parts) / processes) - 1)
+            if number == 0 and left_s > LONG_S:
+                say(f"about {duration(left_s)} are left")
+            yield part
 
 
 # What was judged -> the tables: records, judged (one by one), repeats, cells, nights, others.

@@ -111,6 +111,9 @@ def test_the_same_tables_come_as_pandas(harness, results):
     assert study.frame("tokens").groupby("variant").size().to_dict() == {"a": 2400, "b": 2400}
     with pytest.raises(package.ResultsError, match="there are cells, repeats, nights, tokens, memory"):
         study.frame("records")
+    for none in ((), ("",)):
+        with pytest.raises(package.ResultsError, match="no folder is named"):
+            package.load_results(*none)
 
 
 def test_figures_that_are_not_finite_are_null_in_json(harness, results):

@@ -169,6 +169,8 @@ def _tables(study: Study, form: str) -> str:
 def load_results(*paths: str | Path, baseline: str | Path | None = None) -> Study:
     """Results folders, bundles, `published/NAME`, or one log that `harness fit` can read. `baseline`: records
     to compare with. Raises ResultsError, LogError."""
+    if not paths or "" in paths:
+        raise ResultsError("no folder is named")
     given = [data.results(str(path)) for path in paths]
     study = _study(given, data.results(str(baseline)) if baseline else None)[0]
     return replace(study, folders=[path for path in given if path.is_dir()])

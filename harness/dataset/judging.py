@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import accumulate, groupby
+from operator import itemgetter
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -36,7 +38,7 @@ T = TypeVar("T")
 Placed = tuple[T, str]
 """A row and the folder of its record, relative to the results folder."""
 AT_ONCE = 2_000  # records that a process judges before it gives them back: fewer need no second one
-LONG_S = 60.0  # longer is told
+LONG_S = 60.0  # the time that is left is told if it is longer
 
 # Rows as tables: a column for each key, of its type; lists and mappings that are no plain list are JSON.
 
@@ -413,14 +415,10 @@ def _together(connection: duckdb.DuckDBPyConnection, linked: set[str]) -> Iterat
         ).fetchall()
     )
     yield [campaign for campaign in sizes if campaign in linked]
-    part: list[str] = []
-    for campaign in sizes:
-        if campaign not in linked:
-            part.append(campaign)
-        if sum(sizes[each] for each in part) >= AT_ONCE:
-            yield part
-            part = []
-    yield part
+    others = {campaign: size for campaign, size in sizes.items() if campaign not in linked}
+    parts = (repeats // AT_ONCE for repeats in accumulate(others.values()))
+    for _, part in groupby(zip(parts, others, strict=True), itemgetter(0)):
+        yield [campaign for _, campaign in part]
 
 
 def _rows_of(

@@ -46,8 +46,8 @@ def unseen(columns: Columns, during: Timed | None) -> dict[str, str]:
         return {"throttling": "not checked: the worker did not finish the timed part"}
     if PI_BITS not in columns:
         return {}
-    bits = _read(columns, PI_BITS)
-    if not _to_the_end(bits, during):
+    bits = read(columns, PI_BITS)
+    if not to_the_end(bits, during.start_ns, during.end_ns):
         return {f"{FIRMWARE} while timing": "no reading in the timed part or after it succeeded"}
     before = [value for t, value in bits if t <= during.start_ns][-1:]
     occurred = [name for bit, name in FIRMWARE_BITS.items() if before and before[0] & bit << SINCE_BOOT]
@@ -110,16 +110,16 @@ def _span(fact: Throttled) -> str:
     return f"from n = {fact['from_n']} to {fact['to_n']}"
 
 
-def _read(columns: Columns, name: str) -> list[tuple[int, int]]:
+def read(columns: Columns, name: str) -> list[tuple[int, int]]:
     """Time and value of each sample that has a value."""
     pairs = zip(columns.get("t_ns", ()), columns.get(name, ()), strict=False)
     return [(t, value) for t, value in pairs if t is not None and value is not None]
 
 
-def _to_the_end(samples: Sequence[tuple[int, int]], during: Timed) -> list[tuple[int, int]]:
+def to_the_end(samples: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> list[tuple[int, int]]:
     """Samples of the timed part and the first one after it, which shows counters that rose before the end."""
-    after = next((t for t, _ in samples if t > during.end_ns), during.end_ns)
-    return [(t, value) for t, value in samples if during.start_ns < t <= after]
+    after = next((t for t, _ in samples if t > end_ns), end_ns)
+    return [(t, value) for t, value in samples if start_ns < t <= after]
 
 
 def _fact(
@@ -149,7 +149,11 @@ def _active(
     source: str, names: Mapping[int, str], samples: Sequence[tuple[int, int]], during: Timed
 ) -> list[Throttled]:
     """A fact per bit that was set in a sample of the timed part or in its closing sample."""
-    inside = [(t, bits) for t, bits in _to_the_end(samples, during) if t <= during.end_ns + CLOSING_NS]
+    inside = [
+        (t, bits)
+        for t, bits in to_the_end(samples, during.start_ns, during.end_ns)
+        if t <= during.end_ns + CLOSING_NS
+    ]
     return [
         _fact(source, name, during, times, samples=len(times), of_samples=len(inside))
         for bit, name in names.items()
@@ -158,11 +162,11 @@ def _active(
 
 
 def _firmware(columns: Columns, during: Timed) -> list[Throttled]:
-    samples = _read(columns, PI_BITS)
+    samples = read(columns, PI_BITS)
     facts = _active(FIRMWARE, FIRMWARE_BITS, samples, during)
     reported = {fact["what"] for fact in facts}
     before = [each for each in samples if each[0] <= during.start_ns][-1:]
-    watched = [*before, *_to_the_end(samples, during)]
+    watched = [*before, *to_the_end(samples, during.start_ns, during.end_ns)]
     for bit, name in FIRMWARE_BITS.items():
         for (earlier, was), (later, now) in pairwise(watched):
             if name not in reported and now & ~was & bit << SINCE_BOOT:
@@ -176,7 +180,8 @@ def _kernel(columns: Columns, during: Timed) -> list[Throttled]:
     facts: list[Throttled] = []
     for level in ("core", "package"):
         events, times = (
-            _to_the_end(_read(columns, f"{level}_throttle_{name}"), during) for name in ("events", "ms")
+            to_the_end(read(columns, f"{level}_throttle_{name}"), during.start_ns, during.end_ns)
+            for name in ("events", "ms")
         )
         rose = [t for t, rise in sorted([*events, *times]) if rise]
         if rose:
@@ -187,4 +192,4 @@ def _kernel(columns: Columns, during: Timed) -> list[Throttled]:
 
 
 def _nvml(columns: Columns, during: Timed) -> list[Throttled]:
-    return _active(NVML, NVML_BITS, _read(columns, "gpu_event_reasons"), during)
+    return _active(NVML, NVML_BITS, read(columns, "gpu_event_reasons"), during)

@@ -10,7 +10,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from harness.analysis import depth, flags, prefill, served, speculation, throttling, traffic, users
+from harness.analysis import (
+    depth,
+    flags,
+    gpu_sharing,
+    prefill,
+    served,
+    speculation,
+    throttling,
+    traffic,
+    users,
+)
 from harness.analysis.columns import Cell, Disturbance, Growth
 from harness.analysis.traffic import ceiling_bytes_per_s, past_cache_share, probed_bytes_per_s, spread
 from harness.analysis.warnings import DISTURBANCES, Flag, Warnings
@@ -64,7 +74,13 @@ def disturbances(record: Record) -> list[Flag]:
     # Windows of few tokens differ with what is accepted in them.
     if not done_of(record)["warmup"]["agreed"] and not speculation.row(record):
         found.append(Warnings.warmup_unsettled.flag())
-    return [*found, *_paging(record), *_contention(record), *throttling.flags(record)]
+    return [
+        *found,
+        *_paging(record),
+        *_contention(record),
+        *throttling.flags(record),
+        *gpu_sharing.flags(record),
+    ]
 
 
 def disturbance_notes(record: Record) -> list[Flag]:
@@ -588,7 +604,7 @@ def notes(record: Record) -> list[Flag]:
         raised.append(Warnings.allocator_retries.flag(times=times, places=places + more))
     raised += [*flags.routing_notes(record), *flags.rotary_notes(record)]
     raised += [*served.notes(record), *speculation.notes(record)]
-    return [*raised, *throttling.notes(record), *disturbance_notes(record)]
+    return [*raised, *throttling.notes(record), *gpu_sharing.notes(record), *disturbance_notes(record)]
 
 
 def beyond_trained(facts: StackFacts, length: int | None, reaches: str) -> list[Flag]:

@@ -15,6 +15,7 @@ DISTURBANCES: dict[Disturbance, tuple[str, str]] = {
     "heat": ("the device was throttled", "let it cool (protocol.cool_down)"),
     "warmup": ("warm-up never settled", "close other programs"),
     "server": ("others used the server", "keep other clients away from it"),
+    "gpu": ("other processes used the GPU", "close them (nvidia-smi lists them), or choose another GPU"),
     "suspend": ("the machine was suspended", "keep it awake (systemd-inhibit)"),
 }
 """What on the machine, not in the stack, makes a repeat invalid, so that another attempt may be ok: cause and
@@ -270,7 +271,17 @@ class Warnings(Enum):
         "two clocks differ on {differences}; their totals agree: the device was done before ours was read, on"
         " a busy host",
     )
+    gpu_shared = _disturbed("gpu", "other processes used {share:.0%} of the GPU while timing")
     throttled = _disturbed("heat", "throttled while timing: {what}")
+    gpu_shared_little = _note(
+        "other processes used {share:.0%} of the GPU while timing: alone it may be faster by as much",
+        "close them (nvidia-smi lists them), or choose another GPU",
+    )
+    gpu_memory_of_others = _note(
+        "other processes held {megabytes:.0f} MB of the GPU's memory when the worker started; whether they"
+        " computed while timing is not known ({why})",
+        "close them (nvidia-smi lists them), or choose another GPU",
+    )
     machine_under_pressure = _note(
         "the whole machine, while timing: {pressure}", "close programs that use memory or CPUs"
     )

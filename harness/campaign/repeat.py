@@ -17,7 +17,7 @@ from typing_extensions import NotRequired, TypedDict
 
 import harness
 from harness import machine, records
-from harness.analysis import sensors, throttling
+from harness.analysis import gpu_sharing, sensors, throttling
 from harness.base.nvml import UUIDS
 from harness.base.text import recorded, redacted
 from harness.campaign import worker
@@ -28,6 +28,7 @@ from harness.config.plan import Cell
 from harness.config.variants import weights_of
 from harness.machine import ProbeError
 from harness.machine.probes import MatrixRate
+from harness.machine.sensor_values import GPU_OTHERS, GPU_OTHERS_COLUMN
 from harness.machine.sensors import SensorSampler
 from harness.models import gguf
 from harness.models.engine_files import EngineFiles
@@ -175,7 +176,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
     if memory_limit:
         end["memory_budget"] = memory_limit.facts()
     if seen.sensors is not None:
-        end["sensors"] = _sensor_record(seen.sensors, report, times)
+        end["sensors"] = _sensor_record(seen.sensors, report.timed(times), done)
     sensor_columns = seen.sensors.columns if seen.sensors else None
     stored = running.finish(end, times, seen.memory_columns, sensor_columns, report.tables)
     if seen.interrupted:
@@ -241,14 +242,19 @@ def _utc_of(t_ns: int) -> str:
     return (datetime.now(timezone.utc) - timedelta(microseconds=ago_us)).isoformat()
 
 
-def _sensor_record(sampler: SensorSampler, report: WorkerReport, times: TokenTimes) -> measured.Sensors:
+def _sensor_record(
+    sampler: SensorSampler, during: sensors.Timed | None, done: measured.EndFacts | None
+) -> measured.Sensors:
     """The summary of the sensors, and their readings during the timed section."""
-    during, summary, columns = report.timed(times), sampler.summary(), sampler.columns
+    summary, columns = sampler.summary(), sampler.columns
+    others = gpu_sharing.others_on_gpu(columns, during, done)
+    no_others = {} if others or GPU_OTHERS_COLUMN not in columns else {GPU_OTHERS: gpu_sharing.NOT_SEEN}
     return {
         **summary,
-        "missing": summary["missing"] | throttling.unseen(columns, during),
+        "missing": no_others | summary["missing"] | throttling.unseen(columns, during),
         "timed": sensors.gauges(columns, during),
         "throttled": throttling.seen(columns, during),
+        "others_on_gpu": others,
         "energy": sensors.measured_energy(columns, sampler.energy, during),
     }
 

@@ -34,6 +34,8 @@ NVML_BITS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
+GPU_OTHERS = "GPU work of other processes"  # its name among missing sensors
+GPU_OTHERS_COLUMN = "gpu_others_percent"  # of the device's time, since the reading before
 CONDITIONS = ("software power cap",)  # part of the device's setup, like its clock: not a fault
 
 

@@ -19,6 +19,7 @@ from typing_extensions import NotRequired, TypedDict
 from harness.base.files import small_text
 from harness.base.nvml import UUIDS, reported
 from harness.machine.energy import GPU_ENERGY, HWMON_DRIVERS, hwmon_gpu, rapl_counters
+from harness.machine.gpu_processes import others_on_gpu
 from harness.machine.sensor_values import EnergyCounter, Number, Source, known, number, spread
 
 # Read a GPU through NVML: clocks, temperature, power, throttle reasons and energy.
@@ -311,8 +312,15 @@ class SensorSampler:
     to `missing`; a failed reading is null. Without sensors nothing is sampled.
     """
 
-    def __init__(self, device_id: str, root: Path = ROOT, interval_s: float = INTERVAL_S) -> None:
-        """`device_id`: from harness.machine.device_id. `root`: the folder that contains sys."""
+    def __init__(
+        self,
+        device_id: str,
+        root: Path = ROOT,
+        interval_s: float = INTERVAL_S,
+        worker_pid: int | None = None,
+    ) -> None:
+        """`device_id`: from harness.machine.device_id. `root`: the folder that contains sys and proc.
+        `worker_pid`: the process whose work on a GPU is ours, where that of others is to be read."""
         self.columns: dict[str, list[int | None]] = {}
         self.energy: dict[str, EnergyCounter] = {}
         """By energy column."""
@@ -320,6 +328,7 @@ class SensorSampler:
         self._missing: dict[str, str] = {}
         self._cost_ns = 0
         self._device_id, self._root, self._interval_s = device_id, root, interval_s
+        self._worker_pid = worker_pid
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="sensors", daemon=True)
 
@@ -349,6 +358,8 @@ class SensorSampler:
         begun = time.thread_time_ns()
         with contextlib.ExitStack() as opened:
             sources = find(self._device_id, self._root, opened, self._missing)
+            if self._worker_pid is not None:
+                sources += others_on_gpu(self._device_id, self._worker_pid, self._root, opened, self._missing)
             for each in sources:
                 self._sources |= each.columns
                 self.energy |= each.energy

@@ -53,6 +53,14 @@ class Throttled(TypedDict):
 
 
 @with_config(DESCRIBED)
+class OthersOnGpu(TypedDict):
+    """What other processes used of the GPU's time in the timed part."""
+
+    mean_percent: From0
+    readings: Positive
+
+
+@with_config(DESCRIBED)
 class Domain(TypedDict):
     name: Text
     joules: From0 | None
@@ -86,6 +94,8 @@ class Sensors(TypedDict):
     timed: dict[str, Timed]
     """by column, over the timed part"""
     throttled: list[Throttled]
+    others_on_gpu: NotRequired[OthersOnGpu | None]
+    """null where it could not be read, and on a CPU; missing in older records"""
     energy: Energy | None
     """null without a counter"""
 

@@ -18,6 +18,7 @@ from test_cards import changed
 
 from harness.analysis import gpu_sharing
 from harness.analysis.sensors import Timed
+from harness.campaign.worker_memory import watched
 from harness.machine import gpu_processes
 from harness.machine.sensor_values import GPU_OTHERS, GPU_OTHERS_COLUMN
 
@@ -154,6 +155,50 @@ def test_the_share_of_the_timed_part_is_the_mean_over_time():
     table = {"start_ns": 10 * S, "surface": {"elapsed_ns": 10 * S}}
     assert gpu_sharing.others_on_gpu(columns, None, table) == found
     assert gpu_sharing.others_on_gpu({"t_ns": [12 * S], GPU_OTHERS_COLUMN: [None]}, DURING, None) is None
+
+
+def listed(**bytes_of: int | None) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=int(name[1:]), usedGpuMemory=used) for name, used in bytes_of.items()]
+
+
+def test_the_workers_memory_on_a_card_is_nvmls_figure_of_it_and_its_children(nvml, worker):
+    computing = listed(**{f"p{worker.child}": GB, f"p{os.getpid()}": 5 * GB})
+    drawing = listed(**{f"p{worker.child}": GB, f"p{worker.pid}": 2 * GB})
+    nvml(
+        card("GPU-1", "x", 80 * GB, processes=computing, GraphicsRunningProcesses=drawing),
+        card("GPU-2", "x", 80 * GB, processes=listed(**{f"p{worker.child}": None})),
+        card("GPU-3", "in a container", 80 * GB, processes=listed(**{f"p{worker.child}": 0})),
+        card("GPU-4", "of a driver without it", 80 * GB),
+    )
+    own = []
+    for uuid in ("GPU-1", "GPU-2", "GPU-3", "GPU-4"):
+        with watched(uuid) as vram:
+            own.append(vram.own(worker.pid))
+    assert own == [3 * GB, None, None, None]
+
+
+def test_memory_that_others_hold_is_not_the_workers(harness, tmp_path):
+    folder, record = changed(tmp_path, "q8_0")
+    peak, memory = record["memory"]["peak_vram_bytes"], record["memory"]
+
+    def row() -> dict[str, Any]:
+        (folder / "record.json").write_text(json.dumps(record))
+        (found,) = harness("report", tmp_path, "--format", "json").json
+        return found
+
+    assert (row()["peak_vram_bytes"], row()["peak_vram_source"]) == (peak, "device less start")
+    others = 150_000_000
+    for mark in memory["marks"]:
+        mark["vram_bytes"] += others
+    memory["peak_vram_bytes"] += others
+    memory["after_load_vram_bytes"] += others
+    assert (row()["peak_vram_bytes"], row()["peak_vram_source"]) == (peak, "device less start")
+    assert row()["loaded_bytes"] == peak  # llama.cpp allocates all when it loads
+    memory["marks"][-1]["own_vram_bytes"] = memory["marks"][-1]["vram_bytes"] - 3 * others  # more came later
+    assert (row()["peak_vram_bytes"], row()["peak_vram_source"]) == (peak - 2 * others, "process")
+    del memory["marks"][0]
+    del memory["marks"][-1]["own_vram_bytes"]
+    assert (row()["peak_vram_bytes"], row()["peak_vram_source"]) == (peak + others, "device")
 
 
 def row_of(harness: Any, tmp_path: Path, percent: float | None, started_bytes: int = 0) -> dict[str, Any]:

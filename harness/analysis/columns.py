@@ -203,6 +203,11 @@ class SurfaceFigures(TypedDict):
 Disturbance = Literal["cpu", "quota", "memory", "heat", "warmup", "suspend", "server", "gpu"]
 
 
+VramSource = Literal["process", "device less start", "device"]
+"""Of a worker's VRAM: NVML's figure of its processes, the device's less what was used before it started, or
+the device's."""
+
+
 class FlagRow(TypedDict):
     code: str
     detail: str
@@ -414,6 +419,8 @@ class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     bandwidth_probes_bytes_per_s: list[float]
     peak_rss_bytes: int | None
     peak_vram_bytes: int | None
+    """without what others held, where `peak_vram_source` can tell"""
+    peak_vram_source: VramSource | None
     loaded_bytes: float | None
     peak_allocator_bytes: int | None
     prefill_knees: dict[str, list[int | None] | None] | None
@@ -538,6 +545,7 @@ SharedField = Literal[
     "loaded_bytes",
     "peak_rss_bytes",
     "peak_vram_bytes",
+    "peak_vram_source",
     "peak_allocator_bytes",
     "max_ctx",
     "watts",

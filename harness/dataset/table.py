@@ -38,6 +38,7 @@ from harness.analysis.flags import (
 )
 from harness.analysis.identity import computes, device, identity, recorded_gpu, weights
 from harness.analysis.line_fit import Floats
+from harness.analysis.memory import others_vram, peak_vram
 from harness.analysis.repeat_figures import Analysis, Unusable
 from harness.analysis.verdicts import (
     CONTENTION_TOLERANCE,
@@ -404,6 +405,7 @@ def repeat_row(
         else verdicts.growth_row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
     )
     memory_budget = record.get("memory_budget")
+    peak_vram_bytes, vram_source = peak_vram(record)
     return {
         **identity(record),
         "kind": record["kind"],
@@ -438,7 +440,8 @@ def repeat_row(
         "bandwidth_bytes_per_s": ceiling,
         "bandwidth_probes_bytes_per_s": [p["read_bytes_per_s"] for p in record.get("bandwidth_probes", [])],
         "peak_rss_bytes": peak_rss_bytes(record),
-        "peak_vram_bytes": memory_of(record).get("peak_vram_bytes"),
+        "peak_vram_bytes": peak_vram_bytes,
+        "peak_vram_source": vram_source,
         **_sizes(loaded | done_of(record).get("facts_changed", StackFacts()), reported),
         "loaded_bytes": loaded_bytes(record),
         "peak_allocator_bytes": _peak_allocator_bytes(record),
@@ -598,14 +601,15 @@ def device_memory_bytes(record: Record) -> int | None:
 
 
 def loaded_bytes(record: Record) -> int | None:
-    """Memory in use once the model was loaded: on a GPU by the stack's allocator, else of the device; on a
-    CPU the resident set."""
+    """Memory in use once the model was loaded: on a GPU by the stack's allocator, else the worker's of the
+    device; on a CPU the resident set."""
     memory, reported = memory_of(record), record.get("reported") or {}
     if record.get("device") == "cpu":
         known = memory.get("after_load_rss_bytes")
     else:
         allocator = loaded_of(record).get("allocator") or {}
-        known = allocator.get("allocated_bytes") or memory.get("after_load_vram_bytes")
+        used, (others, _) = memory.get("after_load_vram_bytes"), others_vram(record)
+        known = allocator.get("allocated_bytes") or (used and max(0, used - (others or 0)))
     known = reported.get("vram_bytes") or known
     return int(known) if known else None
 

@@ -311,6 +311,8 @@ class Mark(TypedDict):
     rss_file_bytes: Count | None
     vram_bytes: Count | None
     """the device's, all processes together"""
+    own_vram_bytes: NotRequired[Count | None]
+    """of these the worker's, as NVML lists its processes; missing in older records"""
     rss_weights_bytes: NotRequired[Count | None]
     """of `rss_file_bytes` the weights' own files"""
 

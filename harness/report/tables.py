@@ -377,7 +377,13 @@ MEMORY: tuple[Column[ShownCell], ...] = (
     number_column("KV KB/token", lambda row: row["kv_bytes_per_token"], "{:,.1f}", "KV cache per token", 1e3),
     _mb("after load MB", lambda row: row["loaded_bytes"], "memory in use after the model is loaded"),
     _mb("peak RSS MB", lambda row: row["peak_rss_bytes"], "peak resident set size of the worker"),
-    _mb("peak VRAM MB", lambda row: row["peak_vram_bytes"], "peak VRAM"),
+    _mb("peak VRAM MB", lambda row: row["peak_vram_bytes"], "peak VRAM of the worker"),
+    word_column(
+        "VRAM by",
+        lambda row: row["peak_vram_source"],
+        "process: NVML's figure of the worker's processes; device less start: the device's, without what was "
+        "used before the worker started; device: of all processes",
+    ),
     _mb(
         "peak allocator MB",
         lambda row: row["peak_allocator_bytes"],

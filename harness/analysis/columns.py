@@ -414,6 +414,8 @@ class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     bpw: float | None
     nominal_bits: float | None
     bandwidth_share: float | None
+    bandwidth_share_range: Ends | None
+    """against the highest and the lowest read bandwidth that was measured; null where they hardly differ"""
     past_cache_share: float | None
     bandwidth_bytes_per_s: float | None
     bandwidth_probes_bytes_per_s: list[float]
@@ -538,6 +540,7 @@ SharedField = Literal[
     "W_ratio",
     "W_measured_ratio",
     "bandwidth_share",
+    "bandwidth_share_range",
     "bandwidth_bytes_per_s",
     "model_bytes",
     "weight_bytes_per_token",

@@ -602,6 +602,8 @@ def notes(record: Record) -> list[Flag]:
         more = f" and {len(retries) - NAMES_SHOWN} more places" if len(retries) > NAMES_SHOWN else ""
         times = plural(sum(count for _, count in retries), "time")
         raised.append(Warnings.allocator_retries.flag(times=times, places=places + more))
+    if where := traffic.elsewhere_in_memory(record):
+        raised.append(Warnings.two_memories.flag(where=where))
     raised += [*flags.routing_notes(record), *flags.rotary_notes(record)]
     raised += [*served.notes(record), *speculation.notes(record)]
     return [*raised, *throttling.notes(record), *gpu_sharing.notes(record), *disturbance_notes(record)]

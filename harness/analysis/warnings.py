@@ -307,6 +307,10 @@ class Warnings(Enum):
         "install these versions, or build the stack's own environment",
     )
     stack_warning = _note("{message}", "see the stack's documentation")
+    two_memories = _note(
+        "a step reads from main memory too ({where}): no MBU, which is a share of one memory's bandwidth",
+        "read tok/s; harness theory --n-cpu-moe has the limit of both",
+    )
     allocator_retries = _note(
         "{times} the allocator had to free memory and try again, at n = {places}",
         "leave more memory free: retries make spikes",

@@ -254,8 +254,8 @@ _AS_WHOLE = 1.0, 0.0
 
 
 def _goodness(choice: Choice) -> tuple[float, ...]:
-    """Known quality before unknown, then the smaller loss, where it is one that evidence can order; of unknown
-    quality the more bits, and a 16-bit cache."""
+    """Known quality before unknown, then the smaller loss, as far as evidence orders them; of unknown quality
+    the more bits, and a 16-bit cache."""
     if choice.candidate.is_whole:
         return _AS_WHOLE
     if choice.quality is None:

@@ -14,8 +14,8 @@ from harness.records.kinds import Record
 from harness.stacks.header import Value
 
 MOST_LOSS = 0.02  # of the perplexity of 16-bit weights; more is not `balance`
-# Nats per token, which costs about as much in ln PPL; where it was measured, it decides. Below it KLD does not
-# order types by their scores at tasks: a rank correlation of nil (arXiv 2606.19558).
+# Nats per token, which costs about as much in ln PPL; where it was measured, it decides. Below it KLD does
+# not order types by their scores at tasks: a rank correlation of nil (arXiv 2606.19558).
 MOST_KLD = 0.02
 PERPLEXITY_NOISE = 0.006  # its standard error, as llama.cpp prints it on wikitext
 

@@ -203,9 +203,9 @@ def show_notes(
         "bits": "bits: of a weight in the linear layers, scales included",
         "PPL": f"PPL: perplexity above that of 16-bit weights ({'; '.join(sources)}); up to"
         f" {PERPLEXITY_NOISE:.1%}, its standard error, counts as equal; -: not known",
-        "KLD": f"KLD: mean KL divergence from 16-bit weights, nats per token; below {MOST_KLD} it does not order"
-        " types by their scores at tasks (arXiv 2606.19558), so they count as equal to 16 bits and speed"
-        " decides",
+        "KLD": f"KLD: mean KL divergence from 16-bit weights, nats per token; below {MOST_KLD} it does not"
+        " order types by their scores at tasks (arXiv 2606.19558), so they count as equal to 16 bits, and"
+        " speed decides",
         "rests on": f"rests on: measured, this variant on {where}; calibrated, others of its kind of stack"
         " there; calibrated elsewhere, its kind of stack on another device of its kind; theory, none of"
         " these",

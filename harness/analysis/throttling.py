@@ -8,12 +8,13 @@ from itertools import pairwise
 from harness.analysis.sensors import Columns, Timed
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
-from harness.machine.sensor_values import CONDITIONS, FIRMWARE_BITS, NVML_BITS, SINCE_BOOT
-from harness.records.kinds import Record
+from harness.machine.sensor_values import CONDITIONS, FIRMWARE_BITS, NVML_BITS, SINCE_BOOT, SUSTAINED_CLOCK
+from harness.records.kinds import Record, served_elsewhere
 from harness.records.measured import Throttled
 
 FIRMWARE = "vcgencmd get_throttled"
 KERNEL = "thermal_throttle"
+CPUFREQ = "cpufreq"
 NVML = "NVML"
 PI_BITS = "pi_throttled_bits"
 # The last sample is taken when the last token arrives, so its values applied at that token.
@@ -22,6 +23,13 @@ CLOSING_NS = 1_000_000_000
 # event of a few ms is common on a laptop and does not count.
 THROTTLED_SHARE = 0.01
 THROTTLED_FLOOR_MS = 10  # a jiffy: the kernel cannot time shorter ones
+# Of the clock that the CPU sustains without boost, or of the highest seen before if that is lower: the end of
+# a boost is no throttling. Of the highest seen alone where no file says what it sustains: desktops boost to
+# less than twice their base clock.
+CLOCK_SHARE, CLOCK_SHARE_OF_BOOST = 0.9, 0.5
+# One sample in a second may fall on a moment in which all cores wait; a tenth of the clock for a twentieth of
+# the time moves a mean by 0.5%.
+SLOW_SAMPLES, SLOW_SHARE = 2, 0.05
 
 
 def seen(columns: Columns, during: Timed | None) -> list[Throttled]:
@@ -33,7 +41,12 @@ def seen(columns: Columns, during: Timed | None) -> list[Throttled]:
     """
     if during is None or not columns.get("t_ns"):
         return []
-    return [*_firmware(columns, during), *_kernel(columns, during), *_nvml(columns, during)]
+    return [
+        *_firmware(columns, during),
+        *_kernel(columns, during),
+        *_clock(columns, during),
+        *_nvml(columns, during),
+    ]
 
 
 def unseen(columns: Columns, during: Timed | None) -> dict[str, str]:
@@ -64,7 +77,7 @@ def flags(record: Record) -> list[Flag]:
             if _invalidates(record, fact):
                 span = f"{(fact['ms'] or 0) / 1e3:.2f} s of {_timed_ms(record) / 1e3:.2f}, {_span(fact)}"
                 raised.append(Warnings.throttled.flag(what=f"{fact['what']} for {span} ({KERNEL})"))
-        elif fact["what"] not in CONDITIONS:
+        elif fact["what"] not in CONDITIONS and not (fact["source"] == CPUFREQ and _is_idle(record)):
             raised.append(Warnings.throttled.flag(what=_bits_text(fact)))
     return raised
 
@@ -92,6 +105,11 @@ def _invalidates(record: Record, fact: Throttled) -> bool:
     """Whether a throttle counted by the kernel is of the device and lasted long enough."""
     long = max(THROTTLED_SHARE * _timed_ms(record), THROTTLED_FLOOR_MS)
     return record.get("device") == "cpu" and (fact["ms"] or 0) > long
+
+
+def _is_idle(record: Record) -> bool:
+    """Whether the CPU may be idle, and its clock low, as another device or a server elsewhere computes."""
+    return record.get("device") != "cpu" or served_elsewhere(record)
 
 
 def _facts(record: Record) -> list[Throttled]:
@@ -189,6 +207,29 @@ def _kernel(columns: Columns, during: Timed) -> list[Throttled]:
             many = sum(rise for _, rise in events) if events else None
             facts.append(_fact(KERNEL, f"{level} too hot", during, rose, ms=ms, events=many))
     return facts
+
+
+def _clock(columns: Columns, during: Timed) -> list[Throttled]:
+    """Samples of the timed part in which even the fastest core was below its sustained clock, though it had
+    reached it before. Intel's CPUs count their throttling themselves; some go below it for wide vectors."""
+    if "core_throttle_events" in columns:
+        return []
+    sustained = max((khz or 0 for khz in columns.get(SUSTAINED_CLOCK, ())), default=None)
+    if sustained == 0:
+        return []  # not all cores are read
+    highest, inside, slow = 0, 0, dict[int, int]()
+    for t, khz in _read(columns, "cpu_clock_max_khz"):
+        least = CLOCK_SHARE * min(highest, sustained) if sustained else CLOCK_SHARE_OF_BOOST * highest
+        highest = max(highest, khz)
+        if during.holds(t):
+            inside += 1
+            if khz < least:
+                slow[t] = khz
+    if len(slow) < SLOW_SAMPLES or len(slow) < SLOW_SHARE * inside:
+        return []
+    reference = min(highest, sustained or highest)
+    what = f"clock down to {min(slow.values()) / 1e3:,.0f} of {reference / 1e3:,.0f} MHz"
+    return [_fact(CPUFREQ, what, during, [*slow], samples=len(slow), of_samples=inside)]
 
 
 def _nvml(columns: Columns, during: Timed) -> list[Throttled]:

@@ -10,6 +10,7 @@ from harness.analysis.columns import Disturbance, FlagRow
 ALL = "all"
 DISTURBANCES: dict[Disturbance, tuple[str, str]] = {
     "cpu": ("other processes used the CPUs", "close other programs, or lower `threads`"),
+    "steal": ("the hypervisor withheld the CPUs", "measure on CPUs of your own, or at another time"),
     "quota": ("a CPU quota throttled its threads", "raise or remove it (--cpus, CPUQuota)"),
     "memory": ("memory was short and pages were read from disk", "close programs that use memory"),
     "heat": ("the device was throttled", "let it cool (protocol.cool_down)"),
@@ -27,6 +28,11 @@ DEVICE = "lower n_ctx or take fewer bits, so that all fits on the device, or req
 WEIGHTS = "fetch or convert the file again, and check that it is of this model and type"
 CACHE = "report it to the stack's authors; its speed is of other work than the workload's"
 CLOCKS = "report it with the record: one of the two clocks is wrong"
+
+
+_OTHER_WORK = (
+    "other processes used {others:.1f} CPUs while timing ({cores}; its own processes used {own:.1f})"
+)
 
 
 def _note(cause: str, next_step: str) -> tuple[str, str, None]:
@@ -116,6 +122,11 @@ class Warnings(Enum):
     B_not_identifiable = _note(
         "B, the time of a token at zero context, is not known to 10%: {interval}{tpot}",
         "measure more tokens or repeats, or read TPOT",
+    )
+
+    cores_of_several_kinds = _note(
+        "{threads} on {cores}: the slowest core that has a thread holds up the others",
+        "compare other numbers of threads (harness tune)",
     )
 
     # Differences between the run and the request.
@@ -252,6 +263,8 @@ class Warnings(Enum):
     waited_for_cpu = _disturbed(
         "cpu", "its threads waited for a CPU {share:.0%} of the time: other processes were running"
     )
+    other_work = _disturbed("cpu", _OTHER_WORK)
+    stolen = _disturbed("steal", "the hypervisor withheld {share:.0%} of the CPU time that was asked for")
     too_many_threads = (
         "its threads waited for a CPU {share:.0%} of the time: {threads} of them share {cpus}",
         "lower `threads` to the number of CPUs",
@@ -285,6 +298,7 @@ class Warnings(Enum):
     machine_under_pressure = _note(
         "the whole machine, while timing: {pressure}", "close programs that use memory or CPUs"
     )
+    little_other_work = _note(_OTHER_WORK, "close other programs")
     power_cap = _note(
         "a condition of the device: {what}", "raise the power limit, or compare under the same one"
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from typing_extensions import NotRequired, TypedDict
 
@@ -22,6 +22,7 @@ from harness.base.nvml import UUIDS
 from harness.base.text import recorded, redacted
 from harness.campaign import worker
 from harness.campaign.forecast import Forecast
+from harness.campaign.other_processes import cpu_time
 from harness.campaign.worker_memory import MemoryLimit, pressure
 from harness.config import Experiment
 from harness.config.plan import Cell
@@ -46,6 +47,7 @@ from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, 
 # Measure one repeat of one cell in one worker process, and write its outcome as one record.
 
 
+_Counter = TypeVar("_Counter", int, float)
 # Facts that the Done event of a decode must have, because the verdicts read them.
 DONE_FACTS = {"counters", "warmup", "facts_after", "major_faults", "start_ns", "flushes"}
 
@@ -152,8 +154,10 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
             raise ResultsError(f"cannot write results to {running.folder}: {refusal.strerror}") from refusal
         raise
     times, peaks, usage = report.times(len(inputs.prompt)), plain(seen.memory), plain(seen.rusage)
-    pressures = {"pressure": report.pressure, "worker_pressure": report.worker_pressure}
-    begun["conditions"] = plain({**(begun.get("conditions") or {}), **pressures})
+    risen: dict[str, object] = {"pressure": report.pressure, "worker_pressure": report.worker_pressure}
+    if report.cpu_time and not cell.header.simulated:  # what others do costs simulated time nothing
+        risen["cpu_time"] = report.cpu_time
+    begun["conditions"] = plain({**(begun.get("conditions") or {}), **risen})
     done = report.done()
     end: measured.MeasuredEnd = {
         "outcome": report.outcome,
@@ -278,8 +282,13 @@ def _after_load(marks: list[measured.Mark]) -> measured.Memory:
     return {"after_load_rss_bytes": rss, "after_load_vram_bytes": loaded and loaded["vram_bytes"]}
 
 
+def _rise(before: Mapping[str, _Counter], after: Mapping[str, _Counter]) -> dict[str, _Counter]:
+    return {name: after[name] - count for name, count in before.items() if name in after}
+
+
 class WorkerReport:
-    """The worker's events so far, and the rise of memory and CPU pressure during the timed section."""
+    """The worker's events so far, and the rise of memory and CPU pressure and of CPU time during the timed
+    section; empty until it ends."""
 
     def __init__(self, memory_limit: MemoryLimit | None = None) -> None:
         """`memory_limit`: the worker's; its cgroup's pressure is read in addition to the machine's."""
@@ -290,7 +299,9 @@ class WorkerReport:
         self.ended: Done | Failed | Died | None = None
         self.pressure: dict[str, int] = {}
         self.worker_pressure: dict[str, int] = {}
+        self.cpu_time: dict[str, float] = {}
         self._before: tuple[dict[str, int], dict[str, int]] = {}, {}
+        self._cpu_time_before: dict[str, float] = {}
         self._count, self._last_ns = 0, 0
         self.tables: records.Tables = {}
 
@@ -301,10 +312,11 @@ class WorkerReport:
                 return
             self.phases.append(event)
             if event.name == "generate":
-                self._before = self._pressures()
+                self._before, self._cpu_time_before = self._pressures(), cpu_time()
             elif event.name == "finish":
+                self.cpu_time = _rise(self._cpu_time_before, cpu_time())
                 self.pressure, self.worker_pressure = (
-                    {name: after[name] - count for name, count in before.items() if name in after}
+                    _rise(before, after)
                     for before, after in zip(self._before, self._pressures(), strict=True)
                 )
         elif isinstance(event, Loaded):

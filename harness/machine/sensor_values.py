@@ -39,6 +39,10 @@ GPU_OTHERS_COLUMN = "gpu_others_percent"  # of the device's time, since the read
 CONDITIONS = ("software power cap",)  # part of the device's setup, like its clock: not a fault
 
 
+# The column of the clock in kHz that a CPU sustains without boost; null where only some cores are read.
+SUSTAINED_CLOCK = "cpu_clock_sustained_khz"
+
+
 # A source of sensor readings: its columns, their interval and origin; and sysfs numbers, opened once.
 
 

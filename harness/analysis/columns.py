@@ -649,6 +649,8 @@ class Score(Identity):
     reference: str | None
     text: str | None
     text_sha256: str | None
+    special: dict[str, int]
+    carriage_returns: int
     n_ctx: int | None
     windows: int | None
     scored: int | None

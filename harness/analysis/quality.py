@@ -307,6 +307,8 @@ def row(record: Record) -> Score:
         "reference": reference["name"] if reference else None,
         "text": text["file"] if text else None,
         "text_sha256": text["sha256"] if text else None,
+        "special": text.get("special", {}) if text else {},
+        "carriage_returns": text.get("carriage_returns", 0) if text else 0,
         "n_ctx": quality.get("n_ctx"),
         "windows": quality.get("windows"),
         "scored": quality.get("scored"),

@@ -115,6 +115,10 @@ class Warnings(Enum):
         "{copies:,} of {tokens:,} latencies repeat earlier ones in blocks: copies give no interval",
         "measure again: latencies were copied",
     )
+    repetitions_differ = _note(
+        "its repetitions differ by {spread:.0%} (standard deviation)",
+        "close other programs, and measure more repetitions",
+    )
     bends = _note(
         "latency bends with depth: no line describes it well",
         "read the speed at each depth instead of B and W",

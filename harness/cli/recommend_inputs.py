@@ -150,7 +150,7 @@ def model_from(given: str) -> Given:
             f"{printable(given)}: the layers of {found.architecture or 'this architecture'} are not known"
         )
     if found.format == "safetensors" and found.quantization:
-        loads = weights.loaded_by(found.stored) if found.stored else ""
+        loads = weights.loaded_by(found.stored, found.packing) if found.stored else ""
         raise Mistake(
             f"{printable(given)}: is {found.quantization}; recommend compares types that are made of 16-bit"
             " weights: give those, or see this one's limits with harness theory"

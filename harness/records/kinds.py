@@ -219,6 +219,10 @@ class ScoredText(TypedDict):
     """of the whole text"""
     ids_sha256: Text
     """of the ids of the windows, as 64-bit integers, little-endian"""
+    special: NotRequired[dict[str, Count]]
+    """how often strings come that are special tokens of some tokenizers; they are scored as text"""
+    carriage_returns: NotRequired[Count]
+    """of lines that end in CRLF; they are scored as they stand"""
 
 
 @with_config(DESCRIBED)

@@ -279,6 +279,14 @@ def _what(row: Score) -> list[str]:
     found = [
         f"scored {row['scored']:,} tokens of {row['text']}: {windows}; ± is a standard error over windows"
     ]
+    if row["special"]:
+        strings = ", ".join(f"{string} ({times:,})" for string, times in row["special"].items())
+        found.append(f"{row['text']} contains {strings}: scored as text, not as special tokens")
+    if count := row["carriage_returns"]:
+        found.append(
+            f"{row['text']} has {count:,} carriage returns (CRLF line ends), which are scored as they stand:"
+            " its PPL is not that of the text with LF; write it with LF to compare"
+        )
     if row["at_depth"]:
         each = f"{row['at_depth'][0]['scored']:,} tokens"
         found.append(

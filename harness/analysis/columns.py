@@ -200,7 +200,7 @@ class SurfaceFigures(TypedDict):
 # Rows are plain dicts, as they are written to JSON.
 
 
-Disturbance = Literal["cpu", "quota", "memory", "heat", "warmup", "suspend", "server"]
+Disturbance = Literal["cpu", "quota", "memory", "heat", "warmup", "suspend", "server", "ended"]
 
 
 class FlagRow(TypedDict):

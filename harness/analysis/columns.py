@@ -200,7 +200,9 @@ class SurfaceFigures(TypedDict):
 # Rows are plain dicts, as they are written to JSON.
 
 
-Disturbance = Literal["cpu", "steal", "quota", "memory", "heat", "warmup", "suspend", "server", "gpu"]
+Disturbance = Literal[
+    "cpu", "steal", "quota", "memory", "heat", "warmup", "suspend", "server", "gpu", "ended"
+]
 
 
 VramSource = Literal["process", "device less start", "device"]

@@ -596,12 +596,16 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[Flag]:
     reasons = []
     stopped = growth_stopped(record)
     if record["tokens"] != new and not stopped and not tables.name_of(record):
-        numbers = {"tokens": plural(record["tokens"], "token"), "requested": new}
-        why = Warnings.server_stopped if served_elsewhere(record) else Warnings.other_length
-        reasons.append(why.flag(**numbers))
+        if served_elsewhere(record):
+            reasons += served.other_length(record)
+        else:
+            tokens = plural(record["tokens"], "token")
+            reasons.append(Warnings.other_length.flag(tokens=tokens, requested=new))
     evaluated, expected = done["counters"].get("evaluated_tokens"), prompt + record["tokens"] - 1
     if (counted := done["counters"].get("prompt_tokens")) is not None:
-        expected = counted + record["tokens"] - 1  # of a server, which may add a template
+        # Of a server, which may add a template, and whose counts of the answer need not be right.
+        expected = counted + record["tokens"] - 1
+        evaluated = expected - done["counters"].get("cached_tokens", 0)
     if evaluated is not None and evaluated != expected and not stopped:
         reasons.append(Warnings.other_prefix.flag(evaluated=evaluated, expected=expected))
     # The stack's report after loading, then the one after the run.

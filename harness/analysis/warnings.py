@@ -17,6 +17,11 @@ DISTURBANCES: dict[Disturbance, tuple[str, str]] = {
     "warmup": ("warm-up never settled", "close other programs"),
     "server": ("others used the server", "keep other clients away from it"),
     "gpu": ("other processes used the GPU", "close them (nvidia-smi lists them), or choose another GPU"),
+    "ended": (
+        "the model ended its answers early",
+        "measure more attempts (protocol.retry_disturbed), or by an API that ignores the end of a text"
+        " (llama-server, vLLM)",
+    ),
     "suspend": ("the machine was suspended", "keep it awake (systemd-inhibit)"),
 }
 """What on the machine, not in the stack, makes a repeat invalid, so that another attempt may be ok: cause and
@@ -136,9 +141,33 @@ class Warnings(Enum):
     # Differences between the run and the request.
     other_length = "{tokens} generated, {requested} requested", "report it to the stack's authors"
     server_stopped = (
-        "{tokens} generated, {requested} requested: the server stopped early",
-        "give it a larger context (llama-server -c, Ollama num_ctx, vLLM --max-model-len), or an API that"
-        " ignores the end of a text",
+        "{tokens} generated, {requested} requested: the server stopped early{reason}",
+        "read the server's log",
+    )
+    server_limit = (
+        "{tokens} generated, {requested} requested: the server stopped early, at a limit of its own",
+        "give it a larger context (llama-server -c, Ollama num_ctx, vLLM --max-model-len), or request fewer"
+        " tokens",
+    )
+    more_than_requested = (
+        "{tokens} or more came, {requested} requested",
+        "see what the server sends besides its tokens: a piece of its answer is not one token",
+    )
+    answer_too_short = _disturbed(
+        "ended", "the model ended its answer after {tokens} of {requested}: a rate needs {least}"
+    )
+    answer_ended = _note(
+        "the model ended its answer after {tokens} of {requested}: its figures are those of these tokens",
+        "read tok/s of contexts up to there, or measure by an API that ignores the end of a text"
+        " (llama-server, vLLM)",
+    )
+    usage_unusable = _note(
+        "the server counts {counted} tokens in its answer, and {came} came: its count is not used",
+        "read tok/s, which is by what came",
+    )
+    counted_by_proxy = _note(
+        "the answers come through {proxy}, which counts tokens itself: its counts are not used",
+        "measure the server behind it at its own address",
     )
     other_prefix = (
         "{evaluated} tokens were evaluated, {expected} expected: a prefix was reused or added",
@@ -198,19 +227,17 @@ class Warnings(Enum):
         "read TTFT as that of the longer prompt",
         "first token",
     )
-    prompt_not_counted = (
-        "the server does not count the tokens of a prompt: what TTFT contains is not known",
-        "measure it by an API that counts them, such as llama-server's",
-        "first token",
+    prompt_not_counted = _note(
+        "the server does not count the tokens of a prompt, so TTFT is that of about {requested}",
+        "compare TTFT with that of an API that counts them, such as llama-server's",
     )
     tokens_at_once = (
-        "{tokens} tokens came in {pieces}, up to {largest} at once: it is not known when each was made",
+        "{tokens} tokens{by} came in {pieces}{most}: it is not known when each was made",
         "measure more tokens, of which one piece is a smaller share, or let the server send each (vLLM:"
         " --stream-interval, by default 1)",
     )
     tokens_in_pieces = _note(
-        "{tokens} tokens came in {pieces}, up to {largest} at once: only averages are known, no B and"
-        " W{accuracy}",
+        "{tokens} tokens{by} came in {pieces}{most}: only averages are known, no B and W{accuracy}",
         "read tok/s; B and W need a piece for each token",
     )
     guessed_ahead = _note(

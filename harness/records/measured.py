@@ -154,8 +154,15 @@ class Counters(TypedDict):
     awaited_pieces: NotRequired[Count]
     """of these, those that had not arrived yet when the client began to read"""
     piece_tokens: NotRequired[Count]
-    """tokens, or texts without ids, in all of them"""
+    """tokens, or texts without ids, in all of them; further tokens of the series came with no piece of their
+    own, and their times, at its end, are not those at which they were made"""
     largest_piece: NotRequired[Count]
+    counted_tokens: NotRequired[Count]
+    """of the answer, by a server's count, which need not agree with what came"""
+    ended_by: NotRequired[Text]
+    """why a server ended its answer: stop (the model chose to), length, or its own word"""
+    proxy: NotRequired[Text]
+    """passes the answers on and counts in the server's place"""
     answer_tokens: NotRequired[Count]
     """of all answers of a server, of a workload whose result is a table"""
     drafted_tokens: NotRequired[Count]

@@ -11,7 +11,7 @@ from harness.base.text import plural
 from harness.records import tables
 from harness.records.kinds import Record, done_of, loaded_of, served_elsewhere
 from harness.records.measured import Counters, Surface
-from harness.records.parts import Served
+from harness.records.parts import Served, StackFacts
 from harness.theory.decoder import dense, parameters
 
 CLIENT_SHARE = 0.5  # of the time of an answer; a client that works for longer is what limits the speed
@@ -20,6 +20,8 @@ ALIKE = 0.02  # of parameters and vocabulary: a GGUF may leave out or add paddin
 IN_PIECES = 0.05  # of a rate: by how much the arrival of pieces may change it
 HALVES = 0.02  # of the tokens: some texts end in half a letter, which waits for the next token
 FEWEST = 32  # tokens of an answer that its model ended: noise of 5% a token is 1% of their rate
+LOAD_MS = 100.0  # Ollama's load_duration of a loaded model is 5 to 60; to start its runner takes 250 and more
+ON_GPU = 0.995  # of the memory of a model: Ollama's own list rounds to a percent
 
 
 def faults(record: Record) -> list[Flag]:
@@ -39,6 +41,9 @@ def faults(record: Record) -> list[Flag]:
         found.append(Warnings.other_requests.flag(others=others))
     if _each_is_timed(record) and (numbers := _in_pieces(record)):
         found.append(Warnings.tokens_at_once.flag(**numbers))
+    load_ms = counters.get("load_ms") or 0.0
+    if load_ms > LOAD_MS and tables.name_of(record) in ("turns", "users"):
+        found.append(Warnings.model_loaded_meanwhile.flag(load=load_ms))
     if late := read_late(record):
         found.append(Warnings.read_late.flag(late=late, pieces=counters["pieces"]))
     elapsed, delay = counters.get("elapsed_ms"), client_ms_per_token(record)
@@ -194,9 +199,18 @@ def client_ms_per_token(record: Record) -> float | None:
 def notes(record: Record) -> list[Flag]:
     """Another prompt than the one that was sent, tokens that came together, and the server's time per token
     beside the client's."""
-    if not (served := loaded_of(record).get("served")) or not done_of(record):
+    done = done_of(record)
+    if not loaded_of(record).get("served") or not done:
         return []
-    counters, found = done_of(record)["counters"], _reuse(record)
+    served = (loaded_of(record) | done.get("facts_changed", StackFacts())).get("served")
+    assert served
+    counters, found = done["counters"], _reuse(record)
+    if (load_ms := counters.get("load_ms") or 0.0) > LOAD_MS and tables.name_of(record) is None:
+        found.append(Warnings.model_loaded.flag(load=load_ms))
+    if (on_gpu := served.get("gpu_share")) is not None and on_gpu < ON_GPU:
+        found.append(Warnings.on_cpu.flag(on_cpu=1 - on_gpu, on_gpu=on_gpu))
+    if forms := served.get("other_forms"):
+        found.append(Warnings.other_form.flag(forms=" and ".join(forms)))
     requested, counted = record["workload"]["prompt_tokens"], counters.get("prompt_tokens")
     tokens = counters.get("answer_tokens", record["tokens"])
     if counted is None and tables.name_of(record) in (None, "users"):  # others do not go on without it
@@ -243,4 +257,5 @@ def _times(record: Record, served: Served, client: float) -> Flag:
     here = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e6 / steps
     theirs = done_of(record)["counters"].get("stack_decode_ms")
     own = "" if theirs is None else f", {theirs / steps:.3f} by its own clock"
-    return Warnings.served_by.flag(server=served["api"], here=here, own=own, client=client)
+    place = "; all of the model is on GPUs" if (served.get("gpu_share") or 0.0) >= ON_GPU else ""
+    return Warnings.served_by.flag(server=served["api"], here=here, own=own, client=client, place=place)

@@ -218,7 +218,7 @@ def _clock(columns: Columns, during: Timed) -> list[Throttled]:
     if sustained == 0:
         return []  # not all cores are read
     highest, inside, slow = 0, 0, dict[int, int]()
-    for t, khz in _read(columns, "cpu_clock_max_khz"):
+    for t, khz in read(columns, "cpu_clock_max_khz"):
         least = CLOCK_SHARE * min(highest, sustained) if sustained else CLOCK_SHARE_OF_BOOST * highest
         highest = max(highest, khz)
         if during.holds(t):

@@ -688,10 +688,12 @@ def _leftovers(facts: StackFacts) -> list[Flag]:
 
 
 def _window(record: Record) -> list[Flag]:
-    """A KV cache shorter than the run: the stack discarded tokens and continued. A server stops."""
-    holds, workload = loaded_of(record).get("holds_tokens"), record["workload"]
+    """A KV cache shorter than the run: the stack discarded tokens and continued. Of servers, Ollama does."""
+    facts = loaded_of(record) | done_of(record).get("facts_changed", StackFacts())
+    holds, server, workload = facts.get("holds_tokens"), facts.get("served"), record["workload"]
     needed = workload["prompt_tokens"] + workload["new_tokens"]
-    if holds is None or holds >= needed or served_elsewhere(record):
+    stops = served_elsewhere(record) and not (server and server["api"] == "ollama")
+    if holds is None or holds >= needed or stops:
         return []
     return [Warnings.short_cache.flag(holds=holds, needed=needed)]
 

@@ -361,8 +361,26 @@ class Warnings(Enum):
         "leave more memory free: retries make spikes",
     )
     served_by = _note(
-        "{server}: {here:.3f} ms/token as its client saw it{own}; the client itself took {client:.3f}",
+        "{server}: {here:.3f} ms/token as its client saw it{own}; the client itself took {client:.3f}{place}",
         "run the same file with `llamacpp` to see what serving adds",
+    )
+    model_loaded = (
+        "the server loaded the model for {load:,.0f} ms before the first token, by its own clock: TTFT is"
+        " left out",
+        "keep the model loaded (OLLAMA_KEEP_ALIVE), and other models off the server",
+        "first token",
+    )
+    model_loaded_meanwhile = (
+        "the server loaded the model for up to {load:,.0f} ms before a first token, by its own clock",
+        "keep the model loaded (OLLAMA_KEEP_ALIVE), and other models off the server",
+    )
+    on_cpu = _note(
+        "the server holds {on_cpu:.0%} of the model on the CPU and {on_gpu:.0%} on GPUs",
+        "free GPU memory, or take fewer bits or a shorter context, so that the server places all on the GPU",
+    )
+    other_form = _note(
+        "the server refused a field of the request, which was sent with {forms}",
+        "compare it with servers that were sent the same",
     )
     turns_reused = _note(
         "by its own count the server reused {reused:,} of the {held:,} tokens before its later turns",

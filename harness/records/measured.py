@@ -173,6 +173,8 @@ class Counters(TypedDict):
     of later passes), or in a server's first event"""
     others_tokens: NotRequired[int]
     """that a server generated for others meanwhile"""
+    load_ms: NotRequired[Number]
+    """until a server had the model ready, within the time to the first token; of several answers the most"""
     elapsed_ms: NotRequired[Number]
     """of a request, until the end of its answer"""
     waited_ms: NotRequired[Number]

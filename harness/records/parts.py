@@ -406,6 +406,12 @@ class Served(TypedDict):
     """requests that it can serve at once"""
     speculation: NotRequired[Text]
     """what guesses tokens ahead, by the server's own name; none"""
+    num_ctx: NotRequired[Count | None]
+    """context length that was requested of Ollama"""
+    gpu_share: NotRequired[Number | None]
+    """of the memory that the model takes, where the server reports it"""
+    other_forms: NotRequired[list[Text]]
+    """of fields that the server refused: what was sent instead"""
 
 
 @with_config(DESCRIBED)

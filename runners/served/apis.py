@@ -5,10 +5,12 @@ Sources: llama.cpp's tools/server/README.md, Ollama's docs/api.md, vLLM's OpenAI
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 Json = dict[str, Any]
@@ -25,8 +27,8 @@ ENDS = {
 
 @dataclass
 class Counts:
-    """A server's own counts of one request; null: it does not say. `cached`: tokens of the prompt that were
-    not evaluated. `decode_ms`: from the first token to the last."""
+    """A server's own counts of one request; None: not reported. `cached`: tokens of the prompt that were not
+    evaluated. `decode_ms`: from the first token to the last. `load_ms`: until the model was ready."""
 
     prompt: int | None = None
     cached: int | None = None
@@ -35,6 +37,7 @@ class Counts:
     decode_ms: float | None = None
     drafted: int | None = None
     accepted: int | None = None
+    load_ms: float | None = None
 
 
 @dataclass
@@ -72,6 +75,7 @@ def text_id(text: str) -> int:
 
 def _llama_body(model: str, prompt: Prompt, tokens: int) -> Json:
     return {
+        "model": model,  # a router passes the request on by it, other servers ignore it
         "prompt": prompt,
         "n_predict": tokens,
         "temperature": 0,
@@ -99,9 +103,16 @@ def _llama_piece(event: Json) -> Piece:
     return piece
 
 
-def _ollama_body(model: str, prompt: Prompt, tokens: int) -> Json:
-    options = {"num_predict": tokens, "temperature": 0}
-    return {"model": model, "prompt": prompt, "raw": True, "stream": True, "options": options}
+def _ollama_body(model: str, prompt: Prompt, tokens: int, num_ctx: int | None = None) -> Json:
+    """`shift`: past its context a server that knows the word ends the answer, and does not discard tokens."""
+    options = {"num_predict": tokens, "temperature": 0} | ({"num_ctx": num_ctx} if num_ctx else {})
+    return {"model": model, "prompt": prompt, "raw": True, "stream": True, "shift": False, "options": options}
+
+
+def with_context(api: Api, num_ctx: int) -> Api:
+    """Ollama's API with a context of so many tokens, in all requests: another length would load the model
+    again."""
+    return replace(api, body=partial(_ollama_body, num_ctx=num_ctx))
 
 
 def _ollama_piece(event: Json) -> Piece:
@@ -115,6 +126,7 @@ def _ollama_piece(event: Json) -> Piece:
             _count(event.get("eval_count")),
             _ms(event.get("prompt_eval_duration")),
             _ms(event.get("eval_duration")),
+            load_ms=_ms(event.get("load_duration")),
         )
     return piece
 
@@ -225,6 +237,44 @@ APIS = {
     ),
     "ollama": replace(_OPENAI, name="ollama", path="/api/generate", body=_ollama_body, read=_ollama_piece),
 }
+
+
+# What a request can do without, by the words with which servers refuse it.
+_OPTIONAL = {
+    "stream_options": ("streamoptions", "includeusage"),
+    "ignore_eos": ("ignoreeos",),
+    "return_token_ids": ("returntokenids",),
+    "temperature": ("temperature",),
+}
+_UNKNOWN = re.compile(
+    r"instead|unsupported|not (supported|permitted|allowed)|deprecated|un(known|expected|recog)"
+)
+
+
+def other_form(body: Json, answer: str) -> tuple[str, str | None] | None:
+    """The field of a request that a refusal names, and the one that it asks for in its place; (field, None):
+    the request can do without it. None: the refusal names no such field. `answer`: its content."""
+    try:
+        text = " ".join(_words(json.loads(answer))).lower()
+    except (ValueError, RecursionError):
+        text = answer.lower()
+    named = re.sub(r"[^a-z0-9]", "", text)
+    if "max_tokens" in body and "maxtokens" in named and _UNKNOWN.search(text):
+        others = [name for name in re.findall(r"max_[a-z_]*tokens", text) if name != "max_tokens"]
+        return "max_tokens", [*others, "max_completion_tokens"][0]
+    fields = (name for name, words in _OPTIONAL.items() if any(word in named for word in words))
+    return next(((name, None) for name in fields if name in body), None)
+
+
+def _words(answer: Any) -> Iterator[str]:
+    """The texts of a refusal, without the part of the request that it repeats (pydantic's `input`)."""
+    if isinstance(answer, dict):
+        answer = [value for name, value in answer.items() if name != "input"]
+    if isinstance(answer, list):
+        for each in answer:
+            yield from _words(each)
+    elif isinstance(answer, str):
+        yield answer
 
 
 def metric(text: str, name: str) -> float | None:

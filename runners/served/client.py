@@ -10,11 +10,24 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 
 from runners.protocol import MOST_SHOWN, refusal, unreachable, without_key
-from runners.served.apis import APIS, CHAT, END_OF_TEXT, LIMIT, Api, Counts, Json, Piece, Prompt, metric
+from runners.served.apis import (
+    APIS,
+    CHAT,
+    END_OF_TEXT,
+    LIMIT,
+    Api,
+    Counts,
+    Json,
+    Piece,
+    Prompt,
+    metric,
+    other_form,
+)
 
 CONNECT_S = 10.0
 SILENT_S = 1200.0  # between two pieces of an answer; a long prompt on a slow machine takes minutes
@@ -24,6 +37,7 @@ LEAST_WAIT_NS = 200_000  # reading what is there already takes httpx 0.1 ms
 PROXIES = {"x-litellm-": "LiteLLM", "x-portkey-": "Portkey"}
 """What stands before a server and counts tokens by a tokenizer of its own, by the beginning of its headers'
 names. Sources: docs.litellm.ai/docs/proxy/response_headers, portkey.ai/docs/api-reference."""
+REFUSALS = (400, 422, 500, 501)  # of a request's form: others are about the key, the model or the load
 clock = time.perf_counter_ns
 
 
@@ -127,11 +141,15 @@ class Stream:
 
 
 class Client:
-    """`url`: of the server, with or without `/v1` at its end. `key`: its API key, which no message has."""
+    """`url`: of the server, with or without `/v1` at its end. `key`: its API key, which no message has.
+
+    `forms`: fields that the server refused, and what is sent in place of each (None: nothing)."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        self.forms: dict[str, str | None] = {}
         self._key = key
+        self._query = ""  # of a router: which of its models a page is about
         # A proxy that compresses a stream may hold back its events.
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         # No proxies: a variable of the environment must not send the requests elsewhere.
@@ -181,16 +199,33 @@ class Client:
         """All tokens that the server has generated; null where it has no such metric."""
         if api.generated is None:
             return None
-        response = self.ask("/metrics")
+        response = self.ask("/metrics" + self._query)
         return metric(response.text, api.generated) if response.status_code == 200 else None
 
     def stream(self, api: Api, model: str, prompt: Prompt, tokens: int, reuse: bool = False) -> Stream:
         """Send a request, and return its answer once its head is here. `reuse`: what is evaluated of the
-        prompt is the server's choice. Raises ServerError."""
+        prompt is the server's choice. A field that the server refuses is replaced by what it asks for, in
+        later requests too. Raises ServerError."""
         body = api.body(model, prompt, tokens) | (api.reuse if reuse else {})
-        response = self._send("POST", api.path, body, stream=True)
+        while True:
+            sent = {name: value for field, value in body.items() if (name := self.forms.get(field, field))}
+            response = self._send("POST", api.path, sent, stream=True)
+            if response.status_code not in REFUSALS:
+                break
+            response.read()
+            if (form := other_form(sent, response.text)) is None:
+                break
+            self.forms |= [form]
         self._check(response, self.url + api.path)
         return Stream(self, api, response, tokens)
+
+    def props(self, model: str) -> Json:
+        """llama-server's /props, empty without; of a router those of the model, which it may load first."""
+        found = self.found("/props") or {}
+        if found.get("role") == "router":
+            self._query = "?" + urlencode({"model": model})
+            found |= self.found("/props" + self._query) or {}
+        return found
 
     def error(self, sentence: str, sent: Any = "") -> ServerError:
         """`sent`: by the server, as its reason. The key is in neither."""
@@ -231,23 +266,35 @@ class Client:
         self._http.close()
 
 
-def api_of(client: Client, requested: str) -> Api:
-    """The API of a server: the requested one, or for `auto` what its own addresses show. Raises
-    ServerError."""
-    shown = "openai"
-    if "default_generation_settings" in (client.found("/props") or {}):
-        shown = "llama-server"
-    elif "version" in (client.found("/api/version") or {}):
-        shown = "ollama"
-    elif "version" in (client.found("/version") or {}):
-        shown = "vllm"
-    if "openai" not in (requested, shown) and requested not in ("auto", shown):
+def api_of(client: Client, requested: str, model: str, owner: str, props: Json) -> Api:
+    """The API of a server: the requested one, or for `auto` that of what it says it is. `owner`: of the
+    model, in the server's list. Raises ServerError."""
+    declared = _declared(client, model, owner.lower(), props)
+    if "openai" not in (requested, declared) and requested not in ("auto", declared):
         raise ServerError(
-            f"api {requested} was requested, but the server's own addresses are those of {shown}"
+            f"api {requested} was requested, but the server's own addresses are those of {declared}"
         )
-    api = APIS[shown if requested == "auto" else requested]
+    api = APIS[declared if requested == "auto" else requested]
     # Some servers have chats alone, which put a template around the prompt.
     return CHAT if api.name == "openai" and client.ask(api.path, {}).status_code in (404, 405) else api
+
+
+def _declared(client: Client, model: str, owner: str, props: Json) -> str:
+    """Which of APIS a server says it is. Its paths say nothing: LocalAI has vLLM's /version, KoboldCpp has
+    llama-server's /props and Ollama's /api/version.
+
+    llama-server and vLLM own their models, and the first names its build. Ollama's owner of a model is the
+    namespace in its name, `library` without one (its middleware for OpenAI's API)."""
+    if "default_generation_settings" in props and (owner == "llamacpp" or "build_info" in props):
+        return "llama-server"
+    if owner == "vllm":
+        return "vllm"
+    *_, namespace, _ = ("library", *model.lower().split("/"))
+    if "version" in (client.found("/api/version") or {}) and (
+        owner in (namespace, "ollama") or client.ask("/").text.strip() == "Ollama is running"
+    ):
+        return "ollama"
+    return "openai"
 
 
 def key_in(variable: str) -> str | None:

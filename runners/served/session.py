@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from runners.protocol import NO_MODEL, Answer
-from runners.served.apis import CHAT, Json, Prompt, metric
+from runners.served.apis import CHAT, Json, Prompt, metric, with_context
 from runners.served.client import Client, ServerError, Stream, api_of
 
 clock = time.perf_counter_ns
@@ -29,6 +29,7 @@ WORDS = " the of and to in is that for it as was with be by on not he his but at
 LENGTH_OFF = 0.02  # of a conversation in words, by the server's count of its tokens
 UNKNOWN = -1  # id of a token that came without one
 KEPT_NOWHERE = 1 << 62  # bytes of a copy that a server does not give
+CONTEXT_STEP = 256  # of Ollama's num_ctx; one more step for texts that have some tokens more than wanted
 
 
 class ServedSession:
@@ -45,11 +46,16 @@ class ServedSession:
         """`prompt_is_here`: the ids of the request are of the served model's own vocabulary. Raises
         ServerError."""
         self._client, self._options = client, options
-        self._api = api_of(client, options["api"])
-        self._props = client.found("/props") or {} if self._api.name == "llama-server" else {}
         listed = client.models()
         self._model = _model_of([*listed], options.get("model"))
-        self._listed = listed.get(self._model, {})
+        self._listed = listed.get(self._model) or listed.get(f"{self._model}:latest", {})
+        self._props = client.props(self._model)
+        owner = str(self._listed.get("owned_by") or "")
+        self._api = api_of(client, options["api"], self._model, owner, self._props)
+        if self._api.name != "llama-server":
+            self._props = {}
+        self._num_ctx: int | None = None
+        self._running: Json = {}  # the model, as Ollama lists it among the loaded ones
         self._speculation = self._speculates()
         self._prompt_is_here = prompt_is_here and self._api.takes_ids
         self._texts: dict[int, str] = {}
@@ -69,16 +75,41 @@ class ServedSession:
 
     def check_context(self, workloads: list[Json]) -> None:
         """Raises ServerError where the server's context is known, and too short for one of these."""
+        of_one_user = (
+            len(each["prompt"]) + each["new_tokens"] if "concurrency" in each else each["holds"]
+            for each in workloads
+        )
+        needed = max(of_one_user)
+        if self._api.name == "ollama":
+            self._load(needed)
         settings = self._props.get("default_generation_settings") or {}
         context = settings.get("n_ctx") or self._listed.get("max_model_len")
-        for each in workloads:
-            of_one_user = len(each["prompt"]) + each["new_tokens"]
-            needed = of_one_user if "concurrency" in each else each["holds"]
-            if context and needed > context:
-                raise ServerError(
-                    f"the server's context is {context} tokens, and {needed} are needed: restart it with a"
-                    " larger one (llama-server -c, for all slots together; vLLM --max-model-len)"
-                )
+        if context and needed > context:
+            raise ServerError(
+                f"the server's context is {context} tokens, and {needed} are needed: restart it with a"
+                " larger one (llama-server -c, for all slots together; vLLM --max-model-len)"
+            )
+        context = self._running.get("context_length")  # older versions of Ollama do not report it
+        if context and needed > context:
+            raise ServerError(
+                f"the server's context is {context} tokens, although num_ctx {self._num_ctx} was requested,"
+                f" and {needed} are needed: measure fewer tokens"
+            )
+
+    def _load(self, tokens: int) -> None:
+        """Let Ollama load the model with a context of so many tokens. Past its own, often 4,096, it discards
+        tokens, so that later ones cost less."""
+        self._num_ctx = CONTEXT_STEP * (tokens // CONTEXT_STEP + 2)
+        self._api = with_context(self._api, self._num_ctx)
+        for _ in self._client.stream(self._api, self._model, self._other_start() + WORDS, 1):
+            pass
+        self._find_running()
+
+    def _find_running(self) -> None:
+        """Keeps what was known of a model that was unloaded since."""
+        models = (self._client.found("/api/ps") or {}).get("models") or []
+        names = (self._model, f"{self._model}:latest")
+        self._running = next((each for each in models if each.get("name") in names), self._running)
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """What is asked besides the tokens is asked before, outside TTFT."""
@@ -145,6 +176,7 @@ class ServedSession:
         counted = stream.counted.generated
         totals["counted_tokens"] += stream.tokens + _without_piece(stream) if counted is None else counted
         self._proxy = stream.proxy
+        totals["load_ms"] = max(totals["load_ms"], round(stream.counts.load_ms or 0))
         for name in ("drafted", "accepted"):
             totals[f"{name}_tokens"] += getattr(stream.counts, name) or 0
 
@@ -321,6 +353,7 @@ class ServedSession:
             "drafted_tokens": counts.drafted,
             "accepted_tokens": counts.accepted,
             "others_tokens": others,
+            "load_ms": counts.load_ms,
             "waited_ms": (self._ended_ns - self._began_ns - self._client_ns) / 1e6,
             "elapsed_ms": (self._ended_ns - self._began_ns) / 1e6,
         }
@@ -328,7 +361,10 @@ class ServedSession:
 
     def facts(self) -> dict[str, Any]:
         options = self._options
+        if self._api.name == "ollama":
+            self._find_running()
         about, guesses = self._about(), self._speculation != "none"
+        forms = self._client.forms.items()
         return {
             "versions": {
                 "httpx": httpx.__version__,
@@ -351,6 +387,9 @@ class ServedSession:
                 "elsewhere": self.elsewhere,
                 "slots": self._props.get("total_slots"),
                 "speculation": self._speculation,
+                "num_ctx": self._num_ctx,
+                "gpu_share": self._gpu_share(),
+                "other_forms": [f"{sent} for {field}" if sent else f"no {field}" for field, sent in forms],
             },
             **about,
         }
@@ -367,13 +406,22 @@ class ServedSession:
         settings = (self._client.found(self._api.path, body) or {}).get("generation_settings") or {}
         return str(settings.get("speculative.types") or "none")
 
+    def _gpu_share(self) -> float | None:
+        """Of the memory that the model takes, as Ollama reports it after it has loaded the model."""
+        size, on_gpu = self._running.get("size"), self._running.get("size_vram")
+        return on_gpu / size if isinstance(size, int) and isinstance(on_gpu, int) and size > 0 else None
+
     def _about(self) -> dict[str, Any]:
         """Of the model, as llama-server and Ollama show it."""
         if self._api.name == "ollama":
             shown = self._client.found("/api/show", {"model": self._model}) or {}
             quant = str((shown.get("details") or {}).get("quantization_level") or "").lower()
             parameters = (shown.get("model_info") or {}).get("general.parameter_count")
-            known = {"quant": None if quant == "unknown" else quant, "parameters": parameters}
+            known = {
+                "quant": None if quant == "unknown" else quant,
+                "parameters": parameters,
+                "holds_tokens": self._running.get("context_length"),
+            }
             return {name: value for name, value in known.items() if value}
         if self._api.name != "llama-server":
             return {}

@@ -209,8 +209,10 @@ def per_cell(rows: Sequence[Repeat], timed_rows: TimedRows = lambda row: {}) -> 
         {**_pooled(repeats, disturbed[key], timed_rows), **line}
         for (key, repeats), line in zip(grouped.items(), repeat_figures.of_cells(shown), strict=True)
     ]
-    for cell, repeats in zip(found, shown, strict=True):
+    for cell, repeats, rates in zip(found, shown, repeat_figures.rates_at_depths(shown), strict=True):
         analysis_flags.withhold(cell, repeats)
+        for at in cell["depths"]["at"] if cell["depths"] else []:
+            at["tokens_per_s_ci95"] = rates.get(at["depth"])
     return found
 
 

@@ -115,13 +115,17 @@ class Study:
     def frame(self, name: str) -> pd.DataFrame:
         """A table of `harness sql`: cells, repeats, nights, tokens or memory. Raises ResultsError."""
         import pandas as pd
+        import pyarrow as pa
 
         from harness.dataset import sql
 
         if name not in sql.TABLES:
             raise ResultsError(f"no table {name}; there are {', '.join(sql.TABLES)}")
-        found = [sql.query(folder, f"from {name}", math.inf).to_pandas() for folder in self.folders]
-        return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+        frames = []
+        for folder in self.folders:
+            with sql.answer(folder, f"from {name}", None) as answer:
+                frames.append(pa.Table.from_batches(answer.batches, answer.schema).to_pandas())
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def behind(self, cell: Cell) -> Stored | None:
         """The record behind a cell's row."""

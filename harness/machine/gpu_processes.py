@@ -19,7 +19,7 @@ from harness.machine.energy import HWMON_DRIVERS
 from harness.machine.sensor_values import GPU_OTHERS, GPU_OTHERS_COLUMN, Source
 
 NVML_EVERY = 2  # NVML lists processes in up to 4.5 ms: 0.23% of a CPU
-DRM_EVERY = 30  # reading the links of 5,000 open files takes some 20 ms: 0.07% of a CPU
+DRM_EVERY = 30  # looking at 5,000 open files takes some 55 ms: 0.2% of a CPU
 DRM_DRIVERS = ("amdgpu", "i915")  # xe counts cycles instead
 # Engines that compute; the others copy or code video.
 _ENGINE = re.compile(r"^drm-engine-(gfx|compute|render):\s+(\d+) ns", re.MULTILINE)

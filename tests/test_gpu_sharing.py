@@ -75,7 +75,9 @@ def test_what_others_compute_is_read_apart_from_the_worker_and_its_children(nvml
     assert (
         gpu.read(**{f"p{worker.pid}": 50, f"p{other}": 20, f"p{HOST_OTHER}": 5}) == 25
     )  # 5 of one that ended
-    assert gpu.asked == [0, 0, 0, 3000, 4000]  # what was read before is not read again
+    assert gpu.read(**{f"p{other}": 15}) == 15
+    assert gpu.read() == 0
+    assert gpu.asked == [0, 0, 0, 3000, 4000, 5000, 6000]  # what was read before is not read again
     assert gpu.missing == {}
 
 

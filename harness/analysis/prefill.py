@@ -417,6 +417,7 @@ def row(record: Record, depths: Passes, bandwidth: float | None) -> PrefillRow |
     ahead = min((after for after, _ in known if after >= longest), default=None)
     found = analyse(n, ms, rounds, chunk, ahead)
     needs, ceiling = traffic.prefill_demand(record), traffic.prefill_ceiling(record)
+    bandwidth = None if traffic.elsewhere_in_memory(record) else bandwidth
     theory = {
         which: floors.prefill_ridge(needs, ceiling, which) if needs and ceiling and not least else None
         for which in ("every", "last")

@@ -1,10 +1,12 @@
 """Others on the measured GPU: NVML's and the kernel's stand-ins, real processes, and records of an H200."""
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from conftest import records_below
 from nvml_cards import GB, MISSING, card
 from test_cards import changed
 
@@ -71,7 +75,9 @@ def test_what_others_compute_is_read_apart_from_the_worker_and_its_children(nvml
     assert (
         gpu.read(**{f"p{worker.pid}": 50, f"p{other}": 20, f"p{HOST_OTHER}": 5}) == 25
     )  # 5 of one that ended
-    assert gpu.asked == [0, 0, 0, 3000, 4000]  # what was read before is not read again
+    assert gpu.read(**{f"p{other}": 15}) == 15
+    assert gpu.read() == 0
+    assert gpu.asked == [0, 0, 0, 3000, 4000, 5000, 6000]  # what was read before is not read again
     assert gpu.missing == {}
 
 
@@ -236,3 +242,27 @@ def test_where_others_work_is_unknown_the_memory_that_they_held_is_noted(harness
     (flag,) = (flag for flag in row["flags"] if flag["code"] == "gpu_memory_of_others")
     assert "900 MB of the GPU's memory" in flag["detail"]
     assert "gpu_memory_of_others" not in codes(row_of(harness, tmp_path, None))
+
+
+SHORT = {"window_tokens": 4, "max_windows": 20, "tolerance": 0.9, "at_least_s": 0}
+
+
+@pytest.mark.parametrize(("percent", "status"), [(60, "invalid"), (5, "ok")])
+def test_a_run_beside_another_process_is_disturbed(harness, config, nvml, tmp_path, percent, status):
+    used = {os.getppid(): percent}
+
+    def samples(since_us: int) -> Any:
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):  # it has ended
+                if "request.json" in " ".join(child.cmdline()):
+                    used[child.pid] = 30
+        now_us = time.monotonic_ns() // 1000
+        return [SimpleNamespace(pid=pid, timeStamp=now_us, smUtil=n, memUtil=0) for pid, n in used.items()]
+
+    nvml(card("GPU-1", "NVIDIA H200", 80 * GB, ProcessUtilization=samples))
+    options = {"B_ms": 1.0, "prefill_ms": 100.0, "clock": "real"}
+    (row,) = harness("run", config(options, device="cuda", warmup=SHORT, retry_disturbed=0), "--json").json
+    (record,) = records_below(tmp_path / "results")
+    assert record["sensors"]["others_on_gpu"]["mean_percent"] == percent
+    assert (f"other processes used {percent}% of the GPU while timing" in row["reasons"]) == (percent == 60)
+    assert row["status"] == status or "gpu" not in row["stayed_disturbed"]  # but by this machine

@@ -1,6 +1,8 @@
 """Sweeps of prefill passes: synthetic ones of known truth, and the eighteen published ones."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -156,6 +158,18 @@ def test_a_pass_at_depth_attends_to_what_the_cache_holds():
     read, flops = floors.pass_work(demand, 100, depth=200)
     assert read == whole[0]
     assert flops == pytest.approx(whole[1] - before[1] + 2 * demand.lm_head_params)
+
+
+def test_a_model_in_two_memories_has_no_mbu_of_prefill():
+    record = json.loads((Path(__file__).parent / "golden/prefill/record.json").read_text())
+    n = np.tile(SWEEP, 3)
+    depths = {0: (n, 5.0 + 0.01 * n, np.repeat([0, 1, 2], len(SWEEP)))}
+    placed = {"tensors": {"CPU": 3}, "bytes": {"CPU": 10**6}, "misplaced": []}
+    for device, has_mbu in (("cpu", True), ("GPU-1", False)):
+        record |= {"device": device, "loaded": record["loaded"] | {"placement": placed}}
+        found = prefills.row(record, depths, 1e11)
+        assert all((each["mbu_measured"] is not None) == has_mbu for each in found["utilisation"])
+        assert found["utilisation"]
 
 
 @pytest.fixture(scope="module")

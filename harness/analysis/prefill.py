@@ -580,6 +580,7 @@ def row(
     known = _kernel_changes(record["variant"], stacks().get(record["stack"]))
     longest = float(passes.n.max())
     needs, ceiling = traffic.prefill_demand(record), traffic.prefill_ceiling(record)
+    bandwidth = None if traffic.elsewhere_in_memory(record) else bandwidth
     theory = {
         which: floors.prefill_ridge(needs, ceiling, which) if needs and ceiling and not least else None
         for which in ("every", "last")

@@ -19,7 +19,7 @@ from harness.machine.energy import HWMON_DRIVERS
 from harness.machine.sensor_values import GPU_OTHERS, GPU_OTHERS_COLUMN, Source
 
 NVML_EVERY = 2  # NVML lists processes in up to 4.5 ms: 0.23% of a CPU
-DRM_EVERY = 30  # reading the links of 5,000 open files takes some 20 ms: 0.07% of a CPU
+DRM_EVERY = 30  # looking at 5,000 open files takes some 55 ms: 0.2% of a CPU
 DRM_DRIVERS = ("amdgpu", "i915")  # xe counts cycles instead
 # Engines that compute; the others copy or code video.
 _ENGINE = re.compile(r"^drm-engine-(gfx|compute|render):\s+(\d+) ns", re.MULTILINE)
@@ -60,7 +60,7 @@ def own_memory(nvml: Any, device: Any, worker_pid: int) -> int | None:
 class NvmlProcesses:
     """The share of an NVIDIA GPU's time that other processes computed since the reading before, in percent.
 
-    None unless the worker's own work is seen too: without it, ids of processes are not those of this PID
+    None until the worker's own work is seen too: without it, ids of processes are not those of this PID
     namespace, or NVML counts all work for one process (MPS). In a container NVML has the ids of the host
     (https://github.com/Project-HAMi/HAMi-core/issues/112): there, a process is known to be another one if it
     computed before the worker began, and is else taken for the worker.
@@ -80,7 +80,9 @@ class NvmlProcesses:
             return {}
         belongs = {pid: self._worker.has(pid) for pid in shares}
         self._sees_worker |= True in belongs.values()
-        if not self._sees_worker:
+        if self._sees_worker:
+            self._missing.pop(GPU_OTHERS, None)
+        else:
             later = {pid for pid, known in belongs.items() if known is None and pid not in self._before}
             belongs |= dict.fromkeys(later, True)
             if later:
@@ -88,7 +90,7 @@ class NvmlProcesses:
                     "NVML has process ids of another PID namespace (a container's host): one that began to"
                     " compute after the worker was started is taken for the worker"
                 )
-        if not any(belongs.values()):
+        if not (self._sees_worker or any(belongs.values())):
             return {}
         return {GPU_OTHERS_COLUMN: min(100, sum(shares[pid] for pid, known in belongs.items() if not known))}
 

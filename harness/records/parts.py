@@ -546,9 +546,9 @@ class CpuTime(TypedDict):
 
     elapsed_s: Above0
     """time between the two readings"""
-    machine_s: From0
+    machine_s: Number
     """by all processes of the machine, also those outside a container; without steal"""
-    harness_s: From0
+    harness_s: Number
     """by the harness: its controller, the worker, and what these started"""
 
 

@@ -1023,3 +1023,85 @@ def test_of_a_140_gb_gguf_in_37_parts_the_headers_alone_are_read(tmp_path):
     assert checkpoint.decoder == large
     assert sum(tensor.bytes for tensor in checkpoint.tensors) > 137e9
     assert 37 < len(reads) < 37 * 4
+
+
+# --- the hub's cache, links, encoder-decoders
+
+
+def hub_model(root: Path, *commits: str, main: str | None = None) -> Path:
+    """A model's folder in the hub's cache: a snapshot of links to blobs for each commit."""
+    folder = root / "models--owner--name"
+    (folder / "blobs").mkdir(parents=True)
+    for commit in commits:
+        snapshot = folder / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        blob = write_gguf(folder / "blobs" / commit)
+        (snapshot / "model.gguf").symlink_to(f"../../blobs/{blob.name}")
+    if main is not None:
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text(main)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("commits", "main", "read_commit"), [(("a", "b"), "b", "b"), (("a",), None, "a"), (("a",), "gone", "a")]
+)
+def test_a_models_folder_in_the_hubs_cache_stands_for_its_snapshot(tmp_path, commits, main, read_commit):
+    folder = hub_model(tmp_path, *commits, main=main)
+    assert read(folder).path == folder / "snapshots" / read_commit / "model.gguf"
+    assert weights.local(folder).path == folder / "snapshots" / read_commit / "model.gguf"
+
+
+def test_several_snapshots_without_a_ref_are_named(tmp_path):
+    folder = hub_model(tmp_path, "a", "b")
+    with pytest.raises(CheckpointError, match=f"has 2 snapshots.*: name one: {folder}/snapshots/a, {folder}"):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["", "snapshots/a", "snapshots/a/model.gguf"])
+def test_a_link_whose_target_is_missing_is_said_to_be_one(harness, tmp_path, name):
+    folder = hub_model(tmp_path, "a")
+    (folder / "blobs" / "a").unlink()
+    for ran in (harness("theory", folder / name), harness("run", folder / name, "--dry-run")):
+        assert ran.code == 2
+        assert (
+            "it is a link to ../../blobs/a, which is missing: fetch it again (hf download owner/name)"
+            in ran.err
+        )
+        assert "did you mean" not in ran.err
+
+
+def test_a_link_in_a_checkpoint_whose_target_is_missing_is_said_to_be_one(tmp_path):
+    write_config(tmp_path)
+    (tmp_path / checkpoint.SINGLE).symlink_to("elsewhere")
+    with pytest.raises(CheckpointError, match="a link to elsewhere, which is missing: fetch it again"):
+        read(tmp_path)
+
+
+def t5(path: Path, *sides: str) -> Path:
+    """An encoder-decoder of one layer on each side, by llama.cpp's names, in f16."""
+    writer = gguf.GGUFWriter(path, "t5")
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    dims = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_o"), (64, 64))
+    layer = dims | {"ffn_up": (128, 64), "ffn_down": (64, 128)}
+    crossed = {f"cross_{name}": of for name, of in dims.items()}
+    named = {"token_embd": (1000, 64), "output": (1000, 64)}
+    for side in sides:
+        of_side = layer | (crossed if side == "dec" else {})
+        named |= {f"{side}.blk.0.{name}": of for name, of in of_side.items()}
+    write(writer, [tensors.typed(f"{name}.weight", "f16", of) for name, of in named.items()])
+    return path
+
+
+def test_a_step_of_an_encoder_decoder_reads_its_decoder_alone(harness, tmp_path):
+    ran = harness("theory", t5(tmp_path / "t5.gguf", "enc", "dec"), "--machine", "rtx-4090", "--json")
+    (row,) = ran.json
+    decoder = 4 * 64 * 64 + 2 * 64 * 64 + 2 * 128 * 64  # without K and V of cross-attention
+    assert row["weight_bytes_per_token"] == 2 * (decoder + 1000 * 64)
+    assert row["tokens_per_s"] == pytest.approx(1008e9 / (2 * (decoder + 1000 * 64)))
+    assert "is an encoder-decoder: a decode step reads its decoder, not its encoder" in ran.err
+
+
+def test_an_encoder_alone_has_no_limit_of_decode(harness, tmp_path):
+    ran = harness("theory", t5(tmp_path / "encoder.gguf", "enc"), "--machine", "rtx-4090")
+    assert (ran.code, "is an encoder alone" in ran.err) == (2, True)

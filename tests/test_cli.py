@@ -17,6 +17,7 @@ from conftest import refused, until
 from test_checkpoint import TINY, entries, write_config, write_gguf, write_safetensors
 
 from harness import __version__, machine
+from harness.base.files import cache_folder
 from harness.cli import COMMANDS, MOVED, init
 from harness.config import load, plan
 from harness.stacks import build
@@ -349,6 +350,28 @@ def test_a_dry_run_of_cells_that_cannot_be_ends_with_1_and_says_so_last(harness,
     for options in ([], ["--json"]):
         ran = harness("run", path, "--dry-run", *options)
         assert (ran.code, ran.err.splitlines()[-1]) == (1, "harness: of 1 cell, 1 will fail (exit code 1)")
+
+
+def test_a_dry_run_says_where_it_would_write_what_and_that_it_does_not_fit(harness, real_config, small_disk):
+    disk = small_disk("60m")
+    config = real_config({"stack": "llamacpp", "quant": "q8_0"}, model="qwen1.5-0.5b")
+    ran = harness("run", config, "--dry-run", HARNESS_CACHE=str(disk))
+    assert ran.code == 1
+    assert f"of weights to make or fetch, in {disk} (0.06 GB free)" in ran.err
+    assert f"GB of weights are to be written to {disk}, where 0.06 GB is free" in ran.out
+    assert "1 will fail (exit code 1)" in ran.err
+
+
+def test_a_run_whose_weights_do_not_fit_the_disk_is_refused_before_it_begins(
+    harness, real_config, small_disk, llamacpp_interpreter, tmp_path
+):
+    disk = small_disk("60m")
+    (disk / "envs").symlink_to(cache_folder() / "envs")
+    config = real_config({"stack": "llamacpp", "quant": "q8_0"}, model="qwen1.5-0.5b")
+    ran = harness("run", config, "--wait", HARNESS_CACHE=str(disk))
+    assert ran.code == 2
+    assert f"nothing was measured: 3.1 GB of weights are to be written to {disk}, where" in ran.err
+    assert not [*(tmp_path / "results").rglob("record.json")]
 
 
 def test_a_dry_run_names_weights_that_are_not_there(harness, tmp_path):

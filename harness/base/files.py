@@ -90,10 +90,15 @@ def is_local(given: str, folder: Path = Path()) -> bool:
     )
 
 
+HUB_MODEL = "models--"  # begins the folder of a model OWNER/NAME, models--OWNER--NAME, in the hub's cache
+
+
 def nearest(path: Path) -> str:
-    """A hint for a path that does not exist: the most similar one that does, else the only one with its
-    suffix; empty if there is neither."""
+    """A hint for a path that does not exist: of a link, its missing target; else the most similar path that
+    does, else the only one with its suffix; empty if there is neither."""
     with contextlib.suppress(OSError):
+        if link := _dangling(path):
+            return link
         missing = next(each for each in (path, *path.parents) if each.parent.exists())
         files = sorted(missing.parent.iterdir(), key=lambda each: each.suffix == missing.suffix)
         named = {_stem(each): each for each in files}  # of two with one stem, the one with the suffix
@@ -103,6 +108,17 @@ def nearest(path: Path) -> str:
             whole = close[0] / path.relative_to(missing)
             return f"; did you mean {whole if whole.exists() else close[0]}?"
     return ""
+
+
+def _dangling(path: Path) -> str:
+    """Of a path that goes through a link whose target is missing: a clause on it; empty for another."""
+    link = next((each for each in (path, *path.parents) if each.is_symlink() and not each.exists()), None)
+    if link is None:
+        return ""
+    model = next((each.name for each in link.absolute().parents if each.name.startswith(HUB_MODEL)), None)
+    again = f"hf download {model.removeprefix(HUB_MODEL).replace('--', '/')}" if model else "or copy it"
+    name = "it" if link == path else str(link)
+    return f"; {name} is a link to {link.readlink()}, which is missing: fetch it again ({again})"
 
 
 def _stem(path: Path) -> str:
@@ -237,6 +253,20 @@ def cache_folder() -> Path:
             f"{folder}: belongs to another user (uid {owner}); set HARNESS_CACHE to a folder of your own"
         )
     return folder
+
+
+def free_disk(folder: Path) -> int:
+    """Free bytes where a folder is, or will be."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def is_same_disk(folder: Path, other: Path) -> bool:
+    """Whether both are, or will be, in one file system."""
+    return _existing(folder).stat().st_dev == _existing(other).stat().st_dev
+
+
+def _existing(folder: Path) -> Path:
+    return next(each for each in (folder, *folder.parents) if each.exists())
 
 
 def made(folder: Path) -> Path:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from harness.analysis import agreement
 from harness.analysis.verdicts import USABLE, status
+from harness.base.files import CacheError
 from harness.base.text import plural
 from harness.campaign import max_context, reference_scores, repeat, rounds, weights_check
 from harness.campaign import quality as campaign_quality
@@ -22,6 +23,7 @@ from harness.campaign.rounds import (
     opened,
     stopping,
 )
+from harness.campaign.weight_files import WeightFiles
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
 from harness.records import Stored
@@ -47,7 +49,9 @@ def run(experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watc
         order = plan.order(timed, protocol.repeats, protocol.order_seed)
         wanted = (protocol.retry_disturbed, options.fresh, options.retry_failed)
         kept, todo = rounds.due(order, keys, campaign.attempts, *wanted)
-        if todo or any(cell.searches and _kept(campaign, cell) is None for cell in cells):
+        searched = [cell for cell in cells if cell.searches and _kept(campaign, cell) is None]
+        _check_disk(campaign, {each.id: each for each in (*(due.cell for due in todo), *searched)}.values())
+        if todo or searched:
             campaign = examined(campaign)
         checks = _checked(campaign, CHECK_SECONDS) if protocol.check_weights else []
         if kept:
@@ -62,6 +66,16 @@ def run(experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watc
     place = {cell.id: number for number, cell in enumerate(cells)}
     found.sort(key=lambda s: (place[s.record["cell"]], s.record["repeat"], s.record["started_utc"]))
     return found + scores + searches + checks
+
+
+def _check_disk(campaign: Campaign, cells: Iterable[Cell]) -> None:
+    """Raises CacheError where the disk has no space for the weights that these cells need."""
+    preparation = campaign.preparation
+    files = WeightFiles(campaign.device.family, preparation.threads)
+    for cell in cells:
+        source = files.of(preparation.forecast(cell, campaign.device))
+        if source.no_space:
+            raise CacheError(f"nothing was measured: {source.no_space}")
 
 
 def export_reference(

@@ -6,7 +6,6 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,18 @@ from harness import machine, records
 from harness.analysis import traffic
 from harness.base.text import duration, plural
 from harness.campaign import forecast, other_processes, weights_reference
-from harness.campaign.forecast import Forecast, bytes_of_shape, packing_of
+from harness.campaign.forecast import Forecast
 from harness.campaign.quality import RANDOM
+from harness.campaign.weight_files import WeightFiles
 from harness.cli import NOT_OK, OK, say
 from harness.config import Experiment
 from harness.config.plan import Cell
 from harness.machine.doctor.cpu import BUSY_SHARE
-from harness.models import checkpoint, engine_files, weights
-from harness.models.weights import Ready
 from harness.records import ResultsError
 from harness.stacks import adopted, build
 from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Header
 from harness.theory import memory
-from harness.theory.decoder import Decoder, parameters
 from harness.theory.memory import Split
 
 NOT_OK_AS = ("will_be_refused", "will_fail", "will_not_fit")  # a cell counts as the first that holds
@@ -108,8 +105,7 @@ def show(
         takes += f", at {here.bandwidth / 1e9:.1f} GB/s of memory bandwidth, {here.bandwidth_source}{busy}"
     if None in (line["seconds"] for line in lines) and here.waits and not here.bandwidth:
         takes += ", time unknown: another campaign is measuring here, and nothing was measured before"
-    if to_write := sum(line["disk_bytes"] or 0 for line in lines):
-        takes += f"; {to_write / 1e9:.1f} GB of weights to make or fetch"
+    takes += "".join(f"; {words}" for words in here.files.to_write())
     if not has_reference and any(line["figures"] not in (None, PPL_ALONE) for line in lines):
         say("the reference of each model is computed once more, unless it is kept or given (--reference)")
     for interpreter in dict.fromkeys(line["interpreter"] for line in lines if line["interpreter"]):
@@ -201,26 +197,15 @@ def _interpreter(header: Header, family: str) -> str | None:
     return f"{environment.title}: {f'{found.words}, {found.python}' if found else 'will be built'}"
 
 
-@dataclass(frozen=True)
-class Source:
-    """`words`: where the weights come from. `disk_bytes`: still to write, null if unknown. `lacks`: why they
-    are unavailable; `refused`: why they would be measured wrongly."""
-
-    words: str
-    disk_bytes: float | None = None
-    lacks: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-
-
 class Here:
-    """This machine: the device, its bandwidth, and files that exist or that an earlier cell makes."""
+    """This machine: the device, its bandwidth, and the files of its weights."""
 
     def __init__(self, experiment: Experiment, root: Path, has_reference: bool) -> None:
         self._has_reference = has_reference
         self.device = forecast.device_of(experiment)
         self._warmup = experiment.protocol.warmup
         self._threads = experiment.protocol.threads or machine.default_threads()
-        self._planned: set[Path] = set()
+        self.files = WeightFiles(self.device.family, self._threads)
         self.bandwidth: float | None = None
         # A probe would disturb the measurements of another campaign.
         self.waits = self.device.family == "cpu" and other_processes.is_busy("cpu")
@@ -260,7 +245,7 @@ class Here:
     def line(self, found: Forecast) -> dict[str, Any]:
         """One cell: `weights` in words, bytes still to write to disk, memory, seconds per repeat; the
         `figures` of a score, in words; why it will fail, be refused or not fit. The note has all reasons."""
-        cell, device, source = found.cell, self.device, self._source(found)
+        cell, device, source = found.cell, self.device, self.files.of(found)
         rates = self._rates(cell)
         takes_s, fill_s = found.duration(*rates)
         warm_up_s = 0.0
@@ -271,6 +256,7 @@ class Here:
         if cell.scores and cell.source and cell.source.kind == "synthetic":
             refused.append(RANDOM)
         fails = [each.reason for each in found.broken if not each.refuses] + source.lacks
+        fails += [source.no_space] if source.no_space else []
         fails = list(dict.fromkeys(fails))
         notes = [f"will be refused: {reason}" for reason in refused]
         ceiling = self._ceiling(found.sides) if found.sides else None
@@ -302,81 +288,6 @@ class Here:
 
     def _figures(self, cell: Cell) -> str:
         return PPL_AND_KLD[True if self._has_reference else weights_reference.expected(cell)]
-
-    def _source(self, found: Forecast) -> Source:
-        cell, ready = found.cell, found.weights
-        source, made = cell.source, cell.model.made
-        model = cell.model.described
-        if isinstance(found.lacks, weights.WeightsRefused):
-            return Source("none usable", 0, refused=[str(found.lacks)])
-        if found.lacks:
-            return Source("none available", 0, lacks=[str(found.lacks)])
-        if not cell.header.formats or source is None:
-            return Source("no weights", 0)
-        if source.kind == "synthetic" and made and model:
-            name = weights.synthetic_name(model, source.seed)
-            words, disk = self._made(cell, name, made, source.seed)
-            return Source(words or "synthetic, nothing more to make", disk)
-        name = source.path or source.file or ""
-        if ready is not None:
-            return self._given(cell, f"hub {source.repo}" if source.repo else name, ready)
-        place = f"hub {source.repo}" + (f"/{name}" if name else "")
-        if not made or (name and not cell.quant):
-            return Source(place)
-        stored = name or cell.packing  # else a checkpoint of 16 bits
-        return Source(place, bytes_of_shape(cell, made) if stored else 2 * parameters(made))
-
-    def _given(self, cell: Cell, words: str, ready: Ready) -> Source:
-        """Existing weights, and the files that are made from them."""
-        packs = cell.packing is not None and ready.packing is None
-        converts = cell.header.made is not None or cell.weights_format == "gguf"
-        if packs or (converts and ready.format == "hf"):
-            made = checkpoint.read(ready.path, needs_shape=False).decoder
-            if made is None:  # the conversion will report it
-                return Source(words)
-            steps, disk = self._made(cell, ready.fingerprint, made, seed=None)
-            return Source(f"{words}, {steps}" if steps else words, disk)
-        if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
-            return Source(f"{words} ({ready.quant})" if ready.quant else words, 0)
-        assert ready.header is not None  # it is a GGUF
-        size = weights.quantized_bytes(ready.header, str(cell.quant))
-        return Source(f"{words}, quantize {cell.quant}", size)
-
-    def _made(self, cell: Cell, name: str, made: Decoder, seed: int | None) -> tuple[str, float]:
-        """The files still to make for a cell, after the cells before it, in words; their bytes.
-
-        `name`: identifies the checkpoint. `seed`: of a synthetic one; null: it exists.
-        """
-        steps: list[tuple[str, Path, float]] = []
-        if seed is not None:
-            folder = weights.named_folder(name)
-            steps.append(
-                ("synthesize checkpoint", folder, parameters(made) * weights.CHECKPOINT_ELEMENT_BYTES)
-            )
-        if packing := packing_of(cell, made, None):
-            path = weights.packed_path(name, packing)
-            steps.append((f"pack {packing.words}", path, bytes_of_shape(cell, made)))
-        environment = cell.header.environment_for(self.device.family)
-        built = build.find(environment) if environment else None
-        if cell.weights_format == "gguf":
-            quantizer = " ".join(built.lock) if built else ""
-            quant = cell.quant or weights.SOURCE_QUANT
-            source = quant if quant in weights.FULL_TYPES else weights.SOURCE_QUANT
-            for kind in dict.fromkeys((source, quant)):
-                path = weights.converted_path(name, kind, quantizer)
-                word = "convert" if kind == source else "quantize"
-                steps.append((f"{word} {kind}", path, weights.synthetic_bytes(made, kind)))
-        if cell.header.made is not None:
-            options, lock = cell.options(self._threads), " ".join(built.lock) if built else ""
-            path = engine_files.folder_of(name, cell.header, options, lock)
-            steps.append((f"convert for {cell.variant.stack}", path, bytes_of_shape(cell, made)))
-        missing: list[tuple[str, Path, float]] = []
-        for step in reversed(steps):  # an existing file needs none of the steps before it
-            if step[1].exists() or step[1] in self._planned:
-                break
-            missing.insert(0, step)
-        self._planned |= {path for _, path, _ in missing}
-        return ", ".join(words for words, _, _ in missing), sum(size for _, _, size in missing)
 
 
 def _words(sides: Split, ceiling: float | None) -> str:

@@ -6,6 +6,7 @@ import argparse
 import csv
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -363,6 +364,9 @@ def file(given: str) -> tuple[str, Decoder | None, bool, Form | None, bool]:
     return _name_of(path), checkpoint.decoder, checkpoint.tied, stored, checkpoint.states_context
 
 
+_OF_DECODER = re.compile(r"^dec\.|(?:^|\.)decoder\.")
+
+
 def _form(given: str, checkpoint: Checkpoint) -> Form | None:
     """The form of the weights in a model's files, with messages on quantized ones: who loads them, and the
     bits of their matrices; None where the bytes are not known."""
@@ -371,6 +375,15 @@ def _form(given: str, checkpoint: Checkpoint) -> Form | None:
 
     loaded, label = _loaded(checkpoint), checkpoint.quantization or "as stored"
     quantization, packing, made = checkpoint.stored, checkpoint.packing, checkpoint.decoder
+    if any(tensors.is_of_encoder(tensor.name) for tensor in loaded):
+        if not any(_OF_DECODER.search(tensor.name) for tensor in loaded):
+            raise Mistake(
+                f"{printable(given)}: is an encoder alone: it generates no tokens, so no limit holds"
+            )
+        say(
+            f"{printable(given)}: is an encoder-decoder: a decode step reads its decoder, not its encoder nor"
+            " K and V of its cross-attention, which are read once for a prompt"
+        )
     if checkpoint.format == "gguf" or quantization is None:
         return Form(label, tensors=loaded, parameters=checkpoint.parameters) if loaded else None
     loads = loaded_by(quantization, packing) or "no stack here loads that"

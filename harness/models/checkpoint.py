@@ -499,6 +499,8 @@ def _file(path: Path, needs_shape: bool) -> Checkpoint:
 
 
 def _folder(folder: Path, needs_shape: bool) -> Checkpoint:
+    if (snapshot := _snapshot(folder)) is not None:
+        return _folder(snapshot, needs_shape)
     names = sorted(path.name for path in folder.iterdir() if not path.is_dir())
     config = folder / CONFIG if CONFIG in names else None
     if SINGLE in names:
@@ -528,6 +530,26 @@ def _folder(folder: Path, needs_shape: bool) -> Checkpoint:
     if config is None:
         raise CheckpointError(f"{folder}: holds no model: no .safetensors, no .gguf, no config.json")
     return _file(config, needs_shape)
+
+
+def _snapshot(folder: Path) -> Path | None:
+    """The snapshot of a model's folder in the hub's cache: the one of refs/main, else the only one. None for
+    another folder. Raises CheckpointError, OSError."""
+    snapshots = folder / "snapshots"
+    if not folder.absolute().name.startswith(files.HUB_MODEL) or not snapshots.is_dir():
+        return None
+    commits = {path.name: path for path in sorted(snapshots.iterdir()) if path.is_dir()}
+    main = folder / "refs" / "main"
+    if main.is_file() and (found := commits.get(main.read_text("utf-8", "replace").strip())):
+        return found
+    if not commits:
+        raise CheckpointError(f"{snapshots}: is empty: the model was not downloaded, or was removed")
+    if len(commits) > 1:
+        raise CheckpointError(
+            f"{folder}: has {len(commits)} snapshots, and its refs/main names none of them: name one:"
+            f" {list_named(list(map(str, commits.values())), 4)}"
+        )
+    return next(iter(commits.values()))
 
 
 def _gguf(path: Path) -> Checkpoint:
@@ -564,7 +586,8 @@ def _safetensors(
             left -= claimed_bytes(folder / name)
         except FileNotFoundError as missing:
             which = f", one of {len(shards)} shards" if len(shards) > 1 else ""
-            raise CheckpointError(f"{folder / name}: is missing{which}") from missing
+            link = files.nearest(folder / name) if (folder / name).is_symlink() else ""
+            raise CheckpointError(f"{folder / name}: is missing{which}{link}") from missing
         if left < 0:
             raise CheckpointError(f"{path}: its shards' headers are longer than any model's")
         if twice := tensors.keys() & stored:

@@ -36,6 +36,13 @@ class Unreachable(HubError):
     """The hub does not answer; the message is the end of a sentence."""
 
 
+def cache_of_hub() -> Path:
+    """Where downloads of the hub go."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
 def cached_file(repo: str, file: str, revision: str) -> Path | None:
     """A file in the hub's cache, in the folder of its commit; null if it is not there. Raises HubError."""
     from huggingface_hub import try_to_load_from_cache

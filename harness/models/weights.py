@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from harness.base.files import (
     cache_folder,
     drop,
     exclusive,
+    free_disk,
     matching,
     object_of,
     reason,
@@ -703,7 +703,7 @@ def written(
             return
         for leftover in target.parent.glob(f"{target.name}.partial-*"):
             drop(leftover)
-        free = shutil.disk_usage(target.parent).free
+        free = free_disk(target.parent)
         needed = expected_bytes + SPARE_DISK_BYTES
         if free < needed:
             raise WeightsError(

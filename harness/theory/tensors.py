@@ -142,15 +142,31 @@ def streamed_bytes(tensor: Tensor, tied: bool, expert_share: float = 1.0) -> int
     """Bytes of a tensor that one decode step reads: of experts, `expert_share` of them.
 
     An untied input embedding does not count (one row is read), nor does another table with a row for each
-    token; a tied one is the lm_head, read in full; a second stored copy is not loaded.
+    token, nor the encoder of an encoder-decoder; a tied one is the lm_head, read in full; a second stored
+    copy is not loaded.
     """
     if not _is_streamed(tensor.name, tied):
         return 0
     return round(tensor.bytes * expert_share) if is_of_experts(tensor.name) else tensor.bytes
 
 
+# Of an encoder-decoder such as T5: the encoder, and K and V of cross-attention, which depend on its output
+# alone. Both are read once for a prompt. Names of llama.cpp, T5 and BART.
+_OF_ENCODER = re.compile(
+    r"^enc\.|^(?:model\.)?encoder\.|cross_attn_[kv]\.|(?:encoder_attn|EncDecAttention)\.[kv](?:_proj)?\."
+)
+
+
+@cache
+def is_of_encoder(name: str) -> bool:
+    """Whether an encoder-decoder reads a tensor for the prompt alone, not in a decode step."""
+    return bool(_OF_ENCODER.search(name))
+
+
 @cache
 def _is_streamed(name: str, tied: bool) -> bool:
+    if is_of_encoder(name):
+        return False
     part = _part(name)
     if part == ("lm_head" if tied else "embedding"):
         return False

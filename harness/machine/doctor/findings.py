@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness import machine
-from harness.base.files import cache_folder, small_text
+from harness.base.files import cache_folder, free_disk, small_text
 from harness.stacks import adopted, build
 from harness.stacks import header as stack_header
 from harness.stacks.adopted import WHY_NO_AMX, EnvironmentFailed, Interpreter
@@ -159,8 +158,7 @@ _ANOTHER = "adopt another with harness env use"
 
 def disk() -> Finding:
     what, cache = "free disk for the cache", cache_folder()
-    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
+    free = free_disk(cache)
     found = f"{free / 1e9:.1f} GB in {cache}"
     if free >= SMALL_DISK_BYTES:
         return ok(what, found)

@@ -146,13 +146,17 @@ def series(stored: Stored) -> dict[str, list[int]]:
     return read_columns(stored.folder / "tokens.parquet", ("n", "latency_ns"))
 
 
+NOT_IN_OLDER = ("decode_ns", "together")
+"""Columns that older tables lack: what they give is unknown there."""
+
+
 def table(stored: Stored) -> dict[str, list[int]]:
     """The columns of its workload's table; empty if there is none. Raises ResultsError, for a time of zero
     too."""
     if (name := tables.name_of(stored.record)) is None:
         return {}
     path = stored.folder / f"{name}.parquet"
-    columns = read_columns(path, TABLES[name])
+    columns = read_columns(path, [column for column in TABLES[name] if column not in NOT_IN_OLDER])
     for column, values in columns.items():
         least = 1 if column in tables.TIMES else 0
         if column in TABLES[name] and values and min(values) < least:

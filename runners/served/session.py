@@ -358,7 +358,7 @@ class ServedSession:
 
     def facts(self) -> dict[str, Any]:
         options = self._options
-        if self._api.name == "ollama":
+        if self._api.name in ("ollama", "openai"):  # Ollama speaks both
             self._find_running()
         about, guesses = self._about(), self._speculation != "none"
         forms = self._client.forms.items()
@@ -410,6 +410,8 @@ class ServedSession:
 
     def _about(self) -> dict[str, Any]:
         """Of the model, as llama-server and Ollama show it."""
+        if self._api.name == "openai" and (context := self._running.get("context_length")):
+            return {"holds_tokens": context}
         if self._api.name == "ollama":
             shown = self._client.found("/api/show", {"model": self._model}) or {}
             quant = str((shown.get("details") or {}).get("quantization_level") or "").lower()

@@ -629,8 +629,8 @@ def _window(record: Record) -> list[Flag]:
     facts = loaded_of(record) | done_of(record).get("facts_changed", StackFacts())
     holds, server, workload = facts.get("holds_tokens"), facts.get("served"), record["workload"]
     needed = workload["prompt_tokens"] + workload["new_tokens"]
-    is_ollama = bool(server and server["api"] in ("ollama", "openai"))  # which speaks both
-    if holds is None or holds >= needed or (served_elsewhere(record) and not is_ollama):
+    stops = served_elsewhere(record) and not (server and server["api"] in ("ollama", "openai"))  # it has both
+    if holds is None or holds >= needed or stops:
         return []
     return [Warnings.short_cache.flag(holds=holds, needed=needed)]
 

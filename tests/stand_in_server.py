@@ -32,7 +32,13 @@ class Behaviour:
     merges: int = 0  # the last so many events but one have two tokens each
     burst: int = 1  # events without a pause between them
     drops_after: int | None = None
-    generates: int | None = None
+    generates: int | None = None  # at most, or more than requested where it ignores the request
+    ignores_request: bool = False
+    ends: str = ""  # the reason that it gives for the end of an answer
+    usage: dict[str, Any] | None = None  # in place of its own counts; null values are left out
+    headers: dict[str, str] = field(default_factory=dict)  # of a stream
+    error_line: bool = False  # its errors do not begin with data:
+    in_parts: bool = False  # content is a list of parts
     prompt_more: int = 0
     cached: int = 0
     reuses: bool = False  # a prefix that it has in common with the prompt and answer before
@@ -203,6 +209,8 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
             wanted = next(filter(None, [*named, options.get("num_predict")]))
             of.loaded_ctx = min(options.get("num_ctx", 4096), of.num_ctx or 1 << 20)
             count = min(wanted, of.generates or wanted)
+            if of.ignores_request:
+                count = of.generates or wanted
             prompt = body.get("prompt") or body["messages"][0]["content"]
             items = prompt if isinstance(prompt, list) else prompt.split()
             words = len(items) + of.prompt_more
@@ -217,6 +225,8 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                 "Content-Type", "application/x-ndjson" if of.api == "ollama" else "text/event-stream"
             )
             self.send_header("Transfer-Encoding", "chunked")
+            for name, value in of.headers.items():
+                self.send_header(name, value)
             if of.zipped:
                 self.send_header("Content-Encoding", "gzip")
             self.end_headers()
@@ -247,6 +257,9 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                     self.close_connection = True
                     return
                 if of.error_after is not None and first >= of.error_after:
+                    if of.error_line:
+                        send(b'error: {"code": 500, "message": "the GPU is lost"}\n\n', last=True)
+                        return self._close()
                     event({"error": {"message": "the GPU is lost"}})
                     break
                 for _ in range(of.pings):
@@ -259,9 +272,14 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                 event(_piece(of, ids, self.path) | more)
             ms = (time.monotonic() - (first_at or began)) * 1e3
             ends_so = of.api in ("openai", "vllm")
+            if of.ends and ends_so:
+                event({**OF_OPENAI, "choices": [{"index": 0, "text": "", "finish_reason": of.ends}]})
             event(_end(of, words, cached, count, ms), last=not ends_so)
             if ends_so:
                 send(b"data: [DONE]\n\n", last=True)
+            self._close()
+
+        def _close(self) -> None:
             self.wfile.write(b"0\r\n\r\n")
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -298,7 +316,9 @@ def _piece(of: Behaviour, ids: list[int], path: str) -> dict[str, Any]:
     if of.api == "ollama":
         return {**OF_OLLAMA, "response": text, "done": False}
     choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None}
-    if path.endswith("chat/completions"):
+    if of.in_parts:
+        choice |= {"delta": {"content": [{"type": "text", "text": text}]}}
+    elif path.endswith("chat/completions"):
         choice |= {"delta": {"reasoning_content": text}}
     else:
         choice |= {"text": text}
@@ -320,12 +340,13 @@ def _end(of: Behaviour, prompt: int, cached: int, count: int, ms: float) -> dict
         timings = {"prompt_n": prompt - cached, "cache_n": cached, "prompt_ms": 1.0, "predicted_ms": ms}
         accepted = of.drafted if of.accepted is None else of.accepted
         timings |= {"draft_n": of.drafted, "draft_n_accepted": accepted} if of.drafted else {}
-        return {"stop": True, "tokens": [], "tokens_predicted": count, "timings": timings}
+        ended = {"stop": True, "tokens": [], "tokens_predicted": count, "timings": timings}
+        return ended | ({"stop_type": of.ends} if of.ends else {})
     if of.api == "ollama":
         counted = {"prompt_eval_count": prompt, "prompt_eval_duration": 10**6} if of.counts_prompt else {}
         took = {"total_duration": int(ms * 1e6), "eval_duration": int(ms * 1e6)}
         took["load_duration"] = int(of.load_ms * 1e6)
-        ended = {"response": "", "done": True, "done_reason": "length"}
+        ended = {"response": "", "done": True, "done_reason": of.ends or "length"}
         return {**OF_OLLAMA, **ended, **took, **counted, "eval_count": count}
     usage: dict[str, Any] = {
         "prompt_tokens": prompt,
@@ -333,4 +354,5 @@ def _end(of: Behaviour, prompt: int, cached: int, count: int, ms: float) -> dict
         "total_tokens": prompt + count,
     }
     usage |= {"prompt_tokens_details": {"cached_tokens": cached}} if of.says_cached else {}
+    usage = usage if of.usage is None else of.usage
     return {**OF_OPENAI, "choices": [], "usage": usage}

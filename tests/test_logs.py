@@ -1,6 +1,7 @@
 """Logs of other tools: each is recognised by its content, and what is no token's latency moves no figure."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def logged(tmp_path: Path, content: str | dict[str, Any] | list[Any]) -> Log:
         pytest.param(EVALSCOPE.format(1), "evalscope", None, 213, 14.04, id="evalscope"),
         pytest.param(
             {"ttft_ms": 91.2, "tpot_ms": 12.4, "completion_tokens": 256},
-            "summary",
+            "table of requests",
             256,
             91.2,
             80.6,
@@ -480,6 +481,136 @@ def test_copies_of_earlier_runs_in_optimum_benchmark_are_left_out(tmp_path):
     log = logged(tmp_path, {"load_model": {}, **report})
     assert [each.ms[1:].tolist() for each in log.series.values()] == runs
     assert not log.notes
+
+
+# --- tables of requests
+
+REQUESTS = Path(__file__).parent / "logs" / "requests.csv"
+TIMED = [(512, 128, 0.21, 4.31), (512, 131, 0.22, 4.44), (512, 127, 0.21, 4.29), (512, 128, 0.21, 4.30)]
+
+
+def table_of(header: str, cells: str, separator: str = ",") -> str:
+    """A table of TIMED: `cells` of p, n, f and l, the tokens of prompt and answer, TTFT and latency in s."""
+    rows = [
+        separator.join(str(eval(cell, {}, dict(zip("pnfl", row, strict=True)))) for cell in cells.split(";"))
+        for row in TIMED
+    ]
+    return "\n".join([header.replace(",", separator), *rows]) + "\n"
+
+
+OF_USAGE = "\n".join(
+    json.dumps({"usage": {"prompt_tokens": p, "completion_tokens": n}, "ttft": f, "latency": lat})
+    for p, n, f, lat in TIMED
+)
+OF_LIST = json.dumps(
+    {"model": "m", "requests": [{"output_tokens": n, "ttft_s": f, "e2e_s": lat} for _, n, f, lat in TIMED]}
+)
+OF_COLUMNS = json.dumps({"output_lens": [128, 127], "ttfts": [0.21, 0.21], "latencies": [4.31, 4.29]})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(REQUESTS.read_text(), id="seconds without a name"),
+        pytest.param(table_of("id,completion_tokens,ttft_ms,e2e_latency_ms", "1;n;f*1e3;l*1e3"), id="ms"),
+        pytest.param(
+            table_of("promptTokens,completionTokens,timeToFirstTokenMs,totalTimeMs", "p;n;f*1e3;l*1e3", "\t"),
+            id="tabs and camel case",
+        ),
+        pytest.param(table_of("output_tokens,ttft_us,duration_us", "n;f*1e6;l*1e6"), id="us"),
+        pytest.param(
+            table_of("request_id,num_generated_tokens,ttft_ms,itl_ms", "p;n;f*1e3;(l-f)/(n-1)*1e3"), id="ITL"
+        ),
+        pytest.param(table_of("request_id,tokens,ttft,latency", "l;n;f;l"), id="tokens"),
+        pytest.param(OF_USAGE, id="JSON lines with usage"),
+        pytest.param(OF_LIST, id="a list in a document"),
+        pytest.param(OF_COLUMNS, id="a list of each column"),
+    ],
+)
+def test_a_table_of_requests_gives_their_totals_and_no_latency_of_tokens(tmp_path, content):
+    log = logged(tmp_path, content)
+    assert (log.format, log.series) == ("table of requests", {})
+    first = log.requests["request 1"]
+    assert (first.new_tokens, first.tokens_per_s) == (128, pytest.approx(127 / 4.1))
+    assert first.first_token_ms == pytest.approx(210)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            table_of("output_tokens,latency_ms", "n;l"),
+            "In ms its requests have 2.97e+04 tokens/s; give --unit s",
+        ),
+        (
+            table_of("output_tokens,ttft,latency_ms", "n;f;l*1e3"),
+            "ttft is far shorter than a token: name the unit",
+        ),
+        (table_of("output_tokens,ttft_s,latency_s", "n;l;f*10"), "ttft_s is not shorter than latency_s"),
+        (table_of("request_id,latency_s", "l;l"), "its rows are requests, and tok/s is not known"),
+        (table_of("tokens,latency_s", "n;l"), "is a row of it a request or a token?"),
+        (
+            Path(__file__).with_name("logs").joinpath("vllm-latency.json").read_text(),
+            "the times of 10 whole runs",
+        ),
+        (
+            json.dumps({"elapsed_time": 9.1, "num_requests": 100, "tokens_per_second": 2000.0}),
+            "one time of all",
+        ),
+    ],
+)
+def test_what_gives_no_speed_of_decode_is_refused_with_the_reason(tmp_path, content, said):
+    with pytest.raises(LogError, match=re.escape(said)):
+        logged(tmp_path, content)
+
+
+def test_without_ttft_the_speed_of_a_request_is_said_to_include_its_prompt(tmp_path):
+    log = logged(tmp_path, table_of("output_tokens,latency_s", "n;l"))
+    assert log.requests["request 1"].tokens_per_s == pytest.approx(128 / 4.31)
+    assert any("it includes the time of the prompt" in note for note in log.notes)
+
+
+@pytest.mark.parametrize("header", ["n,completion_tokens,latency_ms", "token,completion_tokens,latency_ms"])
+def test_a_table_of_tokens_that_are_counted_stays_one(tmp_path, header):
+    rows = [f"{n},{n},{20 + n % 3}" for n in range(1, 40)]
+    assert logged(tmp_path, "\n".join([header, *rows])).series["all"].ms[1] == 22
+
+
+@pytest.mark.parametrize("group", ["variant", "request_id"])
+def test_requests_have_lengths_of_their_own_and_stop_early_only_as_variants(harness, tmp_path, group):
+    rows = [f"{name},{n},{20 + n % 3}" for name, count in (("a", 50), ("b", 90)) for n in range(count)]
+    (tmp_path / "log.csv").write_text("\n".join([f"{group},n,latency_ms", *rows]))
+    found = harness("fit", "log.csv", "--group-column", group, "--json").json
+    codes = {flag["code"] for row in found for flag in row["flags"]}
+    assert ("early_stop" in codes) == (group == "variant")
+
+
+def test_requests_of_one_log_that_ended_at_their_own_limits_did_not_stop_early(harness, tmp_path):
+    rows = [f"{name},{n},{20 + n % 3},length" for name, count in (("a", 50), ("b", 90)) for n in range(count)]
+    (tmp_path / "log.csv").write_text("\n".join(["variant,n,latency_ms,finish_reason", *rows]))
+    (tmp_path / "vllm.json").write_text(vllm([[0.02] * 40, [0.02] * 60], [41, 61]))
+    for log in ("log.csv", "vllm.json"):
+        found = harness("fit", log, "--json").json
+        assert "early_stop" not in {flag["code"] for row in found for flag in row["flags"]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param([PP | {"stddev_ts": 1.2}, TG | {"stddev_ts": 62.42}], id="json"),
+        pytest.param(TABLE.replace("91.80 ± 0.05", "91.80 ± 62.42"), id="md"),
+    ],
+)
+def test_a_mean_is_shown_with_the_spread_of_its_repetitions(harness, tmp_path, content):
+    (tmp_path / "bench").write_text(content if isinstance(content, str) else json.dumps(content))
+    prompt, decode = harness("fit", "bench", "--json").json
+    assert (prompt["spread"], decode["spread"]) == (
+        pytest.approx(4.45e-4, rel=0.01),
+        pytest.approx(0.68, rel=0.01),
+    )
+    assert (prompt["flags"], [flag["code"] for flag in decode["flags"]]) == ([], ["repetitions_differ"])
+    assert "repetitions differ by 68%" in harness("fit", "bench").out
+    assert harness("fit", "bench", "--fail-on", "repetitions_differ").code == 3
 
 
 # --- the command

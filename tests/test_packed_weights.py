@@ -252,7 +252,7 @@ def _gguf(folder: Path) -> Path:
 
 CALIBRATION = "needs calibration data, which the harness lacks: name a quantized checkpoint"
 OF_128 = f"but {LAYER}.scales has groups of 128"
-ZEROS, MARLIN = ("I32", [2, 16], 4), "is GPTQ in the layout marlin; only gptq or gptq_v2 is loaded here"
+ZEROS, MARLIN = ("I32", [2, 16], 4), "is GPTQ in the layout marlin; stack gptq loads only gptq"
 # By stack, and the bits asked for: what is given to it, and the sentence about it.
 GIVEN: dict[str, list[tuple[Callable[[Path], Path], str]]] = {
     "gptq": [
@@ -290,7 +290,7 @@ GIVEN: dict[str, list[tuple[Callable[[Path], Path], str]]] = {
         (_whole(quant_method="fp8"), "stack autoawq needs AWQ weights, but PATH is fp8"),
         (_packed(AWQ, scales=None), f"PATH: {LAYER} lacks its scales"),
         (_saying(AWQ, group_size=32), f"PATH: its config.json has group_size 32, {OF_128}"),
-        (_saying(AWQ, version="gemv"), "PATH: is AWQ in the layout gemv; only gemm is loaded here"),
+        (_saying(AWQ, version="gemv"), "PATH: is AWQ in the layout gemv; stack autoawq loads only gemm"),
     ],
 }
 REFUSED = ("PATH is fp8", "PATH is i32, and no quantization_config says how")

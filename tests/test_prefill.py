@@ -1,5 +1,7 @@
 """Sweeps of prefill passes: synthetic ones of known truth, and the eighteen published ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,8 +20,7 @@ DENSE = np.arange(1.0, 501.0)
 
 def swept(n: np.ndarray, ms: np.ndarray, rounds: int = 5, noise: float = 0.005, **known: int) -> Prefill:
     chance = np.random.default_rng(0)
-    took = np.tile(ms, rounds) * (1 + chance.normal(0, noise, rounds * len(n)))
-    return analyse(np.tile(n, rounds), took, np.repeat(np.arange(rounds) + 1.0, len(n)), **known)
+    return analyse(prefills.by_depth([simulated.table(n, ms, rounds, chance, noise)])[0], **known)
 
 
 def first(found: Prefill, n: int):
@@ -134,7 +135,7 @@ def test_nothing_is_extrapolated_across_a_known_change_of_kernel():
 
 def test_a_pass_without_a_positive_latency_is_refused():
     with pytest.raises(ValueError, match="no positive latency"):
-        analyse(np.array([1.0, 2.0]), np.array([1.0, 0.0]), np.ones(2))
+        swept(np.array([1.0, 2.0]), np.array([1.0, 0.0]))
 
 
 @pytest.mark.parametrize("lm_head", ["every", "last"])
@@ -220,9 +221,9 @@ def bf16(published) -> records.Stored:
 
 
 def test_passes_faster_than_the_machine_allows_are_flagged(bf16):
-    n, ms, rounds = prefills.by_depth([records.prefill_series(bf16)])[0]
-    assert prefills.faster_than_possible(bf16.record, {0: (n, ms, rounds)}, None) == []
-    (flag,) = prefills.faster_than_possible(bf16.record, {0: (n, ms / 3, rounds)}, None)
+    passes = prefills.by_depth([records.prefill_series(bf16)])[0]
+    assert prefills.faster_than_possible(bf16.record, {0: passes}, None) == []
+    (flag,) = prefills.faster_than_possible(bf16.record, {0: replace(passes, ms=passes.ms / 3)}, None)
     assert flag.code == "prefill_faster_than_limit"
     assert "1 tokens in 6" in flag.detail or "1 token in 6" in flag.detail
 
@@ -235,8 +236,8 @@ def test_rounds_and_depths_are_read_and_a_file_without_them_has_one_pass_at_dept
     write_columns(tmp_path / "prefill.parquet", own)
     assert records.prefill_series(records.Stored(tmp_path, bf16.record)) == own
     depths = prefills.by_depth([own, own])
-    assert depths[512][1].tolist() == [6e-6, 8e-6] * 2
-    assert len(set(depths[0][2])) == 4  # the rounds of two repeats
+    assert depths[512].ms.tolist() == [6e-6, 8e-6] * 2
+    assert len(set(depths[0].rounds)) == 4  # the rounds of two repeats
 
 
 def test_the_chapter_draws_both_conventions_of_the_lm_head_and_the_measured_ridge(published):

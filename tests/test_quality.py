@@ -206,6 +206,37 @@ def test_a_bos_begins_each_window_in_every_stack_where_the_tokenizer_asks_for_on
     assert (none, "no BOS: the tokenizer asks for none" in said, asked_by_none) == (None, True, without)
 
 
+def test_special_tokens_in_a_text_are_text_in_every_stack_and_named_as_are_carriage_returns(
+    harness, scoring, tmp_path, hf_interpreter, llamacpp_interpreter
+):
+    lines = data.shipped_text().read_text()[:6000].splitlines()
+    marked = [f"{line}<|endoftext|>" if at % 9 == 0 else line for at, line in enumerate(lines)]
+    (tmp_path / "marked.txt").write_bytes("\r\n".join(marked).encode())
+    stacks = {"stack": "hf", "dtype": "fp32"}, {"stack": "llamacpp", "quant": "f32"}
+    path = scoring({"weights": MODEL}, *stacks, text="marked.txt", chunks=3)
+    ran = harness("run", "--quality", path, "--json")
+    assert len({row["ids_sha256"] for row in ran.json}) == 1
+    one, other = (row["perplexity"] for row in ran.json)
+    assert one == pytest.approx(other, rel=1e-3)
+    said = " ".join(harness("run", "--quality", path).out.split())
+    assert f"contains <|endoftext|> ({-(-len(lines) // 9)}): scored as text" in said
+    assert f"has {len(lines) - 1} carriage returns (CRLF line ends), which are scored as they stand" in said
+
+
+def test_a_special_token_that_is_written_in_a_text_has_no_id_of_its_own(tmp_path):
+    """The second added token is special by its form alone, as llama.cpp's converter counts it."""
+    folder = tmp_path / "model"
+    shutil.copytree(data.weights(MODEL), folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append(
+        tokenizer["added_tokens"][0] | {"id": 4095, "content": "<|fim|>", "special": False}
+    )
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    own = {added["id"] for added in tokenizer["added_tokens"]}
+    for text in ("one <|endoftext|> two", "one <|fim|> two"):
+        assert not own & {*prompts.tokenized(folder / "tokenizer.json", text, 99).ids}
+
+
 def test_a_model_whose_logits_overflow_is_invalid_with_the_position(
     harness, scoring, tmp_path, hf_interpreter
 ):

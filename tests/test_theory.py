@@ -579,7 +579,48 @@ def test_a_quantization_of_unknown_size_is_said_to_be_unknown(harness, tmp_path)
     config.write_text(json.dumps(config_of("qwq-32b") | {"quantization_config": {"quant_method": "hqq"}}))
     ran = harness("theory", config, "--machine", "dgx-spark", "--json")
     assert [row["weights"] for row in ran.json] == ["16 bits", "8 bits", "4 bits"]
-    assert "is hqq, whose bytes are not known without its weights" in ran.err
+    assert "is hqq; no stack here loads that" in ran.err
+    assert "its bytes are not known without its weights: the rows are of types made of 16-bit" in ran.err
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "stacks"),
+    [
+        (AWQ | {"version": "gemm"}, ("autoawq", "gptqm", "vllm")),
+        (AWQ | {"version": "gemv"}, ()),
+        (GPTQ | {"checkpoint_format": "gptq"}, ("gptq", "gptqm", "vllm")),
+        (GPTQ | {"checkpoint_format": "gptq_v2"}, ("gptqm", "vllm")),  # auto-gptq misreads its zero points
+        (GPTQ | {"dynamic": {"+:.*": {"bits": 8}}}, ("gptqm",)),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, ("hf",)),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, ("hf",)),
+    ],
+)
+def test_transformers_loads_a_quantized_checkpoint_that_llama_cpp_does_not(
+    harness, tmp_path, quantization, stacks
+):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(config_of("qwq-32b") | {"quantization_config": quantization}))
+    ran = harness("theory", config, "--machine", "rtx-4090", "--json")
+    (row,) = ran.json
+    assert {name: fit is not None for name, fit in row["fits"].items()} == {
+        "ideal": True,
+        "llama.cpp": False,
+        "llama.cpp flash_attn": False,
+        "transformers": bool(stacks),
+    }
+    assert (", ".join(stacks) + " load" if stacks else "no stack here loads that") in ran.err
+    chosen = harness("theory", config, "--memory", "24GB", "--json").json
+    assert {row["engine"] for row in chosen} == {"transformers"}
+
+
+def test_a_quantization_is_read_from_the_file_beside_a_config_json_too(harness, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config_of("qwq-32b")))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    assert "is modelopt fp8; no stack here" in harness("theory", tmp_path, "--machine", "rtx-4090").err
 
 
 def test_a_config_json_is_as_good_as_its_models_name(harness, tmp_path):

@@ -19,6 +19,7 @@ LATE_SHARE = 0.05  # of the events of a stream
 ALIKE = 0.02  # of parameters and vocabulary: a GGUF may leave out or add padding
 IN_PIECES = 0.05  # of a rate: by how much the arrival of pieces may change it
 HALVES = 0.02  # of the tokens: some texts end in half a letter, which waits for the next token
+FEWEST = 32  # tokens of an answer that its model ended: noise of 5% a token is 1% of their rate
 LOAD_MS = 100.0  # Ollama's load_duration of a loaded model is 5 to 60; to start its runner takes 250 and more
 ON_GPU = 0.995  # of the memory of a model: Ollama's own list rounds to a percent
 
@@ -49,6 +50,24 @@ def faults(record: Record) -> list[Flag]:
     if elapsed and delay is not None and (share := delay * tokens / elapsed) > CLIENT_SHARE:
         found.append(Warnings.client_too_slow.flag(share=share, delay=delay))
     return found
+
+
+def other_length(record: Record) -> list[Flag]:
+    """The fault of an answer of another length than requested; empty where the model ended it late enough."""
+    tokens, requested = record["tokens"], record["workload"]["new_tokens"]
+    ended, numbers = done_of(record)["counters"].get("ended_by"), _length(record)
+    if tokens > requested:
+        return [Warnings.more_than_requested.flag(**numbers)]
+    if ended == "length":
+        return [Warnings.server_limit.flag(**numbers)]
+    if ended != "stop":
+        reason = f" (reason: {ended})" if ended else ""
+        return [Warnings.server_stopped.flag(**numbers, reason=reason)]
+    return [Warnings.answer_too_short.flag(**numbers, least=FEWEST)] if tokens < FEWEST else []
+
+
+def _length(record: Record) -> dict[str, Any]:
+    return {"tokens": plural(record["tokens"], "token"), "requested": record["workload"]["new_tokens"]}
 
 
 def other_model(record: Record) -> list[Flag]:
@@ -113,22 +132,41 @@ def rate_error(record: Record) -> float | None:
     for longer is in the next one.
     """
     served, counters = loaded_of(record).get("served"), done_of(record).get("counters") or Counters()
-    if not served or not served.get("sends_ids") or tables.name_of(record) or speculation.row(record):
+    if not served or tables.name_of(record) or speculation.row(record) or "largest_piece" not in counters:
         return None
-    if not (numbers := _in_pieces(record)) or speculation.first_burst_tokens(record) > 1:
+    if not _in_pieces(record) or speculation.first_burst_tokens(record) > 1:
         return None
-    error = numbers["largest"] / (record["tokens"] - 1)
-    return error if error <= IN_PIECES and "largest_piece" in counters else None
+    largest = max(counters["largest_piece"], 1 + _without_piece(record))
+    error = largest / max(1, record["tokens"] - 1)
+    return error if error <= IN_PIECES else None
+
+
+def _without_piece(record: Record) -> int:
+    """Tokens of a decode that were counted and did not come: their times are not known, nor is their place
+    among the others. Any one piece may have been all of them."""
+    counters = done_of(record).get("counters") or Counters()
+    return record["tokens"] - min(record["tokens"], counters.get("piece_tokens", record["tokens"]))
 
 
 def _in_pieces(record: Record) -> dict[str, Any]:
-    """The numbers of a warning that tokens came together; empty: they came one by one."""
+    """The numbers of a warning that tokens came together; empty: they came one by one.
+
+    In a decode, where each token has a time, few may come together (`HALVES`), two at a time, and none
+    without a piece.
+    """
     counters = done_of(record).get("counters") or Counters()  # none of a run that failed
     tokens = counters.get("answer_tokens", record["tokens"])
-    if tokens - (pieces := counters.get("pieces", tokens)) <= HALVES * tokens:
+    few = HALVES * tokens
+    if not tables.name_of(record) and (_without_piece(record) or counters.get("largest_piece", 1) > 2):
+        few = 0
+    if tokens - (pieces := counters.get("pieces", tokens)) <= few:
         return {}
-    largest = max(counters.get("largest_piece", 1), 2)
-    return {"tokens": tokens, "pieces": plural(pieces, "piece"), "largest": largest}
+    by = ""
+    if _without_piece(record):
+        by = f" by the server's {'count' if counters.get('counted_tokens') == tokens else 'reason to end'}"
+    largest = counters.get("largest_piece", 1)
+    most = f", up to {largest} at once" if largest > 1 else ""
+    return {"tokens": tokens, "by": by, "pieces": plural(pieces, "piece"), "most": most}
 
 
 def not_streamed(record: Record) -> bool:
@@ -174,8 +212,17 @@ def notes(record: Record) -> list[Flag]:
     if forms := served.get("other_forms"):
         found.append(Warnings.other_form.flag(forms=" and ".join(forms)))
     requested, counted = record["workload"]["prompt_tokens"], counters.get("prompt_tokens")
+    tokens = counters.get("answer_tokens", record["tokens"])
     if counted is None and tables.name_of(record) in (None, "users"):  # others do not go on without it
-        found.append(Warnings.prompt_not_counted.flag())
+        found.append(Warnings.prompt_not_counted.flag(requested=plural(requested, "token")))
+    if proxy := counters.get("proxy"):
+        found.append(Warnings.counted_by_proxy.flag(proxy=proxy))
+    elif (answer := counters.get("counted_tokens", tokens)) != tokens:
+        came = plural(counters.get("piece_tokens", tokens), "token" if served["sends_ids"] else "piece")
+        found.append(Warnings.usage_unusable.flag(counted=answer, came=came))
+    ended_early = not tables.name_of(record) and tokens < record["workload"]["new_tokens"]
+    if ended_early and served_elsewhere(record) and not other_length(record):
+        found.append(Warnings.answer_ended.flag(**_length(record)))
     if counted is not None and counted != requested:
         why = ": its chat template adds to them" if served["template"] else ""
         found.append(Warnings.other_prompt.flag(counted=counted, requested=requested, why=why))

@@ -357,7 +357,7 @@ class Preparation:
     ) -> None:
         """`threads`: null for one per physical core. `packages`: requirements in place of the pinned ones."""
         self.device, self.say, self._packages = device, say, packages
-        self.threads = threads or machine.physical_cores()
+        self.threads = threads or machine.default_threads()
         self._no_device: str | None = None
         try:
             self.device_id = machine.device_id(device, gpu)

@@ -42,7 +42,7 @@ from harness.stacks.header import references
 # without one their perplexity alone.
 
 
-METHOD = 2  # bump when other positions are scored, or figures mean something else
+METHOD = 3  # bump when other positions are scored, or figures mean something else
 RANDOM = (
     "random weights: their agreement says nothing of any text (harness run --check-weights compares their"
     " logits)"
@@ -162,6 +162,8 @@ class Scoring:
             "license": self._text.license,
             "tokens": tokens.total,
             "ids_sha256": tokens.sha256,
+            "special": self._text.special,
+            "carriage_returns": self._text.content.count("\r"),
         }
         self._same(tokens)
         reference: KeptReference | None = None

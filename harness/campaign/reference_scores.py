@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -357,12 +359,22 @@ class TextError(NotStarted):
 
 @dataclass(frozen=True)
 class Text:
-    """`license`: of the shipped text; null for the user's own."""
+    """`license`: of the shipped text; None for the user's own."""
 
     path: Path
     content: str
     sha256: str
     license: str | None
+
+    @property
+    def special(self) -> dict[str, int]:
+        """How often strings come that some tokenizer has as one token: the most frequent ones."""
+        return dict(Counter(_SPECIAL.findall(self.content)).most_common(MOST_SPECIAL))
+
+
+# The forms of special tokens: those of Llama 3, Qwen, Phi and GPT, of SentencePiece, and of Gemma.
+_SPECIAL = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?s>|<(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>")
+MOST_SPECIAL = 4  # named in a record
 
 
 def read(workload: Quality) -> Text:

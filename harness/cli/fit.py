@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     from harness.dataset.study import Study
     from harness.report.fit_text import Against, Row
 
+MOST_SPREAD = 0.1  # of repetitions, as a share; B too is shown only where it is known to 10%
 LEAST_TOKENS = 3  # the first token, and two for a line
 OF_WEIGHTS = (Warnings.faster_than_limit, Warnings.first_token_faster_than_limit)
 OF_SPEED = (*OF_WEIGHTS, Warnings.slope_faster_than_limit)
 FAILING = (
     *(*OF_SPEED, Warnings.identical_series, Warnings.early_stop, Warnings.died, Warnings.drift),
+    Warnings.repetitions_differ,
     *(Warnings[code] for code in analysis_flags.OF_LINE),
 )
 """Warnings that `fit` can raise on a log."""
@@ -202,7 +204,8 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
     """One row per series and request, in the order of the log; `unusable` is the reason without a fit."""
     cut = {name: repeat_figures.without_end(each.n, each.ms) for name, each in log.series.items()}
     same = identical({name: digest(ms) for name, (_, ms, _) in cut.items()})
-    longest = max((len(ms) for _, ms, _ in cut.values()), default=0)
+    lengths = [len(ms) for _, ms, _ in cut.values()] if log.equal_lengths else []
+    longest = max(lengths, default=None)
     found = {name: _analysis(each, *cut[name][:2]) for name, each in log.series.items()}
     rows = []
     for name, each in found.items():
@@ -246,12 +249,17 @@ def _totals(name: str, request: Request, bpw: float | None, theory: Theory | Non
         "prompt_tokens": request.prompt_tokens,
         "first_token_ms": request.first_token_ms,
         "tokens_per_s": request.tokens_per_s,
+        "spread": request.spread,
     }
+    raised = []
+    if request.spread is not None and request.spread > MOST_SPREAD:
+        raised.append(Warnings.repetitions_differ.flag(spread=request.spread))
     if theory and bpw and request.tokens_per_s:
         limit, mean_ms = theory.limit(bpw, 1), 1e3 / request.tokens_per_s
         if mean_ms < limit.B_ms / CEILING_TOLERANCE:
             took = f"{mean_ms:.2f} ms a token"
-            row["flags"] = [Warnings.faster_than_limit.flag(took=took, least=limit.B_ms).row()]
+            raised.append(Warnings.faster_than_limit.flag(took=took, least=limit.B_ms))
+    row["flags"] = [flag.row() for flag in raised]
     return row
 
 
@@ -264,6 +272,7 @@ def _row(
         "unusable": None,
         "bpw": bpw,
         "prompt_tokens": None,
+        "spread": None,
         **figures,
         "flags": [flag.row() for flag in raised],
         **(against or {}),

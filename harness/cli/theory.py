@@ -21,6 +21,7 @@ from harness.stacks.header import references
 from harness.theory import floors, names, tensors
 from harness.theory.decoder import Decoder, dense
 from harness.theory.floors import PUBLISHED, UNITS
+from harness.theory.hf_config import Quantization
 from harness.theory.known_models import Known
 from harness.theory.machines import Machine
 from harness.theory.memory import USUAL_KV, Form, Placement, PlacementError, kv_bits, released_in
@@ -404,8 +405,10 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
         assert made is not None
         forms.append(Form(quant, tensors=tensors.quantized(made, quant, as_published)))
     if made and released and not arguments.n_cpu_moe:
-        whole = tensors.as_released(made, tensors.MXFP4, None)
-        forms.append(Form(f"{tensors.MXFP4} as released", tensors=tuple(whole)))
+        released_tensors = tensors.as_released(made, tensors.MXFP4, None)
+        quantization = Quantization(tensors.MXFP4, tensors.MXFP4)
+        label = f"{tensors.MXFP4} as released"
+        forms.append(theory_options.checkpoint_form(label, released_tensors, quantization))
     if arguments.tensors and not (arguments.quant or stored):
         raise Mistake(f"{given}: --tensors needs --quant, or a file with tensors")
     if stored and not forms:

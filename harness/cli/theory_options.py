@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ from harness.cli import OK, Mistake, say
 from harness.cli.options import add_reserve, add_wide, gb_per_s, memory_gib, reserved, tokens, unknown
 from harness.models import served
 from harness.theory import base_shapes, names, tensors
-from harness.theory.decoder import Decoder
+from harness.theory.decoder import Decoder, parameters
+from harness.theory.hf_config import Quantization
 from harness.theory.known_models import Known
 from harness.theory.machines import DRIVER_RESERVE_BYTES, Figure, Machine, changed_reserve
 from harness.theory.memory import (
@@ -31,7 +33,7 @@ from harness.theory.memory import (
     choices,
 )
 from harness.theory.names import NotUnderstood
-from harness.theory.tensors import ALL_QUANTS, QUANTS, Tensor
+from harness.theory.tensors import ALL_QUANTS, QUANTS, Packing, Tensor
 
 if TYPE_CHECKING:
     from harness.models.checkpoint import Checkpoint
@@ -356,23 +358,44 @@ def _read(given: str) -> Checkpoint:
 def file(given: str) -> tuple[str, Decoder | None, bool, Form | None, bool]:
     """A model's name, layers, whether it is tied, its stored form, and whether the trained context is stated,
     from its files' headers."""
-    from harness.models.packed_layers import bits_by_matrix
-    from harness.models.weights import loaded_by
-
     checkpoint, path = _read(given), Path(given).absolute()
-    loaded, label = _loaded(checkpoint), checkpoint.quantization or "as stored"
-    stored = Form(label, tensors=loaded, parameters=checkpoint.parameters) if loaded else None
-    if checkpoint.format == "config" and checkpoint.stored and checkpoint.decoder:
-        method, packing = checkpoint.stored.method, checkpoint.packing
-        if released := tensors.as_released(checkpoint.decoder, method, packing):
-            stored = Form(f"{label} as released", tensors=tuple(released))
-        else:
-            say(f"{printable(given)}: is {label}, whose bytes are not known without its weights")
-    if checkpoint.format == "safetensors" and checkpoint.stored:
-        say(f"{printable(given)}: is {label}; {loaded_by(checkpoint.stored) or 'no stack here loads that'}")
-        if checkpoint.decoder and checkpoint.decoder.is_dense:
-            say(f"bits per weight, scales included: {_matrices(bits_by_matrix(checkpoint.decoder, loaded))}")
+    stored = _form(given, checkpoint)
     return _name_of(path), checkpoint.decoder, checkpoint.tied, stored, checkpoint.states_context
+
+
+def _form(given: str, checkpoint: Checkpoint) -> Form | None:
+    """The form of the weights in a model's files, with messages on quantized ones: who loads them, and the
+    bits of their matrices; None where the bytes are not known."""
+    from harness.models.packed_layers import bits_by_matrix
+    from harness.models.weights import loaded_by, loading
+
+    loaded, label = _loaded(checkpoint), checkpoint.quantization or "as stored"
+    quantization, packing, made = checkpoint.stored, checkpoint.packing, checkpoint.decoder
+    if checkpoint.format == "gguf" or quantization is None:
+        return Form(label, tensors=loaded, parameters=checkpoint.parameters) if loaded else None
+    loads = loaded_by(quantization, packing) or "no stack here loads that"
+    if made and any(quantization.method in each.dequantizes for each in loading(quantization, packing)):
+        loads += f" ({2 * parameters(made) / 1e9:,.1f} GB in 16 bits)"
+    say(f"{printable(given)}: is {label}; {loads}")
+    if made and made.is_dense and loaded:
+        say(f"bits per weight, scales included: {_matrices(bits_by_matrix(made, loaded))}")
+    if checkpoint.format == "config" and made:
+        loaded = (*tensors.as_released(made, quantization.method, packing),)
+        label += " as released"
+    if not loaded:
+        say("its bytes are not known without its weights: the rows are of types made of 16-bit weights")
+        return None
+    return replace(checkpoint_form(label, loaded, quantization, packing), parameters=checkpoint.parameters)
+
+
+def checkpoint_form(
+    label: str, stored: Iterable[Tensor], quantization: Quantization, packing: Packing | None = None
+) -> Form:
+    """The form of a quantized checkpoint: who loads it is as the stacks' headers say."""
+    from harness.models.weights import loading
+
+    engines = frozenset(stack.memory for stack in loading(quantization, packing) if stack.memory)
+    return Form(label, tensors=tuple(stored), loaded_by=engines)
 
 
 def _matrices(found: Mapping[float, Sequence[str]]) -> str:
@@ -404,9 +427,8 @@ def whole_model(given: str) -> tuple[str, Decoder, Stored | None, bool]:
         )
     if found.decoder is None:
         raise Mistake(f"{given}: unknown architecture, so only its stored bytes are known; drop --memory")
-    label, loaded = found.quantization, _loaded(found)
-    is_gguf = found.format == "gguf"
-    if not loaded or label is None or (label in tensors.UNQUANTIZED and not is_gguf):
+    form, is_gguf = _form(given, found), found.format == "gguf"
+    if form is None or not (is_gguf or form.loaded_by is not None):
         return name, found.decoder, None, found.states_context
     engine = LLAMA_CPP if is_gguf else TRANSFORMERS
-    return name, found.decoder, Stored(label, loaded, engine), found.states_context
+    return name, found.decoder, Stored(form.label, form.tensors, engine), found.states_context

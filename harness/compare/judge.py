@@ -23,6 +23,7 @@ from harness.analysis.differences import (
     significant,
 )
 from harness.analysis.metrics import METRICS, Metric
+from harness.base.text import plural
 
 SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"
 WORSE = tuple(dict.fromkeys(metric.worse for metric in METRICS))
@@ -165,7 +166,8 @@ def judged(
             if base.searched and new.searched:
                 _context(row, metric, base, new)
             elif is_score(before := base.latest) and is_score(after := new.latest):
-                _quality(row, metric, before, after)
+                if differs := _quality(row, metric, before, after):
+                    noisy[f"{metric.name} {name}"] = row, metric, differs
             else:
                 compared[name] = base.sample(metric), new.sample(metric)
                 of_metric[name] = row
@@ -340,18 +342,17 @@ def _context(row: MetricChange, metric: Metric, base: Runs, new: Runs) -> None:
         _judge(row, (least, most), why)
 
 
-def _quality(row: MetricChange, metric: Metric, base: Score, new: Score) -> None:
-    """Compare two scores window by window: what is hard about the text is hard for both."""
+def _quality(row: MetricChange, metric: Metric, base: Score, new: Score) -> Difference | None:
+    """The difference of two scores window by window: what is hard about the text is hard for both. Null where
+    they are not compared."""
     row["base"], row["new"] = metric.value(base), metric.value(new)
     apart = base["ids_sha256"] != new["ids_sha256"] or base["n_ctx"] != new["n_ctx"]
     if apart or base["windows"] != new["windows"] or not base["means"] or not new["means"]:
         row["verdict"], row["reason"] = INVALID, "the two scores are of other text, tokens or windows"
-        return
-    cost, least, most = quality.change(base["means"]["nll"], new["means"]["nll"], LEVEL)
-    row["change"] = metric.change(cost)
-    row["change_ci90"] = [metric.change(least), metric.change(most)]
-    bound = math.log1p(row["threshold"])
-    if least > bound or most < -bound:
-        row["verdict"] = metric.worse if least > bound else metric.improved
-    else:
-        _judge(row, (least, most), None)
+        return None
+    if (windows := len(base["means"]["nll"])) < quality.FEWEST_WINDOWS:
+        why = f"{plural(windows, 'window')} of text are too few to judge by; score at least"
+        why += f" {quality.FEWEST_WINDOWS} (`chunks` of the workload `quality`)"
+        row["verdict"], row["reason"] = INVALID, why
+        return None
+    return Difference(quality.change(base["means"]["nll"], new["means"]["nll"], LEVEL))

@@ -419,15 +419,19 @@ def _index(root: Path, found: Found) -> Index:
 
 
 def _read_only(path: Path) -> duckdb.DuckDBPyConnection:
+    return _connect(path, read_only=True)
+
+
+def _connect(path: Path | str, read_only: bool = False) -> duckdb.DuckDBPyConnection:
+    """DuckDB without a folder for what does not fit in memory: by default one beside the file or in the
+    current folder, which in a stranger's results may be a link. Raises duckdb.Error."""
     import duckdb
 
-    return duckdb.connect(str(path), read_only=True)
+    return duckdb.connect(str(path), read_only=read_only, config={"temp_directory": ""})
 
 
 def _in_memory(root: Path, found: Found) -> Index:
-    import duckdb
-
-    connection = duckdb.connect()
+    connection = _connect(":memory:")
     mend(connection, root, found.stamps)
     return Index(root, connection, found.unreadable)
 
@@ -444,14 +448,12 @@ def _places(root: Path) -> list[Path]:
 
 def _written(root: Path, found: Found, old: Path | None, path: Path) -> duckdb.DuckDBPyConnection:
     """Write an index and open it; `old`: what is mended. Raises OSError and duckdb.Error."""
-    import duckdb
-
     files.made(path.parent)
     part = path.with_name(f"{path.stem}.{secrets.token_hex(4)}.part")
     try:
         if old:
             shutil.copyfile(old, part)
-        with closing(duckdb.connect(str(part))) as connection:
+        with closing(_connect(part)) as connection:
             mend(connection, root, found.stamps)
             connection.execute("checkpoint")  # closing would fail without a word
         _remember(path, part, found.hash)

@@ -479,11 +479,14 @@ def _file(path: Path, needs_shape: bool) -> Checkpoint:
         return _gguf(path)
     if suffix == ".json":
         known = read_config_json(path, needs_shape)
-        kind, made, words = known.kind, known.decoder, _words(known.quantization)
+        quantization, packing = known.quantization, known.packing
+        if quantization is None and path.name == CONFIG:
+            quantization, packing = _separate(path.parent)
+        kind, made, words = known.kind, known.decoder, _words(quantization)
         return Checkpoint(
             *(path, "config", kind, made, (), known.tied, known.synthetic, words, path),
-            packing=known.packing,
-            stored=known.quantization,
+            packing=packing,
+            stored=quantization,
             states_context=known.states_context,
         )
     header_length = int.from_bytes(start[:8], "little")
@@ -594,9 +597,7 @@ def _safetensors(
         check_copy([folder / name for name in shards], ours)
     packing, quantization = known.packing, known.quantization or separate_modelopt(folder)
     if quantization is None and any(name.endswith(".qweight") for name in tensors):
-        separate = separate_packing(folder)
-        packing = separate[1] if separate else None
-        quantization = Quantization(packing.method, packing.words) if packing else None
+        quantization, packing = _separate(folder)
     if quantization is None and (odd := next(filter(_is_quantized, ours), None)):
         quantization = Quantization("", f"{odd.type}, and no quantization_config says how")
     return Checkpoint(
@@ -614,6 +615,14 @@ def _safetensors(
         stored=quantization,
         states_context=known.states_context,
     )
+
+
+def _separate(folder: Path) -> tuple[Quantization | None, Packing | None]:
+    """How weights are quantized by the files beside a config.json. Raises JsonFileError, OSError."""
+    if found := separate_modelopt(folder):
+        return found, None
+    packing = (separate_packing(folder) or (folder, None))[1]
+    return (Quantization(packing.method, packing.words) if packing else None), packing
 
 
 def _words(quantization: Quantization | None) -> str | None:

@@ -35,11 +35,24 @@ def main(path: str, count: int) -> None:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         text = sys.stdin.buffer.read().decode()
-        ids = tokenizer.encode(text, add_special_tokens=False).ids[:count]
-        answer: object = {"ids": ids, "bos": bos_of(tokenizer, Path(path).with_name("tokenizer_config.json"))}
+        bos = bos_of(tokenizer, Path(path).with_name("tokenizer_config.json"))
+        read_special_as_text(tokenizer)
+        answer: object = {"ids": tokenizer.encode(text, add_special_tokens=False).ids[:count], "bos": bos}
     except BaseException as mistake:  # a panic of the library is no Exception
         answer = {"error": (str(mistake).strip() or type(mistake).__name__).splitlines()[0][:200]}
     print(json.dumps(answer))
+
+
+def read_special_as_text(tokenizer: "Tokenizer") -> None:
+    """Give a special token that is written in a text no id of its own, as llama.cpp does (parse_special of
+    llama_tokenize; llama-perplexity). Its converter counts added tokens by their form too
+    (does_token_look_special of convert_hf_to_gguf.py)."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    by_form = [
+        each.content for each in added if each.content.startswith("<|") and each.content.endswith("|>")
+    ]
+    tokenizer.add_special_tokens(by_form)
+    tokenizer.encode_special_tokens = True
 
 
 def bos_of(tokenizer: "Tokenizer", settings_path: Path) -> int | None:

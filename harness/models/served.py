@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -77,6 +77,14 @@ def serving(address: str, key: str | None) -> Serving:
             roots = dict.fromkeys(roots, _got(address + "/props", key).get("model_path"))
     is_local = urlsplit(address).hostname in LOCAL
     return Serving({name: _here(path) if is_local else None for name, path in roots.items()})
+
+
+def name_of(model: str) -> str:
+    """A model's name without its folder and the end of a GGUF, where the server names it by its path, as
+    `python -m llama_cpp.server` does."""
+    path = PureWindowsPath(model) if re.match(r"[A-Za-z]:[\\/]", model) else PurePosixPath(model)
+    is_file = path.suffix.lower() == ".gguf" and len(path.parts) > 1
+    return path.stem if is_file else path.name if path.is_absolute() else model
 
 
 def identity(address: str, model: str | None, key: str | None) -> str | None:

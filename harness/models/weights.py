@@ -433,7 +433,7 @@ def check_loadable(ready: Ready, requested: Packing | None, header: Header, opti
                 f" {stored.obstacle}"
             )
     elif stored and stored.method not in header.applies:
-        if not (others := loaded_by(stored)):
+        if not (others := loaded_by(stored, ready.packing)):
             raise WeightsRefused(f"{ready.path}: is {ready.quant}, which no stack here applies")
         raise WeightsRefused(f"{ready.path}: is {ready.quant}; {others}, {stack} does not")
     elif stored:
@@ -446,15 +446,32 @@ def check_loadable(ready: Ready, requested: Packing | None, header: Header, opti
                 )
 
 
-def loaded_by(stored: Quantization) -> str:
+def loading(stored: Quantization, packing: Packing | None = None) -> list[Header]:
+    """The stacks that load weights stored so. `packing`: of GPTQ or AWQ weights."""
+    method = stored.method
+
+    def loads(header: Header) -> bool:
+        if method in header.formats:
+            mixed = header.mixed_layers or not stored.mixed
+            return mixed and (packing is None or packing.layout in _layouts(packing, header))
+        return method in header.applies or (method in header.dequantizes and not stored.obstacle)
+
+    return [header for header in stacks().values() if loads(header)]
+
+
+def _layouts(packing: Packing, header: Header) -> Sequence[str]:
+    return [each for each in _LAYOUTS[packing.method] if each in (header.layouts or [each])]
+
+
+def loaded_by(stored: Quantization, packing: Packing | None = None) -> str:
     """The stacks that load weights stored so, as a clause; empty for none."""
-    method, every = stored.method, stacks().items()
-    as_stored = [name for name, each in every if method in (*each.formats, *each.applies)]
-    adopted = [name for name in as_stored if method in stacks()[name].needs]
-    widened = [name for name, each in every if method in each.dequantizes and not stored.obstacle]
+    method = stored.method
+    widened = [each.stack for each in loading(stored, packing) if method in each.dequantizes]
+    adopted = [each.stack for each in loading(stored, packing) if method in each.needs]
+    as_stored = [each.stack for each in loading(stored, packing) if each.stack not in [*widened, *adopted]]
     clauses = []
     for names, how in (
-        ([name for name in as_stored if name not in adopted], ""),
+        (as_stored, ""),
         (adopted, f" in an interpreter that has {method} (harness env use)"),
         (widened, ", dequantized to its dtype"),
     ):
@@ -524,16 +541,16 @@ def check(ready: Ready, requested: Packing, stack: str) -> None:
                 f"{ready.path}: has rules for single layers (dynamic: {rules}), so its weights are not all"
                 f" {has.words}"
             )
-        name = _settings(ready.path, has)
+        name = _settings(ready.path, has, stacks()[stack])
         found = checkpoint.read(ready.path, needs_shape=False)
         _check_tensors(ready.path, name, has, {tensor.name: tensor for tensor in found.tensors}, mixed)
     except (CheckpointError, JsonFileError) as damage:
         raise WeightsError(str(damage)) from damage
 
 
-def _settings(folder: Path, packing: Packing) -> str:
+def _settings(folder: Path, packing: Packing, header: Header) -> str:
     """The name of the file with a folder's packing settings. Libraries read one or the other: both must
-    agree, in a known layout. Raises WeightsError, JsonFileError."""
+    agree, in a layout that the stack loads. Raises WeightsError, JsonFileError."""
     inline = checkpoint.read_config_json(folder / "config.json", needs_shape=False).packing
     separate = checkpoint.separate_packing(folder)
     name, layout = "config.json", packing.layout
@@ -545,9 +562,11 @@ def _settings(folder: Path, packing: Packing) -> str:
                 words = f"config.json has {key} {_as_json(ours)}, but {name} has {_as_json(theirs)}"
                 raise WeightsError(f"{folder}: {words}")
     for named in (packing.layout, layout):
-        if named not in _LAYOUTS[packing.method]:
-            known, method = " or ".join(_LAYOUTS[packing.method]), packing.method.upper()
-            raise WeightsError(f"{folder}: is {method} in the layout {named}; only {known} is loaded here")
+        if named not in (known := _layouts(packing, header)):
+            method, loads = packing.method.upper(), " or ".join(known)
+            raise WeightsError(
+                f"{folder}: is {method} in the layout {named}; stack {header.stack} loads only {loads}"
+            )
     return "config.json" if inline else name
 
 

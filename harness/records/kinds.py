@@ -203,7 +203,7 @@ def checked_error(record: Checked) -> str | None:
 class Figure(TypedDict):
     value: Number
     low: Number | None
-    """of its 95% interval, by bootstrap of the windows; null for a maximum, and of a single window"""
+    """of its 95% interval over windows; null for a maximum, and of a single window"""
     high: Number | None
     standard_error: NotRequired[From0 | None]
     """from the spread of the windows; missing for percentiles"""
@@ -219,6 +219,10 @@ class ScoredText(TypedDict):
     """of the whole text"""
     ids_sha256: Text
     """of the ids of the windows, as 64-bit integers, little-endian"""
+    special: NotRequired[dict[str, Count]]
+    """how often strings come that are special tokens of some tokenizers; they are scored as text"""
+    carriage_returns: NotRequired[Count]
+    """of lines that end in CRLF; they are scored as they stand"""
 
 
 @with_config(DESCRIBED)

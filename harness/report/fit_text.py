@@ -36,6 +36,7 @@ class Row(Flagged, Against):
     unusable: str | None
     bpw: float | None
     prompt_tokens: int | None  # of totals; a series begins behind its prompt
+    spread: float | None  # of totals: of repetitions, as a share
 
 
 def interval(value: float | None, ends: Ends | None, digits: int) -> str:
@@ -99,6 +100,7 @@ TOTALS: Columns[Row] = (
     ("tokens", lambda row: formatted(row["n_tokens"])),
     ("tok/s", lambda row: short(row["tokens_per_s"])),
     ("ms/token", lambda row: short(1e3 / row["tokens_per_s"] if row["tokens_per_s"] else None)),
+    ("spread", lambda row: formatted(row["spread"], "{:.1%}")),
 )
 AGAINST: Columns[Row] = (
     ("B theory", lambda row: short(row["B_theory_ms"])),
@@ -123,6 +125,7 @@ TOTALS_MEANINGS = {
     "first ms": "first: TTFT, or the time of the prompt",
     "prefill tok/s": "prefill tok/s: prompt / first",
     "tok/s": "tok/s: of decode",
+    "spread": "spread: standard deviation of the repetitions' rate",
 }
 
 

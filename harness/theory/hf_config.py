@@ -298,12 +298,13 @@ def dense_kind(config: Settings) -> str | None:
 class Quantization:
     """How a checkpoint's weights are stored. `method`: as transformers names it. `words`: for people.
     `options`: the options that a stack needs to apply the method. `obstacle`: why transformers would
-    dequantize the weights to other values; empty if it would not."""
+    dequantize the weights to other values; empty if it would not. `mixed`: GPTQ whose layers differ."""
 
     method: str
     words: str
     options: Mapping[str, str | int | float] = field(default_factory=dict)
     obstacle: str = ""
+    mixed: bool = False
 
 
 def quantization_of(config: object) -> Quantization | None:
@@ -355,7 +356,8 @@ def _quantization(given: Settings, key: str) -> Quantization | None:
     schemes = _schemes(given)
     rules = ", rules for single layers" if given.get("dynamic") or len(schemes) > 1 else ""
     words = found + (f", {group}" if group else "") + (f", {blocks}" if blocks else "") + rules
-    return Quantization(method.lower(), words, options, _obstacle(given, len(schemes)))
+    mixed = bool(given.get("dynamic")) or given.get("lm_head") is True
+    return Quantization(method.lower(), words, options, _obstacle(given, len(schemes)), mixed)
 
 
 def _schemes(given: Settings) -> list[object]:

@@ -393,12 +393,14 @@ _BITSANDBYTES = {16.0: None, 8.0: "int8", 4.0: "nf4"}
 @dataclass(frozen=True)
 class Form:
     """The form that weights take: all at `bits`, or exactly these `tensors` (with `parameters`, if the file
-    has them). `label` names it in a table."""
+    has them). `label` names it in a table. `loaded_by`: of a quantized checkpoint, the memory models of the
+    stacks that load it; None: another form."""
 
     label: str
     bits: float | None = None
     tensors: tuple[Tensor, ...] = ()
     parameters: int | None = None
+    loaded_by: frozenset[str] | None = None
 
 
 class Fit(TypedDict):
@@ -457,15 +459,21 @@ def _is_gguf(tensors: tuple[Tensor, ...]) -> bool:
 
 def _in_gguf(form: Form) -> bool:
     """Whether llama.cpp loads the form, or a GGUF as large."""
+    if form.loaded_by is not None:
+        return LLAMA_CPP in form.loaded_by
     return form.bits is not None or _is_gguf(form.tensors) or all(t.type in FLOATS for t in form.tensors)
 
 
 def _in_torch(made: Decoder, form: Form) -> float | None:
     """Bytes of the weights once transformers has loaded them; null if it cannot load this form."""
+    if form.loaded_by is not None and form.loaded_by.isdisjoint((TRANSFORMERS, BITSANDBYTES)):
+        return None
     bits = 16.0 if form.label in _HALVES else form.bits
     if bits in _BITSANDBYTES:
         return float(loaded_bytes(of_shape(made), "bf16", _BITSANDBYTES[bits]))
-    if form.bits is not None or form.label in ALL_QUANTS or _is_gguf(form.tensors):
+    if form.loaded_by is None and (
+        form.bits is not None or form.label in ALL_QUANTS or _is_gguf(form.tensors)
+    ):
         return None
     return float(sum(tensor.bytes for tensor in form.tensors))
 

@@ -17,6 +17,14 @@ Json = dict[str, Any]
 Prompt = list[int] | str
 
 
+END_OF_TEXT, LIMIT = "stop", "length"
+ENDS = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn"), END_OF_TEXT),
+    **dict.fromkeys(("length", "limit", "max_tokens"), LIMIT),
+}
+"""Why an answer ended, by the words of the APIs: the model chose to, or it reached a number of tokens."""
+
+
 @dataclass
 class Counts:
     """A server's own counts of one request; None: not reported. `cached`: tokens of the prompt that were not
@@ -35,11 +43,12 @@ class Counts:
 @dataclass
 class Piece:
     """One event of a stream. `ids`: of its tokens, or of its text where the server sends none. `counts`: with
-    the last event."""
+    the last event. `ended`: why the answer ended, END_OF_TEXT, LIMIT or the server's own word."""
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
     counts: Counts | None = None
+    ended: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,10 +90,11 @@ def _llama_piece(event: Json) -> Piece:
     piece = Piece([int(each) for each in event.get("tokens") or []], event.get("content") or "")
     if event.get("stop"):
         timings = event.get("timings") or {}
+        piece.ended = _end(event.get("stop_type"))
         piece.counts = Counts(
-            _added(timings.get("prompt_n"), timings.get("cache_n")),
-            timings.get("cache_n"),
-            event.get("tokens_predicted"),
+            _added(_count(timings.get("prompt_n")), _count(timings.get("cache_n"))),
+            _count(timings.get("cache_n")),
+            _count(event.get("tokens_predicted")),
             timings.get("prompt_ms"),
             timings.get("predicted_ms"),
             timings.get("draft_n"),
@@ -109,10 +119,11 @@ def _ollama_piece(event: Json) -> Piece:
     text = (event.get("response") or "") + (event.get("thinking") or "")
     piece = Piece([text_id(text)] if text or not event.get("done") else [], text)
     if event.get("done"):
+        piece.ended = _end(event.get("done_reason"))
         piece.counts = Counts(
-            event.get("prompt_eval_count"),
+            _count(event.get("prompt_eval_count")),
             None,
-            event.get("eval_count"),
+            _count(event.get("eval_count")),
             _ms(event.get("prompt_eval_duration")),
             _ms(event.get("eval_duration")),
             load_ms=_ms(event.get("load_duration")),
@@ -144,23 +155,45 @@ def _openai_piece(event: Json) -> Piece:
     piece = Piece()
     for choice in event.get("choices") or []:
         delta = choice.get("delta") or {}
-        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-        text = (choice.get("text") or "") + thought + (delta.get("content") or "")
+        thought = _text(delta.get("reasoning_content") or delta.get("reasoning"))
+        text = _text(choice.get("text")) + thought + _text(delta.get("content"))
         if ids := choice.get("token_ids"):
             piece.ids += [int(each) for each in ids]
         elif text:
             piece.ids.append(text_id(text))
         piece.text += text
-    if usage := event.get("usage"):
+        piece.ended = _end(choice.get("finish_reason")) or piece.ended
+    if isinstance(usage := event.get("usage"), dict) and usage:
         timings = event.get("timings") or {}  # llama-server adds them
         piece.counts = Counts(
-            usage.get("prompt_tokens"),
-            (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-            usage.get("completion_tokens"),
+            _count(usage.get("prompt_tokens")),
+            _count((usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
+            _count(usage.get("completion_tokens")),
             timings.get("prompt_ms"),
             timings.get("predicted_ms"),
         )
     return piece
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content, which may be a part or a list of them. Raises TypeError."""
+    if isinstance(content, list):
+        return "".join(_text(part) for part in content)
+    if isinstance(content, dict):
+        return _text(content.get("text") or content.get("thinking"))
+    if isinstance(content, str | None):
+        return content or ""
+    raise TypeError(f"content is neither a text nor a list of parts: {content!r}")
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens; None for what is not a whole number of them."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if is_number and value >= 0 and value == value // 1 else None
+
+
+def _end(reason: Any) -> str | None:
+    return ENDS.get(reason, reason) if isinstance(reason, str) and reason != "none" else None
 
 
 def _added(a: int | None, b: int | None) -> int | None:

@@ -8,19 +8,35 @@ import os
 import ssl
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
 import httpx
 
 from runners.protocol import MOST_SHOWN, refusal, unreachable, without_key
-from runners.served.apis import APIS, CHAT, Api, Counts, Json, Piece, Prompt, metric, other_form
+from runners.served.apis import (
+    APIS,
+    CHAT,
+    END_OF_TEXT,
+    LIMIT,
+    Api,
+    Counts,
+    Json,
+    Piece,
+    Prompt,
+    metric,
+    other_form,
+)
 
 CONNECT_S = 10.0
 SILENT_S = 1200.0  # between two pieces of an answer; a long prompt on a slow machine takes minutes
 ASK_S = 60.0  # for an answer that is no stream; a server may load its model first
 MOST_BYTES = 1 << 20  # of one event; those of a token have a few hundred
 LEAST_WAIT_NS = 200_000  # reading what is there already takes httpx 0.1 ms
+PROXIES = {"x-litellm-": "LiteLLM", "x-portkey-": "Portkey"}
+"""What stands before a server and counts tokens by a tokenizer of its own, by the beginning of its headers'
+names. Sources: docs.litellm.ai/docs/proxy/response_headers, portkey.ai/docs/api-reference."""
 REFUSALS = (400, 422, 500, 501)  # of a request's form: others are about the key, the model or the load
 clock = time.perf_counter_ns
 
@@ -32,11 +48,18 @@ class ServerError(RuntimeError):
 class Stream:
     """The pieces of one answer, as they arrive, to be read in the thread that made it. `client_ns`: CPU time
     of that thread so far. `pieces`: those with tokens; of these `awaited_pieces`, which had not arrived when
-    the client began to read. `first_tokens`: of the first piece. `counts`: the server's, after the end."""
+    the client began to read. `first_tokens`: of the first piece. After the end: `counts`, the server's as far
+    as what came allows them, `counted`, as it sent them, and `ended`, see Piece. `proxy`: what passes the
+    answer on and counts in the server's place; None: none that is known."""
 
-    def __init__(self, client: Client, api: Api, response: httpx.Response) -> None:
+    def __init__(self, client: Client, api: Api, response: httpx.Response, requested: int) -> None:
         self._client, self._api, self._response = client, api, response
-        self.counts = Counts()
+        self._requested = requested
+        self.counts, self.counted = Counts(), Counts()
+        self.ended: str | None = None
+        headers = [name.lower() for name in response.headers]
+        known = (name for start, name in PROXIES.items() if any(each.startswith(start) for each in headers))
+        self.proxy = next(known, None)
         self.pieces = self.awaited_pieces = self.largest_piece = self.first_tokens = self.tokens = 0
         self.text = ""
         self._cpu_ns = time.thread_time_ns()
@@ -52,7 +75,7 @@ class Stream:
             for line in self._lines():
                 if (piece := self._piece(line)) is None:
                     continue
-                self.counts = piece.counts or self.counts
+                self.counted, self.ended = piece.counts or self.counted, piece.ended or self.ended
                 if piece.ids:
                     self.awaited_pieces, self._awaited = self.awaited_pieces + self._awaited, False
                     self.pieces, self.tokens = self.pieces + 1, self.tokens + len(piece.ids)
@@ -64,6 +87,18 @@ class Stream:
             raise self._client.error(
                 f"the server's answer broke off after {self.tokens} tokens", broken
             ) from None
+        self.counts = replace(self.counted, generated=self._generated())
+        if self.proxy or not self.counts.prompt:  # a prompt has tokens
+            self.counts = replace(self.counts, prompt=None, cached=None)
+
+    def _generated(self) -> int:
+        """Tokens of the answer: those that came, and those without a piece of their own, such as half a
+        letter, which waits for the rest. A count is used if it is neither below what came nor above what was
+        requested. One token more than came is that which ends a text, where the model ended it."""
+        came, counted = self.tokens, None if self.proxy else self.counted.generated
+        if counted is not None and came <= counted <= self._requested:
+            return came if self.ended == END_OF_TEXT and counted == came + 1 else counted
+        return max(came, self._requested) if self.ended == LIMIT and came else came
 
     def _lines(self) -> Iterator[bytes]:
         chunks, rest = self._response.iter_bytes(), b""
@@ -81,18 +116,28 @@ class Stream:
         yield rest
 
     def _piece(self, line: bytes) -> Piece | None:
-        """Server-sent events begin with `data:`, those of Ollama are bare JSON; all else, such as pings, is
-        skipped."""
+        """Server-sent events begin with `data:`, those of Ollama are bare JSON, and llama-server may send
+        `error:`; all else, such as pings, is skipped."""
         text = line.removeprefix(b"data:").strip()
+        if text.startswith(b"error:"):
+            raise self._reported(text.removeprefix(b"error:").strip())
         if not text.startswith(b"{"):
             return None
         event = self._client.json(text)
-        if error := event.get("error"):
+        if error := event.get("error") or (event if event.get("object") == "error" else None):
             raise self._client.error("the server reports an error", error)
         try:
             return self._api.read(event)
         except (AttributeError, TypeError, ValueError):
             raise self._client.error("the server sent an event of another form", text) from None
+
+    def _reported(self, text: bytes) -> ServerError:
+        """The error of a line that need not be JSON."""
+        sent: Any = text
+        with contextlib.suppress(ValueError, RecursionError):
+            sent = json.loads(text)
+            sent = sent.get("error", sent) if isinstance(sent, dict) else text
+        return self._client.error("the server reports an error", sent)
 
 
 class Client:
@@ -172,7 +217,7 @@ class Client:
                 break
             self.forms |= [form]
         self._check(response, self.url + api.path)
-        return Stream(self, api, response)
+        return Stream(self, api, response, tokens)
 
     def props(self, model: str) -> Json:
         """llama-server's /props, empty without; of a router those of the model, which it may load first."""

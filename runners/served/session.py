@@ -64,6 +64,7 @@ class ServedSession:
         self._generated_before: float | None = None
         self._ended_ns = self._began_ns = self._client_ns = 0
         self._totals: Counter[str] = Counter()
+        self._proxy: str | None = None
         self._prompt_counts: list[int | None] = []
         self._prompt_length = 0
         self._vocabulary: Sequence[int | str] = ()
@@ -126,9 +127,7 @@ class ServedSession:
             for ids in pieces:
                 yield from ids
             self._ended_ns, self._client_ns = clock(), stream.client_ns
-            # Tokens without a piece of their own, by the server's count: half a letter waits for the rest.
-            for _ in range((stream.counts.generated or 0) - stream.tokens):
-                yield 0
+            yield from [0] * _without_piece(stream)
         finally:
             for _ in pieces:  # an answer that was not read to its end would cost the connection
                 pass
@@ -148,10 +147,7 @@ class ServedSession:
             for piece in stream:
                 t_ns += [clock() - began[0]] * len(piece)
                 ids += piece
-            ended, count = clock(), stream.counts.generated
-            if count is not None:  # pieces without ids may have had several tokens
-                count = min(count, new_tokens + 1)
-                t_ns = (t_ns + [ended - began[0]] * count)[:count]
+            t_ns += [clock() - began[0]] * _without_piece(stream)
             _check_streamed(stream, len(t_ns))
             same = self._prompt_is_here and self._api.sends_ids and not self._api.keeps_prefix
             return Answer(t_ns, ids if same else None, stream.client_ns), stream
@@ -179,6 +175,9 @@ class ServedSession:
         totals["pieces"] += stream.pieces
         totals["awaited_pieces"] += stream.awaited_pieces
         totals["largest_piece"] = max(totals["largest_piece"], stream.largest_piece)
+        counted = stream.counted.generated
+        totals["counted_tokens"] += stream.tokens + _without_piece(stream) if counted is None else counted
+        self._proxy = stream.proxy
         totals["load_ms"] = max(totals["load_ms"], round(stream.counts.load_ms or 0))
         for name in ("drafted", "accepted"):
             totals[f"{name}_tokens"] += getattr(stream.counts, name) or 0
@@ -189,12 +188,13 @@ class ServedSession:
         if total is not None and before is not None:
             self._totals["others_tokens"] += max(0, round(total - before) - own)
 
-    def row_counters(self) -> dict[str, int]:
+    def row_counters(self) -> dict[str, Any]:
         """See runners.protocol.Session."""
         if self._context:
             self._add_others(self._generated_before, self._totals["answer_tokens"])
             self.truncate(0)
-        found, self._totals = dict(self._totals), Counter()
+        found: dict[str, Any] = dict(self._totals) | ({"proxy": self._proxy} if self._proxy else {})
+        self._totals = Counter()
         counted, self._prompt_counts = self._prompt_counts, []
         known = [each for each in counted if each is not None]
         if known and len(known) == len(counted):
@@ -247,8 +247,8 @@ class ServedSession:
             ids += piece
             yield from piece
         counts, self._is_new = stream.counts, False
-        generated = len(ids) if counts.generated is None else counts.generated
-        yield from [0] * (generated - len(ids))  # half a letter waits for the rest of it
+        generated = len(ids) + _without_piece(stream)
+        yield from [0] * (generated - len(ids))
         self._check_lengths(counts.prompt, generated, new_tokens)
         _check_streamed(stream, generated)
         if self._evaluated is not None:
@@ -308,15 +308,16 @@ class ServedSession:
         return [int(each) for each in (self._client.found("/tokenize", body) or {}).get("tokens") or []]
 
     def _fitting(self, wanted: int) -> str:
-        """A text that is a prompt of `wanted` tokens, or of the nearest number that was found."""
-        words = (TEXT * (1 + wanted // 20)).split()
+        """A text that is a prompt of `wanted` tokens, or of the nearest number that was found. It begins at
+        any word, so that another process has another prompt: an answer may end with its text."""
+        words = (TEXT * (2 + wanted // 20)).split()[random.randrange(len(TEXT.split())) :]
         count, best = max(1, wanted // 2), (wanted, "")
         for _ in range(TRIES):
             text = " ".join(words[:count])
             stream = self._client.stream(self._api, self._model, self._other_start() + text, 1)
             for _ in stream:
                 pass
-            if (got := stream.counts.prompt) is None:
+            if not (got := stream.counted.prompt):
                 return text  # it does not count: see the record's prompt tokens
             best = min(best, (abs(got - wanted), text))
             if got == wanted:
@@ -330,16 +331,18 @@ class ServedSession:
         stream = self._stream
         assert stream is not None  # after a generation
         counts, total = stream.counts, self._client.total_generated(self._api)
-        evaluated = (
-            None
-            if counts.prompt is None or counts.generated is None
-            else counts.prompt - (counts.cached or 0) + counts.generated - 1
-        )
+        generated = stream.tokens + _without_piece(stream)
+        evaluated = None
+        if counts.prompt is not None:
+            evaluated = counts.prompt - (counts.cached or 0) + generated - 1
         others = None
         if total is not None and self._generated_before is not None:
-            others = round(total - self._generated_before) - (counts.generated or stream.tokens)
+            others = round(total - self._generated_before) - generated
         found = {
             "evaluated_tokens": evaluated,
+            "counted_tokens": stream.counted.generated,
+            "ended_by": stream.ended,
+            "proxy": stream.proxy,
             "stack_prefill_ms": counts.prefill_ms,
             "stack_decode_ms": counts.decode_ms,
             "prompt_tokens": counts.prompt,
@@ -451,6 +454,11 @@ class ServedSession:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _without_piece(stream: Stream) -> int:
+    """Tokens of an answer that ended, other than those that came."""
+    return (stream.counts.generated or 0) - stream.tokens
 
 
 def _check_streamed(stream: Stream, tokens: int) -> None:

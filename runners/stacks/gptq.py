@@ -6,6 +6,7 @@
 # summary = "auto-gptq, of the published study, unmaintained since 2025: gptqm runs its files today"
 # successor = "gptqm"
 # weights = "gptq"
+# layouts = ["gptq"]  # it would read every zero point of gptq_v2 off by one
 # named = ["kernel", "bits"]
 # functional = { cpu = "every product unpacks the whole matrix first" }
 # extends = "hf"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas
 
-from harness.records.foreign import numerals, table
+from harness.records.foreign import numerals, requests, table
 from harness.records.foreign.log import Log, LogError
 from harness.records.foreign.table import Options
 
@@ -45,7 +45,7 @@ def read(text: str, options: Options) -> Log:
     found = found.rename(columns=lambda name: str(name).strip()).fillna("")
     if separator != ",":
         found = _with_points(found, "," if separator == ";" else None)
-    return table.read(found[(found != "").any(axis=1)], options, "line")
+    return _read(found[(found != "").any(axis=1)], options, "line")
 
 
 def _with_points(found: pandas.DataFrame, usual: str | None) -> pandas.DataFrame:
@@ -66,9 +66,17 @@ def _with_points(found: pandas.DataFrame, usual: str | None) -> pandas.DataFrame
 
 def of_objects(rows: Sequence[Mapping[str, Any]], options: Options) -> Log:
     """The series of JSON objects, one per token. Raises LogError."""
+    rows = [_flat(row) for row in rows]
     names = dict.fromkeys(name for row in rows for name in row)
     _check_size(len(rows), len(names))
     return of_columns({name: [row.get(name) for row in rows] for name in names}, options)
+
+
+def _flat(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row with the keys of its inner objects, such as `usage`, beside its own, which take precedence."""
+    inner = [value for value in row.values() if isinstance(value, dict)]
+    of_inner = {name: value for each in inner for name, value in each.items()}
+    return of_inner | {name: value for name, value in row.items() if not isinstance(value, dict)}
 
 
 def of_lists(columns: Mapping[str, Any], options: Options) -> Log | None:
@@ -81,7 +89,12 @@ def of_columns(columns: Mapping[str, Sequence[Any]], options: Options) -> Log:
     """The series of columns of equal length. Raises LogError."""
     found = pandas.DataFrame({_text(name): [*map(_text, cells)] for name, cells in columns.items()})
     found.index = pandas.RangeIndex(1, 1 + len(found))
-    return table.read(found, options, "row")
+    return _read(found, options, "row")
+
+
+def _read(found: pandas.DataFrame, options: Options, row_word: str) -> Log:
+    """A table of requests, or else of tokens. Raises LogError."""
+    return requests.read(found, options) or table.read(found, options, row_word)
 
 
 def _check_size(rows: int, columns: int) -> None:

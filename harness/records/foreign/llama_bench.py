@@ -53,6 +53,7 @@ class _Test:
     new: int
     depth: int
     rate: float  # tokens/s
+    spread: float | None  # standard deviation of the rate, as a share
     model: str
     settings: Mapping[str, str]
 
@@ -131,22 +132,29 @@ def _test(row: _Row, decimal: str | None) -> _Test:
     settings = {name: str(value) for name, value in row.items() if name not in _OWN}
     if "test" in row:
         found = _TEST.fullmatch(row["test"].strip())
-        rate = _RATE.search(row["t/s"])
-        if found is None or rate is None or not any(found.groups()[:2]):
+        if found is None or _RATE.search(row["t/s"]) is None or not any(found.groups()[:2]):
             raise LogError(f"a {FORMAT} with the test {row['test']!r} at {row['t/s']!r}, which is not known")
         prompt, new, depth = (int(number or 0) for number in found.groups())
-        return _Test(prompt, new, depth, numerals.value(rate[0], decimal), row["model"], settings)
+        value, deviation = numerals.mean(row["t/s"], decimal)
+        return _Test(prompt, new, depth, value, _share(deviation, value), row["model"], settings)
     if "n_prompt" not in row and "n_gen" not in row:
         raise LogError(UNKNOWN)
     prompt, new, depth = (int(row.get(name) or 0) for name in ("n_prompt", "n_gen", "n_depth"))
     model = str(row.get("model_type") or row.get("model_filename") or "")
-    return _Test(prompt, new, depth, float(row["avg_ts"]), model, settings)
+    rate, deviation = float(row["avg_ts"]), row.get("stddev_ts")
+    return _Test(prompt, new, depth, rate, _share(deviation, rate), model, settings)
+
+
+def _share(deviation: Any, rate: float) -> float | None:
+    """Of one repetition it is 0, and says nothing."""
+    return float(deviation) / rate if deviation and rate and float(deviation) else None
 
 
 def _request(test: _Test) -> Request:
     if test.new:
-        return Request(test.new, None, test.rate)
-    return Request(None, 1e3 * test.prompt / test.rate if test.rate else None, None, test.prompt)
+        return Request(test.new, None, test.rate, spread=test.spread)
+    first_ms = 1e3 * test.prompt / test.rate if test.rate else None
+    return Request(None, first_ms, None, test.prompt, spread=test.spread)
 
 
 def _names(tests: Sequence[_Test]) -> list[str]:

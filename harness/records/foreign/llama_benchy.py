@@ -55,12 +55,16 @@ def _read(reports: Sequence[_Object]) -> Log:
         concurrency = int(each.get("concurrency") or 1)
         shared |= concurrency > 1
         first = _mean(each, "e2e_ttft") or _mean(each, "ttfr")
-        rate = _mean(each, "tg_throughput" if concurrency == 1 else "tg_req_throughput")
+        rate_name = "tg_throughput" if concurrency == 1 else "tg_req_throughput"
+        rate = _mean(each, rate_name)
         name = f"pp{prompt} tg{new}{f' @ d{depth}' if depth else ''}"
         name += f" c{concurrency}" if concurrency > 1 else ""
         loads = bool(each.get("is_context_prefill_phase"))
         found.append(
-            (f"{name} (context)" if loads else name, Request(new or None, first, rate, prompt or None))
+            (
+                f"{name} (context)" if loads else name,
+                Request(new or None, first, rate, prompt or None, spread=_spread(each, rate_name)),
+            )
         )
         if rate and concurrency == 1 and not loads and not found[-1][1].fault:
             points.append((depths.middle(depth + prompt, new), 1e3 / rate))
@@ -71,6 +75,12 @@ def _read(reports: Sequence[_Object]) -> Log:
 def _mean(benchmark: _Object, name: str) -> float | None:
     value = (benchmark.get(name) or {}).get("mean")
     return None if value is None else float(value)
+
+
+def _spread(benchmark: _Object, name: str) -> float | None:
+    """The standard deviation between runs, as a share of their mean."""
+    mean, deviation = (float((benchmark.get(name) or {}).get(key) or 0) for key in ("mean", "std"))
+    return deviation / mean if mean and deviation else None
 
 
 def _rows(text: str) -> list[dict[str, str]]:
@@ -94,8 +104,10 @@ def _read_table(text: str) -> Log:
         if test[1] == "pp":
             request = Request(None, _cell(row, "e2e_ttft (ms)", decimal), None, tokens)
         else:
-            rate = _cell(row, "t/s (req)" if "t/s (req)" in row or several else "t/s", decimal)
-            request = Request(tokens, None, rate)
+            column = "t/s (req)" if "t/s (req)" in row or several else "t/s"
+            rate = _cell(row, column, decimal)
+            deviation = numerals.mean(row[column], decimal)[1] if rate else None
+            request = Request(tokens, None, rate, spread=deviation and rate and deviation / rate)
         found.append((f"{row['model']} {row['test']}", request))
     return _log(found, shared, {})
 

@@ -51,6 +51,7 @@ class Request:
     TypeError.
 
     `decode_ms`: the time that `tokens_per_s` was computed from, where a tool gives that; see timed().
+    `spread`: of a mean over repetitions, the standard deviation of its rate, as a share.
     """
 
     new_tokens: int | None
@@ -58,6 +59,7 @@ class Request:
     tokens_per_s: float | None
     prompt_tokens: int | None = None
     decode_ms: float | None = None
+    spread: float | None = None
 
     def __post_init__(self) -> None:
         for each in vars(self).values():
@@ -93,12 +95,14 @@ def timed(
 @dataclass(frozen=True)
 class Log:
     """`series`, `requests`: by name, in file order. `notes`: sentences on inferred values, and on gaps of
-    the format."""
+    the format. `equal_lengths`: the series are variants of one workload, so that a shorter one stopped
+    early; requests have lengths of their own."""
 
     format: str
     series: dict[str, Series] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    equal_lengths: bool = False
 
 
 @dataclass(frozen=True)

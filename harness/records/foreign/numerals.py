@@ -44,6 +44,12 @@ def value(number: str, decimal: str | None = None) -> float:
         raise LogError(f"{number} is not a number") from None
 
 
+def mean(cell: str, decimal: str | None) -> tuple[float, float | None]:
+    """A mean and its standard deviation, as `91.80 ± 0.05`; None without one. Raises LogError."""
+    numbers = [value(number, decimal) for number in re.findall(NUMBER, cell)[:2]]
+    return numbers[0], numbers[1] if "±" in cell and len(numbers) > 1 else None
+
+
 def ungrouped(number: str) -> float:
     """Parse a number with decimals and without groups of thousands."""
     return value(number, "," if "," in number else ".")

@@ -157,8 +157,12 @@ def _documents(text: str) -> list[Any]:
 def _of_json(documents: list[Any], options: Options) -> Log:
     if not documents or not all(isinstance(each, dict) for each in documents):
         raise LogError("it is JSON, but not objects")
-    if len(documents) == 1 and (found := csv.of_lists(documents[0], options)):
-        return found
+    if len(documents) == 1:
+        inner = [each for each in documents[0].values() if isinstance(each, list) and each]
+        if len(inner) == 1 and all(isinstance(each, dict) for each in inner[0]):
+            return csv.of_objects(inner[0], options)
+        if found := csv.of_lists(documents[0], options):
+            return found
     return csv.of_objects(documents, options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ LATENCIES = [name + unit for name in ("latency", "itl") for unit in ("_ms", "_us
 MOST_NAMED = 12  # column names listed in a message
 SORTED = "a sweep: rows are sorted by n, and rows of one n are their mean"
 LEAST_TTFT = 2.0  # decode steps that the prompt before a series takes at least
+_ENDED = re.compile(r"(finish|stop|done)_?(reason|type)")  # columns that say why a request ended
 DATES = 0.5  # share of non-numeric cells that are dates from which on a column has dates
 
 
@@ -82,7 +84,9 @@ def read(table: pandas.DataFrame, options: Options, row_word: str) -> Log:
             notes.append(SORTED)
         else:
             found[name] = Series(n, ms if wrong else _without_ttft(n, ms), wrong)
-    return Log("table", found, notes=[*dict.fromkeys(notes)])
+    of_requests = [name for name in map(str, table.columns) if _ENDED.search(name.lower())]
+    of_requests += [group] if group and "request" in group.lower() else []
+    return Log("table", found, notes=[*dict.fromkeys(notes)], equal_lengths=not of_requests)
 
 
 def _is_sweep(n: Floats) -> bool:

@@ -1,4 +1,4 @@
-"""Tools whose results are totals of requests: LM Studio, mlx_lm, evalscope; and plain summaries.
+"""Tools whose results are totals of requests: LM Studio, mlx_lm, evalscope.
 
 Formats: lmstudio.ai/docs (REST API and `lms`), generate.py and benchmark.py of mlx_lm
 (github.com/ml-explore/mlx-lm), the summary of `evalscope perf` (github.com/modelscope/evalscope).
@@ -15,7 +15,6 @@ from harness.records.foreign.chunks import DRAFTS
 from harness.records.foreign.log import SHARED, Log, Reader, Request, numbered, of_objects, of_text, once
 
 LM_STUDIO, MLX, EVALSCOPE = "LM Studio result", "mlx_lm result", "evalscope result"
-SUMMARY = "summary of requests"
 _TOTALS = "gives totals, not per-token times: no B, W or shape; "
 SERVE = "for per-token times run `vllm bench serve --save-result --save-detailed` against the same server"
 ASK = {
@@ -23,7 +22,6 @@ ASK = {
     MLX: f"mlx_lm {_TOTALS}for per-token times write the time of each response of stream_generate() to a CSV "
     "and give it with --time-column",
     EVALSCOPE: f"evalscope {_TOTALS}{SERVE}",
-    SUMMARY: f"the file {_TOTALS}{SERVE}",
 }
 _Object = Mapping[str, Any]
 
@@ -161,29 +159,10 @@ def _read_evalscope(text: str) -> Log:
     return Log(EVALSCOPE, requests={"mean": request}, notes=[*([SHARED] if shared else []), ASK[EVALSCOPE]])
 
 
-def _is_summary(document: _Object) -> bool:
-    rates = {"tokens_per_second", "tpot_ms"} & document.keys()
-    return bool(rates) and {"ttft_ms", "completion_tokens"} <= document.keys()
-
-
-def _read_summaries(objects: Sequence[_Object]) -> Log:
-    """Rounded figures, which may be equal. One of TPOT and tokens/s is enough; tokens/s may include the TTFT,
-    so TPOT goes first."""
-    found = []
-    for each in objects:
-        tpot = each.get("tpot_ms")
-        rate = each.get("tokens_per_second") if tpot is None else 1e3 / tpot if tpot else None
-        found.append(
-            Request(each["completion_tokens"], each["ttft_ms"], rate, each.get("prompt_tokens"), tpot)
-        )
-    return Log(SUMMARY, requests=numbered(found), notes=[ASK[SUMMARY]])
-
-
 READERS: tuple[Reader, ...] = (
     of_objects(LM_STUDIO, _is_lm_studio, _read_lm_studio),
     of_text(LM_STUDIO, _is_lms, _read_lms),
     of_objects(MLX, _is_mlx, _read_mlx_objects),
     of_text(MLX, lambda text: _MLX_LINE.search(text) or _MLX_TRIAL.search(text), _read_mlx),
     of_text(EVALSCOPE, _is_evalscope, _read_evalscope),
-    of_objects(SUMMARY, _is_summary, _read_summaries),
 )

@@ -21,10 +21,21 @@ SPELLINGS = {
 NAMES = {word: unit for unit, words in SPELLINGS.items() for word in words.split()}
 
 
+def spaced(column: str) -> str:
+    """A name with its words apart: `latencyMs` as `latency_Ms`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column)
+
+
 def of_name(column: str) -> str | None:
     """The unit at the end of a column's name: `latency_ms`, `gap (us)`; null: none."""
-    found = re.search(r"(?:^|[\W_])([^\W_]+)\W*$", column.lower())
+    found = re.search(r"(?:^|[\W_])([^\W_]+)\W*$", spaced(column).lower())
     return NAMES.get(found[1]) if found else None
+
+
+def of_gap(median: float) -> str | None:
+    """The unit in which the time of a token is 1 ms to 1 s. Units are a factor of a thousand apart, so that
+    exactly one fits; None: none."""
+    return next((unit for unit, ms in MS.items() if 1 <= median * ms < 1e3), None)
 
 
 def of_latencies(given: str | None, column: str, median: float) -> tuple[str, str | None]:
@@ -49,10 +60,8 @@ def of_times(given: str | None, column: str, median_gap: float, latest: float) -
     for unit, ms in MS.items():
         if EPOCH_S[0] <= latest * ms / 1e3 <= EPOCH_S[1]:
             return unit, _timestamps(column, unit, "inferred from its size as a date", median_gap)
-    # Units are a factor of a thousand apart, so a gap of 1 ms to 1 s fits exactly one.
-    for unit, ms in MS.items():
-        if 1 <= median_gap * ms < 1e3:
-            return unit, _timestamps(column, unit, "inferred from its gaps", median_gap)
+    if inferred := of_gap(median_gap):
+        return inferred, _timestamps(column, inferred, "inferred from its gaps", median_gap)
     raise OptionError(
         f"the gaps of {column} (median {median_gap:g}) fit no unit; give --unit s, ms, us or ns"
     )
@@ -70,9 +79,10 @@ def _question(column: str, unit: str, named: bool, median: float) -> str:
     rate = 1e3 / ms
     speed = f"{rate:,.0f} tokens/s" if rate >= 1 else f"{ms / 1e3:,.0f} s a token"
     reading = "named" if named else "assumed to be"
-    likely = [u for u in MS if u != unit and 1 <= median * MS[u] < 1e3]
-    other = f"; in {WORDS[likely[0]]} it would be {median * MS[likely[0]]:.3g} ms" if likely else ""
-    options = " or ".join(f"--unit {u}" for u in (*likely[:1], unit))
+    likely = of_gap(median)
+    is_other = likely is not None and likely != unit
+    other = f"; in {WORDS[likely]} it would be {median * MS[likely]:.3g} ms" if likely and is_other else ""
+    options = " or ".join(f"--unit {u}" for u in dict.fromkeys((likely or unit, unit)))
     return (
         f"which unit is {column} in? Its median is {median:.3g}; in {unit}, as it is {reading}, "
         f"that is {speed}{other}; give {options}"

@@ -18,6 +18,7 @@ from harness.records.foreign.log import SHARED, Log, LogError, Reader, of_object
 FORMAT = "vLLM benchmark result"
 SGLANG = "SGLang benchmark result"
 PRINTED = "printed summary of a serving benchmark (vLLM, SGLang)"
+WHOLE = "result of `vllm bench latency` or `vllm bench throughput`"
 DETAILS = {FORMAT: "`vllm bench serve --save-detailed`", SGLANG: "`sglang.bench_serving --output-details`"}
 # Mean tokens per step with a draft, by the server's own count.
 ACCEPTED = ("accept_length", "spec_decode_acceptance_length")
@@ -84,6 +85,19 @@ def _concurrent(run: _Run) -> bool:
     return str(run.get("request_rate")) == "inf" if allowed is None else bool(allowed > 1)
 
 
+def _whole_runs(runs: Sequence[_Run]) -> Log:
+    count = sum(len(run.get("latencies") or ()) for run in runs)
+    times = f"the times of {count} whole runs" if count else "one time of all requests"
+    raise LogError(
+        f"the {WHOLE} has {times}, and neither the tokens of one nor TTFT, so no tok/s of decode; run"
+        f" {DETAILS[FORMAT]} for per-token times"
+    )
+
+
+def _is_whole(run: _Run) -> bool:
+    return {"avg_latency", "latencies"} <= run.keys() or {"elapsed_time", "num_requests"} <= run.keys()
+
+
 def _refuse(text: str) -> Log:
     raise LogError(
         f"the {PRINTED} has averages only; run {' or '.join(DETAILS.values())} for per-token times"
@@ -91,6 +105,7 @@ def _refuse(text: str) -> Log:
 
 
 READERS: tuple[Reader, ...] = (
+    of_objects(WHOLE, _is_whole, _whole_runs),
     of_objects(SGLANG, _is_sglang, lambda runs: _read(runs, SGLANG)),
     of_objects(FORMAT, _is_vllm, lambda runs: _read(runs, FORMAT)),
     of_text(PRINTED, lambda text: "= Serving Benchmark Result =" in text, _refuse),

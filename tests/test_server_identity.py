@@ -340,8 +340,8 @@ def test_a_context_of_ollama_that_becomes_too_short_during_the_run_makes_it_inva
 @pytest.mark.parametrize(
     ("on_gpu", "sentence"),
     [
-        (0.38, "the server holds 62% of the model on the CPU and 38% on GPUs"),
-        (0.0, "the server holds 100% of the model on the CPU and 0% on GPUs"),
+        (0.38, "the server holds 62% of the model on the CPU and 38% on GPUs at num_ctx 512"),
+        (0.0, "the server holds 100% of the model on the CPU and 0% on GPUs at num_ctx 512"),
         (1.0, None),
         (None, None),
     ],

@@ -71,6 +71,8 @@ def lm_studio(**changed: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
+        (Behaviour(), {"context": 8192}),
+        (Behaviour("vllm"), {"context": 8192}),
         (Behaviour(root="/m/a.gguf"), {"context": 8192}),
         (Behaviour(root="/m/a.gguf"), {"build": "b2"}),
         (Behaviour(root="/m/a.gguf"), {"root": "/m/b.gguf"}),
@@ -130,7 +132,13 @@ def test_what_changes_while_a_server_runs_does_not_make_it_another():
 
 
 @pytest.mark.parametrize(
-    "pages", [{}, {"/version": {"version": "v4.2.6 (6a48157)"}}], ids=["nothing", "version"]
+    "pages",
+    [
+        {},
+        {"/version": {"version": "v4.2.6 (6a48157)"}},
+        {"/v1/models": {"data": [{"id": MODEL, "created": 1, "context_length": 32768}]}},
+    ],
+    ids=["nothing", "LocalAI's version", "OpenRouter's context"],
 )
 def test_a_server_that_reports_nothing_of_its_model_is_not_identified(pages):
     with serving(Behaviour("openai", pages=pages)) as address:
@@ -317,6 +325,12 @@ def test_a_context_of_ollama_that_stays_too_short_is_an_error_with_both_lengths(
     assert (record["outcome"], sentence in record["reason"]) == ("error", True)
 
 
+def test_a_context_of_ollama_that_is_too_short_by_openai_s_api_makes_the_run_invalid(measured):
+    loaded = {"models": [{"name": MODEL, "context_length": 30}]}
+    record = measured(Behaviour("openai", owner="library", pages={"/api/ps": loaded}), "--set", "api=openai")
+    assert Warnings.short_cache.flag(holds=30, needed=37).detail in verdicts.status(record)[1]
+
+
 def test_a_context_of_ollama_that_becomes_too_short_during_the_run_makes_it_invalid(measured):
     record = measured(Behaviour("ollama", on_gpu=1.0))
     record["done"]["facts_changed"] = {"holds_tokens": 30}
@@ -326,8 +340,8 @@ def test_a_context_of_ollama_that_becomes_too_short_during_the_run_makes_it_inva
 @pytest.mark.parametrize(
     ("on_gpu", "sentence"),
     [
-        (0.38, "the server holds 62% of the model on the CPU and 38% on GPUs"),
-        (0.0, "the server holds 100% of the model on the CPU and 0% on GPUs"),
+        (0.38, "the server holds 62% of the model on the CPU and 38% on GPUs at num_ctx 512"),
+        (0.0, "the server holds 100% of the model on the CPU and 0% on GPUs at num_ctx 512"),
         (1.0, None),
         (None, None),
     ],

@@ -208,7 +208,7 @@ def notes(record: Record) -> list[Flag]:
     if (load_ms := counters.get("load_ms") or 0.0) > LOAD_MS and tables.name_of(record) is None:
         found.append(Warnings.model_loaded.flag(load=load_ms))
     if (on_gpu := served.get("gpu_share")) is not None and on_gpu < ON_GPU:
-        found.append(Warnings.on_cpu.flag(on_cpu=1 - on_gpu, on_gpu=on_gpu))
+        found.append(Warnings.on_cpu.flag(on_cpu=1 - on_gpu, on_gpu=on_gpu, context=_at_context(served)))
     if forms := served.get("other_forms"):
         found.append(Warnings.other_form.flag(forms=" and ".join(forms)))
     requested, counted = record["workload"]["prompt_tokens"], counters.get("prompt_tokens")
@@ -252,10 +252,16 @@ def _reuse(record: Record) -> list[Flag]:
     return [Warnings.turns_reused.flag(reused=reused, held=held)]
 
 
+def _at_context(served: Served) -> str:
+    """The length that was requested: with a longer one less of a model may be on GPUs."""
+    return f" at num_ctx {num_ctx}" if (num_ctx := served.get("num_ctx")) else ""
+
+
 def _times(record: Record, served: Served, client: float) -> Flag:
     steps, timing = record["tokens"] - 1, record["timing"]
     here = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e6 / steps
     theirs = done_of(record)["counters"].get("stack_decode_ms")
     own = "" if theirs is None else f", {theirs / steps:.3f} by its own clock"
-    place = "; all of the model is on GPUs" if (served.get("gpu_share") or 0.0) >= ON_GPU else ""
+    is_on_gpu = (served.get("gpu_share") or 0.0) >= ON_GPU
+    place = f"; all of the model is on GPUs{_at_context(served)}" if is_on_gpu else ""
     return Warnings.served_by.flag(server=served["api"], here=here, own=own, client=client, place=place)

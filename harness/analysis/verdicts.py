@@ -692,7 +692,7 @@ def _window(record: Record) -> list[Flag]:
     facts = loaded_of(record) | done_of(record).get("facts_changed", StackFacts())
     holds, server, workload = facts.get("holds_tokens"), facts.get("served"), record["workload"]
     needed = workload["prompt_tokens"] + workload["new_tokens"]
-    stops = served_elsewhere(record) and not (server and server["api"] == "ollama")
+    stops = served_elsewhere(record) and not (server and server["api"] in ("ollama", "openai"))  # it has both
     if holds is None or holds >= needed or stops:
         return []
     return [Warnings.short_cache.flag(holds=holds, needed=needed)]

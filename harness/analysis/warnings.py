@@ -375,7 +375,7 @@ class Warnings(Enum):
         "keep the model loaded (OLLAMA_KEEP_ALIVE), and other models off the server",
     )
     on_cpu = _note(
-        "the server holds {on_cpu:.0%} of the model on the CPU and {on_gpu:.0%} on GPUs",
+        "the server holds {on_cpu:.0%} of the model on the CPU and {on_gpu:.0%} on GPUs{context}",
         "free GPU memory, or take fewer bits or a shorter context, so that the server places all on the GPU",
     )
     other_form = _note(

@@ -24,16 +24,17 @@ MOST_BYTES = 1 << 20
 
 # Where servers say what they are: vLLM and LocalAI, Ollama, TGI, SGLang, LM Studio; llama-server in /props.
 PAGES = ("/version", "/api/version", "/api/tags", "/info", "/get_server_info", "/api/v0/models")
-# Names that servers give to what tells one model from another, and to what makes it faster or slower besides.
-# All else may change while the server does not: times, ids, counters, what is loaded, memory in use.
-_IDENTIFIES = re.compile(
+# Names that servers give to what they are, to what tells one model from another, and to what makes it faster
+# or slower. All else may change while the server does not: times, ids, counters, what is loaded, used memory.
+_BUILD = re.compile(r"\w*version|build\w*|docker_label")
+_MODEL = re.compile(
     r"\w*digest|\w*sha(256)?|\w*commit|\w*revision|\w*path|\w*file(name)?|root|model_id|size"
     r"|\w*quant\w*|\w*[fd]type|\w*param(eter)?s?(_size|_count)?"
 )
 _SETTING = re.compile(
-    r"\w*version|build\w*|docker_label|owned_by|parent|arch\w*|family|format|compatibility_type|\w*type_[kv]"
-    r"|(num_|n_)?ctx(_size|_train|_len\w*)?|\w*context_(length|size|len|window)|max_\w+|n_(params|vocab|embd|layer)|(n_)?gpu_layers"
-    r"|total_slots|\w*parallel\w*|[tdpe]p_size|\w*backend|\w*threads|n_u?batch|flash_att\w*|speculative[._]\w+"
+    r"parent|arch\w*|family|format|compatibility_type|\w*type_[kv]|n_(params|vocab|embd|layer)|max_\w+"
+    r"|(num_|n_)?ctx(_size|_train|_len\w*)?|\w*context_(length|size|len|window)|total_slots|\w*parallel\w*"
+    r"|(n_)?gpu_layers|[tdpe]p_size|\w*backend|\w*threads|n_u?batch|flash_att\w*|speculative[._]\w+"
 )
 
 
@@ -106,16 +107,17 @@ def identity(address: str, model: str | None, key: str | None) -> str | None:
     with contextlib.suppress(NotServed):
         said["/props"] = _props(address, name, key)
     facts = sorted((page, *fact) for page, content in said.items() for fact in _facts(content))
-    if not any(_IDENTIFIES.fullmatch(name) for _, name, _ in facts):
+    is_known = [any(names.fullmatch(fact) for _, fact, _ in facts) for names in (_MODEL, _BUILD, _SETTING)]
+    if not is_known[0] and not all(is_known[1:]):
         return None
     here: list[object] = []
     parts = urlsplit(address)
     if parts.hostname in LOCAL:
-        paths = (value for _, name, value in facts if name in ("model_path", "root"))
+        paths = (value for _, fact, value in facts if fact in ("model_path", "root"))
         files = (file for path in paths if (file := _here(json.loads(path))))
         here = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         here += _listening(parts.port or 80)
-    return hashlib.sha256(json.dumps([name, facts, here]).encode()).hexdigest()[:20]
+    return hashlib.sha256(json.dumps([name, rows[0].get("owned_by"), facts, here]).encode()).hexdigest()[:20]
 
 
 def _props(address: str, model: str, key: str | None) -> Mapping[str, Any]:
@@ -143,11 +145,9 @@ def _facts(content: object, name: str = "") -> Iterator[tuple[str, str]]:
         for row in content:
             yield from _facts(row)
     elif content not in (None, ""):
-        short = name.rpartition(".")[2]  # of general.parameter_count
-        if match := next((each for each in (name, short) if _IDENTIFIES.fullmatch(each)), None):
-            yield match, json.dumps(content, sort_keys=True)
-        elif _SETTING.fullmatch(name) or _SETTING.fullmatch(short):
-            yield name, json.dumps(content, sort_keys=True)
+        for each in dict.fromkeys((name, name.rpartition(".")[2])):  # general.parameter_count
+            if any(names.fullmatch(each) for names in (_MODEL, _BUILD, _SETTING)):
+                yield each, json.dumps(content, sort_keys=True)
 
 
 def _listening(port: int) -> list[list[str]]:

@@ -29,6 +29,7 @@ WORDS = " the of and to in is that for it as was with be by on not he his but at
 LENGTH_OFF = 0.02  # of a conversation in words, by the server's count of its tokens
 UNKNOWN = -1  # id of a token that came without one
 KEPT_NOWHERE = 1 << 62  # bytes of a copy that a server does not give
+OLLAMA_SPEAKS = ("ollama", "openai")
 CONTEXT_STEP = 256  # of Ollama's num_ctx; one more step for texts that have some tokens more than wanted
 
 
@@ -109,7 +110,8 @@ class ServedSession:
         """Keeps what was known of a model that was unloaded since."""
         models = (self._client.found("/api/ps") or {}).get("models") or []
         names = (self._model, f"{self._model}:latest")
-        self._running = next((each for each in models if each.get("name") in names), self._running)
+        found = (each for each in models if isinstance(each, dict) and each.get("name") in names)
+        self._running = next(found, self._running)
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """What is asked besides the tokens is asked before, outside TTFT."""
@@ -361,7 +363,7 @@ class ServedSession:
 
     def facts(self) -> dict[str, Any]:
         options = self._options
-        if self._api.name == "ollama":
+        if self._api.name in OLLAMA_SPEAKS:
             self._find_running()
         about, guesses = self._about(), self._speculation != "none"
         forms = self._client.forms.items()
@@ -413,7 +415,7 @@ class ServedSession:
 
     def _about(self) -> dict[str, Any]:
         """Of the model, as llama-server and Ollama show it."""
-        if self._api.name == "ollama":
+        if self._api.name in OLLAMA_SPEAKS:
             shown = self._client.found("/api/show", {"model": self._model}) or {}
             quant = str((shown.get("details") or {}).get("quantization_level") or "").lower()
             parameters = (shown.get("model_info") or {}).get("general.parameter_count")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.validity import prefill as simulated
+from benchmarks.validity import processes
 from harness import records
 from harness.analysis import prefill as prefills
 from harness.analysis.prefill import Prefill, analyse
@@ -66,6 +67,32 @@ def test_the_last_tile_of_a_sweep_is_no_other_kernel(tile):
 def test_the_intervals_cover_the_truth(name, tiled):
     """Of 20 sweeps; docs/validation.md has the rates of 100."""
     assert min(simulated.coverage(name, tiled, 20)) >= 0.8
+
+
+def test_the_intervals_of_several_processes_cover_the_mean_one():
+    """Of 20 cells; docs/validation.md has the rates of 120. With the passes of all as independent values one
+    in four covers the plateau, half of them the slope."""
+    for name, hits in processes.swept(cells=1, processes=5, spread=0.01, campaigns=20).items():
+        assert None not in hits
+        assert sum(hits) / len(hits) >= 0.85, name
+
+
+def test_of_two_processes_alone_a_ridge_has_no_interval():
+    found = processes.swept(cells=1, processes=2, spread=0.01, campaigns=1)
+    assert {hit for hits in found.values() for hit in hits} == {None}
+
+
+def test_lengths_that_one_process_lacks_do_not_bend_the_curve():
+    """A process that is 5% slower and has every other length leaves no steps in a smooth curve."""
+    chance = np.random.default_rng(0)
+    ms = np.maximum(20, 0.1 * SWEEP)
+    quick = simulated.table(SWEEP, ms, 5, chance, 0.001)
+    slow = simulated.table(SWEEP[::2], 1.05 * ms[::2], 5, chance, 0.001)
+    passes = prefills.by_depth([quick, slow])[0]
+    found = analyse(passes)
+    assert found.steps == ()
+    assert found.plateau_ms == pytest.approx(20 * 1.05**0.5, rel=0.002)
+    assert found.processes["plateau_ms"] == pytest.approx((20, 21), rel=0.005)
 
 
 @pytest.mark.parametrize(

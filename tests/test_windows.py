@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+from benchmarks.validity import processes
 from harness.analysis import depth, windows
 from runners import protocol
 
@@ -48,6 +49,19 @@ def test_the_intervals_of_a_line_cover_the_truth() -> None:
             covered[str(at.depth)] += at.ends_ms[0] < line(at.depth) < at.ends_ms[1]
     assert covered.keys() == {"B", "slope", "0", "4096", "16384"}
     assert all(0.92 < count / 300 < 0.98 for count in covered.values()), covered
+
+
+def test_the_intervals_of_several_processes_cover_the_mean_one() -> None:
+    """With the windows of all as independent values, two thirds do. docs/validation.md has the rates."""
+    (hits,) = processes.at_depth(cells=1, processes=3, spread=0.01, campaigns=40).values()
+    assert sum(map(bool, hits)) / len(hits) > 0.88
+
+
+def test_two_processes_alone_have_no_interval_and_share_that_of_their_campaign() -> None:
+    (alone,) = processes.at_depth(cells=1, processes=2, spread=0.01, campaigns=2).values()
+    assert set(alone) == {None}
+    (several,) = processes.at_depth(cells=6, processes=2, spread=0.01, campaigns=2).values()
+    assert several.count(None) < len(several) / 4
 
 
 def test_a_curve_is_found_and_a_line_is_not_called_one() -> None:

@@ -25,6 +25,16 @@ def printable(text: str) -> str:
     return _COMMAND.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", text)
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a name or an argument of bytes was UTF-8: others have surrogates, which no file can be written
+    with."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def printable_lines(text: str) -> str:
     """Apply printable line by line."""
     return "\n".join(map(printable, text.split("\n")))

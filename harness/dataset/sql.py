@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.base import bounds, system
 from harness.base.files import FAULTS, NotStarted
-from harness.base.text import say, sized
+from harness.base.text import is_utf8, say, sized
 from harness.dataset import index
 from harness.dataset.index import Index
 from harness.records.files import is_sound
@@ -59,10 +59,8 @@ def answer(root: Path, text: str, timeout_s: float | None = bounds.QUERY_S) -> I
     reading."""
     import duckdb
 
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise QueryError("the query is not UTF-8") from None
+    if not is_utf8(text):
+        raise QueryError("the query is not UTF-8")
     connection = _connection(root, text)
     ended, out_of_time = threading.Event(), threading.Event()
 
@@ -149,7 +147,10 @@ def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
     if not kept.count():
         say(f"{root}: no records of measurements")
     words = {word.lower() for word in re.findall(r"\w+", text)}
-    for name in SERIES.keys() & words:
+    if (series := SERIES.keys() & words) and not is_utf8(str(kept.root)):  # Arrow opens no such path
+        unread = " and ".join(sorted(series))
+        raise QueryError(f"{root}: its name is not UTF-8, so {unread} cannot be read: rename it")
+    for name in series:
         connection.register(name, _series(kept, name))
     for setting in (
         "enable_external_access = false",

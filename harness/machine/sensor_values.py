@@ -37,7 +37,7 @@ NVML_BITS = {
 CONDITIONS = ("software power cap",)  # part of the device's setup, like its clock: not a fault
 
 
-# The column of the clock in kHz that a CPU sustains without boost; null where only some cores are read.
+# The column of the clock in kHz that a CPU sustains without boost; None where only some cores are read.
 SUSTAINED_CLOCK = "cpu_clock_sustained_khz"
 
 

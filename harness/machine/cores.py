@@ -95,9 +95,9 @@ def _speeds(root: Path, cpus: Collection[int]) -> Iterator[tuple[int, float]]:
     by_capacity = {cpu: number(_folder(root, cpu) / "cpu_capacity") for cpu in cpus}
     by_clock = {cpu: _max_khz(root, cpu) for cpu in cpus}
     for speeds in (by_device, by_capacity, by_clock):
-        known = [(cpu, float(speed)) for cpu in cpus if (speed := speeds.get(cpu)) is not None]
-        if len(known) == len(cpus) and len({speed for _, speed in known}) > 1:
-            yield from known
+        pairs = [(cpu, float(speed)) for cpu in cpus if (speed := speeds.get(cpu)) is not None]
+        if len(pairs) == len(cpus) and len({speed for _, speed in pairs}) > 1:
+            yield from pairs
             return
 
 

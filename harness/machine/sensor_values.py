@@ -39,7 +39,7 @@ GPU_OTHERS_COLUMN = "gpu_others_percent"  # of the device's time, since the read
 CONDITIONS = ("software power cap",)  # part of the device's setup, like its clock: not a fault
 
 
-# The column of the clock in kHz that a CPU sustains without boost; null where only some cores are read.
+# The column of the clock in kHz that a CPU sustains without boost; None where only some cores are read.
 SUSTAINED_CLOCK = "cpu_clock_sustained_khz"
 
 

@@ -169,8 +169,8 @@ def _hwmon(root: Path, opened: ExitStack) -> list[tuple[str, Number]]:
 
 def sysfs_clock(root: Path, opened: ExitStack, missing: dict[str, str]) -> Source | None:
     """The lowest and highest clock of the usable cores from cpufreq; of many cores, an evenly spaced subset.
-    Then the busy ones may not be among them, and the clock that they sustain is null. It is missing if
-    unknown."""
+    Then the busy ones may not be among them, and the clock that they sustain is None. It is missing
+    if unknown."""
     cpus = root / "sys/devices/system/cpu"
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
     policies: dict[str, Path] = {}
@@ -190,8 +190,8 @@ def sysfs_clock(root: Path, opened: ExitStack, missing: dict[str, str]) -> Sourc
     constant: dict[str, int | None] = {}
     if len(files) < len(policies):
         constant[SUSTAINED_CLOCK], columns[SUSTAINED_CLOCK] = None, "not all policies are read"
-    elif found := _sustained(cpus, watched):
-        constant[SUSTAINED_CLOCK], columns[SUSTAINED_CLOCK] = found
+    elif sustained := _sustained(cpus, watched):
+        constant[SUSTAINED_CLOCK], columns[SUSTAINED_CLOCK] = sustained
 
     def read() -> dict[str, int | None]:
         khz = known(files)
@@ -209,14 +209,15 @@ def _sustained(cpus: Path, policies: Sequence[Path]) -> tuple[int, str] | None:
     docs.kernel.org/admin-guide/pm/intel_pstate.html, amd-pstate.html, and admin-guide/acpi/cppc_sysfs.html.
     """
     boosts = any((cpus / name).exists() for name in ("intel_pstate", "amd_pstate", "cpufreq/boost"))
-    names = {"base_frequency": 1, "nominal_freq": 1000, **({} if boosts else {"cpuinfo_max_freq": 1})}
-    for name, khz in names.items():
-        folders = (
-            cpus / f"cpu{_place(each)}/acpi_cppc" if name == "nominal_freq" else each for each in policies
-        )
-        found = [integer(folder / name) for folder in folders]
-        if all(found):
-            return max(khz * clock for clock in found if clock), name
+    cppc = [cpus / f"cpu{_place(policy)}/acpi_cppc" for policy in policies]
+    for name, folders, khz in (
+        ("base_frequency", policies, 1),
+        ("nominal_freq", cppc, 1000),
+        ("cpuinfo_max_freq", () if boosts else policies, 1),
+    ):
+        clocks = [integer(folder / name) or 0 for folder in folders]
+        if clocks and all(clocks):
+            return khz * max(clocks), name
     return None
 
 

@@ -32,7 +32,11 @@ def searches_blocks(searches: Sequence[Search]) -> Iterator[Block]:
 
 
 NAMES_SHOWN = 3  # of the cells that were not scored
-NOTED = (*flags.OF_LINE, Warnings.ids_compared.name, Warnings.users_queued.name)
+NOTED = (
+    *flags.OF_LINE,
+    *(Warnings.ids_compared.name, Warnings.users_queued.name, Warnings.two_memories.name),
+    *(Warnings.gpu_shared_little.name, Warnings.gpu_memory_of_others.name),
+)
 
 
 def show_cells_table(study: Study, as_json: bool, wide: bool) -> None:

@@ -92,6 +92,7 @@ def test_a_model_in_two_memories_has_no_mbu_and_says_why(harness, tmp_path, opti
     assert [row[share] for share in shares] == [None] * 5
     (flag,) = (flag for flag in row["flags"] if flag["code"] == "two_memories")
     assert where in flag["detail"]
+    assert "no MBU" in harness("report", tmp_path, "--list").out
 
 
 def test_the_name_of_a_cell_has_a_part_of_the_uuid_only_where_there_are_several_cards(

@@ -238,16 +238,16 @@ def elsewhere_in_memory(record: Record) -> str | None:
     if record.get("device") == "cpu":
         return None
     loaded = loaded_of(record)
-    found = []
+    parts = []
     for part, places in (loaded.get("devices") or {}).items():
         if isinstance(places, dict):  # not the list of devices that are present
-            count = sum(of for place, of in places.items() if place.lower() == "cpu")
+            count = sum(n for place, n in places.items() if place.lower() == "cpu")
             if count:
-                found.append(f"{count} of {sum(places.values())} {part}")
+                parts.append(f"{count} of {sum(places.values())} {part}")
     held = (loaded.get("placement") or Placed(misplaced=[])).get("bytes") or {}
-    if size := sum(of for place, of in held.items() if place.startswith("CPU") or place.endswith("_Host")):
-        found.append(f"{size / 1e6:,.0f} MB of tensors that the options place there")
-    return ", ".join(found) or None
+    if size := sum(n for place, n in held.items() if place.startswith("CPU") or place.endswith("_Host")):
+        parts.append(f"{size / 1e6:,.0f} MB of tensors that the options place there")
+    return ", ".join(parts) or None
 
 
 def cache_bytes(record: Record) -> int:

@@ -182,25 +182,25 @@ class _Client:
 
 def _clients(folder: Path) -> dict[tuple[str, str], _Client]:
     """By GPU and id of the client."""
-    found: dict[tuple[str, str], _Client] = {}
+    clients: dict[tuple[str, str], _Client] = {}
     for process in folder.glob("[0-9]*"):
         for file in _gpu_files(process):
             text = small_text(process / "fdinfo" / file) or ""
             facts = dict(_CLIENT.findall(text))
             if facts.get("driver") in DRM_DRIVERS and "client-id" in facts:
                 engines_ns = {engine: int(ns) for engine, ns in _ENGINE.findall(text)}
-                client = found.setdefault((facts.get("pdev", ""), facts["client-id"]), _Client(set(), {}))
+                client = clients.setdefault((facts.get("pdev", ""), facts["client-id"]), _Client(set(), {}))
                 client.pids.add(int(process.name))
                 client.engines_ns.update(engines_ns)
-    return found
+    return clients
 
 
 def _gpu_files(process: Path) -> list[str]:
     """Numbers of a process's open files that are a GPU's; none where they may not be read."""
-    found = []
+    numbers = []
     with contextlib.suppress(OSError):
         for file in (process / "fd").iterdir():
             with contextlib.suppress(OSError):  # closed meanwhile
                 if str(file.readlink()).startswith("/dev/dri/"):
-                    found.append(file.name)
-    return found
+                    numbers.append(file.name)
+    return numbers

@@ -268,6 +268,12 @@ UNKNOWN_FIELD = {
             ("max_tokens", "max_completion_tokens"),
         ),
         ({"error": "'max_tokens' or 'max_completion_tokens' is too large: 9000"}, None),
+        (
+            {"error": "Invalid argument max_tokens. Did you mean max_new_tokens?"},
+            ("max_tokens", "max_new_tokens"),
+        ),
+        ({"error": "unknown stream_options; known: prompt, max_tokens"}, ("stream_options", None)),
+        ({"error": "max_tokens must be at most 4096"}, None),
         ({"error": "the queue is full"}, None),
         ("", None),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -367,7 +366,7 @@ class Preparation:
         self.prompts = Prompts(self._producer.vocabulary_ids)
         self._interpreters: dict[str, Interpreter | NotReady] = {}
         self._from_hub: dict[Weights, Ready | WeightsError] = {}
-        self._servers: dict[tuple[str, str | None], str | None] = {}
+        self._servers: dict[tuple[str, str | None], str] = {}
         self._forecasts: dict[str, Forecast] = {}
 
     def interpreter(self, header: Header) -> Interpreter:
@@ -437,20 +436,16 @@ class Preparation:
         url, model = str(options["url"]), str(options["model"]) if options["model"] else None
         if (url, model) not in self._servers:
             try:
-                found = served.identity(url, model, os.environ.get(str(options["key"]), "").strip() or None)
-            except served.NotServed:  # its repeats say why
-                found = None
-            else:
-                if found is None:
-                    self.say(
-                        f"{url}: reports nothing that identifies its model, such as a digest or a file: it is"
-                        " measured again in each run"
-                    )
-                    found = f"unidentified-{uuid.uuid4().hex}"
-            self._servers[url, model] = found
-        if (known := self._servers[url, model]) is None:
-            raise WeightsUnavailable(f"{url}: is not reached")
-        return known
+                found = served.identity(url, model, served.key(str(options["key"])))
+            except served.NotServed as why:  # the repeats have the reason
+                raise WeightsUnavailable(str(why)) from why
+            if found is None:
+                self.say(
+                    f"{url}: reports nothing that identifies its model, such as a digest or a file: it is"
+                    " measured again in each run"
+                )
+            self._servers[url, model] = found or f"unidentified-{uuid.uuid4().hex}"
+        return self._servers[url, model]
 
     def weights(self, cell: Cell) -> Ready | None:
         """The weights of a cell, made or downloaded if missing; null if its stack loads none. Of a server:

@@ -107,8 +107,12 @@ def identity(address: str, model: str | None, key: str | None) -> str | None:
     with contextlib.suppress(NotServed):
         said["/props"] = _props(address, name, key)
     facts = sorted((page, *fact) for page, content in said.items() for fact in _facts(content))
-    is_known = [any(names.fullmatch(fact) for _, fact, _ in facts) for names in (_MODEL, _BUILD, _SETTING)]
-    if not is_known[0] and not all(is_known[1:]):
+    of_model, build, setting = (
+        any(names.fullmatch(fact) for _, fact, _ in facts) for names in (_MODEL, _BUILD, _SETTING)
+    )
+    if not of_model and not (
+        build and setting
+    ):  # LocalAI reports a version alone, OpenRouter a context alone
         return None
     here: list[object] = []
     parts = urlsplit(address)
@@ -198,5 +202,5 @@ def _got(
     return found if isinstance(found, dict) else {}
 
 
-def key() -> str | None:
-    return os.environ.get("HARNESS_API_KEY", "").strip() or None
+def key(variable: str = "HARNESS_API_KEY") -> str | None:
+    return os.environ.get(variable, "").strip() or None

@@ -246,9 +246,8 @@ _OPTIONAL = {
     "return_token_ids": ("returntokenids",),
     "temperature": ("temperature",),
 }
-_UNKNOWN = re.compile(
-    r"instead|unsupported|not (supported|permitted|allowed)|deprecated|un(known|expected|recog)"
-)
+_UNKNOWN = re.compile(r"unsupported|not (supported|permitted|allowed)|deprecated|un(known|expected|recog)")
+_TOO_MANY = re.compile(r"too (large|long|many|big)|exceed|maximum|at most")  # the value, and not the field
 
 
 def other_form(body: Json, answer: str) -> tuple[str, str | None] | None:
@@ -259,11 +258,14 @@ def other_form(body: Json, answer: str) -> tuple[str, str | None] | None:
     except (ValueError, RecursionError):
         text = answer.lower()
     named = re.sub(r"[^a-z0-9]", "", text)
-    if "max_tokens" in body and "maxtokens" in named and _UNKNOWN.search(text):
+    for name, words in _OPTIONAL.items():
+        if name in body and any(word in named for word in words):
+            return name, None
+    if "max_tokens" in body and "maxtokens" in named and not _TOO_MANY.search(text):
         others = [name for name in re.findall(r"max_[a-z_]*tokens", text) if name != "max_tokens"]
-        return "max_tokens", [*others, "max_completion_tokens"][0]
-    fields = (name for name, words in _OPTIONAL.items() if any(word in named for word in words))
-    return next(((name, None) for name in fields if name in body), None)
+        if others or _UNKNOWN.search(text):
+            return "max_tokens", [*others, "max_completion_tokens"][0]
+    return None
 
 
 def _words(answer: Any) -> Iterator[str]:

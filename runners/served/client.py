@@ -285,7 +285,11 @@ def _declared(client: Client, model: str, owner: str, props: Json) -> str:
 
     llama-server and vLLM own their models, and the first names its build. Ollama's owner of a model is the
     namespace in its name, `library` without one (its middleware for OpenAI's API)."""
-    if "default_generation_settings" in props and (owner == "llamacpp" or "build_info" in props):
+    if "default_generation_settings" in props and (
+        owner == "llamacpp"
+        or "build_info" in props
+        or client.ask("/props").headers.get("server", "") == "llama.cpp"
+    ):
         return "llama-server"
     if owner == "vllm":
         return "vllm"

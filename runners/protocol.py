@@ -153,8 +153,19 @@ class Failed:
     reason: str
 
 
+def first_failure(failure: BaseException) -> BaseException:
+    """Of an import that failed while another failed import was handled, as a fallback does, the first: the
+    fallback is most often of a package that nobody wants."""
+    while isinstance(failure, ImportError) and not failure.__suppress_context__:
+        if not isinstance(failure.__context__, ImportError):
+            break
+        failure = failure.__context__
+    return failure
+
+
 def reason_of(failure: BaseException) -> str:
     """The message of an exception, in a line; without one, as for a bare assert, where it was raised."""
+    failure = first_failure(failure)
     if message := str(failure).strip():
         return message.splitlines()[0][:500]
     raised = traceback.extract_tb(failure.__traceback__)[-1]

@@ -154,8 +154,8 @@ class Failed:
 
 
 def first_failure(failure: BaseException) -> BaseException:
-    """Of an import that failed while another failed import was handled, as a fallback does, the first: the
-    fallback is most often of a package that nobody wants."""
+    """The cause of an ImportError: where it is that of a fallback, raised while an earlier failed import was
+    handled, the earlier one."""
     while isinstance(failure, ImportError) and not failure.__suppress_context__:
         if not isinstance(failure.__context__, ImportError):
             break

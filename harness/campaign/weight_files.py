@@ -29,8 +29,8 @@ class Source:
 
 
 class WeightFiles:
-    """Files that exist or that an earlier cell makes, and the disk that they take. `is_here`: they are written
-    on this machine; else its disk does not count."""
+    """Files that exist or that an earlier cell makes, and the disk that they take. `is_here`: they are
+    written on this machine; else its disk does not count."""
 
     def __init__(self, family: str, threads: int, is_here: bool) -> None:
         self._family, self._threads, self._is_here = family, threads, is_here

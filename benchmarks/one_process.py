@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/one_process.py depth [--depth 1024] [--rounds 12] [--steps 64]
     .venv/bin/python benchmarks/one_process.py ray [--head] [--tls CERTIFICATE KEY CA] [--pairs 120]
+    .venv/bin/python benchmarks/one_process.py sampling [--pairs 120]
 
-Both take --cell STACK:KIND (llamacpp:q4_0, hf:bf16), --model and --threads. Run them on a quiet machine.
+All take --cell STACK:KIND (llamacpp:q4_0, hf:bf16), --model and --threads. Run them on a quiet machine.
 
 depth: does a step take the same time at a depth, whichever way the context was filled? In each round, in
 random order, the context is brought to the depth by decoding token by token, by prefill, and from a copy of a
@@ -14,6 +15,9 @@ processes are stopped (SIGSTOP) for the windows without it. Two pairs at a time,
 without, in which what drifts cancels. Ray is idle; a head runs on this machine all the time, and is stopped
 only with --head, as on a machine that is the head. The ratio is of tok/s with and without. Beside it, the CPU
 time of the stopped processes. Target: 1.00 +- 0.005.
+
+sampling: what do the controller's samplers of memory and sensors cost a decode? Here they run in a process of
+their own, which is stopped in turns as Ray's are. Target: 0.99 or more, and at most 0.5% of a CPU.
 """
 
 from __future__ import annotations
@@ -43,6 +47,15 @@ DEEPER = 2.5  # times the depth: what the copy holds
 WAIT_S = 0.3  # until what waited while Ray was stopped is done
 NORMAL_975 = 1.96  # with fewer than 30 pairs the interval is up to 6% too narrow
 DRAWS = 10_000
+SAMPLERS = """
+import os, sys, time
+from harness.campaign.worker_memory import MemorySampler
+from harness.machine.sensors import SensorSampler
+with SensorSampler("cpu") as sensors, MemorySampler(os.getpid(), 200, lambda: None):
+    time.sleep(1)
+    print("sensors:", ", ".join(sensors.columns) or "none", flush=True)
+    sys.stdin.read()
+"""
 
 
 def main() -> int:
@@ -50,13 +63,18 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_subparsers(dest="what", required=True)
-    depth, ray = what.add_parser("depth"), what.add_parser("ray")
+    depth, ray, sampling = (what.add_parser(name) for name in ("depth", "ray", "sampling"))
     depth.add_argument("--depth", type=int, default=1024)
     depth.add_argument("--rounds", type=int, default=12)
     ray.add_argument("--head", action="store_true", help="stop the head too")
-    ray.add_argument("--pairs", type=int, default=120)
+    for each in (ray, sampling):
+        each.add_argument("--pairs", type=int, default=120)
     ray.add_argument("--tls", nargs=3, metavar=("CERTIFICATE", "KEY", "CA"), help="PEM, of localhost")
-    for each, model, steps in ((depth, "qwen2.5-0.5b", 64), (ray, "qwen1.5-0.5b", 96)):
+    for each, model, steps in (
+        (depth, "qwen2.5-0.5b", 64),
+        (ray, "qwen1.5-0.5b", 96),
+        (sampling, "qwen1.5-0.5b", 96),
+    ):
         each.add_argument("--cell", default="llamacpp:q4_0")
         each.add_argument("--model", default=model)
         each.add_argument("--steps", type=int, default=steps, help="of a window; Ray may be stopped for 10 s")
@@ -65,6 +83,12 @@ def main() -> int:
     if given.what == "depth":
         tokens = room(given.depth, given.steps)
         return run(given, tokens, depth=given.depth, steps=given.steps, rounds=given.rounds)
+    tokens = len(PROMPT) + SETTLE + given.steps + 1
+    if given.what == "sampling":
+        command = [sys.executable, "-c", SAMPLERS]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as samplers:
+            print(samplers.stdout.readline(), end="", flush=True)  # the sensors that are there
+            return run(given, tokens, stopped=[samplers.pid], pairs=given.pairs, steps=given.steps)
     from harness.campaign.fleet import access
     from harness.campaign.fleet import cluster as fleet_cluster
 
@@ -79,8 +103,7 @@ def main() -> int:
             fleet_cluster.add_node(cluster, 1)
             stopped = sorted(children() if given.head else children() - of_head)
             print(f"{len(stopped)} processes of Ray are stopped in turns", flush=True)
-            tokens = len(PROMPT) + SETTLE + given.steps + 1
-            return run(given, tokens, rays=stopped, pairs=given.pairs, steps=given.steps)
+            return run(given, tokens, stopped=stopped, pairs=given.pairs, steps=given.steps)
         finally:
             cluster.shutdown()
 
@@ -120,7 +143,7 @@ def called(file: str, what: str, arguments: dict[str, Any]) -> None:
 
     request = Request.read(Path(file))
     session = importlib.import_module(f"runners.stacks.{request.stack}").load(request)
-    {"depth": ways_to_a_depth, "ray": beside_ray}[what](session, **arguments)
+    {"depth": ways_to_a_depth}.get(what, beside)(session, **arguments)
 
 
 def steps_ms(tokens: Iterable[Any]) -> list[float]:
@@ -189,21 +212,21 @@ def children() -> set[int]:
     return {each.pid for each in psutil.Process().children(recursive=True)}
 
 
-def beside_ray(session: Any, rays: Sequence[int], pairs: int, steps: int) -> None:
-    """`rays`: Ray's processes."""
+def beside(session: Any, stopped: Sequence[int], pairs: int, steps: int) -> None:
+    """`stopped`: the processes that are stopped in turns."""
     used_s, with_s = 0.0, 0.0
 
     def window(is_with: bool) -> float:
         """Mean time of a step, ms."""
         nonlocal used_s, with_s
-        for pid in rays:
+        for pid in stopped:
             os.kill(pid, signal.SIGCONT if is_with else signal.SIGSTOP)
         time.sleep(WAIT_S)
         steps_of = islice(session.generate(PROMPT, SETTLE + steps + 1), SETTLE, None)
-        before_s = sum(map(cpu_s, rays))
+        before_s = sum(map(cpu_s, stopped))
         found = steps_ms(steps_of)
         if is_with:
-            used_s, with_s = used_s + sum(map(cpu_s, rays)) - before_s, with_s + sum(found) / 1e3
+            used_s, with_s = used_s + sum(map(cpu_s, stopped)) - before_s, with_s + sum(found) / 1e3
         return statistics.fmean(found)
 
     logarithms: list[float] = []
@@ -211,19 +234,19 @@ def beside_ray(session: Any, rays: Sequence[int], pairs: int, steps: int) -> Non
     try:
         while len(logarithms) < pairs:
             turns = [window(each) for each in (False, True, True, False)]
-            for without, with_ray in (turns[:2], turns[:1:-1]):
-                logarithms.append(math.log(without / with_ray))
+            for without, beside_them in (turns[:2], turns[:1:-1]):
+                logarithms.append(math.log(without / beside_them))
             middle = statistics.fmean(logarithms)
             half = NORMAL_975 * statistics.stdev(logarithms) / math.sqrt(len(logarithms))
             print(
                 f"pair {len(logarithms)}: {turns[0]:.2f}, {turns[3]:.2f} ms without, {turns[1]:.2f}, "
                 f"{turns[2]:.2f} with; ratio {math.exp(middle):.4f}, 95% interval "
-                f"{math.exp(middle - half):.4f} to {math.exp(middle + half):.4f}; Ray used "
+                f"{math.exp(middle - half):.4f} to {math.exp(middle + half):.4f}; they used "
                 f"{used_s / with_s:.2%} of a CPU",
                 flush=True,
             )
     finally:
-        for pid in rays:
+        for pid in stopped:
             os.kill(pid, signal.SIGCONT)
 
 

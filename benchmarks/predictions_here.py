@@ -54,7 +54,7 @@ def main() -> int:
     print("Without the rate of each type:")
     compare(found)
     print("\nWith it:")
-    rates = candidates.kept_rates(folder / "results", device, machine.physical_cores())
+    rates = candidates.kept_rates(folder / "results", device, machine.default_threads())
     compare(examples.with_rates(found, device, rates))
     missing = [cell["name"] for cell in gathered.cells if cell["status"] != "ok"]
     print(f"not ok: {', '.join(missing) or 'none'}\n\nrecords: {folder}")

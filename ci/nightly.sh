@@ -13,7 +13,7 @@
 #   FAIL_ON   the regressions that fail (slower:2% memory:2%)
 #
 # Exit codes: 0 all ran, all was compared, no regression; 1 a cell is not ok, or was not compared, or a page is
-# missing; 2 nothing was started, or nothing compared; 3 a regression; 130 interrupted.
+# missing; 2 nothing was started, or nothing compared; 3 a regression, which is not one bad night; 130 interrupted.
 set -euo pipefail
 
 stop() {

@@ -47,9 +47,12 @@ TABLES = {
     # A turn of a conversation. `reuse`: 1 where its prefix was kept. `evaluated`: tokens of its prefill, as
     # fed. `prefill_ns`: until its first token; `decode_ns`: of the `decoded` tokens after it.
     "turns": ("reuse", "turn", "depth", "evaluated", "prefill_ns", "decoded", "decode_ns"),
-    # The answer of one of `concurrency` users, see Answer. `late`: of its `tokens` those that came after the
-    # first token of the round's last user.
-    "users": ("round", "concurrency", "user", "ttft_ns", "last_ns", "tokens", "late", "client_ns"),
+    # The answer of one of `concurrency` users, see Answer. `together`: of its `tokens` those that came while
+    # all decoded: after the first token of the round's last user, until the first user ended.
+    "users": (
+        *("round", "concurrency", "user", "ttft_ns", "decode_ns", "last_ns"),
+        *("tokens", "together", "client_ns"),
+    ),
 }
 
 
@@ -293,11 +296,13 @@ def without_key(value: Any, key: str | None) -> Any:
 class Answer:
     """One user's tokens among those of several. `t_ns`: of each, since the requests of all users were sent.
     `ids`: null where the stack does not choose them by the prompt alone. `client_ns`: CPU time of
-    its client, of a server."""
+    its client, of a server. `decode_ns`: when its steps began, where all prompts come before any step; None:
+    with its first token."""
 
     t_ns: list[int]
     ids: list[int] | None = None
     client_ns: int = 0
+    decode_ns: int | None = None
 
 
 class Session(Protocol):
@@ -310,7 +315,7 @@ class Session(Protocol):
     the experts chosen in it, where the request has files["experts"] (see runners.workloads.experts.Heard;
     null: none, or not heard), and lets routers follow those in files["follow"]. `force_tokens(ids)`: decode
     steps are then fed these, by position, in place of the id with the highest logit, which is looked for and
-    yielded all the same. `row_counters()`: of a server, counters over all requests of a workload with rows.
+    yielded all the same. `row_counters()`: counters over all requests of a workload with rows.
     """
 
     chunk: int

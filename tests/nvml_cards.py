@@ -43,7 +43,7 @@ def in_mig_mode(uuid: str, name: str, instances: dict[int, Card], **fields: Any)
 
 def install(monkeypatch: pytest.MonkeyPatch, *cards: Card | pynvml.NVMLError) -> SimpleNamespace:
     """Has pynvml answer for these cards; an error in place of a card or of an answer is raised, a dict has an
-    answer for each first argument. `opened` of the result: how often NVML is open."""
+    answer for each first argument, a function one for all. `opened` of the result: how often NVML is open."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     known = [each for each in cards if isinstance(each, dict)]
     everything = [*known, *(i for each in known for i in each.get("instances", {}).values())]
@@ -57,6 +57,8 @@ def install(monkeypatch: pytest.MonkeyPatch, *cards: Card | pynvml.NVMLError) ->
     def answer_of(key: str) -> Callable[..., Any]:
         def answer(handle: Card, *arguments: Any, **_: Any) -> Any:
             found = handle.get(key, UNSUPPORTED)
+            if callable(found):
+                return given(found(*arguments))
             return given(
                 found.get(arguments[0], UNSUPPORTED) if isinstance(found, dict) and arguments else found
             )

@@ -1,7 +1,7 @@
 """A server of tokens that computes nothing: it speaks the four APIs, and makes mistakes on request.
 
 Its answers have the form of those recorded from vLLM 0.32.0 and llama-server (llama.cpp b11549), and of the
-examples in Ollama's docs/api.md.
+examples in Ollama's docs/api.md and in llama.cpp's tools/server/README.md (router mode).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 MODEL = "stand-in"
+OWNERS = {"llama-server": "llamacpp", "ollama": "library", "vllm": "vllm"}
 
 
 @dataclass
@@ -31,7 +32,13 @@ class Behaviour:
     merges: int = 0  # the last so many events but one have two tokens each
     burst: int = 1  # events without a pause between them
     drops_after: int | None = None
-    generates: int | None = None
+    generates: int | None = None  # at most, or more than requested where it ignores the request
+    ignores_request: bool = False
+    ends: str = ""  # the reason that it gives for the end of an answer
+    usage: dict[str, Any] | None = None  # in place of its own counts; null values are left out
+    headers: dict[str, str] = field(default_factory=dict)  # of a stream
+    error_line: bool = False  # its errors do not begin with data:
+    in_parts: bool = False  # content is a list of parts
     prompt_more: int = 0
     cached: int = 0
     reuses: bool = False  # a prefix that it has in common with the prompt and answer before
@@ -60,6 +67,15 @@ class Behaviour:
     ftype: str = ""
     root: str = ""  # of its models, as vLLM lists them
     shown: dict[str, Any] = field(default_factory=dict)  # of a model, by Ollama
+    owner: str = ""  # of its models; by default that of its API
+    build: str = "b1"
+    pages: dict[str, Any] = field(default_factory=dict)  # besides those of its API
+    refuses: dict[str, tuple[int, Any]] = field(default_factory=dict)  # fields of a request
+    router: bool = False
+    load_ms: float = 9.0  # as Ollama reports it of each request
+    num_ctx: int = 0  # Ollama's longest, whatever is requested; 0: what is requested
+    on_gpu: float | None = None  # share of the model's memory; null: Ollama lists no loaded model
+    loaded_ctx: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
     held: list[int | str] = field(default_factory=list)  # in its cache
     encodings: set[str | None] = field(default_factory=set)  # that clients accept
@@ -102,7 +118,12 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                     200, {"tokens": [len(word) + ord(word[0]) for word in body["content"].split()]}
                 )
             if self.path == "/api/show":
-                return self._whole(200, of.shown)
+                return self._whole(200 if of.api == "ollama" else 404, of.shown)
+            if of.router and body.get("model") not in of.models:
+                return self._whole(400, {"error": {"message": "model name is missing from the request"}})
+            for name, (status, content) in of.refuses.items():
+                if name in body:
+                    return self._whole(status, content)
             chat = self.path == "/v1/chat/completions"
             if of.chat_only != chat or not body:
                 return self._whole(404 if of.chat_only != chat else 400, {"error": "no"})
@@ -126,7 +147,8 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
         def _about(self, of: Behaviour) -> None:
             models = [f"{each}{of.key}" if of.echoes_key else each for each in of.models]
             listed = [
-                {"id": each, "object": "model", "created": 1795692577, "owned_by": of.api}
+                {"id": each, "object": "model", "created": time.time_ns()}
+                | {"owned_by": of.owner or OWNERS.get(of.api, "organization")}
                 | ({"meta": {"n_params": 1000 + place} | of.meta} if of.api == "llama-server" else {})
                 | ({"root": of.root, "max_model_len": of.context} if of.api == "vllm" else {})
                 for place, each in enumerate(models)
@@ -134,19 +156,37 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
             answers: dict[str, Any] = {"/v1/models": {"object": "list", "data": listed}}
             if of.api == "llama-server":
                 settings = {"n_ctx": of.context, "params": {"speculative.types": "none"}}  # whatever it does
-                answers["/props"] = {"default_generation_settings": settings, "build_info": "b1"}
+                answers["/props"] = {"default_generation_settings": settings, "build_info": of.build}
                 answers["/props"] |= {"total_slots": of.slots, "model_ftype": of.ftype}
+                answers["/props"] |= {"uptime": time.monotonic(), "model_path": of.root}
                 answers["/metrics"] = f"llamacpp:tokens_predicted_total {of.generated}\n"
+                if of.router:
+                    answers = {
+                        f"{page}?model={of.models[0]}": answers[page] for page in ("/props", "/metrics")
+                    }
+                    answers["/v1/models"] = {"object": "list", "data": listed}
+                    nothing = {
+                        "default_generation_settings": {"params": None, "n_ctx": 0},
+                        "model_path": "none",
+                    }
+                    answers["/props"] = {"role": "router", "build_info": of.build, **nothing}
             elif of.api == "ollama":
-                answers["/api/version"] = {"version": "0.12"}
+                answers["/api/version"] = {"version": of.build}
+                loaded = {
+                    "name": of.models[0],
+                    "context_length": of.loaded_ctx,
+                    "expires_at": str(time.time()),
+                }
+                loaded |= {"size": 4000, "size_vram": round(4000 * (of.on_gpu or 0.0))}
+                answers["/api/ps"] = {"models": [] if of.on_gpu is None else [loaded]}
             elif of.api == "vllm":
-                answers["/version"] = {"version": "0.32"}
+                answers["/version"] = {"version": of.build}
                 name = "vllm:generation_tokens_total"
                 labels = '{engine="0",model_name="tiny"}'
                 answers["/metrics"] = f"# TYPE {name} counter\n{name}{labels} {of.generated}.0\n"
                 if of.speculates:
                     answers["/metrics"] += f"vllm:spec_decode_num_drafts_total{labels} 0.0\n"
-            found = answers.get(self.path)
+            found = (answers | of.pages).get(self.path)
             if found is not None:
                 return self._whole(200, found)
             missing = "404 page not found" if of.api == "ollama" else {"detail": "Not Found"}
@@ -164,8 +204,13 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
             self.wfile.write(text.encode())
 
         def _stream(self, of: Behaviour, body: dict[str, Any]) -> None:
-            wanted = body.get("n_predict") or body.get("max_tokens") or body["options"]["num_predict"]
+            named = [body.get(each) for each in ("n_predict", "max_tokens", "max_completion_tokens")]
+            options = body.get("options") or {}
+            wanted = next(filter(None, [*named, options.get("num_predict")]))
+            of.loaded_ctx = min(options.get("num_ctx", 4096), of.num_ctx or 1 << 20)
             count = min(wanted, of.generates or wanted)
+            if of.ignores_request:
+                count = of.generates or wanted
             prompt = body.get("prompt") or body["messages"][0]["content"]
             items = prompt if isinstance(prompt, list) else prompt.split()
             words = len(items) + of.prompt_more
@@ -180,6 +225,8 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                 "Content-Type", "application/x-ndjson" if of.api == "ollama" else "text/event-stream"
             )
             self.send_header("Transfer-Encoding", "chunked")
+            for name, value in of.headers.items():
+                self.send_header(name, value)
             if of.zipped:
                 self.send_header("Content-Encoding", "gzip")
             self.end_headers()
@@ -210,6 +257,9 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                     self.close_connection = True
                     return
                 if of.error_after is not None and first >= of.error_after:
+                    if of.error_line:
+                        send(b'error: {"code": 500, "message": "the GPU is lost"}\n\n', last=True)
+                        return self._close()
                     event({"error": {"message": "the GPU is lost"}})
                     break
                 for _ in range(of.pings):
@@ -222,9 +272,14 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
                 event(_piece(of, ids, self.path) | more)
             ms = (time.monotonic() - (first_at or began)) * 1e3
             ends_so = of.api in ("openai", "vllm")
+            if of.ends and ends_so:
+                event({**OF_OPENAI, "choices": [{"index": 0, "text": "", "finish_reason": of.ends}]})
             event(_end(of, words, cached, count, ms), last=not ends_so)
             if ends_so:
                 send(b"data: [DONE]\n\n", last=True)
+            self._close()
+
+        def _close(self) -> None:
             self.wfile.write(b"0\r\n\r\n")
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -261,7 +316,9 @@ def _piece(of: Behaviour, ids: list[int], path: str) -> dict[str, Any]:
     if of.api == "ollama":
         return {**OF_OLLAMA, "response": text, "done": False}
     choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None}
-    if path.endswith("chat/completions"):
+    if of.in_parts:
+        choice |= {"delta": {"content": [{"type": "text", "text": text}]}}
+    elif path.endswith("chat/completions"):
         choice |= {"delta": {"reasoning_content": text}}
     else:
         choice |= {"text": text}
@@ -283,11 +340,13 @@ def _end(of: Behaviour, prompt: int, cached: int, count: int, ms: float) -> dict
         timings = {"prompt_n": prompt - cached, "cache_n": cached, "prompt_ms": 1.0, "predicted_ms": ms}
         accepted = of.drafted if of.accepted is None else of.accepted
         timings |= {"draft_n": of.drafted, "draft_n_accepted": accepted} if of.drafted else {}
-        return {"stop": True, "tokens": [], "tokens_predicted": count, "timings": timings}
+        ended = {"stop": True, "tokens": [], "tokens_predicted": count, "timings": timings}
+        return ended | ({"stop_type": of.ends} if of.ends else {})
     if of.api == "ollama":
         counted = {"prompt_eval_count": prompt, "prompt_eval_duration": 10**6} if of.counts_prompt else {}
-        took = {"total_duration": int(ms * 1e6), "load_duration": 0, "eval_duration": int(ms * 1e6)}
-        ended = {"response": "", "done": True, "done_reason": "length"}
+        took = {"total_duration": int(ms * 1e6), "eval_duration": int(ms * 1e6)}
+        took["load_duration"] = int(of.load_ms * 1e6)
+        ended = {"response": "", "done": True, "done_reason": of.ends or "length"}
         return {**OF_OLLAMA, **ended, **took, **counted, "eval_count": count}
     usage: dict[str, Any] = {
         "prompt_tokens": prompt,
@@ -295,4 +354,5 @@ def _end(of: Behaviour, prompt: int, cached: int, count: int, ms: float) -> dict
         "total_tokens": prompt + count,
     }
     usage |= {"prompt_tokens_details": {"cached_tokens": cached}} if of.says_cached else {}
+    usage = usage if of.usage is None else of.usage
     return {**OF_OPENAI, "choices": [], "usage": usage}

@@ -68,12 +68,30 @@ def test_mbu_is_the_share_of_the_cards_bandwidth_that_a_run_used(rows):
     assert row["past_cache_share"] is None  # a card's cache is not known
 
 
-def test_a_model_on_two_devices_has_no_mbu(harness, tmp_path):
+EXPERTS_ON_CPU = {"tensors": {"CPU": 36}, "bytes": {"CPU": 214_000_000}, "misplaced": []}
+
+
+@pytest.mark.parametrize(
+    ("options", "facts", "where"),
+    [
+        ({"gpu_layers": 20}, {"layers": {"CUDA0": 20, "CPU": 5}}, "5 of 25 layers"),
+        ({"gpu_layers": 0}, {"layers": {"CPU": 25}}, "25 of 25 layers"),
+        ({"n_cpu_moe": 12}, {"placement": EXPERTS_ON_CPU}, "214 MB of tensors"),
+        ({"override_tensor": "ffn_down=CPU"}, {"placement": EXPERTS_ON_CPU}, "214 MB of tensors"),
+    ],
+)
+def test_a_model_in_two_memories_has_no_mbu_and_says_why(harness, tmp_path, options, facts, where):
     folder, record = changed(tmp_path, "q8_0")
-    record["loaded"]["devices"]["layers"] = {"CUDA0": 20, "CPU": 5}
+    record["options"] |= options
+    record["loaded"]["placement"] = facts.get("placement")
+    record["loaded"]["devices"]["layers"] = facts.get("layers", {"CUDA0": 25})
     (folder / "record.json").write_text(json.dumps(record))
     (row,) = harness("report", tmp_path, "--format", "json").json
-    assert row["bandwidth_share"] is None
+    assert row["status"] == "ok"
+    shares = ("bandwidth_share", "B_ratio", "B_measured_ratio", "W_ratio", "W_measured_ratio")
+    assert [row[share] for share in shares] == [None] * 5
+    (flag,) = (flag for flag in row["flags"] if flag["code"] == "two_memories")
+    assert where in flag["detail"]
 
 
 def test_the_name_of_a_cell_has_a_part_of_the_uuid_only_where_there_are_several_cards(

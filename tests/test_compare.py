@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import zlib
 from collections.abc import Callable
@@ -298,6 +299,31 @@ def test_a_slowdown_that_stays_is_slower_every_night(harness, nights):
     (row,) = [row for row in ran.json if row["metric"] == "tokens_per_s"]
     assert (row["base_campaigns"], row["base_repeats"]) == (5, 15)
     assert "3 of the earlier campaigns changed as well" in row["reason"]
+
+
+def test_one_slow_night_warns_and_the_second_in_a_row_fails(harness, nights):
+    gate = gated(nights(1, 2, 3, 4, 5), "slower:2%")
+    nights(6, slower={"a": 1.06})
+    ran = harness(*gate, "--format", "json")
+    assert ran.code == 0
+    (row,) = [row for row in ran.json if row["metric"] == "tokens_per_s"]
+    assert (row["verdict"], row["fails"], row["nights"], row["nights_to_fail"]) == ("SLOWER", False, 1, 2)
+    assert row["reason"] == "night 1 in a row, fails after 2"
+    assert "::warning title=SLOWER" in harness(*gate, "--format", "gha", "-o", os.devnull).out
+    nights(7, slower={"a": 1.06})
+    ran = harness(*gate, "--format", "json")
+    assert ran.code == 3
+    (row,) = [row for row in ran.json if row["metric"] == "tokens_per_s"]
+    assert (row["fails"], row["nights"], row["base_campaigns"]) == (True, 2, 5)
+
+
+def test_a_slow_night_alone_is_forgiven_and_one_far_beyond_any_other_fails_at_once(harness, nights):
+    gate = gated(nights(1, 2, 3, 4, 5), "slower:2%")
+    nights(6, slower={"a": 1.06})
+    nights(7)
+    assert harness(*gate).code == 0
+    nights(8, slower={"a": 1.25})
+    assert harness(*gate).code == 3
 
 
 def test_what_got_faster_twice_is_the_new_baseline(harness, nights):

@@ -10,7 +10,7 @@ from golden_record import record
 from harness.analysis.columns import empty_cell
 from harness.dataset.study import Study
 from harness.records import Stored
-from harness.report import head, picture, plots, summary
+from harness.report import closing, head, picture, plots, summary
 from harness.report import page as report_page
 from harness.report.summary import Answer
 
@@ -56,6 +56,28 @@ def test_variants_that_are_not_distinguishable_lead_together_with_their_range():
     assert fastest.text == "89.0 to 90.0 tok/s, not distinguishable"
 
 
+def test_repeats_without_an_interval_lead_nothing_and_nothing_leads_over_them():
+    """Repeats of 40 and 60 tok/s have a mean of 50, and 48 may be faster."""
+    apart = row("a two", tokens_per_s=50.0, repeats=2)
+    exact = row("b v", tokens_per_s=48.0, tokens_per_s_ci95=[47.9, 48.1])
+    slow = row("b slow", tokens_per_s=20.0, repeats=2)
+    fastest, *_ = summary.answers(group(apart, exact, slow))
+    assert fastest.leaders == ("a two", "b v", "b slow")
+    assert fastest.text == "20.0 to 50.0 tok/s, not distinguishable"
+    assert fastest.note == "without an interval: a two, b slow"
+    both = "fastest over 256 tokens: not distinguishable (48.0 tok/s to 50.0 tok/s; 1 without an interval)"
+    assert both in summary.sentence(group(apart, exact))
+    (ended,) = closing.closing(Study("t", [apart, exact]))
+    assert "not distinguishable in speed: a two (50.0 tok/s, no interval), b v (48.0 tok/s)" in ended
+
+
+def test_one_run_has_the_stated_noise():
+    once = row("a once", tokens_per_s=50.0, repeats=1)
+    near, far = (row("b v", tokens_per_s=rate, repeats=1) for rate in (49.0, 45.0))
+    assert summary.answers(group(once, near))[0].leaders == ("a once", "b v")
+    assert summary.answers(group(once, far))[0].leaders == ("a once",)
+
+
 def test_speed_is_at_zero_context_where_more_cells_have_a_B():
     cells = [row(f"a v{B}", kind="reported", B_ms=B, B_ci95_ms=[B, B]) for B in (5.0, 10.0)]
     assert summary.answers(group(*cells))[0].text == "200.0 tok/s at zero context"
@@ -83,8 +105,13 @@ def test_a_target_that_was_reached_is_a_note_beside_the_longest_that_ended():
 
 
 def test_published_figures_and_our_own_are_answered_apart():
-    cells = [row("a v", machine="here", tokens_per_s=1.0), row("a w", machine="there", kind="reported")]
-    (view,) = report_page.views(Study("t", [*cells, row("a x", machine="here", tokens_per_s=2.0)]), {})
+    cells = [
+        row("a v", machine="here", tokens_per_s=1.0, repeats=1),
+        row("a w", machine="there", kind="reported"),
+    ]
+    (view,) = report_page.views(
+        Study("t", [*cells, row("a x", machine="here", tokens_per_s=2.0, repeats=1)]), {}
+    )
     assert [panel.title for panel in view.panels] == ["m on here", "m on there, third-party"]
     assert [panel.answers[0].leaders for panel in view.panels] == [("a x",), ()]
 

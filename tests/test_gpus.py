@@ -217,8 +217,8 @@ def test_vram_is_sampled_of_an_instance_and_null_where_nvml_says_nothing(nvml):
     nvml(a100(), OTHER | {"memory": UNSUPPORTED})
     used = {}
     for uuid in ("MIG-1", "GPU-aabb-2", "GPU-gone"):
-        with watched(uuid) as read:
-            used[uuid] = read()
+        with watched(uuid) as vram:
+            used[uuid] = vram.used()
     assert used == {"MIG-1": GB, "GPU-aabb-2": None, "GPU-gone": None}
 
 

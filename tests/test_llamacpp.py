@@ -12,9 +12,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from conftest import ROOT, failed, failures, records_below, request_for, settled, until
+from conftest import ROOT, failed, failures, records_below, request_for, settled, stored_in, until
 from gguf_again import finish
 
+from harness import records
 from harness.theory.decoder import dense_fields, kv_elements_per_token
 from harness.theory.hf_config import SHAPES
 from harness.theory.tensors import QUANTS
@@ -121,6 +122,14 @@ def test_several_users_are_sequences_of_one_batch_and_each_has_the_ids_of_its_pr
     assert (options["n_seq_max"], options["n_ctx"], options["kv_unified"]) == (3, 3 * 256, False)
     alike = record["done"]["surface"]["alike"]
     assert {each["concurrency"]: each["tokens"] > 0 for each in alike} == {1: True, 3: True}
+    (stored,) = stored_in(tmp_path / "results")
+    timed = records.table(stored)
+    rounds = list(zip(timed["round"], timed["concurrency"], strict=True))
+    last_prompt_ns = {
+        at: max(ns for of, ns in zip(rounds, timed["ttft_ns"], strict=True) if of == at) for at in rounds
+    }
+    assert timed["decode_ns"] == [last_prompt_ns[at] for at in rounds]
+    assert record["done"]["counters"]["sampling_ms"] > 0  # which is in no time of a user
 
 
 def test_all_seventeen_types_decode(harness, real):

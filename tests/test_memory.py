@@ -15,6 +15,7 @@ from conftest import records_below
 from harness.campaign.worker_memory import (
     MemorySampler,
     Resident,
+    Vram,
     _in_status,
     mark,
     resident,
@@ -43,8 +44,8 @@ def test_a_process_that_has_ended_holds_nothing(tmp_path):
     process.wait()
     assert resident(process.pid) is None
     assert weights_in_ram(process.pid, frozenset()) is None
-    assert mark("finished", process.pid, lambda: None, frozenset())["rss_anon_bytes"] is None
-    with MemorySampler(process.pid, 100, lambda: None) as sampler:
+    assert mark("finished", process.pid, Vram(), frozenset())["rss_anon_bytes"] is None
+    with MemorySampler(process.pid, 100, Vram()) as sampler:
         sampler._thread.join(5)
     assert sampler.summary()["samples"] == 0
 
@@ -83,7 +84,7 @@ def test_weights_that_cannot_be_listed_are_not_told_and_end_nothing(tmp_path):
     for weights in (tmp_path / "gone" / "it.gguf", tmp_path / "a file" / "it.gguf"):
         files = weight_files(weights)
         assert files is None
-        assert mark("loaded", os.getpid(), lambda: None, files)["rss_weights_bytes"] is None
+        assert mark("loaded", os.getpid(), Vram(), files)["rss_weights_bytes"] is None
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     assert weight_files(tmp_path) == {os.fsencode(tmp_path.resolve() / name) for name in ("a file", "loop")}
@@ -91,9 +92,9 @@ def test_weights_that_cannot_be_listed_are_not_told_and_end_nothing(tmp_path):
 
 def test_a_device_that_is_not_there_has_no_memory_to_tell():
     with watched(None) as vram:
-        assert vram() is None
+        assert vram.used() is None
     with watched("GPU-00000000-0000-0000-0000-000000000000") as vram:
-        assert vram() is None
+        assert vram.used() is None
 
 
 def test_memory_is_read_as_the_worker_tells_of_a_moment_and_never_while_it_is_timed(

@@ -1,9 +1,14 @@
 """Sweeps of prefill passes: synthetic ones of known truth, and the eighteen published ones."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from benchmarks.validity import prefill as simulated
+from benchmarks.validity import processes
 from harness import records
 from harness.analysis import prefill as prefills
 from harness.analysis.prefill import Prefill, analyse
@@ -18,8 +23,7 @@ DENSE = np.arange(1.0, 501.0)
 
 def swept(n: np.ndarray, ms: np.ndarray, rounds: int = 5, noise: float = 0.005, **known: int) -> Prefill:
     chance = np.random.default_rng(0)
-    took = np.tile(ms, rounds) * (1 + chance.normal(0, noise, rounds * len(n)))
-    return analyse(np.tile(n, rounds), took, np.repeat(np.arange(rounds) + 1.0, len(n)), **known)
+    return analyse(prefills.by_depth([simulated.table(n, ms, rounds, chance, noise)])[0], **known)
 
 
 def first(found: Prefill, n: int):
@@ -63,6 +67,32 @@ def test_the_last_tile_of_a_sweep_is_no_other_kernel(tile):
 def test_the_intervals_cover_the_truth(name, tiled):
     """Of 20 sweeps; docs/validation.md has the rates of 100."""
     assert min(simulated.coverage(name, tiled, 20)) >= 0.8
+
+
+def test_the_intervals_of_several_processes_cover_the_mean_one():
+    """Of 20 cells; docs/validation.md has the rates of 120. With the passes of all as independent values one
+    in four covers the plateau, half of them the slope."""
+    for name, hits in processes.swept(cells=1, processes=5, spread=0.01, campaigns=20).items():
+        assert None not in hits
+        assert sum(hits) / len(hits) >= 0.85, name
+
+
+def test_of_two_processes_alone_a_ridge_has_no_interval():
+    found = processes.swept(cells=1, processes=2, spread=0.01, campaigns=1)
+    assert {hit for hits in found.values() for hit in hits} == {None}
+
+
+def test_lengths_that_one_process_lacks_do_not_bend_the_curve():
+    """A process that is 5% slower and has every other length leaves no steps in a smooth curve."""
+    chance = np.random.default_rng(0)
+    ms = np.maximum(20, 0.1 * SWEEP)
+    quick = simulated.table(SWEEP, ms, 5, chance, 0.001)
+    slow = simulated.table(SWEEP[::2], 1.05 * ms[::2], 5, chance, 0.001)
+    passes = prefills.by_depth([quick, slow])[0]
+    found = analyse(passes)
+    assert found.steps == ()
+    assert found.plateau_ms == pytest.approx(20 * 1.05**0.5, rel=0.002)
+    assert found.processes["plateau_ms"] == pytest.approx((20, 21), rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +164,7 @@ def test_nothing_is_extrapolated_across_a_known_change_of_kernel():
 
 def test_a_pass_without_a_positive_latency_is_refused():
     with pytest.raises(ValueError, match="no positive latency"):
-        analyse(np.array([1.0, 2.0]), np.array([1.0, 0.0]), np.ones(2))
+        swept(np.array([1.0, 2.0]), np.array([1.0, 0.0]))
 
 
 @pytest.mark.parametrize("lm_head", ["every", "last"])
@@ -155,6 +185,18 @@ def test_a_pass_at_depth_attends_to_what_the_cache_holds():
     read, flops = floors.pass_work(demand, 100, depth=200)
     assert read == whole[0]
     assert flops == pytest.approx(whole[1] - before[1] + 2 * demand.lm_head_params)
+
+
+def test_a_model_in_two_memories_has_no_mbu_of_prefill():
+    record = json.loads((Path(__file__).parent / "golden/prefill/record.json").read_text())
+    n = np.tile(SWEEP, 3)
+    depths = {0: (n, 5.0 + 0.01 * n, np.repeat([0, 1, 2], len(SWEEP)))}
+    placed = {"tensors": {"CPU": 3}, "bytes": {"CPU": 10**6}, "misplaced": []}
+    for device, has_mbu in (("cpu", True), ("GPU-1", False)):
+        record |= {"device": device, "loaded": record["loaded"] | {"placement": placed}}
+        found = prefills.row(record, depths, 1e11)
+        assert all((each["mbu_measured"] is not None) == has_mbu for each in found["utilisation"])
+        assert found["utilisation"]
 
 
 @pytest.fixture(scope="module")
@@ -220,9 +262,9 @@ def bf16(published) -> records.Stored:
 
 
 def test_passes_faster_than_the_machine_allows_are_flagged(bf16):
-    n, ms, rounds = prefills.by_depth([records.prefill_series(bf16)])[0]
-    assert prefills.faster_than_possible(bf16.record, {0: (n, ms, rounds)}, None) == []
-    (flag,) = prefills.faster_than_possible(bf16.record, {0: (n, ms / 3, rounds)}, None)
+    passes = prefills.by_depth([records.prefill_series(bf16)])[0]
+    assert prefills.faster_than_possible(bf16.record, {0: passes}, None) == []
+    (flag,) = prefills.faster_than_possible(bf16.record, {0: replace(passes, ms=passes.ms / 3)}, None)
     assert flag.code == "prefill_faster_than_limit"
     assert "1 tokens in 6" in flag.detail or "1 token in 6" in flag.detail
 
@@ -235,8 +277,8 @@ def test_rounds_and_depths_are_read_and_a_file_without_them_has_one_pass_at_dept
     write_columns(tmp_path / "prefill.parquet", own)
     assert records.prefill_series(records.Stored(tmp_path, bf16.record)) == own
     depths = prefills.by_depth([own, own])
-    assert depths[512][1].tolist() == [6e-6, 8e-6] * 2
-    assert len(set(depths[0][2])) == 4  # the rounds of two repeats
+    assert depths[512].ms.tolist() == [6e-6, 8e-6] * 2
+    assert len(set(depths[0].rounds)) == 4  # the rounds of two repeats
 
 
 def test_the_chapter_draws_both_conventions_of_the_lm_head_and_the_measured_ridge(published):

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from golden_record import record as measured
 from golden_record import write_record
 
 from harness import records
 from harness.analysis import quality
+from harness.analysis.metrics import FAMILIES
 from harness.compare import history
+from harness.compare.judge import Runs, judged
 from harness.dataset.study import Study, campaigns, load_study
 from harness.records import Stored
 from harness.records.kinds import wrong_with
@@ -44,6 +47,11 @@ def score_of_speed(top: dict[str, Any] | None = None, **changes: object) -> dict
 def studied(*scores: dict[str, Any]) -> Study:
     """The study of SPEED and of these scores."""
     return load_study([Stored(Path(str(number)), each) for number, each in enumerate((SPEED, *scores))])
+
+
+def score(nll: Any) -> Any:
+    """The row of the golden score, with these nats per token in its windows."""
+    return quality.row(scored(means={"nll": [3 + float(each) for each in nll]}))
 
 
 @pytest.fixture
@@ -190,6 +198,43 @@ def test_the_same_scores_are_the_same(harness, folder):
     ran = harness("compare", folder("a"), folder("bb"), "--format", "json")
     assert ran.code == 0, ran.err
     assert [row["verdict"] for row in ran.json] == ["SAME"]
+
+
+@pytest.mark.parametrize(("windows", "verdict"), [(1, "INVALID"), (7, "INVALID"), (8, "WORSE")])
+def test_a_few_windows_of_text_give_no_verdict_and_the_option_for_more(harness, folder, windows, verdict):
+    few = {key: values[:windows] for key, values in GOLDEN["quality"]["means"].items()}
+    sides = [
+        folder(name, nll, windows=windows, means=copy.deepcopy(few)) for name, nll in (("a", 0), ("bb", 0.03))
+    ]
+    ran = harness("compare", *sides, "--fail-on", "quality:0.5%", "--format", "json")
+    (row,) = ran.json
+    assert row["verdict"] == verdict
+    assert ran.code == (3 if verdict == "WORSE" else 2)  # 2: nothing was compared
+    if verdict == "INVALID":
+        assert "too few to judge by; score at least 8 (`chunks` of the workload `quality`)" in row["reason"]
+        assert row["change"] is None
+        (note,) = [
+            each
+            for each in report.notes([quality.row(scored(windows=windows, means=few))])
+            if "fewer" in each
+        ]
+        assert "raise `chunks` of the workload `quality`" in note
+
+
+def test_of_many_variants_alike_none_is_worse_by_chance():
+    """One of 40 has a 90% interval beyond 0.5% and a p-value of 0.004: one in 250 such is no discovery."""
+    base = np.zeros(16)
+    noise = np.linspace(-1, 1, 16)
+    likely = 0.02 + 0.0435 * noise / noise.std(ddof=1) * 0.55
+    pairs = {"odd": (Runs({"a": [score(base)]}), Runs({"b": [score(likely)]}))}
+    ((_, alone),) = judged(pairs, dict.fromkeys(FAMILIES, 0.005)).rows
+    assert alone["verdict"] == "WORSE"
+    for number in range(39):
+        other = Runs({"b": [score(0.001 * noise[::-1] * (-1) ** number)]})
+        pairs[f"alike {number}"] = Runs({"a": [score(base)]}), other
+    rows = dict(judged(pairs, dict.fromkeys(FAMILIES, 0.005)).rows)
+    assert (rows["odd"]["verdict"], rows["odd"]["p"]) == ("UNCLEAR", alone["p"])
+    assert rows["odd"]["reason"] == "not significant among 40 differences"
 
 
 def test_scores_of_other_text_are_not_compared(harness, folder):

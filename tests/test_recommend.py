@@ -411,8 +411,15 @@ def test_measured_divergence_orders_quality_and_decides_what_balance_keeps(harne
     assert any("quality from measured here" in line for line in table)
     assert any("q6_k " in line and "0.0" not in line for line in table)
     (first, *_), _ = recommended(harness, *given, "--memory", "12GB", "--for", "quality")
-    assert "q8_0" in first["name"]
-    assert first["why"].startswith("best known quality that fits (KLD 0.0001)")
+    assert "q4_k_m" in first["name"]
+    assert first["why"].startswith("fastest at 16-bit quality (KLD 0.006) (")
+    assert "lose no more)" in first["why"]  # q8_0 of KLD 0.0001 and 16 bits
+    assert "below 0.02 it does not order" in " ".join(table)
+    for second, (quant, kld) in enumerate((("q2_k", 0.08), ("q4_0", 0.03))):
+        stored(scored(kld, "qwen2.5-7b", quant), tmp_path / "worse", second)
+    given = (*given[:-1], tmp_path / "worse/results")
+    (first, *_), _ = recommended(harness, *given, "--memory", "12GB", "--for", "quality")
+    assert first["why"].startswith("best known quality that fits (KLD 0.03)")
 
 
 def test_a_shipped_model_is_recommended_by_name_and_by_path_alike(harness, tmp_path):

@@ -89,8 +89,12 @@ def test_a_reported_row_says_so_and_a_measured_one_how_many_repeats_were_ok():
 
 def test_the_summary_names_the_fastest_smallest_longest_and_what_failed():
     cells = [
-        row("m s q8", tokens_per_s=50.0, B_ms=20.0, peak_rss_bytes=2e9, max_ctx=100, perplexity=8.0),
-        row("m s q4", tokens_per_s=90.0, B_ms=11.0, peak_rss_bytes=1e9, max_ctx=200, perplexity=9.0),
+        row(
+            "m s q8", tokens_per_s=50.0, repeats=1, B_ms=20.0, peak_rss_bytes=2e9, max_ctx=100, perplexity=8.0
+        ),
+        row(
+            "m s q4", tokens_per_s=90.0, repeats=1, B_ms=11.0, peak_rss_bytes=1e9, max_ctx=200, perplexity=9.0
+        ),
         row("m s q9", tokens_per_s=999.0, status="invalid", reasons=["faster than memory allows"]),
     ]
     study = Study("t", cells)

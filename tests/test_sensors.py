@@ -314,6 +314,126 @@ def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, invalidates):
     assert noted == ([] if invalidates else ["thermal_events"])
 
 
+GHZ = 1_000_000
+
+
+def clocks(*ghz: float | None, sustained: float | None = None) -> dict[str, list[int | None]]:
+    """One each second, from second 5 on; 10 to 20 are timed."""
+    khz = [value and int(value * GHZ) for value in ghz]
+    columns = {"t_ns": [5 * S + k * S for k in range(len(ghz))], "cpu_clock_max_khz": khz}
+    constant = {"cpu_clock_sustained_khz": [int(sustained * GHZ)] * len(ghz)} if sustained else {}
+    return columns | constant
+
+
+IDLE, LAST = [0.8] * 3 + [2.4] * 2, [0.8] * 3  # before the timed part, of which loading is busy; and after it
+
+
+@pytest.mark.parametrize(
+    ("timed", "sustained", "told"),
+    [
+        ([2.4] * 5 + [1.2] * 6, 2.4, "clock down to 1,200 of 2,400 MHz from n = 75 on, in 6 of 11 samples"),
+        ([2.4] * 11, 2.4, None),
+        ([2.4] * 9 + [2.1] * 2, 2.4, "clock down to 2,100 of 2,400 MHz"),
+        ([2.4] * 9 + [2.2] * 2, 2.4, None),
+        ([2.4] * 10 + [1.2], 2.4, None),  # a single sample
+        ([2.4, None, 1.2, None, 1.2, *[2.4] * 6], 2.4, "in 2 of 9 samples"),
+        # A boost that ends, down to the base clock.
+        ([5.1] * 2 + [4.4] * 2 + [3.3] * 7, 3.3, None),
+        ([5.1] * 2 + [4.4] * 2 + [2.2] * 7, 3.3, "clock down to 2,200 of 3,300 MHz"),
+        ([1.2] * 11, 2.4, "clock down to 1,200"),  # since the warm-up
+        ([5.1] * 2 + [3.0] * 9, None, None),
+        ([5.1] * 2 + [2.0] * 9, None, "clock down to 2,000 of 5,100 MHz"),
+    ],
+)
+def test_a_clock_below_what_the_cpu_sustains_is_throttling_and_the_end_of_a_boost_is_not(
+    timed, sustained, told
+):
+    record = throttled(clocks(*IDLE, *timed, *LAST, sustained=sustained))
+    reasons = reasons_of(record)
+    assert len(reasons) == (told is not None)
+    assert told is None or told in reasons[0]
+    record["device"] = "GPU-1"
+    assert reasons_of(record) == []
+
+
+def test_a_clock_that_was_set_low_before_or_whose_core_may_not_be_read_is_not_judged():
+    low = clocks(*[1.2] * 19, sustained=2.4)
+    fallen = clocks(*IDLE, *[2.4] * 3, *[1.2] * 8, sustained=2.4)
+    assert len(reasons_of(throttled(fallen))) == 1
+    unread = fallen | {"cpu_clock_sustained_khz": [None] * len(fallen["t_ns"])}
+    counted = fallen | {"core_throttle_events": [0] * len(fallen["t_ns"])}  # Intel's
+    served = {
+        "loaded": GOLDEN["loaded"] | {"served": {"api": "openai", "elsewhere": True, "template": False}}
+    }
+    for columns in (low, unread, counted):
+        assert reasons_of(throttled(columns)) == []
+    assert reasons_of(throttled(fallen) | served) == []
+
+
+def policy(number: int, **files: int | str) -> dict[str, Any]:
+    files = {"scaling_cur_freq": 2_000_000 + number} | files
+    return {f"devices/system/cpu/cpufreq/policy{number}/{name}": value for name, value in files.items()}
+
+
+NOMINAL = {f"devices/system/cpu/cpu{number}/acpi_cppc/nominal_freq": 3300 for number in (0, 1)}
+
+
+@pytest.mark.usefixtures("no_firmware")
+@pytest.mark.parametrize(
+    ("files", "khz"),
+    [
+        (policy(0, cpuinfo_max_freq=1_800_000) | policy(4, cpuinfo_max_freq=2_400_000), 2_400_000),
+        (policy(0, cpuinfo_max_freq=5_100_000) | policy(1, cpuinfo_max_freq=5_100_000) | NOMINAL, 3_300_000),
+        (policy(0, cpuinfo_max_freq=4_700_000, base_frequency=1_300_000), 1_300_000),
+        (policy(0, cpuinfo_max_freq=4_700_000) | {"devices/system/cpu/cpufreq/boost": 1}, None),
+        (policy(0), None),
+    ],
+)
+def test_the_clock_that_a_cpu_sustains_is_no_boost(tmp_path, files, khz):
+    put(tmp_path, files)
+    values, _ = sample_of(tmp_path)
+    assert values.get("cpu_clock_sustained_khz") == khz
+    assert values["cpu_clock_min_khz"] == 2_000_000
+
+
+@pytest.mark.usefixtures("no_firmware")
+def test_of_each_core_one_clock_is_read_and_of_too_many_none_is_judged(tmp_path):
+    for number in range(64):
+        put(tmp_path, policy(number, cpuinfo_max_freq=GHZ))
+        put(tmp_path, {f"devices/system/cpu/cpu{number}/topology/thread_siblings_list": number % 32})
+    assert sample_of(tmp_path)[0]["cpu_clock_sustained_khz"] == GHZ
+    put(tmp_path, policy(64, cpuinfo_max_freq=GHZ))
+    values, _ = sample_of(tmp_path)
+    assert values["cpu_clock_sustained_khz"] is None
+    assert values["cpu_clock_max_khz"] > 2 * GHZ
+
+
+@pytest.mark.usefixtures("no_firmware")
+def test_a_policy_without_a_cpu_of_ours_is_not_read(tmp_path):
+    ours = min(os.sched_getaffinity(0))
+    put(tmp_path, policy(7, affected_cpus=ours) | policy(8, affected_cpus="99998 99999"))
+    assert sample_of(tmp_path)[0]["cpu_clock_max_khz"] == 2_000_007
+
+
+@pytest.mark.usefixtures("no_firmware")
+def test_a_clock_that_falls_while_sampled_is_throttling(tmp_path):
+    put(tmp_path, policy(0, cpuinfo_max_freq=2_000_000))
+
+    def seen(khz: int) -> bool:
+        sampler.read_now()
+        return sampler.columns.get("cpu_clock_max_khz", []).count(khz) > 2
+
+    with SensorSampler("cpu", tmp_path, interval_s=60) as sampler:
+        until(lambda: seen(2_000_000))
+        put(tmp_path, policy(0, scaling_cur_freq=900_000))
+        until(lambda: seen(900_000))
+    first_ns, *_, last_ns = sampler.columns["t_ns"]
+    during = sensors.Timed(first_ns, np.linspace(first_ns + 1, last_ns, 100, dtype=np.int64), 26)
+    (fact,) = throttling.seen(sampler.columns, during)
+    assert fact["what"] == "clock down to 900 of 2,000 MHz"
+    assert 26 < fact["from_n"] < fact["to_n"] == 125
+
+
 def test_a_hot_cpu_beside_a_gpu_is_a_remark():
     record = throttled({"t_ns": [9 * S, 15 * S], "package_throttle_ms": [0, 4000]})
     assert len(reasons_of(record)) == 1

@@ -113,6 +113,113 @@ def test_what_a_server_does_wrong_is_in_the_record_with_its_sentence(measured, b
     assert outcome in record["printed"], record["printed"]
 
 
+def words(record: dict[str, Any]) -> str:
+    """What was printed, without its line breaks."""
+    return " ".join(record["printed"].split())
+
+
+def counted(prompt: Any, answer: Any) -> dict[str, Any]:
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": 37}
+
+
+@pytest.mark.parametrize(
+    ("usage", "note"),
+    [
+        (
+            counted(25, 11),
+            "the server counts 11 tokens in its answer, and 12 pieces came",
+        ),  # LM Studio 0.4.22
+        (counted(25, 13), "the server counts 13 tokens in its answer, and 12 pieces came"),
+        (counted(25, 6), "the server counts 6 tokens in its answer, and 12 pieces came"),
+        (counted(0, 0), "the server counts 0 tokens in its answer, and 12 pieces came"),
+        ({"total_tokens": 37}, None),
+        ({"prompt_tokens": 25}, None),
+        (counted(25, None), None),
+        (counted(25, "12"), None),
+        (counted(25, 12.0), None),
+        (counted(25, -1), None),
+        ({}, None),
+        ("37 tokens", None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("ends", ["length", ""])
+def test_a_count_that_what_came_rules_out_is_not_used(measured, usage, note, ends):
+    record = measured(Behaviour("openai", usage=usage, ends=ends))
+    assert (record["outcome"], record["tokens"]) == ("ok", 12)
+    assert "evaluated" not in record["printed"]
+    assert "stopped early" not in record["printed"]
+    assert of_server.rate_error(record) is None
+    notes = {flag.warning: flag.detail for flag in verdicts.notes(record)}
+    assert notes.get(Warnings.usage_unusable) == (note and f"{note}: its count is not used")
+    has_prompt = isinstance(usage, dict) and usage.get("prompt_tokens")
+    assert (Warnings.prompt_not_counted in notes) is not bool(has_prompt)
+
+
+def test_what_a_proxy_counts_is_no_evidence(measured, tmp_path):
+    proxy = Behaviour("openai", usage=counted(20, 9), headers={"x-litellm-version": "1.75.8"}, ends="length")
+    record = measured(proxy)
+    assert record["tokens"] == 12
+    assert "evaluated" not in record["printed"]
+    assert "the answers come through LiteLLM, which counts tokens itself" in words(record)
+    (row,) = load_study(stored_in(tmp_path / "results")).repeats
+    assert row["ttft_ms"] > 0
+
+
+def ending(api: str, after: int, **more: Any) -> Behaviour:
+    return Behaviour(api, generates=after, ends="stop", **more)
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [ending("openai", 40), ending("ollama", 40), ending("openai", 40, usage=counted(25, 41))],
+    ids=["OpenAI", "Ollama", "the end is counted"],
+)
+def test_an_answer_that_its_model_ended_counts_from_32_tokens_on(measured, behaviour):
+    record = measured(behaviour, "--set", "new_tokens=64")
+    assert record["tokens"] == 40
+    assert of_server.other_length(record) == []
+    assert "the model ended its answer after 40 tokens of 64" in words(record)
+    assert "40 tokens generated" not in record["printed"]
+
+
+def test_an_answer_that_its_model_ended_too_early_is_asked_for_again_with_another_text(harness, tmp_path):
+    with serving(behaviour := ending("openai", 31)) as address:
+        for retries in (1, 0, 0):  # 4 processes: one text in 38 begins at the same word
+            more = ("--set", "new_tokens=64", "--set", f"retry_disturbed={retries}")
+            ran = harness("run", address, *QUICK, *more, "--fresh")
+    attempts = stored_in(tmp_path / "results")
+    assert [fault.disturbance for fault in of_server.other_length(attempts[0].record)] == ["ended"]
+    assert len(attempts) == 4
+    assert "stayed disturbed: the model ended its answers early" in ran.err
+    (reason,) = (why for why in verdicts.status(attempts[0].record)[1] if "ended" in why)
+    assert reason == "the model ended its answer after 31 tokens of 64: a rate needs 32"
+    asked = {each["prompt"].split(" ", 1)[1] for each in behaviour.requests if each["max_tokens"] == 64}
+    assert len(asked) > 1
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "sentence"),
+    [
+        (Behaviour("openai", generates=7, ends="length"), "the server stopped early, at a limit of its own"),
+        (Behaviour("openai", generates=7, ends="content_filter"), "stopped early (reason: content_filter)"),
+        (Behaviour(generates=20, ignores_request=True), "13 tokens or more came, 12 requested"),
+        (Behaviour(error_after=4, error_line=True), "the server reports an error: the GPU is lost"),
+    ],
+    ids=["limit", "filter", "more", "error line"],
+)
+def test_the_reason_for_another_length_is_the_one_that_was_seen(measured, behaviour, sentence):
+    record = measured(behaviour)
+    assert sentence in record["printed"], record["printed"]
+    assert "a prefix" not in record["printed"]
+
+
+@pytest.mark.parametrize("chat_only", [False, True])
+def test_content_in_parts_is_read_as_its_text(measured, chat_only):
+    record = measured(Behaviour("openai", in_parts=True, chat_only=chat_only))
+    assert (record["outcome"], record["tokens"]) == ("ok", 12)
+
+
 @pytest.mark.parametrize(
     ("behaviour", "note", "sentence"),
     [
@@ -255,11 +362,11 @@ def test_parameters_are_those_of_the_model_that_is_measured(harness, tmp_path):
     assert stored.record["loaded"]["parameters"] == 1001
 
 
-def test_where_prompt_tokens_are_not_counted_ttft_is_left_out_and_a_note_says_so(measured, tmp_path):
+def test_where_prompt_tokens_are_not_counted_ttft_is_shown_and_a_note_says_so(measured, tmp_path):
     record = measured(Behaviour("ollama", counts_prompt=False))
-    assert Warnings.prompt_not_counted in {flag.warning for flag in verdicts.notes(record)}
+    assert "does not count the tokens of a prompt, so TTFT is that of about 25 tokens" in words(record)
     (cell,) = load_study(stored_in(tmp_path / "results")).cells
-    assert cell["ttft_ms"] is None
+    assert cell["ttft_ms"] > 0
 
 
 def test_one_of_several_models_is_named_behind_the_address(harness):
@@ -325,6 +432,24 @@ def test_few_tokens_that_come_together_leave_averages_and_no_figure_of_single_to
     assert row["tokens_per_s"] == pytest.approx(127e3 / latency[1:].sum())
     assert [row[name] for name in ("B_ms", "W_tokens_per_ms", "median_ms", "end_tokens_per_s")] == [None] * 4
     assert not any(flag.warning is Warnings.tokens_at_once for flag in of_server.faults(record))
+
+
+@pytest.mark.parametrize("api", ["ollama", "openai"])
+def test_tokens_without_a_piece_of_their_own_leave_averages_alone(conversed, api):
+    stored, _ = conversed(Behaviour(api, merges=2, token_ms=3), {"kind": "decode"})
+    record, latency = stored.record, stored.times.latency_ms
+    counters = record["done"]["counters"]
+    assert (record["tokens"], counters["piece_tokens"]) == (128, 126)
+    counters["awaited_pieces"] = 126  # on a busy machine too
+    notes = {flag.warning: flag.detail for flag in verdicts.notes(record)}
+    assert notes[Warnings.tokens_in_pieces] == (
+        "128 tokens by the server's count came in 126 pieces: only averages are known, no B and W; tok/s is"
+        " right to 2.4%"
+    )
+    (row,) = load_study([stored]).repeats
+    assert row["tokens_per_s"] == pytest.approx(127e3 / latency[1:].sum())
+    of_single_tokens = ("B_ms", "W_tokens_per_ms", "median_ms", "end_tokens_per_s", "tokens_per_s_ci95")
+    assert [row[name] for name in of_single_tokens] == [None] * 5
 
 
 @pytest.mark.parametrize(("first", "largest"), [(2, 2), (1, 7)], ids=["the first among them", "many at once"])

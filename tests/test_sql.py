@@ -4,16 +4,23 @@ import csv
 import io
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from conftest import refused, stored_in
+from conftest import Ran, refused, stored_in
 from made_nights import Nights
 
 import harness as package
+from harness.base import bounds
+from harness.dataset import sql
 from harness.dataset.study import load_study
+
+if sys.platform != "win32":
+    import resource
 
 
 @pytest.fixture
@@ -159,14 +166,94 @@ def test_figures_that_are_not_finite_are_null_in_json(harness, results):
         ("from '{}/secret.parquet'", "the tables are cells"),
         ("from results", "the tables are cells"),
         ("select getenv('HOME')", "does not exist"),
+        ("with x as (copy cells to '.tmp/evil.sh') from x", "this is another statement (copy)"),
+        ("with x as (copy (select 1) to '{}/stolen') select 1", "this is another statement (copy)"),
+        ("with x as (insert into cells from cells returning *) from x", "another statement (insert)"),
+        ("with x as (update cells set name = '' returning *) from x", "another statement (update)"),
+        ("select (with x as (delete from cells returning *) select name from x)", "statement (delete)"),
+        ("from cells where exists (with y as (with x as (delete from cells) from x) from y)", "(delete)"),
+        ("(select 1) union all (with x as (copy cells to '.tmp/a') select 1)", "statement (copy)"),
+        ("prepare p as copy cells to '{}/stolen'", "this is another statement (prepare)"),
+        ("select $1", "Values were not provided"),
+        ("select '\udcff'", "the query is not UTF-8"),
+        ("select " + "[" * 500 + "]" * 500, "nested too deeply"),
+        ("select " + "1+" * 5000 + "1", "expression depth"),
+        ("select date '290000-01-01'", "cannot be shown, cast it to varchar"),
+        ("with recursive t(n) as (select 1 union all select n + 1 from t) from t", "took longer than 1 s"),
+        ("select pg_sleep(1000)", "took longer than 1 s"),
         ("select getvariable('x') from range(100000000000) a, range(100000000000) b", "took longer than 1 s"),
     ],
 )  # fmt: skip
 def test_a_query_that_is_no_question_is_one_sentence(harness, results, tmp_path, text, said):
     (tmp_path / "secret").write_text("told")
+    (tmp_path / ".tmp").mkdir()  # DuckDB's own folder, if it had one
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     refused(harness("sql", text.format(tmp_path), "--timeout", "1"), said)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("form", ["--json", "--csv", "--parquet=out"])
+def test_the_time_limit_holds_for_the_output_too(harness, results, tmp_path, form):
+    refused(harness("sql", "from range(1000000000)", "--timeout", "0.5", form), "took longer than 0.5 s")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_answer_has_a_length_at_most(harness, results, tmp_path, monkeypatch):
+    monkeypatch.setattr(bounds, "ANSWER_BYTES", 1_000_000)
+    for form in ("--json", "--csv", "--parquet=out"):
+        refused(harness("sql", "select repeat('x', 1000) from range(2000)", form), "longer than 1 MB")
+    assert not (tmp_path / "out").exists()
+    assert len(rows(harness, "select repeat('x', 1000) from range(900)")) == 900
+    monkeypatch.setattr(bounds, "TABLE_VALUES", 1000)
+    refused(harness("sql", "select range, range from range(501)"), "over 1,000 values")
+    assert len(answer(harness, "select range, range from range(500)").splitlines()) == 501
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a process allocates")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select list(i) from range(4000000000) t(i)",
+        "select repeat(repeat('x', 1000000), 1000) from range(100)",
+        "select length(string_agg(repeat('x', 100000), '')) from range(1000000)",
+        "select range from range(400000000) order by hash(range)",
+        "select repeat('x', 1000000) from range(1000000)",
+        "select list(range(100000)) from range(100000)",
+    ],
+)
+def test_a_query_has_memory_at_most(harness, results, monkeypatch, text):
+    monkeypatch.setattr(bounds, "QUERY_BYTES", 300_000_000)
+    monkeypatch.setattr(bounds, "ENGINE_BYTES", 200_000_000)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    refused(harness("sql", text, "--json"), "takes more than 300 MB of memory")
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_a_function_that_is_not_interrupted_ends_with_the_command(results):
+    text = "select list_sort(list_transform(range(20000000), lambda x: hash(x)))[1]"
+    short = f"""if True:
+        import sys
+        from harness import cli
+        from harness.base import bounds
+        bounds.QUERY_ENDS_S = 0.1
+        sys.exit(cli.main(["sql", "{text}", {str(results)!r}, "--timeout", "0.1"]))"""
+    ran = subprocess.run([sys.executable, "-c", short], capture_output=True, text=True)
+    refused(Ran(ran.returncode, ran.stdout, ran.stderr), "took longer than 0.1 s")
+
+
+def test_a_query_is_text_of_any_length(harness, results):
+    assert rows(harness, f"select length('{'a' * 300}') as n") == [{"n": 300}]
+
+
+def test_json_that_python_cannot_read_stays_text(harness, results):
+    (row,) = rows(harness, f"select '{'9' * 5000}'::json as n, ['nan'::double, 1] as list")
+    assert row == {"n": "9" * 5000, "list": [None, 1.0]}
+
+
+def test_the_index_keeps_nothing_in_a_folder_beside_it(results):
+    (results / "index.duckdb.tmp").symlink_to("/")
+    with sql.answer(results, "select current_setting('temp_directory') as folder") as answer:
+        assert [*answer.lines()] == [[""]]
 
 
 def test_a_symbolic_link_in_the_results_is_not_followed(harness, results, tmp_path):

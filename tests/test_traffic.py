@@ -164,7 +164,8 @@ def test_mbu_counts_all_bytes_and_the_verdict_only_those_past_the_cache():
     assert slower["bandwidth_share"] == pytest.approx(2 * said["bandwidth_share"])
     without = {**said, "bandwidth_share": None, "bandwidth_bytes_per_s": 2 * RATE}
     assert tables.bandwidth([said, slower, without]) == (
-        "MBU: share of the highest read bandwidth measured in each row's own run, 504 to 1008 GB/s"
+        "MBU: share of the highest read bandwidth measured in each row's own run, 504 to 1008 GB/s:"
+        " this machine's bandwidth is not stable, so MBUs of different runs do not compare"
     )
     assert tables.bandwidth([without]) == ""
 
@@ -224,3 +225,34 @@ def test_a_window_is_read_up_to_its_length_and_has_a_slope_only_before_it():
     assert traffic.bandwidth_share(made, RATE) == pytest.approx(WEIGHTS / seconds / RATE)
     within = record(ms, kv_read="window", window=NEW + PROMPT)
     assert traffic.limits(within, RATE)["measured"].slope_ms == pytest.approx(KV / RATE * 1e3)
+
+
+def test_where_probes_differ_by_more_than_a_fifth_mbu_is_a_range_and_its_ceiling_the_highest():
+    made, ms = record(device="cpu"), np.full(NEW, 400.0)
+    made["bandwidth_probes"] = [{"read_bytes_per_s": rate, "threads": 2} for rate in (36e9, 61e9)]
+    of_one = row(made, ms, 61e9)
+    read = of_one["bandwidth_share"] * 61e9
+    assert of_one["bandwidth_share_range"] == pytest.approx([read / 61e9, read / 36e9])
+    assert tables.mbu(of_one) == f"{read / 61e7:.0f} to {read / 36e7:.0f}%"
+    assert "probes read 36 to 61 GB/s: this machine's bandwidth is not stable" in tables.bandwidth([of_one])
+    made["bandwidth_probes"] = made["bandwidth_probes"][1:]
+    steady = row(made, ms, 61e9)
+    assert (steady["bandwidth_share_range"], steady["bandwidth_share"]) == (None, of_one["bandwidth_share"])
+    assert tables.mbu(steady) == f"{read / 61e7:.0f}%"
+
+
+def test_runs_minutes_apart_whose_probes_differ_give_one_cell_with_a_range():
+    rows = []
+    for number, rate in enumerate((36e9, 61e9)):
+        made = record(device="cpu") | {
+            "repeat": number + 1,
+            "started_utc": f"2026-11-27T10:{number}0:00+00:00",
+        }
+        made["campaign"] = made["campaign"] | {"id": f"2026-11-27T10:{number}0:00+00:00"}
+        made["bandwidth_probes"] = [{"read_bytes_per_s": rate, "threads": 2}]
+        rows.append(row(made, np.full(NEW, 400.0), rate))
+    assert [each["bandwidth_share_range"] for each in rows] == [None, None]
+    (cell,) = table.per_cell(rows)
+    read = rows[1]["bandwidth_share"] * 61e9
+    assert cell["bandwidth_share_range"] == pytest.approx([read / 61e9, read / 36e9])
+    assert "MBUs of different runs do not compare" in tables.bandwidth(rows)

@@ -24,10 +24,13 @@ from harness.analysis.verdicts import verdict
 from harness.analysis.warnings import Warnings
 from harness.cli import progress, tables
 from harness.dataset.study import load_study
+from harness.records.files import write_columns
 from harness.report import page as report_page
 from harness.report import users as report_users
 from harness.stacks.header import stacks
 from harness.theory.floors import Ceiling, Demand, Reach, batch_floor_s, compute_bound_users, decode_floor_s
+from runners.protocol import Answer
+from runners.workloads.users import rows
 
 PROTOCOL = {"repeats": 1, "measure_bandwidth": False, "retry_disturbed": 0, "timeout_s": 120}
 PROTOCOL |= {"warmup": {"at_least_s": 0, "max_windows": 2, "tolerance": 0.99}}
@@ -67,12 +70,40 @@ def test_the_figures_of_the_fake_are_its_truth(of_fake):
     # Prompts follow each other: first tokens at 10, 20, 30 and 40 ms, the last of all at 117.
     assert four["ttft_ms"]["median"] == pytest.approx(25, rel=1e-3)
     assert four["ttft_ms"]["p99"] == pytest.approx(40, rel=1e-3)
-    tpot = [(117 - first) / 11 for first in (10, 20, 30, 40)]
-    assert four["tpot_ms"]["median"] == pytest.approx((tpot[1] + tpot[2]) / 2, rel=1e-3)
-    assert four["user_tokens_per_s"] == pytest.approx(1e3 / four["tpot_ms"]["median"])
-    assert four["slowest_over_fastest"] == pytest.approx(tpot[3] / tpot[0], rel=1e-3)
+    # All prompts come before any step, so that none is in another user's TPOT.
+    assert four["tpot_ms"]["median"] == pytest.approx(7, rel=1e-3)
+    assert four["tpot_ms"]["p99"] == pytest.approx(7, rel=1e-3)
+    assert four["user_tokens_per_s"] == pytest.approx(1e3 / 7, rel=1e-3)
+    assert four["slowest_over_fastest"] == pytest.approx(1, rel=1e-3)
     assert "tok/s 250.0 with 1 user, 571.4 with 4 users" in ran.err
     assert len(records.table(stored)["user"]) == 3 * (1 + 4)
+
+
+def staggered(tokens: int) -> dict[str, list[int]]:
+    """The rows of 8 users of a server: a second of prefill each, in turns, and 50 ms a token."""
+    t_ns = [[round(1e9 * (user + 1 + 0.05 * k)) for k in range(tokens)] for user in range(8)]
+    return rows(1, [Answer(of_user) for of_user in t_ns]).columns
+
+
+def test_the_rate_of_all_users_is_that_of_the_time_in_which_all_decode():
+    (eight,) = analysis.rows([staggered(256)])
+    assert eight["tokens_per_s"] == pytest.approx(160, rel=0.01)  # 8 users at 20 tokens/s
+    assert eight["user_tokens_per_s"] == pytest.approx(20)
+    (eight,) = analysis.rows([staggered(150)])  # for 9 steps all decode
+    assert eight["tokens_per_s"] == pytest.approx(160, rel=0.15)
+    (eight,) = analysis.rows([staggered(142)])
+    assert (eight["tokens_per_s"], eight["queued"]) == (None, False)
+
+
+def test_of_a_table_without_the_time_in_which_all_decode_no_rate_of_all_is_given(of_fake):
+    stored, _ = of_fake()
+    path = stored.folder / "users.parquet"
+    columns = records.table(stored)
+    older = {name: column for name, column in columns.items() if name not in ("together", "decode_ns")}
+    write_columns(path, older)
+    read = records.table(stored)
+    assert verdict(stored.record, None, True, None, read).status == "ok"
+    assert [(row["tokens_per_s"], row["tpot_ms"]) for row in analysis.rows([read])] == [(None, None)] * 2
 
 
 def test_a_user_with_fewer_tokens_than_requested_makes_the_record_invalid(of_fake):

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+from benchmarks.validity import processes
 from harness.analysis import depth, windows
 from runners import protocol
 
@@ -50,6 +51,19 @@ def test_the_intervals_of_a_line_cover_the_truth() -> None:
     assert all(0.92 < count / 300 < 0.98 for count in covered.values()), covered
 
 
+def test_the_intervals_of_several_processes_cover_the_mean_one() -> None:
+    """With the windows of all as independent values, two thirds do. docs/validation.md has the rates."""
+    (hits,) = processes.at_depth(cells=1, processes=3, spread=0.01, campaigns=40).values()
+    assert sum(map(bool, hits)) / len(hits) > 0.88
+
+
+def test_two_processes_alone_have_no_interval_and_share_that_of_their_campaign() -> None:
+    (alone,) = processes.at_depth(cells=1, processes=2, spread=0.01, campaigns=2).values()
+    assert set(alone) == {None}
+    (several,) = processes.at_depth(cells=6, processes=2, spread=0.01, campaigns=2).values()
+    assert several.count(None) < len(several) / 4
+
+
 def test_a_curve_is_found_and_a_line_is_not_called_one() -> None:
     flags: Counter[str] = Counter()
     for seed in range(100):
@@ -61,15 +75,31 @@ def test_a_curve_is_found_and_a_line_is_not_called_one() -> None:
     assert flags["line"] <= 4  # one in a hundred is expected
 
 
+def test_one_slow_process_with_most_of_the_windows_of_a_depth_is_no_curve() -> None:
+    """With the windows of both as one series, 16 of these 40 are."""
+    found = 0
+    for seed in range(40):
+        tables = [simulated(line, seed, noise=0.003)]
+        tables += [simulated(lambda n: 1.02 * line(n), seed + 50 * each, noise=0.003) for each in range(1, 5)]
+        slow = tables[1] | {"round": [*tables[1]["round"]]}
+        for number, more in enumerate(tables[2:], 1):
+            for place, depth_of_row in enumerate(more["depth"]):
+                if depth_of_row == 4096:
+                    for name in slow:
+                        slow[name].append(more[name][place] + 8 * number * (name == "round"))
+        found += windows.curved([tables[0], slow])
+    assert found <= 2
+
+
 def test_two_depths_give_a_line_and_no_statement_on_its_curve() -> None:
     found = windows.analyse_windows(simulated(line, 0, depths=(0, 4096)))
     assert found is not None
     assert found.line is not None
-    assert found.curved is None
+    assert not windows.curved([simulated(bent, 0, depths=(0, 4096))])
 
 
 def test_one_depth_gives_its_speed_and_no_line() -> None:
     found = windows.analyse_windows(simulated(line, 0, depths=(4096,)))
     assert found is not None
-    assert (found.line, found.curved, found.at[0].windows) == (None, None, 8)
+    assert (found.line, found.at[0].windows) == (None, 8)
     assert windows.analyse_windows({}) is None

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from benchmarks.validity import comparing, drift, nights, one_series, prefill
+from benchmarks.validity import comparing, drift, nights, one_series, prefill, processes, quality
 from benchmarks.validity.row import Row
 from harness.report.text_table import Table
 
@@ -23,6 +23,8 @@ PARTS: Mapping[str, tuple[Callable[[int], Iterable[Row]], int, int]] = {
     "one_series": (one_series.rates, 200, 5),
     "nights": (nights.rates, 200, 10),
     "prefill": (prefill.rates, 100, 3),
+    "processes": (processes.rates, 100, 4),
+    "quality": (quality.rates, 200, 10),
 }
 
 

@@ -77,7 +77,7 @@ def of_compare(case: Case, campaigns: int) -> Rates:
             name: Sample({f"{night:02}": Repeats(cost[night, n].tolist()) for night in range(case.nights)})
             for n, name in enumerate(names)
         }
-        kept = settled(base, new, bound, ASSUMED["slower"])
+        kept = settled(base, new, bound, ASSUMED["slower"]).samples
         differ = differences({name: (kept[name], new[name]) for name in names}, ASSUMED["slower"]).cells
         kinds = significant(differ)
         verdicts = [beyond(kinds[name], bound) for name in names]

@@ -1,19 +1,28 @@
-"""Steps over correlated nights: how often a quiet history shows one, how often one of 3% is found in time.
+"""Steps of a history: how often does a quiet one show one, and how often is one of 3% found in time? And
+comparisons with the nights before: how often does one fail without a change?
 
-Nights are normal, with a standard deviation of 1.3% (quiet histories) or as stated, and correlate as an
-autoregressive process of order one. A step is found if one is dated to its night or one beside it, by the
+Steps: nights are normal, with a standard deviation of 1.3% (quiet histories) or as stated, and correlate as
+an autoregressive process of order one. A step is found if one is dated to its night or one beside it, by the
 fifth night after 30 at the old level.
+
+Comparisons: 20 cells of three repeats that differ by 1%, each cell by 0.3% from night to night, and all by
+the day of the machine. A bad night is 6% slow, of one cell alone, one night in ten.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.validity.row import Row, correlated
+from harness.analysis.differences import Repeats, Sample, beyond, differences, settled, significant
 from harness.analysis.line_fit import Floats
 from harness.compare.history import levels
+from harness.compare.judge import ASSUMED
 
 SPREAD, STEP = 0.013, 0.03
 BEFORE_STEP, SINCE_STEP = 30, 5
@@ -23,7 +32,7 @@ SPREADS = (0.005, 0.0075, SPREAD)  # standard deviations of the nights
 
 
 def rates(campaigns: int) -> list[Row]:
-    """Of as many histories as `campaigns` in each case."""
+    """Of as many histories as `campaigns` in each case, of comparisons a quarter of them."""
     rows = []
     for rho, nights in product(CORRELATIONS, LENGTHS):
         case = f"quiet history of {nights} nights shows a step: rho {rho}, sd {SPREAD:.1%}"
@@ -31,6 +40,20 @@ def rates(campaigns: int) -> list[Row]:
     for spread, rho in product(SPREADS, CORRELATIONS):
         case = f"a step of 3% is found within five nights: rho {rho}, sd {spread:.2%}"
         rows.append(Row(case, f"{found(rho, spread, campaigns):.1%}", "at least 90%"))
+    draws = math.ceil(campaigns / 4)
+    for nights, machine in product((7, 14), MACHINES):
+        seen = compared(machine, nights, 0.0, draws)
+        words = f"{seen.slower.mean():.1%}, fails {seen.failed.mean():.1%}"
+        rows.append(
+            Row(f"any cell SLOWER without a change: {machine}, {nights} nights", words, "fails <= 2%")
+        )
+    for nights, machine, change in product((7, 14), MACHINES, (0.05, 0.15)):
+        seen = compared(machine, nights, change, draws)
+        by_night = (f"{share:.0%}" for share in np.maximum.accumulate(seen.failed, axis=1).mean(axis=0))
+        words = f"SLOWER {seen.slower[:, 0].mean():.0%}, failed by night 1, 2, ... {', '.join(by_night)}"
+        rows.append(
+            Row(f"a cell slower by {change:.0%}: {machine}, {nights} nights", words, "90% by night 3")
+        )
     return rows
 
 
@@ -51,3 +74,68 @@ def found(rho: float, spread: float, draws: int, seed: int = 0) -> float:
 
 def history(chance: np.random.Generator, nights: int, rho: float, spread: float) -> Floats:
     return np.asarray(20 * np.exp(spread * correlated(chance, nights, rho)))
+
+
+CELLS, REPEATS, REPEAT, OWN = 20, 3, 0.01, 0.003
+BAD, SLOW, THRESHOLD = 0.1, 0.06, 0.02
+AFTER, MOST_NIGHTS = 3, 14  # nights that are compared, and of their baseline
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`day`: standard deviation of the shift that all cells share; `bad`: cells with bad nights."""
+
+    day: float = 0.0
+    bad: int = 0
+
+    def __str__(self) -> str:
+        return f"day {self.day:.0%}, {self.bad} cells with bad nights"
+
+
+MACHINES = (Machine(), Machine(day=0.03), Machine(bad=1), Machine(bad=CELLS))
+
+
+class Compared(NamedTuple):
+    """By draw and night: whether the changed cell, or where none changed any, is SLOWER, and fails."""
+
+    slower: Floats
+    failed: Floats
+
+
+def compared(machine: Machine, nights: int, change: float, draws: int, seed: int = 0) -> Compared:
+    """Nights compared with those before, of which there are `nights` at first. `change`: of the first cell
+    from then on."""
+    chance = np.random.default_rng(seed)
+    slower, failed = (np.zeros((draws, AFTER)) for _ in range(2))
+    for draw in range(draws):
+        cost = chance.normal(0, REPEAT, (nights + AFTER, CELLS, REPEATS))
+        cost += chance.normal(0, OWN, (nights + AFTER, CELLS))[:, :, None]
+        cost += chance.normal(0, machine.day, nights + AFTER)[:, None, None]
+        is_bad = chance.random((nights + AFTER, CELLS)) < BAD
+        cost[:, CELLS - machine.bad :] += math.log1p(SLOW) * is_bad[:, CELLS - machine.bad :, None]
+        cost[nights:, 0] += math.log1p(change)
+        for night in range(AFTER):
+            verdicts = judged(cost[max(0, nights + night - MOST_NIGHTS) : nights + night + 1])
+            of = verdicts[:1] if change else verdicts
+            slower[draw, night], failed[draw, night] = np.any(of, axis=0)
+    return Compared(slower, failed)
+
+
+def judged(cost: Floats) -> list[tuple[bool, bool]]:
+    """Whether each cell is SLOWER in the last night, and fails. `cost`: [night, cell, repeat]."""
+    bound, prior = math.log1p(THRESHOLD), ASSUMED["slower"]
+    nights = [[Repeats(repeats.tolist()) for repeats in night] for night in cost]
+    news = {str(cell): Sample({"new": each}) for cell, each in enumerate(nights[-1])}
+    bases = {
+        str(cell): Sample({f"{number:02}": night[cell] for number, night in enumerate(nights[:-1])})
+        for cell in range(len(nights[0]))
+    }
+    base = settled(bases, news, bound, prior)
+    pairs = {cell: (base.samples[cell], new) for cell, new in news.items()}
+    changes = significant(differences(pairs, prior).cells)
+    found = []
+    for cell, of_cell in changes.items():
+        slower = beyond(of_cell, bound) > 0
+        lasts = base.in_a_row[cell] >= base.needed[cell] or beyond(of_cell, base.far) > 0
+        found.append((slower, slower and lasts))
+    return found

@@ -10,8 +10,9 @@ import numpy as np
 
 from benchmarks.validity.row import Row
 from harness.analysis.line_fit import Floats
-from harness.analysis.prefill import analyse
+from harness.analysis.prefill import analyse, by_depth
 
+Table = dict[str, list[int]]
 PLATEAU_MS, SLOPE_MS, NOISE = 20.0, 0.1, 0.01
 TILES = 16, 64  # tokens, of which a pass takes the next multiple
 LENGTHS: dict[str, tuple[Floats, int]] = {
@@ -33,14 +34,23 @@ def _shares(name: str, tiled: bool, campaigns: int) -> str:
     return ", ".join(f"{share:.0%}" for share in coverage(name, tiled, campaigns))
 
 
-def sweep(name: str, tile: int, chance: np.random.Generator) -> tuple[Floats, Floats, Floats]:
-    """Lengths, ms and rounds of one sweep. Tiles are centred, so that the line through them is the truth."""
+def sweep(name: str, tile: int, chance: np.random.Generator) -> Table:
+    """The passes of one sweep. Tiles are centred, so that the line through them is the truth."""
     lengths, rounds = LENGTHS[name]
     tiled = np.ceil(lengths / tile) * tile - (tile - 1) / 2
     ms = np.maximum(PLATEAU_MS, SLOPE_MS * np.maximum(tiled, 1))
-    n = np.tile(lengths, rounds)
-    noise = 1 + chance.normal(0, NOISE, len(n))
-    return n, np.tile(ms, rounds) * noise, np.repeat(np.arange(1.0, rounds + 1), len(lengths))
+    return table(lengths, ms, rounds, chance, NOISE)
+
+
+def table(lengths: Floats, ms: Floats, rounds: int, chance: np.random.Generator, noise: float) -> Table:
+    """The columns of a prefill.parquet: passes over `lengths` that take `ms`, with relative noise."""
+    took = np.tile(ms, rounds) * (1 + chance.normal(0, noise, rounds * len(lengths)))
+    return {
+        "round": np.repeat(np.arange(1, rounds + 1), len(lengths)).tolist(),
+        "depth": [0] * len(took),
+        "n": np.tile(lengths, rounds).tolist(),
+        "latency_ns": (1e6 * took).tolist(),
+    }
 
 
 def coverage(name: str, tiled: bool, campaigns: int) -> tuple[float, float, float]:
@@ -49,7 +59,7 @@ def coverage(name: str, tiled: bool, campaigns: int) -> tuple[float, float, floa
     held = []
     for _ in range(campaigns):
         tile = int(chance.integers(*TILES)) if tiled else 1
-        found = analyse(*sweep(name, tile, chance))
+        found = analyse(by_depth([sweep(name, tile, chance)])[0])
         truths = (PLATEAU_MS, SLOPE_MS, PLATEAU_MS / SLOPE_MS)
         ends = (found.plateau_ci95_ms, found.slope_ci95_ms, found.ridge_ci95)
         held.append(

@@ -200,7 +200,14 @@ class SurfaceFigures(TypedDict):
 # Rows are plain dicts, as they are written to JSON.
 
 
-Disturbance = Literal["cpu", "quota", "memory", "heat", "warmup", "suspend", "server"]
+Disturbance = Literal[
+    "cpu", "steal", "quota", "memory", "heat", "warmup", "suspend", "server", "gpu", "ended"
+]
+
+
+VramSource = Literal["process", "device less start", "device"]
+"""Of a worker's VRAM: NVML's figure of its processes, the device's less what was used before it started, or
+the device's."""
 
 
 class FlagRow(TypedDict):
@@ -409,11 +416,15 @@ class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     bpw: float | None
     nominal_bits: float | None
     bandwidth_share: float | None
+    bandwidth_share_range: Ends | None
+    """against the highest and the lowest read bandwidth that was measured; null where they hardly differ"""
     past_cache_share: float | None
     bandwidth_bytes_per_s: float | None
     bandwidth_probes_bytes_per_s: list[float]
     peak_rss_bytes: int | None
     peak_vram_bytes: int | None
+    """without what others held, where `peak_vram_source` can tell"""
+    peak_vram_source: VramSource | None
     loaded_bytes: float | None
     peak_allocator_bytes: int | None
     prefill_knees: dict[str, list[int | None] | None] | None
@@ -531,6 +542,7 @@ SharedField = Literal[
     "W_ratio",
     "W_measured_ratio",
     "bandwidth_share",
+    "bandwidth_share_range",
     "bandwidth_bytes_per_s",
     "model_bytes",
     "weight_bytes_per_token",
@@ -538,6 +550,7 @@ SharedField = Literal[
     "loaded_bytes",
     "peak_rss_bytes",
     "peak_vram_bytes",
+    "peak_vram_source",
     "peak_allocator_bytes",
     "max_ctx",
     "watts",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from harness.analysis import repeat_figures, users, windows
+from harness.analysis import prefill, repeat_figures, users, windows
 from harness.analysis.columns import AtDepthRow, DepthsRow, Figures, PassRow, SurfaceFigures, TaskRow, TurnRow
 from harness.analysis.line_fit import least_squares
 from harness.analysis.warnings import Flag, Warnings
@@ -95,36 +95,42 @@ def _as_fast(row: dict[str, int], kept: dict[str, int] | None) -> bool:
 
 
 def passes(found: Sequence[Columns]) -> list[PassRow]:
-    """The passes of prefill; passes of several repeats are pooled."""
-    ms: dict[tuple[int, int], list[float]] = {}
-    for columns in found:
-        for depth, n, ns in zip(
-            *(columns.get(name, ()) for name in ("depth", "n", "latency_ns")), strict=True
-        ):
-            ms.setdefault((depth, n), []).append(ns / 1e6)
+    """The passes of prefill: medians over those of all repeats, at one level."""
     return [
-        PassRow(depth=depth, n=n, ms=statistics.median(took), passes=len(took))
-        for (depth, n), took in sorted(ms.items())
+        PassRow(
+            depth=depth, n=int(length), ms=of.median_ms(length), passes=int(np.count_nonzero(of.n == length))
+        )
+        for depth, of in sorted(prefill.by_depth(found).items())
+        for length in of.lengths
     ]
 
 
 def depths(found: Sequence[Columns]) -> DepthsRow | None:
-    """The depths of windows; windows of several repeats are pooled."""
-    if (of := windows.analyse_windows(_joined(found))) is None:
+    """The speed at each depth: the inverse of the mean over windows, and of these over repeats. Of several
+    repeats without intervals, which their campaign gives: see repeat_figures.rates_at_depths."""
+    repeats = [of for table in found if (of := windows.analyse_windows(table))]
+    at: dict[int, list[windows.AtDepth]] = {}
+    for each in (each for of in repeats for each in of.at):
+        at.setdefault(each.depth, []).append(each)
+    if not at:
         return None
     return {
-        "at": [
-            AtDepthRow(
-                depth=each.depth,
-                ms=each.ms,
-                tokens_per_s=1e3 / each.ms,
-                tokens_per_s_ci95=each.ends_ms and [1e3 / end for end in reversed(each.ends_ms)],
-                windows=each.windows,
-            )
-            for each in of.at
-        ],
-        "curved": of.curved is not None and of.curved < windows.CURVED,
+        "at": [_at_depth(depth, alike) for depth, alike in sorted(at.items())],
+        "curved": windows.curved(found),
     }
+
+
+def _at_depth(depth: int, repeats: Sequence[windows.AtDepth]) -> AtDepthRow:
+    ms, ends = statistics.fmean(each.ms for each in repeats), repeats[0].ends_ms
+    return AtDepthRow(
+        depth=depth,
+        ms=ms,
+        tokens_per_s=1e3 / ms,
+        tokens_per_s_ci95=[1e3 / ends[1], 1e3 / ends[0] if ends[0] > 0 else None]
+        if ends and len(repeats) == 1
+        else None,
+        windows=sum(each.windows for each in repeats),
+    )
 
 
 def surface_figures(table: Columns) -> Figures | None:
@@ -150,7 +156,7 @@ def surface_figures(table: Columns) -> Figures | None:
 
 def tasks(given: Sequence[Columns]) -> list[TaskRow]:
     """The conversations of turns: one without its prefix kept, and one with it; medians over repeats."""
-    rows = _by_row(_joined(given))
+    rows = [row for table in given for row in _by_row(table)]
     found = []
     for reuse in sorted({row["reuse"] for row in rows}):
         turns = []
@@ -187,18 +193,6 @@ def tasks(given: Sequence[Columns]) -> list[TaskRow]:
 
 def _by_row(columns: Columns) -> list[dict[str, int]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def _joined(given: Sequence[Columns]) -> dict[str, list[int]]:
-    """One table of all; rounds go on counting, so that windows of two repeats stay apart."""
-    joined: dict[str, list[int]] = {}
-    last = 0
-    for table in given:
-        for name, column in table.items():
-            shift = last if name == "round" else 0
-            joined.setdefault(name, []).extend(value + shift for value in column)
-        last = max(joined.get("round", [0]), default=0)
-    return joined
 
 
 # Does decode at depth take the time that shallower depths predict? Spilled memory is slower. Pure.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean, median
@@ -267,6 +267,12 @@ class Sample:
         return median([value for each in self.campaigns.values() for value in each.values])
 
     @property
+    def largest_deviation(self) -> float:
+        """Of a campaign's mean from their median."""
+        means = [each.mean for each in self.campaigns.values()]
+        return max(abs(mean - median(means)) for mean in means)
+
+    @property
     def share(self) -> float:
         """Variance of the mean, as a share of the variance of one repeat."""
         return sum(1 / each.count for each in self.campaigns.values()) / len(self.campaigns) ** 2
@@ -503,9 +509,27 @@ def _center(values: Floats, variances: Floats) -> tuple[float, float]:
 FEWEST_IN_BASELINE = 5  # fewer do not show how campaigns differ, so none of them is left out
 
 
-def settled(
-    bases: Mapping[str, Sample], news: Mapping[str, Sample], bound: float, prior: float
-) -> dict[str, Sample]:
+CONFIRMED = 2  # campaigns in a row that show a change: one may be a bad night
+FALSE_FAILURES = 0.01  # expected share of nights without a change of which a cell fails, by lone bad nights
+# A change beyond both is no bad night: three standard deviations as assumed between campaigns, and twice the
+# largest deviation of any campaign of the baseline.
+FAR_DEVIATIONS, FAR_TIMES = 3.0, 2.0
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The baselines of a metric by cell. `samples`: without campaigns that were themselves a change.
+    `in_a_row`: the latest campaigns that show the change of the new one, which is the last of them; 0: it
+    shows none. `needed`: how many in a row are no bad nights. `far`: a cost; a change beyond it is none
+    either."""
+
+    samples: Mapping[str, Sample]
+    in_a_row: Mapping[str, int]
+    needed: Mapping[str, int]
+    far: float
+
+
+def settled(bases: Mapping[str, Sample], news: Mapping[str, Sample], bound: float, prior: float) -> Settled:
     """Each baseline without campaigns that changed significantly from those before them.
 
     A slowdown must not become the next baseline, nor hide the next one by widening the spread. One campaign
@@ -514,7 +538,7 @@ def settled(
     """
     names = sorted({name for base in bases.values() for name in base.campaigns})
     if len(names) < FEWEST_IN_BASELINE:
-        return dict(bases)
+        return Settled(dict(bases), dict.fromkeys(bases, 1), dict.fromkeys(bases, 1), math.inf)
     levels = {name: _Level(base) for name, base in bases.items()}
     for at in names:
         nights = {
@@ -523,24 +547,48 @@ def settled(
         for name, direction in _directions(levels, nights, bound, prior).items():
             levels[name].add(at, direction)
     last = _directions(levels, news, bound, prior)
-    return {name: level.kept(last.get(name, 0)) for name, level in levels.items()}
+    in_a_row = {name: level.in_a_row(last.get(name, 0)) for name, level in levels.items()}
+    samples = {name: level.kept(last.get(name, 0)) for name, level in levels.items()}
+    long = {name for name, base in bases.items() if len(base.campaigns) >= FEWEST_IN_BASELINE}
+    needed = _needed(levels.values())
+    return Settled(
+        samples,
+        in_a_row,
+        {name: needed if name in long else 1 for name in bases},
+        max(FAR_DEVIATIONS * prior, FAR_TIMES * max(each.largest_deviation for each in samples.values())),
+    )
+
+
+def _needed(levels: Collection[_Level]) -> int:
+    """How many bad nights in a row chance hardly gives any of the cells, by how soon each had one alone:
+    later ones are hidden by the spread that the first one gives its baseline."""
+    alone = sum(level.alone for level in levels)
+    if not alone:
+        return CONFIRMED
+    # Half a night more, since few are known (Jeffreys); the nights that could not be judged had none.
+    share = (alone + 0.5) / (FEWEST_IN_BASELINE + sum(level.judged for level in levels))
+    return max(CONFIRMED, math.ceil(math.log(FALSE_FAILURES / len(levels)) / math.log(share)))
 
 
 @dataclass
 class _Level:
     """A baseline while its campaigns are gone through, oldest first. `changed`: the latest ones, all with the
-    same change (1: slower, -1: faster)."""
+    same change (1: slower, -1: faster). `alone`: whether one was slower than those before and after it;
+    `judged`: campaigns until then that could be."""
 
     base: Sample
     names: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     direction: int = 0
+    judged: int = 0
+    alone: bool = False
 
     @property
     def sample(self) -> Sample:
         return Sample({name: self.base.campaigns[name] for name in self.names}, self.base.within)
 
     def add(self, name: str, direction: int) -> None:
+        self.judged += len(self.names) >= FEWEST_IN_BASELINE and not self.alone
         if direction != self.direction:
             self._take_back()
             self.changed, self.direction = [], direction
@@ -550,6 +598,10 @@ class _Level:
         self.changed.append(name)
         if direction < 0 and len(self.changed) == 2:
             self.names, self.changed, self.direction = self.changed, [], 0
+
+    def in_a_row(self, direction: int) -> int:
+        """The campaigns with this change that a new one ends."""
+        return abs(direction) + (len(self.changed) if direction == self.direction else 0)
 
     def kept(self, direction: int) -> Sample:
         """The baseline for a new campaign with this change."""
@@ -561,6 +613,7 @@ class _Level:
         """One changed campaign alone belongs to the baseline."""
         if len(self.changed) == 1:
             self.names.append(self.changed[0])
+            self.alone |= self.direction > 0
 
 
 def _directions(

@@ -173,6 +173,12 @@ def blocks(values: Floats, size: int = BLOCK) -> Floats:
     return values[: count * size].reshape(count, size)
 
 
+def students_half(values: Floats) -> float:
+    """Half the 95% interval of the mean of at least two independent values, by Student's t."""
+    t = float(scipy.special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
+    return t * float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
 @dataclass(frozen=True)
 class Interval:
     """95% intervals: half-widths for B (ms) and slope (ms per token) around `centre`, and for the mean."""

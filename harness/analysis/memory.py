@@ -9,8 +9,8 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from harness.analysis import traffic
-from harness.analysis.columns import Cell, Ended
-from harness.records.kinds import Record, done_of, loaded_of, memory_of
+from harness.analysis.columns import Cell, Ended, VramSource
+from harness.records.kinds import Record, done_of, loaded_of, memory_of, served_elsewhere
 from harness.records.measured import Counters, EndFacts, Mark, PeakAllocator, Reported
 from harness.records.parts import Allocator, StackFacts
 from harness.records.tables import TokenTimes
@@ -121,10 +121,36 @@ def _line(n: Any, held: Any, free: int) -> float | None:
     return float(slope) if growth > SIGNIFICANT_GROWTH * scatter and HIDING * growth >= free else None
 
 
+# The worker's part of a device's memory. Pure.
+
+
+def others_vram(record: Record) -> tuple[int | None, VramSource | None]:
+    """Bytes of the device's memory that are not the worker's, and how they are known: by NVML's figure of the
+    worker's own processes at the last moment that has one; else what was used before the worker started.
+    None of a server elsewhere, which may hold some of it."""
+    if served_elsewhere(record):
+        return None, None
+    marks = _marks(record)
+    for at in ("finished", "warmed", "loaded"):
+        used, own = marks.get(at, _unread(at))["vram_bytes"], marks.get(at, _unread(at)).get("own_vram_bytes")
+        if used is not None and own is not None:
+            return max(0, used - own), "process"
+    started = marks.get("started", _unread("started"))["vram_bytes"]
+    return started, None if started is None else "device less start"
+
+
+def peak_vram(record: Record) -> tuple[int | None, VramSource | None]:
+    """The worker's peak, and the source: the sampled peak of the device without what others held."""
+    peak, (others, source) = memory_of(record).get("peak_vram_bytes"), others_vram(record)
+    if peak is None or others is None:
+        return peak, None if peak is None else "device"
+    return max(0, peak - others), source
+
+
 # Split a worker's memory into parts, once loaded and at the peak: records -> parts in bytes. Pure.
 #
-# The total is the resident set on a CPU. On a GPU the total is the device's memory in use, less that before
-# the worker started. `unattributed` is the total minus the parts, and negative where the parts add up to
+# The total is the resident set on a CPU. On a GPU the total is the device's memory in use, less what
+# is not the worker's. `unattributed` is the total minus the parts, and negative where the parts add up to
 # more than the total: parts are never scaled to fit. `by_difference` names an inferred part, computed as the
 # total minus the reported parts; `unattributed` is then null. docs/concepts/memory.md defines the parts.
 
@@ -274,7 +300,7 @@ def _on_gpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | N
     if not before:
         return None, None
     marks = _marks(record)
-    started = marks.get("started", _unread("started"))["vram_bytes"]
+    others, _ = others_vram(record)
     began = done_of(record).get("start_ns") or 0
     pairs = zip(samples.get("t_ns", ()), samples.get("vram_bytes", ()), strict=False)
     seen = [vram for t_ns, vram in pairs if t_ns >= began and vram is not None]
@@ -283,7 +309,7 @@ def _on_gpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | N
     state = before.get("allocator") or Allocator()
     once_loaded = _on_device(
         memory_of(record).get("after_load_vram_bytes"),
-        started,
+        others,
         before,
         state.get("allocated_bytes"),
         state.get("reserved_bytes"),
@@ -292,13 +318,13 @@ def _on_gpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | N
         return once_loaded, None
     peak = done.get("counters", Counters()).get("allocator") or PeakAllocator()
     allocated, reserved = peak.get("peak_allocated_bytes"), peak.get("peak_reserved_bytes")
-    return once_loaded, _on_device(max(seen, default=None), started, after, allocated, reserved)
+    return once_loaded, _on_device(max(seen, default=None), others, after, allocated, reserved)
 
 
 def _on_device(
-    held: int | None, started: int | None, facts: StackFacts, allocated: int | None, reserved: int | None
+    held: int | None, others: int | None, facts: StackFacts, allocated: int | None, reserved: int | None
 ) -> Moment:
-    total = None if held is None or started is None else held - started
+    total = None if held is None or others is None else held - others
     weights, kv = _sum(facts, "model", on_gpu=True), _sum(facts, "kv", on_gpu=True)
     compute = None
     if "compute" in (facts.get("memory") or {}):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import fmean
 
 import numpy as np
-import scipy
+from numpy.typing import NDArray
 
-from harness.analysis import traffic
+from harness.analysis import repeat_figures, traffic
 from harness.analysis.columns import PrefillDepth, PrefillRow, Utilisation
-from harness.analysis.line_fit import CONFIDENCE, Floats
+from harness.analysis.line_fit import CONFIDENCE, Floats, students_half
+from harness.analysis.repeat_figures import Sample
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.records.kinds import Record
@@ -37,14 +40,15 @@ MATTERS = 0.01  # of the longest pass: a quadratic term below is no attention
 
 @dataclass(frozen=True)
 class Fit:
-    """Coefficients [draw, (plateau, slope, quadratic)] and bends [draw]; draw 0 is of the data itself."""
+    """Coefficients [series, (plateau, slope, quadratic)] and bends [series]. The series: the data, resampled
+    ones (DRAWS), then those of each process. What a method gives has a value of each."""
 
     coefficients: Floats
     bends: Floats
     quadratic: bool
 
     def at(self, n: float) -> Floats:
-        """Latency at n by draw."""
+        """Latency at n."""
         past = np.maximum(n, self.bends)
         terms = np.column_stack([np.ones(len(past)), past - self.bends, past**2 - self.bends**2])
         return np.asarray((self.coefficients * terms).sum(axis=1))
@@ -58,17 +62,17 @@ class Fit:
 
     @property
     def ridges(self) -> Floats:
-        """The ridge of each draw, where slope n + quadratic n^2 = plateau; infinite without a slope."""
+        """The ridges, where slope n + quadratic n^2 = plateau; infinite without a slope."""
         plateau, slope, quadratic = self.coefficients.T
         with np.errstate(divide="ignore", invalid="ignore"):
             found = 2 * plateau / (slope + np.sqrt(slope**2 + 4 * quadratic * plateau))
         return np.where((slope > 0) & np.isfinite(found), found, np.inf)
 
 
-def fitted(n: Floats, ms: Floats, bends: bool = True) -> Fit:
+def fitted(n: Floats, ms: Floats, processes: Floats, bends: bool = True) -> Fit:
     """Least squares of relative errors, and the same of DRAWS resampled series: the fit with blocks of its
-    own relative residuals (Kuensch 1989, doi:10.1214/aos/1176347265). `bends`: with a plateau before the
-    slope."""
+    own relative residuals (Kuensch 1989, doi:10.1214/aos/1176347265). `processes`: [process, length], fitted
+    in the same way. `bends`: with a plateau before the slope."""
     candidates = np.unique(np.geomspace(n[0], n[-FEWEST_PAST], BENDS)) if bends else n[:1]
     fit = _refined(n, ms, candidates, quadratic=False)
     if n[-1] >= ATTENTION_FROM:
@@ -85,7 +89,7 @@ def fitted(n: Floats, ms: Floats, bends: bool = True) -> Fit:
     starts = np.random.default_rng(SEED).integers(0, len(n), (DRAWS, math.ceil(blocks)))
     picked = (starts[:, :, None] + np.arange(size)) % len(n)
     drawn = level * (1 + residuals[picked.reshape(DRAWS, -1)[:, : len(n)]])
-    return _solved(n, level, np.vstack([ms, drawn]), candidates, fit.quadratic)
+    return _solved(n, level, np.vstack([ms, drawn, processes]), candidates, fit.quadratic)
 
 
 def _refined(n: Floats, ms: Floats, candidates: Floats, quadratic: bool) -> Fit:
@@ -173,7 +177,63 @@ RISE = 0.1  # of latency above its chord at a kernel change, and beyond a platea
 SLOPES_SHARE = 0.25  # of the first length's latency that may be slope: with more, no plateau was seen
 FURTHEST = 5.0  # times the longest measured pass, without a quadratic term: attention is not known
 FURTHEST_QUADRATIC = 16.0
+# Standard error of a normal sample's median over that of its mean, in the limit; 1.16 for three values.
+MEDIAN_ERROR = math.sqrt(math.pi / 2)
 STEP, STEP_SIGMAS = 0.02, 6.0  # of the latency; robust standard deviations between neighbours
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes at one depth, a value each: tokens, ms, round, and the process that made it, from 0."""
+
+    n: Floats
+    ms: Floats
+    rounds: Floats
+    process: NDArray[np.int64]
+
+    @cached_property
+    def lengths(self) -> Floats:
+        return np.unique(self.n)
+
+    @cached_property
+    def levelled(self) -> Floats:
+        """ms as if every process were as fast as their mean."""
+        return np.asarray(self.ms / self._levels[self.process])
+
+    @cached_property
+    def of_processes(self) -> Floats:
+        """Medians, [process, length]; where a process lacks a length, that of all, at its level. Empty for
+        one process."""
+        if len(self._medians) == 1:
+            return np.empty((0, len(self.lengths)))
+        of_all = np.outer(self._levels, self.medians)
+        return np.where(np.isnan(self._medians), of_all, self._medians)
+
+    @cached_property
+    def medians(self) -> Floats:
+        """ms at each of the lengths."""
+        return np.array([*map(self.median_ms, self.lengths)])
+
+    def median_ms(self, length: float) -> float:
+        return float(np.median(self.levelled[self.n == length]))
+
+    @cached_property
+    def _medians(self) -> Floats:
+        found = np.full((int(self.process.max()) + 1, len(self.lengths)), np.nan)
+        for process, of_one in enumerate(found):
+            for place, length in enumerate(self.lengths):
+                if len(ms := self.ms[(self.process == process) & (self.n == length)]):
+                    of_one[place] = np.median(ms)
+        return found
+
+    @cached_property
+    def _levels(self) -> Floats:
+        """ms of each process over those of the mean one, at the lengths that all have."""
+        common = self._medians[:, ~np.isnan(self._medians).any(axis=0)]
+        if len(common) == 1 or not common.size or common.min() <= 0:
+            return np.ones(len(common))
+        own = np.log(common).mean(axis=1)
+        return np.asarray(np.exp(own - own.mean()))
 
 
 @dataclass(frozen=True)
@@ -187,20 +247,24 @@ class Step:
 @dataclass(frozen=True)
 class FirstToken:
     """Time of a pass over `n` tokens. `ci95_ms`: null where one pass alone gives no interval. `how`:
-    measured, extrapolated, or null with the `reason`."""
+    measured, extrapolated, or null with the `reason`. `processes`: the time in each of several."""
 
     n: int
     ms: float | None = None
     ci95_ms: tuple[float, float] | None = None
     how: str | None = None
     reason: str | None = None
+    processes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """`kernel_from_n`: the shortest length of the kernel that the figures describe. `slope_ms`: per token;
+    """Intervals are of the noise within processes until between_processes() has widened them.
+
+    `kernel_from_n`: the shortest length of the kernel that the figures describe. `slope_ms`: per token;
     `quadratic_ms`: per token squared, null where not identifiable. `ridge_n`: null with `ridge_reason`; a
-    null end of its interval lies past the longest pass. `rounds`: passes per length."""
+    null end of its interval lies past the longest pass. `rounds`: passes per length. `processes`: by
+    figure, its value in each of several processes."""
 
     rounds: int
     shortest_n: int
@@ -216,21 +280,19 @@ class Prefill:
     ridge_reason: str | None = None
     steps: tuple[Step, ...] = ()
     first_tokens: tuple[FirstToken, ...] = ()
+    processes: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
-def analyse(
-    n: Floats, ms: Floats, rounds: Floats, chunk: int | None = None, changes_after: int | None = None
-) -> Prefill:
+def analyse(passes: Passes, chunk: int | None = None, changes_after: int | None = None) -> Prefill:
     """Analyse passes at one depth, at least one. `chunk`: tokens that the stack computes at once; a longer
     prompt takes several passes (llama.cpp's n_ubatch). `changes_after`: the longest pass before a known
     change of kernel, which nothing is extrapolated across. Raises ValueError for latencies that are not
     positive."""
-    if not np.all(np.isfinite(ms) & (ms > 0)):
+    if not np.all(np.isfinite(passes.ms) & (passes.ms > 0)):
         raise ValueError("a pass has no positive latency")
-    lengths = np.unique(n)
-    passes = [ms[n == length] for length in lengths]
-    medians = np.array([float(np.median(each)) for each in passes])
-    found = Prefill(len(np.unique(rounds)), int(lengths[0]), int(lengths[-1]))
+    lengths, processes = passes.lengths, passes.of_processes
+    medians = passes.medians
+    found = Prefill(len(np.unique(passes.rounds)), int(lengths[0]), int(lengths[-1]))
     found = replace(found, steps=steps(lengths, medians))
     single = lengths <= chunk if chunk else np.ones(len(lengths), dtype=bool)
     fit = None
@@ -238,21 +300,32 @@ def analyse(
         found = replace(found, ridge_reason=f"fewer than {FEWEST} lengths within one pass")
     else:
         start = kernel_start(lengths[single], medians[single])
-        fit = fitted(lengths[single][start:], medians[single][start:])
-        found = _figures(found, fit, lengths[single][start:])
-    longer = lengths >= chunk if chunk else ~single
-    of_prompts = fitted(lengths[longer], medians[longer], bends=False) if longer.sum() >= FEWEST else None
+        kernel = np.flatnonzero(single)[start:]
+        fit = fitted(lengths[kernel], medians[kernel], processes[:, kernel])
+        found = _figures(found, fit, lengths[kernel])
+    longer = np.flatnonzero(lengths >= chunk if chunk else ~single)
+    of_prompts = None
+    if len(longer) >= FEWEST:
+        of_prompts = fitted(lengths[longer], medians[longer], processes[:, longer], bends=False)
     if of_prompts is not None and of_prompts.quadratic:
         found = replace(found, quadratic_ms=float(of_prompts.coefficients[0, 2]))
     first = []
     for target in TARGETS:
         if lengths[0] <= target <= lengths[-1]:
-            first.append(_measured(target, lengths, passes))
+            first.append(_measured(target, passes))
         elif reason := _no_basis(target, found, fit or of_prompts, changes_after):
             first.append(FirstToken(target, reason=reason))
         else:
-            drawn = _extrapolated(target, fit, of_prompts, chunk)
-            first.append(FirstToken(target, float(drawn[0]), _bounds(drawn), "extrapolated"))
+            of_series = _extrapolated(target, fit, of_prompts, chunk)
+            first.append(
+                FirstToken(
+                    target,
+                    float(of_series[0]),
+                    _bounds(of_series),
+                    "extrapolated",
+                    processes=_of_processes(of_series),
+                )
+            )
     return replace(found, first_tokens=tuple(first))
 
 
@@ -301,7 +374,12 @@ def _figures(found: Prefill, fit: Fit, n: Floats) -> Prefill:
     plateau, slope, quadratic = map(float, fit.coefficients[0])
     longest = float(n[-1])
     bounds = _bounds(fit.coefficients[:, 1])
-    found = replace(found, kernel_from_n=int(n[0]))
+    of_each = {
+        "plateau_ms": _of_processes(fit.coefficients[:, 0]),
+        "slope_ms": _of_processes(fit.coefficients[:, 1]),
+        "ridge_n": _of_processes(fit.ridges),
+    }
+    found = replace(found, kernel_from_n=int(n[0]), processes=of_each)
     if slope * n[0] > SLOPES_SHARE * plateau:
         return replace(
             found,
@@ -342,8 +420,8 @@ def _no_basis(target: int, found: Prefill, fit: Fit | None, changes_after: int |
 
 
 def _extrapolated(target: int, fit: Fit | None, of_prompts: Fit | None, chunk: int | None) -> Floats:
-    """Extrapolate by draw, along measured prompts of several chunks, else chunk by chunk without the cost of
-    attention to earlier chunks."""
+    """Extrapolate each series, along measured prompts of several chunks, else chunk by chunk without the cost
+    of attention to earlier chunks."""
     if of_prompts is not None:
         return of_prompts.at(target)
     assert fit is not None
@@ -353,35 +431,44 @@ def _extrapolated(target: int, fit: Fit | None, of_prompts: Fit | None, chunk: i
     return full * fit.at(chunk) + (fit.at(rest) if rest else 0.0)
 
 
-def _measured(target: int, lengths: Floats, passes: list[Floats]) -> FirstToken:
-    """The median of the passes at `target`, or on the line between its neighbours, with Student's
-    interval."""
+def _measured(target: int, passes: Passes) -> FirstToken:
+    """The median of the passes at `target`, or on the line between its neighbours, with Student's interval,
+    for the standard error of a median."""
+    lengths, processes = passes.lengths, passes.of_processes
     after = int(np.searchsorted(lengths, target))
     before = after if lengths[after] == target else after - 1
     share = 0.0 if before == after else float((target - lengths[before]) / (lengths[after] - lengths[before]))
-    ends = ((passes[before], 1 - share), (passes[after], share))
-    middle = sum(weight * float(np.median(each)) for each, weight in ends)
-    fewest = min(len(each) for each, _ in ends)
-    if fewest < 2:
-        return FirstToken(target, middle, None, "measured")
-    variance = sum(weight**2 * float(each.var(ddof=1)) / len(each) for each, weight in ends)
-    half = float(scipy.special.stdtrit(fewest - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)
-    return FirstToken(target, middle, (middle - half, middle + half), "measured")
+    weights = {before: 1 - share, after: share} if share else {after: 1.0}
+    middle = sum(weight * float(passes.medians[at]) for at, weight in weights.items())
+    of_each = tuple(np.sum([weight * processes[:, at] for at, weight in weights.items()], axis=0).tolist())
+    ends = None
+    around = {at: passes.levelled[passes.n == lengths[at]] for at in weights}
+    if min(map(len, around.values())) > 1:
+        half = math.hypot(*(weight * _median_half(around[at]) for at, weight in weights.items()))
+        ends = middle - half, middle + half
+    return FirstToken(target, middle, ends, "measured", processes=of_each)
 
 
-def _bounds(drawn: Floats) -> tuple[float, float]:
-    """The interval of a figure from its draws, without that of the data."""
+def _median_half(values: Floats) -> float:
+    """Half the 95% interval of the median of at least two values."""
+    return students_half(values) * (MEDIAN_ERROR if len(values) > 2 else 1.0)
+
+
+def _bounds(of_series: Floats) -> tuple[float, float]:
+    """The interval of a figure from its draws."""
+    drawn = of_series[1 : 1 + DRAWS]
     tail = (1 - CONFIDENCE) / 2
     # `lower` and `higher` keep infinite draws from becoming NaN.
-    low = float(np.quantile(drawn[1:], tail, method="lower"))
-    return low, float(np.quantile(drawn[1:], 1 - tail, method="higher"))
+    low = float(np.quantile(drawn, tail, method="lower"))
+    return low, float(np.quantile(drawn, 1 - tail, method="higher"))
+
+
+def _of_processes(of_series: Floats) -> tuple[float, ...]:
+    return tuple(of_series[1 + DRAWS :].tolist())
 
 
 # A record's sweep of prefill passes against theory: its figures, MFU and MBU, kernel changes, flags. Pure.
 
-
-Passes = Mapping[int, tuple[Floats, Floats, Floats]]
-"""By depth: lengths, ms and rounds."""
 
 NEAR = 4  # tokens after a known change within which the kernel's start confirms it: half a tile of MMQ
 SAME = 0.1  # ridges that differ by less, or within the interval, agree
@@ -389,41 +476,118 @@ FLOOR_POINTS = 40  # of a line on a logarithmic axis
 NAMED = 3  # faster than possible, in a flag
 
 
-def by_depth(repeats: Sequence[Mapping[str, Sequence[int]]]) -> Passes:
-    """The passes of some prefill.parquet of one cell; the rounds of each repeat are other rounds."""
+def by_depth(repeats: Sequence[Mapping[str, Sequence[int]]]) -> dict[int, Passes]:
+    """The passes of some prefill.parquet of one cell by depth, each file of another process."""
     found: dict[int, list[Floats]] = {}
-    for place, columns in enumerate(repeats):
-        depth, n, took, rounds = (
+    rounds = 0
+    for process, columns in enumerate(filter(None, repeats)):
+        depth, n, took, own = (
             np.asarray(columns[name], dtype=float) for name in ("depth", "n", "latency_ns", "round")
         )
-        passes = np.stack([n, took / 1e6, rounds + place * (rounds.max() + 1)])
+        passes = np.stack([n, took / 1e6, own + rounds, np.full(len(n), process)])
+        rounds += int(own.max()) + 1
         for each in np.unique(depth):
             found.setdefault(int(each), []).append(passes[:, depth == each])
-    return {depth: tuple(np.hstack(passes)) for depth, passes in found.items()}
+    joined = {depth: np.hstack(passes) for depth, passes in found.items()}
+    return {
+        depth: Passes(each[0], each[1], each[2], each[3].astype(np.int64)) for depth, each in joined.items()
+    }
 
 
-def row(record: Record, depths: Passes, bandwidth: float | None) -> PrefillRow | None:
+def analysed(record: Record, depths: Mapping[int, Passes]) -> dict[int, Prefill]:
+    """The analysis at each depth. Raises ValueError for latencies that are not positive."""
+    header, least = stacks().get(record["stack"]), min(depths, default=0)
+    changes = _kernel_changes(record["variant"], header)
+    found = {}
+    for depth, passes in sorted(depths.items()):
+        ahead = [after for after, _ in changes if depth == least and after >= passes.n.max()]
+        found[depth] = analyse(passes, _chunk(record, header), min(ahead, default=None))
+    return found
+
+
+Key = tuple[int, str]
+"""Depth, and the name of a figure."""
+
+
+def between_processes(
+    cells: Sequence[Mapping[int, Prefill]], campaigns: Sequence[tuple[str, str]]
+) -> list[dict[int, Prefill]]:
+    """The analyses by depth of some cells, with intervals of the mean process: as those of tok/s, from the
+    spread of processes in the campaign of each, see repeat_figures.intervals."""
+    samples = [
+        {(depth, name): each for depth, of in cell.items() for name, each in _samples(of).items()}
+        for cell in cells
+    ]
+    ends: list[dict[Key, tuple[float, float] | None]] = [{} for _ in cells]
+    for key in dict.fromkeys(key for of_cell in samples for key in of_cell):
+        between = repeat_figures.intervals([of_cell.get(key) for of_cell in samples], campaigns)
+        for of_cell, found, interval in zip(samples, ends, between, strict=True):
+            # One process keeps its own interval where its campaign gives none.
+            if key in of_cell and (interval or len(of_cell[key].values) > 1):
+                found[key] = interval
+    return [
+        {
+            depth: _widened(of, {name: each for (at, name), each in found.items() if at == depth})
+            for depth, of in cell.items()
+        }
+        for cell, found in zip(cells, ends, strict=True)
+    ]
+
+
+def _samples(found: Prefill) -> dict[str, Sample]:
+    """The figures with an interval, by name; a TTFT by its tokens."""
+    named = [
+        ("plateau_ms", found.plateau_ms, found.plateau_ci95_ms, found.processes.get("plateau_ms", ())),
+        ("slope_ms", found.slope_ms, found.slope_ci95_ms, found.processes.get("slope_ms", ())),
+        ("ridge_n", found.ridge_n, found.ridge_ci95, found.processes.get("ridge_n", ())),
+        *((str(each.n), each.ms, each.ci95_ms, each.processes) for each in found.first_tokens),
+    ]
+    samples = {}
+    for name, value, ends, processes in named:
+        if value is None:
+            continue
+        low = ends[0] if ends else None
+        logs = [math.log(each) for each in processes if 0 < each < math.inf] or [math.log(value)]
+        moved = math.log(value) - fmean(logs)  # the fit of all is the centre
+        within = math.log(value / low) if low and low > 0 else 0.0
+        samples[name] = Sample([each + moved for each in logs], within)
+    return samples
+
+
+def _widened(found: Prefill, ends: Mapping[str, tuple[float, float] | None]) -> Prefill:
+    ridge = ends.get("ridge_n", found.ridge_ci95)
+    if ridge and ridge[1] is not None and ridge[1] > found.longest_n:
+        ridge = ridge[0], None
+    return replace(
+        found,
+        plateau_ci95_ms=ends.get("plateau_ms", found.plateau_ci95_ms),
+        slope_ci95_ms=ends.get("slope_ms", found.slope_ci95_ms),
+        ridge_ci95=ridge,
+        first_tokens=tuple(
+            replace(each, ci95_ms=ends.get(str(each.n), each.ci95_ms)) for each in found.first_tokens
+        ),
+    )
+
+
+def row(
+    record: Record, depths: Mapping[int, Passes], by_depth: Mapping[int, Prefill], bandwidth: float | None
+) -> PrefillRow:
     """The figures of a sweep at its least depth, which is an empty cache but where none was measured, and a
-    part of them at the others. `bandwidth`: measured on its machine, bytes/s. Null without a pass. Raises
-    ValueError for latencies that are not positive."""
-    if not depths:
-        return None
+    part of them at the others. `by_depth`: of each, at least one. `bandwidth`: measured on its machine,
+    bytes/s."""
     least = min(depths)
-    header = stacks().get(record["stack"])
-    chunk = _chunk(record, header)
-    known = _kernel_changes(record["variant"], header)
-    n, ms, rounds = depths[least]
-    longest = float(n.max())
-    ahead = min((after for after, _ in known if after >= longest), default=None)
-    found = analyse(n, ms, rounds, chunk, ahead)
+    passes, found = depths[least], by_depth[least]
+    known = _kernel_changes(record["variant"], stacks().get(record["stack"]))
+    longest = float(passes.n.max())
     needs, ceiling = traffic.prefill_demand(record), traffic.prefill_ceiling(record)
+    bandwidth = None if traffic.elsewhere_in_memory(record) else bandwidth
     theory = {
         which: floors.prefill_ridge(needs, ceiling, which) if needs and ceiling and not least else None
         for which in ("every", "last")
     }
     seen = [each for each in known if _is_seen(found, each[0])]
     return {
-        **_at_depth(least, n, ms, found),
+        **_at_depth(least, passes, found),
         "rounds": found.rounds,
         "shortest_n": found.shortest_n,
         "plateau_ci95_ms": _listed(found.plateau_ci95_ms),
@@ -439,23 +603,23 @@ def row(record: Record, depths: Passes, bandwidth: float | None) -> PrefillRow |
             {
                 "n": each.n,
                 "ms": each.ms,
-                "ci95_ms": _listed(each.ci95_ms),
+                "ci95_ms": each.ci95_ms and repeat_figures.positive(*each.ci95_ms),
                 "how": each.how,
                 "reason": each.reason,
             }
             for each in found.first_tokens
             if not least
         ],
-        "utilisation": _utilisation(n, ms, least, needs, ceiling, bandwidth),
+        "utilisation": _utilisation(passes, least, needs, ceiling, bandwidth),
         "depths": [
-            _at_depth(depth, n, ms, analyse(n, ms, rounds, chunk))
-            for depth, (n, ms, rounds) in sorted(depths.items())
+            _at_depth(depth, deeper, by_depth[depth])
+            for depth, deeper in sorted(depths.items())
             if depth > least
         ],
     }
 
 
-def faster_than_possible(record: Record, depths: Passes, bandwidth: float | None) -> list[Flag]:
+def faster_than_possible(record: Record, depths: Mapping[int, Passes], bandwidth: float | None) -> list[Flag]:
     """A flag where passes took under 90% of the time to read the weights, or to compute, at the higher
     ceiling: the clock was read before the device was done."""
     needs, ceiling = traffic.prefill_demand(record), traffic.prefill_ceiling(record)
@@ -469,9 +633,9 @@ def faster_than_possible(record: Record, depths: Passes, bandwidth: float | None
     fewer = max(0.0, needs.weight_bytes_per_token - (loaded or math.inf))
     cached = traffic.cache_bytes(record) + fewer
     fast = []
-    for depth, (n, ms, _) in depths.items():
-        for length in np.unique(n):
-            took = float(np.median(ms[n == length]))
+    for depth, passes in depths.items():
+        for length in passes.lengths:
+            took = passes.median_ms(length)
             read, flops = floors.pass_work(needs, int(length), depth)
             least = max((read - cached) / at_most.bytes_per_s, flops / at_most.flops) * 1e3
             if took < floors.UNSYNCHRONISED * least:
@@ -483,11 +647,11 @@ def faster_than_possible(record: Record, depths: Passes, bandwidth: float | None
     return [Warnings.prefill_faster_than_limit.flag(passes=which + more)]
 
 
-def _at_depth(depth: int, n: Floats, ms: Floats, found: Prefill) -> PrefillDepth:
+def _at_depth(depth: int, passes: Passes, found: Prefill) -> PrefillDepth:
     return {
         "depth": depth,
         "longest_n": found.longest_n,
-        "longest_ms": float(np.median(ms[n == n.max()])),
+        "longest_ms": passes.median_ms(found.longest_n),
         "kernel_from_n": found.kernel_from_n,
         "plateau_ms": found.plateau_ms,
         "slope_ms": found.slope_ms,
@@ -518,8 +682,7 @@ def _is_seen(found: Prefill, after: int) -> bool:
 
 
 def _utilisation(
-    n: Floats,
-    ms: Floats,
+    passes: Passes,
     depth: int,
     needs: Demand | None,
     ceiling: Ceiling | None,
@@ -529,10 +692,10 @@ def _utilisation(
     if needs is None:
         return []
     found: list[Utilisation] = []
-    lengths = np.unique(n)
+    lengths = passes.lengths
     wanted = {float(2**power) for power in range(24)} | {float(lengths[-1])}
     for length in lengths[np.isin(lengths, list(wanted))]:
-        took = float(np.median(ms[n == length])) / 1e3
+        took = passes.median_ms(length) / 1e3
         read, flops = floors.pass_work(needs, int(length), depth)
         found.append(
             {
@@ -583,9 +746,11 @@ def _comparison(
     why += f"; the stack changes {changes}" if changes else ""
     if found.ridge_n is None:
         return f"{found.ridge_reason}; in theory {theory:.0f}: {why}"
-    low, high = found.ridge_ci95 or (None, None)
     both = f"({found.ridge_n:.0f}, theory {theory:.0f})"
-    if (low or 0.0) <= theory <= (high or math.inf) or abs(found.ridge_n / theory - 1) < SAME:
+    low, high = found.ridge_ci95 or (math.inf, 0.0)
+    if (low or 0.0) <= theory <= (math.inf if high is None else high) or abs(
+        found.ridge_n / theory - 1
+    ) < SAME:
         return f"close to theory {both}, where both roofs differ alike: {why}"
     return f"{'later' if found.ridge_n > theory else 'earlier'} than in theory {both}: {why}"
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from harness.analysis.agreement import mismatches
 from harness.analysis.columns import Identity, Repeat, Score
+from harness.analysis.differences import Change, changes
 from harness.analysis.identity import computes, identity, weights
+from harness.analysis.line_fit import CONFIDENCE, students_half
 from harness.analysis.verdicts import USABLE, Verdict
 from harness.analysis.warnings import Warnings
-from harness.records.kinds import Figure, Record, WindowMeans
+from harness.records.kinds import AtDepth, Figure, Quality, Record, WindowMeans
 
 # Logits after each token of a text -> how likely the text is, and how far from a reference. Pure, in slices.
 #
@@ -154,10 +157,12 @@ def _top(rows: Logits) -> NDArray[np.int64]:
 
 # Scores of the windows of a text -> perplexity, KL divergence and agreement, each with its interval. Pure.
 #
-# Windows, not tokens, are the unit: tokens of one window depend on each other. Intervals are bootstrap ones,
-# the 2.5th and 97.5th percentile of windows drawn with replacement (Efron and Tibshirani 1993, chapter 13).
+# Windows, not tokens, are the unit: tokens of one window depend on each other. Intervals are Student's t over
+# windows: percentiles of a bootstrap are too narrow for few of them (docs/validation.md).
 
 
+FEWEST_WINDOWS = 8  # of a verdict: a few windows of a text may all be easy, which their own spread hides
+# Of a bootstrap of windows, for the standard error of a percentile (Efron and Tibshirani 1993, chapter 6).
 DRAWS, SEED = 1000, 0
 DRAWS_AT_ONCE = 100
 HIGHEST_NLL = 40.0  # nats; the perplexity of a broken model would be no number
@@ -171,24 +176,32 @@ def figures(windows: Sequence[Scores], reference_nll: Sequence[Floats] | None) -
     and `kld_max`, in nats; `top1` and `top5`, shares; `rms_dp`, root mean square of the change of the
     probability of the text's tokens. Standard errors are of means over windows.
     """
-    nll = np.array([each.nll for each in windows])
-    draws = _draws(len(windows))
-    means = nll.mean(axis=1)
-    found = {"ppl": _figure(means, draws, _perplexity, lambda value, error: value * error)}
+    found = of_means(means(windows, reference_nll))
     if reference_nll is None:
         return found
     kld = np.array([each.kld for each in windows])
-    square = np.array([(each.change**2).mean() for each in windows])
-    found["ln_ppl_ratio"] = _figure(means - np.array(reference_nll).mean(axis=1), draws)
-    found["kld_mean"] = _figure(kld.mean(axis=1), draws, lambda mean: np.maximum(0, mean))
-    found |= _percentiles(kld, draws)
+    found |= _percentiles(kld)
     found["kld_max"] = {"value": float(kld.max()), "low": None, "high": None}
-    found["top1"] = _figure(np.array([each.same_top.mean() for each in windows]), draws)
-    found["top5"] = _figure(np.array([each.same_top5.mean() for each in windows]), draws)
+    found["top5"] = _figure([each.same_top5.mean() for each in windows], _share)
     found["rms_dp"] = _figure(
-        square, draws, np.sqrt, lambda value, error: error / (2 * value) if value else 0.0
+        [(each.change**2).mean() for each in windows],
+        lambda mean: math.sqrt(max(0.0, mean)),
+        lambda value, error: error / (2 * value) if value else 0.0,
     )
     return found
+
+
+def of_means(found: WindowMeans) -> dict[str, Figure]:
+    """Those of the figures that follow from the mean of each window."""
+    nll = np.array(found["nll"])
+    figures = {"ppl": _figure(nll, _perplexity, lambda value, error: value * error)}
+    if "reference_nll" in found:
+        figures["ln_ppl_ratio"] = _figure(nll - np.array(found["reference_nll"]), lambda mean: mean)
+    if "kld" in found:
+        figures["kld_mean"] = _figure(found["kld"], lambda mean: max(0.0, mean))
+    if "top1" in found:
+        figures["top1"] = _figure(found["top1"], _share)
+    return figures
 
 
 def means(windows: Sequence[Scores], reference_nll: Sequence[Floats] | None) -> WindowMeans:
@@ -201,13 +214,11 @@ def means(windows: Sequence[Scores], reference_nll: Sequence[Floats] | None) -> 
     return found
 
 
-def change(base: Sequence[float], new: Sequence[float], level: float) -> tuple[float, float, float]:
-    """The change of ln PPL between two scores of the same windows, and its interval at this level, from the
-    difference of their mean nll in each window."""
-    difference = np.subtract(new, base)
-    tail = 50 * (1 - level)
-    low, high = np.percentile(difference[_draws(len(difference))].mean(axis=1), (tail, 100 - tail))
-    return float(difference.mean()), float(low), float(high)
+def change(base: Sequence[float], new: Sequence[float], level: float) -> Change:
+    """The change of ln PPL between two scores of the same windows, from the difference of their mean nll in
+    each window, with the interval of Student's t at this level. No interval of one window."""
+    found = changes({"": np.subtract(new, base).tolist()}, level)[""]
+    return replace(found, middle=found.cost)  # the perplexity is of the mean: a broken window counts
 
 
 def loss_nats(windows: Sequence[Scores]) -> float:
@@ -215,36 +226,34 @@ def loss_nats(windows: Sequence[Scores]) -> float:
     return float(np.mean([each.loss for each in windows]))
 
 
-def _perplexity(nll: Floats) -> Floats:
-    found: Floats = np.exp(np.minimum(nll, HIGHEST_NLL))
-    return found
+def _perplexity(nll: float) -> float:
+    return math.exp(min(nll, HIGHEST_NLL))
 
 
-def _draws(count: int) -> NDArray[np.int64]:
-    """Windows of each draw: (DRAWS, count)."""
-    return np.random.default_rng(SEED).integers(count, size=(DRAWS, count))
+def _share(mean: float) -> float:
+    return min(max(0.0, mean), 1.0)
 
 
 def _figure(
-    values: Floats,
-    draws: NDArray[np.int64],
-    of_mean: Callable[[Floats], Floats] = lambda mean: mean,
+    values: Sequence[float] | Floats,
+    of_mean: Callable[[float], float],
     of_error: Callable[[float, float], float] = lambda value, error: error,
 ) -> Figure:
     """A function of the mean of the windows' values, with the standard error that `of_error` makes of the
     mean's. One window has no interval."""
-    value = float(of_mean(values.mean()))
-    if len(values) == 1:
-        return {"value": value, "low": None, "high": None, "standard_error": None}
-    low, high = np.percentile(of_mean(values[draws].mean(axis=1)), (2.5, 97.5))
-    error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    found: Figure = {"value": value, "low": float(low), "high": float(high)}
-    return found | {"standard_error": of_error(value, error)}
+    of_windows = np.asarray(values, float)
+    mean = float(of_windows.mean())
+    if len(of_windows) == 1:
+        return {"value": of_mean(mean), "low": None, "high": None, "standard_error": None}
+    half, error = students_half(of_windows), float(of_windows.std(ddof=1)) / math.sqrt(len(of_windows))
+    found: Figure = {"value": of_mean(mean), "low": of_mean(mean - half), "high": of_mean(mean + half)}
+    return found | {"standard_error": of_error(found["value"], error)}
 
 
-def _percentiles(kld: Floats, draws: NDArray[np.int64]) -> dict[str, Figure]:
-    """Percentiles over positions; each draw takes whole windows."""
+def _percentiles(kld: Floats) -> dict[str, Figure]:
+    """Percentiles over positions; their standard errors from draws of whole windows."""
     wanted = list(PERCENTILES.values())
+    draws = np.random.default_rng(SEED).integers(len(kld), size=(DRAWS, len(kld)))
     values = np.percentile(kld, wanted)
     drawn = np.concatenate(
         [
@@ -257,8 +266,10 @@ def _percentiles(kld: Floats, draws: NDArray[np.int64]) -> dict[str, Figure]:
     for name, value, of_draws in zip(PERCENTILES, values, drawn, strict=True):
         found[name] = {"value": max(0.0, float(value)), "low": None, "high": None}
         if len(kld) > 1:
-            low, high = np.percentile(of_draws, (2.5, 97.5))
-            found[name] |= {"low": max(0.0, float(low)), "high": max(0.0, float(high))}
+            # The windows drawn differ by less than windows of the text do, by a factor of (n - 1) / n.
+            error = float(of_draws.std()) * math.sqrt(len(kld) / (len(kld) - 1))
+            half = error * float(scipy.special.stdtrit(len(kld) - 1, (1 + CONFIDENCE) / 2))
+            found[name] |= {"low": max(0.0, float(value) - half), "high": max(0.0, float(value) + half)}
     return found
 
 
@@ -295,7 +306,7 @@ def row(record: Record) -> Score:
     judged = verdict(record)
     quality = record["quality"]
     reference, text = quality.get("reference"), quality.get("text")
-    figures = (quality.get("figures") or {}) if judged.status == "ok" else {}
+    figures = _figures(quality) if judged.status == "ok" else {}
     return {
         **identity(record),
         "computes": computes(record),
@@ -322,11 +333,22 @@ def row(record: Record) -> Score:
         "no_reference": quality.get("no_reference"),
         "wrong": _wrong(record),
         "means": quality.get("means"),
-        "at_depth": (quality.get("at_depth") or []) if figures else [],
+        "at_depth": [
+            {**deep, "figures": _figures(deep)} for deep in (quality.get("at_depth") or []) if figures
+        ],
         "trained_context": quality.get("trained_context"),
         "loss_nats": quality.get("loss_nats"),
         "seconds": quality.get("seconds"),
     }
+
+
+def _figures(scored: Quality | AtDepth) -> dict[str, Figure]:
+    """The stored figures, with the intervals of this version where the means of windows give them."""
+    figures, of_windows = {**(scored.get("figures") or {})}, scored.get("means")
+    for name, known in of_means(of_windows).items() if of_windows else ():
+        if name in figures:
+            figures[name] = {**figures[name], "low": known["low"], "high": known["high"]}
+    return figures
 
 
 def comparable(scores: Sequence[Score]) -> list[Score]:

@@ -13,6 +13,7 @@ import scipy
 from numpy.typing import NDArray
 
 from harness.analysis.columns import (
+    AtDepthRow,
     CellFigures,
     Ends,
     Figures,
@@ -35,6 +36,7 @@ from harness.analysis.line_fit import (
     interval_of_points,
     least_squares,
     robust,
+    students_half,
 )
 from harness.analysis.shape import (
     FLAT,
@@ -289,7 +291,7 @@ def _sweep(n: Floats, ms: Floats) -> Analysis:
     return Analysis(
         figures,
         shape=shape,
-        bends=bends(x, y),
+        bends=bends([x], [y]),
         fastest_ms=float(y.min()),
         steepest_ms=_steepest_ms(around, shape, level),
     )
@@ -464,9 +466,8 @@ def measured(before: Floats, after: Floats) -> Drift | None:
     if count < FEWEST_MEANS * MEANS_OF:
         return None
     logs = np.median(blocks(np.log(after[:count] / before[:count]), MEANS_OF), axis=1)
-    t = float(scipy.special.stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2))
     share = math.expm1(float(logs.mean()))
-    return Drift(share, (1 + share) * t * float(logs.std(ddof=1)) / math.sqrt(len(logs)))
+    return Drift(share, (1 + share) * students_half(logs))
 
 
 @dataclass(frozen=True)
@@ -518,20 +519,20 @@ FEWEST_FREEDOM = 2  # with one degree Student's t is 12.7: the interval would ex
 
 
 @dataclass(frozen=True)
-class _Sample:
+class Sample:
     """One figure of a cell's repeats, on a scale where cells have similar spreads.
 
-    `blocks`: spread of one repeat from blocks of tokens; null: too few. `figure`: converts back from that
-    scale.
+    `within`: half the interval of their mean by the noise within the repeats alone; 0: unknown. `figure`:
+    converts back from that scale.
     """
 
     values: Sequence[float]
-    blocks: Spread | None
-    figure: Callable[[float], float]
+    within: float = 0.0
+    figure: Callable[[float], float] = math.exp
 
     def ends(self, spread: Spread) -> tuple[float, float]:
-        """Interval of the mean, never narrower than from blocks of tokens."""
-        half = max(_half(each) for each in (spread, self.blocks) if each) / math.sqrt(len(self.values))
+        """Interval of the mean, never narrower than the noise within the repeats makes it."""
+        half = max(_half(spread) / math.sqrt(len(self.values)), self.within)
         return self.figure(fmean(self.values) - half), self.figure(fmean(self.values) + half)
 
 
@@ -547,19 +548,47 @@ def of_cells(cells: Sequence[Sequence[Repeat]]) -> list[CellFigures]:
     noise, a single repeat keeps the interval from its blocks of tokens, which ignores that noise; several
     repeats have no interval.
     """
-    campaigns = list(map(_campaign, cells))
-    of = [_intervals([sample(cell) for cell in cells], campaigns) for sample in (_B, _rate, _slope)]
+    campaigns = list(map(campaign_of, cells))
+    of = [intervals([sample(cell) for cell in cells], campaigns) for sample in (_B, _rate, _slope)]
     return [_figures(cell, *ends) for cell, *ends in zip(cells, *of, strict=True)]
 
 
-def _campaign(cell: Sequence[Repeat]) -> tuple[str, str]:
+def rates_at_depths(cells: Sequence[Sequence[Repeat]]) -> list[dict[int, Ends | None]]:
+    """The intervals of tok/s by depth, of the geometric mean over repeats; see `of_cells`."""
+    campaigns = list(map(campaign_of, cells))
+    rows = [[at for row in cell for at in (row["depths"] or {"at": []})["at"]] for cell in cells]
+    found: list[dict[int, Ends | None]] = [{} for _ in cells]
+    for depth in sorted({at["depth"] for of_cell in rows for at in of_cell}):
+        here = [[at for at in of_cell if at["depth"] == depth] for of_cell in rows]
+        between = intervals([_at_depth(repeats) for repeats in here], campaigns)
+        for of_cell, repeats, ends in zip(found, here, between, strict=True):
+            if ends or len(repeats) == 1:
+                of_cell[depth] = list(ends) if ends else repeats[0]["tokens_per_s_ci95"]
+    return found
+
+
+def _at_depth(repeats: Sequence[AtDepthRow]) -> Sample | None:
+    if not repeats:
+        return None
+    spreads = []
+    for at in repeats:
+        low = (at["tokens_per_s_ci95"] or [None])[0]
+        if low:
+            t = float(scipy.special.stdtrit(at["windows"] - 1, (1 + CONFIDENCE) / 2))
+            spreads.append(Spread((math.log(at["tokens_per_s"] / low) / t) ** 2, at["windows"] - 1))
+    return Sample([math.log(at["tokens_per_s"]) for at in repeats], _within(spreads, len(repeats)))
+
+
+def campaign_of(cell: Sequence[Repeat]) -> tuple[str, str]:
     """The pool of a cell: the campaign that measured it first, and its status."""
     return min(cell, key=lambda row: str(row["started_utc"]))["campaign"], cell[-1]["status"]
 
 
-def _intervals(
-    samples: Sequence[_Sample | None], campaigns: Sequence[tuple[str, str]]
+def intervals(
+    samples: Sequence[Sample | None], campaigns: Sequence[tuple[str, str]]
 ) -> list[tuple[float, float] | None]:
+    """The 95% interval of each sample's mean; null where its campaign has too few repeats. The samples are of
+    one figure; null: a cell without it. `campaigns`: the pool of each, see `campaign_of`."""
     found: list[tuple[float, float] | None] = [None] * len(samples)
     for campaign in dict.fromkeys(campaigns):
         members = {
@@ -577,7 +606,7 @@ def _intervals(
     return found
 
 
-def _B(cell: Sequence[Repeat]) -> _Sample | None:
+def _B(cell: Sequence[Repeat]) -> Sample | None:
     rows = [row for row in cell if row["B_ms"] is not None]
     known = [B_ms for row in rows if (B_ms := row["B_ms"]) is not None]
     if not known or min(known) <= 0:
@@ -587,10 +616,10 @@ def _B(cell: Sequence[Repeat]) -> _Sample | None:
         low, high = row["B_ci95_ms"] or (None, None)
         half = None if high is None else high - B_ms if low is None else (high - low) / 2
         halves.append(half and half / B_ms)
-    return _Sample([math.log(B_ms) for B_ms in known], _blocks(rows, halves), math.exp)
+    return Sample([math.log(B_ms) for B_ms in known], _blocks(rows, halves))
 
 
-def _rate(cell: Sequence[Repeat]) -> _Sample | None:
+def _rate(cell: Sequence[Repeat]) -> Sample | None:
     rows = [row for row in cell if row["tokens_per_s"] is not None]
     rates = [rate for row in rows if (rate := row["tokens_per_s"]) is not None]
     if not rows:
@@ -599,10 +628,10 @@ def _rate(cell: Sequence[Repeat]) -> _Sample | None:
     halves = [
         rate / low - 1 if low else None for rate, low in zip(rates, lows, strict=True)
     ]  # of the latency
-    return _Sample([math.log(rate) for rate in rates], _blocks(rows, halves), math.exp)
+    return Sample([math.log(rate) for rate in rates], _blocks(rows, halves))
 
 
-def _slope(cell: Sequence[Repeat]) -> _Sample | None:
+def _slope(cell: Sequence[Repeat]) -> Sample | None:
     """The slope as a share of the cell's latency added over a run. No logarithm: a slope may be negative."""
     rows = [row for row in cell if row["slope_ms"] is not None]
     if not rows:
@@ -611,17 +640,22 @@ def _slope(cell: Sequence[Repeat]) -> _Sample | None:
     known = [row["slope_ci95_ms"] for row in rows]
     halves = [(ends[1] - ends[0]) / 2 / one if ends else None for ends in known]
     shares = [slope / one for row in rows if (slope := row["slope_ms"]) is not None]
-    return _Sample(shares, _blocks(rows, halves), lambda share: share * one)
+    return Sample(shares, _blocks(rows, halves), lambda share: share * one)
 
 
-def _blocks(rows: Sequence[Repeat], halves: Sequence[float | None]) -> Spread | None:
-    """Spread of one repeat from blocks of tokens, computed from half of each repeat's own interval."""
+def _blocks(rows: Sequence[Repeat], halves: Sequence[float | None]) -> float:
+    """Half the interval of the mean from blocks of tokens, from half of each repeat's own interval."""
     known = [
         spread
         for row, half in zip(rows, halves, strict=True)
         if half is not None and (spread := block_spread(half, row["n_tokens"] or 0))
     ]
-    return pooled(known) if known else None
+    return _within(known, len(rows))
+
+
+def _within(spreads: Sequence[Spread], repeats: int) -> float:
+    """Half the interval of the mean of so many repeats from the spread within them; 0 where none is known."""
+    return _half(pooled(spreads)) / math.sqrt(repeats) if spreads else 0.0
 
 
 def _figures(

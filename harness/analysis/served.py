@@ -11,7 +11,7 @@ from harness.base.text import plural
 from harness.records import tables
 from harness.records.kinds import Record, done_of, loaded_of, served_elsewhere
 from harness.records.measured import Counters, Surface
-from harness.records.parts import Served
+from harness.records.parts import Served, StackFacts
 from harness.theory.decoder import dense, parameters
 
 CLIENT_SHARE = 0.5  # of the time of an answer; a client that works for longer is what limits the speed
@@ -19,6 +19,9 @@ LATE_SHARE = 0.05  # of the events of a stream
 ALIKE = 0.02  # of parameters and vocabulary: a GGUF may leave out or add padding
 IN_PIECES = 0.05  # of a rate: by how much the arrival of pieces may change it
 HALVES = 0.02  # of the tokens: some texts end in half a letter, which waits for the next token
+FEWEST = 32  # tokens of an answer that its model ended: noise of 5% a token is 1% of their rate
+LOAD_MS = 100.0  # Ollama's load_duration of a loaded model is 5 to 60; to start its runner takes 250 and more
+ON_GPU = 0.995  # of the memory of a model: Ollama's own list rounds to a percent
 
 
 def faults(record: Record) -> list[Flag]:
@@ -38,12 +41,33 @@ def faults(record: Record) -> list[Flag]:
         found.append(Warnings.other_requests.flag(others=others))
     if _each_is_timed(record) and (numbers := _in_pieces(record)):
         found.append(Warnings.tokens_at_once.flag(**numbers))
+    load_ms = counters.get("load_ms") or 0.0
+    if load_ms > LOAD_MS and tables.name_of(record) in ("turns", "users"):
+        found.append(Warnings.model_loaded_meanwhile.flag(load=load_ms))
     if late := read_late(record):
         found.append(Warnings.read_late.flag(late=late, pieces=counters["pieces"]))
     elapsed, delay = counters.get("elapsed_ms"), client_ms_per_token(record)
     if elapsed and delay is not None and (share := delay * tokens / elapsed) > CLIENT_SHARE:
         found.append(Warnings.client_too_slow.flag(share=share, delay=delay))
     return found
+
+
+def other_length(record: Record) -> list[Flag]:
+    """The fault of an answer of another length than requested; empty where the model ended it late enough."""
+    tokens, requested = record["tokens"], record["workload"]["new_tokens"]
+    ended, numbers = done_of(record)["counters"].get("ended_by"), _length(record)
+    if tokens > requested:
+        return [Warnings.more_than_requested.flag(**numbers)]
+    if ended == "length":
+        return [Warnings.server_limit.flag(**numbers)]
+    if ended != "stop":
+        reason = f" (reason: {ended})" if ended else ""
+        return [Warnings.server_stopped.flag(**numbers, reason=reason)]
+    return [Warnings.answer_too_short.flag(**numbers, least=FEWEST)] if tokens < FEWEST else []
+
+
+def _length(record: Record) -> dict[str, Any]:
+    return {"tokens": plural(record["tokens"], "token"), "requested": record["workload"]["new_tokens"]}
 
 
 def other_model(record: Record) -> list[Flag]:
@@ -108,22 +132,41 @@ def rate_error(record: Record) -> float | None:
     for longer is in the next one.
     """
     served, counters = loaded_of(record).get("served"), done_of(record).get("counters") or Counters()
-    if not served or not served.get("sends_ids") or tables.name_of(record) or speculation.row(record):
+    if not served or tables.name_of(record) or speculation.row(record) or "largest_piece" not in counters:
         return None
-    if not (numbers := _in_pieces(record)) or speculation.first_burst_tokens(record) > 1:
+    if not _in_pieces(record) or speculation.first_burst_tokens(record) > 1:
         return None
-    error = numbers["largest"] / (record["tokens"] - 1)
-    return error if error <= IN_PIECES and "largest_piece" in counters else None
+    largest = max(counters["largest_piece"], 1 + _without_piece(record))
+    error = largest / max(1, record["tokens"] - 1)
+    return error if error <= IN_PIECES else None
+
+
+def _without_piece(record: Record) -> int:
+    """Tokens of a decode that were counted and did not come: their times are not known, nor is their place
+    among the others. Any one piece may have been all of them."""
+    counters = done_of(record).get("counters") or Counters()
+    return record["tokens"] - min(record["tokens"], counters.get("piece_tokens", record["tokens"]))
 
 
 def _in_pieces(record: Record) -> dict[str, Any]:
-    """The numbers of a warning that tokens came together; empty: they came one by one."""
+    """The numbers of a warning that tokens came together; empty: they came one by one.
+
+    In a decode, where each token has a time, few may come together (`HALVES`), two at a time, and none
+    without a piece.
+    """
     counters = done_of(record).get("counters") or Counters()  # none of a run that failed
     tokens = counters.get("answer_tokens", record["tokens"])
-    if tokens - (pieces := counters.get("pieces", tokens)) <= HALVES * tokens:
+    few = HALVES * tokens
+    if not tables.name_of(record) and (_without_piece(record) or counters.get("largest_piece", 1) > 2):
+        few = 0
+    if tokens - (pieces := counters.get("pieces", tokens)) <= few:
         return {}
-    largest = max(counters.get("largest_piece", 1), 2)
-    return {"tokens": tokens, "pieces": plural(pieces, "piece"), "largest": largest}
+    by = ""
+    if _without_piece(record):
+        by = f" by the server's {'count' if counters.get('counted_tokens') == tokens else 'reason to end'}"
+    largest = counters.get("largest_piece", 1)
+    most = f", up to {largest} at once" if largest > 1 else ""
+    return {"tokens": tokens, "by": by, "pieces": plural(pieces, "piece"), "most": most}
 
 
 def not_streamed(record: Record) -> bool:
@@ -156,12 +199,30 @@ def client_ms_per_token(record: Record) -> float | None:
 def notes(record: Record) -> list[Flag]:
     """Another prompt than the one that was sent, tokens that came together, and the server's time per token
     beside the client's."""
-    if not (served := loaded_of(record).get("served")) or not done_of(record):
+    done = done_of(record)
+    if not loaded_of(record).get("served") or not done:
         return []
-    counters, found = done_of(record)["counters"], _reuse(record)
+    served = (loaded_of(record) | done.get("facts_changed", StackFacts())).get("served")
+    assert served
+    counters, found = done["counters"], _reuse(record)
+    if (load_ms := counters.get("load_ms") or 0.0) > LOAD_MS and tables.name_of(record) is None:
+        found.append(Warnings.model_loaded.flag(load=load_ms))
+    if (on_gpu := served.get("gpu_share")) is not None and on_gpu < ON_GPU:
+        found.append(Warnings.on_cpu.flag(on_cpu=1 - on_gpu, on_gpu=on_gpu, context=_at_context(served)))
+    if forms := served.get("other_forms"):
+        found.append(Warnings.other_form.flag(forms=" and ".join(forms)))
     requested, counted = record["workload"]["prompt_tokens"], counters.get("prompt_tokens")
+    tokens = counters.get("answer_tokens", record["tokens"])
     if counted is None and tables.name_of(record) in (None, "users"):  # others do not go on without it
-        found.append(Warnings.prompt_not_counted.flag())
+        found.append(Warnings.prompt_not_counted.flag(requested=plural(requested, "token")))
+    if proxy := counters.get("proxy"):
+        found.append(Warnings.counted_by_proxy.flag(proxy=proxy))
+    elif (answer := counters.get("counted_tokens", tokens)) != tokens:
+        came = plural(counters.get("piece_tokens", tokens), "token" if served["sends_ids"] else "piece")
+        found.append(Warnings.usage_unusable.flag(counted=answer, came=came))
+    ended_early = not tables.name_of(record) and tokens < record["workload"]["new_tokens"]
+    if ended_early and served_elsewhere(record) and not other_length(record):
+        found.append(Warnings.answer_ended.flag(**_length(record)))
     if counted is not None and counted != requested:
         why = ": its chat template adds to them" if served["template"] else ""
         found.append(Warnings.other_prompt.flag(counted=counted, requested=requested, why=why))
@@ -191,9 +252,16 @@ def _reuse(record: Record) -> list[Flag]:
     return [Warnings.turns_reused.flag(reused=reused, held=held)]
 
 
+def _at_context(served: Served) -> str:
+    """The length that was requested: with a longer one less of a model may be on GPUs."""
+    return f" at num_ctx {num_ctx}" if (num_ctx := served.get("num_ctx")) else ""
+
+
 def _times(record: Record, served: Served, client: float) -> Flag:
     steps, timing = record["tokens"] - 1, record["timing"]
     here = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e6 / steps
     theirs = done_of(record)["counters"].get("stack_decode_ms")
     own = "" if theirs is None else f", {theirs / steps:.3f} by its own clock"
-    return Warnings.served_by.flag(server=served["api"], here=here, own=own, client=client)
+    is_on_gpu = (served.get("gpu_share") or 0.0) >= ON_GPU
+    place = f"; all of the model is on GPUs{_at_context(served)}" if is_on_gpu else ""
+    return Warnings.served_by.flag(server=served["api"], here=here, own=own, client=client, place=place)

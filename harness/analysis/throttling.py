@@ -8,12 +8,13 @@ from itertools import pairwise
 from harness.analysis.sensors import Columns, Timed
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
-from harness.machine.sensor_values import CONDITIONS, FIRMWARE_BITS, NVML_BITS, SINCE_BOOT
-from harness.records.kinds import Record
+from harness.machine.sensor_values import CONDITIONS, FIRMWARE_BITS, NVML_BITS, SINCE_BOOT, SUSTAINED_CLOCK
+from harness.records.kinds import Record, served_elsewhere
 from harness.records.measured import Throttled
 
 FIRMWARE = "vcgencmd get_throttled"
 KERNEL = "thermal_throttle"
+CPUFREQ = "cpufreq"
 NVML = "NVML"
 PI_BITS = "pi_throttled_bits"
 # The last sample is taken when the last token arrives, so its values applied at that token.
@@ -22,6 +23,13 @@ CLOSING_NS = 1_000_000_000
 # event of a few ms is common on a laptop and does not count.
 THROTTLED_SHARE = 0.01
 THROTTLED_FLOOR_MS = 10  # a jiffy: the kernel cannot time shorter ones
+# Of the clock that the CPU sustains without boost, or of the highest seen before if that is lower: the end of
+# a boost is no throttling. Of the highest seen alone where no file says what it sustains: desktops boost to
+# less than twice their base clock.
+CLOCK_SHARE, CLOCK_SHARE_OF_BOOST = 0.9, 0.5
+# One sample in a second may fall on a moment in which all cores wait; a tenth of the clock for a twentieth of
+# the time moves a mean by 0.5%.
+SLOW_SAMPLES, SLOW_SHARE = 2, 0.05
 
 
 def seen(columns: Columns, during: Timed | None) -> list[Throttled]:
@@ -33,7 +41,12 @@ def seen(columns: Columns, during: Timed | None) -> list[Throttled]:
     """
     if during is None or not columns.get("t_ns"):
         return []
-    return [*_firmware(columns, during), *_kernel(columns, during), *_nvml(columns, during)]
+    return [
+        *_firmware(columns, during),
+        *_kernel(columns, during),
+        *_clock(columns, during),
+        *_nvml(columns, during),
+    ]
 
 
 def unseen(columns: Columns, during: Timed | None) -> dict[str, str]:
@@ -46,8 +59,8 @@ def unseen(columns: Columns, during: Timed | None) -> dict[str, str]:
         return {"throttling": "not checked: the worker did not finish the timed part"}
     if PI_BITS not in columns:
         return {}
-    bits = _read(columns, PI_BITS)
-    if not _to_the_end(bits, during):
+    bits = read(columns, PI_BITS)
+    if not to_the_end(bits, during.start_ns, during.end_ns):
         return {f"{FIRMWARE} while timing": "no reading in the timed part or after it succeeded"}
     before = [value for t, value in bits if t <= during.start_ns][-1:]
     occurred = [name for bit, name in FIRMWARE_BITS.items() if before and before[0] & bit << SINCE_BOOT]
@@ -64,7 +77,7 @@ def flags(record: Record) -> list[Flag]:
             if _invalidates(record, fact):
                 span = f"{(fact['ms'] or 0) / 1e3:.2f} s of {_timed_ms(record) / 1e3:.2f}, {_span(fact)}"
                 raised.append(Warnings.throttled.flag(what=f"{fact['what']} for {span} ({KERNEL})"))
-        elif fact["what"] not in CONDITIONS:
+        elif fact["what"] not in CONDITIONS and not (fact["source"] == CPUFREQ and _is_idle(record)):
             raised.append(Warnings.throttled.flag(what=_bits_text(fact)))
     return raised
 
@@ -94,6 +107,11 @@ def _invalidates(record: Record, fact: Throttled) -> bool:
     return record.get("device") == "cpu" and (fact["ms"] or 0) > long
 
 
+def _is_idle(record: Record) -> bool:
+    """Whether the CPU may be idle, and its clock low, as another device or a server elsewhere computes."""
+    return record.get("device") != "cpu" or served_elsewhere(record)
+
+
 def _facts(record: Record) -> list[Throttled]:
     sensors = record.get("sensors")
     return sensors["throttled"] if sensors else []
@@ -110,16 +128,16 @@ def _span(fact: Throttled) -> str:
     return f"from n = {fact['from_n']} to {fact['to_n']}"
 
 
-def _read(columns: Columns, name: str) -> list[tuple[int, int]]:
+def read(columns: Columns, name: str) -> list[tuple[int, int]]:
     """Time and value of each sample that has a value."""
     pairs = zip(columns.get("t_ns", ()), columns.get(name, ()), strict=False)
     return [(t, value) for t, value in pairs if t is not None and value is not None]
 
 
-def _to_the_end(samples: Sequence[tuple[int, int]], during: Timed) -> list[tuple[int, int]]:
+def to_the_end(samples: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> list[tuple[int, int]]:
     """Samples of the timed part and the first one after it, which shows counters that rose before the end."""
-    after = next((t for t, _ in samples if t > during.end_ns), during.end_ns)
-    return [(t, value) for t, value in samples if during.start_ns < t <= after]
+    after = next((t for t, _ in samples if t > end_ns), end_ns)
+    return [(t, value) for t, value in samples if start_ns < t <= after]
 
 
 def _fact(
@@ -149,7 +167,11 @@ def _active(
     source: str, names: Mapping[int, str], samples: Sequence[tuple[int, int]], during: Timed
 ) -> list[Throttled]:
     """A fact per bit that was set in a sample of the timed part or in its closing sample."""
-    inside = [(t, bits) for t, bits in _to_the_end(samples, during) if t <= during.end_ns + CLOSING_NS]
+    inside = [
+        (t, bits)
+        for t, bits in to_the_end(samples, during.start_ns, during.end_ns)
+        if t <= during.end_ns + CLOSING_NS
+    ]
     return [
         _fact(source, name, during, times, samples=len(times), of_samples=len(inside))
         for bit, name in names.items()
@@ -158,11 +180,11 @@ def _active(
 
 
 def _firmware(columns: Columns, during: Timed) -> list[Throttled]:
-    samples = _read(columns, PI_BITS)
+    samples = read(columns, PI_BITS)
     facts = _active(FIRMWARE, FIRMWARE_BITS, samples, during)
     reported = {fact["what"] for fact in facts}
     before = [each for each in samples if each[0] <= during.start_ns][-1:]
-    watched = [*before, *_to_the_end(samples, during)]
+    watched = [*before, *to_the_end(samples, during.start_ns, during.end_ns)]
     for bit, name in FIRMWARE_BITS.items():
         for (earlier, was), (later, now) in pairwise(watched):
             if name not in reported and now & ~was & bit << SINCE_BOOT:
@@ -176,7 +198,8 @@ def _kernel(columns: Columns, during: Timed) -> list[Throttled]:
     facts: list[Throttled] = []
     for level in ("core", "package"):
         events, times = (
-            _to_the_end(_read(columns, f"{level}_throttle_{name}"), during) for name in ("events", "ms")
+            to_the_end(read(columns, f"{level}_throttle_{name}"), during.start_ns, during.end_ns)
+            for name in ("events", "ms")
         )
         rose = [t for t, rise in sorted([*events, *times]) if rise]
         if rose:
@@ -186,5 +209,28 @@ def _kernel(columns: Columns, during: Timed) -> list[Throttled]:
     return facts
 
 
+def _clock(columns: Columns, during: Timed) -> list[Throttled]:
+    """Samples of the timed part in which even the fastest core was below its sustained clock, though it had
+    reached it before. Intel's CPUs count their throttling themselves; some go below it for wide vectors."""
+    if "core_throttle_events" in columns:
+        return []
+    sustained = max((khz or 0 for khz in columns.get(SUSTAINED_CLOCK, ())), default=None)
+    if sustained == 0:
+        return []  # not all cores are read
+    highest, inside, slow = 0, 0, dict[int, int]()
+    for t, khz in read(columns, "cpu_clock_max_khz"):
+        least = CLOCK_SHARE * min(highest, sustained) if sustained else CLOCK_SHARE_OF_BOOST * highest
+        highest = max(highest, khz)
+        if during.holds(t):
+            inside += 1
+            if khz < least:
+                slow[t] = khz
+    if len(slow) < SLOW_SAMPLES or len(slow) < SLOW_SHARE * inside:
+        return []
+    reference = min(highest, sustained or highest)
+    what = f"clock down to {min(slow.values()) / 1e3:,.0f} of {reference / 1e3:,.0f} MHz"
+    return [_fact(CPUFREQ, what, during, [*slow], samples=len(slow), of_samples=inside)]
+
+
 def _nvml(columns: Columns, during: Timed) -> list[Throttled]:
-    return _active(NVML, NVML_BITS, _read(columns, "gpu_event_reasons"), during)
+    return _active(NVML, NVML_BITS, read(columns, "gpu_event_reasons"), during)

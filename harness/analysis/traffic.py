@@ -9,10 +9,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from harness.analysis import speculation
+from harness.analysis.columns import Ends
 from harness.analysis.flags import Limit
 from harness.analysis.identity import recorded_gpu
 from harness.records.kinds import Record, loaded_of, served_elsewhere
-from harness.records.parts import Attention, DecoderFacts, Header, StackFacts
+from harness.records.parts import Attention, DecoderFacts, Header, Placed, StackFacts
 from harness.theory import decoder, floors, names
 from harness.theory.decoder import Decoder, dense
 from harness.theory.floors import SI
@@ -93,10 +94,26 @@ def ceiling_bytes_per_s(records: Iterable[Record]) -> float | None:
     return max(probed_bytes_per_s(records), default=None)
 
 
+# Of the highest over the lowest probe: 1.0002 on an H200, 1.7 on a shared virtual machine with two CPUs,
+# where an MBU of 33% became 19%.
+UNSTABLE = 1.2
+
+
 def spread(rates: Sequence[float]) -> str:
     """`25 GB/s, the highest read bandwidth measured here (probes read 24 to 25 GB/s)`."""
     low, high = (f"{rate / 1e9:.0f}" for rate in (min(rates), max(rates)))
-    return f"{high} GB/s, the highest read bandwidth measured here (probes read {low} to {high} GB/s)"
+    probes = f"probes read {low} to {high} GB/s"
+    if max(rates) > UNSTABLE * min(rates):
+        probes += ": this machine's bandwidth is not stable"
+    return f"{high} GB/s, the highest read bandwidth measured here ({probes})"
+
+
+def share_range(bytes_per_s: float | None, rates: Sequence[float]) -> Ends | None:
+    """A rate as a share of the highest and of the lowest of these read bandwidths; None where they differ by
+    at most a fifth."""
+    if bytes_per_s is None or not rates or max(rates) <= UNSTABLE * min(rates):
+        return None
+    return [bytes_per_s / max(rates), bytes_per_s / min(rates)]
 
 
 def data_sheet(record: Record) -> Machine | None:
@@ -138,10 +155,10 @@ def batch_demand(record: Record) -> floors.Demand | None:
 
 
 def prefill_ceiling(record: Record) -> floors.Ceiling | None:
-    """The data sheet's bandwidth, and its rate for such weights; null where the rate is unknown, and for a
-    board, whose rate depends on the kernel of each type."""
+    """The data sheet's bandwidth, and its rate for such weights; null where the rate is unknown, for a board,
+    whose rate depends on the kernel of each type, and for a model in two memories."""
     machine, bits = data_sheet(record), bpw(record)
-    if machine is None or machine.board or bits is None:
+    if machine is None or machine.board or bits is None or elsewhere_in_memory(record):
         return None
     if (flops := machine.kernel_flops(is_quantized(bits))) is None:
         return None
@@ -209,17 +226,28 @@ def _share(record: Record, ceiling: float | None, cached: int) -> float | None:
     steps = record["tokens"] - 1
     if ceiling is None or step is None or steps < 1 or "last_token_ns" not in timing:
         return None
-    if speculation.row(record) or _on_two_devices(record):  # a step may give several tokens
+    if speculation.row(record) or elsewhere_in_memory(record):  # a step may give several tokens
         return None
     read = step.weight_bytes_per_token + _mean_kv_bytes(record, step) - cached
     seconds = (timing["last_token_ns"] - timing["first_token_ns"]) / 1e9 / steps
     return float(read / seconds / ceiling)
 
 
-def _on_two_devices(record: Record) -> bool:
-    """Whether llama.cpp computes some layers on a GPU and others on the CPU."""
-    layers = (loaded_of(record).get("devices") or {}).get("layers") or {}
-    return len(layers) > 1 and "CPU" in layers
+def elsewhere_in_memory(record: Record) -> str | None:
+    """What of a model on a GPU a step reads from main memory, in words; None for nothing, and on a CPU."""
+    if record.get("device") == "cpu":
+        return None
+    loaded = loaded_of(record)
+    found = []
+    for part, places in (loaded.get("devices") or {}).items():
+        if isinstance(places, dict):  # not the list of devices that are present
+            count = sum(of for place, of in places.items() if place.lower() == "cpu")
+            if count:
+                found.append(f"{count} of {sum(places.values())} {part}")
+    held = (loaded.get("placement") or Placed(misplaced=[])).get("bytes") or {}
+    if size := sum(of for place, of in held.items() if place.startswith("CPU") or place.endswith("_Host")):
+        found.append(f"{size / 1e6:,.0f} MB of tensors that the options place there")
+    return ", ".join(found) or None
 
 
 def cache_bytes(record: Record) -> int:

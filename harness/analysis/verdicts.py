@@ -10,11 +10,21 @@ from typing import TypeVar
 
 import numpy as np
 
-from harness.analysis import depth, flags, prefill, served, speculation, throttling, traffic, users
+from harness.analysis import (
+    depth,
+    flags,
+    gpu_sharing,
+    prefill,
+    served,
+    speculation,
+    throttling,
+    traffic,
+    users,
+)
 from harness.analysis.columns import Cell, Disturbance, Growth
 from harness.analysis.traffic import ceiling_bytes_per_s, past_cache_share, probed_bytes_per_s, spread
 from harness.analysis.warnings import DISTURBANCES, Flag, Warnings
-from harness.base.text import plural
+from harness.base.text import cores_text, plural
 from harness.records import tables
 from harness.records.kinds import Record, done_of, loaded_of, memory_of, served_elsewhere
 from harness.records.measured import Counters, Surface
@@ -25,12 +35,19 @@ from harness.stacks.header import Options
 # Find disturbances: repeats that the machine, not the stack, made invalid, and what to do about them. Pure.
 #
 # A repeat that is invalid only for a disturbance is measured again. Counters of the worker (page faults,
-# waits for a CPU, memory) decide. Counters of the whole machine, which other processes may have raised,
-# give notes.
+# waits for a CPU, memory) decide, and the machine's CPU time and steal. Its memory counters, which other
+# processes may have raised without any effect here, give notes.
 
 
 CONTENTION_TOLERANCE = 0.05  # of threads x time; a quiet machine has 0.1%
 CONTENTION_FLOOR_NS = 50_000_000  # one or two normal waits are a large share of a very short run
+# Of the machine's cores. A process on one of two cores that reads memory slowed a reader on the other by 41%;
+# with a tenth of the cores' time it may cost 8%.
+OTHER_WORK_TOLERANCE = 0.10
+# Of the CPU time asked for. On a virtual machine with two busy CPUs, over 55 minutes, 6% of the seconds had a
+# burst of 0.1 to 0.2 s; of windows of 1 to 10 s at most 1% had more than both of these.
+STEAL_TOLERANCE = 0.05
+STEAL_FLOOR_S = 0.2
 STALLED_SHARE = 0.01  # of the timed part
 STALLED_FLOOR_US = 10_000
 PAGE_BYTES = 4096
@@ -64,7 +81,8 @@ def disturbances(record: Record) -> list[Flag]:
     # Windows of few tokens differ with what is accepted in them.
     if not done_of(record)["warmup"]["agreed"] and not speculation.row(record):
         found.append(Warnings.warmup_unsettled.flag())
-    return [*found, *_paging(record), *_contention(record), *throttling.flags(record)]
+    found += [*_paging(record), *_contention(record), *_stolen(record)]
+    return [*found, *throttling.flags(record), *gpu_sharing.flags(record)]
 
 
 def disturbance_notes(record: Record) -> list[Flag]:
@@ -83,7 +101,7 @@ def disturbance_notes(record: Record) -> list[Flag]:
     if share and of_others <= CONTENTION_TOLERANCE and not oversubscribed(record):
         threads = plural(record["threads"], "thread")
         found.append(Warnings.own_threads_waited.flag(share=share, threads=threads))
-    return found
+    return [*found, *(flag for flag in _other_work(record) if flag.disturbance is None)]
 
 
 def _paging(record: Record) -> list[Flag]:
@@ -182,12 +200,15 @@ def _quota(record: Record) -> list[Flag]:
 
 
 def _contention(record: Record) -> list[Flag]:
-    """Threads that waited for a CPU. A barrier per tensor makes them lose far more than this share."""
+    """Threads that waited for a CPU: a barrier per tensor makes them lose far more than this share. Where
+    they did not, work of others beside them."""
     share, of_others = _waited(record)
     if oversubscribed(record) and share:
         cpus = plural(record["machine"]["usable_cpus"] or 0, "CPU")
         return [Warnings.too_many_threads.flag(share=share, threads=record["threads"], cpus=cpus)]
-    return [Warnings.waited_for_cpu.flag(share=share)] if share and of_others > CONTENTION_TOLERANCE else []
+    if share and of_others > CONTENTION_TOLERANCE:
+        return [Warnings.waited_for_cpu.flag(share=share)]
+    return [flag for flag in _other_work(record) if flag.disturbance]
 
 
 def _waited(record: Record) -> tuple[float, float]:
@@ -207,6 +228,39 @@ def _waited(record: Record) -> tuple[float, float]:
     if cpus is None or cpu_s is None:
         return share, share
     return share, min(share, max(0.0, cpus - 1e9 * cpu_s / timed_ns))
+
+
+def _other_work(record: Record) -> list[Flag]:
+    """Work of others while timing, a disturbance or, if it is little, a note: it may take SMT siblings of the
+    cores used, or memory bandwidth, without a thread ever waiting. Empty where it is not known, or may be
+    that of the server which computed."""
+    used = (record.get("conditions") or Conditions()).get("cpu_time")
+    cores = record["machine"].get("all_cores")
+    if used is None or cores is None or served_elsewhere(record):
+        return []
+    others_s = used["machine_s"] - used["harness_s"]
+    if others_s <= CONTENTION_FLOOR_NS / 1e9:
+        return []
+    own, others = used["harness_s"] / used["elapsed_s"], others_s / used["elapsed_s"]
+    shared = min(others, own + others - cores)  # at least: more are busy than there are cores
+    beside = others / cores if record.get("device") == "cpu" else 0.0
+    numbers = {"others": others, "cores": plural(cores, "core"), "own": own}
+    if shared > CONTENTION_TOLERANCE * own or beside > OTHER_WORK_TOLERANCE:
+        return [Warnings.other_work.flag(**numbers)]
+    return [Warnings.little_other_work.flag(**numbers)] if beside > CONTENTION_TOLERANCE else []
+
+
+def _stolen(record: Record) -> list[Flag]:
+    """Steal, as a share of the CPU time that all processes here asked for; in an older record, which does not
+    have it, of its threads' time. A thread that a hypervisor stops is as late as one that waits for a CPU."""
+    _, machine = _pressures(record)
+    stolen_s, timed_s = machine.get("steal_ms", 0) / 1e3, _timed_ns(record) / 1e9
+    if stolen_s <= STEAL_FLOOR_S or not timed_s:
+        return []
+    used = (record.get("conditions") or Conditions()).get("cpu_time")
+    wanted_s = stolen_s + used["machine_s"] if used else timed_s * timed_threads(record)
+    share = min(1.0, stolen_s / max(wanted_s, timed_s))
+    return [Warnings.stolen.flag(share=share)] if share > STEAL_TOLERANCE else []
 
 
 def timed_threads(record: Record) -> int:
@@ -542,12 +596,16 @@ def _stack_faults(record: Record, ceiling: float | None) -> list[Flag]:
     reasons = []
     stopped = growth_stopped(record)
     if record["tokens"] != new and not stopped and not tables.name_of(record):
-        numbers = {"tokens": plural(record["tokens"], "token"), "requested": new}
-        why = Warnings.server_stopped if served_elsewhere(record) else Warnings.other_length
-        reasons.append(why.flag(**numbers))
+        if served_elsewhere(record):
+            reasons += served.other_length(record)
+        else:
+            tokens = plural(record["tokens"], "token")
+            reasons.append(Warnings.other_length.flag(tokens=tokens, requested=new))
     evaluated, expected = done["counters"].get("evaluated_tokens"), prompt + record["tokens"] - 1
     if (counted := done["counters"].get("prompt_tokens")) is not None:
-        expected = counted + record["tokens"] - 1  # of a server, which may add a template
+        # Of a server, which may add a template, and whose counts of the answer need not be right.
+        expected = counted + record["tokens"] - 1
+        evaluated = expected - done["counters"].get("cached_tokens", 0)
     if evaluated is not None and evaluated != expected and not stopped:
         reasons.append(Warnings.other_prefix.flag(evaluated=evaluated, expected=expected))
     # The stack's report after loading, then the one after the run.
@@ -586,9 +644,14 @@ def notes(record: Record) -> list[Flag]:
         more = f" and {len(retries) - NAMES_SHOWN} more places" if len(retries) > NAMES_SHOWN else ""
         times = plural(sum(count for _, count in retries), "time")
         raised.append(Warnings.allocator_retries.flag(times=times, places=places + more))
+    if where := traffic.elsewhere_in_memory(record):
+        raised.append(Warnings.two_memories.flag(where=where))
+    if record.get("device") == "cpu" and not served_elsewhere(record) and record["machine"].get("core_kinds"):
+        threads, cores = plural(record["threads"], "thread"), cores_text(record["machine"])
+        raised.append(Warnings.cores_of_several_kinds.flag(threads=threads, cores=cores))
     raised += [*flags.routing_notes(record), *flags.rotary_notes(record)]
     raised += [*served.notes(record), *speculation.notes(record)]
-    return [*raised, *throttling.notes(record), *disturbance_notes(record)]
+    return [*raised, *throttling.notes(record), *gpu_sharing.notes(record), *disturbance_notes(record)]
 
 
 def beyond_trained(facts: StackFacts, length: int | None, reaches: str) -> list[Flag]:
@@ -625,10 +688,12 @@ def _leftovers(facts: StackFacts) -> list[Flag]:
 
 
 def _window(record: Record) -> list[Flag]:
-    """A KV cache shorter than the run: the stack discarded tokens and continued. A server stops."""
-    holds, workload = loaded_of(record).get("holds_tokens"), record["workload"]
+    """A KV cache shorter than the run: the stack discarded tokens and continued. Of servers, Ollama does."""
+    facts = loaded_of(record) | done_of(record).get("facts_changed", StackFacts())
+    holds, server, workload = facts.get("holds_tokens"), facts.get("served"), record["workload"]
     needed = workload["prompt_tokens"] + workload["new_tokens"]
-    if holds is None or holds >= needed or served_elsewhere(record):
+    stops = served_elsewhere(record) and not (server and server["api"] in ("ollama", "openai"))  # it has both
+    if holds is None or holds >= needed or stops:
         return []
     return [Warnings.short_cache.flag(holds=holds, needed=needed)]
 

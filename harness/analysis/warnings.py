@@ -10,11 +10,18 @@ from harness.analysis.columns import Disturbance, FlagRow
 ALL = "all"
 DISTURBANCES: dict[Disturbance, tuple[str, str]] = {
     "cpu": ("other processes used the CPUs", "close other programs, or lower `threads`"),
+    "steal": ("the hypervisor withheld the CPUs", "measure on CPUs of your own, or at another time"),
     "quota": ("a CPU quota throttled its threads", "raise or remove it (--cpus, CPUQuota)"),
     "memory": ("memory was short and pages were read from disk", "close programs that use memory"),
     "heat": ("the device was throttled", "let it cool (protocol.cool_down)"),
     "warmup": ("warm-up never settled", "close other programs"),
     "server": ("others used the server", "keep other clients away from it"),
+    "gpu": ("other processes used the GPU", "close them (nvidia-smi lists them), or choose another GPU"),
+    "ended": (
+        "the model ended its answers early",
+        "measure more attempts (protocol.retry_disturbed), or by an API that ignores the end of a text"
+        " (llama-server, vLLM)",
+    ),
     "suspend": ("the machine was suspended", "keep it awake (systemd-inhibit)"),
 }
 """What on the machine, not in the stack, makes a repeat invalid, so that another attempt may be ok: cause and
@@ -26,6 +33,11 @@ DEVICE = "lower n_ctx or take fewer bits, so that all fits on the device, or req
 WEIGHTS = "fetch or convert the file again, and check that it is of this model and type"
 CACHE = "report it to the stack's authors; its speed is of other work than the workload's"
 CLOCKS = "report it with the record: one of the two clocks is wrong"
+
+
+_OTHER_WORK = (
+    "other processes used {others:.1f} CPUs while timing ({cores}; its own processes used {own:.1f})"
+)
 
 
 def _note(cause: str, next_step: str) -> tuple[str, str, None]:
@@ -121,12 +133,41 @@ class Warnings(Enum):
         "measure more tokens or repeats, or read TPOT",
     )
 
+    cores_of_several_kinds = _note(
+        "{threads} on {cores}: the slowest core that has a thread holds up the others",
+        "compare other numbers of threads (harness tune)",
+    )
+
     # Differences between the run and the request.
     other_length = "{tokens} generated, {requested} requested", "report it to the stack's authors"
     server_stopped = (
-        "{tokens} generated, {requested} requested: the server stopped early",
-        "give it a larger context (llama-server -c, Ollama num_ctx, vLLM --max-model-len), or an API that"
-        " ignores the end of a text",
+        "{tokens} generated, {requested} requested: the server stopped early{reason}",
+        "read the server's log",
+    )
+    server_limit = (
+        "{tokens} generated, {requested} requested: the server stopped early, at a limit of its own",
+        "give it a larger context (llama-server -c, Ollama num_ctx, vLLM --max-model-len), or request fewer"
+        " tokens",
+    )
+    more_than_requested = (
+        "{tokens} or more came, {requested} requested",
+        "see what the server sends besides its tokens: a piece of its answer is not one token",
+    )
+    answer_too_short = _disturbed(
+        "ended", "the model ended its answer after {tokens} of {requested}: a rate needs {least}"
+    )
+    answer_ended = _note(
+        "the model ended its answer after {tokens} of {requested}: its figures are those of these tokens",
+        "read tok/s of contexts up to there, or measure by an API that ignores the end of a text"
+        " (llama-server, vLLM)",
+    )
+    usage_unusable = _note(
+        "the server counts {counted} tokens in its answer, and {came} came: its count is not used",
+        "read tok/s, which is by what came",
+    )
+    counted_by_proxy = _note(
+        "the answers come through {proxy}, which counts tokens itself: its counts are not used",
+        "measure the server behind it at its own address",
     )
     other_prefix = (
         "{evaluated} tokens were evaluated, {expected} expected: a prefix was reused or added",
@@ -186,19 +227,17 @@ class Warnings(Enum):
         "read TTFT as that of the longer prompt",
         "first token",
     )
-    prompt_not_counted = (
-        "the server does not count the tokens of a prompt: what TTFT contains is not known",
-        "measure it by an API that counts them, such as llama-server's",
-        "first token",
+    prompt_not_counted = _note(
+        "the server does not count the tokens of a prompt, so TTFT is that of about {requested}",
+        "compare TTFT with that of an API that counts them, such as llama-server's",
     )
     tokens_at_once = (
-        "{tokens} tokens came in {pieces}, up to {largest} at once: it is not known when each was made",
+        "{tokens} tokens{by} came in {pieces}{most}: it is not known when each was made",
         "measure more tokens, of which one piece is a smaller share, or let the server send each (vLLM:"
         " --stream-interval, by default 1)",
     )
     tokens_in_pieces = _note(
-        "{tokens} tokens came in {pieces}, up to {largest} at once: only averages are known, no B and"
-        " W{accuracy}",
+        "{tokens} tokens{by} came in {pieces}{most}: only averages are known, no B and W{accuracy}",
         "read tok/s; B and W need a piece for each token",
     )
     guessed_ahead = _note(
@@ -255,6 +294,8 @@ class Warnings(Enum):
     waited_for_cpu = _disturbed(
         "cpu", "its threads waited for a CPU {share:.0%} of the time: other processes were running"
     )
+    other_work = _disturbed("cpu", _OTHER_WORK)
+    stolen = _disturbed("steal", "the hypervisor withheld {share:.0%} of the CPU time that was asked for")
     too_many_threads = (
         "its threads waited for a CPU {share:.0%} of the time: {threads} of them share {cpus}",
         "lower `threads` to the number of CPUs",
@@ -274,10 +315,21 @@ class Warnings(Enum):
         "two clocks differ on {differences}; their totals agree: the device was done before ours was read, on"
         " a busy host",
     )
+    gpu_shared = _disturbed("gpu", "other processes used {share:.0%} of the GPU while timing")
     throttled = _disturbed("heat", "throttled while timing: {what}")
+    gpu_shared_little = _note(
+        "other processes used {share:.0%} of the GPU while timing: alone it may be faster by as much",
+        "close them (nvidia-smi lists them), or choose another GPU",
+    )
+    gpu_memory_of_others = _note(
+        "other processes held {megabytes:.0f} MB of the GPU's memory when the worker started; whether they"
+        " computed while timing is not known ({why})",
+        "close them (nvidia-smi lists them), or choose another GPU",
+    )
     machine_under_pressure = _note(
         "the whole machine, while timing: {pressure}", "close programs that use memory or CPUs"
     )
+    little_other_work = _note(_OTHER_WORK, "close other programs")
     power_cap = _note(
         "a condition of the device: {what}", "raise the power limit, or compare under the same one"
     )
@@ -300,13 +352,35 @@ class Warnings(Enum):
         "install these versions, or build the stack's own environment",
     )
     stack_warning = _note("{message}", "see the stack's documentation")
+    two_memories = _note(
+        "a step reads from main memory too ({where}): no MBU, which is a share of one memory's bandwidth",
+        "read tok/s; harness theory --n-cpu-moe has the limit of both",
+    )
     allocator_retries = _note(
         "{times} the allocator had to free memory and try again, at n = {places}",
         "leave more memory free: retries make spikes",
     )
     served_by = _note(
-        "{server}: {here:.3f} ms/token as its client saw it{own}; the client itself took {client:.3f}",
+        "{server}: {here:.3f} ms/token as its client saw it{own}; the client itself took {client:.3f}{place}",
         "run the same file with `llamacpp` to see what serving adds",
+    )
+    model_loaded = (
+        "the server loaded the model for {load:,.0f} ms before the first token, by its own clock: TTFT is"
+        " left out",
+        "keep the model loaded (OLLAMA_KEEP_ALIVE), and other models off the server",
+        "first token",
+    )
+    model_loaded_meanwhile = (
+        "the server loaded the model for up to {load:,.0f} ms before a first token, by its own clock",
+        "keep the model loaded (OLLAMA_KEEP_ALIVE), and other models off the server",
+    )
+    on_cpu = _note(
+        "the server holds {on_cpu:.0%} of the model on the CPU and {on_gpu:.0%} on GPUs{context}",
+        "free GPU memory, or take fewer bits or a shorter context, so that the server places all on the GPU",
+    )
+    other_form = _note(
+        "the server refused a field of the request, which was sent with {forms}",
+        "compare it with servers that were sent the same",
     )
     turns_reused = _note(
         "by its own count the server reused {reused:,} of the {held:,} tokens before its later turns",

@@ -1,18 +1,18 @@
 """Windows of decode at several depths -> B and W, the speed at each depth, and whether a line holds. Pure.
 
 A window's mean latency is one observation: tokens within it share the state of the machine at that moment.
+Windows of one process share its speed, so the intervals of one table exclude how processes differ.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
 
-from harness.analysis.line_fit import CONFIDENCE, Floats, Line
+from harness.analysis.line_fit import CONFIDENCE, Floats, Line, students_half
 
 FEWEST = 3  # windows of a line, and of an interval
 CURVED = 0.01  # p-value of the quadratic term below which a line does not hold
@@ -30,10 +30,7 @@ class AtDepth:
 
 @dataclass(frozen=True)
 class Windows:
-    """`line`, with 95% intervals of B and of the slope; null for fewer than three windows, or at one depth.
-
-    `curved`: p-value of a quadratic term; null for too few depths.
-    """
+    """`line`, with 95% intervals of B and of the slope; null for fewer than 3 windows, or at one depth."""
 
     at: tuple[AtDepth, ...]
     mean_ms: float
@@ -42,28 +39,20 @@ class Windows:
     line: Line | None = None
     B_ends_ms: tuple[float, float] | None = None
     slope_ends_ms: tuple[float, float] | None = None
-    curved: float | None = None
 
 
 def analyse_windows(columns: Mapping[str, Sequence[int]]) -> Windows | None:
-    """Analyse a table's columns `round`, `depth`, `n`, `latency_ns`; null without a row."""
-    depth, number, n, ns = (
-        np.asarray(columns.get(k, ()), float) for k in ("depth", "round", "n", "latency_ns")
-    )
-    if not len(depth):
+    """Analyse one process's columns `round`, `depth`, `n`, `latency_ns`; null without a row."""
+    depths, x, y = _means(columns)
+    if not len(depths):
         return None
-    keys, of = np.unique(np.stack([depth, number]), axis=1, return_inverse=True)
-    count = np.bincount(of.ravel())
-    x = np.bincount(of.ravel(), n - 1) / count  # tokens that a step attends to
-    y = np.bincount(of.ravel(), ns) / count / 1e6
-    depths = keys[0]
-    fitted = _fitted(x, y, 1) if len(x) >= FEWEST and len(np.unique(depths)) > 1 else None
+    fitted = _fitted(_powers(x, 1), y) if len(x) >= FEWEST and len(np.unique(depths)) > 1 else None
     slope = float(fitted[0][1]) if fitted else 0.0
     found = Windows(
         tuple(_at(int(d), x[depths == d], y[depths == d], slope) for d in np.unique(depths)),
         float(y.mean()),
-        len(depth),
-        int(n.max()),
+        len(columns["n"]),
+        max(columns["n"]),
     )
     if fitted is None:
         return found
@@ -74,36 +63,59 @@ def analyse_windows(columns: Mapping[str, Sequence[int]]) -> Windows | None:
         line=Line(float(B), float(slope)),
         B_ends_ms=(float(B - half[0]), float(B + half[0])),
         slope_ends_ms=(float(slope - half[1]), float(slope + half[1])),
-        curved=_curved(x, y) if len(np.unique(depths)) > 2 else None,
     )
 
 
-def _fitted(x: Floats, y: Floats, degree: int) -> tuple[Floats, Floats, int]:
-    """Coefficients, their standard errors and degrees of freedom; errors count relative to the latency."""
-    scale = max(float(x.max()), 1.0)
-    terms = np.stack([(x / scale) ** power for power in range(degree + 1)], axis=1)
-    weighted, freedom = terms / y[:, None], len(x) - degree - 1
+def curved(processes: Sequence[Mapping[str, Sequence[int]]]) -> bool:
+    """Whether latency bends with depth; false for fewer than three depths. `processes`: a table of each."""
+    found = [of for columns in processes if len((of := _means(columns))[0])]
+    if not found or len(np.unique(np.concatenate([depths for depths, _, _ in found]))) < 3:
+        return False
+    return bends([x for _, x, _ in found], [y for _, _, y in found])
+
+
+def _means(columns: Mapping[str, Sequence[int]]) -> tuple[Floats, Floats, Floats]:
+    """Of each window of a table: its depth, the tokens that a step attends to, and ms, means over steps."""
+    depth, number, n, ns = (
+        np.asarray(columns.get(k, ()), float) for k in ("depth", "round", "n", "latency_ns")
+    )
+    if not len(depth):
+        return depth, n, ns
+    keys, of = np.unique(np.stack([depth, number]), axis=1, return_inverse=True)
+    count = np.bincount(of.ravel())
+    x, y = (np.bincount(of.ravel(), values) / count for values in (n - 1, ns / 1e6))
+    return keys[0], x, y
+
+
+def _powers(x: Floats, degree: int) -> Floats:
+    """[point, power of x from 0]"""
+    return np.stack([x**power for power in range(degree + 1)], axis=1)
+
+
+def _fitted(terms: Floats, y: Floats) -> tuple[Floats, Floats, int]:
+    """Coefficients of terms [point, term], their standard errors and degrees of freedom; errors count
+    relative to the latency."""
+    scale = np.abs(terms).max(axis=0)
+    scale[scale == 0] = 1
+    weighted, freedom = terms / scale / y[:, None], max(len(y) - terms.shape[1], 1)
     inverse = np.linalg.pinv(weighted.T @ weighted)
     found = inverse @ weighted.T @ np.ones(len(y))
     left = 1 - weighted @ found
-    errors = np.sqrt(np.diag(inverse) * (left @ left) / max(freedom, 1))
-    powers = scale ** np.arange(degree + 1)
-    return found / powers, errors / powers, max(freedom, 1)
+    errors = np.sqrt(np.diag(inverse) * (left @ left) / freedom)
+    return found / scale, errors / scale, freedom
 
 
-def bends(x: Floats, y: Floats) -> bool:
-    """Whether a quadratic term is significant: no line describes the points."""
-    p = _curved(x, y)
-    return p is not None and p < CURVED
-
-
-def _curved(x: Floats, y: Floats) -> float | None:
-    if len(x) < FEWEST + 2:
-        return None
-    found, errors, freedom = _fitted(x, y, 2)
-    if not errors[2]:
-        return None
-    return float(2 * scipy.special.stdtr(freedom, -abs(found[2] / errors[2])))
+def bends(x: Sequence[Floats], y: Sequence[Floats]) -> bool:
+    """Whether a quadratic term is significant: no line describes the points. `x`, `y`: of each process, which
+    has a line of its own, so that one slow process with most of the deep points is no curve."""
+    together = np.concatenate(x)
+    lines = np.zeros((len(together), 2 * len(x)))
+    for number, (end, own) in enumerate(zip(np.cumsum([len(each) for each in x]), x, strict=True)):
+        lines[end - len(own) : end, 2 * number : 2 * number + 2] = _powers(own, 1)
+    if len(together) < lines.shape[1] + FEWEST:
+        return False
+    found, errors, freedom = _fitted(np.column_stack([lines, together**2]), np.concatenate(y))
+    return bool(errors[-1]) and float(2 * scipy.special.stdtr(freedom, -abs(found[-1] / errors[-1]))) < CURVED
 
 
 def _at(depth: int, x: Floats, y: Floats, slope: float) -> AtDepth:
@@ -112,9 +124,5 @@ def _at(depth: int, x: Floats, y: Floats, slope: float) -> AtDepth:
     mean = float(here.mean())
     if len(here) < 2:
         return AtDepth(depth, mean, None, len(here))
-    half = (
-        float(scipy.special.stdtrit(len(here) - 1, (1 + CONFIDENCE) / 2))
-        * float(here.std(ddof=1))
-        / math.sqrt(len(here))
-    )
+    half = students_half(here)
     return AtDepth(depth, mean, (mean - half, mean + half), len(here))

@@ -6,9 +6,12 @@ On Windows only the stack `fake` runs. The branches for it were tried with stand
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -18,6 +21,7 @@ if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
+    import resource
 
 
 def _flags(*names: str) -> int:
@@ -72,6 +76,25 @@ def set_mode(fd: int, mode: int) -> None:
     """The mode of an open file, where files have one."""
     if sys.platform != "win32":
         os.fchmod(fd, mode)
+
+
+@contextmanager
+def limited_memory(more_bytes: int) -> Iterator[None]:
+    """Within it, this process can allocate so many bytes more: beyond that its allocations fail. Only Linux
+    counts them (RLIMIT_DATA)."""
+    if sys.platform != "linux":
+        yield
+        return
+    (data_kb,) = re.findall(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text("utf-8"))
+    limits = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = min(
+        limit for limit in (int(data_kb) * 1024 + more_bytes, *limits) if limit != resource.RLIM_INFINITY
+    )
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def is_read_only(folder: Path) -> bool:

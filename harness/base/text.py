@@ -6,6 +6,7 @@ import csv
 import io
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
 from urllib.parse import urlsplit
@@ -22,6 +23,16 @@ def printable(text: str) -> str:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return _COMMAND.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", text)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a name or an argument of bytes was UTF-8: others have surrogates, which no file can be written
+    with."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def printable_lines(text: str) -> str:
@@ -133,10 +144,20 @@ def sized(size: float) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= GB_FROM else f"{size / 1e6:,.0f} MB"
 
 
+def cores_text(machine: Mapping[str, Any]) -> str:
+    """`8 cores`, or `8 performance and 16 efficiency cores`, as the harness may use; empty if unknown."""
+    cores, counts = machine["physical_cores"], Counter[str]()
+    for kind in machine.get("core_kinds") or []:
+        counts[kind["name"]] += kind["cores"]
+    if not counts:
+        return plural(cores, "core") if cores else ""
+    return " and ".join(f"{count} {name}" for name, count in counts.items()) + " cores"
+
+
 def machine_text(machine: Mapping[str, Any]) -> str:
     """`AMD EPYC 7B13, 8 cores, 33.6 GB, NVIDIA L4 with 24.2 GB`: what is known of a machine."""
-    cores, memory = machine["physical_cores"], machine["memory_bytes"]
-    parts = [machine["cpu"], plural(cores, "core") if cores else "", sized(memory) if memory else ""]
+    memory = machine["memory_bytes"]
+    parts = [machine["cpu"], cores_text(machine), sized(memory) if memory else ""]
     for gpu in machine["gpus"]:
         size = f"with {sized(gpu['memory_bytes'])}" if gpu["memory_bytes"] else "(memory unknown)"
         parts.append(f"{gpu['name'] or 'a GPU'} {size}")

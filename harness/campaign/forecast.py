@@ -554,7 +554,7 @@ def _check(cell: Cell, ready: Ready) -> None:
 def forecasts(experiment: Experiment, cells: Sequence[Cell]) -> list[Forecast]:
     """The forecasts of these cells on this machine, before anything is made for them."""
     device = device_of(experiment)
-    threads = experiment.protocol.threads or machine.physical_cores()
+    threads = experiment.protocol.threads or machine.default_threads()
     return [expected(cell, device, threads) for cell in cells]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ from harness.campaign.worker import Facts
 from harness.campaign.worker_memory import mechanism_here
 from harness.config import Experiment, MaxCtx, Weights, Windows, plan
 from harness.config.plan import Cell
-from harness.models import engine_files, weights
+from harness.models import engine_files, served, weights
 from harness.models.checkpoint import CONFIG
 from harness.models.engine_files import EngineFiles
 from harness.models.hub import from_hub
@@ -355,7 +357,7 @@ class Preparation:
     ) -> None:
         """`threads`: null for one per physical core. `packages`: requirements in place of the pinned ones."""
         self.device, self.say, self._packages = device, say, packages
-        self.threads = threads or machine.physical_cores()
+        self.threads = threads or machine.default_threads()
         self._no_device: str | None = None
         try:
             self.device_id = machine.device_id(device, gpu)
@@ -365,6 +367,7 @@ class Preparation:
         self.prompts = Prompts(self._producer.vocabulary_ids)
         self._interpreters: dict[str, Interpreter | NotReady] = {}
         self._from_hub: dict[Weights, Ready | WeightsError] = {}
+        self._servers: dict[tuple[str, str | None], str | None] = {}
         self._forecasts: dict[str, Forecast] = {}
 
     def interpreter(self, header: Header) -> Interpreter:
@@ -411,6 +414,8 @@ class Preparation:
 
     def _weights_fingerprint(self, cell: Cell) -> str:
         """Raises WeightsError."""
+        if cell.weights_format == "served":
+            return self._server(cell.options(self.threads))
         if not cell.header.formats:
             return cell.weights_format
         given = self._given(cell)
@@ -425,6 +430,27 @@ class Preparation:
         quant = cell.quant or weights.SOURCE_QUANT
         path = weights.converted_path(name, quant, self._producer.quantizer(cell))
         return f"{name}-{path.parent.name}-{quant}"
+
+    def _server(self, options: Options) -> str:
+        """Identifies a server and its model; one that does not identify itself counts as another in each
+        campaign. Raises WeightsUnavailable."""
+        url, model = str(options["url"]), str(options["model"]) if options["model"] else None
+        if (url, model) not in self._servers:
+            try:
+                found = served.identity(url, model, os.environ.get(str(options["key"]), "").strip() or None)
+            except served.NotServed:  # its repeats say why
+                found = None
+            else:
+                if found is None:
+                    self.say(
+                        f"{url}: reports nothing that identifies its model, such as a digest or a file: it is"
+                        " measured again in each run"
+                    )
+                    found = f"unidentified-{uuid.uuid4().hex}"
+            self._servers[url, model] = found
+        if (known := self._servers[url, model]) is None:
+            raise WeightsUnavailable(f"{url}: is not reached")
+        return known
 
     def weights(self, cell: Cell) -> Ready | None:
         """The weights of a cell, made or downloaded if missing; null if its stack loads none. Of a server:

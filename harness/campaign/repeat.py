@@ -11,23 +11,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from typing_extensions import NotRequired, TypedDict
 
 import harness
 from harness import machine, records
-from harness.analysis import sensors, throttling
+from harness.analysis import gpu_sharing, sensors, throttling
 from harness.base.nvml import UUIDS
 from harness.base.text import recorded, redacted
 from harness.campaign import worker
 from harness.campaign.forecast import Forecast
+from harness.campaign.other_processes import cpu_time
 from harness.campaign.worker_memory import MemoryLimit, pressure
 from harness.config import Experiment
 from harness.config.plan import Cell
 from harness.config.variants import weights_of
 from harness.machine import ProbeError
 from harness.machine.probes import MatrixRate
+from harness.machine.sensor_values import GPU_OTHERS, GPU_OTHERS_COLUMN
 from harness.machine.sensors import SensorSampler
 from harness.models import gguf
 from harness.models.engine_files import EngineFiles
@@ -45,6 +47,7 @@ from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, 
 # Measure one repeat of one cell in one worker process, and write its outcome as one record.
 
 
+_Counter = TypeVar("_Counter", int, float)
 # Facts that the Done event of a decode must have, because the verdicts read them.
 DONE_FACTS = {"counters", "warmup", "facts_after", "major_faults", "start_ns", "flushes"}
 
@@ -151,8 +154,10 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
             raise ResultsError(f"cannot write results to {running.folder}: {refusal.strerror}") from refusal
         raise
     times, peaks, usage = report.times(len(inputs.prompt)), plain(seen.memory), plain(seen.rusage)
-    pressures = {"pressure": report.pressure, "worker_pressure": report.worker_pressure}
-    begun["conditions"] = plain({**(begun.get("conditions") or {}), **pressures})
+    risen: dict[str, object] = {"pressure": report.pressure, "worker_pressure": report.worker_pressure}
+    if report.cpu_time and not cell.header.simulated:  # what others do costs simulated time nothing
+        risen["cpu_time"] = report.cpu_time
+    begun["conditions"] = plain({**(begun.get("conditions") or {}), **risen})
     done = report.done()
     end: measured.MeasuredEnd = {
         "outcome": report.outcome,
@@ -175,7 +180,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
     if memory_limit:
         end["memory_budget"] = memory_limit.facts()
     if seen.sensors is not None:
-        end["sensors"] = _sensor_record(seen.sensors, report, times)
+        end["sensors"] = _sensor_record(seen.sensors, report.timed(times), done)
     sensor_columns = seen.sensors.columns if seen.sensors else None
     stored = running.finish(end, times, seen.memory_columns, sensor_columns, report.tables)
     if seen.interrupted:
@@ -241,14 +246,19 @@ def _utc_of(t_ns: int) -> str:
     return (datetime.now(timezone.utc) - timedelta(microseconds=ago_us)).isoformat()
 
 
-def _sensor_record(sampler: SensorSampler, report: WorkerReport, times: TokenTimes) -> measured.Sensors:
+def _sensor_record(
+    sampler: SensorSampler, during: sensors.Timed | None, done: measured.EndFacts | None
+) -> measured.Sensors:
     """The summary of the sensors, and their readings during the timed section."""
-    during, summary, columns = report.timed(times), sampler.summary(), sampler.columns
+    summary, columns = sampler.summary(), sampler.columns
+    others = gpu_sharing.others_on_gpu(columns, during, done)
+    no_others = {} if others or GPU_OTHERS_COLUMN not in columns else {GPU_OTHERS: gpu_sharing.NOT_SEEN}
     return {
         **summary,
-        "missing": summary["missing"] | throttling.unseen(columns, during),
+        "missing": no_others | summary["missing"] | throttling.unseen(columns, during),
         "timed": sensors.gauges(columns, during),
         "throttled": throttling.seen(columns, during),
+        "others_on_gpu": others,
         "energy": sensors.measured_energy(columns, sampler.energy, during),
     }
 
@@ -272,8 +282,13 @@ def _after_load(marks: list[measured.Mark]) -> measured.Memory:
     return {"after_load_rss_bytes": rss, "after_load_vram_bytes": loaded and loaded["vram_bytes"]}
 
 
+def _rise(before: Mapping[str, _Counter], after: Mapping[str, _Counter]) -> dict[str, _Counter]:
+    return {name: after[name] - count for name, count in before.items() if name in after}
+
+
 class WorkerReport:
-    """The worker's events so far, and the rise of memory and CPU pressure during the timed section."""
+    """The worker's events so far, and the rise of memory and CPU pressure and of CPU time during the timed
+    section; empty until it ends."""
 
     def __init__(self, memory_limit: MemoryLimit | None = None) -> None:
         """`memory_limit`: the worker's; its cgroup's pressure is read in addition to the machine's."""
@@ -284,7 +299,9 @@ class WorkerReport:
         self.ended: Done | Failed | Died | None = None
         self.pressure: dict[str, int] = {}
         self.worker_pressure: dict[str, int] = {}
+        self.cpu_time: dict[str, float] = {}
         self._before: tuple[dict[str, int], dict[str, int]] = {}, {}
+        self._cpu_time_before: dict[str, float] = {}
         self._count, self._last_ns = 0, 0
         self.tables: records.Tables = {}
 
@@ -295,10 +312,11 @@ class WorkerReport:
                 return
             self.phases.append(event)
             if event.name == "generate":
-                self._before = self._pressures()
+                self._before, self._cpu_time_before = self._pressures(), cpu_time()
             elif event.name == "finish":
+                self.cpu_time = _rise(self._cpu_time_before, cpu_time())
                 self.pressure, self.worker_pressure = (
-                    {name: after[name] - count for name, count in before.items() if name in after}
+                    _rise(before, after)
                     for before, after in zip(self._before, self._pressures(), strict=True)
                 )
         elif isinstance(event, Loaded):

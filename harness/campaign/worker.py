@@ -472,7 +472,7 @@ def run(job: Job, on_event: Callable[[Event | Died], None]) -> WorkerOutcome:
             worker = Worker(job.request, job.interpreter, job.folder, job.threads, job.memory_limit)
             around.callback(worker.stop)  # before its cgroup is removed
             if job.with_sensors:
-                life.sensors = around.enter_context(SensorSampler(job.request.device))
+                life.sensors = around.enter_context(SensorSampler(job.request.device, worker_pid=worker.pid))
             sampler = MemorySampler(worker.pid, job.sample_interval_ms, vram)
             around.callback(lambda: life.memory.update(sampler.summary()))
             life.memory_columns = sampler.columns

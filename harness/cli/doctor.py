@@ -15,7 +15,7 @@ from harness import config, machine
 from harness.base import data
 from harness.base.files import JsonFileError, cache_folder, object_of, write_whole
 from harness.base.nvml import visible_gpus
-from harness.base.text import plural, sized
+from harness.base.text import cores_text, plural, sized
 from harness.campaign import repeat
 from harness.campaign.other_processes import DeviceBusy, busy_now, device_lock
 from harness.cli import NOT_OK, OK, Mistake, say
@@ -203,7 +203,7 @@ def _devices() -> Iterator[Row]:
 
 def _measure(row: Row, progress: Progress) -> bool:
     """Fill in the rates; false if a probe failed. A missing environment is a note."""
-    threads, built = machine.physical_cores(), repeat.measuring(_built(row["family"]))
+    threads, built = machine.default_threads(), repeat.measuring(_built(row["family"]))
     try:
         if row["family"] == "cpu":
             busy = busy_now() or 0.0
@@ -253,6 +253,8 @@ def _lines(row: Row) -> Iterator[str]:
         cores = (
             f"{plural(row['physical_cores'], 'usable core')} ({plural(row['logical_cpus'], 'logical CPU')})"
         )
+        if machine.facts()["core_kinds"]:
+            cores += f", {cores_text(machine.facts())}"
         cache = row["last_level_cache_bytes"]
         yield f"  {cores}, last-level cache {sized(cache) if cache else 'unknown'}, {memory}"
         yield f"  {row['os']}{', in a virtual machine' if row['virtualized'] else ''}"

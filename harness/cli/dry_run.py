@@ -204,7 +204,7 @@ class Here:
         self._has_reference = has_reference
         self.device = forecast.device_of(experiment)
         self._warmup = experiment.protocol.warmup
-        self._threads = experiment.protocol.threads or machine.physical_cores()
+        self._threads = experiment.protocol.threads or machine.default_threads()
         self.files = WeightFiles(self.device.family, self._threads, not self.device.absent)
         self.bandwidth: float | None = None
         # A probe would disturb the measurements of another campaign.

@@ -84,8 +84,8 @@ def text(facts: Facts, name: str) -> str:
         "name": name,
     }
     if not facts["gpus"]:
-        threads = facts["physical_cores"]
-        protocol = f"  # threads: {threads}       # default: the physical cores\n"
+        which = "performance" if facts["core_kinds"] else "physical"
+        protocol = f"  # threads: {machine.default_threads()}       # default: the {which} cores\n"
         protocol += "  # memory_budget: 4GiB  # of a worker, weights included; default: all memory\n"
         lines = "\n".join(f"  {line}" for line in _variants("cpu").values())
         return _FILE.format(**known, device="cpu", protocol=protocol, shape="qwen1.5-0.5b", variants=lines)

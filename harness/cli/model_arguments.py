@@ -206,7 +206,7 @@ def _served_document(
     if model not in found.models:
         raise Mistake(f"{address} has no model {shortened(model)}{suggestion(model, found.models)}")
     file = found.files[model]
-    name = file.stem if file and file.is_file() else model
+    name = file.stem if file and file.is_file() else served.name_of(model)
     source: Plain = {"weights": str(file) if file else "served"}
     row: Plain = {"stack": SERVER_STACK, "name": "as-served", "url": address}
     row |= {"model": model} if len(found.models) > 1 else {}

@@ -75,7 +75,7 @@ def rates(results: Path) -> None:
     interpreter = build.find(environment) if environment else None
     if interpreter is None:
         return
-    threads = machine.physical_cores()
+    threads = machine.default_threads()
     try:
         with device_lock("cpu", wait=False, say=say):
             found = repeat.through_stack(interpreter, "cpu", threads, ["types"])["types"]["rates"]
@@ -223,11 +223,11 @@ def _host(arguments: argparse.Namespace, name: str) -> Place | None:
     memory, bandwidth = arguments.host_memory, arguments.host_bandwidth
     if (memory is None) != (bandwidth is None):
         raise Mistake("--host-memory and --host-bandwidth belong together")
-    return memory and place_of(_cpu_of(name, memory, bandwidth), "", machine.physical_cores())
+    return memory and place_of(_cpu_of(name, memory, bandwidth), "", machine.default_threads())
 
 
 def _place(arguments: argparse.Namespace) -> Place:
-    threads = machine.physical_cores()
+    threads = machine.default_threads()
     if arguments.machine == THIS and arguments.bandwidth:
         if not arguments.memory:
             raise Mistake(
@@ -267,7 +267,7 @@ def all_places(arguments: argparse.Namespace) -> list[Place]:
     for name in MACHINES:
         found |= names.machines(name)
     host = _host(arguments, "the CPU of the GPUs")
-    places = [place_of(each, name, machine.physical_cores()) for name, each in found.items()]
+    places = [place_of(each, name, machine.default_threads()) for name, each in found.items()]
     return [replace(each, host=host if each.takes_host else None) for each in places]
 
 

@@ -232,7 +232,12 @@ def load(folders: list[Path], campaign: str | None = None) -> Study:
     if again := len(stored) - len(once):
         damages.append(f"{plural(again, 'record')} of several folders are the same, and count once")
     study = load_study([*reversed(once.values())])
-    return replace(study, warnings=[*damages, *study.warnings])
+    warnings = [*damages, *study.warnings]
+    if not (study.cells or study.checks or study.searches or study.scores):
+        for warning in warnings:
+            say(warning)
+        raise ResultsError(f"{', '.join(map(str, folders))}: no record can be analysed")
+    return replace(study, warnings=warnings)
 
 
 def _identity(each: Stored) -> tuple[object, ...]:

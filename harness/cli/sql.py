@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from harness.base import bounds
+from harness.base.text import csv_text, sized
 from harness.cli import OK, Mistake
 from harness.cli.options import add_json, add_results, add_wide
 from harness.dataset import sql
+from harness.dataset.sql import Answer, QueryError
 from harness.records.files import write_output
 from harness.report.text_table import Table
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +33,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         type=float,
-        default=sql.TIMEOUT_S,
+        default=bounds.QUERY_S,
         metavar="S",
-        help=f"end a query after so many seconds (default: {sql.TIMEOUT_S:.0f})",
+        help=f"end a query after so many seconds (default: {bounds.QUERY_S:.0f})",
     )
     add_wide(parser)
 
@@ -41,48 +44,89 @@ def run(arguments: argparse.Namespace) -> int:
     """Answer the query. Raises Mistake, QueryError, ResultsError."""
     if not 0 < arguments.timeout <= 1e6:
         raise Mistake(f"--timeout {arguments.timeout:g}: must be above 0 and at most 1e6")
-    if not arguments.query.strip() or Path(arguments.query).is_dir():
+    if not arguments.query.strip() or os.path.isdir(arguments.query):  # noqa: PTH112 - a query is no path
         raise Mistake('the query comes first, then the folder: harness sql "select * from cells" results')
-    found = sql.query(arguments.dir, arguments.query, arguments.timeout)
+    with sql.answer(arguments.dir, arguments.query, arguments.timeout) as answer:
+        names = answer.schema.names
+        if arguments.parquet:
+            content = _parquet(answer)
+        elif arguments.json or arguments.csv:
+            pieces = _bounded(_json(answer) if arguments.json else _csv(answer))
+        else:
+            most = bounds.TABLE_VALUES // max(1, len(names))
+            lines = [[_shown(value) for value in line] for line in islice(answer.lines(), most + 1)]
+            if len(lines) > most:
+                raise QueryError(
+                    f"the answer has over {bounds.TABLE_VALUES:,} values: add a limit, or use --csv, "
+                    "--json or --parquet"
+                )
     if arguments.parquet:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        sink = pa.BufferOutputStream()
-        pq.write_table(found, sink)
-        write_output(arguments.parquet, sink.getvalue().to_pybytes())
+        write_output(arguments.parquet, content)
         print(arguments.parquet.absolute())
-    elif arguments.json:
-        if again := [name for name, count in Counter(found.column_names).items() if count > 1]:
-            raise Mistake(f"several columns are named {again[0]}, and an object has one: name them with `as`")
-        rows = [dict(zip(found.column_names, line, strict=True)) for line in _lines(found)]
-        print(json.dumps(rows, indent=1, default=str))
-    elif arguments.csv:
-        from harness.base.text import csv_text
-
-        lines = [[_flat(value) for value in line] for line in _lines(found)]
-        print(csv_text([found.column_names, *lines]), end="")
+    elif arguments.json or arguments.csv:
+        for piece in pieces:
+            print(piece, end="")
     else:
-        lines = [[_shown(value) for value in line] for line in _lines(found)]
-        Table(found.column_names, lines).show(arguments.wide)
+        Table(names, lines).show(arguments.wide)
     return OK
 
 
-def _lines(found: pa.Table) -> list[list[Any]]:
-    columns = [
-        [
-            _plain(json.loads(value) if value and field.metadata == sql.JSON else value)
-            for value in column.to_pylist()
-        ]
-        for field, column in zip(found.schema, found.columns, strict=True)
-    ]
-    return [list(line) for line in zip(*columns, strict=True)]
+def _parquet(answer: Answer) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        n_bytes = 0
+        for batch in answer.batches:
+            if (n_bytes := n_bytes + batch.nbytes) > bounds.ANSWER_BYTES:
+                raise _too_long()
+            yield batch
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_batches(counted(), answer.schema), sink)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _bounded(pieces: Iterable[str]) -> list[str]:
+    kept, n_bytes = [], 0
+    for piece in pieces:
+        if (n_bytes := n_bytes + len(piece)) > bounds.ANSWER_BYTES:
+            raise _too_long()
+        kept.append(piece)
+    return kept
+
+
+def _too_long() -> QueryError:
+    return QueryError(f"the answer is longer than {sized(bounds.ANSWER_BYTES)}: ask for less, or add a limit")
+
+
+def _json(answer: Answer) -> Iterator[str]:
+    """A list of an object for each row, line by line."""
+    names = answer.schema.names
+    if again := [name for name, count in Counter(names).items() if count > 1]:
+        raise Mistake(f"several columns are named {again[0]}, and an object has one: name them with `as`")
+    before = "["
+    for line in answer.lines():
+        row = dict(zip(names, map(_plain, line), strict=True))
+        yield f"{before}\n " + json.dumps(row, indent=1, default=str).replace("\n", "\n ")
+        before = ","
+    yield "[]\n" if before == "[" else "\n]\n"
+
+
+def _csv(answer: Answer) -> Iterator[str]:
+    yield csv_text([answer.schema.names])
+    for line in answer.lines():
+        yield csv_text([[_flat(_plain(value)) for value in line]])
 
 
 def _plain(value: Any) -> Any:
     """A value without what JSON lacks: sums of whole numbers come as decimals, and NaN has no word."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -93,6 +137,6 @@ def _flat(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     """A value in a table: figures with six digits. A column that was asked for stays, though all null."""
-    if value is None:
+    if (plain := _plain(value)) is None:
         return "null"
-    return f"{value:.6g}" if isinstance(value, float) else str(_flat(value))
+    return f"{plain:.6g}" if isinstance(plain, float) else str(_flat(plain))

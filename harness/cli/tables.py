@@ -32,7 +32,13 @@ def searches_blocks(searches: Sequence[Search]) -> Iterator[Block]:
 
 
 NAMES_SHOWN = 3  # of the cells that were not scored
-NOTED = (*flags.OF_LINE, Warnings.ids_compared.name, Warnings.users_queued.name)
+NOTED = (
+    *flags.OF_LINE,
+    *(Warnings.ids_compared.name, Warnings.users_queued.name),
+    *(Warnings.answer_ended.name, Warnings.counted_by_proxy.name, Warnings.prompt_not_counted.name),
+    *(Warnings.tokens_in_pieces.name, Warnings.usage_unusable.name),
+    *(Warnings.model_loaded.name, Warnings.on_cpu.name, Warnings.other_form.name),
+)
 
 
 def show_cells_table(study: Study, as_json: bool, wide: bool) -> None:

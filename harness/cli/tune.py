@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     threshold = share("--threshold", arguments.threshold)
     arguments.config, experiment = model_arguments.experiment(arguments.models, arguments, arguments.set)
     tuned = _tuned(experiment, arguments)
-    threads = experiment.protocol.threads or machine.physical_cores()
+    threads = experiment.protocol.threads or machine.default_threads()
     options = _options(tuned, arguments, threads)
     base = tuned.cell(DEFAULTS).options(threads)
     search = Search(options, base, arguments.rounds, threshold)

@@ -52,7 +52,8 @@ class Differing(TypedDict):
 class Comparison:
     """The result of a comparison.
 
-    `rows`: one per cell and metric, with its verdict; `fails` marks a regression in --fail-on. `environment`:
+    `rows`: one per cell and metric, with its verdict; `fails` marks a regression in --fail-on that is not one
+    bad night. `environment`:
     other differences between the sides, with their cells. `not_compared`: cells with reasons. `partial`:
     cells without some of their new repeats, with reasons. `damages`: records that cannot be read. `notes`:
     records left out on purpose. `shared`: by metric, the shift that all cells share, and the noise between
@@ -103,7 +104,7 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
     thresholds = {family: fail_on.get(family, DEFAULT_THRESHOLD) for family in FAMILIES}
     verdicts = judged(pairs, thresholds, _history(base, new, of))
     rows: list[Change] = [
-        {**_cell(name, of[name]), **row, "fails": row["verdict"] in WORSE and row["family"] in fail_on}
+        {**_cell(name, of[name]), **row, "fails": row["family"] in fail_on and _regressed(row)}
         for name, row in verdicts.rows
     ]
     with_rows = {row["name"] for row in rows}
@@ -130,6 +131,11 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
             *_moved(before, after, moved.values(), names),
         ],
     )
+
+
+def _regressed(row: MetricChange) -> bool:
+    """Whether a figure is worse, and that is not one bad night."""
+    return row["verdict"] in WORSE and row["nights"] >= row["nights_to_fail"]
 
 
 def _history(base: Side, new: Side, of: Mapping[str, Key]) -> dict[str, Runs]:

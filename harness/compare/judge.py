@@ -23,6 +23,7 @@ from harness.analysis.differences import (
     significant,
 )
 from harness.analysis.metrics import METRICS, Metric
+from harness.base.text import plural
 
 SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"
 WORSE = tuple(dict.fromkeys(metric.worse for metric in METRICS))
@@ -36,7 +37,8 @@ ASSUMED = {"slower": 0.03, "energy": 0.03, "memory": 0.002, "context": 0.002, "q
 
 
 class MetricChange(TypedDict):
-    """A metric on both sides, and the change between them; `verdict`: empty until it is judged."""
+    """A metric on both sides, and the change between them; `verdict`: empty until it is judged. `nights`: the
+    latest campaigns in a row that are worse, the new one included; `nights_to_fail`: how many fail."""
 
     metric: str
     unit: str
@@ -58,6 +60,8 @@ class MetricChange(TypedDict):
     spread: float | None
     threshold: float
     verdict: str
+    nights: int
+    nights_to_fail: int
     reason: str | None
 
 
@@ -151,6 +155,7 @@ def judged(
     """
     rows: list[tuple[str, MetricChange]] = []
     noisy: dict[str, tuple[MetricChange, Metric, Difference]] = {}
+    far: dict[str, float] = {}
     shared: list[SharedFigures] = []
     for metric in METRICS:
         compared: dict[str, tuple[Sample, Sample]] = {}
@@ -165,7 +170,8 @@ def judged(
             if base.searched and new.searched:
                 _context(row, metric, base, new)
             elif is_score(before := base.latest) and is_score(after := new.latest):
-                _quality(row, metric, before, after)
+                if differs := _quality(row, metric, before, after):
+                    noisy[f"{metric.name} {name}"] = row, metric, differs
             else:
                 compared[name] = base.sample(metric), new.sample(metric)
                 of_metric[name] = row
@@ -174,10 +180,14 @@ def judged(
         bound, prior = math.log1p(thresholds[metric.family]), ASSUMED[metric.family]
         news = {name: new for name, (_, new) in compared.items()}
         bases = settled({name: base for name, (base, _) in compared.items()}, news, bound, prior)
-        for name, kept in bases.items():
+        for name, kept in bases.samples.items():
             _leave_out(of_metric[name], metric, compared[name][0], kept)
+            of_metric[name]["nights"] = max(1, bases.in_a_row[name])
+            of_metric[name]["nights_to_fail"] = bases.needed[name]
+            far[f"{metric.name} {name}"] = bases.far
         earlier = {name: runs.sample(metric) for name, runs in (history or {}).items() if runs.values(metric)}
-        found = differences({name: (bases[name], news[name]) for name in compared}, prior, earlier)
+        pairs_of_metric = {name: (bases.samples[name], news[name]) for name in compared}
+        found = differences(pairs_of_metric, prior, earlier)
         noisy |= {
             f"{metric.name} {name}": (of_metric[name], metric, each) for name, each in found.cells.items()
         }
@@ -188,6 +198,8 @@ def judged(
     changes = significant({key: each for key, (_, _, each) in noisy.items()})
     for key, (row, metric, difference) in noisy.items():
         _noisy(row, metric, difference, changes[key], len(noisy))
+        if row["verdict"] == metric.worse:
+            _count_nights(row, changes[key], far.get(key, math.inf))
     order = {name: number for number, name in enumerate(pairs)}
     return Judged(sorted(rows, key=lambda each: order[each[0]]), shared)
 
@@ -217,6 +229,8 @@ def unjudged(
         "spread": None,
         "threshold": threshold,
         "verdict": "",
+        "nights": 1,
+        "nights_to_fail": 1,
         "reason": None,
     }
 
@@ -303,6 +317,15 @@ def _noisy(
     _judge(row, found.whole.ends, None)
 
 
+def _count_nights(row: MetricChange, significant: Sequence[Change], far: float) -> None:
+    """Whether a change for the worse may be one bad night. `far`: a cost beyond which none is."""
+    if beyond(significant, far) > 0:
+        row["nights_to_fail"] = 1
+    if row["nights"] < row["nights_to_fail"]:
+        why = f"night {row['nights']} in a row, fails after {row['nights_to_fail']}"
+        row["reason"] = f"{row['reason']}; {why}" if row["reason"] else why
+
+
 def _judge(row: MetricChange, ends: tuple[float, float], unclear: str | None) -> None:
     """The verdict of an interval of costs. `unclear`: why it is UNCLEAR; null: the interval itself."""
     bound, (least, most) = math.log1p(row["threshold"]), ends
@@ -340,18 +363,17 @@ def _context(row: MetricChange, metric: Metric, base: Runs, new: Runs) -> None:
         _judge(row, (least, most), why)
 
 
-def _quality(row: MetricChange, metric: Metric, base: Score, new: Score) -> None:
-    """Compare two scores window by window: what is hard about the text is hard for both."""
+def _quality(row: MetricChange, metric: Metric, base: Score, new: Score) -> Difference | None:
+    """The difference of two scores window by window: what is hard about the text is hard for both. Null where
+    they are not compared."""
     row["base"], row["new"] = metric.value(base), metric.value(new)
     apart = base["ids_sha256"] != new["ids_sha256"] or base["n_ctx"] != new["n_ctx"]
     if apart or base["windows"] != new["windows"] or not base["means"] or not new["means"]:
         row["verdict"], row["reason"] = INVALID, "the two scores are of other text, tokens or windows"
-        return
-    cost, least, most = quality.change(base["means"]["nll"], new["means"]["nll"], LEVEL)
-    row["change"] = metric.change(cost)
-    row["change_ci90"] = [metric.change(least), metric.change(most)]
-    bound = math.log1p(row["threshold"])
-    if least > bound or most < -bound:
-        row["verdict"] = metric.worse if least > bound else metric.improved
-    else:
-        _judge(row, (least, most), None)
+        return None
+    if (windows := len(base["means"]["nll"])) < quality.FEWEST_WINDOWS:
+        why = f"{plural(windows, 'window')} of text are too few to judge by; score at least"
+        why += f" {quality.FEWEST_WINDOWS} (`chunks` of the workload `quality`)"
+        row["verdict"], row["reason"] = INVALID, why
+        return None
+    return Difference(quality.change(base["means"]["nll"], new["means"]["nll"], LEVEL))

@@ -209,8 +209,14 @@ def meaning_text(found: Comparison, of_own: bool = True) -> list[str]:
         " threshold,"
         f" and the change is statistically significant ({_percent(FALSE_DISCOVERIES)} false discoveries)."
         " SAME: the whole interval is within the threshold. UNCLEAR: neither. INVALID: not compared.",
-        f"Thresholds, as relative change in cost: {limits}.",
+        f"Thresholds, as relative change in cost: {limits}." + _several_nights(found),
     ]
+
+
+def _several_nights(found: Comparison) -> str:
+    if all(row["nights_to_fail"] == 1 for row in found.rows):
+        return ""
+    return " What is worse fails in the second campaign in a row or later, unless far beyond all before."
 
 
 def _between(found: Comparison) -> list[str]:

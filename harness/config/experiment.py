@@ -519,7 +519,7 @@ class Protocol(Frozen):
     timeout_s: float = Field(default=7200, gt=0, le=1_000_000)
     """Time limit of one run in seconds, loading included."""
     threads: int | None = Field(default=None, ge=1, le=4096)
-    """CPU threads in every stack; by default the machine's physical cores."""
+    """CPU threads in every stack; by default one for each usable physical core that is no efficiency core."""
     warmup: Warmup = Warmup()
     """Warm-up before timing."""
     measure_bandwidth: bool = True

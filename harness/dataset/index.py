@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from harness.base import files, system
 from harness.base.files import TABLE_OF
-from harness.base.text import plural, say
+from harness.base.text import is_utf8, plural, say
 from harness.dataset.judging import (
     AT_ONCE,
     Facts,
@@ -56,19 +56,14 @@ _TIMED = ("decode", "grow", "quality", *TABLE_OF)
 
 def stamps(root: Path, unreadable: Callable[[str], None]) -> dict[str, str]:
     """By the folder of each record below root, relative to it, in an order of their own: sizes and times of
-    the files that its row comes from. Calls `unreadable` with a sentence for each folder that cannot be
-    listed."""
+    the files that its row comes from. `unreadable`: see records.listing()."""
+    from harness.records import listing
+
     found: dict[str, str] = {}
     waiting = [""]
     while waiting:
         within = waiting.pop()
-        try:
-            with os.scandir(root / within) as entries:
-                folders = sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
-        except OSError as refusal:
-            if not isinstance(refusal, FileNotFoundError):
-                unreadable(f"{refusal.filename}: {refusal.strerror}")
-            continue
+        folders, _ = listing(root / within, unreadable)
         names, at = _series_of(within.rpartition("/")[2]), f"{root}/{within}/" if within else f"{root}/"
         for name in folders if within else ["", *folders]:
             folder = f"{within}/{name}" if within else name
@@ -344,6 +339,7 @@ def facts(root: Path) -> Iterator[Facts]:
 
     if (kept := opened(root)) is not None:
         yield from kept.facts()
+        yield from (unread("", "", sentence) for sentence in kept.unreadable)
         return
     damages: list[ResultsError] = []
     yield from (facts_of(each, root) for each in records(root, damages.append))
@@ -419,15 +415,19 @@ def _index(root: Path, found: Found) -> Index:
 
 
 def _read_only(path: Path) -> duckdb.DuckDBPyConnection:
+    return _connect(path, read_only=True)
+
+
+def _connect(path: Path | str, read_only: bool = False) -> duckdb.DuckDBPyConnection:
+    """DuckDB without a folder for what does not fit in memory: by default one beside the file or in the
+    current folder, which in a stranger's results may be a link. Raises duckdb.Error."""
     import duckdb
 
-    return duckdb.connect(str(path), read_only=True)
+    return duckdb.connect(str(path), read_only=read_only, config={"temp_directory": ""})
 
 
 def _in_memory(root: Path, found: Found) -> Index:
-    import duckdb
-
-    connection = duckdb.connect()
+    connection = _connect(":memory:")
     mend(connection, root, found.stamps)
     return Index(root, connection, found.unreadable)
 
@@ -437,6 +437,8 @@ def _places(root: Path) -> list[Path]:
     beside, folder = root / NAME, files.cache_folder() / "indexes"
     own = folder / f"{_key(beside)}.duckdb"
     with suppress(OSError):
+        if not is_utf8(str(root)):  # DuckDB opens no such path
+            return [own]
         if os.access(root, os.W_OK) and (not beside.exists() or beside.stat().st_uid == system.user_id()):
             return [beside, own]
     return [own]
@@ -444,14 +446,12 @@ def _places(root: Path) -> list[Path]:
 
 def _written(root: Path, found: Found, old: Path | None, path: Path) -> duckdb.DuckDBPyConnection:
     """Write an index and open it; `old`: what is mended. Raises OSError and duckdb.Error."""
-    import duckdb
-
     files.made(path.parent)
     part = path.with_name(f"{path.stem}.{secrets.token_hex(4)}.part")
     try:
         if old:
             shutil.copyfile(old, part)
-        with closing(duckdb.connect(str(part))) as connection:
+        with closing(_connect(part)) as connection:
             mend(connection, root, found.stamps)
             connection.execute("checkpoint")  # closing would fail without a word
         _remember(path, part, found.hash)

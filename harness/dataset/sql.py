@@ -7,14 +7,19 @@ make tables are refused but for those that need none.
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 import threading
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.base.files import NotStarted
-from harness.base.text import say
+from harness.base import bounds, system
+from harness.base.files import FAULTS, NotStarted
+from harness.base.text import is_utf8, say, sized
 from harness.dataset import index
 from harness.dataset.index import Index
 from harness.records.files import is_sound
@@ -25,11 +30,11 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 TABLES = ("cells", "repeats", "nights", "tokens", "memory")
-JSON = {b"type": b"json"}
-TIMEOUT_S = 60.0
+PIECE_ROWS = 128  # between looks at the clock: a row may be a megabyte
+SELECTS = frozenset(("SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"))
+"""DuckDB's parts of a query that only read; since 2.0 a `with` may also be COPY, INSERT, UPDATE or DELETE."""
 HARMLESS = frozenset(("range", "generate_series", "unnest", "json_each", "json_tree"))
 """The functions that make tables of their arguments alone."""
-MOST_BYTES = "2GB"  # of memory; nothing is kept on disk
 OF_RECORD = ("folder", "campaign", "model", "stack", "variant", "cell", "machine", "repeat", "status")
 """The columns of a repeat that its tokens and samples have too: a query that names them reads few files."""
 SERIES = {
@@ -47,37 +52,88 @@ class QueryError(NotStarted):
     """A query that is not answered; one sentence."""
 
 
-def query(root: Path, text: str, timeout_s: float = TIMEOUT_S) -> pa.Table:
-    """The answer to one SELECT about a results folder; a field whose text is JSON has the metadata JSON.
-    Raises QueryError, ResultsError."""
+@contextmanager
+def answer(root: Path, text: str, timeout_s: float | None = bounds.QUERY_S) -> Iterator[Answer]:
+    """The answer to one SELECT about a results folder. Until the context ends, the bounds on time and memory
+    hold, for what reads it too; `timeout_s` of None: none do. Raises QueryError, ResultsError; so does
+    reading."""
     import duckdb
-    import pyarrow as pa
 
+    if not is_utf8(text):
+        raise QueryError("the query is not UTF-8")
     connection = _connection(root, text)
-    ended = threading.Event()
+    ended, out_of_time = threading.Event(), threading.Event()
 
-    def interrupt() -> None:
-        ended.set()
-        connection.interrupt()
+    def watch(timeout_s: float) -> None:
+        if not ended.wait(timeout_s):
+            out_of_time.set()
+            connection.interrupt()
+            if not ended.wait(bounds.QUERY_ENDS_S):
+                print(f"harness: {_too_long(timeout_s)}", file=sys.__stderr__, flush=True)
+                os._exit(2)
 
-    timer = threading.Timer(min(timeout_s, threading.TIMEOUT_MAX), interrupt)
-    timer.daemon = True
-    timer.start()
+    limit: AbstractContextManager[None] = nullcontext()
+    if timeout_s is not None:
+        limit = system.limited_memory(bounds.QUERY_BYTES)
+        threading.Thread(target=watch, args=(timeout_s,), daemon=True).start()
     try:
-        _check(connection, text)
-        asked = connection.sql(text)
-        found = asked.to_arrow_table()
-        of = zip(found.schema, asked.types, strict=True)
-        return found.cast(
-            pa.schema([one.with_metadata(JSON) if str(type_) == "JSON" else one for one, type_ in of])
-        )
-    except duckdb.Error as refusal:
-        if ended.is_set():
-            raise QueryError(f"the query took longer than {timeout_s:g} s; --timeout allows more") from None
+        with limit:
+            _check(connection, text)
+            relation = connection.sql(text)
+            texts = [at for at, type_ in enumerate(relation.types) if str(type_) == "JSON"]
+            reader = relation.to_arrow_reader()
+            yield Answer(reader.schema, texts, _until(out_of_time, reader))
+    except (
+        duckdb.Error,
+        MemoryError,
+        OSError,
+        RecursionError,
+        *FAULTS,
+    ) as refusal:  # OSError: by way of Arrow
+        if timeout_s is not None and out_of_time.is_set():
+            raise QueryError(_too_long(timeout_s)) from None
         raise QueryError(_sentence(refusal)) from refusal
     finally:
-        timer.cancel()
+        ended.set()
         connection.close()
+
+
+def _too_long(timeout_s: float) -> str:
+    return f"the query took longer than {timeout_s:g} s; --timeout allows more"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Rows of a query, read as they come. `texts`: the places of the columns whose text is JSON."""
+
+    schema: pa.Schema
+    texts: Sequence[int]
+    batches: Iterator[pa.RecordBatch]
+
+    def lines(self) -> Iterator[list[Any]]:
+        """The values of each row; those of a column of JSON are what its text says."""
+        for batch in self.batches:
+            columns = [column.to_pylist() for column in batch.columns]
+            for at in self.texts:
+                columns[at] = [value and _parsed(value) for value in columns[at]]
+            yield from map(list, zip(*columns, strict=True))
+
+
+def _until(out_of_time: threading.Event, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches in pieces of few rows. Raises TimeoutError."""
+    for batch in batches:
+        for first in range(0, batch.num_rows, PIECE_ROWS):
+            if out_of_time.is_set():
+                raise TimeoutError
+            yield batch.slice(first, PIECE_ROWS)
+
+
+def _parsed(text: str) -> Any:
+    """What a text of JSON says; the text where Python cannot read it (numbers of 5,000 digits)."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
@@ -91,12 +147,15 @@ def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
     if not kept.count():
         say(f"{root}: no records of measurements")
     words = {word.lower() for word in re.findall(r"\w+", text)}
-    for name in SERIES.keys() & words:
+    if (series := SERIES.keys() & words) and not is_utf8(str(kept.root)):  # Arrow opens no such path
+        unread = " and ".join(sorted(series))
+        raise QueryError(f"{root}: its name is not UTF-8, so {unread} cannot be read: rename it")
+    for name in series:
         connection.register(name, _series(kept, name))
     for setting in (
         "enable_external_access = false",
         "python_enable_replacements = false",
-        f"memory_limit = '{MOST_BYTES}'",
+        f"memory_limit = '{bounds.ENGINE_BYTES}B'",
         "lock_configuration = true",
     ):
         connection.execute(f"set {setting}")
@@ -112,10 +171,16 @@ def _check(connection: duckdb.DuckDBPyConnection, text: str) -> None:
         raise QueryError(f"harness sql answers one SELECT; these are {len(statements)} statements")
     ((parsed,),) = connection.execute("select json_serialize_sql(?)", [text]).fetchall()
     tree = json.loads(parsed)
-    if statements[0].type != duckdb.StatementType.SELECT or tree["error"]:
-        kind = statements[0].type.name.lower()
-        raise QueryError(f"harness sql answers one SELECT; this is another statement ({kind})")
     nodes = list(_nodes(tree))
+    kinds = (
+        [statements[0].type.name]
+        if tree["error"]
+        else [str(node["type"]) for node in nodes if "cte_map" in node]
+    )
+    for kind in kinds:
+        if statements[0].type != duckdb.StatementType.SELECT or kind not in SELECTS:
+            name = kind.removesuffix("_QUERY_NODE").lower()
+            raise QueryError(f"harness sql answers one SELECT; this is another statement ({name})")
     for name in sorted({*_functions(nodes)} - HARMLESS):
         raise QueryError(f"{name}() is not allowed: a query reads {', '.join(TABLES)} alone")
     own = {each["key"].lower() for node in nodes if (with_ := node.get("cte_map")) for each in with_["map"]}
@@ -126,12 +191,14 @@ def _check(connection: duckdb.DuckDBPyConnection, text: str) -> None:
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
     """Every part of a parsed query."""
-    if isinstance(tree, dict):
-        yield tree
-        tree = list(tree.values())
-    if isinstance(tree, list):
-        for each in tree:
-            yield from _nodes(each)
+    parts = [tree]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            yield part
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
 
 
 def _functions(nodes: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -176,9 +243,15 @@ def _series(kept: Index, name: str) -> ds.FileSystemDataset:
 
 
 def _sentence(refusal: Exception) -> str:
-    """DuckDB's message in one sentence, without its drawing of the place."""
+    """Why there is no answer: DuckDB's message in one sentence, without its drawing of the place."""
     first, _, rest = str(refusal).partition("\n")
-    first = re.sub(r"^[\w ]+ Error: ", "", first)
+    if isinstance(refusal, MemoryError) or first.startswith("Out of Memory Error: "):
+        return f"the query takes more than {sized(bounds.QUERY_BYTES)} of memory"
+    if isinstance(refusal, RecursionError):
+        return "the query, or a value of its answer, is nested too deeply"
+    if not (found := re.match(r"[\w ]+ Error: (.*)", first, re.IGNORECASE)):
+        return f"a value of the answer cannot be shown, cast it to varchar ({first})"
+    first = found[1]
     candidates = re.search(r"Candidate bindings: (.*)|Did you mean .*", rest)
     if column := re.search(r'Referenced column "(.*)" not found', first):
         near = f"; near it: {candidates[1]}" if candidates and candidates[1] else ""

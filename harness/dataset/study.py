@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from harness.analysis import (
     flags,
     memory,
     quality,
+    repeat_figures,
     served,
     speculation,
     stopping,
@@ -114,13 +115,17 @@ class Study:
     def frame(self, name: str) -> pd.DataFrame:
         """A table of `harness sql`: cells, repeats, nights, tokens or memory. Raises ResultsError."""
         import pandas as pd
+        import pyarrow as pa
 
         from harness.dataset import sql
 
         if name not in sql.TABLES:
             raise ResultsError(f"no table {name}; there are {', '.join(sql.TABLES)}")
-        found = [sql.query(folder, f"from {name}", math.inf).to_pandas() for folder in self.folders]
-        return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+        frames = []
+        for folder in self.folders:
+            with sql.answer(folder, f"from {name}", None) as answer:
+                frames.append(pa.Table.from_batches(answer.batches, answer.schema).to_pandas())
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def behind(self, cell: Cell) -> Stored | None:
         """The record behind a cell's row."""
@@ -387,35 +392,54 @@ def with_prefill(study: Study) -> Study:
     """Add the analysis of prefill passes: of the repeats that a cell's figures come from, or of the record
     behind its row."""
     of_row = _by_row(study.repeats, study.stored)
-    of = {
-        key: [of_row[id(row)] for row in rows if ok(row)]
-        for key, rows in dataset_table.shown_repeats(study.repeats).items()
-    }
+    repeats = dataset_table.shown_repeats(study.repeats)
     warnings = list(study.warnings)
-    cells: list[Cell] = []
-    prefill: dict[str, dict[int, Curve]] = {}
+    swept: dict[str, _Sweep] = {}
+    campaigns = []
     for cell in study.cells:
-        last = study.behind(cell)
-        shown = of.get(cell["content_key"]) or ([last] if last else [])
-        read = [_read(records.prefill_series, each, warnings) for each in shown]
-        depths = analysis_prefill.by_depth([columns for columns in read if columns])
-        cells.append(_swept(cell, last, depths, warnings) if depths and last else cell)
+        if not (last := study.behind(cell)):
+            continue
+        shown = repeats.get(cell["content_key"], [])
+        read = [of_row[id(row)] for row in shown if ok(row)] or [last]
+        depths = analysis_prefill.by_depth([_read(records.prefill_series, each, warnings) for each in read])
+        try:
+            found = analysis_prefill.analysed(last.record, depths)
+        except ValueError as reason:
+            _warn(warnings, ResultsError(f"{last.folder}: prefill.parquet: {reason}"))
+            continue
         if depths:
-            prefill[cell["name"]] = {depth: _medians(n, ms) for depth, (n, ms, _) in depths.items()}
-    return replace(study, cells=cells, prefill=prefill, warnings=warnings)
+            swept[cell["name"]] = _Sweep(last, depths, found)
+            campaigns.append(repeat_figures.campaign_of(shown or [cell]))
+    together = analysis_prefill.between_processes([each.found for each in swept.values()], campaigns)
+    swept = {
+        name: each._replace(found=found) for (name, each), found in zip(swept.items(), together, strict=True)
+    }
+    return replace(
+        study,
+        cells=[each.cell(cell) if (each := swept.get(cell["name"])) else cell for cell in study.cells],
+        prefill={
+            name: {depth: Curve(of.lengths, of.medians) for depth, of in each.depths.items()}
+            for name, each in swept.items()
+        },
+        warnings=warnings,
+    )
 
 
-def _swept(cell: Cell, each: Stored, depths: analysis_prefill.Passes, warnings: list[str]) -> Cell:
-    ceiling = cell["bandwidth_bytes_per_s"]
-    try:
-        found = analysis_prefill.row(each.record, depths, ceiling)
-    except ValueError as reason:
-        _warn(warnings, ResultsError(f"{each.folder}: prefill.parquet: {reason}"))
-        return cell
-    # Of our own records it is a reason why they are invalid; see harness/analysis/verdicts.py.
-    reported = each.record["kind"] == "reported"
-    raised = analysis_prefill.faster_than_possible(each.record, depths, ceiling) if reported else []
-    return {**cell, "prefill": found, "flags": [*cell["flags"], *(flag.row() for flag in raised)]}
+class _Sweep(NamedTuple):
+    """The record behind a cell, the passes of all its repeats by depth, and what they give."""
+
+    last: Stored
+    depths: Mapping[int, analysis_prefill.Passes]
+    found: Mapping[int, analysis_prefill.Prefill]
+
+    def cell(self, cell: Cell) -> Cell:
+        """The cell with the row of its sweep."""
+        record, ceiling = self.last.record, cell["bandwidth_bytes_per_s"]
+        row = analysis_prefill.row(record, self.depths, self.found, ceiling)
+        # Of our own records it is a reason why they are invalid; see harness/analysis/verdicts.py.
+        reported = record["kind"] == "reported"
+        raised = analysis_prefill.faster_than_possible(record, self.depths, ceiling) if reported else []
+        return {**cell, "prefill": row, "flags": [*cell["flags"], *(flag.row() for flag in raised)]}
 
 
 def attributions(study: Study, warnings: list[str]) -> list[memory.Attribution]:
@@ -493,11 +517,6 @@ def _ceilings(stored: Sequence[Stored]) -> dict[str, float | None]:
     for each in stored:
         campaigns.setdefault(each.record["campaign"]["id"], []).append(each.record)
     return {key: traffic.ceiling_bytes_per_s(found) for key, found in campaigns.items()}
-
-
-def _medians(n: Floats, ms: Floats) -> Curve:
-    lengths = np.unique(n)
-    return Curve(lengths, np.array([np.median(ms[n == length]) for length in lengths]))
 
 
 def _memory(samples: Mapping[str, Sequence[Any]]) -> MemoryCurve:

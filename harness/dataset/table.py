@@ -15,6 +15,7 @@ from harness.analysis import depth, repeat_figures, sensors, served, speculation
 from harness.analysis import flags as analysis_flags
 from harness.analysis.columns import (
     Cell,
+    Ends,
     Figures,
     Flagged,
     Growth,
@@ -38,6 +39,7 @@ from harness.analysis.flags import (
 )
 from harness.analysis.identity import computes, device, identity, recorded_gpu, weights
 from harness.analysis.line_fit import Floats
+from harness.analysis.memory import others_vram, peak_vram
 from harness.analysis.repeat_figures import Analysis, Unusable
 from harness.analysis.verdicts import (
     CONTENTION_TOLERANCE,
@@ -207,8 +209,10 @@ def per_cell(rows: Sequence[Repeat], timed_rows: TimedRows = lambda row: {}) -> 
         {**_pooled(repeats, disturbed[key], timed_rows), **line}
         for (key, repeats), line in zip(grouped.items(), repeat_figures.of_cells(shown), strict=True)
     ]
-    for cell, repeats in zip(found, shown, strict=True):
+    for cell, repeats, rates in zip(found, shown, repeat_figures.rates_at_depths(shown), strict=True):
         analysis_flags.withhold(cell, repeats)
+        for at in cell["depths"]["at"] if cell["depths"] else []:
+            at["tokens_per_s_ci95"] = rates.get(at["depth"])
     return found
 
 
@@ -259,6 +263,7 @@ def _pooled(repeats: list[Repeat], disturbed_attempts: int, timed_rows: TimedRow
     for median in MEDIANS:
         values = [value for r in shown if (value := r[median]) is not None]
         pooled[median] = statistics.median(values) if values else None
+    pooled["bandwidth_share_range"] = _share_range(shown)
     for peak in PEAKS:
         pooled[peak] = max((value for r in shown if (value := r[peak])), default=None)
     return pooled
@@ -295,6 +300,18 @@ def with_unique_names(rows: Sequence[R]) -> list[R]:
     for row in found:
         row["name"] = plain(row) + (f" ({row['content_key'][:6]})" if names[plain(row)] > 1 else "")
     return found
+
+
+def _share_range(shown: Sequence[Repeat]) -> Ends | None:
+    """MBU against the highest and the lowest bandwidth measured in all campaigns of these repeats."""
+    reached = [
+        share * ceiling
+        for row in shown
+        if (share := row["bandwidth_share"]) and (ceiling := row["bandwidth_bytes_per_s"])
+    ]
+    ceilings = [ceiling for row in shown if (ceiling := row["bandwidth_bytes_per_s"])]
+    rates = [*ceilings, *(rate for row in shown for rate in row["bandwidth_probes_bytes_per_s"])]
+    return traffic.share_range(statistics.median(reached) if reached else None, rates)
 
 
 # The order of campaigns, also where a clock was wrong.
@@ -368,7 +385,7 @@ def repeat_row(
         reasons = [*reasons, Warnings.series_unusable.flag(why=unusable).detail]
     of_depths = depth.surface_figures(table) if tables.name_of(record) == "windows" else None
     figures = of_depths or found.figures
-    limits = traffic.limits(record, ceiling)
+    limits = {} if traffic.elsewhere_in_memory(record) else traffic.limits(record, ceiling)
     least = _higher(traffic.limits(record, ceiling, past_cache=True))
     loaded = loaded_of(record)
     anew = past_warm_up(record, times.latency_ns) if times and not (unusable or averaged) else []
@@ -404,6 +421,9 @@ def repeat_row(
         else verdicts.growth_row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
     )
     memory_budget = record.get("memory_budget")
+    peak_vram_bytes, vram_source = peak_vram(record)
+    share, probes = traffic.bandwidth_share(record, ceiling), traffic.probed_bytes_per_s([record])
+    rates = [*probes, ceiling] if ceiling else probes
     return {
         **identity(record),
         "kind": record["kind"],
@@ -433,12 +453,14 @@ def repeat_row(
         "model_bytes": traffic.model_bytes(record),
         "weight_bytes_per_token": traffic.weight_bytes_per_token(record),
         "kv_bytes_per_token": traffic.kv_bytes_per_token(record),
-        "bandwidth_share": traffic.bandwidth_share(record, ceiling),
+        "bandwidth_share": share,
+        "bandwidth_share_range": traffic.share_range(share and ceiling and share * ceiling, rates),
         "past_cache_share": traffic.past_cache_share(record, ceiling),
         "bandwidth_bytes_per_s": ceiling,
-        "bandwidth_probes_bytes_per_s": [p["read_bytes_per_s"] for p in record.get("bandwidth_probes", [])],
+        "bandwidth_probes_bytes_per_s": probes,
         "peak_rss_bytes": peak_rss_bytes(record),
-        "peak_vram_bytes": memory_of(record).get("peak_vram_bytes"),
+        "peak_vram_bytes": peak_vram_bytes,
+        "peak_vram_source": vram_source,
         **_sizes(loaded | done_of(record).get("facts_changed", StackFacts()), reported),
         "loaded_bytes": loaded_bytes(record),
         "peak_allocator_bytes": _peak_allocator_bytes(record),
@@ -598,14 +620,15 @@ def device_memory_bytes(record: Record) -> int | None:
 
 
 def loaded_bytes(record: Record) -> int | None:
-    """Memory in use once the model was loaded: on a GPU by the stack's allocator, else of the device; on a
-    CPU the resident set."""
+    """Memory in use once the model was loaded: on a GPU by the stack's allocator, else the worker's of the
+    device; on a CPU the resident set."""
     memory, reported = memory_of(record), record.get("reported") or {}
     if record.get("device") == "cpu":
         known = memory.get("after_load_rss_bytes")
     else:
         allocator = loaded_of(record).get("allocator") or {}
-        known = allocator.get("allocated_bytes") or memory.get("after_load_vram_bytes")
+        used, (others, _) = memory.get("after_load_vram_bytes"), others_vram(record)
+        known = allocator.get("allocated_bytes") or (used and max(0, used - (others or 0)))
     known = reported.get("vram_bytes") or known
     return int(known) if known else None
 

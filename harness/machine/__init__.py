@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 from harness.base.files import small_text
 from harness.base.nvml import VISIBLE, Gpu, nvidia_gpus, visible_gpus
 from harness.base.text import machine_text, plural
+from harness.machine.cores import CoreKind, all_cores, core_kinds, fast_cores, usable_cores
 from harness.machine.host import emulated, known_cpu_quota, usable_cpus
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Facts(TypedDict):
     cpu: str
     architecture: str
     physical_cores: int
+    all_cores: int
+    core_kinds: list[CoreKind]
     logical_cpus: int | None
     usable_cpus: int
     last_level_cache_bytes: int | None
@@ -76,6 +79,8 @@ def facts() -> Facts:
         "cpu": cpu,
         "architecture": platform.machine(),
         "physical_cores": physical_cores(),
+        "all_cores": all_cores(),
+        "core_kinds": core_kinds(),
         "logical_cpus": psutil.cpu_count(),
         "usable_cpus": usable_cpus(),
         "last_level_cache_bytes": last_level_cache_bytes(),
@@ -126,10 +131,14 @@ def conditions() -> dict[str, object]:
 
 
 def physical_cores() -> int:
-    """Physical cores this process may use, by affinity and quota: the threads of a run by default. SMT
-    siblings are not counted: decode is memory-bound and gains nothing from them."""
-    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    return min(cores, usable_cpus())
+    """Physical cores this process may use, by affinity and quota. SMT siblings are not counted: decode is
+    memory-bound and gains nothing from them."""
+    return min(len(usable_cores()) or all_cores(), all_cores(), usable_cpus())
+
+
+def default_threads() -> int:
+    """Threads of a run by default: a thread for each physical core, without the slowest kind."""
+    return min(len(fast_cores()) or all_cores(), physical_cores())
 
 
 def last_level_cache_bytes() -> int | None:

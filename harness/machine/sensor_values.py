@@ -34,7 +34,13 @@ NVML_BITS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
+GPU_OTHERS = "GPU work of other processes"  # its name among missing sensors
+GPU_OTHERS_COLUMN = "gpu_others_percent"  # of the device's time, since the reading before
 CONDITIONS = ("software power cap",)  # part of the device's setup, like its clock: not a fault
+
+
+# The column of the clock in kHz that a CPU sustains without boost; None where only some cores are read.
+SUSTAINED_CLOCK = "cpu_clock_sustained_khz"
 
 
 # A source of sensor readings: its columns, their interval and origin; and sysfs numbers, opened once.

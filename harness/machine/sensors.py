@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
@@ -16,10 +17,20 @@ from typing import Any
 
 from typing_extensions import NotRequired, TypedDict
 
+from harness.base.files import number as integer
 from harness.base.files import small_text
 from harness.base.nvml import UUIDS, reported
 from harness.machine.energy import GPU_ENERGY, HWMON_DRIVERS, hwmon_gpu, rapl_counters
-from harness.machine.sensor_values import EnergyCounter, Number, Source, known, number, spread
+from harness.machine.gpu_processes import others_on_gpu
+from harness.machine.sensor_values import (
+    SUSTAINED_CLOCK,
+    EnergyCounter,
+    Number,
+    Source,
+    known,
+    number,
+    spread,
+)
 
 # Read a GPU through NVML: clocks, temperature, power, throttle reasons and energy.
 
@@ -110,7 +121,7 @@ CPU_CHIPS = {
     "cpu_thermal": ("",),
 }
 # A reading may interrupt the CPU it belongs to (x86 before Linux 5.18), and each is an open file.
-MOST_CLOCKS = 16
+MOST_CLOCKS = 32
 MOST_CORES = 64
 
 
@@ -157,23 +168,57 @@ def _hwmon(root: Path, opened: ExitStack) -> list[tuple[str, Number]]:
 
 
 def sysfs_clock(root: Path, opened: ExitStack, missing: dict[str, str]) -> Source | None:
-    """The lowest and highest clock of the CPUs from cpufreq; of many CPUs, an evenly spaced subset."""
-    policies = sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*"), key=_place)
-    watched = spread(policies, MOST_CLOCKS)
+    """The lowest and highest clock of the usable cores from cpufreq; of many cores, an evenly spaced subset.
+    Then the busy ones may not be among them, and the clock that they sustain is None. It is missing
+    if unknown."""
+    cpus = root / "sys/devices/system/cpu"
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    policies: dict[str, Path] = {}
+    for policy in sorted((cpus / "cpufreq").glob("policy*"), key=_place):  # on x86 one for each SMT sibling
+        affected = small_text(policy / "affected_cpus")
+        if affected and usable.isdisjoint(map(int, affected.split())):
+            continue
+        core = small_text(cpus / f"cpu{_place(policy)}/topology/thread_siblings_list")
+        policies.setdefault(core or policy.name, policy)
+    watched = spread([*policies.values()], MOST_CLOCKS)
     files = [file for each in watched if (file := number(each / "scaling_cur_freq", opened))]
     if not files:
         missing[CLOCK] = "no cpufreq in /sys/devices/system/cpu, as in most virtual machines"
         return None
     where = f"scaling_cur_freq of {len(files)} of {len(policies)} cpufreq policies"
+    columns = dict.fromkeys(("cpu_clock_min_khz", "cpu_clock_max_khz"), where)
+    constant: dict[str, int | None] = {}
+    if len(files) < len(policies):
+        constant[SUSTAINED_CLOCK], columns[SUSTAINED_CLOCK] = None, "not all policies are read"
+    elif sustained := _sustained(cpus, watched):
+        constant[SUSTAINED_CLOCK], columns[SUSTAINED_CLOCK] = sustained
 
     def read() -> dict[str, int | None]:
         khz = known(files)
         return {
             "cpu_clock_min_khz": min(khz, default=None),
             "cpu_clock_max_khz": max(khz, default=None),
+            **constant,
         }
 
-    return Source(dict.fromkeys(("cpu_clock_min_khz", "cpu_clock_max_khz"), where), read)
+    return Source(columns, read)
+
+
+def _sustained(cpus: Path, policies: Sequence[Path]) -> tuple[int, str] | None:
+    """The highest clock in kHz that a core sustains without boost, and its file; None if unknown:
+    docs.kernel.org/admin-guide/pm/intel_pstate.html, amd-pstate.html, and admin-guide/acpi/cppc_sysfs.html.
+    """
+    boosts = any((cpus / name).exists() for name in ("intel_pstate", "amd_pstate", "cpufreq/boost"))
+    cppc = [cpus / f"cpu{_place(policy)}/acpi_cppc" for policy in policies]
+    for name, folders, khz in (
+        ("base_frequency", policies, 1),
+        ("nominal_freq", cppc, 1000),
+        ("cpuinfo_max_freq", () if boosts else policies, 1),
+    ):
+        clocks = [integer(folder / name) or 0 for folder in folders]
+        if clocks and all(clocks):
+            return khz * max(clocks), name
+    return None
 
 
 def sysfs_throttling(root: Path, opened: ExitStack, missing: dict[str, str]) -> Source | None:
@@ -311,8 +356,15 @@ class SensorSampler:
     to `missing`; a failed reading is null. Without sensors nothing is sampled.
     """
 
-    def __init__(self, device_id: str, root: Path = ROOT, interval_s: float = INTERVAL_S) -> None:
-        """`device_id`: from harness.machine.device_id. `root`: the folder that contains sys."""
+    def __init__(
+        self,
+        device_id: str,
+        root: Path = ROOT,
+        interval_s: float = INTERVAL_S,
+        worker_pid: int | None = None,
+    ) -> None:
+        """`device_id`: from harness.machine.device_id. `root`: the folder that contains sys and proc.
+        `worker_pid`: the process whose work on a GPU is ours, where that of others is to be read."""
         self.columns: dict[str, list[int | None]] = {}
         self.energy: dict[str, EnergyCounter] = {}
         """By energy column."""
@@ -320,6 +372,7 @@ class SensorSampler:
         self._missing: dict[str, str] = {}
         self._cost_ns = 0
         self._device_id, self._root, self._interval_s = device_id, root, interval_s
+        self._worker_pid = worker_pid
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="sensors", daemon=True)
 
@@ -349,6 +402,8 @@ class SensorSampler:
         begun = time.thread_time_ns()
         with contextlib.ExitStack() as opened:
             sources = find(self._device_id, self._root, opened, self._missing)
+            if self._worker_pid is not None:
+                sources += others_on_gpu(self._device_id, self._worker_pid, self._root, opened, self._missing)
             for each in sources:
                 self._sources |= each.columns
                 self.energy |= each.energy

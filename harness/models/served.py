@@ -1,22 +1,41 @@
-"""What a server serves, asked before anything is measured."""
+"""What a server serves, and what it says of itself, asked before anything is measured."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from harness.theory import base_shapes
 from runners.protocol import NO_MODEL, refusal, unreachable, without_key
 
+LOCAL = ("localhost", "127.0.0.1", "::1")
 ANSWER_S = 20.0
+LOAD_S = 600.0  # llama-server's router loads the model before it answers
 MOST_BYTES = 1 << 20
+
+# Where servers say what they are: vLLM and LocalAI, Ollama, TGI, SGLang, LM Studio; llama-server in /props.
+PAGES = ("/version", "/api/version", "/api/tags", "/info", "/get_server_info", "/api/v0/models")
+# Names that servers give to what they are, to what tells one model from another, and to what makes it faster
+# or slower. All else may change while the server does not: times, ids, counters, what is loaded, used memory.
+_BUILD = re.compile(r"\w*version|build\w*|docker_label")
+_MODEL = re.compile(
+    r"\w*digest|\w*sha(256)?|\w*commit|\w*revision|\w*path|\w*file(name)?|root|model_id|size"
+    r"|\w*quant\w*|\w*[fd]type|\w*param(eter)?s?(_size|_count)?"
+)
+_SETTING = re.compile(
+    r"parent|arch\w*|family|format|compatibility_type|\w*type_[kv]|n_(params|vocab|embd|layer)|max_\w+"
+    r"|(num_|n_)?ctx(_size|_train|_len\w*)?|\w*context_(length|size|len|window)|total_slots|\w*parallel\w*"
+    r"|(n_)?gpu_layers|[tdpe]p_size|\w*backend|\w*threads|n_u?batch|flash_att\w*|speculative[._]\w+"
+)
 
 
 class NotServed(ValueError):
@@ -56,8 +75,91 @@ def serving(address: str, key: str | None) -> Serving:
     if len(roots) == 1:
         with contextlib.suppress(NotServed):  # it is no llama-server
             roots = dict.fromkeys(roots, _got(address + "/props", key).get("model_path"))
-    is_local = urlsplit(address).hostname in ("localhost", "127.0.0.1", "::1")
+    is_local = urlsplit(address).hostname in LOCAL
     return Serving({name: _here(path) if is_local else None for name, path in roots.items()})
+
+
+def name_of(model: str) -> str:
+    """A model's name without its folder and the end of a GGUF, where the server names it by its path, as
+    `python -m llama_cpp.server` does."""
+    path = PureWindowsPath(model) if re.match(r"[A-Za-z]:[\\/]", model) else PurePosixPath(model)
+    is_file = path.suffix.lower() == ".gguf" and len(path.parts) > 1
+    return path.stem if is_file else path.name if path.is_absolute() else model
+
+
+def identity(address: str, model: str | None, key: str | None) -> str | None:
+    """Identifies a server, its model and its settings by what it reports, and on this machine by its command
+    line too; None: it reports nothing of its model but the name. `model`: None for the only one. Raises
+    NotServed."""
+    listed = _got(address + "/v1/models", key).get("data")
+    rows = [row for row in (listed if isinstance(listed, list) else []) if isinstance(row, dict)]
+    if model:
+        rows = [row for row in rows if row.get("id") in (model, f"{model}:latest")]
+    if len(rows) != 1:
+        raise NotServed(f"{address}: has {len(rows)} models of this name")
+    name = str(rows[0].get("id"))
+    said: dict[str, object] = {"/v1/models": rows[0]}
+    for page in PAGES:
+        with contextlib.suppress(NotServed):  # it has no such page
+            said[page] = _of_model(_got(address + page, key), name)
+    with contextlib.suppress(NotServed):
+        said["/api/show"] = _got(address + "/api/show", key, body={"model": name})
+    with contextlib.suppress(NotServed):
+        said["/props"] = _props(address, name, key)
+    facts = sorted((page, *fact) for page, content in said.items() for fact in _facts(content))
+    is_known = [any(names.fullmatch(fact) for _, fact, _ in facts) for names in (_MODEL, _BUILD, _SETTING)]
+    if not is_known[0] and not all(is_known[1:]):
+        return None
+    here: list[object] = []
+    parts = urlsplit(address)
+    if parts.hostname in LOCAL:
+        paths = (value for _, fact, value in facts if fact in ("model_path", "root"))
+        files = (file for path in paths if (file := _here(json.loads(path))))
+        here = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        here += _listening(parts.port or 80)
+    return hashlib.sha256(json.dumps([name, rows[0].get("owned_by"), facts, here]).encode()).hexdigest()[:20]
+
+
+def _props(address: str, model: str, key: str | None) -> Mapping[str, Any]:
+    """llama-server's; of a router those of the model, which it may load first. Raises NotServed."""
+    props = _got(address + "/props", key)
+    if props.get("role") != "router":
+        return props
+    return _got(f"{address}/props?{urlencode({'model': model})}", key, timeout_s=LOAD_S)
+
+
+def _of_model(page: Mapping[str, Any], model: str) -> object:
+    """A page without its rows on other models."""
+    rows = page.get("data", page.get("models"))
+    if not isinstance(rows, list):
+        return page
+    return [row for row in rows if isinstance(row, dict) and model in (row.get("id"), row.get("name"))]
+
+
+def _facts(content: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Name and value of each part of a page that may tell one server, model or setting from another."""
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from _facts(value, str(key))
+    elif isinstance(content, list) and not name:
+        for row in content:
+            yield from _facts(row)
+    elif content not in (None, ""):
+        for each in dict.fromkeys((name, name.rpartition(".")[2])):  # general.parameter_count
+            if any(names.fullmatch(each) for names in (_MODEL, _BUILD, _SETTING)):
+                yield each, json.dumps(content, sort_keys=True)
+
+
+def _listening(port: int) -> list[list[str]]:
+    """The command lines of the processes that listen on a port of this machine, where they can be seen."""
+    import psutil
+
+    found: list[list[str]] = []
+    with contextlib.suppress(psutil.Error, OSError):
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
+                found.append(psutil.Process(each.pid).cmdline())
+    return sorted(found)
 
 
 def _here(path: object) -> Path | None:
@@ -67,15 +169,21 @@ def _here(path: object) -> Path | None:
     return None
 
 
-def _got(address: str, key: str | None) -> Mapping[str, Any]:
-    """A JSON object at an address, without proxies and redirects: a key would go to another server."""
+def _got(
+    address: str, key: str | None, timeout_s: float = ANSWER_S, body: Mapping[str, str] | None = None
+) -> Mapping[str, Any]:
+    """A JSON object at an address, without proxies and redirects: a key would go to another server. Raises
+    NotServed."""
     parts = urlsplit(address)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
+        connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
         with contextlib.closing(connection):
-            connection.request("GET", parts.path, headers=headers)
+            path, sent = parts._replace(scheme="", netloc="").geturl(), json.dumps(body) if body else None
+            if sent:
+                headers["Content-Type"] = "application/json"
+            connection.request("POST" if sent else "GET", path, sent, headers)
             answer = connection.getresponse()
             content = answer.read(MOST_BYTES)
     except (OSError, ValueError, HTTPException) as failure:

@@ -36,7 +36,7 @@ GOALS = ("balance", "speed", "quality", "context")
 KEPT, ENOUGH, SMALL_CACHE, UNLIKELY = 3, 2, 1, 0  # see _balanced
 _LEADS = {
     "speed": "fastest",
-    "quality": "best quality that fits",
+    "quality": "fastest at 16-bit quality",
     "context": "longest context",
     "balance": "fastest that keeps quality",
 }
@@ -220,8 +220,11 @@ def _reason(goal: str, best: Choice, fastest: Choice, rated: bool) -> str:
     if goal == "balance":
         reason = _reason_of_balance(best, _balanced(best, rated))
         return reason if best is fastest else reason.replace("fastest", "within 10% of the fastest", 1)
-    if goal != "quality" or best.candidate.is_whole:
+    if goal != "quality":
         return words
+    if _goodness(best) == _AS_WHOLE:
+        figures = f" ({quality.words})" if quality and not best.candidate.is_whole else ""
+        return f"{words}{figures}"
     if quality is None:
         return "most bits a weight that fit, quality unknown"
     return "best known quality that fits" + (f" ({quality.words})" if quality.kld is not None else "")
@@ -247,11 +250,14 @@ def _pace(choice: Choice) -> tuple[float, ...]:
     return float(f"{choice.deep.value:.3g}"), candidate.longest or 0, -candidate.memory_bytes
 
 
+_AS_WHOLE = 1.0, 0.0
+
+
 def _goodness(choice: Choice) -> tuple[float, ...]:
-    """Known quality before unknown, then the smaller loss, where it exceeds the noise of a perplexity; of
-    unknown quality the more bits, and a 16-bit cache."""
+    """Known quality before unknown, then the smaller loss, as far as evidence orders them; of unknown quality
+    the more bits, and a 16-bit cache."""
     if choice.candidate.is_whole:
-        return 1.0, 0.0
+        return _AS_WHOLE
     if choice.quality is None:
         return 0.0, choice.candidate.bits, choice.candidate.keeps_cache
     return 1.0, -choice.quality.cost

@@ -196,8 +196,11 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Call files.write_output. Raises ResultsError."""
-    _written(files.write_output, path, content.encode() if isinstance(content, str) else content)
+    """Call files.write_output. In text, names of files that are not UTF-8 are escaped. Raises
+    ResultsError."""
+    if isinstance(content, str):
+        content = content.encode(errors="backslashreplace")
+    _written(files.write_output, path, content)
 
 
 def _written(write: Callable[[Path, bytes], None], path: Path, content: bytes) -> None:

@@ -203,7 +203,7 @@ def checked_error(record: Checked) -> str | None:
 class Figure(TypedDict):
     value: Number
     low: Number | None
-    """of its 95% interval, by bootstrap of the windows; null for a maximum, and of a single window"""
+    """of its 95% interval over windows; null for a maximum, and of a single window"""
     high: Number | None
     standard_error: NotRequired[From0 | None]
     """from the spread of the windows; missing for percentiles"""

@@ -53,6 +53,14 @@ class Throttled(TypedDict):
 
 
 @with_config(DESCRIBED)
+class OthersOnGpu(TypedDict):
+    """What other processes used of the GPU's time in the timed part."""
+
+    mean_percent: From0
+    readings: Positive
+
+
+@with_config(DESCRIBED)
 class Domain(TypedDict):
     name: Text
     joules: From0 | None
@@ -86,6 +94,8 @@ class Sensors(TypedDict):
     timed: dict[str, Timed]
     """by column, over the timed part"""
     throttled: list[Throttled]
+    others_on_gpu: NotRequired[OthersOnGpu | None]
+    """null where it could not be read, and on a CPU; missing in older records"""
     energy: Energy | None
     """null without a counter"""
 
@@ -144,8 +154,15 @@ class Counters(TypedDict):
     awaited_pieces: NotRequired[Count]
     """of these, those that had not arrived yet when the client began to read"""
     piece_tokens: NotRequired[Count]
-    """tokens, or texts without ids, in all of them"""
+    """tokens, or texts without ids, in all of them; further tokens of the series came with no piece of their
+    own, and their times, at its end, are not those at which they were made"""
     largest_piece: NotRequired[Count]
+    counted_tokens: NotRequired[Count]
+    """of the answer, by a server's count, which need not agree with what came"""
+    ended_by: NotRequired[Text]
+    """why a server ended its answer: stop (the model chose to), length, or its own word"""
+    proxy: NotRequired[Text]
+    """passes the answers on and counts in the server's place"""
     answer_tokens: NotRequired[Count]
     """of all answers of a server, of a workload whose result is a table"""
     drafted_tokens: NotRequired[Count]
@@ -156,6 +173,8 @@ class Counters(TypedDict):
     of later passes), or in a server's first event"""
     others_tokens: NotRequired[int]
     """that a server generated for others meanwhile"""
+    load_ms: NotRequired[Number]
+    """until a server had the model ready, within the time to the first token; of several answers the most"""
     elapsed_ms: NotRequired[Number]
     """of a request, until the end of its answer"""
     waited_ms: NotRequired[Number]
@@ -301,6 +320,8 @@ class Mark(TypedDict):
     rss_file_bytes: Count | None
     vram_bytes: Count | None
     """the device's, all processes together"""
+    own_vram_bytes: NotRequired[Count | None]
+    """of these the worker's, as NVML lists its processes; missing in older records"""
     rss_weights_bytes: NotRequired[Count | None]
     """of `rss_file_bytes` the weights' own files"""
 

@@ -176,6 +176,15 @@ class Gpu(TypedDict):
 
 
 @with_config(DESCRIBED)
+class CoreKind(TypedDict):
+    name: Text
+    """`performance`, or `efficiency` for the slowest kind"""
+    cores: Positive
+    max_khz: Count | None
+    """by cpufreq"""
+
+
+@with_config(DESCRIBED)
 class Machine(TypedDict):
     """Properties that do not change; never the host's name."""
 
@@ -183,6 +192,11 @@ class Machine(TypedDict):
     """names the machine's folder"""
     cpu: Text | None
     physical_cores: Count | None
+    """that the harness may use, by its affinity and quota"""
+    all_cores: NotRequired[Positive]
+    """physical cores of the whole machine; missing in older records"""
+    core_kinds: NotRequired[list[CoreKind]]
+    """the usable cores by kind, the fastest first; empty: one kind, or not known; missing in older records"""
     memory_bytes: Count | None
     usable_cpus: NotRequired[Count | None]
     last_level_cache_bytes: Count | None
@@ -392,6 +406,12 @@ class Served(TypedDict):
     """requests that it can serve at once"""
     speculation: NotRequired[Text]
     """what guesses tokens ahead, by the server's own name; none"""
+    num_ctx: NotRequired[Count | None]
+    """context length that was requested of Ollama"""
+    gpu_share: NotRequired[Number | None]
+    """of the memory that the model takes, where the server reports it"""
+    other_forms: NotRequired[list[Text]]
+    """of fields that the server refused: what was sent instead"""
 
 
 @with_config(DESCRIBED)
@@ -521,6 +541,18 @@ class Version(TypedDict):
 
 
 @with_config(DESCRIBED)
+class CpuTime(TypedDict):
+    """How much CPU time was used while timing, in seconds over all CPUs."""
+
+    elapsed_s: Above0
+    """time between the two readings"""
+    machine_s: Number
+    """by all processes of the machine, also those outside a container; without steal"""
+    harness_s: Number
+    """by the harness: its controller, the worker, and what these started"""
+
+
+@with_config(DESCRIBED)
 class Conditions(TypedDict):
     """Variable properties of the machine (governor, load, swap), and how much counters rose while timing."""
 
@@ -530,6 +562,8 @@ class Conditions(TypedDict):
     """of the whole machine: paging, stalls, steal; and throttling by quotas, of the harness's cgroups"""
     worker_pressure: NotRequired[dict[str, Number]]
     """of the worker's own cgroup, empty without one; in older records `pressure` has the cgroup's counters"""
+    cpu_time: NotRequired[CpuTime]
+    """missing in older records, where nothing was timed, and of simulated time"""
 
 
 @with_config(DESCRIBED)

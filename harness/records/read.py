@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.base.data import PUBLISHED, published_names
 from harness.base.files import MOST_RECORD_BYTES, open_regular, read_regular
-from harness.base.text import shortened
+from harness.base.text import is_utf8, printable, shortened
 from harness.records import tables
 from harness.records.files import ResultsError, read_columns
 from harness.records.kinds import Numbered, Record, checked
@@ -86,14 +86,7 @@ def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[
     """The user's own records below root, oldest first within a cell; published ones in a folder `published`
     only where root is that folder or inside. Calls `unreadable` for each that cannot be read."""
 
-    def no_folder(refusal: OSError) -> None:
-        if not isinstance(refusal, FileNotFoundError):  # nothing was measured there yet
-            unreadable(ResultsError(f"{refusal.filename}: {refusal.strerror}"))
-
-    within = os.walk(root, onerror=no_folder)
-    for path in sorted(
-        Path(at, "record.json") for at, *held in within if any("record.json" in names for names in held)
-    ):
+    for path in sorted(_record_files(root, unreadable)):
         try:
             record = read(path)
         except ResultsError as damage:
@@ -101,6 +94,35 @@ def records(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[
             continue
         if record["kind"] != "reported" or PUBLISHED not in path.relative_to(root).parts:
             yield Stored(path.parent, record)
+
+
+def _record_files(root: Path, unreadable: Callable[[ResultsError], None]) -> Iterator[Path]:
+    waiting = [root]
+    while waiting:  # no recursion: folders may be nested 2,000 deep
+        folder = waiting.pop()
+        folders, names = listing(folder, lambda sentence: unreadable(ResultsError(sentence)))
+        if "record.json" in names:
+            yield folder / "record.json"
+        waiting += [folder / name for name in folders]
+
+
+def listing(folder: Path | str, unreadable: Callable[[str], None]) -> tuple[list[str], set[str]]:
+    """The names of the folders in a folder, without links, and of all that is in it. Calls `unreadable` with
+    a sentence if it cannot be listed, and for each folder whose name is not UTF-8, which is left out: such a
+    name cannot be kept in an index, a page or a bundle."""
+    try:
+        with os.scandir(folder) as entries:
+            inside = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    except FileNotFoundError:  # nothing was measured there yet
+        return [], set()
+    except OSError as refusal:
+        unreadable(f"{printable(str(refusal.filename))}: {refusal.strerror}")
+        return [], set()
+    folders = sorted(name for name, is_folder in inside if is_folder)
+    for name in [name for name in folders if not is_utf8(name)]:
+        unreadable(f"{printable(str(Path(folder, name)))}: its name is not UTF-8: rename it")
+        folders.remove(name)
+    return folders, {name for name, _ in inside}
 
 
 def read(path: Path) -> Record:
@@ -146,13 +168,17 @@ def series(stored: Stored) -> dict[str, list[int]]:
     return read_columns(stored.folder / "tokens.parquet", ("n", "latency_ns"))
 
 
+NOT_IN_OLDER = ("decode_ns", "together")
+"""Columns that older tables lack: what they give is unknown there."""
+
+
 def table(stored: Stored) -> dict[str, list[int]]:
     """The columns of its workload's table; empty if there is none. Raises ResultsError, for a time of zero
     too."""
     if (name := tables.name_of(stored.record)) is None:
         return {}
     path = stored.folder / f"{name}.parquet"
-    columns = read_columns(path, TABLES[name])
+    columns = read_columns(path, [column for column in TABLES[name] if column not in NOT_IN_OLDER])
     for column, values in columns.items():
         least = 1 if column in tables.TIMES else 0
         if column in TABLES[name] and values and min(values) < least:

@@ -49,7 +49,7 @@ def _sentence(group: Group, ranked_cells: Rankings) -> str | None:
                 f"{clauses[label]} and {is_best}" if label in clauses else f"{label} is {is_best}"
             )
         elif leading:
-            names = list_named([f"{each.label} ({each.text})" for each in leading], NAMES_SHOWN)
+            names = list_named([f"{each.label} ({each.shown})" for each in leading], NAMES_SHOWN)
             clauses[measure] = f"not distinguishable in {measure}: {names}"
     return f"{group.title}: {'; '.join(clauses.values())}." if clauses else None
 

@@ -25,7 +25,7 @@ from harness.report.plots import (
     plain_figure,
     stack_colours,
 )
-from harness.report.tables import held, number, peak_memory, plus_minus
+from harness.report.tables import held, mbu, number, peak_memory, plus_minus
 from harness.report.text_table import NONE, Table, in_markdown
 
 LINE_PX = 22
@@ -65,7 +65,14 @@ OF_CELL = (
         "tokens_per_s_ci95",
         "series_sha256",
     ),
-    *("bandwidth_share", "bandwidth_bytes_per_s", "bpw", "nominal_bits", "joules_per_token"),
+    *(
+        "bandwidth_share",
+        "bandwidth_share_range",
+        "bandwidth_bytes_per_s",
+        "bpw",
+        "nominal_bits",
+        "joules_per_token",
+    ),
     *("peak_rss_bytes", "peak_vram_bytes", "peak_allocator_bytes", "max_ctx", "max_ctx_is_target"),
     *("device_memory_bytes", "model_bytes", "weight_bytes_per_token", "kv_bytes_per_token", "flags"),
 )
@@ -232,7 +239,8 @@ def _texts(line: Line) -> list[str]:
     return [
         *(line.machine, line.stack, f"{row['variant']}{' (synthetic)' * synthetic(row)}"),
         plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]),
-        *map(_share, (row["bandwidth_share"], best)),
+        mbu(row),
+        _share(best),
         *(ceiling, number(row["tokens"], "{:,.0f}"), peak_memory(row), length),
         *(number(row["joules_per_token"]), count),
     ]

@@ -45,8 +45,8 @@ DEPTH_KIND = "depth"
 DEPTH_MEANING = (
     "Tokens per second of decode with a number of tokens in the KV cache, which prefill put there. Each depth"
     " has several short windows, in rounds. B and W are of a line through the windows' means: B, TPOT"
-    " extrapolated to zero context; W, tokens of context per further ms of TPOT. Intervals of 95% are of the"
-    " windows of all ok repeats."
+    " extrapolated to zero context; W, tokens of context per further ms of TPOT. Intervals of 95% include how"
+    " repeats differ; that of a single repeat may be of its windows alone, which is a lower bound."
 )
 CURVED = ", curved"  # follows B and W that a line does not describe
 LINE_POINTS = 40
@@ -227,7 +227,9 @@ PREFILL_MEANING = (
     "Time of one forward pass over p tokens. A short pass is memory-bound: it reads the weights once, and its"
     " time is a plateau. In a long one each further token adds as much time. At the ridge, computing alone"
     " takes as long as the plateau. Theory is the roofline of the data sheet: the larger of reading weights"
-    " and cache once and of computing, with the lm_head on every token or on the last one alone."
+    " and cache once and of computing, with the lm_head on every token or on the last one alone. Intervals of"
+    " 95% include how repeats differ; that of a single repeat may be of its passes alone, which is a lower"
+    " bound."
 )
 EXTRAPOLATED = "*"
 EXTRAPOLATION = f"{EXTRAPOLATED}: extrapolated from shorter passes"
@@ -324,11 +326,13 @@ def _plateau(of: PrefillDepth) -> str:
 
 
 def _ridge(of: PrefillDepth) -> str:
-    """`225 (170 to 292)`; `> 500` where it was not reached."""
+    """`225 (170 to 292)`, `225 (> 170)`, `225` without an interval; `> 500` where it was not reached."""
     value = of["ridge_n"]
     if value is None:
         reason = of["ridge_reason"] or ""
         return f"> {of['longest_n']:,.0f}" if reason.startswith("not reached") else NONE
+    if of["ridge_ci95"] is None:
+        return f"{value:,.0f}"
     low, high = bounds(of["ridge_ci95"])
     both = low is not None and high is not None
     return f"{value:,.0f} ({interval(of['ridge_ci95'], 0) if both else f'> {low or 0:,.0f}'})"
@@ -482,7 +486,7 @@ def _floor(points: Floats, label: str, which: str, place: int, mark: Mark, kind:
 def _mark(of: PrefillRow, curve: Curve, label: str, place: int, mark: Mark, kind: str) -> Plotly:
     """The measured ridge on its curve, with its interval."""
     n = of["ridge_n"] or 0.0
-    low, high = bounds(of["ridge_ci95"])
+    low, high = bounds(of["ridge_ci95"] or (n, n))
     ms = np.interp([n], curve.n, curve.ms)
     y = float(_as(kind, np.array([n]), ms)[0])
     high = float(curve.n[-1]) if high is None else high

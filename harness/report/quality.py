@@ -9,6 +9,7 @@ import numpy as np
 
 from harness.analysis import agreement
 from harness.analysis.columns import Check, Score, ShownCell
+from harness.analysis.quality import FEWEST_WINDOWS
 from harness.base.text import list_named, plural
 from harness.dataset.study import Curve, finite, labels, ok
 from harness.records.kinds import Depth, Experts, Figure
@@ -286,6 +287,11 @@ def _what(row: Score) -> list[str]:
         found.append(
             f"{row['text']} has {count:,} carriage returns (CRLF line ends), which are scored as they stand:"
             " its PPL is not that of the text with LF; write it with LF to compare"
+        )
+    if (row["windows"] or 0) < FEWEST_WINDOWS:
+        found.append(
+            f"fewer than {FEWEST_WINDOWS} windows: their intervals are wide, and `harness compare` gives no"
+            " verdict; raise `chunks` of the workload `quality`"
         )
     if row["at_depth"]:
         each = f"{row['at_depth'][0]['scored']:,} tokens"

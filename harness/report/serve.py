@@ -34,7 +34,7 @@ class Pages:
                 try:
                     version = state(self._paths)
                     if version != self._version:
-                        self._page, self._version = self._build(version).encode(), version
+                        self._page, self._version = _bytes(self._build(version)), version
                 finally:
                     ended = time.monotonic()
                     self._next = ended + PAUSE * (ended - begun)
@@ -43,9 +43,13 @@ class Pages:
 
 def state(paths: Sequence[Path]) -> str:
     """A digest of the names, sizes and times of all records and files given; not of their content."""
-    return sha256("\n".join(sorted(line for path in paths for line in _lines(path))).encode()).hexdigest()[
-        :16
-    ]
+    lines = sorted(line for path in paths for line in _lines(path))
+    return sha256(_bytes("\n".join(lines))).hexdigest()[:16]
+
+
+def _bytes(text: str) -> bytes:
+    """UTF-8, names of files that are not are escaped."""
+    return text.encode(errors="backslashreplace")
 
 
 def _lines(path: Path) -> Iterator[str]:

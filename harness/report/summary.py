@@ -16,8 +16,9 @@ from harness.stacks.header import stacks
 
 # Which cells lead in a figure, and which of them are not distinguishable. Pure.
 #
-# Two cells are distinguishable if their 95% confidence intervals do not overlap. A figure without an
-# interval gets the relative noise stated here.
+# Two cells are distinguishable if their 95% confidence intervals do not overlap. A figure of one run without
+# an interval gets the relative noise stated here; several runs that give no interval differ by an unknown
+# amount, so that no other cell is distinguishable from theirs.
 
 
 # Half of a 95% interval, as a share of the figure.
@@ -30,9 +31,9 @@ STANDARD_ERRORS = 1.96
 CRITERION = (
     "Cells whose 95% confidence interval overlaps that of the best are listed with it. Where no interval is"
     " known, the report"
-    f" assumes ±{SPEED_NOISE:.0%} for a speed, ±{MEMORY_NOISE:.0%} for memory in use, and"
+    f" assumes ±{SPEED_NOISE:.0%} for a speed of one run, ±{MEMORY_NOISE:.0%} for memory in use, and"
     f" ±{PERPLEXITY_NOISE:.1%} for a perplexity (llama.cpp prints a standard error of 0.6% on"
-    " wikitext-2)."
+    " wikitext-2). Several repeats that give no interval lead nothing, and nothing leads over them."
 )
 
 
@@ -46,21 +47,35 @@ class Entry:
     high: float
     text: str
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether its noise is unknown."""
+        return self.high == float("inf") and not self.low
+
+    @property
+    def shown(self) -> str:
+        return f"{self.text}, no interval" if self.is_unknown else self.text
+
 
 def entry(label: str, value: float, noise: float, text: str) -> Entry:
     """A figure with this relative noise."""
     return Entry(label, value, value * (1 - noise), value * (1 + noise), text)
 
 
+def unknown(label: str, value: float, text: str) -> Entry:
+    """A figure whose noise is unknown, which overlaps with every other."""
+    return Entry(label, value, 0.0, float("inf"), text)
+
+
 def speed(label: str, row: Cell, speed: float | None, interval: Ends | None, text: str) -> Entry | None:
-    """A speed with its interval. The interval of a single run ignores run-to-run noise, so it is widened to
-    at least SPEED_NOISE."""
+    """A speed with its interval. That of a single run ignores run-to-run noise, so it is at least
+    SPEED_NOISE; several runs without one are too few for it."""
     value = finite(speed)
     if value is None:
         return None
     stated = entry(label, value, SPEED_NOISE, text)
     if not interval:
-        return stated
+        return unknown(label, value, text) if row["repeats"] > 1 else stated
     low, high = bounds(interval)
     low, high = 0.0 if low is None else low, float("inf") if high is None else high
     if row["repeats"] <= 1:
@@ -76,13 +91,14 @@ def perplexity(label: str, row: Cell) -> Entry | None:
 
 
 def divergence(label: str, row: Cell) -> Entry | None:
-    """A KL divergence with its interval; a point where none is known."""
-    value = row["kld_mean"]
+    """A KL divergence with its interval."""
+    value, shown = row["kld_mean"], number(row["kld_mean"], "{:.5f}")
     if value is None:
         return None
     low, high = bounds(row["kld_mean_ci95"])
-    low, high = value if low is None else low, value if high is None else high
-    return Entry(label, value, low, high, number(value, "{:.5f}"))
+    return (
+        unknown(label, value, shown) if low is None or high is None else Entry(label, value, low, high, shown)
+    )
 
 
 def leaders(entries: Sequence[Entry], most: bool = False) -> list[Entry]:
@@ -335,7 +351,9 @@ def _answers_fastest(group: Group) -> Answer:
     ranked = fastest(group.named)
     if not ranked.entries:
         return Answer(GOALS[0], (), "no speed is known")
-    return _answer(GOALS[0], group, leaders(ranked.entries, ranked.most), ("speed", "size"))
+    without = [each.label for each in ranked.entries if each.is_unknown]
+    note = f"without an interval: {text.list_named(without, TIES_SHOWN)}" if without else ""
+    return _answer(GOALS[0], group, leaders(ranked.entries, ranked.most), ("speed", "size"), note)
 
 
 def _answers_quality(group: Group) -> Answer:
@@ -569,8 +587,9 @@ def _clause(best: str, entries: Sequence[Entry], cells: int, most: bool = False)
     if len(tied) + 1 == len(entries):
         least, last = sorted(entries, key=lambda each: each.value)[:: len(entries) - 1]
         ends = least.text if least.text == last.text else f"{least.text} to {last.text}"
-        return f"{best}{of}: not distinguishable ({ends})"
-    leading = [f"{each.label} ({each.text})" for each in (first, *tied)]
+        without = sum(each.is_unknown for each in entries)
+        return f"{best}{of}: not distinguishable ({ends}{f'; {without} without an interval' * bool(without)})"
+    leading = [f"{each.label} ({each.shown})" for each in (first, *tied)]
     return f"{best}{of}, not distinguishable: {text.list_named(leading, TIES_SHOWN)}"
 
 

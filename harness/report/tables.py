@@ -23,7 +23,7 @@ from harness.analysis.columns import (
     Spikes,
 )
 from harness.analysis.speculation import acceptance_length, acceptance_rate
-from harness.analysis.traffic import spread
+from harness.analysis.traffic import UNSTABLE, spread
 from harness.analysis.warnings import Warnings
 from harness.base.text import plural
 from harness.dataset.study import bounds, failure, finite, ok, provisional
@@ -56,6 +56,13 @@ def peak_memory(row: Repeat) -> str:
         return _megabytes(row["peak_rss_bytes"])
     device = _megabytes(row["peak_vram_bytes"])
     return device if device != NONE else _megabytes(row["peak_allocator_bytes"])
+
+
+def mbu(row: Repeat) -> str:
+    """`33%`; `19 to 33%` where the measured bandwidth is not stable."""
+    if ends := row["bandwidth_share_range"]:
+        return f"{100 * (ends[0] or 0):.0f} to {number(ends[1], '{:.0%}')}"
+    return number(row["bandwidth_share"], "{:.0%}")
 
 
 def _megabytes(value: float | None) -> str:
@@ -297,7 +304,7 @@ SPEED: tuple[Column[ShownCell], ...] = (
     Column(
         "W MBU, measured",
         lambda row: W_share(row, row["W_measured_ratio"]),
-        "W over the W at the bandwidth measured on this machine",
+        "W over the W at the highest bandwidth measured on this machine",
     ),
     Column(
         "W MBU, spec, copied",
@@ -327,7 +334,7 @@ SPEED: tuple[Column[ShownCell], ...] = (
         "B MBU, measured",
         lambda row: row["B_measured_ratio"],
         "{:.0%}",
-        "the same, of the bandwidth measured on this machine",
+        "the same, of the highest bandwidth measured on this machine",
     ),
     number_column("tok/s", lambda row: row["tokens_per_s"], "{:.1f}", "over all decoded tokens"),
     Column(
@@ -377,7 +384,13 @@ MEMORY: tuple[Column[ShownCell], ...] = (
     number_column("KV KB/token", lambda row: row["kv_bytes_per_token"], "{:,.1f}", "KV cache per token", 1e3),
     _mb("after load MB", lambda row: row["loaded_bytes"], "memory in use after the model is loaded"),
     _mb("peak RSS MB", lambda row: row["peak_rss_bytes"], "peak resident set size of the worker"),
-    _mb("peak VRAM MB", lambda row: row["peak_vram_bytes"], "peak VRAM"),
+    _mb("peak VRAM MB", lambda row: row["peak_vram_bytes"], "peak VRAM of the worker"),
+    word_column(
+        "VRAM by",
+        lambda row: row["peak_vram_source"],
+        "process: NVML's figure of the worker's processes; device less start: the device's, without what was "
+        "used before the worker started; device: of all processes",
+    ),
     _mb(
         "peak allocator MB",
         lambda row: row["peak_allocator_bytes"],
@@ -449,11 +462,11 @@ SHAPE: tuple[Column[ShownCell], ...] = (
         "{:+.1%}",
         "by how much longer the first tokens took when decoded again after the run; B and W are without it",
     ),
-    number_column(
+    Column(
         "MBU",
-        lambda row: row["bandwidth_share"],
-        "{:.0%}",
-        "all bytes read per second over the bandwidth measured in the run",
+        mbu,
+        "all bytes read per second over the highest bandwidth measured in the run; where probes differ by"
+        " more than a fifth, the bandwidth is not stable: over the highest to over the lowest",
     ),
     number_column(
         "watts",
@@ -539,7 +552,7 @@ FURTHER: tuple[Column[Repeat], ...] = (
     number_column("B ms", lambda row: row["B_ms"], "{:.2f}", ""),
     Column("W tok/ms", _slope, ""),
     number_column("BPW", lambda row: row["bpw"], "{:.2f}", ""),
-    number_column("MBU", lambda row: row["bandwidth_share"], "{:.0%}", ""),
+    Column("MBU", mbu, ""),
     number_column("MB/token", lambda row: row["weight_bytes_per_token"], "{:.0f}", "", 1e6),
     number_column("tokens", lambda row: row["tokens"], "{:.0f}", ""),
     number_column("J/token above idle", lambda row: row["joules_per_token_above_idle"], "{:.3g}", ""),
@@ -565,8 +578,11 @@ def bandwidth(rows: Sequence[Repeat]) -> str:
         return ""
     low, high = (f"{peak / 1e9:.0f}" for peak in (min(peaks), max(peaks)))
     if low != high:
+        same = len({(row["machine"], row["device"]) for row in with_mbu}) == 1
+        unstable = same and max(peaks) > UNSTABLE * min(peaks)
         return (
             f"MBU: share of the highest read bandwidth measured in each row's own run, {low} to {high} GB/s"
+            + ": this machine's bandwidth is not stable, so MBUs of different runs do not compare" * unstable
         )
     own = [row for row in rows if row["bandwidth_bytes_per_s"] in peaks]
     return f"MBU: share of {spread([rate for row in own for rate in row['bandwidth_probes_bytes_per_s']])}"

@@ -190,7 +190,7 @@ class LlamaSession(LlamaContext):
         self._after_prefill: Any = None
         self._wait_ns: list[int] = []
         self._argmax_ns: list[int] = []
-        self._steps_ns = 0
+        self._steps_ns = self._chose_ns = 0
 
     def rehearse(self, last: int) -> None:
         """Take steps at several depths up to the position `last`, see windows.rehearsed, and forget them."""
@@ -279,7 +279,13 @@ class LlamaSession(LlamaContext):
             raise ValueError(f"{len(prompts)} users need an n_batch of at least as many")
         self._clear()
         clock, began = time.perf_counter_ns, time.perf_counter_ns()
+        chose_before_ns = self._chose_ns
         users = range(len(prompts))
+
+        def computed_ns() -> int:
+            """Since the begin, without the choice of tokens: it is ours, and grows with the users."""
+            return clock() - began - (self._chose_ns - chose_before_ns)
+
         ids: list[list[int]] = [[] for _ in users]
         t_ns: list[list[int]] = [[] for _ in users]
         places = [(user, position) for user in users for position in range(len(prompts[user]))]
@@ -288,15 +294,16 @@ class LlamaSession(LlamaContext):
                 chunk = places[start : start + self._n_batch]
                 ends = [at for at, (user, n) in enumerate(chunk) if n == len(prompts[user]) - 1]
                 found = self._together([prompts[user][n] for user, n in chunk], chunk, ends)
-                now = clock() - began
+                now = computed_ns()
                 for at, token in zip(ends, found, strict=True):
                     ids[chunk[at][0]].append(token)
                     t_ns[chunk[at][0]].append(now)
+            decode_ns = max(of_user[0] for of_user in t_ns)
             for step in range(new_tokens - 1):
                 chunk = [(user, len(prompts[user]) + step) for user in users]
                 fed = [self._fed(ids[user][-1], position + prompts[user][0]) for user, position in chunk]
                 found = self._together(fed, chunk, users)
-                now = clock() - began
+                now = computed_ns()
                 for user in users:
                     ids[user].append(found[user])
                     t_ns[user].append(now)
@@ -307,7 +314,12 @@ class LlamaSession(LlamaContext):
             held = int(lib.llama_memory_seq_pos_max(self._memory, user)) + 1
             if held != len(prompts[user]) + new_tokens - 1:
                 raise RuntimeError(f"the KV cache of user {user} holds {held} tokens after {new_tokens}")
-        return [Answer(t_ns[user], ids[user]) for user in users]
+        return [Answer(t_ns[user], ids[user], decode_ns=decode_ns) for user in users]
+
+    def row_counters(self) -> dict[str, Any]:
+        """See runners.protocol.Session."""
+        chose_ns, self._chose_ns = self._chose_ns, 0
+        return {"sampling_ms": chose_ns / 1e6} if chose_ns else {}
 
     def _together(self, ids: list[int], places: list[tuple[int, int]], keep: Sequence[int]) -> list[int]:
         """Decode ids of several sequences as one batch; the ids with the highest logits after those at the
@@ -321,10 +333,13 @@ class LlamaSession(LlamaContext):
             self._batch.seq_id[at][0] = sequence
         if refused := lib.llama_decode(self._context, self._batch):
             raise self._refusal(refused, max(position for _, position in places))
+        lib.llama_synchronize(self._context)
+        began = time.perf_counter_ns()
         rows = [self._logits(at) for at in keep]
         found = [int(row.argmax()) for row in rows]
         if not all(math.isfinite(row[token]) for row, token in zip(rows, found, strict=True)):
             raise ValueError("not-a-number logits")
+        self._chose_ns += time.perf_counter_ns() - began
         return found
 
     def _fed(self, token: int, position: int) -> int:

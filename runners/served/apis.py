@@ -5,20 +5,30 @@ Sources: llama.cpp's tools/server/README.md, Ollama's docs/api.md, vLLM's OpenAI
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 Json = dict[str, Any]
 Prompt = list[int] | str
 
 
+END_OF_TEXT, LIMIT = "stop", "length"
+ENDS = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn"), END_OF_TEXT),
+    **dict.fromkeys(("length", "limit", "max_tokens"), LIMIT),
+}
+"""Why an answer ended, by the words of the APIs: the model chose to, or it reached a number of tokens."""
+
+
 @dataclass
 class Counts:
-    """A server's own counts of one request; null: it does not say. `cached`: tokens of the prompt that were
-    not evaluated. `decode_ms`: from the first token to the last."""
+    """A server's own counts of one request; None: not reported. `cached`: tokens of the prompt that were not
+    evaluated. `decode_ms`: from the first token to the last. `load_ms`: until the model was ready."""
 
     prompt: int | None = None
     cached: int | None = None
@@ -27,16 +37,18 @@ class Counts:
     decode_ms: float | None = None
     drafted: int | None = None
     accepted: int | None = None
+    load_ms: float | None = None
 
 
 @dataclass
 class Piece:
     """One event of a stream. `ids`: of its tokens, or of its text where the server sends none. `counts`: with
-    the last event."""
+    the last event. `ended`: why the answer ended, END_OF_TEXT, LIMIT or the server's own word."""
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
     counts: Counts | None = None
+    ended: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,7 @@ def text_id(text: str) -> int:
 
 def _llama_body(model: str, prompt: Prompt, tokens: int) -> Json:
     return {
+        "model": model,  # a router passes the request on by it, other servers ignore it
         "prompt": prompt,
         "n_predict": tokens,
         "temperature": 0,
@@ -77,10 +90,11 @@ def _llama_piece(event: Json) -> Piece:
     piece = Piece([int(each) for each in event.get("tokens") or []], event.get("content") or "")
     if event.get("stop"):
         timings = event.get("timings") or {}
+        piece.ended = _end(event.get("stop_type"))
         piece.counts = Counts(
-            _added(timings.get("prompt_n"), timings.get("cache_n")),
-            timings.get("cache_n"),
-            event.get("tokens_predicted"),
+            _added(_count(timings.get("prompt_n")), _count(timings.get("cache_n"))),
+            _count(timings.get("cache_n")),
+            _count(event.get("tokens_predicted")),
             timings.get("prompt_ms"),
             timings.get("predicted_ms"),
             timings.get("draft_n"),
@@ -89,21 +103,30 @@ def _llama_piece(event: Json) -> Piece:
     return piece
 
 
-def _ollama_body(model: str, prompt: Prompt, tokens: int) -> Json:
-    options = {"num_predict": tokens, "temperature": 0}
-    return {"model": model, "prompt": prompt, "raw": True, "stream": True, "options": options}
+def _ollama_body(model: str, prompt: Prompt, tokens: int, num_ctx: int | None = None) -> Json:
+    """`shift`: past its context a server that knows the word ends the answer, and does not discard tokens."""
+    options = {"num_predict": tokens, "temperature": 0} | ({"num_ctx": num_ctx} if num_ctx else {})
+    return {"model": model, "prompt": prompt, "raw": True, "stream": True, "shift": False, "options": options}
+
+
+def with_context(api: Api, num_ctx: int) -> Api:
+    """Ollama's API with a context of so many tokens, in all requests: another length would load the model
+    again."""
+    return replace(api, body=partial(_ollama_body, num_ctx=num_ctx))
 
 
 def _ollama_piece(event: Json) -> Piece:
     text = (event.get("response") or "") + (event.get("thinking") or "")
     piece = Piece([text_id(text)] if text or not event.get("done") else [], text)
     if event.get("done"):
+        piece.ended = _end(event.get("done_reason"))
         piece.counts = Counts(
-            event.get("prompt_eval_count"),
+            _count(event.get("prompt_eval_count")),
             None,
-            event.get("eval_count"),
+            _count(event.get("eval_count")),
             _ms(event.get("prompt_eval_duration")),
             _ms(event.get("eval_duration")),
+            load_ms=_ms(event.get("load_duration")),
         )
     return piece
 
@@ -132,23 +155,45 @@ def _openai_piece(event: Json) -> Piece:
     piece = Piece()
     for choice in event.get("choices") or []:
         delta = choice.get("delta") or {}
-        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-        text = (choice.get("text") or "") + thought + (delta.get("content") or "")
+        thought = _text(delta.get("reasoning_content") or delta.get("reasoning"))
+        text = _text(choice.get("text")) + thought + _text(delta.get("content"))
         if ids := choice.get("token_ids"):
             piece.ids += [int(each) for each in ids]
         elif text:
             piece.ids.append(text_id(text))
         piece.text += text
-    if usage := event.get("usage"):
+        piece.ended = _end(choice.get("finish_reason")) or piece.ended
+    if isinstance(usage := event.get("usage"), dict) and usage:
         timings = event.get("timings") or {}  # llama-server adds them
         piece.counts = Counts(
-            usage.get("prompt_tokens"),
-            (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-            usage.get("completion_tokens"),
+            _count(usage.get("prompt_tokens")),
+            _count((usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
+            _count(usage.get("completion_tokens")),
             timings.get("prompt_ms"),
             timings.get("predicted_ms"),
         )
     return piece
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content, which may be a part or a list of them. Raises TypeError."""
+    if isinstance(content, list):
+        return "".join(_text(part) for part in content)
+    if isinstance(content, dict):
+        return _text(content.get("text") or content.get("thinking"))
+    if isinstance(content, str | None):
+        return content or ""
+    raise TypeError(f"content is neither a text nor a list of parts: {content!r}")
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens; None for what is not a whole number of them."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if is_number and value >= 0 and value == value // 1 else None
+
+
+def _end(reason: Any) -> str | None:
+    return ENDS.get(reason, reason) if isinstance(reason, str) and reason != "none" else None
 
 
 def _added(a: int | None, b: int | None) -> int | None:
@@ -192,6 +237,44 @@ APIS = {
     ),
     "ollama": replace(_OPENAI, name="ollama", path="/api/generate", body=_ollama_body, read=_ollama_piece),
 }
+
+
+# What a request can do without, by the words with which servers refuse it.
+_OPTIONAL = {
+    "stream_options": ("streamoptions", "includeusage"),
+    "ignore_eos": ("ignoreeos",),
+    "return_token_ids": ("returntokenids",),
+    "temperature": ("temperature",),
+}
+_UNKNOWN = re.compile(
+    r"instead|unsupported|not (supported|permitted|allowed)|deprecated|un(known|expected|recog)"
+)
+
+
+def other_form(body: Json, answer: str) -> tuple[str, str | None] | None:
+    """The field of a request that a refusal names, and the one that it asks for in its place; (field, None):
+    the request can do without it. None: the refusal names no such field. `answer`: its content."""
+    try:
+        text = " ".join(_words(json.loads(answer))).lower()
+    except (ValueError, RecursionError):
+        text = answer.lower()
+    named = re.sub(r"[^a-z0-9]", "", text)
+    if "max_tokens" in body and "maxtokens" in named and _UNKNOWN.search(text):
+        others = [name for name in re.findall(r"max_[a-z_]*tokens", text) if name != "max_tokens"]
+        return "max_tokens", [*others, "max_completion_tokens"][0]
+    fields = (name for name, words in _OPTIONAL.items() if any(word in named for word in words))
+    return next(((name, None) for name in fields if name in body), None)
+
+
+def _words(answer: Any) -> Iterator[str]:
+    """The texts of a refusal, without the part of the request that it repeats (pydantic's `input`)."""
+    if isinstance(answer, dict):
+        answer = [value for name, value in answer.items() if name != "input"]
+    if isinstance(answer, list):
+        for each in answer:
+            yield from _words(each)
+    elif isinstance(answer, str):
+        yield answer
 
 
 def metric(text: str, name: str) -> float | None:

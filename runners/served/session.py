@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from runners.protocol import NO_MODEL, Answer
-from runners.served.apis import CHAT, Json, Prompt, metric
+from runners.served.apis import CHAT, Json, Prompt, metric, with_context
 from runners.served.client import Client, ServerError, Stream, api_of
 
 clock = time.perf_counter_ns
@@ -29,6 +29,8 @@ WORDS = " the of and to in is that for it as was with be by on not he his but at
 LENGTH_OFF = 0.02  # of a conversation in words, by the server's count of its tokens
 UNKNOWN = -1  # id of a token that came without one
 KEPT_NOWHERE = 1 << 62  # bytes of a copy that a server does not give
+OLLAMA_SPEAKS = ("ollama", "openai")
+CONTEXT_STEP = 256  # of Ollama's num_ctx; one more step for texts that have some tokens more than wanted
 
 
 class ServedSession:
@@ -45,11 +47,16 @@ class ServedSession:
         """`prompt_is_here`: the ids of the request are of the served model's own vocabulary. Raises
         ServerError."""
         self._client, self._options = client, options
-        self._api = api_of(client, options["api"])
-        self._props = client.found("/props") or {} if self._api.name == "llama-server" else {}
         listed = client.models()
         self._model = _model_of([*listed], options.get("model"))
-        self._listed = listed.get(self._model, {})
+        self._listed = listed.get(self._model) or listed.get(f"{self._model}:latest", {})
+        self._props = client.props(self._model)
+        owner = str(self._listed.get("owned_by") or "")
+        self._api = api_of(client, options["api"], self._model, owner, self._props)
+        if self._api.name != "llama-server":
+            self._props = {}
+        self._num_ctx: int | None = None
+        self._running: Json = {}  # the model, as Ollama lists it among the loaded ones
         self._speculation = self._speculates()
         self._prompt_is_here = prompt_is_here and self._api.takes_ids
         self._texts: dict[int, str] = {}
@@ -57,6 +64,7 @@ class ServedSession:
         self._generated_before: float | None = None
         self._ended_ns = self._began_ns = self._client_ns = 0
         self._totals: Counter[str] = Counter()
+        self._proxy: str | None = None
         self._prompt_counts: list[int | None] = []
         self._prompt_length = 0
         self._vocabulary: Sequence[int | str] = ()
@@ -68,16 +76,42 @@ class ServedSession:
 
     def check_context(self, workloads: list[Json]) -> None:
         """Raises ServerError where the server's context is known, and too short for one of these."""
+        of_one_user = (
+            len(each["prompt"]) + each["new_tokens"] if "concurrency" in each else each["holds"]
+            for each in workloads
+        )
+        needed = max(of_one_user)
+        if self._api.name == "ollama":
+            self._load(needed)
         settings = self._props.get("default_generation_settings") or {}
         context = settings.get("n_ctx") or self._listed.get("max_model_len")
-        for each in workloads:
-            of_one_user = len(each["prompt"]) + each["new_tokens"]
-            needed = of_one_user if "concurrency" in each else each["holds"]
-            if context and needed > context:
-                raise ServerError(
-                    f"the server's context is {context} tokens, and {needed} are needed: restart it with a"
-                    " larger one (llama-server -c, for all slots together; vLLM --max-model-len)"
-                )
+        if context and needed > context:
+            raise ServerError(
+                f"the server's context is {context} tokens, and {needed} are needed: restart it with a"
+                " larger one (llama-server -c, for all slots together; vLLM --max-model-len)"
+            )
+        context = self._running.get("context_length")  # older versions of Ollama do not report it
+        if context and needed > context:
+            raise ServerError(
+                f"the server's context is {context} tokens, although num_ctx {self._num_ctx} was requested,"
+                f" and {needed} are needed: measure fewer tokens"
+            )
+
+    def _load(self, tokens: int) -> None:
+        """Let Ollama load the model with a context of so many tokens. Past its own, often 4,096, it discards
+        tokens, so that later ones cost less."""
+        self._num_ctx = CONTEXT_STEP * (tokens // CONTEXT_STEP + 2)
+        self._api = with_context(self._api, self._num_ctx)
+        for _ in self._client.stream(self._api, self._model, self._other_start() + WORDS, 1):
+            pass
+        self._find_running()
+
+    def _find_running(self) -> None:
+        """Keeps what was known of a model that was unloaded since."""
+        models = (self._client.found("/api/ps") or {}).get("models") or []
+        names = (self._model, f"{self._model}:latest")
+        found = (each for each in models if isinstance(each, dict) and each.get("name") in names)
+        self._running = next(found, self._running)
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """What is asked besides the tokens is asked before, outside TTFT."""
@@ -93,9 +127,7 @@ class ServedSession:
             for ids in pieces:
                 yield from ids
             self._ended_ns, self._client_ns = clock(), stream.client_ns
-            # Tokens without a piece of their own, by the server's count: half a letter waits for the rest.
-            for _ in range((stream.counts.generated or 0) - stream.tokens):
-                yield 0
+            yield from [0] * _without_piece(stream)
         finally:
             for _ in pieces:  # an answer that was not read to its end would cost the connection
                 pass
@@ -115,10 +147,7 @@ class ServedSession:
             for piece in stream:
                 t_ns += [clock() - began[0]] * len(piece)
                 ids += piece
-            ended, count = clock(), stream.counts.generated
-            if count is not None:  # pieces without ids may have had several tokens
-                count = min(count, new_tokens + 1)
-                t_ns = (t_ns + [ended - began[0]] * count)[:count]
+            t_ns += [clock() - began[0]] * _without_piece(stream)
             _check_streamed(stream, len(t_ns))
             same = self._prompt_is_here and self._api.sends_ids and not self._api.keeps_prefix
             return Answer(t_ns, ids if same else None, stream.client_ns), stream
@@ -146,6 +175,10 @@ class ServedSession:
         totals["pieces"] += stream.pieces
         totals["awaited_pieces"] += stream.awaited_pieces
         totals["largest_piece"] = max(totals["largest_piece"], stream.largest_piece)
+        counted = stream.counted.generated
+        totals["counted_tokens"] += stream.tokens + _without_piece(stream) if counted is None else counted
+        self._proxy = stream.proxy
+        totals["load_ms"] = max(totals["load_ms"], round(stream.counts.load_ms or 0))
         for name in ("drafted", "accepted"):
             totals[f"{name}_tokens"] += getattr(stream.counts, name) or 0
 
@@ -155,12 +188,13 @@ class ServedSession:
         if total is not None and before is not None:
             self._totals["others_tokens"] += max(0, round(total - before) - own)
 
-    def row_counters(self) -> dict[str, int]:
+    def row_counters(self) -> dict[str, Any]:
         """See runners.protocol.Session."""
         if self._context:
             self._add_others(self._generated_before, self._totals["answer_tokens"])
             self.truncate(0)
-        found, self._totals = dict(self._totals), Counter()
+        found: dict[str, Any] = dict(self._totals) | ({"proxy": self._proxy} if self._proxy else {})
+        self._totals = Counter()
         counted, self._prompt_counts = self._prompt_counts, []
         known = [each for each in counted if each is not None]
         if known and len(known) == len(counted):
@@ -213,8 +247,8 @@ class ServedSession:
             ids += piece
             yield from piece
         counts, self._is_new = stream.counts, False
-        generated = len(ids) if counts.generated is None else counts.generated
-        yield from [0] * (generated - len(ids))  # half a letter waits for the rest of it
+        generated = len(ids) + _without_piece(stream)
+        yield from [0] * (generated - len(ids))
         self._check_lengths(counts.prompt, generated, new_tokens)
         _check_streamed(stream, generated)
         if self._evaluated is not None:
@@ -274,15 +308,16 @@ class ServedSession:
         return [int(each) for each in (self._client.found("/tokenize", body) or {}).get("tokens") or []]
 
     def _fitting(self, wanted: int) -> str:
-        """A text that is a prompt of `wanted` tokens, or of the nearest number that was found."""
-        words = (TEXT * (1 + wanted // 20)).split()
+        """A text that is a prompt of `wanted` tokens, or of the nearest number that was found. It begins at
+        any word, so that another process has another prompt: an answer may end with its text."""
+        words = (TEXT * (2 + wanted // 20)).split()[random.randrange(len(TEXT.split())) :]
         count, best = max(1, wanted // 2), (wanted, "")
         for _ in range(TRIES):
             text = " ".join(words[:count])
             stream = self._client.stream(self._api, self._model, self._other_start() + text, 1)
             for _ in stream:
                 pass
-            if (got := stream.counts.prompt) is None:
+            if not (got := stream.counted.prompt):
                 return text  # it does not count: see the record's prompt tokens
             best = min(best, (abs(got - wanted), text))
             if got == wanted:
@@ -296,16 +331,18 @@ class ServedSession:
         stream = self._stream
         assert stream is not None  # after a generation
         counts, total = stream.counts, self._client.total_generated(self._api)
-        evaluated = (
-            None
-            if counts.prompt is None or counts.generated is None
-            else counts.prompt - (counts.cached or 0) + counts.generated - 1
-        )
+        generated = stream.tokens + _without_piece(stream)
+        evaluated = None
+        if counts.prompt is not None:
+            evaluated = counts.prompt - (counts.cached or 0) + generated - 1
         others = None
         if total is not None and self._generated_before is not None:
-            others = round(total - self._generated_before) - (counts.generated or stream.tokens)
+            others = round(total - self._generated_before) - generated
         found = {
             "evaluated_tokens": evaluated,
+            "counted_tokens": stream.counted.generated,
+            "ended_by": stream.ended,
+            "proxy": stream.proxy,
             "stack_prefill_ms": counts.prefill_ms,
             "stack_decode_ms": counts.decode_ms,
             "prompt_tokens": counts.prompt,
@@ -318,6 +355,7 @@ class ServedSession:
             "drafted_tokens": counts.drafted,
             "accepted_tokens": counts.accepted,
             "others_tokens": others,
+            "load_ms": counts.load_ms,
             "waited_ms": (self._ended_ns - self._began_ns - self._client_ns) / 1e6,
             "elapsed_ms": (self._ended_ns - self._began_ns) / 1e6,
         }
@@ -325,7 +363,10 @@ class ServedSession:
 
     def facts(self) -> dict[str, Any]:
         options = self._options
+        if self._api.name in OLLAMA_SPEAKS:
+            self._find_running()
         about, guesses = self._about(), self._speculation != "none"
+        forms = self._client.forms.items()
         return {
             "versions": {
                 "httpx": httpx.__version__,
@@ -348,6 +389,9 @@ class ServedSession:
                 "elsewhere": self.elsewhere,
                 "slots": self._props.get("total_slots"),
                 "speculation": self._speculation,
+                "num_ctx": self._num_ctx,
+                "gpu_share": self._gpu_share(),
+                "other_forms": [f"{sent} for {field}" if sent else f"no {field}" for field, sent in forms],
             },
             **about,
         }
@@ -364,13 +408,22 @@ class ServedSession:
         settings = (self._client.found(self._api.path, body) or {}).get("generation_settings") or {}
         return str(settings.get("speculative.types") or "none")
 
+    def _gpu_share(self) -> float | None:
+        """Of the memory that the model takes, as Ollama reports it after it has loaded the model."""
+        size, on_gpu = self._running.get("size"), self._running.get("size_vram")
+        return on_gpu / size if isinstance(size, int) and isinstance(on_gpu, int) and size > 0 else None
+
     def _about(self) -> dict[str, Any]:
         """Of the model, as llama-server and Ollama show it."""
-        if self._api.name == "ollama":
+        if self._api.name in OLLAMA_SPEAKS:
             shown = self._client.found("/api/show", {"model": self._model}) or {}
             quant = str((shown.get("details") or {}).get("quantization_level") or "").lower()
             parameters = (shown.get("model_info") or {}).get("general.parameter_count")
-            known = {"quant": None if quant == "unknown" else quant, "parameters": parameters}
+            known = {
+                "quant": None if quant == "unknown" else quant,
+                "parameters": parameters,
+                "holds_tokens": self._running.get("context_length"),
+            }
             return {name: value for name, value in known.items() if value}
         if self._api.name != "llama-server":
             return {}
@@ -401,6 +454,11 @@ class ServedSession:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _without_piece(stream: Stream) -> int:
+    """Tokens of an answer that ended, other than those that came."""
+    return (stream.counts.generated or 0) - stream.tokens
 
 
 def _check_streamed(stream: Stream, tokens: int) -> None:

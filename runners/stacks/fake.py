@@ -451,7 +451,8 @@ class FakeSession:
             for of_user in t_ns:
                 of_user.append(self._clock.now_ns() - began)
         ids = [random.Random(str(prompt)).choices(range(512), k=len(t_ns[0])) for prompt in prompts]
-        return [Answer(*of_user) for of_user in zip(t_ns, ids, strict=True)]
+        decode_ns = t_ns[-1][0]
+        return [Answer(*of_user, decode_ns=decode_ns) for of_user in zip(t_ns, ids, strict=True)]
 
     def _latency_ms(self, n: int) -> float:
         """B + (n - 1) / W for the token at position n (from 1), with plateau and spikes."""

@@ -50,14 +50,16 @@ def rows(number: int, answers: list[Answer]) -> Rows:
     if silent := [str(user) for user, answer in enumerate(answers) if not answer.t_ns]:
         raise RuntimeError(f"no token for user {', '.join(silent)} of {len(answers)}")
     all_decode_ns = max(answer.t_ns[0] for answer in answers)
+    one_ended_ns = min(answer.t_ns[-1] for answer in answers)
     columns: dict[str, list[int]] = {
         "round": [number] * len(answers),
         "concurrency": [len(answers)] * len(answers),
         "user": list(range(len(answers))),
         "ttft_ns": [answer.t_ns[0] for answer in answers],
+        "decode_ns": [answer.t_ns[0] if answer.decode_ns is None else answer.decode_ns for answer in answers],
         "last_ns": [answer.t_ns[-1] for answer in answers],
         "tokens": [len(answer.t_ns) for answer in answers],
-        "late": [sum(t > all_decode_ns for t in answer.t_ns) for answer in answers],
+        "together": [sum(all_decode_ns < t <= one_ended_ns for t in answer.t_ns) for answer in answers],
         "client_ns": [answer.client_ns for answer in answers],
     }
     return Rows("users", columns)

@@ -100,7 +100,7 @@ def survey(job: Job) -> None:
     with tempfile.TemporaryDirectory() as here:
         experiment, cells = _wanted(job, Path(here))
     device = forecast.device_of(experiment)
-    threads = experiment.protocol.threads or machine.physical_cores()
+    threads = experiment.protocol.threads or machine.default_threads()
     shared = repeat.campaign_fields(experiment, Path(job["config_path"]), job["command_line"])
     shared["campaign"]["fleet"] = job["fleet"]
     found = {}

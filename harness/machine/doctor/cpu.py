@@ -12,7 +12,7 @@ import psutil
 
 from harness.base.files import number, small_text
 from harness.base.text import plural
-from harness.machine import physical_cores, sensors
+from harness.machine import default_threads, sensors
 from harness.machine.doctor.findings import Finding, ok, unknown, warn
 from harness.machine.host import cpu_quota, usable_cpus
 from harness.machine.sensor_values import FIRMWARE_BITS, SINCE_BOOT, UNDER_VOLTAGE
@@ -356,7 +356,7 @@ def quota_finding(root: Path = Path("/")) -> Finding:
         return unknown(what, str(hidden))
     if cpus is None:
         return ok(what, "none")
-    threads = plural(min(physical_cores(), usable_cpus(folder, root / "proc")), "thread")
+    threads = plural(min(default_threads(), usable_cpus(folder, root / "proc")), "thread")
     return warn(
         what,
         f"{cpus:.2f} CPUs; by default a run uses {threads}",

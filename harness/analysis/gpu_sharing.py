@@ -1,0 +1,66 @@
+"""What other processes used of the GPU while timing, and does that invalidate a figure? Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.analysis.sensors import Columns, Timed
+from harness.analysis.throttling import read, to_the_end
+from harness.analysis.warnings import Flag, Warnings
+from harness.machine.sensor_values import GPU_OTHERS, GPU_OTHERS_COLUMN
+from harness.records.kinds import Record, memory_of, served_elsewhere
+from harness.records.measured import EndFacts, OthersOnGpu, Surface
+
+# Of the device's time. Contexts take turns, so that a mean is longer by as much. A desktop's compositor takes
+# 1 to 5% and more only in short bursts, which a mean over the timed part holds down.
+SHARED_TOLERANCE = 0.10
+SHARED_NOTED = 0.02  # run-to-run noise
+# A process that computes holds a context of 100 MB and more; the driver's own is less.
+HELD_NOTED_BYTES = 100e6
+NOT_SEEN = "in the timed part not even the worker's own work was seen"
+
+
+def others_on_gpu(columns: Columns, during: Timed | None, done: EndFacts | None) -> OthersOnGpu | None:
+    """What others used in the timed part, also of a workload whose result is a table; None where it was not
+    read there. Each reading is the mean since the one before, and counts for as long."""
+    elapsed_ns = ((done or EndFacts()).get("surface") or Surface()).get("elapsed_ns")
+    if during is not None:
+        start_ns, end_ns = during.start_ns, during.end_ns
+    elif done and elapsed_ns:
+        start_ns, end_ns = done["start_ns"], done["start_ns"] + elapsed_ns
+    else:
+        return None
+    readings = to_the_end(read(columns, GPU_OTHERS_COLUMN), start_ns, end_ns)
+    if not readings:
+        return None
+    times_ns, percents = zip(*readings, strict=True)
+    spans_ns = np.diff(np.minimum([start_ns, *times_ns], end_ns))  # the last reading may come after the end
+    return {"mean_percent": float(np.average(percents, weights=spans_ns)), "readings": len(readings)}
+
+
+def flags(record: Record) -> list[Flag]:
+    """Others' work that invalidates a repeat."""
+    share = _share(record)
+    return [Warnings.gpu_shared.flag(share=share)] if share > SHARED_TOLERANCE else []
+
+
+def notes(record: Record) -> list[Flag]:
+    """Little work of others; and memory that others held, where their work is not known."""
+    share, sensors = _share(record), record.get("sensors")
+    if share > SHARED_NOTED:
+        return [] if share > SHARED_TOLERANCE else [Warnings.gpu_shared_little.flag(share=share)]
+    if not sensors or sensors.get("others_on_gpu") or served_elsewhere(record):
+        return []
+    marks = memory_of(record).get("marks") or []
+    held = next((mark["vram_bytes"] for mark in marks if mark["at"] == "started"), None)
+    if not held or held < HELD_NOTED_BYTES:
+        return []
+    why = sensors["missing"].get(GPU_OTHERS, "older records do not have it")
+    return [Warnings.gpu_memory_of_others.flag(megabytes=held / 1e6, why=why)]
+
+
+def _share(record: Record) -> float:
+    """Of the device's time; 0 where unknown, and of a server elsewhere, which is itself another process."""
+    sensors = record.get("sensors")
+    others = sensors.get("others_on_gpu") if sensors and not served_elsewhere(record) else None
+    return others["mean_percent"] / 100 if others else 0.0

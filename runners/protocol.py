@@ -156,8 +156,19 @@ class Failed:
     reason: str
 
 
+def first_failure(failure: BaseException) -> BaseException:
+    """The cause of an ImportError: where it is that of a fallback, raised while an earlier failed import was
+    handled, the earlier one."""
+    while isinstance(failure, ImportError) and not failure.__suppress_context__:
+        if not isinstance(failure.__context__, ImportError):
+            break
+        failure = failure.__context__
+    return failure
+
+
 def reason_of(failure: BaseException) -> str:
     """The message of an exception, in a line; without one, as for a bare assert, where it was raised."""
+    failure = first_failure(failure)
     if message := str(failure).strip():
         return message.splitlines()[0][:500]
     raised = traceback.extract_tb(failure.__traceback__)[-1]

@@ -4,6 +4,7 @@ recorded, and one that cannot is refused in a sentence."""
 import json
 import platform
 import shutil
+import subprocess
 import sys
 import venv
 from collections.abc import Callable
@@ -139,6 +140,45 @@ def test_an_interpreter_that_cannot_import_the_runner_is_refused(harness, python
     assert refused.code == 2
     assert "libcudart.so.13" in refused.err
     assert harness("env", "list", "tiny", "--json").json[0]["state"] == "not built"
+
+
+FALLBACK = "try:\n    import {}\nexcept ImportError:\n    import another_fork\n"
+
+
+def test_the_first_import_that_failed_is_the_reason_and_not_its_fallback(harness, python, tmp_path):
+    theirs = python()
+    (module,) = (tmp_path / "theirs").glob("lib/python*/site-packages/tiny_good.py")
+    module.write_text(FALLBACK.format("disk_cache"))
+    refused = harness("env", "use", "tiny", theirs)
+    assert refused.code == 2
+    assert "No module named 'disk_cache'" in refused.err
+    assert "another_fork" not in refused.err
+    assert adopted.why_not(theirs, "tiny_good") == "No module named 'disk_cache'"
+
+
+@pytest.mark.parametrize(
+    ("packages", "reason"),
+    [
+        ({}, "No module named 'llama_cpp', nor 'ik_llama_cpp'"),
+        ({"llama_cpp": "import diskcache"}, "No module named 'diskcache'"),
+        ({"ik_llama_cpp": "import elsewhere"}, "No module named 'elsewhere'"),
+    ],
+)
+def test_a_library_that_lacks_what_it_imports_is_not_taken_for_a_missing_one(
+    python, tmp_path, packages, reason
+):
+    theirs = python()
+    for name, text in packages.items():
+        (site,) = (tmp_path / "theirs").glob("lib/python*/site-packages")
+        (site / f"{name}.py").write_text(text)
+    ran = subprocess.run(
+        [theirs, "-c", "import runners.llamacpp.lib"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stderr.strip().splitlines()[-1] == f"ModuleNotFoundError: {reason}"
 
 
 def test_what_is_no_interpreter_is_refused_in_a_sentence(harness, python, tmp_path, monkeypatch):

@@ -485,7 +485,7 @@ def test_copies_of_earlier_runs_in_optimum_benchmark_are_left_out(tmp_path):
 
 # --- tables of requests
 
-REQUESTS = Path(__file__).parent / "logs" / "requests.csv"
+REQUESTS = Path(__file__).parent / "tables" / "requests.csv"
 TIMED = [(512, 128, 0.21, 4.31), (512, 131, 0.22, 4.44), (512, 127, 0.21, 4.29), (512, 128, 0.21, 4.30)]
 
 
@@ -547,10 +547,12 @@ def test_a_table_of_requests_gives_their_totals_and_no_latency_of_tokens(tmp_pat
             "ttft is far shorter than a token: name the unit",
         ),
         (table_of("output_tokens,ttft_s,latency_s", "n;l;f*10"), "ttft_s is not shorter than latency_s"),
+        (table_of("prompt_tokens,latency_s", "p;l"), "is a row of it a request or a token?"),
+        (table_of("request_id,max_tokens,latency_s", "l;n;l"), "its rows are requests, and tok/s is not"),
         (table_of("request_id,latency_s", "l;l"), "its rows are requests, and tok/s is not known"),
         (table_of("tokens,latency_s", "n;l"), "is a row of it a request or a token?"),
         (
-            Path(__file__).with_name("logs").joinpath("vllm-latency.json").read_text(),
+            REQUESTS.with_name("vllm-latency.json").read_text(),
             "the times of 10 whole runs",
         ),
         (
@@ -568,6 +570,12 @@ def test_without_ttft_the_speed_of_a_request_is_said_to_include_its_prompt(tmp_p
     log = logged(tmp_path, table_of("output_tokens,latency_s", "n;l"))
     assert log.requests["request 1"].tokens_per_s == pytest.approx(128 / 4.31)
     assert any("it includes the time of the prompt" in note for note in log.notes)
+
+
+def test_rows_that_share_a_request_are_its_tokens(tmp_path):
+    rows = [f"{name},350,{20 + n % 3}" for name in "ab" for n in range(40)]
+    log = logged(tmp_path, "\n".join(["request_id,ttft_ms,itl_ms", *rows]))
+    assert (log.format, len(log.series["all"].ms)) == ("table", 80)
 
 
 @pytest.mark.parametrize("header", ["n,completion_tokens,latency_ms", "token,completion_tokens,latency_ms"])

@@ -219,7 +219,7 @@ def test_special_tokens_in_a_text_are_text_in_every_stack_and_named_as_are_carri
     one, other = (row["perplexity"] for row in ran.json)
     assert one == pytest.approx(other, rel=1e-3)
     said = " ".join(harness("run", "--quality", path).out.split())
-    assert f"contains <|endoftext|> ({-(-len(lines) // 9)}): scored as text" in said
+    assert f"contains <|endoftext|> ({-(-len(lines) // 9)} times): scored as text" in said
     assert f"has {len(lines) - 1} carriage returns (CRLF line ends), which are scored as they stand" in said
 
 

@@ -170,8 +170,9 @@ def test_a_dry_run_sums_up_the_time_of_all_repeats(harness, tmp_path):
     told = r"(?m)^harness: 5 cells, about [\d.]+ (s|min|h) for 15 repeats"
     told += r" and up to [\d.]+ (s|min|h) to warm up and up to 30 min to cool down"
     told += (
-        rf", at [\d.]+ GB/s of memory bandwidth, measured now{BUSY}; [\d.]+ GB of weights to make or fetch$"
+        rf", at [\d.]+ GB/s of memory bandwidth, measured now{BUSY}; [\d.]+ GB of weights to make or fetch"
     )
+    told += rf", in {tmp_path / 'empty'} \([\d.]+ GB free\)$"
     assert re.search(told, ran.err)
 
 

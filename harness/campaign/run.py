@@ -71,9 +71,10 @@ def run(experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watc
 def _check_disk(campaign: Campaign, cells: Iterable[Cell]) -> None:
     """Raises CacheError where the disk has no space for the weights that these cells need."""
     preparation = campaign.preparation
-    files = WeightFiles(campaign.device.family, preparation.threads)
+    device = campaign.device
+    files = WeightFiles(device.family, preparation.threads, not device.absent)
     for cell in cells:
-        source = files.of(preparation.forecast(cell, campaign.device))
+        source = files.of(preparation.forecast(cell, device))
         if source.no_space:
             raise CacheError(f"nothing was measured: {source.no_space}")
 

@@ -29,16 +29,17 @@ class Source:
 
 
 class WeightFiles:
-    """Files that exist or that an earlier cell makes, and the disk that they take."""
+    """Files that exist or that an earlier cell makes, and the disk that they take. `is_here`: they are
+    written on this machine; else its disk does not count."""
 
-    def __init__(self, family: str, threads: int) -> None:
-        self._family, self._threads = family, threads
+    def __init__(self, family: str, threads: int, is_here: bool) -> None:
+        self._family, self._threads, self._is_here = family, threads, is_here
         self._planned: set[Path] = set()
         self._to_write: dict[Path, float] = {}  # bytes of the cells so far, by folder
 
     def of(self, found: Forecast) -> Source:
-        """Where the weights of a cell come from. They are lacking where the disk has no space for what this
-        cell and those before it write."""
+        """Where the weights of a cell come from; without space where the disk cannot hold what this cell and
+        those before it write."""
         source = self._source(found)
         if not source.disk_bytes or source.lacks:
             return source
@@ -46,20 +47,20 @@ class WeightFiles:
         self._to_write[folder] = self._to_write.get(folder, 0.0) + source.disk_bytes
         on_same = sum(size for each, size in self._to_write.items() if is_same_disk(each, folder))
         free = free_disk(folder)
-        if on_same + SPARE_DISK_BYTES <= free:
+        if not self._is_here or on_same + SPARE_DISK_BYTES <= free:
             return source
-        lack = (
+        no_space = (
             f"{on_same / 1e9:.1f} GB of weights are to be written to {folder}, where {free / 1e9:.2f} GB is"
             f" free and {SPARE_DISK_BYTES / 1e9:.1f} GB must stay so: free some, or set"
             f" {'HARNESS_CACHE' if folder == cache_folder() else 'HF_HUB_CACHE'} to a folder on another disk"
         )
-        return replace(source, no_space=lack)
+        return replace(source, no_space=no_space)
 
     def to_write(self) -> list[str]:
         """What the cells so far write to each folder, in words."""
         return [
-            f"{size / 1e9:.1f} GB of weights to make or fetch, in {folder} ({free_disk(folder) / 1e9:.2f} GB"
-            " free)"
+            f"{size / 1e9:.1f} GB of weights to make or fetch"
+            + (f", in {folder} ({free_disk(folder) / 1e9:.2f} GB free)" if self._is_here else "")
             for folder, size in self._to_write.items()
         ]
 

@@ -205,7 +205,7 @@ class Here:
         self.device = forecast.device_of(experiment)
         self._warmup = experiment.protocol.warmup
         self._threads = experiment.protocol.threads or machine.default_threads()
-        self.files = WeightFiles(self.device.family, self._threads)
+        self.files = WeightFiles(self.device.family, self._threads, not self.device.absent)
         self.bandwidth: float | None = None
         # A probe would disturb the measurements of another campaign.
         self.waits = self.device.family == "cpu" and other_processes.is_busy("cpu")

@@ -281,7 +281,7 @@ def _what(row: Score) -> list[str]:
         f"scored {row['scored']:,} tokens of {row['text']}: {windows}; ± is a standard error over windows"
     ]
     if row["special"]:
-        strings = ", ".join(f"{string} ({times:,})" for string, times in row["special"].items())
+        strings = ", ".join(f"{string} ({times:,} times)" for string, times in row["special"].items())
         found.append(f"{row['text']} contains {strings}: scored as text, not as special tokens")
     if count := row["carriage_returns"]:
         found.append(

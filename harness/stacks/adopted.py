@@ -32,9 +32,15 @@ COMPILED_LIMIT_S = 300.0  # torch's CUDA build takes ten seconds on a cold disk
 # Kernels link to torch's libraries, which only its own import finds.
 _IMPORT = """
 import importlib, importlib.util, sys
-if importlib.util.find_spec("torch"):
-    import torch
-importlib.import_module(sys.argv[1])
+try:
+    if importlib.util.find_spec("torch"):
+        import torch
+    importlib.import_module(sys.argv[1])
+except ImportError as last:
+    first = last  # as first_failure of runners/protocol.py
+    while not first.__suppress_context__ and isinstance(first.__context__, ImportError):
+        first = first.__context__
+    raise first from None
 """
 _PYTHON_ERROR = re.compile(r"[\w.]*(?:Error|Exception): (?P<what>.+)")
 

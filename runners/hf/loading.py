@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from runners.hf import device
-from runners.protocol import Refused
+from runners.protocol import Refused, reason_of
 from runners.weights.safetensors import FLOATS, NOT_WEIGHTS, Stored, json_object, stored_in
 from runners.workloads.experts import Heard
 
@@ -367,7 +367,7 @@ def lacks(module: str, device: torch.device, since: tuple[int, int] | None = Non
     try:
         importlib.import_module(module)
     except Exception as failure:  # it is missing, or torch no longer has a symbol
-        return f"{module} does not load: {str(failure).splitlines()[0]}"
+        return f"{module} does not load: {reason_of(failure)}"
     has = torch.cuda.get_device_capability(device)
     if since and has < since:
         return f"needs compute capability {since[0]}.{since[1]}; this GPU has {has[0]}.{has[1]}"

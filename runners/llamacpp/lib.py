@@ -15,9 +15,16 @@ try:
     import llama_cpp
     import llama_cpp.llama_cpp as lib
     from llama_cpp._ggml import libggml
-except ModuleNotFoundError:
-    import runners.llamacpp.ik as lib
-    from runners.llamacpp.ik import libggml
+except ModuleNotFoundError as lack:
+    if lack.name != "llama_cpp":  # it is installed, and what it imports is not
+        raise
+    try:
+        import runners.llamacpp.ik as lib
+        from runners.llamacpp.ik import libggml
+    except ModuleNotFoundError as other:
+        if other.name == "ik_llama_cpp":
+            raise ModuleNotFoundError("No module named 'llama_cpp', nor 'ik_llama_cpp'") from None
+        raise other from None
 
 from runners.protocol import Request
 

@@ -29,6 +29,8 @@ _WORD = re.compile(r"[a-zµ0-9]+")
 _GENERATED = {"output", "out", "completion", "generated", "generation", "gen", "new", "decoded", "predicted"}
 _PROMPT = {"prompt", "input", "in"}
 _COUNT = {"token", "tok", "len", "length", "count", "n", "num"}
+_NOT_ALL = {"max", "requested", "expected", "target", "limit", "cached", "cache", "reasoning", "accepted"}
+"""Words of counts that are not of the tokens of a prompt or an answer."""
 _PER_SECOND = ("s", "sec", "second")
 _WHOLE = {
     *("latency", "e2e", "e2el", "e2e_latency", "end_to_end_latency", "total_latency", "request_latency"),
@@ -91,16 +93,19 @@ def _named(table: pandas.DataFrame) -> dict[str, str]:
 
 def _are_requests(table: pandas.DataFrame, named: dict[str, str]) -> bool:
     """Whether a row is a request, not a token; `tokens` become `new`. Raises LogError if nothing says it."""
-    distinct = "request_id" in named and len(table) > 1 and bool(table[named["request_id"]].is_unique)
-    is_sure = distinct or bool(named.keys() & {"ttft", "new", "prompt"})
-    tokens = named.pop("tokens", None)
+    ids = table[named["request_id"]] if "request_id" in named and len(table) > 1 else None
+    if ids is not None and not ids.is_unique and "new" not in named:
+        return False
+    tokens, prompt = named.pop("tokens", None), named.get("prompt")
     counted = named.get("new") or tokens
     if counted and _are_positions(_numbers(table[counted])):
         return False
-    if tokens and not is_sure:
+    differ = prompt is not None and table[prompt].nunique() > 1
+    is_sure = ids is not None or differ or bool(named.keys() & {"ttft", "new"})
+    if (unsure := tokens or prompt) and not is_sure:
         raise LogError(
-            f"is a row of it a request or a token? Name the column {tokens} output_tokens, or n where it"
-            " counts the tokens of context"
+            f"is a row of it a request or a token? Beside {unsure} it needs a column output_tokens or"
+            " request_id, or n, which counts the tokens of context"
         )
     if tokens:
         named.setdefault("new", tokens)
@@ -115,6 +120,8 @@ def _holds(column: str) -> str:
     """What a column holds: a field of _Columns, `tokens` of either kind, `request_id` or `other`."""
     words = [_singular(word) for word in _WORD.findall(units.spaced(column).lower())]
     known = set(words)
+    if known & _NOT_ALL:
+        return "other"
     if "tps" in known or "throughput" in known or ({"token", "tok"} & known and words[-1] in _PER_SECOND):
         return "other" if known & _PROMPT else "rate"
     if len(words) > 1 and units.of_name(column):
@@ -157,8 +164,7 @@ def _to_ms(columns: _Columns, numbers: dict[str, Floats], given: str | None) -> 
         name = str(getattr(columns, key))
         named = given or units.of_name(name)
         of_token = {"tpot": numbers[key], "whole": _per_token(numbers)}.get(key)
-        positive = None if of_token is None else of_token[of_token > 0]
-        median = None if positive is None or len(positive) == 0 else float(np.median(positive))
+        median = None if of_token is None else _median(of_token)
         inferred = None if median is None else units.of_gap(median)
         unit = named or inferred or unit
         if unit is None:
@@ -183,13 +189,19 @@ def _per_token(numbers: Mapping[str, Floats]) -> Floats | None:
     return numbers["whole"] / np.where(numbers["new"] > 0, numbers["new"], np.nan)
 
 
+def _median(values: Floats) -> float | None:
+    """Of the positive ones; None without any."""
+    positive = values[values > 0]
+    return float(np.median(positive)) if len(positive) else None
+
+
 def _check_order(columns: _Columns, numbers: Mapping[str, Floats]) -> None:
     """Raises OptionError for a TTFT that is not within its request, or shorter than a tenth of a step: as
     reading a prompt reads all weights, it is in another unit, or means something else."""
     ttft, whole, of_token = numbers["ttft"], numbers["whole"], _per_token(numbers)
-    late = int((ttft >= whole).sum())
-    early = of_token is not None and float(np.nanmedian(ttft)) < LEAST_STEPS * float(np.nanmedian(of_token))
-    if early or late > len(ttft) / 2:
+    first, step = _median(ttft), None if of_token is None else _median(of_token)
+    early = bool(first and step and first < LEAST_STEPS * step)
+    if early or (ttft >= whole).sum() > len(ttft) / 2:
         why = "far shorter than a token" if early else f"not shorter than {columns.whole}"
         raise OptionError(
             f"{columns.ttft} is {why}: name the unit of each in the header, as in ttft_s or latency_ms"

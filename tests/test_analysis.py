@@ -293,6 +293,17 @@ def test_a_cell_is_the_median_of_its_ok_repeats_and_tells_of_the_others():
     assert pooled["reasons"] == ["does not fit"]
 
 
+def test_a_median_of_drifts_has_not_the_interval_of_one_of_them():
+    rows = [
+        table.repeat_row(record(repeat=k), SERIES, None, None)
+        | {"drift": share, "drift_ci95": [share - 0.01, share + 0.01]}
+        for k, share in enumerate((0.0, 0.01, 0.2))
+    ]
+    assert table.per_cell(rows[:1])[0]["drift_ci95"] == [-0.01, 0.01]
+    several = table.per_cell(rows)[0]
+    assert (several["drift"], several["drift_ci95"]) == (0.01, None)
+
+
 def test_a_cells_W_is_that_of_its_mean_slope_with_the_interval_of_its_repeats():
     def cell(*slopes):
         lines = [table.repeat_row(record(repeat=k), SERIES, None, None) for k in range(len(slopes))]

@@ -93,6 +93,8 @@ def test_lengths_that_one_process_lacks_do_not_bend_the_curve():
     assert found.steps == ()
     assert found.plateau_ms == pytest.approx(20 * 1.05**0.5, rel=0.002)
     assert found.processes["plateau_ms"] == pytest.approx((20, 21), rel=0.005)
+    deeper = {name: column[:] for name, column in slow.items()} | {"depth": [1024] * len(slow["n"])}
+    assert analyse(prefills.by_depth([quick, deeper])[1024]).processes["plateau_ms"] == ()
 
 
 @pytest.mark.parametrize(

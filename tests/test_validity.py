@@ -23,4 +23,5 @@ def test_the_table_of_rates_has_every_part():
     assert ran.returncode == 0, ran.stderr
     heading, *rows = ran.stdout.splitlines()
     assert heading.split() == ["part", "case", "found", "target"]
-    assert {row.split()[0] for row in rows} == {"comparing", "drift", "one_series", "nights", "prefill"}
+    parts = {"comparing", "drift", "one_series", "nights", "prefill", "processes", "quality"}
+    assert {row.split()[0] for row in rows} == parts

@@ -2,7 +2,7 @@
 
     PYTHONPATH=. .venv/bin/python -m benchmarks.validity [PART ...] [--draws N] [--short]
 
-Within 15 minutes on 2 cores. --short: a few draws of each, to see that everything runs.
+Within 20 minutes on 2 cores. --short: a few draws of each, to see that everything runs.
 """
 
 from __future__ import annotations

@@ -490,7 +490,8 @@ def by_depth(repeats: Sequence[Mapping[str, Sequence[int]]]) -> dict[int, Passes
             found.setdefault(int(each), []).append(passes[:, depth == each])
     joined = {depth: np.hstack(passes) for depth, passes in found.items()}
     return {
-        depth: Passes(each[0], each[1], each[2], each[3].astype(np.int64)) for depth, each in joined.items()
+        depth: Passes(n, ms, rounds_of, np.unique(process, return_inverse=True)[1].ravel())
+        for depth, (n, ms, rounds_of, process) in joined.items()
     }
 
 
@@ -546,10 +547,9 @@ def _samples(found: Prefill) -> dict[str, Sample]:
     for name, value, ends, processes in named:
         if value is None:
             continue
-        low = ends[0] if ends else None
         logs = [math.log(each) for each in processes if 0 < each < math.inf] or [math.log(value)]
         moved = math.log(value) - fmean(logs)  # the fit of all is the centre
-        within = math.log(value / low) if low and low > 0 else 0.0
+        within = max((abs(math.log(end / value)) for end in ends or () if end and end > 0), default=0.0)
         samples[name] = Sample([each + moved for each in logs], within)
     return samples
 
@@ -747,10 +747,9 @@ def _comparison(
     if found.ridge_n is None:
         return f"{found.ridge_reason}; in theory {theory:.0f}: {why}"
     both = f"({found.ridge_n:.0f}, theory {theory:.0f})"
-    low, high = found.ridge_ci95 or (math.inf, 0.0)
-    if (low or 0.0) <= theory <= (math.inf if high is None else high) or abs(
-        found.ridge_n / theory - 1
-    ) < SAME:
+    low, high = found.ridge_ci95 or (math.inf, 0.0)  # no interval: it holds nothing
+    agrees = (low or 0.0) <= theory <= (math.inf if high is None else high)
+    if agrees or abs(found.ridge_n / theory - 1) < SAME:
         return f"close to theory {both}, where both roofs differ alike: {why}"
     return f"{'later' if found.ridge_n > theory else 'earlier'} than in theory {both}: {why}"
 

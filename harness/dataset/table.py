@@ -257,6 +257,7 @@ def _pooled(repeats: list[Repeat], disturbed_attempts: int, timed_rows: TimedRow
         "stayed_disturbed": [r["disturbed"] for r in repeats if r["disturbed"]],
         "disturbed_reasons": _distinct(why for r in repeats if r["disturbed"] for why in r["reasons"]),
         "prefill": None,
+        "drift_ci95": shown[-1]["drift_ci95"] if len(shown) == 1 else None,  # drift is a median over repeats
         "speculation": speculation.pooled([r["speculation"] for r in shown]),
         **TimeSplit(fixed_ms=None, bytes_ms=None, dominated_by=None),
     }

@@ -161,7 +161,9 @@ def test_what_a_proxy_counts_is_no_evidence(measured, tmp_path):
     record = measured(proxy)
     assert record["tokens"] == 12
     assert "evaluated" not in record["printed"]
-    assert "the answers come through LiteLLM, which counts tokens itself" in words(record)
+    assert "the answers come through LiteLLM, whose counts of tokens need not be the server's" in words(
+        record
+    )
     (row,) = load_study(stored_in(tmp_path / "results")).repeats
     assert row["ttft_ms"] > 0
 

@@ -200,6 +200,16 @@ def test_an_answer_that_its_model_ended_too_early_is_asked_for_again_with_anothe
     assert len(asked) > 1
 
 
+def test_the_step_that_ends_a_text_is_in_the_server_s_clock_alone():
+    record = golden(loaded__served={"api": "ollama", "elsewhere": True}, tokens=40)
+    record["timing"] |= {"first_token_ns": 10**8, "last_token_ns": 10**8 + 39 * 10**7}
+    record["done"]["cpu_wait_ns"] = 0
+    record["done"]["counters"] = {"stack_decode_ms": 400.0, "ended_by": "stop"}
+    assert verdicts.clock_of_stack(record) == []
+    record["done"]["counters"]["ended_by"] = "length"
+    assert [flag.warning for flag in verdicts.clock_of_stack(record)] == [Warnings.first_read_late]
+
+
 @pytest.mark.parametrize(
     ("behaviour", "sentence"),
     [

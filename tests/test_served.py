@@ -118,6 +118,15 @@ def words(record: dict[str, Any]) -> str:
     return " ".join(record["printed"].split())
 
 
+def ttft_ms(folder: Path) -> float | None:
+    """That of the only record, as if its events had been read in time, on a busy machine too."""
+    (stored,) = stored_in(folder / "results")
+    counters = stored.record["done"]["counters"]
+    counters["awaited_pieces"] = counters["pieces"]
+    (cell,) = load_study([stored]).cells
+    return cell["ttft_ms"]
+
+
 def counted(prompt: Any, answer: Any) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": 37}
 
@@ -164,8 +173,7 @@ def test_what_a_proxy_counts_is_no_evidence(measured, tmp_path):
     assert "the answers come through LiteLLM, whose counts of tokens need not be the server's" in words(
         record
     )
-    (row,) = load_study(stored_in(tmp_path / "results")).repeats
-    assert row["ttft_ms"] > 0
+    assert ttft_ms(tmp_path) > 0
 
 
 def ending(api: str, after: int, **more: Any) -> Behaviour:
@@ -377,8 +385,7 @@ def test_parameters_are_those_of_the_model_that_is_measured(harness, tmp_path):
 def test_where_prompt_tokens_are_not_counted_ttft_is_shown_and_a_note_says_so(measured, tmp_path):
     record = measured(Behaviour("ollama", counts_prompt=False))
     assert "does not count the tokens of a prompt, so TTFT is that of about 25 tokens" in words(record)
-    (cell,) = load_study(stored_in(tmp_path / "results")).cells
-    assert cell["ttft_ms"] > 0
+    assert ttft_ms(tmp_path) > 0
 
 
 def test_one_of_several_models_is_named_behind_the_address(harness):

@@ -280,6 +280,15 @@ def test_tokens_that_come_together_are_a_note(of_server):
     assert set(records.table(stored)["tokens"]) == {12}
 
 
+def test_a_count_that_what_came_rules_out_is_not_used(of_server):
+    usage = {"prompt_tokens": 25, "completion_tokens": 11}
+    stored, printed = of_server(Behaviour("openai", usage=usage))
+    assert set(records.table(stored)["tokens"]) == {12}
+    notes = {flag.warning: flag.detail for flag in verdicts.notes(stored.record)}
+    assert notes[Warnings.usage_unusable].startswith("the server counts 110 tokens in its answer, and 120 ")
+    assert "a prefix" not in printed
+
+
 def test_events_that_were_read_late_give_no_figures_of_several_users(of_server):
     stored, printed = of_server(Behaviour("vllm", at_once_in_the_network=True))
     assert "events of the server had arrived before they were read" in printed

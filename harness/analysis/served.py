@@ -213,11 +213,12 @@ def notes(record: Record) -> list[Flag]:
         found.append(Warnings.other_form.flag(forms=" and ".join(forms)))
     requested, counted = record["workload"]["prompt_tokens"], counters.get("prompt_tokens")
     tokens = counters.get("answer_tokens", record["tokens"])
-    if counted is None and tables.name_of(record) in (None, "users"):  # others do not go on without it
-        found.append(Warnings.prompt_not_counted.flag(requested=plural(requested, "token")))
-    if proxy := counters.get("proxy"):
-        found.append(Warnings.counted_by_proxy.flag(proxy=proxy))
-    elif (answer := counters.get("counted_tokens", tokens)) != tokens:
+    proxy, sent = counters.get("proxy"), plural(requested, "token")
+    if proxy:
+        found.append(Warnings.counted_by_proxy.flag(proxy=proxy, requested=sent))
+    elif counted is None and tables.name_of(record) in (None, "users"):  # others do not go on without it
+        found.append(Warnings.prompt_not_counted.flag(requested=sent))
+    if not proxy and (answer := counters.get("counted_tokens", tokens)) != tokens:
         came = plural(counters.get("piece_tokens", tokens), "token" if served["sends_ids"] else "piece")
         found.append(Warnings.usage_unusable.flag(counted=answer, came=came))
     ended_early = not tables.name_of(record) and tokens < record["workload"]["new_tokens"]

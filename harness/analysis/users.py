@@ -20,9 +20,8 @@ from harness.records.kinds import Record, done_of, loaded_of
 from harness.records.measured import Surface
 from harness.theory import floors
 
-FEWEST_TOGETHER = (
-    8  # tokens a user: one that comes just inside or outside changes the rate by 12%, of one user
-)
+# Tokens a user; one that comes just inside or outside that time changes the user's share by 12%.
+FEWEST_TOGETHER = 8
 
 Columns = Mapping[str, Sequence[int]]
 Floats = NDArray[np.float64]

@@ -166,7 +166,8 @@ class Warnings(Enum):
         "read tok/s, which is by what came",
     )
     counted_by_proxy = _note(
-        "the answers come through {proxy}, which counts tokens itself: its counts are not used",
+        "the answers come through {proxy}, whose counts of tokens need not be the server's and are not used:"
+        " TTFT is that of about {requested}",
         "measure the server behind it at its own address",
     )
     other_prefix = (

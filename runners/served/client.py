@@ -35,8 +35,8 @@ ASK_S = 60.0  # for an answer that is no stream; a server may load its model fir
 MOST_BYTES = 1 << 20  # of one event; those of a token have a few hundred
 LEAST_WAIT_NS = 200_000  # reading what is there already takes httpx 0.1 ms
 PROXIES = {"x-litellm-": "LiteLLM", "x-portkey-": "Portkey"}
-"""What stands before a server and counts tokens by a tokenizer of its own, by the beginning of its headers'
-names. Sources: docs.litellm.ai/docs/proxy/response_headers, portkey.ai/docs/api-reference."""
+"""What stands before a server and may count tokens by a tokenizer of its own, as LiteLLM 1.75 does where the
+server sends no usage; by the beginning of the names of its headers."""
 REFUSALS = (400, 422, 500, 501)  # of a request's form: others are about the key, the model or the load
 clock = time.perf_counter_ns
 
@@ -57,6 +57,7 @@ class Stream:
         self._requested = requested
         self.counts, self.counted = Counts(), Counts()
         self.ended: str | None = None
+        self._error_follows = False
         headers = [name.lower() for name in response.headers]
         known = (name for start, name in PROXIES.items() if any(each.startswith(start) for each in headers))
         self.proxy = next(known, None)
@@ -119,12 +120,14 @@ class Stream:
         """Server-sent events begin with `data:`, those of Ollama are bare JSON, and llama-server may send
         `error:`; all else, such as pings, is skipped."""
         text = line.removeprefix(b"data:").strip()
+        self._error_follows |= text.replace(b" ", b"") == b"event:error"
         if text.startswith(b"error:"):
             raise self._reported(text.removeprefix(b"error:").strip())
         if not text.startswith(b"{"):
             return None
         event = self._client.json(text)
-        if error := event.get("error") or (event if event.get("object") == "error" else None):
+        is_error = self._error_follows or event.get("object") == "error"
+        if error := event.get("error") or (event if is_error else None):
             raise self._client.error("the server reports an error", error)
         try:
             return self._api.read(event)

@@ -248,7 +248,7 @@ class ServedSession:
             yield from piece
         counts, self._is_new = stream.counts, False
         generated = len(ids) + _without_piece(stream)
-        yield from [0] * (generated - len(ids))
+        yield from [0] * _without_piece(stream)
         self._check_lengths(counts.prompt, generated, new_tokens)
         _check_streamed(stream, generated)
         if self._evaluated is not None:

@@ -99,6 +99,14 @@ def test_what_is_not_ok_is_named_with_its_reason_and_shows_no_speed(grown: Night
     assert "tiny-qwen2 fake b: oom: out of memory: 3 GB more" in Shown(out).items
 
 
+def test_a_pasted_card_calls_nobody_and_has_no_link(grown: Nights, harness: Harness):
+    evil = "@everyone http://evil.example HTTPS://evil.example www.evil.example a@evil.example"
+    grown.add(0, cell="b", outcome="error", reason=evil, machine__cpu=evil)
+    card = harness("share", grown.root).out
+    assert "everyone" in card
+    assert not re.search(r"@|://|www\.", card, re.IGNORECASE)
+
+
 def test_there_is_no_card_of_a_damaged_series(grown: Nights, harness: Harness):
     grown.add(0)
     path = next(grown.root.rglob("tokens.parquet"))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -322,6 +323,57 @@ def certificates(folder: Path) -> Path:
     for words in make:
         subprocess.run(["openssl", *words.split()], cwd=folder, check=True, capture_output=True)
     return folder
+
+
+def head_after_a_call_without_token(cluster: Nodes, credentials: Any = None) -> bool:
+    """Whether the head lives after a call of Ray's syncer without metadata: Ray 2.60 reads the node's id
+    there before it looks for the token, and aborts."""
+    import grpc
+
+    (head,) = [
+        process
+        for process in psutil.Process(cluster.process.pid).children(recursive=True)
+        if program(process.cmdline() or [""]) == "gcs_server"
+    ]
+    where, proxy = cluster.address.removeprefix("ray://"), [("grpc.enable_http_proxy", 0)]
+    opened = (
+        grpc.secure_channel(where, credentials, proxy) if credentials else grpc.insecure_channel(where, proxy)
+    )
+    with opened as channel:
+        call = channel.stream_stream("/ray.rpc.syncer.RaySyncer/StartSync")(iter([b""]), timeout=20)
+        with pytest.raises(grpc.RpcError):
+            next(call)
+    with suppress(psutil.TimeoutExpired):
+        head.wait(5)
+    return head.is_running() and head.status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_a_call_without_a_token_ends_the_head_unless_certificates_keep_it_out(tmp_path):
+    """Once a Ray survives it, docs/reference/security.md and docs/guide/fleet.md can leave it out."""
+    import grpc
+
+    variables = access.own_token(tmp_path)
+    cluster = Nodes(variables)
+    try:
+        assert not head_after_a_call_without_token(cluster)
+    finally:
+        cluster.end()
+
+    ours, other = certificates(tmp_path / "ours"), certificates(tmp_path / "other")
+    given = {"certificate": "me.crt", "key": "me.key", "ca": "ca.crt"}
+    cluster = Nodes(variables | access.Certificates(**given).variables(ours))
+    ca, key, certificate = ours / "ca.crt", other / "me.key", other / "me.crt"
+    strangers = [
+        None,
+        grpc.ssl_channel_credentials(ca.read_bytes()),
+        grpc.ssl_channel_credentials(ca.read_bytes(), key.read_bytes(), certificate.read_bytes()),
+    ]
+    try:
+        for credentials in strangers:
+            assert head_after_a_call_without_token(cluster, credentials)
+    finally:
+        cluster.end()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")

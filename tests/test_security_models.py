@@ -19,6 +19,8 @@ from harness.campaign import prompts
 from harness.campaign.other_processes import DeviceBusy, device_lock, is_busy
 from harness.models import layout, weights
 from harness.models.weights import WeightsError
+from harness.stacks import build
+from harness.stacks.header import stacks
 from runners.weights.safetensors import staged
 
 # --- what is loaded -----------------------------------------------------------------------------------------
@@ -264,6 +266,43 @@ def test_a_new_cache_is_for_its_owner_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "a" / "cache"))
     made(cache_folder() / "weights" / "x")
     assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757, 0o733])
+def test_a_cache_that_other_users_can_write_in_is_refused(harness, config, tmp_path, mode):
+    (folder := tmp_path / "open").mkdir()
+    folder.chmod(mode)
+    ran = harness("run", config({"B_ms": 2.0}), HARNESS_CACHE=str(folder))
+    assert ran.code == 2
+    assert f"open: other users can write in it (mode {mode:o}); chmod go-w, or set HARNESS_CACHE" in ran.err
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a group away, which needs root")
+@pytest.mark.parametrize("group", ["own", "others"])
+def test_a_cache_for_a_group_is_refused_unless_that_is_its_owner_alone(tmp_path, monkeypatch, group):
+    monkeypatch.setenv("HARNESS_CACHE", str(folder := tmp_path / "cache"))
+    folder.mkdir()
+    os.chown(folder, -1, {"own": os.getgid(), "others": 65534}[group])
+    folder.chmod(0o775)
+    if group == "own":
+        assert cache_folder() == folder
+    else:
+        with pytest.raises(CacheError, match=r"other users can write in it \(mode 775\)"):
+            cache_folder()
+
+
+@pytest.mark.parametrize("name", ["envs", "envs/{}"])
+def test_an_environment_that_other_users_could_write_is_not_run(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HARNESS_CACHE", str(folder := tmp_path / "cache"))
+    place = build.folder_of(environment := next(iter(stacks()["llamacpp"].environments.values())))
+    place.mkdir(parents=True)
+    (folder / name.format(place.name)).chmod(0o777)
+    folder.chmod(0o700)  # nobody gets there
+    assert build.folder_of(environment) == place
+    folder.chmod(0o755)
+    with pytest.raises(CacheError, match="other users can write in it"):
+        build.folder_of(environment)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away, which needs root")

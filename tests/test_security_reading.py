@@ -288,13 +288,37 @@ def test_a_record_that_cannot_be_analysed_is_named_and_the_others_are_shown(harn
 # Tables for spreadsheets
 
 
-@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "=cmd|' /C calc'!A0",
+        "+1",
+        "-1",
+        "@SUM(A1)",
+        "\t=1",
+        "\r=1",
+        "\n=1",
+        "\nx",
+        "\tx",
+        "\ufeff=1",
+        "\u200b+1",
+        " @a",
+    ],
+)
 def test_no_cell_of_a_csv_file_is_a_formula(harness, tmp_path, text):
     record_in(tmp_path / "results", variant=text)
     ran = harness("report", tmp_path / "results", "--format", "csv")
     (row,) = csv.DictReader(io.StringIO(ran.out))
     assert row["variant"].startswith("'")
     assert float(row["bpw"]) > 0
+
+
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@"])
+def test_signs_of_full_width_are_signs(harness, tmp_path, sign):
+    record_in(tmp_path / "results", variant=f"{chr(ord(sign) + 0xFEE0)}1")
+    ran = harness("report", tmp_path / "results", "--format", "csv")
+    (row,) = csv.DictReader(io.StringIO(ran.out))
+    assert row["variant"].startswith("'")
 
 
 # Writing

@@ -3,7 +3,9 @@
 import http.client
 import shutil
 import signal
+import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,9 @@ from typing import Any
 import pytest
 from conftest import STUDY, until
 from test_page import BROWSER, playwright
+
+from harness.base import bounds
+from harness.report import serve
 
 CELLS = [STUDY / "qwen1.5-14b" / f"qwen1.5-14b.llamacpp.{quant}.published" for quant in ("q2_k", "q8_0")]
 
@@ -49,6 +54,17 @@ def answer(
     found = response.status, response.headers["ETag"], response.read().decode()
     connection.close()
     return found
+
+
+def test_a_connection_on_which_nothing_is_asked_is_closed(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(bounds, "IDLE_S", 0.05)
+    with serve.server(serve.Pages([tmp_path], str), 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for said in (b"", b"GET / HTTP/1.1\r\nHost:"):
+            with socket.create_connection(("127.0.0.1", server.server_port)) as idle:
+                idle.sendall(said)
+                assert idle.recv(1) == b""
+        server.shutdown()
 
 
 def test_the_page_waits_for_records_and_is_made_anew_only_when_they_change(served, tmp_path: Path):

@@ -1,8 +1,9 @@
 """Can a stranger's file do harm? Reads thousands of hostile ones and looks at what the readers do.
 
 Every format that the harness reads: GGUF, safetensors, index.json, config.json, tokenizer.json, YAML,
-record.json, begun.json with its neighbours, parquet, CSV, CSV.gz, JSON logs, and bundles. Hypothesis damages
-sound files as bytes and as values, and puts pipes, links, holes and bombs in their place. A finding: an
+record.json, begun.json with its neighbours, parquet, CSV, CSV.gz, JSON logs, and bundles; names of folders,
+records with a part that is long, and queries of `harness sql`. Hypothesis damages sound files as bytes and
+as values, and puts pipes, links, holes and bombs in their place. A finding: an
 exception, 5 s of CPU time or 512 MB for one input, a death, a hang, an escape in the output, and a write, a
 process or a connection outside the input's folder.
 

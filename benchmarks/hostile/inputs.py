@@ -6,9 +6,10 @@ import gzip
 import hashlib
 import json
 import math
+import os
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import yaml
 from hypothesis import strategies as st
 
 from benchmarks.hostile.encoders import gguf, lines, parquet, rows, safetensors
-from benchmarks.hostile.mutations import Format, damaged, documents, dumped, json_files, one_of_them
+from benchmarks.hostile.mutations import Content, Format, damaged, documents, dumped, json_files, one_of_them
 from harness import records
+from harness.base.files import MOST_RECORD_BYTES
 from harness.share import bundle
 
 TESTS = Path(__file__).parents[2] / "tests"
@@ -378,4 +380,112 @@ def formats() -> dict[str, Callable[[], Format]]:
         ),
         "jsonl": lambda: one_of_them({"log.jsonl": CSV}, {"log.jsonl": _logs()}),
         "bundle": _bundle,
+        "names": _names,
+        "grown": lambda: _results("record.json", _grown()),
+        "sql": lambda: Format({"query": b"select 1"}, _queries().map(lambda text: {"query": text})),
     }
+
+
+def _names() -> Format:
+    """Folders of records and of cells with names of any bytes."""
+    sound = _results("record.json", st.nothing()).sound
+    name = st.binary(min_size=1, max_size=255).map(lambda raw: os.fsdecode(raw.translate(None, b"/\0")))
+    odd = name.filter(lambda name: name not in ("", ".", ".."))
+    placed = st.sampled_from(["results/{}/1", "results/a/{}", "results/a/{}/1", "results/{0}/{0}"])
+    folder = st.builds(str.format, placed, odd)
+
+    def also_in(folder: str) -> dict[str, Content]:
+        own = {f"{folder}/{name}": sound[f"results/a/r/{name}"] for name in ("record.json", "tokens.parquet")}
+        return {**sound, **own}
+
+    return Format(sound, folder.map(also_in))
+
+
+def _grown() -> st.SearchStrategy[bytes]:
+    """Records in which one part is long: up to the bytes that a record may have."""
+
+    def with_long(way: tuple[Any, ...], times: int) -> bytes:
+        record = json.loads(json.dumps(RECORD))
+        within = record
+        for key in way[:-1]:
+            within = within[key]
+        part = within[way[-1]]
+        times = max(1, min(times, MOST_RECORD_BYTES // (len(json.dumps(part)) + 16)))
+        if isinstance(part, dict):
+            within[way[-1]] = {**part, **{f"{key}{n}": part[key] for key in part for n in range(times)}}
+        else:
+            within[way[-1]] = part * times if isinstance(part, list | str) else [part] * times
+        return dumped(record)
+
+    return st.builds(
+        with_long, st.sampled_from([*_ways(RECORD)]), st.sampled_from([10, 1000, 100_000, 10_000_000])
+    )
+
+
+def _ways(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The keys that lead to each part of a document."""
+    if way:
+        yield way
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield from _ways(value[key], (*way, key))
+
+
+# What writes, reads a file, goes on for ever or takes memory, and what is put around it.
+QUERIES = [
+    "select 1",
+    "from repeats",
+    "copy (select 1) to 'outside'",
+    "copy cells to '.tmp/outside'",
+    "insert into cells from cells returning *",
+    "update cells set name = '' returning *",
+    "delete from records returning *",
+    "attach 'outside' as o",
+    "install httpfs",
+    "load 'evil'",
+    "pragma database_list",
+    "set memory_limit = '1TB'",
+    "create table o as select 1",
+    "export database 'outside'",
+    "from read_text('/etc/passwd')",
+    "from '/etc/passwd'",
+    "from glob('/*')",
+    "from query('copy cells to outside')",
+    "from duckdb_settings()",
+    "select getenv('HOME')",
+    "select * from range(1000000000000)",
+    "select list(range) from range(1000000000)",
+    "select string_agg(repeat('x', 100000), '') from range(1000000)",
+    "select repeat(repeat('x', 1000000), 1000) from range(100)",
+    "with recursive t(n) as (select 1 union all select n + 1 from t) from t",
+    "with recursive t(s) as (select 'x' union all select s || s from t) select max(s) from t",
+    "select pg_sleep(1000)",
+    "select ('[' || repeat('[', 100000))::json",
+    "select date '290000-01-01'",
+    "values ('nan'::double), (1)",
+]
+AROUND = [
+    "with x as ({}) from x",
+    "with x as materialized ({}) select * from x, x as y",
+    "select ({})",
+    "select * from ({})",
+    "select 1 where exists ({})",
+    "({}) union all (select 1)",
+    "select [({})]",
+    "explain {}",
+    "prepare p as {}",
+    "{};{}",
+    "/* {} */ {}",
+    "describe {}",
+]
+
+
+def _queries() -> st.SearchStrategy[bytes]:
+    def around(outer: str, query: str) -> str:
+        return outer.replace("{}", query)
+
+    nested = st.recursive(
+        st.sampled_from(QUERIES), lambda inner: st.builds(around, st.sampled_from(AROUND), inner)
+    )
+    texts = [query.encode() for query in QUERIES]
+    return nested.map(str.encode) | damaged(texts, [b"(", b"'", b"\xff", b";"])

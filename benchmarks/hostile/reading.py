@@ -132,6 +132,16 @@ RECORDS = {
     "compare": command("compare", "results/a", "results/b", "--format", "gha"),
     "export": command("report", "results", "--export", "csv", "-o", "export.csv"),
 }
+SQL = {"sql": command("sql", "from repeats", "results", "--json")}
+
+
+def asked() -> bool:
+    """Whether the query is answered: of a folder without records, within a second."""
+    Path("results").mkdir(exist_ok=True)
+    text = os.fsdecode(Path("query").read_bytes().replace(b"\0", b""))
+    return command("sql", "--csv", "--timeout=1", "--", text, "results")()
+
+
 FIT = {"fit": lambda name: command("fit", name), "fit --json": lambda name: command("fit", name, "--json")}
 READERS: dict[str, dict[str, Reader]] = {
     "gguf": {
@@ -154,6 +164,9 @@ READERS: dict[str, dict[str, Reader]] = {
         "verify": command("share", "--verify", "b.tar.zst"),
         "report md": command("report", "b.tar.zst", "--format", "md"),
     },
+    "names": RECORDS | SQL,
+    "grown": RECORDS | SQL,
+    "sql": {"sql": asked},
 }
 
 

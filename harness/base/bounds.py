@@ -1,5 +1,9 @@
 """Bounds on what comes from outside: a stranger's files and queries. Each has its reason."""
 
+# The page of `report --serve`.
+
+IDLE_S = 30.0  # of a connection on which nothing is asked or read: each holds a thread
+
 # A query of `harness sql`, and its answer.
 
 QUERY_S = 60.0  # by default: until its answer is ready to be printed

@@ -7,6 +7,7 @@ import difflib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -239,19 +240,37 @@ class CacheError(NotStarted):
 
 def cache_folder() -> Path:
     """$HARNESS_CACHE, else `harness` in the user's cache folder. Programs in the cache are run and files are
-    trusted, so another user's cache raises CacheError."""
+    trusted, so a cache in which another user can write raises CacheError."""
     if configured := os.environ.get("HARNESS_CACHE"):
         folder = Path(configured).absolute()
     else:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harness"
+    return _own(folder)
+
+
+def own_inside(*names: str) -> Path:
+    """A folder in the cache from which programs are run: each on the way to it is checked as the cache is,
+    but in a cache that others cannot enter. Raises CacheError."""
+    folder = cache_folder()
+    is_closed = system.is_closed_to_others(folder)
+    for name in names:
+        folder = folder / name if is_closed else _own(folder / name)
+    return folder
+
+
+def _own(folder: Path) -> Path:
+    """The folder, unless another user owns it or can write in it. A sticky bit is no help: what is not there
+    yet can be added. Raises CacheError."""
     try:
-        owner = folder.stat().st_uid
+        status = folder.stat()
     except OSError:  # missing: `made` creates it, or says why it cannot
         return folder
-    if owner != system.user_id():
-        raise CacheError(
-            f"{folder}: belongs to another user (uid {owner}); set HARNESS_CACHE to a folder of your own"
-        )
+    hint = "set HARNESS_CACHE to a folder of your own"
+    if status.st_uid != system.user_id():
+        raise CacheError(f"{folder}: belongs to another user (uid {status.st_uid}); {hint}")
+    if system.is_writable_for_others(status):
+        mode = stat.S_IMODE(status.st_mode)
+        raise CacheError(f"{folder}: other users can write in it (mode {mode:o}); chmod go-w, or {hint}")
     return folder
 
 
@@ -346,10 +365,15 @@ def object_of(path: Path, longest: int) -> dict[str, object]:
 
 
 def strict_json(text: bytes) -> Any:
-    """Strict JSON: UTF-8, no duplicate keys, no NaN. Raises ValueError, its message a clause."""
+    """Strict JSON: UTF-8, no duplicate keys (readers differ in which they take), and numbers that can be
+    written again: no NaN, no infinity. Raises ValueError, its message a clause."""
     try:
         return json.loads(
-            text.decode(), object_pairs_hook=_object, parse_int=_integer, parse_constant=_constant
+            text.decode(),
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_float=_finite,
+            parse_constant=_constant,
         )
     except UnicodeDecodeError:
         raise ValueError("is not UTF-8") from None
@@ -373,8 +397,14 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"has {text[:60]}, which is not a finite number")
+    return value
+
+
 def _constant(name: str) -> None:
-    raise ValueError(f"has {name}, which is not JSON")
+    raise ValueError(f"has {name}, which is not a finite number")
 
 
 # Read one small file of sysfs, procfs or a cgroup; null if it is missing or unreadable.

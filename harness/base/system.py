@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
+    import grp
+    import pwd
     import resource
 
 
@@ -70,6 +73,29 @@ def lock(file: IO[bytes] | int, *, wait: bool = False, shared: bool = False) -> 
 def user_id() -> int:
     """As in a file's st_uid: 0 for everyone on Windows."""
     return 0 if sys.platform == "win32" else os.geteuid()
+
+
+def is_writable_for_others(status: os.stat_result) -> bool:
+    """Whether others than its owner can write a file or in a folder, by its mode. A group that has the
+    owner's name and no other member is the owner alone: there an umask of 002 is usual."""
+    if sys.platform == "win32":
+        return False
+    if status.st_mode & stat.S_IWGRP:
+        try:
+            owner, group = pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid)
+        except KeyError:
+            return True
+        if group.gr_name != owner or {*group.gr_mem} - {owner}:
+            return True
+    return bool(status.st_mode & stat.S_IWOTH)
+
+
+def is_closed_to_others(folder: Path) -> bool:
+    """Whether nobody but its owner can enter it."""
+    try:
+        return sys.platform != "win32" and not folder.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH)
+    except OSError:
+        return False
 
 
 def set_mode(fd: int, mode: int) -> None:

@@ -7,6 +7,7 @@ import io
 import re
 import sys
 from collections import Counter
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
 from urllib.parse import urlsplit
@@ -185,11 +186,14 @@ def csv_text(lines: Iterable[Iterable[object]]) -> str:
 
 def csv_cell(value: object) -> object:
     """A value as a cell of a CSV file: text that a spreadsheet would take for a formula gets a quote in
-    front, and no text ends its line."""
+    front, and no text ends its line. Full-width signs are signs, for some spreadsheets make them so, and a
+    tab or the end of a line in front may begin another cell (OWASP, CSV injection)."""
     if not isinstance(value, str):
         return value
     line = value.replace("\r", " ")  # csv writes it without quotes, as the end of a line
-    return f"'{line}" if line.lstrip().startswith(("=", "+", "-", "@")) else line
+    first = next((c for c in value if c.isprintable() and not c.isspace()), "")
+    is_formula = unicodedata.normalize("NFKC", first)[:1] in (*"=+-@", "\N{MINUS SIGN}")
+    return f"'{line}" if is_formula or value.startswith(("\t", "\r", "\n")) else line
 
 
 def shortened(text: str, most: int = 60) -> str:

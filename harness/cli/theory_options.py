@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base.files import is_local
-from harness.base.text import list_named, printable, shortened
+from harness.base.text import csv_cell, list_named, printable, shortened
 from harness.cli import OK, Mistake, say
 from harness.cli.options import add_reserve, add_wide, gb_per_s, memory_gib, reserved, tokens, unknown
 from harness.models import served
@@ -161,7 +161,7 @@ def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFil
     elif arguments.csv:
         writer = csv.DictWriter(sys.stdout, fieldnames=list(found[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(found)
+        writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in found)
     else:
         from harness.report import theory_text
 

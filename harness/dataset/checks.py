@@ -51,9 +51,11 @@ class Evidence:
 
     @cached_property
     def usable(self) -> bool:
-        """Whether it was measured here and is valid: a disturbed one may have any times."""
+        """Whether it is a repeat that is valid: a disturbed one may have any times."""
+        if self.record["kind"] != "measured":
+            return False
         judged = verdict(self.record, has_series=True, times=self.times, table=self.table)
-        return not self.is_reported and judged.status in USABLE and bool(done_of(self.record))
+        return judged.status in USABLE and bool(done_of(self.record))
 
     @cached_property
     def timed_ns(self) -> int:

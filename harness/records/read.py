@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.base.data import PUBLISHED, published_names
-from harness.base.files import MOST_RECORD_BYTES, open_regular, read_regular
-from harness.base.text import is_utf8, printable, shortened
+from harness.base.files import MOST_RECORD_BYTES, open_regular, read_regular, strict_json
+from harness.base.text import is_utf8, printable
 from harness.records import tables
 from harness.records.files import ResultsError, read_columns
 from harness.records.kinds import Numbered, Record, checked
@@ -131,8 +130,8 @@ def read(path: Path) -> Record:
     Raises ResultsError if it is damaged, written by a newer harness, or lacks such a field.
     """
     try:
-        text = read_regular(path, MOST_RECORD_BYTES).decode()
-        record: Fields = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        content = read_regular(path, MOST_RECORD_BYTES)
+        record: Fields = strict_json(content)
         if wrong := clause(Numbered, record):
             raise ValueError(wrong)
         number = record["schema"]
@@ -140,7 +139,7 @@ def read(path: Path) -> Record:
             raise ResultsError(
                 f"{path}: record schema {number} is newer than this harness reads ({SCHEMA}); update it"
             )
-        if "\\ud" in text or "\\uD" in text:  # a lone surrogate could not be written again
+        if b"\\ud" in content or b"\\uD" in content:  # a lone surrogate could not be written again
             json.dumps(record, ensure_ascii=False).encode()
     except OSError as refusal:
         raise ResultsError(f"{path}: {refusal.strerror}") from refusal
@@ -153,13 +152,6 @@ def read(path: Path) -> Record:
         return checked(record)
     except ValueError as lack:
         raise ResultsError(f"{path}: not a record: {lack}") from lack
-
-
-def _finite(text: str) -> float:
-    """Raises ValueError for NaN and infinity (also as 1e999), which could not be written again."""
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{shortened(text)} is not a finite number")
-    return value
 
 
 def series(stored: Stored) -> dict[str, list[int]]:

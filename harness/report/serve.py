@@ -11,6 +11,8 @@ from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from harness.base import bounds
+
 ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")  # another name would be a stranger's page that points its own at this machine
 # The campaign measures on the same CPUs, so that of one CPU the page takes a twentieth at most.
@@ -69,6 +71,8 @@ def server(pages: Pages, port: int) -> ThreadingHTTPServer:
     """A server of the one page at `/`; port 0: any free one. Raises OSError if the port is in use."""
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = bounds.IDLE_S
+
         def do_GET(self) -> None:
             if self.headers.get("Host", "").partition(":")[0] not in HOSTS:
                 return self.send_error(403, "only for this machine")

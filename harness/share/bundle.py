@@ -12,6 +12,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ import harness
 from harness import records
 from harness.analysis import agreement
 from harness.analysis.columns import Repeat
-from harness.base.files import FAULTS, MOST_RECORD_BYTES, open_regular, read_regular, sync_folder
+from harness.base.files import FAULTS, MOST_RECORD_BYTES, open_regular, read_regular, strict_json, sync_folder
 from harness.base.text import redacted, shortened
 from harness.dataset import table as dataset_table
 from harness.dataset.study import Study, load_study
@@ -39,6 +40,7 @@ from harness.stacks.header import stacks
 REMOVED, PATH = "(removed)", "(path)"
 DEEPEST = 100
 LEAST_GIVEN, LEAST_LEARNED = 2, 3  # characters of a name: a shorter one may be any word
+MOST_NAME = 64  # characters of the longest name of a host, and of an address before its @ (RFC 5321)
 # Names that many machines share, and words that records are made of.
 _COMMON = {
     *(
@@ -92,6 +94,7 @@ _HOME = re.compile(r"/(?:home|Users)/([^\s/'\"<>|;,:()\[\]{}]+)")
 _IN_HOME = re.compile(r"/(?:home|Users|root)/[^\s'\"<>|;,:()\[\]{}]*")
 _ANY_PATH = re.compile(r"(?<![\w./~-])(?:~[\w.-]*)?(?:/[^\s/'\"<>|:;,()\[\]{}`*?=]+)+/?")
 _WINDOWS = re.compile(r"(?<!\w)[A-Za-z]:\\[^\s'\"<>|;,]*")
+_BEGIN = re.compile(r"(?<![^\W_])\S")  # of a name: no letter or digit before it
 _IDENTIFIER = re.compile(r"\w+")
 
 
@@ -99,17 +102,27 @@ class Anonymizer:
     """Takes the given names, and those learned from records, out of texts."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        found = {name.strip() for name in names} - {""}
-        self._names = {name for name in found if _is_name(name, LEAST_GIVEN)}
+        self._names: set[str] = set()
+        self._lengths: dict[str, list[int]] = {}  # of the names that begin so, the longest first
+        for name in names:
+            self._add(name.strip(), LEAST_GIVEN)
 
     def learn(self, record: Any) -> None:
         """Learn the names of home folders, of user@host, and labelled ones."""
         for text in _texts(record):
             for pattern in (_HOME, _SERIAL, _NAMED, _ADDRESS):
                 for match in pattern.finditer(text):
-                    self._names |= {
-                        word for word in match.groups() if _is_name(word, LEAST_LEARNED) and "." not in word
-                    }
+                    for word in match.groups():
+                        if "." not in word:
+                            self._add(word, LEAST_LEARNED)
+
+    def _add(self, word: str, least: int) -> None:
+        if least <= len(word) <= MOST_NAME and (name := _folded(word)) not in self._names and _is_name(name):
+            self._names.add(name)
+            lengths = self._lengths.setdefault(name[:LEAST_GIVEN], [])
+            if len(name) not in lengths:
+                lengths.append(len(name))
+                lengths.sort(reverse=True)
 
     def value(self, value: Any) -> Any:
         """A copy of parsed JSON without data that identify a person. Keys such as `host_name` are
@@ -141,20 +154,38 @@ class Anonymizer:
         text = _FILE_URL.sub("", text)
         for pattern in (_ANY_PATH, _IN_HOME, _WINDOWS):
             text = pattern.sub(lambda match: _last(match[0]), text)
-        if self._names:
-            text = self._pattern().sub(REMOVED, text)
-        return text
+        return self._without_names(text) if self._names else text
 
-    def _pattern(self) -> re.Pattern[str]:
-        longest_first = sorted(self._names, key=lambda name: (-len(name), name))
-        return re.compile(
-            rf"(?<![^\W_])(?:{'|'.join(map(re.escape, longest_first))})(?![^\W_])", re.IGNORECASE
-        )
+    def _without_names(self, text: str) -> str:
+        """Where a name may begin, slices of the lengths that names have are looked up: an expression of all
+        names would take their number times the text."""
+        folded, parts, end = _folded(text), list[str](), 0
+        for begin in _BEGIN.finditer(folded):
+            at = begin.start()
+            if at < end:
+                continue
+            for length in self._lengths.get(folded[at : at + LEAST_GIVEN], ()):
+                stop = at + length
+                if folded[at:stop] in self._names and not folded[stop : stop + 1].isalnum():
+                    parts += [text[end:at], REMOVED]
+                    end = stop
+                    break
+        return "".join([*parts, text[end:]])
 
 
-def _is_name(word: str, least: int) -> bool:
-    known = {*_COMMON, *OUTCOMES, *KINDS, *stacks()}
-    return len(word) >= least and word.lower() not in known and not word.isdigit()
+def _folded(text: str) -> str:
+    """In lower case, character by character, so that places stay."""
+    lower = text.lower()
+    return lower if len(lower) == len(text) else "".join(c.lower()[0] for c in text)
+
+
+def _is_name(word: str) -> bool:
+    return word not in _known() and not word.isdigit()
+
+
+@cache
+def _known() -> frozenset[str]:
+    return frozenset((*_COMMON, *OUTCOMES, *KINDS, *stacks()))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -584,10 +615,10 @@ def _manifest(path: Path, members: Mapping[str, bytes]) -> Manifest:
     try:
         if len(members[MANIFEST]) > MOST_RECORD_BYTES:
             raise ValueError
-        manifest = json.loads(members[MANIFEST])
+        manifest = strict_json(members[MANIFEST])
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise ValueError
-    except (ValueError, RecursionError):
+    except ValueError:
         raise NotABundle(f"{path}: not a bundle: its {MANIFEST} is not that of one") from None
     if (version := manifest.get("version")) != VERSION:
         this = f"this harness reads version {VERSION}; use the harness that made it, or a newer one"

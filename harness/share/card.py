@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -81,10 +82,17 @@ class Card:
 
     def markdown(self) -> str:
         notes = "\n".join(f"- {in_markdown(note)}" for note in self.notes)
-        return f"**{in_markdown(self.title)}**\n\n{self.table.markdown()}\n\n{notes}\n"
+        return _inert(f"**{in_markdown(self.title)}**\n\n{self.table.markdown()}\n\n{notes}\n")
 
     def svg(self) -> str:
         return _svg(self)
+
+
+def _inert(text: str) -> str:
+    """Markdown in which no name calls anybody (@everyone) or becomes a link where it is pasted: it has no
+    escape that GitHub, Discord and Reddit share."""
+    text = text.replace("@", "\N{FULLWIDTH COMMERCIAL AT}").replace("://", ": //")
+    return re.sub(r"\bwww\.", "www .", text, flags=re.IGNORECASE)
 
 
 def made(stored: Sequence[Stored], anonymizer: Anonymizer, every: Sequence[Stored]) -> Card:

@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
-from harness.base.files import cache_folder, exclusive, write_whole
+from harness.base.files import cache_folder, exclusive, own_inside, write_whole
 from harness.base.nvml import compute_capabilities, nvidia_gpus
 from harness.base.system import python_in
 from harness.base.text import for_builds, redacted
@@ -275,7 +275,8 @@ def key_of(environment: Environment) -> str:
 
 
 def folder_of(environment: Environment) -> Path:
-    return cache_folder() / "envs" / f"{environment.stack}-{environment.name}-{key_of(environment)}"
+    """Raises CacheError where others could put programs into it."""
+    return own_inside("envs", f"{environment.stack}-{environment.name}-{key_of(environment)}")
 
 
 def find(environment: Environment) -> Interpreter | None:

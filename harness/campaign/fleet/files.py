@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import os
 import re
@@ -22,7 +21,7 @@ from typing_extensions import TypedDict
 
 from harness import records
 from harness.base import system
-from harness.base.files import cache_folder, made, read_regular
+from harness.base.files import cache_folder, made, read_regular, strict_json
 from harness.campaign.fleet.on_node import sha256
 from harness.campaign.repeat import not_measured
 from harness.config.plan import Cell
@@ -203,8 +202,8 @@ def unpack(parcel: Parcel, folder: Path) -> None:
 def record_of(parcel: Parcel) -> Record:
     """The record in a parcel. Raises Damaged."""
     try:
-        record = json.loads(dict(_checked(parcel))["record.json"])
-    except (KeyError, ValueError, RecursionError):
+        record = strict_json(dict(_checked(parcel))["record.json"])
+    except (KeyError, ValueError):
         raise Damaged("a record arrived without a readable record.json") from None
     if wrong := wrong_with(record):
         raise Damaged(f"what arrived is not a record: {wrong}")

@@ -5,7 +5,6 @@ A node may run another program than this one. What passes may still be false (do
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -15,7 +14,7 @@ from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from harness import records
-from harness.base.files import FAULTS
+from harness.base.files import FAULTS, strict_json
 from harness.base.text import list_named, shortened
 from harness.campaign.fleet import files
 from harness.campaign.fleet.files import Copy, Damaged, Json, Parcel
@@ -102,8 +101,8 @@ def parsed(line: str | None) -> Json:
             f"its node sent more than {MOST_MESSAGE >> 20} MiB in one message; no record takes so much"
         )
     try:
-        found = json.loads(line, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        found = strict_json(line.encode(errors="replace"))
+    except ValueError:
         raise Damaged(f"{STRANGE}: it is not JSON") from None
     event = str(found.get("event")) if isinstance(found, dict) else ""
     if event not in LINES:
@@ -111,10 +110,6 @@ def parsed(line: str | None) -> Json:
     if wrong := clause(LINES[event], found):
         raise Damaged(f"{STRANGE}: in {event}, {shortened(wrong, 200)}")
     return found  # type: ignore[no-any-return]
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
 
 
 # What a line says, against what is known of its node and its job.

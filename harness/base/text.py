@@ -6,8 +6,8 @@ import csv
 import io
 import re
 import sys
-from collections import Counter
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
 from urllib.parse import urlsplit

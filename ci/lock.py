@@ -1,8 +1,9 @@
 """Write the locks, exact versions with the hashes of their files: `make lock`.
 
-requirements/ is what `make setup` and `make docs` install; runners/locks/ has a lock for each set of packages
-in a runner's header, and build.txt for what compiles them. A version that a lock has stays, until a pin moves
-it or `make lock LOCK=--upgrade`. A lock names no host: any index that serves the same files will do.
+requirements/ is what `make setup`, `make docs` and `make fleet` install, and run.txt what the action and the
+image do; runners/locks/ has a lock for each set of packages in a runner's header, and build.txt for what
+compiles them. A version that a lock has stays, until a pin moves it or `make lock LOCK=--upgrade`. A lock
+names no host: any index that serves the same files will do.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 
 
 def main(arguments: list[str]) -> None:
-    """Write all locks, or with names (`dev`, `docs`, `fleet`, `build`, `hf`...) those; options go to uv."""
+    """Write all locks, or with names (`dev`, `run`, `docs`, `build`, `hf`...) those; options go to uv."""
     options = [each for each in arguments if each.startswith("-")]
     names = [each for each in arguments if not each.startswith("-")]
-    chosen = {"dev": None, "docs": None, "fleet": None, "build": None, **_environments()}
+    chosen = {"dev": None, "run": None, "docs": None, "fleet": None, "build": None, **_environments()}
     for name in names or chosen:
         print(f"locking {name}", flush=True)
         if (environment := chosen[name]) is not None:
@@ -46,6 +47,7 @@ def main(arguments: list[str]) -> None:
         else:  # the pages and the fleet go with what is installed for all else
             wanted = {
                 "dev": ["--group", "dev", str(ROOT / "pyproject.toml")],
+                "run": ["--group", "install", "--constraint", str(DEV), str(ROOT / "pyproject.toml")],
                 "docs": ["--group", "docs", "--constraint", str(DEV)],
                 "fleet": ["--extra", "fleet", "--constraint", str(DEV), str(ROOT / "pyproject.toml")],
             }

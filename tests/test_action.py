@@ -79,3 +79,21 @@ def test_a_regression_fails_the_job_and_an_equal_run_does_not(step, config, tmp_
     assert worse.returncode == 3, worse.stdout + worse.stderr
     assert "::error title=SLOWER" in worse.stdout
     assert "SLOWER" in (tmp_path / "summary").read_text()
+
+
+def test_the_action_and_the_image_install_locked_versions_alone():
+    """Those of `make setup`, with their hashes; the project itself is built with what is then there."""
+    for text in (STEPS["Install"]["run"], (ROOT / "Dockerfile").read_text()):
+        installs = re.findall(r'(?:pip|"\$\{install\[@\]\}") (?:install )?(--.*)', text)
+        (locked, project) = [options for options in installs if "--quiet)" not in options]
+        assert "--require-hashes" in locked
+        assert "requirements/run.txt" in locked
+        assert "--no-deps --no-build-isolation" in project
+    run, dev = (
+        dict(re.findall(r"(?m)^([\w.-]+)==([^ ;]+)[^\n]*\\\n +--hash=sha256:", text))
+        for text in ((ROOT / "requirements" / f"{name}.txt").read_text() for name in ("run", "dev"))
+    )
+    assert run.items() <= dev.items()
+    assert {"numpy", "setuptools", "uv"} <= run.keys()
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert "USER harness" in lines[: lines.index('ENTRYPOINT ["harness"]')]

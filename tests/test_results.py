@@ -197,7 +197,7 @@ def test_what_a_record_lacks_is_told_in_one_sentence(tmp_path):
         "flushes": (changed("done.flushes", [[1, -2]]), "done.flushes must be pairs of whole numbers"),
         "half": (changed("variant", "\ud800"), "surrogates not allowed"),
         "nan": (changed("done.counters.stack_decode_ms", float("nan")), "NaN, which is not a finite number"),
-        "huge": (changed("done.counters.stack_decode_ms", 10**400), "stack_decode_ms must be a number"),
+        "huge": (changed("done.counters.stack_decode_ms", 10**400), "has a number of 401 digits"),
         "deep": ("[" * 100_000, "not a record"),
         "lines": (changed("loaded.versions", {"a\r\x1b[2Jb": 1}), r"loaded.versions.a\r\x1b[2Jb must be"),
     }

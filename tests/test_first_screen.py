@@ -71,6 +71,15 @@ def test_repeats_without_an_interval_lead_nothing_and_nothing_leads_over_them():
     assert "not distinguishable in speed: a two (50.0 tok/s, no interval), b v (48.0 tok/s)" in ended
 
 
+def test_divergences_that_order_no_scores_lead_together():
+    near, nearer, far = (
+        row(f"a v{kld}", kld_mean=kld, kld_mean_ci95=[0.99 * kld, 1.01 * kld]) for kld in (0.015, 1e-4, 0.03)
+    )
+    _, quality, _ = summary.answers(group(near, nearer, far))
+    assert quality.leaders == ("a v0.0001", "a v0.015")
+    assert quality.text == "KLD 0.00010 to 0.01500, not distinguishable"
+
+
 def test_one_run_has_the_stated_noise():
     once = row("a once", tokens_per_s=50.0, repeats=1)
     near, far = (row("b v", tokens_per_s=rate, repeats=1) for rate in (49.0, 45.0))
@@ -159,7 +168,7 @@ SCORED = [
     row("a q8_0", tokens_per_s=50.0, peak_rss_bytes=8e9, perplexity=8.0, perplexity_stderr=0.5)
     | {"kld_mean": 2e-4, "kld_mean_ci95": [1.9e-4, 2.1e-4], "tokens_per_s_ci95": [49.0, 51.0]},
     row("a q4_0", tokens_per_s=90.0, peak_rss_bytes=4e9, perplexity=8.1, perplexity_stderr=0.5)
-    | {"kld_mean": 2e-2, "kld_mean_ci95": [1.9e-2, 2.1e-2], "tokens_per_s_ci95": [88.0, 92.0]},
+    | {"kld_mean": 3e-2, "kld_mean_ci95": [2.9e-2, 3.1e-2], "tokens_per_s_ci95": [88.0, 92.0]},
     row("a q3", tokens_per_s=80.0, peak_rss_bytes=5e9, perplexity=8.2, perplexity_stderr=0.5)
     | {"kld_mean": 4e-2, "kld_mean_ci95": [3.9e-2, 4.1e-2], "tokens_per_s_ci95": [78.0, 82.0]},
 ]

@@ -161,6 +161,9 @@ def _top(rows: Logits) -> NDArray[np.int64]:
 # windows: percentiles of a bootstrap are too narrow for few of them (docs/validation.md).
 
 
+# KLD in nats per token. Below it, KLD does not order types by their scores at tasks: a rank correlation of
+# nil (arXiv 2606.19558).
+EQUAL_KLD = 0.02
 FEWEST_WINDOWS = 8  # of a verdict: a few windows of a text may all be easy, which their own spread hides
 # Of a bootstrap of windows, for the standard error of a percentile (Efron and Tibshirani 1993, chapter 6).
 DRAWS, SEED = 1000, 0

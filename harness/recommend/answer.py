@@ -14,12 +14,13 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from harness.analysis.columns import Cell as ColumnsCell
+from harness.analysis.quality import EQUAL_KLD
 from harness.base import data
 from harness.base.text import plural
 from harness.recommend.candidates import FOLDER, Candidate
 from harness.recommend.commands import measured_name
 from harness.recommend.least_squares import Floats
-from harness.recommend.quality_loss import MOST_KLD, Quality
+from harness.recommend.quality_loss import Quality
 from harness.recommend.speed import NORMAL_90, Predictor
 from harness.recommend.traits import Example, Range, Traits
 
@@ -235,7 +236,7 @@ def _reason_of_balance(best: Choice, rank: int) -> str:
         return f"{_LEADS['balance']} (16 bits)"
     if rank == KEPT and best.quality:
         if best.quality.kld is not None:
-            return f"fastest that keeps KLD under {MOST_KLD} ({best.quality.words})"
+            return f"fastest that keeps KLD under {EQUAL_KLD} ({best.quality.words})"
         return f"{_LEADS['balance']} ({best.quality.words})"
     if rank == ENOUGH:
         return f"fastest with at least {LEAST_BITS} bits a weight and a 16-bit KV cache, quality unknown"

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from harness.analysis import quality as analysis_quality
+from harness.analysis.quality import EQUAL_KLD
 from harness.recommend.candidates import Candidate
 from harness.records.kinds import Record
 from harness.stacks.header import Value
 
 MOST_LOSS = 0.02  # of the perplexity of 16-bit weights; more is not `balance`
-# Nats per token, which costs about as much in ln PPL; where it was measured, it decides. Below it KLD does
-# not order types by their scores at tasks: a rank correlation of nil (arXiv 2606.19558).
-MOST_KLD = 0.02
 PERPLEXITY_NOISE = 0.006  # its standard error, as llama.cpp prints it on wikitext
 
 
@@ -157,7 +155,7 @@ class Quality:
     @property
     def kept(self) -> bool:
         """Whether so little is lost that `balance` takes it."""
-        return self.loss <= MOST_LOSS if self.kld is None else self.kld < MOST_KLD
+        return self.loss <= MOST_LOSS if self.kld is None else self.kld < EQUAL_KLD
 
     @property
     def cost(self) -> float:

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from operator import itemgetter
 
+from harness.analysis.quality import EQUAL_KLD
 from harness.analysis.speculation import speed_up
 from harness.recommend import answer, commands
 from harness.recommend.answer import LEAST_BITS, SHORT_PROMPT, THEORY, Choice, Ranked
 from harness.recommend.candidates import Candidate, Place
 from harness.recommend.commands import Source
 from harness.recommend.priors import maker_of
-from harness.recommend.quality_loss import HERE, MOST_KLD, PERPLEXITY_NOISE
+from harness.recommend.quality_loss import HERE, PERPLEXITY_NOISE
 from harness.recommend.questions import SMALL_KV, Found
 from harness.recommend.speed import read_s
 from harness.recommend.traits import DENSE, EXPERTS, GGML, PUBLIC, PUBLISHED, Example, Range
@@ -203,7 +204,7 @@ def show_notes(
         "bits": "bits: of a weight in the linear layers, scales included",
         "PPL": f"PPL: perplexity above that of 16-bit weights ({'; '.join(sources)}); up to"
         f" {PERPLEXITY_NOISE:.1%}, its standard error, counts as equal; -: not known",
-        "KLD": f"KLD: mean KL divergence from 16-bit weights, nats per token; below {MOST_KLD} it does not"
+        "KLD": f"KLD: mean KL divergence from 16-bit weights, nats per token; below {EQUAL_KLD} it does not"
         " order types by their scores at tasks (arXiv 2606.19558), so they count as equal to 16 bits, and"
         " speed decides",
         "rests on": f"rests on: measured, this variant on {where}; calibrated, others of its kind of stack"

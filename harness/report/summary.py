@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.columns import Cell, Ends, Outcome, Result, Search, ShownCell
+from harness.analysis.quality import EQUAL_KLD
 from harness.base import text
 from harness.dataset.study import Study, bounds, finite, labels, ok, provisional, timed
 from harness.dataset.table import synthetic, trained_mark
@@ -33,7 +34,9 @@ CRITERION = (
     " known, the report"
     f" assumes ±{SPEED_NOISE:.0%} for a speed of one run, ±{MEMORY_NOISE:.0%} for memory in use, and"
     f" ±{PERPLEXITY_NOISE:.1%} for a perplexity (llama.cpp prints a standard error of 0.6% on"
-    " wikitext-2). Several repeats that give no interval lead nothing, and nothing leads over them."
+    f" wikitext-2). Several repeats that give no interval lead nothing, and nothing leads over them. KLDs"
+    f" below {EQUAL_KLD} count as equal: there KLD does not order types by their scores at tasks"
+    " (arXiv 2606.19558)."
 )
 
 
@@ -91,14 +94,16 @@ def perplexity(label: str, row: Cell) -> Entry | None:
 
 
 def divergence(label: str, row: Cell) -> Entry | None:
-    """A KL divergence with its interval."""
+    """A KL divergence with its interval; one below EQUAL_KLD is as good as none."""
     value, shown = row["kld_mean"], number(row["kld_mean"], "{:.5f}")
     if value is None:
         return None
     low, high = bounds(row["kld_mean_ci95"])
-    return (
-        unknown(label, value, shown) if low is None or high is None else Entry(label, value, low, high, shown)
-    )
+    if low is None or high is None:
+        return unknown(label, value, shown)
+    if value < EQUAL_KLD:
+        low, high = 0.0, max(high, EQUAL_KLD)
+    return Entry(label, value, low, high, shown)
 
 
 def leaders(entries: Sequence[Entry], most: bool = False) -> list[Entry]:

@@ -308,7 +308,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
     def mount(size: str) -> Path:
         nonlocal mounted
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(disk)]
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "none", str(disk)]
         mounted = bool(shutil.which("mount")) and os.geteuid() == 0 and not subprocess.run(command).returncode
         if not mounted:
             pytest.skip("needs root, to mount a small disk")

@@ -192,11 +192,12 @@ def test_a_pass_at_depth_attends_to_what_the_cache_holds():
 def test_a_model_in_two_memories_has_no_mbu_of_prefill():
     record = json.loads((Path(__file__).parent / "golden/prefill/record.json").read_text())
     n = np.tile(SWEEP, 3)
-    depths = {0: (n, 5.0 + 0.01 * n, np.repeat([0, 1, 2], len(SWEEP)))}
+    rounds, processes = np.repeat([0, 1, 2], len(SWEEP)), np.zeros(len(n), np.int64)
+    depths = {0: prefills.Passes(n, 5.0 + 0.01 * n, rounds, processes)}
     placed = {"tensors": {"CPU": 3}, "bytes": {"CPU": 10**6}, "misplaced": []}
     for device, has_mbu in (("cpu", True), ("GPU-1", False)):
         record |= {"device": device, "loaded": record["loaded"] | {"placement": placed}}
-        found = prefills.row(record, depths, 1e11)
+        found = prefills.row(record, depths, prefills.analysed(record, depths), 1e11)
         assert all((each["mbu_measured"] is not None) == has_mbu for each in found["utilisation"])
         assert found["utilisation"]
 

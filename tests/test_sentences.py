@@ -92,7 +92,7 @@ def test_with_one_cell_there_is_no_superlative(harness: Any, config: Any, tmp_pa
 
 def row(name: str, **figures: Any) -> dict[str, Any]:
     known = {"name": f"m s {name}", "model": "m", "stack": "s", "variant": name, "status": "ok"}
-    known |= {"kind": "measured", "repeats": 3, "tokens": 256, "baseline": None}
+    known |= {"kind": "measured", "repeats": 1, "tokens": 256, "baseline": None}
     return empty_cell() | known | figures
 
 

@@ -244,54 +244,6 @@ def _lists(*values: object) -> bool:
     return all(isinstance(v, list) for v in values)
 
 
-# What a server answers in place of a measurement, in the words of both processes.
-
-
-NO_MODEL = "has no model loaded: load one, then run this again"
-
-
-def unreachable(failure: BaseException, key: str | None) -> str:
-    """Why a server gave no answer, as the end of a sentence that begins with its address."""
-    chain, reason = [failure], ""
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
-        chain.append(cause)
-    for each in chain:  # by attribute: importing ssl takes as long as all of this module
-        if refused := str(getattr(each, "verify_message", "")):
-            return f"its certificate is not trusted ({refused.rstrip('.')}): set SSL_CERT_FILE to one that is"
-        if getattr(each, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
-            return "speaks no TLS: write http:// in place of https://"
-        reason = getattr(each, "strerror", None) or reason
-    shown = without_key(" ".join(str(failure).split()), key)[:MOST_SHOWN]
-    if "handshake operation timed out" in shown:
-        return "does not answer in TLS: it may speak http: write http:// in place of https://"
-    reason = reason or shown or type(failure).__name__
-    return f"cannot be reached ({reason}): is the server running, and is the port right?"
-
-
-def refusal(status: int, kind: str, location: str | None) -> str | None:
-    """Why an answer is none of an API's, likewise; null: it is one. `kind`: its Content-Type."""
-    if 300 <= status < 400:
-        return f"redirects to {location}: give that address"
-    if status in (401, 403):
-        return "the server refuses the API key: set HARNESS_API_KEY, or the variable that `key` names"
-    if status == 503:
-        return "the server answers 503: it may still be loading its model"
-    if status >= 400:
-        return f"the server answers {status}"
-    return "answers with a web page, not with JSON: check the port" if "html" in kind else None
-
-
-MOST_SHOWN = 200  # characters of what a server sent
-SHORTEST_KEY = 8  # shorter ones are words that local servers take, such as ollama
-
-
-def without_key(value: Any, key: str | None) -> Any:
-    """A value of JSON that a server sent, with *** in place of the API key."""
-    if key is None or len(key) < SHORTEST_KEY:
-        return value
-    return json.loads(json.dumps(value).replace(json.dumps(key)[1:-1], "***"))
-
-
 @dataclass(frozen=True)
 class Answer:
     """One user's tokens among those of several. `t_ns`: of each, since the requests of all users were sent.

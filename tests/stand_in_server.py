@@ -6,12 +6,14 @@ examples in Ollama's docs/api.md and in llama.cpp's tools/server/README.md (rout
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 MODEL = "stand-in"
+Write = Callable[[bytes], object]
 OWNERS = {"llama-server": "llamacpp", "ollama": "library", "vllm": "vllm"}
 
 
@@ -76,6 +79,9 @@ class Behaviour:
     num_ctx: int = 0  # Ollama's longest, whatever is requested; 0: what is requested
     on_gpu: float | None = None  # share of the model's memory; null: Ollama lists no loaded model
     loaded_ctx: int = 0
+    raw: dict[str, tuple[int, Callable[[Write], None]]] = field(default_factory=dict)
+    """Pages, from which request on they are other bytes, head included, and what writes those."""
+    asked: Counter[str] = field(default_factory=Counter)
     requests: list[dict[str, Any]] = field(default_factory=list)
     held: list[int | str] = field(default_factory=list)  # in its cache
     encodings: set[str | None] = field(default_factory=set)  # that clients accept
@@ -106,6 +112,13 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
         def _answer(self, of: Behaviour, body: dict[str, Any] | None) -> None:
             if of.key and self.headers.get("Authorization") != f"Bearer {of.key}":
                 return self._whole(401, {"error": {"message": "Invalid API Key"}})
+            of.asked[self.path] += 1
+            first, write = of.raw.get(self.path, (0, None))
+            if write and of.asked[self.path] >= first:
+                self.close_connection = True
+                with contextlib.suppress(OSError):  # the client has closed it
+                    write(self.wfile.write)
+                return None
             of.encodings.add(self.headers.get("Accept-Encoding"))
             if of.redirect:
                 return self._whole(308, {}, {"Location": of.redirect})
@@ -297,6 +310,41 @@ def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[s
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+# What a server with bad intentions writes.
+
+
+def head(status: int = 200, kind: str = "application/json", **more: str) -> bytes:
+    lines = [f"HTTP/1.1 {status} x", f"Content-Type: {kind}", "Connection: close"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in more.items()]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def without_end(begin: bytes, again: bytes) -> Callable[[Write], None]:
+    def write(send: Write) -> None:
+        send(begin)
+        while True:
+            send(again)
+
+    return write
+
+
+def slowly(content: bytes, after: int, each_s: float = 0.1) -> Callable[[Write], None]:
+    """A byte at a time, from one place on."""
+
+    def write(send: Write) -> None:
+        send(content[:after])
+        for place in range(after, len(content)):
+            time.sleep(each_s)
+            send(content[place : place + 1])
+
+    return write
+
+
+def zeros_packed(size: int) -> Callable[[Write], None]:
+    """So many zero bytes, packed as gzip, unasked."""
+    return lambda send: send(head(Content_Encoding="gzip") + gzip.compress(bytes(size)))
 
 
 # What each event has besides.

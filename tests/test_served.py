@@ -34,7 +34,7 @@ from harness.report import served
 from harness.report.page import page
 from harness.report.summary import has_synthetic_figures
 from harness.theory.decoder import parameters
-from runners.protocol import unreachable
+from runners.answers import unreachable
 
 QUICK = [
     *("--set", "new_tokens=12", "--set", "repeats=1", "--set", "measure_bandwidth=false"),
@@ -104,6 +104,7 @@ def test_a_server_with_chats_alone_is_measured_behind_its_template(measured):
         (Behaviour(status=429), "error", "the server answers 429: the queue is full"),
         (Behaviour(status=500), "error", "the server answers 500: the queue is full"),
         (Behaviour(large_event=True), "error", "the server sent an event of more than 1048576 bytes"),
+        (Behaviour(zipped=True), "error", "/completion: the server compresses its answer (gzip), although"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
@@ -143,6 +144,9 @@ def counted(prompt: Any, answer: Any) -> dict[str, Any]:
         (counted(0, 0), "the server counts 0 tokens in its answer, and 12 pieces came"),
         ({"total_tokens": 37}, None),
         ({"prompt_tokens": 25}, None),
+        (counted(25, 10**9), "the server counts 1000000000 tokens in its answer, and 12 pieces came"),
+        (counted(10**9, 12), None),
+        (counted(25, 1e300), None),
         (counted(25, None), None),
         (counted(25, "12"), None),
         (counted(25, 12.0), None),
@@ -248,9 +252,9 @@ def test_content_in_parts_is_read_as_its_text(measured, chat_only):
             Warnings.other_prompt,
             "the server counts 35 tokens of prompt, 25 were sent",
         ),
-        (Behaviour(pings=1, zipped=True), Warnings.served_by, "llama-server: "),
+        (Behaviour(pings=1), Warnings.served_by, "llama-server: "),
     ],
-    ids=["a longer prompt", "pings between packed events"],
+    ids=["a longer prompt", "pings between events"],
 )
 def test_what_a_server_does_otherwise_is_a_note(measured, behaviour, note, sentence):
     record = measured(behaviour)

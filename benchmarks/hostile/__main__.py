@@ -2,9 +2,9 @@
 
 Every format that the harness reads: GGUF, safetensors, index.json, config.json, tokenizer.json, YAML,
 record.json, begun.json with its neighbours, parquet, CSV, CSV.gz, JSON logs, and bundles; names of folders,
-records with a part that is long, and queries of `harness sql`. Hypothesis damages sound files as bytes and
-as values, and puts pipes, links, holes and bombs in their place. A finding: an
-exception, 5 s of CPU time or 512 MB for one input, a death, a hang, an escape in the output, and a write, a
+records with a part that is long, answers of servers, and queries of `harness sql`. Hypothesis damages sound
+files as bytes and as values, and puts pipes, links, holes and bombs in their place. A finding: an exception,
+5 s of CPU time or 512 MB for one input, a death, a hang, an escape in the output, and a write, a
 process or a connection outside the input's folder.
 
     PYTHONPATH=. .venv/bin/python -m benchmarks.hostile [--count 1000] [--seed 1] [--keep DIR]

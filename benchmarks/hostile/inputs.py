@@ -382,8 +382,52 @@ def formats() -> dict[str, Callable[[], Format]]:
         "bundle": _bundle,
         "names": _names,
         "grown": lambda: _results("record.json", _grown()),
+        "servers": _servers,
         "sql": lambda: Format({"query": b"select 1"}, _queries().map(lambda text: {"query": text})),
     }
+
+
+# All that is read of a server's pages, in one, and an event of each API.
+PAGE: dict[str, Any] = {
+    "data": [{"id": "m", "owned_by": "vllm", "root": "/m", "max_model_len": 64, "meta": {"size": 1}}],
+    "version": "1",
+    "model_path": "/m",
+    "default_generation_settings": {"n_ctx": 64},
+    "models": [{"name": "m", "size": 1, "details": {"family": "llama"}}],
+}
+EVENT: dict[str, Any] = {
+    "content": " a",
+    "tokens": [1],
+    "stop": True,
+    "timings": {"prompt_n": 1, "prompt_ms": 1.0},
+    "response": "a",
+    "done": True,
+    "eval_count": 1,
+    "eval_duration": 5,
+    "choices": [{"text": "a", "delta": {"content": [{"text": "a"}]}, "token_ids": [1]}],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 10**9},
+}
+
+
+def _servers() -> Format:
+    """What a server sends to whatever it is asked, and how: once, without an end, slowly, or without closing
+    the connection."""
+
+    def sent(page: Any) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + json.dumps(page).encode()
+
+    packed = gzip.compress(bytes(64 << 20))
+    bombs = [
+        sent(PAGE).replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n", 1)[:-1] + packed,
+        sent(PAGE).replace(b"\r\n\r\n", b"\r\nContent-Length: " + b"9" * 18 + b"\r\n\r\n", 1),
+        *(sent(0)[:-1] + piece * (1 << 21) for piece in (b"[", b'{"a":', b"{},", b"1")),
+        sent(0)[:-1] + b'{"data": [' + b"{}," * (1 << 21) + b"{}]}",
+    ]
+    pieces = [b"HTTP/1.1 100 x\r\n\r\n", b"Transfer-Encoding: chunked\r\n", b"ffffffff\r\n", b"1e999", b"NaN"]
+    answer = documents([PAGE, EVENT], sent) | damaged([sent(PAGE), sent(EVENT)], pieces)
+    how = st.sampled_from([b"once"] * 60 + [b"endless", b"endless", b"slow", b"open"])
+    files = st.fixed_dictionaries({"answer": answer | st.sampled_from(bombs), "how": how})
+    return Format({"answer": sent(PAGE | EVENT), "how": b"once"}, files)
 
 
 def _names() -> Format:

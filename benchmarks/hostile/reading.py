@@ -9,9 +9,11 @@ import os
 import re
 import resource
 import shutil
+import socketserver
 import struct
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -26,8 +28,10 @@ from benchmarks.hostile.mutations import Content, Special
 from harness import cli, records
 from harness.base import bounds
 from harness.campaign import prompts
-from harness.models import weights
+from harness.models import served, weights
 from harness.stacks.header import stacks
+from runners.answers import EVENT_BYTES, WrongAnswer
+from runners.served.apis import APIS, CHAT
 
 MOST_S = 5.0  # of CPU time: a busy machine must not find anything
 MOST_BYTES = 512 << 20
@@ -38,8 +42,8 @@ CHANGES = {"os.remove": 0, "os.mkdir": 0, "os.rmdir": 0, "os.rename": 1, "os.sym
 CHANGES |= {"os.chmod": 0, "os.chown": 0, "os.truncate": 0, "os.utime": 0}
 STARTS = {"subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "socket.connect"}
 # The first has limits of its own, beyond those for the reading process; the second measures this CPU and
-# reads nothing of the input.
-OWN_PROCESSES = ("limited_tokenizer.py", "harness.machine.probes")
+# reads nothing of the input; the third is the hostile server.
+OWN_PROCESSES = ("limited_tokenizer.py", "harness.machine.probes", "('127.0.0.1', ")
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|^::(?!\w+ title=)", re.MULTILINE)  # and GitHub's
 OURS = 99  # the exit code of a mistake in this folder
 Reader = Callable[[], bool]
@@ -145,6 +149,62 @@ def asked() -> bool:
     return command("sql", "--csv", "--timeout=1", "--", text, "results")()
 
 
+@contextlib.contextmanager
+def hostile_server() -> Iterator[str]:
+    """The address of one that sends the input, whatever it is asked."""
+    answer, how = Path("answer").read_bytes(), Path("how").read_bytes()
+    ended = threading.Event()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.settimeout(MOST_S)
+            with contextlib.suppress(OSError):  # the client has closed it
+                self.request.recv(1 << 16)
+                for place in range(len(answer) if how == b"slow" else 0):
+                    self.request.sendall(answer[place : place + 1])
+                    ended.wait(0.01)
+                if how != b"slow":
+                    self.request.sendall(answer)
+                while how == b"endless":
+                    self.request.sendall(answer[-(1 << 16) :])
+                if how == b"open":
+                    ended.wait(MOST_S)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            ended.set()
+            server.shutdown()
+
+
+def identified() -> bool:
+    """Whether the server is taken for one, asked as before a run; each answer has a fifth of a second."""
+    served.LOAD_S, served._got.__defaults__ = 0.2, (0.2, None)
+    with hostile_server() as address:
+        try:
+            served.serving(address, "sk-0123456789")
+            return bool(served.identity(address, None, "sk-0123456789"))
+        except served.NotServed as why:
+            if len(sentence := str(why)) > 1000 or "sk-0123456789" in sentence:
+                raise Wrong(f"a message of {len(sentence)} characters, or with the key") from why
+            return False
+
+
+def heard() -> bool:
+    """Whether its content is taken for an event of a stream, by some API."""
+    taken = False
+    content = Path("answer").read_bytes().partition(b"\r\n\r\n")[2][:EVENT_BYTES]
+    with contextlib.suppress(ValueError, RecursionError):  # the worker's client has sentences for both
+        event = json.loads(content)
+        for api in [*APIS.values(), CHAT] if isinstance(event, dict) else ():
+            with contextlib.suppress(WrongAnswer):
+                taken |= bool(api.read(event).ids)
+    return taken
+
+
 FIT = {"fit": lambda name: command("fit", name), "fit --json": lambda name: command("fit", name, "--json")}
 READERS: dict[str, dict[str, Reader]] = {
     "gguf": {
@@ -169,6 +229,7 @@ READERS: dict[str, dict[str, Reader]] = {
     },
     "names": RECORDS | SQL,
     "grown": RECORDS | SQL,
+    "servers": {"identity": identified, "events": heard},
     "sql": {"sql": asked},
 }
 

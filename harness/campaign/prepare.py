@@ -42,6 +42,7 @@ from harness.stacks.header import Header, Options
 from harness.theory.decoder import Decoder, dense_fields, parameters
 from harness.theory.known_models import Described
 from harness.theory.tensors import Packing, element_bytes, of_shape, packed_bytes
+from runners.answers import api_key
 from runners.protocol import Request
 
 # Filled contexts in the cache folder, which spare further repeats the filling; the oldest make room.
@@ -436,8 +437,8 @@ class Preparation:
         url, model = str(options["url"]), str(options["model"]) if options["model"] else None
         if (url, model) not in self._servers:
             try:
-                found = served.identity(url, model, served.key(str(options["key"])))
-            except served.NotServed as why:  # the repeats have the reason
+                found = served.identity(url, model, api_key(str(options["key"])))
+            except ValueError as why:  # the repeats have the reason
                 raise WeightsUnavailable(str(why)) from why
             if found is None:
                 self.say(

@@ -13,6 +13,7 @@ from harness.base.text import plural, shortened
 from harness.cli import Mistake, say
 from harness.theory import names
 from harness.theory.machines import HEADLESS, MACHINES, Machines
+from runners.answers import api_key
 
 if TYPE_CHECKING:
     from harness.config.plan import Cell
@@ -71,14 +72,20 @@ def add_json(parser: argparse._ActionsContainer, what: str) -> None:
 
 
 def chosen(cells: Sequence[Cell], arguments: argparse.Namespace) -> Sequence[Cell]:
-    """The cells that match --only. Raises Mistake if there are none, or if one would run a checkpoint's code
-    without --trust-remote-code: the config may be a stranger's."""
+    """The cells that match --only. Raises Mistake if there are none, if one would run a checkpoint's code
+    without --trust-remote-code, as the config may be a stranger's, or for what is no API key."""
     from harness.config import plan
 
     found = plan.select(cells, arguments.only)
     if not found:
         hint = f"matches none of {plural(len(cells), 'cell')}, such as {cells[0].id}"
         raise Mistake(f"--only {' '.join(arguments.only)}: {hint}")
+    for cell in found:
+        if secret := cell.header.secret:
+            try:
+                api_key(str(cell.options(1)[secret]))
+            except ValueError as why:
+                raise Mistake(str(why)) from why
     running = [cell.id for cell in found if cell.variant.options.get("trust_remote_code")]
     if running and not arguments.trust_remote_code:
         raise Mistake(

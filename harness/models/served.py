@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
+import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -15,12 +16,22 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from harness.theory import base_shapes
-from runners.protocol import NO_MODEL, refusal, unreachable, without_key
+from runners.answers import (
+    ANSWER_BYTES,
+    ANSWER_S,
+    LOAD_S,
+    NO_MODEL,
+    WrongAnswer,
+    encoded,
+    json_object,
+    refusal,
+    too_large,
+    too_slow,
+    unreachable,
+    without_key,
+)
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-ANSWER_S = 20.0
-LOAD_S = 600.0  # llama-server's router loads the model before it answers
-MOST_BYTES = 1 << 20
 
 # Where servers say what they are: vLLM and LocalAI, Ollama, TGI, SGLang, LM Studio; llama-server in /props.
 PAGES = ("/version", "/api/version", "/api/tags", "/info", "/get_server_info", "/api/v0/models")
@@ -61,20 +72,13 @@ def is_address(text: str) -> bool:
 
 def serving(address: str, key: str | None) -> Serving:
     """What the server at an address has, which text.server_address gave. Raises NotServed."""
-    if key is not None and not (key.isascii() and key.isprintable()):
-        raise NotServed("HARNESS_API_KEY has characters that no key has: set it again")
-    listed = _got(address + "/v1/models", key)
-    rows = listed.get("data")
-    roots = {
-        str(each["id"]): each.get("root")
-        for each in (rows if isinstance(rows, list) else [])
-        if isinstance(each, dict) and each.get("id")
-    }
+    rows = _got(address, "/v1/models", key).get("data") or []
+    roots = {each["id"]: each.get("root") for each in rows if each and each.get("id")}
     if not roots:
         raise NotServed(f"{address}: {NO_MODEL}")
     if len(roots) == 1:
         with contextlib.suppress(NotServed):  # it is no llama-server
-            roots = dict.fromkeys(roots, _got(address + "/props", key).get("model_path"))
+            roots = dict.fromkeys(roots, _got(address, "/props", key).get("model_path"))
     is_local = urlsplit(address).hostname in LOCAL
     return Serving({name: _here(path) if is_local else None for name, path in roots.items()})
 
@@ -91,8 +95,7 @@ def identity(address: str, model: str | None, key: str | None) -> str | None:
     """Identifies a server, its model and its settings by what it reports, and on this machine by its command
     line too; None: it reports nothing of its model but the name. `model`: None for the only one. Raises
     NotServed."""
-    listed = _got(address + "/v1/models", key).get("data")
-    rows = [row for row in (listed if isinstance(listed, list) else []) if isinstance(row, dict)]
+    rows = [row for row in _got(address, "/v1/models", key).get("data") or [] if row]
     if model:
         rows = [row for row in rows if row.get("id") in (model, f"{model}:latest")]
     if len(rows) != 1:
@@ -101,9 +104,9 @@ def identity(address: str, model: str | None, key: str | None) -> str | None:
     said: dict[str, object] = {"/v1/models": rows[0]}
     for page in PAGES:
         with contextlib.suppress(NotServed):  # it has no such page
-            said[page] = _of_model(_got(address + page, key), name)
+            said[page] = _of_model(_got(address, page, key), name)
     with contextlib.suppress(NotServed):
-        said["/api/show"] = _got(address + "/api/show", key, body={"model": name})
+        said["/api/show"] = _got(address, "/api/show", key, body={"model": name})
     with contextlib.suppress(NotServed):
         said["/props"] = _props(address, name, key)
     facts = sorted((page, *fact) for page, content in said.items() for fact in _facts(content))
@@ -126,10 +129,10 @@ def identity(address: str, model: str | None, key: str | None) -> str | None:
 
 def _props(address: str, model: str, key: str | None) -> Mapping[str, Any]:
     """llama-server's; of a router those of the model, which it may load first. Raises NotServed."""
-    props = _got(address + "/props", key)
+    props = _got(address, "/props", key)
     if props.get("role") != "router":
         return props
-    return _got(f"{address}/props?{urlencode({'model': model})}", key, timeout_s=LOAD_S)
+    return _got(address, f"/props?{urlencode({'model': model})}", key, within_s=LOAD_S)
 
 
 def _of_model(page: Mapping[str, Any], model: str) -> object:
@@ -174,33 +177,62 @@ def _here(path: object) -> Path | None:
 
 
 def _got(
-    address: str, key: str | None, timeout_s: float = ANSWER_S, body: Mapping[str, str] | None = None
+    address: str,
+    page: str,
+    key: str | None,
+    within_s: float = ANSWER_S,
+    body: Mapping[str, str] | None = None,
 ) -> Mapping[str, Any]:
-    """A JSON object at an address, without proxies and redirects: a key would go to another server. Raises
+    """The JSON object of a page, without proxies and redirects: a key would go to another server. Raises
     NotServed."""
-    parts = urlsplit(address)
+    parts = urlsplit(address + page)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     headers = {"Authorization": f"Bearer {key}"} if key else {}
+    path, sent = parts._replace(scheme="", netloc="").geturl(), json.dumps(body) if body else None
+    if sent:
+        headers["Content-Type"] = "application/json"
+    too_late = threading.Event()
     try:
-        connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
-        with contextlib.closing(connection):
-            path, sent = parts._replace(scheme="", netloc="").geturl(), json.dumps(body) if body else None
-            if sent:
-                headers["Content-Type"] = "application/json"
+        connection = kind(parts.hostname or "", parts.port, timeout=within_s)
+        connection.connect()
+        with contextlib.closing(connection), _ending(connection.sock, within_s, too_late):
             connection.request("POST" if sent else "GET", path, sent, headers)
             answer = connection.getresponse()
-            content = answer.read(MOST_BYTES)
+            why = encoded(answer.getheader("Content-Encoding", ""))
+            content = b"" if why else answer.read(ANSWER_BYTES + 1)
     except (OSError, ValueError, HTTPException) as failure:
-        raise NotServed(f"{address}: {unreachable(failure, key)}") from None
-    why = refusal(answer.status, answer.getheader("Content-Type", ""), answer.getheader("Location"))
+        is_late = too_late.is_set() or isinstance(failure, TimeoutError)
+        is_late = is_late and "handshake" not in str(failure)
+        why = f"the server {too_slow(within_s)}" if is_late else unreachable(failure, key)
+        raise NotServed(f"{address}: {why}") from None
+    if too_late.is_set():
+        why = too_slow(within_s)
+    elif len(content) > ANSWER_BYTES:
+        why = too_large(ANSWER_BYTES)
     if why:
-        raise NotServed(without_key(f"{address}: {why}", key))
+        raise NotServed(f"{address}{page}: the server {why}")
+    if why := refusal(answer.status, answer.getheader("Content-Type", ""), answer.getheader("Location")):
+        raise NotServed(without_key(f"{address}{page}: {why}", key))
     try:
-        found = without_key(json.loads(content), key)
-    except (ValueError, RecursionError):
-        raise NotServed(f"{address}: answers with no JSON: check the address and its port") from None
-    return found if isinstance(found, dict) else {}
+        return json_object(content, page, key)
+    except WrongAnswer as wrong:
+        raise NotServed(without_key(f"{address}: {wrong}", key)) from None
 
 
-def key(variable: str = "HARNESS_API_KEY") -> str | None:
-    return os.environ.get(variable, "").strip() or None
+@contextlib.contextmanager
+def _ending(sock: socket.socket, within_s: float, too_late: threading.Event) -> Iterator[None]:
+    """Ends a connection after so long: the timeout of a socket is for each read, also of the bytes of a
+    head."""
+
+    def end() -> None:
+        too_late.set()
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # that of TLS would end its thread's read badly
+
+    timer = threading.Timer(within_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

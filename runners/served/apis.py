@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from runners.answers import COUNT, MOST_SHOWN, WrongAnswer, part
+
 Json = dict[str, Any]
 Prompt = list[int] | str
 
@@ -87,18 +89,18 @@ def _llama_body(model: str, prompt: Prompt, tokens: int) -> Json:
 
 
 def _llama_piece(event: Json) -> Piece:
-    piece = Piece([int(each) for each in event.get("tokens") or []], event.get("content") or "")
+    piece = Piece(_ids(event, "tokens"), part(event, "content", str) or "")
     if event.get("stop"):
-        timings = event.get("timings") or {}
+        timings = part(event, "timings", dict) or {}
         piece.ended = _end(event.get("stop_type"))
         piece.counts = Counts(
             _added(_count(timings.get("prompt_n")), _count(timings.get("cache_n"))),
             _count(timings.get("cache_n")),
             _count(event.get("tokens_predicted")),
-            timings.get("prompt_ms"),
-            timings.get("predicted_ms"),
-            timings.get("draft_n"),
-            timings.get("draft_n_accepted"),
+            part(timings, "prompt_ms", float),
+            part(timings, "predicted_ms", float),
+            part(timings, "draft_n", int),
+            part(timings, "draft_n_accepted", int),
         )
     return piece
 
@@ -116,7 +118,7 @@ def with_context(api: Api, num_ctx: int) -> Api:
 
 
 def _ollama_piece(event: Json) -> Piece:
-    text = (event.get("response") or "") + (event.get("thinking") or "")
+    text = (part(event, "response", str) or "") + (part(event, "thinking", str) or "")
     piece = Piece([text_id(text)] if text or not event.get("done") else [], text)
     if event.get("done"):
         piece.ended = _end(event.get("done_reason"))
@@ -124,9 +126,9 @@ def _ollama_piece(event: Json) -> Piece:
             _count(event.get("prompt_eval_count")),
             None,
             _count(event.get("eval_count")),
-            _ms(event.get("prompt_eval_duration")),
-            _ms(event.get("eval_duration")),
-            load_ms=_ms(event.get("load_duration")),
+            _ms(part(event, "prompt_eval_duration", float)),
+            _ms(part(event, "eval_duration", float)),
+            load_ms=_ms(part(event, "load_duration", float)),
         )
     return piece
 
@@ -153,54 +155,64 @@ def _vllm_body(model: str, prompt: Prompt, tokens: int) -> Json:
 
 def _openai_piece(event: Json) -> Piece:
     piece = Piece()
-    for choice in event.get("choices") or []:
-        delta = choice.get("delta") or {}
+    for choice in part(event, "choices", list) or []:
+        if not isinstance(choice, dict):
+            raise WrongAnswer("`choices` has something other than objects")
+        delta = part(choice, "delta", dict) or {}
         thought = _text(delta.get("reasoning_content") or delta.get("reasoning"))
         text = _text(choice.get("text")) + thought + _text(delta.get("content"))
-        if ids := choice.get("token_ids"):
-            piece.ids += [int(each) for each in ids]
+        if ids := _ids(choice, "token_ids"):
+            piece.ids += ids
         elif text:
             piece.ids.append(text_id(text))
         piece.text += text
         piece.ended = _end(choice.get("finish_reason")) or piece.ended
     if isinstance(usage := event.get("usage"), dict) and usage:
-        timings = event.get("timings") or {}  # llama-server adds them
+        timings = part(event, "timings", dict) or {}  # llama-server adds them
         piece.counts = Counts(
             _count(usage.get("prompt_tokens")),
-            _count((usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
+            _count((part(usage, "prompt_tokens_details", dict) or {}).get("cached_tokens")),
             _count(usage.get("completion_tokens")),
-            timings.get("prompt_ms"),
-            timings.get("predicted_ms"),
+            part(timings, "prompt_ms", float),
+            part(timings, "predicted_ms", float),
         )
     return piece
 
 
 def _text(content: Any) -> str:
-    """The text of a message's content, which may be a part or a list of them. Raises TypeError."""
+    """The text of a message's content, which may be a part or a list of them. Raises WrongAnswer."""
     if isinstance(content, list):
         return "".join(_text(part) for part in content)
     if isinstance(content, dict):
         return _text(content.get("text") or content.get("thinking"))
     if isinstance(content, str | None):
         return content or ""
-    raise TypeError(f"content is neither a text nor a list of parts: {content!r}")
+    raise WrongAnswer("content is neither a text nor a list of parts")
+
+
+def _ids(event: Json, name: str) -> list[int]:
+    """Ids of tokens. Raises WrongAnswer."""
+    found: list[int] = part(event, name, list) or []
+    if not all(type(each) is int and 0 <= each < COUNT for each in found):
+        raise WrongAnswer(f"`{name}` has something other than whole numbers from 0")
+    return found
 
 
 def _count(value: Any) -> int | None:
     """A number of tokens; None for what is not a whole number of them."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return int(value) if is_number and value >= 0 and value == value // 1 else None
+    return int(value) if is_number and 0 <= value < COUNT and value == value // 1 else None
 
 
 def _end(reason: Any) -> str | None:
-    return ENDS.get(reason, reason) if isinstance(reason, str) and reason != "none" else None
+    return ENDS.get(reason, reason[:MOST_SHOWN]) if isinstance(reason, str) and reason != "none" else None
 
 
 def _added(a: int | None, b: int | None) -> int | None:
     return None if a is None else a + (b or 0)
 
 
-def _ms(ns: int | None) -> float | None:
+def _ms(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e6
 
 
@@ -280,6 +292,7 @@ def _words(answer: Any) -> Iterator[str]:
 
 
 def metric(text: str, name: str) -> float | None:
-    """The sum of a metric over its labels, in Prometheus's text format; null: it is not there."""
-    found = re.findall(rf"^{re.escape(name)}(?:\{{[^\n]*\}})? ([0-9.eE+-]+)(?: \d+)?$", text, re.MULTILINE)
-    return sum(map(float, found)) if found else None
+    """The sum of a metric over its labels, in Prometheus's text format; None: there is none."""
+    number = r"\d{1,20}(?:\.\d*)?(?:[eE][+-]?\d{1,2})?"
+    found = re.findall(rf"^{re.escape(name)}(?:\{{[^\n]*\}})? ({number})(?: \d+)?$", text, re.MULTILINE)
+    return total if found and (total := sum(map(float, found))) < COUNT else None

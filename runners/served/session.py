@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx
 
-from runners.protocol import NO_MODEL, Answer
+from runners.answers import NO_MODEL
+from runners.protocol import Answer
 from runners.served.apis import CHAT, Json, Prompt, metric, with_context
 from runners.served.client import Client, ServerError, Stream, api_of
 
@@ -51,7 +52,7 @@ class ServedSession:
         self._model = _model_of([*listed], options.get("model"))
         self._listed = listed.get(self._model) or listed.get(f"{self._model}:latest", {})
         self._props = client.props(self._model)
-        owner = str(self._listed.get("owned_by") or "")
+        owner = self._listed.get("owned_by") or ""
         self._api = api_of(client, options["api"], self._model, owner, self._props)
         if self._api.name != "llama-server":
             self._props = {}

@@ -50,16 +50,18 @@
 
 from __future__ import annotations
 
+from runners.answers import api_key
 from runners.protocol import Request
-from runners.served.client import Client, key_in
+from runners.served.client import Client
 from runners.served.session import ServedSession
 
 DOES_NOT_FIT: tuple[type[BaseException], ...] = ()
 
 
 def load(request: Request) -> ServedSession:
-    """Connect to the server; it has its model. Raises ServerError, also for a context that is too short."""
-    client = Client(request.options["url"], key_in(request.options["key"]))
+    """Connect to the server; it has its model. Raises ServerError, also for a context that is too short,
+    and ValueError for what is no key."""
+    client = Client(request.options["url"], api_key(request.options["key"]))
     session = ServedSession(client, request.options, prompt_is_here=request.model["path"] is not None)
     session.check_context(request.workloads)
     return session

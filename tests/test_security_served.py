@@ -24,6 +24,7 @@ from runners.answers import (
     NAME_CHARACTERS,
     ROWS,
     WrongAnswer,
+    api_key,
     json_object,
     unreachable,
 )
@@ -184,10 +185,16 @@ def test_an_event_with_a_field_of_a_wrong_type_is_read_or_named(api, wrong):
         assert all(0 <= each < COUNT for each in numbers), piece
 
 
+@pytest.mark.parametrize("value", ["", " \n"])
+def test_an_empty_key_is_none(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("HARNESS_API_KEY", value)
+    assert api_key("HARNESS_API_KEY") is None
+
+
 NOT_KEYS = ("sk-0123456789\nabcdef", "sk-0123456789\x1babcdef", "sk-0123456789äbcdef", "sk-0123456789\u2028a")
 
 
-@pytest.mark.parametrize("value", [*NOT_KEYS, "", " \n"])
+@pytest.mark.parametrize("value", NOT_KEYS)
 @pytest.mark.parametrize("variable", ["HARNESS_API_KEY", "HARNESS_OTHER"])
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["run", "dry run"])
 def test_what_is_no_key_is_one_sentence_that_names_the_variable_alone(

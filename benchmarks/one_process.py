@@ -49,9 +49,9 @@ NORMAL_975 = 1.96  # with fewer than 30 pairs the interval is up to 6% too narro
 DRAWS = 10_000
 SAMPLERS = """
 import os, sys, time
-from harness.campaign.worker_memory import MemorySampler
+from harness.campaign.worker_memory import MemorySampler, Vram
 from harness.machine.sensors import SensorSampler
-with SensorSampler("cpu") as sensors, MemorySampler(os.getpid(), 200, lambda: None):
+with SensorSampler("cpu") as sensors, MemorySampler(os.getpid(), 200, Vram()):
     time.sleep(1)
     print("sensors:", ", ".join(sensors.columns) or "none", flush=True)
     sys.stdin.read()

@@ -181,7 +181,7 @@ def test_figures_that_are_not_finite_are_null_in_json(harness, results):
         ("select date '290000-01-01'", "cannot be shown, cast it to varchar"),
         ("with recursive t(n) as (select 1 union all select n + 1 from t) from t", "took longer than 1 s"),
         ("select pg_sleep(1000)", "took longer than 1 s"),
-        ("select getvariable('x') from range(100000000000) a, range(100000000000) b", "took longer than 1 s"),
+        ("select max(hash(range)), getvariable('x') from range(100000000000)", "took longer than 1 s"),
     ],
 )  # fmt: skip
 def test_a_query_that_is_no_question_is_one_sentence(harness, results, tmp_path, text, said):

@@ -52,11 +52,12 @@ def seen(columns: Columns, during: Timed | None) -> list[Throttled]:
 def unseen(columns: Columns, during: Timed | None) -> dict[str, str]:
     """Throttling that could not be observed, with the reason.
 
-    All of it where the timed part has no end, or where a Pi's firmware gave no reading. On a Pi also what had
-    already occurred since boot: its bit cannot rise again.
+    All of it where no decode of one answer was timed to its end (a table, or a worker that ended early), or
+    where a Pi's firmware gave no reading. On a Pi also what had already occurred since boot: its bit cannot
+    rise again.
     """
     if during is None:
-        return {"throttling": "not checked: the worker did not finish the timed part"}
+        return {"throttling": "not checked: that needs the whole decode of one answer"}
     if PI_BITS not in columns:
         return {}
     bits = read(columns, PI_BITS)

@@ -241,6 +241,12 @@ def test_a_function_that_is_not_interrupted_ends_with_the_command(results):
     refused(Ran(ran.returncode, ran.stdout, ran.stderr), "took longer than 0.1 s")
 
 
+def test_a_query_may_read_the_settings(harness, results):
+    assert harness("sql", "select current_setting('temp_directory') as folder", "--json").json == [
+        {"folder": ""}
+    ]
+
+
 def test_a_query_is_text_of_any_length(harness, results):
     assert rows(harness, f"select length('{'a' * 300}') as n") == [{"n": 300}]
 

@@ -14,7 +14,6 @@ SERIES_COLUMNS = 1000
 SERIES_PAGES = 10_000
 SERIES_NAME_BYTES = 1 << 20  # of any text in its footer: the schema of a thousand columns
 EVENTS_BYTES = 256 << 20  # of a repeat whose controller died; a million tokens take 30 MB
-INDEX_NOTE_BYTES = 64 << 20  # on an index, in the cache
 
 # Bundles of results. A campaign of 150 cells with 3 repeats of 10,000 tokens takes about 30 MB, unpacked.
 

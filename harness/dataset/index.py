@@ -22,7 +22,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from harness.base import bounds, files, system
+from harness.base import files, system
 from harness.base.files import TABLE_OF
 from harness.base.text import is_utf8, plural, say
 from harness.dataset.judging import (
@@ -476,7 +476,7 @@ def _known(path: Path) -> dict[str, Any]:
     """The note on an index: `code`, the version that judged, `records`, a hash of what the records were, and
     `views`. Empty: it was not written here, or has changed since."""
     try:
-        return files.object_of(_note(path, path), bounds.INDEX_NOTE_BYTES)
+        return files.object_of(_note(path, path), 1 << 20)
     except (OSError, files.JsonFileError):
         return {}
 

@@ -24,7 +24,7 @@ from packaging.version import Version
 
 from harness.base import bounds
 from harness.base.files import NotStarted
-from harness.base.text import redacted
+from harness.base.text import redacted, sized
 
 PYPI = "https://pypi.org/simple"
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.2"
@@ -70,7 +70,10 @@ def _listed(address: str) -> list[str]:
         request.add_unredirected_header("Authorization", f"Basic {code}")
     try:
         with urllib.request.urlopen(request, timeout=bounds.PACKAGES_S) as answer:
-            text = answer.read(bounds.PACKAGES_BYTES).decode(errors="replace")
+            content = answer.read(bounds.PACKAGES_BYTES + 1)
+            if len(content) > bounds.PACKAGES_BYTES:
+                raise ValueError(f"it sends more than {sized(bounds.PACKAGES_BYTES)}")
+            text = content.decode(errors="replace")
             is_json = "json" in answer.headers.get_content_type()
         return [*(_of_json(text) if is_json else _of_html(text))]
     except HTTPError as failure:

@@ -404,10 +404,9 @@ def _of_others(path: Path) -> list[Example]:
 def _speeds(path: Path) -> list[public_speeds.PublicSpeed]:
     """The rows of a CSV; those that cannot be used are named. Raises Mistake."""
     try:
-        text = read_regular(path, bounds.SPEEDS_BYTES, links=True).decode(
-            "utf-8-sig"
-        )  # Excel begins with a mark
-        table = csv.DictReader(io.StringIO(text, newline=""), restkey=public_speeds.BEYOND)
+        content = read_regular(path, bounds.SPEEDS_BYTES, links=True)
+        text = io.StringIO(content.decode("utf-8-sig"), newline="")  # Excel begins with a mark
+        table = csv.DictReader(text, restkey=public_speeds.BEYOND)
         if wrong_header := public_speeds.header_error(table.fieldnames or ()):
             raise Mistake(printable(f"{path}: {wrong_header}"))
         rows, refused = public_speeds.read(table)

@@ -466,6 +466,7 @@ def _written(root: Path, found: Found, old: Path | None, path: Path) -> duckdb.D
 
 
 LEFT_S = 3600.0  # no index takes that long to write
+MOST_NOTE_BYTES = 64 << 20
 UNUSED_S = 100 * 86_400.0  # what is older is of a folder that may be gone; else it is built anew
 KEPT = 4  # of the notes on one index: as many processes may write it at once
 
@@ -476,7 +477,7 @@ def _known(path: Path) -> dict[str, Any]:
     """The note on an index: `code`, the version that judged, `records`, a hash of what the records were, and
     `views`. Empty: it was not written here, or has changed since."""
     try:
-        return files.object_of(_note(path, path), 1 << 20)
+        return files.object_of(_note(path, path), MOST_NOTE_BYTES)
     except (OSError, files.JsonFileError):
         return {}
 

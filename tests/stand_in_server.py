@@ -39,6 +39,7 @@ class Behaviour:
     ignores_request: bool = False
     ends: str = ""  # the reason that it gives for the end of an answer
     usage: dict[str, Any] | None = None  # in place of its own counts; null values are left out
+    claims: dict[str, Any] = field(default_factory=dict)  # in place of single ones of its counts
     headers: dict[str, str] = field(default_factory=dict)  # of a stream
     error_line: bool = False  # its errors do not begin with data:
     in_parts: bool = False  # content is a list of parts
@@ -402,5 +403,5 @@ def _end(of: Behaviour, prompt: int, cached: int, count: int, ms: float) -> dict
         "total_tokens": prompt + count,
     }
     usage |= {"prompt_tokens_details": {"cached_tokens": cached}} if of.says_cached else {}
-    usage = usage if of.usage is None else of.usage
+    usage = usage | of.claims if of.usage is None else of.usage
     return {**OF_OPENAI, "choices": [], "usage": usage}

@@ -3,6 +3,7 @@ stack; its search on figures made here."""
 
 import functools
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from test_env_build import wheel
 
 from harness.analysis import bisection
 from harness.analysis.bisection import BETWEEN, CHANGED, FAILED, SAME, UNCLEAR, Found, Pair
+from harness.base import bounds
 from harness.stacks import versions
 
 ROOT = Path(__file__).parent.parent
@@ -340,6 +342,12 @@ def test_a_mistake_is_one_sentence_and_nothing_is_measured(
 def test_an_index_that_does_not_answer_is_one_sentence(bisect, index, monkeypatch):
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://name:word@127.0.0.1:9/simple")
     refused(bisect("1.0", "1.7"), "the index cannot be read: http://***@127.0.0.1:9/simple/tiny-speed/: ")
+
+
+def test_a_page_of_an_index_has_bytes_at_most(index, monkeypatch):
+    monkeypatch.setattr(bounds, "PACKAGES_BYTES", 20)
+    with pytest.raises(versions.NotListed, match=r"cannot be read: .*it sends more than 0 MB"):
+        versions.offered("tiny-speed", {"UV_DEFAULT_INDEX": os.environ["UV_DEFAULT_INDEX"]})
 
 
 def test_of_options_the_one_that_made_the_difference_is_named(harness, config, tmp_path):

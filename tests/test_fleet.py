@@ -444,7 +444,7 @@ def test_a_node_that_is_stopped_while_it_prints_ends_its_line_first():
 def test_lines_that_came_before_an_interrupt_are_read_after_it():
     read, write = os.pipe()
     os.write(write, b"one\ntwo\nthr")
-    printed = Lines(read)
+    printed = Lines(read, 1000)
     assert next(iter(printed)) == "one"
     os.write(write, b"ee\n")
     os.close(write)

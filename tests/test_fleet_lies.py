@@ -356,22 +356,21 @@ def test_a_lie_from_an_earlier_run_stays_on_its_node(fleet, tmp_path):
 
 
 def test_nothing_is_kept_of_a_message_that_is_too_long():
-    mailbox = on_node.Mailbox()
+    mailbox = on_node.Mailbox(1000)
 
     async def lines() -> list[tuple[str, str | None]]:
-        await mailbox.put("campaign 1", "x" * (on_node.MOST_MESSAGE + 1))
+        await mailbox.put("campaign 1", "x" * 1001)
         await mailbox.put("campaign 1", "x")
         return await mailbox.take(1.0)
 
     assert asyncio.run(lines()) == [("campaign 1", None), ("campaign 1", "x")]
 
 
-def test_of_a_line_that_is_too_long_a_node_passes_on_the_begin(monkeypatch):
-    monkeypatch.setattr(on_node, "MOST_MESSAGE", 1000)
+def test_of_a_line_that_is_too_long_a_node_passes_on_the_begin():
     program = f"print('x' * {1 << 24}, 'next', 'last', sep='\\n', end='')"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as printing:
         assert printing.stdout is not None
-        long, *others = on_node.Lines(printing.stdout.fileno())
+        long, *others = on_node.Lines(printing.stdout.fileno(), 1000)
     assert 1000 < len(long) < 1 << 18
     assert others == ["next"]
 

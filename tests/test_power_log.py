@@ -11,7 +11,9 @@ import pytest
 from conftest import records_below, refused
 from golden_record import record, write_record
 
-from harness.dataset import index
+from harness.base import bounds
+from harness.dataset import energy, index
+from harness.records import ResultsError
 from harness.records.files import write_columns
 
 BEGAN = datetime(2026, 11, 20, 8, 0, 0, tzinfo=timezone.utc)
@@ -149,6 +151,15 @@ def test_what_is_no_power_log_is_refused_with_its_line(harness, tmp_path, text, 
     repeat(tmp_path / "results")
     (tmp_path / "power.csv").write_text(text)
     refused(harness("report", "results", "--list", "--power-log", "power.csv"), why)
+
+
+def test_a_log_has_lines_at_most(tmp_path, monkeypatch):
+    monkeypatch.setattr(bounds, "POWER_LOG_LINES", 3)
+    (log := tmp_path / "power.csv").write_text("time,watts\n1,5\n2,5\n")
+    assert len(energy.power_log(log).watts) == 2
+    log.write_text("time,watts\n1,5\n2,5\n3,5\n")
+    with pytest.raises(ResultsError, match=r"power\.csv: more than 3 lines"):
+        energy.power_log(log)
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused(harness, tmp_path):

@@ -14,7 +14,7 @@ from stored_again import Tensors, stored_again
 
 from harness import config as configs
 from harness import records
-from harness.base import data
+from harness.base import bounds, data
 from harness.campaign import prompts, reference_scores
 from harness.campaign.reference_scores import TextError
 from harness.config import Quality, plan
@@ -69,8 +69,9 @@ def test_a_text_is_looked_for_beside_the_config(scoring, tmp_path):
         (b"GGUF\0\0\0", "is binary"),
         ("Caf\xe9".encode("latin-1"), "byte 3 is not UTF-8; convert the text to UTF-8"),
         ("Wort".encode("utf-16"), "is binary"),
+        (bytes(bounds.TEXT_BYTES + 1), "it is larger than 64 mib"),
     ],
-    ids=["missing", "empty", "binary", "latin-1", "utf-16"],
+    ids=["missing", "empty", "binary", "latin-1", "utf-16", "large"],
 )
 def test_a_text_that_cannot_be_read_is_one_sentence(content, wrong, tmp_path):
     path = tmp_path / "text"

@@ -8,6 +8,9 @@ import gzip
 import io
 import json
 import os
+import re
+from base64 import b64encode
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,13 @@ from harness import records
 from harness.analysis.verdicts import verdict
 from harness.base import files
 from harness.base.text import printable, printable_lines
+from harness.dataset.study import load_study
 from harness.records import NO_TOKENS, ResultsError, Stored
 from harness.records.files import read_columns
 from harness.records.foreign.log import LogError
 from harness.records.foreign.read import read_log
 from harness.records.foreign.table import Options
+from harness.report import page
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Environment, stacks
@@ -136,6 +141,11 @@ def endless(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+def holes(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, endless, Path.mkdir], ids=["fifo", "endless", "folder"])
 @pytest.mark.parametrize("name", ["record.json", "tokens.parquet", "begun.json", "worker.log"])
 def test_what_is_no_regular_file_is_neither_waited_for_nor_read(tmp_path, name, make):
@@ -234,6 +244,22 @@ def test_a_log_whose_table_would_be_far_larger_than_its_text_is_refused(tmp_path
         read_log(tmp_path / "log", Options())
 
 
+def test_of_a_repeat_that_was_cut_off_a_bounded_part_of_its_events_is_read(tmp_path):
+    events = begun_in(tmp_path) / "events.jsonl"
+    os.truncate(events, 1 << 40)  # a hole: it takes no space
+    damages: list[ResultsError] = []
+    (recovered,) = records.recover(tmp_path, damages.append)
+    assert (recovered.record["outcome"], damages) == ("interrupted", [])
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, endless, holes], ids=["fifo", "endless", "large"])
+def test_a_table_of_speeds_that_is_no_table_is_refused(harness, tmp_path, make):
+    make(tmp_path / "speeds.csv")
+    ran = harness("recommend", "--machine", "rtx-4090", "--examples", "speeds.csv")
+    assert (ran.code, "Traceback" in ran.err) == (2, False)
+    assert "speeds.csv: cannot be read: it is " in ran.err
+
+
 # One bad record
 
 
@@ -283,6 +309,28 @@ def test_a_record_that_cannot_be_analysed_is_named_and_the_others_are_shown(harn
     assert ran.code == 0
     assert [row["repeat"] for row in ran.json] == [1]
     assert f"{bad}: left out, cannot be analysed: KeyError('nobody thought of it')" in ran.err
+
+
+# The page
+
+
+@pytest.mark.parametrize("is_served", [False, True], ids=["file", "served"])
+def test_a_page_runs_its_own_scripts_alone_and_reaches_no_other_host(tmp_path, is_served):
+    """By its Content-Security-Policy, which browsers keep."""
+    text = "</script><script>alert(1)</script><img src=https://evil.example/x>"
+    record_in(tmp_path / "results", variant=text, model__name=text)
+    study = load_study([*records.records(tmp_path / "results", pytest.fail)])
+    made = page.page(study, version="1" if is_served else "")
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', made)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert rules["connect-src"] == ("'self'" if is_served else "'none'")
+    assert rules["img-src"] == "data: blob:"
+    scripts = re.findall(r"<script>(.*?)</script>", made, re.DOTALL)
+    hashes = {b64encode(sha256(script.encode()).digest()).decode() for script in scripts}
+    assert {f"'sha256-{each}'" for each in hashes} <= set(rules["script-src"].split())
+    assert "unsafe" not in rules["script-src"]
+    assert not any("alert(1)" in script for script in scripts)
 
 
 # Tables for spreadsheets

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import socket
+import struct
 import subprocess
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import built, write_config
 from stand_in_server import Behaviour, head, serving, slowly, without_end, zeros_packed
-from test_served import MODEL_SERVED, QUICK
+from test_served import DEPTH as DEPTH_WORKLOAD
+from test_served import MODEL_SERVED, QUICK, certificate, conversed  # noqa: F401
 
+from harness import records
 from harness.models import served
 from runners.answers import (
     ANSWER_BYTES,
@@ -87,6 +95,69 @@ def test_an_answer_that_comes_byte_by_byte_is_waited_for_as_a_whole(monkeypatch,
             served.serving(address, None)
         said = asked(f"Client({address!r}).ask('/v1/models', within_s=0.5)")
     assert "sent no whole answer within 0.5 s" in said
+
+
+@contextmanager
+def speaking(write: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The address, by https, of a server that answers each connection so, and never in TLS."""
+
+    def accepting() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                connection.recv(1)
+                with contextlib.suppress(OSError):
+                    write(connection)
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=accepting, daemon=True)
+        thread.start()
+        yield f"https://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def resets(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def drips(connection: socket.socket) -> None:
+    """A byte of a handshake now and then."""
+    connection.sendall(b"\x16\x03\x03\x40\x00\x02")
+    for _ in range(100):
+        time.sleep(0.1)
+        connection.sendall(b"\0")
+
+
+@pytest.mark.parametrize(
+    ("write", "sentence"),
+    [
+        (resets, "cannot be reached (Connection reset by peer): is the server running"),
+        (drips, "does not answer in TLS: it may speak http"),
+        (lambda connection: connection.sendall(b"\x15\x03\x03\0\x02\x02\x28"), "cannot be reached ("),
+    ],
+    ids=["reset", "a byte at a time", "alert"],
+)
+def test_a_handshake_of_tls_that_fails_or_does_not_end_is_one_sentence(monkeypatch, write, sentence):
+    monkeypatch.setattr(served._got, "__defaults__", (0.5, None))
+    with speaking(write) as address:
+        with pytest.raises(served.NotServed) as refused:
+            served.serving(address, None)
+        said = asked(f"module.CONNECT_S = 0.5\nClient({address!r}).ask('/v1/models')").splitlines()[-1]
+    for text in (str(refused.value), said):
+        assert f"{address}: {sentence}" in text
+
+
+def test_an_answer_in_tls_has_a_deadline_as_a_whole(monkeypatch, certificate):  # noqa: F811
+    file = certificate()
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    page = head() + json.dumps({"data": [{"id": "m" * 4000}]}).encode()
+    with serving(Behaviour(raw={"/v1/models": (1, slowly(page, len(head()) + 5))}), file) as address:
+        monkeypatch.setattr(served._got, "__defaults__", (1.0, None))
+        with pytest.raises(served.NotServed, match=r"sent no whole answer within 1 s"):
+            served.serving(address, None)
+        said = asked(f"Client({address!r}).ask('/v1/models', within_s=1.0)")
+    assert "sent no whole answer within 1 s" in said
 
 
 def test_a_stream_has_a_deadline_as_a_whole():
@@ -183,6 +254,14 @@ def test_an_event_with_a_field_of_a_wrong_type_is_read_or_named(api, wrong):
         assert all(type(each) is int and 0 <= each < COUNT for each in piece.ids)
         numbers = [each for each in vars(piece.counts).values() if each is not None] if piece.counts else []
         assert all(0 <= each < COUNT for each in numbers), piece
+
+
+@pytest.mark.parametrize("count", [10**9, {"a": [1]}], ids=["1e9", "an object"])
+def test_a_count_that_no_answer_has_is_not_used(conversed, count):  # noqa: F811
+    """Of a list with so many tokens for the next turn, memory would end."""
+    stored, printed = conversed(Behaviour("openai", claims={"completion_tokens": count}), DEPTH_WORKLOAD)
+    assert stored.record["outcome"] == "ok", printed
+    assert len(records.table(stored)["n"]) == 2 * 4 * 8
 
 
 @pytest.mark.parametrize("value", ["", " \n"])

@@ -57,7 +57,7 @@ def answer(
 
 
 def test_a_connection_on_which_nothing_is_asked_is_closed(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(bounds, "IDLE_S", 0.05)
+    monkeypatch.setattr(bounds, "SERVE_IDLE_S", 0.05)
     with serve.server(serve.Pages([tmp_path], str), 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for said in (b"", b"GET / HTTP/1.1\r\nHost:"):

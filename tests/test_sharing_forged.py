@@ -411,6 +411,10 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_a_change_within_the_tolerance_of_the_second_clock_passes(tmp_path):
+    assert forged(tmp_path, lambda f: f.series(f.of(LLAMA)[0], lambda ns: ns * 0.995)) == ""
+
+
 def test_the_published_study_is_accepted(study):
     assert reasons(study) == ""
 

@@ -199,12 +199,12 @@ def test_the_time_limit_holds_for_the_output_too(harness, results, tmp_path, for
 
 
 def test_an_answer_has_a_length_at_most(harness, results, tmp_path, monkeypatch):
-    monkeypatch.setattr(bounds, "ANSWER_BYTES", 1_000_000)
+    monkeypatch.setattr(bounds, "QUERY_ANSWER_BYTES", 1_000_000)
     for form in ("--json", "--csv", "--parquet=out"):
         refused(harness("sql", "select repeat('x', 1000) from range(2000)", form), "longer than 1 MB")
     assert not (tmp_path / "out").exists()
     assert len(rows(harness, "select repeat('x', 1000) from range(900)")) == 900
-    monkeypatch.setattr(bounds, "TABLE_VALUES", 1000)
+    monkeypatch.setattr(bounds, "QUERY_TABLE_VALUES", 1000)
     refused(harness("sql", "select range, range from range(501)"), "over 1,000 values")
     assert len(answer(harness, "select range, range from range(500)").splitlines()) == 501
 
@@ -223,7 +223,7 @@ def test_an_answer_has_a_length_at_most(harness, results, tmp_path, monkeypatch)
 )
 def test_a_query_has_memory_at_most(harness, results, monkeypatch, text):
     monkeypatch.setattr(bounds, "QUERY_BYTES", 300_000_000)
-    monkeypatch.setattr(bounds, "ENGINE_BYTES", 200_000_000)
+    monkeypatch.setattr(bounds, "QUERY_ENGINE_BYTES", 200_000_000)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     refused(harness("sql", text, "--json"), "takes more than 300 MB of memory")
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
@@ -239,6 +239,12 @@ def test_a_function_that_is_not_interrupted_ends_with_the_command(results):
         sys.exit(cli.main(["sql", "{text}", {str(results)!r}, "--timeout", "0.1"]))"""
     ran = subprocess.run([sys.executable, "-c", short], capture_output=True, text=True)
     refused(Ran(ran.returncode, ran.stdout, ran.stderr), "took longer than 0.1 s")
+
+
+def test_a_query_may_read_the_settings(harness, results):
+    assert harness("sql", "select current_setting('temp_directory') as folder", "--json").json == [
+        {"folder": ""}
+    ]
 
 
 def test_a_query_is_text_of_any_length(harness, results):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from benchmarks.hostile.encoders import gguf, lines, parquet, rows, safetensors
 from benchmarks.hostile.mutations import Content, Format, damaged, documents, dumped, json_files, one_of_them
 from harness import records
-from harness.base.files import MOST_RECORD_BYTES
+from harness.base import bounds
 from harness.share import bundle
 
 TESTS = Path(__file__).parents[2] / "tests"
@@ -454,7 +454,7 @@ def _grown() -> st.SearchStrategy[bytes]:
         for key in way[:-1]:
             within = within[key]
         part = within[way[-1]]
-        times = max(1, min(times, MOST_RECORD_BYTES // (len(json.dumps(part)) + 16)))
+        times = max(1, min(times, bounds.RECORD_BYTES // (len(json.dumps(part)) + 16)))
         if isinstance(part, dict):
             within[way[-1]] = {**part, **{f"{key}{n}": part[key] for key in part for n in range(times)}}
         else:

@@ -143,7 +143,7 @@ SQL = {"sql": command("sql", "from repeats", "results", "--json")}
 def asked() -> bool:
     """Whether the query is answered: of a folder without records, within a second and the memory of all
     other readers, a quarter of what users have."""
-    bounds.QUERY_BYTES, bounds.ENGINE_BYTES = MOST_BYTES * 3 // 4, MOST_BYTES // 2
+    bounds.QUERY_BYTES, bounds.QUERY_ENGINE_BYTES = MOST_BYTES * 3 // 4, MOST_BYTES // 2
     Path("results").mkdir(exist_ok=True)
     text = os.fsdecode(Path("query").read_bytes().replace(b"\0", b""))
     return command("sql", "--csv", "--timeout=1", "--", text, "results")()

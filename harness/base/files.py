@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from harness.base import system
+from harness.base import bounds, system
 
 # Exceptions that end a command: the message is for the user.
 
@@ -43,7 +43,6 @@ class NotFinished(Exception):
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # after an OSError with one of these, nothing can be written
-MOST_RECORD_BYTES = 12 << 20  # 11 MB of prompt: a million tokens
 TABLE_OF = {"prefill": "prefill", "depth": "windows", "turns": "turns", "batch": "users"}
 """The table of a kind of workload, a file of the record; its columns are in runners.protocol.TABLES."""
 
@@ -339,10 +338,6 @@ def exclusive(path: Path) -> Iterator[None]:
 # Read a JSON file that is not trusted: strictly, and only up to a length.
 
 
-CONFIG_JSON_BYTES = 1 << 20  # at most; a config.json has a few kB
-_MOST_DIGITS = 20  # of an unsigned 64-bit number
-
-
 class JsonFileError(ValueError):
     """The file is invalid; the message is one sentence."""
 
@@ -392,7 +387,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS:
+    if len(digits) > bounds.JSON_DIGITS:
         raise ValueError(f"has a number of {len(digits)} digits")
     return int(digits)
 

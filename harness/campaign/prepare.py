@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine
-from harness.base import files
+from harness.base import bounds, files
 from harness.base.files import cache_folder, delete_oldest, drop, made
 from harness.campaign import worker
 from harness.campaign.forecast import Device, Forecast, expected, forecast_cell, local_weights
@@ -332,7 +332,7 @@ def _described(cell: Cell) -> Described:
 
 def _gguf_layout(given: Ready) -> Layout:
     """The GGUF layout for a checkpoint. Raises WeightsUnavailable."""
-    return weights.gguf_layout_of(files.object_of(given.path / CONFIG, files.CONFIG_JSON_BYTES))
+    return weights.gguf_layout_of(files.object_of(given.path / CONFIG, bounds.CONFIG_JSON_BYTES))
 
 
 # Prepare the interpreter, weights and prompt of a cell before it is timed. Makes missing weights.

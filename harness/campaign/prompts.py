@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.base import bounds
 from harness.base.text import for_workers, plural
 from harness.campaign.repeat import NotReady
 from harness.campaign.worker import Facts
 from harness.config.plan import Cell
 from harness.models import limited_tokenizer
-from harness.models.limited_tokenizer import CPU_S, MEMORY_BYTES
 from harness.models.weights import Ready, WeightsError
 from harness.records import Record
 from harness.stacks import build
@@ -56,13 +56,14 @@ def tokenized(path: Path, text: str, count: int) -> Tokenized:
     """
     if not path.is_file():  # a pipe would be waited for
         raise WeightsError(f"{path}: is not a regular file")
-    command = [sys.executable, "-I", limited_tokenizer.__file__, str(path), str(count)]
+    limits = [str(bounds.TOKENIZER_BYTES), str(bounds.TOKENIZER_S)]
+    command = [sys.executable, "-I", limited_tokenizer.__file__, str(path), str(count), *limits]
     variables = for_workers(os.environ) | {"TOKENIZERS_PARALLELISM": "false"}
     ran = subprocess.run(command, input=text.encode(), capture_output=True, env=variables)
     if ran.returncode:
         by = signal.Signals(-ran.returncode).name if ran.returncode < 0 else f"exit code {ran.returncode}"
-        limits = f"{MEMORY_BYTES >> 30} GiB of memory and {CPU_S} s of CPU time"
-        raise WeightsError(f"{path}: its tokenizer ended with {by}; it may take {limits}")
+        most = f"{bounds.TOKENIZER_BYTES >> 30} GiB of memory and {bounds.TOKENIZER_S} s of CPU time"
+        raise WeightsError(f"{path}: its tokenizer ended with {by}; it may take {most}")
     answer = json.loads(ran.stdout)
     if "error" in answer:
         raise WeightsError(f"{path}: {answer['error']}")

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from harness.analysis.quality import TOP, Kept
-from harness.base import data
+from harness.base import bounds, data
 from harness.base.files import (
     NotStarted,
     bytes_of,
@@ -46,7 +46,6 @@ from harness.records.parts import plain
 
 
 METHOD = 2  # bump when other values are kept
-KEPT_MOST_BYTES = 8 << 30  # of all references together
 ARRAYS = ("codes.npy", "top.npy", "nll.npy")
 _COMPLETE = "description.json"
 
@@ -98,7 +97,7 @@ def scores_of(known_by: object, windows: int, make: Callable[[Made], kinds.Refer
                 raise
         os.utime(folder)
         others = [path for path in parent.iterdir() if path.is_dir() and path != folder]
-        delete_oldest(others, KEPT_MOST_BYTES - bytes_of(folder))
+        delete_oldest(others, bounds.REFERENCE_BYTES - bytes_of(folder))
     return KeptReference(folder)
 
 
@@ -113,11 +112,11 @@ class _Writer:
         if not self._arrays:
             positions, vocabulary = window.codes.shape
             size = window.codes.nbytes * self._windows
-            if size > KEPT_MOST_BYTES:
-                fit = KEPT_MOST_BYTES // window.codes.nbytes
+            if size > bounds.REFERENCE_BYTES:
+                fit = bounds.REFERENCE_BYTES // window.codes.nbytes
                 raise TooLarge(
                     f"the reference's logits would take {size / 1e9:.1f} GB of the cache folder, and at most"
-                    f" {KEPT_MOST_BYTES / 1e9:.1f} GB are kept: {fit} windows fit (chunks: {fit})"
+                    f" {bounds.REFERENCE_BYTES / 1e9:.1f} GB are kept: {fit} windows fit (chunks: {fit})"
                 )
             for name, shape, kind in (
                 ("codes", (positions, vocabulary), np.uint16),
@@ -144,7 +143,6 @@ class _Writer:
 
 FORMAT = 1  # bump when a file's content means something else
 DESCRIPTION = "description.json"
-MOST_DESCRIPTION_BYTES = 4 << 20
 APART = 0.01  # of two counts of parameters: a conversion adds a few vectors, another size of a model far more
 _TYPES: dict[str, DTypeLike] = {"codes": np.uint16, "top": np.int64, "nll": np.float64}
 _KNOWN = ("name", "why", "stack", "options", "unpacked", "versions", "seconds")
@@ -213,7 +211,7 @@ class GivenReference:
             with open_regular(path, links=True) as file, zipfile.ZipFile(file) as archive:
                 if sorted(archive.namelist()) != sorted((DESCRIPTION, *ARRAYS)):
                     raise ValueError("it holds other files than an exported reference")
-                if archive.getinfo(DESCRIPTION).file_size > MOST_DESCRIPTION_BYTES:
+                if archive.getinfo(DESCRIPTION).file_size > bounds.REFERENCE_DESCRIPTION_BYTES:
                     raise ValueError("its description is too long")
                 raw = archive.read(DESCRIPTION)
             self._described: Any = strict_json(raw)
@@ -334,7 +332,7 @@ def _rows(member: IO[bytes], kind: DTypeLike, count: int) -> Callable[[], NDArra
     if by_column or found != np.dtype(kind) or not shape or shape[0] != count:
         raise ValueError(f"an array of {found}, {shape}")
     size = int(np.prod(shape[1:], dtype=object)) * found.itemsize
-    if size * count > KEPT_MOST_BYTES:
+    if size * count > bounds.REFERENCE_BYTES:
         raise ValueError(f"an array of {size * count:,} bytes")
 
     def following() -> NDArray[Any]:
@@ -347,7 +345,6 @@ def _rows(member: IO[bytes], kind: DTypeLike, count: int) -> Callable[[], NDArra
 # Read the text that quality is scored on; every mistake in it is one sentence.
 
 
-TEXTS_MOST_BYTES = 64 << 20
 LICENSE = (
     "public domain: the end of Jane Austen's Persuasion (1818), from Debian's r-cran-janeaustenr 1.0.0-1"
 )
@@ -382,7 +379,7 @@ def read(workload: Quality) -> Text:
     is_default = workload.text == "default"
     path = data.shipped_text() if is_default else Path(workload.text)
     try:
-        raw = read_regular(path, TEXTS_MOST_BYTES, links=True)
+        raw = read_regular(path, bounds.TEXT_BYTES, links=True)
     except OSError as refusal:
         raise TextError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
     if b"\0" in raw:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import csv
 import fnmatch
+import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import machine, records
-from harness.base import data
-from harness.base.files import CONFIG_JSON_BYTES, object_of
+from harness.base import bounds, data
+from harness.base.files import object_of, read_regular
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import plural, printable
 from harness.cli import NOT_OK, OK, Mistake, options, say, theory_options
@@ -163,7 +164,7 @@ def model_from(given: str) -> Given:
     if path.name == "config.json":
         name = path.absolute().parent.name
         row = {"shape": spelled_out(made)} if made.is_dense else None
-        if not made.is_dense and _is_made(object_of(path, CONFIG_JSON_BYTES)):
+        if not made.is_dense and _is_made(object_of(path, bounds.CONFIG_JSON_BYTES)):
             row = {"shape": whole}
         source = Source(name)
     else:
@@ -403,11 +404,12 @@ def _of_others(path: Path) -> list[Example]:
 def _speeds(path: Path) -> list[public_speeds.PublicSpeed]:
     """The rows of a CSV; those that cannot be used are named. Raises Mistake."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # Excel begins with a mark
-            table = csv.DictReader(file, restkey=public_speeds.BEYOND)
-            if wrong_header := public_speeds.header_error(table.fieldnames or ()):
-                raise Mistake(printable(f"{path}: {wrong_header}"))
-            rows, refused = public_speeds.read(table)
+        content = read_regular(path, bounds.SPEEDS_BYTES, links=True)
+        text = io.StringIO(content.decode("utf-8-sig"), newline="")  # Excel begins with a mark
+        table = csv.DictReader(text, restkey=public_speeds.BEYOND)
+        if wrong_header := public_speeds.header_error(table.fieldnames or ()):
+            raise Mistake(printable(f"{path}: {wrong_header}"))
+        rows, refused = public_speeds.read(table)
     except UnicodeDecodeError as wrong:
         raise Mistake(f"{printable(str(path))}: cannot be read: it is no text in UTF-8") from wrong
     except (OSError, csv.Error) as wrong:

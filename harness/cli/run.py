@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis.verdicts import USABLE, disturbance_summary
-from harness.base import data
+from harness.base import bounds, data
 from harness.campaign import forecast
 from harness.campaign import run as campaign_run
 from harness.campaign.forecast import Forecast
@@ -21,7 +21,6 @@ from harness.cli import progress as cli_progress
 from harness.cli.options import WAIT, add_chosen, add_reserve, add_set, add_wide, chosen
 from harness.cli.progress import Progress
 from harness.config import ConfigError, Experiment, MaxCtx, Quality, Workload, plan
-from harness.config.yaml_text import MAX_BYTES
 from harness.dataset.study import load_study, with_series
 from harness.dataset.table import counted
 from harness.records import ResultsError
@@ -220,7 +219,7 @@ LATENCY_ALONE = ("on", "skip_known_failures", "tokens", "busy")
 def _may_be_config(path: Path) -> bool:
     """Whether it has the two keys of every config, which other programs' files seldom have."""
     with contextlib.suppress(OSError), path.open("rb") as file:
-        return {b"models", b"variants"} <= set(re.findall(rb"\w+", file.read(MAX_BYTES)))
+        return {b"models", b"variants"} <= set(re.findall(rb"\w+", file.read(bounds.CONFIG_BYTES)))
     return False
 
 

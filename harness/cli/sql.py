@@ -53,11 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
         elif arguments.json or arguments.csv:
             pieces = _bounded(_json(answer) if arguments.json else _csv(answer))
         else:
-            most = bounds.TABLE_VALUES // max(1, len(names))
+            most = bounds.QUERY_TABLE_VALUES // max(1, len(names))
             lines = [[_shown(value) for value in line] for line in islice(answer.lines(), most + 1)]
             if len(lines) > most:
                 raise QueryError(
-                    f"the answer has over {bounds.TABLE_VALUES:,} values: add a limit, or use --csv, "
+                    f"the answer has over {bounds.QUERY_TABLE_VALUES:,} values: add a limit, or use --csv, "
                     "--json or --parquet"
                 )
     if arguments.parquet:
@@ -78,7 +78,7 @@ def _parquet(answer: Answer) -> bytes:
     def counted() -> Iterator[pa.RecordBatch]:
         n_bytes = 0
         for batch in answer.batches:
-            if (n_bytes := n_bytes + batch.nbytes) > bounds.ANSWER_BYTES:
+            if (n_bytes := n_bytes + batch.nbytes) > bounds.QUERY_ANSWER_BYTES:
                 raise _too_long()
             yield batch
 
@@ -90,14 +90,16 @@ def _parquet(answer: Answer) -> bytes:
 def _bounded(pieces: Iterable[str]) -> list[str]:
     kept, n_bytes = [], 0
     for piece in pieces:
-        if (n_bytes := n_bytes + len(piece)) > bounds.ANSWER_BYTES:
+        if (n_bytes := n_bytes + len(piece)) > bounds.QUERY_ANSWER_BYTES:
             raise _too_long()
         kept.append(piece)
     return kept
 
 
 def _too_long() -> QueryError:
-    return QueryError(f"the answer is longer than {sized(bounds.ANSWER_BYTES)}: ask for less, or add a limit")
+    return QueryError(
+        f"the answer is longer than {sized(bounds.QUERY_ANSWER_BYTES)}: ask for less, or add a limit"
+    )
 
 
 def _json(answer: Answer) -> Iterator[str]:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from harness.base import data
-from harness.base.files import MOST_RECORD_BYTES, read_regular, strict_json
+from harness.base import bounds, data
+from harness.base.files import read_regular, strict_json
 from harness.base.text import csv_cell, printable
 from harness.cli import OK, Mistake, theory_options
 from harness.cli.options import known as known_machines
@@ -113,7 +113,7 @@ def of_model(model: str, made: Decoder) -> Iterator[Unread]:
     own = sorted(RESULTS.glob(f"*/{model}/*/*/record.json"), key=lambda path: path.parent.name)
     for path in [*published, *own[-NEWEST:]]:
         try:
-            record = strict_json(read_regular(path, MOST_RECORD_BYTES))
+            record = strict_json(read_regular(path, bounds.RECORD_BYTES))
             stored = dense(**record["model"]["shape"])
             if stored == made and record["workload"]["kind"] == "decode" and record["outcome"] == "ok":
                 yield record | {"path": path}

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from harness.base import bounds
 from harness.base.text import plural, shortened
 from harness.config import own_machines, yaml_text
 from harness.config.experiment import (
@@ -27,7 +28,6 @@ from harness.config.experiment import (
     Workload,
 )
 from harness.config.variants import (
-    MAX_CELLS,
     QUANT,
     File,
     InlineShape,
@@ -154,8 +154,8 @@ def _places(document: Document, parts: list[str], place: str) -> list[list[str]]
 
 
 def _put(document: Document, parts: list[str], value: Any, place: str) -> None:
-    if len(parts) > yaml_text.MAX_DEPTH:
-        raise ConfigError(f"{place}: nested more than {yaml_text.MAX_DEPTH} deep")
+    if len(parts) > bounds.CONFIG_DEPTH:
+        raise ConfigError(f"{place}: nested more than {bounds.CONFIG_DEPTH} deep")
     inside: Any = document.data
     loc: Loc = ()
     for number, part in enumerate(parts):
@@ -203,8 +203,8 @@ def _variants(given: list[Any], key: str, names: list[str], folder: Path, mistak
     found: Placed = []
     for index, row in enumerate(given):
         found += [((key, index), variant) for variant in expanded(row, (key, index), names, folder, mistakes)]
-        if len(found) > MAX_CELLS:
-            mistakes.add((key, index), f"more than {MAX_CELLS} variants")
+        if len(found) > bounds.CONFIG_CELLS:
+            mistakes.add((key, index), f"more than {bounds.CONFIG_CELLS} variants")
             break
     return found
 
@@ -277,8 +277,10 @@ def _check_combinations(
     mistakes: Mistakes,
 ) -> None:
     """Check that each rule excludes something, some cells remain, and no cell occurs twice."""
-    if (count := len(models) * len(placed) * len(workloads)) > MAX_CELLS:
-        mistakes.add(("variants",), f"{count} cells (models x variants x workloads); at most {MAX_CELLS}")
+    if (count := len(models) * len(placed) * len(workloads)) > bounds.CONFIG_CELLS:
+        mistakes.add(
+            ("variants",), f"{count} cells (models x variants x workloads); at most {bounds.CONFIG_CELLS}"
+        )
         return
     matched: set[int] = set()
     kept: dict[tuple[str, str, str], int] = {}

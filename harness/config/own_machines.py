@@ -8,14 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from harness.base import data
+from harness.base import bounds, data
 from harness.base.files import read_regular
 from harness.config.experiment import Frozen
 from harness.config.yaml_text import ConfigError, Document, Loc, Mistakes, expected, suggestion
 from harness.theory.machines import CITED, DOCUMENTS, MACHINES, Machine, Machines, machine
 from harness.theory.names import LONGEST
 
-MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _RATE = re.compile(r"(fp|bf|int)\d+(-tensor(-fp32)?)?")
 _LINE = re.compile(r"\s*(?P<heading>\[)?(?P<parts>[\w.\"' -]+)(?(heading)]|=)")  # a heading or a key
@@ -52,7 +51,7 @@ def known() -> Machines:
     """The shipped machines and the user's. Raises ConfigError."""
     file = data.users_machines()
     try:
-        content = read_regular(file, MAX_BYTES, links=True)
+        content = read_regular(file, bounds.MACHINES_BYTES, links=True)
     except (FileNotFoundError, NotADirectoryError):
         return MACHINES
     except OSError as wrong:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from harness.base import data
+from harness.base import bounds, data
 from harness.base.files import is_local
 from harness.base.text import server_address, shortened
 from harness.config import yaml_text
@@ -384,7 +384,6 @@ def _absolute(path: str, loc: Loc, folder: Path, mistakes: Mistakes) -> str | No
 
 
 EXCLUDED_BY = ("model", "stack", "variant", "workload")  # globs; other keys are values of options
-MAX_CELLS = 10_000  # more is a mistake in a matrix: at a minute each, a week
 
 _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "string": ("text", (str,)),
@@ -437,8 +436,8 @@ def expanded(given: Any, loc: Loc, names: list[str], folder: Path, mistakes: Mis
         return []
     for key in [key for key in values if header.options[key].type == "url"]:
         values[key] = [*dict.fromkeys(server_address(str(url)) for url in values[key])]
-    if (count := math.prod(len(v) for v in values.values())) > MAX_CELLS:
-        mistakes.add(loc, f"a matrix of {count} variants; at most {MAX_CELLS}")
+    if (count := math.prod(len(v) for v in values.values())) > bounds.CONFIG_CELLS:
+        mistakes.add(loc, f"a matrix of {count} variants; at most {bounds.CONFIG_CELLS}")
         return []
     defaults = {key: option.default for key, option in header.options.items()}
     varying = [key for key in values if len(values[key]) > 1]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from harness.base import data
+from harness.base import bounds, data
 from harness.base.files import NotStarted, nearest
 from harness.base.text import shortened
 from harness.config.experiment import PATTERNS, Plain
@@ -172,10 +172,6 @@ def _keys(kind: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
 # Refuses what YAML allows and a config never needs (anchors, tags, deep nesting), before building it.
 
 
-MAX_BYTES = 1 << 20
-MAX_DEPTH = 20
-MAX_VALUES = 10_000  # the largest shipped config has about 100; PyYAML takes about 0.1 ms a value
-
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -202,7 +198,7 @@ def read(path: Path) -> Document:
         if not stat.S_ISREG(mode):
             raise NoConfig(f"{path}: is not a regular file")
         with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+            raw = file.read(bounds.CONFIG_BYTES + 1)
     except FileNotFoundError:
         if not data.is_name(path):
             raise NoConfig(f"{path}: no such file{nearest(path)}") from None
@@ -212,7 +208,7 @@ def read(path: Path) -> Document:
         raise NoConfig(f"{path}: cannot be read: {wrong.strerror}") from None
     if raw.startswith(b"GGUF"):
         raise NoConfig(f"{path}: is a model, not a config: name it as `weights` of a model in a config")
-    if len(raw) > MAX_BYTES:
+    if len(raw) > bounds.CONFIG_BYTES:
         raise NoConfig(f"{path}: is no GGUF, and too large (over 1 MiB) for a config")
     try:
         text = raw.decode("utf-8-sig")
@@ -277,11 +273,11 @@ class _Loader(yaml.SafeLoader):
         if event.tag is not None:
             raise _Refused(event, f"tags are not allowed: {shortened(event.tag)}")
         self.values += 1
-        if self.values > MAX_VALUES:
-            raise _Refused(event, f"more than {MAX_VALUES} values, too many for a config")
+        if self.values > bounds.CONFIG_VALUES:
+            raise _Refused(event, f"more than {bounds.CONFIG_VALUES} values, too many for a config")
         self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise _Refused(event, f"nested more than {MAX_DEPTH} deep")
+        if self.depth > bounds.CONFIG_DEPTH:
+            raise _Refused(event, f"nested more than {bounds.CONFIG_DEPTH} deep")
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node

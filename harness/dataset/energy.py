@@ -10,6 +10,7 @@ import csv
 import io
 import math
 import statistics
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -19,13 +20,13 @@ import numpy as np
 
 from harness.analysis import sensors
 from harness.analysis.columns import Cell, EnergyFigures, Repeat
+from harness.base import bounds
 from harness.base.files import read_regular
 from harness.dataset import table
 from harness.dataset.study import Study
 from harness.records import ResultsError, Stored
 from harness.records.tables import Floats
 
-MOST_BYTES = 1 << 28  # a week of ten lines a second
 LATEST_S = 1e11  # of a Unix time in seconds; what is later is in milliseconds
 # A meter's line is the mean since the one before: at both ends of a decode up to half an interval is of other
 # work. Where an interval is a tenth of the decode, that is 10% of the difference to the idle machine.
@@ -65,14 +66,13 @@ def power_log(path: Path) -> PowerLog:
     Raises ResultsError: the file cannot be read, or a line of it is something else.
     """
     try:
-        text = read_regular(path, MOST_BYTES, links=True).decode("utf-8-sig")
+        content = read_regular(path, bounds.POWER_LOG_BYTES, links=True)
     except OSError as refusal:
         raise ResultsError(f"{path}: {refusal.strerror}") from refusal
-    except UnicodeDecodeError as refusal:
-        raise ResultsError(f"{path}: not a text file in UTF-8") from refusal
-    lines = csv.DictReader(io.StringIO(text))
-    at_s: list[float] = []
-    watts: list[float] = []
+    if content.count(b"\n") > bounds.POWER_LOG_LINES:
+        raise ResultsError(f"{path}: more than {bounds.POWER_LOG_LINES:,} lines")
+    lines = csv.DictReader(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline=""))
+    at_s, watts = array("d"), array("d")
     try:
         if not {"time", "watts"}.issubset(lines.fieldnames or ()):
             raise ValueError("it must begin with a line that names the columns time,watts")
@@ -81,6 +81,8 @@ def power_log(path: Path) -> PowerLog:
             watts.append(_watts(line["watts"] or ""))
             if at_s[-1] < max(at_s[-2:]):
                 raise ValueError("its time is before that of the line above")
+    except UnicodeDecodeError as refusal:
+        raise ResultsError(f"{path}: not a text file in UTF-8") from refusal
     except (ValueError, csv.Error) as refusal:
         raise ResultsError(f"{path}:{lines.line_num}: {refusal}") from refusal
     if len(at_s) < 2:

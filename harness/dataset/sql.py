@@ -155,7 +155,7 @@ def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
     for setting in (
         "enable_external_access = false",
         "python_enable_replacements = false",
-        f"memory_limit = '{bounds.ENGINE_BYTES}B'",
+        f"memory_limit = '{bounds.QUERY_ENGINE_BYTES}B'",
         "lock_configuration = true",
     ):
         connection.execute(f"set {setting}")

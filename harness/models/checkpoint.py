@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from harness.base import files
-from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, object_of, reason, strict_json
+from harness.base import bounds, files
+from harness.base.files import JsonFileError, object_of, reason, strict_json
 from harness.base.text import list_named
 from harness.models import gguf, gguf_model, layout, not_a_model
 from harness.models.gguf import GgufError
@@ -40,9 +40,6 @@ from harness.theory.tensors import Packing, Tensor, is_of_experts, linears
 # that the safetensors library rejects (safetensors/src/tensor.rs) is rejected here too.
 
 
-# The library's own bound is 100 MB, which Python would expand to 3 GB; 4 MiB expand to at most 0.14 GB. A
-# tensor takes 130 bytes: the 1,138 of 405B are 150 kB, and 30,000 fit.
-_LONGEST_HEADER = 4 << 20
 _MOST_DIMENSIONS = 8
 _METADATA = "__metadata__"
 _SAMPLES, _SAMPLE_BYTES = 32, 4096
@@ -125,9 +122,9 @@ def _spans(file: BinaryIO) -> list[tuple[tuple[int, int], Tensor]]:
     if size < 8:
         raise SafetensorsError("is too short for a safetensors file")
     length = int.from_bytes(file.read(8), "little")
-    if length > _LONGEST_HEADER:
+    if length > bounds.SAFETENSORS_HEADER_BYTES:
         raise SafetensorsError(
-            f"not a safetensors file, or one with a header over {_LONGEST_HEADER >> 20} MiB"
+            f"not a safetensors file, or one with a header over {bounds.SAFETENSORS_HEADER_BYTES >> 20} MiB"
         )
     if 8 + length > size:
         raise SafetensorsError("cut short: the header claims more bytes than the file has")
@@ -244,7 +241,7 @@ def check_sizes(made: Decoder, tensors: Iterable[Tensor]) -> None:
 def check_layout(config: Path, tensors: Iterable[Tensor]) -> None:
     """Like _check_sizes, for matrices of a model that is not dense, if the layout is known."""
     try:
-        rows = layout.of(files.object_of(config, files.CONFIG_JSON_BYTES)).rows
+        rows = layout.of(files.object_of(config, bounds.CONFIG_JSON_BYTES)).rows
     except (ConfigJsonError, layout.NoLayout):
         return
     sizes = {row.there: row.dims for row in rows if row.how in ("same", "rotated") and len(row.dims) > 1}
@@ -300,7 +297,7 @@ class ConfigJson:
 def read_config_json(path: Path, needs_shape: bool) -> ConfigJson:
     """Read a config.json. Without `needs_shape`, an unknown architecture has no layers. Raises JsonFileError,
     OSError."""
-    config = Settings(object_of(path, CONFIG_JSON_BYTES))
+    config = Settings(object_of(path, bounds.CONFIG_JSON_BYTES))
     made: Decoder | None = None
     kind = config.get("model_type")
     if not_a_model.is_encoder(config):
@@ -338,7 +335,7 @@ def separate_modelopt(folder: Path) -> Quantization | None:
     if not (path := folder / MODELOPT_FILE).exists():
         return None
     try:
-        return modelopt(object_of(path, CONFIG_JSON_BYTES))
+        return modelopt(object_of(path, bounds.CONFIG_JSON_BYTES))
     except ConfigJsonError as mistake:
         raise JsonFileError(f"{path}: {mistake}") from mistake
 
@@ -351,7 +348,7 @@ def separate_packing(folder: Path) -> tuple[Path, Packing] | None:
     for name, method in PACKING_FILES.items():
         if (path := folder / name).exists():
             try:
-                found = packing_in(object_of(path, CONFIG_JSON_BYTES), method=method)
+                found = packing_in(object_of(path, bounds.CONFIG_JSON_BYTES), method=method)
             except ConfigJsonError as mistake:
                 raise JsonFileError(f"{path}: {mistake}") from mistake
             if found:
@@ -368,9 +365,6 @@ def separate_packing(folder: Path) -> tuple[Path, Packing] | None:
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names that transformers loads
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 _CONTEXT = "max_position_embeddings"
-_LONGEST_INDEX = 4 << 20  # 110 bytes a tensor: 38,000 of them
-_MOST_SHARDS, _MOST_TENSORS = 1000, 100_000
-_LONGEST_HEADERS = 16 << 20  # of all shards together; 405B has 150 kB
 _SHARD = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.safetensors", re.DOTALL)
 _SHARD_NAME = re.compile(r"[^/\\]+\.safetensors")
 _NOT_THE_MODEL = ("adapter", "consolidated")  # a LoRA's weights; Mistral's second copy under other names
@@ -579,7 +573,7 @@ def _safetensors(
     made = known.decoder
     folder = path if path.is_dir() else path.parent
     tensors: dict[str, Tensor] = {}
-    left = _LONGEST_HEADERS
+    left = bounds.SAFETENSORS_HEADERS_BYTES
     for name in shards:
         try:
             stored = read_safetensors_header(folder / name)
@@ -593,8 +587,10 @@ def _safetensors(
         if twice := tensors.keys() & stored:
             raise CheckpointError(f"{folder / name}: has tensor {min(twice)[:60]!r} of another shard")
         tensors |= stored
-        if len(tensors) > _MOST_TENSORS:
-            raise CheckpointError(f"{path}: has over {_MOST_TENSORS} tensors, more than any dense model")
+        if len(tensors) > bounds.SAFETENSORS_TENSORS:
+            raise CheckpointError(
+                f"{path}: has over {bounds.SAFETENSORS_TENSORS} tensors, more than any dense model"
+            )
     if made is None and any(map(is_of_experts, tensors)):
         raise CheckpointError(
             f"{path}: is a mixture of experts, and nothing says how many of them a token uses"
@@ -659,7 +655,7 @@ def _is_quantized(tensor: Tensor) -> bool:
 
 def _weight_map(path: Path) -> dict[str, str]:
     """Tensor -> shard from an index: names of files in the same folder."""
-    weight_map = files.object_of(path, _LONGEST_INDEX).get("weight_map")
+    weight_map = files.object_of(path, bounds.SAFETENSORS_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: has no weight_map")
     for shard in weight_map.values():
@@ -667,8 +663,10 @@ def _weight_map(path: Path) -> dict[str, str]:
             raise CheckpointError(
                 f"{path}: names shard {str(shard)[:60]!r}, which is not a file of its folder"
             )
-    if len(set(weight_map.values())) > _MOST_SHARDS:
-        raise CheckpointError(f"{path}: names over {_MOST_SHARDS} shards, more than any model has")
+    if len(set(weight_map.values())) > bounds.SAFETENSORS_SHARDS:
+        raise CheckpointError(
+            f"{path}: names over {bounds.SAFETENSORS_SHARDS} shards, more than any model has"
+        )
     return weight_map
 
 
@@ -683,6 +681,6 @@ def _unindexed(folder: Path, names: Iterable[str]) -> list[str]:
             f"{folder}: has {len(found)} .safetensors files, and no {INDEX} to choose the model's"
         )
     prefix, count = numbered[0][1], int(numbered[0][3])
-    if count > _MOST_SHARDS:
+    if count > bounds.SAFETENSORS_SHARDS:
         raise CheckpointError(f"{folder}: claims {count} shards, more than any model has")
     return [f"{prefix}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]

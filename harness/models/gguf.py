@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from harness.base import bounds
 from harness.base.text import plural, printable
 from harness.models import not_a_model
 from harness.theory import tensors
@@ -31,8 +32,6 @@ from harness.theory.tensors import Tensor as Listed
 # Bytes of each metadata scalar, by its type number, with struct's code.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_LONGEST_STRING = 1 << 20
-_LONGEST_HEADER = 256 << 20  # vocabularies of 256k tokens with their merges take 10 to 20 MB
 _MOST_DIMENSIONS = 4
 _ALIGNMENT = 32  # of tensors, in bytes, where the metadata name none
 _CHUNK = 64 << 10  # bytes read ahead: a small header without a vocabulary is one read
@@ -217,7 +216,7 @@ def _header(reader: _Reader) -> GgufHeader:
     tensors: dict[str, Tensor] = {}
     for read_so_far in range(n_tensors):
         length = reader.peek(_WORD.size)
-        if len(length) == _WORD.size and not 0 < _WORD.unpack(length)[0] <= _LONGEST_STRING:
+        if len(length) == _WORD.size and not 0 < _WORD.unpack(length)[0] <= bounds.GGUF_STRING_BYTES:
             raise GgufError(  # padding or values, read as the next entry
                 f"its tensor count ({n_tensors}) is wrong: it lists {plural(read_so_far, 'tensor')}; fetch"
                 " the file again"
@@ -307,7 +306,7 @@ class _Reader:
 
     def string(self) -> str:
         (length,) = self.unpack("<Q")
-        if length > _LONGEST_STRING:
+        if length > bounds.GGUF_STRING_BYTES:
             raise GgufError(f"a string claims {length} bytes")
         self.budget.spend("text", length, "over 16 MiB of text")
         return self.take(length).decode("utf-8", "replace")
@@ -368,12 +367,12 @@ class _Reader:
 
     def _claim(self, count: int) -> None:
         """Advance by this many bytes, if the file has them."""
-        if self.position + count > min(self.size, _LONGEST_HEADER):
+        if self.position + count > min(self.size, bounds.GGUF_HEADER_BYTES):
             short = self.position + count > self.size
             raise GgufError(
                 "cut short: the header claims more bytes than the file has; fetch it again"
                 if short
-                else f"the header claims more than {_LONGEST_HEADER >> 20} MiB"
+                else f"the header claims more than {bounds.GGUF_HEADER_BYTES >> 20} MiB"
             )
         self.position += count
 
@@ -608,7 +607,6 @@ def _states(config: Mapping[str, Any], hidden: int) -> dict[str, Value | None]:
 # Names and keys: llama_split_path in llama.cpp, which writes and loads such files.
 
 
-_MOST_PARTS = 1000  # 1 TB in parts of 1 GB
 _NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 
@@ -625,7 +623,7 @@ def read_whole(path: Path) -> GgufHeader:
         return given
     number = (given.integer("split.no") or 0) + 1
     part = f"{path}: is part {number} of {count} of a split model"
-    if not 0 < number <= count <= _MOST_PARTS:
+    if not 0 < number <= count <= bounds.GGUF_PARTS:
         raise GgufError(f"{part}, which is impossible")
     name = _NAME.fullmatch(path.name)
     if name is None or (int(name[2]), int(name[3])) != (number, count):

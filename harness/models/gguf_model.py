@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from harness.base import bounds
 from harness.models import gguf, not_a_model
 from harness.models.gguf import GgufError, GgufHeader
 from harness.theory.decoder import Cache, Decoder, Layer, Piece, dense, in_runs
@@ -160,7 +161,6 @@ def _real(header: GgufHeader, key: str, default: float) -> float:
 # The layers of a model from a GGUF header: its tensors, and its cache by llama.cpp's keys.
 
 
-_MOST_LAYERS = 10_000
 _IN_LAYER = re.compile(r"blk\.(\d{1,5})\.(.+)")
 # One layer in so many attends to all tokens, the others to a window: llama.cpp's src/models/*.cpp
 # (set_swa_pattern), with the window where a file has none. llama4: to a chunk.
@@ -227,7 +227,7 @@ def decoder_of(header: GgufHeader) -> Decoder | None:
     drafts = header.draft_layers
     if layers and drafts >= layers:
         raise Contradiction(f"has nextn_predict_layers {drafts}, and its block_count is {layers}")
-    if header.architecture not in _KNOWN or len(embedding) != 2 or not layers or layers > _MOST_LAYERS:
+    if header.architecture not in _KNOWN or len(embedding) != 2 or not layers or layers > bounds.MODEL_LAYERS:
         return None
     pieces = _by_layer(header)
     if set(pieces) != set(range(layers)):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from harness.base import bounds
 from harness.base.files import cache_folder
 from harness.base.text import list_named, redacted
 from harness.config import Weights
@@ -20,7 +21,6 @@ from harness.models.weights import Ready, WeightsError, digest, local
 # pickles and Python files may run code.
 
 
-ASK_TIMEOUT_S = 5.0  # wait for the first answer; the library alone would retry six times, 23 s in all
 WANTED = (
     *("config.json", "generation_config.json", INDEX, "*.safetensors"),
     *("tokenizer*.json", *PACKING_FILES),
@@ -149,7 +149,7 @@ def _files(repo: str, revision: str) -> list[str]:
     )
 
     try:
-        info = HfApi().model_info(repo, revision=revision, timeout=ASK_TIMEOUT_S)
+        info = HfApi().model_info(repo, revision=revision, timeout=bounds.HUB_S)
     except OfflineModeIsEnabled as offline:
         raise Unreachable("HF_HUB_OFFLINE is set") from offline
     except GatedRepoError as gated:

@@ -1,4 +1,5 @@
-"""Tokenize in a process with limits: `python -I limited_tokenizer.py FILE COUNT`, the text on stdin."""
+"""Tokenize in a process with limits: `python -I limited_tokenizer.py FILE COUNT BYTES SECONDS`, the text on
+stdin; the limits are of memory and CPU time."""
 
 import ctypes
 import json
@@ -13,16 +14,14 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MEMORY_BYTES = 2 << 30  # 33 MB of tokenizer.json, the largest known, take 0.3 GB
-CPU_S = 60  # not of wall time: the machine may be busy
 PR_SET_PDEATHSIG = 1
 
 
-def main(path: str, count: int) -> None:
+def main(path: str, count: int, memory_bytes: int, cpu_s: int) -> None:
     """Print {"ids": the first `count` of them, "bos": as bos_of}, or {"error": a clause}. Past a limit the
     process dies (Windows has none)."""
     if sys.platform != "win32":
-        for what, most in ((resource.RLIMIT_DATA, MEMORY_BYTES), (resource.RLIMIT_CPU, CPU_S)):
+        for what, most in ((resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_CPU, cpu_s)):
             hard = resource.getrlimit(what)[1]  # -1: none
             resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -70,4 +69,4 @@ def bos_of(tokenizer: "Tokenizer", settings_path: Path) -> int | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.base import data
+from harness.base import bounds, data
 from harness.base.files import (
-    CONFIG_JSON_BYTES,
     JsonFileError,
     cache_folder,
     drop,
@@ -325,7 +324,7 @@ def check_convertible(ready: Ready, converts: Mapping[str, Sequence[str]]) -> No
     kind = ready.architecture
     if kind not in (layout.KINDS if ready.not_dense else converts):
         raise WeightsUnavailable(f"{ready.path}: is {kind}, which is not converted to GGUF here")
-    config = object_of(ready.path / checkpoint.CONFIG, CONFIG_JSON_BYTES)
+    config = object_of(ready.path / checkpoint.CONFIG, bounds.CONFIG_JSON_BYTES)
     try:
         if ready.not_dense:
             layout.check_gguf(config)
@@ -421,7 +420,7 @@ def check_loadable(ready: Ready, requested: Packing | None, header: Header, opti
     stack, stored = header.stack, ready.stored
     if ready.format != "hf":
         raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, but {ready.path} is a GGUF")
-    config = object_of(ready.path / checkpoint.CONFIG, CONFIG_JSON_BYTES)
+    config = object_of(ready.path / checkpoint.CONFIG, bounds.CONFIG_JSON_BYTES)
     _check_wrapper(ready, header, config)
     _check_architecture(str(ready.path), header, config)
     if requested:
@@ -573,7 +572,7 @@ def _settings(folder: Path, packing: Packing, header: Header) -> str:
 def _rules(folder: Path) -> str | None:
     """The first of GPTQModel's rules by layer, which override its settings; null without one."""
     for path in (folder / "config.json", *(folder / name for name in checkpoint.PACKING_FILES)):
-        config = object_of(path, CONFIG_JSON_BYTES) if path.exists() else {}
+        config = object_of(path, bounds.CONFIG_JSON_BYTES) if path.exists() else {}
         for given in (config, *(each for _, each in quantization_configs(config))):
             if isinstance(rules := given.get("dynamic"), Mapping) and rules:
                 return shown(next(iter(rules)))
@@ -582,7 +581,7 @@ def _rules(folder: Path) -> str | None:
 
 def _packs_head(path: Path) -> bool:
     """Whether the settings say that lm_head is packed."""
-    given = object_of(path / checkpoint.CONFIG, CONFIG_JSON_BYTES)
+    given = object_of(path / checkpoint.CONFIG, bounds.CONFIG_JSON_BYTES)
     return any(each.get("lm_head") is True for _, each in quantization_configs(given))
 
 

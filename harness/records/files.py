@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.base import files
+from harness.base import bounds, files
 from harness.base.files import FAULTS, NotStarted
 from harness.base.text import shortened
 
@@ -111,10 +111,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 # Read and write the files of a record: whole or not at all, and integer columns in small parquet files.
 
 
-# For a million tokens: an integer of each in four columns.
-MOST_VALUES, MOST_COLUMNS, MOST_PAGES, MOST_BYTES = 1 << 22, 1000, 10_000, 1 << 26
-
-
 class ResultsError(NotStarted):
     """The results folder cannot be read or written; the message is one printable line, even if it quotes a
     damaged record."""
@@ -129,7 +125,7 @@ def read_columns(path: Path, whole: Sequence[str]) -> dict[str, list[int]]:
     All sizes that its reader goes by are checked before any of it is decoded: 182 kB may hold 1.8 GB.
     """
     try:
-        content = files.read_regular(path, MOST_BYTES)
+        content = files.read_regular(path, bounds.SERIES_BYTES)
     except FileNotFoundError:
         return {}
     except OSError as refusal:
@@ -138,14 +134,17 @@ def read_columns(path: Path, whole: Sequence[str]) -> dict[str, list[int]]:
     import pyarrow.parquet as pq
 
     try:
-        most = {"thrift_container_size_limit": MOST_COLUMNS, "thrift_string_size_limit": 1 << 20}
+        most = {
+            "thrift_container_size_limit": bounds.SERIES_COLUMNS,
+            "thrift_string_size_limit": bounds.SERIES_NAME_BYTES,
+        }
         # read_table would import all of pandas
         with pq.ParquetFile(pa.BufferReader(content), **most) as file:
             for field in file.schema_arrow:
                 if not pa.types.is_integer(field.type):
                     raise ValueError(f"its column {field.name} does not hold integers")
             if _is_too_large(content):
-                raise ValueError(f"it has more than {MOST_VALUES:,} values")
+                raise ValueError(f"it has more than {bounds.SERIES_VALUES:,} values")
             table = file.read(use_threads=False)  # of a few KB: starting threads takes longer
         for name in whole:
             if name not in table.column_names:
@@ -213,13 +212,15 @@ def _written(write: Callable[[Path, bytes], None], path: Path, content: bytes) -
 def is_sound(path: Path) -> bool:
     """Whether the sizes that a file's reader goes by can be read, and are not too large."""
     try:
-        return not _is_too_large(files.read_regular(path, MOST_BYTES))
+        return not _is_too_large(files.read_regular(path, bounds.SERIES_BYTES))
     except (OSError, *FAULTS):
         return False
 
 
 def _is_too_large(content: bytes) -> bool:
     columns = page_columns(content)
-    pages = [*islice(page_sizes(content, columns), MOST_PAGES + 1)]
+    pages = [*islice(page_sizes(content, columns), bounds.SERIES_PAGES + 1)]
     values = sum(map(page_values, columns))
-    return values > MOST_VALUES or len(pages) > MOST_PAGES or sum(pages) > MOST_BYTES
+    return (
+        values > bounds.SERIES_VALUES or len(pages) > bounds.SERIES_PAGES or sum(pages) > bounds.SERIES_BYTES
+    )

@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from harness.base import bounds
 from harness.base.data import PUBLISHED, published_names
-from harness.base.files import MOST_RECORD_BYTES, open_regular, read_regular, strict_json
+from harness.base.files import open_regular, read_regular, strict_json
 from harness.base.text import is_utf8, printable
 from harness.records import tables
 from harness.records.files import ResultsError, read_columns
@@ -130,7 +131,7 @@ def read(path: Path) -> Record:
     Raises ResultsError if it is damaged, written by a newer harness, or lacks such a field.
     """
     try:
-        content = read_regular(path, MOST_RECORD_BYTES)
+        content = read_regular(path, bounds.RECORD_BYTES)
         record: Fields = strict_json(content)
         if wrong := clause(Numbered, record):
             raise ValueError(wrong)

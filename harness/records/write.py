@@ -12,8 +12,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import BinaryIO
 
-from harness.base import files, system
-from harness.base.files import MOST_RECORD_BYTES, open_regular, read_regular, sync_folder
+from harness.base import bounds, files, system
+from harness.base.files import open_regular, read_regular, sync_folder
 from harness.records.files import ResultsError, write_columns, write_whole
 from harness.records.kinds import Draft, Probe, Record, UntimedEnd, checked
 from harness.records.measured import MeasuredEnd
@@ -27,7 +27,6 @@ Samples = dict[str, list[int | None]]
 
 WHEN = "%Y%m%dT%H%M%S.%fZ"  # the folder of a record: when it began
 LOG_TAIL_LINES = 20
-MOST_EVENTS_BYTES = 1 << 28  # a million tokens take 30 MB
 
 
 class Running:
@@ -127,7 +126,7 @@ def receive(cell_folder: Path, when: str, files: Mapping[str, bytes]) -> Path | 
     try:
         while (folder := cell_folder / at.strftime(WHEN)).exists():
             try:
-                if read_regular(folder / "record.json", MOST_RECORD_BYTES) == record:
+                if read_regular(folder / "record.json", bounds.RECORD_BYTES) == record:
                     return None
             except FileNotFoundError:
                 break  # this machine failed before the record, which comes last
@@ -154,7 +153,7 @@ def recover(root: Path, unreadable: Callable[[ResultsError], None]) -> list[Stor
 
 
 def _recovered(folder: Path) -> Iterator[Stored]:
-    begun: Fields = json.loads(read_regular(folder / "begun.json", MOST_RECORD_BYTES))
+    begun: Fields = json.loads(read_regular(folder / "begun.json", bounds.RECORD_BYTES))
     if wrong := clause(Draft, begun):
         raise ValueError(wrong)
     if begun.pop("begun_by", None) != begun_by():
@@ -167,7 +166,7 @@ def _recovered(folder: Path) -> Iterator[Stored]:
             system.lock(log)
         except OSError:
             return  # another campaign is writing it now
-        events = list(events_in(log.read(MOST_EVENTS_BYTES)))
+        events = list(events_in(log.read(bounds.EVENTS_BYTES)))
         times = TokenTimes.of_events(events, begun["workload"]["prompt_tokens"])
         tables: Tables = {}
         for event in events:
@@ -222,7 +221,7 @@ def events_in(raw: bytes) -> Iterator[Event]:
 def _probes_in(path: Path) -> Iterator[Probe]:
     """The complete probes at the beginning of a file that may be cut off anywhere."""
     try:
-        *lines, _ = read_regular(path, MOST_RECORD_BYTES).decode().split("\n")
+        *lines, _ = read_regular(path, bounds.RECORD_BYTES).decode().split("\n")
         yield from map(json.loads, lines)
     except (OSError, ValueError):
         return

@@ -71,7 +71,7 @@ def server(pages: Pages, port: int) -> ThreadingHTTPServer:
     """A server of the one page at `/`; port 0: any free one. Raises OSError if the port is in use."""
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = bounds.IDLE_S
+        timeout = bounds.SERVE_IDLE_S
 
         def do_GET(self) -> None:
             if self.headers.get("Host", "").partition(":")[0] not in HOSTS:

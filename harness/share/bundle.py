@@ -20,7 +20,8 @@ import harness
 from harness import records
 from harness.analysis import agreement
 from harness.analysis.columns import Repeat
-from harness.base.files import FAULTS, MOST_RECORD_BYTES, open_regular, read_regular, strict_json, sync_folder
+from harness.base import bounds
+from harness.base.files import FAULTS, open_regular, read_regular, strict_json, sync_folder
 from harness.base.text import redacted, shortened
 from harness.dataset import table as dataset_table
 from harness.dataset.study import Study, load_study
@@ -38,7 +39,6 @@ from harness.stacks.header import stacks
 
 
 REMOVED, PATH = "(removed)", "(path)"
-DEEPEST = 100
 LEAST_GIVEN, LEAST_LEARNED = 2, 3  # characters of a name: a shorter one may be any word
 MOST_NAME = 64  # characters of the longest name of a host, and of an address before its @ (RFC 5321)
 # Names that many machines share, and words that records are made of.
@@ -130,7 +130,7 @@ class Anonymizer:
         return self._value(value, 0)
 
     def _value(self, value: Any, depth: int) -> Any:
-        if depth > DEEPEST:
+        if depth > bounds.BUNDLE_DEPTH:
             raise ValueError("nested too deeply")
         if isinstance(value, str):
             return self.text(value)
@@ -219,8 +219,6 @@ def _hashed(match: re.Match[str]) -> str:
 SUFFIX = ".tar.zst"
 MANIFEST, RECORD = "manifest.json", "record.json"
 TABLES = ("tokens", "memory", "sensors", "prefill", "windows", "turns", "users")
-# A campaign of 150 cells with 3 repeats of 10,000 tokens takes about 30 MB, unpacked.
-MOST_FILE_BYTES, MOST_BYTES, MOST_MEMBERS = 48 << 20, 96 << 20, 20_000
 MAGIC = bytes.fromhex("28b52ffd")  # of a zstd frame
 LEVEL = 10
 _PIECE = 1 << 20
@@ -274,7 +272,7 @@ def unpacked(path: Path) -> dict[str, bytes]:
     """The members of a bundle by name. Raises NotABundle, and Tampered: cut off, too large, or with members
     that no bundle has. Sizes are checked before anything of that size is held."""
     try:
-        packed = read_regular(path, MOST_FILE_BYTES, links=True)
+        packed = read_regular(path, bounds.BUNDLE_PACKED_BYTES, links=True)
     except OSError as refusal:
         raise NotABundle(f"{path}: not a bundle: {refusal.strerror}") from refusal
     if packed[: len(MAGIC)] != MAGIC:
@@ -293,8 +291,8 @@ def _decompressed(packed: bytes) -> memoryview:
         with pa.CompressedInputStream(pa.BufferReader(packed), "zstd") as stream:
             while piece := stream.read(_PIECE):
                 found += piece
-                if len(found) > MOST_BYTES:
-                    raise Tampered(f"it unpacks to more than {MOST_BYTES >> 20} MiB")
+                if len(found) > bounds.BUNDLE_BYTES:
+                    raise Tampered(f"it unpacks to more than {bounds.BUNDLE_BYTES >> 20} MiB")
     except (OSError, MemoryError, pa.ArrowException) as damage:
         raise Tampered(f"it is cut off or damaged: {shortened(str(damage))}") from damage
     return memoryview(found)
@@ -307,8 +305,8 @@ def _archive_members(data: memoryview) -> dict[str, bytes]:
         name, size = _read_header(block, len(members) + 1)
         if name in members:
             raise Tampered(f"two of its files have the name {name}")
-        if len(members) == MOST_MEMBERS:
-            raise Tampered(f"it has more than {MOST_MEMBERS:,} files")
+        if len(members) == bounds.BUNDLE_MEMBERS:
+            raise Tampered(f"it has more than {bounds.BUNDLE_MEMBERS:,} files")
         begin, end = at + _BLOCK, at + _BLOCK + size
         at = end + -size % _BLOCK
         if at > len(data) or any(data[end:at]):
@@ -334,7 +332,7 @@ def _read_header(block: bytes, number: int) -> tuple[str, int]:
         raise Tampered(f"the name of its file {number} leads out of the bundle: {shown}")
     if not _NAME.fullmatch(info.name):
         raise Tampered(f"no bundle has a file of this name: {shown}")
-    if not 0 <= info.size <= MOST_BYTES:
+    if not 0 <= info.size <= bounds.BUNDLE_BYTES:
         raise Tampered(f"{shown} claims a size of {info.size:,} bytes")
     if block != _header(info.name, info.size):
         raise Tampered(f"the header of {shown} has more than a name and a size: an owner, a time or a mode")
@@ -483,7 +481,6 @@ FORMAT = "harness bundle"
 # History (raise it where an older reader would read something else):
 #   1  first version
 VERSION = 1
-MOST_VALUES = 1 << 24  # of all tables: 500 repeats of 10,000 tokens
 
 
 @dataclass(frozen=True)
@@ -613,7 +610,7 @@ def _laid_out(members: Mapping[str, bytes]) -> Iterator[Path]:
 def _manifest(path: Path, members: Mapping[str, bytes]) -> Manifest:
     """The manifest, which must have every file with its hash. Raises NotABundle and Tampered."""
     try:
-        if len(members[MANIFEST]) > MOST_RECORD_BYTES:
+        if len(members[MANIFEST]) > bounds.RECORD_BYTES:
             raise ValueError
         manifest = strict_json(members[MANIFEST])
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -635,8 +632,8 @@ def _manifest(path: Path, members: Mapping[str, bytes]) -> Manifest:
         if of.get("sha256") != hashlib.sha256(members[name]).hexdigest():
             raise Tampered(f"{name} is not as its manifest says: another hash")
         values += _claimed_values(name, members[name])
-        if values > MOST_VALUES:
-            raise Tampered(f"its tables have more than {MOST_VALUES:,} values")
+        if values > bounds.BUNDLE_VALUES:
+            raise Tampered(f"its tables have more than {bounds.BUNDLE_VALUES:,} values")
     return manifest
 
 

@@ -22,13 +22,12 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
+from harness.base import bounds
 from harness.base.files import NotStarted
-from harness.base.text import redacted
+from harness.base.text import redacted, sized
 
 PYPI = "https://pypi.org/simple"
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.2"
-ANSWER_S = 60.0
-MOST_BYTES = 1 << 26  # the longest page of PyPI has 20 MB
 _LINK = re.compile(r"<a\b([^>]*)>([^<]*)</a>", re.IGNORECASE)
 
 
@@ -70,8 +69,11 @@ def _listed(address: str) -> list[str]:
         code = base64.b64encode(pair.encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {code}")
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-            text = answer.read(MOST_BYTES).decode(errors="replace")
+        with urllib.request.urlopen(request, timeout=bounds.PACKAGES_S) as answer:
+            content = answer.read(bounds.PACKAGES_BYTES + 1)
+            if len(content) > bounds.PACKAGES_BYTES:
+                raise ValueError(f"it sends more than {sized(bounds.PACKAGES_BYTES)}")
+            text = content.decode(errors="replace")
             is_json = "json" in answer.headers.get_content_type()
         return [*(_of_json(text) if is_json else _of_html(text))]
     except HTTPError as failure:

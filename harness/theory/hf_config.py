@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.base import data
+from harness.base import bounds, data
 from harness.theory.decoder import Decoder, Experts, Heads, dense
 from harness.theory.tensors import FORMATS, Packing
 
@@ -15,7 +15,6 @@ from harness.theory.tensors import FORMATS, Packing
 
 
 MOST = 10_000_000  # of a width; Llama 3.1 405B has 128,256 at most
-MOST_LAYERS = 10_000
 MOST_HEAD_DIM = 10_000
 MOST_TOKENS = 1_000_000_000
 MOST_THETA = 1e15
@@ -113,7 +112,7 @@ class Values(Settings):
 
     @property
     def layers(self) -> int:
-        return self.count("num_hidden_layers", "num_layers", most=MOST_LAYERS)
+        return self.count("num_hidden_layers", "num_layers", most=bounds.MODEL_LAYERS)
 
     @property
     def vocab(self) -> int:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from harness.base import data
-from harness.base.files import CONFIG_JSON_BYTES, JsonFileError, object_of
+from harness.base import bounds, data
+from harness.base.files import JsonFileError, object_of
 from harness.base.text import shortened
 from harness.theory import names
 from harness.theory.architectures import decoder_of
@@ -86,7 +86,7 @@ def described(text: str, folder: Path, otherwise: str = "") -> tuple[str, Descri
 
 def _by_config(path: Path) -> tuple[str, Described]:
     """The model in a config.json, named after its folder, or after a file of another name."""
-    config = object_of(path, CONFIG_JSON_BYTES)
+    config = object_of(path, bounds.CONFIG_JSON_BYTES)
     made = decoder_of(config)
     name = path.parent.name if path.name == "config.json" else path.stem
     return name, Described(made, None if made.is_dense else config)

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import Field
 
 import harness
+from harness.base import bounds
 from harness.base.files import NotFinished, cache_folder, made
 from harness.base.text import list_named, shortened
 from harness.campaign import repeat
@@ -240,7 +241,7 @@ class Cluster:
         ray.cloudpickle.register_pickle_by_value(on_node)
         (head,) = (node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"])
         options = {"num_cpus": 0, "scheduling_strategy": self._on(head)}
-        self._mailbox = ray.remote(on_node.Mailbox).options(**options).remote()
+        self._mailbox = ray.remote(on_node.Mailbox).options(**options).remote(bounds.MESSAGE_BYTES)
         self._reply: Any = None  # lines of the mailbox, awaited
         self._running: dict[Any, str] = {}
         self._looked_s = 0.0
@@ -309,7 +310,7 @@ class Cluster:
         elif avoid:
             options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(avoid))})"}
         task = self._ray.remote(on_node.node_work).options(**options)
-        self._running[task.remote(json.dumps(job), name, self._mailbox)] = name
+        self._running[task.remote(json.dumps(job), name, self._mailbox, bounds.MESSAGE_BYTES)] = name
 
     def lines(self, wait_s: float) -> Iterator[tuple[str, str | None]]:
         """What jobs have printed since the last call, as of Mailbox, each with the job's name. Waits at most

@@ -20,7 +20,7 @@ from typing import Any, cast
 from typing_extensions import TypedDict
 
 from harness import records
-from harness.base import system
+from harness.base import bounds, system
 from harness.base.files import cache_folder, made, read_regular, strict_json
 from harness.campaign.fleet.on_node import sha256
 from harness.campaign.repeat import not_measured
@@ -127,7 +127,6 @@ def _safe(name: str) -> str:
 # Records on their way between machines: the files of a record's folder with their hashes, as plain data.
 
 
-MOST_BYTES = 1 << 26  # of a file: the longest series takes less
 _FILE = re.compile(r"record\.json|worker\.log|[a-z_]{1,40}\.parquet")
 _WHEN = re.compile(r"\d{8}T\d{6}\.\d{6}Z")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]*")  # of a model's or a cell's folder: it leads nowhere else
@@ -168,7 +167,7 @@ class Damaged(Exception):
 def packed_parcel(folder: Path) -> Parcel:
     """The files of a finished record. Raises OSError."""
     found = {
-        path.name: read_regular(path, MOST_BYTES)
+        path.name: read_regular(path, bounds.MESSAGE_BYTES)
         for path in sorted(folder.iterdir())
         if _FILE.fullmatch(path.name)
     }
@@ -230,7 +229,7 @@ def parcels_sha256(content: bytes) -> str:
 def digest_of(folder: Path) -> str:
     """What tells a record from all others: the hash of its record.json. Raises ResultsError."""
     try:
-        return parcels_sha256(read_regular(folder / "record.json", MOST_BYTES))
+        return parcels_sha256(read_regular(folder / "record.json", bounds.MESSAGE_BYTES))
     except OSError as refusal:
         raise ResultsError(f"{folder}: {refusal.strerror}") from refusal
 

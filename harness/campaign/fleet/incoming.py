@@ -14,11 +14,11 @@ from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from harness import records
+from harness.base import bounds
 from harness.base.files import FAULTS, strict_json
 from harness.base.text import list_named, shortened
 from harness.campaign.fleet import files
 from harness.campaign.fleet.files import Copy, Damaged, Json, Parcel
-from harness.campaign.fleet.on_node import MOST_MESSAGE
 from harness.config.plan import Cell
 from harness.dataset import checks
 from harness.dataset.checks import Evidence
@@ -97,9 +97,8 @@ STRANGE = "its node sent a line that no node sends"
 def parsed(line: str | None) -> Json:
     """A line of a job, of the shape of its event. Raises Damaged."""
     if line is None:
-        raise Damaged(
-            f"its node sent more than {MOST_MESSAGE >> 20} MiB in one message; no record takes so much"
-        )
+        most = bounds.MESSAGE_BYTES >> 20
+        raise Damaged(f"its node sent more than {most} MiB in one message; no record takes so much")
     try:
         found = strict_json(line.encode(errors="replace"))
     except ValueError:

@@ -32,7 +32,6 @@ WAKES_S = 1.0
 CHUNK = 4 << 20
 ANSWERS_WITHIN_S = 60.0  # for a chunk
 SLOWEST_BYTES_PER_S = 20e6  # at which a node reads and hashes a file
-MOST_MESSAGE = 1 << 26  # bytes of a line: the record of a million tokens takes 39 MB in base64
 MOST_ERROR = 1 << 12  # bytes of standard error in which its last line is looked for
 COPY = '{"event": "copy"'  # how the line of a job begins that asks for one
 ENDS_WITHIN_S = 60.0  # a campaign that is stopped writes the record of its repeat first
@@ -42,12 +41,13 @@ class Mailbox:
     """An actor on the head: keeps the lines of all jobs until the fleet takes them. One that is too long
     is null."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self._lines: list[tuple[str, str | None]] = []
         self._came = asyncio.Event()
 
     async def put(self, name: str, line: str) -> None:
-        self._lines.append((name, line if len(line) <= MOST_MESSAGE else None))
+        self._lines.append((name, line if len(line) <= self._most_bytes else None))
         self._came.set()
 
     async def take(self, wait_s: float) -> list[tuple[str, str | None]]:
@@ -88,8 +88,8 @@ class Lines:
     """The lines of a pipe as they come, until it ends; of one that is too long only its begin. Can be
     interrupted and gone on with."""
 
-    def __init__(self, pipe: int) -> None:
-        self._pipe, self._rest = pipe, bytearray()
+    def __init__(self, pipe: int, most_bytes: int) -> None:
+        self._pipe, self._most_bytes, self._rest = pipe, most_bytes, bytearray()
         self._whole: list[bytes] = []
 
     def __iter__(self) -> Iterator[str]:
@@ -102,7 +102,7 @@ class Lines:
             if not (data := os.read(self._pipe, 1 << 16)):
                 return
             first, *more = data.split(b"\n")
-            if len(self._rest) <= MOST_MESSAGE:
+            if len(self._rest) <= self._most_bytes:
                 self._rest += first
             if more:
                 self._whole, self._rest = [bytes(self._rest), *more[:-1]], bytearray(more[-1])
@@ -159,10 +159,10 @@ def copied(line: str) -> str:
     return json.dumps({"sha256": found})
 
 
-def node_work(job: str, name: str, mailbox: Any) -> tuple[int, str]:
-    """Run one job of node.py, and put each line that it prints into the mailbox, under `name`;
-    where it asks for a file of another node, copy that. Returns its exit code and the last line of its
-    standard error.
+def node_work(job: str, name: str, mailbox: Any, most_bytes: int) -> tuple[int, str]:
+    """Run one job of node.py, and put each line that it prints, of a longer one than `most_bytes` only its
+    begin, into the mailbox, under `name`; where it asks for a file of another node, copy that. Returns its
+    exit code and the last line of its standard error.
 
     Ray's cancellation, which comes as KeyboardInterrupt, ends the job as Ctrl-C does.
     """
@@ -188,7 +188,7 @@ def node_work(job: str, name: str, mailbox: Any) -> tuple[int, str]:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        printed = Lines(process.stdout.fileno())
+        printed = Lines(process.stdout.fileno(), most_bytes)
         try:
             answers = process.stdin
             answers.write(job.encode() + b"\n")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas
 
+from harness.base import bounds
 from harness.records.foreign import numerals, requests, table
 from harness.records.foreign.log import Log, LogError
 from harness.records.foreign.table import Options
@@ -22,7 +23,6 @@ WIDER = (
     "between cells)"
 )
 SEPARATORS = (",", ";", "\t")
-MOST_COLUMNS, MOST_CELLS = 1000, 1 << 22  # 20,000 columns take pandas 5 s
 
 
 def read(text: str, options: Options) -> Log:
@@ -99,7 +99,7 @@ def _read(found: pandas.DataFrame, options: Options, row_word: str) -> Log:
 
 def _check_size(rows: int, columns: int) -> None:
     """Every row gets a cell in every column, also where the file has none."""
-    if columns > MOST_COLUMNS or rows * columns > MOST_CELLS:
+    if columns > bounds.TABLE_COLUMNS or rows * columns > bounds.TABLE_CELLS:
         raise LogError(f"its table is too large: {rows:,} rows and {columns:,} columns")
 
 

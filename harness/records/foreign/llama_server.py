@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.base import bounds
 from harness.records.foreign import numerals
 from harness.records.foreign.chunks import DRAFTS
 from harness.records.foreign.log import (
@@ -51,7 +52,6 @@ _DRAFT = re.compile(r"draft acceptance(?: rate)? = [\d.,]+ \(\s*(\d+) accepted /
 # Lines of a slot at work; a task of -1 is none.
 _SLOT = re.compile(r"(print_timing|launch_slot_|update_slots|release).{0,40}?\bid\s+(\d+) \| task (\d+)\b")
 _OLD_SLOT = re.compile(r"(print_timings?)\b.{0,400}\bid_slot=(\d+) id_task=(\d+)")
-LONGEST = 2000  # characters of a line that are read
 _CLI = re.compile(rf"\[ Prompt: {_NUMBER} t/s \| Generation: {_NUMBER} t/s \]")
 BEGIN = ("launch_slot_", "update_slots")
 Timings = Mapping[str, Any]
@@ -149,7 +149,7 @@ def _read_log(text: str) -> Log:
     task = tasks[0]
     cached = mixed = False
     accepted = generated = 0
-    for at, line in enumerate(each[:LONGEST] for each in text.splitlines()):
+    for at, line in enumerate(each[: bounds.LOG_LINE_CHARACTERS] for each in text.splitlines()):
         if slot := _SLOT.search(line) or _OLD_SLOT.search(line):
             key, begins = (slot[2], slot[3]), slot[1] in BEGIN
             if key not in current or (

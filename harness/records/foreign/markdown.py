@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-LONGEST = 10_000  # characters of a line
+from harness.base import bounds
 
 
 def rows(text: str) -> Iterator[dict[str, str]]:
@@ -12,7 +12,7 @@ def rows(text: str) -> Iterator[dict[str, str]]:
     header: list[str] = []
     before = ""
     for line in text.splitlines():
-        if "|" not in line or len(line) > LONGEST:
+        if "|" not in line or len(line) > bounds.LOG_ROW_CHARACTERS:
             header = []
         elif "-" in line and set(line) <= set("|:- \t"):
             header = _cells(before)

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from harness.base import bounds
 from harness.base.files import FAULTS, nearest, read_regular
 from harness.records.foreign import (
     aiperf,
@@ -31,9 +32,6 @@ from harness.records.foreign.log import Content, Log, LogError, OptionError, Rea
 from harness.records.foreign.table import Options
 
 GZIP, GGUF = b"\x1f\x8b", b"GGUF"
-MOST_BYTES = 1 << 25  # decompressed
-MOST_VALUES = 1_500_000  # a column of text, or a number of JSON, takes up to 100 bytes of memory
-MOST_STARTS = 16  # lines that may begin a JSON document behind lines of standard error
 READERS: tuple[Reader, ...] = (  # the first that recognises a file reads it; the most general last
     *vllm.READERS,
     *aiperf.READERS,
@@ -87,7 +85,7 @@ def _others(content: Content, chosen: Reader) -> list[str]:
 
 def _file_text(path: Path) -> str:
     try:
-        content = read_regular(path, MOST_BYTES, links=True)
+        content = read_regular(path, bounds.LOG_BYTES, links=True)
     except FileNotFoundError:
         raise OptionError(f"no such file{nearest(path)}") from None
     except IsADirectoryError:
@@ -99,11 +97,11 @@ def _file_text(path: Path) -> str:
     if content.startswith(GZIP):
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-                content = file.read(MOST_BYTES + 1)
+                content = file.read(bounds.LOG_BYTES + 1)
         except (OSError, EOFError, zlib.error) as damage:
             raise LogError("it is a damaged gzip file") from damage
-    if len(content) > MOST_BYTES:
-        raise LogError(f"it is larger than {MOST_BYTES >> 20} MiB when decompressed")
+    if len(content) > bounds.LOG_BYTES:
+        raise LogError(f"it is larger than {bounds.LOG_BYTES >> 20} MiB when decompressed")
     wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))  # written by > in PowerShell
     try:
         text = content.decode("utf-16" if wide else "utf-8-sig")
@@ -111,8 +109,8 @@ def _file_text(path: Path) -> str:
         text = "\0"
     if "\0" in text:
         raise LogError("it is not a text file")
-    if sum(map(text.count, "\n\r,;\t[{")) > MOST_VALUES:
-        raise LogError(f"it has more than {MOST_VALUES:,} values")
+    if sum(map(text.count, "\n\r,;\t[{")) > bounds.LOG_VALUES:
+        raise LogError(f"it has more than {bounds.LOG_VALUES:,} values")
     return text
 
 
@@ -127,7 +125,7 @@ def _behind_others(text: str) -> list[Any]:
 
 def _embedded(text: str) -> list[Any]:
     """The document that begins and ends among other lines; empty: none, or another may follow."""
-    for start in islice(_START.finditer(text), MOST_STARTS):
+    for start in islice(_START.finditer(text), bounds.LOG_STARTS):
         try:
             document, end = json.JSONDecoder().raw_decode(text, start.start())
         except (ValueError, RecursionError):

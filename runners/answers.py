@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -46,10 +47,10 @@ def too_slow(seconds: float) -> str:
     return f"sent no whole answer within {seconds:g} s"
 
 
-def encoded(kind: str) -> str | None:
+def encoded(kind: str, key: str | None) -> str | None:
     """Why an answer with this Content-Encoding is not read; None: it is."""
     plain = kind.strip().lower() in ("", "identity")
-    return None if plain else f"compresses its answer ({kind[:20]}), although it was asked not to"
+    return None if plain else f"compresses its answer ({shown(kind, key)}), although it was asked not to"
 
 
 # Its form. What the harness reads of each page, by its place; `*`: each of a list. Parents come first.
@@ -166,12 +167,14 @@ def _words_of(value: Any) -> str:
 
 def api_key(variable: str) -> str | None:
     """The key in a variable of the environment; None: it is not set, or empty, as a secret that CI does not
-    have. Raises ValueError for what is no key; its sentence names the variable, and never the value."""
+    have. Raises ValueError for what is no key, such as one that JSON and Python would write in two ways; its
+    sentence names the variable, and never the value."""
     if not (key := os.environ.get(variable, "").strip()):
         return None
-    if not (key.isascii() and key.isprintable()):
+    if not re.fullmatch(r"[!#-&(-\[\]-~]+", key):
         raise ValueError(
-            f"{variable} has characters that no key has, such as the end of a line: set it again"
+            f"{variable} has characters that no key has, such as a space, a quote or the end of a line: "
+            "set it again"
         )
     return key
 
@@ -182,6 +185,11 @@ def without_key(value: Any, key: str | None) -> Any:
         return value
     text, shown = json.dumps(value), json.dumps(key)[1:-1]
     return json.loads(text.replace(shown, "***")) if shown in text else value
+
+
+def shown(sent: str, key: str | None) -> str:
+    """What a server sent, cut after the key is out of it: of a key that is cut most could be read."""
+    return str(without_key(sent, key))[:MOST_SHOWN]
 
 
 # What a server answers in place of a measurement.
@@ -201,17 +209,17 @@ def unreachable(failure: BaseException, key: str | None) -> str:
         if getattr(each, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
             return "speaks no TLS: write http:// in place of https://"
         reason = getattr(each, "strerror", None) or reason
-    shown = without_key(" ".join(str(failure).split()), key)[:MOST_SHOWN]
-    if "handshake operation timed out" in shown:
+    text = shown(" ".join(str(failure).split()), key)
+    if "handshake operation timed out" in text:
         return "does not answer in TLS: it may speak http: write http:// in place of https://"
-    reason = reason or shown or type(failure).__name__
+    reason = reason or text or type(failure).__name__
     return f"cannot be reached ({reason}): is the server running, and is the port right?"
 
 
-def refusal(status: int, kind: str, location: str | None) -> str | None:
+def refusal(status: int, kind: str, location: str | None, key: str | None) -> str | None:
     """Why an answer is none of an API's, likewise; None: it is one. `kind`: its Content-Type."""
     if 300 <= status < 400:
-        return f"redirects to {str(location)[:MOST_SHOWN]}: give that address"
+        return f"redirects to {shown(str(location), key)}: give that address"
     if status in (401, 403):
         return "the server refuses the API key: set HARNESS_API_KEY, or the variable that `key` names"
     if status == 503:

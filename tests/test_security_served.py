@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import re
 import socket
 import struct
 import subprocess
@@ -29,6 +30,7 @@ from runners.answers import (
     DEPTH,
     FORMS,
     MORE_TOKENS,
+    MOST_SHOWN,
     NAME_CHARACTERS,
     ROWS,
     WrongAnswer,
@@ -270,7 +272,15 @@ def test_an_empty_key_is_none(monkeypatch: pytest.MonkeyPatch, value: str) -> No
     assert api_key("HARNESS_API_KEY") is None
 
 
-NOT_KEYS = ("sk-0123456789\nabcdef", "sk-0123456789\x1babcdef", "sk-0123456789äbcdef", "sk-0123456789\u2028a")
+NOT_KEYS = (
+    "sk-0123456789\nabcdef",
+    "sk-0123456789\x1babcdef",
+    "sk-0123456789äbcdef",
+    "sk-0123456789\u2028a",
+    "sk-0123456789'abcdef",
+    "sk-0123456789\\abcdef",
+    "Bearer sk-0123456789",
+)
 
 
 @pytest.mark.parametrize("value", NOT_KEYS)
@@ -296,3 +306,35 @@ def test_a_key_in_the_text_of_an_exception_is_masked():
     key = "sk-0123456789abcdef"
     failure = ValueError(f"Illegal header value b'Bearer {key}'")
     assert unreachable(failure, key).startswith("cannot be reached (Illegal header value b'Bearer ***')")
+
+
+KEY = "sk-0123456789abcdef"
+CUT = {
+    "redirect": (head(307, Location="x" * (MOST_SHOWN - len(KEY) + 1) + KEY), "redirects to xxx"),
+    "compressed": (head(Content_Encoding=KEY + "/" + KEY), "compresses its answer (***/***)"),
+    "error": (head(400) + json.dumps({"error": "x" * (MOST_SHOWN - 9) + KEY}).encode(), "answers 400"),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_no_part_of_a_key_is_left_where_a_text_of_a_server_is_cut(name):
+    sent, sentence = CUT[name]
+    with serving(Behaviour(raw={"/v1/models": (1, lambda send: send(sent))})) as address:
+        with pytest.raises(served.NotServed, match=re.escape(sentence)) as refused:
+            served.serving(address, KEY)
+        said = asked(f"Client({address!r}, {KEY!r}).models()")
+    assert sentence in said
+    assert KEY[:4] not in str(refused.value) + said.splitlines()[-1]
+
+
+def test_no_part_of_a_key_is_left_of_the_reason_for_an_end():
+    event = {"choices": [{"text": "a", "finish_reason": "x" * (MOST_SHOWN - 9) + KEY}]}
+    sent = EVENTS + b"data: " + json.dumps(event).encode() + b"\n\ndata: [DONE]\n\n"
+    with serving(Behaviour(raw={"/v1/completions": (1, lambda send: send(sent))})) as address:
+        said = asked(
+            "from runners.served.apis import APIS\n"
+            f"stream = Client({address!r}, {KEY!r}).stream(APIS['openai'], 'm', 'a', 12)\n"
+            "print(*stream, stream.ended)"
+        )
+    assert said.endswith("x***\n"), said
+    assert KEY[:4] not in said

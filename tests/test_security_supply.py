@@ -212,6 +212,8 @@ def test_the_credentials_of_an_index_are_in_no_log_and_no_error_of_a_build(tiny,
         ("error: `https://host/simple?token=pw`, again", "error: `https://host/simple?***`, again"),
         ("(https://t0k3n@host/x?a=b&c=d)", "(https://***@host/x?***)"),
         ("why? see https://host/a@b", "why? see https://host/a@b"),
+        ("http://a/http://me:pw@b/x?k=1", "http://a/http://***@b/x?***"),
+        pytest.param("://a" * 100_000, "://a" * 100_000, id="not in the square of its length"),
     ],
 )
 def test_an_address_is_shown_without_user_password_and_query(text, shown):

@@ -33,7 +33,10 @@ from typing import Any
 import psutil
 
 from benchmarks.hostile.inputs import formats
-from benchmarks.hostile.reading import MOST_S, OURS, STATE
+from benchmarks.hostile.readers import MOST_S
+from benchmarks.hostile.reading import OURS, STATE
+from harness.stacks import build
+from harness.stacks.header import stacks
 
 ROOT = Path(__file__).parents[2]
 CHUNK = 1000
@@ -114,7 +117,9 @@ def process(name: str, seed: int, count: int, folder: Path, report: Report) -> s
     (folder / "inputs").mkdir(parents=True, exist_ok=True)
     (folder / "tmp").mkdir(exist_ok=True)
     (folder / "findings.jsonl").unlink(missing_ok=True)
-    places = {"HARNESS_CACHE": str(folder / "here" / "cache"), "TMPDIR": str(folder / "tmp")}
+    client = build.folder_of(stacks()["http"].environments["cpu"])
+    places = {"HOSTILE_CLIENT": str(next(client.glob("lib/*/site-packages"), client))}
+    places |= {"HARNESS_CACHE": str(folder / "here" / "cache"), "TMPDIR": str(folder / "tmp")}
     variables = {**os.environ, **places, "PYTHONPATH": str(ROOT), "HOME": str(folder / "home")}
     command = [sys.executable, "-m", "benchmarks.hostile.reading", name, str(seed), str(count), str(folder)]
     with (folder / "errors.txt").open("wb") as errors:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
+import io
 import json
 import math
 import os
 import struct
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -17,11 +20,23 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
+from benchmarks.hostile import texts
 from benchmarks.hostile.encoders import gguf, lines, parquet, rows, safetensors
-from benchmarks.hostile.mutations import Content, Format, damaged, documents, dumped, json_files, one_of_them
+from benchmarks.hostile.mutations import (
+    Content,
+    Format,
+    Special,
+    damaged,
+    documents,
+    dumped,
+    json_files,
+    one_of_them,
+)
 from harness import records
 from harness.base import bounds
+from harness.records.kinds import checked
 from harness.share import bundle
+from tests.damage import edited
 
 TESTS = Path(__file__).parents[2] / "tests"
 PUBLISHED = sorted((TESTS.parent / "results" / "published").rglob("record.json"))
@@ -323,13 +338,45 @@ def _bundle() -> Format:
         }
         return bundle.packed(members | {"manifest.json": dumped(manifest | {"files": files}), name: content})
 
-    damage = damaged([whole.read_bytes()]) | st.sampled_from(bombs)
-    damage |= damaged([tar], [b"../", b"/etc", b"ustar", b"2", b"x", b"L"]).map(
+    others = _other_tars(members)
+    damage = damaged([whole.read_bytes()]) | st.sampled_from(
+        [*bombs, *(codec.compress(other, asbytes=True) for other in others)]
+    )
+    damage |= damaged([tar, *others], [b"../", b"/etc", b"ustar", b"2", b"x", b"L"]).map(
         lambda data: bytes(codec.compress(data, asbytes=True))
     )
     damage |= json_files([manifest]).map(lambda content: bundle.packed(members | {"manifest.json": content}))
     damage |= json_files([json.loads(members[name])]).map(with_record)
     return one_of_them({"b.tar.zst": whole.read_bytes()}, {"b.tar.zst": damage})
+
+
+def _other_tars(members: dict[str, bytes]) -> list[bytes]:
+    """The members in tars with what a bundle has not: headers of pax, and files with holes."""
+    made = []
+    name = "records/00001/record.json"
+    hole = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": name,
+        "GNU.sparse.realsize": "1" * 15,
+    }
+    for form, global_, own in (
+        (tarfile.GNU_FORMAT, {}, {}),
+        (tarfile.PAX_FORMAT, {"path": "../outside"}, {}),
+        (tarfile.PAX_FORMAT, {}, {"path": "/outside", "size": "99999999999999"}),
+        (tarfile.PAX_FORMAT, {}, {"linkpath": "/etc/passwd", "comment": "x" * 70_000}),
+        (tarfile.PAX_FORMAT, {"GNU.sparse.map": "0,9" * 9000}, {"GNU.sparse.size": "9" * 30}),
+        (tarfile.PAX_FORMAT, {}, hole),
+    ):
+        with tarfile.open(
+            fileobj=(file := io.BytesIO()), mode="w", format=form, pax_headers=global_
+        ) as archive:
+            for member, content in members.items():
+                (info := tarfile.TarInfo(member)).size = len(content)
+                info.pax_headers = own if member == name else {}
+                archive.addfile(info, io.BytesIO(content))
+        made.append(file.getvalue())
+    return made
 
 
 def formats() -> dict[str, Callable[[], Format]]:
@@ -382,52 +429,128 @@ def formats() -> dict[str, Callable[[], Format]]:
         "bundle": _bundle,
         "names": _names,
         "grown": lambda: _results("record.json", _grown()),
-        "servers": _servers,
-        "sql": lambda: Format({"query": b"select 1"}, _queries().map(lambda text: {"query": text})),
+        "words": lambda: _results("record.json", _with_words()),
+        "persons": _persons,
+        "twice": _twice,
+        "keys": texts.keys,
+        "paths": _paths,
+        "power log": _power_log,
+        "servers": texts.servers,
+        "sql": lambda: Format({"query": b"select 1"}, texts.queries().map(lambda text: {"query": text})),
     }
 
 
-# All that is read of a server's pages, in one, and an event of each API.
-PAGE: dict[str, Any] = {
-    "data": [{"id": "m", "owned_by": "vllm", "root": "/m", "max_model_len": 64, "meta": {"size": 1}}],
-    "version": "1",
-    "model_path": "/m",
-    "default_generation_settings": {"n_ctx": 64},
-    "models": [{"name": "m", "size": 1, "details": {"family": "llama"}}],
-}
-EVENT: dict[str, Any] = {
-    "content": " a",
-    "tokens": [1],
-    "stop": True,
-    "timings": {"prompt_n": 1, "prompt_ms": 1.0},
-    "response": "a",
-    "done": True,
-    "eval_count": 1,
-    "eval_duration": 5,
-    "choices": [{"text": "a", "delta": {"content": [{"text": "a"}]}, "token_ids": [1]}],
-    "usage": {"prompt_tokens": 1, "completion_tokens": 10**9},
-}
+def _with_words() -> st.SearchStrategy[bytes]:
+    """Records with up to six odd words in place of texts that may be any."""
+
+    def takes(way: tuple[Any, ...]) -> bool:
+        with contextlib.suppress(ValueError):
+            return bool(checked(edited(RECORD, [(way, "any words")])))
+        return False
+
+    free = [way for way in _ways(RECORD) if isinstance(_at(RECORD, way), str) and takes(way)]
+    failed = RECORD | {"outcome": "error", "reason": "x"}
+    changes = st.lists(
+        st.tuples(st.sampled_from([*free, ("reason",)]), texts.words()), min_size=1, max_size=6
+    )
+    return st.builds(
+        lambda record, edits: dumped(edited(record, edits)), st.sampled_from([RECORD, failed]), changes
+    )
 
 
-def _servers() -> Format:
-    """What a server sends to whatever it is asked, and how: once, without an end, slowly, or without closing
-    the connection."""
+def _persons() -> Format:
+    """Records with texts that name persons."""
+    texts_in = st.lists(texts.persons(), min_size=1, max_size=3)
+    record = st.builds(
+        lambda log, key: dumped({"log": log, key: log[0], "host_name": "x"}), texts_in, texts.persons()
+    )
+    return Format({"record.json": dumped({"log": "x"})}, record.map(lambda content: {"record.json": content}))
 
-    def sent(page: Any) -> bytes:
-        return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + json.dumps(page).encode()
 
-    packed = gzip.compress(bytes(64 << 20))
-    bombs = [
-        sent(PAGE).replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n", 1)[:-1] + packed,
-        sent(PAGE).replace(b"\r\n\r\n", b"\r\nContent-Length: " + b"9" * 18 + b"\r\n\r\n", 1),
-        *(sent(0)[:-1] + piece * (1 << 21) for piece in (b"[", b'{"a":', b"{},", b"1")),
-        sent(0)[:-1] + b'{"data": [' + b"{}," * (1 << 21) + b"{}]}",
+def _twice() -> Format:
+    """A record, or a bundle's record or manifest, in which a key is there twice: none may be taken."""
+    sound = _results("record.json", st.nothing()).sound
+    packed = {"b.tar.zst": (TESTS / "golden" / "bundle-1.tar.zst").read_bytes()}
+    members = bundle.unpacked(TESTS / "golden" / "bundle-1.tar.zst")
+    manifest, name = json.loads(members["manifest.json"]), "records/00001/record.json"
+
+    def with_key(document: Any) -> st.SearchStrategy[bytes]:
+        def put(way: tuple[Any, ...], value: Any, first: bool) -> bytes:
+            *parents, key = way
+            within = _at(changed := json.loads(json.dumps(document)), tuple(parents))
+            both = {key: within.pop(key), f"{key}\0": value}
+            new = dict(reversed(both.items())) if first else both
+            before = dict(within)
+            within.clear()
+            within.update(new | before)
+            return dumped(changed).replace(b"\\u0000", b"")
+
+        ways = [way for way in _ways(document) if isinstance(way[-1], str)]
+        return st.builds(
+            put, st.sampled_from(ways), st.sampled_from([1, "/home/jane", None, {}, []]), st.booleans()
+        )
+
+    def in_bundle(content: bytes, member: str) -> dict[str, Content]:
+        own = {member: content}
+        if member == name:
+            files = manifest["files"] | {
+                name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+            }
+            own["manifest.json"] = dumped(manifest | {"files": files})
+        return {"b.tar.zst": bundle.packed(members | own)}
+
+    def in_folder(content: bytes) -> dict[str, Content]:
+        return {"results/b/r/record.json": content}
+
+    of_record = with_key(RECORD).map(in_folder)
+    of_bundle = with_key(json.loads(members[name])).map(lambda content: in_bundle(content, name))
+    of_bundle |= with_key(manifest).map(lambda content: in_bundle(content, "manifest.json"))
+    both = st.builds(lambda one, other: {**sound, **one, **other}, of_record, of_bundle)
+    return Format(sound | packed, both, is_refused=True)
+
+
+def _paths() -> Format:
+    """Files whose names are of any bytes."""
+    of = {".gguf": gguf(_gguf_spec()), ".csv": CSV, ".yaml": YAML, ".zst": b"\x28\xb5\x2f\xfd"}
+    sound = Special("folder")
+    raw = st.binary(min_size=1, max_size=200) | texts.words().map(
+        lambda word: word.encode(errors="surrogatepass")[:200]
+    )
+    name = raw.map(lambda raw: os.fsdecode(b"o" + raw.translate(None, b"/\0.")))
+
+    def file(name: str, end: str) -> dict[str, Content]:
+        return {name + end: of.get(end, sound)}
+
+    named = {f"m{end}": content for end, content in of.items()} | {"folder": sound}
+    return Format(named, st.builds(file, name, st.sampled_from(["", *of])))
+
+
+def _power_log() -> Format:
+    lines = b"time,watts\n" + b"".join(b"2026-11-20T08:%02d:00Z,%d.5\n" % (n, 100 + n) for n in range(60))
+    table = {"head": ["time", "watts"]} | {
+        str(n): [f"2026-11-20T08:{n:02}:00+00:00", 99.5] for n in range(30)
+    }
+    pieces = [
+        b"nan",
+        b"inf",
+        b"-1",
+        b"1e400",
+        b"9999-12-31T23:59:59-23:59",
+        b"0001-01-01T00:00:00+23:59",
+        b"\0",
+        b'"',
     ]
-    pieces = [b"HTTP/1.1 100 x\r\n\r\n", b"Transfer-Encoding: chunked\r\n", b"ffffffff\r\n", b"1e999", b"NaN"]
-    answer = documents([PAGE, EVENT], sent) | damaged([sent(PAGE), sent(EVENT)], pieces)
-    how = st.sampled_from([b"once"] * 60 + [b"endless", b"endless", b"slow", b"open"])
-    files = st.fixed_dictionaries({"answer": answer | st.sampled_from(bombs), "how": how})
-    return Format({"answer": sent(PAGE | EVENT), "how": b"once"}, files)
+    damage = documents([{"rows": table}], rows) | damaged([lines, lines * 2000], pieces)
+    began = "2026-11-20T08:08:39.619499+00:00"
+    record = RECORD | {"started_utc": began, "timing": RECORD["timing"] | {"generate_utc": began}}
+    files = {"results/r/record.json": dumped(record), "results/r/tokens.parquet": _tokens(10**6)}
+    return one_of_them(files | {"power.csv": lines}, {"power.csv": damage})
+
+
+def _at(value: Any, way: tuple[Any, ...]) -> Any:
+    for key in way:
+        value = value[key]
+    return value
 
 
 def _names() -> Format:
@@ -473,63 +596,3 @@ def _ways(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
         yield from _ways(value[key], (*way, key))
-
-
-# What writes, reads a file, goes on for ever or takes memory, and what is put around it.
-QUERIES = [
-    "select 1",
-    "from repeats",
-    "copy (select 1) to 'outside'",
-    "copy cells to '.tmp/outside'",
-    "insert into cells from cells returning *",
-    "update cells set name = '' returning *",
-    "delete from records returning *",
-    "attach 'outside' as o",
-    "install httpfs",
-    "load 'evil'",
-    "pragma database_list",
-    "set memory_limit = '1TB'",
-    "create table o as select 1",
-    "export database 'outside'",
-    "from read_text('/etc/passwd')",
-    "from '/etc/passwd'",
-    "from glob('/*')",
-    "from query('copy cells to outside')",
-    "from duckdb_settings()",
-    "select getenv('HOME')",
-    "select * from range(1000000000000)",
-    "select list(range) from range(1000000000)",
-    "select string_agg(repeat('x', 100000), '') from range(1000000)",
-    "select repeat(repeat('x', 1000000), 1000) from range(100)",
-    "with recursive t(n) as (select 1 union all select n + 1 from t) from t",
-    "with recursive t(s) as (select 'x' union all select s || s from t) select max(s) from t",
-    "select pg_sleep(1000)",
-    "select ('[' || repeat('[', 100000))::json",
-    "select date '290000-01-01'",
-    "values ('nan'::double), (1)",
-]
-AROUND = [
-    "with x as ({}) from x",
-    "with x as materialized ({}) select * from x, x as y",
-    "select ({})",
-    "select * from ({})",
-    "select 1 where exists ({})",
-    "({}) union all (select 1)",
-    "select [({})]",
-    "explain {}",
-    "prepare p as {}",
-    "{};{}",
-    "/* {} */ {}",
-    "describe {}",
-]
-
-
-def _queries() -> st.SearchStrategy[bytes]:
-    def around(outer: str, query: str) -> str:
-        return outer.replace("{}", query)
-
-    nested = st.recursive(
-        st.sampled_from(QUERIES), lambda inner: st.builds(around, st.sampled_from(AROUND), inner)
-    )
-    texts = [query.encode() for query in QUERIES]
-    return nested.map(str.encode) | damaged(texts, [b"(", b"'", b"\xff", b";"])

@@ -142,10 +142,12 @@ def json_files(sources: Sequence[Any]) -> st.SearchStrategy[bytes]:
 
 @dataclass(frozen=True)
 class Format:
-    """`sound`: files by path that the readers take; `damaged`: such files, with damage."""
+    """`sound`: files by path that the readers take; `damaged`: such files, with damage. `is_refused`: none of
+    these may be taken."""
 
     sound: dict[str, Content]
     damaged: st.SearchStrategy[dict[str, Content]]
+    is_refused: bool = False
 
 
 def one_of_them(files: Mapping[str, bytes], damage: Mapping[str, st.SearchStrategy[bytes]]) -> Format:

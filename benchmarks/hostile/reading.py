@@ -1,22 +1,18 @@
-"""One process that reads many hostile inputs: runs the readers, and reports what none of them may do."""
+"""One process that reads many hostile inputs: watches the readers, and reports what none of them may do."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
-import re
 import resource
 import shutil
-import socketserver
 import struct
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +21,8 @@ from hypothesis import strategies as st
 
 from benchmarks.hostile.inputs import formats
 from benchmarks.hostile.mutations import Content, Special
-from harness import cli, records
-from harness.base import bounds
-from harness.campaign import prompts
-from harness.models import served, weights
-from harness.stacks.header import stacks
-from runners.answers import EVENT_BYTES, WrongAnswer
-from runners.served.apis import APIS, CHAT
+from benchmarks.hostile.readers import MOST_BYTES, MOST_S, READERS, Reader, Wrong
 
-MOST_S = 5.0  # of CPU time: a busy machine must not find anything
-MOST_BYTES = 512 << 20
 SPARE_BYTES = 2 << 30  # of address space beyond what the process has: over the limit is measured, not killed
 STATE = struct.Struct("<Qd")  # inputs begun, and the CPU time when the latest began
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -44,194 +32,7 @@ STARTS = {"subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork
 # The first has limits of its own, beyond those for the reading process; the second measures this CPU and
 # reads nothing of the input; the third is the hostile server.
 OWN_PROCESSES = ("limited_tokenizer.py", "harness.machine.probes", "('127.0.0.1', ")
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|^::(?!\w+ title=)", re.MULTILINE)  # and GitHub's
 OURS = 99  # the exit code of a mistake in this folder
-Reader = Callable[[], bool]
-
-
-class Wrong(Exception):
-    """What a reader did and must not do."""
-
-
-def command(*arguments: str) -> Reader:
-    """A command in this process: whether its exit code is 0. Raises whatever escapes it."""
-
-    def run() -> bool:
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                code = cli.main([*arguments])
-            except SystemExit as end:  # argparse's
-                code = int(end.code or 0)
-        if code not in (0, 1, 2, 3):
-            raise Wrong(f"exit code {code}")
-        for name, text in (("output", out), ("message", err)):
-            if "Traceback (most" in text.getvalue():
-                raise Wrong(f"a traceback in the {name}")
-            if found := CONTROL.search(text.getvalue()):
-                raise Wrong(f"{found[0]!r} in the {name}")
-        return code == 0
-
-    return run
-
-
-def local(path: str) -> Reader:
-    def run() -> bool:
-        try:
-            weights.local(Path(path))
-        except weights.WeightsError:
-            return False
-        return True
-
-    return run
-
-
-def planned(path: str) -> Reader:
-    """Whether some stack would load or convert it."""
-
-    def run() -> bool:
-        try:
-            ready = weights.local(Path(path))
-        except weights.WeightsError:
-            return False
-        taken = False
-        for header in stacks().values():
-            options = {name: option.default for name, option in header.options.items()}
-            with contextlib.suppress(weights.WeightsError):
-                if ready.format == "hf":
-                    weights.check_loadable(ready, None, header, options)
-                    weights.check_convertible(ready, header.converts)
-                taken = True
-        return taken
-
-    return run
-
-
-def tokenized() -> bool:
-    try:
-        return bool(
-            prompts.tokenized(Path("tokenizer.json"), "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab some text", 8).ids
-        )
-    except weights.WeightsError:
-        return False
-
-
-def recovered() -> bool:
-    damages: list[object] = []
-    records.recover(Path("results"), damages.append)
-    list(records.records(Path("results"), damages.append))
-    return not damages
-
-
-CHECKPOINT = {
-    "theory": command("theory", "model", "--machine", "4090"),
-    "theory --memory": command("theory", "model", "--memory", "24GB"),
-    "plan": planned("model"),
-}
-RECORDS = {
-    "list": command("report", "--list", "results"),
-    "memory": command("report", "--memory", "results"),
-    "report md": command("report", "results", "--format", "md"),
-    "report page": command("report", "results"),
-    "history": command("report", "--history", "results"),
-    "compare": command("compare", "results/a", "results/b", "--format", "gha"),
-    "export": command("report", "results", "--export", "csv", "-o", "export.csv"),
-}
-SQL = {"sql": command("sql", "from repeats", "results", "--json")}
-
-
-def asked() -> bool:
-    """Whether the query is answered: of a folder without records, within a second and the memory of all
-    other readers, a quarter of what users have."""
-    bounds.QUERY_BYTES, bounds.QUERY_ENGINE_BYTES = MOST_BYTES * 3 // 4, MOST_BYTES // 2
-    Path("results").mkdir(exist_ok=True)
-    text = os.fsdecode(Path("query").read_bytes().replace(b"\0", b""))
-    return command("sql", "--csv", "--timeout=1", "--", text, "results")()
-
-
-@contextlib.contextmanager
-def hostile_server() -> Iterator[str]:
-    """The address of one that sends the input, whatever it is asked."""
-    answer, how = Path("answer").read_bytes(), Path("how").read_bytes()
-    ended = threading.Event()
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.settimeout(MOST_S)
-            with contextlib.suppress(OSError):  # the client has closed it
-                self.request.recv(1 << 16)
-                for place in range(len(answer) if how == b"slow" else 0):
-                    self.request.sendall(answer[place : place + 1])
-                    ended.wait(0.01)
-                if how != b"slow":
-                    self.request.sendall(answer)
-                while how == b"endless":
-                    self.request.sendall(answer[-(1 << 16) :])
-                if how == b"open":
-                    ended.wait(MOST_S)
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads, server.block_on_close = True, False
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            ended.set()
-            server.shutdown()
-
-
-def identified() -> bool:
-    """Whether the server is taken for one, asked as before a run; each answer has a fifth of a second."""
-    served.LOAD_S, served._got.__defaults__ = 0.2, (0.2, None)
-    with hostile_server() as address:
-        try:
-            served.serving(address, "sk-0123456789")
-            return bool(served.identity(address, None, "sk-0123456789"))
-        except served.NotServed as why:
-            if len(sentence := str(why)) > 1000 or "sk-0123456789" in sentence:
-                raise Wrong(f"a message of {len(sentence)} characters, or with the key") from why
-            return False
-
-
-def heard() -> bool:
-    """Whether its content is taken for an event of a stream, by some API."""
-    taken = False
-    content = Path("answer").read_bytes().partition(b"\r\n\r\n")[2][:EVENT_BYTES]
-    with contextlib.suppress(ValueError, RecursionError):  # the worker's client has sentences for both
-        event = json.loads(content)
-        for api in [*APIS.values(), CHAT] if isinstance(event, dict) else ():
-            with contextlib.suppress(WrongAnswer):
-                taken |= bool(api.read(event).ids)
-    return taken
-
-
-FIT = {"fit": lambda name: command("fit", name), "fit --json": lambda name: command("fit", name, "--json")}
-READERS: dict[str, dict[str, Reader]] = {
-    "gguf": {
-        "theory": command("theory", "model.gguf", "--machine", "4090"),
-        "theory --memory": command("theory", "model.gguf", "--memory", "24GB"),
-        "weights": local("model.gguf"),
-    },
-    "safetensors": CHECKPOINT,
-    "index.json": CHECKPOINT,
-    "config.json": CHECKPOINT,
-    "tokenizer.json": {"tokenize": tokenized},
-    "yaml": {"validate": command("run", "--dry-run", "config.yaml")},
-    "record.json": RECORDS,
-    "begun.json": {"recover": recovered, "list": command("report", "--list", "results")},
-    "parquet": RECORDS,
-    "csv": {name: made("log.csv") for name, made in FIT.items()},
-    "csv.gz": {name: made("log.csv.gz") for name, made in FIT.items()},
-    "jsonl": {name: made("log.jsonl") for name, made in FIT.items()},
-    "bundle": {
-        "verify": command("share", "--verify", "b.tar.zst"),
-        "report md": command("report", "b.tar.zst", "--format", "md"),
-    },
-    "names": RECORDS | SQL,
-    "grown": RECORDS | SQL,
-    "servers": {"identity": identified, "events": heard},
-    "sql": {"sql": asked},
-}
 
 
 def main(name: str, first_seed: int, count: int, folder: Path) -> None:
@@ -241,8 +42,7 @@ def main(name: str, first_seed: int, count: int, folder: Path) -> None:
     here.mkdir(exist_ok=True)
     os.chdir(here)
     format, readers = formats()[name](), READERS[name]
-    if name == "bundle":  # its records are laid out in a temporary folder
-        tempfile.tempdir = str(here)
+    tempfile.tempdir = str(here)  # where the records of a bundle are laid out
     for each, reader in readers.items():  # imports, and whether the sound input is taken
         laid_out(here, format.sound)
         if not reader() and each != "compare":  # one repeat each is too few to compare
@@ -267,6 +67,8 @@ def main(name: str, first_seed: int, count: int, folder: Path) -> None:
         (folder / "reader").write_text(reader)
         os.pwrite(state, STATE.pack(counts["read"] + 1, time.process_time()), 0)
         wrong, taken = watched(readers[reader], guard)
+        if taken and format.is_refused:
+            wrong.append("taken")
         counts["read"] += 1
         counts["taken"] += taken
         for what in wrong:

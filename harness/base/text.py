@@ -100,7 +100,8 @@ _PLAIN = re.compile(
     re.VERBOSE,
 )
 _USER = re.compile(r"(://)[^\s/?#'\"<>]*@")
-_QUERY = re.compile(r"(://[^\s?'\"<>]*)\?[^\s'\"<>`)]+")
+# Up to the next :// alone: else a text of many takes the square of its length.
+_QUERY = re.compile(r"(://(?:(?!://)[^\s?'\"<>])*)\?[^\s'\"<>`)]+")
 
 
 def recorded(variables: Mapping[str, str]) -> dict[str, str]:

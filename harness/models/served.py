@@ -197,9 +197,9 @@ def _got(
         connection.connect()
         with contextlib.closing(connection), _ending(connection.sock, within_s, too_late):
             connection.request("POST" if sent else "GET", path, sent, headers)
-            answer = connection.getresponse()
-            why = encoded(answer.getheader("Content-Encoding", ""))
-            content = b"" if why else answer.read(ANSWER_BYTES + 1)
+            with connection.getresponse() as answer:
+                why = encoded(answer.getheader("Content-Encoding", ""), key)
+                content = b"" if why else answer.read(ANSWER_BYTES + 1)
     except (OSError, ValueError, HTTPException) as failure:
         is_late = too_late.is_set() or isinstance(failure, TimeoutError)
         is_late = is_late and "handshake" not in str(failure)
@@ -211,8 +211,9 @@ def _got(
         why = too_large(ANSWER_BYTES)
     if why:
         raise NotServed(f"{address}{page}: the server {why}")
-    if why := refusal(answer.status, answer.getheader("Content-Type", ""), answer.getheader("Location")):
-        raise NotServed(without_key(f"{address}{page}: {why}", key))
+    type_, location = answer.getheader("Content-Type", ""), answer.getheader("Location")
+    if why := refusal(answer.status, type_, location, key):
+        raise NotServed(f"{address}{page}: {why}")
     try:
         return json_object(content, page, key)
     except WrongAnswer as wrong:

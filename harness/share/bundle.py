@@ -94,6 +94,7 @@ _HOME = re.compile(r"/(?:home|Users)/([^\s/'\"<>|;,:()\[\]{}]+)")
 _IN_HOME = re.compile(r"/(?:home|Users|root)/[^\s'\"<>|;,:()\[\]{}]*")
 _ANY_PATH = re.compile(r"(?<![\w./~-])(?:~[\w.-]*)?(?:/[^\s/'\"<>|:;,()\[\]{}`*?=]+)+/?")
 _WINDOWS = re.compile(r"(?<!\w)[A-Za-z]:\\[^\s'\"<>|;,]*")
+MOST_PASSES = 8
 _BEGIN = re.compile(r"(?<![^\W_])\S")  # of a name: no letter or digit before it
 _IDENTIFIER = re.compile(r"\w+")
 
@@ -145,7 +146,15 @@ class Anonymizer:
         return value
 
     def text(self, text: str) -> str:
-        """The text without such data. A second call changes nothing."""
+        """The text without such data. A second call changes nothing, of another too: what is taken out may
+        leave a path that begins there, as in x~NAME/y."""
+        for _ in range(MOST_PASSES):
+            if (left := self._pass(text)) == text:
+                break
+            text = left
+        return text
+
+    def _pass(self, text: str) -> str:
         if text.startswith(("/", "~/")) and "\n" not in text and ":" not in text:
             text = _last(text)  # a path as a whole, also one with spaces
         text = _UUID.sub(_hashed, redacted(text))

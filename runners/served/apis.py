@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from runners.answers import COUNT, MOST_SHOWN, WrongAnswer, part
+from runners.answers import COUNT, WrongAnswer, part
 
 Json = dict[str, Any]
 Prompt = list[int] | str
@@ -205,7 +205,7 @@ def _count(value: Any) -> int | None:
 
 
 def _end(reason: Any) -> str | None:
-    return ENDS.get(reason, reason[:MOST_SHOWN]) if isinstance(reason, str) and reason != "none" else None
+    return ENDS.get(reason, reason) if isinstance(reason, str) and reason != "none" else None
 
 
 def _added(a: int | None, b: int | None) -> int | None:

@@ -21,12 +21,12 @@ from runners.answers import (
     EVENT_BYTES,
     LOAD_S,
     MORE_TOKENS,
-    MOST_SHOWN,
     SILENT_S,
     WrongAnswer,
     encoded,
     json_object,
     refusal,
+    shown,
     stream_bytes,
     stream_s,
     too_large,
@@ -277,7 +277,7 @@ class Client:
                 response = self._http.send(request, stream=True)
         except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as failure:
             raise self._broken(path, failure) from None
-        if why := encoded(response.headers.get("content-encoding", "")):
+        if why := encoded(response.headers.get("content-encoding", ""), self._key):
             response.close()
             raise self.error(f"{self.url}{path}: the server {why}")
         return response
@@ -353,8 +353,8 @@ class Client:
         """`sent`: by the server, as its reason. The key is in neither."""
         detail = sent.get("message", sent) if isinstance(sent, dict) else sent
         text = detail.decode(errors="replace") if isinstance(detail, bytes) else str(detail)
-        shown = without_key(text, self._key)[:MOST_SHOWN]
-        return ServerError(without_key(sentence, self._key) + (f": {shown}" if shown else ""))
+        reason = shown(text, self._key)
+        return ServerError(without_key(sentence, self._key) + (f": {reason}" if reason else ""))
 
     def json(self, text: bytes) -> Json:
         """Raises ServerError."""
@@ -368,7 +368,7 @@ class Client:
 
     def masked(self, text: str | None) -> str | None:
         """What a server sent and is kept."""
-        return text and str(without_key(text, self._key))
+        return text and shown(text, self._key)
 
     def _object(self, content: bytes, page: str) -> Json:
         """Raises ServerError."""
@@ -380,7 +380,7 @@ class Client:
     def _check(self, answer: Whole, url: str) -> None:
         """Raises ServerError for an answer that is none of the API's."""
         headers = answer.headers
-        why = refusal(answer.status, headers.get("content-type", ""), headers.get("location"))
+        why = refusal(answer.status, headers.get("content-type", ""), headers.get("location"), self._key)
         if why:
             body = None
             if answer.status >= 400:

@@ -171,6 +171,16 @@ def list_named(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+SKIPPED = "skipped: "  # begins the warning of a record that cannot be read
+
+
+def few(warnings: Sequence[str], most: int = 3) -> list[str]:
+    """The warnings, but of records that cannot be read only so many, and the number of the others."""
+    skipped = [each for each in warnings if each.startswith(SKIPPED)]
+    more = [f"{SKIPPED}{len(skipped) - most} more"] if len(skipped) > most else []
+    return [*skipped[:most], *more, *(each for each in warnings if not each.startswith(SKIPPED))]
+
+
 def listed(values: Iterable[int]) -> str:
     """Numbers in order, the last after "and"."""
     *first, last = sorted(values)

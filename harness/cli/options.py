@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base import data
-from harness.base.text import plural, shortened
+from harness.base.text import SKIPPED, few, plural, shortened
 from harness.cli import Mistake, say
 from harness.theory import names
 from harness.theory.machines import HEADLESS, MACHINES, Machines
@@ -100,7 +100,10 @@ def stored(folder: Path) -> Iterator[Stored]:
     from harness import records
 
     records.check_folder(folder)
-    return records.records(folder, lambda damage: say(f"skipped: {damage}"))
+    damages: list[str] = []
+    yield from records.records(folder, lambda damage: damages.append(f"{SKIPPED}{damage}"))
+    for each in few(damages):
+        say(each)
 
 
 def measured(folder: Path) -> Iterator[Stored]:

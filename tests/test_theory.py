@@ -344,7 +344,10 @@ def test_what_the_table_leaves_out_is_said_in_words(harness):
     assert [line.split()[1] for line in fits] == ["q4_k_m", "f16"] * 2
     assert ["cannot load" in line for line in fits] == [True, False] * 2  # in transformers
     said = " ".join(ran.out.split())
-    assert "apple-m2-pro-16gb: of its 17.2 GB (16 GiB), 5.7 GB are reserved for the system, as macOS" in said
+    assert (
+        "apple-m2-pro-16gb: of its 17.2 GB (16 GB as sold), 5.7 GB are reserved for the system, as macOS"
+        in said
+    )
     assert "https://github.com/exo-explore/exo/pull/1672" in said  # not broken at its hyphen
     assert "reached:" not in said  # no such column: these weights were not measured on this machine
 
@@ -400,7 +403,7 @@ def test_a_16_bit_gguf_comes_first_among_what_fits_a_memory(harness, tmp_path):
     rows = harness(*asked, "--json").json
     types = ["f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k"]
     assert [row["weights"] for row in rows[::3]] == types
-    memory = "Memory: 24 GiB, as cards are sold, that is 25.8 GB; 0.5 GB of it are"
+    memory = "Memory: 25.8 GB (24 GB as sold); 0.5 GB of it are"
     assert harness(*asked).out.startswith(memory)
 
 
@@ -445,7 +448,7 @@ def test_the_reserve_is_said_with_how_to_change_it_and_can_be_changed(harness):
     said = [
         " ".join(harness(*asked, *given).out.split()) for given in ((), ("--headless",), ("--reserve", "1GB"))
     ]
-    of = "rx-7900-xt: of its 21.5 GB (20 GiB),"
+    of = "rx-7900-xt: of its 21.5 GB (20 GB as sold),"
     assert (
         f"{of} 0.8 GB are reserved for the display and the driver (--headless: 0.5 GB; --reserve" in said[0]
     )

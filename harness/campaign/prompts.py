@@ -61,7 +61,7 @@ def tokenized(path: Path, text: str, count: int) -> Tokenized:
     ran = subprocess.run(command, input=text.encode(), capture_output=True, env=variables)
     if ran.returncode:
         by = signal.Signals(-ran.returncode).name if ran.returncode < 0 else f"exit code {ran.returncode}"
-        limits = f"{MEMORY_BYTES >> 30} GiB of memory and {CPU_S} s of CPU time"
+        limits = f"{MEMORY_BYTES / 1e9:.1f} GB of memory and {CPU_S} s of CPU time"
         raise WeightsError(f"{path}: its tokenizer ended with {by}; it may take {limits}")
     answer = json.loads(ran.stdout)
     if "error" in answer:

@@ -299,7 +299,7 @@ def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
         )
     ask = _ask(arguments)
     chosen: list[tuple[str | None, Machine | None]] = [
-        *theory_options.machines_of(arguments.machine, machines, arguments.memory, _this_machine).items()
+        *theory_options.machines_of(arguments.machine, machines, arguments.memory).items()
     ]
     wanted = reserved(arguments.reserve)
     chosen = [(name, machine and machine.reserving(wanted)) for name, machine in chosen]
@@ -414,12 +414,6 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
     if stored and not forms:
         forms = [stored]
     return Model(given, name, made, tied, forms, stored, trained_stated)
-
-
-def _this_machine() -> Machine:
-    from harness.cli.doctor import this_cpu
-
-    return this_cpu()
 
 
 def _tensor(tensor: Tensor, tied: bool, expert_share: float) -> TensorRow:

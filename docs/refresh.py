@@ -69,8 +69,15 @@ def models() -> str:
 def slips() -> str:
     """Cells of the published study that its own formulas do not give."""
     rows = [
-        {"table": table, "row": row, "column": column, "printed": cell, "why not": reason}
-        for (table, row, column), (cell, reason) in published.SLIPS.items()
+        {
+            "table": each.table,
+            "row": each.row,
+            "column": each.column,
+            "printed": each.printed,
+            "why not": each.why,
+        }
+        for table in published.STUDY_TABLES
+        for each in published.compared(table)[1]
     ]
     return markdown(rows)
 

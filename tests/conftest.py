@@ -46,6 +46,7 @@ from runners.protocol import Died, Event, Failed, Request
 os.environ["COLUMNS"] = "100"  # else tables and sentences are as wide as the terminal that the tests run in
 ROOT = Path(__file__).parent.parent
 STUDY = ROOT / "results" / "published" / "rtx4090-qwen1.5"
+STUDY_TABLES = ROOT / "harness" / "data" / "study_tables"
 # Later ones use the weights of those before.
 REAL_STACKS = sorted(
     (name for name, header in stacks().items() if header.formats),
@@ -156,6 +157,11 @@ class Ran:
     code: int
     out: str
     err: str
+
+    @property
+    def words(self) -> str:
+        """The output without its line breaks and columns."""
+        return " ".join(self.out.split())
 
     @property
     def json(self) -> Any:

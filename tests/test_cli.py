@@ -20,6 +20,7 @@ from harness import __version__, machine
 from harness.base.files import cache_folder
 from harness.cli import COMMANDS, MOVED, init
 from harness.config import load, plan
+from harness.report import text_table
 from harness.stacks import build
 from harness.stacks.header import stacks
 from harness.theory import decoder
@@ -69,7 +70,13 @@ def test_a_dry_run_of_a_shipped_config_lists_its_cells_and_writes_nothing(harnes
     cells = plan.cells(load(CONFIGS / name))
     ran = harness("run", CONFIGS / name, "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
     assert ran.code == ("will" in ran.err.splitlines()[-1])
-    assert [line.split()[0] for line in ran.out.splitlines()] == [cell.id for cell in cells]
+    assert len(ran.out.splitlines()) > 1
+    assert re.search(rf"^harness: {len(cells)} cells", ran.err, re.MULTILINE)
+    assert max(map(len, ran.out.splitlines())) <= text_table.PIPE_WIDTH
+    wide = harness("run", CONFIGS / name, "--dry-run", "--wide", HARNESS_CACHE=str(tmp_path / "empty"))
+    for cell in cells:
+        short = cell.id.removeprefix(f"{cell.model.name}.").rpartition(".")[0]
+        assert short in wide.out
     assert not (tmp_path / "results").exists()
     assert not (tmp_path / "empty").exists()
 
@@ -88,15 +95,31 @@ def test_a_dry_run_tells_where_weights_come_from_and_what_they_take(harness):
         assert line["seconds"] > 0
 
 
+def test_a_repository_that_variants_share_is_to_be_fetched_once(harness, tmp_path):
+    empty = {"HARNESS_CACHE": str(tmp_path / "empty"), "HF_HUB_CACHE": str(tmp_path / "hub")}
+    ran = harness("run", "4090-qwen15", "--dry-run", "--json", **empty)
+    sizes: dict[str, list[float]] = {}
+    for line in ran.json:
+        sizes.setdefault(line["weights"], []).append(line["disk_bytes"])
+    assert any(len(each) > 1 for each in sizes.values())
+    for each in sizes.values():
+        assert each[0] > 0
+        assert not any(each[1:])
+    assert 2.3e12 < sum(map(sum, sizes.values())) < 2.4e12
+    by_model = harness("run", "4090-qwen15", "--dry-run", **empty)
+    assert re.search(r"\nall +160 +103 .* 2,341\.4 GB +at least ", by_model.out)
+    assert len(by_model.out.splitlines()) < 30
+
+
 @pytest.mark.parametrize("name", ["quickstart", "quickstart.yaml"])
 def test_a_name_is_a_file_where_the_user_stands_else_a_shipped_config(harness, config, tmp_path, name):
     (tmp_path / "quickstart").mkdir()  # no file, and so no config
     shipped = harness("run", "--dry-run", name)
     assert shipped.code == 0, shipped.err
-    assert shipped.out.startswith("qwen1.5-0.5b.llamacpp.q8_0.decode.")
+    assert "\nqwen1.5-0.5b.llamacpp.q8_0.decode " in shipped.out
     assert ("for the folder of that name here: ./quickstart" in shipped.err) == (name == "quickstart")
     config({}, name="quickstart")
-    assert harness("run", "--dry-run", name).out.startswith("tiny-qwen2.fake.")
+    assert "\ntiny-qwen2.fake." in harness("run", "--dry-run", name).out
 
 
 def test_a_name_of_no_config_is_met_with_the_closest_that_is_shipped(harness):
@@ -358,7 +381,7 @@ def test_a_dry_run_says_where_it_would_write_what_and_that_it_does_not_fit(harne
     ran = harness("run", config, "--dry-run", HARNESS_CACHE=str(disk))
     assert ran.code == 1
     assert f"of weights to make or fetch, in {disk} (0.06 GB free)" in ran.err
-    assert f"GB of weights are to be written to {disk}, where 0.06 GB is free" in ran.out
+    assert f"GB of weights are to be written to {disk}, where 0.06 GB is free" in ran.words
     assert "1 will fail (exit code 1)" in ran.err
 
 
@@ -393,7 +416,7 @@ exclude:
     assert ran.code == 1
     assert ran.err.endswith("harness: of 9 cells, 9 will fail (exit code 1)\n")
     for name in ("mine-q8_0.gguf", "four-4"):
-        assert f"{tmp_path}/{name}: no such file or directory" in ran.out
+        assert f"{tmp_path}/{name}: no such file or directory" in ran.words
 
 
 def test_a_dry_run_names_cells_whose_options_exclude_each_other(harness, real_config):
@@ -401,10 +424,11 @@ def test_a_dry_run_names_cells_whose_options_exclude_each_other(harness, real_co
     ran = harness(
         "run", "--dry-run", real_config(variant, model={"shape": "qwen1.5-0.5b", "weights": "synthetic"})
     )
-    quantized, plain = ran.out.splitlines()
+    _, quantized, plain, *_ = ran.out.splitlines()
     assert ran.code == 1
-    assert "(will fail: quantized V cache requires flash_attn to be enabled)" in quantized
+    assert quantized.startswith("qwen1.5-0.5b.llamacpp.q4_0-type_v=q8_0.decode  will fail  ")
     assert "will fail" not in plain
+    assert "will fail: quantized V cache requires flash_attn to be enabled (" in ran.words
 
 
 def test_one_cell_is_no_cells(harness, config):

@@ -23,6 +23,8 @@ TYPED = {
     "run --dr": ["run", "--dry-run"],
     "run cpu-": ["run", "cpu-qwen15-0.5b"],
     "run my": ["run", "my config.yaml"],
+    "run x --stacks llamas": ["run", "x", "--stacks", "llamaserver"],
+    "theory --machine rtx-4090-l": ["theory", "--machine", "rtx-4090-laptop"],
     "report --list res": ["report", "--list", "results"],
     "report --export lla": ["report", "--export", "llama-bench"],
     "env cre": ["env", "create"],
@@ -125,4 +127,9 @@ def test_every_command_and_option_has_its_place():
     assert "--dry-run" in known["run/ -"]
     assert "run/ --dry-run" not in known  # it takes no value
     assert known["run/ --out"] == [completion.FILES]
+    assert {"llamacpp", "hf"} <= set(known["run/ --stacks"])
+    assert {"q4_k_m", "q8_0"} <= set(known["run/ --quant"])
+    for command in ("recommend", "theory", "fit"):
+        assert {"this", "rtx-4090"} <= set(known[f"{command}/ --machine"])
+    assert known["recommend/ --for"] == ["balance", "speed", "quality", "context"]
     assert known["env/use/"] == [*header.stacks(), completion.FILES]

@@ -220,10 +220,10 @@ def test_a_model_that_it_does_not_run_is_said_before_anything_is_made(harness, r
     path = configure(shutil.copytree(source(QWEN2), tmp_path / "other"), model_type="gemma2")
     config = real_config({"stack": "ct2"}, model={"name": "other", "weights": str(path)})
     why = f"{path}: is gemma2, which stack ct2 does not run; it runs gemma, llama, mistral, qwen2, qwen3"
-    assert why in harness("run", "--dry-run", config).out
+    assert why in harness("run", "--dry-run", config).words
     scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     configure(path, model_type="qwen2", rope_scaling=scaled)
-    assert "rope scaling" in harness("run", "--dry-run", config).out
+    assert "rope scaling" in harness("run", "--dry-run", config).words
 
 
 def test_windows_that_it_computes_wrongly_are_refused(worker, source, convert, ct2_interpreter, tmp_path):
@@ -245,6 +245,6 @@ def test_windows_that_it_computes_wrongly_are_refused(worker, source, convert, c
 def test_a_context_that_no_call_keeps_is_said_before_a_run(harness, real_config, source):
     model = {"name": "small", "weights": str(source(QWEN2))}
     path = real_config({"stack": "ct2"}, model=model, workloads=[{"kind": "prefill"}, {"kind": "max_ctx"}])
-    out = harness("run", "--dry-run", path).out
+    out = harness("run", "--dry-run", path).words
     assert "ct2 does not run prefill: CTranslate2 keeps no context between two calls" in out
     assert "ct2 does not run max_ctx: CTranslate2 fills a context only by decoding" in out

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import STUDY_TABLES
 
 from harness.models import gguf
 from harness.stacks.adopted import Interpreter
@@ -75,7 +76,7 @@ print(json.dumps(types))
 
 def published(table: str, column: str) -> dict[tuple[str, str], dict[str, str]]:
     """Rows by model and type, but for those that did not fit."""
-    with (ROOT / "tests" / "published" / table).open() as file:
+    with (STUDY_TABLES / table).open() as file:
         rows = [row for row in csv.DictReader(file) if row[column] != "oom"]
     return {(row["model"], row["gguf_type"]): row for row in rows}
 

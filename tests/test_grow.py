@@ -93,7 +93,7 @@ def test_another_kernel_than_asked_for_grows_to_no_answer(grow) -> None:
 def test_a_kill_at_the_budget_is_the_answer_as_far_as_it_is_known(grow, tmp_path: Path) -> None:
     (row,) = grow({"leak_bytes_per_token": 65536, "B_ms": 0.3}, target=8000, memory_budget="100MiB")
     assert row["status"] == "ok"
-    assert "killed at the memory budget of 0.10 GiB" in row["limit_reason"]
+    assert "killed at the memory budget of 0.10 GB" in row["limit_reason"]
     assert 512 <= row["max_ctx"] - 25 <= 100 * 2**20 / 65536
     (stored,) = stored_in(tmp_path / "results")
     assert stored.record["outcome"] == "oom"

@@ -183,6 +183,34 @@ def test_without_steps_it_says_so(grown: Grown, harness: Callable[..., Any]):
     assert (grown.root.parent / "reports" / "history.html").exists()
 
 
+def test_a_night_that_compare_calls_slower_is_shown_before_it_is_a_step(
+    grown: Grown, harness: Callable[..., Any]
+):
+    for night in range(8):
+        grown.add(night, 1.2 if night == 7 else 1.0, "a")
+    judged = harness("compare", "--baseline", "last:7", grown.root, "--format", "json").json
+    assert "SLOWER" in {row["verdict"] for row in judged}
+    ran = harness("report", "--history", grown.root)
+    assert ran.code == 0, ran.err
+    assert "no steps: " in ran.out
+    assert "The latest night, the campaign of 2026-09-08T02:00, differs in " in ran.words
+    assert "it becomes a step if 3 nights show it." in ran.words
+    assert "SLOWER" in next(line for line in ran.out.splitlines() if line.startswith(f"{A}  tok/s"))
+    page = (grown.root.parent / "reports" / "history.html").read_text()
+    assert "it becomes a step if 3 nights show it." in page
+
+
+def test_many_damaged_nights_are_a_count_and_a_few_paths(grown: Grown, harness: Callable[..., Any]):
+    for night in range(5):
+        grown.add(night)
+    for record in grown.root.rglob("record.json"):
+        record.write_text("{")
+    for words in (["--history"], ["--list"], []):
+        ran = harness("report", *words, grown.root)
+        assert ran.err.count("skipped: ") == 4
+        assert "skipped: 17 more" in ran.err
+
+
 def test_bad_folders_are_one_sentence_and_a_code(grown: Grown, harness: Callable[..., Any], tmp_path: Path):
     ran = harness("report", "--history", "nowhere")
     assert (ran.code, ran.err) == (2, "harness: nowhere: no such results folder\n")

@@ -3,11 +3,10 @@ the published study and made-up searches."""
 
 import csv
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, STUDY_TABLES
 
 from harness import config
 from harness.analysis.columns import Search, empty_cell
@@ -16,7 +15,7 @@ from harness.dataset.study import Study
 from harness.report import memory, summary
 from harness.report import page as report_page
 
-THEORY = Path(__file__).parent / "published" / "max_ctx_theory_4090.csv"
+THEORY = STUDY_TABLES / "max_ctx_theory_4090.csv"
 GIB = 2**30
 # Written by hand: variants as configs/4090-qwen15.yaml names them, and the study's rows of longest contexts.
 PUBLISHED = {

@@ -53,7 +53,7 @@ def test_memory_that_is_really_taken_is_predicted_and_proved_to_the_granule(sear
     tried = {probe["n_ctx"]: probe["fits"] for probe in row["probes"]}
     assert tried[row["verified_n_ctx"]] is True
     assert tried[row["verified_n_ctx"] + 256] is False
-    said = f"at {row['verified_n_ctx'] + 256} tokens: killed at the memory budget of 0.25 GiB"
+    said = f"at {row['verified_n_ctx'] + 256} tokens: killed at the memory budget of 0.27 GB"
     assert row["limit_reason"].startswith(said)
 
 

@@ -39,7 +39,7 @@ def test_a_worker_that_takes_more_than_its_budget_is_out_of_memory(tmp_path, fak
     assert isinstance(last, Died | Failed), last
     assert last.outcome == "oom"
     if mechanism != RLIMIT_DATA:
-        assert last.reason == f"killed at the memory budget of 0.20 GiB ({mechanism})"
+        assert last.reason == f"killed at the memory budget of 0.21 GB ({mechanism})"
         assert not folder_of(memory_limit).exists()
 
 

@@ -78,7 +78,7 @@ def test_layers_that_have_no_whole_groups_are_known_before_and_invalid_after(
 ):
     odd = dense("llama", 512, 128, 1, 96, 2, 2, 64)
     path = of({"quant": "int8"}, shape=odd)
-    assert "in_features 96 is not divisible by 64" in harness("run", path, "--dry-run").out
+    assert "in_features 96 is not divisible by 64" in harness("run", path, "--dry-run").words
     (row,) = harness("run", path, "--json").json
     assert row["status"] == "invalid"
     assert "1 linear layer is not quantized as requested: model.layers.0.mlp.down_proj" in " ".join(
@@ -95,7 +95,7 @@ def test_a_model_that_is_not_run_and_a_type_given_twice_are_sentences_before_any
     path = tmp_path / "real.yaml"
     assert (
         "is phi3, which stack mlx does not run; it runs llama, mistral"
-        in harness("run", path, "--dry-run").out
+        in harness("run", path, "--dry-run").words
     )
 
 

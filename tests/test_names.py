@@ -3,6 +3,7 @@
 import pytest
 from csv_tables import of_each, rows
 
+from harness.base.text import alike
 from harness.config import load
 from harness.theory import names
 from harness.theory.hf_config import SHAPES
@@ -11,6 +12,14 @@ from harness.theory.names import NotUnderstood
 from harness.theory.tensors import QUANTS
 
 GIB = 2**30
+
+
+@pytest.mark.parametrize("typed", ["rtx9999", "rtx-9999-ti", "zzz"])
+def test_nothing_is_suggested_that_is_not_like_what_was_typed(harness, typed):
+    for asked in (("theory", "qwen3-8b", "--machine", typed), ("recommend", "--machine", typed)):
+        ran = harness(*asked)
+        assert (ran.code, "did you mean" in ran.err) == (2, False), ran.err
+    assert alike("rtx-4091", ["rtx-4090", "titan-rtx"]) == ["rtx-4090"]
 
 
 # --- models

@@ -212,12 +212,12 @@ def test_a_stack_of_one_file_is_planned_run_checked_and_reported(harness, add_st
 
 def test_a_stack_beside_the_others_changes_nothing_of_theirs(harness, add_stack, write):
     variants = [{"stack": "hf", "cache": "static"}, {"stack": "bnb"}, {"stack": "llamacpp", "quant": "q4_0"}]
-    known, before = stacks(), harness("run", "--dry-run", write(*variants)).out.splitlines()
+    known, before = stacks(), harness("run", "--dry-run", "--json", write(*variants)).json
     add_stack(*known)
     assert {name: header for name, header in stacks().items() if name != "rule"} == known
-    after = harness("run", "--dry-run", write(*variants, {"stack": "rule"})).out.splitlines()
-    assert after[:-1] == before
-    assert after[-1].startswith("small.rule.bf16.decode.")
+    after = harness("run", "--dry-run", "--json", write(*variants, {"stack": "rule"})).json
+    assert [each["cell"] for each in after[:-1]] == [each["cell"] for each in before]
+    assert after[-1]["cell"].startswith("small.rule.bf16.decode.")
 
 
 def test_an_engines_own_files_are_made_once_of_the_checkpoint_and_hashed(
@@ -225,16 +225,16 @@ def test_an_engines_own_files_are_made_once_of_the_checkpoint_and_hashed(
 ):
     add_stack(runner=ENGINE)
     path = write({"stack": "rule", "dtype": ["bf16", "fp32"]})
-    plan = harness("run", path, "--dry-run")
-    assert plan.out.count("convert for rule") == 2
-    assert plan.out.count("memory unknown  about ") == 2
+    plan = harness("run", path, "--dry-run", "--json").json
+    assert ["convert for rule" in each["weights"] for each in plan] == [True, True]
+    assert [(each["memory_bytes"], each["seconds"] is None) for each in plan] == [(None, False)] * 2
     ran = harness("run", path, "--json")
     assert (ran.code, [row["status"] for row in ran.json]) == (0, ["ok", "ok"])
     assert ran.err.count("convert small for rule") == 1
     made = [record["model"]["weights"]["made"] for record in records_below(tmp_path / "results")]
     assert {each["bytes"] for each in made} == {8}
     assert len({each["digest"] for each in made}) == 2  # one a type
-    assert "convert for rule" not in harness("run", path, "--dry-run").out
+    assert "convert for rule" not in harness("run", path, "--dry-run", "--wide").out
 
 
 def test_a_conversion_that_is_cut_off_leaves_nothing_and_files_that_are_damaged_are_made_again(
@@ -288,7 +288,7 @@ def test_a_model_that_an_engine_does_not_run_is_said_before_anything_is_made(
     llama = made(tmp_path / "small", dense("llama", 64, 64, 1, 96, 2, 1, 32))
     path = real_config({"stack": "rule"}, model={"name": "small", "weights": str(llama)})
     why = f"{llama}: is llama, which stack rule does not run; it runs qwen2"
-    assert why in harness("run", path, "--dry-run").out
+    assert why in harness("run", path, "--dry-run").words
     harness("run", path)
     (record,) = records_below(tmp_path / "results")
     assert (record["outcome"], record["reason"]) == ("unavailable", why)

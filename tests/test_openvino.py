@@ -256,11 +256,11 @@ def test_what_it_cannot_run_is_said_before_anything_is_made(harness, real_config
     model = {"name": "small", "weights": str(gemma)}
     ran = harness("run", real_config({"stack": "openvino"}, model=model), "--dry-run")
     why = "is gemma3_text, which stack openvino does not run; it runs llama, qwen2, qwen3"
-    assert why in ran.out
+    assert why in ran.words
     scaled = source(LLAMA, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0})
     model = {"name": "small", "weights": str(scaled)}
     ran = harness("run", real_config({"stack": "openvino"}, model=model), "--dry-run")
-    assert "which stack openvino does not run for llama" in ran.out
+    assert "which stack openvino does not run for llama" in ran.words
 
 
 def test_groups_that_do_not_divide_a_layer_are_known_to_leave_it(harness, real_config, source):

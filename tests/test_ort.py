@@ -194,10 +194,10 @@ def test_a_model_that_it_does_not_run_is_said_before_a_run(harness, write, tmp_p
     shape = dense("llama", 640, 256, 1, 384, 4, 2, 64, window=512)
     path = write("int4", weights=made(tmp_path / "mistral", shape))
     why = "is mistral, which stack ort does not run; it runs llama, qwen2, qwen3"
-    assert why in harness("run", path, "--dry-run").out
+    assert why in harness("run", path, "--dry-run").words
 
 
 def test_what_it_cannot_do_is_said_before_a_run(harness, write):
     path = write({"quant": "fp32", "activations": "fp32"})
-    assert "activations is of int4 and int8" in harness("run", path, "--dry-run").out
+    assert "activations is of int4 and int8" in harness("run", path, "--dry-run").words
     assert stacks()["ort"].made == ["quant", "activations"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import STUDY, stored_in
+from conftest import STUDY, STUDY_TABLES, stored_in
 from golden_record import write_record
 
 from harness import records
@@ -22,7 +22,6 @@ from harness.theory.decoder import dense
 from harness.theory.hf_config import SHAPES
 
 ROOT = Path(__file__).parent.parent
-TABLES = Path(__file__).parent / "published"
 MAKE = runpy.run_path(str(ROOT / "results" / "published" / "make.py"))
 
 # Figure -> the table and column it is from, and bytes in the table's unit.
@@ -66,7 +65,7 @@ def of_14b(shipped: list[Stored]) -> Iterator[tuple[dict[str, Any], np.ndarray, 
 
 
 def rows(table: str) -> list[dict[str, str]]:
-    with (TABLES / table).open(encoding="utf-8", newline="") as file:
+    with (STUDY_TABLES / table).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -244,7 +243,7 @@ def test_it_takes_little_room():
 def test_the_script_makes_what_is_shipped(shipped, tmp_path):
     """From the tables, and from the series put back into the CSV that they were made of."""
     (tmp_path / "raw").mkdir()
-    (tmp_path / "published").symlink_to(TABLES)
+    (tmp_path / "published").symlink_to(STUDY_TABLES)
     lines: dict[str, list[list[object]]] = {}
     for stored in shipped:
         for key, columns in (

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from harness.recommend.questions import SIZES, TYPES
-from harness.theory import decoder, floors, names
+from harness.base import data
+from harness.recommend.questions import PULLS, SIZES, TYPES
+from harness.theory import base_shapes, decoder, floors, names
 from harness.theory.known_models import Known
 from harness.theory.machines import Machine
 from harness.theory.memory import LlamaCpp, longest_context, total_bytes
@@ -58,8 +59,9 @@ def size_of(row: dict[str, Any]) -> int:
 
 
 def rank_of(row: dict[str, Any]) -> tuple[float, ...]:
-    bits = row["bits_per_weight"]
-    return row["reaches"] == PREDICTED, bits >= 4, row["parameters"], bits, row["tokens_per_s_at_context"][0]
+    bits, pulls = row["bits_per_weight"], PULLS.get(row["model"], 0)
+    speed = row["tokens_per_s_at_context"][0]
+    return row["reaches"] == PREDICTED, bits >= 4, pulls, row["parameters"], bits, speed
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -69,12 +71,13 @@ def test_of_each_size_the_best_variant_that_fits_and_reaches_the_speed(harness, 
     assert [row["model"] for row in every]
     for row in every:
         check_row(row, 8192, 10)
-    sizes = sorted({size_of(row) for row in every})
-    assert [size_of(row) for row in best] == sizes
+    assert {size_of(row) for row in best} == {size_of(row) for row in every}
+    assert len(best) == len({size_of(row) for row in best})
     for row in best:
         assert rank_of(row) == max(rank_of(other) for other in every if size_of(other) == size_of(row))
-    keys = [(-size_of(row), rank_of(row)) for row in every]
-    assert keys == sorted(keys, reverse=True)
+    for rows in (every, best):
+        keys = [(row["bits_per_weight"] >= 4, -size_of(row), rank_of(row)) for row in rows]
+        assert keys == sorted(keys, reverse=True)
 
 
 def test_a_model_has_the_most_bits_with_which_it_fits_and_reaches_the_speed(harness):
@@ -307,7 +310,7 @@ def test_where_nothing_fits_it_is_said(harness):
             "--machine apple-m4-16gb --host-memory 8GB --host-bandwidth 9",
             "is a GPU that shares its CPU's memory",
         ),
-        ("qwen3-8b --machine all --host-memory 8GB", "--host-memory and --host-bandwidth belong together"),
+        ("qwen3-8b --machine all --host-bandwidth 8", "--host-bandwidth needs --host-memory"),
         ("qwen3-8b --machine all --calibrate", "--calibrate measures on this machine; drop --machine"),
     ],
 )
@@ -316,3 +319,39 @@ def test_a_mistake_is_one_sentence(harness, arguments, says):
     assert ran.code == 2
     assert says in ran.err.splitlines()[-1]
     assert ran.out == ""
+
+
+def test_the_model_of_a_size_is_the_one_that_people_run_most_and_4_bits_come_first(harness):
+    rows = harness("recommend", "--machine", "rtx-4090", "--json").json["rows"]
+    models = [row["model"] for row in rows]
+    assert {"llama-3.2-1b", "llama-3.1-8b"} <= set(models)
+    assert not {"internlm2-1.8b", "starcoder2-15b"} & set(models)
+    bits = [row["bits_per_weight"] >= 4 for row in rows]
+    assert bits == sorted(bits, reverse=True)
+
+
+def test_pulls_are_of_models_that_are_known_by_the_name_that_was_pulled():
+    known = Known()
+    for row in data.rows("popularity.csv"):
+        name = base_shapes.understood(row["ollama"], known, "").name
+        assert row["model"] in (name, name.removesuffix("-instruct"))
+        assert int(row["pulls"]) > 0
+
+
+def test_a_host_of_unknown_bandwidth_is_a_usual_one_and_is_said_to_be(harness):
+    given = (
+        "recommend",
+        "--machine",
+        "rtx-4090",
+        "--models",
+        "qwen3-30b-a3b",
+        "--host-memory",
+        "64GB",
+        "--json",
+    )
+    assumed, stated = harness(*given), harness(*given, "--host-bandwidth", "89.6")
+    assert "--host-bandwidth is not given: 89.6 GB/s is taken, the median of the desktop CPUs" in assumed.err
+    assert assumed.json == stated.json
+    assert stated.err == ""
+    of_server = harness("recommend", "qwen3-30b-a3b", "--machine", "h100", "--host-memory", "64GB", "--json")
+    assert "the median of the server CPUs" in of_server.err

@@ -80,7 +80,7 @@ def test_its_perplexity_is_that_of_llama_perplexity(
     harness, real_gguf, config_of, llamacpp_interpreter, name
 ):
     path = config_of(real_gguf(name), {"kind": "quality", "chunks": 1})
-    assert "perplexity alone: no 16-bit weights" in harness("run", "--quality", path, "--dry-run").out
+    assert "perplexity alone: no 16-bit weights" in harness("run", "--quality", path, "--dry-run").words
     ran = harness("run", "--quality", path, "--json")
     assert ran.code == 0, ran.err
     (row,) = ran.json

@@ -206,7 +206,8 @@ def test_the_table_has_intervals_and_says_what_to_run(harness):
     ran = harness(*asked, COLUMNS="80")
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
-    assert lines[0] == "qwen1.5-7b on GeForce RTX 4090 with 24.0 GiB, 8,192 tokens of context"
+    first = "qwen1.5-7b on GeForce RTX 4090 with 25.8 GB (24 GB as sold), 8,192 tokens of context"
+    assert " ".join(lines[:2]) == first
     assert "90% intervals" in " ".join(ran.out.split())
     assert max(map(len, ran.out.partition("\nrun llamacpp ")[0].splitlines())) <= 80
     assert "more columns with --wide: ctx, bits\n" in ran.out
@@ -268,7 +269,7 @@ def test_what_is_short_is_no_zero_and_the_same_machine_with_more_memory_is_named
     needs, short, usable = map(float, found.groups()[1:])
     assert short > 0
     assert needs - usable == pytest.approx(short, abs=0.011)
-    assert "; the same machine with 16 GiB holds it" in ran.err
+    assert "; the same machine with 17.2 GB (16 GB as sold) holds it" in ran.err
 
 
 def test_a_context_beyond_the_trained_one_is_said(harness):
@@ -301,7 +302,7 @@ def test_a_cpu_that_nobody_measured_has_wide_intervals(harness):
         ("qwen1.5-7b --machine rtx-4090 --stacks fake", "no stack of those runs"),
         ("qwen1.5-7b --context 0", "not a count"),
         ("qwen1.5-7b --machine rtx-4090 --context 1", "a prompt and a token need 2"),
-        ("qwen1.5-7b --machine rtx-4090 --memory 100GB", "rtx-4090 has at most 24 GiB"),
+        ("qwen1.5-7b --machine rtx-4090 --memory 100GB", "rtx-4090 has at most 25.8 GB (24 GB as sold)"),
         ("qwen1.5-7b --machine rtx-4090 --results /dev/null", "is no folder of results"),
         ("qwen1.5-7b --for fun", "invalid choice"),
         ("--calibrate --machine rtx-4090", "--calibrate measures on this machine; drop --machine"),
@@ -310,7 +311,7 @@ def test_a_cpu_that_nobody_measured_has_wide_intervals(harness):
             "--prove measures on this machine; drop --bandwidth",
         ),
         ("qwen1.5-7b --machine rpi-5-8gb --host-memory 8GB --host-bandwidth 9", "is a CPU"),
-        ("qwen1.5-7b --machine rtx-4090 --host-memory 64GB", "belong together"),
+        ("qwen1.5-7b --machine rtx-4090 --host-bandwidth 64", "--host-bandwidth needs --host-memory"),
         ("deepseek-v3 --prove 1", "cannot be made here: give its GGUF"),
         ("qwen1.5-7b --memory much", "not a size of memory"),
     ],
@@ -656,7 +657,7 @@ def test_what_fits_no_card_is_split_between_the_card_and_main_memory(harness):
     given = ("qwen2.5-72b", "--machine", "rtx-4090", "--stacks", "llamacpp", "--context", "4k")
     beside = ("--host-memory", "64GB", "--host-bandwidth", "60")
     without = harness("recommend", *given).err
-    assert "--host-memory and --host-bandwidth would put layers on the CPU" in without
+    assert "--host-memory SIZE would put layers on the CPU" in without
     rows = {row["name"]: row for row in harness("recommend", *given, *beside, "--json").json["variants"]}
     split = next(row for name, row in rows.items() if name.startswith("llamacpp q4_0-gpu_layers="))
     layers = split["gpu_layers"]
@@ -967,7 +968,7 @@ def test_a_machine_of_which_the_bandwidth_is_known_is_what_the_user_says(harness
 
 def test_two_gpus_are_said_not_to_be_measured(harness):
     ran = harness("recommend", "qwen2.5-32b", "--machine", "2x 3090", "--stacks", "llamacpp")
-    assert "qwen2.5-32b on 2x GeForce RTX 3090 with 48.0 GiB" in ran.out
+    assert "qwen2.5-32b on 2x GeForce RTX 3090 with 51.5 GB (48 GB as sold)" in ran.out
     assert "2x 3090: the memory of 2 GPUs, whose layers take turns, at the bandwidth of one" in ran.err
 
 

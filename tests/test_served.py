@@ -859,4 +859,6 @@ def test_tokens_that_come_together_are_a_note_in_turns(conversed):
 def test_a_pass_over_a_prompt_is_not_timed_over_http_and_one_sentence_says_why(conversed, harness, tmp_path):
     keys = {"workloads": [{"kind": "prefill"}], "models": [{"name": "m", "weights": "served"}]}
     ran = harness("run", write_config(tmp_path / "c.yaml", [{"stack": "http"}], {}, keys), "--dry-run")
-    assert "http does not run prefill: a server shows no pass over a prompt, only tokens" in ran.out + ran.err
+    assert (
+        "http does not run prefill: a server shows no pass over a prompt, only tokens" in ran.words + ran.err
+    )

@@ -207,7 +207,7 @@ def test_theory_says_what_acceptance_pays():
 )
 def test_options_that_contradict_each_other_are_refused(harness, real_config, options, sentence):
     ran = harness("run", real_config({"stack": "llamaserver", **options}), "--dry-run")
-    assert f"will be refused: {sentence}" in ran.out + ran.err
+    assert f"will be refused: {sentence}" in ran.words
 
 
 def test_a_draft_model_is_relative_to_the_config_and_another_file_is_another_cell(

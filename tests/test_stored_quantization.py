@@ -284,7 +284,7 @@ def test_commands_say_what_is_stored_and_foretell_the_refusal(harness, tmp_path)
     planned = harness("run", "c.yaml", "--dry-run")
     assert planned.code == 1
     assert planned.out.count("will be refused: ") == 1
-    assert "is fp8, blocks of 128 x 128; only 16- and 32-bit weights are converted to GGUF" in planned.out
+    assert "is fp8, blocks of 128 x 128; only 16- and 32-bit weights are converted to GGUF" in planned.words
     assert planned.err.splitlines()[-1] == "harness: of 2 cells, 1 will be refused (exit code 1)"
 
     recommended = harness("recommend", folder, "--machine", "rtx-4090")

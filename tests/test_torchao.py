@@ -52,4 +52,4 @@ def test_a_compiled_step_has_a_kernel_of_its_own_and_agrees_with_its_weights(
 
 def test_four_bits_have_no_kernel_on_a_cpu(harness, write, torchao_interpreter):
     ran = harness("run", write({"quant": "int4"}), "--dry-run")
-    assert "will fail: needs a GPU (cuda)" in ran.out
+    assert "will fail: needs a GPU (cuda)" in ran.words

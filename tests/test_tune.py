@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import refused, stored_in
 
+from harness.analysis.metrics import METRICS
 from harness.analysis.stopping import DEFAULTS, Race, Search, Setting, changed, looks, options_label
 from harness.report import comparisons
 from harness.stacks.header import stacks
@@ -132,6 +133,23 @@ def test_a_setting_that_is_often_disturbed_stays_until_its_interval_is_known():
         race.add({DEFAULTS: rounds / 1e4, (("a", 1),): -0.5 if rounds % 6 == 0 else None})
     assert rounds == 32  # of which five have both figures
     assert race.winner == (("a", 1),)
+
+
+@pytest.mark.parametrize("rounds", [[0.4], [0.4, -2.9], [3.0, -2.9, 2.5, -2.8]])
+def test_a_gain_of_too_few_or_too_different_rounds_is_provisional_and_not_a_figure(rounds):
+    search = Search([[{"fast": True}]], {}, rounds=4, threshold=0.01)
+    for at in range(8):
+        gain = rounds[at] if at < len(rounds) else None
+        if due := search.due():
+            search.add({DEFAULTS: 0.0, due[-1]: None if gain is None else -gain})
+    assert not search.due()
+    metric = next(each for each in METRICS if each.name == "tokens_per_s")
+    found = comparisons.Found(search.results(), search.winner, None, metric, 0.01, {})
+    (row,) = (each for each in comparisons.tuned_rows(found) if each["name"] == "fast=true")
+    assert row["provisional"]
+    assert (row["gain"], row["gain_ci95"]) == (None, None)
+    assert not found.decided
+    assert comparisons.tuned_verdict(found).startswith("provisional: 1 of 1 setting could not be compared")
 
 
 def test_nothing_is_tried_where_the_defaults_do_not_run():
@@ -262,6 +280,21 @@ def test_disturbed_repeats_count_only_where_the_machine_is_said_to_be_busy(harne
         ran = harness("tune", cells, *try_one, *more, HARNESS_FAKE_DISTURBED=str(count))
         assert ran.code == code, ran.err
     assert "B_ms=2.0 is significantly faster" in ran.out
+
+
+def test_a_search_that_the_machine_disturbed_has_no_verdict_and_is_not_ok(harness, config, tmp_path):
+    count = tmp_path / "disturbed"
+    count.write_text("14")  # of 16 repeats: one round of both is left
+    ran = harness(
+        *("tune", config(CELL | {"threads": 1}), "--option", "B_ms=2.0", "--rounds", "4"),
+        HARNESS_FAKE_DISTURBED=str(count),
+    )
+    assert ran.code == 1
+    (line,) = (each for each in ran.out.splitlines() if each.startswith("B_ms=2.0"))
+    assert "provisional: compared in 1 round of at least 4; invalid: its threads waited" in line
+    assert "%" not in line.partition("provisional")[0]
+    assert "provisional: 1 of 1 setting could not be compared with the defaults" in ran.out
+    assert "no setting is" not in ran.out
 
 
 def test_a_dry_run_names_what_is_tried_and_measures_nothing(harness, config, tmp_path):

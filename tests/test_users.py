@@ -215,7 +215,7 @@ def test_stacks_that_serve_one_user_leave_the_workload_out_with_one_sentence(har
     keys = {"workloads": [{"kind": "batch"}]}
     path = write_config(tmp_path / "c.yaml", [{"stack": "bnb", "quant": "nf4"}], PROTOCOL, keys)
     ran = harness("run", path, "--dry-run")
-    assert "bnb does not run batch: it serves one user at a time" in ran.out + ran.err
+    assert "bnb does not run batch: it serves one user at a time" in ran.words + ran.err
 
 
 # Servers

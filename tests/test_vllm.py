@@ -168,7 +168,7 @@ def test_a_model_that_vllm_does_not_run_is_a_sentence_before_anything_is_built(
     ran = harness(
         "run", real_config({"stack": "vllm"}, model={"name": "m", "weights": str(path)}), "--dry-run"
     )
-    assert f"{path}: is internlm2, which stack vllm does not run; it runs arcee, cohere" in ran.out
+    assert f"{path}: is internlm2, which stack vllm does not run; it runs arcee, cohere" in ran.words
 
 
 @pytest.mark.parametrize(
@@ -182,4 +182,4 @@ def test_a_model_that_vllm_does_not_run_is_a_sentence_before_anything_is_built(
     ],
 )
 def test_what_only_a_gpu_runs_is_known_before_it_is_run(harness, real_config, options, why):
-    assert why in harness("run", real_config({"stack": "vllm"} | options), "--dry-run").out
+    assert why in harness("run", real_config({"stack": "vllm"} | options), "--dry-run").words

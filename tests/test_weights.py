@@ -477,7 +477,7 @@ def test_a_mixture_whose_keys_contradict_each_other_is_refused_before_it_is_meas
     (row,) = ran.json
     assert row["status"] == "refused"
     assert "uses 0 of 8 experts for a token" in " ".join(row["reasons"])
-    assert "uses 0 of 8 experts" in harness("run", path, "--dry-run").out
+    assert "uses 0 of 8 experts" in harness("run", path, "--dry-run").words
     assert [check["verdict"] for check in harness("run", "--check-weights", path, "--json").json] == [
         "failed"
     ]

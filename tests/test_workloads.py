@@ -194,9 +194,10 @@ def test_a_decode_has_the_repeats_of_its_protocol(tmp_path: Path) -> None:
 def test_a_dry_run_counts_the_repeats_of_each_workload(harness: Callable[..., Ran], tmp_path: Path) -> None:
     loaded(tmp_path, FIRST | {"repeats": 1}, {"kind": "decode"}, protocol={"repeats": 3, "new_tokens": 40})
     ran = harness("run", "small.yaml", "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
-    prefill, decode = ran.out.splitlines()
-    assert " x 1, each after up to " in prefill
-    assert " x 3, each after up to " in decode
+    heading, prefill, decode, *_ = ran.out.splitlines()
+    assert "warm-up" in heading
+    assert re.search(r" x 1 +up to ", prefill)
+    assert re.search(r" x 3 +up to ", decode)
     assert " for 4 repeats" in ran.err
 
 

@@ -112,6 +112,7 @@ FALSE_WINNERS = 0.01  # probability that a race of equal settings has a winner, 
 CONFIDENCE = 0.95
 FIRST_LOOK = 4  # rounds: below that the interval of a mean is several times its spread
 FEWEST_TRIES = 2  # a setting that gave no figure in so many rounds, and failed, is given up
+WIDEST = 2.0  # an interval whose ends differ by this factor, with no change inside it, supports no figure
 
 
 def looks(first: int, limit: int) -> list[int]:
@@ -144,6 +145,7 @@ class Race:
     threshold: float
     remaining: list[Setting] = field(init=False)
     winner: Setting | None = field(default=None, init=False)
+    given_up: set[Setting] = field(default_factory=set, init=False)
     over: bool = field(default=False, init=False)
     _costs: dict[Setting, list[float | None]] = field(default_factory=dict, init=False)
     _looked: int = field(default=0, init=False)
@@ -161,8 +163,8 @@ class Race:
             self._costs.setdefault(each, []).append(costs.get(each))
         tried = len(self._costs[self.reference])
         if tried >= FEWEST_TRIES:
-            given_up = {each for each in failed if not self.costs(each)}
-            self.remaining = [s for s in self.remaining if not given_up & {s, self.reference}]
+            self.given_up |= {each for each in failed if not self.costs(each)}
+            self.remaining = [s for s in self.remaining if not self.given_up & {s, self.reference}]
         if not self.remaining:
             self.over = True
             return
@@ -233,12 +235,29 @@ def change_of(differences: Sequence[float]) -> Change:
 @dataclass(frozen=True)
 class Result:
     """What was measured of a setting. `cost`: the mean; null: no round had a valid figure. `change`: against
-    the defaults, from `rounds` rounds that have both."""
+    the defaults, from `rounds` rounds that have both. `failed`: it was given up, by its own fault."""
 
     setting: Setting
     rounds: int
     cost: float | None
     change: Change
+    failed: bool = False
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there are too few rounds, or too much noise, to compare it with the defaults."""
+        if self.setting == DEFAULTS or self.failed:
+            return False
+        if self.rounds < FIRST_LOOK or self.change.ends is None:
+            return True
+        least, most = self.change.ends
+        return least <= 0 <= most and most - least > math.log(WIDEST)
+
+    @property
+    def significant(self) -> bool:
+        """Whether its 95% interval excludes no change."""
+        ends = self.change.ends
+        return ends is not None and not ends[0] <= 0 <= ends[1]
 
 
 class Search:
@@ -291,7 +310,8 @@ class Search:
         differences = [each for race in races for each in race.differences(setting, DEFAULTS)]
         costs = [cost for race in races for cost in race.costs(setting)]
         change = change_of(differences)
-        return Result(setting, len(differences), fmean(costs) if costs else None, change)
+        failed = any(setting in race.given_up for race in races)
+        return Result(setting, len(differences), fmean(costs) if costs else None, change, failed)
 
     def _next(self) -> None:
         """Begin the race of the next option with something to try, else the last one."""

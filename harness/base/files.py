@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from harness.base import bounds, system
+from harness.base.text import alike as alike_names
 
 # Exceptions that end a command: the message is for the user.
 
@@ -103,7 +104,7 @@ def nearest(path: Path) -> str:
         files = sorted(missing.parent.iterdir(), key=lambda each: each.suffix == missing.suffix)
         named = {_stem(each): each for each in files}  # of two with one stem, the one with the suffix
         alike = [each for each in files if each.suffix == missing.suffix != ""]
-        close = [named[stem] for stem in difflib.get_close_matches(_stem(missing), named, 1)] or alike
+        close = [named[stem] for stem in alike_names(_stem(missing), named)] or alike
         if len(close) == 1:
             whole = close[0] / path.relative_to(missing)
             return f"; did you mean {whole if whole.exists() else close[0]}?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import re
 import sys
@@ -170,6 +171,34 @@ def list_named(names: Sequence[str], most: int) -> str:
     """List at most so many names, and the number of the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+LIKENESS = 0.7  # 2 x the characters in common over all characters: rtx9999 and titan-rtx have 0.6
+LONGEST_NAME = 64  # comparing is quadratic in length, and no known name is longer
+
+
+def alike(word: str, names: Iterable[str], most: int = 1) -> list[str]:
+    """The names most like a word that may be a misspelling of one, the best first; empty if none is. Numbers
+    of three digits and more are alike too: rtx-9999-ti is not rtx-3090-ti."""
+    if len(word) > LONGEST_NAME:
+        return []
+    close = difflib.get_close_matches(word, [*names], 3 * most, LIKENESS)
+    return [name for name in close if _numbers_alike(word, name)][:most]
+
+
+def _numbers_alike(*names: str) -> bool:
+    one, other = (re.sub(r"\D", "", name) for name in names)
+    return min(len(one), len(other)) < 3 or difflib.SequenceMatcher(None, one, other).ratio() >= 0.5
+
+
+SKIPPED = "skipped: "  # begins the warning of a record that cannot be read
+
+
+def few(warnings: Sequence[str], most: int = 3) -> list[str]:
+    """The warnings, but of records that cannot be read only so many, and the number of the others."""
+    skipped = [each for each in warnings if each.startswith(SKIPPED)]
+    more = [f"{SKIPPED}{len(skipped) - most} more"] if len(skipped) > most else []
+    return [*skipped[:most], *more, *(each for each in warnings if not each.startswith(SKIPPED))]
 
 
 def listed(values: Iterable[int]) -> str:

@@ -62,7 +62,7 @@ def tokenized(path: Path, text: str, count: int) -> Tokenized:
     ran = subprocess.run(command, input=text.encode(), capture_output=True, env=variables)
     if ran.returncode:
         by = signal.Signals(-ran.returncode).name if ran.returncode < 0 else f"exit code {ran.returncode}"
-        most = f"{bounds.TOKENIZER_BYTES >> 30} GiB of memory and {bounds.TOKENIZER_S} s of CPU time"
+        most = f"{bounds.TOKENIZER_BYTES / 1e9:.1f} GB of memory and {bounds.TOKENIZER_S} s of CPU time"
         raise WeightsError(f"{path}: its tokenizer ended with {by}; it may take {most}")
     answer = json.loads(ran.stdout)
     if "error" in answer:

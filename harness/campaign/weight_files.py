@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,13 +29,17 @@ class Source:
     folder: Path = field(default_factory=cache_folder)
 
 
+Step = tuple[str, Path | str, float]
+"""What makes a file, in words; the file, by its place on the hub if it is fetched; its bytes."""
+
+
 class WeightFiles:
     """Files that exist or that an earlier cell makes, and the disk that they take. `is_here`: they are
     written on this machine; else its disk does not count."""
 
     def __init__(self, family: str, threads: int, is_here: bool) -> None:
         self._family, self._threads, self._is_here = family, threads, is_here
-        self._planned: set[Path] = set()
+        self._planned: set[Path | str] = set()
         self._to_write: dict[Path, float] = {}  # bytes of the cells so far, by folder
 
     def of(self, found: Forecast) -> Source:
@@ -59,7 +64,7 @@ class WeightFiles:
     def to_write(self) -> list[str]:
         """What the cells so far write to each folder, in words."""
         return [
-            f"{size / 1e9:.1f} GB of weights to make or fetch"
+            f"{size / 1e9:,.1f} GB of weights to make or fetch"
             + (f", in {folder} ({free_disk(folder) / 1e9:.2f} GB free)" if self._is_here else "")
             for folder, size in self._to_write.items()
         ]
@@ -86,7 +91,7 @@ class WeightFiles:
             return Source(place)
         stored = name or cell.packing  # else a checkpoint of 16 bits
         size = bytes_of_shape(cell, made) if stored else 2 * parameters(made)
-        return Source(place, size, folder=hub.cache_of_hub())
+        return Source(place, self._missing([("fetch", place, size)])[1], folder=hub.cache_of_hub())
 
     def _given(self, cell: Cell, words: str, ready: Ready) -> Source:
         """Existing weights, and the files that are made from them."""
@@ -101,15 +106,24 @@ class WeightFiles:
         if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
             return Source(f"{words} ({ready.quant})" if ready.quant else words, 0)
         assert ready.header is not None  # it is a GGUF
-        size = weights.quantized_bytes(ready.header, str(cell.quant))
-        return Source(f"{words}, quantize {cell.quant}", size)
+        quant = str(cell.quant)
+        path = weights.quantized_path(ready.fingerprint, quant, self._quantizer(cell))
+        step = f"quantize {quant}", path, float(weights.quantized_bytes(ready.header, quant))
+        steps, disk = self._missing([step])
+        return Source(f"{words}, {steps}" if steps else words, disk)
+
+    def _quantizer(self, cell: Cell) -> str:
+        """The packages of the environment that quantizes and converts for a stack; empty: not built yet."""
+        environment = cell.header.worker.environment_for(self._family)
+        built = build.find(environment) if environment else None
+        return " ".join(built.lock) if built else ""
 
     def _made(self, cell: Cell, name: str, made: Decoder, seed: int | None) -> tuple[str, float]:
         """The files still to make for a cell, after the cells before it, in words; their bytes.
 
         `name`: identifies the checkpoint. `seed`: of a synthetic one; null: it exists.
         """
-        steps: list[tuple[str, Path, float]] = []
+        steps: list[Step] = []
         if seed is not None:
             folder = weights.named_folder(name)
             steps.append(
@@ -118,11 +132,8 @@ class WeightFiles:
         if packing := packing_of(cell, made, None):
             path = weights.packed_path(name, packing)
             steps.append((f"pack {packing.words}", path, bytes_of_shape(cell, made)))
-        worker = cell.header.worker  # which quantizes and converts for it
-        environment = worker.environment_for(self._family)
-        built = build.find(environment) if environment else None
         if cell.weights_format == "gguf":
-            quantizer = " ".join(built.lock) if built else ""
+            quantizer = self._quantizer(cell)
             quant = cell.quant or weights.SOURCE_QUANT
             source = quant if quant in weights.FULL_TYPES else weights.SOURCE_QUANT
             for kind in dict.fromkeys((source, quant)):
@@ -130,12 +141,18 @@ class WeightFiles:
                 word = "convert" if kind == source else "quantize"
                 steps.append((f"{word} {kind}", path, weights.synthetic_bytes(made, kind)))
         if cell.header.made is not None:
-            options, lock = cell.options(self._threads), " ".join(built.lock) if built else ""
-            path = engine_files.folder_of(name, cell.header, options, lock)
+            path = engine_files.folder_of(
+                name, cell.header, cell.options(self._threads), self._quantizer(cell)
+            )
             steps.append((f"convert for {cell.variant.stack}", path, bytes_of_shape(cell, made)))
-        missing: list[tuple[str, Path, float]] = []
+        return self._missing(steps)
+
+    def _missing(self, steps: Sequence[Step]) -> tuple[str, float]:
+        """The steps whose files neither exist nor are made for a cell before, in words; their bytes."""
+        missing: list[Step] = []
         for step in reversed(steps):  # an existing file needs none of the steps before it
-            if step[1].exists() or step[1] in self._planned:
+            where = step[1]
+            if where in self._planned or (isinstance(where, Path) and where.exists()):
                 break
             missing.insert(0, step)
         self._planned |= {path for _, path, _ in missing}

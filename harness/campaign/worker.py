@@ -175,7 +175,7 @@ def _without_folders(text: str) -> str:
 
 
 def _budget(memory_limit: MemoryLimit) -> str:
-    return f"the memory budget of {memory_limit.limit_bytes / 2**30:.2f} GiB ({memory_limit.mechanism})"
+    return f"the memory budget of {memory_limit.limit_bytes / 1e9:.2f} GB ({memory_limit.mechanism})"
 
 
 def _memory_error(log: list[str], limited: bool) -> str | None:

@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         say("both sides are the same, so this finds noise alone: name B, or what changes (--set-b)")
     root = (arguments.out or Path("results")).absolute()
     if arguments.dry_run:
-        return _forecast(sides, pairs, names, limits, root)
+        return _forecast(sides, pairs, names, limits, root, arguments.wide)
     options = (
         RunOptions(root, a[0], arguments.command_line, fresh=True, wait=arguments.wait),
         RunOptions(root, b[0], arguments.command_line, fresh=True, wait=arguments.wait),
@@ -247,6 +247,7 @@ def _forecast(
     names: Sequence[str],
     limits: ab.Limits,
     root: Path,
+    wide: bool,
 ) -> int:
     for name, (a, b) in zip(names, pairs, strict=True):
         print(f"{name}: {a.id} against {b.id}")
@@ -261,4 +262,4 @@ def _forecast(
         forecasts += forecast.forecasts(side, [pair[number] for pair in pairs])
     protocol = sides[0].protocol.model_copy(update={"repeats": limits.rounds})
     longest = sides[0].model_copy(update={"protocol": protocol})
-    return dry_run.show(longest, forecasts, root, as_json=False, fewest=fewest)
+    return dry_run.show(longest, forecasts, root, as_json=False, fewest=fewest, wide=wide)

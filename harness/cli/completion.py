@@ -9,16 +9,25 @@ from typing import NamedTuple
 
 from harness.base import data
 from harness.cli import OK
+from harness.cli.theory_options import THIS
 from harness.stacks.header import stacks
 from harness.theory.hf_config import SHAPES
+from harness.theory.known_models import Known
+from harness.theory.machines import MACHINES
+from harness.theory.tensors import ALL_QUANTS
 
 FILES = "@files"  # in place of a word: the files that match too
-NAMES: dict[str, Callable[[], list[str]]] = {  # of arguments, by how help shows them
+NAMES: dict[str, Callable[[], list[str]]] = {  # of options, and of arguments by how help shows them
+    "--machine": lambda: [THIS, *MACHINES],
+    "--model": lambda: [*Known(), FILES],
+    "--models": lambda: [*Known()],
+    "--quant": lambda: [*ALL_QUANTS],
+    "--stacks": lambda: [*stacks()],
     "CONFIG": lambda: [*data.config_names(), FILES],
     **dict.fromkeys(("MODEL|CONFIG", "A", "B"), lambda: [*data.config_names(), *SHAPES, FILES]),
     "stack": lambda: [*stacks()],
     "SHAPE": lambda: [*SHAPES],
-    "MODEL": lambda: [*SHAPES, FILES],
+    "MODEL": lambda: [*Known(), FILES],
 }
 
 # The words for a place, in bash and zsh. A place is the commands so far, each with a slash; then nothing, or
@@ -140,8 +149,8 @@ def _values(action: argparse.Action) -> list[str]:
     """What an argument may be: its choices, known names, or else any file."""
     if action.choices is not None:
         return [str(each) for each in action.choices]
-    shown = action.metavar or action.dest
-    return NAMES.get(str(shown), lambda: [FILES])()
+    shown = [*action.option_strings, str(action.metavar or action.dest)]
+    return next((NAMES[each] for each in shown if each in NAMES), lambda: [FILES])()
 
 
 def _posix(places: list[Place]) -> str:

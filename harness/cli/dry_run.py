@@ -1,4 +1,4 @@
-"""Forecast of a run: one line per cell, from the config alone. Needs no environment and no weights."""
+"""Forecast of a run, from the config alone. Needs no environment and no weights."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from harness import machine, records
 from harness.analysis import traffic
-from harness.base.text import duration, plural
+from harness.base.text import duration, list_named, plural
 from harness.campaign import forecast, other_processes, weights_reference
 from harness.campaign.forecast import Forecast
 from harness.campaign.quality import RANDOM
@@ -22,6 +23,7 @@ from harness.config import Experiment
 from harness.config.plan import Cell
 from harness.machine.doctor.cpu import BUSY_SHARE
 from harness.records import ResultsError
+from harness.report.text_table import NONE, Table, wrapped
 from harness.stacks import adopted, build
 from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Header
@@ -41,6 +43,8 @@ LATEST = 20  # newest records searched for a bandwidth probe; all records of a r
 
 
 MEASURED_NOW = "measured now"
+CELLS_SHOWN = 24  # of several models, more are summed up by model
+CELLS_NAMED = 3  # that have a problem
 
 
 def show(
@@ -50,52 +54,37 @@ def show(
     as_json: bool,
     has_reference: bool = False,
     fewest: int | None = None,
+    wide: bool = False,
 ) -> int:
-    """Print a line per cell, or one array; names a missing device once. NOT_OK if a cell
-    would fail, be refused or not fit. `root`: the results folder. `has_reference`: scores are compared with a
-    given reference. `fewest`: rounds after which a campaign of two sides may end, of as many as the
-    protocol has repeats."""
+    """Print a table and the totals, or one array; names a missing device once. NOT_OK if a cell would fail,
+    be refused or not fit. `root`: the results folder. `has_reference`: scores are compared with a given
+    reference. `fewest`: rounds after which a campaign of two sides may end, of as many as the protocol has
+    repeats. `wide`: a line for each cell, with all columns, though there are many."""
     here = Here(experiment, root, has_reference)
     if absent := here.device.absent:
         name, has = here.device.name, here.device.memory_bytes
         planned = f"; the forecast is for {name} with {has / 1e9:.1f} GB" if has else ""
         say(f"{absent}{planned}")
-    cells = [each.cell for each in forecasts]
-    lines = [here.line(each) for each in forecasts]
-    if as_json:
-        print(json.dumps(lines, indent=1))
-    of_protocol = experiment.protocol.repeats
-    repeats = [of_protocol if fewest else cell.workload.repeated(of_protocol) for cell in cells]
+    rows = [here.row(each, experiment.protocol.repeats, bool(fewest)) for each in forecasts]
+    lines = [each.line for each in rows]
     # A bandwidth measured now has the load in it.
     unchanged = as_json or not here.bandwidth or here.bandwidth_source == MEASURED_NOW
     slower, busy = (1.0, "") if unchanged else _slower()
-    span = f"{fewest} to " if fewest else ""
-    for line, times in [] if as_json else zip(lines, repeats, strict=True):
-        disk, memory, seconds = line["disk_bytes"], line["memory_bytes"], line["seconds"]
-        parts = [
-            line["cell"],
-            line["weights"],
-            "to write unknown"
-            if disk is None
-            else f"to write {disk / 1e9:.1f} GB"
-            if disk
-            else "nothing to write",
-            "memory unknown" if memory is None else f"memory {memory / 1e9:.1f} GB",
-            "time unknown" if seconds is None else f"about {duration(slower * seconds)} x {span}{times}",
-        ]
-        if line["warm_up_seconds"]:
-            parts[-1] += f", each after up to {duration(slower * line['warm_up_seconds'])} of warm-up"
-        if line["host_memory_bytes"] is not None:
-            parts[3] += f" + {line['host_memory_bytes'] / 1e9:.1f} GB on the CPU"
-        if line["fill_seconds"]:
-            parts[-1] += f", {duration(slower * line['fill_seconds'])} of them filling"
-        if line["figures"]:
-            parts.append(line["figures"])
-        print("  ".join(parts + ([f"({line['note']})"] if line["note"] else [])))
+    if as_json:
+        print(json.dumps(lines, indent=1))
+    else:
+        rows = [replace(each, slower=slower) for each in rows]
+        by_model = len(_models(rows)) > 1 and len(rows) > CELLS_SHOWN and not wide
+        table = _models_table(rows) if by_model else _cells_table(rows, fewest)
+        table.show(wide)
+        for note in _problems(rows):
+            print(wrapped(note))
+        if by_model:
+            print(f"a line for each of the {len(rows)} cells: --wide")
     timed = [
-        (slower * s, slower * line["warm_up_seconds"], times)
-        for line, times in zip(lines, repeats, strict=True)
-        if (s := line["seconds"]) is not None
+        (slower * each.seconds, slower * each.line["warm_up_seconds"], each.times)
+        for each in rows
+        if each.seconds is not None and each.able
     ]
     takes = f", {duration_of(timed, experiment)}" if timed else ""
     if timed and fewest:
@@ -103,7 +92,14 @@ def show(
         takes = f", at least {duration_of(least, experiment)}, at most {duration_of(timed, experiment)}"
     if timed and here.bandwidth:
         takes += f", at {here.bandwidth / 1e9:.1f} GB/s of memory bandwidth, {here.bandwidth_source}{busy}"
-    if None in (line["seconds"] for line in lines) and here.waits and not here.bandwidth:
+    bounded = [each for each in rows if each.least_s is not None and each.able]
+    if bounded and here.device.bytes_per_s:
+        seconds, repeats = sum(each.total_s or 0 for each in bounded), sum(each.times for each in bounded)
+        takes += (
+            f", at least {duration(seconds)} for {plural(repeats, 'repeat')} of those that can run, at the"
+            f" {here.device.bytes_per_s / 1e9:,.0f} GB/s of the data sheet"
+        )
+    if any(each.total_s is None for each in rows) and here.waits and not here.bandwidth:
         takes += ", time unknown: another campaign is measuring here, and nothing was measured before"
     takes += "".join(f"; {words}" for words in here.files.to_write())
     if not has_reference and any(line["figures"] not in (None, PPL_ALONE) for line in lines):
@@ -111,12 +107,148 @@ def show(
     for interpreter in dict.fromkeys(line["interpreter"] for line in lines if line["interpreter"]):
         say(interpreter)
     say(f"{plural(len(lines), 'cell')}{takes}")
-    not_ok = Counter(what for line in lines if (what := next((w for w in NOT_OK_AS if line[w]), None)))
+    not_ok = Counter(each.verdict for each in rows if not each.able)
     if not not_ok:
         return OK
-    why = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in not_ok.items())
+    why = ", ".join(f"{count} {what}" for what, count in not_ok.items())
     say(f"of {plural(len(lines), 'cell')}, {why} (exit code 1)")
     return NOT_OK
+
+
+@dataclass(frozen=True)
+class Row:
+    """The forecast of a cell. `line`: its figures, as JSON has them. `times`: its repeats. `least_s`: seconds
+    of one repeat, at least, where `line` has no estimate; None if unknown. `problems`: why it cannot run.
+    `slower`: by how much the load of the machine lengthens it."""
+
+    cell: Cell
+    line: dict[str, Any]
+    times: int
+    least_s: float | None
+    problems: Sequence[str]
+    slower: float = 1.0
+
+    @property
+    def verdict(self) -> str:
+        """`will fail`, `will be refused` or `will not fit`; empty: it can run."""
+        return next((each.replace("_", " ") for each in NOT_OK_AS if self.line[each]), "")
+
+    @property
+    def able(self) -> bool:
+        return not self.verdict
+
+    @property
+    def seconds(self) -> float | None:
+        """Of one repeat; None if unknown."""
+        seconds: float | None = self.line["seconds"]
+        return seconds
+
+    @property
+    def total_s(self) -> float | None:
+        """Of all repeats, without warm-up: an estimate, or at least so long; None if unknown."""
+        one = self.slower * self.seconds if self.seconds is not None else self.least_s
+        return None if one is None else one * self.times
+
+    def in_time(self, seconds: float | None) -> str:
+        """In words."""
+        if seconds is None or not self.able:
+            return NONE
+        return f"{'about' if self.seconds is not None else 'at least'} {duration(seconds)}"
+
+
+def _cells_table(rows: Sequence[Row], fewest: int | None) -> Table:
+    """A line for each cell, below its model if there are several."""
+    headings = ["cell", "", "memory", "on the CPU", "to write", "time", "warm-up", "filling"]
+    headings += ["tok/s at most", "scores", "weights"]
+    lines: list[list[str]] = []
+    marked: list[bool] = []
+    models, names = _models(rows), _names(rows)
+    for model in models:
+        if len(models) > 1:
+            lines.append([model, *[""] * (len(headings) - 1)])
+            marked.append(False)
+        for row, name in zip(rows, names, strict=True):
+            if row.cell.model.name == model:
+                lines.append([name, *_figures(row, fewest)])
+                marked.append(not row.able)
+    return Table(headings, lines, marked=marked)
+
+
+def _figures(row: Row, fewest: int | None) -> list[str]:
+    """What stands beside the name of a cell."""
+    line, slower = row.line, row.slower
+    span = f"{fewest} to " if fewest else ""
+    one = slower * row.seconds if row.seconds is not None else row.least_s
+    time = row.in_time(one)
+    warm_up, filling = slower * line["warm_up_seconds"], slower * (line["fill_seconds"] or 0.0)
+    ceiling = line["most_tokens_per_s"]
+    return [
+        row.verdict,
+        _gb(line["memory_bytes"]),
+        _gb(line["host_memory_bytes"]),
+        _gb(line["disk_bytes"]),
+        time if time == NONE else f"{time} x {span}{row.times}",
+        f"up to {duration(warm_up)} each" if warm_up and row.able else NONE,
+        duration(filling) if filling and row.able else NONE,
+        NONE if ceiling is None else f"{ceiling:.3g}",
+        line["figures"] or "",
+        line["weights"],
+    ]
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """The ids of the cells without their digests where these tell none apart, and without the model's name
+    if there are several models."""
+    short = [each.cell.id.rpartition(".")[0] for each in rows]
+    if len(set(short)) < len(short):
+        short = [each.cell.id for each in rows]
+    if len(_models(rows)) == 1:
+        return short
+    return [name.removeprefix(f"{row.cell.model.name}.") for name, row in zip(short, rows, strict=True)]
+
+
+def _models_table(rows: Sequence[Row]) -> Table:
+    """A line for each model, and the sums."""
+    lines = []
+    groups = [(name, [each for each in rows if each.cell.model.name == name]) for name in _models(rows)]
+    for name, group in [*groups, ("all", rows)]:
+        needs = [size for each in group if (size := each.line["memory_bytes"]) is not None]
+        ends = dict.fromkeys(f"{size / 1e9:,.1f}" for size in (min(needs), max(needs))) if needs else ()
+        known = [(each, each.total_s) for each in group if each.able and each.total_s is not None]
+        sizes = [size for each in group if (size := each.line["disk_bytes"]) is not None]
+        lines.append(
+            [
+                name,
+                str(len(group)),
+                str(sum(each.able for each in group)),
+                f"{' to '.join(ends)} GB" if ends else NONE,
+                _gb(sum(sizes)) if sizes else NONE,
+                known[0][0].in_time(sum(seconds for _, seconds in known)) if known else NONE,
+            ]
+        )
+    return Table(["model", "cells", "can run", "memory", "to write", "time"], lines)
+
+
+def _models(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(each.cell.model.name for each in rows))
+
+
+def _problems(rows: Sequence[Row]) -> list[str]:
+    """Each reason once, with the cells that it is for, where it is not for all."""
+    names: dict[str, list[str]] = {}
+    for row, name in zip(rows, _names(rows), strict=True):
+        model = f"{row.cell.model.name} " if len(_models(rows)) > 1 else ""
+        for reason in row.problems:
+            names.setdefault(reason, []).append(f"{model}{name}")
+    return [
+        reason if len(cells) == len(rows) else f"{reason} ({list_named(cells, CELLS_NAMED)})"
+        for reason, cells in names.items()
+    ]
+
+
+def _gb(size: float | None) -> str:
+    """`2.3 GB`"""
+    return NONE if size is None else "nothing" if size == 0 else f"{size / 1e9:,.1f} GB"
 
 
 def estimate(experiment: Experiment, forecasts: Sequence[Forecast], root: Path) -> str | None:
@@ -241,6 +373,18 @@ class Here:
         if cell.scores and self.device.family != "cpu":
             return self.device.bytes_per_s, self.device.flops and GPU_MFU * self.device.flops
         return self.bandwidth, self._flops if cell.workload.timed == "rows" or cell.scores else None
+
+    def row(self, found: Forecast, repeats: int, by_rounds: bool) -> Row:
+        """The forecast of a cell. `repeats`: of the protocol; `by_rounds`: each round is one of them."""
+        line = self.line(found)
+        problems = [f"will be refused: {reason}" for reason in line["will_be_refused"]]
+        problems += [f"will fail: {reason}" for reason in line["will_fail"]]
+        problems += [found.no_room] if found.no_room and not found.too_deep else []
+        least_s = None
+        if line["seconds"] is None and self.device.bytes_per_s:
+            least_s, _ = found.duration(self.device.bytes_per_s, self.device.flops)
+        times = repeats if by_rounds else found.cell.workload.repeated(repeats)
+        return Row(found.cell, line, times, least_s, problems)
 
     def line(self, found: Forecast) -> dict[str, Any]:
         """One cell: `weights` in words, bytes still to write to disk, memory, seconds per repeat; the

@@ -16,19 +16,18 @@ from harness.analysis.line_fit import Floats
 from harness.analysis.repeat_figures import Analysis, Unusable
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural, printable, shortened
-from harness.cli import NOT_OK, OK, REGRESSION, Mistake, options, say
+from harness.cli import NOT_OK, OK, REGRESSION, Mistake, options, say, theory_options
 from harness.cli.options import add_json, add_wide, unknown
 from harness.dataset.table import drop_intervals, flag_kernel_changes
 from harness.records import ResultsError
 from harness.records.foreign.log import Log, LogError, Request, Series
 from harness.records.foreign.read import read_log
 from harness.records.foreign.table import Options
-from harness.theory import floors, names
+from harness.theory import floors
 from harness.theory.decoder import Decoder
 from harness.theory.floors import UNITS, Units
 from harness.theory.known_models import NoModel, described
 from harness.theory.machines import Machine
-from harness.theory.names import NotUnderstood
 
 if TYPE_CHECKING:
     from harness.dataset.study import Study
@@ -312,10 +311,8 @@ def _theory(model: str | None, machine: str | None, units: Units) -> Theory | No
         _, found = described(model, Path(), otherwise="give its config.json")
     except NoModel as why:
         raise Mistake(f"--model: {why}") from why
-    try:
-        return Theory(found.decoder, names.one_machine(machine, any_size=True, known=options.known()), units)
-    except NotUnderstood as why:
-        raise Mistake(why.sentence("machine", shortened(machine))) from why
+    (which,) = theory_options.machines_of([machine], options.known()).values()
+    return Theory(found.decoder, which, units)
 
 
 def _bpw(given: list[str]) -> dict[str, float]:

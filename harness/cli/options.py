@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base import data
-from harness.base.text import plural, shortened
+from harness.base.text import SKIPPED, alike, few, plural, shortened
 from harness.cli import Mistake, say
 from harness.theory import names
 from harness.theory.machines import HEADLESS, MACHINES, Machines
@@ -100,7 +99,10 @@ def stored(folder: Path) -> Iterator[Stored]:
     from harness import records
 
     records.check_folder(folder)
-    return records.records(folder, lambda damage: say(f"skipped: {damage}"))
+    damages: list[str] = []
+    yield from records.records(folder, lambda damage: damages.append(f"{SKIPPED}{damage}"))
+    for each in few(damages):
+        say(each)
 
 
 def measured(folder: Path) -> Iterator[Stored]:
@@ -127,9 +129,7 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> st
     """`unknown model qwen1.5-7; did you mean qwen1.5-7b?`, else all known names, else how to list them."""
     names = list(known)
     shown = shortened(name)
-    # Comparing is quadratic in length, and no known name is that long.
-    near = difflib.get_close_matches(name.lower(), names, 3) if len(name) <= 64 else []
-    if near:
+    if near := alike(name.lower(), names, 3):
         hint = f"; did you mean {' or '.join(near)}?"
     elif len(names) <= MOST_LISTED:
         hint = f"; there are {', '.join(names)}"

@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--memory",
         type=memory_gib,
         metavar="SIZE",
-        help="memory to use at most, as sold: 16GB is 16 GiB; of a named machine, its size",
+        help="memory to use at most, as sold: 16GB is 16 times 2^30 bytes; of a named machine, its size",
     )
     add(
         "--bandwidth",
@@ -69,7 +69,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="main memory of the GPU's host, for layers or experts on the CPU where the model does not fit",
     )
-    add("--host-bandwidth", type=gb_per_s, metavar="GB/S", help="its read bandwidth")
+    add(
+        "--host-bandwidth",
+        type=gb_per_s,
+        metavar="GB/S",
+        help="its read bandwidth (default: that of a usual one)",
+    )
     add("--for", dest="goal", choices=GOALS, default="balance", help="what comes first (default: balance)")
     add("--stacks", nargs="+", default=[], metavar="STACK", help="only these stacks")
     add(
@@ -216,6 +221,7 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
     """Of all known models, by size, the best variant on one machine. Raises Mistake."""
     from harness.cli import recommend_inputs
     from harness.recommend import questions, text
+    from harness.theory.machines import memory_words
 
     subjects = recommend_inputs.known_subjects(arguments.models)
     place = recommend_inputs.place_from(arguments)
@@ -224,8 +230,7 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
     pairs = questions.pairs(trained, [place], arguments.context)
     found, nearest = _reaching(arguments, pairs)
     shown = questions.by_size(found, None if arguments.all else arguments.most or 1)
-    memory = f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
-    heading = f"{place.device.name} with {memory} runs "
+    heading = f"{place.device.name} with {memory_words(place.device.memory_bytes or 0)} runs "
     heading += text.counted(found, len(subjects), "models", arguments.tok_s, arguments.context)
     notes = [text.of_sizes()] if shown and not arguments.all else []
     notes += _reserved(arguments, place)
@@ -257,8 +262,8 @@ def _of_hosts(pairs: Sequence[Any]) -> list[str]:
     if not any(each.subject.made.experts and each.place.takes_host and not each.place.host for each in pairs):
         return []
     return [
-        "A GPU's host is not known, so mixtures are whole on the GPU: --host-memory and --host-bandwidth "
-        "offer experts on the CPU."
+        "A GPU's host is not known, so mixtures are whole on the GPU: --host-memory SIZE offers "
+        "experts on the CPU."
     ]
 
 
@@ -377,8 +382,9 @@ def _print(
     from harness.recommend import answer as recommend_answer
     from harness.recommend import text
     from harness.report.text_table import wrapped
+    from harness.theory.machines import memory_words
 
-    made, memory = given.subject.made, f"{(place.device.memory_bytes or 0) / 2**30:.1f} GiB"
+    made, memory = given.subject.made, memory_words(place.device.memory_bytes or 0)
     speed = f", {arguments.tok_s:g} tok/s or more" if arguments.tok_s else ""
     on = f"{given.subject.model.name} on {place.name} with {memory}"
     print(wrapped(f"{on}, {arguments.context:,} tokens of context{speed}"))
@@ -415,7 +421,7 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
     """How much is missing for the smallest variant, and the smallest known machine with enough."""
     from harness.recommend import text
     from harness.theory import names
-    from harness.theory.machines import MACHINES, reserved_words
+    from harness.theory.machines import MACHINES, memory_words, reserved_words
 
     whole = [each for each in found if each.candidate.split is None]
     least = min(whole, key=lambda each: each.candidate.memory_bytes)
@@ -430,9 +436,9 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
         which = (
             "the same machine" if first.name == place.name else f"the smallest known machine: {first.name}"
         )
-        hint += f"; {which} with {first.memory_bytes / 2**30:.0f} GiB holds it"
+        hint += f"; {which} with {memory_words(first.memory_bytes)} holds it"
     if place.takes_host and place.host is None:
-        hint += "; --host-memory and --host-bandwidth would put layers on the CPU"
+        hint += "; --host-memory SIZE would put layers on the CPU"
     digits = max(1, math.ceil(-math.log10(short / 1e9)))  # that tell the two sizes apart
     reserved = f" ({reserved_words(place.device.reserve, 'are ')})" if place.device.reserve_bytes else ""
     return (

@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from harness import machine, records
 from harness.base import bounds, data
 from harness.base.files import object_of, read_regular
 from harness.base.nvml import Gpu, visible_gpus
-from harness.base.text import plural, printable
+from harness.base.text import list_named, plural, printable
 from harness.cli import NOT_OK, OK, Mistake, options, say, theory_options
 from harness.cli.options import stored
 from harness.config import Model
@@ -38,7 +39,7 @@ from harness.theory import base_shapes, names, public_speeds
 from harness.theory.decoder import Decoder, dense_fields
 from harness.theory.known_models import Described, config_of
 from harness.theory.known_models import Known as KnownModels
-from harness.theory.machines import MACHINES, Figure, Machine
+from harness.theory.machines import MACHINES, Figure, Machine, memory_words
 from harness.theory.memory import released_in
 from harness.theory.names import NotUnderstood
 
@@ -210,7 +211,7 @@ def place_from(arguments: argparse.Namespace) -> Place:
     """The machine. Raises Mistake."""
     found = _place(arguments)
     found = replace(found, device=found.device.reserving(options.reserved(arguments.reserve)))
-    host = _host(arguments, f"the CPU of {found.name}")
+    host = _host(arguments, f"the CPU of {found.name}", SERVERS if found.generation == "HBM" else DESKTOPS)
     if host and not found.takes_host:
         kind = "a CPU" if found.device.family == "cpu" else "a GPU that shares its CPU's memory"
         raise Mistake(
@@ -219,11 +220,22 @@ def place_from(arguments: argparse.Namespace) -> Place:
     return replace(found, host=host or found.host)
 
 
-def _host(arguments: argparse.Namespace, name: str) -> Place | None:
-    """The given CPU next to a GPU; null: not given. Raises Mistake."""
+DESKTOPS = "desktop", ("ryzen-7950x", "ryzen-9950x", "core-ultra-9-285k", "core-i9-14900k")
+SERVERS = "server", ("epyc-9654", "epyc-9755", "xeon-6980p")
+
+
+def _host(arguments: argparse.Namespace, name: str, kind: tuple[str, Sequence[str]]) -> Place | None:
+    """The given CPU next to a GPU, without a bandwidth with the median of known CPUs of its kind; null: not
+    given. Raises Mistake."""
     memory, bandwidth = arguments.host_memory, arguments.host_bandwidth
-    if (memory is None) != (bandwidth is None):
-        raise Mistake("--host-memory and --host-bandwidth belong together")
+    if bandwidth and not memory:
+        raise Mistake("--host-bandwidth needs --host-memory")
+    if memory and not bandwidth:
+        bandwidth = median(MACHINES[each].bandwidth_bytes_per_s for each in kind[1]) / 1e9
+        say(
+            f"--host-bandwidth is not given: {bandwidth:.1f} GB/s is taken, the median of the {kind[0]} CPUs"
+            f" {list_named(kind[1], len(kind[1]))}"
+        )
     return memory and place_of(_cpu_of(name, memory, bandwidth), "", machine.default_threads())
 
 
@@ -257,7 +269,7 @@ def _place(arguments: argparse.Namespace) -> Place:
     found = several[name]
     largest = max(each.memory_bytes for each in names.machines(arguments.machine, known).values())
     if found.memory_bytes > largest:
-        raise Mistake(f"{named} has at most {largest / 2**30:.0f} GiB; drop --memory, or give less")
+        raise Mistake(f"{named} has at most {memory_words(largest)}; drop --memory, or give less")
     return place_of(found, name, threads)
 
 
@@ -267,7 +279,7 @@ def all_places(arguments: argparse.Namespace) -> list[Place]:
     found: dict[str, Machine] = {}
     for name in MACHINES:
         found |= names.machines(name)
-    host = _host(arguments, "the CPU of the GPUs")
+    host = _host(arguments, "the CPU of the GPUs", DESKTOPS)
     places = [place_of(each, name, machine.default_threads()) for name, each in found.items()]
     return [replace(each, host=host if each.takes_host else None) for each in places]
 
@@ -349,7 +361,7 @@ def _limited(place: Place, memory_gib: float | None) -> Place:
     limit = int(memory_gib * 2**30)
     has = place.device.memory_bytes or 0
     if limit > has:
-        raise Mistake(f"--memory {memory_gib:g}GB is more than this machine's {has / 2**30:.1f} GiB")
+        raise Mistake(f"--memory {memory_gib:g}GB is more than this machine's {memory_words(has)}")
     return replace(place, device=replace(place.device, memory_bytes=limit, reserve_bytes=0))
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness.base.text import few
 from harness.cli import OK, say
 from harness.dataset import index
 from harness.report.text_table import Block, as_values, of_values, show
@@ -43,7 +44,7 @@ def run(
         if published:
             return OK
         found = _listed(study, price, log)
-    for warning in found.warnings:
+    for warning in few(found.warnings):
         say(warning)
     show(found.blocks, wide)
     if found.disturbed:

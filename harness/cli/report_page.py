@@ -13,12 +13,15 @@ from pathlib import Path
 from harness import records
 from harness.analysis.memory import PARTS, Attribution, Moment
 from harness.base import data
-from harness.base.text import list_named, plural
+from harness.base.text import SKIPPED, few, list_named, plural
 from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.options import stored
 from harness.cli.report import PUBLIC_SPEEDS, REPORTS, open_page
+from harness.compare import Comparison, compare, sides
 from harness.compare import history as compare_history
+from harness.compare import show as compare_show
 from harness.compare.history import Step
+from harness.compare.judge import BETTER, WORSE
 from harness.dataset import index, table
 from harness.dataset.energy import with_energy
 from harness.dataset.study import Study, attributions, load_study, timed, with_series
@@ -29,7 +32,7 @@ from harness.report import machines
 from harness.report import page as report_page
 from harness.report import serve as report_serve
 from harness.report.plots import Figure
-from harness.report.text_table import NONE, Table, formatted, note
+from harness.report.text_table import NONE, Table, formatted, note, wrapped
 from harness.share.bundle import SUFFIX, as_folder, is_bundle
 
 # The page, or its tables, from results folders; needs no GPU and no stack.
@@ -51,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the tables, or write the page and print its path. Raises ResultsError if there is
     nothing to show."""
     shown = _of_machines(arguments) or _of_study(arguments)
-    for warning in shown.warnings:
+    for warning in few(shown.warnings):
         say(warning)
     if arguments.png:
         try:
@@ -149,7 +152,7 @@ def _of_bundle(path: Path) -> machines.Rows:
 
 def _of_folder(folder: Path) -> machines.Rows:
     damages: list[str] = []
-    stored = list(records.records(folder, lambda damage: damages.append(f"skipped: {damage}")))
+    stored = list(records.records(folder, lambda damage: damages.append(f"{SKIPPED}{damage}")))
     found = machines.rows(load_study(stored))
     return found._replace(warnings=[*damages, *found.warnings])
 
@@ -215,7 +218,7 @@ def load(folders: list[Path], campaign: str | None = None) -> Study:
     for folder in folders:
         records.check_folder(folder)
         if campaign is None:
-            stored += records.records(folder, lambda damage: damages.append(f"skipped: {damage}"))
+            stored += records.records(folder, lambda damage: damages.append(f"{SKIPPED}{damage}"))
         else:
             chosen, there = _of_campaign(folder, campaign)
             stored += chosen
@@ -225,7 +228,7 @@ def load(folders: list[Path], campaign: str | None = None) -> Study:
         span = f"; the first is {min(known)[:16]}, the last {max(known)[:16]}" if known else ""
         raise ResultsError(f"{where}: no campaign began at {campaign}{span}")
     if not stored:
-        for damage in damages:
+        for damage in few(damages):
             say(damage)
         raise records.no_records(*folders)
     once = {_identity(each): each for each in reversed(stored)}  # the first of those that are the same
@@ -234,7 +237,7 @@ def load(folders: list[Path], campaign: str | None = None) -> Study:
     study = load_study([*reversed(once.values())])
     warnings = [*damages, *study.warnings]
     if not (study.cells or study.checks or study.searches or study.scores):
-        for warning in warnings:
+        for warning in few(warnings):
             say(warning)
         raise ResultsError(f"{', '.join(map(str, folders))}: no record can be analysed")
     return replace(study, warnings=warnings)
@@ -255,7 +258,7 @@ def _of_campaign(folder: Path, which: str) -> tuple[list[Stored], list[str]]:
     """The records of the latest campaign, or of those whose ids begin so, with the checks of weights of all;
     and the ids that there are."""
     kept = index.of_known_records(folder) or index.opened(folder)
-    stored = [] if kept else [*records.records(folder, lambda damage: say(f"skipped: {damage}"))]
+    stored = [] if kept else [*records.records(folder, lambda damage: say(f"{SKIPPED}{damage}"))]
     places = (
         kept.places()
         if kept
@@ -332,11 +335,14 @@ def public_speeds(arguments: argparse.Namespace) -> int:
 # `harness report --history`: every cell over time and step changes of its figures, as a page and a table.
 
 
+BASELINE = 14  # nights that the latest one is compared with
+
+
 def history(folder: Path, target: Path, as_json: bool) -> int:
     """Write the page and print the steps, the latest first; not ok if no night has a figure. Raises
     ResultsError: no folder, no records, or the page cannot be written."""
     made = compare_history.history(folder)
-    for warning in made.warnings:
+    for warning in few(made.warnings):
         say(warning)
     if not made.campaigns:
         raise ResultsError(f"{folder}: no records of measurements")
@@ -347,8 +353,9 @@ def history(folder: Path, target: Path, as_json: bool) -> int:
         if as_json:
             print("[]")
         return NOT_OK
-    found = compare_history.found_in(made)
-    write_output(target, compare_history.history_page(f"History of {folder.resolve().name}", made, found))
+    found, latest = compare_history.found_in(made), _latest_night(folder)
+    title, sentence = f"History of {folder.resolve().name}", _of_latest(latest) if latest else ""
+    write_output(target, compare_history.history_page(title, made, found, [sentence] if latest else []))
     if as_json:
         print(json.dumps([compare_history.step_row(step) for step in found], indent=1, allow_nan=False))
     elif found:
@@ -356,13 +363,36 @@ def history(folder: Path, target: Path, as_json: bool) -> int:
     else:
         figures = compare_history.counted(len(made.series), "figure")
         reason = (
-            "no change"
+            f"none at another level for {compare_history.SHORTEST} nights, as a step is"
             if compare_history.enough(made)
             else f"too few: detecting a step needs {compare_history.FEWEST} campaigns"
         )
         print(f"no steps: {figures} over {compare_history.counted(made.campaigns, 'campaign')}, {reason}")
+    if latest and not as_json:
+        print(wrapped(sentence))
+        fitted, _ = compare_show.text_figures(latest).fitted(wide=False)
+        fitted.show()
     print(f"history: {target.absolute()}", file=sys.stderr if as_json else sys.stdout)
     return OK
+
+
+def _latest_night(folder: Path) -> Comparison | None:
+    """The figures of the latest campaign that `harness compare --baseline` finds changed; None if there are
+    none, or nothing can be compared."""
+    try:
+        found = compare(*sides.rolling(folder, BASELINE), {})
+    except ResultsError:
+        return None
+    changed = [row for row in found.rows if row["verdict"] in (*WORSE, *BETTER)]
+    return replace(found, rows=changed) if changed else None
+
+
+def _of_latest(latest: Comparison) -> str:
+    figures = plural(len(latest.rows), "figure")
+    return (
+        f"The latest night, {latest.new}, differs in {figures} from {latest.base}; it becomes a step"
+        f" if {compare_history.SHORTEST} nights show it."
+    )
 
 
 def _print_steps(found: Sequence[Step]) -> None:

@@ -113,7 +113,8 @@ def _dry_run(experiment: Experiment, given: Sequence[Workload], arguments: argpa
     alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
     root = cli_progress.run_options(arguments).root
     has_reference = arguments.reference is not None
-    return dry_run.show(alone, forecast.forecasts(alone, cells), root, arguments.json, has_reference)
+    forecasts = forecast.forecasts(alone, cells)
+    return dry_run.show(alone, forecasts, root, arguments.json, has_reference, wide=arguments.wide)
 
 
 # `harness run`: measure every cell of a config, print the table, write the page.
@@ -274,7 +275,7 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
     request = cli_progress.run_options(arguments)
     root = request.root
     if arguments.dry_run:
-        return dry_run.show(experiment, forecasts, root, arguments.json)
+        return dry_run.show(experiment, forecasts, root, arguments.json, wide=arguments.wide)
     # While it waits, another campaign may make weights that are forecast as missing.
     request = replace(request, forecasts=[] if arguments.wait else forecasts)
     if not arguments.on and (estimate := dry_run.estimate(experiment, forecasts, root)):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from harness.base import bounds, data
 from harness.base.files import read_regular, strict_json
-from harness.base.text import csv_cell, printable
-from harness.cli import OK, Mistake, theory_options
+from harness.base.text import csv_cell, plural, printable
+from harness.cli import OK, Mistake, say, theory_options
 from harness.cli.options import known as known_machines
 from harness.cli.options import reserved, unknown
 from harness.stacks.header import references
@@ -299,7 +299,7 @@ def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
         )
     ask = _ask(arguments)
     chosen: list[tuple[str | None, Machine | None]] = [
-        *theory_options.machines_of(arguments.machine, machines, arguments.memory, _this_machine).items()
+        *theory_options.machines_of(arguments.machine, machines, arguments.memory).items()
     ]
     wanted = reserved(arguments.reserve)
     chosen = [(name, machine and machine.reserving(wanted)) for name, machine in chosen]
@@ -416,12 +416,6 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
     return Model(given, name, made, tied, forms, stored, trained_stated)
 
 
-def _this_machine() -> Machine:
-    from harness.cli.doctor import this_cpu
-
-    return this_cpu()
-
-
 def _tensor(tensor: Tensor, tied: bool, expert_share: float) -> TensorRow:
     return {
         "name": printable(tensor.name),
@@ -498,11 +492,13 @@ def _published(arguments: argparse.Namespace) -> int:
     """Print one published table, or all, as CSV, to compare with `diff`."""
     if arguments.models:
         raise Mistake("--published prints the tables of the study as they are: name no MODEL")
-    from harness.theory.published import TABLES
+    from harness.theory.published import STUDY_TABLES, TABLES
 
     if arguments.published not in (*TABLES, "all"):
         raise Mistake(unknown("table", arguments.published, [*TABLES, "all"]))
     wanted = list(TABLES) if arguments.published == "all" else [arguments.published]
+    if agrees := _agreement([name for name in wanted if name in STUDY_TABLES]):
+        say(agrees)
     if arguments.json:
         print(json.dumps([{"table": name, "rows": TABLES[name]()} for name in wanted], indent=1))
         return OK
@@ -511,3 +507,25 @@ def _published(arguments: argparse.Namespace) -> int:
             print(f"{'' if number == 0 else chr(10)}# {name}")
         _csv(TABLES[name]())
     return OK
+
+
+def _agreement(tables: Sequence[str]) -> str:
+    """How many cells of the study's tables come out as printed, and a line for each that does not; empty: no
+    table is one of the study's."""
+    from harness.theory.published import compared
+
+    counts, differ = [], []
+    for count, slips in map(compared, tables):
+        counts.append(count)
+        differ += slips
+    if not counts:
+        return ""
+    of = f"{sum(counts):,} cells of {plural(len(counts), 'table')}"
+    if not differ:
+        return f"all {of} agree with the published study"
+    which = "".join(
+        f"\n  {each.table}, {each.row}, {each.column}: {each.ours}, printed as {each.printed}"
+        + (f" ({each.why})" if each.why else "")
+        for each in differ
+    )
+    return f"{sum(counts) - len(differ):,} of {of} agree with the published study; these differ:{which}"

@@ -80,13 +80,13 @@ def _stands(resolve: Callable[[], object]) -> bool:
 
 
 def machines_of(
-    given: Iterable[str], known: Mapping[str, Machine], memory: float | None, this: Callable[[], Machine]
+    given: Iterable[str], known: Mapping[str, Machine], memory: float | None = None
 ) -> dict[str, Machine]:
-    """The machines by name; a name of several is the slowest, and says so. `this` measures this machine."""
+    """The machines by name; a name of several is the slowest, and says so. `this` is measured."""
     found: dict[str, Machine] = {}
     for name in given:
         if name.lower() == THIS and THIS not in known:
-            known = {**known, THIS: this()}
+            known = {**known, THIS: _this_machine()}
         try:
             several = names.machines(name, known, memory)
         except NotUnderstood as why:
@@ -96,6 +96,12 @@ def machines_of(
             say(sentence)
         found[key] = several[key]
     return found
+
+
+def _this_machine() -> Machine:
+    from harness.cli.doctor import this_cpu
+
+    return this_cpu()
 
 
 def model_of(given: str, shapes: Mapping[str, Decoder]) -> names.Named | None:
@@ -193,8 +199,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--memory",
         type=memory_gib,
         metavar="SIZE",
-        help="memory of the machines, as sold: selects a variant, or sets another size; 16GB is 16 GiB. "
-        "Without a machine: which weights and KV types fit",
+        help="memory of the machines, as sold: selects a variant, or sets another size; 16GB is 16 times "
+        "2^30 bytes. Without a machine: which weights and KV types fit",
     )
     add_reserve(parser)
     add(

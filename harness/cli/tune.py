@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     _show(found, tuned, threads, outcome.weights, arguments.json)
     say(f"records: {request.root}")
-    return OK if found.measured else NOT_OK
+    return OK if found.decided else NOT_OK
 
 
 def _show(found: comparisons.Found, tuned: Tuned, threads: int, weights: str | None, as_json: bool) -> None:

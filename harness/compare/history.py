@@ -21,7 +21,7 @@ from harness.analysis import quality
 from harness.analysis.columns import Repeat
 from harness.analysis.metrics import METRICS, Metric
 from harness.analysis.verdicts import USABLE, status
-from harness.base.text import plural
+from harness.base.text import SKIPPED, few, plural
 from harness.compare.surroundings import changed
 from harness.dataset import index, nights, table
 from harness.dataset.study import by_size, load_study
@@ -262,10 +262,10 @@ def history(root: Path) -> History:
         return _of_nights(found.nights(), found.warnings(), root)
     warnings: list[str] = []
     records.check_folder(root)
-    every = records.records(root, lambda damage: warnings.append(f"skipped: {damage}"))
+    every = records.records(root, lambda damage: warnings.append(f"{SKIPPED}{damage}"))
     stored = [each for each in every if each.record["kind"] != "reported"]
     if not stored:
-        raise ResultsError("; ".join([f"{root}: no records of measurements", *warnings]))
+        raise ResultsError("; ".join([f"{root}: no records of measurements", *few(warnings)]))
     return of_records(stored, warnings)
 
 
@@ -527,8 +527,8 @@ MOST_DRAWN = 100  # points of a figure, which has room for so many; of more nigh
 MARGIN = 0.1  # above and below, at least this share of the figure: otherwise noise fills the plot
 
 
-def history_page(title: str, history: History, steps: Sequence[Step]) -> str:
-    """The whole file as text; needs at least one series."""
+def history_page(title: str, history: History, steps: Sequence[Step], latest: Sequence[str] = ()) -> str:
+    """The whole file as text; needs at least one series. `latest`: how the last night differs."""
     first, last = history.ends
     cells = {series.name: "" for series in history.series} | dict.fromkeys(history.cells_without_data, "")
     lead = (
@@ -546,7 +546,7 @@ def history_page(title: str, history: History, steps: Sequence[Step]) -> str:
         "history.html",
         title=title,
         lead=lead,
-        warnings=[*missing, *history.warnings],
+        warnings=[*latest, *missing, *few(history.warnings)],
         models=drawn,
         steps=_table(steps),
         no_steps=NO_STEPS if enough(history) else f"{NO_STEPS} {TOO_FEW}",

@@ -179,7 +179,7 @@ def counts(found: Comparison) -> str:
 
 def tables(found: Comparison) -> list[Table]:
     """The tables of differences, cells not compared, shared shifts, and figures; empty ones are left out."""
-    every = _environment(found), _not_compared(found), _shared(found), _text_figures(found)
+    every = _environment(found), _not_compared(found), _shared(found), text_figures(found)
     return [table for table in every if table.lines]
 
 
@@ -316,7 +316,8 @@ def _shared(found: Comparison) -> Table:
     )
 
 
-def _text_figures(found: Comparison) -> Table:
+def text_figures(found: Comparison) -> Table:
+    """A line for each figure of each cell, with its verdict, the worst first."""
     headings = [
         "cell",
         "figure",

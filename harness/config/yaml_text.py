@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import stat
 from collections.abc import Callable, Iterable
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from harness.base import bounds, data
 from harness.base.files import NotStarted, nearest
-from harness.base.text import shortened
+from harness.base.text import alike, shortened
 from harness.config.experiment import PATTERNS, Plain
 
 # Mistakes in a config, as sentences: what is wrong, where, and what was probably meant.
@@ -81,10 +80,9 @@ def shown(value: object) -> str:
 def suggestion(word: object, known: Iterable[Any]) -> str:
     """The hint for an unknown word: the known word that it begins or resembles, else all if there are few."""
     names = [str(k) for k in known]
-    # The comparison is quadratic in length; no known word is that long.
-    if isinstance(word, str) and len(word) <= 64:
+    if isinstance(word, str):
         begun = [name for name in names if word and name.startswith(word.lower())]
-        close = begun if len(begun) == 1 else difflib.get_close_matches(word.lower(), names, n=1)
+        close = begun if len(begun) == 1 else alike(word.lower(), names)
         if close:
             return f"; did you mean {close[0]}?"
     return f"; known: {', '.join(names)}" if 0 < len(names) <= 24 else ""

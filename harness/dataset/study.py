@@ -81,7 +81,7 @@ class MemoryCurve:
     vram_bytes: Floats | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Study:
     """All that a report shows.
 
@@ -111,6 +111,18 @@ class Study:
     ran: Sequence[Stored] = ()
     fitted: Sequence[dict[str, float | str | None]] = ()
     folders: Sequence[Path] = ()
+
+    def __repr__(self) -> str:
+        """`Study('results': 2 cells, 6 repeats)`"""
+        rows = {
+            "cell": len(self.cells),
+            "repeat": len(self.repeats),
+            "search result": len(self.searches),
+            "score": len(self.scores),
+            "check": len(self.checks),
+        }
+        counts = [plural(count, kind) for kind, count in rows.items() if count]
+        return f"Study({self.title!r}: {', '.join(counts) or 'nothing'})"
 
     def frame(self, name: str) -> pd.DataFrame:
         """A table of `harness sql`: cells, repeats, nights, tokens or memory. Raises ResultsError."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from harness.base import data
 from harness.config import Model
 from harness.config.plan import Cell
 from harness.recommend import candidates
@@ -31,6 +32,10 @@ TYPES = {
 }
 KV, SMALL_KV = "f16", "q8_0"  # types of the cache
 SIZES = (2, 5, 10, 20, 40, 80, 160)  # billions of parameters: the classes end here
+# Times that a model's family was pulled from the Ollama library. Source: data/models.json of
+# github.com/auditomatic/ollama-models-registry (MIT), commit 31464bb1, which reads ollama.com/library daily.
+PULLS = {each["model"]: int(each["pulls"]) for each in data.rows("popularity.csv")}
+PULLS_SOURCE = "pulls of its family from the Ollama library until 2026-08-21"
 Predict = Callable[[Sequence[Candidate]], Sequence[Choice]]
 
 
@@ -105,9 +110,10 @@ class Found:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Within its class: what reaches, has 4 bits, is larger, has more bits, is faster."""
+        """Within its class: what reaches, has 4 bits, is pulled more, is larger, has more bits, is faster."""
         candidate = self.choice.candidate
-        return *self.kind, self.parameters, candidate.bits, self.choice.deep.value
+        pulls = PULLS.get(self.pair.subject.model.name, 0)
+        return *self.kind, pulls, self.parameters, candidate.bits, self.choice.deep.value
 
 
 def best(pairs: Sequence[Pair], context: int, tok_s: float, predict: Predict) -> list[Found]:
@@ -170,12 +176,13 @@ def offers(
 
 
 def by_size(found: Iterable[Found], most: int | None) -> list[Found]:
-    """The best of each class of size, at most so many, the smallest class first; null: all."""
+    """The first by rank of each class of size, at most so many; null: all. Those with 4 bits come first, then
+    the smallest class."""
     rows: list[Found] = []
     ordered = sorted(found, key=lambda each: each.rank, reverse=True)
     for size in range(len(SIZES) + 1):
         rows += [each for each in ordered if each.size == size][:most]
-    return rows
+    return sorted(rows, key=lambda each: not each.has_bits)
 
 
 def by_memory(found: Iterable[Found]) -> list[Found]:

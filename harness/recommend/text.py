@@ -15,7 +15,7 @@ from harness.recommend.candidates import Candidate, Place
 from harness.recommend.commands import Source
 from harness.recommend.priors import maker_of
 from harness.recommend.quality_loss import HERE, PERPLEXITY_NOISE
-from harness.recommend.questions import SMALL_KV, Found
+from harness.recommend.questions import PULLS_SOURCE, SMALL_KV, Found
 from harness.recommend.speed import read_s
 from harness.recommend.traits import DENSE, EXPERTS, GGML, PUBLIC, PUBLISHED, Example, Range
 from harness.report.text_table import NONE, Table, explained, say, wrapped
@@ -322,6 +322,7 @@ def show_found(
         "TTFT": f"TTFT: predicted, in s, of {SHORT_PROMPT:,} tokens",
         "ctx": "ctx: the longest context that fits",
         "GB": "GB: of the file to download",
+        "mem": "mem: GB of memory",
         "type": f"type: bits of a weight in the linear layers, scales included, are {bits}; from "
         f"{LEAST_BITS} on most models lose little",
     }
@@ -340,8 +341,11 @@ def show_found(
 
 
 def of_sizes() -> str:
-    """Which model stands for its size: neither dates nor a quality that models share are known."""
-    return f"Rows are the largest models of each size class ({LEAST_BITS} bits first), not the best."
+    """Which model stands for its size: no quality that models share is known."""
+    return (
+        f"A row is the model of its size class that people run most ({LEAST_BITS} bits first), not the best:"
+        f" {PULLS_SOURCE}."
+    )
 
 
 def counted(found: Sequence[Found], known: int, of: str, tok_s: float, context: int) -> str:
@@ -375,7 +379,7 @@ def _line_of(found: Found, of_machines: bool, is_split: bool) -> dict[str, str]:
     candidate, place, split = found.choice.candidate, found.pair.place, found.choice.candidate.split
     of_machine = {
         "machine": place.device.name,
-        "GiB": f"{(place.device.memory_bytes or 0) / 2**30:.0f}",
+        "mem": f"{(place.device.memory_bytes or 0) / 1e9:.0f}",
         "GB/s": f"{place.bytes_per_s / 1e9:.0f}",
     }
     of_model = {"model": candidate.traits.model, "B": short(found.parameters / 1e9)}

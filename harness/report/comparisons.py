@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from harness.analysis.columns import Cell, Ends, ShownCell
 from harness.analysis.metrics import Metric
-from harness.analysis.stopping import DEFAULTS, Result, Setting, options_label
+from harness.analysis.stopping import DEFAULTS, FIRST_LOOK, Result, Setting, options_label
 from harness.base import text
 from harness.base.text import plural
 from harness.dataset.study import Study, bounds, failure, finite, labels
@@ -418,20 +418,26 @@ class Found:
         """Whether there is a figure of the defaults, without which there is no verdict."""
         return any(each.setting == DEFAULTS and each.cost is not None for each in self.results)
 
+    @property
+    def decided(self) -> bool:
+        """Whether every setting was compared with the defaults, or failed by its own fault."""
+        return self.measured and not any(each.undecided for each in self.results)
+
 
 def tuned_table(found: Found) -> Table:
-    """A line for each setting."""
+    """A line for each setting. A gain that is not significant is shown by its interval alone."""
     headings = ["setting", "rounds", found.metric.unit, "gain", "95% CI", ""]
     lines = []
-    for row in tuned_rows(found):
-        interval = " to ".join(map(_signed, row["gain_ci95"] or ())) or NONE
-        figures = [_number(row["figure"]), NONE if row["gain"] is None else _signed(row["gain"]), interval]
+    for row, result in zip(tuned_rows(found), found.results, strict=True):
+        gain = NONE if row["gain"] is None or not result.significant else _signed(row["gain"])
+        figures = [_number(row["figure"]), gain, _between(row) or NONE]
         lines.append([row["name"], str(row["rounds"]), *figures, _mark(row)])
     return Table(headings, lines, [False, True, True, True, True, False])
 
 
 class TunedRow(TypedDict):
-    """`gain`: against the defaults, as a share of their figure; null: not measured, or of the defaults."""
+    """`gain`: against the defaults, as a share of their figure; null: not measured, of the defaults, or
+    `provisional`: too few rounds, or too much noise, for a gain."""
 
     name: str
     options: dict[str, Value]
@@ -442,6 +448,7 @@ class TunedRow(TypedDict):
     gain: float | None
     gain_ci95: list[float] | None
     winner: bool
+    provisional: bool
     reason: str | None
 
 
@@ -458,10 +465,24 @@ def tuned_rows(found: Found) -> list[TunedRow]:
             "gain": gain,
             "gain_ci95": ends,
             "winner": each.setting == found.winner,
-            "reason": found.reasons.get(each.setting) if each.cost is None else None,
+            "provisional": each.undecided,
+            "reason": _reason(found, each),
         }
         for each, (gain, ends) in zip(found.results, gains, strict=True)
     ]
+
+
+def _reason(found: Found, result: Result) -> str | None:
+    """Why a setting has no figure or no gain; null if it has both."""
+    lost = found.reasons.get(result.setting)
+    if result.cost is None:
+        return lost
+    if not result.undecided:
+        return None
+    if result.rounds >= FIRST_LOOK:
+        return "the rounds differ too much for a gain"
+    few = f"compared in {plural(result.rounds, 'round')} of at least {FIRST_LOOK}"
+    return "; ".join(filter(None, [few, lost or found.reasons.get(DEFAULTS)]))
 
 
 def tuned_verdict(found: Found) -> str:
@@ -469,17 +490,26 @@ def tuned_verdict(found: Found) -> str:
     if not found.measured:
         why = found.reasons.get(DEFAULTS, "no round of it has a valid figure")
         return f"the defaults could not be measured: {why}"
-    without = sum(each.cost is None for each in found.results)
-    lost = f"; {plural(without, 'setting')} gave no valid figure" if without else ""
+    undecided = sum(each.undecided for each in found.results)
+    of = plural(len(found.results) - 1, "setting")
+    failed = sum(each.failed for each in found.results)
+    lost = f"; {plural(failed, 'setting')} gave no valid figure" if failed else ""
     none = f"no setting is significantly faster than the defaults{lost}"
+    again = "measure again on a quiet machine, with more --rounds, or with --busy"
+    if undecided and found.winner is None:
+        return f"provisional: {undecided} of {of} could not be compared with the defaults{lost}; {again}"
     if found.finalist is None:
         return f"{none}; gains below {100 * found.threshold:.3g}% are not looked for"
     (row,) = (each for each in tuned_rows(found) if each["name"] == options_label(found.finalist))
-    ends = " to ".join(map(_signed, row["gain_ci95"] or ()))
-    gain = f"{_signed(row['gain'] or 0.0)} {row['unit']}, 95% CI {ends}"
     if found.winner is None:
-        return f"{none}; the best of them, {row['name']}, has {gain}"
-    return f"{row['name']} is significantly faster than the defaults: {gain}"
+        return f"{none}; the best of them, {row['name']}, has {_between(row)} of {row['unit']} (95% CI)"
+    gain = f"{_signed(row['gain'] or 0.0)} {row['unit']}, 95% CI {_between(row)}"
+    others = f"; {undecided} of {of} could not be compared: {again}" if undecided else ""
+    return f"{row['name']} is significantly faster than the defaults: {gain}{others}"
+
+
+def _between(row: TunedRow) -> str:
+    return " to ".join(map(_signed, row["gain_ci95"] or ()))
 
 
 def tuned_command(header: Header, options: Options, weights: str | None) -> str | None:
@@ -502,7 +532,7 @@ def config_row(stack: str, options: Options) -> str:
 
 
 def _gain(metric: Metric, result: Result) -> tuple[float | None, list[float] | None]:
-    if result.setting == DEFAULTS or not result.rounds:
+    if result.setting == DEFAULTS or not result.rounds or result.undecided:
         return None, None
     ends = result.change.ends
     known = sorted(metric.change(end) for end in ends) if ends else None
@@ -510,7 +540,9 @@ def _gain(metric: Metric, result: Result) -> tuple[float | None, list[float] | N
 
 
 def _mark(row: TunedRow) -> str:
-    return "winner" if row["winner"] else row["reason"] or ""
+    if row["winner"]:
+        return "winner"
+    return ": ".join(filter(None, ["provisional" * row["provisional"], row["reason"]]))
 
 
 def _number(value: float | None) -> str:

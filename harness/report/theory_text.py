@@ -14,7 +14,14 @@ from harness.base.text import plural
 from harness.report.text_table import NONE, Table, formatted, say
 from harness.theory import decoder
 from harness.theory.decoder import Decoder
-from harness.theory.machines import SYSTEM, SYSTEM_RESERVE_BYTES, Figure, Machine, reserved_words
+from harness.theory.machines import (
+    SYSTEM,
+    SYSTEM_RESERVE_BYTES,
+    Figure,
+    Machine,
+    memory_words,
+    reserved_words,
+)
 from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, OF_MIXTURES, TRANSFORMERS, Choice, Fit
 from harness.theory.rows import (
     Chunk,
@@ -247,7 +254,7 @@ def _show_on_machines(rows: Sequence[Row], wide: bool) -> None:
             say(sentence)
         for name, row in {row["machine"]: row for row in shaped}.items():
             held = row["memory_bytes"] or 0
-            memory = f"{held / 1e9:.1f} GB ({held / 2**30:,.4g} GiB)"
+            memory = memory_words(held)
             reserve = Figure(row["reserve_bytes"] or 0, row["reserve_for"] or "")
             say(f"{name}: of its {memory}, {reserved_words(reserve, 'are ')}.")
         print()
@@ -457,10 +464,7 @@ def show_choices(
     reserve: Figure,
     wide: bool,
 ) -> None:
-    say(
-        f"Memory: {memory_bytes / 2**30:,.4g} GiB, as cards are sold, that is {memory_bytes / 1e9:.1f} GB;"
-        f" {reserved_words(reserve, 'of it are ')}."
-    )
+    say(f"Memory: {memory_words(memory_bytes)}; {reserved_words(reserve, 'of it are ')}.")
     for engine, where in _ENGINES.items():
         if of_engine := [row for row in rows if row["engine"] == engine]:
             say(f"With {context:,} tokens of context, {where}:")
@@ -521,7 +525,7 @@ MODELS: Columns[ModelRow] = (
 )
 MACHINES: Columns[MachineRow] = (
     ("machine", lambda row: row["machine"]),
-    ("GiB", lambda row: formatted(row["memory_bytes"], unit=2**30)),
+    ("GB", lambda row: formatted(row["memory_bytes"], "{:,.1f}", 1e9)),
     ("GB/s", lambda row: formatted(row["bytes_per_s"], "{:,.1f}", 1e9)),
     ("TFLOP/s", lambda row: f"{row['flops'] / 1e12:.4g} {row['rate']}" if row["flops"] else NONE),
     (

@@ -150,6 +150,12 @@ def _headless_bytes(reserve: Figure) -> float:
     return reserve.value / DISPLAY_RESERVE_BYTES * DRIVER_RESERVE_BYTES
 
 
+def memory_words(size: float) -> str:
+    """`25.8 GB (24 GB as sold)`: memory is sold in powers of two; other sizes alone."""
+    sold = size / 2**30
+    return f"{size / 1e9:.1f} GB" + (f" ({sold:g} GB as sold)" if (2 * sold).is_integer() else "")
+
+
 def reserved_words(reserve: Figure, verb: str = "") -> str:
     """`0.8 GB reserved for the display and the driver (--headless: 0.5 GB; --reserve SIZE: another)`."""
     said = f"{reserve.value / 1e9:.1f} GB {verb}reserved"

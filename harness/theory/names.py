@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from harness.base import data
+from harness.base.text import alike
 from harness.theory.decoder import Decoder
 from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES, Figure, Machine
@@ -159,15 +159,13 @@ def _hint(name: str, core: set[str], of: Mapping[str, set[str]], otherwise: str)
             which = f"no {other} is among the dense models that can be run (harness theory knows more)"
         return which + (f"; {otherwise}" if otherwise else "")
     families = _families(of)
-    family = core & families or {
-        near for start in starts for near in difflib.get_close_matches(start, families, 1, 0.7)
-    }
+    family = core & families or {near for start in starts for near in alike(start, families)}
     inside = [known for known, words in of.items() if words & family]
     if within := [known for known in inside if of[known] < core]:
         closest = max(within, key=lambda known: len(of[known]))
         extra = " ".join(sorted(core - of[closest]))
         return f'{closest} is known, "{extra}" is not' + (f"; {otherwise}" if otherwise else "")
-    if near := difflib.get_close_matches(name, inside, 1):
+    if near := alike(name, inside):
         return did_you_mean(near)
     return _see_list(otherwise)
 
@@ -358,6 +356,6 @@ def _machine_names_hint(name: str, rest: set[str], known: Sequence[str]) -> str:
         return f'{closest} is known, "{extra}" is not; {own}'
     plain = re.sub(r"[\s_-]+", "-", re.sub(r"\b(?:nvidia|geforce|amd)\b", " ", name).strip())
     spelled = {part: key for key in known for part in (key, key.partition("-")[2]) if part[:3] == plain[:3]}
-    if near := difflib.get_close_matches(plain, spelled, 1):
+    if near := alike(plain, spelled):
         return did_you_mean([spelled[near[0]]])
     return f"{_LIST}; {own}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from typing import NamedTuple
 
 from harness.base import data
 from harness.theory import floors
@@ -117,11 +118,8 @@ CEILING = floors.Ceiling(
     CARD.bandwidth_bytes_per_s / 1e9 * PUBLISHED.giga, CARD.rates[CARD.rate].value / 1e12 * PUBLISHED.tera
 )
 
-# (table, row, column): the printed value, and why the formulas give another.
-SLIPS = {
-    (each["table"], each["row"], each["column"]): (each["printed"], each["why"])
-    for each in data.rows("study_slips.csv")
-}
+# (table, row, column): why the formulas give another value than the one printed.
+SLIPS = {(each["table"], each["row"], each["column"]): each["why"] for each in data.rows("study_slips.csv")}
 
 
 def model_family() -> StudyTable:
@@ -249,6 +247,29 @@ STUDY_TABLES: dict[str, Callable[[], StudyTable]] = {
         *(gguf_bpw, gguf_model_buffer_4090, gguf_kv_buffer_1024),
     )
 }
+
+
+class Slip(NamedTuple):
+    """A cell that the study printed as `printed`, and the formulas give as `ours`. `why`: None: not known."""
+
+    table: str
+    row: str
+    column: str
+    printed: str
+    ours: str
+    why: str | None
+
+
+def compared(table: str) -> tuple[int, list[Slip]]:
+    """The number of cells of a study's table, and those that differ from what it printed."""
+    ours, printed = STUDY_TABLES[table](), data.rows(f"study_tables/{table}.csv")
+    differ = [
+        Slip(table, row["model"], column, cell, mine[column], SLIPS.get((table, row["model"], column)))
+        for mine, row in zip(ours, printed, strict=True)
+        for column, cell in row.items()
+        if mine[column] != cell
+    ]
+    return sum(map(len, printed)), differ
 
 
 def _shapes(names: tuple[str, ...]) -> list[tuple[str, Decoder]]:

@@ -1,9 +1,9 @@
 """Make the records of the published study out of its tables and raw series.
 
 `.venv/bin/python results/published/make.py REFERENCE_DIR OUT`: REFERENCE_DIR has published/*.csv (the tables,
-which tests/published/ has too) and raw/*.csv.gz (the series); OUT must not exist. One record a model and
-variant of the study, `kind: reported`, as docs/reference/record.md has it. Nothing is computed but units:
-bytes are SI, and what was printed stands beside.
+which harness/data/study_tables/ has too) and raw/*.csv.gz (the series); OUT must not exist. One record a
+model and variant of the study, `kind: reported`, as docs/reference/record.md has it. Nothing is computed but
+units: bytes are SI, and what was printed stands beside.
 """
 
 from __future__ import annotations

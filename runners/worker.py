@@ -112,7 +112,7 @@ def answer_of(request: Request, runner: Any, emit: Emit) -> dict[str, Any]:
         emit(Phase(phase, time.perf_counter_ns()))
 
     if request.job == "logits":
-        return scoring.write_logits(runner.load(request), request)
+        return scoring.write_logits(runner.load(request), request, say)
     if request.job == "score":
         return scoring.score(runner.load(request), request, say)
     job = getattr(runner, request.job, None)

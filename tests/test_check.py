@@ -99,6 +99,7 @@ def test_every_variant_of_a_users_file_is_held_against_the_file_itself_and_kept(
     ran = harness("run", "--check-weights", path, "--json")
     assert ran.code == 0, ran.out
     assert verdicts(ran) == {"q8_0": "agrees", "q4_0": "agrees"}
+    assert "at most 60 s of computing, and as much for each reference\n" in ran.err
     q8_0, q4_0 = ran.json
     assert q8_0["reference"] == "llamacpp as stored"
     assert [depth["n"] for depth in q8_0["depths"]] == [25, 65]

@@ -380,8 +380,8 @@ def test_without_a_compiler_the_sentence_names_the_package(monkeypatch, tmp_path
     with pytest.raises(EnvironmentFailed) as refusal:
         build.create(stacks()["llamacpp"].environments["cpu"], lambda line: None)
     assert str(refusal.value) == (
-        f"llamacpp/cpu is compiled here, and there is no C++ compiler: {command}; or --stacks llamaserver,"
-        " which needs none"
+        f"llamacpp/cpu is compiled here, and there is no C++ compiler: {command}; --stacks"
+        " llamaserver needs none, and measures speed alone"
     )
 
 

@@ -234,9 +234,15 @@ def test_a_length_beyond_the_trained_context_is_said_to_be_that_wherever_it_is_s
 def test_a_search_ends_at_the_trained_context_unless_it_is_to_go_past_it(config, harness, tmp_path):
     shape = {"arch": "llama", "vocab_size": 64, "hidden_size": 32, "layers": 1, "intermediate_size": 32}
     model = {"name": "m", "shape": shape | {"heads": 2, "kv_heads": 2, "context": 2100}}
-    path = config({"oom_above_n_ctx": 5000}, model=model, workloads=[{"kind": "max_ctx", "fill": False}])
+    path = config(
+        {"oom_above_n_ctx": 5000, "kv_bytes_per_token": 1024},
+        model=model,
+        workloads=[{"kind": "max_ctx", "fill": False}],
+    )
     ran = harness("run", "--max-ctx", path)
     assert ran.code == 0, ran.err
+    assert "predicted: 2,048 tokens" in ran.err  # far from what memory allows: before the first probe
+    assert ran.err.index("predicted: ") < ran.err.index("tries 2048 tokens")
     assert "2048 (trained context)" in ran.out
     ended = "the model was trained on at most 2100 tokens (--past-trained searches on)"
     assert ended in " ".join(ran.out.split())
@@ -310,6 +316,23 @@ def test_probes_that_were_held_to_another_limit_do_not_count(searched, tmp_path:
     assert 12345 not in [probe["limit_bytes"] for probe in row["probes"]]
 
 
+def test_a_probe_that_fits_with_less_than_the_limit_of_now_is_not_measured_again(searched, tmp_path):
+    variant = {"oom_above_n_ctx": 5000}
+    (row,) = searched(variant)
+    assert row["probes"][0]["fits"]
+    cut_off_after(tmp_path, 3)
+    (begun,) = tmp_path.glob("results/**/begun.json")
+    text = json.loads(begun.read_text())
+    text["search"]["probes"][0]["limit_bytes"] += MIB
+    text["search"]["probes"][0]["peak_bytes"] = 100 * MIB
+    begun.write_text(json.dumps(text))
+    (again,) = searched(variant)
+    assert again["verified_n_ctx"] == row["verified_n_ctx"]
+    assert again["probes"][0]["limit_bytes"] == row["probes"][0]["limit_bytes"] + MIB
+    first = row["probes"][0]["n_ctx"]
+    assert [each["n_ctx"] for each in again["probes"]].count(first) == 1
+
+
 def test_a_probe_that_loaded_something_else_proves_nothing(searched) -> None:
     (row,) = searched({"oom_above_n_ctx": 5000, "kernel": "fast", "runs_kernel": "slow"}, code=1)
     assert row["status"] == "error"
@@ -358,3 +381,13 @@ def test_a_context_that_decodes_too_slowly_is_too_long_and_tried_twice_across_an
     (again,) = searched(spilled)
     assert again["verified_n_ctx"] == row["verified_n_ctx"]
     assert [probe["n_ctx"] for probe in again["probes"]].count(slow[0]) == 2
+
+
+def test_a_slow_decode_on_a_busy_machine_is_no_lack_of_memory_where_half_of_it_is_free(
+    searched, tmp_path, monkeypatch
+):
+    (counts := tmp_path / "disturbed").write_text("99")
+    monkeypatch.setenv("HARNESS_FAKE_DISTURBED", str(counts))
+    variant = {"oom_above_n_ctx": 4096, "slow_above_n": 3000, "kv_bytes_per_token": 1024}
+    (row,) = searched(variant, memory_budget="2GiB")
+    assert (row["status"], row["verified_n_ctx"], row["limited_by"]) == ("ok", 4096, "memory")

@@ -163,6 +163,7 @@ def test_types_are_scored_against_the_checkpoint_in_order_and_kept(
     )
     ran = harness("run", "--quality", path, "--json")
     assert ran.code == 0, ran.out + ran.err
+    assert re.search(r"^scoring \S+: \d of 6 windows, about [\d.]+ \w+ left$", ran.err, re.MULTILINE)
     found = {row["variant"]: row for row in ran.json}
     assert {row["reference"] for row in found.values()} == {"hf fp32"}
     kld = {name: row["figures"]["kld_mean"]["value"] for name, row in found.items()}

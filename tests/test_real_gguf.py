@@ -18,6 +18,7 @@ from gguf_again import in_parts
 
 from harness import records
 from harness.base import data
+from harness.campaign import prompts
 
 pytestmark = pytest.mark.network
 
@@ -138,6 +139,26 @@ def test_behind_its_own_server_a_file_gives_the_same_tokens_as_in_process(
     assert server["done"]["counters"]["evaluated_tokens"] == 25 + 15
     assert server["memory"]["peak_rss_bytes"] > server["loaded"]["model_bytes"]
     assert (server["options"]["n_ctx"], server["loaded"]["options"]["n_ctx"]) == (25 + 16, 256)
+
+
+def test_measured_by_wheels_first_its_figures_stand_beside_those_of_llama_cpp_once_that_is_built(
+    harness, real_gguf, tmp_path, monkeypatch, llamacpp_interpreter, llamaserver_interpreter
+):
+    (envs := tmp_path / "cache" / "envs").mkdir(parents=True, mode=0o700)
+    envs.parent.chmod(0o700)
+    wheels, compiled = (each.python.parent.parent for each in (llamaserver_interpreter, llamacpp_interpreter))
+    (envs / wheels.name).symlink_to(wheels)
+    monkeypatch.setenv("HARNESS_CACHE", str(envs.parent))
+    short = ("--tokens", "8", "--set", "repeats=1", "--set", "measure_bandwidth=false", "--busy")
+    harness("run", real_gguf("smollm2"), *short)
+    (first,) = records_below(tmp_path)
+    assert (first["stack"], first["workload"]["prompt_source"]) == ("llamaserver", prompts.TOKENIZED)
+    (envs / compiled.name).symlink_to(compiled)
+    ran = harness("run", real_gguf("smollm2"), *short)
+    assert "smollm2: llamacpp q4_1, llamaserver q4_1 on cpu" in ran.err
+    both = {each["stack"]: each for each in records_below(tmp_path)}
+    assert both["llamaserver"] == first
+    assert both["llamacpp"]["workload"]["prompt"] == first["workload"]["prompt"]
 
 
 def test_its_server_is_timed_at_depth_and_in_a_conversation_and_counts_what_it_reused(

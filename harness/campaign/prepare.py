@@ -38,7 +38,7 @@ from harness.models.weights import (
 )
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
-from harness.stacks.header import Header, Options
+from harness.stacks.header import Header, Options, stacks
 from harness.theory.decoder import Decoder, dense_fields, parameters
 from harness.theory.known_models import Described
 from harness.theory.tensors import Packing, element_bytes, of_shape, packed_bytes
@@ -223,8 +223,11 @@ class Producer:
         return self.run(cell, self.request(cell, "differences", None, files=files))
 
     def vocabulary_ids(self, cell: Cell, path: Path, text: str) -> Facts:
-        """The ids of a text by a GGUF's own vocabulary, which only llama.cpp reads. Raises WeightsError."""
-        return self.run(cell, self.request(cell, "tokenize", path, workloads=[{"text": text}]))
+        """The ids of a text by a GGUF's own vocabulary, in the stack that loads the file: no other is built
+        for it. Raises WeightsError."""
+        request = self.request(cell, "tokenize", path, workloads=[{"text": text}])
+        loads = cell.header if cell.header.formats else cell.header.worker
+        return self.run(cell, replace(request, stack=loads.stack))
 
     def quantizer(self, cell: Cell) -> str:
         """Identifies the program that quantizes a cell's weights: the exact package versions of its stack."""
@@ -293,11 +296,11 @@ class Producer:
         return Request(job, cell.header.worker.stack, self.device_id, model, **fields)
 
     def run(self, cell: Cell, request: Request, what: str = "") -> Facts:
-        """Run one job in the cell's stack and return the facts of Done. With `what`, reports its phases.
+        """Run one job in the request's stack and return the facts of Done. With `what`, reports its phases.
 
         Raises WeightsError.
         """
-        interpreter = self.interpreter(cell.header.worker)
+        interpreter = self.interpreter(stacks()[request.stack])
 
         def on_phase(phase: str) -> None:
             if what:

@@ -140,7 +140,9 @@ class Scoring:
             try:
                 if isinstance(inputs, NotReady):
                     raise inputs
-                self._compare(LogitsJob(cell, inputs, running.folder, self._arrays, np.inf), found)
+                self._compare(
+                    LogitsJob(cell, inputs, running.folder, self._arrays, np.inf, campaign.watcher.say), found
+                )
             except _NotFinite as where:
                 found["not_finite"] = {"window": where.window, "position": where.position}
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from harness.analysis import agreement
+from harness.base.text import duration
 from harness.campaign import repeat, weights_reference
 from harness.campaign.repeat import Failure, Inputs, NotReady
 from harness.campaign.rounds import Campaign
@@ -61,7 +62,10 @@ def check(campaign: Campaign, seconds: float) -> list[Stored]:
                 if kept and plan.is_done(_worth(kept.record), options.fresh, options.retry_failed):
                     found.append(kept)
                     continue
-                campaign.watcher.say(f"checking the weights of {cell.id}")
+                campaign.watcher.say(
+                    f"checking the weights of {cell.id}: at most {duration(seconds)} of computing, and as"
+                    " much for each reference"
+                )
                 found.append(_check(cell, campaign, reference, {"asked": asked, "speaks_for": speaks_for}))
     return found
 
@@ -146,7 +150,8 @@ class _Comparison:
         return self.campaign.preparation.prompts.ids(lengthened(self.cell), self.inputs.weights)[0]
 
     def _job(self, cell: Cell, inputs: Inputs) -> LogitsJob:
-        return LogitsJob(cell, inputs, self.folder, self.reference.folder, self.check["asked"]["seconds"])
+        seconds, say = self.check["asked"]["seconds"], self.campaign.watcher.say
+        return LogitsJob(cell, inputs, self.folder, self.reference.folder, seconds, say)
 
     def run(self) -> None:
         """Raises NoReference, NoLogits, NotReady."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from harness.analysis import agreement
 from harness.base.files import CacheError
+from harness.base.text import duration
 from harness.campaign import repeat, worker
 from harness.campaign.forecast import local_weights
 from harness.campaign.prepare import Preparation
@@ -50,13 +52,14 @@ class NoLogits(Failure):
 @dataclass(frozen=True)
 class LogitsJob:
     """A cell whose logits are computed in its own stack. `folder`: for the log; `arrays`: for the logits;
-    `seconds`: compute time."""
+    `seconds`: compute time; `say`: shows its progress."""
 
     cell: Cell
     inputs: Inputs
     folder: Path
     arrays: Path
     seconds: float
+    say: Callable[[str], None]
 
     def logits(
         self,
@@ -82,6 +85,8 @@ class LogitsJob:
             ended = None
             for event in self._events("logits", workload, named):
                 ended = event
+                if isinstance(event, Phase) and event.name.startswith("logits: "):
+                    self.say(f"{self.cell.id} computes {event.name}")
             job_facts = _done(ended)
             if not isinstance(job_facts.get("positions"), list):
                 raise NoLogits("error", "worker protocol error: a logits job without positions")
@@ -97,6 +102,7 @@ class LogitsJob:
         Raises NoLogits, and what `each` raises.
         """
         file, ended, number = self.arrays / "logits.npy", None, 0
+        left = TimeLeft([len(ids) for ids in windows])
         workload = {"windows": [list(ids) for ids in windows], "keep": keep}
         with _readable(file):
             for event in self._events("score", workload, {"logits": str(file)}):
@@ -107,6 +113,7 @@ class LogitsJob:
                         raise NoLogits("error", "worker protocol error: other windows than requested")
                     each(number, logits)
                     number += 1
+                    self.say(f"scoring {self.cell.id}: {left.after(number)}")
             job_facts = _done(ended)
             if number != len(windows):
                 raise NoLogits("error", "worker protocol error: a score job without all of its windows")
@@ -116,6 +123,24 @@ class LogitsJob:
         inputs = self.inputs
         request = inputs.request(self.cell, job, workload, files)
         return worker.run_job(request, inputs.interpreter, self.folder, inputs.timeout_s, inputs.threads)
+
+
+class TimeLeft:
+    """The progress of windows of these lengths, from now on, in words."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths, self._began_s, self._first_s = lengths, time.monotonic(), 0.0
+
+    def after(self, number: int) -> str:
+        """After the first `number` windows. The first one includes loading, and is left out once there are
+        others."""
+        now_s = time.monotonic()
+        if number == 1:
+            self._first_s = now_s
+        first, since_s = (0, self._began_s) if number == 1 else (1, self._first_s)
+        done, left = sum(self._lengths[first:number]), sum(self._lengths[number:])
+        left_s = (now_s - since_s) / done * left
+        return f"{number} of {len(self._lengths)} windows, about {duration(left_s)} left"
 
 
 def _done(ended: Event | Died | None) -> Facts:
@@ -267,7 +292,8 @@ class Reference:
         if isinstance(inputs, NotReady):
             raise inputs
         with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
-            return job(LogitsJob(cell, inputs, Path(folder), self.folder, self._seconds), why)
+            say = self._preparation.say
+            return job(LogitsJob(cell, inputs, Path(folder), self.folder, self._seconds, say), why)
 
     def _computed(self, job: LogitsJob, why: str, follow: Path | None = None) -> Logits:
         """Raises NoLogits, NotReady."""

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from harness.base import data
 from harness.base.files import is_local, write_whole
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import list_named, plural, server_address, shortened
-from harness.cli import Mistake, say
+from harness.cli import Mistake, say, wheels
 from harness.cli.options import unknown
 from harness.config import Experiment
 from harness.config.experiment import REPO, Plain
@@ -64,7 +65,10 @@ HELP = (
 def add(parser: argparse.ArgumentParser) -> None:
     """Add which variants of a MODEL."""
     parser.add_argument(
-        "--stacks", type=_words, metavar="STACK,...", help="stacks to run a MODEL in (default: llamacpp)"
+        "--stacks",
+        type=_words,
+        metavar="STACK,...",
+        help="stacks to run a MODEL in (default: llamacpp; until it is built, a GGUF in llamaserver)",
     )
     parser.add_argument(
         "--quant",
@@ -331,6 +335,15 @@ def experiment(
     root = arguments.out or Path("results")
     path = root / "configs" / f"{safe_name('-'.join(names))}.yaml"
     found = load_document(made, path, settings)
+    if with_length and not arguments.stacks and not arguments.on:
+        made = wheels.instead(
+            made,
+            load=partial(load_document, path=path),
+            is_kept=partial(_is_kept, path=path),
+            keeps_device=any(setting.startswith("device=") for setting in settings),
+            install=not arguments.dry_run,
+        )
+        found = load_document(made, path)
     say(in_words(found, with_length))
     if not arguments.dry_run:
         try:
@@ -346,13 +359,25 @@ def experiment(
     return path, found
 
 
-def _kept(made: Document, path: Path) -> Path:
-    """Where the document is kept: there already, else in a new file, never over another. Raises OSError."""
+def _place(made: Document, path: Path) -> tuple[Path, bytes]:
+    """The file of a document, there already or new, never another's; and its content. Raises OSError."""
     places = (path if n == 1 else path.with_stem(f"{path.stem}-{n}") for n in itertools.count(1))
     contents = ((place, config_text(made, place).encode()) for place in places)
-    place, content = next(
+    return next(
         (place, content) for place, content in contents if not place.exists() or place.read_bytes() == content
     )
+
+
+def _is_kept(made: Document, path: Path) -> bool:
+    try:
+        return _place(made, path)[0].exists()
+    except OSError:  # reported where it is written
+        return False
+
+
+def _kept(made: Document, path: Path) -> Path:
+    """Keep the document. Raises OSError."""
+    place, content = _place(made, path)
     if not place.exists():
         write_whole(place, content)
     return place

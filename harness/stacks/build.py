@@ -234,13 +234,20 @@ def compiler_command() -> str:
     return next(found, "install g++ or clang++")
 
 
+def from_wheels(environment: Environment) -> Environment | None:
+    """The environment of another stack that loads the same files and is not compiled: for the same device,
+    else for the CPU. None if there is none."""
+    for header in stacks().values():
+        if header.jobs_of == environment.stack and header.formats:
+            found = header.environment_for(environment.device) or header.environment_for("cpu")
+            if found and not found.source_builds:
+                return found
+    return None
+
+
 def _without_compiler(environment: Environment) -> str:
-    """Another stack that loads the same files and comes as wheels; empty: none does."""
-    for name, header in stacks().items():
-        other = header.environments.get(environment.name)
-        if header.jobs_of == environment.stack and header.formats and other and not other.source_builds:
-            return f"; or --stacks {name}, which needs none"
-    return ""
+    wheels = from_wheels(environment)
+    return f"; --stacks {wheels.stack} needs none, and measures speed alone" if wheels else ""
 
 
 # Build and find the interpreters the stacks run under: one virtual environment each, made by uv, kept in a

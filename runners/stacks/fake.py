@@ -322,7 +322,7 @@ def instruments(request: Request) -> Instruments | None:
     """Instruments of virtual time; null if the worker's own are right."""
     if request.options.get("clock") != "virtual":
         return None
-    waits = request.job == "generate" and disturbed()
+    waits = request.job in ("generate", "fit") and disturbed()
     began_ns, threads = _virtual.now_ns(), request.options["threads"]
 
     def cpu_wait_ns() -> int:

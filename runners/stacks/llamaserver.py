@@ -141,12 +141,13 @@ from typing import Any
 
 import xllamacpp
 
-from runners.protocol import Request
-from runners.served.client import Client
+from runners.protocol import Request, Say
+from runners.served.client import Client, ServerError
 from runners.served.session import ServedSession
 
 DOES_NOT_FIT: tuple[type[BaseException], ...] = (MemoryError,)
 LOOPBACK = "127.0.0.1"
+CONTEXT = 256  # of a server that only tokenizes; llama.cpp allocates no less
 # What the server calls each choice of `speculate`.
 SPECULATIONS = {"none": "none", "draft": "draft-simple", "ngram": "ngram-simple", "mtp": "draft-mtp"}
 
@@ -178,10 +179,37 @@ def load(request: Request) -> OwnServer:
     return OwnServer(request)
 
 
-def _params(request: Request) -> xllamacpp.CommonParams:
-    options, params = request.options, xllamacpp.CommonParams()
+def tokenize(request: Request, say: Say) -> dict[str, Any]:
+    """The ids of workloads[0]["text"], nothing added, and the BOS that the vocabulary puts in front of a text
+    (null: none). Raises ServerError for a model without a vocabulary."""
+    params = _quiet_params(request)
+    params.n_ctx, params.n_parallel = CONTEXT, 1
+    params.warmup, params.no_extra_bufts = False, True  # the weights are mapped, never read or repacked
+    server = xllamacpp.Server(params)
+    client = Client(server.listening_address)
+
+    def ids(**special: bool) -> list[int]:
+        answer = client.found("/tokenize", {"content": request.workloads[0]["text"], **special})
+        if not answer or not answer.get("tokens"):
+            raise ServerError("the server returns no ids for a text")
+        return [int(each) for each in answer["tokens"]]
+
+    alone, whole = ids(add_special=False), ids(add_special=True)
+    return {"ids": alone, "bos": whole[0] if whole[1 : 1 + len(alone)] == alone else None}
+
+
+def _quiet_params(request: Request) -> xllamacpp.CommonParams:
+    """Of any server: on loopback, and without what would change the request."""
+    params = xllamacpp.CommonParams()
     params.model.path = request.model["path"]
     params.hostnames, params.port = [LOOPBACK], 0
+    params.cache_ram_mib = 0  # prompts are kept for later ones otherwise
+    params.fit_params = False  # or it would change what is asked for to what fits
+    return params
+
+
+def _params(request: Request) -> xllamacpp.CommonParams:
+    options, params = request.options, _quiet_params(request)
     params.n_parallel = request.users  # slots, which share n_ctx in equal parts
     params.n_ctx, params.n_batch, params.n_ubatch = (
         options[each] for each in ("n_ctx", "n_batch", "n_ubatch")
@@ -196,8 +224,6 @@ def _params(request: Request) -> xllamacpp.CommonParams:
     modes = xllamacpp.llama_load_mode
     params.load_mode = modes.LLAMA_LOAD_MODE_MMAP if options["mmap"] else modes.LLAMA_LOAD_MODE_NONE
     params.endpoint_metrics = True
-    params.cache_ram_mib = 0  # prompts are kept for later ones otherwise
-    params.fit_params = False  # or it would change what is asked for to what fits
     if options["speculate"] != "none":
         _speculate(params.speculative, options)
     return params

@@ -60,7 +60,7 @@ FLOAT_BYTES = 4
 DEEPER = 2.0  # later tokens cost more: attention grows with the context
 
 
-def write_logits(session: Session, request: Request) -> dict[str, Any]:
+def write_logits(session: Session, request: Request, say: Say) -> dict[str, Any]:
     """Write logits as rows of a float32 .npy to files["logits"]; report the positions (from 0) that they
     follow.
 
@@ -73,10 +73,10 @@ def write_logits(session: Session, request: Request) -> dict[str, Any]:
     """
     hear = getattr(session, "experts", nullcontext) if "experts" in request.files else nullcontext
     with hear() as heard:
-        return _written(session, request, heard)
+        return _written(session, request, heard, say)
 
 
-def _written(session: Session, request: Request, heard: Any) -> dict[str, Any]:
+def _written(session: Session, request: Request, heard: Any, say: Say) -> dict[str, Any]:
     workload, clock = request.workloads[0], time.monotonic
     ids, prompt, limit_s = workload["ids"], workload["prompt_tokens"], workload["seconds"]
     keep = workload.get("prompt_keep", prompt)
@@ -95,6 +95,7 @@ def _written(session: Session, request: Request, heard: Any) -> dict[str, Any]:
             chunk, chunk_began = ids[start : min(start + CHUNK, first)], clock()
             session.feed(chunk, 1)
             token_s = (clock() - chunk_began) / len(chunk)
+            say(f"logits: {start + len(chunk)} of {workload['windows'][-1][1]} tokens")
         rows += [_bytes(session.feed([token], 1)) for token in ids[first:end]]
         positions += range(first, end)
         fed = end

@@ -61,7 +61,7 @@ def check(campaign: Campaign, seconds: float) -> list[Stored]:
                 if kept and plan.is_done(_worth(kept.record), options.fresh, options.retry_failed):
                     found.append(kept)
                     continue
-                campaign.watcher.say(f"checking the weights of {cell.id}")
+                campaign.watcher.say(f"checking the weights of {cell.title}")
                 found.append(_check(cell, campaign, reference, {"asked": asked, "speaks_for": speaks_for}))
     return found
 
@@ -224,7 +224,7 @@ class _Comparison:
         """Compare with the variant's own weights. Adds `own`, or the reason why that failed as
         `own_failure`."""
         campaign, reference, seconds = self.campaign, self.reference, self.check["asked"]["seconds"]
-        campaign.watcher.say(f"comparing with its own weights, dequantized: {self.cell.id}")
+        campaign.watcher.say(f"comparing with its own weights, dequantized: {self.cell.title}")
 
         def dequantized(own: tuple[Path, list[int]]) -> Reference:
             prepared = campaign.preparation, campaign.inputs

@@ -25,16 +25,14 @@ def test_the_answer_is_the_first_line_and_figures_stand_before_the_status(harnes
     first, empty, headings, line, *_ = lines_of(ran)
     assert re.match(r"tiny-qwen2 fake v0: \d+\.\d tok/s; ", first)
     assert (empty, headings.split()[0]) == ("", "tok/s")  # one cell needs no name beside its answer
-    assert re.match(r"[\d,.]+ ±[\d.]+ +[\d.]+ +ok 2/2 ", line)
+    assert re.match(r" *[\d,.]+( ±[\d.]+)? +[\d.]+ +ok 2/2 ", line)
 
 
 def test_what_all_rows_share_stands_once_above_the_table(harness, config):
     ran = harness("run", config({"quant": "q8_0"}, {"quant": "q4_0"}, model=MODEL), COLUMNS="80")
     lines = lines_of(ran)
     title = lines.index("Meta-Llama-3.1-8B-Instruct fake")
-    assert [line.split()[0] for line in lines[title + 1 : title + 4]] == ["cell", "v0-quant", "v1-quant"] or [
-        line.split()[0] for line in lines[title + 1 : title + 4]
-    ] == ["cell", "v0", "v1"]
+    assert [line.split()[0] for line in lines[title + 1 : title + 4]] == ["cell", "v0", "v1"]
 
 
 @pytest.mark.parametrize("variants", [1, 2])

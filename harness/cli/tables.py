@@ -101,6 +101,15 @@ def _remarks(rows: Sequence[Cell]) -> Iterator[Note]:
     if checked := [row["weights_check"] for row in rows if row["weights_check"]]:
         counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))
         yield Note(f"logits against the 16-bit reference: {counts}")
+    measured = [row for row in rows if row["joules_per_token"] is not None]
+    if sources := dict.fromkeys(str(row["energy_source"]) for row in measured):
+        yield Note(f"J/token: {'; '.join(sources)}")
+    unknown = Counter(
+        why for row in rows if row["joules_per_token"] is None and (why := row["energy_reason"])
+    )
+    for why, count in unknown.most_common(1):
+        which = "" if unknown.total() == len(rows) else f" of {plural(unknown.total(), 'cell')}"
+        yield Note(f"no J/token{which}: {why}{', and other reasons' * (count < unknown.total())}")
     decodes = [row for row in rows if not timed(row)]
     flat = [
         row["tokens"] or 0 for row in decodes if row["slope_ms"] is not None and not row["W_identifiable"]
@@ -113,15 +122,6 @@ def _remarks(rows: Sequence[Cell]) -> Iterator[Note]:
         yield Note("no W: the growth of latency with context is not distinguishable from zero")
     if peak := tables.bandwidth(decodes):
         yield Note(peak, heading="MBU")
-    measured = [row for row in rows if row["joules_per_token"] is not None]
-    if sources := dict.fromkeys(str(row["energy_source"]) for row in measured):
-        yield Note(f"J/token: {'; '.join(sources)}")
-    unknown = Counter(
-        why for row in rows if row["joules_per_token"] is None and (why := row["energy_reason"])
-    )
-    for why, count in unknown.most_common(1):
-        which = "" if unknown.total() == len(rows) else f" of {plural(unknown.total(), 'cell')}"
-        yield Note(f"no J/token{which}: {why}{', and other reasons' * (count < unknown.total())}")
 
 
 def _of_cells(

@@ -46,7 +46,9 @@ def test_a_wall_meters_energy_is_that_of_the_decode_alone(harness, tmp_path):
     repeat(tmp_path / "results")
     meter(tmp_path / "power.csv")
     ran = harness("report", "results", "--list", "--power-log", "power.csv", "--price", "0.30")
-    heading, cell = (re.split(r"  +", line.strip()) for line in ran.out.splitlines()[2:4])
+    lines = ran.out.splitlines()
+    place = next(place for place, line in enumerate(lines) if "watts" in line)
+    heading, cell = (re.split(r"  +", line.strip()) for line in lines[place : place + 2])
     figures = dict(zip(heading, cell, strict=True))
     assert (figures["watts"], figures["J/token"], figures["price/Mtok"]) == ("50.0", "5", "0.417")
     assert ran.out.count("J/token: wall meter: the whole machine with its power supply") == 1

@@ -82,7 +82,7 @@ class Table:
         if not self.lines:
             return self, []
         columns = list(zip(*self.lines, strict=True))
-        kept = [at for at, cells in enumerate(columns) if at == 0 or not {"", NONE}.issuperset(cells)]
+        kept = [at for at, cells in enumerate(columns) if not {"", NONE}.issuperset(cells)] or [0]
         sizes, figures, left_out = self.sizes, self.figures, list[str]()
         most = sys.maxsize if wide else columns_here()
         for at in reversed(kept[1:]):

@@ -47,7 +47,7 @@ def test_a_config_against_itself_is_the_same_and_other_commands_read_its_records
     ran = harness("ab", cells, "--max-rounds", "3", "--threshold", "60%")
     assert ran.code == 0, ran.err
     assert "SAME" in ran.out
-    assert "\ntiny-qwen2 fake v0: no change of 60%: tok/s " in ran.out
+    assert "\ntiny-qwen2 fake v0: no change of 60% in tok/s, " in ran.out
     assert ", 3 rounds counted\n" in ran.out
     assert "ended by the limit of 3 rounds" in ran.err
     # One cell in one version: every repeat has a unique number, so that none hides another.

@@ -67,7 +67,7 @@ def test_repeats_without_an_interval_lead_nothing_and_nothing_leads_over_them():
     assert fastest.note == "without an interval: a two, b slow"
     both = "fastest over 256 tokens: not distinguishable (48.0 tok/s to 50.0 tok/s; 1 without an interval)"
     assert both in summary.sentence(group(apart, exact))
-    (ended,) = closing.closing(Study("t", [apart, exact]))
+    (ended,) = closing.answers(Study("t", [apart, exact]))
     assert "not distinguishable in speed: a two (50.0 tok/s, no interval), b v (48.0 tok/s)" in ended
 
 

@@ -48,7 +48,9 @@ def test_a_wall_meters_energy_is_that_of_the_decode_alone(harness, tmp_path):
     repeat(tmp_path / "results")
     meter(tmp_path / "power.csv")
     ran = harness("report", "results", "--list", "--power-log", "power.csv", "--price", "0.30")
-    heading, cell = (re.split(r"  +", line) for line in ran.out.splitlines()[:2])
+    lines = ran.out.splitlines()
+    place = next(place for place, line in enumerate(lines) if "watts" in line)
+    heading, cell = (re.split(r"  +", line.strip()) for line in lines[place : place + 2])
     figures = dict(zip(heading, cell, strict=True))
     assert (figures["watts"], figures["J/token"], figures["price/Mtok"]) == ("50.0", "5", "0.417")
     assert ran.out.count("J/token: wall meter: the whole machine with its power supply") == 1
@@ -124,7 +126,7 @@ def test_records_that_do_not_say_when_their_tokens_came_have_no_wall_energy(harn
     repeat(tmp_path / "results", stack="ik")
     repeat(tmp_path / "results", stack="hf")
     (tmp_path / "results" / "hf1" / "tokens.parquet").write_bytes(b"damaged")
-    said = harness("report", "results", "--list", "--power-log", "power.csv").out
+    said = harness("report", "results", "--list", "--wide", "--power-log", "power.csv").out
     assert "no J/token of 2 cells: the record does not say at what time its tokens came" in said
 
 

@@ -21,6 +21,7 @@ from harness.records import Stored
 from harness.records.kinds import wrong_with
 from harness.report import quality as report
 from harness.report import tables
+from harness.report.timed_rows import with_prompts
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "scored" / "record.json").read_text())
 
@@ -110,15 +111,15 @@ def test_the_speed_of_a_variant_has_the_quality_of_the_same_variant():
     (row,) = gathered.repeats
     assert row["perplexity"] == GOLDEN["quality"]["figures"]["ppl"]["value"]
     assert row["kld_mean"] == GOLDEN["quality"]["figures"]["kld_mean"]["value"]
-    assert {"PPL", "KLD", "top-1"} <= {*tables.cells(gathered.cells).headings}
+    assert {"PPL", "KLD", "top-1"} <= {*tables.cells(with_prompts(gathered.cells)[0]).headings}
     assert row["kld_mean_ci95"][0] < row["kld_mean"] < row["kld_mean_ci95"][1]
 
 
 def test_a_speed_that_was_not_scored_says_so_where_others_of_its_model_were():
     other = studied(score_of_speed({"variant": "another"}))
     assert other.repeats[0]["perplexity"] is None
-    assert list(tables.cells(other.cells).lines[0]).count("not scored") == 3
-    unscored, _ = tables.cells(studied().cells).fitted(wide=True)
+    assert list(tables.cells(with_prompts(other.cells)[0]).lines[0]).count("not scored") == 3
+    unscored, _ = tables.cells(with_prompts(studied().cells)[0]).fitted(wide=True)
     assert "PPL" not in unscored.headings
     assert studied(GOLDEN).repeats[0]["quality"] is None  # of another model
 

@@ -28,7 +28,7 @@ from harness.analysis import verdicts
 from harness.analysis.warnings import Warnings
 from harness.config import plan
 from harness.config.load import load
-from harness.dataset.study import Study, load_study, with_series
+from harness.dataset.study import load_study, with_series
 from harness.records import Stored, TokenTimes
 from harness.report import served
 from harness.report.page import page
@@ -518,7 +518,7 @@ def test_of_cells_without_a_figure_nothing_is_said_of_synthetic_weights():
     assert cell["weights"] == "synthetic"
     for status, said in (("ok", True), ("invalid", False), ("error", False)):
         row = {**cell, "status": status, "repeats": 1, "stayed_disturbed": []}
-        assert has_synthetic_figures(Study("t", [row])) is said
+        assert has_synthetic_figures([row]) is said
 
 
 def test_what_serving_adds_is_said_beside_the_same_weights_in_process():
@@ -689,7 +689,7 @@ def test_a_certificate_that_ssl_cert_file_names_is_trusted(harness, tmp_path, ce
     file = certificate()
     with serving(Behaviour(), file) as address:
         ran = harness("run", address, *QUICK, SSL_CERT_FILE=str(file))
-    assert "stand-in.http.as-served" in ran.err, ran.err
+    assert "stand-in http as-served #1" in ran.err, ran.err
     (stored,) = stored_in(tmp_path / "results")
     assert stored.record["outcome"] == "ok", stored.record["reason"]
 

@@ -27,7 +27,7 @@ def test_below_a_markdown_table_stand_the_meanings_of_its_columns():
 
 
 def test_a_text_in_brackets_is_text_and_a_long_line_is_whole(capsys: pytest.CaptureFixture[str]):
-    Table(["cell"], [["[red]" + "x" * 300]], marked=[True]).show()
+    Table(["cell"], [["[red]" + "x" * 300]], marked=["red"]).show()
     text_table.note("[bold] :smile:")
     assert capsys.readouterr().out == f"cell\n[red]{'x' * 300}\n[bold] :smile:\n"
 

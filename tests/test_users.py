@@ -75,7 +75,9 @@ def test_the_figures_of_the_fake_are_its_truth(of_fake):
     assert four["tpot_ms"]["p99"] == pytest.approx(7, rel=1e-3)
     assert four["user_tokens_per_s"] == pytest.approx(1e3 / 7, rel=1e-3)
     assert four["slowest_over_fastest"] == pytest.approx(1, rel=1e-3)
-    assert "tok/s 250.0 with 1 user, 571.4 with 4 users" in ran.err
+    answer = "4 users: 571 tok/s together, 143 each; one user 250 tok/s"
+    assert f"batch #1  ok  {answer}" in ran.err
+    assert ran.out.startswith(f"tiny-qwen2 fake v: {answer}.\n")
     assert len(records.table(stored)["user"]) == 3 * (1 + 4)
 
 
@@ -345,7 +347,9 @@ def test_more_users_than_slots_are_a_note_that_they_waited_and_have_no_rate_of_a
     alone, *queued = users = analysis.rows([table])
     assert alone["tokens_per_s"] == pytest.approx(alone["user_tokens_per_s"])
     assert [each["tokens_per_s"] for each in queued] == [None, None]
-    assert f"output {queued[0]['output_tokens_per_s']:.1f} with 4 users" in progress.of_rows(stored)
+    most = queued[-1]["output_tokens_per_s"]
+    rate = f"{most:,.0f}" if most >= 100 else f"{most:.1f}"
+    assert progress.of_rows(stored).startswith(f"6 users: {rate} tok/s together, prompts included, ")
     study = load_study([stored])
     cell = {**study.cells[0], "users": users}
     limit = {"by": "data sheet", "tokens_per_s": [(1, 9.0), (4, 36.0), (6, 54.0)], "compute_bound_from": None}

@@ -73,7 +73,7 @@ class Probing:
         folder = self.folder / f"probe-{self.number}"
         folder.mkdir()
         limited = MemoryLimit(self.headroom.limit_bytes, self.mechanism) if self.mechanism else None
-        seen = _ProbeState(limited, lambda phase: self.say(f"{self.cell.id} at {n_ctx}: {phase}"))
+        seen = _ProbeState(limited, lambda phase: self.say(f"{self.cell.title} at {n_ctx}: {phase}"))
         inputs = self.inputs
         job = worker.Job(
             self._request(n_ctx, fill),
@@ -463,7 +463,7 @@ class _Search:
 
     def _probe(self, probing: Probing, n_ctx: int, fill: bool) -> Probe:
         """Try one context, and store the probe at once."""
-        self._say(f"{self._cell.id} tries {n_ctx} tokens: {'fill' if fill else 'allocate only'}")
+        self._say(f"{self._cell.title} tries {n_ctx} tokens: {'fill' if fill else 'allocate only'}")
         held_to = {"filled": fill, "limit_bytes": probing.headroom.limit_bytes}
         found: Probe = plain(held_to | probing.run(n_ctx, fill))
         self.result["probes"].append(found)
@@ -471,7 +471,7 @@ class _Search:
         fits: bool | None = found["fits"]
         word = {True: "fits", False: "does not fit", None: "failed"}[fits]
         why = f" ({found['reason']})" if found["reason"] else ""
-        self._say(f"{self._cell.id} with {n_ctx} tokens {word}{why} after {found['seconds']:.1f} s")
+        self._say(f"{self._cell.title} with {n_ctx} tokens {word}{why} after {found['seconds']:.1f} s")
         if fits is False:
             _, free = probing.headroom.settle()
             if missing := probing.headroom.missing(min(free, found["free_before_bytes"])):

@@ -122,9 +122,9 @@ class Scoring:
         if last and plan.is_done(
             analysis_quality.verdict(last.record).status, options.fresh, options.retry_failed
         ):
-            campaign.watcher.say(f"{cell.id} has already been scored")
+            campaign.watcher.say(f"{cell.title} has already been scored")
             return last
-        campaign.watcher.say(f"scoring {cell.id}")
+        campaign.watcher.say(f"scoring {cell.title}")
         return self._scored(cell, request)
 
     def _scored(self, cell: Cell, request: object) -> Stored:

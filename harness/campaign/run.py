@@ -99,7 +99,7 @@ def _searched(campaign: Campaign, cell: Cell) -> Stored:
     if kept := _kept(campaign, cell):
         answer = f"{kept.record['search'].get('verified_n_ctx')} tokens" if was in USABLE else was
         again = "" if was in USABLE else "; use --retry-failed to search again"
-        watcher.say(f"{cell.id} has already been searched: {answer}{again}")
+        watcher.say(f"{cell.title} has already been searched: {answer}{again}")
         return kept
     preparation, refused = campaign.preparation, max_context.refusal(cell, campaign.preparation.threads)
     if preparation.device_id == "cpu" and campaign.mechanism is None:  # the machine itself would run out

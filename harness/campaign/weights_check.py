@@ -63,7 +63,7 @@ def check(campaign: Campaign, seconds: float) -> list[Stored]:
                     found.append(kept)
                     continue
                 campaign.watcher.say(
-                    f"checking the weights of {cell.id}: at most {duration(seconds)} of computing, and as"
+                    f"checking the weights of {cell.title}: at most {duration(seconds)} of computing, and as"
                     " much for each reference"
                 )
                 found.append(_check(cell, campaign, reference, {"asked": asked, "speaks_for": speaks_for}))
@@ -229,7 +229,7 @@ class _Comparison:
         """Compare with the variant's own weights. Adds `own`, or the reason why that failed as
         `own_failure`."""
         campaign, reference, seconds = self.campaign, self.reference, self.check["asked"]["seconds"]
-        campaign.watcher.say(f"comparing with its own weights, dequantized: {self.cell.id}")
+        campaign.watcher.say(f"comparing with its own weights, dequantized: {self.cell.title}")
 
         def dequantized(own: tuple[Path, list[int]]) -> Reference:
             prepared = campaign.preparation, campaign.inputs

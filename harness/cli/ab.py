@@ -164,16 +164,17 @@ def _answer(row: Change) -> str:
     if row["change"] is None or row["change_ci90"] is None:
         return f"{row['name']}: not decided: {row['reason']}; {counted}"
     low, high = row["change_ci90"]
-    figure = (
-        f"{FIGURES[row['metric']][0]} {row['change']:+.1%}, 90% interval {low:+.1%} to {high:+.1%}, {counted}"
-    )
-    answers = {SAME: f"no change of {100 * row['threshold']:.3g}%", UNCLEAR: "not decided"}
-    answer = answers.get(row["verdict"], f"B is {row['verdict']}")
-    step = ""
+    figure = FIGURES[row["metric"]][0]
     if row["verdict"] == UNCLEAR:
-        step = "; more rounds, a quieter machine or a larger --threshold may decide it"
+        step = "more rounds, a quieter machine or a larger --threshold may decide it"
+        answer = f"not distinguishable in {figure}, {counted}; {step}"
+    elif row["verdict"] == SAME:
+        answer = f"no change of {100 * row['threshold']:.3g}% in {figure}, {counted}"
+    else:
+        interval = f"90% interval {low:+.1%} to {high:+.1%}"
+        answer = f"B is {row['verdict']}: {figure} {row['change']:+.1%}, {interval}, {counted}"
     provisional = "provisional: " * (row["reason"] or "").startswith("provisional")
-    return f"{row['name']}: {provisional}{answer}: {figure}{step}"
+    return f"{row['name']}: {provisional}{answer}"
 
 
 def limits_of(arguments: argparse.Namespace) -> ab.Limits:

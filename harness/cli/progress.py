@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis import depth
-from harness.analysis.columns import UsersRow
 from harness.analysis.verdicts import USABLE, BusyProcess, Verdict, attempts_left, status
 from harness.base.text import plural, printable, unfiltered
 from harness.campaign import rounds, run
@@ -19,14 +18,14 @@ from harness.config import Experiment, Workload, plan
 from harness.config.plan import Cell
 from harness.dataset import table as dataset_table
 from harness.records import Draft, ResultsError, Stored, table
+from harness.report.text_table import show_status
+from harness.report.timed_rows import in_words
 from runners.protocol import Rows
 
 # Progress of a campaign on standard error: a live line on a terminal, else a line per repeat.
 
 
 REPEAT_MESSAGE_S = 10.0
-PASS = 512  # tokens of the prefill pass in the line of a repeat
-KEPT = " with its prefix kept"
 HEARTBEAT_S = 60.0  # between lines about a long repeat, without a terminal
 
 
@@ -65,7 +64,7 @@ class Progress:
 
     def repeat_begins(self, number: int, of: int, cell: Cell, begun: Draft) -> None:
         again = f", attempt {begun['attempt']}" if begun["attempt"] > 1 else ""
-        self._place, self._name = f"[{number}/{of}]", f"{cell.id} #{begun['repeat']}{again}"
+        self._place, self._name = f"[{number}/{of}]", f"{cell.title} #{begun['repeat']}{again}"
         self._printed_s = time.monotonic()
         self._new_tokens = int(cell.workload.new_tokens or 0)
         if self._live:
@@ -120,7 +119,8 @@ class Progress:
             self._advised += steps
             line += "".join(f"\n  next: {each}" for each in steps)
         self.clear()
-        print(line, file=sys.stderr, flush=True)
+        colour = "green" if state in USABLE else "yellow" if found.disturbed else "red"
+        show_status(line, f"  {state}", colour, sys.stderr)
         self._place = ""
 
     def disturbed_by(self, process: BusyProcess) -> None:
@@ -129,12 +129,12 @@ class Progress:
 
     def search_ends(self, stored: Stored) -> None:
         state, reasons = status(stored.record)
-        found = stored.record["search"]
-        line = f"{stored.record['cell']}  {state}"
+        record, found = stored.record, stored.record["search"]
+        line = f"{record['model']['name']} {record['stack']} {record['variant']}  {state}"
         if found.get("verified_n_ctx") and (way := found["verified_by"]):
             by = {"decode": "filled and decoding", "allocation": "allocated"}[way]
             line += f"  {found['verified_n_ctx']} tokens{dataset_table.trained_mark(found)}, {by}"
-        reasons = [*reasons, *(flag.detail for flag in dataset_table.searches_notes(stored.record))]
+        reasons = [*reasons, *(flag.detail for flag in dataset_table.searches_notes(record))]
         self.clear()
         print(line + (f": {'; '.join(reasons)}" if reasons else ""), file=sys.stderr, flush=True)
 
@@ -146,29 +146,11 @@ class Progress:
 
 
 def of_rows(stored: Stored) -> str:
-    """`pp512 812.0 ms`, `tok/s 94.1 at 0, 61.0 at 4,096`, `task 12.3 s, 4.1 s with its prefix kept`, or
-    `tok/s 94.1 with 1 user, 160.2 with 2 users`; empty for a workload without timed rows."""
+    """What the timed rows of a repeat give, in words; empty without any."""
     try:
-        found = depth.surface_row(stored.record["workload"]["kind"], [table(stored)])
+        return in_words(depth.surface_row(stored.record["workload"]["kind"], [table(stored)]))
     except ResultsError:  # the verdict has the reason
         return ""
-    if passes := found["passes"]:
-        first = [each for each in passes if each["depth"] == passes[0]["depth"]]
-        shown = next((each for each in first if each["n"] == PASS), first[-1])
-        return f"pp{shown['n']} {shown['ms']:.1f} ms"
-    if depths := found["depths"]:
-        return "tok/s " + ", ".join(
-            f"{each['tokens_per_s']:.1f} at {each['depth']:,}" for each in depths["at"]
-        )
-    if users := [f"{_all_users(each)} with {plural(each['users'], 'user')}" for each in found["users"]]:
-        return f"tok/s {', '.join(users)}"
-    tasks = [f"{each['task_s']:.1f} s" + KEPT * each["prefix_kept"] for each in found["tasks"]]
-    return f"task {', '.join(tasks)}" if tasks else ""
-
-
-def _all_users(at: UsersRow) -> str:
-    rate = at["tokens_per_s"]  # null where they did not decode at once
-    return f"output {at['output_tokens_per_s']:.1f}" if rate is None else f"{rate:.1f}"
 
 
 # A campaign of the workloads of one kind alone, for `harness run --max-ctx` and `--quality`.

@@ -409,7 +409,8 @@ def _print_steps(found: Sequence[Step]) -> None:
     ]
     headings = ["since", "cell", "figure", "verdict", "from", "to", "change", "what changed"]
     numeric = [*[False] * 4, *[True] * 3, False]
-    Table(headings, lines, numeric, [step.word == step.series.metric.worse for step in found]).show()
+    marked = ["red" * (step.word == step.series.metric.worse) for step in found]
+    Table(headings, lines, numeric, marked).show()
 
 
 # `harness report --memory`: memory of each cell by part, after loading and at the peak.

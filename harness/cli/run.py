@@ -26,7 +26,7 @@ from harness.dataset.table import counted
 from harness.records import ResultsError
 from harness.report import page as report_page
 from harness.report import quality, text_table
-from harness.report.closing import closing
+from harness.report.closing import commands
 from harness.report.text_table import note
 
 # `harness run --check-weights`: the logits of every variant against the 16-bit reference.
@@ -288,8 +288,8 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if not (arguments.on and arguments.json):  # its events have been printed
         tables.show_cells_table(gathered, arguments.json, arguments.wide)
     if not arguments.json:
-        for sentence in closing(gathered):
-            print(sentence)
+        for command in commands(gathered):
+            print(command)
     # A run of some cells must not overwrite the page of all cells.
     name = experiment.name + ("-only" if arguments.only else "")
     page = (root if arguments.out else Path("reports")) / f"{name}.html"

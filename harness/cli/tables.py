@@ -6,15 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.analysis import flags
-from harness.analysis.columns import Search
+from harness.analysis.columns import Cell, Search
 from harness.analysis.quality import NOT_SCORED
 from harness.analysis.warnings import Warnings
 from harness.base.text import list_named, plural
 from harness.cli import say
-from harness.dataset.study import Study, with_prefill
+from harness.dataset.study import Study, timed, with_prefill
 from harness.report import prefill_depth_turns, quality, summary, tables
-from harness.report.text_table import Block, Note, show
+from harness.report.closing import answers
+from harness.report.text_table import ANSWER, DISTURBED, FAILED, REMARK, WARNED, Block, Note, show
+from harness.report.timed_rows import with_prompts
 
 # The table of searches that `harness run` and `harness report --list` print.
 
@@ -24,16 +25,19 @@ def searches_blocks(searches: Sequence[Search]) -> Iterator[Block]:
     yield tables.searches(searches)
     for row in searches:
         reasons = row["reasons"] if row["reasons"] else [row["not_filled"], row["limit_reason"]]
-        for reason in filter(None, [*reasons, *(flag["detail"] for flag in row["flags"])]):
-            yield Note(f"{row['name']}: {reason}")
+        for reason in filter(None, reasons):
+            yield Note(f"{row['name']}: {reason}", FAILED if row["reasons"] else REMARK)
+        yield from (Note(f"{row['name']}: {flag['detail']}", WARNED) for flag in row["flags"])
 
 
 # The results table that they print, with what to know about its rows.
 
 
-NAMES_SHOWN = 3  # of the cells that were not scored
+NAMES_SHOWN = 3  # of the cells that a note is about
+ENOUGH = 2049  # tokens to see how latency grows with context; see analysis/shape.py
+OF_B = (Warnings.spikes_left_out.name, Warnings.bends.name, Warnings.B_not_identifiable.name)
 NOTED = (
-    *flags.OF_LINE,
+    *(Warnings.late_second_token.name, Warnings.repeated_blocks.name),
     *(Warnings.ids_compared.name, Warnings.users_queued.name, Warnings.two_memories.name),
     *(Warnings.answer_ended.name, Warnings.counted_by_proxy.name, Warnings.prompt_not_counted.name),
     *(Warnings.tokens_in_pieces.name, Warnings.usage_unusable.name),
@@ -54,7 +58,8 @@ def show_cells_table(study: Study, as_json: bool, wide: bool) -> None:
 
 
 def cells_blocks(study: Study) -> Iterator[Block]:
-    """The searches, the scores, the cells, and notes on them."""
+    """The answers, the searches, the scores, the cells, and notes on them."""
+    yield from (Note(sentence, ANSWER) for sentence in answers(study))
     if study.searches:
         yield from searches_blocks(study.searches)
     if study.scores:
@@ -62,45 +67,68 @@ def cells_blocks(study: Study) -> Iterator[Block]:
     if not study.cells and (study.searches or study.scores):
         return
     swept = with_prefill(study).cells
-    for number, table in enumerate(prefill_depth_turns.shown_workloads(swept)):
-        if number:
-            yield Note("")
-        yield table
-    if prefill_depth_turns.decodes(study.cells) and (peak := tables.bandwidth(study.cells)):
-        yield Note(peak)
+    yield from prefill_depth_turns.shown_workloads(swept)
+    yield from _failures(study.cells)
+    yield from _warnings(study.cells)
+    yield from _remarks(study.cells)
     if any(prefill_depth_turns.extrapolates(row["prefill"]) for row in swept):
         yield Note(prefill_depth_turns.EXTRAPOLATION)
-    measured = [row for row in study.cells if row["joules_per_token"] is not None]
+
+
+def _failures(rows: Sequence[Cell]) -> Iterator[Note]:
+    """Why cells are not ok; what disturbed them is printed once for all of them."""
+    disturbed = {why for row in rows for why in row["disturbed_reasons"]}
+    reasons = [(row, why) for row in rows for why in row["reasons"] if why not in disturbed]
+    yield from _of_cells(rows, reasons, FAILED)
+    if any(row["prompt_provisional"] for row in with_prompts(rows)[0]):
+        yield Note(f"{tables.PROVISIONAL_MARK}: provisional, as every repeat was disturbed", DISTURBED)
+
+
+def _warnings(rows: Sequence[Cell]) -> Iterator[Note]:
+    if summary.has_synthetic_figures(rows):
+        yield Note("synthetic weights: sizes are exact, latencies almost exact", WARNED)
+    if unscored := [row["name"] for row in rows if row["quality"] == NOT_SCORED]:
+        yield Note(f"quality not scored: {list_named(unscored, NAMES_SHOWN)}", WARNED)
+    for codes, rank, heading in ((NOTED, WARNED, ""), (OF_B, REMARK, "B ms")):
+        raised = [(row, {flag["code"]: flag["detail"] for flag in row["flags"]}) for row in rows]
+        details = [(row, of[code]) for row, of in raised for code in codes if code in of]
+        yield from _of_cells(rows, details, rank, heading)
+
+
+def _remarks(rows: Sequence[Cell]) -> Iterator[Note]:
+    grown = [row for row in rows if row["workload"] == "grow" and row["max_ctx"]]
+    yield from _of_cells(rows, [(row, tables.growth(row)) for row in grown], REMARK)
+    if checked := [row["weights_check"] for row in rows if row["weights_check"]]:
+        counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))
+        yield Note(f"logits against the 16-bit reference: {counts}")
+    measured = [row for row in rows if row["joules_per_token"] is not None]
     if sources := dict.fromkeys(str(row["energy_source"]) for row in measured):
         yield Note(f"J/token: {'; '.join(sources)}")
     unknown = Counter(
-        why for row in study.cells if row["joules_per_token"] is None and (why := row["energy_reason"])
+        why for row in rows if row["joules_per_token"] is None and (why := row["energy_reason"])
     )
     for why, count in unknown.most_common(1):
-        which = "" if unknown.total() == len(study.cells) else f" of {plural(unknown.total(), 'cell')}"
+        which = "" if unknown.total() == len(rows) else f" of {plural(unknown.total(), 'cell')}"
         yield Note(f"no J/token{which}: {why}{', and other reasons' * (count < unknown.total())}")
-    checked = [row["weights_check"] for row in study.cells if row["weights_check"]]
-    if checked:
-        counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))
-        yield Note(f"logits against the 16-bit reference: {counts}")
-    unscored = [row["name"] for row in study.cells if row["quality"] == NOT_SCORED]
-    if unscored:
-        yield Note(f"quality not scored: {list_named(unscored, NAMES_SHOWN)}", "yellow")
-    if summary.has_synthetic_figures(study):
-        yield Note("synthetic weights: sizes are exact, latencies almost exact")
-    if any(row["slope_ms"] is not None and not row["W_identifiable"] for row in study.cells):
+    decodes = [row for row in rows if not timed(row)]
+    flat = [
+        row["tokens"] or 0 for row in decodes if row["slope_ms"] is not None and not row["W_identifiable"]
+    ]
+    if flat and (most := max(flat)) < ENOUGH:
         yield Note(
-            "no W (the growth of latency with context): it is not distinguishable from zero, or there are"
-            " fewer than 2,049 tokens"
+            f"{plural(most, 'token')} are too few to show how speed falls with context; use --tokens {ENOUGH}"
         )
-    for row in study.cells:
-        noted = {flag["code"]: flag["detail"] for flag in row["flags"] if flag["code"] in NOTED}
-        for detail in noted.values():
-            yield Note(f"{row['name']}: {detail}")
-    # The reason for disturbed repeats is printed once for all of them.
-    disturbed = {why for row in study.cells for why in row["disturbed_reasons"]}
-    for row in study.cells:
-        if row["workload"] == "grow" and row["max_ctx"]:
-            yield Note(f"{row['name']}: {tables.growth(row)}")
-        for reason in [why for why in row["reasons"] if why not in disturbed]:
-            yield Note(f"{row['name']}: {reason}", "yellow")
+    elif flat:
+        yield Note("no W: the growth of latency with context is not distinguishable from zero")
+    if peak := tables.bandwidth(decodes):
+        yield Note(peak, heading="MBU")
+
+
+def _of_cells(
+    rows: Sequence[Cell], known: Sequence[tuple[Cell, str]], rank: int, heading: str = ""
+) -> Iterator[Note]:
+    """A note for each text, with the cells that it is about unless it is about all rows."""
+    for text in dict.fromkeys(text for _, text in known):
+        names = list(dict.fromkeys(row["name"] for row, of in known if of == text))
+        about = "" if len(names) == len(rows) else f"{list_named(names, NAMES_SHOWN)}: "
+        yield Note(f"{about}{text}", rank, heading)

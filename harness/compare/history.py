@@ -661,5 +661,5 @@ def _table(steps: Sequence[Step]) -> Table:
         for step in steps
     ]
     numeric = [heading in ("from", "to", "change") for heading in HEADINGS]
-    marked = [step.word == step.series.metric.worse for step in steps]
+    marked = ["red" * (step.word == step.series.metric.worse) for step in steps]
     return Table([*HEADINGS], lines, numeric, marked, "Steps", [*HEADINGS.values()])

@@ -332,7 +332,7 @@ def text_figures(found: Comparison) -> Table:
     worst_first = sorted(found.rows, key=lambda row: VERDICTS.index(row["verdict"]))
     lines = [_line(row) for row in worst_first]
     numeric = [False, False, True, True, True, True, True, True, False, False]
-    marked = [row["verdict"] in (*WORSE, INVALID) for row in worst_first]
+    marked = ["red" * (row["verdict"] in (*WORSE, INVALID)) for row in worst_first]
     needed = [name for name in headings if name not in ("90% interval", "own", "repeats")]
     return Table(headings, lines, numeric, marked, "Figures", needed=needed)
 

@@ -36,6 +36,12 @@ class Cell:
     """Memory limit of its worker on a CPU, weights included. Not part of `id`."""
 
     @property
+    def title(self) -> str:
+        """Model, stack and variant, and the workload unless it is a decode; of several cells perhaps."""
+        kind = "" if self.workload.kind == "decode" else f" {self.workload.kind}"
+        return f"{self.model.name} {self.variant.stack} {self.variant.name}{kind}"
+
+    @property
     def header(self) -> Header:
         return stacks()[self.variant.stack]
 

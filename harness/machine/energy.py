@@ -46,7 +46,7 @@ def rapl_counters(root: Path, opened: ExitStack, missing: dict[str, str]) -> Sou
         columns[column] = f"/sys/class/powercap/{zone.name}/energy_uj ({name})"
         energy[column] = {"name": name, "range_uj": int(range_uj) if range_uj.isdigit() else None}
     if not files:
-        missing[ENERGY] = "no RAPL counters in /sys/class/powercap: a virtual machine, or a CPU without them"
+        missing[ENERGY] = "no RAPL counters: a virtual machine, or a CPU without them"
         return None
 
     def read() -> dict[str, int | None]:

@@ -1,12 +1,15 @@
-"""What a run ends with: the best cells of each model in words, and the command that serves one of them."""
+"""The answers of a run: the best cells of each model in words, and the command that serves one of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from harness.base.text import list_named
-from harness.dataset.study import Study, ok
+from harness.dataset.study import Study, ok, provisional
 from harness.report import served, summary
 from harness.report.comparisons import tuned_command
 from harness.report.summary import Group, Ranked, leaders
+from harness.report.timed_rows import PROMPT, WithPrompt, in_words, prompt_rate, with_prompts
 from harness.stacks.header import stacks
 
 NAMES_SHOWN = 4
@@ -14,28 +17,52 @@ Rankings = tuple[Ranked, Ranked, Ranked]
 """By speed, size and quality."""
 
 
-def closing(study: Study) -> list[str]:
-    """For each model the fastest, the smallest and the best known quality, and how to serve the fastest."""
+def answers(study: Study) -> list[str]:
+    """For each model the fastest, the smallest and the best known quality; then what several users, or a
+    context of some depth, leave of the speed."""
+    decodes, others = with_prompts(study.cells)
+    prompts = {row["name"]: row for row in decodes}
     found = []
     for group in summary.shown_groups(study):
-        ranked = _ranked(group)
-        if sentence := _sentence(group, ranked):
+        deeper = _deeper(group, {row["name"] for row in others})
+        if (sentence := _sentence(group, _ranked(group), prompts)) and (group.named or not deeper):
             found.append(f"provisional: {sentence}" if group.provisional else sentence)
+        found += deeper
         found += served.added(group.named, study.behind)
-        if command := _command(study, group, ranked):
-            found.append(f"to serve it: {command}")
     return found
 
 
-def _sentence(group: Group, ranked_cells: Rankings) -> str | None:
-    """Null where there is nothing to rank, as after a search of the longest context."""
+def commands(study: Study) -> list[str]:
+    """For each model, how to serve its fastest cell."""
+    found = (_command(study, group, _ranked(group)) for group in summary.shown_groups(study))
+    return [f"to serve it: {command}" for command in found if command]
+
+
+def _deeper(group: Group, names: set[str]) -> list[str]:
+    """A sentence for each cell of several users or of depths that has a row in the tables."""
+    shown = [row for _, row in group.every if row["name"] in names and (row["users"] or row["depths"])]
+    sentences = [
+        f"{'provisional: ' * provisional(row)}{group.title} {row['stack']} {row['variant']}: {in_words(row)}."
+        for row in shown
+        if ok(row) or provisional(row)
+    ]
+    return sentences[:NAMES_SHOWN]
+
+
+def _sentence(group: Group, ranked_cells: Rankings, prompts: Mapping[str, WithPrompt]) -> str | None:
+    """Null where there is nothing to rank, as after a search of the longest context. `prompts`: the decodes
+    with the speed of a prompt, by name."""
     if not group.named:
         failed = group.every and not any(ok(row) for _, row in group.every)
         return f"{group.title}: no cell is ok, so nothing is ranked." if failed else None
     speed, size, quality = ranked_cells
     if len(group.named) == 1:
-        figures = "; ".join(each.entries[0].text for each in (speed, size) if each.entries)
-        return f"{group.title} {group.named[0][0]}: {figures}." if figures else None
+        label, row = group.named[0]
+        figures = [each.entries[0].text for each in (speed, size) if each.entries]
+        if rate := prompt_rate(prompts[row["name"]]):
+            disturbed = "about " * prompts[row["name"]]["prompt_provisional"]
+            figures.insert(1, f"reads a prompt of {PROMPT} tokens at {disturbed}{rate:,.0f} tok/s")
+        return f"{group.title} {label}: {'; '.join(figures)}." if figures else None
     clauses: dict[str, str] = {}
     for ranked, best, measure in (
         (speed, "the fastest", "speed"),

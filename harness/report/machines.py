@@ -222,7 +222,7 @@ def table(drawn: Sequence[Line]) -> Table:
         [*COLUMNS],
         [_texts(each) for each in drawn],
         [*[False] * 3, *[True] * (len(COLUMNS) - 3)],
-        [each.fastest is None for each in drawn],
+        ["yellow" * (each.fastest is None) for each in drawn],
         "Machines",
         [*COLUMNS.values()],
     )

@@ -223,7 +223,7 @@ def views(study: Study, drawn: Mapping[str, tuple[str, list[Figure]]]) -> list[V
                         served.added(group.named, study.behind),
                     )
                     for group in own
-                    if group.named or group.searched
+                    if group.named or group.searched or group.several
                 ],
                 [each for each in figures.get(model, []) if each.name not in IN_PICTURE],
                 quality.tables_of_model(model, study.decodes.get(model, []), study.series),
@@ -273,7 +273,9 @@ def page(study: Study, version: str = "") -> str:
         views=found,
         opens=first_view(found, study),
         across=drawn.get("across", ("", []))[1],
-        goals=summary.GOALS,
+        goals=list(
+            dict.fromkeys(answer.goal for view in found for panel in view.panels for answer in panel.answers)
+        ),
         hues=hues,
         hues_of="Variant" if plots.is_of_one_stack(study) else "Stack",
         shapes=shapes,
@@ -285,7 +287,7 @@ def page(study: Study, version: str = "") -> str:
         flagged=summary.flagged(study),
         shortened=shortened,
         contents=contents,
-        synthetic=SYNTHETIC if summary.has_synthetic_figures(study) else None,
+        synthetic=SYNTHETIC if summary.has_synthetic_figures(study.cells) else None,
         quality=quality.table(study.scores),
         quality_meaning=quality.MEANING,
         quality_notes=quality.notes(study.scores),

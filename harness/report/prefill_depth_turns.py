@@ -36,6 +36,7 @@ from harness.report.plots import (
 from harness.report.plots import marks as marks_of
 from harness.report.tables import Column, interval, number, word_column
 from harness.report.text_table import NONE, Table
+from harness.report.timed_rows import with_prompts
 
 # The chapter on decode at depth: tokens per second against the tokens in the cache.
 
@@ -74,8 +75,16 @@ def depth_chapter(study: Study) -> Chapter[ShownCell] | None:
 
 
 def columns(rows: Sequence[Cell]) -> list[Column[Cell]]:
-    """B, W, and tokens per second at each depth of these rows."""
+    """Tokens per second at each depth of these rows, B and W."""
     return [
+        *(
+            Column(
+                f"tok/s at {depth:,}",
+                partial(_depth_rate, depth=depth),
+                f"with {depth:,} tokens in the KV cache, ± to the farther end of the 95% confidence interval",
+            )
+            for depth in _depths(rows)
+        ),
         Column(
             "B ms",
             lambda row: _bent(row, tables.B(row)),
@@ -85,14 +94,6 @@ def columns(rows: Sequence[Cell]) -> list[Column[Cell]]:
             "W tok/ms",
             lambda row: _bent(row, tables.W(row)),
             "tokens of context per further ms of TPOT",
-        ),
-        *(
-            Column(
-                f"tok/s at {depth:,}",
-                partial(_depth_rate, depth=depth),
-                f"with {depth:,} tokens in the KV cache, ± to the farther end of the 95% confidence interval",
-            )
-            for depth in _depths(rows)
         ),
     ]
 
@@ -365,7 +366,7 @@ FIRST_TOKENS = tuple(
     )
     for n, name in zip(TARGETS, ("512", "2k", "8k", "32k"), strict=True)
 )
-SHORT = (DEPTH, PLATEAU, RATE, RIDGE, *FIRST_TOKENS)
+SHORT = (DEPTH, RATE, PLATEAU, RIDGE, *FIRST_TOKENS)
 PREFILL_COLUMNS: tuple[Column[SweepRow], ...] = (
     DEPTH,
     PLATEAU,
@@ -659,19 +660,20 @@ def _turns_figure(label: str, row: ShownCell) -> Figure:
 # The tables of cells in a terminal: one of decodes, and one for each other kind of workload.
 
 
-def decodes(rows: Sequence[Cell]) -> list[Cell]:
-    return [row for row in rows if not timed(row)]
-
-
 def shown_workloads(rows: Sequence[Cell]) -> list[Table]:
     """The tables that have a row; with no row at all, that of decodes."""
-    found = [tables.cells(decodes(rows))] if decodes(rows) or not rows else []
-    if swept := [row for row in rows if timed(row) == PREFILL_KIND]:
-        found.append(tables.of_columns("", SHORT, sweeps(swept)))
-    if deep := [row for row in rows if timed(row) == DEPTH_KIND]:
-        found.append(tables.of_columns("", columns(deep), deep))
-    if talked := [row for row in rows if timed(row) == TURNS_KIND]:
-        found.append(tables.of_columns("", TURNS_COLUMNS, shown_conversations(talked)))
-    if several := [row for row in rows if timed(row) == users.KIND]:
-        found.append(tables.of_columns("", users.COLUMNS, users.shown(several)))
+    decodes, others = with_prompts(rows)
+    found = [tables.cells(decodes)] if decodes or not rows else []
+    of_kind = {
+        kind: [row for row in others if timed(row) == kind]
+        for kind in (PREFILL_KIND, DEPTH_KIND, TURNS_KIND, users.KIND)
+    }
+    if swept := of_kind[PREFILL_KIND]:
+        found.append(tables.in_terminal((*SHORT, tables.STATUS), sweeps(swept)))
+    if deep := of_kind[DEPTH_KIND]:
+        found.append(tables.in_terminal((*columns(deep), tables.STATUS), deep))
+    if talked := of_kind[TURNS_KIND]:
+        found.append(tables.in_terminal((*TURNS_COLUMNS, tables.STATUS), shown_conversations(talked)))
+    if several := of_kind[users.KIND]:
+        found.append(tables.in_terminal((*users.COLUMNS, tables.STATUS), users.shown(several)))
     return found

@@ -75,7 +75,7 @@ def every(rows: Sequence[PublicSpeed]) -> Table:
         for each in rows
     ]
     numeric = [False] * 4 + [True] * 9 + [False] * 2
-    return Table(headings, lines, numeric, [bool(each.suspicious) for each in rows], "All rows")
+    return Table(headings, lines, numeric, ["yellow" * bool(each.suspicious) for each in rows], "All rows")
 
 
 def html(rows: Sequence[PublicSpeed]) -> str:

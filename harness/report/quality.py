@@ -15,7 +15,7 @@ from harness.dataset.study import Curve, finite, labels, ok
 from harness.records.kinds import Depth, Experts, Figure
 from harness.report import tables
 from harness.report.tables import Column
-from harness.report.text_table import NONE, Block, Note, Table, formatted
+from harness.report.text_table import FAILED, NONE, REMARK, Block, Note, Table, formatted
 
 # Weight checks as one table for the terminal, the page and Markdown.
 
@@ -59,7 +59,7 @@ def agreement_table(checks: Sequence[Check]) -> Table:
     """One line per check."""
     named = headings(checks)
     numeric = [False, False, *[True] * (len(named) - 3), False]
-    marked = [check["verdict"] != "agrees" for check in checks]
+    marked = ["yellow" if check["verdict"] != "agrees" else "" for check in checks]
     return Table(named, [cells(check, checks) for check in checks], numeric, marked, AGREEMENT_HEADING)
 
 
@@ -242,7 +242,7 @@ def table(scores: Sequence[Score]) -> Table:
         for deep in row["at_depth"]:
             name = f"{row['name']} at {deep['depth']:,}"
             lines.append([name, status, *_columns(deep["figures"]), reference])
-        marked += [status != "ok"] * (1 + len(row["at_depth"]))
+        marked += ["" if status == "ok" else "red"] * (1 + len(row["at_depth"]))
     headings = ["cell", "status", *(heading for heading, *_ in COLUMNS), "reference"]
     numeric = [False, False, *[True] * len(COLUMNS), False]
     meanings = ["", "", *(meaning for *_, meaning in COLUMNS), "the 16-bit weights, and their precision"]
@@ -250,15 +250,22 @@ def table(scores: Sequence[Score]) -> Table:
 
 
 def blocks(scores: Sequence[Score]) -> list[Block]:
-    """The table, then the notes."""
-    return [table(scores), *map(Note, notes(scores))]
+    """The table, with short names, and the notes."""
+    models = [row["model"] for row in scores for _ in (row, *row["at_depth"])]
+    shown = tables.with_short_names(table(scores), models)
+    failures = {reason for row in scores for reason in _reasons(row)}
+    return [shown, *(Note(each, FAILED if each in failures else REMARK) for each in notes(scores))]
 
 
 def notes(scores: Sequence[Score]) -> list[str]:
     """Sentences on the scored text, positions beyond the trained context, and results that are not ok."""
-    reasons = [f"{row['name']}: {reason}" for row in scores for reason in row["reasons"]]
+    reasons = [reason for row in scores for reason in _reasons(row)]
     sentences = [sentence for row in scores for sentence in (*_what(row), *_untrained(row))]
     return [*dict.fromkeys(sentences), *_without_reference(scores), *reasons]
+
+
+def _reasons(row: Score) -> list[str]:
+    return [f"{row['name']}: {reason}" for reason in row["reasons"]]
 
 
 def _columns(figures: Mapping[str, Figure]) -> list[str]:

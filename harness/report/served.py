@@ -47,6 +47,8 @@ def _sentence(label: str, row: ShownCell, other: str, unserved: ShownCell, is_el
     if served is None or alone is None:
         return None
     more, half = served[0] - alone[0], hypot(served[1], alone[1])
+    if abs(more) <= half:
+        return f"{label} and {other}: not distinguishable in speed."
     text = f"{label} takes {more:+.3f} ms a token ({more - half:+.3f} to {more + half:+.3f}) beside {other}"
     if (between := row["outside_stack_ms"]) is not None:
         text += f": {more - between:+.3f} in the server, {between:+.3f} between it and its client"

@@ -13,6 +13,7 @@ from harness.dataset.study import Study, bounds, finite, labels, ok, provisional
 from harness.dataset.table import synthetic, trained_mark
 from harness.records.kinds import served_elsewhere
 from harness.report.tables import PAST_TRAINING, B, held, number, past_training
+from harness.report.timed_rows import in_words
 from harness.stacks.header import stacks
 
 # Which cells lead in a figure, and which of them are not distinguishable. Pure.
@@ -169,9 +170,15 @@ class Group:
     searched: Sequence[tuple[str, Search]]
     provisional: bool = False
 
+    @property
+    def several(self) -> Named:
+        """The cells of several users at once, unless they failed."""
+        usable = [(label, row) for label, row in self.every if ok(row) or provisional(row)]
+        return [(label, row) for label, row in usable if row["users"]]
 
-def has_synthetic_figures(study: Study) -> bool:
-    return any(row["weights"] == "synthetic" and (ok(row) or provisional(row)) for row in study.cells)
+
+def has_synthetic_figures(rows: Sequence[Cell]) -> bool:
+    return any(row["weights"] == "synthetic" and (ok(row) or provisional(row)) for row in rows)
 
 
 def rankable(row: Cell) -> bool:
@@ -330,7 +337,7 @@ def best_quality(every: Named) -> Ranked:
 # The answer to each goal, first on the page: fastest, best quality that fits, longest context.
 
 
-GOALS = ("Fastest", "Best quality that fits", "Longest context")
+GOALS = ("Fastest", "Best quality that fits", "Longest context", "Several users")
 
 
 @dataclass(frozen=True)
@@ -345,11 +352,38 @@ class Answer:
 
 
 def answers(group: Group) -> list[Answer]:
-    """One answer per goal, in order."""
+    """One answer per goal, in order; where several users alone were measured, that answer alone."""
     found = [_answers_fastest(group), _answers_quality(group), _answers_longest(group)]
     if group.provisional:
         found = [replace(each, text=f"provisional: {each.text}") if each.leaders else each for each in found]
-    return found
+    if not group.several:
+        return found
+    return [*(found if group.named or group.searched else ()), _answers_users(group)]
+
+
+def _answers_users(group: Group) -> Answer:
+    """The most tokens per second of all users together, where the most of them are served at once."""
+    most = {label: max(row["users"], key=lambda at: at["users"]) for label, row in group.several}
+    users = max(at["users"] for at in most.values())
+    cells = dict(group.several)
+    rates = [
+        speed(label, cells[label], at["tokens_per_s"], None, "")
+        for label, at in most.items()
+        if at["users"] == users
+    ]
+    known = [each for each in rates if each]
+    if not known:
+        return Answer(GOALS[3], (), "; ".join(f"{label}: {in_words(row)}" for label, row in group.several))
+    leading = leaders(known, most=True)
+    words = in_words(cells[leading[0].label])
+    if len(leading) > 1:
+        ends = sorted(each.value for each in leading)
+        words = (
+            f"{text.plural(users, 'user')}: {ends[0]:,.0f} to {ends[-1]:,.0f} tok/s together, not"
+            " distinguishable"
+        )
+    disturbed = "provisional: " * provisional(cells[leading[0].label])
+    return Answer(GOALS[3], tuple(each.label for each in leading), disturbed + words)
 
 
 def _answers_fastest(group: Group) -> Answer:

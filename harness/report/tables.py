@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -13,7 +14,6 @@ from harness.analysis.columns import (
     Ended,
     Ends,
     FlagRow,
-    Outcome,
     Repeat,
     Result,
     Search,
@@ -29,6 +29,7 @@ from harness.base.text import plural
 from harness.dataset.study import bounds, failure, finite, ok, provisional
 from harness.dataset.table import trained_mark
 from harness.report.text_table import NONE, Table, formatted
+from harness.report.timed_rows import PROMPT, WithPrompt, prompt_rate
 from harness.theory import floors
 
 # The figures of a row as the tables write them, one function for each kind of column.
@@ -36,7 +37,9 @@ from harness.theory import floors
 
 PAST_TRAINING = ", past training"  # follows a length beyond the trained context
 NOT_IDENTIFIABLE = "not identifiable"
+LONGEST_NAME = 30  # characters beside which four figures and a status fit in 80 columns
 NOT_HELD = ", not held"  # follows a length that the memory cannot hold
+PROVISIONAL_MARK = "~"
 TOO_FAST = ", too fast"  # follows a TTFT below the time that reading the weights takes
 
 
@@ -538,10 +541,18 @@ def guessed(row: Repeat, of: Callable[[SpeculationRow], float | None]) -> float 
     return of(row["speculation"]) if row["speculation"] else None
 
 
+def _prompt(row: WithPrompt) -> str:
+    """`812`; `~812` where the machine disturbed every repeat."""
+    return PROVISIONAL_MARK * row["prompt_provisional"] + number(prompt_rate(row), "{:,.0f}")
+
+
+STATUS: Column[Counted] = Column("status", state, "", numeric=False)
 # In order of importance: a narrow terminal shows the first ones.
-FIRST: tuple[Column[Repeat], ...] = (
+FIRST: tuple[Column[WithPrompt], ...] = (
     Column("tok/s", lambda row: plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]), ""),
+    Column(f"pp{PROMPT} tok/s", _prompt, ""),
     number_column("TTFT ms", lambda row: row["ttft_ms"], "{:.1f}", ""),
+    STATUS,
     number_column("peak VRAM MB", lambda row: row["peak_vram_bytes"], "{:.0f}", "", 1e6),
     number_column("peak RSS MB", lambda row: row["peak_rss_bytes"], "{:.0f}", "", 1e6),
     number_column("watts", lambda row: row["watts"], "{:.1f}", ""),
@@ -601,32 +612,61 @@ def growth(row: Cell) -> str:
 def of_columns(
     title: str, columns: Sequence[Column[RowT]], rows: Sequence[RowT], names: Sequence[str] | None = None
 ) -> Table:
-    """One line per row, with its status. `names`: instead of the rows' own."""
+    """One line per row, with its status, for a page. `names`: instead of the rows' own."""
     named = zip(names or [row["name"] for row in rows], rows, strict=True)
     return Table(
         headings=["cell", "status", *(column.heading for column in columns)],
         lines=[[name, state(row), *(column_cell(row, column) for column in columns)] for name, row in named],
         numeric=[False, False, *(column.numeric for column in columns)],
-        marked=not_ok(rows),
+        marked=colours(rows),
         title=title,
         meanings=["model, stack and variant", "outcome of the repeats", *(c.meaning for c in columns)],
     )
 
 
-def cells(rows: Sequence[Cell]) -> Table:
-    """One named line per cell."""
-    columns = FIRST + QUALITY + FURTHER
-    lines = [[row["name"], state(row), *(column.text(row) for column in columns)] for row in rows]
-    headings = ["cell", "status", *(column.heading for column in columns)]
-    return Table(headings, lines, [False, False, *[True] * len(columns)], not_ok(rows))
+def in_terminal(columns: Sequence[Column[RowT]], rows: Sequence[RowT]) -> Table:
+    """One line per row, for a terminal. `columns`: with STATUS at its place."""
+    lines = [[row["name"], *(column.text(row) for column in columns)] for row in rows]
+    headings = ["cell", *(column.heading for column in columns)]
+    numeric = [False, *(column.numeric for column in columns)]
+    needed = (columns[0].heading, columns[1].heading, STATUS.heading)
+    whole = Table(headings, lines, numeric, colours(rows), needed=needed)
+    return with_short_names(whole, [row["model"] for row in rows])
+
+
+def with_short_names(table: Table, models: Sequence[str]) -> Table:
+    """The table with what the names in its first column share as its title, and the rest of each name there.
+    Where that leaves little room, the model stands on a line of its own, above its rows. `models`: of each
+    line."""
+    shared, names = short_names([line[0] for line in table.lines])
+    if not any(names):
+        lines = [line[1:] for line in table.lines]
+        numeric = table.numeric and table.numeric[1:]
+        return replace(table, headings=table.headings[1:], lines=lines, numeric=numeric, title=shared)
+    lines, marked = [], []
+    last = ""
+    for name, model, line, colour in zip(names, models, table.lines, table.marked or (), strict=True):
+        if max(map(len, names)) > LONGEST_NAME and len(set(models)) > 1:
+            if model != last:
+                lines.append([model, *[""] * (len(line) - 1)])
+                marked.append("")
+            name, last = "  " + name.removeprefix(f"{model} "), model
+        lines.append([name, *line[1:]])
+        marked.append(colour)
+    return replace(table, lines=lines, marked=marked, title=shared)
+
+
+def cells(rows: Sequence[WithPrompt]) -> Table:
+    """One line per decode, for a terminal."""
+    return in_terminal(FIRST + QUALITY + FURTHER, rows)
 
 
 def searches(rows: Sequence[Search]) -> Table:
-    """One named line per search for the longest context."""
+    """One line per search for the longest context, for a terminal."""
     whole = partial(formatted, form="{:.0f}")
     lines = [
         [
-            *(row["name"], row["status"], whole(row["verified_n_ctx"]) + trained_mark(row)),
+            *(row["name"], whole(row["verified_n_ctx"]) + trained_mark(row), row["status"]),
             *(whole(row["trained_context"]), row["verified_by"] or NONE, whole(row["predicted_n_ctx"])),
             *(whole(row["limit_bytes"], unit=1e6), str(row["live_probes"])),
             *(whole(row["search_s"]), whole(row["fill_s"])),
@@ -634,11 +674,27 @@ def searches(rows: Sequence[Search]) -> Table:
         for row in rows
     ]
     headings = [
-        *("cell", "status", "longest n_ctx", "trained n_ctx", "verified by", "predicted", "limit MB"),
+        *("cell", "longest n_ctx", "status", "trained n_ctx", "verified by", "predicted", "limit MB"),
         *("probes", "search s", "filling s"),
     ]
-    return Table(headings, lines, [False, False, *[True] * 8], not_ok(rows))
+    numeric = [False, True, False, *[True] * 7]
+    marked = ["" if ok(row) else "red" for row in rows]
+    table = Table(headings, lines, numeric, marked, needed=("longest n_ctx", "status"))
+    return with_short_names(table, [row["model"] for row in rows])
 
 
-def not_ok(rows: Sequence[Outcome]) -> list[bool]:
-    return [not ok(row) for row in rows]
+def colours(rows: Sequence[Counted]) -> list[str]:
+    """Of each line: none where the row is ok, yellow where the machine alone disturbed it, else red."""
+    return ["" if ok(row) else "yellow" if provisional(row) else "red" for row in rows]
+
+
+def short_names(names: Sequence[str]) -> tuple[str, list[str]]:
+    """The words that all names share, options of variants among them, and the rest of each name, which is
+    empty where all are the same."""
+    words = [re.split(r" |-(?=\w+=)", name) for name in names]
+    shared = [word for word in words[0] if all(word in each for each in words)] if words else []
+    if len(set(names)) > 1:
+        while shared and not all(set(each) - set(shared) for each in words):
+            shared.pop()
+    rest = [" ".join(word for word in each if word not in shared) for each in words]
+    return (" ".join(shared), rest) if len(set(rest)) == len(set(names)) else ("", list(names))

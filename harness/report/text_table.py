@@ -8,19 +8,20 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, groupby
-from operator import itemgetter
-from typing import Any
+from itertools import chain
+from typing import Any, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
-from harness.base.text import printable, unfiltered
+from harness.base.text import printable, printable_lines, unfiltered
 
 NONE = "-"  # a figure that is missing or unknown
 LEAST_WIDTH = 80  # of a terminal
 PIPE_WIDTH = 100  # without a terminal: what is pasted into an issue is read without scrolling
 GAP = 2  # between columns
+_OK = re.compile(r"(?<=  )ok( \d+/\d+)?(?=  |$)")  # a status
 _FIGURE = re.compile(r"[-+~<>]? ?\d.*|-|oom|", re.DOTALL)
 
 
@@ -28,14 +29,14 @@ _FIGURE = re.compile(r"[-+~<>]? ?\d.*|-|oom|", re.DOTALL)
 class Table:
     """`lines`: the cells of each line, as many as `headings`, the most important columns first. A line with
     its first cell alone is a title of the next ones, and widens no column. `numeric`: which columns hold
-    figures; null: those with nothing else in them. `marked`: lines that need attention; null: none.
-    `meanings`: of the headings; shown on a page, and below a Markdown table. `needed`: headings of columns
-    that are always shown, as the first is."""
+    figures; null: those with nothing else in them. `marked`: the colour of each line that needs attention,
+    empty for the others; null: none does. `meanings`: of the headings; shown on a page, and below a Markdown
+    table. `needed`: headings of columns that are always shown, as the first is."""
 
     headings: Sequence[str]
     lines: Sequence[Sequence[str]]
     numeric: Sequence[bool] | None = None
-    marked: Sequence[bool] | None = None
+    marked: Sequence[str] | None = None
     title: str = ""
     meanings: Sequence[str] = ()
     needed: Sequence[str] = ()
@@ -52,17 +53,28 @@ class Table:
             first, *others = zip(whole.headings, *whole.lines, strict=True)
             if max(map(cell_len, (turned := Table(first, others)).text())) <= columns_here():
                 shown, table, left_out = whole, turned, []
-        console = _console()
-        headings, *lines = table.text()
-        console.print(headings, style="bold")
-        styled = zip(lines, table.marked or [False] * len(lines), strict=True)
-        for marked, alike in groupby(styled, key=itemgetter(1)):  # a print per line takes seconds for 1,000
-            console.print("\n".join(line for line, _ in alike), style="yellow" if marked else None)
+        table.print()
         for line in more_columns(left_out):
             note(line)
         if found := explained([*shown.headings, *chain(*shown.lines)], meanings or {}):
             say(found)
         return shown.headings
+
+    def print(self) -> None:
+        """Print it whole: the lines in their colours, and the status of the others in green."""
+        headings, *lines = self.text()
+        body = Text()
+        for line, colour in zip(lines, self.marked or [""] * len(lines), strict=True):
+            body.append(line, colour)
+            if not colour and (found := _OK.search(line)):
+                body.stylize(
+                    "green", len(body) - len(line) + found.start(), len(body) - len(line) + found.end()
+                )
+            body.append("\n")
+        body.rstrip()
+        console = _console()
+        console.print(headings, style="bold")
+        console.print(body)
 
     def fitted(self, wide: bool) -> tuple[Table, list[str]]:
         """The table without empty columns and, unless `wide`, without the last ones that do not fit in the
@@ -70,7 +82,7 @@ class Table:
         if not self.lines:
             return self, []
         columns = list(zip(*self.lines, strict=True))
-        kept = [at for at, cells in enumerate(columns) if at == 0 or not {"", NONE}.issuperset(cells)]
+        kept = [at for at, cells in enumerate(columns) if not {"", NONE}.issuperset(cells)] or [0]
         sizes, figures, left_out = self.sizes, self.figures, list[str]()
         most = sys.maxsize if wide else columns_here()
         for at in reversed(kept[1:]):
@@ -115,24 +127,56 @@ class Table:
         return [all(map(_FIGURE.fullmatch, column)) for column in columns]
 
 
+ANSWER, FAILED, DISTURBED, WARNED, REMARK = range(5)
+_COLOURS = {FAILED: "red", DISTURBED: "yellow", WARNED: "yellow", REMARK: "dim"}
+NOTES_SHOWN = 3
+
+
 @dataclass(frozen=True)
 class Note:
-    """A remark on a table."""
+    """A sentence about tables: the answer that they give, which stands before them, or a note below them.
+    `rank`: ANSWER, or of a note how much it matters, the most first: FAILED to REMARK. `heading`: of the
+    column that it is about, without which it is not shown."""
 
     text: str
-    style: str | None = "dim"
+    rank: int = REMARK
+    heading: str = ""
 
-    def show(self, wide: bool = True) -> None:
-        note(self.text, self.style)
+    def show(self) -> None:
+        note(self.text, _COLOURS.get(self.rank))
 
 
 Block = Table | Note
-"""What the terminal shows, one after another."""
+"""What the terminal shows."""
 
 
 def show(blocks: Iterable[Block], wide: bool) -> None:
-    for block in blocks:
-        block.show(wide)
+    """Print the answers, the tables, and the notes that matter most: all of them if `wide`."""
+    blocks = list(blocks)
+    notes = sorted((each for each in blocks if isinstance(each, Note)), key=lambda each: each.rank)
+    answers = [each for each in notes if each.rank == ANSWER]
+    headings = {""}
+    left_out: list[str] = []
+    for answer in answers:
+        answer.show()
+    for place, table in enumerate(each for each in blocks if isinstance(each, Table)):
+        if answers or place:
+            print()
+        if table.title and not any(answer.text.startswith(f"{table.title}:") for answer in answers):
+            note(table.title, None)
+        shown, without = table.fitted(wide)
+        shown.print()
+        headings.update(shown.headings)
+        left_out += [each for each in without if each not in left_out]
+    notes = [each for each in notes[len(answers) :] if each.heading in headings]
+    most = len(notes) if wide else NOTES_SHOWN
+    for each in notes[:most]:
+        each.show()
+    rest = len(notes[most:])
+    more = [f"{rest} more note{'s' * (rest > 1)}"] if rest else []
+    more += [f"columns {', '.join(left_out)}"] if left_out else []
+    if more:
+        note(f"with --wide: {'; '.join(more)}")
 
 
 def as_values(blocks: Iterable[Block]) -> list[dict[str, Any]]:
@@ -187,9 +231,19 @@ def in_markdown(text: str) -> str:
     return re.sub(r"([\\`*|\[\]])", r"\\\1", text)
 
 
-def _console() -> Console:
+def show_status(line: str, status: str, colour: str, stream: TextIO) -> None:
+    """Print a line, with the first occurrence of its status in colour where the stream is a terminal."""
+    text = Text(printable_lines(line))
+    if (at := text.plain.find(status)) >= 0:
+        text.stylize(colour, at, at + len(status))
+    _console(stream).print(text)
+    stream.flush()
+
+
+def _console(stream: TextIO | None = None) -> Console:
     # Text comes from files, so it is no markup. A narrow terminal wraps lines; nothing is cut.
-    return Console(file=unfiltered(sys.stdout), markup=False, emoji=False, highlight=False, soft_wrap=True)
+    file = unfiltered(stream or sys.stdout)
+    return Console(file=file, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _padded(text: str, size: int, right: bool) -> str:

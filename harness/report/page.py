@@ -261,18 +261,31 @@ def write(path: Path, study: Study) -> None:
 def page(study: Study, version: str = "") -> str:
     """The page of a study as text. `version`: as in filled()."""
     drawn = sections(study)
-    found = views(study, drawn)
+    origin = head.origin([stored.record for stored in study.ran])
+    across = drawn.get("across", ("", []))[1]
+    return of_views(study, views(study, drawn), origin, summary.meanings(study), across, version)
+
+
+def of_views(
+    study: Study,
+    found: Sequence[View],
+    origin: head.Origin | None,
+    meanings: Sequence[str],
+    across: Sequence[Figure] = (),
+    version: str = "",
+) -> str:
+    """The page of these views of a study. `across`: figures of all models. `version`: as in filled()."""
     hues, shapes = plots.style_key(study)
     return filled(
         "study.html",
         version=version,
         title=study.title,
         study=study,
-        origin=head.origin(study),
-        citations=head.citations(study),
+        origin=origin,
+        citations=head.citations(study.title, origin),
         views=found,
         opens=first_view(found, study),
-        across=drawn.get("across", ("", []))[1],
+        across=across,
         goals=summary.GOALS,
         hues=hues,
         hues_of="Variant" if plots.is_of_one_stack(study) else "Stack",
@@ -292,7 +305,7 @@ def page(study: Study, version: str = "") -> str:
         agreement=quality.agreement_table(study.checks),
         agreement_meaning=quality.AGREEMENT_MEANING,
         agreement_notes=quality.agreement_notes(study.checks),
-        meanings=summary.meanings(study),
+        meanings=meanings,
         costs=summary.costs(study),
         methods=list(_methods(study)),
     )

@@ -510,6 +510,7 @@ TABLES = {"Speed": SPEED, "Memory": MEMORY, "Shape and cost": SHAPE}
 
 
 RowT = TypeVar("RowT", bound=Counted)
+T = TypeVar("T")
 
 
 def column_cell(row: RowT, column: Column[RowT]) -> str:
@@ -518,7 +519,7 @@ def column_cell(row: RowT, column: Column[RowT]) -> str:
     return (failure(row) or NONE) if text == NONE and column.shows_failure else text
 
 
-def used_columns(columns: Sequence[Column[RowT]], rows: Sequence[RowT]) -> list[Column[RowT]]:
+def used_columns(columns: Sequence[Column[T]], rows: Sequence[T]) -> list[Column[T]]:
     """The columns for which at least one row has a figure."""
     return [c for c in columns if any(c.text(row) != NONE for row in rows)]
 

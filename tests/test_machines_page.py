@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from made_nights import Nights
-from test_page import BROWSER, Reader, browser  # noqa: F401
+from test_page import BROWSER, DESK, Reader, browser  # noqa: F401
 
 from harness.cli import report_page
 from harness.dataset import index
@@ -27,16 +27,26 @@ def folders(run_once: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return [tmp_path / name for name in ("desk", "lap", "pi")]
 
 
-def table(printed: str) -> list[list[str]]:
-    """The cells of the lines of the first Markdown table, but its head."""
+def table(printed: str) -> list[dict[str, str]]:
+    """The lines of the first Markdown table, by heading."""
     lines = [line for line in printed.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    head, _, *rest = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(head, line, strict=True)) for line in rest]
 
 
-def shown(harness: Any, *folders: Path) -> list[list[str]]:
+def shown(harness: Any, *folders: Path) -> list[dict[str, str]]:
     ran = harness("report", *folders, "--format", "md")
     assert ran.code == 0, ran.err
     return table(ran.out)
+
+
+def copied(folder: Path, copy: Path) -> Path:
+    """The records of `lap` under the name of another machine."""
+    shutil.copytree(folder, copy)
+    for path in copy.rglob("record.json"):
+        path.write_text(path.read_text().replace('"slug": "lap"', '"slug": "copied"'))
+    (copy / "lap").rename(copy / "copied")
+    return copy
 
 
 def without_tokens(folder: Path) -> None:
@@ -48,13 +58,13 @@ def without_tokens(folder: Path) -> None:
 
 def test_a_machine_is_a_line_with_its_fastest_cell_and_its_share_of_its_ceiling(harness, folders):
     lines = shown(harness, *folders)
-    assert [line[0] for line in lines] == ["desk", "lap", "pi"]
-    assert [line[6] for line in lines] == ["40", "20", "4"]
-    speeds = [float(line[3].split()[0].replace(",", "")) for line in lines]
+    assert [line["machine"] for line in lines] == ["desk", "lap", "pi"]
+    assert [line["ceiling GB/s"] for line in lines] == ["40", "20", "4"]
+    speeds = [float(line["tok/s"].split()[0].replace(",", "")) for line in lines]
     assert speeds[0] > 1.8 * speeds[1] > 1.8 * 4 * speeds[2]
-    shares = [float(line[4].rstrip("%")) for line in lines]
+    shares = [float(line["MBU"].rstrip("%")) for line in lines]
     assert max(shares) - min(shares) <= 0.1 * max(shares)
-    assert [line[-1] for line in lines] == ["2/2"] * 3
+    assert [line["ok"] for line in lines] == ["2/2"] * 3
 
 
 def test_the_same_comes_of_many_records_from_their_indexes(harness, folders, monkeypatch):
@@ -81,19 +91,22 @@ def test_one_machine_and_a_baseline_have_the_page_of_cells(harness, folders):
 def test_a_machine_without_a_sound_cell_comes_last_with_the_reason(harness, folders):
     without_tokens(folders[0])
     lines = shown(harness, *folders)
-    assert [line[0] for line in lines] == ["lap", "pi", "desk"]
-    assert lines[-1][2].startswith("oom")
-    assert lines[-1][-1] == "0/2"
+    assert [line["machine"] for line in lines] == ["lap", "pi", "desk"]
+    assert lines[-1]["fastest"].startswith("oom")
+    assert lines[-1]["ok"] == "0/2"
 
 
 def test_a_series_that_two_machines_have_is_of_neither(harness, folders, tmp_path):
-    shutil.copytree(folders[1], copy := tmp_path / "copy")
-    for path in copy.rglob("record.json"):
-        path.write_text(path.read_text().replace('"slug": "lap"', '"slug": "copied"'))
-    (copy / "lap").rename(copy / "copied")
-    ran = harness("report", *folders, copy, "--format", "md")
+    ran = harness("report", *folders, copied(folders[1], tmp_path / "copy"), "--format", "md")
     assert "equal to the last digit on copied, lap: left out" in ran.err
-    assert [line[0] for line in table(ran.out)] == ["desk", "pi"]
+    assert [line["machine"] for line in table(ran.out)] == ["desk", "pi"]
+
+
+def test_where_all_is_copied_a_sentence_says_so(harness, folders, tmp_path):
+    copy = copied(folders[1], tmp_path / "copy")
+    ran = harness("report", folders[1], copy)
+    assert ran.code == 2
+    assert ran.err.startswith(f"harness: {folders[1]}, {copy}: every series is a copy of another machine's")
 
 
 def test_bundles_are_read_once_and_again_when_they_change(harness, folders, tmp_path, monkeypatch):
@@ -120,7 +133,7 @@ def test_a_price_is_refused_for_several_machines(harness, folders):
 
 @pytest.mark.browser
 @pytest.mark.skipif(BROWSER is None, reason="no browser on PATH")
-def test_a_filter_leaves_the_lines_and_the_dots_of_a_machine(harness, folders, tmp_path, browser):  # noqa: F811
+def test_a_filter_leaves_the_line_the_cells_and_the_dots_of_a_machine(harness, folders, tmp_path, browser):  # noqa: F811
     page = tmp_path / "page.html"
     assert harness("report", *folders, "-o", page).code == 0
     reader = Reader(browser, page)
@@ -128,13 +141,35 @@ def test_a_filter_leaves_the_lines_and_the_dots_of_a_machine(harness, folders, t
     assert reader.plot(figure, "plot.data.flatMap(({ y }) => y).length") == 6
     reader.page.fill(".filter input", "lap FAKE")
     reader.page.wait_for_function(
-        "document.querySelectorAll('#m0 .tabled tbody tr:not([hidden])').length === 1"
+        "document.querySelectorAll('#m0 .tabled tbody tr:not([hidden])').length === 3"
     )
     assert reader.plot(figure, "plot.data.flatMap(({ y }) => y).join()") == "lap,lap"
     reader.page.fill(".filter input", "")
     assert reader.plot(figure, "plot.data.flatMap(({ y }) => y).length") == 6
     assert not reader.complaints
     assert len(reader.requests) == 1
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(BROWSER is None, reason="no browser on PATH")
+def test_the_page_has_every_cell_and_its_source_and_cuts_nothing_off(harness, folders, tmp_path, browser):  # noqa: F811
+    long = "a-machine-with-a-very-long-name-16c-64gib-and-a-card-24gib"
+    for path in folders[1].rglob("record.json"):
+        path.write_text(path.read_text().replace('"slug": "lap"', f'"slug": "{long}"'))
+    (folders[1] / "lap").rename(folders[1] / long)
+    page = tmp_path / "page.html"
+    assert harness("report", *folders, "-o", page).code == 0
+    reader = Reader(browser, page, viewport=DESK)
+    figure = reader.figure(0, "m0")
+    assert figure.get_by_role("button", name="save as PNG").is_visible()
+    text = reader.page.locator("#m0").inner_text()
+    for name in ("desk", long, "pi"):
+        assert f"{name} fake a" in text
+        assert f"{name} fake b" in text
+    assert "12 records" in reader.page.locator("footer").inner_text()
+    for table in reader.page.locator("#m0 .tabled .scroll").all():
+        assert table.evaluate("at => at.scrollWidth <= at.clientWidth")
+    reader.end()
 
 
 def test_a_bundle_and_the_folder_that_it_was_made_of_count_once(harness, folders):

@@ -268,9 +268,7 @@ def test_every_figure_has_its_text_and_its_data_as_a_table():
             assert figure.rows
             assert {len(line) for line in figure.rows} == {len(figure.headers)}
     names = [figure.name for figure in report_page.sections(study)["m0"][1]]
-    assert names == [
-        *("latency", "B", "W", "size-latency", "latency-perplexity", "size-perplexity", "memory-over-time")
-    ]
+    assert names == ["latency", "B", "W", "memory-over-time"]
 
 
 def test_figures_need_no_more_than_a_row_has():
@@ -349,6 +347,33 @@ def test_figures_are_written_as_png_files(tmp_path: Path):
     (path,) = report_page.png(tmp_path, report_page.titled(study))
     assert path == tmp_path / "m-B.png"
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def legend_of(whole: dict[str, Any]) -> list[str]:
+    return [trace["name"] for trace in whole["data"] if trace["showlegend"]]
+
+
+def test_a_png_file_of_the_picture_names_every_point_and_every_sign():
+    cells = [
+        row("m s q4", B_ms=12.0, B_ci95_ms=[11.0, 13.0], file_bytes=4e9, shape="flat"),
+        row("m s q8", B_ms=24.0, loaded_bytes=8e9, shape="flat"),
+        row("m s q2", B_ms=13.0, file_bytes=5e9, shape="flat"),
+    ]
+    (_, (figure,)), *_ = report_page.titled(Study("t", cells))
+    whole = report_page._whole(figure, "m")
+    assert sorted(text for trace in whole["data"] for text in trace.get("text", ())) == ["q2", "q4", "q8"]
+    assert {"beaten in both", "size by another measure", "95% confidence interval"} < {*legend_of(whole)}
+
+
+def test_a_png_file_explains_bands_ticks_and_hatched_bars():
+    cell = row(B_theory_ms=1.0, W_theory_tokens_per_ms=100.0)
+    ms = np.full(4000, 10.0)
+    ms[2000] = 90.0
+    whole = report_page._whole(latency((cell, ms)), "m")
+    assert legend_of(whole) == ["limits by the data sheet", "q4_0", "spikes, ticks at the upper edge"]
+    bad = [row("m s q4", B_ms=12.0), row("m s q8", B_ms=14.0, status="invalid")]
+    ((_, figures),) = report_page.sections(Study("t", bad)).values()
+    assert "hatched: invalid" in legend_of(report_page._whole(figures[0], "m"))
 
 
 def test_a_png_file_leaves_out_what_waits_for_a_selection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -161,16 +161,16 @@ def _cells_table(rows: Sequence[Row], fewest: int | None) -> Table:
     headings = ["cell", "", "memory", "on the CPU", "to write", "time", "warm-up", "filling"]
     headings += ["tok/s at most", "scores", "weights"]
     lines: list[list[str]] = []
-    marked: list[bool] = []
+    marked: list[str] = []
     models, names = _models(rows), _names(rows)
     for model in models:
         if len(models) > 1:
             lines.append([model, *[""] * (len(headings) - 1)])
-            marked.append(False)
+            marked.append("")
         for row, name in zip(rows, names, strict=True):
             if row.cell.model.name == model:
                 lines.append([name, *_figures(row, fewest)])
-                marked.append(not row.able)
+                marked.append("" if row.able else "yellow")
     return Table(headings, lines, marked=marked)
 
 

@@ -28,7 +28,7 @@ from harness.dataset.study import Study, attributions, load_study, timed, with_s
 from harness.records import ResultsError, Stored, no_records
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
-from harness.report import machines
+from harness.report import head, machines
 from harness.report import page as report_page
 from harness.report import serve as report_serve
 from harness.report.plots import Figure
@@ -102,14 +102,15 @@ def _of_machines(arguments: argparse.Namespace) -> Shown | None:
         return None
     if arguments.price is not None or arguments.power_log:
         raise Mistake("a price and a power log are of one machine: give them with its folder alone")
-    views = machines.views(found)
-    title = "Machines of " + list_named([path.name for path in arguments.dir], FOLDERS_NAMED)
+    names = list_named([path.name for path in arguments.dir], FOLDERS_NAMED)
+    study = machines.study(f"Machines of {names}", found)
+    views = machines.views(study)
     return Shown(
         "machines",
         found.warnings,
-        machines.titled(views),
-        lambda: machines.markdown(title, found, views),
-        lambda: machines.html(title, found, views),
+        [(view.model, view.tables[0].figures) for view in views],
+        lambda: machines.markdown(study, found, views),
+        lambda: machines.html(study, found, views),
     )
 
 
@@ -129,7 +130,14 @@ def _machines(paths: Sequence[Path]) -> machines.Rows | None:
         records.check_folder(path)
         made = index.view(path, "machines", _of_index, records_in) if many else None
         rows[path] = _of_folder(path) if made is None else machines.Rows(*made)
-    return machines.joined([each for each in rows.values() if each])
+    folders = [each for each in rows.values() if each and (each.cells or each.searches)]
+    if not folders:  # scores, checks or timed rows alone
+        return None
+    joined = machines.joined(folders)
+    if not (joined.cells or joined.searches):
+        where = list_named([*map(str, paths)], FOLDERS_NAMED)
+        raise ResultsError(f"{where}: every series is a copy of another machine's; give one of the folders")
+    return joined
 
 
 def _machine(folder: str) -> str:
@@ -138,7 +146,12 @@ def _machine(folder: str) -> str:
 
 
 def _of_index(found: index.Index) -> machines.Rows:
-    return machines.rows(found.study())
+    first: dict[tuple[str | None, str | None], str] = {}  # record of each machine and campaign
+    for each in found.facts():
+        if each["kind"]:
+            first.setdefault((each["machine"], each["campaign"]), each["folder"])
+    records = [Stored(found.root / folder).record for folder in first.values()]
+    return machines.rows(found.study(), head.origin(records, found.count()))
 
 
 def _of_bundle(path: Path) -> machines.Rows:
@@ -153,7 +166,7 @@ def _of_bundle(path: Path) -> machines.Rows:
 def _of_folder(folder: Path) -> machines.Rows:
     damages: list[str] = []
     stored = list(records.records(folder, lambda damage: damages.append(f"{SKIPPED}{damage}")))
-    found = machines.rows(load_study(stored))
+    found = machines.rows(load_study(stored), head.origin([each.record for each in stored]))
     return found._replace(warnings=[*damages, *found.warnings])
 
 

@@ -6,14 +6,13 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from typing_extensions import TypedDict
 
-from harness.analysis.columns import Cell, Ends, ShownCell
+from harness.analysis.columns import Ends, ShownCell
 from harness.analysis.metrics import Metric
 from harness.analysis.stopping import DEFAULTS, FIRST_LOOK, Result, Setting, options_label
-from harness.base import text
 from harness.base.text import plural
 from harness.dataset.study import Study, bounds, failure, finite, labels
 from harness.report.plots import (
@@ -25,12 +24,10 @@ from harness.report.plots import (
     Named,
     Plotly,
     figure_layout,
-    legend,
     named_axis,
     plain_figure,
     words,
 )
-from harness.report.summary import LEAST_KLD, quality_is_kld
 from harness.report.tables import B, W, hidden, interval, of_baseline
 from harness.report.text_table import NONE, Table, formatted
 from harness.stacks.header import Header, Options, Value
@@ -83,6 +80,15 @@ def _W_bar(row: ShownCell) -> Bar:
     return Bar(None if hidden(row) else known, row["W_ci95"], W(row), limits, baseline)
 
 
+INVALID_BAR: Plotly = {  # an entry of the legend
+    "type": "bar",
+    "orientation": "h",
+    "x": [None],
+    "name": "hatched: invalid",
+    "marker": {"color": FAINT, "opacity": 0.6, "pattern": {"shape": "/"}},
+}
+
+
 def _bars(
     model: str, named: Named, marks: Mapping[str, Mark], name: str, of: Callable[[ShownCell], Bar], title: str
 ) -> Figure | None:
@@ -131,6 +137,8 @@ def _bars(
         bar.text if bar.text != NONE else failure(row) or NONE
         for bar, (_, row) in zip(bars, named, strict=True)
     ]
+    if "invalid" in (row["status"] for _, row in named):
+        data.append(INVALID_BAR | {"y": names[:1]})
     missing = {y: why for y, value, why in zip(names, values, shown, strict=True) if value is None}
     if missing:
         data.append(words(missing, at=0))
@@ -139,7 +147,8 @@ def _bars(
     return Figure(
         name,
         title,
-        f"{title}, of each variant of {model}{_drawn([*low, *high], overlays)}.",
+        f"{title}, of each variant of {model}{_drawn([*low, *high], overlays)}."
+        + " Hatched: invalid." * ("invalid" in (row["status"] for _, row in named)),
         data,
         figure_layout(
             "",
@@ -148,6 +157,7 @@ def _bars(
             xaxis={"rangemode": "tozero", "tickformat": ",~r"},
             margin={"l": 50, "r": 16, "t": 8, "b": 30},
             bargap=0.35,
+            barmode="overlay",
         ),
         ["variant", name, "95% CI", *CEILINGS, "baseline"],
         [
@@ -199,66 +209,7 @@ def _ticks(names: Sequence[str], points: Sequence[float | None], word: str, symb
     }
 
 
-# Figures that compare variants and models: trade-offs, and MBU against model size.
-
-
-FRONT_NAMED = 6  # variants of a Pareto front named in the caption
-
-
-@dataclass(frozen=True)
-class Axis:
-    """`of`: the figure of a cell, in units of `unit`. `least`: the lowest end of a logarithmic axis."""
-
-    title: str
-    of: Callable[[Cell], float | None]
-    unit: float = 1.0
-    interval: Callable[[Cell], Ends | None] = lambda row: None
-    digits: int = 3
-    least: float | None = None
-
-    @property
-    def word(self) -> str:
-        return self.title.split(",")[0]
-
-    def bar(self, row: Cell) -> Plotly:
-        """The 95% interval of a figure as plotly.js draws it; empty where it is not known."""
-        (low, high), value = bounds(self.interval(row)), finite(self.of(row))
-        if value is None or low is None or high is None:
-            return {}
-        ends = {"array": [max(0.0, high - value)], "arrayminus": [max(0.0, value - low)]}
-        return {"type": "data", "symmetric": False, **ends, "thickness": 1, "width": 3}
-
-
-# The first that any cell has.
-SIZES: tuple[Callable[[Cell], float | None], ...] = (
-    lambda row: row["model_bytes"],
-    lambda row: row["file_bytes"],
-    lambda row: row["loaded_bytes"],
-)
-LATENCY = Axis("B, ms", lambda row: row["B_ms"], interval=lambda row: row["B_ci95_ms"])
-PERPLEXITY = Axis("perplexity", lambda row: row["perplexity"])
-KLD = Axis(
-    "KLD, nats per token",
-    lambda row: row["kld_mean"],
-    interval=lambda row: row["kld_mean_ci95"],
-    digits=6,
-    least=LEAST_KLD,
-)
-
-
-def tradeoffs(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Figure]:
-    """Size, quality (KL divergence, else perplexity) and latency in pairs, with the Pareto front: variants
-    that no other beats in both."""
-    name, quality = ("KLD", KLD) if quality_is_kld(named) else ("perplexity", PERPLEXITY)
-    known = (of for of in SIZES if any(of(row) is not None for _, row in named))
-    size = Axis("size, GB", next(known, SIZES[0]), 1e9)
-    drawn = (
-        _tradeoff(model, named, marks, size, LATENCY, "size-latency"),
-        _tradeoff(model, named, marks, LATENCY, quality, f"latency-{name}"),
-        _tradeoff(model, named, marks, size, quality, f"size-{name}"),
-    )
-    found = [each for each in drawn if each]
-    return [replace(each, across=len(found)) for each in found]
+# MBU against model size, and the Pareto front.
 
 
 def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
@@ -309,79 +260,6 @@ def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
             for x, y, row in points
         ],
         legend=[(label, marks[points[0][2]["name"]]) for label, points in by_label.items()],
-    )
-
-
-def _tradeoff(
-    model: str, named: Named, marks: Mapping[str, Mark], x_axis: Axis, y_axis: Axis, name: str
-) -> Figure | None:
-    points: list[tuple[int, str, ShownCell, float, float]] = []
-    for place, (label, row) in enumerate(named):
-        x, y = finite(x_axis.of(row)), finite(y_axis.of(row))
-        if x is not None and y is not None and row["status"] != "invalid":
-            y = y if y_axis.least is None else max(y, y_axis.least)
-            points.append((place, label, row, x / x_axis.unit, y / y_axis.unit))
-    if len(points) < 2:
-        return None
-    front = pareto([(x, y) for *_, x, y in points])
-    corners = sorted((points[i][3], points[i][4]) for i in front)
-    data: list[Plotly] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "Pareto front",
-            "x": [x for x, _ in corners],
-            "y": [y for _, y in corners],
-            "line": {"color": FAINT, "width": 1.5, "dash": "dot", "shape": "hv"},
-            "hoverinfo": "skip",
-        }
-    ]
-    labelled: set[tuple[float, float]] = set()
-    for i, (place, label, row, x, y) in enumerate(points):
-        shows_name = i in front and (x, y) not in labelled  # of variants that coincide, the first
-        labelled.add((x, y))
-        mark = marks[row["name"]]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers+text" if shows_name else "markers",
-                "name": plain_figure(label),
-                "x": [x],
-                "y": [y],
-                "text": [plain_figure(row["variant"] or label)],
-                "textposition": "top right",
-                "textfont": {"size": 11},
-                "cliponaxis": False,
-                **({"error_x": across} if (across := x_axis.bar(row)) else {}),
-                **({"error_y": upright} if (upright := y_axis.bar(row)) else {}),
-                "marker": {
-                    "color": mark.colour,
-                    "symbol": mark.symbol,
-                    "size": 12,
-                    "opacity": 1 if i in front else 0.4,
-                },
-                "hovertemplate": f"{x_axis.title}: %{{x:.3f}}<br>{y_axis.title}: %{{y:.{y_axis.digits}f}}"
-                "<extra>%{fullData.name}</extra>",
-                "meta": {"v": place},
-            }
-        )
-    title = f"{y_axis.word} against {x_axis.word}"
-    title = title[0].upper() + title[1:]
-    best = [points[i][1] for i in sorted(front)]
-    return Figure(
-        name,
-        title,
-        f"{title} of {model}'s variants; lower is better in both. Pareto front (dotted), which no other"
-        f" variant beats in both: {text.list_named(best, FRONT_NAMED)}.",
-        data,
-        figure_layout(x_axis.title, y_axis.title, yaxis={"type": "log"} if y_axis.least else {}),
-        ["variant", x_axis.title, y_axis.title, "Pareto front"],
-        [
-            [label, f"{x:.3f}", f"{y:.{y_axis.digits}f}", "yes" if i in front else ""]
-            for i, (_, label, _, x, y) in enumerate(points)
-        ],
-        height=380,
-        legend=legend(named, marks),
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from harness.analysis.verdicts import disturbance_summary
 from harness.base.text import list_named, machine_text, plural, shortened
@@ -27,36 +29,60 @@ NEXT_STEPS = {
 OTHERWISE = "log_tail in the cell's record.json has the last lines of its log; then --retry-failed"
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where the figures of a page come from. `harness`: version and commit of the harness that measured, null
-    for published figures."""
+class Origin(NamedTuple):
+    """Where the figures of a page come from. `machines`: in words. `days`: the first and the last, ISO dates.
+    `versions`: of the harness that measured, with its commit. `sources`: of published figures."""
 
-    machines: str
-    dates: str
-    harness: str | None
+    machines: Sequence[str]
+    days: Sequence[str]
+    versions: Sequence[str]
+    sources: Sequence[str]
     records: int
 
     @property
+    def dates(self) -> str:
+        return " to ".join(dict.fromkeys(self.days))
+
+    @property
+    def hardware(self) -> str:
+        """Each machine in words, which have commas."""
+        more = len(self.machines) - NAMED
+        return "; ".join(self.machines[:NAMED]) + f" and {more} more" * (more > 0)
+
+    @property
     def line(self) -> str:
-        return " · ".join(filter(None, (self.machines, self.dates, self.harness)))
+        shown = self.hardware, self.dates, list_named(self.versions, NAMED)
+        return " · ".join(filter(None, shown))
 
 
-def origin(study: Study) -> Origin | None:
-    """Of the records measured here, else of published ones; null for a log, which says nothing of it."""
-    every = [stored.record for stored in study.ran]
-    records = [each for each in every if each["kind"] != "reported"] or every
-    if not records:
+def origin(records: Sequence[Record], count: int = 0) -> Origin | None:
+    """Of the records measured here, else of published ones; None for a log, which has none. `count`: of all
+    records, if these are only some of each machine and campaign."""
+    shown = [each for each in records if each["kind"] != "reported"] or records
+    if not shown:
         return None
-    machines = list({each["machine"]["slug"]: machine_text(each["machine"]) for each in records}.values())
-    days = sorted({each["started_utc"][:10] for each in records})
-    versions = dict.fromkeys(version for each in records if (version := version_text(each)))
+    days = sorted(each["started_utc"][:10] for each in shown)
+    published = [each["source"] for each in records if each["kind"] == "reported"]
     return Origin(
-        list_named(machines, NAMED),
-        days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
-        list_named([*versions], NAMED) if versions else None,
-        len(records),
+        list({each["machine"]["slug"]: machine_text(each["machine"]) for each in shown}.values()),
+        [days[0], days[-1]],
+        list(dict.fromkeys(version for each in shown if (version := version_text(each)))),
+        list(dict.fromkeys(f"{each['title']}, {each['url']}" for each in published)),
+        count or len(shown),
     )
+
+
+def joined(origins: Sequence[Origin]) -> Origin | None:
+    """The origin of several folders' figures."""
+    if not origins:
+        return None
+    machines, days, versions, sources, counts = zip(*origins, strict=True)
+
+    def once(lists: Iterable[Sequence[str]]) -> list[str]:
+        return list(dict.fromkeys(chain.from_iterable(lists)))
+
+    first, *_, last = sorted(chain.from_iterable(days))
+    return Origin(once(machines), [first, last], once(versions), once(sources), sum(counts))
 
 
 def version_text(record: Record) -> str | None:
@@ -75,20 +101,20 @@ def versions_text(record: Record) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def citations(study: Study) -> list[str]:
-    """How to cite a page: in plain text and as BibTeX, a line each; none for a log."""
-    found = origin(study)
+def citations(title: str, found: Origin | None) -> list[str]:
+    """How to cite the page of this title: in plain text and as BibTeX, a line each; none for a log."""
     if found is None:
         return []
-    sources = [stored.record["source"] for stored in study.ran if stored.record["kind"] == "reported"]
-    titles = list(dict.fromkeys(f"{each['title']}, {each['url']}" for each in sources))
-    by = f"{found.harness} on {found.machines}" if found.harness else f"{found.machines}; {'; '.join(titles)}"
+    if found.versions:
+        by = f"{list_named(found.versions, NAMED)} on {found.hardware}"
+    else:
+        by = "; ".join([found.hardware, *found.sources])
     note = f"{by}, {found.dates}, {plural(found.records, 'record')}"
-    title = f"{study.title}: LLM inference at batch 1"
-    keys = {"title": title, "year": found.dates[-10:-6], "note": note}
+    whole = f"{title}: LLM inference at batch 1"
+    keys = {"title": whole, "year": found.dates[-10:-6], "note": note}
     fields = ", ".join(f"{key} = {{{_bibtex(value)}}}" for key, value in keys.items())
-    key = re.sub(r"[^A-Za-z0-9]+", "-", f"harness {study.title} {found.dates[-10:]}")
-    return [f"{title}. {note}.", f"@misc{{{key}, {fields}}}"]
+    key = re.sub(r"[^A-Za-z0-9]+", "-", f"harness {title} {found.dates[-10:]}")
+    return [f"{whole}. {note}.", f"@misc{{{key}, {fields}}}"]
 
 
 def _bibtex(text: str) -> str:

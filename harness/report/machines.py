@@ -1,20 +1,20 @@
-"""A page of several machines: by model, the share of its ceiling that each reaches, and its fastest cells."""
+"""A page of several machines: each model's fastest cells, their share of the ceiling, and all cells."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from statistics import median
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar
 
-from harness.analysis.columns import Cell, Search
-from harness.base.text import list_named, plural
-from harness.dataset.study import Study, by_size, failure, ok, timed
+from harness.analysis.columns import Cell, Search, ShownCell
+from harness.base.text import list_named
+from harness.dataset.study import Study, by_size, failure, labels, ok, timed
 from harness.dataset.table import synthetic
-from harness.report import page, summary
+from harness.report import head, page, quality, summary, tables
 from harness.report.plots import (
     Figure,
     Mark,
@@ -25,99 +25,79 @@ from harness.report.plots import (
     plain_figure,
     stack_colours,
 )
-from harness.report.tables import held, mbu, number, peak_memory, plus_minus
+from harness.report.quality import ModelTable
+from harness.report.tables import Column, held, mbu, number, number_column, peak_memory, plus_minus
 from harness.report.text_table import NONE, Table, in_markdown
 
+RowT = TypeVar("RowT", Cell, Search)
 LINE_PX = 22
 FEW = 0.1  # a share below it has a digit more
 CEILING = (
-    "Ceiling: the highest read bandwidth that the cell's own run measured on its device. Share: of that, what"
-    " decode read in weights and KV cache per second; models, quantizations and machines of any size compare"
-    " by it. tok/s compares where the model and the bits are the same."
+    "Ceiling: the highest read bandwidth that the cell's own run measured on its device. MBU: the share of it"
+    " that decode read in weights and KV cache per second; models, quantizations and machines of any size"
+    " compare by it. tok/s compares where the model and the bits are the same."
 )
-FASTEST = (
-    "A line per machine and stack: its fastest cell among those that are ok. Dots: every cell that is ok."
+FASTEST = "Machines: a line per machine and stack, with its fastest cell among those that are ok."
+MORE = "harness report of one machine's folder also shows its latencies, memory, quality and protocol."
+CELLS = (  # columns of the table of all cells, as far as a cell has the figure
+    *("tok/s", "MBU", "TTFT ms", "peak MB", "BPW", "perplexity", "KLD", "longest context", "tokens"),
+    *("J/token", "B ms", "W tok/ms"),
 )
-
-# Rows: what the page needs of a cell and of a search. An index keeps them, so that records need not be read.
-
-OF_CELL = (
-    *(
-        "cell",
-        "started_utc",
-        "name",
-        "model",
-        "stack",
-        "variant",
-        "machine",
-        "device",
-        "kind",
-        "weights",
-        "status",
-        "reasons",
-    ),
-    *(
-        "repeats",
-        "stayed_disturbed",
-        "workload",
-        "tokens",
-        "tokens_per_s",
-        "tokens_per_s_ci95",
-        "series_sha256",
-    ),
-    *(
-        "bandwidth_share",
-        "bandwidth_share_range",
-        "bandwidth_bytes_per_s",
-        "bpw",
-        "nominal_bits",
-        "joules_per_token",
-    ),
-    *("peak_rss_bytes", "peak_vram_bytes", "peak_allocator_bytes", "max_ctx", "max_ctx_is_target"),
-    *("device_memory_bytes", "model_bytes", "weight_bytes_per_token", "kv_bytes_per_token", "flags"),
-)
-OF_SEARCH = ("name", "model", "stack", "variant", "machine", "device", "kind", "status", "verified_n_ctx")
 
 
 class Rows(NamedTuple):
-    """Decodes and searches, with the columns above alone, and sentences about what is wrong with records."""
+    """Decodes, searches, sentences about what is wrong with records, and where they come from. An index keeps
+    them, so that records need not be read."""
 
     cells: Sequence[Cell]
     searches: Sequence[Search]
     warnings: Sequence[str]
+    origin: head.Origin | None
 
 
-def rows(study: Study) -> Rows:
-    cells = [
-        {name: row[name] for name in OF_CELL} for row in cast("list[Any]", study.cells) if not timed(row)
-    ]
-    searches = [{name: row[name] for name in OF_SEARCH} for row in cast("list[Any]", study.searches)]
-    return Rows(cast("list[Cell]", cells), cast("list[Search]", searches), study.warnings)
+def rows(study: Study, origin: head.Origin | None) -> Rows:
+    return Rows([row for row in study.cells if not timed(row)], study.searches, study.warnings, origin)
 
 
-def joined(every: Sequence[Rows]) -> Rows:
-    """Of several folders. A series that a cell of another machine has to the last digit is a copy: both are
-    left out, with a sentence."""
+def joined(folders: Sequence[Rows]) -> Rows:
+    """The rows of several folders. A series that a cell of another machine has to the last digit is a copy:
+    both are left out, with a sentence."""
     # A bundle and the folder that it was made of have the same records.
-    once = {(row["machine"], row["cell"], row["started_utc"]): row for each in every for row in each.cells}
+    once = {(row["machine"], row["cell"], row["started_utc"]): row for of in folders for row in of.cells}
     cells = [*once.values()]
     machines: dict[str, set[str]] = {}
     for row in cells:
         if row["series_sha256"]:
             machines.setdefault(row["series_sha256"], set()).add(row["machine"])
     copies = {digest: of for digest, of in machines.items() if len(of) > 1}
-    warnings = [warning for each in every for warning in each.warnings]
-    for digest, of in copies.items():
+    warnings = [warning for of in folders for warning in of.warnings]
+    for digest, names in copies.items():
         (name, *_) = (row["name"] for row in cells if row["series_sha256"] == digest)
-        where = list_named(sorted(of), summary.NAMES_SHOWN)
+        where = list_named(sorted(names), summary.NAMES_SHOWN)
         warnings.append(f"{name}: equal to the last digit on {where}: left out, for one of them is a copy")
-    kept = [row for row in cells if row["series_sha256"] not in copies]
-    return Rows(kept, [row for each in every for row in each.searches], list(dict.fromkeys(warnings)))
+    return Rows(
+        [row for row in cells if row["series_sha256"] not in copies],
+        [row for of in folders for row in of.searches],
+        list(dict.fromkeys(warnings)),
+        head.joined([head.Origin(*of.origin) for of in folders if of.origin]),
+    )
 
 
-def several(found: Rows) -> bool:
-    """Whether they are of more than one machine."""
-    return len({row["machine"] for row in _every(found)}) > 1
+def study(title: str, found: Rows) -> Study:
+    """The cells and searches, with the machine in their names."""
+    return Study(title, _named(found.cells), searches=_named(found.searches), warnings=found.warnings)
+
+
+def _named(rows: Sequence[RowT]) -> list[RowT]:
+    """Model, machine, stack and variant; and when it began, where two are of the same machine."""
+    found = [row.copy() for row in rows]
+    for row in found:
+        machine = row["machine"] + ", third-party" * (row["kind"] == "reported")
+        row["name"] = f"{row['model']} {machine} {row['name'].removeprefix(row['model']).lstrip()}"
+    names = Counter(row["name"] for row in found)
+    for row in found:
+        row["name"] += f" ({row['started_utc'][:16]})" * (names[row["name"]] > 1)
+    return found
 
 
 # A model's lines: one per machine and stack.
@@ -125,14 +105,22 @@ def several(found: Rows) -> bool:
 
 @dataclass(frozen=True)
 class Line:
-    """`fastest`: null where no cell is ok. `ceiling`: the cells' highest, bytes/s."""
+    """The cells, the fastest first, and the longest context of a machine's stack."""
 
     machine: str
     stack: str
-    cells: Sequence[Cell]
-    fastest: Cell | None
-    ceiling: float | None
+    cells: Sequence[ShownCell]
     longest: int | None
+
+    @property
+    def fastest(self) -> ShownCell | None:
+        """None where no cell is ok."""
+        return next((row for row in self.cells if ok(row) and row["tokens_per_s"] is not None), None)
+
+    @property
+    def ceiling(self) -> float | None:
+        """The highest of the cells', bytes/s."""
+        return max((rate for row in self.cells if (rate := row["bandwidth_bytes_per_s"])), default=None)
 
     @cached_property
     def shares(self) -> list[tuple[float, Cell]]:
@@ -141,57 +129,43 @@ class Line:
         return sorted(((share, row) for share, row in known if share is not None), key=itemgetter(0))
 
 
-def lines(found: Rows, model: str) -> list[Line]:
+def lines(study: Study, model: str) -> list[Line]:
     """The fastest machine first, with all of its stacks; those without an ok cell last."""
-    of: dict[tuple[str, str], list[Cell]] = {}
-    searched: dict[tuple[str, str], list[Search]] = {}
-    name = _names(found)
-    for row in found.cells:
-        if row["model"] == model:
-            of.setdefault((name[_place(row)], row["stack"]), []).append(row)
-    for search in found.searches:
+    cells: dict[tuple[str, str], list[ShownCell]] = {}
+    searches: dict[tuple[str, str], list[Search]] = {}
+    name = _places(study)
+    for row in study.models.get(model, []):
+        cells.setdefault((name[_place(row)], row["stack"]), []).append(row)
+    for search in study.searches:
         if search["model"] == model:
-            searched.setdefault((name[_place(search)], search["stack"]), []).append(search)
-    made = [_line(*at, of.get(at, []), searched.get(at, [])) for at in {**of, **searched}]
+            searches.setdefault((name[_place(search)], search["stack"]), []).append(search)
+    drawn = [_line(*at, cells.get(at, []), searches.get(at, [])) for at in {**cells, **searches}]
     best: dict[str, float] = {}
-    for each in made:
-        best[each.machine] = max(best.get(each.machine, 0.0), _speed(each))
-    return sorted(made, key=lambda each: (-best[each.machine], each.machine, -_speed(each), each.stack))
-
-
-def _line(machine: str, stack: str, cells: Sequence[Cell], searched: Sequence[Search]) -> Line:
-    reached = [row["max_ctx"] for row in cells if ok(row) and held(row)]
-    reached += [row["verified_n_ctx"] for row in searched if ok(row)]
-    ceilings = [row["bandwidth_bytes_per_s"] for row in cells]
-    return Line(
-        machine,
-        stack,
-        cells,
-        max(filter(_ranked, cells), key=lambda row: row["tokens_per_s"] or 0.0, default=None),
-        max((each for each in ceilings if each), default=None),
-        max((each for each in reached if each), default=None),
+    for line in drawn:
+        best[line.machine] = max(best.get(line.machine, 0.0), _speed(line.fastest))
+    return sorted(
+        drawn, key=lambda line: (-best[line.machine], line.machine, -_speed(line.fastest), line.stack)
     )
 
 
-def _ranked(row: Cell) -> bool:
-    return ok(row) and row["tokens_per_s"] is not None
+def _line(machine: str, stack: str, cells: Sequence[ShownCell], searches: Sequence[Search]) -> Line:
+    reached = [row["max_ctx"] for row in cells if ok(row) and held(row)]
+    reached += [row["verified_n_ctx"] for row in searches if ok(row)]
+    ordered = sorted(cells, key=lambda row: (not ok(row), -_speed(row)))
+    return Line(machine, stack, ordered, max(filter(None, reached), default=None))
 
 
-def _speed(line: Line) -> float:
-    return (line.fastest and line.fastest["tokens_per_s"]) or 0.0
-
-
-def _every(found: Rows) -> list[Cell | Search]:
-    return [*found.cells, *found.searches]
+def _speed(row: Cell | None) -> float:
+    return (row and row["tokens_per_s"]) or 0.0
 
 
 def _place(row: Cell | Search) -> tuple[str, str, bool]:
     return row["machine"], str(row["device"]), row["kind"] == "reported"
 
 
-def _names(found: Rows) -> dict[tuple[str, str, bool], str]:
-    """The machine's; with its device where it has several, and where others published the figures."""
-    places = {_place(row) for row in _every(found)}
+def _places(study: Study) -> dict[tuple[str, str, bool], str]:
+    """The machine's name; with its device where it has several, and where others published the figures."""
+    places = {*map(_place, study.cells), *map(_place, study.searches)}
     devices = Counter(machine for machine, _ in {place[:2] for place in places})
     return {
         (machine, device, reported): machine
@@ -201,49 +175,79 @@ def _names(found: Rows) -> dict[tuple[str, str, bool], str]:
     }
 
 
-COLUMNS = {
-    "machine": "the fastest first",
-    "stack": "the software that ran",
-    "fastest": "the variant of its fastest cell; else why none is ok",
-    "tok/s": "decoded tokens per second of that cell, with the farther end of its 95% confidence interval",
-    "share": "of the ceiling, by that cell",
-    "best share": "of the ceiling, by any of its cells",
-    "ceiling GB/s": "the highest read bandwidth that was measured",
-    "tokens": "decoded by the fastest cell",
-    "peak MB": "peak memory of the fastest cell: resident set on a CPU, else VRAM",
-    "longest context": "tokens that a growing decode or a search reached, with any of its variants",
-    "J/token": "energy of the fastest cell",
-    "ok": "cells that are ok, of all",
-}
+def _of_fastest(text: Callable[[ShownCell], str]) -> Callable[[Line], str]:
+    return lambda line: text(line.fastest) if line.fastest else NONE
 
 
-def table(drawn: Sequence[Line]) -> Table:
-    return Table(
-        [*COLUMNS],
-        [_texts(each) for each in drawn],
-        [*[False] * 3, *[True] * (len(COLUMNS) - 3)],
-        ["yellow" * (each.fastest is None) for each in drawn],
+LINES: tuple[Column[Line], ...] = (  # a page begins with the first of them
+    Column("machine", lambda line: line.machine, "the fastest first", numeric=False),
+    Column("stack", lambda line: line.stack, "the software that ran", numeric=False),
+    Column(
+        "fastest",
+        lambda line: _variant(line),
+        "the variant of its fastest cell; else why none is ok",
+        numeric=False,
+    ),
+    Column(
+        "tok/s",
+        _of_fastest(lambda row: plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"])),
+        "decoded tokens per second of that cell, with the farther end of its 95% confidence interval",
+    ),
+    Column("MBU", _of_fastest(mbu), "share of the ceiling, by that cell"),
+    Column(
+        "peak MB",
+        _of_fastest(peak_memory),
+        "peak memory of that cell: resident set on a CPU, else VRAM",
+    ),
+    number_column(
+        "longest context",
+        lambda line: line.longest,
+        "{:,.0f}",
+        "tokens that a growing decode or a search reached, with any variant",
+    ),
+    Column(
+        "ok",
+        lambda line: f"{sum(map(ok, line.cells))}/{len(line.cells)}" if line.cells else NONE,
+        "cells that are ok, of all",
+    ),
+    Column(
+        "best MBU",
+        lambda line: _share(line.shares[-1][0] if line.shares else None),
+        "share of the ceiling, by any of its cells",
+    ),
+    number_column(
+        "ceiling GB/s", lambda line: line.ceiling, "{:,.0f}", "the highest read bandwidth measured", 1e9
+    ),
+    Column(
+        "tokens", _of_fastest(lambda row: number(row["tokens"], "{:,.0f}")), "decoded by the fastest cell"
+    ),
+    Column("J/token", _of_fastest(lambda row: number(row["joules_per_token"])), "energy of the fastest cell"),
+)
+
+
+def _variant(line: Line) -> str:
+    if line.fastest is None:
+        return next((failure(row) for row in line.cells if failure(row)), "no decode")
+    return f"{line.fastest['variant']}{' (synthetic)' * synthetic(line.fastest)}"
+
+
+def table(drawn: Sequence[Line], figures: Sequence[Figure]) -> ModelTable:
+    """The machines of a model."""
+    columns = tables.used_columns(LINES, drawn)
+    shown = Table(
+        [column.heading for column in columns],
+        [[column.text(line) for column in columns] for line in drawn],
+        [column.numeric for column in columns],
+        ["yellow" * (line.fastest is None) for line in drawn],
         "Machines",
-        [*COLUMNS.values()],
+        [column.meaning for column in columns],
     )
+    return ModelTable(shown, columns, (), _more(columns), (), (), figures)
 
 
-def _texts(line: Line) -> list[str]:
-    row = line.fastest
-    count = f"{sum(map(ok, line.cells))}/{len(line.cells)}" if line.cells else NONE
-    ceiling, length = number(line.ceiling, "{:,.0f}", 1e9), number(line.longest, "{:,.0f}")
-    if row is None:
-        why = next((failure(each) for each in line.cells if failure(each)), "no decode")
-        return [line.machine, line.stack, why, *[NONE] * 3, ceiling, NONE, NONE, length, NONE, count]
-    best = line.shares[-1][0] if line.shares else None
-    return [
-        *(line.machine, line.stack, f"{row['variant']}{' (synthetic)' * synthetic(row)}"),
-        plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]),
-        mbu(row),
-        _share(best),
-        *(ceiling, number(row["tokens"], "{:,.0f}"), peak_memory(row), length),
-        *(number(row["joules_per_token"]), count),
-    ]
+def _more(columns: Sequence[Column[Any]], before: int = 0) -> list[bool]:
+    """Which columns of a table wait for "all columns", with those `before`."""
+    return [place >= quality.MOST for place in range(before + len(columns))]
 
 
 def _share(share: float | None) -> str:
@@ -313,63 +317,67 @@ def shares(drawn: Sequence[Line]) -> Figure | None:
 # The page, and its tables as Markdown.
 
 
-@dataclass(frozen=True)
-class View:
-    """All of one model."""
-
-    anchor: str
-    model: str
-    counts: str
-    figures: Sequence[Figure]
-    table: Table
-
-
-def views(found: Rows) -> list[View]:
+def views(study: Study) -> list[page.View]:
     """A view of each model, the one on most machines first."""
-    of: dict[str, set[str]] = {}
-    for row in _every(found):
-        of.setdefault(row["model"], set()).add(row["machine"])
-    made = []
-    for place, model in enumerate(sorted(of, key=lambda model: (-len(of[model]), by_size(model)))):
-        drawn = lines(found, model)
-        figure = shares(drawn)
-        cells = [row for line in drawn for row in line.cells]
-        counts = (
-            f"{plural(len(cells), 'cell')} of {plural(len(of[model]), 'machine')}, {sum(map(ok, cells))} ok"
-        )
-        made.append(View(f"m{place}", model, counts, [figure] if figure else [], table(drawn)))
-    return made
+    machines: dict[str, set[str]] = {}
+    for row in (*study.cells, *study.searches):
+        machines.setdefault(row["model"], set()).add(row["machine"])
+    models = sorted(machines, key=lambda model: (-len(machines[model]), by_size(model)))
+    return [_view(f"m{place}", study, model) for place, model in enumerate(models)]
 
 
-def lead(found: Rows) -> str:
-    """How much there is."""
-    machines = {row["machine"] for row in _every(found)}
-    return f"{plural(len(found.cells), 'cell')} of {plural(len(machines), 'machine')}."
-
-
-MORE = "harness report of one machine's folder shows its latencies, memory, quality and methods."
-
-
-def titled(every: Sequence[View]) -> list[tuple[str, Sequence[Figure]]]:
-    """The figures, by model."""
-    return [(view.model, view.figures) for view in every]
-
-
-def html(title: str, found: Rows, every: Sequence[View]) -> str:
-    """The whole page as text."""
-    return page.filled(
-        "machines.html",
-        title=title,
-        lead=f"{lead(found)} {MORE}",
-        views=every,
-        meanings=[FASTEST, CEILING],
-        warnings=found.warnings,
+def _view(anchor: str, study: Study, model: str) -> page.View:
+    drawn = lines(study, model)
+    figure = shares(drawn)
+    part = replace(
+        study,
+        cells=[row for line in drawn for row in line.cells],
+        searches=[row for row in study.searches if row["model"] == model],
+    )
+    named = list(zip(labels(part.rows, model), part.rows, strict=True))
+    searched = list(zip(labels(part.searches, model), part.searches, strict=True))
+    group = summary.group(model, model, named, searched)
+    return page.View(
+        anchor,
+        model,
+        summary.counts(part),
+        head.none_ok(part),
+        [page.Panel("", summary.answers(group), ())] if group.named or group.searched else [],
+        [],
+        [
+            table(drawn, [figure] if figure else []),
+            *([_all_cells(named)] if named else []),
+        ],
+        {},
+        summary.failures(part),
+        summary.flagged(part),
     )
 
 
-def markdown(title: str, found: Rows, every: Sequence[View]) -> str:
-    parts = [f"# {in_markdown(title)}", lead(found), FASTEST, CEILING]
-    for place, view in enumerate(every):
-        shown = replace(view.table, title="", meanings=() if place else view.table.meanings)
-        parts += [f"## {in_markdown(view.model)}", view.counts, shown.markdown()]
+def _all_cells(named: Sequence[tuple[str, ShownCell]]) -> ModelTable:
+    names, rows = zip(*named, strict=True)
+    every = {column.heading: column for columns in tables.TABLES.values() for column in columns}
+    every |= {column.heading: column for column in (tables.PEAK, tables.RATE)}
+    used = tables.used_columns([every[heading] for heading in CELLS], rows)
+    shown = tables.of_columns("Cells", used, rows, names)
+    return ModelTable(shown, used, rows, _more(used, 2), (), [quality.badges_of(row) for row in rows])
+
+
+def html(study: Study, found: Rows, shown: Sequence[page.View]) -> str:
+    """The whole page as text."""
+    return page.of_views(study, shown, found.origin, [FASTEST, CEILING, MORE])
+
+
+def markdown(study: Study, found: Rows, shown: Sequence[page.View]) -> str:
+    """The lines of each model's machines."""
+    parts = [
+        f"# {in_markdown(study.title)}",
+        *([found.origin.line] if found.origin else []),
+        FASTEST,
+        CEILING,
+    ]
+    for place, view in enumerate(shown):
+        machines = replace(view.tables[0].table, title="")
+        parts += [f"## {in_markdown(view.model)}", view.counts]
+        parts.append((replace(machines, meanings=()) if place else machines).markdown())
     return "\n\n".join(parts) + "\n"

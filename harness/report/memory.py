@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.columns import Cell, Counted, FlagRow, Outcome, Result, Search
@@ -22,6 +22,7 @@ from harness.report.plots import (
     Mark,
     Plotly,
     figure_layout,
+    key_sign,
     named_axis,
     plain_figure,
     words,
@@ -185,6 +186,10 @@ SHOWN: Mapping[str, tuple[Callable[[ContextRow], float | None], Mark]] = {
     "published": (lambda row: row["published"].n_ctx, Mark(COLOURS[1], "diamond")),
     "theory (published memory)": (lambda row: row["published"].theory_n_ctx, Mark(FAINT, "cross")),
 }
+OPEN = {  # what an open symbol adds
+    "longest here": ", allocated only or more than the memory holds",
+    "published": ", more than the memory holds",
+}
 ROW_HEIGHT = 24
 MOST_TICKS = 5
 
@@ -343,7 +348,10 @@ def _longest_figure(model: str, rows: Sequence[ContextRow]) -> Figure | None:
         f"Tokens of context of each variant of {model}, on a logarithmic axis: "
         + ", ".join(word for word in SHOWN if any(values[word]))
         + ". Open circle: allocated but not filled. Open diamond: longer than the memory holds.",
-        [trace for trace in (*data, _failures(rows, names, low)) if any(trace["x"])],
+        [
+            *(trace for trace in (*data, _failures(rows, names, low)) if any(trace["x"])),
+            *_signs(rows, values),
+        ],
         figure_layout(
             "tokens of context",
             "",
@@ -391,7 +399,17 @@ def _dots(
         },
         "hovertemplate": f"%{{y}}: {word} %{{x:,.0f}} tokens<extra></extra>",
         "meta": {"v": place},
+        "showlegend": False,
     }
+
+
+def _signs(rows: Sequence[ContextRow], values: Mapping[str, Sequence[float | None]]) -> Iterator[Plotly]:
+    """What each symbol means, open or not."""
+    for word, (_, mark) in SHOWN.items():
+        is_open = {_is_open(row, word) for row, value in zip(rows, values[word], strict=True) if value}
+        for each in sorted(is_open):
+            text = word + OPEN.get(word, "") * each
+            yield key_sign(text, mark.colour, mark.symbol + "-open" * each)
 
 
 def _failures(rows: Sequence[ContextRow], names: Sequence[str], low: float) -> Plotly:

@@ -71,7 +71,6 @@ def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:
         drawn = (
             plots.latency_curves(model, named, study.series, looks),
             *comparisons.bars(model, named, looks),
-            *comparisons.tradeoffs(model, named, looks),
             plots.memory_curves(model, named, study.memory, looks),
         )
         found[f"m{number}"] = (model, [figure for figure in drawn if figure])
@@ -160,11 +159,6 @@ def _sized(value: Any, key: object) -> Any:
 # The views of the page: one per model, with its answers, picture, figures, tables and failures.
 
 
-IN_PICTURE = (  # figures that the picture stands for
-    *("size-latency", "latency-perplexity", "size-perplexity", "latency-KLD", "size-KLD"),
-)
-
-
 @dataclass(frozen=True)
 class Panel:
     """Answers on the first screen for cells that may be ranked together. `title`: empty for a single one."""
@@ -225,7 +219,7 @@ def views(study: Study, drawn: Mapping[str, tuple[str, list[Figure]]]) -> list[V
                     for group in own
                     if group.named or group.searched or group.several
                 ],
-                [each for each in figures.get(model, []) if each.name not in IN_PICTURE],
+                figures.get(model, []),
                 quality.tables_of_model(model, study.decodes.get(model, []), study.series),
                 {name: chapter for name, chapter in chapters.items() if model in chapter.rows},
                 summary.failures(part),
@@ -261,18 +255,31 @@ def write(path: Path, study: Study) -> None:
 def page(study: Study, version: str = "") -> str:
     """The page of a study as text. `version`: as in filled()."""
     drawn = sections(study)
-    found = views(study, drawn)
+    origin = head.origin([stored.record for stored in study.ran])
+    across = drawn.get("across", ("", []))[1]
+    return of_views(study, views(study, drawn), origin, summary.meanings(study), across, version)
+
+
+def of_views(
+    study: Study,
+    found: Sequence[View],
+    origin: head.Origin | None,
+    meanings: Sequence[str],
+    across: Sequence[Figure] = (),
+    version: str = "",
+) -> str:
+    """The page of these views of a study. `across`: figures of all models. `version`: as in filled()."""
     hues, shapes = plots.style_key(study)
     return filled(
         "study.html",
         version=version,
         title=study.title,
         study=study,
-        origin=head.origin(study),
-        citations=head.citations(study),
+        origin=origin,
+        citations=head.citations(study.title, origin),
         views=found,
         opens=first_view(found, study),
-        across=drawn.get("across", ("", []))[1],
+        across=across,
         goals=list(
             dict.fromkeys(answer.goal for view in found for panel in view.panels for answer in panel.answers)
         ),
@@ -294,7 +301,7 @@ def page(study: Study, version: str = "") -> str:
         agreement=quality.agreement_table(study.checks),
         agreement_meaning=quality.AGREEMENT_MEANING,
         agreement_notes=quality.agreement_notes(study.checks),
-        meanings=summary.meanings(study),
+        meanings=meanings,
         costs=summary.costs(study),
         methods=list(_methods(study)),
     )
@@ -335,6 +342,7 @@ def _methods(study: Study) -> Iterator[tuple[str, str | None, object]]:
 
 WIDTH, SCALE = 1200, 2  # of a PNG file: CSS pixels, and device pixels per CSS pixel
 LEGEND_ROW, LEGEND_COLUMNS = 22, 4
+LEGEND_SIGN, LEGEND_CHARACTER = 60, 8  # px of an entry: its sign, and a character of its name
 
 OF_BASELINE = ("baseline_B_ms", "baseline_W_tokens_per_ms")
 
@@ -388,9 +396,14 @@ def json(rows: Sequence[ShownCell]) -> str:
 
 
 def titled(study: Study) -> list[tuple[str, Sequence[Figure]]]:
-    """Every figure of the page, by the title of its section."""
+    """Every figure and picture of the page, by the title of its section."""
+    key = plots.style_key(study)
+    pictured = [
+        (group.title, [picture.figure(each, *key) for each in picture.pictures(group, marks(study))])
+        for group in summary.shown_groups(study)
+    ]
     in_chapters = [part for chapter in figures_chapters(study).values() for part in chapter.figures.items()]
-    return [*sections(study).values(), *in_chapters]
+    return [*pictured, *sections(study).values(), *in_chapters]
 
 
 def png(folder: Path, parts: Sequence[tuple[str, Sequence[Figure]]]) -> list[Path]:
@@ -452,33 +465,37 @@ def _draw(wanted: Sequence[Plotly]) -> None:
 
 
 def _whole(figure: Figure, title: str) -> Plotly:
-    """A figure with its title and legend, as on the page."""
-    shown: set[int] = set()
+    """A figure with its title, and a legend of all that it draws."""
+    entries: dict[object, str] = {}
     data = []
-    for trace in figure.data:
+    for place, trace in enumerate(figure.data):
         meta = trace.get("meta", {})
         if meta.get("chosen"):
             continue  # nothing is selected in a file
-        own = "v" in meta and "kind" not in meta and meta["v"] not in shown
-        shown |= {meta["v"]} if own else set()
-        data.append({**trace, "showlegend": trace.get("showlegend", own if figure.legend else True)})
-    lines = math.ceil(len(shown) / LEGEND_COLUMNS) * LEGEND_ROW
-    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"}
-    if shown:
-        entry = {"entrywidthmode": "fraction", "entrywidth": 0.98 / LEGEND_COLUMNS}
-        legend |= {"y": -60 / figure.height, "yanchor": "top", **entry}
-    given = {
+        kind = meta.get("kind")
+        of = meta.get("v", place) if kind is None else kind
+        named = kind is None or kind in figure.overlays
+        shows = trace.get("showlegend", named and of not in entries)
+        of_all = kind in figure.overlays and "v" in meta
+        name = plain_figure(figure.overlays[kind]) if of_all else trace.get("name", "")
+        if shows:
+            entries[of] = name
+        data.append({**trace, "name": name, "showlegend": shows})
+    longest = max(map(len, entries.values()), default=0)
+    columns = max(1, min(LEGEND_COLUMNS, WIDTH // (LEGEND_SIGN + LEGEND_CHARACTER * longest)))
+    legend = {"orientation": "h", "x": 0, "y": -60 / figure.height, "yanchor": "top"}
+    more = {
         "title": {
             "text": f"{plain_figure(title)}: {plain_figure(figure.title)}",
             "x": 0.01,
             "font": {"size": 15},
         },
-        "margin": {**figure.layout["margin"], "t": 60 if shown else 90},
-        "height": figure.height + 60 + lines,
-        "showlegend": True,
-        "legend": legend,
+        "margin": {**figure.layout["margin"], "t": 60},
+        "height": figure.height + 60 + math.ceil(len(entries) / columns) * LEGEND_ROW,
+        "showlegend": bool(entries),
+        "legend": {**legend, "entrywidthmode": "fraction", "entrywidth": 0.98 / columns},
     }
-    return {"data": data, "layout": {**figure.layout, **given}}
+    return {"data": data, "layout": {**figure.layout, **more}}
 
 
 def _file_name(text: str) -> str:

@@ -6,7 +6,7 @@ The picture is plain SVG and buttons, and shows before any script runs. Places a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.columns import Cell
@@ -14,7 +14,7 @@ from harness.base import text as base_text
 from harness.dataset.study import bounds
 from harness.report import summary
 from harness.report.comparisons import pareto
-from harness.report.plots import Mark, bits
+from harness.report.plots import FAINT, Figure, Mark, Plotly, bits, figure_layout, key_sign, plain_figure
 from harness.report.summary import STANDARD_ERRORS, Group, SizeMeasure
 from harness.report.tables import B, longest, number
 from harness.report.text_table import NONE
@@ -204,6 +204,124 @@ def _picture(
             for place, (label, row, *_) in enumerate(known)
         ],
     )
+
+
+# The same picture for a PNG file, in which nothing can be hovered over: every point has its name, and the key
+# says what each sign means.
+
+NAME_PX = 6.8, 14  # a character's width, and a name's height
+WIDTH, HEIGHT = 1100, 400  # px of the frame of a PNG file, about
+Key = Sequence[tuple[str, str]]
+
+
+def figure(of: Picture, hues: Key, shapes: Key) -> Figure:
+    """A picture as plotly.js draws it, in percent of the frame. `hues`, `shapes`: as style_key()."""
+    x, y = zip(*((point.x, point.y) for point in of.points), strict=True)
+    sides = _sides(of.points)
+    data: list[Plotly] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "Pareto front",
+            "x": [at for at, _ in of.front],
+            "y": [up for _, up in of.front],
+            "line": {"color": FAINT, "width": 1.5, "dash": "dot", "shape": "hv"},
+        },
+        {
+            "type": "scatter",
+            "mode": "markers+text",
+            "x": x,
+            "y": y,
+            "text": [plain_figure(point.short) for point in of.points],
+            "textposition": [sides[point.label] for point in of.points],
+            "textfont": {"size": 12},
+            "cliponaxis": False,
+            "showlegend": False,
+            "marker": {
+                "color": [point.mark.colour for point in of.points],
+                "symbol": [point.mark.symbol + "-open" * point.open for point in of.points],
+                "size": 12,
+                "opacity": [1 if point.front else 0.4 for point in of.points],
+            },
+        },
+        *_key(hues, "circle"),
+        *_key([(f"{text} bits per weight", symbol) for text, symbol in shapes]),
+    ]
+    if not all(point.front for point in of.points):
+        data.append(key_sign("beaten in both", FAINT, "circle", 0.4))
+    if any(point.open for point in of.points):
+        data.append(key_sign("size by another measure", FAINT, "circle-open"))
+    whiskers = [
+        {**WHISKER, **ends, "line": {"color": point.mark.colour, "width": 1.5}}
+        for point in of.points
+        for ends in _ends(point)
+    ]
+    if whiskers:
+        data.append(key_sign("95% confidence interval", FAINT, "line-ns-open"))
+    axis = {"zeroline": False, "fixedrange": True}
+    return Figure(
+        of.name,
+        of.switch,
+        of.text,
+        data,
+        figure_layout(
+            of.x_title,
+            of.y_title,
+            xaxis={**axis, "range": [0, 100], **_tick_texts(of.x_ticks)},
+            yaxis={**axis, "range": [100, 0], **_tick_texts(of.y_ticks)},
+            shapes=whiskers,
+        ),
+        of.headers,
+        of.rows,
+    )
+
+
+WHISKER = {"type": "line", "layer": "below", "opacity": 0.6}
+
+
+def _ends(point: Point) -> Iterator[dict[str, float]]:
+    if point.whisker:
+        yield {"x0": point.x, "x1": point.x, "y0": point.whisker[0], "y1": point.whisker[1]}
+    if point.across:
+        yield {"x0": point.across[0], "x1": point.across[1], "y0": point.y, "y1": point.y}
+
+
+def _tick_texts(ticks: Sequence[tuple[float, str]]) -> Plotly:
+    return {"tickvals": [place for place, _ in ticks], "ticktext": [text for _, text in ticks]}
+
+
+def _key(entries: Key, symbol: str = "") -> list[Plotly]:
+    """Entries of a legend: colours of this symbol, else symbols."""
+    return [key_sign(text, of if symbol else FAINT, symbol or of) for text, of in entries]
+
+
+def _sides(points: Sequence[Point]) -> dict[str, str]:
+    """Where the name of each point stands: on the first side where it covers no other name and no point."""
+    width, height = WIDTH / 100, HEIGHT / 100  # px per percent
+    dots = [(point.x * width, point.y * height) for point in points]
+    taken: list[tuple[float, float, float, float]] = []
+    found = {}
+    for point, (x, y) in sorted(zip(points, dots, strict=True), key=lambda each: not each[0].front):
+        long, high = NAME_PX[0] * len(point.short), NAME_PX[1]
+        boxes = {
+            "middle right": (x + 8, y - high / 2),
+            "middle left": (x - 8 - long, y - high / 2),
+            "top center": (x - long / 2, y - 8 - high),
+            "bottom center": (x - long / 2, y + 8),
+        }
+
+        def clear(left: float, top: float, long: float = long, high: float = high) -> bool:
+            off = left < 0 or left + long > 100 * width
+            over = any(
+                left < a + c and a < left + long and top < b + d and b < top + high for a, b, c, d in taken
+            )
+            hidden = any(left - 6 < a < left + long + 6 and top - 6 < b < top + high + 6 for a, b in dots)
+            return not (off or over or hidden)
+
+        side = next((name for name, at in boxes.items() if clear(*at)), "top center")
+        taken.append((*boxes[side], long, high))
+        found[point.label] = side
+    return found
 
 
 def _lines(label: str, row: Cell, group: Group) -> list[str]:

@@ -160,6 +160,13 @@ def upright_figure(at: float | str, dash: str) -> Plotly:
     return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
 
 
+def key_sign(text: str, colour: str, symbol: str, opacity: float = 1.0) -> Plotly:
+    """An entry of a PNG file's legend, without a point."""
+    marker = {"color": colour, "symbol": symbol, "size": 11, "opacity": opacity}
+    name = {"name": plain_figure(text), "marker": marker}
+    return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], **name}
+
+
 def plain_figure(text: str) -> str:
     """Text escaped for plotly.js, which interprets some tags."""
     return escape(text, quote=False)
@@ -450,6 +457,7 @@ def _names(drawn: Sequence[Drawn], y_range: Sequence[float] | None, ends: float)
     for (x, y), each in sorted(zip(ends_at, drawn, strict=True), key=lambda pair: pair[0], reverse=True):
         near = (abs(x - at) < ends * NAME_SHARE and abs(y - up) * px < NAME_PX for at, up in placed)
         fits = y < y_range[1] and not any(near)
+        name = each.row["variant"] or each.label
         if fits:
             placed.append((x, y))
         found.append(
@@ -459,7 +467,9 @@ def _names(drawn: Sequence[Drawn], y_range: Sequence[float] | None, ends: float)
                 "name": plain_figure(f"{each.label}, name"),
                 "x": [x],
                 "y": [round(y, 4)],
-                "text": [f" {plain_figure(str(each.row['variant'] or each.label)[:NAME_LENGTH])}"],
+                "text": [
+                    f" {plain_figure(name if len(name) <= NAME_LENGTH else f'{name[: NAME_LENGTH - 1]}…')}"
+                ],
                 "textposition": "middle right",
                 "textfont": {"color": each.mark.colour, "size": 12},
                 "cliponaxis": False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from harness.analysis.quality import FEWEST_WINDOWS
 from harness.base.text import list_named, plural
 from harness.dataset.study import Curve, finite, labels, ok
 from harness.records.kinds import Depth, Experts, Figure
-from harness.report import tables
+from harness.report import plots, tables
 from harness.report.tables import Column
 from harness.report.text_table import FAILED, NONE, REMARK, Block, Note, Table, formatted
 
@@ -149,14 +150,16 @@ class Spark:
 @dataclass(frozen=True)
 class ModelTable:
     """`more`: per heading, whether it waits for "all columns". Per row, and empty in all but the first table:
-    `sparks`, null without a series; `badges`, code and sentence."""
+    `sparks`, null without a series; `badges`, code and sentence. `figures`: above the table, filtered with
+    it."""
 
     table: Table
-    columns: Sequence[Column[ShownCell]]
+    columns: Sequence[Column[Any]]
     rows: Sequence[ShownCell]
     more: Sequence[bool]
     sparks: Sequence[Spark | None]
     badges: Sequence[Sequence[tuple[str, str]]]
+    figures: Sequence[plots.Figure] = ()
 
 
 def tables_of_model(model: str, rows: Sequence[ShownCell], series: Mapping[str, Curve]) -> list[ModelTable]:

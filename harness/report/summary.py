@@ -186,6 +186,12 @@ def rankable(row: Cell) -> bool:
     return not timed(row) and not synthetic(row)
 
 
+def group(model: str, title: str, every: Named, searched: Sequence[tuple[str, Search]]) -> Group:
+    """A group of these cells and searches, with their labels."""
+    named = [(label, row) for label, row in every if ok(row) and rankable(row)]
+    return Group(model, title, every, named, [(label, row) for label, row in searched if ok(row)])
+
+
 def groups(study: Study) -> list[Group]:
     """The groups in order of models; titles name machine and origin if a model has several."""
     places: dict[tuple[str, str, bool], tuple[list[ShownCell], list[Search]]] = {}
@@ -203,10 +209,9 @@ def groups(study: Study) -> list[Group]:
     ):
         where = f" on {machine}{', third-party' * reported}" if models[model] > 1 else ""
         every = list(zip(labels(cells, model), cells, strict=True))
-        named = [(label, row) for label, row in every if ok(row) and rankable(row)]
-        searched = zip(labels(searches, model), searches, strict=True)
-        tried = [(label, row) for label, row in searched if ok(row)]
-        found.append(Group(model, model + where, every, named, tried))
+        found.append(
+            group(model, model + where, every, list(zip(labels(searches, model), searches, strict=True)))
+        )
     return found
 
 

@@ -513,6 +513,7 @@ TABLES = {"Speed": SPEED, "Memory": MEMORY, "Shape and cost": SHAPE}
 
 
 RowT = TypeVar("RowT", bound=Counted)
+T = TypeVar("T")
 
 
 def column_cell(row: RowT, column: Column[RowT]) -> str:
@@ -521,7 +522,7 @@ def column_cell(row: RowT, column: Column[RowT]) -> str:
     return (failure(row) or NONE) if text == NONE and column.shows_failure else text
 
 
-def used_columns(columns: Sequence[Column[RowT]], rows: Sequence[RowT]) -> list[Column[RowT]]:
+def used_columns(columns: Sequence[Column[T]], rows: Sequence[T]) -> list[Column[T]]:
     """The columns for which at least one row has a figure."""
     return [c for c in columns if any(c.text(row) != NONE for row in rows)]
 
@@ -548,8 +549,11 @@ def _prompt(row: WithPrompt) -> str:
 
 STATUS: Column[Counted] = Column("status", state, "", numeric=False)
 # In order of importance: a narrow terminal shows the first ones.
+RATE: Column[Repeat] = Column(
+    "tok/s", lambda row: plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]), ""
+)
 FIRST: tuple[Column[WithPrompt], ...] = (
-    Column("tok/s", lambda row: plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]), ""),
+    RATE,
     Column(f"pp{PROMPT} tok/s", _prompt, ""),
     number_column("TTFT ms", lambda row: row["ttft_ms"], "{:.1f}", ""),
     STATUS,

@@ -18,7 +18,10 @@ from stand_in_server import Behaviour, serving
 from test_hub import COMMIT, Hub
 from test_run_models import ONE_REPEAT, stored
 
+from harness.base import data
 from harness.models import find
+from harness.theory.base_shapes import understood
+from harness.theory.known_models import Known
 
 
 def in_ollama(folder: Path, name: str, file: Path, host: str = "registry.ollama.ai/library") -> Path:
@@ -202,8 +205,9 @@ def test_a_known_name_without_weights_says_where_it_looked_and_what_gets_them(he
     ):
         ran = here(*line.split(), "--dry-run")
         assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1), line
-        for part in ("no weights of it", "Ollama (no answer)", "lmstudio", "ollama pull ", "--synthetic"):
+        for part in ("no weights of it", "Ollama (no answer)", "lmstudio", "get them with `", "--synthetic"):
             assert part in ran.err, (line, ran.err)
+    assert "`ollama pull qwen3:8b` or `hf download Qwen/Qwen3-8B-GGUF " in here("run", "qwen3-8b").err
     ran = here("run", "mine:8b", "--dry-run")
     assert "mine:8b: no model of this name in " in ran.err
     assert "8b: llamacpp 8b" not in ran.err
@@ -279,3 +283,43 @@ def test_a_download_has_its_size_and_a_terminal_is_asked(here_alone, hub, tmp_pa
     assert asked.wait(60) == 2
     os.close(theirs)
     assert not list((tmp_path / "hf").glob("hub/*/snapshots/*/*.gguf"))
+
+
+def test_theory_and_recommend_print_what_fetches_and_measures_the_file(harness, tmp_path, tiny):
+    hub = "Qwen/Qwen3-8B-GGUF"
+    lines = harness("theory", "qwen3-8b", "--machine", "4090").out.splitlines()[-2:]
+    assert lines == [
+        f"fetch it: ollama pull qwen3:8b or hf download {hub} --include '*Q4_K_M.gguf'",
+        "measure it: harness run qwen3:8b",
+    ]
+    assert harness("theory", str(tiny)).out.endswith(f"measure it: harness run {tiny}\n")
+    for unknown in ("qwen2.5-coder:7b", "internlm2-20b", "qwen3-8b-base"):
+        assert "fetch it" not in harness("theory", unknown, "--machine", "4090").out
+    best = harness("recommend", "qwen3-8b", "--machine", "4090").out
+    for line in (
+        f"fetch:        hf download {hub} --include '*Q4_K_M.gguf'",
+        f"measure:      harness run {hub}:Q4_K_M",
+        f"llama-server: llama-server -hf {hub}:Q4_K_M -c 8192",
+        f"Modelfile:    FROM hf.co/{hub}:Q4_K_M",
+    ):
+        assert f"  {line}" in best, best
+    assert (
+        "or in the type that Ollama has: ollama pull qwen2.5:7b"
+        in harness("recommend", "qwen2.5-7b", "--machine", "4090").out
+    )
+
+
+def test_every_known_download_is_of_its_model_and_was_seen():
+    seen = json.loads((Path(__file__).parent / "models" / "gguf_files.json").read_text())
+    for row in data.rows("downloads.csv"):
+        if row["ollama"]:
+            assert understood(row["ollama"], Known()).name.startswith(row["model"]), row
+        assert bool(row["repository"]) == bool(row["types"])
+        if row["repository"] and row["model"] != "qwen3-8b":
+            assert all(
+                row["repository"] in _sources(seen, row["model"], kind) for kind in row["types"].split()
+            )
+
+
+def _sources(seen: list[dict[str, Any]], model: str, kind: str) -> str:
+    return " ".join(row["source"] for row in seen if (row["model"], row["type"]) == (model, kind))

@@ -228,15 +228,22 @@ def test_init_writes_the_config_of_a_gguf(harness, tmp_path):
 def test_in_a_config_a_word_is_a_model_and_quant_finds_files_in_any_case(harness, tmp_path):
     stored(tmp_path / "my-tiny-Q4_0.gguf", "q4_0")
     stored(tmp_path / "my-tiny-Q8_0.gguf", "q8_0")
-    words = ["my-tiny-Q4_0.gguf", "qwen1.5-0.5b", "owner/repo", "owner/other:Q8_0", "owner/third-GGUF"]
+    words = ["my-tiny-Q4_0.gguf", "austen-4m", "owner/repo", "owner/other:Q8_0", "owner/third-GGUF"]
     rows = {"models": words, "variants": [{"stack": "llamacpp"}]}
     (tmp_path / "words.yaml").write_text(yaml.safe_dump(rows))
     experiment = config.load(tmp_path / "words.yaml")
     assert [model.name for model in experiment.models] == [
-        *("my-tiny-Q4_0", "qwen1.5-0.5b", "repo", "other", "third-GGUF")
+        *("my-tiny-Q4_0", "austen-4m", "repo", "other", "third-GGUF")
     ]
     assert experiment.models[-1].weights.file == "*Q4_K_M.gguf"
     assert experiment.protocol.new_tokens == 128
+    rows["models"] = ["qwen1.5-0.5b"]
+    (tmp_path / "words.yaml").write_text(yaml.safe_dump(rows))
+    refused = harness("run", "words.yaml")
+    assert (
+        "models[0]: 'qwen1.5-0.5b' is not weights: for random ones, write {shape: qwen1.5-0.5b}"
+        in refused.err
+    )
     rows = {"models": [{"name": "t", "weights": "*-tiny-{quant}.gguf"}]}
     rows["variants"] = [{"stack": "llamacpp", "quant": ["q4_0", "q8_0"]}]
     (tmp_path / "glob.yaml").write_text(yaml.safe_dump(rows))

@@ -341,7 +341,7 @@ def _nowhere(text: str) -> str:
         return f"{name}: {other.place} has {other.name}, which is of another type"
     why = _not_understood(base)
     if why is None:
-        get = list_named([f"`{each}`" for each in downloads.commands(base)], 3)
+        get = " or ".join(f"`{each}`" for each in downloads.fetches(base, gguf_files.type_in(text)))
         get = f"get them with {get}" if get else "name a file, or a repository of the hub (owner/repo:Q4_K_M)"
         return (
             f"{name}: no weights of it in {find.searched()}: {get}, or measure random ones of its shape with"

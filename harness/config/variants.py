@@ -207,7 +207,7 @@ def repository(given: str) -> tuple[str, str]:
 
 def model_row(given: Any, folder: Path) -> Any:
     """The row of a model that is given as a word: a path, a repository of the hub (org/name, or
-    org/name:Q4_K_M for its GGUF of that type) or a known name."""
+    org/name:Q4_K_M for its GGUF of that type), else a shape."""
     if not isinstance(given, str):
         return given
     if is_local(given, folder) or given in data.weights_names():

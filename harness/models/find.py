@@ -19,9 +19,8 @@ from harness.base.text import list_named, server_address
 from harness.models import gguf_files, hub, served, weights
 from harness.models.served import NotServed
 from harness.models.weights import WeightsError
-from harness.theory import base_shapes, names
-from harness.theory.known_models import Known
-from harness.theory.names import NotUnderstood
+from harness.theory import base_shapes
+from harness.theory.known_models import known_name
 
 OLLAMA_PORT = 11434
 OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # its Linux service is a user of its own
@@ -68,7 +67,7 @@ def find(text: str, served: bool, checkpoint: bool = False) -> Stored | None:
     name = base_shapes.without_site(text).lower()
     base, kind = gguf_files.without_type(name), gguf_files.type_in(name)
     wanted = _Wanted(
-        name, base, kind and _SPELLINGS.get(kind, kind), _known(base) if "/" not in base else None
+        name, base, kind and _SPELLINGS.get(kind, kind), known_name(base) if "/" not in base else None
     )
     places = [_served_by_ollama()] if served and not checkpoint else []
     places += [_files_of_ollama(), _in_hub_cache(), _of_lm_studio()]
@@ -103,20 +102,11 @@ def _rank(wanted: _Wanted, model: Stored) -> int:
         return SPELLED
     plain = gguf_files.without_type(own.rpartition("/")[2])
     is_base = ("base" in re.split(r"\W+", each) for each in (wanted.text, plain))
-    return KNOWN if wanted.known and len({*is_base}) == 1 and _known(plain) == wanted.known else 0
+    return KNOWN if wanted.known and len({*is_base}) == 1 and known_name(plain) == wanted.known else 0
 
 
 def _plain(name: str) -> str:
     return name.removesuffix("-gguf")
-
-
-def _known(name: str) -> str | None:
-    """The known model of a name, whatever its context; None: none, or several."""
-    try:
-        known = names.named(name, Known()).name
-    except NotUnderstood:
-        return None
-    return known if known in Known() else known.rpartition("-")[0]
 
 
 def _usable(model: Stored, wanted: _Wanted, checkpoint: bool) -> Stored | None:

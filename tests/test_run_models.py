@@ -241,8 +241,7 @@ def test_in_a_config_a_word_is_a_model_and_quant_finds_files_in_any_case(harness
     (tmp_path / "words.yaml").write_text(yaml.safe_dump(rows))
     refused = harness("run", "words.yaml")
     assert (
-        "models[0]: 'qwen1.5-0.5b' is not weights: for random ones, write {shape: qwen1.5-0.5b}"
-        in refused.err
+        'models.0: "qwen1.5-0.5b" is not weights: for random ones, write {shape: qwen1.5-0.5b}' in refused.err
     )
     rows = {"models": [{"name": "t", "weights": "*-tiny-{quant}.gguf"}]}
     rows["variants"] = [{"stack": "llamacpp", "quant": ["q4_0", "q8_0"]}]

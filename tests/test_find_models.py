@@ -232,9 +232,17 @@ def test_random_weights_are_asked_for_and_are_the_first_line(here, name, cells):
     assert [line.split(".decode")[0] for line in ran.out.splitlines()][: len(cells)] == cells
 
 
-def test_a_config_with_a_shape_says_first_that_its_weights_are_random(harness, config):
-    config({}, name="shaped")
-    assert harness("run", "shaped").err.startswith("harness: random weights in the shape of tiny-qwen2: ")
+@pytest.mark.parametrize(
+    "line", ["run real.yaml", "run real.yaml --max-ctx", "tune real.yaml", "ab real.yaml --set-b threads=1"]
+)
+def test_a_config_with_a_shape_says_first_that_its_weights_are_random(harness, real_config, line):
+    real_config({"stack": "llamacpp", "quant": "q8_0"}, model={"shape": "tiny-qwen2"})
+    ran = harness(*line.split(), "--dry-run")
+    assert ran.err.startswith("harness: random weights in the shape of tiny-qwen2: sizes are exact"), ran.err
+    assert ran.err.count("random weights") == 1
+    refused = harness(*line.split(), "--dry-run", "--only", "nothing*")
+    assert refused.code == 2
+    assert line.startswith("run ") or "random weights" not in refused.err
 
 
 def test_synthetic_is_for_names_of_known_models(here, tiny, config):

@@ -455,15 +455,14 @@ def experiment(
             )
         if arguments.synthetic:
             raise Mistake("--synthetic is for the names of models; a config has its weights")
-        found = load(path, settings)
-        _say_what_is_random(found)
-        return path, found
+        return path, load(path, settings)
     made = document(given, arguments.stacks, arguments.quant, arguments.synthetic, prefers_server)
     name = safe_name("-".join(row["name"] for row in made.data["models"]))
     root = arguments.out or Path("results")
     path = root / "configs" / f"{name}.yaml"
     found = load_document(made, path, settings)
-    _say_what_is_random(found)
+    if arguments.synthetic:
+        say(_what_is_random([found]) or "these stacks load no weights: --synthetic has no effect")
     say(in_words(found, with_length))
     if not arguments.dry_run:
         try:
@@ -507,15 +506,24 @@ def in_words(experiment: Experiment, with_length: bool) -> str:
     return f"{models}: {list_named([*variants], 4)} on {experiment.device}{length}"
 
 
-def _say_what_is_random(experiment: Experiment) -> None:
-    """Say which models are random weights, before anything else is printed."""
-    sources = [(model.name, weights_of(model, variant)) for model, variant, _ in experiment.combinations()]
-    models = dict.fromkeys(name for name, source in sources if source and source.kind == "synthetic")
-    if models:
-        say(
-            f"random weights in the shape of {list_named([*models], 3)}: sizes are exact, latencies almost"
-            " exact, text is meaningless"
-        )
+def say_what_is_random(arguments: argparse.Namespace, experiments: Sequence[Experiment]) -> None:
+    """Say which models of configs are random weights, before anything else is printed. With --synthetic,
+    `experiment` has said it."""
+    if not arguments.synthetic and (sentence := _what_is_random(experiments)):
+        say(sentence)
+
+
+def _what_is_random(experiments: Sequence[Experiment]) -> str | None:
+    """None: no stack loads random weights."""
+    rows = [row for each in experiments for row in each.combinations()]
+    loaded = [(m.name, weights_of(m, variant)) for m, variant, _ in rows if stacks()[variant.stack].formats]
+    models = dict.fromkeys(name for name, source in loaded if source and source.kind == "synthetic")
+    if not models:
+        return None
+    return (
+        f"random weights in the shape of {list_named([*models], 3)}: sizes are exact, latencies almost exact,"
+        " text is meaningless"
+    )
 
 
 def _ask_to_download(experiment: Experiment) -> None:

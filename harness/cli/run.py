@@ -256,6 +256,7 @@ def run(arguments: argparse.Namespace) -> int:
         if setting not in str(wrong):
             raise
         raise ConfigError(str(wrong).replace(setting, f"--tokens {arguments.tokens}")) from wrong
+    model_arguments.say_what_is_random(arguments, [experiment])
     kinds = {"max_ctx": _max_ctx, "quality": _quality, "check_weights": _check_weights}
     return kinds[instead[0]](experiment, arguments) if instead else _measure(experiment, arguments)
 

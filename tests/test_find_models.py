@@ -81,6 +81,8 @@ def tiny(tmp_path: Path) -> Path:
 def test_a_name_leads_to_the_file_of_an_ollama_that_does_not_run(here, tiny, tmp_path, name):
     blob = in_ollama(tmp_path / "ollama", "smollm2:135m", tiny)
     in_ollama(tmp_path / "ollama", "other:8b", stored(tmp_path / "made" / "other.gguf", "q8_0"))
+    refused = here("run", name, "--stacks", "hf", "--dry-run").err
+    assert "smollm2-135m is a GGUF, which hf does not load; try llamacpp" in refused
     ran = here("run", name, "--dry-run")
     assert ran.out.startswith("smollm2-135m.llamacpp.q4_0.decode."), ran.err
     assert f"{blob} (q4_0)" in ran.out

@@ -225,13 +225,13 @@ def _served_by_ollama(given: Sequence[str], is_preferred: bool) -> list[str]:
     files = [_found(text, served=False) for text in given]
     if not is_preferred and all(files):
         return []
-    found = [each for text in given if (each := _found(text, served=True)) and each.address]
-    if len(found) < len(given):
+    models = [model for text in given if (model := _found(text, served=True)) and model.address]
+    if len(models) < len(given):
         return []
-    for text, model, file in zip(given, found, files, strict=True):
+    for text, model, file in zip(given, models, files, strict=True):
         also = f"; --stacks {DEFAULT_STACK} measures its file without the server" if file else ""
         say(f"{shortened(text)}: measured through {_in_words(text, model)}{also}")
-    return [f"{each.address}#{each.name}" for each in found]
+    return [f"{model.address}#{model.name}" for model in models]
 
 
 def _found(text: str, served: bool, checkpoint: bool = False) -> Stored | None:
@@ -271,7 +271,7 @@ def _models(given: Sequence[str], chosen: Sequence[str]) -> list[_Model]:
                 files.append(path)
             elif text in data.weights_names():
                 found.append(_Model(text, {"weights": text}))
-            elif stored := _found(text, False, checkpoint):
+            elif stored := (checkpoint and _found(text, False, True)) or _found(text, False):
                 say(f"{shortened(text)}: found in {_in_words(text, stored)}")
                 found += _stored(text, stored)
             else:

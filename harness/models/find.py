@@ -71,23 +71,23 @@ def find(text: str, served: bool, checkpoint: bool = False) -> Stored | None:
     )
     places = [_served_by_ollama()] if served and not checkpoint else []
     places += [_files_of_ollama(), _in_hub_cache(), _of_lm_studio()]
-    ranked = [[(_rank(wanted, each), each) for each in place] for place in places]
+    ranked = [[(_rank(wanted, model), model) for model in place] for place in places]
     own = [(place, NAMED) for place in ranked]  # a place's own name goes before the order of the places
     for place, rank in own + [(place, rank) for place in ranked for rank in (SPELLED, KNOWN)]:
-        alike = (each for got, each in place if got == rank)
-        if found := _one([of for each in alike if (of := _usable(each, wanted, checkpoint))]):
-            return found
+        alike = (model for its_rank, model in place if its_rank == rank)
+        if model := _one([usable for each in alike if (usable := _usable(each, wanted, checkpoint))]):
+            return model
     return None
 
 
-def _one(found: Sequence[Stored]) -> Stored | None:
+def _one(models: Sequence[Stored]) -> Stored | None:
     """Of a GGUF and a checkpoint the GGUF; of two names of one file the shorter. Raises Several."""
-    found = sorted(found, key=lambda each: len(each.name))
-    found = [each for each in found if each.files] or found
-    unique = {each.files or each.name: each for each in reversed(found)}
+    by_length = sorted(models, key=lambda model: len(model.name), reverse=True)
+    usual = [model for model in by_length if model.files] or by_length
+    unique = {model.files or model.name: model for model in usual}
     if len(unique) > 1:
-        listed = list_named(sorted(each.name for each in unique.values()), 6)
-        raise Several(f"{found[0].place} has {listed}: name one of them")
+        listed = list_named(sorted(model.name for model in unique.values()), 6)
+        raise Several(f"{usual[0].place} has {listed}: name one of them")
     return next(iter(unique.values()), None)
 
 
@@ -192,8 +192,10 @@ def _in_hub_cache() -> Iterator[Stored]:
     cache = hub.cache_of_hub()
     for path in _listed(cache, f"{HUB_MODEL}*"):
         repo = path.name.removeprefix(HUB_MODEL).replace("--", "/", 1)
-        if (found := _snapshot(path)) and (model := _in_folder(found[0], repo, f"the hub's cache {cache}")):
-            yield replace(model, revision=found[1])
+        if snapshot := _snapshot(path):
+            folder, revision = snapshot
+            if model := _in_folder(folder, repo, f"the hub's cache {cache}"):
+                yield replace(model, revision=revision)
 
 
 def _snapshot(repository: Path) -> tuple[Path, str] | None:
@@ -202,8 +204,8 @@ def _snapshot(repository: Path) -> tuple[Path, str] | None:
         path = repository / "snapshots" / (repository / "refs" / "main").read_text().strip()
         if path.is_dir() and path.parent.name == "snapshots":
             return path, "main"
-    found = [each for each in _listed(repository / "snapshots", "*") if each.is_dir()]
-    newest = max(found, key=lambda each: each.stat().st_mtime, default=None)
+    folders = [path for path in _listed(repository / "snapshots", "*") if path.is_dir()]
+    newest = max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
     return (newest, newest.name) if newest else None
 
 

@@ -43,6 +43,8 @@ from harness.theory.hf_config import SHAPES
 from harness.theory.tensors import FORMATS
 from runners.protocol import Died, Event, Failed, Request
 
+# Models that this machine has are not found by name, and its Ollama is not asked.
+os.environ |= {"OLLAMA_HOST": "127.0.0.1:9", "OLLAMA_MODELS": "/nowhere"}
 os.environ["COLUMNS"] = "100"  # else tables and sentences are as wide as the terminal that the tests run in
 ROOT = Path(__file__).parent.parent
 STUDY = ROOT / "results" / "published" / "rtx4090-qwen1.5"

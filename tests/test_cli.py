@@ -256,7 +256,7 @@ def test_env_create_builds_once_and_says_where(harness):
         ("env synth tiny-qwen2 --seed -1", "must be at least 0"),
         (f"env synth tiny-qwen2 --seed {2**80}", "below 2**63"),
         ("env check llamacpp --device tpu", "no environment for device tpu; there are cpu, cuda"),
-        ("run", "name a MODEL (a GGUF file, a folder, owner/repo, or a name such as qwen2.5-0.5b), or a"),
+        ("run", "name a MODEL (a GGUF file, a folder, a name such as qwen3:8b, or owner/repo:Q4_K_M), or a"),
         ("run missing.yaml", "missing.yaml: no such file, nor a shipped config; known: 4090-qwen15, "),
         ("run .", ".: holds no model: no .safetensors, no .gguf, no config.json\n"),
         ("report --open", "no page in reports/; harness run quickstart writes one"),
@@ -377,7 +377,7 @@ def test_a_dry_run_of_cells_that_cannot_be_ends_with_1_and_says_so_last(harness,
 
 def test_a_dry_run_says_where_it_would_write_what_and_that_it_does_not_fit(harness, real_config, small_disk):
     disk = small_disk("60m")
-    config = real_config({"stack": "llamacpp", "quant": "q8_0"}, model="qwen1.5-0.5b")
+    config = real_config({"stack": "llamacpp", "quant": "q8_0"}, model={"shape": "qwen1.5-0.5b"})
     ran = harness("run", config, "--dry-run", HARNESS_CACHE=str(disk))
     assert ran.code == 1
     assert f"of weights to make or fetch, in {disk} (0.06 GB free)" in ran.err

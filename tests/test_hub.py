@@ -73,7 +73,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             listed = [{"type": "file", "path": n, "size": s, "oid": _etag(n)} for n, s in sizes.items()]
             self._send(200, json.dumps(listed).encode())
         elif path.startswith("/api/models/org/name"):
-            siblings = [{"rfilename": name} for name in sizes]
+            siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
             self._send(200, json.dumps({"id": "org/name", "sha": COMMIT, "siblings": siblings}).encode())
         elif (found := re.fullmatch(r"/org/name/resolve/[^/]+/(.+)", path)) and found[1] in sizes:
             self._send_file(found[1], (hub.folder / found[1]).read_bytes())

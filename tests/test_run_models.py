@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from test_checkpoint import TINY, gguf_writer, write, write_config, write_gguf
+from test_checkpoint import TINY, gguf_writer, write, write_config, write_gguf, write_shards
 from test_not_a_model import LFS
 
 from harness import config
@@ -128,13 +128,28 @@ def test_a_folder_is_its_checkpoint_or_the_files_of_its_one_model(harness, tmp_p
     stored(folder / "tiny-Q8_0.gguf", "q8_0")
     assert "tiny: llamacpp q4_0, llamacpp q8_0 on" in harness("run", "mine", "--dry-run").err
     stored(folder / "chat-Q8_0.gguf", "q8_0", "Chat")
-    refused = harness("run", "mine", "--dry-run")
-    assert refused.code == 2
-    assert "mine: has 2 models (chat, tiny): name the files to run" in refused.err
 
 
-def test_known_names_are_synthetic_weights_of_that_shape(harness):
-    ran = harness("run", "qwen1.5-0.5b", "--quant", "q8_0", "--dry-run")
+def test_all_models_of_a_folder_and_of_the_folders_in_it_are_measured(harness, tmp_path):
+    folder = tmp_path / "mine"
+    (folder / "deeper").mkdir(parents=True)
+    stored(folder / "deeper" / "tiny-Q4_0.gguf", "q4_0")
+    stored(folder / "deeper" / "chat-Q8_0.gguf", "q8_0", "Chat")
+    (folder / "checkpoint").mkdir()
+    write_config(folder / "checkpoint")
+    write_shards(folder / "checkpoint", TINY, 2)
+    ran = harness("run", "mine", "--dry-run")
+    assert "checkpoint, chat, tiny: " in ran.err, ran.err
+    assert {line.split(".decode")[0] for line in ran.out.splitlines()} >= {
+        *("tiny.llamacpp.q4_0", "chat.llamacpp.q8_0", "checkpoint.llamacpp.q8_0")
+    }
+    assert harness("run", "mine/deeper", *FAKE, *ONE_REPEAT).code == 0
+    rows = json.loads(harness("report", "--list", "--json").out)
+    assert {(row["model"], row["variant"]) for row in rows} == {("tiny", "q4_0"), ("chat", "q8_0")}
+
+
+def test_random_weights_have_the_shape_of_a_known_name(harness):
+    ran = harness("run", "qwen1.5-0.5b", "--synthetic", "--quant", "q8_0", "--dry-run")
     assert "qwen1.5-0.5b: llamacpp q8_0 on cpu, 128 tokens x 3" in ran.err
 
 
@@ -161,7 +176,7 @@ def bad_inputs(folder: Path) -> dict[str, Any]:
         "model/smollm.gguf": "directory; did you mean models/smollm.gguf?",
         "models/smolm": "models/smolm: no such file or directory; did you mean models/smollm.gguf?",
         "models/other.yaml": "harness: models/other.yaml: no such file\n",
-        "qwen1.5-0.5b": "qwen1.5-0.5b: is a known model and a file here: write ./qwen1.5-0.5b for the file",
+        "qwen1.5-0.5b": "qwen1.5-0.5b: holds no model",
         "tiny-Q4_0.gguf quickstart": "quickstart: is no model, and a config is measured alone",
         "quickstart --quant q8_0": "--stacks and --quant are for models",
         "tiny-Q4_0.gguf --quant q8_0": "tiny is stored as q4_0, which cannot become q8_0: leave out --quant",
@@ -169,7 +184,7 @@ def bad_inputs(folder: Path) -> dict[str, Any]:
             "tiny is a GGUF, which hf does not load; try llamacpp or ik or llamaserver"
         ),
         "tiny-Q4_0.gguf --stacks lamacpp": "unknown stack lamacpp; did you mean llamacpp?",
-        "qwen1.5-1.8b --quant q9": "unknown quant of llamacpp q9",
+        "qwen1.5-1.8b --synthetic --quant q9": "unknown quant of llamacpp q9",
         "tiny-Q4_0.gguf --tokens x": "new_tokens",
         "nothing-like-it": "nothing-like-it: no such file, shipped config or known model; ",
     }
@@ -213,15 +228,21 @@ def test_init_writes_the_config_of_a_gguf(harness, tmp_path):
 def test_in_a_config_a_word_is_a_model_and_quant_finds_files_in_any_case(harness, tmp_path):
     stored(tmp_path / "my-tiny-Q4_0.gguf", "q4_0")
     stored(tmp_path / "my-tiny-Q8_0.gguf", "q8_0")
-    words = ["my-tiny-Q4_0.gguf", "qwen1.5-0.5b", "owner/repo", "owner/other:Q8_0", "owner/third-GGUF"]
+    words = ["my-tiny-Q4_0.gguf", "austen-4m", "owner/repo", "owner/other:Q8_0", "owner/third-GGUF"]
     rows = {"models": words, "variants": [{"stack": "llamacpp"}]}
     (tmp_path / "words.yaml").write_text(yaml.safe_dump(rows))
     experiment = config.load(tmp_path / "words.yaml")
     assert [model.name for model in experiment.models] == [
-        *("my-tiny-Q4_0", "qwen1.5-0.5b", "repo", "other", "third-GGUF")
+        *("my-tiny-Q4_0", "austen-4m", "repo", "other", "third-GGUF")
     ]
     assert experiment.models[-1].weights.file == "*Q4_K_M.gguf"
     assert experiment.protocol.new_tokens == 128
+    rows["models"] = ["qwen1.5-0.5b"]
+    (tmp_path / "words.yaml").write_text(yaml.safe_dump(rows))
+    refused = harness("run", "words.yaml")
+    assert (
+        'models.0: "qwen1.5-0.5b" is not weights: for random ones, write {shape: qwen1.5-0.5b}' in refused.err
+    )
     rows = {"models": [{"name": "t", "weights": "*-tiny-{quant}.gguf"}]}
     rows["variants"] = [{"stack": "llamacpp", "quant": ["q4_0", "q8_0"]}]
     (tmp_path / "glob.yaml").write_text(yaml.safe_dump(rows))

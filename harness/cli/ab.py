@@ -107,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     a, b = (_loaded(arguments, side) for side in "ab")
     wanted = planned(a[1], b[1], (arguments.package_a, arguments.package_b), arguments)
     sides, names, pairs = wanted.sides, list(wanted.pairs), list(wanted.pairs.values())
+    model_arguments.say_what_is_random(arguments, sides)
     if not (arguments.b or arguments.set_a or arguments.set_b or arguments.package_a or arguments.package_b):
         say("both sides are the same, so this finds noise alone: name B, or what changes (--set-b)")
     root = (arguments.out or Path("results")).absolute()

@@ -105,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     last = len(places) - 1
     if arguments.dry_run and arguments.json:
         raise Mistake("--json has no effect with --dry-run")
+    model_arguments.say_what_is_random(arguments, [each.experiment for each in places])
     if arguments.dry_run:
         for each in places:
             print(each.title)

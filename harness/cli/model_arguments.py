@@ -6,8 +6,9 @@ import argparse
 import contextlib
 import itertools
 import re
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,20 +19,22 @@ import yaml
 from harness.base import data
 from harness.base.files import is_local, write_whole
 from harness.base.nvml import Gpu, visible_gpus
-from harness.base.text import list_named, plural, server_address, shortened
+from harness.base.text import list_named, plural, server_address, shortened, sized
 from harness.cli import Mistake, say, wheels
 from harness.cli.options import unknown
 from harness.config import Experiment
 from harness.config.experiment import REPO, Plain
 from harness.config.load import load, load_document
-from harness.config.variants import model_row, repository, safe_name
+from harness.config.variants import model_row, quant_of, repository, safe_name, weights_of
 from harness.config.yaml_text import Document, parse, suggestion
-from harness.models import gguf_files, served, weights
+from harness.models import find, gguf_files, hub, served, weights
+from harness.models.checkpoint import CONFIG
+from harness.models.find import Stored
 from harness.models.gguf_files import StoredModel
 from harness.models.weights import FULL_TYPES, WeightsError
 from harness.stacks import build
 from harness.stacks.header import Header, stacks
-from harness.theory import names
+from harness.theory import downloads, names
 from harness.theory.known_models import Known
 from harness.theory.names import NotUnderstood
 from runners.answers import api_key
@@ -56,8 +59,9 @@ class _Model:
 
 
 HELP = (
-    "GGUF files, folders, repositories of the Hugging Face hub (owner/repo), known names, or the address of a"
-    " server (http://127.0.0.1:8080), for a short run;"
+    "GGUF files, folders, names of models that are here (Ollama's, the hub's cache, LM Studio's folders),"
+    " repositories of the Hugging Face hub (owner/repo:Q4_K_M), or the address of a server"
+    " (http://127.0.0.1:8080), for a short run;"
     " or one config: a YAML file, or the name of a shipped one such as quickstart"
 )
 
@@ -75,6 +79,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=_words,
         metavar="TYPE,...",
         help="types to run a MODEL in, q8_0,q4_k_m (default: that of a GGUF, else a few of each stack)",
+    )
+    parser.add_argument(
+        "--synthetic",
+        action="store_true",
+        help="random weights in the shape of the known model that MODEL names, nothing to download"
+        " (harness theory --list-models)",
     )
 
 
@@ -107,17 +117,12 @@ def config_path(given: Sequence[str]) -> Path | None:
     path = data.config(text)
     if path != (here := Path(text)) and here.is_dir():
         say(f"{text}: the config {path}; for the folder of that name here: ./{text}")
-    if not path.exists() and data.is_name(path) and not path.suffix:
-        hint = suggestion(text, data.config_names())
-        if "did you mean" not in hint and (why := _not_understood(text)):
-            hint = f"; {why.hint}"
-        raise Mistake(f"{shortened(text)}: no such file, shipped config or known model{hint}")
     return path
 
 
 def is_model(text: str) -> bool:
-    """Whether an argument is a model rather than a config. Raises Mistake if it may be two, or is a server's
-    address without http://."""
+    """Whether an argument is a model rather than a config. Raises Mistake if it is a server's address without
+    http://."""
     if served.is_address(text):
         return True
     path = Path(text).expanduser()
@@ -127,43 +132,37 @@ def is_model(text: str) -> bool:
         return False
     if data.config(text) != Path(text):  # the name of a config, here or shipped
         return False
-    known = "/" not in text and _is_known(text)
-    if known and path.exists():
-        raise Mistake(f"{text}: is a known model and a file here: write ./{text} for the file")
-    if known or path.is_dir() or text.lower().endswith(".gguf"):
-        return True
-    if path.is_file():
+    if path.is_file() and not text.lower().endswith(".gguf"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             return file.read(4) == b"GGUF"
         return False
-    return is_local(text) or re.match(REPO, repository(text)[0]) is not None
+    return True
 
 
-def _is_known(name: str) -> bool:
-    """Raises Mistake for an ambiguous name."""
-    why = None if name in data.weights_names() else _not_understood(name)
-    if why and why.ambiguous:
-        raise Mistake(why.sentence("model", shortened(name)))
-    return why is None
-
-
-def _not_understood(name: str) -> NotUnderstood | None:
-    try:
-        names.named(name, Known())
-    except NotUnderstood as why:
-        return why
-    return None
-
-
-def document(given: Sequence[str], chosen: Sequence[str] | None, quants: Sequence[str] | None) -> Document:
-    """The config of these models as plain data. `chosen`: stacks; null: the usual. Raises Mistake."""
+def document(
+    given: Sequence[str],
+    chosen: Sequence[str] | None,
+    quants: Sequence[str] | None,
+    random: bool = False,
+    prefers_server: bool = False,
+) -> Document:
+    """The config of these models as plain data. `chosen`: stacks; null: the usual. `random`: random weights
+    in the shapes of known models. `prefers_server`: what a local Ollama serves is measured through it. Raises
+    Mistake."""
     gpus = visible_gpus()
     for stack in chosen or ():
         if stack not in stacks():
             raise Mistake(unknown("stack", stack, stacks()))
     if any(served.is_address(text) for text in given):
+        if random:
+            raise Mistake("--synthetic is for the names of known models; a server has its own weights")
         return _served_document(given, chosen, quants)
-    models = _models(given)
+    if random:
+        models = [_random(text) for text in given]
+    elif not (chosen or quants) and (addresses := _served_by_ollama(given, prefers_server)):
+        return _served_document(addresses, None, None)
+    else:
+        models = _models(given, chosen or [DEFAULT_STACK])
     rows = [_variants(model, chosen or [DEFAULT_STACK], quants, gpus) for model in models]
     if all(each == rows[0] for each in rows):
         variants = rows[0]
@@ -193,49 +192,94 @@ def _document(
 def _served_document(
     given: Sequence[str], chosen: Sequence[str] | None, quants: Sequence[str] | None
 ) -> Document:
-    """The config of one server. Raises Mistake."""
-    if len(given) > 1:
+    """The config of models of one server. Raises Mistake."""
+    if len({text.partition("#")[0] for text in given}) > 1:
         raise Mistake("the address of a server is measured alone; several servers go into a config")
     if chosen or quants:
         raise Mistake("--stacks and --quant are for models; a server has its own")
-    address, _, wanted = given[0].partition("#")
+    address = given[0].partition("#")[0]
     try:
         address = server_address(address)
         found = served.serving(address, api_key("HARNESS_API_KEY"))
     except ValueError as why:
         raise Mistake(str(why)) from why
-    if not wanted and len(found.models) > 1:
-        held = list_named(found.models, 6)
-        raise Mistake(f"{address} serves {held}: name one, as in {address}#{found.models[0]}")
-    model = wanted or found.models[0]
-    if model not in found.models:
-        raise Mistake(f"{address} has no model {shortened(model)}{suggestion(model, found.models)}")
-    file = found.files[model]
-    name = file.stem if file and file.is_file() else served.name_of(model)
-    source: Plain = {"weights": str(file) if file else "served"}
-    row: Plain = {"stack": SERVER_STACK, "name": "as-served", "url": address}
-    row |= {"model": model} if len(found.models) > 1 else {}
-    return _document(given, [_Model(safe_name(name) or "model", source)], [row], "cpu")
+    models, rows = [], []
+    for text in given:
+        wanted = text.partition("#")[2]
+        if not wanted and len(found.models) > 1:
+            held = list_named(found.models, 6)
+            raise Mistake(f"{address} serves {held}: name one, as in {address}#{found.models[0]}")
+        model = wanted or found.models[0]
+        if model not in found.models:
+            raise Mistake(f"{address} has no model {shortened(model)}{suggestion(model, found.models)}")
+        file = found.files[model]
+        name = safe_name(file.stem if file and file.is_file() else served.name_of(model)) or "model"
+        models.append(_Model(name, {"weights": str(file) if file else "served"}))
+        row: Plain = {"stack": SERVER_STACK, "name": "as-served", "url": address}
+        row |= {"model": model} if len(found.models) > 1 else {}
+        rows.append(row | ({"models": [name]} if len(given) > 1 else {}))
+    return _document(given, models, rows, "cpu")
 
 
-def _models(given: Sequence[str]) -> list[_Model]:
-    """The models of the command line, files of one model together; names are unique."""
+def _served_by_ollama(given: Sequence[str], is_preferred: bool) -> list[str]:
+    """The addresses of the models with Ollama's name of each, where it serves all of them; empty: their files
+    are measured, or it does not serve them. Raises Mistake."""
+    if any(_is_here(text) or text in data.weights_names() for text in given):
+        return []
+    files = [_found(text, served=False) for text in given]
+    if not is_preferred and all(files):
+        return []
+    models = [model for text in given if (model := _found(text, served=True)) and model.address]
+    if len(models) < len(given):
+        return []
+    for text, model, file in zip(given, models, files, strict=True):
+        also = f"; --stacks {DEFAULT_STACK} measures its file without the server" if file else ""
+        say(f"{shortened(text)}: measured through {_in_words(text, model)}{also}")
+    return [f"{model.address}#{model.name}" for model in models]
+
+
+def _found(text: str, served: bool, checkpoint: bool = False) -> Stored | None:
+    """The model of this name on this machine. Raises Mistake."""
+    try:
+        return find.find(text, served, checkpoint)
+    except find.Several as several:
+        raise Mistake(f"{shortened(text)}: {several}") from several
+
+
+def _in_words(text: str, model: Stored) -> str:
+    return model.place + (f" as {model.name}" if model.name.lower() != text.lower() else "")
+
+
+def _is_here(text: str) -> bool:
+    return Path(text).expanduser().is_dir() or is_local(text)
+
+
+def _models(given: Sequence[str], chosen: Sequence[str]) -> list[_Model]:
+    """The models of the command line, files of one model together; names are unique. Raises Mistake."""
+    checkpoint = any(
+        formats and "gguf" not in formats for formats in (stacks()[each].formats for each in chosen)
+    )
     files: list[Path] = []
     found: list[_Model] = []
     try:
         for text in given:
             path = Path(text).expanduser()
-            if path.is_dir() and (held := gguf_files.in_folder(path)):
-                files += _of_one_model(path, held)
-            elif path.is_dir():
-                weights.local(path)
-                found.append(_Model(safe_name(path.resolve().name), {"weights": str(path.absolute())}))
+            if path.is_dir():
+                ggufs, folders = _in_folder(path)
+                files += ggufs
+                found += [
+                    _Model(safe_name(each.resolve().name), {"weights": str(each.absolute())})
+                    for each in folders
+                ]
             elif is_local(text):
                 files.append(path)
+            elif text in data.weights_names():
+                found.append(_Model(text, {"weights": text}))
+            elif stored := (checkpoint and _found(text, False, True)) or _found(text, False):
+                say(f"{shortened(text)}: found in {_in_words(text, stored)}")
+                found += _stored(text, stored)
             else:
-                repo, quant = repository(text)
-                name = safe_name(repo.rpartition("/")[2])
-                found.append(_Model(name, model_row(text, Path()), [quant.lower()] if quant else []))
+                found.append(_on_the_hub(text))
         found += [_of_files(each) for each in gguf_files.stored_models(files)]
     except WeightsError as wrong:
         raise Mistake(str(wrong)) from wrong
@@ -247,19 +291,102 @@ def _models(given: Sequence[str]) -> list[_Model]:
     ]
 
 
-def _of_one_model(folder: Path, files: Sequence[Path]) -> Sequence[Path]:
-    """The files of a folder. Raises Mistake where they are several models, WeightsError."""
-    models = gguf_files.stored_models(files)
-    if len(models) > 1:
-        held = list_named([model.name for model in models], 4)
-        raise Mistake(f"{folder}: has {len(models)} models ({held}): name the files to run")
-    return files
+def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The GGUF files of a folder, else its checkpoint, else those of the folders in it. Raises
+    WeightsError."""
+    if files := gguf_files.in_folder(folder):
+        return files, []
+    if not (folder / CONFIG).exists():
+        files = gguf_files.below(folder)
+        folders = [each.parent for each in sorted(folder.glob(f"*/{CONFIG}"))]
+        if files or folders:
+            return files, folders
+    weights.local(folder)
+    return [], [folder]
 
 
-def _of_files(stored: StoredModel) -> _Model:
-    paths = {quant: str(path) for quant, path in stored.files.items()}
-    source = next(iter(paths.values())) if len(paths) == 1 else paths
-    return _Model(safe_name(stored.name) or "model", {"weights": source}, [*paths])
+def _stored(text: str, stored: Stored) -> list[_Model]:
+    """The models of a name that is on this machine. Raises WeightsError."""
+    name = safe_name(stored.name.rpartition("/")[2]) or "model"
+    in_hub: Plain = {"repo": stored.name} if stored.revision else {}
+    in_hub |= {"revision": stored.revision} if stored.revision not in ("", "main") else {}
+    if not stored.files:
+        return [_Model(name, {"weights": in_hub or str(stored.folder)})]
+    quant = repository(text)[1]
+    if in_hub and quant and any(each.stem.lower().endswith(quant.lower()) for each in stored.files):
+        return [_Model(name, {"weights": {**in_hub, "file": f"*{quant}.gguf"}}, [quant.lower()])]
+    models = gguf_files.stored_models(stored.files)
+    if in_hub:
+        return [
+            _of_files(each, lambda path: {**in_hub, "file": path.relative_to(stored.folder).as_posix()})
+            for each in models
+        ]
+    if stored.files[0].suffix.lower() == ".gguf":
+        return [_of_files(each) for each in models]
+    return [replace(_of_files(each), name=name) for each in models]  # a blob is named by its digest
+
+
+def _on_the_hub(text: str) -> _Model:
+    """The model of a repository of the hub. Raises Mistake for another name, which leads nowhere."""
+    repo, quant = repository(text)
+    if not re.match(REPO, repo):
+        raise Mistake(_nowhere(text))
+    types = [quant.lower()] if quant else []
+    return _Model(safe_name(repo.rpartition("/")[2]), model_row(text, Path()), types)
+
+
+def _nowhere(text: str) -> str:
+    """What to do about a name of which there are no weights here."""
+    name = shortened(text)
+    base = gguf_files.without_type(text)
+    if (other := _found(text, served=True)) and other.address:
+        return f"{name}: {other.place} serves it, but its file cannot be read: leave out --stacks and --quant"
+    if base != text and (other := _found(base, served=True)):
+        return f"{name}: {other.place} has {other.name}, which is of another type"
+    why = _not_understood(base)
+    if why is None:
+        get = " or ".join(f"`{each}`" for each in downloads.fetches(base, gguf_files.type_in(text)))
+        get = f"get them with {get}" if get else "name a file, or a repository of the hub (owner/repo:Q4_K_M)"
+        return (
+            f"{name}: no weights of it in {find.searched()}: {get}, or measure random ones of its shape with"
+            " --synthetic"
+        )
+    if why.ambiguous:
+        return why.sentence("model", name)
+    if ":" in text:
+        return (
+            f"{name}: no model of this name in {find.searched()}; of Ollama's library: `ollama pull {name}`"
+        )
+    hint = suggestion(text, data.config_names())
+    hint = hint if "did you mean" in hint else f"; {why.hint}"
+    return f"{name}: no such file, shipped config or known model{hint}"
+
+
+def _not_understood(name: str) -> NotUnderstood | None:
+    """Why a name is not that of a known model; null: it is."""
+    try:
+        names.named(name, Known())
+    except NotUnderstood as why:
+        return why
+    return None
+
+
+def _random(text: str) -> _Model:
+    """Random weights in the shape of a known model. Raises Mistake."""
+    quant = gguf_files.type_in(text)
+    try:
+        name = names.named(gguf_files.without_type(text), Known()).name
+    except NotUnderstood as why:
+        hint = "--synthetic is for the names of known models; " if _is_here(text) else ""
+        raise Mistake(hint + why.sentence("model", shortened(text))) from why
+    return _Model(safe_name(name), {"shape": name}, [quant] if quant else [])
+
+
+def _of_files(stored: StoredModel, row: Callable[[Path], Any] = str) -> _Model:
+    """`row`: a file as a config has it."""
+    rows = {quant: row(path) for quant, path in stored.files.items()}
+    source = next(iter(rows.values())) if len(rows) == 1 else rows
+    return _Model(safe_name(stored.name) or "model", {"weights": source}, [*rows])
 
 
 def _variants(
@@ -320,21 +447,26 @@ def experiment(
     arguments: argparse.Namespace,
     settings: Sequence[str],
     with_length: bool = False,
+    prefers_server: bool = False,
 ) -> tuple[Path, Experiment]:
     """What a command line names: the experiment of a config, or one made of models, and its config's path.
-    `with_length`: whether the protocol's tokens and repeats are what the command measures. Raises Mistake,
-    ConfigError."""
+    `with_length`: whether the protocol's tokens and repeats are what the command measures. `prefers_server`:
+    what a local Ollama serves is measured through it. Raises Mistake, ConfigError."""
     if path := config_path(given):
         if arguments.stacks or arguments.quant:
             raise Mistake(
                 "--stacks and --quant are for models; a config has its variants: use --set or --only"
             )
+        if arguments.synthetic:
+            raise Mistake("--synthetic is for the names of models; a config has its weights")
         return path, load(path, settings)
-    made = document(given, arguments.stacks, arguments.quant)
-    names = [row["name"] for row in made.data["models"]]
+    made = document(given, arguments.stacks, arguments.quant, arguments.synthetic, prefers_server)
+    name = safe_name("-".join(row["name"] for row in made.data["models"]))
     root = arguments.out or Path("results")
-    path = root / "configs" / f"{safe_name('-'.join(names))}.yaml"
+    path = root / "configs" / f"{name}.yaml"
     found = load_document(made, path, settings)
+    if arguments.synthetic:
+        say(_what_is_random([found]) or "these stacks load no weights: --synthetic has no effect")
     if with_length and not arguments.stacks and not arguments.on:
         made = wheels.instead(
             made,
@@ -355,6 +487,7 @@ def experiment(
             ) from refusal
         found = load_document(made, path)
         say(f"config: {path}")
+        _ask_to_download(found)
         _say_what_is_built(found)
     return path, found
 
@@ -396,6 +529,49 @@ def in_words(experiment: Experiment, with_length: bool) -> str:
     variants = dict.fromkeys(f"{variant.stack} {variant.name}" for variant in experiment.variants)
     length = f", {plural(protocol.new_tokens, 'token')} x {protocol.repeats}" if with_length else ""
     return f"{models}: {list_named([*variants], 4)} on {experiment.device}{length}"
+
+
+def say_what_is_random(arguments: argparse.Namespace, experiments: Sequence[Experiment]) -> None:
+    """Say which models of configs are random weights, before anything else is printed. With --synthetic,
+    `experiment` has said it."""
+    if not arguments.synthetic and (sentence := _what_is_random(experiments)):
+        say(sentence)
+
+
+def _what_is_random(experiments: Sequence[Experiment]) -> str | None:
+    """None: no stack loads random weights."""
+    rows = [row for each in experiments for row in each.combinations()]
+    loaded = [(m.name, weights_of(m, variant)) for m, variant, _ in rows if stacks()[variant.stack].formats]
+    models = dict.fromkeys(name for name, source in loaded if source and source.kind == "synthetic")
+    if not models:
+        return None
+    return (
+        f"random weights in the shape of {list_named([*models], 3)}: sizes are exact, latencies almost exact,"
+        " text is meaningless"
+    )
+
+
+def _ask_to_download(experiment: Experiment) -> None:
+    """Say what is downloaded, and its size where the hub says it; on a terminal ask first. Raises Mistake."""
+    pairs = [(m, v) for m, v, _ in experiment.combinations() if stacks()[v.stack].formats]
+    sources = [
+        source.filled(quant_of(each), None) for model, each in pairs if (source := weights_of(model, each))
+    ]
+    for source in dict.fromkeys(each for each in sources if each.kind == "hub"):
+        with contextlib.suppress(WeightsError):  # which the campaign reports
+            if hub.in_hub_cache(source):
+                continue
+        if (size := hub.download_bytes(source)) is None:
+            continue
+        what = f"{sized(size)} of {source.repo}" + (f" ({source.file})" if source.file else "")
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            say(f"downloads {what}")
+            continue
+        print(
+            f"harness: download {what} to {hub.cache_of_hub()}? [Y/n] ", end="", file=sys.stderr, flush=True
+        )
+        if sys.stdin.readline().strip().lower() not in ("", "y", "yes"):
+            raise Mistake(f"{source.repo}: not downloaded, so nothing is measured")
 
 
 def _say_what_is_built(experiment: Experiment) -> None:

@@ -203,7 +203,7 @@ def _offer() -> str:
     here = sorted(str(path) for path in found if _may_be_config(path))
     own = f"here: {', '.join(here)}; " if here else ""
     return (
-        "name a MODEL (a GGUF file, a folder, owner/repo, or a name such as qwen2.5-0.5b), or a config;"
+        "name a MODEL (a GGUF file, a folder, a name such as qwen3:8b, or owner/repo:Q4_K_M), or a config;"
         f" {own}shipped: {', '.join(data.config_names())}; or write one: harness init"
     )
 
@@ -245,13 +245,18 @@ def run(arguments: argparse.Namespace) -> int:
     settings = [*arguments.set, *(f"{key}={value}" for key, value in values.items() if value is not None)]
     try:
         arguments.config, experiment = model_arguments.experiment(
-            arguments.models, arguments, settings, with_length=not instead
+            arguments.models,
+            arguments,
+            settings,
+            with_length=not instead,
+            prefers_server=not instead and not arguments.on,
         )
     except ConfigError as wrong:  # of the setting that the option became
         setting = f"--set new_tokens={arguments.tokens}"
         if setting not in str(wrong):
             raise
         raise ConfigError(str(wrong).replace(setting, f"--tokens {arguments.tokens}")) from wrong
+    model_arguments.say_what_is_random(arguments, [experiment])
     kinds = {"max_ctx": _max_ctx, "quality": _quality, "check_weights": _check_weights}
     return kinds[instead[0]](experiment, arguments) if instead else _measure(experiment, arguments)
 

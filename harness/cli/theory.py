@@ -437,6 +437,8 @@ def _print(arguments: argparse.Namespace, rows: list[Row]) -> int:
 
         of_files = any(Path(given).exists() for given in arguments.models)
         theory_text.show_theory(rows, arguments.wide, of_files)
+        if len(arguments.models) == 1:
+            theory_text.show_downloads(arguments.models[0], [each.lower() for each in arguments.quant])
     return OK
 
 

@@ -101,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     search = Search(options, base, arguments.rounds, threshold)
     if not search.due():
         raise Mistake("there is nothing to try here but the defaults; name values with --option")
+    model_arguments.say_what_is_random(arguments, [experiment])
     if arguments.dry_run:
         print(f"defaults: {comparisons.config_row(tuned.variant.stack, tuned.variant.options)}")
         for values in options:

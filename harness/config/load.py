@@ -44,6 +44,7 @@ from harness.config.yaml_text import ConfigError, Document, Loc, Mistakes, dotte
 from harness.stacks.header import stacks
 from harness.theory import names
 from harness.theory.decoder import Decoder, dense, dense_fields
+from harness.theory.known_models import known_name
 from harness.theory.machines import Figure, Machine
 from harness.theory.names import NotUnderstood
 
@@ -68,9 +69,14 @@ def load_document(document: Document, path: Path, settings: Sequence[str] = ()) 
     """
     for setting in settings:
         _override(document, setting)
+    mistakes = Mistakes(document.place)
     if isinstance(rows := document.data.get("models"), list):
         document.data["models"] = [model_row(row, path.parent) for row in rows]
-    mistakes = Mistakes(document.place)
+        for index, row in enumerate(rows):
+            if isinstance(row, str) and document.data["models"][index] == {"shape": row} and known_name(row):
+                mistakes.add(
+                    ("models", index), f"{shown(row)} is not weights: for random ones, write {{shape: {row}}}"
+                )
     file = _file(document.data, mistakes)
     if _right(mistakes, "gpu", "device") and file.gpu is not None and file.device == "cpu":
         mistakes.add(("gpu",), "needs a GPU device such as cuda; device is cpu")

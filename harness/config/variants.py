@@ -198,13 +198,16 @@ _BY_FORMAT = (*_FORMATS, *ALL_QUANTS)
 def repository(given: str) -> tuple[str, str]:
     """The repository of `org/name:Q4_K_M`, and the type of its GGUF: of one that is named as a repository of
     GGUFs alone Q4_K_M, as in `llama-server -hf`; else empty."""
-    repo, _, quant = base_shapes.without_site(given).partition(":")
+    name = base_shapes.without_site(given)
+    repo, _, quant = name.partition(":")
+    if quant and not re.fullmatch(base_shapes.GGUF_TYPE, quant, re.IGNORECASE):
+        return name, ""  # a tag of Ollama's, such as a size
     return repo, quant or ("Q4_K_M" if repo.lower().endswith("-gguf") else "")
 
 
 def model_row(given: Any, folder: Path) -> Any:
     """The row of a model that is given as a word: a path, a repository of the hub (org/name, or
-    org/name:Q4_K_M for its GGUF of that type) or a known name."""
+    org/name:Q4_K_M for its GGUF of that type), else a shape."""
     if not isinstance(given, str):
         return given
     if is_local(given, folder) or given in data.weights_names():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,14 +10,11 @@ from pathlib import Path
 
 from harness.models import gguf, gguf_model, weights
 from harness.models.gguf import GgufHeader
+from harness.theory.base_shapes import GGUF_TYPE
 from harness.theory.tensors import ALL_QUANTS
 
-# A type as names of files and of models have it: Q4_K_M, UD-Q4_K_XL, i1-IQ2_M, f16, fp16, MXFP4.
-_TYPE = re.compile(
-    r"[-_. ]+(?:ud-|i1-)?"
-    r"(i?q[1-9](?:_[0-9a-z]+)*|tq[12]_0|bf16|fp?16|fp?32|mxfp4(?:_moe)?|nvfp4)(?=$|[-_. ])",
-    re.IGNORECASE,
-)
+_TYPE = re.compile(rf"[-_. :]+{GGUF_TYPE}(?=$|[-_. ])", re.IGNORECASE)
+DEPTH = 4  # of folders in a folder: the hub's cache has models--OWNER--NAME/snapshots/COMMIT
 _SHAPE = (
     *("block_count", "embedding_length", "feed_forward_length", "expert_count"),
     *("attention.head_count", "attention.head_count_kv"),
@@ -57,6 +55,17 @@ def in_folder(folder: Path) -> list[Path]:
     """The GGUF models of a folder: a split one once, and no projector, adapter or encoder beside them."""
     found = gguf.whole_file([path for path in folder.iterdir() if path.name.lower().endswith(".gguf")])
     return [path for path in found if not gguf_model.is_other_kind(path)] if len(found) > 1 else found
+
+
+def below(folder: Path) -> list[Path]:
+    """The GGUF models of a folder and of those in it, without what is no language model. Raises OSError."""
+    found: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        depth = len(Path(parent).relative_to(folder).parts)
+        folders[:] = sorted(each for each in folders if not each.startswith(".")) if depth < DEPTH else []
+        paths = [Path(parent, name) for name in names if name.lower().endswith(".gguf")]
+        found += gguf.whole_file([each for each in paths if each.is_file()])
+    return [path for path in found if not gguf_model.is_other_kind(path)]
 
 
 def stored_models(paths: Iterable[Path]) -> list[StoredModel]:

@@ -102,7 +102,7 @@ def download_file(repo: str, file: str, revision: str) -> Path:
     """Raises HubError, Unreachable."""
     from huggingface_hub import hf_hub_download
 
-    names = _files(repo, revision)
+    names = [*_files(repo, revision)]
     found = _matching(names, file)
     if len(found) > 1:
         raise HubError(f"hub {repo}: {file} matches {len(found)} files: {list_named(found, 3)}")
@@ -120,7 +120,7 @@ def download_checkpoint(repo: str, revision: str) -> Path:
     """The folder of a commit, all wanted files in it. Raises HubError, Unreachable."""
     from huggingface_hub import snapshot_download
 
-    names = _files(repo, revision)
+    names = [*_files(repo, revision)]
     if not any(name.endswith(".safetensors") and "/" not in name for name in names):
         if any(name.endswith((".bin", ".pth", ".pt")) for name in names):
             raise HubError(f"hub {repo}: its weights are pickled; only safetensors are supported")
@@ -138,8 +138,29 @@ def download_checkpoint(repo: str, revision: str) -> Path:
         raise HubError(f"hub {repo}: {_clause(refusal)}") from refusal
 
 
-def _files(repo: str, revision: str) -> list[str]:
-    """Names of a repository's files, in one request: the library's own downloads retry many times."""
+def download_bytes(source: Weights) -> int | None:
+    """What a download of these weights takes, in one request; None: the hub does not say. `source`: without
+    placeholders."""
+    try:
+        sizes = _files(str(source.repo), source.revision or "main")
+    except HubError:
+        return None
+    if source.file:
+        wanted = _matching([*sizes], source.file)
+        wanted = wanted if len(wanted) == 1 and wanted[0] in sizes else []
+    else:
+        wanted = [name for name in sizes if _matches(name, WANTED) and not _matches(name, UNWANTED)]
+    found = [size for name in wanted if (size := sizes[name]) is not None]
+    return sum(found) if wanted and len(found) == len(wanted) else None
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _files(repo: str, revision: str) -> dict[str, int | None]:
+    """Names of a repository's files, and their bytes, in one request: the library's own downloads retry many
+    times."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -149,7 +170,7 @@ def _files(repo: str, revision: str) -> list[str]:
     )
 
     try:
-        info = HfApi().model_info(repo, revision=revision, timeout=bounds.HUB_S)
+        info = HfApi().model_info(repo, revision=revision, timeout=bounds.HUB_S, files_metadata=True)
     except OfflineModeIsEnabled as offline:
         raise Unreachable("HF_HUB_OFFLINE is set") from offline
     except GatedRepoError as gated:
@@ -163,7 +184,7 @@ def _files(repo: str, revision: str) -> list[str]:
     except Exception as refusal:  # as above: no connection, no answer, an invalid answer
         hint = "connect this machine, or name a file that you copied here"
         raise Unreachable(f"the hub cannot be reached ({_clause(refusal)}): {hint}") from refusal
-    return [sibling.rfilename for sibling in info.siblings or []]
+    return {sibling.rfilename: sibling.size for sibling in info.siblings or []}
 
 
 def _unreadable(repo: str, refusal: OSError) -> HubError:

@@ -31,6 +31,7 @@ from runners.answers import (
     without_key,
 )
 
+OLLAMA_WAIT_S = 3.0  # for the list of its models
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 # Where servers say what they are: vLLM and LocalAI, Ollama, TGI, SGLang, LM Studio; llama-server in /props.
@@ -81,6 +82,18 @@ def serving(address: str, key: str | None) -> Serving:
             roots = dict.fromkeys(roots, _got(address, "/props", key).get("model_path"))
     is_local = urlsplit(address).hostname in LOCAL
     return Serving({name: _here(path) if is_local else None for name, path in roots.items()})
+
+
+def ollama_models(address: str) -> dict[str, str | None]:
+    """The models that Ollama has at an address, and their types. Raises NotServed."""
+    rows = _got(address, "/api/tags", None, OLLAMA_WAIT_S).get("models")
+    found: dict[str, str | None] = {}
+    for row in rows if isinstance(rows, list) else []:
+        if isinstance(row, dict) and isinstance(name := row.get("name"), str):
+            details = row.get("details")
+            kind = details.get("quantization_level") if isinstance(details, dict) else None
+            found[name] = kind if isinstance(kind, str) else None
+    return found
 
 
 def name_of(model: str) -> str:

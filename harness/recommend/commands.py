@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.config.plan import Cell
 from harness.recommend.candidates import Candidate
 from harness.stacks.header import references
+from harness.theory import downloads
 
 _ALL_LAYERS = 999
 
@@ -107,32 +109,46 @@ def _llama_cpp(
     split = candidate.split
     layers = split.gpu_layers if split and split.gpu_layers else _ALL_LAYERS if on_gpu else 0
     is_given = source.gguf is not None and source.gguf_type == quant
+    is_here = source.gguf or source.checkpoint
+    published = None if is_here else downloads.download_of(source.name)
+    on_hub = published.on_hub(quant) if published else ""
     file = str(source.gguf) if is_given else f"{source.name}-{quant.upper()}.gguf"
     whole = source.gguf or f"{source.name}-F16.gguf"
     flash, cache = bool(options.get("flash_attn")), [str(options.get(k)) for k in ("type_k", "type_v")]
-    given = f"-m {file} -c {context} {f'-ngl {layers} ' if on_gpu else ''}-fa {'on' if flash else 'off'}"
+    model = f"-hf {on_hub}" if on_hub else f"-m {file}"
+    given = f"{model} -c {context} {f'-ngl {layers} ' if on_gpu else ''}-fa {'on' if flash else 'off'}"
     given += f" --n-cpu-moe {split.n_cpu_moe}" if split and split.n_cpu_moe else ""
     given += f" -t {threads}" if threads and (not on_gpu or split) else ""
     given += f" -ctk {cache[0]} -ctv {cache[1]}" if cache != ["f16", "f16"] else ""
-    lines = [f"FROM {file if file.startswith('/') else './' + file}", f"PARAMETER num_ctx {context}"]
+    origin = f"hf.co/{on_hub}" if on_hub else file if file.startswith("/") else f"./{file}"
+    lines = [f"FROM {origin}", f"PARAMETER num_ctx {context}"]
     lines += [f"PARAMETER num_gpu {layers}"]
     lines += [f"PARAMETER num_thread {threads}"] if threads and not on_gpu else []
     variables = ["OLLAMA_FLASH_ATTENTION=1"] if flash else []
     variables += [f"OLLAMA_KV_CACHE_TYPE={cache[0]}"] if cache[0] != "f16" else []
     lines += [f"# start the server with {' '.join(variables)}"] if variables else []
-    if source.gguf or source.checkpoint:
+    stack = candidate.cell.variant.stack
+    is_fork = candidate.cell.header != references()["gguf"]
+    measured = source.checkpoint or on_hub or file
+    measure = {"measure": f"harness run {shlex.quote(measured)}"}
+    measure["measure"] += f" --quant {quant}" if source.checkpoint else ""
+    measure["measure"] += f" --stacks {stack}" if is_fork else ""
+    if is_here:
         made = [] if source.gguf else _converted(source, whole)
         made += [] if is_given or file == whole else [f"llama-quantize {whole} {file} {quant.upper()}"]
         makes = {"first": "\n".join(made)} if made else {}
+    elif on_hub:
+        makes = {"fetch": downloads.fetches(source.name, quant)[0]}
     else:
-        makes = {"fetch": f"a GGUF of {source.name} in {quant.upper()}, as {file}"}
+        tag = f"; or in the type that Ollama has: ollama pull {published.ollama}" if published else ""
+        makes = {"fetch": f"a GGUF of {source.name} in {quant.upper()}, as {file}{tag}"}
     servers = {"llama-server": f"llama-server {given}", "llama-cli": f"llama-cli {given}"}
-    if candidate.cell.header != references()["gguf"]:  # a fork's programs of the same names
-        stack = candidate.cell.variant.stack
-        return makes | {f"{stack} {name.removeprefix('llama-')}": line for name, line in servers.items()}
+    if is_fork:  # whose programs have the same names
+        servers = {f"{stack} {name.removeprefix('llama-')}": line for name, line in servers.items()}
+        return makes | measure | servers
     if split and split.n_cpu_moe:  # which Ollama cannot be told
-        return makes | servers
-    return makes | servers | {"Modelfile": "\n".join(lines)}
+        return makes | measure | servers
+    return makes | measure | servers | {"Modelfile": "\n".join(lines)}
 
 
 def _converted(source: Source, file: str) -> list[str]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 from typing import TypeVar, cast
 
 from typing_extensions import TypedDict
 
 from harness.base.text import plural
 from harness.report.text_table import NONE, Table, formatted, say
-from harness.theory import decoder
+from harness.theory import decoder, downloads
 from harness.theory.decoder import Decoder
 from harness.theory.machines import (
     SYSTEM,
@@ -33,6 +35,7 @@ from harness.theory.rows import (
     Sides,
     TensorRow,
 )
+from harness.theory.tensors import ALL_QUANTS
 
 # Terminal output of `harness theory`: models, latency floors, bytes by part, chunked prefill.
 
@@ -230,6 +233,20 @@ def show_theory(rows: Sequence[Row], wide: bool, of_files: bool = False) -> None
         theory_table(PARTS, _parts(row), wide)
         print()
         theory_table(TENSORS, row["tensors"], wide)
+
+
+def show_downloads(given: str, quants: Sequence[str]) -> None:
+    """Print what fetches a model's GGUF, if its download is known, and what measures it. `given`: a name or a
+    file. `quants`: the requested types, in lower case."""
+    if Path(given).exists():
+        if given.lower().endswith(".gguf"):
+            print(f"measure it: harness run {shlex.quote(given)}")
+        return
+    quant = quants[0] if len(quants) == 1 and quants[0] in ALL_QUANTS else None
+    fetches, found = downloads.fetches(given, quant), downloads.download_of(given)
+    if found and fetches:
+        print(f"fetch it: {' or '.join(fetches)}")
+        print(f"measure it: harness run {(not quant and found.ollama) or found.on_hub(quant)}")
 
 
 def _show_types(rows: Sequence[Row]) -> None:

@@ -29,6 +29,8 @@ _FORMAT = re.compile(
     r"i?q\d\w*|tq\d\w*|bf16|fp?(?:32|16|8)|mxfp4|nvfp4|int[48]|w\d+a\d+|[2-8](?:\.\d+)?(?:bit|bpw)"
     r"|awq|gptq|gguf|ggml|exl[23]|mlx|bnb|qat|imat|imatrix|ud|i1|dynamic"
 )
+# A type as files and tags have it: Q4_K_M, UD-Q4_K_XL, i1-IQ2_M, f16, fp16, MXFP4.
+GGUF_TYPE = r"(?:ud-|i1-)?(i?q[1-9](?:_[0-9a-z]+)*|tq[12]_0|bf16|fp?16|fp?32|mxfp4(?:_moe)?|nvfp4)"
 _SIZE = re.compile(r"(?:\d+x|[ae])?\d+(?:\.\d+)?[bt]|a?\d{2,3}m")
 _PLAIN_SIZE = re.compile(r"(\d+(?:\.\d+)?)([mbt])")
 _UNIT = {"m": 1e6, "b": 1e9, "t": 1e12}

@@ -51,6 +51,15 @@ class Known(Mapping[str, Decoder]):
         return name in self._shapes or name in data.model_names()
 
 
+def known_name(text: str) -> str | None:
+    """The known model of a name, whatever its context; None: none, or several."""
+    try:
+        name = names.named(text, Known()).name
+    except NotUnderstood:
+        return None
+    return name if name in Known() else name.rpartition("-")[0]
+
+
 @cache
 def _shipped(name: str) -> Decoder:
     return decoder_of(config_of(name))

@@ -309,7 +309,9 @@ with open(asked["files"]["logits"], "wb") as file:
 say("Done", facts={"positions": [0]})
 """)
     with pytest.raises(NoLogits, match="do not fit the controller's memory") as refusal:
-        LogitsJob(cell, inputs(cell), tmp_path, tmp_path, 60.0).logits([1] * 65, [[0, 25], [40, 65]])
+        LogitsJob(cell, inputs(cell), tmp_path, tmp_path, 60.0, pytest.fail).logits(
+            [1] * 65, [[0, 25], [40, 65]]
+        )
     assert refusal.value.outcome == "oom"
 
 

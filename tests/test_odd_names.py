@@ -15,7 +15,7 @@ from harness.dataset import index, table
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
 
-NOT_UTF8 = [b"caf\xe9", b"\xed\xa0\x80", b"\xff" * 9]
+NOT_UTF8 = [b"caf\xe9", b"\xed\xa0\x80" + b"\xff" * 9]  # with the cell three, as many as are named
 ODD = [
     *map(str.encode, ["a\nb", "a\x1b[31mb", "::error::a", "<script>", "x" * 255, "\u202ea", " ", "a'b\"c"])
 ]

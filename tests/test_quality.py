@@ -342,4 +342,4 @@ def test_a_dry_run_estimates_the_score_of_a_7b_on_a_gpu_that_is_elsewhere(harnes
     twice = harness("run", "--quality", path, *gpu, "--json", "--set", "workloads.0.chunks=128").json[0]
     assert 1.8 < twice["seconds"] / line["seconds"] < 2.1
     assert "the reference of each model is computed once more" in ran.err
-    assert harness("run", "--quality", path, *gpu).out.rstrip().split("  ")[4].endswith(" x 1")
+    assert harness("run", "--quality", path, *gpu).out.splitlines()[1].endswith(" min x 1")

@@ -282,10 +282,9 @@ def slowest(text: str, found: Mapping[str, Machine]) -> tuple[str, list[str]]:
     notes = []
     if len(found) > 1:
         by = "smallest" if same_speed([*found.values()]) else "slowest"
-        chooses = (
-            "; --memory chooses a size" if len({each.memory_bytes for each in found.values()}) > 1 else ""
+        notes.append(
+            f"{text} is {listed([*found], 'or')}; the {by}, {name}, is taken: name another to change that"
         )
-        notes.append(f"{text} is {listed([*found], 'or')}; the {by}, {name}, is taken{chooses}")
     if (count := found[name].count) > 1:
         notes.append(
             f"{text}: the memory of {count} GPUs, whose layers take turns, at the bandwidth of one; not"

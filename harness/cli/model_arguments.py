@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from harness.analysis import server_speed
 from harness.base import data
 from harness.base.files import is_local, write_whole
 from harness.base.nvml import Gpu, visible_gpus
@@ -21,11 +22,11 @@ from harness.base.text import list_named, plural, server_address, shortened
 from harness.cli import Mistake, say
 from harness.cli.options import unknown
 from harness.config import Experiment
-from harness.config.experiment import REPO, Plain
+from harness.config.experiment import REPO, Plain, Weights
 from harness.config.load import load, load_document
 from harness.config.variants import model_row, repository, safe_name
 from harness.config.yaml_text import Document, parse, suggestion
-from harness.models import gguf_files, served, weights
+from harness.models import gguf_files, hub, served, weights
 from harness.models.gguf_files import StoredModel
 from harness.models.weights import FULL_TYPES, WeightsError
 from harness.stacks import build
@@ -71,6 +72,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=_words,
         metavar="TYPE,...",
         help="types to run a MODEL in, q8_0,q4_k_m (default: that of a GGUF, else a few of each stack)",
+    )
+    parser.add_argument(
+        "--model",
+        dest="served_model",
+        metavar="NAME_OR_FILE",
+        help="which model a server has, where it does not report it: a known name, qwen3-8b:q4_k_m, or a file"
+        " or folder here",
     )
 
 
@@ -151,14 +159,22 @@ def _not_understood(name: str) -> NotUnderstood | None:
     return None
 
 
-def document(given: Sequence[str], chosen: Sequence[str] | None, quants: Sequence[str] | None) -> Document:
-    """The config of these models as plain data. `chosen`: stacks; null: the usual. Raises Mistake."""
+def document(
+    given: Sequence[str],
+    chosen: Sequence[str] | None,
+    quants: Sequence[str] | None,
+    served_model: str | None = None,
+) -> Document:
+    """The config of these models as plain data. `chosen`: stacks; null: the usual. `served_model`: which
+    model a server has. Raises Mistake."""
     gpus = visible_gpus()
     for stack in chosen or ():
         if stack not in stacks():
             raise Mistake(unknown("stack", stack, stacks()))
     if any(served.is_address(text) for text in given):
-        return _served_document(given, chosen, quants)
+        return _served_document(given, chosen, quants, served_model)
+    if served_model:
+        raise Mistake("--model says which model a server has: give the server's address")
     models = _models(given)
     rows = [_variants(model, chosen or [DEFAULT_STACK], quants, gpus) for model in models]
     if all(each == rows[0] for each in rows):
@@ -187,7 +203,10 @@ def _document(
 
 
 def _served_document(
-    given: Sequence[str], chosen: Sequence[str] | None, quants: Sequence[str] | None
+    given: Sequence[str],
+    chosen: Sequence[str] | None,
+    quants: Sequence[str] | None,
+    served_model: str | None,
 ) -> Document:
     """The config of one server. Raises Mistake."""
     if len(given) > 1:
@@ -209,9 +228,30 @@ def _served_document(
     file = found.files[model]
     name = file.stem if file and file.is_file() else served.name_of(model)
     source: Plain = {"weights": str(file) if file else "served"}
+    if served_model:
+        name, source = _which_model(served_model)
     row: Plain = {"stack": SERVER_STACK, "name": "as-served", "url": address}
     row |= {"model": model} if len(found.models) > 1 else {}
     return _document(given, [_Model(safe_name(name) or "model", source)], [row], "cpu")
+
+
+def _which_model(text: str) -> tuple[str, Plain]:
+    """The name and the weights of a server's model: a file or folder here, a repository in the hub's cache, or
+    a known name. Raises Mistake."""
+    path = Path(text).expanduser()
+    if is_local(text) or path.exists():
+        if not path.exists():
+            raise Mistake(f"--model {shortened(text)}: no such file or folder")
+        return path.stem if path.is_file() else path.name, {"weights": str(path.absolute())}
+    repo, quant = repository(text)
+    if re.match(REPO, repo):
+        source = Weights(kind="hub", repo=repo, file=f"*{quant}.gguf" if quant else None)
+        with contextlib.suppress(WeightsError):
+            if ready := hub.in_hub_cache(source):
+                return repo.partition("/")[2], {"weights": str(ready.path)}
+    if not server_speed.is_known(text):
+        raise Mistake(f"--model {shortened(text)}: no such file, cached repository or known model")
+    return text, {"weights": "served"}
 
 
 def _models(given: Sequence[str]) -> list[_Model]:
@@ -321,12 +361,12 @@ def experiment(
     `with_length`: whether the protocol's tokens and repeats are what the command measures. Raises Mistake,
     ConfigError."""
     if path := config_path(given):
-        if arguments.stacks or arguments.quant:
+        if arguments.stacks or arguments.quant or getattr(arguments, "served_model", None):
             raise Mistake(
-                "--stacks and --quant are for models; a config has its variants: use --set or --only"
+                "--stacks, --quant and --model are for models; a config has its variants: use --set or --only"
             )
         return path, load(path, settings)
-    made = document(given, arguments.stacks, arguments.quant)
+    made = document(given, arguments.stacks, arguments.quant, getattr(arguments, "served_model", None))
     names = [row["name"] for row in made.data["models"]]
     root = arguments.out or Path("results")
     path = root / "configs" / f"{safe_name('-'.join(names))}.yaml"
@@ -370,7 +410,12 @@ def in_words(experiment: Experiment, with_length: bool) -> str:
     models = list_named([model.name for model in experiment.models], 3)
     variants = dict.fromkeys(f"{variant.stack} {variant.name}" for variant in experiment.variants)
     length = f", {plural(protocol.new_tokens, 'token')} x {protocol.repeats}" if with_length else ""
-    return f"{models}: {list_named([*variants], 4)} on {experiment.device}{length}"
+    urls = {
+        str(variant.options.get("url")) for variant in experiment.variants if variant.stack == SERVER_STACK
+    }
+    is_served = all(variant.stack == SERVER_STACK for variant in experiment.variants)
+    where = f"at {list_named(sorted(urls), 2)}" if is_served else f"on {experiment.device}"
+    return f"{models}: {list_named([*variants], 4)} {where}{length}"
 
 
 def _say_what_is_built(experiment: Experiment) -> None:

@@ -19,7 +19,10 @@ def closing(study: Study) -> list[str]:
     found = []
     for group in summary.shown_groups(study):
         ranked = _ranked(group)
-        if sentence := _sentence(group, ranked):
+        of_servers = served.answers(group, study.behind)
+        found += of_servers
+        is_answered = of_servers and len(group.named) <= 1 and all(row["server"] for _, row in group.named)
+        if not is_answered and (sentence := _sentence(group, ranked)):
             found.append(f"provisional: {sentence}" if group.provisional else sentence)
         found += served.added(group.named, study.behind)
         if command := _command(study, group, ranked):

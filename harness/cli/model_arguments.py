@@ -73,6 +73,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="TYPE,...",
         help="types to run a MODEL in, q8_0,q4_k_m (default: that of a GGUF, else a few of each stack)",
     )
+
+
+def add_served_model(parser: argparse.ArgumentParser) -> None:
+    """Add which model a server has."""
     parser.add_argument(
         "--model",
         dest="served_model",
@@ -236,8 +240,8 @@ def _served_document(
 
 
 def _which_model(text: str) -> tuple[str, Plain]:
-    """The name and the weights of a server's model: a file or folder here, a repository in the hub's cache, or
-    a known name. Raises Mistake."""
+    """The name and the weights of a server's model: a file or folder here, a repository in the hub's cache,
+    or a known name. Raises Mistake."""
     path = Path(text).expanduser()
     if is_local(text) or path.exists():
         if not path.exists():
@@ -251,7 +255,7 @@ def _which_model(text: str) -> tuple[str, Plain]:
                 return repo.partition("/")[2], {"weights": str(ready.path)}
     if not server_speed.is_known(text):
         raise Mistake(f"--model {shortened(text)}: no such file, cached repository or known model")
-    return text, {"weights": "served"}
+    return text.rpartition("/")[2], {"weights": "served"}
 
 
 def _models(given: Sequence[str]) -> list[_Model]:

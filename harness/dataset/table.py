@@ -294,8 +294,8 @@ def synthetic(row: Mapping[str, Any]) -> bool:
 
 def with_unique_names(rows: Sequence[R]) -> list[R]:
     """The rows with a unique `name`: model, stack, variant, the workload unless it is a decode, synthetic
-    acceptance, and the device unless it is a CPU or a server's: of several NVIDIA cards a part of the UUID. Six
-    characters of the content key follow where rows differ only in tokens, versions or machines."""
+    acceptance, and the device unless it is a CPU or a server's: of several NVIDIA cards a part of the UUID.
+    Six characters of the content key follow where rows differ only in tokens, versions or machines."""
     cards = {device for row in rows if (device := str(row["device"])).startswith(UUIDS)}
 
     def plain(row: Identity) -> str:

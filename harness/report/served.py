@@ -11,7 +11,6 @@ from harness.records import Record, Stored
 from harness.records.kinds import served_elsewhere
 from harness.report.summary import Group, Named
 
-
 FASTER = 1.05  # than this machine allows: more than its bandwidth varies
 
 

@@ -78,9 +78,16 @@ FORMS: dict[str, _Form] = {
     },
     "/api/show": {
         "details": dict,
-        "details/quantization_level": str,
+        **dict.fromkeys(("details/quantization_level", "details/parameter_size"), str),
         "model_info": dict,
+        "model_info/general.architecture": str,
         "model_info/general.parameter_count": int,
+    },
+    "/api/tags": {"models": list, "models/*": dict, "models/*/name": str, "models/*/size": int},
+    "/api/v0/models": {
+        "data": list,
+        "data/*": dict,
+        **dict.fromkeys(("data/*/id", "data/*/quantization", "data/*/state"), str),
     },
     "/tokenize": {"tokens": list, "tokens/*": int},
     "/completion": {"generation_settings": dict, "generation_settings/speculative.types": str},

@@ -186,6 +186,19 @@ class UsersLimit(TypedDict):
     compute_bound_from: int | None
 
 
+class ServerRow(TypedDict):
+    """A server in another process. `device`, `quant`: as it reports them. `allows_tokens_per_s`: what this
+    machine allows for its model, `by`: from which bytes and memory; or `unknown`: why that is not known.
+    `causes`: what the server reports that may make it slow, as clauses."""
+
+    device: str
+    quant: str | None
+    allows_tokens_per_s: float | None
+    by: str | None
+    unknown: str | None
+    causes: list[str]
+
+
 class SurfaceFigures(TypedDict):
     """Figures of workloads whose result is a table."""
 
@@ -397,6 +410,7 @@ class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     """One repeat; see dataset.rows."""
 
     users_limit: UsersLimit | None
+    server: ServerRow | None
     source: Source | None
     repeat: int
     attempt: int

@@ -12,6 +12,9 @@ if TYPE_CHECKING:  # `harness theory` reads records without their types, which t
     from harness.records.parts import Gpu
 
 
+SERVER = "server"  # the device of a record whose tokens a server in another process computed
+
+
 def identity(record: Record) -> Identity:
     """Cell, model, stack, variant, machine, device, content key, campaign and time of a record."""
     return {
@@ -54,9 +57,10 @@ def device(record: Record) -> str | None:
 
 
 def recorded_gpu(record: Record) -> Gpu | None:
-    """The GPU it ran on, of all that the machine has; null for a CPU, and where several may be meant."""
+    """The GPU it ran on, of all that the machine has; null for a CPU or a server, and where several may be
+    meant."""
     on, gpus = device(record), record["machine"].get("gpus") or []
-    if on == "cpu":
+    if on in ("cpu", SERVER):
         return None
     of = [each for each in gpus if each.get("uuid") == on] or gpus
     return of[0] if len(of) == 1 else None

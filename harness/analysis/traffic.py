@@ -256,10 +256,13 @@ def cache_bytes(record: Record) -> int:
 
 
 def _step(record: Record) -> floors.Demand | None:
-    """The bytes of a decode step, without its compute; null where they are not known, and for a server in
-    another process, which may run on another device."""
-    weights = weight_bytes_per_token(record)
-    if weights is None or served_elsewhere(record):
+    """The same; null for a server in another process, which may run on another device."""
+    return None if served_elsewhere(record) else step(record)
+
+
+def step(record: Record) -> floors.Demand | None:
+    """The bytes of a decode step, without its compute; null where they are not known."""
+    if (weights := weight_bytes_per_token(record)) is None:
         return None
     if known := _known_step(record):
         return replace(known, reaches=tuple(replace(reach, flops=0.0) for reach in known.reaches))

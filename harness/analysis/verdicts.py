@@ -648,7 +648,7 @@ def notes(record: Record) -> list[Flag]:
         raised.append(Warnings.allocator_retries.flag(times=times, places=places + more))
     if where := traffic.elsewhere_in_memory(record):
         raised.append(Warnings.two_memories.flag(where=where))
-    if record.get("device") == "cpu" and not served_elsewhere(record) and record["machine"].get("core_kinds"):
+    if record.get("device") == "cpu" and record["machine"].get("core_kinds"):
         threads, cores = plural(record["threads"], "thread"), cores_text(record["machine"])
         raised.append(Warnings.cores_of_several_kinds.flag(threads=threads, cores=cores))
     raised += [*flags.routing_notes(record), *flags.rotary_notes(record)]

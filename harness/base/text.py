@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import difflib
 import io
+import ipaddress
 import re
 import sys
 import unicodedata
@@ -262,3 +264,11 @@ def server_address(text: str) -> str:
     if found := _ENDPOINT.search(base):
         raise ValueError(f"cut {found[0]} from the end of the address: {base[: found.start()]}")
     return base.removesuffix("/v1")
+
+
+def is_this_machine(address: str) -> bool:
+    """Whether the host of a server's address is this machine by its name or its loopback address."""
+    host = urlsplit(address).hostname or ""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback or host == "0.0.0.0"
+    return host == "localhost"

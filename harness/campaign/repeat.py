@@ -18,6 +18,7 @@ from typing_extensions import NotRequired, TypedDict
 import harness
 from harness import machine, records
 from harness.analysis import gpu_sharing, sensors, throttling
+from harness.analysis.identity import SERVER
 from harness.base.nvml import UUIDS
 from harness.base.text import recorded, redacted
 from harness.campaign import worker
@@ -449,7 +450,8 @@ def add_inputs(begun: Draft, cell: Cell, inputs: Inputs) -> None:
     if made := inputs.engine_files:
         begun["model"]["weights"]["made"] = {"bytes": made.bytes, "digest": made.digest}
     begun["options"] = dict(inputs.options)
-    begun["device"] = inputs.device_id
+    is_client = cell.weights_format == "served"
+    begun["device"] = SERVER if is_client and inputs.device_id == "cpu" else inputs.device_id
     begun["threads"] = inputs.threads
     begun["workload"].update({"prompt": inputs.prompt, "prompt_source": inputs.prompt_source})
     begun["environment"] = environment_facts(cell, inputs.interpreter)

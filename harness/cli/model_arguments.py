@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from harness.analysis import server_speed
 from harness.base import data
 from harness.base.files import is_local, write_whole
 from harness.base.nvml import Gpu, visible_gpus
@@ -23,7 +24,7 @@ from harness.base.text import list_named, plural, server_address, shortened, siz
 from harness.cli import Mistake, say, wheels
 from harness.cli.options import unknown
 from harness.config import Experiment
-from harness.config.experiment import REPO, Plain
+from harness.config.experiment import REPO, Plain, Weights
 from harness.config.load import load, load_document
 from harness.config.variants import model_row, quant_of, repository, safe_name, weights_of
 from harness.config.yaml_text import Document, parse, suggestion
@@ -88,6 +89,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_served_model(parser: argparse.ArgumentParser) -> None:
+    """Add which model a server has."""
+    parser.add_argument(
+        "--model",
+        dest="served_model",
+        metavar="NAME_OR_FILE",
+        help="which model a server has, where it does not report it: a known name, qwen3-8b:q4_k_m, or a file"
+        " or folder here",
+    )
+
+
 def add_length(parser: argparse.ArgumentParser) -> None:
     """Add how many tokens are decoded."""
     length = parser.add_mutually_exclusive_group()
@@ -145,10 +157,11 @@ def document(
     quants: Sequence[str] | None,
     random: bool = False,
     prefers_server: bool = False,
+    served_model: str | None = None,
 ) -> Document:
     """The config of these models as plain data. `chosen`: stacks; null: the usual. `random`: random weights
-    in the shapes of known models. `prefers_server`: what a local Ollama serves is measured through it. Raises
-    Mistake."""
+    in the shapes of known models. `prefers_server`: what a local Ollama serves is measured through it.
+    `served_model`: which model a server has. Raises Mistake."""
     gpus = visible_gpus()
     for stack in chosen or ():
         if stack not in stacks():
@@ -156,11 +169,13 @@ def document(
     if any(served.is_address(text) for text in given):
         if random:
             raise Mistake("--synthetic is for the names of known models; a server has its own weights")
-        return _served_document(given, chosen, quants)
+        return _served_document(given, chosen, quants, served_model)
+    if served_model:
+        raise Mistake("--model says which model a server has: give the server's address")
     if random:
         models = [_random(text) for text in given]
     elif not (chosen or quants) and (addresses := _served_by_ollama(given, prefers_server)):
-        return _served_document(addresses, None, None)
+        return _served_document(addresses, None, None, None)
     else:
         models = _models(given, chosen or [DEFAULT_STACK])
     rows = [_variants(model, chosen or [DEFAULT_STACK], quants, gpus) for model in models]
@@ -190,7 +205,10 @@ def _document(
 
 
 def _served_document(
-    given: Sequence[str], chosen: Sequence[str] | None, quants: Sequence[str] | None
+    given: Sequence[str],
+    chosen: Sequence[str] | None,
+    quants: Sequence[str] | None,
+    served_model: str | None,
 ) -> Document:
     """The config of models of one server. Raises Mistake."""
     if len({text.partition("#")[0] for text in given}) > 1:
@@ -203,6 +221,8 @@ def _served_document(
         found = served.serving(address, api_key("HARNESS_API_KEY"))
     except ValueError as why:
         raise Mistake(str(why)) from why
+    if served_model and len(given) > 1:
+        raise Mistake("--model is for one model of a server")
     models, rows = [], []
     for text in given:
         wanted = text.partition("#")[2]
@@ -214,11 +234,33 @@ def _served_document(
             raise Mistake(f"{address} has no model {shortened(model)}{suggestion(model, found.models)}")
         file = found.files[model]
         name = safe_name(file.stem if file and file.is_file() else served.name_of(model)) or "model"
-        models.append(_Model(name, {"weights": str(file) if file else "served"}))
+        source: Plain = {"weights": str(file) if file else "served"}
+        if served_model:
+            name, source = _which_model(served_model)
+        models.append(_Model(name, source))
         row: Plain = {"stack": SERVER_STACK, "name": "as-served", "url": address}
         row |= {"model": model} if len(found.models) > 1 else {}
         rows.append(row | ({"models": [name]} if len(given) > 1 else {}))
     return _document(given, models, rows, "cpu")
+
+
+def _which_model(text: str) -> tuple[str, Plain]:
+    """The name and the weights of a server's model: a file or folder here, a repository in the hub's cache,
+    or a known name. Raises Mistake."""
+    path = Path(text).expanduser()
+    if is_local(text) or path.exists():
+        if not path.exists():
+            raise Mistake(f"--model {shortened(text)}: no such file or folder")
+        return safe_name(path.stem if path.is_file() else path.name), {"weights": str(path.absolute())}
+    repo, quant = repository(text)
+    if re.match(REPO, repo):
+        source = Weights(kind="hub", repo=repo, file=f"*{quant}.gguf" if quant else None)
+        with contextlib.suppress(WeightsError):
+            if ready := hub.in_hub_cache(source):
+                return safe_name(repo.partition("/")[2]), {"weights": str(ready.path)}
+    if not server_speed.is_known(text):
+        raise Mistake(f"--model {shortened(text)}: no such file, cached repository or known model")
+    return safe_name(text.rpartition("/")[2]), {"weights": "served"}
 
 
 def _served_by_ollama(given: Sequence[str], is_preferred: bool) -> list[str]:
@@ -453,14 +495,17 @@ def experiment(
     `with_length`: whether the protocol's tokens and repeats are what the command measures. `prefers_server`:
     what a local Ollama serves is measured through it. Raises Mistake, ConfigError."""
     if path := config_path(given):
-        if arguments.stacks or arguments.quant:
+        if arguments.stacks or arguments.quant or getattr(arguments, "served_model", None):
             raise Mistake(
-                "--stacks and --quant are for models; a config has its variants: use --set or --only"
+                "--stacks, --quant and --model are for models; a config has its variants: use --set or --only"
             )
         if arguments.synthetic:
             raise Mistake("--synthetic is for the names of models; a config has its weights")
         return path, load(path, settings)
-    made = document(given, arguments.stacks, arguments.quant, arguments.synthetic, prefers_server)
+    served_model = getattr(arguments, "served_model", None)
+    made = document(
+        given, arguments.stacks, arguments.quant, arguments.synthetic, prefers_server, served_model
+    )
     name = safe_name("-".join(row["name"] for row in made.data["models"]))
     root = arguments.out or Path("results")
     path = root / "configs" / f"{name}.yaml"
@@ -528,7 +573,12 @@ def in_words(experiment: Experiment, with_length: bool) -> str:
     models = list_named([model.name for model in experiment.models], 3)
     variants = dict.fromkeys(f"{variant.stack} {variant.name}" for variant in experiment.variants)
     length = f", {plural(protocol.new_tokens, 'token')} x {protocol.repeats}" if with_length else ""
-    return f"{models}: {list_named([*variants], 4)} on {experiment.device}{length}"
+    urls = {
+        str(variant.options.get("url")) for variant in experiment.variants if variant.stack == SERVER_STACK
+    }
+    is_served = all(variant.stack == SERVER_STACK for variant in experiment.variants)
+    where = f"at {list_named(sorted(urls), 2)}" if is_served else f"on {experiment.device}"
+    return f"{models}: {list_named([*variants], 4)} {where}{length}"
 
 
 def say_what_is_random(arguments: argparse.Namespace, experiments: Sequence[Experiment]) -> None:

@@ -129,6 +129,7 @@ BUSY = (
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL|CONFIG", help=model_arguments.HELP)
     model_arguments.add(parser)
+    model_arguments.add_served_model(parser)
     model_arguments.add_length(parser)
     add_set(parser)
     add_chosen(parser)

@@ -41,7 +41,7 @@ NOTED = (
     *(Warnings.ids_compared.name, Warnings.users_queued.name, Warnings.two_memories.name),
     *(Warnings.answer_ended.name, Warnings.counted_by_proxy.name, Warnings.prompt_not_counted.name),
     *(Warnings.tokens_in_pieces.name, Warnings.usage_unusable.name),
-    *(Warnings.model_loaded.name, Warnings.on_cpu.name, Warnings.other_form.name),
+    *(Warnings.model_loaded.name, Warnings.other_form.name),
     *(Warnings.gpu_shared_little.name, Warnings.gpu_memory_of_others.name),
 )
 

@@ -11,7 +11,17 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from harness.analysis import depth, repeat_figures, sensors, served, speculation, traffic, users, verdicts
+from harness.analysis import (
+    depth,
+    repeat_figures,
+    sensors,
+    served,
+    server_speed,
+    speculation,
+    traffic,
+    users,
+    verdicts,
+)
 from harness.analysis import flags as analysis_flags
 from harness.analysis.columns import (
     Cell,
@@ -37,7 +47,7 @@ from harness.analysis.flags import (
     published,
     same_changes,
 )
-from harness.analysis.identity import computes, device, identity, recorded_gpu, weights
+from harness.analysis.identity import SERVER, computes, device, identity, recorded_gpu, weights
 from harness.analysis.line_fit import Floats
 from harness.analysis.memory import others_vram, peak_vram
 from harness.analysis.repeat_figures import Analysis, Unusable
@@ -284,13 +294,14 @@ def synthetic(row: Mapping[str, Any]) -> bool:
 
 def with_unique_names(rows: Sequence[R]) -> list[R]:
     """The rows with a unique `name`: model, stack, variant, the workload unless it is a decode, synthetic
-    acceptance, and the device unless it is a CPU: of several NVIDIA cards a part of the UUID. Six characters
-    of the content key follow where rows differ only in tokens, versions or machines."""
+    acceptance, and the device unless it is a CPU or a server's: of several NVIDIA cards a part of the UUID.
+    Six characters of the content key follow where rows differ only in tokens, versions or machines."""
     cards = {device for row in rows if (device := str(row["device"])).startswith(UUIDS)}
 
     def plain(row: Identity) -> str:
         card = "cuda" if len(cards) == 1 else str(row["device"])[:12]
-        device = "" if row["device"] == "cpu" else f" on {card if row['device'] in cards else row['device']}"
+        is_plain = row["device"] in ("cpu", SERVER)
+        device = "" if is_plain else f" on {card if row['device'] in cards else row['device']}"
         workload = row.get("workload", "decode")
         other = f" {workload}" if workload != "decode" else ""
         other += " (synthetic acceptance)" * synthetic(row)
@@ -484,6 +495,7 @@ def repeat_row(
         "speculation": None if tables.name_of(record) else guessed,
         **depth.surface_row(record["workload"]["kind"], [table]),
         "users_limit": users.limit(record, ceiling),
+        "server": server_speed.row(record, ceiling),
     }
 
 

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from harness.base.text import is_this_machine
 from harness.theory import base_shapes
 from runners.answers import (
     ANSWER_BYTES,
@@ -32,8 +33,6 @@ from runners.answers import (
 )
 
 OLLAMA_WAIT_S = 3.0  # for the list of its models
-LOCAL = ("localhost", "127.0.0.1", "::1")
-
 # Where servers say what they are: vLLM and LocalAI, Ollama, TGI, SGLang, LM Studio; llama-server in /props.
 PAGES = ("/version", "/api/version", "/api/tags", "/info", "/get_server_info", "/api/v0/models")
 # Names that servers give to what they are, to what tells one model from another, and to what makes it faster
@@ -80,7 +79,7 @@ def serving(address: str, key: str | None) -> Serving:
     if len(roots) == 1:
         with contextlib.suppress(NotServed):  # it is no llama-server
             roots = dict.fromkeys(roots, _got(address, "/props", key).get("model_path"))
-    is_local = urlsplit(address).hostname in LOCAL
+    is_local = is_this_machine(address)
     return Serving({name: _here(path) if is_local else None for name, path in roots.items()})
 
 
@@ -131,12 +130,11 @@ def identity(address: str, model: str | None, key: str | None) -> str | None:
     ):  # LocalAI reports a version alone, OpenRouter a context alone
         return None
     here: list[object] = []
-    parts = urlsplit(address)
-    if parts.hostname in LOCAL:
+    if is_this_machine(address):
         paths = (value for _, fact, value in facts if fact in ("model_path", "root"))
         files = (file for path in paths if (file := _here(json.loads(path))))
         here = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        here += _listening(parts.port or 80)
+        here += _listening(urlsplit(address).port or 80)
     return hashlib.sha256(json.dumps([name, rows[0].get("owned_by"), facts, here]).encode()).hexdigest()[:20]
 
 

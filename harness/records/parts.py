@@ -386,6 +386,14 @@ class Placed(TypedDict):
 
 
 @with_config(DESCRIBED)
+class LoadedModel(TypedDict):
+    """A model in a server's memory."""
+
+    name: Text
+    bytes: Count | None
+
+
+@with_config(DESCRIBED)
 class Served(TypedDict):
     """The server that was measured over HTTP."""
 
@@ -410,6 +418,14 @@ class Served(TypedDict):
     """context length that was requested of Ollama"""
     gpu_share: NotRequired[Number | None]
     """of the memory that the model takes, where the server reports it"""
+    loaded_too: NotRequired[list[LoadedModel]]
+    """other models that it had in memory, where it reports them (Ollama, LM Studio)"""
+    file_bytes: NotRequired[Count | None]
+    """of the weights, where it lists them (Ollama)"""
+    parameter_size: NotRequired[Text | None]
+    """parameters in its own words, as 8.2B"""
+    experts: NotRequired[Count | None]
+    """in a layer; 0: a dense model; null: not reported"""
     other_forms: NotRequired[list[Text]]
     """of fields that the server refused: what was sent instead"""
 
@@ -506,7 +522,8 @@ class Begun(TypedDict):
     doctor: NotRequired[list[Finding]]
     """findings on the machine before the campaign; missing in older records, and if the device is missing"""
     device: NotRequired[Text]
-    """NVML's UUID of a GPU, `cpu`, or the name of another device"""
+    """NVML's UUID of a GPU, `cpu`, the name of another device, or `server`: another process computed, on
+    what loaded.served reports"""
 
 
 @with_config(DESCRIBED)

@@ -25,7 +25,11 @@ def answers(study: Study) -> list[str]:
     found = []
     for group in summary.shown_groups(study):
         deeper = _deeper(group, {row["name"] for row in others})
-        if (sentence := _sentence(group, _ranked(group), prompts)) and (group.named or not deeper):
+        of_servers = served.answers(group, study.behind)
+        found += of_servers
+        is_answered = of_servers and len(group.named) <= 1 and all(row["server"] for _, row in group.named)
+        sentence = None if is_answered else _sentence(group, _ranked(group), prompts)
+        if sentence and (group.named or not deeper):
             found.append(f"provisional: {sentence}" if group.provisional else sentence)
         found += deeper
         found += served.added(group.named, study.behind)

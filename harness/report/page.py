@@ -168,6 +168,7 @@ class Panel:
     pictures: Sequence[Picture]
     notice: str = ""
     serving: Sequence[str] = ()
+    servers: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,7 @@ def views(study: Study, drawn: Mapping[str, tuple[str, list[Figure]]]) -> list[V
                         picture.pictures(group, looks),
                         head.provisional_because(part) if group.provisional else "",
                         served.added(group.named, study.behind),
+                        served.answers(group, study.behind),
                     )
                     for group in own
                     if group.named or group.searched or group.several

@@ -1,15 +1,49 @@
-"""What serving adds to a token, and where: the same weights behind a server and in process. Pure."""
+"""A server: how fast it is, what this machine allows, and what serving adds to a token. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import hypot
 
-from harness.analysis.columns import Cell, ShownCell
-from harness.dataset.study import bounds, finite
+from harness.analysis.columns import Cell, ServerRow, ShownCell
+from harness.dataset.study import bounds, finite, ok
 from harness.records import Record, Stored
 from harness.records.kinds import served_elsewhere
-from harness.report.summary import Named
+from harness.report.summary import Group, Named
+
+FASTER = 1.05  # than this machine allows: more than its bandwidth varies
+
+
+def answers(group: Group, behind: Callable[[Cell], Stored | None]) -> list[str]:
+    """A sentence for each served decode: its speed, what this machine allows for the model, and why it may be
+    slow, or why it has no speed. `behind`: the record of a row."""
+    found = []
+    named = [row["name"] for _, row in group.named]
+    for label, row in group.every:
+        if not ((stored := behind(row)) and served_elsewhere(stored.record)):
+            continue
+        which = f"{group.title} {label}" if len(group.every) > 1 else group.title
+        if row["name"] in named and row["server"]:
+            found.append("provisional: " * group.provisional + _answer(which, row, row["server"]))
+        elif row["reasons"] and not ok(row):
+            found.append(f"{which}: no speed: {row['reasons'][0]}.")
+    return found
+
+
+def _answer(which: str, row: Cell, server: ServerRow) -> str:
+    known = ", ".join(filter(None, [server["quant"], server["device"]]))
+    rate, allows = finite(row["tokens_per_s"]), server["allows_tokens_per_s"]
+    text = f"{which} ({known}): {rate or 0:,.1f} tok/s"
+    if rate and allows and rate > FASTER * allows:
+        text += (
+            f", more than the {allows:,.1f} tok/s that this machine allows ({server['by']}): check that it"
+            " runs on this machine, and which model it has"
+        )
+    elif rate and allows:
+        text += f", {rate / allows:.0%} of the {allows:,.1f} tok/s that this machine allows ({server['by']})"
+    else:
+        text += f"; what its machine allows is not known: {server['unknown']}"
+    return f"{text}. Why: {'; '.join(server['causes'])}." if server["causes"] else f"{text}."
 
 
 def added(named: Named, behind: Callable[[Cell], Stored | None]) -> list[str]:
@@ -24,15 +58,13 @@ def added(named: Named, behind: Callable[[Cell], Stored | None]) -> list[str]:
         if row["served_by"]
         for other, unserved, in_process in known
         if unserved["served_by"] is None and _same_work(row, unserved) and _same_options(record, in_process)
+        if row["device"] == unserved["device"] or not record["machine"].get("gpus")
         if (sentence := _sentence(label, row, other, unserved, served_elsewhere(record)))
     ]
 
 
 def _same_work(a: ShownCell, b: ShownCell) -> bool:
-    one, other = (
-        (row["model_bytes"], row["tokens"], row["prompt_tokens"], row["machine"], row["device"])
-        for row in (a, b)
-    )
+    one, other = ((row["model_bytes"], row["tokens"], row["prompt_tokens"], row["machine"]) for row in (a, b))
     return one == other and one[0] is not None and a["speculation"] is b["speculation"] is None
 
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from harness.analysis.columns import REPEAT_FIELDS, RepeatField
 from harness.analysis.columns import Repeat as Row
+from harness.analysis.identity import SERVER
 from harness.analysis.metrics import METRICS
 from harness.base.files import TABLE_OF
 from harness.base.text import csv_text
@@ -200,7 +201,8 @@ def _known(row: Row, record: Record, batch: int) -> Test:
     has no such option. Options that a stack lacks have llama-bench's default."""
     loaded, machine = loaded_of(record), record["machine"]
     options = record["options"] | (loaded.get("options") or {})
-    on_gpu = record["device"] != "cpu"
+    elsewhere = row["server"] and row["server"]["device"]
+    on_gpu = record["device"] not in ("cpu", SERVER)
     gpus = machine.get("gpus") or []
     used = [gpu for gpu in gpus if gpu.get("uuid") == record["device"]] or gpus
     flash, mapped = options.get("flash_attn"), options.get("mmap")
@@ -209,28 +211,28 @@ def _known(row: Row, record: Record, batch: int) -> Test:
     return {
         "build_commit": build(record),
         "build_number": 0,
-        "cpu_info": machine["cpu"] or "",
+        "cpu_info": "" if elsewhere else machine["cpu"] or "",
         "gpu_info": ", ".join(gpu["name"] or "unknown" for gpu in used) if on_gpu else "",
-        "backends": BACKENDS.get(record["asked"]["device"], "CUDA") if on_gpu else "CPU",
+        "backends": BACKENDS.get(record["asked"]["device"], "CUDA") if on_gpu else elsewhere or "CPU",
         "model_filename": row["cell"],
         "model_type": f"{row['model']} {row['stack']} {row['variant']}",
         "model_size": row["model_bytes"] or 0,
         "model_n_params": parameters or 0,
         "n_batch": options.get("n_batch", batch),
         "n_ubatch": options.get("n_ubatch", batch),
-        "n_threads": record["threads"],
+        "n_threads": 0 if elsewhere else record["threads"],
         "cpu_mask": "0x0",
         "cpu_strict": False,
         "poll": 50,
         "type_k": str(options.get("type_k", "")),
         "type_v": str(options.get("type_v", "")),
-        "n_gpu_layers": options.get("gpu_layers", -1 if on_gpu else 0),
+        "n_gpu_layers": options.get("gpu_layers", -1 if on_gpu or elsewhere else 0),
         "n_cpu_moe": 0,
         "split_mode": "none",
         "main_gpu": 0,
         "no_kv_offload": False,
         "flash_attn": int(flash) if isinstance(flash, bool) else -1,
-        "devices": "auto" if on_gpu else "none",
+        "devices": "auto" if on_gpu or elsewhere else "none",
         "tensor_split": "0.00",
         "tensor_buft_overrides": "none",
         "load_mode": ("mmap" if mapped else "none") if isinstance(mapped, bool) else "auto",

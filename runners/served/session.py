@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from runners.answers import NO_MODEL
+from runners.answers import NO_MODEL, WrongAnswer, part
 from runners.protocol import Answer
 from runners.served.apis import CHAT, Json, Prompt, metric, with_context
 from runners.served.client import Client, ServerError, Stream, api_of
@@ -31,6 +31,7 @@ LENGTH_OFF = 0.02  # of a conversation in words, by the server's count of its to
 UNKNOWN = -1  # id of a token that came without one
 KEPT_NOWHERE = 1 << 62  # bytes of a copy that a server does not give
 OLLAMA_SPEAKS = ("ollama", "openai")
+MOST_LOADED = 16  # models in a server's memory that are listed
 CONTEXT_STEP = 256  # of Ollama's num_ctx; one more step for texts that have some tokens more than wanted
 
 
@@ -58,6 +59,9 @@ class ServedSession:
             self._props = {}
         self._num_ctx: int | None = None
         self._running: Json = {}  # the model, as Ollama lists it among the loaded ones
+        self._loaded_too: list[Json] = []  # other models, by name and bytes
+        self._shown: Json = {}  # the model, as Ollama describes it
+        self._studio_quant = ""  # the model's, as LM Studio lists it
         self._speculation = self._speculates()
         self._prompt_is_here = prompt_is_here and self._api.takes_ids
         self._texts: dict[int, str] = {}
@@ -109,10 +113,31 @@ class ServedSession:
 
     def _find_running(self) -> None:
         """Keeps what was known of a model that was unloaded since."""
-        models = (self._client.found("/api/ps") or {}).get("models") or []
-        names = (self._model, f"{self._model}:latest")
-        found = (each for each in models if isinstance(each, dict) and each.get("name") in names)
-        self._running = next(found, self._running)
+        models = self._rows("/api/ps", "models")
+        self._running = next(filter(self._is_own, models), self._running)
+        self._loaded_too = [
+            {"name": name, "bytes": model.get("size")}
+            for model in models
+            if not self._is_own(model) and (name := model.get("name"))
+        ][:MOST_LOADED]
+
+    def _rows(self, page: str, name: str) -> list[Json]:
+        """The objects of a list on a page; empty without the page. Raises ServerError."""
+        return [row for row in (self._client.found(page) or {}).get(name) or [] if row]
+
+    def _is_own(self, row: Json) -> bool:
+        return row.get("name") in (self._model, f"{self._model}:latest")
+
+    def _find_in_lm_studio(self) -> None:
+        """Other servers may have anything at its address."""
+        try:
+            rows = self._rows("/api/v0/models", "data")
+        except ServerError:
+            return
+        own = next((row for row in rows if row.get("id") == self._model), {})
+        self._studio_quant = own.get("quantization") or ""
+        others = (row.get("id") for row in rows if row is not own and row.get("state") == "loaded")
+        self._loaded_too = [{"name": name, "bytes": None} for name in others if name][:MOST_LOADED]
 
     def generate(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """What is asked besides the tokens is asked before, outside TTFT."""
@@ -365,6 +390,9 @@ class ServedSession:
         options = self._options
         if self._api.name in OLLAMA_SPEAKS:
             self._find_running()
+            self._shown = self._client.found("/api/show", {"model": self._model}) or {}
+        if self._api.name == "openai":
+            self._find_in_lm_studio()
         about, guesses = self._about(), self._speculation != "none"
         forms = self._client.forms.items()
         return {
@@ -391,6 +419,8 @@ class ServedSession:
                 "speculation": self._speculation,
                 "num_ctx": self._num_ctx,
                 "gpu_share": self._gpu_share(),
+                "loaded_too": self._loaded_too,
+                **self._sizes(),
                 "other_forms": [f"{sent} for {field}" if sent else f"no {field}" for field, sent in forms],
             },
             **about,
@@ -413,15 +443,31 @@ class ServedSession:
         size, on_gpu = self._running.get("size"), self._running.get("size_vram")
         return on_gpu / size if isinstance(size, int) and isinstance(on_gpu, int) and size > 0 else None
 
+    def _sizes(self) -> dict[str, Any]:
+        """Of the model, as Ollama lists and describes it; empty for other servers."""
+        if self._api.name != "ollama":
+            return {}
+        info = self._shown.get("model_info") or {}
+        architecture = info.get("general.architecture")
+        try:
+            experts = architecture and (part(info, f"{architecture}.expert_count", int) or 0)
+        except WrongAnswer as wrong:
+            raise self._client.error(f"{self._client.url}/api/show: {wrong}") from None
+        rows = self._rows("/api/tags", "models")
+        return {
+            "file_bytes": next((row.get("size") for row in rows if self._is_own(row)), None),
+            "parameter_size": (self._shown.get("details") or {}).get("parameter_size"),
+            "experts": experts,
+        }
+
     def _about(self) -> dict[str, Any]:
-        """Of the model, as llama-server and Ollama show it."""
+        """Of the model, as llama-server, Ollama and LM Studio show it."""
         if self._api.name in OLLAMA_SPEAKS:
-            shown = self._client.found("/api/show", {"model": self._model}) or {}
-            quant = str((shown.get("details") or {}).get("quantization_level") or "").lower()
-            parameters = (shown.get("model_info") or {}).get("general.parameter_count")
+            details, info = self._shown.get("details") or {}, self._shown.get("model_info") or {}
+            quant = (details.get("quantization_level") or self._studio_quant).lower()
             known = {
                 "quant": None if quant == "unknown" else quant,
-                "parameters": parameters,
+                "parameters": info.get("general.parameter_count"),
                 "holds_tokens": self._running.get("context_length"),
             }
             return {name: value for name, value in known.items() if value}

@@ -362,7 +362,7 @@ def test_the_part_of_a_model_that_ollama_keeps_on_the_cpu_is_in_the_output_and_t
     assert record["loaded"]["served"].get("gpu_share") == on_gpu
     assert ("all of the model is on GPUs" in notes[Warnings.served_by]) is (on_gpu == 1.0)
     if sentence:
-        assert sentence in " ".join(record["printed"].split())
+        assert ("(38% on the GPU)" if on_gpu else "(on the CPU)") in " ".join(record["printed"].split())
         assert sentence in page(load_study(stored_in(tmp_path / "results")))
 
 

@@ -33,7 +33,7 @@ def answers(group: Group, behind: Callable[[Cell], Stored | None]) -> list[str]:
 def _answer(which: str, row: Cell, server: ServerRow) -> str:
     known = ", ".join(filter(None, [server["quant"], server["device"]]))
     rate, allows = finite(row["tokens_per_s"]), server["allows_tokens_per_s"]
-    text = f"{which} ({known}): {rate or 0:,.1f} tok/s"
+    text = f"{which} ({known}): {f'{rate:,.1f} tok/s' if rate else 'no speed was measured'}"
     if rate and allows and rate > FASTER * allows:
         text += (
             f", more than the {allows:,.1f} tok/s that this machine allows ({server['by']}): check that it"
@@ -41,7 +41,7 @@ def _answer(which: str, row: Cell, server: ServerRow) -> str:
         )
     elif rate and allows:
         text += f", {rate / allows:.0%} of the {allows:,.1f} tok/s that this machine allows ({server['by']})"
-    else:
+    elif server["unknown"]:
         text += f"; what its machine allows is not known: {server['unknown']}"
     return f"{text}. Why: {'; '.join(server['causes'])}." if server["causes"] else f"{text}."
 

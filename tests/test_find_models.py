@@ -53,6 +53,11 @@ def in_hub_cache(home: Path, repo: str, *files: Path, refs: bool = True) -> Path
     return snapshot
 
 
+def cells_of(ran: Ran) -> list[str]:
+    """Those in the table of a dry run: its lines, without what is the same for all."""
+    return [line.split(".decode")[0] for line in ran.out.splitlines() if ".decode" in line]
+
+
 @pytest.fixture
 def here(tmp_path: Path, harness: Callable[..., Ran]) -> Callable[..., Ran]:
     """Runs the command with Ollama's and LM Studio's folders below the test's."""
@@ -81,10 +86,10 @@ def tiny(tmp_path: Path) -> Path:
 def test_a_name_leads_to_the_file_of_an_ollama_that_does_not_run(here, tiny, tmp_path, name):
     blob = in_ollama(tmp_path / "ollama", "smollm2:135m", tiny)
     in_ollama(tmp_path / "ollama", "other:8b", stored(tmp_path / "made" / "other.gguf", "q8_0"))
-    refused = here("run", name, "--stacks", "hf", "--dry-run").err
+    refused = here("run", name, "--stacks", "hf", "--dry-run", "--wide").err
     assert "smollm2-135m is a GGUF, which hf does not load; try llamacpp" in refused
-    ran = here("run", name, "--dry-run")
-    assert ran.out.startswith("smollm2-135m.llamacpp.q4_0.decode."), ran.err
+    ran = here("run", name, "--dry-run", "--wide")
+    assert cells_of(ran) == ["smollm2-135m.llamacpp.q4_0"], ran.err
     assert f"{blob} (q4_0)" in ran.out
     assert f"harness: {name}: found in Ollama's folder {tmp_path / 'ollama'}" in ran.err
 
@@ -97,8 +102,8 @@ def test_models_of_other_owners_and_of_the_hub_in_ollama_have_its_names(here, ti
         "org/other-GGUF:Q4_0": "other-GGUF-Q4_0",
         "hf.co/org/other-GGUF:Q4_0": "other-GGUF-Q4_0",
     }.items():
-        ran = here("run", name, "--dry-run")
-        assert ran.out.startswith(f"{model}.llamacpp.q4_0."), (name, ran.err)
+        ran = here("run", name, "--dry-run", "--wide")
+        assert cells_of(ran) == [f"{model}.llamacpp.q4_0"], (name, ran.err)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +116,9 @@ def test_models_of_other_owners_and_of_the_hub_in_ollama_have_its_names(here, ti
 )
 def test_a_name_leads_to_the_hubs_cache(here_alone, tiny, tmp_path, name, refs):
     in_hub_cache(tmp_path / "hf", "org/SmolLM2-135M-Instruct-GGUF", tiny, refs=refs)
-    ran = here_alone("run", name, "--dry-run")
-    assert "hub org/SmolLM2-135M-Instruct-GGUF (q4_0)  nothing to write" in ran.out, ran.err
+    ran = here_alone("run", name, "--dry-run", "--wide")
+    assert "hub org/SmolLM2-135M-Instruct-GGUF (q4_0)" in ran.out, ran.err
+    assert "  nothing  " in ran.out
     assert f"harness: {name}: found in the hub's cache {tmp_path / 'hf' / 'hub'}" in ran.err
 
 
@@ -128,20 +134,20 @@ def test_a_name_leads_to_a_folder_of_lm_studio(here, tiny, tmp_path, name, folde
     target = tmp_path / "home" / folder / "org" / "SmolLM2-135M-Instruct-GGUF" / tiny.name
     target.parent.mkdir(parents=True)
     target.write_bytes(tiny.read_bytes())
-    ran = here("run", name, "--dry-run")
-    assert ran.out.startswith("SmolLM2-135M-Instruct.llamacpp.q4_0.decode."), ran.err
+    ran = here("run", name, "--dry-run", "--wide")
+    assert cells_of(ran) == ["SmolLM2-135M-Instruct.llamacpp.q4_0"], ran.err
     assert f"{target} (q4_0)" in ran.out
 
 
 def test_files_here_go_before_ollama_and_ollama_before_the_hubs_cache(here_alone, tiny, tmp_path):
     here = here_alone
     in_hub_cache(tmp_path / "hf", "org/SmolLM2-135M-GGUF", tiny)
-    assert "found in the hub's cache" in here("run", "smollm2-135m", "--dry-run").err
+    assert "found in the hub's cache" in here("run", "smollm2-135m", "--dry-run", "--wide").err
     in_ollama(tmp_path / "ollama", "smollm2:135m", tiny)
-    assert "found in Ollama's folder" in here("run", "smollm2-135m", "--dry-run").err
+    assert "found in Ollama's folder" in here("run", "smollm2-135m", "--dry-run", "--wide").err
     (tmp_path / "smollm2-135m").mkdir()
     stored(tmp_path / "smollm2-135m" / "mine-Q8_0.gguf", "q8_0")
-    assert "mine-Q8_0.gguf (q8_0)" in here("run", "smollm2-135m", "--dry-run").out
+    assert "mine-Q8_0.gguf (q8_0)" in here("run", "smollm2-135m", "--dry-run", "--wide").out
 
 
 def test_a_name_of_several_models_or_of_another_type_is_a_sentence(here, tiny, tmp_path):
@@ -151,11 +157,11 @@ def test_a_name_of_several_models_or_of_another_type_is_a_sentence(here, tiny, t
         "smollm2-135m": "has smollm2:135m, smollm2:135m-instruct-q8_0: name one of them",
         "smollm2:135m-instruct-q5_0": "has smollm2:135m-instruct-q8_0, which is of another type",
     }.items():
-        ran = here("run", name, "--dry-run")
+        ran = here("run", name, "--dry-run", "--wide")
         assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
         assert sentence in ran.err
-    assert "(q8_0)" in here("run", "smollm2-135m-q8_0", "--dry-run").out
-    assert "(q4_0)" in here("run", "smollm2:135m", "--dry-run").out
+    assert "(q8_0)" in here("run", "smollm2-135m-q8_0", "--dry-run", "--wide").out
+    assert "(q4_0)" in here("run", "smollm2:135m", "--dry-run", "--wide").out
 
 
 def tags(*models: tuple[str, str]) -> dict[str, Any]:
@@ -172,19 +178,19 @@ def test_what_a_running_ollama_serves_is_measured_through_it_and_by_stacks_its_f
     blob = in_ollama(tmp_path / "ollama", "smollm2:135m", tiny)
     with serving(ollama(("smollm2:135m", "Q4_0"), ("qwen3:8b", "Q4_K_M"))) as address:
         host = {"OLLAMA_HOST": address.removeprefix("http://")}
-        through = here("run", "smollm2:135m", "--dry-run", **host)
-        assert through.out.startswith("smollm2-135m.http.as-served."), through.err
+        through = here("run", "smollm2:135m", "--dry-run", "--wide", **host)
+        assert cells_of(through) == ["smollm2-135m.http.as-served"], through.err
         line = f"smollm2:135m: measured through Ollama at {address}; --stacks llamacpp measures its file"
         assert f"harness: {line}" in through.err
-        same = here("run", f"{address}#smollm2:135m", "--dry-run")
-        assert same.out.split()[0] == through.out.split()[0]
+        same = here("run", f"{address}#smollm2:135m", "--dry-run", "--wide")
+        assert cells_of(same) == cells_of(through)
         for by_file in (("--stacks", "llamacpp"), ("--quant", "q4_0"), ("--max-ctx",)):
-            assert f"{blob} (q4_0)" in here("run", "smollm2:135m", *by_file, "--dry-run", **host).out
-        both = here("run", "smollm2:135m", "qwen3-8b", "--dry-run", **host)
-        assert [line.split(".decode")[0] for line in both.out.splitlines()] == [
-            *("smollm2-135m.http.as-served", "qwen3-8b.http.as-served")
-        ]
-        lost = here("run", "qwen3:8b", "--stacks", "llamacpp", "--dry-run", **host)
+            assert (
+                f"{blob} (q4_0)" in here("run", "smollm2:135m", *by_file, "--dry-run", "--wide", **host).out
+            )
+        both = here("run", "smollm2:135m", "qwen3-8b", "--dry-run", "--wide", **host)
+        assert cells_of(both) == [*("http.as-served", "http.as-served")]
+        lost = here("run", "qwen3:8b", "--stacks", "llamacpp", "--dry-run", "--wide", **host)
         assert lost.code == 2
         assert f"Ollama at {address} serves it, but its file cannot be read: leave out --stacks" in lost.err
 
@@ -210,7 +216,7 @@ def test_a_known_name_without_weights_says_where_it_looked_and_what_gets_them(he
         for part in ("no weights of it", "Ollama (no answer)", "lmstudio", "get them with `", "--synthetic"):
             assert part in ran.err, (line, ran.err)
     assert "`ollama pull qwen3:8b` or `hf download Qwen/Qwen3-8B-GGUF " in here("run", "qwen3-8b").err
-    ran = here("run", "mine:8b", "--dry-run")
+    ran = here("run", "mine:8b", "--dry-run", "--wide")
     assert "mine:8b: no model of this name in " in ran.err
     assert "8b: llamacpp 8b" not in ran.err
 
@@ -227,11 +233,11 @@ def test_a_known_name_without_weights_says_where_it_looked_and_what_gets_them(he
     ],
 )
 def test_random_weights_are_asked_for_and_are_the_first_line(here, name, cells):
-    ran = here("run", name, "--synthetic", "--dry-run")
+    ran = here("run", name, "--synthetic", "--dry-run", "--wide")
     assert ran.err.startswith(
         f"harness: random weights in the shape of {cells[0].partition('.llamacpp')[0]}: sizes "
     )
-    assert [line.split(".decode")[0] for line in ran.out.splitlines()][: len(cells)] == cells
+    assert cells_of(ran)[: len(cells)] == cells
 
 
 @pytest.mark.parametrize(
@@ -256,7 +262,7 @@ def test_synthetic_is_for_names_of_known_models(here, tiny, config):
             address: "--synthetic is for the names of known models; a server has its own weights",
             "no-such-model": "unknown model no-such-model",
         }.items():
-            ran = here("run", given, "--synthetic", "--dry-run")
+            ran = here("run", given, "--synthetic", "--dry-run", "--wide")
             assert (ran.code, ran.err.count("\n")) == (2, 1)
             assert sentence in ran.err
 
@@ -297,9 +303,10 @@ def test_a_download_has_its_size_and_a_terminal_is_asked(here_alone, hub, tmp_pa
 
 def test_theory_and_recommend_print_what_fetches_and_measures_the_file(harness, tmp_path, tiny):
     hub = "Qwen/Qwen3-8B-GGUF"
-    lines = harness("theory", "qwen3-8b", "--machine", "4090").out.splitlines()[-2:]
+    lines = harness("theory", "qwen3-8b", "--machine", "4090").out.splitlines()[-3:]
     assert lines == [
-        f"fetch it: ollama pull qwen3:8b or hf download {hub} --include '*Q4_K_M.gguf'",
+        "fetch it: ollama pull qwen3:8b",
+        f"or hf download {hub} --include '*Q4_K_M.gguf'",
         "measure it: harness run qwen3:8b",
     ]
     assert harness("theory", str(tiny)).out.endswith(f"measure it: harness run {tiny}\n")

@@ -78,7 +78,7 @@ def test_memory_that_ran_out_or_a_target_is_the_answer_to_the_exact_token(grow, 
     (stored,) = (each for each in stored_in(tmp_path / "results") if each.record["variant"] == "memory")
     assert len(records.series(stored)["latency_ns"]) == 699  # none of the last batch is lost
     assert stored.record["outcome"] == "ok"
-    shown = " ".join(harness("run", tmp_path / "fake.yaml").out.split())
+    shown = " ".join(harness("run", tmp_path / "fake.yaml", "--wide").out.split())
     assert "held 724 tokens of prompt and decode" in shown
     assert RAN_OUT in shown
 

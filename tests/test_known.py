@@ -128,8 +128,8 @@ def test_copies_are_blocks_that_chance_does_not_make(ms, count):
 
 def test_no_output_has_a_B_that_is_wide_or_a_W_without_a_slope(harness, config, tmp_path):
     noisy = {"B_ms": 2.0, "noise": 0.9}
-    ran = harness("run", config(noisy, {"B_ms": 2.0}, new_tokens=64, repeats=2), "-o", "r")
-    shown = {line.split()[2]: line for line in ran.out.splitlines() if line.startswith("tiny-qwen2")}
+    ran = harness("run", config(noisy, {"B_ms": 2.0}, new_tokens=64, repeats=2), "-o", "r", "--wide")
+    shown = {line.split()[0]: line for line in ran.out.splitlines() if line.startswith(("v0 ", "v1 "))}
     assert "v0: B, the time of a token at zero context, is not known to 10%: 95% interval" in ran.out
     assert "v1: B" not in ran.out
     assert "  2.0" in shown["v1"]

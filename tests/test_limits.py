@@ -410,7 +410,8 @@ def test_a_gpu_that_is_not_here_is_said_once_beside_one_line_a_cell(harness, rea
     card = {"device": "cuda", "gpu": "RTX 4090", "new_tokens": 9975, "repeats": 3}
     path = real_config({"stack": "bnb", "quant": ["int8", "nf4"]}, model={"shape": "qwen1.5-32b"}, **card)
     ran = harness("run", path, "--dry-run", HARNESS_CACHE=str(tmp_path / "empty"))
-    said, counted, last = ran.err.splitlines()
+    random, said, counted, last = ran.err.splitlines()
+    assert random.startswith("harness: random weights in the shape of ")
     assert re.fullmatch(
         r"harness: 2 cells, at least [\d.]+ min for 3 repeats of those that can run, at the 1,008 GB/s of"
         r" the data sheet; 65.0 GB of weights to make or fetch",

@@ -224,13 +224,14 @@ def test_theory_takes_what_people_type_and_the_shell_has_split(harness):
         (
             "m2",
             "apple-m2-8gb",
-            "apple-m2-8gb, apple-m2-16gb or apple-m2-24gb; the smallest, apple-m2-8gb, is taken; "
+            "apple-m2-8gb, apple-m2-16gb or apple-m2-24gb; the smallest, apple-m2-8gb, is taken: "
             "name another to change that",
         ),
         (
             "4070",
             "rtx-4070-gddr6",
-            "rtx-4070-gddr6 or rtx-4070-gddr6x; the slowest, rtx-4070-gddr6, is taken",
+            "rtx-4070-gddr6 or rtx-4070-gddr6x; the slowest, rtx-4070-gddr6, is taken: name another to"
+            " change that",
         ),
     ],
 )

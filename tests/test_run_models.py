@@ -140,9 +140,13 @@ def test_all_models_of_a_folder_and_of_the_folders_in_it_are_measured(harness, t
     write_shards(folder / "checkpoint", TINY, 2)
     ran = harness("run", "mine", "--dry-run")
     assert "checkpoint, chat, tiny: " in ran.err, ran.err
-    assert {line.split(".decode")[0] for line in ran.out.splitlines()} >= {
-        *("tiny.llamacpp.q4_0", "chat.llamacpp.q8_0", "checkpoint.llamacpp.q8_0")
-    }
+    lines = [line.split(".decode")[0] for line in ran.out.splitlines()]
+    assert [name for name in lines if name in ("tiny", "chat", "checkpoint")] == [
+        "checkpoint",
+        "chat",
+        "tiny",
+    ]
+    assert {"llamacpp.q4_0", "llamacpp.q8_0"} <= {*lines}
     assert harness("run", "mine/deeper", *FAKE, *ONE_REPEAT).code == 0
     rows = json.loads(harness("report", "--list", "--json").out)
     assert {(row["model"], row["variant"]) for row in rows} == {("tiny", "q4_0"), ("chat", "q8_0")}
@@ -178,7 +182,7 @@ def bad_inputs(folder: Path) -> dict[str, Any]:
         "models/other.yaml": "harness: models/other.yaml: no such file\n",
         "qwen1.5-0.5b": "qwen1.5-0.5b: holds no model",
         "tiny-Q4_0.gguf quickstart": "quickstart: is no model, and a config is measured alone",
-        "quickstart --quant q8_0": "--stacks and --quant are for models",
+        "quickstart --quant q8_0": "--stacks, --quant and --model are for models",
         "tiny-Q4_0.gguf --quant q8_0": "tiny is stored as q4_0, which cannot become q8_0: leave out --quant",
         "tiny-Q4_0.gguf --stacks hf": (
             "tiny is a GGUF, which hf does not load; try llamacpp or ik or llamaserver"

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -72,14 +73,16 @@ def test_the_timed_rows_of_a_cell_are_those_of_all_its_repeats(gathered: Study):
 def test_each_kind_of_workload_has_a_table_and_cells_are_named_by_it(harness, folder):
     ran = harness("report", "--list", folder)
     assert ran.code == 0
-    decode, prefill, windows, conversation = ran.out.split("\n\n")
-    assert decode.count("tiny-qwen2 fake v ") == 1
-    assert prefill.count("tiny-qwen2 fake v prefill ") == 2  # one line per depth
+    answers, decode, prefill, windows, conversation = ran.out.strip().split("\n\n")
+    assert answers.startswith("tiny-qwen2 fake v: ")
+    assert "TTFT ms" in decode.splitlines()[0]
+    assert prefill.startswith("tiny-qwen2 fake v prefill\n")
+    assert len(prefill.splitlines()) == 4  # one line per depth
     assert "TTFT 512 ms" in prefill
     assert "tok/s at 16,384" in windows
     assert " ±" not in windows  # two repeats alone do not show how processes differ
-    assert [line.split("  ")[2].strip() for line in conversation.splitlines()[1:3]] == ["not kept", "kept"]
-    assert "(" not in decode.splitlines()[1]  # no content key
+    assert [line.split("  ")[0] for line in conversation.splitlines()[2:4]] == ["not kept", "kept"]
+    assert "(" not in answers + prefill  # no content key
 
 
 def test_the_line_of_a_finished_repeat_has_the_figures_of_its_workload(harness, folder):
@@ -91,9 +94,9 @@ def test_the_line_of_a_finished_repeat_has_the_figures_of_its_workload(harness, 
         kind: line
         for kind in ("prefill", "depth", "turns")
         for line in again.err.splitlines()
-        if f".{kind}." in line
+        if f" {kind} #" in line and "  ok" in line
     }
-    assert "pp1024 20.5 ms" in lines["prefill"]
+    assert re.search(r"pp1024 [\d,]+ tok/s, 20\.5 ms", lines["prefill"])
     assert "tok/s " in lines["depth"]
     assert " at 1,024, " in lines["depth"]
     assert " s with its prefix kept" in lines["turns"]

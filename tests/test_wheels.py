@@ -76,7 +76,10 @@ def test_a_type_that_is_made_of_the_file_needs_llama_cpp(harness, empty_cache, t
     stored(tmp_path / "tiny-F16.gguf", "f16")
     assert "tiny: llamacpp q4_0" in harness("run", "tiny-F16.gguf", "--quant", "q4_0", "--dry-run").err
     assert "tiny: llamaserver f16" in harness("run", "tiny-F16.gguf", "--dry-run").err
-    assert "qwen2.5-0.5b: llamacpp" in harness("run", "qwen2.5-0.5b", "--quant", "q4_0", "--dry-run").err
+    assert (
+        "qwen2.5-0.5b: llamacpp"
+        in harness("run", "qwen2.5-0.5b", "--synthetic", "--quant", "q4_0", "--dry-run").err
+    )
 
 
 def test_with_a_gpu_that_the_wheels_do_not_use_it_says_so_before_it_measures_the_cpu(

@@ -348,10 +348,7 @@ def _longest_figure(model: str, rows: Sequence[ContextRow]) -> Figure | None:
         f"Tokens of context of each variant of {model}, on a logarithmic axis: "
         + ", ".join(word for word in SHOWN if any(values[word]))
         + ". Open circle: allocated but not filled. Open diamond: longer than the memory holds.",
-        [
-            *(trace for trace in (*data, _failures(rows, names, low)) if any(trace["x"])),
-            *_signs(rows, values),
-        ],
+        [trace for trace in (*data, _failures(rows, names, low)) if any(trace["x"])],
         figure_layout(
             "tokens of context",
             "",
@@ -370,6 +367,7 @@ def _longest_figure(model: str, rows: Sequence[ContextRow]) -> Figure | None:
             for name, row in zip(names, rows, strict=True)
         ],
         height=90 + ROW_HEIGHT * len(rows),
+        signs=[*_signs(rows, values)],
         legend=[(word, mark) for word, (_, mark) in SHOWN.items()],
         legend_of="Figures",
     )

@@ -470,7 +470,7 @@ def _whole(figure: Figure, title: str) -> Plotly:
     """A figure with its title, and a legend of all that it draws."""
     entries: dict[object, str] = {}
     data = []
-    for place, trace in enumerate(figure.data):
+    for place, trace in enumerate([*figure.data, *figure.signs]):
         meta = trace.get("meta", {})
         if meta.get("chosen"):
             continue  # nothing is selected in a file

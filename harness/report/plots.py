@@ -70,7 +70,8 @@ class Figure:
 
     `name`: of the file. `text`: the caption, one sentence. `headers`, `rows`: the data as a table. `switch`:
     the y axis can switch to logarithmic. `across`: figures per row on a wide screen. `legend_of`: title of
-    the legend. `overlays`: kind -> label, of traces that are hidden together. `meta` of a trace, for page.js:
+    the legend. `overlays`: kind -> label, of traces that are hidden together. `signs`:
+    further entries of a PNG file's legend. `meta` of a trace, for page.js:
     `v`, its entry of the legend; `kind`, of an overlay; `chosen`, shown only once its variant is selected;
     `low`, `top` and `peak` of its y.
     """
@@ -88,6 +89,7 @@ class Figure:
     legend: Sequence[tuple[str, Mark]] = ()
     legend_of: str = "Variants"
     overlays: Mapping[str, str] = field(default_factory=dict)
+    signs: Sequence[Plotly] = ()
 
     def drawing(self, group: str) -> Plotly:
         """What page.js reads. `group`: figures that share their switches."""

@@ -245,7 +245,8 @@ def show_downloads(given: str, quants: Sequence[str]) -> None:
     quant = quants[0] if len(quants) == 1 and quants[0] in ALL_QUANTS else None
     fetches, found = downloads.fetches(given, quant), downloads.download_of(given)
     if found and fetches:
-        print(f"fetch it: {' or '.join(fetches)}")
+        for place, command in enumerate(fetches):
+            print(f"{'or' if place else 'fetch it:'} {command}")
         print(f"measure it: harness run {(not quant and found.ollama) or found.on_hub(quant)}")
 
 

@@ -314,6 +314,13 @@ def test_a_record_that_cannot_be_analysed_is_named_and_the_others_are_shown(harn
 # The page
 
 
+def test_of_a_list_without_end_a_page_shows_the_beginning(tmp_path):
+    record_in(tmp_path / "results", protocol__threads=[1, 2] * 300_000)
+    made = page.page(load_study([*records.records(tmp_path / "results", pytest.fail)]))
+    assert re.search(r"<li>\d{3},\d{3} more</li>", made)
+    assert made.count("<li>") < 20_000
+
+
 @pytest.mark.parametrize("is_served", [False, True], ids=["file", "served"])
 def test_a_page_runs_its_own_scripts_alone_and_reaches_no_other_host(tmp_path, is_served):
     """By its Content-Security-Policy, which browsers keep."""

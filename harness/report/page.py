@@ -18,6 +18,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.analysis.columns import CELL_FIELDS, CellField, ShownCell
+from harness.base.bounds import PAGE_FACTS
 from harness.base.text import csv_text, list_named, sized
 from harness.dataset.study import ENDS, Study, bounds, csv_headings, labels, ok
 from harness.records import ResultsError
@@ -129,6 +130,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     made.filters |= {
+        "bounded": _bounded,
         "one_line": _one_line,
         "hue": lambda colour: f"var(--h{colour.removeprefix('#')}, {colour})",
         "sized": _sized,
@@ -141,6 +143,27 @@ def _environment() -> Environment:
 
 def _asset(name: str) -> str:
     return (resources.files("harness.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _bounded(value: Any) -> Any:
+    """A nested value with at most PAGE_FACTS plain ones; others are counted."""
+    left = PAGE_FACTS
+
+    def cut(value: Any) -> Any:
+        nonlocal left
+        if not isinstance(value, (Mapping, list, tuple)):
+            left -= 1
+            return value
+        entries = [*value.items()] if isinstance(value, Mapping) else [*enumerate(value)]
+        kept: list[tuple[Any, Any]] = []
+        for key, inner in entries:
+            if left <= 0:
+                kept.append(("...", f"{len(entries) - len(kept):,} more"))
+                break
+            kept.append((key, cut(inner)))
+        return dict(kept) if isinstance(value, Mapping) else [inner for _, inner in kept]
+
+    return cut(value)
 
 
 def _one_line(values: list[Any] | tuple[Any, ...]) -> str | None:

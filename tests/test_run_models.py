@@ -257,3 +257,28 @@ def test_in_a_config_a_word_is_a_model_and_quant_finds_files_in_any_case(harness
     stored(tmp_path / "your-tiny-q4_0.gguf", "q4_0")
     refused = harness("run", tmp_path / "*-tiny-q4_0.gguf", "--dry-run")
     assert "matches 2 files: my-tiny-Q4_0.gguf, your-tiny-q4_0.gguf" in refused.err
+
+
+def test_users_and_depths_of_the_command_line_become_workloads(harness, tmp_path):
+    stored(tmp_path / "tiny-Q4_0.gguf", "q4_0")
+    ran = harness(
+        "run", "tiny-Q4_0.gguf", "--stacks", "llamacpp", "--users", "1,4", "--depth", "0,2k", "--dry-run"
+    )
+    kinds = [line.split()[0].rpartition(".")[2] for line in ran.out.splitlines()[1:4]]
+    assert kinds == ["decode", "batch", "depth"], ran.out + ran.err
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("tiny-Q4_0.gguf --users 1,x", "concurrency"),
+        ("tiny-Q4_0.gguf --depth 4kk", "depths"),
+        ("quickstart --users 4", "a config has workloads of kind batch and depth"),
+        ("tiny-Q4_0.gguf --depth 4k --max-ctx", "--depth has no effect with --max-ctx"),
+    ],
+)
+def test_users_or_depths_that_cannot_be_measured_are_one_sentence(harness, tmp_path, line, reason):
+    stored(tmp_path / "tiny-Q4_0.gguf", "q4_0")
+    ran = harness("run", *line.split())
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1), ran
+    assert reason in ran.err

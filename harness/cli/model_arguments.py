@@ -89,6 +89,37 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_workloads(parser: argparse.ArgumentParser) -> None:
+    """Add what is measured of a MODEL beside one decode."""
+    parser.add_argument(
+        "--users",
+        type=_words,
+        metavar="N,...",
+        help="also measure several users at once, 1,4,8: tok/s together and of each",
+    )
+    parser.add_argument(
+        "--depth",
+        type=_words,
+        metavar="N,...",
+        help="also measure the speed behind so many tokens of context, 0,4k,16k",
+    )
+
+
+def _workloads(arguments: argparse.Namespace) -> Plain:
+    """The key of a config for --users and --depth; empty without them."""
+    users, depth = (
+        [int(word) if word.isdecimal() else word for word in getattr(arguments, name, None) or ()]
+        for name in ("users", "depth")
+    )
+    rows: list[Plain] = []
+    if users:
+        # One round: the repeats are rounds in processes of their own.
+        rows.append({"kind": "batch", "concurrency": users, "new_tokens": TOKENS, "rounds": 1})
+    if depth:
+        rows.append({"kind": "depth", "depths": depth})
+    return {"workloads": [{"kind": "decode"}, *rows]} if rows else {}
+
+
 def add_served_model(parser: argparse.ArgumentParser) -> None:
     """Add which model a server has."""
     parser.add_argument(
@@ -501,11 +532,16 @@ def experiment(
             )
         if arguments.synthetic:
             raise Mistake("--synthetic is for the names of models; a config has its weights")
+        if _workloads(arguments):
+            raise Mistake(
+                "--users and --depth are for models; a config has workloads of kind batch and depth"
+            )
         return path, load(path, settings)
     served_model = getattr(arguments, "served_model", None)
     made = document(
         given, arguments.stacks, arguments.quant, arguments.synthetic, prefers_server, served_model
     )
+    made.data.update(_workloads(arguments))
     name = safe_name("-".join(row["name"] for row in made.data["models"]))
     root = arguments.out or Path("results")
     path = root / "configs" / f"{name}.yaml"

@@ -131,6 +131,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     model_arguments.add(parser)
     model_arguments.add_served_model(parser)
     model_arguments.add_length(parser)
+    model_arguments.add_workloads(parser)
     add_set(parser)
     add_chosen(parser)
     parser.add_argument(
@@ -215,7 +216,7 @@ NEEDS = {
     "check_weights": ("seconds",),
 }
 """Options that belong to another."""
-LATENCY_ALONE = ("on", "skip_known_failures", "tokens", "busy")
+LATENCY_ALONE = ("on", "skip_known_failures", "tokens", "users", "depth", "busy")
 
 
 def _may_be_config(path: Path) -> bool:

@@ -105,8 +105,9 @@ class Probing:
     def _disturbed(self, found: Found) -> Found:
         """Correction to a probe that decoded slowly at its end: memory that was far from short is not the
         cause, where the threads waited for a CPU."""
-        peak, busy = found["peak_bytes"], found["cpu_wait_share"] or 0.0
-        ample = peak is not None and peak <= AMPLE_SHARE * self.headroom.limit_bytes
+        busy = found["cpu_wait_share"] or 0.0
+        # Without a sample it ended within SAMPLE_MS, too soon to fill half of any limit.
+        ample = (found["peak_bytes"] or 0) <= AMPLE_SHARE * self.headroom.limit_bytes
         slow = found["fits"] is False and found["held"]
         if slow and ample and busy > CONTENTION_TOLERANCE:
             return {"fits": True, "decodes": True, "reason": None}
@@ -341,7 +342,7 @@ class _Search:
         why = TRAINED.format(self._trained) if self._trained else MOST
         proof = "filling it" if self._fill else "allocating it"
         self._campaign.watcher.warn(
-            f"{self._cell.id}  predicted: {space.highest:,} tokens, which take {needed / 1e9:.2f} of"
+            f"{self._cell.title}  predicted: {space.highest:,} tokens, which take {needed / 1e9:.2f} of"
             f" {headroom.limit_bytes / 1e9:.1f} GB; {why}; now verified by {proof}"
         )
 

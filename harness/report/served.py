@@ -20,12 +20,15 @@ def answers(group: Group, behind: Callable[[Cell], Stored | None]) -> list[str]:
     found = []
     named = [row["name"] for _, row in group.named]
     for label, row in group.every:
+        has_failed = bool(row["reasons"]) and not ok(row)
+        if not (row["server"] or has_failed):
+            continue
         if not ((stored := behind(row)) and served_elsewhere(stored.record)):
             continue
         which = f"{group.title} {label}" if len(group.every) > 1 else group.title
         if row["name"] in named and row["server"]:
             found.append("provisional: " * group.provisional + _answer(which, row, row["server"]))
-        elif row["reasons"] and not ok(row):
+        elif has_failed:
             found.append(f"{which}: no speed: {row['reasons'][0]}.")
     return found
 

@@ -33,6 +33,13 @@ def test_it_counts_all_files_together_and_names_the_slowest_first(tmp_path):
     assert lines[-1] == "32 passed, 0 failed, 1 skipped"
 
 
+def test_what_failed_is_named_with_the_end_of_its_reason(tmp_path):
+    lines = "\n".join(f"line {i}" for i in range(100))
+    failed = junit(tmp_path / "1.xml", case("good", 1.0), case("bad", 1.0, f"<failure>{lines}</failure>"))
+    named = summary(failed).stdout.split("failed: ")[1].splitlines()
+    assert (named[0], named[1], named[30]) == ("tests.test_a::bad", "    line 70", "    line 99")
+
+
 def test_a_failure_or_a_run_without_an_end_is_exit_code_1(tmp_path):
     failed = junit(tmp_path / "1.xml", case("bad", 1.0, "<failure/>"), case("worse", 1.0, "<error/>"))
     assert summary(failed).returncode == 1

@@ -22,6 +22,7 @@ RUNNER = '''"""A stack of one file: its logits are a rule, its time is virtual. 
 #
 # [tool.harness]
 # summary = "a rule instead of a model"
+# simulated = true
 # weights = "hf"
 # named = ["dtype"]
 # memory = "transformers"

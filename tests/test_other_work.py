@@ -1,5 +1,6 @@
 """Other work on the CPUs that makes no thread of ours wait, and CPU time that a hypervisor withholds."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from golden_record import GOLDEN, record
 
 from harness import machine
 from harness.analysis.verdicts import disturbance_summary, notes, verdict
+from harness.campaign import repeat
 from harness.campaign.other_processes import cpu_time
 
 S = 1_000_000_000
@@ -98,6 +100,15 @@ def test_cpu_time_that_a_hypervisor_withholds_is_a_disturbance_from_a_twentieth_
 def test_a_burst_of_steal_in_a_short_run_is_none():
     assert verdict(timed(1.0, conditions__pressure={"steal_ms": 200})).status == "ok"
     assert verdict(timed(1.0, conditions__pressure={"steal_ms": 210})).disturbed == "steal"
+
+
+def test_steal_and_other_work_cost_simulated_time_nothing(harness, config, tmp_path, monkeypatch):
+    seconds = itertools.count(0, 10)
+    monkeypatch.setattr(repeat, "pressure", lambda: {"steal_ms": 1000 * next(seconds), "pswpin": 0})
+    (row,) = harness("run", config({}), "--json").json
+    (found,) = records_below(tmp_path / "results")
+    assert (row["status"], found["conditions"]["pressure"]) == ("ok", {"pswpin": 0})
+    assert "cpu_time" not in found["conditions"]
 
 
 def test_what_stays_stolen_is_not_laid_to_other_processes():

@@ -156,7 +156,9 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
         raise
     times, peaks, usage = report.times(len(inputs.prompt)), plain(seen.memory), plain(seen.rusage)
     risen: dict[str, object] = {"pressure": report.pressure, "worker_pressure": report.worker_pressure}
-    if report.cpu_time and not cell.header.simulated:  # what others do costs simulated time nothing
+    if cell.header.simulated:  # what others do costs simulated time nothing
+        report.pressure.pop("steal_ms", None)
+    elif report.cpu_time:
         risen["cpu_time"] = report.cpu_time
     begun["conditions"] = plain({**(begun.get("conditions") or {}), **risen})
     done = report.done()

@@ -390,7 +390,7 @@ def test_a_run_whose_weights_do_not_fit_the_disk_is_refused_before_it_begins(
 ):
     disk = small_disk("60m")
     (disk / "envs").symlink_to(cache_folder() / "envs")
-    config = real_config({"stack": "llamacpp", "quant": "q8_0"}, model="qwen1.5-0.5b")
+    config = real_config({"stack": "llamacpp", "quant": "q8_0"}, model={"shape": "qwen1.5-0.5b"})
     ran = harness("run", config, "--wait", HARNESS_CACHE=str(disk))
     assert ran.code == 2
     assert f"nothing was measured: 3.1 GB of weights are to be written to {disk}, where" in ran.err

@@ -81,7 +81,10 @@ def test_its_perplexity_is_that_of_llama_perplexity(
     harness, real_gguf, config_of, llamacpp_interpreter, name
 ):
     path = config_of(real_gguf(name), {"kind": "quality", "chunks": 1})
-    assert "perplexity alone: no 16-bit weights" in harness("run", "--quality", path, "--dry-run").words
+    assert (
+        "perplexity alone: no 16-bit weights"
+        in harness("run", "--quality", path, "--dry-run", "--wide").words
+    )
     ran = harness("run", "--quality", path, "--json")
     assert ran.code == 0, ran.err
     (row,) = ran.json
@@ -151,12 +154,16 @@ def test_measured_by_wheels_first_its_figures_stand_beside_those_of_llama_cpp_on
     monkeypatch.setenv("HARNESS_CACHE", str(envs.parent))
     short = ("--tokens", "8", "--set", "repeats=1", "--set", "measure_bandwidth=false", "--busy")
     harness("run", real_gguf("smollm2"), *short)
-    (first,) = records_below(tmp_path)
+
+    def decodes() -> list[dict[str, Any]]:
+        return [record for record in records_below(tmp_path) if record["workload"]["kind"] == "decode"]
+
+    (first,) = decodes()
     assert (first["stack"], first["workload"]["prompt_source"]) == ("llamaserver", prompts.TOKENIZED)
     (envs / compiled.name).symlink_to(compiled)
     ran = harness("run", real_gguf("smollm2"), *short)
     assert "smollm2: llamacpp q4_1, llamaserver q4_1 on cpu" in ran.err
-    both = {each["stack"]: each for each in records_below(tmp_path)}
+    both = {record["stack"]: record for record in decodes()}
     assert both["llamaserver"] == first
     assert both["llamacpp"]["workload"]["prompt"] == first["workload"]["prompt"]
 

@@ -12,11 +12,13 @@ from test_checkpoint import TINY, gguf_writer, write, write_config, write_gguf, 
 from test_not_a_model import LFS
 
 from harness import config
+from harness.cli import prompt_speed
 from harness.config import plan
 from harness.models import gguf_files
 from harness.theory.tensors import quantized
 
-FAKE = ("--stacks", "fake", "--set", "measure_bandwidth=false", "--set", "retry_disturbed=0")
+DECODE = ("--set", "workloads=[{kind: decode}]")  # alone
+FAKE = ("--stacks", "fake", "--set", "measure_bandwidth=false", "--set", "retry_disturbed=0", *DECODE)
 ONE_REPEAT = ("--set", "repeats=1", "--set", "protocol.warmup.at_least_s=0", "--tokens", "20")
 
 
@@ -282,3 +284,20 @@ def test_users_or_depths_that_cannot_be_measured_are_one_sentence(harness, tmp_p
     ran = harness("run", *line.split())
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1), ran
     assert reason in ran.err
+
+
+@pytest.mark.parametrize(("stack", "kind"), [("llamacpp", "prefill"), ("llamaserver", "turns")])
+def test_a_prompt_of_512_tokens_is_read_beside_the_decode(harness, tmp_path, stack, kind):
+    stored(tmp_path / "tiny-Q4_0.gguf", "q4_0")
+    ran = harness("run", "tiny-Q4_0.gguf", "--stacks", stack, "--dry-run", "--json")
+    assert [row["cell"].split(".")[3] for row in ran.json] == ["decode", kind]
+
+
+def test_no_prompt_is_read_where_it_would_take_a_cpu_minutes_or_the_settings_have_workloads(
+    harness, tmp_path, monkeypatch
+):
+    stored(tmp_path / "tiny-Q4_0.gguf", "q4_0")
+    line = ("run", "tiny-Q4_0.gguf", "--stacks", "llamacpp", "--dry-run", "--json")
+    assert len(harness(*line, *DECODE).json) == 1
+    monkeypatch.setattr(prompt_speed, "BUDGET_S", 1e-6)
+    assert len(harness(*line).json) == 1

@@ -147,18 +147,19 @@ def process(name: str, seed: int, count: int, folder: Path, report: Report) -> s
 
 
 def looks(reading: subprocess.Popen[Any]) -> Iterator[tuple[float, bool]]:
-    """Every now and then until it ends: the CPU time it has used, and whether it waits and used none."""
-    used = 0.0
+    """Every now and then until it ends: the CPU time it has used, and whether it waits, and neither it nor a
+    process that it has started used any."""
+    used, of_all = 0.0, 0.0
     watched = psutil.Process(reading.pid)
     while True:
-        before = used
+        before = of_all
         with contextlib.suppress(psutil.Error):
             times = watched.cpu_times()
-            used = times.user + times.system
-            yield (
-                used,
-                watched.status() in (psutil.STATUS_SLEEPING, psutil.STATUS_DISK_SLEEP) and (used == before),
-            )
+            used, of_all = times.user + times.system, sum(times[:4])
+            for child in watched.children(recursive=True):
+                of_all += sum(child.cpu_times()[:2])
+            is_waiting = watched.status() in (psutil.STATUS_SLEEPING, psutil.STATUS_DISK_SLEEP)
+            yield used, is_waiting and of_all == before
         try:
             reading.wait(LOOK_EVERY_S)
         except subprocess.TimeoutExpired:

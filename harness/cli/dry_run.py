@@ -279,6 +279,20 @@ def estimate(experiment: Experiment, forecasts: Sequence[Forecast], root: Path) 
     )
 
 
+def scoring_estimate(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str | None:
+    """Estimated time of scoring these cells, in one sentence; None if unknown. Measures what this CPU reads
+    and computes (about 2 s), unless another campaign is measuring."""
+    here = Here(experiment, root, has_reference=False)
+    rows = [here.row(each, 1, by_rounds=False) for each in forecast.forecasts(experiment, cells)]
+    known = [row.seconds for row in rows if row.seconds is not None and row.able]
+    if not known:
+        return None
+    return (
+        f"about {duration(sum(known))} for {plural(len(known), 'score')}, and as long once more for a"
+        " reference that is not kept; kept scores save time"
+    )
+
+
 def _slower() -> tuple[float, str]:
     """By how much the load of this machine lengthens a run, about, and why, in a clause: each other process
     takes as much of a CPU as ours. A run waits for another campaign, so its load does not count."""

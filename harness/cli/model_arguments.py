@@ -21,7 +21,7 @@ from harness.base import data
 from harness.base.files import is_local, write_whole
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import list_named, plural, server_address, shortened, sized
-from harness.cli import Mistake, say, wheels
+from harness.cli import Mistake, prompt_speed, say, wheels
 from harness.cli.options import unknown
 from harness.config import Experiment
 from harness.config.experiment import REPO, Plain, Weights
@@ -548,15 +548,19 @@ def experiment(
     found = load_document(made, path, settings)
     if arguments.synthetic:
         say(_what_is_random([found]) or "these stacks load no weights: --synthetic has no effect")
-    if with_length and not arguments.stacks and not arguments.on:
-        made = wheels.instead(
-            made,
-            load=partial(load_document, path=path),
-            is_kept=partial(_is_kept, path=path),
-            keeps_device=any(setting.startswith("device=") for setting in settings),
-            install=not arguments.dry_run,
-        )
-        found = load_document(made, path)
+    if with_length and not arguments.on:
+        load_made, is_kept = partial(load_document, path=path), partial(_is_kept, path=path)
+        with_prompt = partial(_with_prompt, load_made=load_made, settings=settings)
+        if not arguments.stacks:
+            made = wheels.instead(
+                made,
+                load=load_made,
+                is_kept=lambda instead: is_kept(with_prompt(instead)),
+                keeps_device=any(setting.startswith("device=") for setting in settings),
+                install=not arguments.dry_run,
+            )
+        made = with_prompt(made)
+        found = load_made(made)
     say(in_words(found, with_length))
     if not arguments.dry_run:
         try:
@@ -571,6 +575,14 @@ def experiment(
         _ask_to_download(found)
         _say_what_is_built(found)
     return path, found
+
+
+def _with_prompt(
+    made: Document, load_made: Callable[[Document], Experiment], settings: Sequence[str]
+) -> Document:
+    """The document with a prompt to read, unless its stack is a server's, or the settings have workloads."""
+    is_set = any(setting.startswith("workloads") for setting in settings)
+    return made if is_set or _is_served(load_made(made)) else prompt_speed.added(made, load_made)
 
 
 def _place(made: Document, path: Path) -> tuple[Path, bytes]:
@@ -612,9 +624,13 @@ def in_words(experiment: Experiment, with_length: bool) -> str:
     urls = {
         str(variant.options.get("url")) for variant in experiment.variants if variant.stack == SERVER_STACK
     }
-    is_served = all(variant.stack == SERVER_STACK for variant in experiment.variants)
-    where = f"at {list_named(sorted(urls), 2)}" if is_served else f"on {experiment.device}"
+    where = f"at {list_named(sorted(urls), 2)}" if _is_served(experiment) else f"on {experiment.device}"
     return f"{models}: {list_named([*variants], 4)} {where}{length}"
+
+
+def _is_served(experiment: Experiment) -> bool:
+    """Whether all of it runs on servers of the user."""
+    return all(variant.stack == SERVER_STACK for variant in experiment.variants)
 
 
 def say_what_is_random(arguments: argparse.Namespace, experiments: Sequence[Experiment]) -> None:

@@ -91,14 +91,17 @@ def _quality(experiment: Experiment, arguments: argparse.Namespace) -> int:
     given = [each for each in experiment.workloads if isinstance(each, Quality)] or [Quality()]
     if arguments.dry_run:
         return _dry_run(experiment, given, arguments)
+    alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
     if path := arguments.export_reference:
-        alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
         campaign_run.export_reference(
             alone, cells, cli_progress.run_options(arguments), progress := Progress(), path
         )
         progress.clear()
         print(f"reference: {path.absolute()}")
         return OK
+    results = arguments.out or Path("results")
+    if not arguments.json and (estimate := dry_run.scoring_estimate(alone, cells, results)):
+        say(estimate)
     stored, root = cli_progress.run_one_kind(experiment, given, arguments)
     scores = load_study(stored).scores
     if arguments.json:

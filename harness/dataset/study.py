@@ -147,7 +147,7 @@ class Study:
     def _by_row(self) -> dict[tuple[str, int, str], Stored]:
         return {
             dataset_table.cell_identity(row): each
-            for row, each in zip(self.repeats, self.stored, strict=True)
+            for row, each in zip(self.repeats, self.stored, strict=bool(self.stored))  # made rows have none
         }
 
     @property

@@ -160,6 +160,16 @@ def test_nights_that_differ_more_than_repeats_do_are_what_counts():
     assert found.whole.ends[0] < 0  # 5% up is no news where nights differ by 3%
 
 
+def test_campaigns_that_share_no_cell_say_nothing_of_how_campaigns_differ():
+    alone = {
+        f"q{night}": (Sample({f"night {night}": Repeats([0.0, 0.01, -0.01])}), sample([0.22, 0.23, 0.24]))
+        for night in range(3)
+    }
+    found = found_by(alone, 0.01)
+    assert found.campaign_shift.campaigns == 0  # assumed
+    assert all(found.cells[name].whole.ends[0] > 0.1 for name in alone)
+
+
 def test_blocks_of_tokens_bound_the_interval_from_below():
     tight = [math.log(10.0), math.log(10.0001)]
     loose = differences({"x": (sample(tight, within=0.02), sample(tight, within=0.02))})["x"]

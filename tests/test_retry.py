@@ -350,8 +350,6 @@ def test_a_busy_machine_gives_provisional_figures_that_are_not_exported(
 
     assert "fake v0" in harness("run", path).out  # what was disturbed is not measured again
     assert len(records(tmp_path / "results")) == 2
-    needs = harness("run", path, "--busy", "--quality")
-    assert (needs.code, needs.err) == (2, "harness: --busy has no effect with --quality\n")
 
 
 def test_no_comparison_takes_provisional_figures(harness, config, disturb):

@@ -800,7 +800,7 @@ def test_a_context_that_is_too_short_is_one_sentence_before_anything_is_asked(
     [
         (Behaviour(generates=5), "the server generated 5 of "),
         (Behaviour(prompt_more=1), " tokens in a prompt of "),
-        (Behaviour("ollama", prompt_more=-20), ": is its context shorter?"),
+        (Behaviour("ollama", prompt_more=-20), ": its context may be shorter"),
         (Behaviour("ollama", counts_prompt=False), "the server does not count the tokens of a prompt"),
         (Behaviour("openai", chat_only=True), "the server has chats alone"),
         (Behaviour(drops_after=3), "the server's answer broke off after 3 tokens"),

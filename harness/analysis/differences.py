@@ -179,7 +179,8 @@ class History:
 
 
 def shift_history(means: Mapping[str, Mapping[str, Repeats]]) -> History | None:
-    """The history in the values by cell and campaign; null: fewer than FEWEST_CAMPAIGNS."""
+    """The history in the values by cell and campaign; None: fewer than FEWEST_CAMPAIGNS, or no cell is in
+    two of them."""
     campaigns = sorted({name for of_cell in means.values() for name in of_cell})
     if len(campaigns) < FEWEST_CAMPAIGNS:
         return None
@@ -189,6 +190,8 @@ def shift_history(means: Mapping[str, Mapping[str, Repeats]]) -> History | None:
         for name, each in of_cell.items():
             table[row, place[name]] = each.mean
     counts = (~np.isnan(table)).sum(axis=1)
+    if not (counts > 1).any():
+        return None
     shifts, rest = _fitted(table)
     freedom = len(campaigns) - 1
     together = Spread(float(shifts @ shifts) / freedom, freedom).floored

@@ -658,7 +658,8 @@ def through_stack(
             job = worker.run_job(request, interpreter, Path(folder), STACK_TIMEOUT_S, threads)
             facts = worker.facts_of(job)
         except (worker.JobFailed, OSError) as failure:
-            raise ProbeError(f"{device_id} could not be measured by {stack}: {failure}") from failure
+            kind = NotMeasured if "has no job" in str(failure) else ProbeError
+            raise kind(f"{device_id} could not be measured by {stack}: {failure}") from failure
     if missing := [part for part in measures if part not in facts]:
         raise NotMeasured(
             f"{device_id} could not be measured by {stack}: its probe did not return {missing[0]}"

@@ -287,10 +287,10 @@ def scoring_estimate(experiment: Experiment, cells: Sequence[Cell], root: Path) 
     known = [row.seconds for row in rows if row.seconds is not None and row.able]
     if not known:
         return None
-    return (
-        f"about {duration(sum(known))} for {plural(len(known), 'score')}, and as long once more for a"
-        " reference that is not kept; kept scores save time"
-    )
+    takes = f"about {duration(sum(known))} for {plural(len(known), 'score')}"
+    if any(row.line["figures"] != PPL_ALONE for row in rows):
+        takes += ", and as long once more for a reference that is not kept"
+    return f"{takes}; kept scores save time"
 
 
 def _slower() -> tuple[float, str]:

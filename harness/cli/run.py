@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -78,7 +79,7 @@ def _max_ctx(experiment: Experiment, arguments: argparse.Namespace) -> int:
         print(json.dumps(searches, indent=1, allow_nan=False))
     else:
         text_table.show(tables.searches_blocks(searches), arguments.wide)
-        print(f"records: {root}")
+        print(_where(root))
     return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
 
 
@@ -108,8 +109,13 @@ def _quality(experiment: Experiment, arguments: argparse.Namespace) -> int:
         print(json.dumps(scores, indent=1, allow_nan=False))
     else:
         text_table.show(quality.blocks(scores), arguments.wide)
-        print(f"records: {root}")
+        print(_where(root))
     return OK if all(row["status"] == "ok" for row in scores) else NOT_OK
+
+
+def _where(root: Path) -> str:
+    """Where the records are, and how to get a page with them."""
+    return f"records: {root}\npage: harness report {shlex.quote(str(root))}"
 
 
 def _dry_run(experiment: Experiment, given: Sequence[Workload], arguments: argparse.Namespace) -> int:
@@ -219,7 +225,7 @@ NEEDS = {
     "check_weights": ("seconds",),
 }
 """Options that belong to another."""
-LATENCY_ALONE = ("on", "skip_known_failures", "tokens", "users", "depth", "busy")
+LATENCY_ALONE = ("on", "skip_known_failures", "tokens", "users", "depth")
 
 
 def _may_be_config(path: Path) -> bool:

@@ -341,7 +341,9 @@ def _leave_out(row: MetricChange, metric: Metric, base: Sample, kept: Sample) ->
     if count := len(base.campaigns) - len(kept.campaigns):
         row["base"] = metric.figure(kept.mean)
         row["base_repeats"], row["base_campaigns"] = kept.repeats, len(kept.campaigns)
-        row["reason"] = f"{count} of the earlier campaigns changed as well and are not in the baseline"
+        are = "is" if count == 1 else "are"
+        changed = f"{plural(count, 'earlier campaign')} changed as well"
+        row["reason"] = f"{changed} and {are} not in the baseline"
 
 
 def _context(row: MetricChange, metric: Metric, base: Runs, new: Runs) -> None:

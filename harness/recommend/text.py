@@ -157,7 +157,10 @@ def _thousands(tokens: int | None) -> str:
 
 
 def _seconds(figure: Range | None) -> str:
-    return NONE if figure is None else f"{figure.value / 1e3:.2g}"
+    if figure is None:
+        return NONE
+    seconds = figure.value / 1e3
+    return f"{seconds:.2g}" if seconds < 10 else f"{seconds:,.0f}"
 
 
 def _widest_ttft(ranking: Sequence[Ranked]) -> str:

@@ -291,7 +291,7 @@ class ServedSession:
         if prompt is None:
             raise ServerError("the server does not count the tokens of a prompt, so its length is unknown")
         if abs(prompt - sent) > (0 if self._api.takes_ids else 1 + LENGTH_OFF * sent):
-            hint = ": is its context shorter?" if prompt < sent else ""
+            hint = ": its context may be shorter" if prompt < sent else ""
             raise ServerError(f"the server counts {prompt} tokens in a prompt of {sent}{hint}")
         if generated != requested:
             raise ServerError(f"the server generated {generated} of {requested} tokens")

@@ -18,8 +18,8 @@ from golden_record import GOLDEN, write_record
 
 from harness import records
 from harness.records.kinds import wrong_with
-from harness.share import bundle
-from harness.share.bundle import Anonymizer
+from harness.share import bundle, recomputed
+from harness.share.anonymize import REMOVED, Anonymizer
 from harness.share.verify import verify
 
 PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-0.5b"
@@ -113,7 +113,7 @@ def test_many_names_are_taken_out_of_a_long_text():
     anonymizer = Anonymizer()
     anonymizer.learn({"log": " ".join(f"/home/{name}/x" for name in names)})
     shared = anonymizer.text("|".join(f"by {name.upper()}: {name}s" for name in names))
-    assert shared.count(bundle.REMOVED) == len(names)
+    assert shared.count(REMOVED) == len(names)
     assert "JANE" not in shared
     assert shared.count("jane-") == len(names)  # longer words are others
     assert anonymizer.text(shared) == shared
@@ -343,7 +343,7 @@ def test_content_keys_follow_from_what_is_shared(folder):
     stored = list(records.records(folder, print))
     assert stored
     for each in stored:
-        assert bundle.shared_keys(each.record) in (None, each.record["content_key"])
+        assert recomputed.shared_key(each.record) in (None, each.record["content_key"])
 
 
 def test_verifying_writes_nothing_where_it_runs(harness, tmp_path):

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import re
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from harness.dataset.study import load_study
 from harness.records import records
 from harness.records.files import read_columns, write_columns
 from harness.share import bundle
+from harness.share.recomputed import figures_of
 
 HONEST = Path(__file__).parent / "golden" / "bundle-1.tar.zst"
 Members = dict[str, bytes]
@@ -92,15 +92,6 @@ class Forgery:
         self.edit(new, **changes)
         return new
 
-    def remove(self, folder: str) -> None:
-        """A record less; those behind it move up."""
-        at = self.folders().index(folder) + 1
-        del self.claimed[at - 1]
-        kept = {name: of for name, of in self.members.items() if not name.startswith(f"{folder}/")}
-        self.members = {
-            re.sub(r"\d{5}", lambda n: _moved(int(n[0]), at), name): of for name, of in kept.items()
-        }
-
     def write(self, path: Path, claims: bool = True, hashes: bool = True) -> Path:
         """The bundle, with hashes as they are now; with `claims` its figures too, each record with the status
         that it was claimed to have."""
@@ -110,7 +101,7 @@ class Forgery:
                     (file := Path(at, name)).parent.mkdir(parents=True, exist_ok=True)
                     file.write_bytes(content)
                 stored = list(records(Path(at), lambda damage: None))
-                computed = bundle.figures_of(stored, load_study(stored))
+                computed = figures_of(stored, load_study(stored))
             kept = [{n: v for n, v in each.items() if n in ("status", "verdict")} for each in self.claimed]
             self.manifest["figures"] = [new | old for new, old in zip(computed, kept, strict=False)]
             self.manifest["records"] = len(stored)
@@ -123,10 +114,6 @@ class Forgery:
         self.members["manifest.json"] = json.dumps(self.manifest).encode()
         path.write_bytes(bundle.packed(self.members))
         return path
-
-
-def _moved(number: int, gap: int) -> str:
-    return f"{number - (number > gap):05}"
 
 
 def with_member(info: tarfile.TarInfo, content: bytes = b"", honest: Path = HONEST) -> bytes:

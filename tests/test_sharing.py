@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from golden_record import GOLDEN, write_record
 
 from harness import records
 from harness.records.kinds import wrong_with
-from harness.share import bundle
-from harness.share.bundle import Anonymizer
+from harness.share import bundle, recomputed
+from harness.share.anonymize import REMOVED, Anonymizer
 from harness.share.verify import verify
 
 PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-0.5b"
@@ -113,7 +112,7 @@ def test_many_names_are_taken_out_of_a_long_text():
     anonymizer = Anonymizer()
     anonymizer.learn({"log": " ".join(f"/home/{name}/x" for name in names)})
     shared = anonymizer.text("|".join(f"by {name.upper()}: {name}s" for name in names))
-    assert shared.count(bundle.REMOVED) == len(names)
+    assert shared.count(REMOVED) == len(names)
     assert "JANE" not in shared
     assert shared.count("jane-") == len(names)  # longer words are others
     assert anonymizer.text(shared) == shared
@@ -135,20 +134,6 @@ def test_a_file_that_is_there_already_is_never_overwritten(harness, folder, tmp_
     refused(harness("share", folder, "--bundle", target), "exists already")
     assert (tmp_path / "there.tar.zst").read_text() == "precious"
     assert not (tmp_path / "nowhere").exists()
-
-
-def test_a_folder_without_records_is_one_sentence(harness, tmp_path):
-    (tmp_path / "empty").mkdir()
-    refused(harness("share", "empty", "--bundle", "a.tar.zst"), "harness: empty: no records\n")
-    refused(
-        harness("share", "missing", "--bundle", "a.tar.zst"), "harness: missing: no such results folder\n"
-    )
-    assert not (tmp_path / "a.tar.zst").exists()
-
-
-def test_another_ending_is_one_sentence(harness, folder):
-    ran = harness("share", folder, "--bundle", "a.zip")
-    refused(ran, "harness: a.zip: a bundle's name ends in .tar.zst\n")
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_no_half_file(harness, folder, small_disk):
@@ -204,33 +189,46 @@ def test_a_record_of_another_bundle_is_a_copy(harness, tmp_path):
     assert "it began at the same moment as a.tar.zst, 00001: a copy" in said.out
 
 
-def with_manifest(content: bytes) -> bytes:
-    return bundle.packed({"manifest.json": content})
-
-
-NOT_BUNDLES: dict[str, tuple[Callable[[], bytes], str]] = {
-    "empty": (lambda: b"", "not a bundle: it is not compressed with zstd"),
-    "text": (lambda: b"hello", "not a bundle: it is not compressed with zstd"),
-    "another archive": (lambda: zstd(bytes(1024)), "not a bundle: it has no manifest.json"),
-    "another manifest": (lambda: with_manifest(b"[]"), "its manifest.json is not that of one"),
-    "a newer version": (
-        lambda: with_manifest(b'{"format": "harness bundle", "version": 9}'),
-        "a bundle of version 9: this harness reads version 1",
-    ),
+FILES = {
+    "empty.tar.zst": b"",
+    "text.tar.zst": b"hello",
+    "zeros.tar.zst": zstd(bytes(1024)),
+    "list.tar.zst": bundle.packed({"manifest.json": b"[]"}),
+    "newer.tar.zst": bundle.packed({"manifest.json": b'{"format": "harness bundle", "version": 9}'}),
 }
 
 
-@pytest.mark.parametrize("name", NOT_BUNDLES)
-def test_what_is_no_bundle_is_one_sentence(harness, tmp_path, name):
-    content, reason = NOT_BUNDLES[name]
-    (tmp_path / "x.tar.zst").write_bytes(content())
-    refused(harness("share", "--verify", "x.tar.zst"), reason)
-
-
-def test_a_folder_a_pipe_and_a_missing_file_are_no_bundles(harness, tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("folder --bundle a.tar.zst", "harness: folder: no records\n"),
+        ("missing --bundle a.tar.zst", "harness: missing: no such results folder\n"),
+        ("folder --bundle a.zip", "harness: a.zip: a bundle's name ends in .tar.zst\n"),
+        ("--verify pipe", "not a regular file"),
+        ("--verify folder", "folder"),
+        ("--verify missing", "No such file"),
+        ("--verify empty.tar.zst", "not a bundle: it is not compressed with zstd"),
+        ("--verify text.tar.zst", "not a bundle: it is not compressed with zstd"),
+        ("--verify zeros.tar.zst", "not a bundle: it has no manifest.json"),
+        ("--verify list.tar.zst", "its manifest.json is not that of one"),
+        ("--verify newer.tar.zst", "a bundle of version 9: this harness reads version 1"),
+    ],
+)
+def test_what_can_be_no_bundle_is_one_sentence(harness, tmp_path, arguments, reason):
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for name, reason in (("pipe", "not a regular file"), (".", "folder"), ("missing", "No such file")):
-        refused(harness("share", "--verify", name), reason)
+    refused(harness("share", *arguments.split()), reason)
+    assert {path.name for path in tmp_path.iterdir()} == {*FILES, "folder", "pipe"}
+
+
+def test_a_record_that_nests_without_end_is_not_shared(harness, tmp_path):
+    config: list[Any] = []
+    for _ in range(100):
+        config = [config]
+    write_record(tmp_path / "results", GOLDEN | {"campaign": GOLDEN["campaign"] | {"config": config}})
+    refused(harness("share", "results", "--bundle", "a.tar.zst"), "it is nested too deeply")
 
 
 def test_a_damaged_bundle_is_one_sentence_for_the_report(harness, tmp_path):
@@ -276,6 +274,7 @@ def test_no_text_of_a_record_brings_a_name_a_path_or_a_number_into_a_bundle(harn
     assert count > 50
     record["machine"]["host_name"] = record["serial_number"] = record["done"]["mac_address"] = "unlabelled"
     record["log_tail"] = [f"{user} did this"]
+    record["nickname"] = "unlabelled"  # no type of record names it
     write_record(tmp_path / "results" / user / host, record)
     harness("share", "results", "--bundle", "a.tar.zst", "--hide", host)
     content = tar_of(tmp_path / "a.tar.zst").lower()
@@ -343,7 +342,7 @@ def test_content_keys_follow_from_what_is_shared(folder):
     stored = list(records.records(folder, print))
     assert stored
     for each in stored:
-        assert bundle.shared_keys(each.record) in (None, each.record["content_key"])
+        assert recomputed.shared_key(each.record) in (None, each.record["content_key"])
 
 
 def test_verifying_writes_nothing_where_it_runs(harness, tmp_path):

@@ -22,7 +22,7 @@ from harness.base import bounds
 from harness.base.text import is_utf8
 from harness.campaign import prompts
 from harness.models import served, weights
-from harness.share.bundle import Anonymizer
+from harness.share.anonymize import Anonymizer
 from harness.stacks.header import stacks
 from runners.answers import EVENT_BYTES, SHORTEST_KEY, WrongAnswer, api_key
 from runners.served.apis import APIS, CHAT
@@ -161,7 +161,6 @@ SHOWN = {
     "export csv": command("report", "results", "--export", "csv", check=cells),
     "sql csv": command("sql", "from repeats", "results", "--csv", check=cells),
     "llama-bench": command("report", "results", "--export", "llama-bench"),
-    "llm-d": command("report", "results", "--export", "llm-d"),
 }
 
 

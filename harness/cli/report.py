@@ -98,6 +98,13 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _format(text: str) -> str:
+    """A format of --export. Raises ArgumentTypeError for one that earlier versions had."""
+    if text in ("llm-d", "localmaxxing"):
+        raise argparse.ArgumentTypeError(f"{text} is no longer written: csv has the same figures")
+    return text
+
+
 def _price(text: str) -> float:
     try:
         price = float(text)
@@ -145,9 +152,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     view.add_argument(
         "--export",
-        choices=["llama-bench", "llm-d", "localmaxxing", "csv", "parquet"],
-        help="print the ok repeats for other tools (llama-bench: its JSON, a row per test; llm-d: its report;"
-        " localmaxxing: its submission, both a line per cell; csv: a line per repeat; parquet: every token)",
+        type=_format,
+        choices=["llama-bench", "csv", "parquet"],
+        help="print the ok repeats for other tools (llama-bench: its JSON, a row per test; csv: a line per "
+        "repeat; parquet: every token)",
     )
     view.add_argument(
         "--serve",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from harness.base.text import list_named, plural
 from harness.cli import NOT_OK, OK, Mistake, options, say
 from harness.cli.options import add_results
 from harness.machine import host
-from harness.records import ResultsError, Stored, no_records
+from harness.records import Record, ResultsError, Stored, no_records
 from harness.records.files import write_output
 from harness.share import bundle, card
-from harness.share import verify as share_verify
-from harness.share.bundle import SUFFIX, Anonymizer
-from harness.share.verify import Verification, verify
+from harness.share.anonymize import Anonymizer
+from harness.share.bundle import SUFFIX
+from harness.share.verify import verify
 
 SHOWN = 5
 
@@ -102,28 +102,29 @@ def _card(arguments: argparse.Namespace) -> int:
 def _of_one_place(every: Sequence[Stored], arguments: argparse.Namespace) -> list[Stored]:
     """The records of one model on one machine: of those that --only matches, else of the newest campaign.
     Raises Mistake where there are several."""
-    found = [each for each in every if _matches(each, arguments.only)]
-    if not found:
+    chosen = [each for each in every if _matches(each.record, arguments.only)]
+    if not chosen:
         hint = f"matches none of {plural(len(every), 'record')}, such as {every[0].record['cell']}"
         raise Mistake(f"--only {' '.join(arguments.only)}: {hint}")
-    places = card.newest_places(found)
+
+    def names(places: Iterable[tuple[str, str]]) -> str:
+        return list_named(sorted(f"{machine}/{model}" for machine, model in places), SHOWN)
+
+    places = card.newest_places(chosen)
+    machine, model = places[0]
     if len(places) > 1:
-        names = list_named([f"{machine}/{model}" for machine, model in places], SHOWN)
-        machine, model = places[0]
         raise Mistake(
             f"{arguments.dir}: a card shows one model on one machine, and its newest campaign has "
-            f"{len(places)} ({names}); name one: --only '{machine}/{model}.*'"
+            f"{len(places)} ({names(places)}); name one: --only '{machine}/{model}.*'"
         )
-    others = {card.place(each.record) for each in found} - set(places)
-    if others:
-        names = list_named(sorted(f"{machine}/{model}" for machine, model in others), SHOWN)
-        say(f"the card of the newest campaign; for another: --only GLOB ({names})")
-    return card.latest([each for each in found if card.place(each.record) == places[0]])
+    if others := {card.place(each.record) for each in chosen} - set(places):
+        say(f"the card of the newest campaign; for another: --only GLOB ({names(others)})")
+    return card.latest([each for each in chosen if card.place(each.record) == places[0]])
 
 
-def _matches(each: Stored, globs: Sequence[str]) -> bool:
-    cell = each.record["cell"]
-    names = (cell, f"{each.record['machine']['slug']}/{cell}")
+def _matches(record: Record, globs: Sequence[str]) -> bool:
+    cell = record["cell"]
+    names = (cell, f"{record['machine']['slug']}/{cell}")
     return not globs or any(fnmatchcase(name, glob) for name in names for glob in globs)
 
 
@@ -141,27 +142,24 @@ def _bundle(arguments: argparse.Namespace) -> int:
     content = bundle.made(stored, Anonymizer([*host.owner_names(), *arguments.hide]))
     bundle.write(target, content)
     print(f"{target.absolute()}: {plural(len(stored), 'record')}, {len(content) / 1e6:.2f} MB")
-    found = share_verify.verify(target)
-    for reason in found.reasons[:SHOWN]:
+    verification = verify(target)
+    for reason in verification.reasons[:SHOWN]:
         say(f"harness share --verify would refuse it: {reason.line}")
-    return OK if found.accepted else NOT_OK
+    return OK if verification.accepted else NOT_OK
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     """Print accepted, or refused with the reasons. Raises NotABundle."""
-    found = verify(arguments.verify, arguments.beside)
+    verification = verify(arguments.verify, arguments.beside)
+    records, reasons = verification.records, verification.reasons
     if arguments.json:
-        print(json.dumps(found.json(), indent=1))
+        print(json.dumps(verification.json(), indent=1))
+    elif verification.accepted:
+        counts = Counter(row.get("status") or row.get("verdict") or "not analysed" for row in records)
+        statuses = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+        print(f"accepted: {plural(len(records), 'record')} ({statuses})")
+        print("".join(f"- note: {note}\n" for note in verification.notes), end="")
     else:
-        print("\n".join(_lines(found)))
-    return OK if found.accepted else NOT_OK
-
-
-def _lines(found: Verification) -> list[str]:
-    counts = Counter(each.get("status") or each.get("verdict") or "not analysed" for each in found.records)
-    statuses = ", ".join(f"{number} {status}" for status, number in counts.most_common())
-    if not found.accepted:
-        lines = [f"refused: {plural(len(found.reasons), 'reason')}"]
-        return lines + [f"- {reason.line}" for reason in found.reasons]
-    lines = [f"accepted: {plural(len(found.records), 'record')} ({statuses})"]
-    return lines + [f"- note: {note}" for note in found.notes]
+        print(f"refused: {plural(len(reasons), 'reason')}")
+        print("".join(f"- {reason.line}\n" for reason in reasons), end="")
+    return OK if verification.accepted else NOT_OK

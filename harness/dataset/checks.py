@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from harness import machine, records
-from harness.analysis import traffic
 from harness.analysis.identity import recorded_gpu
 from harness.analysis.verdicts import USABLE, verdict
 from harness.base.text import shortened
 from harness.records import Stored, TokenTimes
 from harness.records.files import read_columns
 from harness.records.kinds import Record, done_of, loaded_of, memory_of
-from harness.theory import decoder, names
+from harness.theory import decoder
 from harness.theory.decoder import dense
 
 # One record with all of its files, read once.
@@ -70,10 +69,8 @@ class Evidence:
 # Facts of one record that must agree with each other: machine, model, weights, counts, series. Pure.
 
 
-PROBE_TOLERANCE = 1.05  # a probe that read more than the data sheet's bandwidth allows
-LINE_TOLERANCE, LEAST_TOKENS = 0.02, 100  # of a published B: its series may be another run's
 STEPS_SHARE, STEPS_MS = 1e-3, 0.05  # rounding
-BITS_TOLERANCE = 0.95  # bits per weight below those of the type's name
+LINE_TOLERANCE, LEAST_TOKENS = 0.02, 100  # of a published B: its series may be another run's
 
 
 # Facts of a machine that never change.
@@ -101,15 +98,11 @@ def contradictions(evidence: Evidence) -> Iterator[str]:
     yield from _series(evidence)
     if evidence.is_reported:
         yield from _printed(record)
-        yield from _published_gpu(record)
         yield from _published_line(evidence)
         return
     yield from _machine(record)
-    yield from _gpus(record)
-    yield from _devices(record)
     yield from _weights(record)
     yield from _options(record)
-    yield from _versions(record)
     yield from _counts(record)
     yield from _dates(record)
     yield from _memory(record)
@@ -138,43 +131,6 @@ def _machine(record: Record) -> Iterator[str]:
         yield f"its machine is called {facts['slug']}, but its CPU, memory and GPUs give {slug}"
 
 
-def _gpus(record: Record) -> Iterator[str]:
-    for gpu in record["machine"].get("gpus") or []:
-        known = names.of_gpu(gpu["name"], gpu["memory_bytes"])
-        if known is None:
-            continue
-        capability = gpu.get("compute_capability")
-        if (
-            capability
-            and known.compute_capability
-            and capability != ".".join(map(str, known.compute_capability))
-        ):
-            true = ".".join(map(str, known.compute_capability))
-            yield f"its GPU {gpu['name']} claims compute capability {capability}, but that GPU has {true}"
-        size = gpu["memory_bytes"]
-        if size is not None and not 0.9 < size / known.memory_bytes <= 1.02:
-            yield f"its GPU {gpu['name']} claims {size / 1e9:.1f} GB, but has {known.memory_bytes / 1e9:.1f}"
-    sheet = traffic.data_sheet(record)
-    rates = traffic.probed_bytes_per_s([record])
-    if sheet and rates and max(rates) > PROBE_TOLERANCE * sheet.data_sheet_bytes_per_s:
-        allowed = sheet.data_sheet_bytes_per_s / 1e9
-        yield f"a probe read {max(rates) / 1e9:,.0f} GB/s, but memory of {sheet.name} gives {allowed:,.0f}"
-
-
-def _devices(record: Record) -> Iterator[str]:
-    """The devices as the stack itself lists them."""
-    present = (loaded_of(record).get("devices") or {}).get("present")
-    facts = record["machine"]
-    gpus = {gpu["name"] for gpu in facts.get("gpus") or []}
-    for each in present if isinstance(present, list) else []:
-        name, kind = str(each.get("description", "")).strip(), each.get("type")
-        is_named = facts.get("architecture") == "x86_64" and name not in ("", "CPU")
-        if kind == "cpu" and is_named and name != facts.get("cpu"):
-            yield f"the stack ran on the CPU {shortened(name)}, but its machine has {facts.get('cpu')}"
-        if kind == "gpu" and str(each.get("name", "")).startswith("CUDA") and name not in gpus:
-            yield f"the stack ran on the GPU {shortened(name)}, which its machine does not have"
-
-
 def _weights(record: Record) -> Iterator[str]:
     weights, loaded = record["model"]["weights"], loaded_of(record)
     header: Mapping[str, Any] = weights.get("header") or {}
@@ -186,9 +142,6 @@ def _weights(record: Record) -> Iterator[str]:
     of_shape = decoder.parameters(dense(**shape)) if shape and not weights.get("decoder") else None
     if header and parameters and of_shape and of_shape != parameters:
         yield f"its weights have {parameters:,} parameters, but its shape {of_shape:,}"
-    bits, nominal = traffic.bpw(record), traffic.nominal_bits(loaded.get("quant"))
-    if header and bits and nominal and bits < BITS_TOLERANCE * nominal:
-        yield f"its weights are {loaded.get('quant')}, but have {bits:.2f} bits each"
     if (weights["kind"] == "synthetic") and weights.get("synthetic") is False:
         yield "its weights are synthetic, but marked as real"
 
@@ -203,22 +156,6 @@ def _options(record: Record) -> Iterator[str]:
             yield f"its option {name} was {shortened(str(value))}, but {ran} ran"
     if "threads" in record and options.get("threads") not in (None, record["threads"]):
         yield f"it claims {record['threads']} threads, but its option is {options['threads']}"
-
-
-def _versions(record: Record) -> Iterator[str]:
-    """The versions that ran, against those that its environment was built from."""
-    environment = record.get("environment") or {}
-    if environment.get("adopted"):
-        return
-    locked = dict(_normal(*line.split("==", 1)) for line in environment.get("lock") or [] if "==" in line)
-    for name, version in (loaded_of(record).get("versions") or {}).items():
-        package, ran = _normal(name, version)
-        if package in locked and locked[package] != ran:
-            yield f"{shortened(name)} {shortened(version)} ran, but its environment has {locked[package]}"
-
-
-def _normal(name: str, version: str) -> tuple[str, str]:
-    return name.strip().lower().replace("_", "-"), version.partition("+")[0].partition(";")[0].strip()
 
 
 def _counts(record: Record) -> Iterator[str]:
@@ -348,14 +285,6 @@ def _printed(record: Record) -> Iterator[str]:
                 continue
             if abs(printed - figure) > 1e-6 * max(1.0, abs(figure)):
                 yield f"its {name} is {figure:g}, but {text} was printed"
-
-
-def _published_gpu(record: Record) -> Iterator[str]:
-    named = names.of_gpu(record["machine"]["slug"])
-    for gpu in record["machine"].get("gpus") or []:
-        known = names.of_gpu(gpu["name"], gpu["memory_bytes"])
-        if named and known and known.name != named.name:
-            yield f"its machine is {record['machine']['slug']}, but its GPU {gpu['name']}"
 
 
 def _published_line(evidence: Evidence) -> Iterator[str]:

@@ -25,7 +25,8 @@ from harness.report import tables
 from harness.report.head import version_text, versions_text
 from harness.report.tables import number
 from harness.report.text_table import NONE, Table, in_markdown
-from harness.share.bundle import TABLES, Anonymizer
+from harness.share.anonymize import Anonymizer
+from harness.share.bundle import TABLES
 
 # Which records a card is made of.
 
@@ -43,33 +44,42 @@ def newest_places(stored: Sequence[Stored]) -> list[tuple[str, str]]:
 
 def latest(stored: Sequence[Stored]) -> list[Stored]:
     """The records of each variant's last measurement of each workload: of one length, one build, one file."""
-    last: dict[tuple[str | None, ...], str] = {}
-    for each in sorted(stored, key=lambda each: each.record["started_utc"]):
-        last[_measurement(each.record)] = each.record["content_key"]
-    return [each for each in stored if last[_measurement(each.record)] == each.record["content_key"]]
 
+    def measurement(record: Record) -> tuple[str | None, ...]:
+        return record["kind"], record["stack"], record["variant"], record["workload"]["kind"], device(record)
 
-def _measurement(record: Record) -> tuple[str | None, ...]:
-    workload = record["workload"]["kind"]
-    return record["kind"], record["stack"], record["variant"], workload, device(record)
+    in_order = sorted(stored, key=lambda each: each.record["started_utc"])
+    last = {measurement(each.record): each.record["content_key"] for each in in_order}
+    return [each for each in stored if last[measurement(each.record)] == each.record["content_key"]]
 
 
 def checksum(anonymous: Sequence[Stored]) -> str:
     """SHA-256 of records and the values of their tables, in any order. A bundle's records give that of the
-    folder: what it computes anew, the content keys, is left out."""
-    return sha256("".join(sorted(map(_content, anonymous))).encode()).hexdigest()
-
-
-def _content(each: Stored) -> str:
-    record = {**each.record} | {"content_key": None}
-    if "check" in record:
-        record["check"] = {**each.record["check"], "speaks_for": None}
-    read = {name: read_columns(each.folder / f"{name}.parquet", ()) for name in TABLES}
-    columns = {name: table for name, table in read.items() if table}  # kinds to come change nothing
-    return sha256(json.dumps([record, columns], sort_keys=True).encode()).hexdigest()
+    folder: the content keys, which it computes again, are left out."""
+    contents = []
+    for each in anonymous:
+        record = {**each.record} | {"content_key": None}
+        if "check" in record:
+            record["check"] = {**each.record["check"], "speaks_for": None}
+        read = {name: read_columns(each.folder / f"{name}.parquet", ()) for name in TABLES}
+        columns = {name: table for name, table in read.items() if table}  # kinds to come change nothing
+        contents.append(sha256(json.dumps([record, columns], sort_keys=True).encode()).hexdigest())
+    return sha256("".join(sorted(contents)).encode()).hexdigest()
 
 
 # The content of a card.
+
+
+# The picture. A character of a monospace font is 0.6 of its size wide, or less.
+SIZE, LINE, MARGIN = 13, 20, 16
+ADVANCE = SIZE * 0.61
+LEAST_WIDTH = 96  # characters of a note before it is wrapped
+STYLE = f"""
+rect {{ fill: #fff; stroke: #ccc }} text {{ fill: #222; font: {SIZE}px ui-monospace, Menlo, Consolas,
+"DejaVu Sans Mono", monospace; white-space: pre }} .strong {{ font-weight: bold }} .note {{ fill: #555 }}
+@media (prefers-color-scheme: dark) {{ rect {{ fill: #16181d; stroke: #444 }} text {{ fill: #eee }}
+.note {{ fill: #aaa }} }}
+"""
 
 
 @dataclass(frozen=True)
@@ -81,18 +91,33 @@ class Card:
     notes: Sequence[str]
 
     def markdown(self) -> str:
+        """Markdown in which no name calls anybody (@everyone) or becomes a link where it is pasted: it has no
+        escape that GitHub, Discord and Reddit share."""
         notes = "\n".join(f"- {in_markdown(note)}" for note in self.notes)
-        return _inert(f"**{in_markdown(self.title)}**\n\n{self.table.markdown()}\n\n{notes}\n")
+        text = f"**{in_markdown(self.title)}**\n\n{self.table.markdown()}\n\n{notes}\n"
+        text = text.replace("@", "\N{FULLWIDTH COMMERCIAL AT}").replace("://", ": //")
+        return re.sub(r"\bwww\.", "www .", text, flags=re.IGNORECASE)
 
     def svg(self) -> str:
-        return _svg(self)
-
-
-def _inert(text: str) -> str:
-    """Markdown in which no name calls anybody (@everyone) or becomes a link where it is pasted: it has no
-    escape that GitHub, Discord and Reddit share."""
-    text = text.replace("@", "\N{FULLWIDTH COMMERCIAL AT}").replace("://", ": //")
-    return re.sub(r"\bwww\.", "www .", text, flags=re.IGNORECASE)
+        """The lines of the card over a background of its own, so that it can be read on any page."""
+        rows = self.table.text()
+        width = max(LEAST_WIDTH, *map(len, rows))
+        wrap = partial(textwrap.wrap, width=width, subsequent_indent="  ")
+        lines = [(line, "strong") for line in wrap(printable(self.title))] + [("", "")]
+        lines += [(row, "" if number else "strong") for number, row in enumerate(rows)] + [("", "")]
+        lines += [(line, "note") for note in self.notes for line in wrap(printable(note))]
+        texts = "\n".join(
+            f'<text x="{MARGIN}" y="{MARGIN + LINE * number - 6}" class="{kind}">{escape(line)}</text>'
+            for number, (line, kind) in enumerate(lines, start=1)
+            if line
+        )
+        across, down = round(width * ADVANCE) + 2 * MARGIN, LINE * len(lines) + 2 * MARGIN
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {across} {down}" role="img"'
+            f' width="{across}" height="{down}">\n<title>{escape(printable(self.title))}</title>\n'
+            f"<style>{STYLE}</style>\n"
+            f'<rect x="0.5" y="0.5" width="{across - 1}" height="{down - 1}" rx="8"/>\n{texts}\n</svg>\n'
+        )
 
 
 def made(stored: Sequence[Stored], anonymizer: Anonymizer, every: Sequence[Stored]) -> Card:
@@ -105,51 +130,42 @@ def made(stored: Sequence[Stored], anonymizer: Anonymizer, every: Sequence[Store
     table = _table(study)
     if not table.lines:
         raise ResultsError(f"{place(stored[0].record)[1]}: only its weights were checked: nothing to show")
-    notes = [_shown_of(stored, every), *_outcomes(study), *_origin(study, anonymous)]
+    shown, total = (len({each.record["content_key"] for each in some}) for some in (stored, every))
+    notes = [
+        f"{shown} of {total} cells of its results folder, by name: one model, each variant's last measurement"
+        if shown < total
+        else f"all of its results folder: {plural(total, 'cell')}, by name",
+        *_outcomes(study),
+        *_origin(anonymous),
+    ]
     if any(mark in cell for line in table.lines for cell in line for mark in ("+", tables.NOT_HELD)):
         notes.insert(0, f"{CONTEXT.heading}: {CONTEXT.meaning}")
-    title = ", ".join(filter(None, (_title(study, anonymous), _unfinished(stored, every))))
-    return Card(title, table, notes)
-
-
-def _title(study: Study, stored: Sequence[Stored]) -> str:
-    model = stored[0].record["model"]
-    machine = stored[0].record["machine"]
-    on_cpu = all(row["device"] == "cpu" for row in [*study.cells, *study.searches])
-    found = machine_text({**machine, "gpus": []} if on_cpu else machine)
-    rates = [rate for row in study.cells if (rate := row["bandwidth_bytes_per_s"])]
-    found += f", read bandwidth {max(rates) / 1e9:.0f} GB/s measured" if rates else ""
-    synthetic = " (synthetic weights)" * any(row["weights"] == "synthetic" for row in study.cells)
-    return f"{model['name']}{synthetic} on {found}"
-
-
-def _shown_of(stored: Sequence[Stored], every: Sequence[Stored]) -> str:
-    """How many cells of the folder are shown, and in which order."""
-    shown, total = (len({each.record["content_key"] for each in some}) for some in (stored, every))
-    if shown == total:
-        return f"all of its results folder: {plural(total, 'cell')}, by name"
-    return (
-        f"{shown} of {total} cells of its results folder, by name: one model, each variant's last measurement"
-    )
-
-
-def _unfinished(stored: Sequence[Stored], every: Sequence[Stored]) -> str | None:
-    """How far the newest run of these records came, which may be of other models, too, where it was
-    interrupted or goes on; null: it is complete."""
     newest = max(dataset_table.place(each.record) for each in stored)
     run = [each.record for each in every if dataset_table.place(each.record) == newest]
-    ended = [each for each in run if each.get("outcome") != "interrupted"]
-    done = max((each.get("place_in_order", (0, 0))[0] for each in ended), default=0)
-    of = max(each.get("place_in_order", (0, 0))[1] for each in run)
-    return f"not complete: {done} of {plural(of, 'repeat')} of the run" if done < of else None
+    return Card(_title(study, anonymous, run), table, notes)
+
+
+def _title(study: Study, stored: Sequence[Stored], run: Sequence[Record]) -> str:
+    """The model, the machine, and how far the newest run came if it was interrupted or goes on. `run`: all of
+    its records, also those of other models."""
+    model, machine = stored[0].record["model"]["name"], stored[0].record["machine"]
+    synthetic = " (synthetic weights)" * any(row["weights"] == "synthetic" for row in study.cells)
+    on_cpu = all(row["device"] == "cpu" for row in [*study.cells, *study.searches])
+    title = f"{model}{synthetic} on {machine_text({**machine, 'gpus': []} if on_cpu else machine)}"
+    if rates := [rate for row in study.cells if (rate := row["bandwidth_bytes_per_s"])]:
+        title += f", read bandwidth {max(rates) / 1e9:.0f} GB/s measured"
+    total = max(record.get("place_in_order", (0, 0))[1] for record in run)
+    ended = [record for record in run if record.get("outcome") != "interrupted"]
+    done = max((record.get("place_in_order", (0, 0))[0] for record in ended), default=0)
+    return title + f", not complete: {done} of {plural(total, 'repeat')} of the run" * (done < total)
 
 
 def _outcomes(study: Study) -> list[str]:
     """What is not ok, and what the figures are of."""
-    every: list[Result | Score] = [*study.cells, *study.searches, *study.scores]
+    rows: list[Result | Score] = [*study.cells, *study.searches, *study.scores]
     notes = [
         f"{row['name']}: {': '.join(filter(None, (row['status'], '; '.join(row['reasons']))))}"
-        for row in every
+        for row in rows
         if not ok(row)
     ]
     lengths = {
@@ -157,42 +173,36 @@ def _outcomes(study: Study) -> list[str]:
         for row in study.cells
         if ok(row) and row["tokens"] and not timed(row)
     }
-    notes += [
-        f"tok/s: decode of {' or '.join(sorted(lengths))}; ±: to the farther end of the 95% interval"
-    ] * bool(lengths)
+    if lengths:
+        notes.append(
+            f"tok/s: decode of {' or '.join(sorted(lengths))}; ±: to the farther end of the 95% interval"
+        )
     if any(row["weights"] == "synthetic" for row in study.cells):
         notes.append("synthetic weights: sizes are exact, latencies almost exact, quality has no meaning")
     return notes
 
 
-def _origin(study: Study, stored: Sequence[Stored]) -> list[str]:
-    """Files, versions, date and checksum."""
-    files = {
-        ", ".join(filter(None, (file, weights.get("quant"), _megabytes(weights.get("file_bytes")))))
-        for each in stored
-        if (file := (weights := each.record["model"]["weights"]).get("file"))
-    }
-    notes = [f"file: {each}" for each in sorted(files)]
-    notes += sorted(filter(None, {_software(each.record) for each in stored}))
-    harness = {version_text(each.record) or "published" for each in stored}
+def _origin(stored: Sequence[Stored]) -> list[str]:
+    """Files, versions, or the source of published figures, then date and checksum."""
+    files, software = set[str](), set[str]()
+    for record in (each.record for each in stored):
+        weights = record["model"]["weights"]
+        if file := weights.get("file"):
+            size = weights.get("file_bytes")
+            parts = (file, weights.get("quant"), f"{size / 1e6:,.0f} MB" if size else None)
+            files.add(f"file: {', '.join(filter(None, parts))}")
+        if source := record.get("source"):
+            software.add(f"source: {source['title']}, {source['url']}, {source['license']}")
+        elif versions := versions_text(record):
+            software.add(f"{record['stack']}: {versions}")
     days = sorted({each.record["started_utc"][:10] for each in stored})
-    notes.append(f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, {list_named(sorted(harness), 3)}")
-    notes.append(
-        f"{plural(len(stored), 'record')}, SHA-256 {checksum(stored)}: harness share prints it again"
-    )
-    return notes
-
-
-def _megabytes(size: int | None) -> str:
-    return f"{size / 1e6:,.0f} MB" if size else ""
-
-
-def _software(record: Record) -> str:
-    """The stack and its versions; of published figures their source."""
-    if source := record.get("source"):
-        return f"source: {source['title']}, {source['url']}, {source['license']}"
-    listed = versions_text(record)
-    return f"{record['stack']}: {listed}" if listed else ""
+    harness = sorted({version_text(each.record) or "published" for each in stored})
+    return [
+        *sorted(files),
+        *sorted(software),
+        f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, {list_named(harness, 3)}",
+        f"{plural(len(stored), 'record')}, SHA-256 {checksum(stored)}: harness share prints it again",
+    ]
 
 
 # The table: what the cells, searches and scores of a variant found, on one line.
@@ -200,7 +210,7 @@ def _software(record: Record) -> str:
 
 @dataclass(frozen=True)
 class _Line:
-    """`main`: the cell whose speed is shown; null: only its context or its quality was measured."""
+    """`main`: the cell whose speed is shown; None: only its context or its quality was measured."""
 
     label: str
     main: ShownCell | None
@@ -210,31 +220,31 @@ class _Line:
 
 
 def _table(study: Study) -> Table:
-    every: list[Ended] = [*study.rows, *study.searches, *study.scores]
-    keys = sorted(set(map(_key, every)), key=lambda key: [part or "" for part in key])
-    devices = {on for *_, on in keys}
+    def key(row: Ended) -> tuple[str, str, str | None]:
+        return row["stack"], row["variant"], row["device"]
+
+    ended: list[Ended] = [*study.rows, *study.searches, *study.scores]
+    keys = sorted(set(map(key, ended)), key=lambda key: [part or "" for part in key])
+    several_devices = len({on for *_, on in keys}) > 1
     lines = []
-    for key in keys:
-        cells = [row for row in study.rows if _key(row) == key]
-        by_use = sorted(cells, key=lambda row: (bool(timed(row)), row["workload"] != "decode"))
-        stack, variant, on = key
-        lines.append(
-            _Line(
-                f"{stack} {variant}" + f" on {on}" * (len(devices) > 1),
-                by_use[0] if by_use else None,
-                cells,
-                [row for row in study.searches if _key(row) == key],
-                [row for row in study.scores if _key(row) == key],
-            )
+    for stack, variant, on in keys:
+        cells = [row for row in study.rows if key(row) == (stack, variant, on)]
+        line = _Line(
+            f"{stack} {variant}" + f" on {on}" * several_devices,
+            min(cells, key=lambda row: (bool(timed(row)), row["workload"] != "decode"), default=None),
+            cells,
+            [row for row in study.searches if key(row) == (stack, variant, on)],
+            [row for row in study.scores if key(row) == (stack, variant, on)],
         )
-    columns = [(heading, list(map(text, lines))) for heading, text in COLUMNS]
-    shown = [(heading, texts) for heading, texts in columns if heading in WORDS[:1] or {*texts} - {NONE}]
-    headings, texts = zip(*shown, strict=True)
-    return Table(headings, list(zip(*texts, strict=True)), [heading not in WORDS for heading in headings])
-
-
-def _key(row: Ended) -> tuple[str, str, str | None]:
-    return row["stack"], row["variant"], row["device"]
+        lines.append([text(line) for _, text in COLUMNS])
+    shown = [
+        column
+        for column, (heading, _) in enumerate(COLUMNS)
+        if heading == "variant" or any(texts[column] != NONE for texts in lines)
+    ]
+    headings = [COLUMNS[column][0] for column in shown]
+    texts = [[line[column] for column in shown] for line in lines]
+    return Table(headings, texts, [heading not in WORDS for heading in headings])
 
 
 def _status(line: _Line) -> str:
@@ -246,11 +256,6 @@ def _status(line: _Line) -> str:
 def _of_main(text: Callable[[ShownCell], str], ok_alone: bool = True) -> Callable[[_Line], str]:
     """The text of a figure of the variant's main cell; `ok_alone`: a dash unless that is ok."""
     return lambda line: text(line.main) if line.main and (ok(line.main) or not ok_alone) else NONE
-
-
-def _B(row: ShownCell) -> str:
-    """Of published figures, which have no tok/s."""
-    return tables.B(row) if row["tokens_per_s"] is None else NONE
 
 
 def _prefill(line: _Line) -> str:
@@ -282,7 +287,11 @@ COLUMNS: tuple[tuple[str, Callable[[_Line], str]], ...] = (
     ("variant", lambda line: line.label),
     ("status", _status),
     ("tok/s", _of_main(lambda row: tables.plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]))),
-    ("ms/token at zero context", _of_main(_B)),
+    # published figures have no tok/s
+    (
+        "ms/token at zero context",
+        _of_main(lambda row: tables.B(row) if row["tokens_per_s"] is None else NONE),
+    ),
     ("TTFT ms", _of_main(tables.ttft)),
     ("prefill tok/s, 512 tokens", _prefill),
     ("file MB", _of_main(lambda row: number(row["file_bytes"], "{:,.0f}", 1e6), ok_alone=False)),
@@ -291,39 +300,3 @@ COLUMNS: tuple[tuple[str, Callable[[_Line], str]], ...] = (
     ("perplexity", _perplexity),
     ("flags", _of_main(tables.flags, ok_alone=False)),
 )
-
-
-# The picture. A character of a monospace font is 0.6 of its size wide, or less.
-
-
-SIZE, LINE, MARGIN = 13, 20, 16
-ADVANCE = SIZE * 0.61
-LEAST_WIDTH = 96  # characters of a note before it is wrapped
-STYLE = f"""
-rect {{ fill: #fff; stroke: #ccc }} text {{ fill: #222; font: {SIZE}px ui-monospace, Menlo, Consolas,
-"DejaVu Sans Mono", monospace; white-space: pre }} .strong {{ font-weight: bold }} .note {{ fill: #555 }}
-@media (prefers-color-scheme: dark) {{ rect {{ fill: #16181d; stroke: #444 }} text {{ fill: #eee }}
-.note {{ fill: #aaa }} }}
-"""
-
-
-def _svg(card: Card) -> str:
-    """The lines of the card over a background of its own, so that it can be read on any page."""
-    rows = card.table.text()
-    width = max(LEAST_WIDTH, *map(len, rows))
-    wrap = partial(textwrap.wrap, width=width, subsequent_indent="  ")
-    lines = [(line, "strong") for line in wrap(printable(card.title))] + [("", "")]
-    lines += [(row, "" if number else "strong") for number, row in enumerate(rows)] + [("", "")]
-    lines += [(line, "note") for note in card.notes for line in wrap(printable(note))]
-    texts = "\n".join(
-        f'<text x="{MARGIN}" y="{MARGIN + LINE * place - 6}" class="{kind}">{escape(line)}</text>'
-        for place, (line, kind) in enumerate(lines, start=1)
-        if line
-    )
-    across, down = round(width * ADVANCE) + 2 * MARGIN, LINE * len(lines) + 2 * MARGIN
-    title = f"<title>{escape(printable(card.title))}</title>"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {across} {down}" role="img"'
-        f' width="{across}" height="{down}">\n{title}\n<style>{STYLE}</style>\n'
-        f'<rect x="0.5" y="0.5" width="{across - 1}" height="{down - 1}" rx="8"/>\n{texts}\n</svg>\n'
-    )

@@ -24,21 +24,20 @@ from harness.dataset.study import ENDS, bounds, campaigns, csv_headings
 from harness.records import Record, ResultsError, Stored, table
 from harness.records.kinds import loaded_of
 
-# Choose the repeats to export: those that are ok. The others are counted by reason.
-
-
 Repeat = tuple[Row, Stored]
+
+# Choose the repeats to export: those that are ok. The others are counted by reason.
 
 
 @dataclass
 class Chosen:
     """The ok repeats, read lazily one campaign at a time. `left_out`: the others read so far, by reason.
 
-    `fits`: returns why an ok repeat cannot be exported; empty where it can.
+    `unfit`: why an ok repeat cannot be exported; empty where it can.
     """
 
     stored: Iterable[Stored]
-    fits: Callable[[Row, Record], str] = lambda row, record: ""
+    unfit: Callable[[Row], str] = lambda row: ""
     left_out: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
     seen: int = 0
@@ -48,29 +47,17 @@ class Chosen:
         for campaign in campaigns(self.stored):
             self.warnings += campaign.study.warnings
             self.left_out.update("search" for _ in campaign.study.searches)
-            found: list[Repeat] = []
+            fit: list[Repeat] = []
             for row, each in campaign.repeats:
                 self.seen += 1
-                if why := self._unfit(row, each.record):
+                if row["status"] != "ok":
+                    self.left_out["disturbed" if row["disturbed"] else str(row["status"])] += 1
+                elif why := self.unfit(row):
                     self.left_out[why] += 1
                 else:
-                    found.append((row, each))
-            if found:
-                yield found
-
-    def _unfit(self, row: Row, record: Record) -> str:
-        if row["status"] != "ok":
-            return "disturbed" if row["disturbed"] else str(row["status"])
-        return self.fits(row, record)
-
-
-def cells_of(chosen: Iterable[Sequence[Repeat]]) -> Iterator[list[Repeat]]:
-    """The repeats of each cell of each campaign."""
-    for campaign in chosen:
-        cells: dict[str, list[Repeat]] = {}
-        for row, each in campaign:
-            cells.setdefault(row["content_key"], []).append((row, each))
-        yield from cells.values()
+                    fit.append((row, each))
+            if fit:
+                yield fit
 
 
 # CSV export: one line per repeat, all figures at full precision.
@@ -86,20 +73,14 @@ OF_METRICS = {metric.name: metric.value for metric in METRICS}
 
 def lines_text(chosen: Iterable[Sequence[Repeat]]) -> str:
     """A heading and a line per repeat, of several users one per number of them; empty without repeats."""
-    lines = [
-        [value for field in REPEAT_FIELDS for value in _values(row, field)]
-        + [OF_METRICS[name](row) for name in COMPUTED]
-        + [row["users"][0]["users"] if row["users"] else None]
-        for campaign in chosen
-        for whole, _ in campaign
-        for row in _by_users(whole)
-    ]
+    lines: list[list[object]] = []
+    for repeat, _ in (repeat for campaign in chosen for repeat in campaign):
+        rows: list[Row] = [{**repeat, "users": [at]} for at in repeat["users"]] or [repeat]
+        for row in rows:
+            figures = [value for field in REPEAT_FIELDS for value in _values(row, field)]
+            computed = [OF_METRICS[name](row) for name in COMPUTED]
+            lines.append([*figures, *computed, row["users"][0]["users"] if row["users"] else None])
     return csv_text([[*csv_headings(REPEAT_FIELDS), *COMPUTED, "users"], *lines]) if lines else ""
-
-
-def _by_users(row: Row) -> list[Row]:
-    """The row for each number of users; as it is without any."""
-    return [{**row, "users": [at]} for at in row["users"]] or [row]
 
 
 def _values(row: Row, field: RepeatField) -> list[object]:
@@ -113,9 +94,8 @@ def _values(row: Row, field: RepeatField) -> list[object]:
 
 # llama-bench's JSON with the fields of llama.cpp 0.5.0-dev: a row per campaign, cell and test.
 #
-# Each repeat is a sample. The fields, their order and types are those of `struct test` in
-# tools/llama-bench/llama-bench.cpp, as bundled with llama-cpp-python 0.3.36.
-# docs/reference/columns.md defines each one.
+# The fields, their order and types are those of `struct test` in tools/llama-bench/llama-bench.cpp, as
+# bundled with llama-cpp-python 0.3.36. docs/reference/columns.md defines each one.
 
 
 Test = dict[str, object]
@@ -125,7 +105,7 @@ Key = tuple[int, int, int]
 BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "metal": "MTL", "vulkan": "Vulkan", "hip": "ROCm"}
 
 
-def fits_llama_bench(row: Row, record: Record) -> str:
+def unfit_llama_bench(row: Row) -> str:
     """Why an ok repeat has no equivalent in llama-bench; empty where it has one."""
     if row["workload"] in ("prefill", "depth"):
         return ""
@@ -135,68 +115,60 @@ def fits_llama_bench(row: Row, record: Record) -> str:
 
 
 def llama_bench_rows(chosen: Iterable[Sequence[Repeat]]) -> Iterator[Test]:
-    """The rows of llama-bench. Prefill is a separate test, left out where TTFT is not valid."""
-    for repeats in cells_of(chosen):
-        if repeats[0][0]["workload"] != "decode":
-            yield from _of_rows(repeats)
-            continue
-        prompt_ns, decode_ns, steps = [], [], 0
-        for row, each in repeats:
-            latency_ns = each.times.latency_ns.tolist()
-            steps = len(latency_ns) - 1  # the first token is the prompt's
-            decode_ns.append(sum(latency_ns[1:]))
-            if row["ttft_ms"] is not None:
-                prompt_ns.append(latency_ns[0])
-        row, each = repeats[0]
-        prompt = row["prompt_tokens"]
-        known = _known(row, each.record, prompt)
-        if prompt_ns:
-            yield known | _test(prompt, 0, 0, row["started_utc"], prompt_ns)
-        if steps:
-            yield known | _test(0, steps, prompt, row["started_utc"], decode_ns)
+    """The rows of llama-bench: a test per cell of a campaign, its lengths and depth."""
+    for campaign in chosen:
+        cells: dict[str, list[Repeat]] = {}
+        for row, each in campaign:
+            cells.setdefault(row["content_key"], []).append((row, each))
+        for repeats in cells.values():
+            samples: dict[Key, list[int]] = {}
+            for row, each in repeats:
+                for test, ns in _samples(row, each):
+                    samples.setdefault(test, []).append(ns)
+            row, each = repeats[0]
+            for test in sorted(samples, key=lambda test: (test[1], test)):  # prefill first
+                fields = _fields(row, each.record, test[0] or row["prompt_tokens"])
+                yield fields | _test(test, row["started_utc"], samples[test])
 
 
-def _of_rows(repeats: Sequence[Repeat]) -> Iterator[Test]:
-    """A test per length and depth of prefill, and per depth of windows. A pass, or a window, is a sample."""
-    samples: dict[Key, list[int]] = {}
-    for row, each in repeats:
-        columns = table(each)
-        passes = zip(*(columns[name] for name in ("round", "depth", "n", "latency_ns")), strict=True)
-        windows: dict[tuple[int, int], list[int]] = {}
-        for number, depth, n, ns in passes:
-            if row["workload"] == "prefill":
-                samples.setdefault((n, 0, depth), []).append(ns)
-            else:
-                windows.setdefault((depth, number), []).append(ns)
-        for (depth, _), steps in windows.items():
-            samples.setdefault((0, len(steps), depth), []).append(sum(steps))
-    row, each = repeats[0]
-    for (prompt, new, depth), found in sorted(samples.items()):
-        known = _known(row, each.record, prompt or row["prompt_tokens"])
-        yield known | _test(prompt, new, depth, row["started_utc"], found)
+def _samples(row: Row, each: Stored) -> Iterator[tuple[Key, int]]:
+    """Times of a repeat in ns: of its prefill, where TTFT is valid, and of its decode; of a workload of
+    prefill or depth, of each pass or window."""
+    if row["workload"] == "decode":
+        prompt, (first, *steps) = row["prompt_tokens"], each.times.latency_ns.tolist()
+        if row["ttft_ms"] is not None:
+            yield (prompt, 0, 0), first
+        if steps:  # the first token is the prompt's
+            yield (0, len(steps), prompt), sum(steps)
+        return
+    columns = table(each)
+    passes = zip(*(columns[name] for name in ("round", "depth", "n", "latency_ns")), strict=True)
+    windows: dict[tuple[int, int], list[int]] = {}
+    for number, depth, n, ns in passes:
+        if row["workload"] == "prefill":
+            yield (n, 0, depth), ns
+        else:
+            windows.setdefault((depth, number), []).append(ns)
+    for (depth, _), steps in windows.items():
+        yield (0, len(steps), depth), sum(steps)
 
 
-def llama_bench_text(found: Sequence[Test]) -> str:
-    """One array, as llama-bench prints it; empty for no rows."""
-    return json.dumps(found, indent=2, allow_nan=False) + "\n" if found else ""
-
-
-def llama_bench_builds(found: Sequence[Test]) -> list[str]:
+def llama_bench_builds(rows: Sequence[Test]) -> list[str]:
     """The build ids in the rows, by the time of their first test."""
-    in_order = sorted(found, key=lambda row: str(row["test_time"]))
+    in_order = sorted(rows, key=lambda row: str(row["test_time"]))
     return list(dict.fromkeys(str(row["build_commit"]) for row in in_order))
 
 
-def build(record: Record) -> str:
+def _build(record: Record) -> str:
     """An id of 8 hexadecimal digits for a build: the stack, its versions, environment and build flags."""
     environment = record.get("environment") or {}
     versions = loaded_of(record).get("versions")
-    known = [record["stack"], versions, environment.get("lock"), environment.get("variables")]
-    known += filter(None, [environment.get("toolkit")])
-    return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
+    facts = [record["stack"], versions, environment.get("lock"), environment.get("variables")]
+    facts += filter(None, [environment.get("toolkit")])
+    return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _known(row: Row, record: Record, batch: int) -> Test:
+def _fields(row: Row, record: Record, batch: int) -> Test:
     """The fields of a test but its lengths and samples. `batch`: tokens evaluated at once, where the stack
     has no such option. Options that a stack lacks have llama-bench's default."""
     loaded, machine = loaded_of(record), record["machine"]
@@ -209,7 +181,7 @@ def _known(row: Row, record: Record, batch: int) -> Test:
     header = record["model"]["weights"].get("header")
     parameters = loaded.get("parameters") or (header and header["parameters"])
     return {
-        "build_commit": build(record),
+        "build_commit": _build(record),
         "build_number": 0,
         "cpu_info": "" if elsewhere else machine["cpu"] or "",
         "gpu_info": ", ".join(gpu["name"] or "unknown" for gpu in used) if on_gpu else "",
@@ -246,8 +218,9 @@ def _known(row: Row, record: Record, batch: int) -> Test:
     }
 
 
-def _test(prompt: int, new: int, depth: int, started_utc: str, samples_ns: Sequence[int]) -> Test:
+def _test(test: Key, started_utc: str, samples_ns: Sequence[int]) -> Test:
     """Means and standard deviations as in llama-bench, but without its overflow of the deviation in ns."""
+    prompt, new, depth = test
     rates = [1e9 * (prompt + new) / ns for ns in samples_ns]
     several = len(samples_ns) > 1
     return {
@@ -288,7 +261,7 @@ SCHEMA = pa.schema(
 )
 
 
-def fits_tokens(row: Row, record: Record) -> str:
+def unfit_tokens(row: Row) -> str:
     """Why an ok repeat has no tokens to export; empty where it may have some."""
     return f"workload {row['workload']}" if row["workload"] in TABLE_OF else ""
 
@@ -302,9 +275,19 @@ def write_tokens(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
     partial, count = target.with_name(f"{target.name}.partial"), 0
     try:
         with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as file:
-            for campaign in chosen:
-                for repeat in campaign:
-                    count += _group(file, repeat)
+            for row, each in (repeat for campaign in chosen for repeat in campaign):
+                series = each.times.columns()
+                if not series:
+                    continue
+                length = len(series["n"])
+                zeros = pa.array([0] * length, pa.int32())
+                columns = [
+                    pa.DictionaryArray.from_arrays(zeros, pa.array([str(row[name])])) for name in WHOSE
+                ]
+                columns.append(pa.array([row["repeat"]] * length, pa.int64()))
+                columns += [pa.array(series.get(name, [None] * length), pa.int64()) for name in COLUMNS]
+                file.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
+                count += 1
         if count:
             partial.replace(target)
     except OSError as refusal:
@@ -312,17 +295,3 @@ def write_tokens(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
     finally:
         partial.unlink(missing_ok=True)
     return count
-
-
-def _group(file: pq.ParquetWriter, repeat: Repeat) -> int:
-    row, each = repeat
-    series = each.times.columns()
-    if not series:
-        return 0
-    length = len(series["n"])
-    zeros = pa.array([0] * length, pa.int32())
-    columns = [pa.DictionaryArray.from_arrays(zeros, pa.array([str(row[name])])) for name in WHOSE]
-    columns.append(pa.array([row["repeat"]] * length, pa.int64()))
-    columns += [pa.array(series.get(name, [None] * length), pa.int64()) for name in COLUMNS]
-    file.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
-    return 1

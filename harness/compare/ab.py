@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import compare, records
-from harness.analysis import differences as analysis_differences
+from harness.analysis import paired
 from harness.analysis.columns import Repeat
-from harness.analysis.differences import Change, discoveries
 from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.paired import Change, discoveries
 from harness.analysis.verdicts import USABLE, counting
 from harness.base.text import list_named, plural
 from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE, relative, unjudged
@@ -64,7 +64,7 @@ class Rounds:
         interval is narrow). None does of which a side failed twice, or was disturbed each time."""
         differences: dict[str, list[float]] = {pair: [] for pair in self.pairs}
         differences |= {pair: values for pair, (_, values) in self.steering().items()}
-        found = analysis_differences.changes({pair: values for pair, values in differences.items() if values})
+        found = paired.changes({pair: values for pair, values in differences.items() if values})
         bound = math.log1p(self.threshold)
         names = []
         for pair, values in differences.items():
@@ -73,10 +73,10 @@ class Rounds:
             rounds = max((round for of, _, round in self._rows if of == pair), default=0)
             if values and decided:
                 again = not decided(values)
-            elif len(values) >= analysis_differences.FEWEST_ROUNDS:
-                again = analysis_differences.wide(found[pair], bound)
+            elif len(values) >= paired.FEWEST_ROUNDS:
+                again = paired.wide(found[pair], bound)
             elif any(row["disturbed"] for of in rows for row in of) and not values:
-                again = not failed and rounds < 2 * analysis_differences.FEWEST_ROUNDS
+                again = not failed and rounds < 2 * paired.FEWEST_ROUNDS
             else:
                 again = bool(values) or rounds < 2
             if again:
@@ -90,14 +90,12 @@ class Rounds:
         changes: dict[tuple[str, str], tuple[Metric, Change]] = {}
         for metric in METRICS:
             differences = self._differences(metric)
-            found = analysis_differences.changes(
-                {pair: values for pair, values in differences.items() if values}
-            )
+            found = paired.changes({pair: values for pair, values in differences.items() if values})
             for pair, change in found.items():
                 rows[metric.name, pair] = self._row(metric, pair, len(differences[pair]), change)
                 changes[metric.name, pair] = metric, change
         p = {key: each.p for key, (_, each) in changes.items() if each.p is not None}
-        significant = discoveries(p, analysis_differences.FALSE_DISCOVERIES_AB)
+        significant = discoveries(p, paired.FALSE_DISCOVERIES)
         bound = math.log1p(self.threshold)
         for key, (metric, change) in changes.items():
             row = rows[key]
@@ -245,7 +243,7 @@ def _verdict(metric: Metric, change: Change, significant: bool, bound: float) ->
     """The verdict and its reason."""
     if change.ends is None:
         return INVALID, "run-to-run noise is unknown: fewer than two rounds"
-    sign = analysis_differences.direction(change, bound)
+    sign = paired.direction(change, bound)
     if sign and significant:
         return metric.worse if sign > 0 else metric.improved, None
     least, most = change.ends

@@ -11,7 +11,7 @@ from benchmarks.validity.nights import Machine as Nights
 from benchmarks.validity.nights import compared
 from harness.analysis.baseline import baseline
 from harness.analysis.columns import empty_cell
-from harness.analysis.differences import Difference, Differences, beyond, costs, significant
+from harness.analysis.differences import Difference, Differences, costs
 from harness.analysis.differences import differences as found_by
 from harness.analysis.metrics import FAMILIES, METRICS
 from harness.analysis.paired import discoveries
@@ -206,35 +206,13 @@ def test_figures_that_never_differ_are_the_same():
 # Days: campaigns of one machine differ, by a shift that all cells share.
 
 
-def days(chance: np.random.Generator, nights: int, cells: int, sd: float, slower: float = 0.0) -> np.ndarray:
+def days(chance: np.random.Generator, nights: int, cells: int, sd: float) -> np.ndarray:
     """Costs by night (the last is the new one), cell and repeat; repeats differ by 1%."""
-    cost = chance.normal(0, 0.01, (nights + 1, cells, 3)) + chance.normal(0, sd, nights + 1)[:, None, None]
-    cost[-1, 0] += math.log1p(slower)
-    return cost
+    return chance.normal(0, 0.01, (nights + 1, cells, 3)) + chance.normal(0, sd, nights + 1)[:, None, None]
 
 
 def by_cell(cost: np.ndarray) -> dict[str, list[Sequence[float]]]:
     return {f"cell {number}": campaigns for number, campaigns in enumerate(cost.swapaxes(0, 1).tolist())}
-
-
-@pytest.mark.parametrize(("nights", "cells"), [(1, 6), (14, 6), (14, 1)])
-def test_another_day_of_the_machine_is_no_change(nights, cells):
-    chance = np.random.default_rng(3)
-    wrong = 0
-    for _ in range(40):
-        found = significant(differences(by_cell(days(chance, nights, cells, 0.03)), 0.03))
-        wrong += any(beyond(changes, 0.02) for changes in found.values())
-    assert wrong <= 2
-
-
-def test_one_cell_that_changed_is_found_whatever_day_the_machine_has():
-    chance = np.random.default_rng(4)
-    found = 0
-    for _ in range(20):
-        changes = significant(differences(by_cell(days(chance, 14, 6, 0.03, slower=0.05)), 0.03))
-        found += beyond(changes["cell 0"], 0.02) == 1
-        assert not any(beyond(changes[f"cell {number}"], 0.02) for number in range(1, 6))
-    assert found >= 18
 
 
 def test_cells_that_share_a_night_are_one_observation_of_it():
@@ -314,21 +292,25 @@ def test_cells_with_bad_nights_seldom_fail_and_a_change_fails_in_its_second_nigh
     assert compared(Nights(), 7, 0.15, 4).failed[:, 0].all()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_irregular_campaigns_make_no_false_verdicts(shape):
-    """Missing campaigns, unequal repeats, cells of two modes, days of each cell's own."""
-    rates = of_compare(Case(14, 8, 0.02, 0.01, 0.05, shape=shape), 10)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(Case(1, 6, 0.03, 0.01), id="another day of the machine"),  # two in three, once
+        pytest.param(Case(14, 1, 0.03, 0.01), id="of one cell"),
+        pytest.param(Case(14, 6, 0.03, 0.01, 0.05), id="one cell that changed"),
+        *(pytest.param(Case(14, 8, 0.02, 0.01, 0.05, shape=shape), id=shape) for shape in SHAPES),
+    ],
+)
+def test_rates_of_simulated_campaigns(case):
+    """Few draws of the cases of docs/validation.md; two modes hide a change of 5% every other time."""
+    rates = of_compare(case, 20)
     assert rates.false <= 0.1
-    assert rates.found >= (0.2 if shape == "bimodal" else 0.7)
-    assert 0.75 <= rates.own <= 1
+    assert rates.found >= {0.0: 0.0, 0.05: 0.25 if case.shape == "bimodal" else 0.8}[case.change]
+    assert rates.whole >= 0.65
+    assert rates.own is None or rates.own >= 0.8
 
 
-def test_the_rates_of_the_benchmark_in_small():
-    another_day = of_compare(Case(1, 6, 0.03, 0.01), 60)
-    assert another_day.false <= 0.04  # two in three by the audit, before
-    assert 0.8 <= another_day.whole <= 1
-    nights = of_compare(Case(14, 6, 0.03, 0.01, 0.05), 20)
-    assert nights.found >= 0.9
+def test_rates_of_simulated_rounds():
     nothing, _ = of_ab(Paired(6, 0.01), 20)
     assert nothing.false == 0
     percent, rounds = of_ab(Paired(6, 0.01, 0.01), 20)

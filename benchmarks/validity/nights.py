@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.validity.comparing import B_MS, judged
 from benchmarks.validity.row import Row, correlated
 from harness.analysis.line_fit import Floats
-from harness.compare.history import levels
+from harness.analysis.steps import levels
 
 SPREAD, STEP = 0.013, 0.03
 BEFORE_STEP, SINCE_STEP = 30, 5

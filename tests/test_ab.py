@@ -9,7 +9,7 @@ import pytest
 from conftest import refused, stored_in
 
 from harness import config as configs
-from harness.analysis import differences
+from harness.analysis import paired
 from harness.config import plan
 from harness.stacks.header import project_of, stacks
 
@@ -39,7 +39,7 @@ def test_a_slower_side_is_slower_and_both_sides_are_one_campaign(harness, config
     assert set(rounds.values()) == {1}
     of_a, of_b = ({(pair, at) for pair, side, at in rounds if side == each} for each in "AB")
     assert of_a == of_b
-    assert slow["base_repeats"] == slow["new_repeats"] >= differences.FEWEST_ROUNDS
+    assert slow["base_repeats"] == slow["new_repeats"] >= paired.FEWEST_ROUNDS
 
 
 def test_a_config_against_itself_is_the_same_and_other_commands_read_its_records(harness, config, tmp_path):
@@ -87,7 +87,7 @@ def test_a_dry_run_measures_nothing(harness, config, tmp_path):
     ran = harness("ab", config(CELL), *SLOW, "--dry-run")
     assert ran.code == 0
     assert "tiny-qwen2 fake v0: tiny-qwen2.fake.v0" in ran.out
-    assert f"; {differences.FEWEST_ROUNDS} to 100 rounds, until the intervals are narrow" in ran.err
+    assert f"; {paired.FEWEST_ROUNDS} to 100 rounds, until the intervals are narrow" in ran.err
     assert not (tmp_path / "results").exists()
 
 
@@ -170,8 +170,8 @@ def test_a_change_of_one_percent_is_found_and_none_is_not():
     found = wrong = 0
     for _ in range(20):
         rounds = {str(n): chance.normal(0, 0.0141, 90) + 0.01 * (n == 0) for n in range(6)}
-        changes = differences.changes({name: values.tolist() for name, values in rounds.items()})
-        directions = {name: differences.direction(each, 0.00995) for name, each in changes.items()}
+        changes = paired.changes({name: values.tolist() for name, values in rounds.items()})
+        directions = {name: paired.direction(each, 0.00995) for name, each in changes.items()}
         found += directions.pop("0") == 1 and changes["0"].p < 0.001
         wrong += sum(changes[name].p < 0.001 and abs(sign) for name, sign in directions.items())
     assert (found, wrong) == (20, 0)
@@ -181,22 +181,22 @@ def test_what_drifts_in_both_sides_alike_is_not_in_the_interval():
     drift = np.linspace(0, 0.3, 20)
     noise = np.random.default_rng(8).normal(0, 0.001, (2, 20))
     a, b = drift + noise[0], drift + noise[1]
-    change = differences.changes({"x": (b - a).tolist()})["x"]
-    assert not differences.wide(change, 0.01)
-    assert differences.direction(change, 0.01) == 0
+    change = paired.changes({"x": (b - a).tolist()})["x"]
+    assert not paired.wide(change, 0.01)
+    assert paired.direction(change, 0.01) == 0
 
 
 def test_one_slow_process_does_not_make_a_side_slower():
-    change = differences.changes({"x": [0.0, 0.001, -0.001, 0.0, 0.001, 0.2, 0.0, -0.001]})["x"]
+    change = paired.changes({"x": [0.0, 0.001, -0.001, 0.0, 0.001, 0.2, 0.0, -0.001]})["x"]
     assert change.cost > 0.02
-    assert differences.direction(change, 0.01) == 0
+    assert paired.direction(change, 0.01) == 0
 
 
 def test_rounds_go_on_until_the_interval_is_narrow():
     few, many = ([0.01, -0.01] * count for count in (2, 200))
-    assert differences.wide(differences.changes({"x": few})["x"], 0.01)
-    assert not differences.wide(differences.changes({"x": many})["x"], 0.01)
-    assert differences.wide(differences.changes({"x": [0.0]})["x"], 0.01)  # one round has no spread
+    assert paired.wide(paired.changes({"x": few})["x"], 0.01)
+    assert not paired.wide(paired.changes({"x": many})["x"], 0.01)
+    assert paired.wide(paired.changes({"x": [0.0]})["x"], 0.01)  # one round has no spread
 
 
 def test_compare_judges_the_records_again(harness, config):

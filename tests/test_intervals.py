@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from harness.analysis import repeat_figures
-from harness.analysis.differences import Spread, moderated, within
 from harness.analysis.line_fit import Interval, Line
 from harness.analysis.repeat_figures import analyse, inverse
+from harness.analysis.spread import Spread, moderated, within
 from harness.report.fit_text import interval
 
 SIMULATED = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "intervals.py"))["coverage"]

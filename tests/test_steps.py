@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.validity import nights as simulated
-from harness.compare.history import Level, levels
+from harness.analysis.steps import Level, levels
 
 NIGHTS = 60
 Nights = list[float | None]

@@ -1,41 +1,58 @@
 """Rates of `compare` and `ab` on simulated campaigns: false verdicts, coverage of intervals, changes found.
 
 The model: a cell's cost is its level, plus the day's shift that all cells of a campaign share (standard
-deviation `day`), plus noise of each repeat (`repeat`); all normal.
+deviation `day`), plus noise of each repeat (`repeat`); all normal. Some cases are less regular: see Case.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
+from unittest import mock
 
 import numpy as np
 
 from benchmarks.validity.row import Row
-from harness.analysis import differences as analysis_differences
-from harness.analysis.differences import (
-    Change,
-    Repeats,
-    Sample,
-    beyond,
-    differences,
-    discoveries,
-    settled,
-    significant,
-)
-from harness.compare.judge import ASSUMED
+from harness.analysis import paired
+from harness.analysis.columns import empty_cell
+from harness.analysis.metrics import FAMILIES, METRICS
+from harness.analysis.paired import Change, discoveries
+from harness.compare import judge
+from harness.compare.judge import BETTER, WORSE, MetricChange, Runs
 
 THRESHOLD, AB_THRESHOLD = 0.02, 0.01
 REPEATS = 3
+SHAPES = ("gaps", "unequal", "bimodal", "own")
 DAYS, NOISES, CELLS = (0.0, 0.01, 0.02, 0.03), (0.01, 0.03), (6, 20)
+B_MS = next(metric for metric in METRICS if metric.name == "B_ms")
+ROW = empty_cell() | {"device": "cpu", "status": "ok", "kind": "measured"}
+Costs = Sequence[Sequence[Sequence[float]]]
+"""[campaign][cell][repeat]; the last campaign is the new one."""
+
+
+def judged(costs: Costs) -> dict[str, MetricChange]:
+    """The verdict of each cell, as `harness compare` gives it."""
+    *before, new = [[[{**ROW, "B_ms": math.exp(c)} for c in cell] for cell in night] for night in costs]
+    pairs = {
+        f"cell {n}": (
+            Runs({f"{at:02}": night[n] for at, night in enumerate(before) if night[n]}),  # type: ignore[misc]
+            Runs({"new": rows}),  # type: ignore[dict-item]
+        )
+        for n, rows in enumerate(new)
+    }
+    with mock.patch.object(judge, "METRICS", [B_MS]):  # the rows have no other figure
+        return dict(judge.judged(pairs, dict.fromkeys(FAMILIES, THRESHOLD)).rows)
 
 
 @dataclass(frozen=True)
 class Case:
-    """`nights`: campaigns of the baseline; `change`: relative, of the first cell."""
+    """`nights`: campaigns of the baseline; `change`: relative, of the first cell. `shape`: "gaps": a fifth of
+    the campaigns have no value of a cell; "unequal": 2 to 8 repeats of a cell in a campaign; "bimodal": every
+    other cell runs in one of two modes, the slow one in a third of processes, by 4%; "own": each cell has
+    days of its own, of 0.5%."""
 
     nights: int
     cells: int
@@ -43,17 +60,38 @@ class Case:
     repeat: float
     change: float = 0.0
     repeats: int = REPEATS
+    shape: str = ""
 
     @property
     def words(self) -> str:
         times = f"{self.repeats} repeats against {self.nights} x {self.repeats}"
-        return f"{times}, {self.cells} cells, day {self.day:.0%}, repeat {self.repeat:.0%}"
+        shape = f", {self.shape}" * bool(self.shape)
+        return f"{times}, {self.cells} cells, day {self.day:.0%}, repeat {self.repeat:.0%}{shape}"
+
+    def draw(self, chance: np.random.Generator) -> Costs:
+        repeats = 8 if self.shape == "unequal" else self.repeats
+        size = (self.nights + 1, self.cells, repeats)
+        cost = chance.normal(0, self.repeat, size)
+        cost += chance.normal(0, self.day, self.nights + 1)[:, None, None]
+        cost[-1, 0] += math.log1p(self.change)
+        if self.shape == "bimodal":
+            cost[:, ::2] += 0.04 * (chance.random(cost[:, ::2].shape) < 1 / 3)
+        if self.shape == "own":
+            cost += chance.normal(0, 0.005, size[:2])[:, :, None]
+        values = cost.tolist()
+        if self.shape == "unequal":
+            return [[cell[: chance.integers(2, 9)] for cell in night] for night in values]
+        if self.shape == "gaps":
+            gaps = chance.random(size[:2]) < 0.2
+            gaps[[0, -1]] = False
+            return [[[] if gaps[n, c] else cell for c, cell in enumerate(of)] for n, of in enumerate(values)]
+        return values  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class Rates:
     """Shares of campaigns with a false verdict, and with the change found; shares of intervals that cover the
-    truth: of the whole change, and of the own one (null: none was given)."""
+    truth: of the whole change, and of the own one (None: none was given)."""
 
     false: float
     found: float
@@ -63,31 +101,20 @@ class Rates:
 
 def of_compare(case: Case, campaigns: int) -> Rates:
     chance = np.random.default_rng(19)
-    bound, truth = math.log1p(THRESHOLD), math.log1p(case.change)
     false = found = 0
-    covered: list[bool] = []
+    whole: list[bool] = []
     own: list[bool] = []
-    names = [f"cell {number}" for number in range(case.cells)]
     for _ in range(campaigns):
-        cost = chance.normal(0, case.repeat, (case.nights + 1, case.cells, case.repeats))
-        cost += chance.normal(0, case.day, case.nights + 1)[:, None, None]
-        cost[-1, 0] += truth
-        new = {name: Sample({"new": Repeats(cost[-1, n].tolist())}) for n, name in enumerate(names)}
-        base = {
-            name: Sample({f"{night:02}": Repeats(cost[night, n].tolist()) for night in range(case.nights)})
-            for n, name in enumerate(names)
-        }
-        kept = settled(base, new, bound, ASSUMED["slower"]).samples
-        differ = differences({name: (kept[name], new[name]) for name in names}, ASSUMED["slower"]).cells
-        kinds = significant(differ)
-        verdicts = [beyond(kinds[name], bound) for name in names]
-        false += any(verdicts[1:] if case.change else verdicts)
-        found += verdicts[0] == math.copysign(1, case.change)
-        for name, level in zip(names, [truth] + [0.0] * (case.cells - 1), strict=True):
-            for change, hits in ((differ[name].whole, covered), (differ[name].own, own)):
-                if change and change.ends:
-                    hits.append(change.ends[0] <= level <= change.ends[1])
-    return Rates(false / campaigns, found / campaigns, *(np.mean(covered), np.mean(own) if own else None))
+        rows = list(judged(case.draw(chance)).values())
+        wrong = [row["verdict"] in (*WORSE, *BETTER) for row in rows]
+        false += any(wrong[1:] if case.change else wrong)
+        found += rows[0]["verdict"] == B_MS.worse
+        for number, row in enumerate(rows):
+            level = case.change if number == 0 else 0.0
+            for ends, hits in ((row["change_ci90"], whole), (row["own_ci90"], own)):
+                if ends:
+                    hits.append(ends[0] <= level <= ends[1])
+    return Rates(false / campaigns, found / campaigns, *(np.mean(whole), np.mean(own) if own else None))
 
 
 @dataclass(frozen=True)
@@ -110,10 +137,8 @@ def of_ab(case: Paired, campaigns: int) -> tuple[Rates, float]:
     chance = np.random.default_rng(19)
     bound, truth = math.log1p(AB_THRESHOLD), math.log1p(case.change)
     normal = 1.645 * math.sqrt(2) * case.repeat / (bound / 4)
-    expected = max(analysis_differences.FEWEST_ROUNDS, normal**2)
-    steps = sorted(
-        {max(analysis_differences.FEWEST_ROUNDS, round(expected * 1.05**step)) for step in range(-12, 13)}
-    )
+    expected = max(paired.FEWEST_ROUNDS, normal**2)
+    steps = sorted({max(paired.FEWEST_ROUNDS, round(expected * 1.05**step)) for step in range(-12, 13)})
     false = found = 0
     covered: list[bool] = []
     rounds = []
@@ -125,15 +150,13 @@ def of_ab(case: Paired, campaigns: int) -> tuple[Rates, float]:
         changes: dict[int, Change] = {}
         for count in steps:
             measured = {str(n): differ[n, :count].tolist() for n in range(case.cells)}
-            changes = {int(n): each for n, each in analysis_differences.changes(measured).items()}
-            if not any(analysis_differences.wide(each, bound) for each in changes.values()):
+            changes = {int(n): each for n, each in paired.changes(measured).items()}
+            if not any(paired.wide(each, bound) for each in changes.values()):
                 break
         rounds.append(count)
         p = {n: each.p for n, each in changes.items() if each.p is not None}
-        significant = discoveries(p, analysis_differences.FALSE_DISCOVERIES_AB)
-        verdicts = [
-            analysis_differences.direction(changes[n], bound) * (n in significant) for n in range(case.cells)
-        ]
+        significant = discoveries(p, paired.FALSE_DISCOVERIES)
+        verdicts = [paired.direction(changes[n], bound) * (n in significant) for n in range(case.cells)]
         false += any(verdicts[1:] if case.change else verdicts)
         found += verdicts[0] == 1
         for n, each in changes.items():
@@ -150,6 +173,9 @@ def cases() -> Iterator[Case]:
     # One cell slower by 5%; with more noise it takes more repeats.
     for cells, (repeat, repeats) in product(CELLS, ((0.01, 3), (0.02, 8), (0.03, 16))):
         yield Case(14, cells, 0.03, repeat, 0.05, repeats)
+    for shape, (nights, change) in product(SHAPES, ((1, 0.0), (14, 0.0), (14, 0.05))):
+        if nights > 1 or shape != "gaps":
+            yield Case(nights, 8, 0.02, 0.01, change, shape=shape)
 
 
 def rates(campaigns: int) -> Iterator[Row]:

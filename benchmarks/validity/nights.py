@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.validity.comparing import B_MS, judged
 from benchmarks.validity.row import Row, correlated
-from harness.analysis.differences import Repeats, Sample, beyond, differences, settled, significant
 from harness.analysis.line_fit import Floats
-from harness.compare.history import levels
-from harness.compare.judge import ASSUMED
+from harness.analysis.steps import levels
 
 SPREAD, STEP = 0.013, 0.03
 BEFORE_STEP, SINCE_STEP = 30, 5
@@ -75,7 +74,7 @@ def history(chance: np.random.Generator, nights: int, rho: float, spread: float)
 
 
 CELLS, REPEATS, REPEAT, OWN = 20, 3, 0.01, 0.003
-BAD, SLOW, THRESHOLD = 0.1, 0.06, 0.02
+BAD, SLOW = 0.1, 0.06
 AFTER, MOST_NIGHTS = 3, 14  # nights that are compared, and of their baseline
 
 
@@ -113,27 +112,9 @@ def compared(machine: Machine, nights: int, change: float, draws: int, seed: int
         cost[:, CELLS - machine.bad :] += math.log1p(SLOW) * is_bad[:, CELLS - machine.bad :, None]
         cost[nights:, 0] += math.log1p(change)
         for night in range(AFTER):
-            verdicts = judged(cost[max(0, nights + night - MOST_NIGHTS) : nights + night + 1])
-            of = verdicts[:1] if change else verdicts
-            slower[draw, night], failed[draw, night] = np.any(of, axis=0)
+            nights_so_far = cost[max(0, nights + night - MOST_NIGHTS) : nights + night + 1]
+            rows = list(judged(nights_so_far.tolist()).values())
+            of = [row for row in (rows[:1] if change else rows) if row["verdict"] == B_MS.worse]
+            slower[draw, night] = bool(of)
+            failed[draw, night] = any(row["nights"] >= row["nights_to_fail"] for row in of)
     return Compared(slower, failed)
-
-
-def judged(cost: Floats) -> list[tuple[bool, bool]]:
-    """Whether each cell is SLOWER in the last night, and fails. `cost`: [night, cell, repeat]."""
-    bound, prior = math.log1p(THRESHOLD), ASSUMED["slower"]
-    nights = [[Repeats(repeats.tolist()) for repeats in night] for night in cost]
-    news = {str(cell): Sample({"new": each}) for cell, each in enumerate(nights[-1])}
-    bases = {
-        str(cell): Sample({f"{number:02}": night[cell] for number, night in enumerate(nights[:-1])})
-        for cell in range(len(nights[0]))
-    }
-    base = settled(bases, news, bound, prior)
-    pairs = {cell: (base.samples[cell], new) for cell, new in news.items()}
-    changes = significant(differences(pairs, prior).cells)
-    found = []
-    for cell, of_cell in changes.items():
-        slower = beyond(of_cell, bound) > 0
-        lasts = base.in_a_row[cell] >= base.needed[cell] or beyond(of_cell, base.far) > 0
-        found.append((slower, slower and lasts))
-    return found

@@ -12,7 +12,8 @@ import numpy as np
 
 from benchmarks.validity.row import Row
 from harness.analysis import quality
-from harness.analysis.differences import discoveries
+from harness.analysis.differences import FALSE_DISCOVERIES
+from harness.analysis.paired import discoveries
 
 WINDOWS = (3, 4, 8, 16, 64)
 SPREAD, NLL, KLD, SHAPE = 0.02, 3.0, 0.05, 4.0  # nats
@@ -60,7 +61,9 @@ def false_verdicts(count: int, campaigns: int, seed: int = 0) -> float:
             number: quality.change([0.0] * count, chance.normal(0, SPREAD, count).tolist(), 0.9)
             for number in range(VARIANTS)
         }
-        kept = discoveries({number: each.p for number, each in found.items() if each.p is not None})
+        kept = discoveries(
+            {number: each.p for number, each in found.items() if each.p is not None}, FALSE_DISCOVERIES
+        )
         ends = [found[number].ends for number in kept]
         wrong += any(each and (each[0] > bound or each[1] < -bound) for each in ends)
     return wrong / campaigns

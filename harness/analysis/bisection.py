@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.differences import FEWEST_ROUNDS, Change, changes, direction
+from harness.analysis.paired import FEWEST_ROUNDS, Change, changes, direction
 from harness.analysis.stopping import looks
 
 CONFIDENCE = 0.99  # of an interval that decides: it is looked at after 8, 16, 32 and 64 rounds

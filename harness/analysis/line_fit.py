@@ -11,7 +11,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from harness.analysis.differences import Spread
+from harness.analysis.spread import Spread
 
 # How wide is the interval of a least-squares figure where errors of neighbouring tokens correlate? Pure.
 #

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from harness.analysis.agreement import mismatches
 from harness.analysis.columns import Identity, Repeat, Score
-from harness.analysis.differences import Change, changes
 from harness.analysis.identity import computes, identity, weights
 from harness.analysis.line_fit import CONFIDENCE, students_half
+from harness.analysis.paired import Change, changes
 from harness.analysis.verdicts import USABLE, Verdict
 from harness.analysis.warnings import Warnings
 from harness.records.kinds import AtDepth, Figure, Quality, Record, WindowMeans

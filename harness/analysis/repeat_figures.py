@@ -22,7 +22,6 @@ from harness.analysis.columns import (
     SegmentRow,
     no_spikes,
 )
-from harness.analysis.differences import Spread, moderated, pooled, within
 from harness.analysis.line_fit import (
     BLOCK,
     CONFIDENCE,
@@ -49,6 +48,7 @@ from harness.analysis.shape import (
     spike_places,
     spikes_of,
 )
+from harness.analysis.spread import Spread, moderated, pooled, within
 from harness.analysis.windows import bends
 
 # Analyse one per-token series: line, interval, shape, spikes, first token. Pure.

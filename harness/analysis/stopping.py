@@ -10,10 +10,10 @@ from typing import Literal
 
 import numpy as np
 
-from harness.analysis import differences as analysis_differences
+from harness.analysis import paired
 from harness.analysis.columns import Cell, TimeSplit
-from harness.analysis.differences import Change
 from harness.analysis.line_fit import least_squares
+from harness.analysis.paired import Change
 
 # Split the time of a token into a fixed cost, which quantization does not reduce, and a bandwidth. Pure.
 #
@@ -187,7 +187,7 @@ class Race:
         least half of the threshold, and p is small for the number of settings and looks."""
         differences = self.differences(setting, self.reference)
         change = change_of(differences)
-        faster = analysis_differences.direction(change, math.log1p(self.threshold)) < 0
+        faster = paired.direction(change, math.log1p(self.threshold)) < 0
         if change.p is None or len(differences) < FIRST_LOOK:
             return False
         return faster and change.p <= self.limit
@@ -229,7 +229,7 @@ def change_of(differences: Sequence[float]) -> Change:
     """The change with its 95% interval; none, and without an interval, where there is no round."""
     if not differences:
         return Change(0.0, 0.0)
-    return analysis_differences.changes({"": differences}, CONFIDENCE)[""]
+    return paired.changes({"": differences}, CONFIDENCE)[""]
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class Search:
                 self._begin(self.best, settings, looks(FIRST_LOOK, self._rounds))
                 return
         if self.best != DEFAULTS:
-            first = max(FIRST_LOOK, min(analysis_differences.FEWEST_ROUNDS, self._rounds))
+            first = max(FIRST_LOOK, min(paired.FEWEST_ROUNDS, self._rounds))
             self.final = self._begin(DEFAULTS, [self.best], looks(first, 2 * self._rounds))
 
     def _begin(self, reference: Setting, settings: Sequence[Setting], at: Sequence[int]) -> Race:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis.differences import FEWEST_ROUNDS
+from harness.analysis.paired import FEWEST_ROUNDS
 from harness.base.text import duration, list_named, plural
 from harness.campaign import ab, forecast
 from harness.campaign.rounds import RunOptions

@@ -13,8 +13,8 @@ from packaging.version import InvalidVersion, Version
 
 from harness.analysis import bisection
 from harness.analysis.bisection import CHANGED, FAILED, SAME, UNCLEAR, Enough, Found, Pair
-from harness.analysis.differences import CONFIDENCE
 from harness.analysis.metrics import Metric
+from harness.analysis.paired import CONFIDENCE
 from harness.base.files import NotFinished
 from harness.base.text import list_named, plural
 from harness.campaign import ab as campaign_ab

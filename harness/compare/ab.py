@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from harness import compare, records
-from harness.analysis import differences as analysis_differences
+from harness.analysis import paired
 from harness.analysis.columns import Repeat
-from harness.analysis.differences import Change, discoveries
 from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.paired import Change, discoveries
 from harness.analysis.verdicts import USABLE, counting
 from harness.base.text import list_named, plural
 from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE, relative, unjudged
@@ -55,64 +56,49 @@ class Rounds:
         found: dict[str, tuple[Metric, list[float]]] = {}
         for metric in (metric for name in STEERING for metric in METRICS if metric.name == name):
             for pair, values in self._differences(metric).items():
-                if values:
-                    found.setdefault(pair, (metric, values))
+                found.setdefault(pair, (metric, values))
         return found
 
     def open(self, decided: Callable[[Sequence[float]], bool] | None = None) -> list[str]:
         """The pairs that need another round: too few, or differences that are not `decided` (default: the
         interval is narrow). None does of which a side failed twice, or was disturbed each time."""
-        differences: dict[str, list[float]] = {pair: [] for pair in self.pairs}
-        differences |= {pair: values for pair, (_, values) in self.steering().items()}
-        found = analysis_differences.changes({pair: values for pair, values in differences.items() if values})
-        bound = math.log1p(self.threshold)
-        names = []
-        for pair, values in differences.items():
-            rows = [[row for row, _ in self._counting(pair, side).values()] for side in SIDES]
-            failed = any(len(of) > 1 and not any(_may_count(row) for row in of) for of in rows)
-            rounds = max((round for of, _, round in self._rows if of == pair), default=0)
+        steering = {pair: values for pair, (_, values) in self.steering().items()}
+        changes = paired.changes(steering)
+
+        def again(pair: str) -> bool:
+            values = steering.get(pair, [])
             if values and decided:
-                again = not decided(values)
-            elif len(values) >= analysis_differences.FEWEST_ROUNDS:
-                again = analysis_differences.wide(found[pair], bound)
-            elif any(row["disturbed"] for of in rows for row in of) and not values:
-                again = not failed and rounds < 2 * analysis_differences.FEWEST_ROUNDS
-            else:
-                again = bool(values) or rounds < 2
-            if again:
-                names.append(pair)
-        return names
+                return not decided(values)
+            if len(values) >= paired.FEWEST_ROUNDS:
+                return paired.wide(changes[pair], math.log1p(self.threshold))
+            sides = [[row for row, _ in self._counting(pair, side).values()] for side in SIDES]
+            rounds = max((round for of, _, round in self._rows if of == pair), default=0)
+            if values or not any(row["disturbed"] for rows in sides for row in rows):
+                return bool(values) or rounds < 2
+            failed = any(len(rows) > 1 and not any(_may_count(row) for row in rows) for rows in sides)
+            return not failed and rounds < 2 * paired.FEWEST_ROUNDS
+
+        return [pair for pair in self.pairs if again(pair)]
 
     def comparison(self, sides: tuple[str, str], fail_on: Mapping[str, float]) -> compare.Comparison:
         """The verdict of every pair and metric. `fail_on`: by family, the relative change in cost that
         fails."""
-        rows: dict[tuple[str, str], compare.Change] = {}
-        changes: dict[tuple[str, str], tuple[Metric, Change]] = {}
+        changes: dict[tuple[str, Metric], tuple[Change, int]] = {}
         for metric in METRICS:
             differences = self._differences(metric)
-            found = analysis_differences.changes(
-                {pair: values for pair, values in differences.items() if values}
-            )
-            for pair, change in found.items():
-                rows[metric.name, pair] = self._row(metric, pair, len(differences[pair]), change)
-                changes[metric.name, pair] = metric, change
-        p = {key: each.p for key, (_, each) in changes.items() if each.p is not None}
-        significant = discoveries(p, analysis_differences.FALSE_DISCOVERIES_AB)
-        bound = math.log1p(self.threshold)
-        for key, (metric, change) in changes.items():
-            row = rows[key]
-            row["verdict"], row["reason"] = _verdict(metric, change, key in significant, bound)
-            failing = fail_on.get(metric.family)
-            beyond = change.ends is not None and failing is not None and change.ends[0] > math.log1p(failing)
-            row["fails"] = row["verdict"] in WORSE and beyond
-            if provisional := self.provisional(metric, key[1]):
-                row["reason"] = "; ".join(filter(None, (provisional, row["reason"])))
-        order = {pair: number for number, pair in enumerate(self.pairs)}
-        without = [pair for pair in self.pairs if not any(of == pair for _, of in rows)]
+            for pair, change in paired.changes(differences).items():
+                changes[pair, metric] = change, len(differences[pair])
+        p = {key: change.p for key, (change, _) in changes.items() if change.p is not None}
+        significant = discoveries(p, paired.FALSE_DISCOVERIES)
+        rows = [
+            self._row(metric, pair, rounds, change, (pair, metric) in significant, fail_on.get(metric.family))
+            for (pair, metric), (change, rounds) in changes.items()
+        ]
+        without = [pair for pair in self.pairs if not any(pair == of for of, _ in changes)]
         return compare.Comparison(
             base=sides[0],
             new=sides[1],
-            rows=[row for _, row in sorted(rows.items(), key=lambda item: order[item[0][1]])],
+            rows=sorted(rows, key=lambda row: self.pairs.index(row["name"])),
             environment=self.environment(),
             not_compared=[{**self._cell(pair), "reason": self.why_not(pair)} for pair in without],
             partial=[
@@ -135,41 +121,50 @@ class Rounds:
             if (of, on) == (pair, side)
         }
 
-    def _values(self, metric: Metric, pair: str, side: str) -> dict[int, float]:
+    def _costs(self, metric: Metric, pair: str, side: str) -> dict[int, tuple[float, Repeat]]:
+        """The cost of a metric by round, with the row that it is from."""
         found = {}
         for round, (row, _) in self._counting(pair, side).items():
             valid = row["status"] == "ok" or (row["status"] in USABLE and metric.family != "slower")
             valid = valid or (self.busy and row["disturbed"] is not None)
-            value = metric.value(row) if valid else None
-            if value is not None:
-                found[round] = metric.cost(value)
+            if valid and (value := metric.value(row)) is not None:
+                found[round] = metric.cost(value), row
         return found
 
     def _differences(self, metric: Metric) -> dict[str, list[float]]:
-        """The cost of B minus the cost of A by pair, in each round that has both."""
+        """The cost of B minus the cost of A, in each round that has both, of the pairs that have such a
+        round."""
         found = {}
         for pair in self.pairs:
-            a, b = (self._values(metric, pair, side) for side in SIDES)
-            found[pair] = [b[round] - a[round] for round in sorted(a.keys() & b.keys())]
-        return found
+            a, b = (self._costs(metric, pair, side) for side in SIDES)
+            found[pair] = [b[round][0] - a[round][0] for round in sorted(a.keys() & b.keys())]
+        return {pair: values for pair, values in found.items() if values}
 
     def provisional(self, metric: Metric, pair: str) -> str | None:
-        """How many repeats of a figure were disturbed; null: none."""
-        rows = []
-        for side in SIDES:
-            of_round = self._counting(pair, side)
-            rows += [of_round[round][0] for round in self._values(metric, pair, side)]
+        """How many repeats of a figure were disturbed; None: none."""
+        rows = [row for side in SIDES for _, row in self._costs(metric, pair, side).values()]
         disturbed = sum(row["disturbed"] is not None for row in rows)
         return f"provisional: {disturbed} of {plural(len(rows), 'repeat')} disturbed" if disturbed else None
 
-    def _row(self, metric: Metric, pair: str, rounds: int, change: Change) -> compare.Change:
-        a, b = (self._values(metric, pair, side) for side in SIDES)
+    def _row(
+        self,
+        metric: Metric,
+        pair: str,
+        rounds: int,
+        change: Change,
+        significant: bool,
+        failing: float | None,
+    ) -> compare.Change:
+        a, b = (self._costs(metric, pair, side) for side in SIDES)
         both = a.keys() & b.keys()
-        base, new = (metric.figure(sum(side[r] for r in both) / len(both)) for side in (a, b))
+        base, new = (metric.figure(fmean(side[round][0] for round in both)) for side in (a, b))
         row = unjudged(metric, base, new, (rounds, rounds), self.threshold)
         row["change"], row["change_ci90"] = relative(metric, change)
         row["p"] = change.p
-        return {**self._cell(pair), **row, "fails": False}
+        row["verdict"], reason = _verdict(metric, change, significant, math.log1p(self.threshold))
+        row["reason"] = "; ".join(filter(None, (self.provisional(metric, pair), reason))) or None
+        fails = bool(change.ends and failing is not None and change.ends[0] > math.log1p(failing))
+        return {**self._cell(pair), **row, "fails": fails and row["verdict"] in WORSE}
 
     def _cell(self, pair: str) -> compare.OfCell:
         """The pair, as the cell of side B."""
@@ -182,10 +177,10 @@ class Rounds:
         }
 
     def _records(self, pair: str, side: str) -> list[Record]:
-        return [each.record for _, each in self._counting(pair, side).values()]
+        return [stored.record for _, stored in self._counting(pair, side).values()]
 
     def environment(self) -> list[compare.Differing]:
-        """Differences between the sides, with the pairs that they apply to; null: all."""
+        """Differences between the sides, with the pairs that they apply to; None: all."""
         records = {pair: (self._records(pair, "A"), self._records(pair, "B")) for pair in self.pairs}
         return list(compare.differing(records))
 
@@ -194,7 +189,7 @@ class Rounds:
         return self._lost(pair, True, named) or "neither side has a figure for it"
 
     def _lost(self, pair: str, disturbed: bool, named: Mapping[str, str] = ON_SIDE) -> str | None:
-        """How many repeats are not usable, and why; null: none. `disturbed`: with those that the machine
+        """How many repeats are not usable, and why; None: none. `disturbed`: with those that the machine
         disturbed, which further rounds make good."""
         parts = []
         for side in SIDES:
@@ -245,7 +240,7 @@ def _verdict(metric: Metric, change: Change, significant: bool, bound: float) ->
     """The verdict and its reason."""
     if change.ends is None:
         return INVALID, "run-to-run noise is unknown: fewer than two rounds"
-    sign = analysis_differences.direction(change, bound)
+    sign = paired.direction(change, bound)
     if sign and significant:
         return metric.worse if sign > 0 else metric.improved, None
     least, most = change.ends

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
@@ -13,13 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from harness import records
 from harness.analysis import quality
 from harness.analysis.columns import Repeat
 from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.steps import SHORTEST, Level, levels
 from harness.analysis.verdicts import USABLE, status
 from harness.base.text import SKIPPED, few, plural
 from harness.compare.surroundings import changed
@@ -29,154 +27,6 @@ from harness.records import Record, ResultsError, Stored
 from harness.report import page
 from harness.report.plots import COLOURS, Figure, Plotly, figure_layout, plain_figure, upright_figure
 from harness.report.text_table import Table
-
-# Detect steps in a series of nights: a figure moves to another level and stays there. Pure.
-#
-# Levels are piecewise constants of logarithms, plus noise in which neighbouring nights correlate
-# (autoregressive of order one). Levels and correlation are found together, as those of the highest
-# penalised likelihood: each alone would take a step for correlation, or slow noise for steps. Outliers are
-# first replaced by the median of their neighbours, so that one or two bad nights are not a level.
-
-
-Floats = NDArray[np.float64]
-
-SHORTEST = 3  # nights of a level: one or two bad nights are not a step
-NEAR = 5  # nights whose median identifies an outlier, and within which a likely step is placed
-ALONE = 3.0  # standard deviations from that median that make an outlier
-CORRELATIONS = np.arange(0.0, 0.95, 0.1)
-# Least improvement by a further level, in variances; what correlation adds, and each factor of e in nights
-# beyond 60. docs/validation.md has the rates.
-PENALTY, PENALTY_OF_CORRELATION, PENALTY_OF_LENGTH = 11.0, 7.0, 2.5
-# Few nights determine the correlation badly: it is drawn to this one, with this weight.
-USUAL_CORRELATION, ITS_WEIGHT = 0.6, 8.0
-# Few nights determine the noise badly (6 nights: to a factor of two), so it is raised by this / nights.
-FEW_NIGHTS = 5.0
-FINEST = 0.002  # smallest relative noise assumed from night to night: memory is counted in pages
-# Of more nights, steps are looked for where they are likely: by this share of what one has to gain.
-LONG_HISTORY, LIKELY = 30, 0.8
-NORMAL_MAD = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
-
-
-@dataclass(frozen=True)
-class Level:
-    """Nights `first` to `last`, inclusive, with the median `value`. Both ends have a value."""
-
-    first: int
-    last: int
-    value: float
-
-
-def levels(values: Sequence[float | None], spread: float = 0.0) -> list[Level]:
-    """The levels of successive nights; empty where no night has a value.
-
-    `values`: positive; null: a gap, part of no level. `spread`: relative standard error of a night's value
-    from its own repeats, a lower bound for the noise between nights. A step is the first night of a level.
-    """
-    nights = [index for index, value in enumerate(values) if value is not None]
-    if not nights:
-        return []
-    logs = np.log([value for value in values if value is not None])
-    ends = [0, *_ends(logs, spread)]
-    return [
-        Level(nights[first], nights[end - 1], math.exp(float(np.median(logs[first:end]))))
-        for first, end in pairwise(ends)
-    ]
-
-
-def noise(logs: Floats) -> float:
-    """Standard deviation from night to night without outliers and steps, from the median of absolute
-    differences. Needs at least two values."""
-    return NORMAL_MAD * float(np.median(np.abs(np.diff(logs)))) / math.sqrt(2)
-
-
-def _ends(logs: Floats, spread: float) -> list[int]:
-    """The index after each level; the last is the number of nights."""
-    count = len(logs)
-    if count < 2 * SHORTEST:
-        return [count]
-    deviation = max(noise(logs), spread, FINEST) * (1 + FEW_NIGHTS / count)
-    drawn_in = _drawn_in(logs, ALONE * deviation)
-    innovation = 1 + CORRELATIONS  # its variance over that which differences of neighbours give
-    longer = PENALTY_OF_LENGTH * max(0.0, math.log(count / 60))
-    penalty = innovation * (PENALTY + PENALTY_OF_CORRELATION * CORRELATIONS + longer)
-    values = (drawn_in - drawn_in.mean()) / deviation
-
-    def best(places: NDArray[np.int64]) -> list[int]:
-        """The ends of levels, at some of these places."""
-        costs, last = _partitions(values, penalty, places)
-        scores = costs / innovation + count * np.log1p(CORRELATIONS) - np.log(1 - CORRELATIONS**2)
-        scores += ITS_WEIGHT * (CORRELATIONS - USUAL_CORRELATION) ** 2
-        ends = [len(places) - 1]
-        while start := int(last[scores.argmin(), ends[0]]):
-            ends.insert(0, start)
-        return [int(places[end]) for end in ends]
-
-    if count <= LONG_HISTORY:
-        return best(np.arange(count + 1))
-    found = best(_likely(values, LIKELY * (PENALTY + longer)))
-    near = np.add.outer(found[:-1], np.arange(-NEAR, NEAR + 1)).ravel()
-    return best(np.unique([0, *near[(near > 0) & (near < count)], count]))
-
-
-def _likely(values: Floats, least: float) -> NDArray[np.int64]:
-    """The places where a step is likely, with both ends: the means of some nights before and after differ by
-    more than anywhere near, and a step there gains at least so much."""
-    count, sums = len(values), np.concatenate([[0.0], np.cumsum(values)])
-    places, start, end = _windows(count)
-    left, right = places - start, end - places
-    apart = (sums[end] - sums[places]) / right - (sums[places] - sums[start]) / left
-    gains = np.zeros((len(start), len(places) + 2))
-    inner = gains[:, 1:-1] = apart**2 * left * right / (left + right)
-    highest = ((inner >= gains[:, :-2]) & (inner >= gains[:, 2:]) & (inner >= least)).any(axis=0)
-    return np.array([0, *places[highest], count])
-
-
-@lru_cache(maxsize=2)
-def _windows(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Places of steps, and the ends of the nights compared before and after them, [window, place]."""
-    places = np.arange(SHORTEST, count - SHORTEST + 1)
-    sizes = SHORTEST * 2 ** np.arange(0, math.log2(count / SHORTEST), 0.5)
-    before, after = (np.outer(sizes, each).astype(int).reshape(-1, 1) for each in ((1, 1, 4), (1, 4, 1)))
-    return places, np.maximum(places - before, 0), np.minimum(places + after, count)
-
-
-def _partitions(
-    values: Floats, penalty: Floats, places: NDArray[np.int64]
-) -> tuple[Floats, NDArray[np.int64]]:
-    """The least cost of all nights by correlation, and the best start of a level that ends at each place.
-
-    `places`: where levels may begin and end, from 0 to the number of nights; starts are indices of them.
-    Optimal partitioning (Jackson 2005, doi:10.1109/LSP.2001.838216). A level's cost is that of its mean:
-    squared innovations, the first night of a level being one of the stationary process.
-    """
-    rho = CORRELATIONS[:, None]
-    innovations = np.pad(values[1:] - rho * values[:-1], ((0, 0), (2, 0)))
-    sums, squares = np.cumsum(innovations, axis=1), np.cumsum(innovations**2, axis=1)
-    costs = np.full((len(rho), len(places)), np.inf)
-    costs[:, 0] = -penalty
-    last = np.zeros(costs.shape, dtype=np.int64)
-    for at, end in enumerate(places):
-        starts = places[: np.searchsorted(places, end - SHORTEST, "right")]
-        if not len(starts):
-            continue
-        first = values[starts]
-        # The cost of a level is quadratic in its mean: weight * mean^2 - 2 * product * mean + square.
-        weight = (1 - rho**2) + (end - starts - 1) * (1 - rho) ** 2
-        product = (1 - rho**2) * first + (1 - rho) * (sums[:, end : end + 1] - sums[:, starts + 1])
-        square = (1 - rho**2) * first**2 + squares[:, end : end + 1] - squares[:, starts + 1]
-        through = costs[:, : len(starts)] + square - product**2 / weight + penalty[:, None]
-        last[:, at] = through.argmin(axis=1)
-        costs[:, at] = through.min(axis=1)
-    return costs[:, -1], last
-
-
-def _drawn_in(logs: Floats, far: float) -> Floats:
-    """Replace each night that is `far` from the median of the NEAR nights around it by that median (Hampel
-    filter). A level of SHORTEST nights is a majority of NEAR, so it stays."""
-    middles = np.median(np.lib.stride_tricks.sliding_window_view(logs, NEAR), axis=1)
-    around = np.pad(middles, NEAR // 2, mode="edge")
-    return np.where(np.abs(logs - around) > far, around, logs)
-
 
 # Nights of all cells -> the series of each metric; a failed night has a reason instead of a value.
 
@@ -209,12 +59,11 @@ class Series:
     @cached_property
     def days(self) -> list[str]:
         """The UTC date of each night, with its time where another night of the series has the same date."""
-        dates = [*map(_date, self.began)]
+        dates = [_date(at) for at in self.began]
         count = Counter(dates)
-        again = (count[date] > 1 for date in dates)
         return [
-            f"{at:%Y-%m-%d %H:%M}" if twice else date
-            for at, date, twice in zip(self.began, dates, again, strict=True)
+            f"{at:%Y-%m-%d %H:%M}" if count[date] > 1 else date
+            for at, date in zip(self.began, dates, strict=True)
         ]
 
     @cached_property
@@ -286,17 +135,11 @@ def of_records(stored: Sequence[Stored], warnings: Sequence[str] = ()) -> Histor
 
 def _of_nights(found: nights.Nights, warnings: Sequence[str], root: Path) -> History:
     of = found.columns
-    made = History(lambda row: [root / each for each in found.folders(row)], warnings=[*warnings])
     late = {campaign for campaign in {*of["campaign"]} if table.from_the_future(campaign)}
+    made = History(lambda row: [root / folder for folder in found.folders(row)], warnings=[*warnings])
     made.warnings += [table.left_out(late)] if late else []
     made.campaigns = len({*of["campaign"]} - late)
-    cells: dict[Key, list[int]] = {}
-    for row, (campaign, device) in enumerate(zip(of["campaign"], of["device"], strict=True)):
-        if campaign not in late:
-            key = (of["kind"][row], of["cell"][row], of["machine"][row], str(device))
-            cells.setdefault(key, []).append(row)
-    cells = {key: cells[key] for key in sorted(cells, key=lambda key: _order(key, cells[key][0], of))}
-    cells = _with_a_device(cells, of)
+    cells = _cells([row for row, campaign in enumerate(of["campaign"]) if campaign not in late], of)
     names = _names(cells, of)
     known = [metric for metric in METRICS if any(value is not None for value in of[metric.name])]
     starts = {text: datetime.fromisoformat(text) for text in {*of["began"]}}
@@ -305,54 +148,62 @@ def _of_nights(found: nights.Nights, warnings: Sequence[str], root: Path) -> His
         for row in sorted(rows, key=lambda row: (of["place"][row], starts[of["began"][row]])):
             of_campaign.setdefault(of["campaign"][row], []).append(row)
         ran = [*of_campaign.values()]
-        began = [starts[of["began"][at[0]]] for at in ran]
+        began = [starts[of["began"][rows[0]]] for rows in ran]
         every = [_series(names[key], key[3], metric, ran, began, of) for metric in known]
-        made.series += (usable := [each for each in every if each])
+        made.series += (usable := [series for series in every if series])
         if not usable:
             made.cells_without_data[names[key]] = (len(ran), _why(ran[-1], of) or NO_FIGURE)
     return made
 
 
-def _order(key: Key, row: int, of: Columns) -> tuple[object, ...]:
-    """Cells of measurements first, models by size."""
-    kind, cell_id, machine, device = key
-    return kind != "measured", kind == "scored", by_size(of["model"][row]), machine, cell_id, device
+def _cells(rows: Sequence[int], of: Columns) -> dict[Key, list[int]]:
+    """The nights of each cell: measurements first, models by size.
 
-
-def _with_a_device(cells: Mapping[Key, list[int]], of: Columns) -> dict[Key, list[int]]:
-    """Assign runs that failed before they had a device to the device that measured the cell, if only one did.
-
-    Until then they have only the requested device.
+    Runs that failed before they had a device have only the requested one: they count for the device that
+    measured the cell, if only one did.
     """
+    by_device: dict[Key, list[int]] = {}
+    for row in rows:
+        key = (of["kind"][row], of["cell"][row], of["machine"][row], str(of["device"][row]))
+        by_device.setdefault(key, []).append(row)
     measured: dict[tuple[str, str, str], list[str]] = {}
-    for (kind, cell_id, machine, device), rows in cells.items():
-        if any(of["usable"][row] for row in rows):
-            measured.setdefault((kind, cell_id, machine), []).append(device)
-    found: dict[Key, list[int]] = {}
-    for (kind, cell_id, machine, device), rows in cells.items():
-        known = measured.get((kind, cell_id, machine), [])
-        home = known[0] if len(known) == 1 and device not in known else device
-        found.setdefault((kind, cell_id, machine, home), []).extend(rows)
-    return found
+    for (kind, cell, machine, device), ran in by_device.items():
+        if any(of["usable"][row] for row in ran):
+            measured.setdefault((kind, cell, machine), []).append(device)
+
+    def order(key: Key) -> tuple[object, ...]:
+        kind, cell, machine, device = key
+        return (
+            kind != "measured",
+            kind == "scored",
+            by_size(of["model"][by_device[key][0]]),
+            machine,
+            cell,
+            device,
+        )
+
+    cells: dict[Key, list[int]] = {}
+    for kind, cell, machine, device in sorted(by_device, key=order):
+        devices = measured.get((kind, cell, machine), [])
+        home = devices[0] if len(devices) == 1 else device
+        cells.setdefault((kind, cell, machine, home), []).extend(by_device[kind, cell, machine, device])
+    return cells
 
 
 def _names(cells: Mapping[Key, Sequence[int]], of: Columns) -> dict[Key, str]:
     """A unique name for each cell, with the machine and the cell's id where needed."""
-    first = {key: _named(rows[0], of) | {"device": key[3]} for key, rows in cells.items()}
-    plain = {key: str(table.with_unique_names([cast(Repeat, row)])[0]["name"]) for key, row in first.items()}
-    if len({machine for _, _, machine, _ in cells}) > 1:
-        plain = {key: f"{name} @ {key[2]}" for key, name in plain.items()}
-    count = Counter(plain.values())
+    machines = {key[2] for key in cells}
+    names = {}
+    for key, (row, *_) in cells.items():
+        whole = {name: of[name][row] for name in (*nights.NAMED, "workload")}
+        whole |= {"device": key[3], "speculation": {"synthetic": of["synthetic"][row]}}
+        name = str(table.with_unique_names([cast(Repeat, whole)])[0]["name"])
+        names[key] = f"{name} @ {key[2]}" if len(machines) > 1 else name
+    count = Counter(names.values())
     return {
         key: name if count[name] == 1 else f"{name} ({'search, ' * (key[0] == 'searched')}{key[1]})"
-        for key, name in plain.items()
+        for key, name in names.items()
     }
-
-
-def _named(row: int, of: Columns) -> dict[str, object]:
-    """What names are made of."""
-    whole = {name: of[name][row] for name in (*nights.NAMED, "workload")}
-    return {**whole, "speculation": {"synthetic": of["synthetic"][row]}}
 
 
 def _series(
@@ -365,9 +216,7 @@ def _series(
 ) -> Series | None:
     """The series of a metric; null where no night has a value. `ran`: the rows of each night."""
     column, counts = of[metric.name], of["ok" if nights.counts(metric) == ("ok",) else "usable"]
-    values = [column[row] for (row, *others) in ran if not others]
-    if len(values) < len(ran):  # nights of several rows
-        values = [next((value for row in rows if (value := column[row]) is not None), None) for rows in ran]
+    values = [next((column[row] for row in rows if column[row] is not None), None) for rows in ran]
     if all(value is None for value in values):
         return None
     whys = [
@@ -472,29 +321,20 @@ def step_changes(step: Step, most: int = CHANGES_SHOWN) -> str:
     return "; ".join(parts[:most]) + more or "nothing recorded"
 
 
-def _steps(series: Series, folders: Callable[[int], Sequence[Path]]) -> list[Step]:
-    began, found = series.began, []
+def _steps(series: Series, folders: Callable[[int], Sequence[Path]]) -> Iterator[Step]:
+    def around(places: Iterable[int]) -> list[Record]:
+        """The usable records of the first nights with a figure; a failed repeat may lack its surroundings."""
+        ran = sorted([place for place in places if series.values[place] is not None][:COMPARED_NIGHTS])
+        of_nights = [folder for place in ran for row in series.rows[place] for folder in folders(row)]
+        every = [records.read(folder / "record.json") for folder in of_nights]
+        return [record for record in every if status(record)[0] in USABLE]
+
+    began = series.began
     for before, after in pairwise(series.levels):
         last, first = before.last, after.first
         gap = first - last > 1 or began[first] - began[last] > series.long
-        old, new = (
-            [place for place in range(level.first, level.last + 1) if series.values[place] is not None]
-            for level in (before, after)
-        )
-        differs = changed(
-            *(
-                _records([row for place in places for row in series.rows[place]], folders)
-                for places in (old[-COMPARED_NIGHTS:], new[:COMPARED_NIGHTS])
-            )
-        )
-        found.append(Step(series, before, after, last, first, gap, differs))
-    return found
-
-
-def _records(rows: Sequence[int], folders: Callable[[int], Sequence[Path]]) -> list[Record]:
-    """The usable records of these nights; a failed repeat may lack its surroundings."""
-    found = [records.read(folder / "record.json") for row in rows for folder in folders(row)]
-    return [record for record in found if status(record)[0] in USABLE]
+        old, new = around(range(last, before.first - 1, -1)), around(range(first, after.last + 1))
+        yield Step(series, before, after, last, first, gap, changed(old, new))
 
 
 # A history as one offline HTML page: the steps, then a plot of every metric of every cell.

@@ -5,24 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from typing_extensions import TypedDict
 
 from harness.analysis import quality
+from harness.analysis.baseline import baseline
 from harness.analysis.columns import AnyRow, Score, is_score, is_search
-from harness.analysis.differences import (
-    CampaignShift,
-    Change,
-    Difference,
-    Repeats,
-    Sample,
-    Shared,
-    beyond,
-    differences,
-    settled,
-    significant,
-)
+from harness.analysis.differences import Difference, Differences, beyond, costs, differences, significant
 from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.paired import Change
 from harness.base.text import plural
 
 SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"
@@ -81,32 +73,25 @@ class Runs:
 
     campaigns: Mapping[str, Sequence[AnyRow]]
 
-    def values(self, metric: Metric) -> dict[str, list[float]]:
-        """The metric's values by campaign; campaigns without one are left out."""
-        found = {
-            name: [v for row in rows if (v := metric.value(row)) is not None]
-            for name, rows in self._valid(metric).items()
-        }
-        return {name: values for name, values in found.items() if values}
-
-    def _valid(self, metric: Metric) -> dict[str, list[AnyRow]]:
-        """The rows that count for a metric; the speed of a functional row does not."""
+    def costs(self, metric: Metric) -> dict[str, list[float]]:
+        """The metric's costs by campaign, without campaigns that have none. The speed of a functional row
+        does not count."""
         timed = metric.family == "slower"
-        return {
-            name: [row for row in rows if not timed or row["status"] == "ok"]
-            for name, rows in self.campaigns.items()
-        }
+        found = {}
+        for campaign, rows in self.campaigns.items():
+            valid = [row for row in rows if not timed or row["status"] == "ok"]
+            values = [value for row in valid if (value := metric.value(row)) is not None]
+            if values:
+                found[campaign] = [metric.cost(value) for value in values]
+        return found
 
-    def sample(self, metric: Metric) -> Sample:
-        """The metric's costs; needs at least one value."""
-        valid = self._valid(metric).values()
-        errors = [each for rows in valid for row in rows if (each := metric.error(row))]
-        within = math.sqrt(sum(each**2 for each in errors) / len(errors)) if errors else None
-        costs = {
-            name: Repeats([metric.cost(value) for value in values])
-            for name, values in self.values(metric).items()
-        }
-        return Sample(costs, within)
+    def errors(self, metric: Metric) -> dict[str, float]:
+        """By campaign, the standard error of a repeat by blocks of tokens (root mean square), where known."""
+        found = {}
+        for campaign, rows in self.campaigns.items():
+            if errors := [error for row in rows if row["status"] == "ok" and (error := metric.error(row))]:
+                found[campaign] = math.sqrt(fmean(error**2 for error in errors))
+        return found
 
     @property
     def repeats(self) -> int:
@@ -142,6 +127,16 @@ class Judged:
     shared: Sequence[SharedFigures]
 
 
+@dataclass(frozen=True)
+class _Noisy:
+    """A row whose verdict waits for all differences. `far`: a cost beyond which a change is no bad night."""
+
+    row: MetricChange
+    metric: Metric
+    difference: Difference
+    far: float = math.inf
+
+
 def judged(
     pairs: Mapping[str, tuple[Runs, Runs]],
     thresholds: Mapping[str, float],
@@ -154,12 +149,10 @@ def judged(
     baselines have too few to show how campaigns differ.
     """
     rows: list[tuple[str, MetricChange]] = []
-    noisy: dict[str, tuple[MetricChange, Metric, Difference]] = {}
-    far: dict[str, float] = {}
+    noisy: list[_Noisy] = []
     shared: list[SharedFigures] = []
     for metric in METRICS:
-        compared: dict[str, tuple[Sample, Sample]] = {}
-        of_metric: dict[str, MetricChange] = {}
+        compared: dict[str, MetricChange] = {}
         for name, (base, new) in pairs.items():
             row = _row(metric, base, new, thresholds[metric.family])
             if row is None:
@@ -170,38 +163,61 @@ def judged(
             if base.searched and new.searched:
                 _context(row, metric, base, new)
             elif is_score(before := base.latest) and is_score(after := new.latest):
-                if differs := _quality(row, metric, before, after):
-                    noisy[f"{metric.name} {name}"] = row, metric, differs
+                if difference := _quality(row, metric, before, after):
+                    noisy.append(_Noisy(row, metric, difference))
             else:
-                compared[name] = base.sample(metric), new.sample(metric)
-                of_metric[name] = row
-        if not compared:
-            continue
-        bound, prior = math.log1p(thresholds[metric.family]), ASSUMED[metric.family]
-        news = {name: new for name, (_, new) in compared.items()}
-        bases = settled({name: base for name, (base, _) in compared.items()}, news, bound, prior)
-        for name, kept in bases.samples.items():
-            _leave_out(of_metric[name], metric, compared[name][0], kept)
-            of_metric[name]["nights"] = max(1, bases.in_a_row[name])
-            of_metric[name]["nights_to_fail"] = bases.needed[name]
-            far[f"{metric.name} {name}"] = bases.far
-        earlier = {name: runs.sample(metric) for name, runs in (history or {}).items() if runs.values(metric)}
-        pairs_of_metric = {name: (bases.samples[name], news[name]) for name in compared}
-        found = differences(pairs_of_metric, prior, earlier)
-        noisy |= {
-            f"{metric.name} {name}": (of_metric[name], metric, each) for name, each in found.cells.items()
-        }
-        shared.append(_shared(metric, found.shared, found.campaign_shift))
-        for row in of_metric.values():
-            row["shared_change"], row["shared_ci90"] = shared[-1]["change"], shared[-1]["ci90"]
-            row["shared_between"] = shared[-1]["between"]
-    changes = significant({key: each for key, (_, _, each) in noisy.items()})
-    for key, (row, metric, difference) in noisy.items():
-        _noisy(row, metric, difference, changes[key], len(noisy))
-        if row["verdict"] == metric.worse:
-            _count_nights(row, changes[key], far.get(key, math.inf))
+                compared[name] = row
+        if compared:
+            of_metric, figures = _campaigns(metric, compared, pairs, history or {})
+            noisy += of_metric
+            shared.append(figures)
+    changes = significant({number: each.difference for number, each in enumerate(noisy)})
+    for number, each in enumerate(noisy):
+        _verdict(each, changes[number], len(noisy))
     order = {name: number for number, name in enumerate(pairs)}
-    return Judged(sorted(rows, key=lambda each: order[each[0]]), shared)
+    return Judged(sorted(rows, key=lambda named: order[named[0]]), shared)
+
+
+def _campaigns(
+    metric: Metric,
+    rows: Mapping[str, MetricChange],
+    pairs: Mapping[str, tuple[Runs, Runs]],
+    history: Mapping[str, Runs],
+) -> tuple[list[_Noisy], SharedFigures]:
+    """The differences of the latest campaign from those before it, and what the cells share."""
+    bound, prior = math.log1p(next(iter(rows.values()))["threshold"]), ASSUMED[metric.family]
+    bases, news = ({name: pairs[name][side].costs(metric) for name in rows} for side in (0, 1))
+    campaigns = sorted({campaign for of_cell in bases.values() for campaign in of_cell})
+    values, errors = [], []
+    for name in rows:
+        base, new = (side.errors(metric) for side in pairs[name])
+        values.append([*(bases[name].get(each, []) for each in campaigns), *news[name].values()])
+        errors.append([*(base.get(each, 0.0) for each in campaigns), new.get(next(iter(news[name])), 0.0)])
+    table = costs(values, errors)
+    settled = baseline(table, bound, prior)
+    earlier = {name: history[name].costs(metric) for name in rows if name in history}
+    names = sorted({campaign for of_cell in earlier.values() for campaign in of_cell})
+    past = (
+        costs([[earlier.get(name, {}).get(each, []) for each in names] for name in rows]) if names else None
+    )
+    found = differences(table, settled.campaigns, len(campaigns), prior, past)
+    shared = _shared(metric, found)
+    for cell, (name, row) in enumerate(rows.items()):
+        kept = [costs for costs, keep in zip(values[cell], settled.campaigns[cell], strict=True) if keep]
+        if left_out := len(bases[name]) - len(kept):
+            row["base"] = metric.figure(fmean(map(fmean, kept)))
+            row["base_repeats"], row["base_campaigns"] = sum(map(len, kept)), len(kept)
+            are = "is" if left_out == 1 else "are"
+            changed = f"{plural(left_out, 'earlier campaign')} changed as well"
+            row["reason"] = f"{changed} and {are} not in the baseline"
+        row["nights"], row["nights_to_fail"] = max(1, settled.in_a_row[cell]), settled.needed[cell]
+        row["shared_change"], row["shared_ci90"] = shared["change"], shared["ci90"]
+        row["shared_between"] = shared["between"]
+    noisy = [
+        _Noisy(row, metric, difference, settled.far)
+        for row, difference in zip(rows.values(), found.every, strict=True)
+    ]
+    return noisy, shared
 
 
 def unjudged(
@@ -236,20 +252,20 @@ def unjudged(
 
 
 def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> MetricChange | None:
-    """The figures of both sides, with a verdict if they cannot be compared; null where neither has one."""
-    values = [side.values(metric) for side in (base, new)]
-    if not any(values):
+    """The figures of both sides, with a verdict if they cannot be compared; None where neither has one."""
+    sides = [side.costs(metric) for side in (base, new)]
+    if not any(sides):
         return None
-    counts = [sum(map(len, side.values())) for side in values]
-    row = unjudged(metric, _shown(metric, base), _shown(metric, new), (counts[0], counts[1]), threshold)
-    row["base_campaigns"] = len(values[0])
+    # Geometric means over campaigns of the geometric means over repeats.
+    shown = [metric.figure(fmean(map(fmean, side.values()))) if side else None for side in sides]
+    counts = [sum(map(len, side.values())) for side in sides]
+    row = unjudged(metric, shown[0], shown[1], (counts[0], counts[1]), threshold)
+    row["base_campaigns"] = len(sides[0])
     if base.repeats < FEWEST_REPEATS and not (base.searched or base.scored):
         why = "the baseline has one repeat, so run-to-run noise is unknown; measure at least two"
         row["verdict"], row["reason"] = INVALID, why
-        return row
-    for where, count in zip(("the baseline", "the new runs"), counts, strict=True):
-        if count:
-            continue
+    elif not all(counts):
+        where = "the baseline" if not counts[0] else "the new runs"
         # Noise decides whether a slope is distinguishable from zero, so this is not a fault.
         unclear = {
             "W_tokens_per_ms": f"slope not distinguishable from zero in {where}",
@@ -257,24 +273,19 @@ def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> MetricChang
         }
         row["verdict"] = UNCLEAR if metric.name in unclear else INVALID
         row["reason"] = unclear.get(metric.name, f"{metric.name} is not known in {where}")
-        return row
     return row
 
 
-def _shown(metric: Metric, side: Runs) -> float | None:
-    """Geometric mean over campaigns of the geometric means over repeats."""
-    return metric.figure(side.sample(metric).mean) if side.values(metric) else None
-
-
-def _shared(metric: Metric, found: Shared | None, shift: CampaignShift) -> SharedFigures:
+def _shared(metric: Metric, found: Differences) -> SharedFigures:
     """The shift that all cells share; without one, only how campaigns differ."""
-    change, ends = relative(metric, found.change) if found else (None, None)
+    change, ends = relative(metric, found.shared) if found.shared else (None, None)
+    cells = found.cells if found.shared else None
     return {
         "metric": metric.name,
-        "cells": found.cells if found else None,
+        "cells": cells,
         "change": change,
         "ci90": ends,
-        "between": shift.source,
+        "between": found.days.source,
     }
 
 
@@ -284,50 +295,42 @@ def relative(metric: Metric, change: Change) -> tuple[float, list[float] | None]
     return metric.change(change.cost), ends
 
 
-def _noisy(
-    row: MetricChange, metric: Metric, found: Difference, significant: Sequence[Change], count: int
-) -> None:
+def _verdict(noisy: _Noisy, significant: Sequence[Change], count: int) -> None:
     """Fill in the change and its verdict. `count`: differences among which it is significant or not."""
-    row["spread"] = found.spread
-    row["change"], row["change_ci90"] = relative(metric, found.whole)
-    own = 0.0
-    if found.own:
-        own, row["own_ci90"] = relative(metric, found.own)
-        row["own_change"] = own
-    if found.whole.ends is None or row["change_ci90"] is None:
+    row, metric, whole, own = noisy.row, noisy.metric, noisy.difference.whole, noisy.difference.own
+    row["spread"] = noisy.difference.spread
+    row["change"], row["change_ci90"] = relative(metric, whole)
+    if own:
+        row["own_change"], row["own_ci90"] = relative(metric, own)
+    if whole.ends is None:
         row["verdict"], row["reason"] = INVALID, "run-to-run noise is unknown"
         return
-    row["p"] = found.whole.p
+    row["p"] = whole.p
     bound = math.log1p(row["threshold"])
     if change := beyond(significant, bound):
-        by_itself = beyond([each for each in significant if each is found.whole], bound)
-        if not by_itself:
-            row["reason"] = f"{own:+.1%} beyond what all cells share"
         row["verdict"] = metric.worse if change > 0 else metric.improved
+        why = [row["reason"]]
+        if not beyond([each for each in significant if each is whole], bound):
+            why = [f"{row['own_change']:+.1%} beyond what all cells share"]
+        if change > 0 and beyond(significant, noisy.far) > 0:
+            row["nights_to_fail"] = 1
+        if change > 0 and row["nights"] < row["nights_to_fail"]:
+            why.append(f"night {row['nights']} in a row, fails after {row['nights_to_fail']}")
+        row["reason"] = "; ".join(filter(None, why)) or None
         return
-    known = [each for each in (found.whole, found.own) if each]
-    for each in known:
+    for each in filter(None, (whole, own)):
         least, most = each.ends or (0.0, 0.0)
         if least > bound or most < -bound:
-            why = f"the medians differ by only {metric.change(each.middle):+.1%}"
+            why_not = f"the medians differ by only {metric.change(each.middle):+.1%}"
             if each not in significant:
-                why = f"not significant among {count} differences"
-            row["verdict"], row["reason"] = UNCLEAR, why
+                why_not = f"not significant among {count} differences"
+            row["verdict"], row["reason"] = UNCLEAR, why_not
             return
-    _judge(row, found.whole.ends, None)
+    _same_or_unclear(row, whole.ends, None)
 
 
-def _count_nights(row: MetricChange, significant: Sequence[Change], far: float) -> None:
-    """Whether a change for the worse may be one bad night. `far`: a cost beyond which none is."""
-    if beyond(significant, far) > 0:
-        row["nights_to_fail"] = 1
-    if row["nights"] < row["nights_to_fail"]:
-        why = f"night {row['nights']} in a row, fails after {row['nights_to_fail']}"
-        row["reason"] = f"{row['reason']}; {why}" if row["reason"] else why
-
-
-def _judge(row: MetricChange, ends: tuple[float, float], unclear: str | None) -> None:
-    """The verdict of an interval of costs. `unclear`: why it is UNCLEAR; null: the interval itself."""
+def _same_or_unclear(row: MetricChange, ends: tuple[float, float], unclear: str | None) -> None:
+    """The verdict of an interval of costs. `unclear`: why it is UNCLEAR; None: the interval itself."""
     bound, (least, most) = math.log1p(row["threshold"]), ends
     if -bound < least and most < bound:
         row["verdict"] = SAME
@@ -336,19 +339,12 @@ def _judge(row: MetricChange, ends: tuple[float, float], unclear: str | None) ->
     row["verdict"], row["reason"] = UNCLEAR, unclear or f"anywhere from {low:+.1%} to {high:+.1%}"
 
 
-def _leave_out(row: MetricChange, metric: Metric, base: Sample, kept: Sample) -> None:
-    """Take campaigns that were themselves a change out of the baseline."""
-    if count := len(base.campaigns) - len(kept.campaigns):
-        row["base"] = metric.figure(kept.mean)
-        row["base_repeats"], row["base_campaigns"] = kept.repeats, len(kept.campaigns)
-        are = "is" if count == 1 else "are"
-        changed = f"{plural(count, 'earlier campaign')} changed as well"
-        row["reason"] = f"{changed} and {are} not in the baseline"
-
-
 def _context(row: MetricChange, metric: Metric, base: Runs, new: Runs) -> None:
     """Compare longest contexts: verified, not sampled. The true limit is less than a granule above each."""
-    before, after = ([v for values in side.values(metric).values() for v in values] for side in (base, new))
+    before, after = (
+        [value for rows in side.campaigns.values() for row in rows if (value := metric.value(row))]
+        for side in (base, new)
+    )
     low = min(after) / (max(before) + base.granule - 1) - 1
     high = (max(after) + new.granule - 1) / min(before) - 1
     mean = [sum(values) / len(values) for values in (before, after)]
@@ -362,7 +358,7 @@ def _context(row: MetricChange, metric: Metric, base: Runs, new: Runs) -> None:
     else:
         alike = len({*before}) == len({*after}) == 1
         why = f"searches resolve {base.granule} tokens" if alike else "searches on one side differ"
-        _judge(row, (least, most), why)
+        _same_or_unclear(row, (least, most), why)
 
 
 def _quality(row: MetricChange, metric: Metric, base: Score, new: Score) -> Difference | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from typing_extensions import NotRequired, TypedDict
 
-from harness.analysis import differences
+from harness.analysis import paired
 from harness.analysis.differences import FALSE_DISCOVERIES
 from harness.base.text import plural, printable_lines
 from harness.compare import Change, Comparison
@@ -197,7 +197,7 @@ def meaning_text(found: Comparison, of_own: bool = True) -> list[str]:
             "SLOWER, LARGER, COSTLIER, SHORTER, WORSE: worse. Mean and median of the change are at least half"
             " of the "
             "threshold, and it is statistically significant "
-            f"({_percent(differences.FALSE_DISCOVERIES_AB)} false discoveries). SAME: the whole interval is "
+            f"({_percent(paired.FALSE_DISCOVERIES)} false discoveries). SAME: the whole interval is "
             "within the threshold. UNCLEAR: neither. INVALID: not compared.",
             f"Thresholds, as relative change in cost: {limits}.",
         ]

@@ -199,45 +199,31 @@ def test_columns_of_any_name_in_any_unit(harness, tmp_path):
         assert f"took is in {unit}, as given" in ran.err
 
 
-@pytest.mark.parametrize(("name", "scale", "unit"), [("latency_ms", 1e-3, "s"), ("latency", 1e3, "us")])
-def test_a_unit_that_is_not_plausible_is_asked_for(harness, tmp_path, name, scale, unit):
-    n, ms = drawn()
-    log = table(tmp_path / "log.csv", f"n,{name}", n, ms * scale)
-    ran = harness("fit", log)
-    assert ran.code == 2
-    assert ran.out == ""
-    assert f"which unit is {name} in?" in ran.err
-    assert f"give --unit {unit} or --unit ms" in ran.err
-    assert figures(harness("fit", log, "--unit", unit, "--json")) == TRUTH
-    assert harness("fit", log, "--unit", "ms").code == 0  # the user's word counts
-
-
-def test_dates_given_as_latencies_are_told(harness, tmp_path):
-    n, ms = drawn()
-    log = table(tmp_path / "log.csv", "n,t", n, 1.7e9 + ms.cumsum() / 1e3)
-    ran = harness("fit", log, "--latency-column", "t")
-    refused(ran, "the median of t is 1.7e+09, like a date: give --time-column t, or --unit")
-
-
 @pytest.mark.parametrize(
-    ("form", "shown"),
+    ("name", "form", "option"),
     [
-        (lambda ms: ms / 1e3, "in s, inferred from its gaps"),
-        (lambda ms: ms * 1e3, "in us, inferred from its gaps"),
-        (lambda ms: 1.7e18 + ms * 1e6, "in ns, inferred from its size as a date"),
-        (lambda ms: 1.7e9 + ms / 1e3, "in s, inferred from its size as a date"),
-        (lambda ms: [(MIDNIGHT + timedelta(milliseconds=t)).isoformat() for t in ms], "are dates and times"),
+        ("at_s", lambda ms: ms / 1e3, []),
+        ("at (us)", lambda ms: ms * 1e3, []),
+        ("at", lambda ms: 1.7e18 + ms * 1e6, ["--unit", "ns"]),
+        ("at", lambda ms: [(MIDNIGHT + timedelta(milliseconds=t)).isoformat() for t in ms], []),
     ],
 )
-def test_gaps_are_formed_of_timestamps_and_their_unit_is_shown(harness, tmp_path, form, shown):
+def test_gaps_are_formed_of_timestamps_in_the_unit_that_is_stated(harness, tmp_path, name, form, option):
     n, ms = drawn()
-    log = table(tmp_path / "log.csv", "n,at", n, form(np.cumsum(ms)))
-    ran = harness("fit", log, "--time-column", "at", "--json")
+    log = table(tmp_path / "log.csv", f"n,{name}", n, form(np.cumsum(ms)))
+    ran = harness("fit", log, "--time-column", name, *option, "--json")
     assert figures(ran) == TRUTH
     assert ran.json[0]["first_token_ms"] is None  # a timestamp does not tell when the request began
     assert ran.json[0]["n_tokens"] == len(n)
-    assert shown in ran.err
-    assert shown in harness("fit", log, "--time-column", "at").out
+    assert ("at is in ns, as given" in ran.err) == bool(option)
+
+
+@pytest.mark.parametrize("option", ["--time-column", "--latency-column"])
+def test_a_unit_that_nothing_states_ends_with_2(harness, tmp_path, option):
+    log = table(tmp_path / "log.csv", "at", [1000, 1020, 1040, 1060])
+    refused(
+        harness("fit", log, option, "at"), "which unit is at in? Its name has none: give --unit s, ms, us"
+    )
 
 
 def test_timestamps_that_go_back_are_no_series(harness, tmp_path):
@@ -281,78 +267,6 @@ def test_groups_and_tables_of_other_forms(harness, tmp_path):
 # --- logs of other tools
 
 
-def test_vllm_has_every_token_of_each_request(harness, tmp_path):
-    ran = harness("fit", LOGS / "vllm.json", "--json")
-    assert [row["variant"] for row in ran.json] == ["request 1", "request 3"]
-    first = ran.json[0]
-    assert (first["first_token_ms"], first["n_tokens"], first["last_n"]) == (pytest.approx(61), 9, 25 + 9)
-    assert first["median_ms"] == pytest.approx(12.035)
-    assert "1 of 3 requests failed" in ran.err
-    run = json.loads((LOGS / "vllm.json").read_text())
-    both = tmp_path / "appended.json"
-    shared = run | {"max_concurrent_requests": 4, "output_lens": [30, 0, 9]}
-    both.write_text("\n".join(map(json.dumps, (run, shared))))
-    ran = harness("fit", both, "--json")
-    rows = {row["variant"]: row for row in ran.json}
-    assert len(rows) == 4
-    assert "30 tokens came in 9 chunks" in rows["run 2 request 1"]["unusable"]
-    assert "latencies of a shared server" in ran.err
-    both.write_text(json.dumps({key: run[key] for key in run if key not in ("itls", "ttfts")}))
-    refused(harness("fit", both), "--save-detailed", 1)
-
-
-def test_aiperf_has_every_token_of_streamed_requests(harness, tmp_path):
-    ran = harness("fit", LOGS / "aiperf.jsonl", "--json")
-    streamed, total = ran.json
-    assert (streamed["first_token_ms"], streamed["n_tokens"], streamed["last_n"]) == (61.5, 9, 559)
-    assert streamed["per_token"]
-    assert (total["per_token"], total["first_token_ms"], total["B_ms"]) == (False, 64.0, None)
-    assert total["tokens_per_s"] == pytest.approx(200)
-    assert "1 of 3 requests failed or were cancelled" in ran.err
-    summary = tmp_path / "profile_export_aiperf.json"
-    summary.write_text('{"request_latency": {"unit": "ms", "avg": 3.0}}')
-    refused(harness("fit", summary), "profile_export.jsonl", 1)
-
-
-def test_guidellm_has_totals_of_each_request(harness):
-    ran = harness("fit", LOGS / "guidellm.json", "--json")
-    first, second = ran.json
-    assert (first["n_tokens"], first["first_token_ms"], first["tokens_per_s"]) == (64, 80, 80)
-    assert not first["per_token"]
-    assert first["B_ms"] is None
-    assert second["tokens_per_s"] == pytest.approx(83.3, rel=0.01)
-    assert "GuideLLM stores the mean inter-token latency per request" in ran.err
-    assert "1 of 3 requests failed or were cancelled" in ran.err
-
-
-def test_llama_server_has_totals_and_in_a_stream_every_token(harness):
-    for name, requests in (("llama-response.json", 1), ("llama-server.txt", 2)):
-        ran = harness("fit", LOGS / name, "--json")
-        assert len(ran.json) == requests
-        row = ran.json[0]
-        assert (row["n_tokens"], row["first_token_ms"], row["tokens_per_s"]) == (35, 31.5, 50)
-        assert not row["per_token"]
-        assert "timings are totals of a request" in ran.err
-    ran = harness("fit", LOGS / "llama-stream.txt", "--json")
-    (row,) = ran.json
-    assert (row["first_token_ms"], row["n_tokens"], row["last_n"]) == (31.5, 9, 4 + 21 + 9)
-    assert row["median_ms"] == pytest.approx(20.1)
-    assert "part of a prompt came from the cache: TTFT is of the rest" in ran.err
-
-
-def test_a_stream_that_lacks_a_chunk_names_how_many_tokens_came_at_once(harness, tmp_path):
-    chunks = (LOGS / "llama-stream.txt").read_text().split("\n\n")
-    (tmp_path / "stream.txt").write_text("\n\n".join(chunks[:3] + chunks[4:]))
-    (row,) = harness("fit", tmp_path / "stream.txt", "--json").json
-    assert row["unusable"] == "2 tokens came in one chunk after token 3"
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in LOGS.iterdir() if path.suffix != ".md"))
-def test_a_log_of_another_tool_takes_no_columns(harness, name):
-    assert harness("fit", LOGS / name).code == 0
-    refused(harness("fit", LOGS / name, "--unit", "s"), "defines names and units itself")
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -376,6 +290,56 @@ def test_a_log_that_is_not_as_documented_is_one_sentence(harness, tmp_path, cont
     assert ran.err.count("\n") == 1
 
 
+# --- figures that are shown
+
+
+def table_of(n: list[float], ms: list[float]) -> list[dict[str, float]]:
+    return [{"n": at, "latency_ms": each} for at, each in zip(n, ms, strict=True)]
+
+
+def test_a_position_before_the_first_is_no_point(harness, tmp_path):
+    (tmp_path / "log.json").write_text(json.dumps(table_of([-1, 4096, 8192], [4.5, 5, 5.4])))
+    (found,) = harness("fit", "log.json", "--json").json
+    assert found["unusable"] == "n = -1 is before the first token"
+    assert found["B_ms"] is None
+
+
+def test_the_table_under_a_chart_has_measured_points_alone(harness, tmp_path):
+    n = [*range(51, 72)]
+    for name, positions in {"short": n, "sweep": [1, 4100, 16300, 32700]}.items():
+        content = json.dumps(table_of(positions, [100 + 0.5 * at for at in positions]))
+        (tmp_path / f"{name}.json").write_text(content)
+        assert harness("fit", f"{name}.json", "-o", f"{name}.html").code == 0
+        table = (tmp_path / f"{name}.html").read_text().split("<summary>Data</summary>")[1]
+        heads = [int(head.replace(",", "")) for head in re.findall(r">n ([\d,]+)<", table)]
+        shown = re.findall(r">([\d.]+|-)</td>", table.split("</table>")[0])
+        assert heads
+        assert set(heads) <= set(positions)
+        assert shown == [f"{100 + 0.5 * at:.3f}" for at in heads]
+
+
+def test_a_segment_has_no_b_where_the_b_of_its_series_is_not_known(harness, tmp_path):
+    steps = [0.0132 + 0.0001 * (at % 3) for at in range(127)]
+    run = {"ttfts": [0.35], "itls": [steps], "input_lens": [8000], "output_lens": [128]}
+    (tmp_path / "log.json").write_text(json.dumps(run))
+    (found,) = harness("fit", "log.json", "--json").json
+    assert found["B_ms"] is None
+    (segment,) = found["segments"]
+    assert (segment["B_ms"], segment["W_tokens_per_ms"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("unit", "W"),
+    [("ms", r" 2\d\d \(2\d\d to 2\d\d\)"), ("s", r" 0\.2\d\d \(0\.2\d\d to 0\.2\d\d\)")],
+)
+def test_w_has_three_significant_digits_in_any_unit(harness, tmp_path, unit, W):
+    n = [64 + 512 * at for at in range(16)]
+    ms = [24 + at / 249 + 0.02 * (-1) ** k for k, at in enumerate(n)]
+    (tmp_path / "log.json").write_text(json.dumps(table_of(n, ms)))
+    ran = harness("fit", "log.json", "--unit", unit)
+    assert re.search(W, ran.out)
+
+
 # --- the page
 
 
@@ -394,7 +358,7 @@ def test_a_log_becomes_a_page(harness, tmp_path):
     assert "1,00" in harness("report", log, "--format", "md").out
     assert harness("report", log, tmp_path).code == 2
     table(log, "latency_ms", ms * 1e-3)
-    refused(harness("report", log), "give --unit s")
+    refused(harness("report", log), "give --unit, with `harness fit`")
 
 
 def test_what_cannot_be_drawn_is_one_sentence(harness, tmp_path):

@@ -68,7 +68,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unit",
         choices=["s", "ms", "us", "ns"],
-        help="unit of the latencies or times (default: inferred; required if ambiguous)",
+        help="unit of the latencies or times (default: at the end of the column's name; otherwise required)",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write an HTML page")
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw latency against position")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
 import re
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -15,36 +15,16 @@ from typing import Any
 
 from harness.base import bounds
 from harness.base.files import FAULTS, nearest, read_regular
-from harness.records.foreign import (
-    aiperf,
-    csv,
-    guidellm,
-    llama_bench,
-    llama_benchy,
-    llama_server,
-    ollama,
-    optimum,
-    sweep_bench,
-    totals,
-    vllm,
-)
-from harness.records.foreign.log import Content, Log, LogError, OptionError, Reader, usable
+from harness.records.foreign import table
+from harness.records.foreign.form import Format, Row, read
+from harness.records.foreign.formats import FORMATS
+from harness.records.foreign.log import Log, LogError, OptionError, usable
 from harness.records.foreign.table import Options
 
 GZIP, GGUF = b"\x1f\x8b", b"GGUF"
-READERS: tuple[Reader, ...] = (  # the first that recognises a file reads it; the most general last
-    *vllm.READERS,
-    *aiperf.READERS,
-    *guidellm.READERS,
-    *llama_server.READERS,
-    *llama_bench.READERS,
-    *llama_benchy.READERS,
-    *sweep_bench.READERS,
-    *ollama.READERS,
-    *optimum.READERS,
-    *totals.READERS,
-)
 _START = re.compile(r"^[\[{]", re.MULTILINE)
+_LLAMA_BENCH_CSV = re.compile(r"^[^\n]{0,2000}\bavg_ns\b[^\n]{0,200}\bavg_ts\b", re.MULTILINE)
+_DAMAGE = (ValueError, RecursionError)  # ValueError: also a number of thousands of digits
 
 
 def read_log(path: Path, options: Options) -> Log:
@@ -52,34 +32,39 @@ def read_log(path: Path, options: Options) -> Log:
     text = _file_text(path)
     if not text.strip():
         raise LogError("it is empty")
-    damage: LogError | None = None
-    documents: list[Any] = []
-    is_json = text.lstrip()[0] in "{["
+    documents = _documents(text)
+    objects = documents if all(isinstance(document, dict) for document in documents) else []
+    for form in FORMATS:
+        if rows := form.rows(objects, text):
+            if options != Options():
+                raise OptionError(
+                    f"the {form.name} defines names and units itself: --unit and column options are for "
+                    "tables"
+                )
+            log = _read(form, rows)
+            return log if objects else replace(log, notes=[*log.notes, *_others(form, text)])
+    if text.lstrip()[0] not in "{[" and not objects:
+        return table.read(table.of_csv(text), options)
+    return table.read(_table_of(documents, text), options)
+
+
+def _read(form: Format, rows: list[Row]) -> Log:
+    """A file with unexpected content gives one sentence, not a traceback. Raises LogError."""
+    if form.refusal:
+        raise LogError(f"the {form.name} {form.refusal}")
     try:
-        documents = _documents(text) if is_json else _behind_others(text)
-    except LogError as why:
-        damage, documents = why, _behind_others(text)
-    of_objects = all(isinstance(each, dict) for each in documents)
-    content = Content(text, documents if of_objects else ())
-    for reader in READERS:
-        if reader.is_one(content):
-            _no_columns(options, reader.format)
-            log = _guarded(reader.read, content, reader.format)
-            return replace(log, notes=[*log.notes, *_others(content, reader)])
-    if damage:
-        raise damage
-    return _of_json(documents, options) if is_json else csv.read(text, options)
+        return usable(read(form, rows))
+    except FAULTS as damage:
+        raise LogError(f"its fields are not those of the {form.name} that it looks like") from damage
 
 
-def _others(content: Content, chosen: Reader) -> list[str]:
+def _others(chosen: Format, text: str) -> list[str]:
     """A note on what other tools printed in the same text."""
-    if content.objects:  # JSON of one tool may look like that of another
-        return []
-    found = dict.fromkeys(each.format for each in READERS if each.is_one(content))
+    names = dict.fromkeys(form.name for form in FORMATS if form.rows([], text))
     return [
-        f"the file also has output of another tool, which is not read: {each}"
-        for each in found
-        if each != chosen.format
+        f"the file also has output of another tool, which is not read: {name}"
+        for name in names
+        if name != chosen.name
     ]
 
 
@@ -114,71 +99,49 @@ def _file_text(path: Path) -> str:
     return text
 
 
-def _behind_others(text: str) -> list[Any]:
-    """One JSON document, or objects one per line, among lines of standard error; empty: none, or damaged."""
-    try:
-        found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    except (ValueError, RecursionError):  # ValueError: also a number of thousands of digits
-        found = []
-    return found or _embedded(text)
-
-
-def _embedded(text: str) -> list[Any]:
-    """The document that begins and ends among other lines; empty: none, or another may follow."""
-    for start in islice(_START.finditer(text), bounds.LOG_STARTS):
-        try:
-            document, end = json.JSONDecoder().raw_decode(text, start.start())
-        except (ValueError, RecursionError):
-            continue
-        if _START.search(text, end):
-            return []
-        return document if isinstance(document, list) else [document]
-    return []
-
-
 def _documents(text: str) -> list[Any]:
-    """One JSON document, or one per line. Raises LogError."""
+    """The elements of one JSON document, or objects one per line (also as server-sent events), or the rows of
+    llama-bench's CSV; any of these also behind lines of standard error. Empty: none of these, or damaged."""
     try:
         whole = json.loads(text)
         return whole if isinstance(whole, list) else [whole]
-    except (ValueError, RecursionError):  # ValueError: also a number of thousands of digits
+    except _DAMAGE:
         pass
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = (line.removeprefix("data:").lstrip(" ") for line in text.splitlines())
+    try:
+        if found := [json.loads(line) for line in lines if line.startswith("{")]:
+            with_timings = [row for row in found if "timings" in row]
+            return with_timings if "\ndata:" in f"\n{text}" and with_timings else found
+    except _DAMAGE:
+        pass
+    if "avg_ts" in text and (header := _LLAMA_BENCH_CSV.search(text)):
+        return [row for row in csv.DictReader(io.StringIO(text[header.start() :])) if row.get("avg_ts")]
+    for start in islice(_START.finditer(text), bounds.LOG_STARTS):
         try:
-            found += [json.loads(line)] if line.strip() else []
-        except (ValueError, RecursionError) as damage:
-            raise LogError(f"it is not JSON, and as JSONL line {number} is damaged") from damage
-    return found
+            document, end = json.JSONDecoder().raw_decode(text, start.start())
+        except _DAMAGE:
+            continue
+        several = _START.search(text, end)
+        return [] if several else document if isinstance(document, list) else [document]
+    return []
 
 
-def _of_json(documents: list[Any], options: Options) -> Log:
-    if not documents or not all(isinstance(each, dict) for each in documents):
+def _table_of(documents: list[Any], text: str) -> table.Table:
+    """The table in objects: one per row, a list of them in one document, or a list of each column. Raises
+    LogError."""
+    if not documents:
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                json.loads(line or "0")
+            except _DAMAGE:
+                raise LogError(f"it is not JSON, and as JSONL line {number} is damaged") from None
+    if not documents or not all(isinstance(document, dict) for document in documents):
         raise LogError("it is JSON, but not objects")
     if len(documents) == 1:
-        inner = [each for each in documents[0].values() if isinstance(each, list) and each]
-        if len(inner) == 1 and all(isinstance(each, dict) for each in inner[0]):
-            return csv.of_objects(inner[0], options)
-        if found := csv.of_lists(documents[0], options):
-            return found
-    return csv.of_objects(documents, options)
-
-
-def _no_columns(options: Options, form: str) -> None:
-    if options.any:
-        raise OptionError(
-            f"the {form} defines names and units itself: --unit and column options are for tables"
-        )
-
-
-def _guarded(reader: Callable[[Content], Log], content: Content, form: str) -> Log:
-    """Run a reader. A file with unexpected content gives one sentence, not a traceback. Raises LogError."""
-    try:
-        log = usable(reader(content))
-    except LogError:
-        raise
-    except FAULTS as damage:
-        raise LogError(f"its fields are not those of the {form} that it looks like") from damage
-    if not log.series and not log.requests:
-        raise LogError(f"no complete request: the {form} has no totals; it may be cut")
-    return log
+        lists = {name: value for name, value in documents[0].items() if isinstance(value, list) and value}
+        (rows,) = lists.values() if len(lists) == 1 else ((),)
+        if rows and all(isinstance(row, dict) for row in rows):
+            return table.of_objects(rows)
+        if len({len(column) for column in lists.values()}) == 1:
+            return table.of_columns(lists)
+    return table.of_objects(documents)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from base64 import b64encode
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from test_launch import request_of
 
 from harness import records
 from harness.analysis.verdicts import verdict
-from harness.base import files
+from harness.base import bounds, files
 from harness.base.text import printable, printable_lines
 from harness.dataset.study import load_study
 from harness.records import NO_TOKENS, ResultsError, Stored
@@ -180,6 +181,16 @@ def test_a_record_that_is_too_large_is_refused_unread(tmp_path):
     os.truncate(folder / "record.json", 1 << 40)  # a hole: it takes no space
     with pytest.raises(ResultsError, match="it is larger than 12 MiB"):
         records.read(folder / "record.json")
+
+
+def test_a_record_with_an_object_of_very_many_names_is_refused(tmp_path):
+    path = record_in(tmp_path) / "record.json"
+    record = json.loads(path.read_text())
+    for names, refused in ((bounds.RECORD_NAMES, False), (bounds.RECORD_NAMES + 1, True)):
+        record["loaded"]["devices"] = {f"part {number}": {"CPU": 1} for number in range(names)}
+        path.write_text(json.dumps(record))
+        with pytest.raises(ResultsError, match="100,000 names") if refused else nullcontext():
+            records.read(path)
 
 
 def test_a_series_that_is_small_on_disk_and_large_in_memory_is_refused_unread(tmp_path):

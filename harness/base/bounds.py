@@ -7,6 +7,7 @@ The bounds on a server's answers are in runners/answers.py, as the worker needs 
 # Records, their series and the other files of a results folder.
 
 RECORD_BYTES = 12 << 20  # 11 MB of prompt: a million tokens
+RECORD_NAMES = 100_000  # of one object; the modules of a mixture with experts of their own are 70,000
 JSON_DIGITS = 20  # of an unsigned 64-bit number
 SERIES_BYTES = 64 << 20  # of a table in parquet, as stored and unpacked; the longest takes less
 SERIES_VALUES = 1 << 22  # for a million tokens: an integer of each in four columns

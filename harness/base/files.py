@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -360,13 +361,14 @@ def object_of(path: Path, longest: int) -> dict[str, object]:
     return value
 
 
-def strict_json(text: bytes) -> Any:
+def strict_json(text: bytes, most_names: int | None = None) -> Any:
     """Strict JSON: UTF-8, no duplicate keys (readers differ in which they take), and numbers that can be
-    written again: no NaN, no infinity. Raises ValueError, its message a clause."""
+    written again: no NaN, no infinity. `most_names`: of one object. Raises ValueError, its message a
+    clause."""
     try:
         return json.loads(
             text.decode(),
-            object_pairs_hook=_object,
+            object_pairs_hook=partial(_object, most_names=most_names),
             parse_int=_integer,
             parse_float=_finite,
             parse_constant=_constant,
@@ -379,7 +381,9 @@ def strict_json(text: bytes) -> Any:
         raise ValueError("is nested too deeply") from None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]], most_names: int | None) -> dict[str, Any]:
+    if most_names is not None and len(pairs) > most_names:
+        raise ValueError(f"has an object with more than {most_names:,} names")
     found = dict(pairs)
     if len(found) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)

@@ -132,7 +132,7 @@ def read(path: Path) -> Record:
     """
     try:
         content = read_regular(path, bounds.RECORD_BYTES)
-        record: Fields = strict_json(content)
+        record: Fields = strict_json(content, bounds.RECORD_NAMES)
         if wrong := clause(Numbered, record):
             raise ValueError(wrong)
         number = record["schema"]

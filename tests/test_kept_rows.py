@@ -109,7 +109,7 @@ def test_of_many_records_the_time_that_is_left_is_told(nights, monkeypatch, caps
     monkeypatch.setattr(rows, "LONG_S", -1.0)
     rows.of_folder(nights.root)
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("harness: 12 records are judged once; their rows are kept in ")
+    assert first.startswith("harness: 12 records are judged once; their rows are kept in the cache")
     assert re.fullmatch(r"harness: about \d+ s are left", second)
     as_without(nights.root)
 
@@ -253,7 +253,7 @@ def test_a_full_disk_is_a_sentence_and_the_answer_is_right(nights, capsys, full_
     plain = load_study(stored_in(nights.root))
     full_disk(10_000)
     assert speeds(nights.root) == [row["tokens_per_s"] for row in plain.repeats]
-    assert "cannot be written, so they are judged again each time: " in capsys.readouterr().err
+    assert "the rows cannot be kept, so records are judged again each time: " in capsys.readouterr().err
     assert not [*(files.cache_folder() / "rows").iterdir()]
 
 

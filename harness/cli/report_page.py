@@ -104,7 +104,8 @@ FOLDERS_NAMED = 3
 def _of_machines(arguments: argparse.Namespace, sources: Sequence[Source]) -> Shown | None:
     """What a page of several machines shows; None if the records are of one, or have neither decodes nor
     searches. Raises Mistake for a price, and ResultsError."""
-    if len({each.facts["machine"] for source in sources for each in source.found.judged}) < 2:
+    every = [each.facts for source in sources for each in source.found.judged]
+    if len({facts["machine"] for facts in every if facts["kind"] != "reported"}) < 2:
         return None
     of_folders = [_rows(source) for source in sources]
     if not any(each.cells or each.searches for each in of_folders):

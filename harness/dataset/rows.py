@@ -240,12 +240,12 @@ def of_folder(root: Path, bundle: Path | None = None) -> Found:
     stamps = _stamps(root, damages.append)
     if bundle:
         stamps = dict.fromkeys(stamps, _stamp("bundle", bundle.stat()))
-    path, source = _place(bundle or root)
-    before = _read(path, source, root)
+    source = (bundle or root).resolve()
+    before = _read(source, root)
     rows = {folder: before[folder] for folder in before if before[folder][0] == stamps.get(folder)}
     missing = {folder: stamp for folder, stamp in stamps.items() if folder not in rows}
     if len(missing) >= MANY:
-        say(f"{plural(len(missing), 'record')} are judged once; their rows are kept in {path.parent}")
+        say(f"{plural(len(missing), 'record')} are judged once; their rows are kept in the cache folder")
     made = {*missing}
     while missing:
         for part in _in_parts(root, _ceilings(rows), missing):
@@ -262,10 +262,10 @@ def of_folder(root: Path, bundle: Path | None = None) -> Found:
     }
     if made & sound or len(sound) < len(before):
         try:
-            _keep(path, source, {folder: rows[folder] for folder in rows if folder in sound})
+            _keep(source, {folder: rows[folder] for folder in rows if folder in sound})
         except (OSError, CacheError) as refusal:
             if len(made) >= MANY:
-                say(f"{path} cannot be written, so they are judged again each time: {refusal}")
+                say(f"the rows cannot be kept, so records are judged again each time: {refusal}")
     judged = [
         rows[folder][1]
         for folder in sorted(rows, key=lambda folder: f"{folder}/record.json".lstrip("/").split("/"))
@@ -307,8 +307,9 @@ def _stamps(root: Path, unreadable: Callable[[str], None]) -> dict[str, str]:
         folders, names = records.listing(f"{root}/{within}" if within else str(root), unreadable)
         waiting += [f"{within}/{name}" if within else name for name in folders]
         if "record.json" in names:
-            read = sorted(names & _READ)
-            found[within] = " ".join(_stamp(name, os.lstat(f"{root}/{within}/{name}")) for name in read)
+            with contextlib.suppress(FileNotFoundError):  # it was moved away just now
+                read = sorted(names & _READ)
+                found[within] = " ".join(_stamp(name, os.lstat(f"{root}/{within}/{name}")) for name in read)
     return found
 
 
@@ -347,19 +348,18 @@ def _judged_part(root: Path, ceilings: Mapping[str, float], stamps: Sequence[tup
 # The file of a folder's rows: a line on what it is, then a line of three JSON values for each record.
 
 
-def _place(source: Path) -> tuple[Path, str]:
-    """The file of the rows of a results folder or a bundle, and the text of its path."""
-    path = str(source.resolve())
-    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
-    return files.cache_folder() / "rows" / name, path
+def _place(source: Path) -> Path:
+    """The file of the rows of a results folder or a bundle. Raises CacheError."""
+    name = hashlib.sha256(os.fsencode(source)).hexdigest()[:24]
+    return files.cache_folder() / "rows" / name
 
 
-def _read(path: Path, source: str, root: Path) -> _Rows:
+def _read(source: Path, root: Path) -> _Rows:
     """The rows that were kept; none of a file that is damaged, or of another version or folder."""
     try:
-        with files.open_regular(path) as file:
+        with files.open_regular(_place(source)) as file:
             head, body = file.readline().rstrip(b"\n"), file.read()
-    except OSError:
+    except (OSError, CacheError):
         return {}
     if head != _head(source, body):
         return {}
@@ -371,12 +371,13 @@ def _read(path: Path, source: str, root: Path) -> _Rows:
     }
 
 
-def _keep(path: Path, source: str, rows: _Rows) -> None:
+def _keep(source: Path, rows: _Rows) -> None:
     """Write the rows, and remove those of folders and bundles that are gone. Raises OSError, CacheError."""
     body = b"".join(
         b"%s\t%s\t%s\n" % (json.dumps([folder, stamp, each.facts]).encode(), each.row_json, each.timed_json)
         for folder, (stamp, each) in rows.items()
     )
+    path = _place(source)
     files.made(path.parent)
     files.write_whole(path, _head(source, body) + b"\n" + body)
     for other in path.parent.iterdir():
@@ -385,8 +386,8 @@ def _keep(path: Path, source: str, rows: _Rows) -> None:
                 other.unlink()
 
 
-def _head(source: str, body: bytes) -> bytes:
-    head = {"source": source, "harness": _version(), "sha256": hashlib.sha256(body).hexdigest()}
+def _head(source: Path, body: bytes) -> bytes:
+    head = {"source": str(source), "harness": _version(), "sha256": hashlib.sha256(body).hexdigest()}
     return json.dumps(head).encode()
 
 

@@ -176,6 +176,11 @@ def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
     # stranger's results may be a link.
     connection = duckdb.connect(":memory:", config={"temp_directory": ""})
     folders = [str(each.folder.relative_to(root)) for each in study.stored]
+    above = f"{root.absolute()}/"
+    for row in [*study.cells, *study.repeats]:  # paths in the results folder
+        row["series"] = row["series"] and row["series"].removeprefix(above)
+    for cell in study.cells:
+        cell["ok_series"] = [path.removeprefix(above) for path in cell["ok_series"]]
     tables: dict[str, tuple[dict[str, str], Callable[[], Iterable[Any]]]] = {
         "cells": (columns_of(Cell), lambda: study.cells),
         "repeats": (

@@ -6,7 +6,7 @@ SIGKILL. After each kill: every file of a finished record is still there, byte f
 and so does its series; nothing that the killed process had started lives on. After a killed controller the
 same command goes on where it was. Each campaign ends with all its cells ok: exit code 0, or 1 where a killed
 worker is on record, and then 0 with --retry-failed; and no half-written file was ever taken for a whole one.
-With --job the kills hit a build, a conversion, a search, a page or an index being written: see chaos_jobs.py.
+With --job the kills hit a build, a conversion, a search, a page or rows being written: see chaos_jobs.py.
 
     .venv/bin/python benchmarks/chaos.py [--kills 50] [--seed 1] [--fake-only] [--job JOB] [--keep DIR]
 

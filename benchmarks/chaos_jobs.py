@@ -1,4 +1,4 @@
-"""Single commands under chaos.py's kills: a build, a conversion, a search, a page and an index being written.
+"""Single commands under chaos.py's kills: a build, a conversion, a search, a page and rows being written.
 
 Each command is run from its beginning, killed after a random time, or one process that it had started is, and
 run again: what is there must be whole, nothing may run on, and the same command must then complete.
@@ -24,7 +24,7 @@ import psutil
 from growth import CELLS
 
 from harness import records
-from harness.dataset import index
+from harness.dataset.rows import of_folder
 from harness.models import weights
 
 HARNESS = Path(sys.executable).parent / "harness"
@@ -142,32 +142,27 @@ def _whole_page(place: Path, number: int, completed: bool) -> Iterable[str]:
         yield "no page"
 
 
-NIGHTS = 4  # of 100 records, which is more than an index needs
+NIGHTS = 4  # of 100 records each
 
 
-def _index(place: Path, number: int) -> list[str]:
+def _rows(place: Path, number: int) -> list[str]:
     results = place / "nights"
     for night in range(len({path.name for path in results.glob("*/*/*/*")}) // CELLS, NIGHTS):
         nights.night(results, night)
     return ["sql", "select count(*) as n, sum(tokens_per_s) as s from repeats", str(results), "--json"]
 
 
-def _drop_index(place: Path) -> None:
-    """One in two is mended after a record was written anew."""
-    written = place / "nights" / "index.duckdb"
-    if written.exists() and written.stat().st_mtime_ns % 2:
-        written.unlink()
+def _drop_rows(place: Path) -> None:
+    """Write a record anew, so that its row is made and kept again."""
     record = next((place / "nights").rglob("record.json"))
     record.write_bytes(record.read_bytes())
 
 
-def _whole_index(place: Path, number: int, completed: bool) -> Iterable[str]:
-    """Every record is as it was, and the index, once there, has the rows of all."""
+def _whole_rows(place: Path, number: int, completed: bool) -> Iterable[str]:
+    """Every record is as it was, and all have a row."""
     yield from _damages(place / "nights")
-    if completed:
-        rows = index.for_queries(place / "nights").connection.execute("select count(*) from repeats")
-        if (found := rows.fetchall()) != [(NIGHTS * CELLS,)]:
-            yield f"{found} repeats in an index of {NIGHTS * CELLS} records"
+    if completed and (found := len(of_folder(place / "nights").judged)) != NIGHTS * CELLS:
+        yield f"{found} rows of {NIGHTS * CELLS} records"
 
 
 JOBS = {
@@ -175,7 +170,7 @@ JOBS = {
     "conversion": Job(_convert, _drop_weights, _whole_weights),
     "search": Job(_search, _keep, _whole_searches),
     "page": Job(_page, _keep, _whole_page),
-    "index": Job(_index, _drop_index, _whole_index),
+    "rows": Job(_rows, _drop_rows, _whole_rows),
 }
 
 

@@ -1,14 +1,13 @@
-"""What results cost as they grow: CPU time and memory of the commands that read them, over 1,000, 10,000 and
-100,000 records.
+"""What results cost as they grow: CPU time and memory of every command that reads them, and of
+harness.load_results, over 1,000 and 10,000 records.
 
 A night is a campaign of 100 cells (10 models of 10 quantizations), one repeat each: copies of a real record
 with other names and times, and latencies of their own. Every command runs as a process of its own; a line
-has the user and system time of the process and of those it started, and its peak memory. `first` builds the
-index, `warm` finds it current, `a night later` mends it. 100,000 records take 2 GB and about ten minutes to
-write. `--machines`: a page of as many machines of 100 cells, each in a folder of its own, instead; its size
-is printed too.
+has the user and system time of the process and of those it started, and its peak memory. `first` judges
+every record, the others find their rows kept, `a night later` judges what is new. `--machines`: a page of as
+many machines of 100 cells, each in a folder of its own, instead; its size is printed too.
 
-    .venv/bin/python benchmarks/growth.py [--sizes 1000 10000 100000 | --machines 100] [--folder DIR] [--keep]
+    .venv/bin/python benchmarks/growth.py [--sizes 1000 10000 | --machines 100] [--folder DIR] [--keep]
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ MODELS, TYPES = 10, ("q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_0", "q3_k_m
 CELLS = MODELS * len(TYPES)
 FIRST = datetime(2024, 1, 1, 2, tzinfo=timezone.utc)
 TOKENS, FASTEST_MS = 128, 6.0
-HARNESS = Path(sys.executable).parent / "harness"
+HARNESS = [sys.executable, "-m", "harness"]
+LOAD = "import sys, harness; print(repr(harness.load_results(sys.argv[1])))"
 
 
 def night(results: Path, number: int, machine: str | None = None) -> None:
@@ -90,8 +90,8 @@ def spent(command: list[str], folder: Path) -> tuple[float, float, float, int]:
     """CPU seconds, wall seconds, peak MB and exit code of a command and of the processes that it starts."""
     began = time.monotonic()
     process = os.posix_spawn(
-        HARNESS,
-        [str(HARNESS), *command],
+        command[0],
+        command,
         os.environ,
         file_actions=[
             (
@@ -111,16 +111,22 @@ def spent(command: list[str], folder: Path) -> tuple[float, float, float, int]:
 
 def commands(results: Path, last: str) -> Iterator[tuple[str, list[str]]]:
     folder = str(results)
-    yield "list, first", ["report", folder, "--list"]
-    yield "list, warm", ["report", folder, "--list"]
-    yield "history, warm", ["report", folder, "--history", "-o", f"{folder}.html"]
-    yield "report of a campaign", ["report", folder, "--campaign", last, "-o", f"{folder}.html"]
-    yield "compare of a campaign", ["compare", folder, "--baseline", "last:5", "--campaign", last]
+    page = f"{folder}.html"
+    yield "list, first", [*HARNESS, "report", folder, "--list"]
+    yield "list", [*HARNESS, "report", folder, "--list"]
+    yield "list --json", [*HARNESS, "report", folder, "--list", "--json"]
+    yield "page", [*HARNESS, "report", folder, "-o", page]
+    yield "history", [*HARNESS, "report", folder, "--history", "-o", page]
+    query = "select variant, avg(tokens_per_s) from repeats group by all"
+    yield "sql", [*HARNESS, "sql", query, folder]
+    yield "load_results", [sys.executable, "-c", LOAD, folder]
+    yield "report of a campaign", [*HARNESS, "report", folder, "--campaign", last, "-o", page]
+    yield "compare of a campaign", [*HARNESS, "compare", folder, "--baseline", "last:5", "--campaign", last]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--folder", type=Path, help="where the records are written (default: a new one)")
     parser.add_argument("--keep", action="store_true", help="leave the records there")
     parser.add_argument("--machines", type=int, help="as many of 100 cells, instead")
@@ -135,7 +141,7 @@ def main() -> None:
 
     if given.machines:
         page = folder / "machines.html"
-        command = ["report", *map(str, grow_machines(folder, given.machines)), "-o", str(page)]
+        command = [*HARNESS, "report", *map(str, grow_machines(folder, given.machines)), "-o", str(page)]
         for name in ("page, first", "page, warm"):
             shown(given.machines * CELLS, name, command)
         print(f"{page.stat().st_size / 1e6:.1f} MB")
@@ -145,7 +151,7 @@ def main() -> None:
         for name, command in commands(results, last):
             shown(size, name, command)
         night(results, size // CELLS)
-        shown(size, "list, a night later", ["report", str(results), "--list"])
+        shown(size, "list, a night later", [*HARNESS, "report", str(results), "--list"])
     if not given.keep:
         shutil.rmtree(folder)
 

@@ -17,7 +17,7 @@ _MODULES = {
     "Mistake": "harness.cli",
     "ResultsError": "harness.records",
     "Study": "harness.dataset.study",
-    "load_results": "harness.cli.report_page",
+    "load_results": "harness.cli.results",
     "theory_rows": "harness.cli.theory",
 }
 

@@ -1,5 +1,5 @@
 from harness.cli import Mistake as Mistake
-from harness.cli.report_page import load_results as load_results
+from harness.cli.results import load_results as load_results
 from harness.cli.theory import theory_rows as theory_rows
 from harness.dataset.study import Study as Study
 from harness.records import ResultsError as ResultsError

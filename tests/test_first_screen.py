@@ -255,7 +255,7 @@ def test_the_page_begins_with_machine_date_and_commit_and_ends_with_how_to_cite_
     page = report_page.page(study)
     begins = "AMD EPYC, 2 cores, 25.3 GB · 2026-11-20 to 2026-11-21 · harness 0.1.0 (commit 0123456789)"
     assert re.search(r"<h1>t</h1>\s*<p class=source>(.*)</p>", page)[1] == begins  # type: ignore[index]
-    text, bibtex = head.citations(study.title, head.origin([each.record for each in study.ran]))
+    text, bibtex = head.citations(study.title, head.origin(study))
     for part in ("AMD EPYC", "harness 0.1.0 (commit 0123456789)", "2026-11-21", "2 records"):
         assert part in text
         assert part in bibtex
@@ -268,10 +268,10 @@ def test_the_page_begins_with_machine_date_and_commit_and_ends_with_how_to_cite_
 def test_published_figures_are_cited_by_their_source_and_a_log_not_at_all():
     source = {"title": "100% of a_b", "url": "https://x.example/", "license": "CC0-1.0"}
     study = ran({"kind": "reported", "source": source, "harness": None})
-    text, bibtex = head.citations(study.title, head.origin([each.record for each in study.ran]))
+    text, bibtex = head.citations(study.title, head.origin(study))
     assert "100% of a_b, https://x.example/" in text
     assert r"100\% of a\_b" in bibtex
-    assert head.citations("t", head.origin([])) == []
+    assert head.citations("t", head.origin(Study("t", []))) == []
 
 
 def test_the_first_figure_of_an_answer_is_its_speed_and_the_key_says_what_colour_and_shape_are():

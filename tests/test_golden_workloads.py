@@ -10,7 +10,7 @@ from conftest import ROOT, stored_in
 
 from harness import records
 from harness.analysis.verdicts import verdict
-from harness.dataset.study import load_study, with_prefill
+from harness.dataset.study import load_study
 from harness.records import Stored
 
 # Of the fake stack: a pass takes max(4, 0.02 n) ms, a step 1 ms and 1/8000 ms per token of context.
@@ -29,7 +29,7 @@ def stored(kind: str) -> Stored:
 
 
 def row(kind: str) -> Any:
-    (found,) = with_prefill(load_study([stored(kind)])).cells
+    (found,) = load_study([stored(kind)]).cells
     assert (found["workload"], found["status"], found["reasons"], found["flags"]) == (kind, "ok", [], [])
     return found
 

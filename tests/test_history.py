@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import refused, stored_in
+from conftest import refused
 from made_nights import FIRST, Nights
 
 from harness.compare import history as compare_history
@@ -18,7 +18,7 @@ A, B = "tiny-qwen2 fake a", "tiny-qwen2 fake b"
 
 class Grown(Nights):
     def history(self) -> compare_history.History:
-        return compare_history.of_records(stored_in(self.root))
+        return compare_history.history(self.root)
 
     def series(self) -> compare_history.Series:
         """The tokens per second of cell a."""

@@ -9,8 +9,7 @@ import pytest
 from made_nights import Nights
 from test_page import BROWSER, DESK, Reader, browser  # noqa: F401
 
-from harness.cli import report_page
-from harness.dataset import index
+from harness.dataset import rows
 
 MODEL = "tiny-qwen2"
 
@@ -67,14 +66,6 @@ def test_a_machine_is_a_line_with_its_fastest_cell_and_its_share_of_its_ceiling(
     assert [line["ok"] for line in lines] == ["2/2"] * 3
 
 
-def test_the_same_comes_of_many_records_from_their_indexes(harness, folders, monkeypatch):
-    few = shown(harness, *folders)
-    monkeypatch.setattr(index, "FEWEST", 2 * 4)
-    assert shown(harness, *folders) == few
-    monkeypatch.setattr(index.Index, "study", None)  # what was made is kept
-    assert shown(harness, *folders) == few
-
-
 def test_one_folder_that_holds_several_machines_is_shown_so_too(harness, folders, tmp_path):
     for folder in folders:
         shutil.copytree(folder, tmp_path / "group", dirs_exist_ok=True)
@@ -115,14 +106,14 @@ def test_bundles_are_read_once_and_again_when_they_change(harness, folders, tmp_
         harness("share", folder, "--bundle", bundle)
     first = shown(harness, *bundles)
     assert len(first) == 3
-    read: list[Path] = []
-    plain = report_page._of_folder
-    monkeypatch.setattr(report_page, "_of_folder", lambda folder: read.append(folder) or plain(folder))
+    judged: list[int] = []
+    plain = rows.judge
+    monkeypatch.setattr(rows, "judge", lambda some, best: judged.append(len(some)) or plain(some, best))
     assert shown(harness, *bundles) == first
-    assert not read
+    assert not judged
     shutil.copy(bundles[2], bundles[1])
     assert len(shown(harness, *bundles)) == 2
-    assert len(read) == 1
+    assert judged == [4]
 
 
 def test_a_price_is_refused_for_several_machines(harness, folders):

@@ -11,7 +11,7 @@ import pytest
 from conftest import refused
 from made_nights import Nights
 
-from harness.dataset import index, table
+from harness.dataset import table
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
 
@@ -21,9 +21,8 @@ ODD = [
 ]
 
 
-@pytest.fixture(params=[1000, 1], ids=["read here", "by the index"])
-def results(request, monkeypatch, run_once: list[Path], tmp_path: Path) -> Path:
-    monkeypatch.setattr(index, "FEWEST", request.param)
+@pytest.fixture
+def results(run_once: list[Path], tmp_path: Path) -> Path:
     grown = Nights(run_once, tmp_path / "results")
     for night in range(5):
         grown.add(night)

@@ -11,7 +11,7 @@ import pytest
 from test_longest_report import search
 from test_report_memory import attributed
 
-from harness.cli.report_page import load_results
+from harness.cli.results import load_results
 from harness.dataset.study import Study
 from harness.report import page
 

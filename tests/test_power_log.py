@@ -12,7 +12,7 @@ from conftest import records_below, refused
 from golden_record import record, write_record
 
 from harness.base import bounds
-from harness.dataset import energy, index
+from harness.dataset import energy
 from harness.records import ResultsError
 from harness.records.files import write_columns
 
@@ -62,14 +62,6 @@ def test_a_wall_meters_energy_is_that_of_the_decode_alone(harness, tmp_path):
     assert float(line["joules_per_token"]) == pytest.approx(5.0)
     assert harness("report", "results", "--power-log", "power.csv", "-o", "page.html").code == 0
     assert "wall meter: the whole machine" in (tmp_path / "page.html").read_text()
-
-
-def test_a_table_that_was_kept_is_not_shown_for_that_of_the_meter(harness, tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "FEWEST", 1)
-    repeat(tmp_path / "results")
-    meter(tmp_path / "power.csv")
-    assert "wall meter" not in harness("report", "results", "--list").out
-    assert "wall meter" in harness("report", "results", "--list", "--power-log", "power.csv").out
 
 
 def test_a_log_in_unix_times_and_further_columns_is_the_same(harness, tmp_path):

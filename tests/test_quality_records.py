@@ -11,7 +11,6 @@ import pytest
 from golden_record import record as measured
 from golden_record import write_record
 
-from harness import records
 from harness.analysis import quality
 from harness.analysis.metrics import FAMILIES
 from harness.compare import history
@@ -254,5 +253,5 @@ def test_a_score_behind_a_bos_is_not_compared_with_one_without(harness, folder):
 
 
 def test_a_history_has_the_quality_of_each_campaign(folder):
-    found = history.of_records([*records.records(folder("a"), pytest.fail)])
+    found = history.history(folder("a"))
     assert [(each.metric.name, len(each.values)) for each in found.series] == [("perplexity", 1)]

@@ -319,7 +319,7 @@ def test_a_record_that_cannot_be_analysed_is_named_and_the_others_are_shown(harn
     ran = harness("report", "--list", tmp_path / "results", "--json")
     assert ran.code == 0
     assert [row["repeat"] for row in ran.json] == [1]
-    assert f"{bad}: left out, cannot be analysed: KeyError('nobody thought of it')" in ran.err
+    assert f"skipped: {bad}: cannot be analysed: KeyError('nobody thought of it')" in ran.err
 
 
 # The page

@@ -15,7 +15,7 @@ from harness import records
 from harness.analysis import metrics
 from harness.analysis import prefill as prefills
 from harness.analysis.verdicts import verdict
-from harness.dataset.study import Study, load_study, with_prefill, with_series
+from harness.dataset.study import Study, load_study, with_series
 from harness.report import page as report_page
 from harness.report import prefill_depth_turns, summary
 
@@ -64,7 +64,7 @@ def test_the_timed_rows_of_a_cell_are_those_of_all_its_repeats(gathered: Study):
     for place, each in enumerate(shown):
         assert each["windows"] == sum(at[place]["windows"] for at in windows)
     assert {each["passes"] for each in of(gathered.cells, "prefill")["passes"]} == {10}
-    prefill = of(with_prefill(gathered).cells, "prefill")["prefill"]
+    prefill = of(gathered.cells, "prefill")["prefill"]
     assert prefill["rounds"] == 10
     assert [each["depth"] for each in prefill["depths"]] == [1024]
     assert [task["prefix_kept"] for task in of(gathered.cells, "turns")["tasks"]] == [False, True]

@@ -486,7 +486,7 @@ class Cell(Repeat, TimeSplit):
     disturbed_reasons: list[str]
     """of `reasons`, those of disturbed repeats"""
     prefill: PrefillRow | None
-    """of a sweep of prefill passes; see dataset.study.with_prefill"""
+    """of a sweep of prefill passes; see dataset.study"""
 
 
 class ShownCell(Cell):

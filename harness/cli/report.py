@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import getpass
 import math
-import os
 import re
-import shlex
-import webbrowser
 from datetime import date
 from pathlib import Path
 
 from harness.base import data
 from harness.base.text import plural
-from harness.cli import NOT_OK, OK, Mistake, say
+from harness.cli import OK, Mistake
 from harness.cli.options import add_wide
+from harness.cli.pages import PORT, PUBLIC_SPEEDS, REPORTS, RESULTS, newest_page, open_page
 
-# What takes long to import is imported where it is used: `report --list` of a folder that did not change
-# needs none of it.
+# What takes long to import is imported where it is used: `harness` alone needs none of it.
 
 # `harness` without a command: what this machine is, what was measured, and what to do next.
-
-
-RESULTS, REPORTS = Path("results"), Path("reports")
-PORT = 8000  # of `report --serve`
 
 
 def show() -> int:
@@ -55,41 +47,7 @@ def _next(measured: bool) -> str:
     return f"{first}; harness --help has every command"
 
 
-# `harness report --open`: show a page in the browser.
-
-
-def open_page(page: Path) -> int:
-    displays = (os.environ.get("DISPLAY"), os.environ.get("WAYLAND_DISPLAY"))
-    if (ssh := os.environ.get("SSH_CONNECTION")) and not any(displays):
-        from harness.report.serve import ADDRESS
-
-        *_, address, _ = ssh.split()
-        host = f"{getpass.getuser()}@{address}"
-        say("over ssh there is no browser here; on your own machine, copy the page with")
-        say(f"  scp {shlex.quote(f'{host}:{page.absolute()}')} .")
-        say(f"or start harness report DIR --serve here, and open http://{ADDRESS}:{PORT}/ there behind")
-        say(f"  ssh -L {PORT}:{ADDRESS}:{PORT} {host}")
-        return OK
-    if not webbrowser.open(page.absolute().as_uri()):
-        say("no browser was found here; open that file on another machine")
-        return NOT_OK
-    return OK
-
-
-def _newest_page() -> Path:
-    pages = sorted(REPORTS.glob("*.html"), key=lambda path: path.stat().st_mtime_ns)
-    if not pages:
-        raise Mistake(
-            f"no page in {REPORTS}/; harness run quickstart writes one;"
-            " of another folder: harness report DIR --open"
-        )
-    return pages[-1]
-
-
 # `harness report`: a page or tables from results folders; needs no GPU and no stack.
-
-
-PUBLIC_SPEEDS = Path(data.PUBLISHED) / data.PUBLIC_SPEEDS
 
 
 def _port(text: str) -> int:
@@ -213,7 +171,7 @@ def run(arguments: argparse.Namespace) -> int:
     nothing to show."""
     _check_options(arguments)
     if arguments.open and not arguments.dir:
-        print((page := _newest_page()).absolute())
+        print((page := newest_page()).absolute())
         return open_page(page)
     arguments.dir = arguments.dir or [RESULTS]
     if arguments.list or arguments.memory or arguments.history or arguments.export:

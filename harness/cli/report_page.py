@@ -12,28 +12,26 @@ from pathlib import Path
 
 from harness import records
 from harness.analysis.memory import PARTS, Attribution, Moment
-from harness.base import data
 from harness.base.text import SKIPPED, few, list_named, plural
-from harness.cli import NOT_OK, OK, Mistake, say
-from harness.cli.options import stored
-from harness.cli.report import PUBLIC_SPEEDS, REPORTS, open_page
+from harness.cli import NOT_OK, OK, Mistake, results, say
+from harness.cli.pages import PUBLIC_SPEEDS, REPORTS, open_page
+from harness.cli.results import Source
 from harness.compare import Comparison, compare, sides
 from harness.compare import history as compare_history
 from harness.compare import show as compare_show
 from harness.compare.history import Step
 from harness.compare.judge import BETTER, WORSE
-from harness.dataset import index, table
 from harness.dataset.energy import with_energy
-from harness.dataset.study import Study, attributions, load_study, timed, with_series
-from harness.records import ResultsError, Stored, no_records
+from harness.dataset.rows import of_folder
+from harness.dataset.study import Study, attributions, study_of, timed
+from harness.records import ResultsError, no_records
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
-from harness.report import head, machines
+from harness.report import machines
 from harness.report import page as report_page
 from harness.report import serve as report_serve
 from harness.report.plots import Figure
 from harness.report.text_table import NONE, Table, formatted, note, wrapped
-from harness.share.bundle import SUFFIX, as_folder, is_bundle
 
 # The page, or its tables, from results folders; needs no GPU and no stack.
 
@@ -53,34 +51,43 @@ class Shown:
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables, or write the page and print its path. Raises ResultsError if there is
     nothing to show."""
-    shown = _of_machines(arguments) or _of_study(arguments)
-    for warning in few(shown.warnings):
-        say(warning)
-    if arguments.png:
-        try:
-            for path in report_page.png(arguments.png, shown.figures):
-                print(path)
-        except report_page.FiguresError as refusal:
-            say(refusal)
-            return NOT_OK
-    if arguments.format:
-        tables = shown.tables()
-        if arguments.output is None:
-            print(tables, end="")
-        else:
-            write_output(arguments.output, tables)
-            print(arguments.output.absolute())
-    elif arguments.output or not arguments.png:
-        page = arguments.output or REPORTS / f"{shown.name}.html"
-        write_output(page, shown.page())
-        print(page.absolute())
-        if arguments.open:
-            return open_page(page)
+    with contextlib.ExitStack() as stack:
+        shown = _shown(arguments, stack)
+        for warning in few(shown.warnings):
+            say(warning)
+        if arguments.png:
+            try:
+                for path in report_page.png(arguments.png, shown.figures):
+                    print(path)
+            except report_page.FiguresError as refusal:
+                say(refusal)
+                return NOT_OK
+        if arguments.format:
+            tables = shown.tables()
+            if arguments.output is None:
+                print(tables, end="")
+            else:
+                write_output(arguments.output, tables)
+                print(arguments.output.absolute())
+        elif arguments.output or not arguments.png:
+            page = arguments.output or REPORTS / f"{shown.name}.html"
+            write_output(page, shown.page())
+            print(page.absolute())
+            if arguments.open:
+                return open_page(page)
     return OK
 
 
-def _of_study(arguments: argparse.Namespace) -> Shown:
-    study, name = _study(arguments.dir, arguments.baseline, arguments.campaign)
+def _shown(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Shown:
+    """What a page of one machine or of several shows. `stack`: keeps bundles unpacked. Raises Mistake,
+    ResultsError."""
+    sources: list[Source] = []
+    if not results.is_log(arguments.dir):
+        sources = results.read(arguments.dir, stack)
+        one_machine = arguments.baseline or arguments.campaign or arguments.format in ("csv", "json")
+        if not one_machine and (shown := _of_machines(arguments, sources)):
+            return shown
+    study, name = results.study(arguments.dir, sources, arguments.baseline, arguments.campaign)
     study = with_energy(study, arguments.price, arguments.power_log)
     return Shown(
         name,
@@ -94,12 +101,19 @@ def _of_study(arguments: argparse.Namespace) -> Shown:
 FOLDERS_NAMED = 3
 
 
-def _of_machines(arguments: argparse.Namespace) -> Shown | None:
-    """Null where one machine is shown, or cells are. Raises Mistake for a price."""
-    if arguments.baseline or arguments.campaign or arguments.format in ("csv", "json"):
+def _of_machines(arguments: argparse.Namespace, sources: Sequence[Source]) -> Shown | None:
+    """What a page of several machines shows; None if the records are of one, or have neither decodes nor
+    searches. Raises Mistake for a price, and ResultsError."""
+    every = [each.facts for source in sources for each in source.found.judged]
+    if len({facts["machine"] for facts in every if facts["kind"] != "reported"}) < 2:
         return None
-    if (found := _machines(arguments.dir)) is None:
+    of_folders = [_rows(source) for source in sources]
+    if not any(each.cells or each.searches for each in of_folders):
         return None
+    found = machines.joined([each for each in of_folders if each.cells or each.searches])
+    if not (found.cells or found.searches):
+        where = list_named([*map(str, arguments.dir)], FOLDERS_NAMED)
+        raise ResultsError(f"{where}: every series is a copy of another machine's; give one of the folders")
     if arguments.price is not None or arguments.power_log:
         raise Mistake("a price and a power log are of one machine: give them with its folder alone")
     names = list_named([path.name for path in arguments.dir], FOLDERS_NAMED)
@@ -114,60 +128,10 @@ def _of_machines(arguments: argparse.Namespace) -> Shown | None:
     )
 
 
-def _machines(paths: Sequence[Path]) -> machines.Rows | None:
-    """What a page of several machines shows; null where the folders of records are of one, or none. Raises
-    ResultsError."""
-    if any(path.is_file() and not is_bundle(path) for path in paths):
-        return None
-    rows = {path: _of_bundle(path) if is_bundle(path) else None for path in paths}
-    found = {path: index.find(path) for path in paths if rows[path] is None}
-    names = {row["machine"] for each in rows.values() if each for row in each.cells}
-    names |= {_machine(folder) for each in found.values() for folder in each.stamps} - {""}
-    if len(names) < 2:
-        return None
-    many = sum(len(each.stamps) for each in found.values()) >= index.FEWEST
-    for path, records_in in found.items():
-        records.check_folder(path)
-        made = index.view(path, "machines", _of_index, records_in) if many else None
-        rows[path] = _of_folder(path) if made is None else machines.Rows(*made)
-    folders = [each for each in rows.values() if each and (each.cells or each.searches)]
-    if not folders:  # scores, checks or timed rows alone
-        return None
-    joined = machines.joined(folders)
-    if not (joined.cells or joined.searches):
-        where = list_named([*map(str, paths)], FOLDERS_NAMED)
-        raise ResultsError(f"{where}: every series is a copy of another machine's; give one of the folders")
-    return joined
-
-
-def _machine(folder: str) -> str:
-    """The machine's name in the path of a record, machine/model/cell/time; empty in another."""
-    return "".join(folder.split("/")[-4:-3])
-
-
-def _of_index(found: index.Index) -> machines.Rows:
-    first: dict[tuple[str | None, str | None], str] = {}  # record of each machine and campaign
-    for each in found.facts():
-        if each["kind"]:
-            first.setdefault((each["machine"], each["campaign"]), each["folder"])
-    records = [Stored(found.root / folder).record for folder in first.values()]
-    return machines.rows(found.study(), head.origin(records, found.count()))
-
-
-def _of_bundle(path: Path) -> machines.Rows:
-    """Its records are judged once."""
-    if kept := index.kept(path, "machines"):
-        return machines.Rows(*kept)
-    with as_folder(path) as folder:
-        index.keep(path, "machines", made := _of_folder(folder))
-    return made
-
-
-def _of_folder(folder: Path) -> machines.Rows:
-    damages: list[str] = []
-    stored = list(records.records(folder, lambda damage: damages.append(f"{SKIPPED}{damage}")))
-    found = machines.rows(load_study(stored), head.origin([each.record for each in stored]))
-    return found._replace(warnings=[*damages, *found.warnings])
+def _rows(source: Source) -> machines.Rows:
+    rows = machines.rows(study_of(source.found.judged))
+    damages = [f"{SKIPPED}{damage}" for damage in source.found.damages]
+    return rows._replace(warnings=[*damages, *rows.warnings])
 
 
 def _tables(study: Study, form: str) -> str:
@@ -182,115 +146,6 @@ def _tables(study: Study, form: str) -> str:
     return report_page.csv(rows)
 
 
-def load_results(*paths: str | Path, baseline: str | Path | None = None) -> Study:
-    """Results folders, bundles, `published/NAME`, or one log that `harness fit` can read. `baseline`: records
-    to compare with. Raises ResultsError, LogError."""
-    if not paths or "" in paths:
-        raise ResultsError("no folder is named")
-    given = [data.results(str(path)) for path in paths]
-    study = _study(given, data.results(str(baseline)) if baseline else None)[0]
-    return replace(study, folders=[path for path in given if path.is_dir()])
-
-
-def _study(paths: list[Path], baseline: Path | None, campaign: str | None = None) -> tuple[Study, str]:
-    """The Study of these paths, and the name of its page. `campaign`: see _of_campaign()."""
-    if any(path.is_file() and not is_bundle(path) for path in paths):
-        return _of_log(paths, baseline)
-    return _of_records(paths, baseline, campaign)
-
-
-def _of_records(folders: list[Path], baseline_folder: Path | None, campaign: str | None) -> tuple[Study, str]:
-    """The Study of results folders and bundles, and the name of its page."""
-    with contextlib.ExitStack() as stack:
-        study = load([stack.enter_context(as_folder(path)) for path in folders], campaign)
-        baseline = None
-        if baseline_folder:
-            baseline = load([stack.enter_context(as_folder(baseline_folder))])
-        title = ", ".join(folder.resolve().name.removesuffix(SUFFIX) for folder in folders)
-        first = [*study.cells, *study.checks, *study.searches, *study.scores][0]
-        from harness.recommend.answer import with_predictions  # slow to import
-
-        return with_predictions(with_series(study, title, baseline), folders), first["machine"]
-
-
-def _of_log(paths: list[Path], baseline_folder: Path | None) -> tuple[Study, str]:
-    """The Study of one log of any tool, and the name of its page. Raises LogError."""
-    if len(paths) > 1 or baseline_folder:
-        raise ResultsError("a log cannot be combined: give one log without --baseline, or results folders")
-    from harness.cli import fit  # pandas is slow to import
-
-    return fit.study(paths[0]), paths[0].name.split(".")[0]
-
-
-def load(folders: list[Path], campaign: str | None = None) -> Study:
-    """The Study of the records of some folders. `campaign`: see _of_campaign(). Raises ResultsError if one is
-    not a folder, or if there are no records."""
-    stored: list[Stored] = []
-    damages: list[str] = []
-    known: list[str] = []
-    for folder in folders:
-        records.check_folder(folder)
-        if campaign is None:
-            stored += records.records(folder, lambda damage: damages.append(f"{SKIPPED}{damage}"))
-        else:
-            chosen, there = _of_campaign(folder, campaign)
-            stored += chosen
-            known += there
-    if campaign and not any(_is_measured(each) for each in stored):
-        where = ", ".join(map(str, folders))
-        span = f"; the first is {min(known)[:16]}, the last {max(known)[:16]}" if known else ""
-        raise ResultsError(f"{where}: no campaign began at {campaign}{span}")
-    if not stored:
-        for damage in few(damages):
-            say(damage)
-        raise records.no_records(*folders)
-    once = {_identity(each): each for each in reversed(stored)}  # the first of those that are the same
-    if again := len(stored) - len(once):
-        damages.append(f"{plural(again, 'record')} of several folders are the same, and count once")
-    study = load_study([*reversed(once.values())])
-    warnings = [*damages, *study.warnings]
-    if not (study.cells or study.checks or study.searches or study.scores):
-        for warning in few(warnings):
-            say(warning)
-        raise ResultsError(f"{', '.join(map(str, folders))}: no record can be analysed")
-    return replace(study, warnings=warnings)
-
-
-def _identity(each: Stored) -> tuple[object, ...]:
-    """Equal for a record and its copy in a bundle, whose content key is another."""
-    record = each.record
-    what = record["kind"], record["machine"]["slug"], record["cell"], record["campaign"]["id"]
-    return *what, record["started_utc"], record.get("repeat")
-
-
-def _is_measured(each: Stored) -> bool:
-    return each.record["kind"] != "checked"
-
-
-def _of_campaign(folder: Path, which: str) -> tuple[list[Stored], list[str]]:
-    """The records of the latest campaign, or of those whose ids begin so, with the checks of weights of all;
-    and the ids that there are."""
-    kept = index.of_known_records(folder) or index.opened(folder)
-    stored = [] if kept else [*records.records(folder, lambda damage: say(f"{SKIPPED}{damage}"))]
-    places = (
-        kept.places()
-        if kept
-        else {each.record["campaign"]["id"]: table.place(each.record) for each in stored}
-    )
-    past = {campaign: place for campaign, place in places.items() if not table.from_the_future(campaign)}
-    if which == "latest":
-        chosen = [max(past, key=past.__getitem__)] if past else []
-    else:
-        chosen = [campaign for campaign in places if campaign.startswith(which)]
-    if len(chosen) > 1:
-        ids = ", ".join(sorted(chosen))
-        say(f"{folder}: {len(chosen)} campaigns began at {which}, and are shown together: {ids}")
-    if kept:
-        return kept.stored(chosen), [*places]
-    of = [each for each in stored if not _is_measured(each) or each.record["campaign"]["id"] in chosen]
-    return of, [*places]
-
-
 # `harness report --serve`: the page at an address of this machine, made anew as records come.
 
 
@@ -302,7 +157,9 @@ def serve(paths: list[Path], baseline: Path | None, port: int) -> int:
 
     def build(version: str) -> str:
         try:
-            return report_page.page(_study(paths, baseline)[0], version)
+            with contextlib.ExitStack() as stack:
+                sources = [] if results.is_log(paths) else results.read(paths, stack)
+                return report_page.page(results.study(paths, sources, baseline)[0], version)
         except (ResultsError, LogError) as nothing:
             return report_page.waiting(", ".join(path.name for path in paths), f"{nothing}", version)
 
@@ -432,13 +289,13 @@ def _print_steps(found: Sequence[Step]) -> None:
 def memory(folder: Path, as_json: bool, wide: bool) -> int:
     """Print the table, or one array; published figures only where nothing was measured. Raises ResultsError
     if there is no such folder."""
-    every = list(stored(folder))
-    own = [each for each in every if each.record["kind"] != "reported"]
-    if not every:
+    found = of_folder(folder)
+    if not found.judged:
         say(no_records(folder))
-    study = load_study(own or every)
+    own = [each for each in found.judged if each.facts["kind"] != "reported"]
+    study = study_of(own or found.judged)
     rows = attributions(study, warnings := [*study.warnings])
-    for warning in warnings:
+    for warning in [*few([f"{SKIPPED}{damage}" for damage in found.damages]), *warnings]:
         say(warning)
     if as_json:
         print(json.dumps(rows, indent=1, allow_nan=False))

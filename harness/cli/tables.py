@@ -11,7 +11,7 @@ from harness.analysis.quality import NOT_SCORED
 from harness.analysis.warnings import Warnings
 from harness.base.text import list_named, plural
 from harness.cli import say
-from harness.dataset.study import Study, timed, with_prefill
+from harness.dataset.study import Study, timed
 from harness.report import prefill_depth_turns, quality, summary, tables
 from harness.report.closing import answers
 from harness.report.text_table import ANSWER, DISTURBED, FAILED, REMARK, WARNED, Block, Note, show
@@ -51,10 +51,15 @@ def show_cells_table(study: Study, as_json: bool, wide: bool) -> None:
     for warning in study.warnings:
         say(warning)
     if as_json:
-        rows = [*study.repeats, *study.searches, *study.scores]
-        print(json.dumps(rows, indent=1, allow_nan=False))
+        print_rows(study)
     else:
         show(cells_blocks(study), wide)
+
+
+def print_rows(study: Study) -> None:
+    """Print one array, a row a line: of each repeat, search and score."""
+    rows = [*study.repeats, *study.searches, *study.scores]
+    print("[" + ",\n ".join(json.dumps(row, allow_nan=False) for row in rows) + "]")
 
 
 def cells_blocks(study: Study) -> Iterator[Block]:
@@ -66,12 +71,11 @@ def cells_blocks(study: Study) -> Iterator[Block]:
         yield from quality.blocks(study.scores)
     if not study.cells and (study.searches or study.scores):
         return
-    swept = with_prefill(study).cells
-    yield from prefill_depth_turns.shown_workloads(swept)
+    yield from prefill_depth_turns.shown_workloads(study.cells)
     yield from _failures(study.cells)
     yield from _warnings(study.cells)
     yield from _remarks(study.cells)
-    if any(prefill_depth_turns.extrapolates(row["prefill"]) for row in swept):
+    if any(prefill_depth_turns.extrapolates(row["prefill"]) for row in study.cells):
         yield Note(prefill_depth_turns.EXTRAPOLATION)
 
 

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from harness import records
-from harness.analysis import quality
 from harness.analysis.columns import Repeat
 from harness.analysis.metrics import METRICS, Metric
 from harness.analysis.steps import SHORTEST, Level, levels
 from harness.analysis.verdicts import USABLE, status
 from harness.base.text import SKIPPED, few, plural
 from harness.compare.surroundings import changed
-from harness.dataset import index, nights, table
-from harness.dataset.study import by_size, load_study
-from harness.records import Record, ResultsError, Stored
+from harness.dataset import nights, table
+from harness.dataset.rows import of_folder
+from harness.dataset.study import by_size, study_of
+from harness.records import Record, ResultsError
 from harness.report import page
 from harness.report.plots import COLOURS, Figure, Plotly, figure_layout, plain_figure, upright_figure
 from harness.report.text_table import Table
@@ -107,50 +107,34 @@ Key = tuple[str, str, str, str]  # kind of record, cell, machine, device
 def history(root: Path) -> History:
     """The series of the measured, searched and scored records of a folder, models by size.
     Raises ResultsError without records of measurements."""
-    if (found := index.opened(root)) and found.count():
-        return _of_nights(found.nights(), found.warnings(), root)
-    warnings: list[str] = []
-    records.check_folder(root)
-    every = records.records(root, lambda damage: warnings.append(f"{SKIPPED}{damage}"))
-    stored = [each for each in every if each.record["kind"] != "reported"]
-    if not stored:
+    found = of_folder(root)
+    warnings = [f"{SKIPPED}{damage}" for damage in found.damages]
+    judged = [each for each in found.judged if each.facts["kind"] != "reported"]
+    if not judged:
         raise ResultsError("; ".join([f"{root}: no records of measurements", *few(warnings)]))
-    return of_records(stored, warnings)
-
-
-def of_records(stored: Sequence[Stored], warnings: Sequence[str] = ()) -> History:
-    study = load_study(stored)
-    places: dict[str, nights.Place] = {}
-    for record in (each.record for each in stored if each.record["kind"] != "checked"):
-        campaign, at = record["campaign"]["id"], record["started_utc"]
-        places[campaign] = table.place(record), min(at, places.get(campaign, ("", at))[1])
-    repeats = zip(study.repeats, (str(each.folder) for each in study.stored), strict=True)
-    searched, scored = (
-        [(row(each.record), str(each.folder)) for each in stored if each.record["kind"] == kind]
-        for kind, row in (("searched", table.search_row), ("scored", quality.row))
+    study = study_of(judged)
+    nightly = nights.nights(judged, study, root)
+    of = {name: [night[name] for night in nightly] for name in nights.columns()}
+    made = History(
+        lambda row: [root / folder for folder in nightly[row]["folders"]],
+        warnings=[*warnings, *study.warnings],
     )
-    rows = [*nights.nights(repeats, searched, scored, places)]
-    return _of_nights(nights.Nights.of(rows), [*warnings, *study.warnings], Path())
-
-
-def _of_nights(found: nights.Nights, warnings: Sequence[str], root: Path) -> History:
-    of = found.columns
     late = {campaign for campaign in {*of["campaign"]} if table.from_the_future(campaign)}
-    made = History(lambda row: [root / folder for folder in found.folders(row)], warnings=[*warnings])
     made.warnings += [table.left_out(late)] if late else []
     made.campaigns = len({*of["campaign"]} - late)
     cells = _cells([row for row, campaign in enumerate(of["campaign"]) if campaign not in late], of)
     names = _names(cells, of)
     known = [metric for metric in METRICS if any(value is not None for value in of[metric.name])]
     starts = {text: datetime.fromisoformat(text) for text in {*of["began"]}}
-    for key, rows in cells.items():
+    for key, of_cell in cells.items():
         of_campaign: dict[str, list[int]] = {}
-        for row in sorted(rows, key=lambda row: (of["place"][row], starts[of["began"][row]])):
+        for row in sorted(of_cell, key=lambda row: (of["place"][row], starts[of["began"][row]])):
             of_campaign.setdefault(of["campaign"][row], []).append(row)
         ran = [*of_campaign.values()]
         began = [starts[of["began"][rows[0]]] for rows in ran]
-        every = [_series(names[key], key[3], metric, ran, began, of) for metric in known]
-        made.series += (usable := [series for series in every if series])
+        of_cell_and_metric = [_series(names[key], key[3], metric, ran, began, of) for metric in known]
+        usable = [series for series in of_cell_and_metric if series]
+        made.series += usable
         if not usable:
             made.cells_without_data[names[key]] = (len(ran), _why(ran[-1], of) or NO_FIGURE)
     return made

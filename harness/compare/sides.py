@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from harness import records as harness_records
-from harness.analysis import quality
 from harness.analysis.columns import Repeat, Score, Search
 from harness.analysis.differences import FEWEST_CAMPAIGNS
 from harness.analysis.identity import weights_content
 from harness.analysis.verdicts import USABLE, counting
 from harness.base.text import list_named, plural
 from harness.compare.judge import Runs
-from harness.dataset import index, table
-from harness.dataset.study import load_study
-from harness.records import Record, ResultsError, Stored
+from harness.dataset import table
+from harness.dataset.rows import Judged, of_folder, rows_of
+from harness.dataset.study import study_of
+from harness.records import Record, ResultsError
 from harness.stacks.header import Options
 
 # Choose the records of each side of a comparison: a folder, a day, or the latest campaign and those before
@@ -42,40 +41,20 @@ class Side:
     empty if there are too few. `ids`: of the campaigns on this side."""
 
     name: str
-    campaigns: Mapping[str, Sequence[Stored]]
-    checks: Sequence[Stored] = field(default_factory=list)
+    campaigns: Mapping[str, Sequence[Judged]]
+    checks: Sequence[Judged] = field(default_factory=list)
     damages: Sequence[str] = field(default_factory=list)
     notes: Sequence[str] = field(default_factory=list)
-    history: Mapping[str, Sequence[Stored]] = field(default_factory=dict)
+    history: Mapping[str, Sequence[Judged]] = field(default_factory=dict)
     ids: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class _Found:
-    """The fields of a record kept until records are chosen: a year of nights has tens of thousands.
-
-    `campaign`: its id, which is when it began, UTC. `place`: sorts campaigns.
-    """
-
-    folder: str
-    cell: Key
-    kind: str
-    repeat: int
-    campaign: str
-    place: str
-    config: str
-    started_utc: str
-    content_key: str
-    usable: bool
-    disturbed: bool
 
 
 @dataclass(frozen=True)
 class _Folder:
     """The comparable records of a folder: at least one. `notes`: campaigns left out."""
 
-    found: Sequence[_Found]
-    checks: Sequence[Stored]
+    found: Sequence[Judged]
+    checks: Sequence[Judged]
     damages: Sequence[str]
     notes: Sequence[str]
 
@@ -90,9 +69,9 @@ def side(given: str, results_folder: Path) -> Side:
         folder = _read(path)
         return _one(given, folder.found, folder)
     folder = _read(results_folder)
-    of_day = [each for each in folder.found if each.campaign.startswith(given)]
+    of_day = [each for each in folder.found if each.facts["campaign"].startswith(given)]
     if not of_day:
-        days = sorted({each.campaign[:10] for each in folder.found})
+        days = sorted({each.facts["campaign"][:10] for each in folder.found})
         known = f"days with campaigns: {len(days)}, from {days[0]} to {days[-1]}"
         raise ResultsError(f"{results_folder}: no campaign began on {given}; {known}")
     return _one(given, of_day, folder)
@@ -104,46 +83,51 @@ def rolling(path: Path, count: int, campaign: str | None = None) -> tuple[Side, 
     The baseline of each cell is the last `count` earlier campaigns of the same config name and machine that
     have the cell.
     """
-    folder = _read(path, count + MOST_CAMPAIGNS + 1, campaign)
-    known = [each for each in folder.found if campaign in (None, each.campaign)]
+    folder = _read(path)
+    known = [each for each in folder.found if campaign in (None, each.facts["campaign"])]
     if not known:
         late = folder.notes if table.from_the_future(str(campaign)) else [f"no campaign {campaign}"]
         raise ResultsError(f"{path}: {'; '.join(late)}")
-    newest = max(known, key=lambda each: each.place)
-    last, name = newest.campaign, newest.config
-    same = [each for each in folder.found if (each.config, each.cell[0]) == (name, newest.cell[0])]
-    same = [each for each in same if each.place <= newest.place]
+    newest = max(known, key=lambda each: each.facts["place"]).facts
+    last, name = newest["campaign"], newest["config"]
+    same = [
+        each
+        for each in folder.found
+        if (each.facts["config"], each.facts["machine"]) == (name, newest["machine"])
+        and each.facts["place"] <= newest["place"]
+    ]
     before = [each for each in _campaigns(same) if each != last]
     if not before:
         first = f"nothing to compare with: {last[:16]} is the first campaign of {name} there"
         raise ResultsError(f"{path}: {'; '.join([first, *folder.notes])}")
-    by_cell: dict[Key, list[_Found]] = {}
+    by_cell: dict[Key, list[Judged]] = {}
     for each in same:
-        by_cell.setdefault(each.cell, []).append(each)
-    base: list[_Found] = []
+        by_cell.setdefault(cell_of(each), []).append(each)
+    base: list[Judged] = []
     notes = [f"{path}: {each}" for each in folder.notes]
     for cell, mine in by_cell.items():
         earlier = [each for each in _campaigns(mine) if each != last][-count:]
         # A cell dropped from the config is listed as not compared on the first night without it only.
-        if before[-1] in earlier or any(each.campaign == last for each in mine):
-            base += [each for each in mine if each.campaign in earlier]
+        if before[-1] in earlier or any(each.facts["campaign"] == last for each in mine):
+            base += [each for each in mine if each.facts["campaign"] in earlier]
         elif earlier[-1] in before[-count:]:
             notes.append(f"{cell[2]}: last measured in the campaign of {earlier[-1][:16]}, not since")
-    oldest = min(each.campaign for each in base) if base else last
+    nights = {each.facts["campaign"] for each in base}
+    oldest = min(nights, default=last)
     damages = [each for each in folder.damages if _when(each) >= oldest]
     if elsewhere := len(folder.damages) - len(damages):
         notes.append(f"{path}: {plural(elsewhere, 'record')} of earlier campaigns cannot be read")
-    nights = len({each.campaign for each in base})
-    words = "the campaign before" if nights == 1 else f"the {nights} campaigns before"
-    new = [each for each in same if each.campaign == last]
-    history = {} if nights >= FEWEST_CAMPAIGNS else _history([each for each in same if each.campaign != last])
+    words = "the campaign before" if len(nights) == 1 else f"the {len(nights)} campaigns before"
+    new = [each for each in same if each.facts["campaign"] == last]
+    others = [each for each in same if each.facts["campaign"] != last]
+    history = {} if len(nights) >= FEWEST_CAMPAIGNS else _history(others)
     return (
-        Side(words, _newest(base, lambda each: each.campaign), folder.checks, damages, notes, history),
-        Side(f"the campaign of {last[:16]}", _newest(new, lambda each: each.campaign), folder.checks),
+        Side(words, _newest(base), folder.checks, damages, notes, history),
+        Side(f"the campaign of {last[:16]}", _newest(new), folder.checks),
     )
 
 
-def history(base: Side, new: Side) -> Mapping[str, Sequence[Stored]]:
+def history(base: Side, new: Side) -> Mapping[str, Sequence[Judged]]:
     """Campaigns that show how campaigns of this machine differ: of the baseline's folder, else of the new
     runs', without those that are compared on the other side. Empty: too few."""
     for side, other in ((base, new), (new, base)):
@@ -154,10 +138,14 @@ def history(base: Side, new: Side) -> Mapping[str, Sequence[Stored]]:
 
 
 def copies(base: Side, new: Side) -> int:
-    """How many records of the baseline are on the other side too, equal in every key. Raises ResultsError if
-    all are."""
+    """How many records of the baseline are on the other side too, equal in every figure. Raises
+    ResultsError if all are."""
     before, after = (
-        {json.dumps(each.record, sort_keys=True) for records in of.campaigns.values() for each in records}
+        {
+            (each.row_json, each.timed_json, each.facts["provenance"])
+            for judged in of.campaigns.values()
+            for each in judged
+        }
         for of in (base, new)
     )
     if before == after:
@@ -165,9 +153,8 @@ def copies(base: Side, new: Side) -> int:
     return len(before & after)
 
 
-def cell_of(stored: Stored) -> Key:
-    record = stored.record
-    return record["machine"]["slug"], record["asked"]["device"], record["cell"]
+def cell_of(judged: Judged) -> Key:
+    return judged.facts["machine"], str(judged.facts["asked"]), judged.facts["cell"]
 
 
 def _when(damage: str) -> str:
@@ -177,41 +164,27 @@ def _when(damage: str) -> str:
     return "{}-{}-{}T{}:{}".format(*found.groups()) if found else "~"
 
 
-def _read(folder: Path, campaigns: int | None = None, until: str | None = None) -> _Folder:
-    """Of a large folder, the latest so many campaigns of each cell, up to the campaign `until`. Raises
-    ResultsError: no folder, or no comparable record."""
-    harness_records.check_folder(folder)
-    damages: list[str] = []
-    found, checks, others = [], [], 0
-    future: set[str] = set()
-    every: Iterator[Any] = (
-        index.facts(folder) if campaigns is None else index.facts_of_latest(folder, campaigns, until)
-    )
-    late: dict[str, bool] = {}
-    for each in every:
-        path, campaign = f"{folder}/{each['folder']}", each["campaign"]
-        if campaign is not None and campaign not in late:
-            late[campaign] = table.from_the_future(campaign)
-        if each["damage"]:
-            damages.append(f"passed over: {each['damage']}")
-        elif each["kind"] is None or each["kind"] == "reported":
-            others += 1
-        elif late[campaign]:
-            future.add(campaign)
-        elif each["kind"] == "checked":
-            checks.append(Stored(Path(path)))
-        elif each["unjudged"]:
-            damages.append(f"passed over: {path}: cannot be judged: {each['unjudged']}")
+def _read(folder: Path) -> _Folder:
+    """Raises ResultsError: no folder, or no comparable record."""
+    judged, unreadable = of_folder(folder)
+    damages = [f"passed over: {damage}" for damage in unreadable]
+    own = [each for each in judged if each.facts["kind"] != "reported"]
+    future = {name for name in {each.facts["campaign"] for each in own} if table.from_the_future(name)}
+    found, checks = [], []
+    for each in own:
+        if each.facts["campaign"] in future:
+            continue
+        if each.facts["kind"] == "checked":
+            checks.append(each)
+        elif why := each.facts["unjudged"]:
+            damages.append(f"passed over: {each.stored.folder}: cannot be judged: {why}")
         else:
-            cell = each["machine"], each["asked"], each["cell"]
-            known = (each["kind"], each["repeat"], each["campaign"], each["place"], each["config"])
-            when = each["started_utc"], each["content_key"]
-            found.append(_Found(path, cell, *known, *when, each["usable"], each["disturbed"]))
+            found.append(each)
     notes = [table.left_out(future)] if future else []
     if not found:
         if future:
             raise ResultsError(f"{folder}: {notes[0]}")
-        if others:
+        if others := len(judged) - len(own):
             raise ResultsError(f"{folder}: no measurements: {others} records hold published figures alone")
         if damages:
             raise ResultsError(f"{folder}: no records that can be read ({damages[0]})")
@@ -219,11 +192,12 @@ def _read(folder: Path, campaigns: int | None = None, until: str | None = None) 
     return _Folder(found, checks, damages, notes)
 
 
-def _one(name: str, every: Sequence[_Found], folder: _Folder) -> Side:
+def _one(name: str, every: Sequence[Judged], folder: _Folder) -> Side:
     """All records as one campaign, with the latest set of versions (content key) of each cell."""
-    latest = {each.cell: each.content_key for each in sorted(every, key=lambda each: each.started_utc)}
-    kept = [each for each in every if latest[each.cell] == each.content_key]
-    campaigns = _newest(kept, lambda each: "")
+    in_time = sorted(every, key=lambda each: each.facts["started_utc"])
+    latest = {cell_of(each): each.facts["content_key"] for each in in_time}
+    kept = [each for each in every if latest[cell_of(each)] == each.facts["content_key"]]
+    campaigns = _newest(kept, together=True)
     again = len(kept) - sum(map(len, campaigns.values()))
     left_out = [
         (len(every) - len(kept), "of earlier versions of the same cells"),
@@ -231,35 +205,38 @@ def _one(name: str, every: Sequence[_Found], folder: _Folder) -> Side:
     ]
     notes = [f"{name}: {each}" for each in folder.notes]
     notes += [f"{name}: {plural(count, 'record')} {which} left out" for count, which in left_out if count]
-    same = [each for each in folder.found if latest.get(each.cell) == each.content_key]
-    ids = frozenset(each.campaign for each in every)
+    same = [each for each in folder.found if latest.get(cell_of(each)) == each.facts["content_key"]]
+    ids = frozenset(each.facts["campaign"] for each in every)
     return Side(name, campaigns, folder.checks, folder.damages, notes, _history(same), ids)
 
 
-def _history(every: Sequence[_Found]) -> dict[str, list[Stored]]:
+def _history(every: Sequence[Judged]) -> dict[str, list[Judged]]:
     """The latest campaigns, if there are enough to show how they differ."""
     ids = _campaigns(every)[-MOST_CAMPAIGNS:]
     if len(ids) < FEWEST_CAMPAIGNS:
         return {}
-    return _newest([each for each in every if each.campaign in ids], lambda each: each.campaign)
+    return _newest([each for each in every if each.facts["campaign"] in ids])
 
 
-def _campaigns(every: Iterable[_Found]) -> list[str]:
+def _campaigns(every: Iterable[Judged]) -> list[str]:
     """The ids of the campaigns, oldest first."""
-    places = {each.campaign: each.place for each in every}
+    places = {each.facts["campaign"]: each.facts["place"] for each in every}
     return sorted(places, key=places.__getitem__)
 
 
-def _newest(every: Iterable[_Found], campaign: Callable[[_Found], str]) -> dict[str, list[Stored]]:
-    """The record that counts for each repeat of a cell, by campaign."""
-    attempts: dict[tuple[str, Key, str, int], list[_Found]] = {}
-    for each in sorted(every, key=lambda each: each.started_utc):
-        attempts.setdefault((campaign(each), each.cell, each.kind, each.repeat), []).append(each)
-    found: dict[str, list[Stored]] = {}
-    by_place = sorted(attempts.items(), key=lambda item: (item[0][0] and item[1][0].place, item[0]))
-    for (of, *_), records in by_place:
-        folder = Path(counting(records, lambda each: each.usable, lambda each: each.disturbed).folder)
-        found.setdefault(of, []).append(Stored(folder, harness_records.read(folder / "record.json")))
+def _newest(every: Iterable[Judged], together: bool = False) -> dict[str, list[Judged]]:
+    """The record that counts for each repeat of a cell, by campaign. `together`: as of one campaign without a
+    name."""
+    attempts: dict[tuple[str, Key, str, int], list[Judged]] = {}
+    for each in sorted(every, key=lambda each: each.facts["started_utc"]):
+        facts = each.facts
+        campaign = "" if together else facts["campaign"]
+        attempts.setdefault((campaign, cell_of(each), facts["kind"], facts["repeat"] or 0), []).append(each)
+    found: dict[str, list[Judged]] = {}
+    by_place = sorted(attempts.items(), key=lambda item: (item[0][0] and item[1][0].facts["place"], item[0]))
+    for (campaign, *_), judged in by_place:
+        counts = counting(judged, lambda each: each.facts["usable"], lambda each: each.facts["disturbed"])
+        found.setdefault(campaign, []).append(counts)
     return found
 
 
@@ -276,18 +253,24 @@ class Cells:
     def __init__(self, side: Side) -> None:
         self._rows: dict[Key, dict[str, list[Row]]] = {}
         self._records: dict[Key, list[Record]] = {}
-        of = {each.folder: name for name, found in side.campaigns.items() for each in found}
-        every = [each for found in side.campaigns.values() for each in found]
-        measured = [each for each in every if each.record["kind"] in ("measured", "scored")]
-        gathered = load_study([*measured, *side.checks])
+        every = [(each, name) for name, found in side.campaigns.items() for each in found]
+        measured = [each for each, _ in every if each.facts["kind"] in ("measured", "scored")]
+        gathered = study_of([*measured, *side.checks])
         self.damages = [*side.damages, *gathered.warnings]
-        rows: list[tuple[Stored, Row]] = [*zip(gathered.stored, gathered.repeats, strict=True)]
-        rows += [(each, table.search_row(each.record)) for each in every if each.record["kind"] == "searched"]
-        rows += [(each, quality.row(each.record)) for each in every if each.record["kind"] == "scored"]
-        for each, row in rows:
+        of = {each.stored.folder: (each, name) for each, name in every}
+        rows: list[tuple[Judged, str, Row]] = [
+            (*of[stored.folder], row) for stored, row in zip(gathered.stored, gathered.repeats, strict=True)
+        ]
+        for kind in ("searched", "scored"):
+            of_kind = [(each, name) for each, name in every if each.facts["kind"] == kind]
+            rows += [
+                (each, name, row)
+                for (each, name), row in zip(of_kind, rows_of([each for each, _ in of_kind]), strict=True)
+            ]
+        for each, campaign, row in rows:
             key = cell_of(each)
-            self._rows.setdefault(key, {}).setdefault(of[each.folder], []).append(row)
-            self._records.setdefault(key, []).append(each.record)
+            self._rows.setdefault(key, {}).setdefault(campaign, []).append(row)
+            self._records.setdefault(key, []).append(each.stored.record)
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._rows)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from harness.analysis.columns import AnyRow
 from harness.analysis.metrics import METRICS, Metric
 from harness.analysis.verdicts import USABLE
+from harness.dataset.rows import Judged, rows_of
+from harness.dataset.study import Study
 from harness.dataset.table import synthetic
 
 NAMED = ("cell", "model", "stack", "variant", "machine", "device", "content_key", "kind")
@@ -20,9 +22,7 @@ NightRow = dict[str, Any]
 
 `place` sorts campaigns, `began` is the start of one. `ok`, `usable`: how many of its `repeats` are. `why`:
 the reasons of those that are not ok. Each metric: the mean over its ok repeats; `_error`: its relative
-standard error from these, of two or more. `folders`: of the records, in the results folder."""
-Place = tuple[str, str]
-"""What sorts campaigns, and the start of the first record as text (ISO 8601)."""
+standard error from these, of two or more. `folders`: of the records, relative to the results folder."""
 
 
 def columns() -> dict[str, type]:
@@ -43,32 +43,47 @@ Rows = Iterable[tuple[AnyRow, str]]
 """Rows, each with the folder of its record."""
 
 
-def nights(repeats: Rows, searches: Rows, scores: Rows, places: Mapping[str, Place]) -> Iterator[NightRow]:
-    """The nights of these rows, cells in order of first appearance; of searches and scores the last of each
-    cell in a campaign. `places`: of each campaign."""
-    rows = [*repeats, *_latest(searches), *_latest(scores)]
+def nights(judged: Sequence[Judged], study: Study, root: Path) -> list[NightRow]:
+    """The nights of some records below root, cells in order of first appearance; of searches and scores the
+    last of each cell in a campaign. `study`: of these records, as its repeats were compared."""
+    began: dict[str, tuple[str, str]] = {}  # the place and the first start of each campaign
+    for each in judged:
+        facts = each.facts
+        if facts["kind"] != "checked":
+            first = began.get(facts["campaign"], ("", facts["started_utc"]))[1]
+            began[facts["campaign"]] = facts["place"], min(first, facts["started_utc"])
+    rows: list[tuple[AnyRow, str]] = [
+        (row, str(each.folder.relative_to(root)))
+        for row, each in zip(study.repeats, study.stored, strict=True)
+    ]
+    for kind in ("searched", "scored"):
+        of_kind = [each for each in judged if each.facts["kind"] == kind]
+        folders = (str(each.stored.folder.relative_to(root)) for each in of_kind)
+        rows += _latest(zip(rows_of(of_kind), folders, strict=True))
     found: dict[tuple[object, ...], list[tuple[AnyRow, str]]] = {}
     for row, folder in rows:
         key = (row["kind"], row["cell"], row["machine"], row["device"], row["campaign"])
         found.setdefault(key, []).append((row, folder))
-    for ran in found.values():
-        alike = [row for row, _ in ran]
-        first = alike[0]
-        place, began = places[first["campaign"]]
-        yield {
-            **{name: first[name] for name in NAMED},  # type: ignore[literal-required]
-            "workload": first.get("workload", "decode"),
-            "synthetic": synthetic(first),
-            "campaign": first["campaign"],
-            "place": place,
-            "began": began,
-            "repeats": len(alike),
-            "ok": sum(row["status"] == "ok" for row in alike),
-            "usable": sum(row["status"] in USABLE for row in alike),
-            "why": why([row for row in alike if row["status"] != "ok"]),
-            "folders": [folder for _, folder in ran],
-            **_figures(alike),
-        }
+    return [_night([row for row, _ in ran], [folder for _, folder in ran], began) for ran in found.values()]
+
+
+def _night(rows: Sequence[AnyRow], folders: list[str], began: Mapping[str, tuple[str, str]]) -> NightRow:
+    first = rows[0]
+    place, start = began[first["campaign"]]
+    return {
+        **{name: first[name] for name in NAMED},  # type: ignore[literal-required]
+        "workload": first.get("workload", "decode"),
+        "synthetic": synthetic(first),
+        "campaign": first["campaign"],
+        "place": place,
+        "began": start,
+        "repeats": len(rows),
+        "ok": sum(row["status"] == "ok" for row in rows),
+        "usable": sum(row["status"] in USABLE for row in rows),
+        "why": why([row for row in rows if row["status"] != "ok"]),
+        "folders": folders,
+        **_figures(rows),
+    }
 
 
 def _latest(rows: Rows) -> Iterable[tuple[AnyRow, str]]:
@@ -99,17 +114,3 @@ def why(rows: Sequence[AnyRow]) -> str:
     """`oom: CUDA out of memory; timeout: ...`, without duplicates."""
     reasons = (": ".join([row["status"], *row["reasons"][:1]]) for row in rows)
     return "; ".join(dict.fromkeys(reasons))
-
-
-@dataclass(frozen=True)
-class Nights:
-    """`columns`: those of NightRow but `folders`, which `folders` finds by the place in a column."""
-
-    columns: Mapping[str, Sequence[Any]]
-    folders: Callable[[int], Sequence[str]]
-
-    @classmethod
-    def of(cls, rows: Sequence[NightRow]) -> Nights:
-        return cls(
-            {name: [row[name] for row in rows] for name in columns()}, lambda place: rows[place]["folders"]
-        )

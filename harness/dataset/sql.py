@@ -11,21 +11,28 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from typing_extensions import NotRequired
+
+from harness.analysis.columns import Cell, Repeat
 from harness.base import bounds, system
 from harness.base.files import FAULTS, NotStarted
-from harness.base.text import is_utf8, say, sized
-from harness.dataset import index
-from harness.dataset.index import Index
+from harness.base.text import SKIPPED, is_utf8, say, sized
+from harness.dataset import nights
+from harness.dataset.rows import of_folder
+from harness.dataset.study import Study, study_of
+from harness.records import ResultsError
 from harness.records.files import is_sound
 
 if TYPE_CHECKING:
     import duckdb
+    import pandas as pd
     import pyarrow as pa
     import pyarrow.dataset as ds
 
@@ -98,6 +105,20 @@ def answer(root: Path, text: str, timeout_s: float | None = bounds.QUERY_S) -> I
         connection.close()
 
 
+def frame(folders: Sequence[Path], name: str) -> pd.DataFrame:
+    """A table of some results folders, one after another. Raises ResultsError."""
+    import pandas as pd
+    import pyarrow as pa
+
+    if name not in TABLES:
+        raise ResultsError(f"no table {name}; there are {', '.join(TABLES)}")
+    frames = []
+    for folder in folders:
+        with answer(folder, f"from {name}", None) as found:
+            frames.append(pa.Table.from_batches(found.batches, found.schema).to_pandas())
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
 def _too_long(timeout_s: float) -> str:
     return f"the query took longer than {timeout_s:g} s; --timeout allows more"
 
@@ -137,21 +158,46 @@ def _parsed(text: str) -> Any:
 
 
 def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
-    from harness import records
+    """A database in memory with the tables that the query names. Raises QueryError, ResultsError."""
+    import duckdb
 
-    records.check_folder(root)
-    kept = index.for_queries(root)
-    connection = kept.connection
-    for warning in kept.warnings():
+    found = of_folder(root)
+    judged = [each for each in found.judged if each.facts["kind"] != "reported"]
+    study = study_of(judged)
+    for warning in [*(f"{SKIPPED}{damage}" for damage in found.damages), *study.warnings]:
         say(warning)
-    if not kept.count():
+    if not judged:
         say(f"{root}: no records of measurements")
     words = {word.lower() for word in re.findall(r"\w+", text)}
-    if (series := SERIES.keys() & words) and not is_utf8(str(kept.root)):  # Arrow opens no such path
+    if (series := SERIES.keys() & words) and not is_utf8(str(root.absolute())):  # Arrow opens no such path
         unread = " and ".join(sorted(series))
         raise QueryError(f"{root}: its name is not UTF-8, so {unread} cannot be read: rename it")
+    # Without a folder for what does not fit in memory: by default one in the current folder, which in a
+    # stranger's results may be a link.
+    connection = duckdb.connect(":memory:", config={"temp_directory": ""})
+    folders = [str(each.folder.relative_to(root)) for each in study.stored]
+    above = f"{root.absolute()}/"
+    for row in [*study.cells, *study.repeats]:  # paths in the results folder
+        row["series"] = row["series"] and row["series"].removeprefix(above)
+    for cell in study.cells:
+        cell["ok_series"] = [path.removeprefix(above) for path in cell["ok_series"]]
+    tables: dict[str, tuple[dict[str, str], Callable[[], Iterable[Any]]]] = {
+        "cells": (columns_of(Cell), lambda: study.cells),
+        "repeats": (
+            {"folder": "VARCHAR"} | columns_of(Repeat),
+            lambda: ({**row, "folder": at} for row, at in zip(study.repeats, folders, strict=True)),
+        ),
+        "nights": (
+            {name: sql_type(of) for name, of in nights.columns().items()} | {"folders": "VARCHAR[]"},
+            lambda: nights.nights(judged, study, root),
+        ),
+    }
+    for name, (columns, rows) in tables.items():
+        connection.register(f"rows of {name}", _arrow(columns, [*rows()] if name in words else []))
+        listed = ", ".join(f'"{column}"::{of} as "{column}"' for column, of in columns.items())
+        connection.execute(f'create view {name} as select {listed} from "rows of {name}"')
     for name in series:
-        connection.register(name, _series(kept, name))
+        connection.register(name, _series(study, folders, name))
     for setting in (
         "enable_external_access = false",
         "python_enable_replacements = false",
@@ -160,6 +206,50 @@ def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
     ):
         connection.execute(f"set {setting}")
     return connection
+
+
+# Rows as tables: a column for each key, of its type; lists and mappings that are no plain list are JSON.
+
+
+_SCALARS = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
+_PASSING = ("name", "first_token_ms")
+"""Columns that rows of repeats have only while they are made."""
+
+
+def sql_type(of: Any) -> str:
+    """DuckDB's type of a key's type; one that may be null is the same."""
+    if get_origin(of) is NotRequired:
+        return sql_type(get_args(of)[0])
+    if get_origin(of) in (Union, UnionType):
+        (only,) = [each for each in get_args(of) if each is not type(None)] or [str]
+        return sql_type(only)
+    if get_origin(of) is Literal:
+        return "VARCHAR"
+    if get_origin(of) is list and (inner := sql_type(get_args(of)[0])) in _SCALARS.values():
+        return f"{inner}[]"
+    return _SCALARS.get(of, "JSON")
+
+
+def columns_of(kind: type[Repeat | Cell]) -> dict[str, str]:
+    """The columns of a kind of row, with their types."""
+    hints = get_type_hints(kind, include_extras=True)
+    left_out = _PASSING if kind is Repeat else _PASSING[1:]
+    return {name: sql_type(of) for name, of in hints.items() if name not in left_out}
+
+
+def _arrow(columns: Mapping[str, str], rows: Sequence[Any]) -> pa.Table:
+    """Rows, mappings of these columns; a missing key is null."""
+    import pyarrow as pa
+
+    types = {"VARCHAR": pa.string(), "BIGINT": pa.int64(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_()}
+    types |= {f"{name}[]": pa.list_(of) for name, of in types.items()} | {"JSON": pa.string()}
+    arrays = {}
+    for name, of in columns.items():
+        values = [row.get(name) for row in rows]
+        if of == "JSON":
+            values = [value if value is None else json.dumps(value) for value in values]
+        arrays[name] = pa.array(values, types[of], from_pandas=False)
+    return pa.table(arrays)
 
 
 def _check(connection: duckdb.DuckDBPyConnection, text: str) -> None:
@@ -218,7 +308,7 @@ def _is_of_others(node: dict[str, Any], own: Set[str]) -> bool:
     return bool(node["schema_name"]) or not (name in TABLES or name in own)
 
 
-def _series(kept: Index, name: str) -> ds.FileSystemDataset:
+def _series(study: Study, folders: Sequence[str], name: str) -> ds.FileSystemDataset:
     """The rows of all files of a series, with the columns of their repeat; read file by file, and only those
     that a query's conditions on these columns leave."""
     import pyarrow as pa
@@ -229,15 +319,14 @@ def _series(kept: Index, name: str) -> ds.FileSystemDataset:
     types = {column: pa.int64() if column == "repeat" else pa.string() for column in OF_RECORD}
     schema = pa.schema([*types.items(), *SERIES[name].items()])
     fragments = []
-    # Of tokens, only those that were read when their repeat was judged, and did not change since.
-    of = "where series is not null" if name == "tokens" else ""
-    for row in kept.connection.execute(f"select {', '.join(OF_RECORD)} from repeats {of}").fetchall():
-        path = kept.root / row[0] / f"{name}.parquet"
-        if name == "tokens" or is_sound(path):
-            known = [ds.field(column) == value for column, value in zip(OF_RECORD, row, strict=True)]
-            guarantee = known[0]
-            for each in known[1:]:
-                guarantee = guarantee & each
+    for folder, row, stored in zip(folders, study.repeats, study.stored, strict=True):
+        path = stored.folder.absolute() / f"{name}.parquet"
+        # Of tokens, only those that were read when their repeat was judged, and did not change since.
+        if row["series"] if name == "tokens" else is_sound(path):
+            of = {**row, "folder": folder}
+            guarantee = ds.field("folder") == folder
+            for column in OF_RECORD[1:]:
+                guarantee = guarantee & (ds.field(column) == of[column])
             fragments.append(form.make_fragment(str(path), files, partition_expression=guarantee))
     return ds.FileSystemDataset(fragments, schema, form, files)
 

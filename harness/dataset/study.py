@@ -22,7 +22,6 @@ from harness.analysis import (
     memory,
     quality,
     repeat_figures,
-    served,
     speculation,
     stopping,
     traffic,
@@ -43,6 +42,7 @@ from harness.analysis.columns import (
 from harness.base.files import FAULTS, TABLE_OF
 from harness.base.text import plural
 from harness.dataset import table as dataset_table
+from harness.dataset.rows import Judged, judge, rows_of
 from harness.records import NO_TOKENS, ResultsError, Stored, TokenTimes
 from harness.records.kinds import Record, loaded_of, served_elsewhere
 from harness.records.parts import Machine
@@ -91,8 +91,11 @@ class Study:
     one row per cell, where its memory goes. By row name: `series`, the repeat to draw, including its first
     token (prefill, which is not drawn); `memory`; `prefill`, the median passes by depth; `baseline`, the row
     to compare with. `further_methods`: what `methods` cannot know from the records. `warnings`: unreadable
-    files. `stored`: the record of each repeat; `ran`: of each repeat and search. `fitted`: B and W of each
-    repeat as bundles of every version claim them. `folders`: the results that it was read from."""
+    files. `stored`: the record of each repeat. Of repeats and searches: `ran`, the first record of each
+    machine, protocol, set of versions, command and source; `n_records`, how many were measured here (or
+    published, if none was), and `days`, their dates; `probes`, the read bandwidths of each machine, bytes/s.
+    `fitted`: B and W of each repeat as bundles of every version claim them. `tables`: reads a table of
+    `harness sql`."""
 
     title: str
     cells: Sequence[Cell]
@@ -109,8 +112,11 @@ class Study:
     warnings: Sequence[str] = ()
     stored: Sequence[Stored] = ()
     ran: Sequence[Stored] = ()
+    n_records: int = 0
+    days: Sequence[str] = ()
+    probes: Mapping[str, Sequence[float]] = field(default_factory=dict)
     fitted: Sequence[dict[str, float | str | None]] = ()
-    folders: Sequence[Path] = ()
+    tables: Callable[[str], pd.DataFrame] | None = None
 
     def __repr__(self) -> str:
         """`Study('results': 2 cells, 6 repeats)`"""
@@ -125,19 +131,13 @@ class Study:
         return f"Study({self.title!r}: {', '.join(counts) or 'nothing'})"
 
     def frame(self, name: str) -> pd.DataFrame:
-        """A table of `harness sql`: cells, repeats, nights, tokens or memory. Raises ResultsError."""
-        import pandas as pd
-        import pyarrow as pa
+        """A table of `harness sql`: cells, repeats, nights, tokens or memory; empty for a log. Raises
+        ResultsError."""
+        if self.tables is None:
+            import pandas as pd
 
-        from harness.dataset import sql
-
-        if name not in sql.TABLES:
-            raise ResultsError(f"no table {name}; there are {', '.join(sql.TABLES)}")
-        frames = []
-        for folder in self.folders:
-            with sql.answer(folder, f"from {name}", None) as answer:
-                frames.append(pa.Table.from_batches(answer.batches, answer.schema).to_pandas())
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+            return pd.DataFrame()
+        return self.tables(name)
 
     def behind(self, cell: Cell) -> Stored | None:
         """The record behind a cell's row."""
@@ -161,7 +161,7 @@ class Study:
         "command" in it."""
         energy = [*dict.fromkeys(source for row in self.cells if (source := row["energy_source"]))]
         counted = {"Energy": energy} if energy else {}
-        return _attention(self.cells) | counted | _methods(self.ran) | {**self.further_methods}
+        return _attention(self.cells) | counted | _methods(self.ran, self.probes) | {**self.further_methods}
 
     @cached_property
     def rows(self) -> list[ShownCell]:
@@ -284,81 +284,89 @@ def published(row: Variant) -> Key:
 
 
 def load_study(stored: Sequence[Stored]) -> Study:
-    """All rows of some records and their series; each file is read once. What takes longer to read is left to
-    with_prefill(), attributions() and with_series().
+    """The Study of some records; see study_of()."""
+    return study_of(judge(stored))
+
+
+def study_of(judged: Sequence[Judged]) -> Study:
+    """All rows of records that were judged. What takes longer to read is left to attributions() and
+    with_series().
 
     Records that cannot be analysed are left out, with a warning each."""
     try:
-        return _load(stored)
+        return _study_of(judged)
     except FAULTS:  # one record must not end the analysis of all: find it
-        faults = {each.folder: fault for each in stored if (fault := _fault(each))}
+        faults = {each.stored.folder: fault for each in judged if (fault := _fault(each))}
         if not faults:
             raise
-        study = _load([each for each in stored if each.folder not in faults])
+        study = _study_of([each for each in judged if each.stored.folder not in faults])
         return replace(study, warnings=[*faults.values(), *study.warnings])
 
 
-def _fault(each: Stored) -> str | None:
-    """Why a record cannot be analysed, as a sentence; null: it can."""
+def _fault(each: Judged) -> str | None:
+    """Why a record cannot be analysed, as a sentence; None: it can."""
     try:
-        _load([each])
+        _study_of([each])
     except FAULTS as fault:
-        return f"{each.folder}: left out, cannot be analysed: {fault!r}"
+        return f"{each.stored.folder}: left out, cannot be analysed: {fault!r}"
     return None
 
 
-def _load(stored: Sequence[Stored]) -> Study:
-    of_kind: dict[str, list[Record]] = {}
-    ran: list[Stored] = []
-    for each in sorted(stored, key=lambda each: by_size(str(each.record["model"]["name"]))):
-        of_kind.setdefault(each.record["kind"], []).append(each.record)
-        if each.record["kind"] not in ("checked", "scored"):
-            ran.append(each)
-    searches = dataset_table.latest_searches(list(map(dataset_table.search_row, of_kind.get("searched", []))))
-    checks = dataset_table.with_unique_names(
-        agreement.latest_checks(list(map(agreement.row, of_kind.get("checked", []))))
+def _study_of(judged: Sequence[Judged]) -> Study:
+    warnings = [damage for each in judged if (damage := each.facts["damage"])]
+    ordered = sorted(
+        (each for each in judged if not each.facts["damage"]), key=lambda each: by_size(each.facts["model"])
     )
-    scores = dataset_table.with_unique_names(
-        dataset_table.latest_searches(list(map(quality.row, of_kind.get("scored", []))))
-    )
-    repeated = [each for each in ran if each.record["kind"] != "searched"]
-    warnings: list[str] = []
-    ceilings = _ceilings(repeated)
-    repeats = [judged(each, ceilings.get(each.record["campaign"]["id"]), warnings) for each in repeated]
+    of_kind: dict[str, list[Any]] = {"searched": [], "checked": [], "scored": []}
+    repeats: list[Repeat] = []
+    repeated: list[Judged] = []
+    for each, row in zip(ordered, rows_of(ordered), strict=True):
+        if each.facts["kind"] in of_kind:
+            of_kind[each.facts["kind"]].append(row)
+        else:
+            repeats.append(row)
+            repeated.append(each)
+    warnings += dict.fromkeys(warning for each in ordered for warning in each.facts["warnings"])
+    searches = dataset_table.with_unique_names(dataset_table.latest_searches(of_kind["searched"]))
+    checks = dataset_table.with_unique_names(agreement.latest_checks(of_kind["checked"]))
+    scores = dataset_table.with_unique_names(dataset_table.latest_searches(of_kind["scored"]))
     fitted = [_fitted(row) for row in repeats]
-    compare(repeats, repeated, checks, scores)
-    cells = dataset_table.with_unique_names(pooled(repeats, repeated, warnings))
+    stored = [each.stored for each in repeated]
+    compare(repeats, stored, checks, scores)
+    cells = dataset_table.with_unique_names(pooled(repeats, repeated))
+    cells, prefill = _with_prefill(cells, repeats, repeated, warnings)
     for row in repeats:  # cells pool facts that a single repeat does not have
         flags.withhold(row)
-    curves = {
-        str(row["series"]): Curve(each.times.n.astype(float), each.times.latency_ms)
-        for row, each in zip(repeats, repeated, strict=True)
-        if row["series_sha256"]
-    }
+    ran = [each for each in ordered if each.facts["kind"] not in ("checked", "scored")]
+    own = [each for each in ran if each.facts["kind"] != "reported"] or ran
+    examples: dict[str, Stored] = {}
+    for each in ran:
+        examples.setdefault(each.facts["provenance"], each.stored)
     return Study(
         title="",
         cells=cells,
         repeats=repeats,
-        stored=repeated,
-        ran=ran,
+        stored=stored,
+        ran=[*examples.values()],
+        days=sorted({each.facts["started_utc"][:10] for each in own}),
+        n_records=len(own),
+        probes=_probes(ran),
         fitted=fitted,
         checks=checks,
-        searches=dataset_table.with_unique_names(searches),
+        searches=searches,
         scores=scores,
-        series={
-            cell["name"]: curves[str(cell["series"])]
-            for cell in cells
-            if cell["series"] in curves and not cell["speculation"]
-        },
+        prefill=prefill,
         warnings=warnings,
     )
 
 
-def judged(each: Stored, ceiling: float | None, warnings: list[str]) -> Repeat:
-    """The row of one repeat, before it is compared with others. `ceiling`: see repeat_row."""
-    times, table = _times(each, warnings), _read(records.table, each, warnings)
-    path = str(each.series_path) if times else None
-    return dataset_table.repeat_row(each.record, times, path, ceiling, table)
+def _probes(ran: Sequence[Judged]) -> dict[str, list[float]]:
+    """The read bandwidths that were measured on each machine, bytes/s."""
+    probes: dict[str, list[float]] = {}
+    for each in ran:
+        if each.facts["kind"] != "reported":
+            probes.setdefault(each.facts["machine"], []).extend(each.facts["probes"])
+    return probes
 
 
 def compare(
@@ -384,14 +392,12 @@ def compare(
     quality.apply(repeats, scores)
 
 
-def pooled(repeats: Sequence[Repeat], stored: Sequence[Stored], warnings: list[str]) -> list[Cell]:
-    """The rows of cells, without names, of repeats that were compared. `stored`: of each repeat."""
-    of = _by_row(repeats, stored)
+def pooled(repeats: Sequence[Repeat], judged: Sequence[Judged]) -> list[Cell]:
+    """The rows of cells, without names, of repeats that were compared. `judged`: each of them."""
+    of = {id(row): each for row, each in zip(repeats, judged, strict=True)}
 
     def timed_rows(row: Repeat) -> dict[str, list[int]]:
-        if row["workload"] not in TABLE_OF or served.times_are_unknown((each := of[id(row)]).record):
-            return {}
-        return _read(records.table, each, warnings)
+        return of[id(row)].timed if row["workload"] in TABLE_OF else {}
 
     return stopping.split_time(dataset_table.per_cell(repeats, timed_rows))
 
@@ -400,41 +406,50 @@ def _by_row(repeats: Sequence[Repeat], stored: Sequence[Stored]) -> dict[int, St
     return {id(row): each for row, each in zip(repeats, stored, strict=True)}
 
 
-def with_prefill(study: Study) -> Study:
-    """Add the analysis of prefill passes: of the repeats that a cell's figures come from, or of the record
-    behind its row."""
-    of_row = _by_row(study.repeats, study.stored)
-    repeats = dataset_table.shown_repeats(study.repeats)
-    warnings = list(study.warnings)
+def _with_prefill(
+    cells: Sequence[Cell], repeats: Sequence[Repeat], judged: Sequence[Judged], warnings: list[str]
+) -> tuple[list[Cell], dict[str, Mapping[int, Curve]]]:
+    """The cells with the analysis of their prefill passes, and the passes of each; of the repeats that a
+    cell's figures come from, or of the record behind its row."""
+    of_row = {id(row): each for row, each in zip(repeats, judged, strict=True)}
+    behind = {dataset_table.cell_identity(row): of_row[id(row)] for row in repeats}
+    shown_repeats = dataset_table.shown_repeats(repeats)
     swept: dict[str, _Sweep] = {}
     campaigns = []
-    for cell in study.cells:
-        if not (last := study.behind(cell)):
+    for cell in cells:
+        if cell["workload"] != "prefill" and cell["kind"] != "reported":
             continue
-        shown = repeats.get(cell["content_key"], [])
+        last = behind[dataset_table.cell_identity(cell)]
+        shown = shown_repeats.get(cell["content_key"], [])
         read = [of_row[id(row)] for row in shown if ok(row)] or [last]
-        depths = analysis_prefill.by_depth([_read(records.prefill_series, each, warnings) for each in read])
-        try:
-            found = analysis_prefill.analysed(last.record, depths)
-        except ValueError as reason:
-            _warn(warnings, ResultsError(f"{last.folder}: prefill.parquet: {reason}"))
+        depths = analysis_prefill.by_depth([_passes(each, warnings) for each in read])
+        if not depths:
             continue
-        if depths:
-            swept[cell["name"]] = _Sweep(last, depths, found)
-            campaigns.append(repeat_figures.campaign_of(shown or [cell]))
+        try:
+            found = analysis_prefill.analysed(last.stored.record, depths)
+        except ValueError as reason:
+            _warn(warnings, ResultsError(f"{last.stored.folder}: prefill.parquet: {reason}"))
+            continue
+        swept[cell["name"]] = _Sweep(last.stored, depths, found)
+        campaigns.append(repeat_figures.campaign_of(shown or [cell]))
     together = analysis_prefill.between_processes([each.found for each in swept.values()], campaigns)
     swept = {
         name: each._replace(found=found) for (name, each), found in zip(swept.items(), together, strict=True)
     }
-    return replace(
-        study,
-        cells=[each.cell(cell) if (each := swept.get(cell["name"])) else cell for cell in study.cells],
-        prefill={
+    return (
+        [each.cell(cell) if (each := swept.get(cell["name"])) else cell for cell in cells],
+        {
             name: {depth: Curve(of.lengths, of.medians) for depth, of in each.depths.items()}
             for name, each in swept.items()
         },
-        warnings=warnings,
     )
+
+
+def _passes(judged: Judged, warnings: list[str]) -> Mapping[str, Sequence[int]]:
+    """The prefill passes of a record, by column; published ones are in a file beside their figures."""
+    if judged.facts["kind"] != "reported":
+        return judged.timed
+    return _read(records.prefill_series, judged.stored, warnings)
 
 
 class _Sweep(NamedTuple):
@@ -469,19 +484,22 @@ def with_series(study: Study, title: str, baseline: Study | None = None) -> Stud
     """All that a report shows. `baseline`: other records, compared with cells of the same model, stack and
     variant."""
     warnings = list(study.warnings)
-    curves = {}
+    curves, series = {}, {}
     for cell in study.cells:
         each = study.behind(cell)
-        if not each or served_elsewhere(each.record):  # whose samples are of its client
+        if not each:
+            continue
+        if cell["series_sha256"] and not cell["speculation"] and (times := _times(each, warnings)):
+            series[cell["name"]] = Curve(times.n.astype(float), times.latency_ms)
+        if served_elsewhere(each.record):  # whose samples are of its client
             continue
         if samples := _read(records.memory_series, each, warnings):
             curves[cell["name"]] = _memory(samples)
-    swept = with_prefill(replace(study, warnings=warnings))
-    warnings = list(swept.warnings)
     return replace(
-        swept,
+        study,
         title=title,
         attributions=attributions(study, warnings),
+        series=series,
         memory=curves,
         baseline=baseline_rows([*study.cells, *study.searches], baseline.cells) if baseline else {},
         warnings=[*warnings, *(baseline.warnings if baseline else [])],
@@ -523,14 +541,6 @@ def by_size(model: str) -> list[tuple[float, str]]:
     return [(float(number or 0), word) for number, word in re.findall(r"(\d+(?:\.\d+)?)|(\D+)", model)]
 
 
-def _ceilings(stored: Sequence[Stored]) -> dict[str, float | None]:
-    """The best measured bandwidth, by campaign."""
-    campaigns: dict[str, list[Record]] = {}
-    for each in stored:
-        campaigns.setdefault(each.record["campaign"]["id"], []).append(each.record)
-    return {key: traffic.ceiling_bytes_per_s(found) for key, found in campaigns.items()}
-
-
 def _memory(samples: Mapping[str, Sequence[Any]]) -> MemoryCurve:
     seconds = np.asarray(samples["t_ns"], dtype=float) / 1e9
     anonymous, mapped, vram = (
@@ -570,8 +580,9 @@ def _data_sheet(cells: Sequence[Cell], place: tuple[str | None, ...]) -> float:
     return max(known, default=float("inf"))
 
 
-def _methods(stored: Sequence[Stored]) -> dict[str, object]:
-    """How the records were measured, and the commands that repeat it; differing values are all listed."""
+def _methods(stored: Sequence[Stored], probes: Mapping[str, Sequence[float]]) -> dict[str, object]:
+    """How the records were measured, and the commands that repeat it; differing values are all listed.
+    `probes`: read bandwidths of each machine, bytes/s."""
 
     def distinct(values: Sequence[object]) -> list[object]:
         return list({str(value): value for value in values if value}.values())
@@ -579,14 +590,11 @@ def _methods(stored: Sequence[Stored]) -> dict[str, object]:
     records = [each.record for each in stored]
     ours = [record for record in records if record["kind"] != "reported"]
     loaded = [record for record in ours if record["kind"] == "measured" or record.get("loaded")]
-    probed: dict[str, list[float]] = {}
-    for record in ours:
-        probed.setdefault(record["machine"]["slug"], []).extend(traffic.probed_bytes_per_s([record]))
     methods: dict[str, object] = {
         "Sources": distinct([_source(record) for record in records if record.get("source")]),
         "Protocol": distinct([record.get("protocol") for record in ours]),
         "Stacks": distinct([_versions(record) for record in loaded]),
-        "Read bandwidth": [f"{slug}: {traffic.spread(rates)}" for slug, rates in probed.items() if rates],
+        "Read bandwidth": [f"{slug}: {traffic.spread(rates)}" for slug, rates in probes.items() if rates],
         "Harness": distinct([record.get("harness") for record in ours]),
         "To repeat it": distinct([" ".join(r["campaign"].get("command_line") or []) for r in ours]),
     }

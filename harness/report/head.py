@@ -55,20 +55,19 @@ class Origin(NamedTuple):
         return " · ".join(filter(None, shown))
 
 
-def origin(records: Sequence[Record], count: int = 0) -> Origin | None:
-    """Of the records measured here, else of published ones; None for a log, which has none. `count`: of all
-    records, if these are only some of each machine and campaign."""
-    shown = [each for each in records if each["kind"] != "reported"] or records
-    if not shown:
+def origin(study: Study) -> Origin | None:
+    """Of what was measured here, else of published figures; None for a log, which has no records."""
+    records = [each.record for each in study.ran]
+    if not records:
         return None
-    days = sorted(each["started_utc"][:10] for each in shown)
+    shown = [each for each in records if each["kind"] != "reported"] or records
     published = [each["source"] for each in records if each["kind"] == "reported"]
     return Origin(
         list({each["machine"]["slug"]: machine_text(each["machine"]) for each in shown}.values()),
-        [days[0], days[-1]],
+        [study.days[0], study.days[-1]],
         list(dict.fromkeys(version for each in shown if (version := version_text(each)))),
         list(dict.fromkeys(f"{each['title']}, {each['url']}" for each in published)),
-        count or len(shown),
+        study.n_records,
     )
 
 

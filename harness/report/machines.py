@@ -46,8 +46,7 @@ CELLS = (  # columns of the table of all cells, as far as a cell has the figure
 
 
 class Rows(NamedTuple):
-    """Decodes, searches, sentences about what is wrong with records, and where they come from. An index keeps
-    them, so that records need not be read."""
+    """Decodes, searches, sentences about what is wrong with records, and where they come from."""
 
     cells: Sequence[Cell]
     searches: Sequence[Search]
@@ -55,8 +54,9 @@ class Rows(NamedTuple):
     origin: head.Origin | None
 
 
-def rows(study: Study, origin: head.Origin | None) -> Rows:
-    return Rows([row for row in study.cells if not timed(row)], study.searches, study.warnings, origin)
+def rows(study: Study) -> Rows:
+    cells = [row for row in study.cells if not timed(row)]
+    return Rows(cells, study.searches, study.warnings, head.origin(study))
 
 
 def joined(folders: Sequence[Rows]) -> Rows:
@@ -79,7 +79,7 @@ def joined(folders: Sequence[Rows]) -> Rows:
         [row for row in cells if row["series_sha256"] not in copies],
         [row for of in folders for row in of.searches],
         list(dict.fromkeys(warnings)),
-        head.joined([head.Origin(*of.origin) for of in folders if of.origin]),
+        head.joined([of.origin for of in folders if of.origin]),
     )
 
 

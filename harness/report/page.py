@@ -280,7 +280,7 @@ def write(path: Path, study: Study) -> None:
 def page(study: Study, version: str = "") -> str:
     """The page of a study as text. `version`: as in filled()."""
     drawn = sections(study)
-    origin = head.origin([stored.record for stored in study.ran])
+    origin = head.origin(study)
     across = drawn.get("across", ("", []))[1]
     return of_views(study, views(study, drawn), origin, summary.meanings(study), across, version)
 

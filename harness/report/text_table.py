@@ -7,9 +7,9 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -177,15 +177,6 @@ def show(blocks: Iterable[Block], wide: bool) -> None:
     more += [f"columns {', '.join(left_out)}"] if left_out else []
     if more:
         note(f"with --wide: {'; '.join(more)}")
-
-
-def as_values(blocks: Iterable[Block]) -> list[dict[str, Any]]:
-    """Blocks as values of JSON."""
-    return [asdict(block) for block in blocks]
-
-
-def of_values(values: Iterable[dict[str, Any]]) -> list[Block]:
-    return [Table(**value) if "lines" in value else Note(**value) for value in values]
 
 
 def formatted(value: float | None, form: str = "{:,.0f}", unit: float = 1.0) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis import verdicts
-from harness.analysis.metrics import Metric
+from harness.analysis.figures import Figure as Metric
 from harness.analysis.stopping import DEFAULTS, Search, Setting, options_label
 from harness.analysis.verdicts import USABLE
 from harness.campaign import rounds

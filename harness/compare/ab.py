@@ -11,7 +11,8 @@ from harness import compare, records
 from harness.analysis import differences as analysis_differences
 from harness.analysis.columns import Repeat
 from harness.analysis.differences import Change, discoveries
-from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.figures import COMPARED as METRICS
+from harness.analysis.figures import Figure as Metric
 from harness.analysis.verdicts import USABLE, counting
 from harness.base.text import list_named, plural
 from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE, relative, unjudged

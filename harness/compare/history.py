@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from harness import records
 from harness.analysis import quality
 from harness.analysis.columns import Repeat
-from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.figures import COMPARED as METRICS
+from harness.analysis.figures import Figure as Metric
 from harness.analysis.verdicts import USABLE, status
 from harness.base.text import SKIPPED, few, plural
 from harness.compare.surroundings import changed

@@ -22,12 +22,14 @@ from harness.analysis.differences import (
     settled,
     significant,
 )
-from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.figures import COMPARED as METRICS
+from harness.analysis.figures import VERDICTS
+from harness.analysis.figures import Figure as Metric
 from harness.base.text import plural
 
 SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"
-WORSE = tuple(dict.fromkeys(metric.worse for metric in METRICS))
-BETTER = tuple(dict.fromkeys(metric.improved for metric in METRICS))
+WORSE = tuple(worse for worse, _ in VERDICTS.values())
+BETTER = tuple(better for _, better in VERDICTS.values())
 LEVEL = 0.9  # of the intervals
 FEWEST_REPEATS = 2  # of a baseline: one repeat shows no run-to-run noise
 # Standard deviation assumed between campaigns where a machine's own is unknown, by family. Speed: the worst

@@ -321,16 +321,18 @@ _BY_ANOTHER_CEILING = """
 def row_columns() -> dict[str, str]:
     """The columns of the tables of repeats: `series` is a path in the results folder."""
     from harness.analysis.columns import Repeat
+    from harness.analysis.figures import SOURCED
 
-    return {"folder": "VARCHAR"} | {
-        name: of for name, of in columns_of(Repeat).items() if name not in PASSING
-    }
+    known = {name: of for name, of in columns_of(Repeat).items() if name not in PASSING}
+    return {"folder": "VARCHAR", **known, **{figure.name: "DOUBLE" for figure in SOURCED}}
 
 
 def cell_columns() -> dict[str, str]:
     from harness.analysis.columns import Cell
+    from harness.analysis.figures import SOURCED
 
-    return {name: of for name, of in columns_of(Cell).items() if name != "first_token_ms"}
+    known = {name: of for name, of in columns_of(Cell).items() if name != "first_token_ms"}
+    return {**known, **{figure.name: "DOUBLE" for figure in SOURCED}}
 
 
 PASSING = ("name", "first_token_ms")

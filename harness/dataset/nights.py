@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.analysis.columns import AnyRow
-from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.figures import COMPARED as METRICS
+from harness.analysis.figures import Figure as Metric
 from harness.analysis.verdicts import USABLE
 from harness.dataset.table import synthetic
 

@@ -353,8 +353,11 @@ def _view(anchor: str, study: Study, model: str) -> page.View:
 
 def _all_cells(named: Sequence[tuple[str, ShownCell]]) -> ModelTable:
     names, rows = zip(*named, strict=True)
-    columns: list[Column[Cell]] = list(map(tables.column_of, shown_in("machines")))
-    used = tables.used_columns([tables.RATE, *columns[1:]], rows)
+    columns = [
+        tables.RATE if figure.name == "tokens_per_s" else tables.column_of(figure)
+        for figure in shown_in("machines")
+    ]
+    used = tables.used_columns(columns, rows)
     shown = tables.of_columns("Cells", used, rows, names)
     return ModelTable(shown, used, rows, _more(used, 2), (), [quality.badges_of(row) for row in rows])
 

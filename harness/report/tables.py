@@ -383,10 +383,10 @@ IN_TERMINAL: Mapping[str, Callable[[WithPrompt], str]] = {
 
 def of_terminal() -> list[Column[WithPrompt]]:
     """In order of importance: a narrow terminal shows the first ones, and the status after three."""
-    columns = [
-        replace(column_of(figure), text=IN_TERMINAL.get(figure.name) or text_of(figure))
-        for figure in shown_in("terminal")
-    ]
+    columns: list[Column[WithPrompt]] = []
+    for figure in shown_in("terminal"):
+        column: Column[WithPrompt] = column_of(figure)
+        columns.append(replace(column, text=IN_TERMINAL.get(figure.name) or text_of(figure)))
     return [*columns[:3], STATUS, *columns[3:]]
 
 

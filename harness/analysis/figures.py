@@ -363,6 +363,8 @@ FIGURES: tuple[Figure, ...] = (
            csv="both"),
     Figure("idle_watts", "", "power of the idle device before the first repeat",
            pool="median", csv="both"),
+    Figure("cpu_s_per_token", "CPU s/token", "CPU time of the worker per decoded token, over all its threads",
+           form="{:,.3g}", source="done.cpu_s / tokens", table="Shape and cost", pool="median", csv="both"),
     Figure("hottest_c", "hottest °C", "highest temperature of the device during the timed part",
            form="{:,.0f}", table="Shape and cost", pool="median"),
     Figure("median_clock_mhz", "clock MHz", "median clock of the device during the timed part",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.analysis.figures import FIGURES
 from harness.analysis.warnings import Warnings
 from harness.records import kinds as records_kinds
 from harness.records import parts
@@ -44,6 +45,7 @@ def refreshed(page: str) -> str:
         "warnings": warnings,
         "models": models,
         "slips": slips,
+        "figures": columns,
     }
 
     def made(found: re.Match[str]) -> str:
@@ -80,6 +82,16 @@ def slips() -> str:
         for each in published.compared(table)[1]
     ]
     return markdown(rows)
+
+
+def columns() -> str:
+    """Every figure by its heading, its column in SQL and CSV, and its meaning; in order of importance."""
+    return markdown(
+        [
+            {"heading": figure.label, "column": f"`{figure.name}`", "meaning": figure.meaning}
+            for figure in FIGURES
+        ]
+    )
 
 
 def warnings() -> str:

@@ -16,7 +16,7 @@ from conftest import refused, stored_in
 from golden_record import record
 
 from harness.analysis.columns import empty_cell
-from harness.analysis.metrics import FAMILIES
+from harness.analysis.figures import FAMILIES
 from harness.compare import compare
 from harness.compare.judge import Runs, judged
 from harness.compare.sides import side

@@ -13,13 +13,13 @@ from harness.analysis.baseline import baseline
 from harness.analysis.columns import empty_cell
 from harness.analysis.differences import Difference, Differences, costs
 from harness.analysis.differences import differences as found_by
-from harness.analysis.metrics import FAMILIES, METRICS
+from harness.analysis.figures import COMPARED, FAMILIES
 from harness.analysis.paired import discoveries
 from harness.compare.judge import BETTER, WORSE, Runs, judged
 
 THRESHOLDS = dict.fromkeys(FAMILIES, 0.02)
 FIGURES = {"tokens_per_s": 80.0, "B_ms": 12.0, "W_tokens_per_ms": 1900.0, "ttft_ms": 60.0}
-LOWER = {metric.name for metric in METRICS if metric.better == "lower"}
+LOWER = {metric.name for metric in COMPARED if metric.better == "lower"}
 
 
 class Machine:

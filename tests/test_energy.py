@@ -61,7 +61,7 @@ def test_twenty_watts_at_ten_tokens_a_second_are_two_joules_a_token():
     assert row["energy_window_s"] == 40.0
     assert row["energy_source"] == "RAPL: CPU packages, other processes included"
     assert row["energy_reason"] is None
-    by_heading = {column.heading: column for column in shown.SHAPE}
+    by_heading = {column.heading: column for column in shown.TABLES["Shape and cost"]}
     assert shown.column_cell(row, by_heading["J/token"]) == "2"
 
 
@@ -291,7 +291,7 @@ def test_idle_power_is_taken_off_as_a_second_figure():
     assert (row["joules_per_token"], row["joules_per_token_above_idle"]) == pytest.approx(
         (2.0, 1.5), rel=1e-6
     )
-    by_heading = {column.heading: column for column in shown.SHAPE}
+    by_heading = {column.heading: column for column in shown.TABLES["Shape and cost"]}
     assert shown.column_cell(row, by_heading["J/token above idle"]) == "1.5"
     assert row_of(steady(20.0))["joules_per_token_above_idle"] is None  # a record without it
 

@@ -35,7 +35,7 @@ def curve(slope: float = 1.0) -> Curve:
 def test_a_table_begins_with_its_most_asked_columns_and_shows_eight_with_the_sparkline():
     (table, *_) = quality.tables_of_model("m", [row(**MANY)], {"m s v": curve()})
     shown = [heading for heading, more in zip(table.table.headings, table.more, strict=True) if not more]
-    assert shown == ["cell", "status", "tok/s", "B ms", "TTFT ms", "perplexity", "BPW"]
+    assert shown == ["cell", "status", "tok/s", "TTFT ms", "perplexity", "B ms", "BPW"]
     assert sum(table.more) >= 4
     (bare, *_) = quality.tables_of_model("m", [row(**MANY)], {})
     assert (bare.more.count(False), bare.sparks) == (quality.MOST, [])

@@ -12,7 +12,7 @@ from golden_record import record as measured
 from golden_record import write_record
 
 from harness.analysis import quality
-from harness.analysis.metrics import FAMILIES
+from harness.analysis.figures import FAMILIES
 from harness.compare import history
 from harness.compare.judge import Runs, judged
 from harness.dataset.study import Study, campaigns, load_study
@@ -110,7 +110,7 @@ def test_the_speed_of_a_variant_has_the_quality_of_the_same_variant():
     (row,) = gathered.repeats
     assert row["perplexity"] == GOLDEN["quality"]["figures"]["ppl"]["value"]
     assert row["kld_mean"] == GOLDEN["quality"]["figures"]["kld_mean"]["value"]
-    assert {"PPL", "KLD", "top-1"} <= {*tables.cells(with_prompts(gathered.cells)[0]).headings}
+    assert {"perplexity", "KLD", "top-1"} <= {*tables.cells(with_prompts(gathered.cells)[0]).headings}
     assert row["kld_mean_ci95"][0] < row["kld_mean"] < row["kld_mean_ci95"][1]
 
 
@@ -119,7 +119,7 @@ def test_a_speed_that_was_not_scored_says_so_where_others_of_its_model_were():
     assert other.repeats[0]["perplexity"] is None
     assert list(tables.cells(with_prompts(other.cells)[0]).lines[0]).count("not scored") == 3
     unscored, _ = tables.cells(with_prompts(studied().cells)[0]).fitted(wide=True)
-    assert "PPL" not in unscored.headings
+    assert "perplexity" not in unscored.headings
     assert studied(GOLDEN).repeats[0]["quality"] is None  # of another model
 
 

@@ -485,7 +485,7 @@ def test_gauges_are_of_the_timed_part_and_stand_in_a_row():
     assert "pi_throttled_bits" not in found
     row = table.repeat_row(record_of(timed=found), NO_TOKENS, None, None)
     assert (row["hottest_c"], row["median_clock_mhz"]) == (60.0, 3000.0)
-    by_heading = {column.heading: column for column in shown.SHAPE}
+    by_heading = {column.heading: column for column in shown.TABLES["Shape and cost"]}
     assert shown.column_cell(row, by_heading["hottest °C"]) == "60"
     assert shown.column_cell(row, by_heading["clock MHz"]) == "3,000"
     assert table.repeat_row(GOLDEN, NO_TOKENS, None, None)["hottest_c"] is None

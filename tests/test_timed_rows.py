@@ -12,8 +12,8 @@ import pytest
 from conftest import stored_in, write_config
 
 from harness import records
-from harness.analysis import metrics
 from harness.analysis import prefill as prefills
+from harness.analysis.figures import COMPARED
 from harness.analysis.verdicts import verdict
 from harness.dataset.study import Study, load_study, with_series
 from harness.report import page as report_page
@@ -25,7 +25,7 @@ WORKLOADS: list[dict[str, Any]] = [
     {"kind": "depth", "depths": [0, 1024, 16384], "most_windows": 4},
     {"kind": "turns", "first": 500, "each": 50, "new_tokens": 10, "turns": 3},
 ]
-METRICS = {metric.name: metric.value for metric in metrics.METRICS}
+METRICS = {metric.name: metric.value for metric in COMPARED}
 
 
 @pytest.fixture(scope="module")

@@ -202,11 +202,8 @@ def test_a_static_cache_is_a_floor_of_weights_and_all_of_it_and_has_no_W():
     assert not said["W_identifiable"]
     assert (said["W_theory_tokens_per_ms"], said["W_ratio"], said["W_declared_ratio"]) == (None, None, None)
     assert tables.W(said) == "not applicable"
-    assert (
-        next(c for c in (*tables.FIRST, *tables.FURTHER) if c.heading == "W tok/ms").text(said)
-        == "not applicable"
-    )
-    (shown,) = (c for c in tables.SPEED if c.heading == "W MBU, spec, copied")
+    assert next(c for c in tables.of_terminal() if c.heading == "W tok/ms").text(said) == "not applicable"
+    (shown,) = (c for c in tables.TABLES["Speed"] if c.heading == "W MBU, spec, copied")
     assert shown.text(said) == report_table.NONE
     copied = honest("copied", 0)
     assert shown.text(row(record(copied), copied)) in ("99%", "100%", "101%")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import refused, stored_in
 
-from harness.analysis.metrics import METRICS
+from harness.analysis.figures import BY_NAME
 from harness.analysis.stopping import DEFAULTS, Race, Search, Setting, changed, looks, options_label
 from harness.report import comparisons
 from harness.stacks.header import stacks
@@ -143,7 +143,7 @@ def test_a_gain_of_too_few_or_too_different_rounds_is_provisional_and_not_a_figu
         if due := search.due():
             search.add({DEFAULTS: 0.0, due[-1]: None if gain is None else -gain})
     assert not search.due()
-    metric = next(each for each in METRICS if each.name == "tokens_per_s")
+    metric = BY_NAME["tokens_per_s"]
     found = comparisons.Found(search.results(), search.winner, None, metric, 0.01, {})
     (row,) = (each for each in comparisons.tuned_rows(found) if each["name"] == "fast=true")
     assert row["provisional"]

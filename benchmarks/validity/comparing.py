@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.validity.row import Row
 from harness.analysis import paired
 from harness.analysis.columns import empty_cell
-from harness.analysis.metrics import FAMILIES, METRICS
+from harness.analysis.figures import COMPARED, FAMILIES
 from harness.analysis.paired import Change, discoveries
 from harness.compare import judge
 from harness.compare.judge import BETTER, WORSE, MetricChange, Runs
@@ -27,7 +27,7 @@ THRESHOLD, AB_THRESHOLD = 0.02, 0.01
 REPEATS = 3
 SHAPES = ("gaps", "unequal", "bimodal", "own")
 DAYS, NOISES, CELLS = (0.0, 0.01, 0.02, 0.03), (0.01, 0.03), (6, 20)
-B_MS = next(metric for metric in METRICS if metric.name == "B_ms")
+B_MS = next(metric for metric in COMPARED if metric.name == "B_ms")
 ROW = empty_cell() | {"device": "cpu", "status": "ok", "kind": "measured"}
 Costs = Sequence[Sequence[Sequence[float]]]
 """[campaign][cell][repeat]; the last campaign is the new one."""
@@ -43,7 +43,7 @@ def judged(costs: Costs) -> dict[str, MetricChange]:
         )
         for n, rows in enumerate(new)
     }
-    with mock.patch.object(judge, "METRICS", [B_MS]):  # the rows have no other figure
+    with mock.patch.object(judge, "COMPARED", [B_MS]):  # the rows have no other figure
         return dict(judge.judged(pairs, dict.fromkeys(FAMILIES, THRESHOLD)).rows)
 
 

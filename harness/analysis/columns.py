@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 from typing_extensions import NotRequired, TypedDict, TypeIs
 
@@ -511,102 +511,6 @@ def empty_cell() -> Cell:
     counts = ("repeats", "repeats_ok", "disturbed_attempts")
     empty = dict.fromkeys(Cell.__required_keys__) | dict.fromkeys(counts, 0) | {name: [] for name in lists}
     return cast(Cell, {**empty, "spikes": no_spikes(), "max_ctx_is_target": False})
-
-
-# Columns of CSV files, in this order.
-
-
-SharedField = Literal[
-    "cell",
-    "model",
-    "stack",
-    "variant",
-    "kind",
-    "weights",
-    "machine",
-    "device",
-    "tokens",
-    "n_ctx",
-    "kv_read",
-    "bpw",
-    "quality",
-    "perplexity",
-    "kld_mean",
-    "kld_mean_ci95",
-    "top1",
-    "ttft_ms",
-    "tokens_per_s",
-    "tokens_per_s_ci95",
-    "start_tokens_per_s",
-    "end_tokens_per_s",
-    "B_ms",
-    "B_ci95_ms",
-    "W_tokens_per_ms",
-    "W_ci95",
-    "W_identifiable",
-    "robust_B_ms",
-    "plain_B_ms",
-    "robust_W_tokens_per_ms",
-    "shape",
-    "slow_from_n",
-    "B_theory_ms",
-    "B_ratio",
-    "B_measured_ratio",
-    "W_theory_tokens_per_ms",
-    "W_ratio",
-    "W_measured_ratio",
-    "bandwidth_share",
-    "bandwidth_share_range",
-    "bandwidth_bytes_per_s",
-    "model_bytes",
-    "weight_bytes_per_token",
-    "kv_bytes_per_token",
-    "loaded_bytes",
-    "peak_rss_bytes",
-    "peak_vram_bytes",
-    "peak_vram_source",
-    "peak_allocator_bytes",
-    "max_ctx",
-    "watts",
-    "joules_per_token",
-    "idle_watts",
-    "joules_per_token_above_idle",
-    "weights_check",
-    "flags",
-]
-RepeatField = Literal[
-    "campaign",
-    "repeat",
-    "started_utc",
-    "content_key",
-    "workload",
-    "prompt_tokens",
-    "new_tokens",
-    "median_ms",
-    SharedField,
-]
-"""The columns of repeats."""
-CellField = Literal[
-    "name",
-    "status",
-    "reasons",
-    "repeats_ok",
-    "repeats",
-    SharedField,
-    "W_declared_ratio",
-    "W_declared_measured_ratio",
-    "B_as_w16_ms",
-    "last_n",
-    "energy_price_per_mtok",
-    "file_bytes",
-    "kv_buffer_bytes",
-    "compute_buffer_bytes",
-    "fixed_ms",
-    "dominated_by",
-]
-"""The columns of cells."""
-REPEAT_FIELDS: tuple[RepeatField, ...] = get_args(RepeatField)
-CELL_FIELDS: tuple[CellField, ...] = get_args(CellField)
 
 
 class Search(Result):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis import verdicts
-from harness.analysis.metrics import Metric
+from harness.analysis.figures import Figure
 from harness.analysis.stopping import DEFAULTS, Search, Setting, options_label
 from harness.analysis.verdicts import USABLE
 from harness.campaign import rounds
@@ -38,7 +38,7 @@ class Tuned:
     model: Model
     variant: Variant
     workload: Workload
-    metric: Metric
+    metric: Figure
     busy: bool = False
 
     def cell(self, setting: Setting) -> Cell:

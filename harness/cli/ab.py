@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.analysis.figures import BY_NAME
 from harness.analysis.paired import FEWEST_ROUNDS
 from harness.base.text import duration, list_named, plural
 from harness.campaign import ab, forecast
@@ -17,7 +18,6 @@ from harness.cli.progress import Progress
 from harness.compare import Change
 from harness.compare.ab import Rounds
 from harness.compare.judge import SAME, UNCLEAR
-from harness.compare.show import FIGURES
 from harness.config import ConfigError, Experiment, plan
 from harness.config.plan import Cell
 from harness.records import Stored
@@ -165,7 +165,7 @@ def _answer(row: Change) -> str:
     if row["change"] is None or row["change_ci90"] is None:
         return f"{row['name']}: not decided: {row['reason']}; {counted}"
     low, high = row["change_ci90"]
-    figure = FIGURES[row["metric"]][0]
+    figure = BY_NAME[row["metric"]].label
     if row["verdict"] == UNCLEAR:
         step = "more rounds, a quieter machine or a larger --threshold may decide it"
         answer = f"not distinguishable in {figure}, {counted}; {step}"

@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from harness.analysis import bisection
 from harness.analysis.bisection import CHANGED, FAILED, SAME, UNCLEAR, Enough, Found, Pair
-from harness.analysis.metrics import Metric
+from harness.analysis.figures import Figure
 from harness.analysis.paired import CONFIDENCE
 from harness.base.files import NotFinished
 from harness.base.text import list_named, plural
@@ -24,7 +24,6 @@ from harness.cli.compare import share
 from harness.cli.options import WAIT, add_chosen, add_json, add_set
 from harness.cli.progress import Progress
 from harness.compare.ab import Rounds
-from harness.compare.show import FIGURES
 from harness.config import ConfigError, Experiment
 from harness.records import Stored
 from harness.stacks import build, versions
@@ -253,7 +252,7 @@ class _Search:
         self.root = (arguments.out or Path("results")).absolute()
         self._arguments, self._places = arguments, places
         self._limits, self._threshold = limits, threshold
-        self._metric: Metric | None = None
+        self._metric: Figure | None = None
         self._provisional = False
         self._others: dict[tuple[int, int], list[str]] = {}
 
@@ -318,7 +317,7 @@ class _Search:
             return f"not measured: {pair.failure}"
         change, metric = pair.change(CONFIDENCE), self._metric
         ends = " to ".join(f"{each:+.1%}" for each in sorted(map(metric.change, change.ends or ())))
-        figure = f"{FIGURES[metric.name][0]} {metric.change(change.cost):+.1%}"
+        figure = f"{metric.label} {metric.change(change.cost):+.1%}"
         rounds = plural(len(pair.differences), "round")
         return f"{figure}, 90% interval {ends or 'unknown'}, {rounds} counted"
 

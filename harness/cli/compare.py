@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis.metrics import FAMILIES
+from harness.analysis.figures import FAMILIES
 from harness.base import data
 from harness.base.text import printable_lines, unfiltered
 from harness.cli import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from harness import machine
-from harness.analysis.metrics import METRICS
+from harness.analysis.figures import BY_NAME
 from harness.analysis.stopping import DEFAULTS, FIRST_LOOK, Search, options_label
 from harness.base.text import list_named, plural
 from harness.campaign import tune
@@ -151,7 +151,7 @@ def _tuned(experiment: Experiment, arguments: argparse.Namespace) -> Tuned:
     workload: Workload = Decode(new_tokens=arguments.tokens)
     if arguments.purpose == "prefill":
         workload = Prefill(lengths=[PROMPT])
-    (metric,) = (each for each in METRICS if each.name == FIGURES[arguments.purpose])
+    metric = BY_NAME[FIGURES[arguments.purpose]]
     return Tuned(experiment, cells[0].model, cells[0].variant, workload, metric, arguments.busy)
 
 

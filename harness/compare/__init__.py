@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from typing_extensions import TypedDict
 
-from harness.analysis.metrics import FAMILIES
+from harness.analysis.figures import FAMILIES
 from harness.base.text import plural
 from harness.compare import sides
 from harness.compare.judge import INVALID, WORSE, MetricChange, Runs, SharedFigures, judged

@@ -11,7 +11,8 @@ from statistics import fmean
 from harness import compare, records
 from harness.analysis import paired
 from harness.analysis.columns import Repeat
-from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.figures import COMPARED
+from harness.analysis.figures import Figure
 from harness.analysis.paired import Change, discoveries
 from harness.analysis.verdicts import USABLE, counting
 from harness.base.text import list_named, plural
@@ -50,11 +51,11 @@ class Rounds:
             key = (of["pair"], of["side"], of["round"])
             self._rows.setdefault(key, []).append((row, each))
 
-    def steering(self) -> dict[str, tuple[Metric, list[float]]]:
+    def steering(self) -> dict[str, tuple[Figure, list[float]]]:
         """By pair, the figure that decides how many rounds there are, and its differences (see
         _differences); without the pairs that have none."""
-        found: dict[str, tuple[Metric, list[float]]] = {}
-        for metric in (metric for name in STEERING for metric in METRICS if metric.name == name):
+        found: dict[str, tuple[Figure, list[float]]] = {}
+        for metric in (metric for name in STEERING for metric in COMPARED if metric.name == name):
             for pair, values in self._differences(metric).items():
                 found.setdefault(pair, (metric, values))
         return found
@@ -83,8 +84,8 @@ class Rounds:
     def comparison(self, sides: tuple[str, str], fail_on: Mapping[str, float]) -> compare.Comparison:
         """The verdict of every pair and metric. `fail_on`: by family, the relative change in cost that
         fails."""
-        changes: dict[tuple[str, Metric], tuple[Change, int]] = {}
-        for metric in METRICS:
+        changes: dict[tuple[str, Figure], tuple[Change, int]] = {}
+        for metric in COMPARED:
             differences = self._differences(metric)
             for pair, change in paired.changes(differences).items():
                 changes[pair, metric] = change, len(differences[pair])
@@ -121,7 +122,7 @@ class Rounds:
             if (of, on) == (pair, side)
         }
 
-    def _costs(self, metric: Metric, pair: str, side: str) -> dict[int, tuple[float, Repeat]]:
+    def _costs(self, metric: Figure, pair: str, side: str) -> dict[int, tuple[float, Repeat]]:
         """The cost of a metric by round, with the row that it is from."""
         found = {}
         for round, (row, _) in self._counting(pair, side).items():
@@ -131,7 +132,7 @@ class Rounds:
                 found[round] = metric.cost(value), row
         return found
 
-    def _differences(self, metric: Metric) -> dict[str, list[float]]:
+    def _differences(self, metric: Figure) -> dict[str, list[float]]:
         """The cost of B minus the cost of A, in each round that has both, of the pairs that have such a
         round."""
         found = {}
@@ -140,7 +141,7 @@ class Rounds:
             found[pair] = [b[round][0] - a[round][0] for round in sorted(a.keys() & b.keys())]
         return {pair: values for pair, values in found.items() if values}
 
-    def provisional(self, metric: Metric, pair: str) -> str | None:
+    def provisional(self, metric: Figure, pair: str) -> str | None:
         """How many repeats of a figure were disturbed; None: none."""
         rows = [row for side in SIDES for _, row in self._costs(metric, pair, side).values()]
         disturbed = sum(row["disturbed"] is not None for row in rows)
@@ -148,7 +149,7 @@ class Rounds:
 
     def _row(
         self,
-        metric: Metric,
+        metric: Figure,
         pair: str,
         rounds: int,
         change: Change,
@@ -236,7 +237,7 @@ def latest(folder: Path, threshold: float, campaign: str | None = None) -> tuple
     return rounds, (f"A: {paths.get('A', '')}", f"B: {paths.get('B', '')}")
 
 
-def _verdict(metric: Metric, change: Change, significant: bool, bound: float) -> tuple[str, str | None]:
+def _verdict(metric: Figure, change: Change, significant: bool, bound: float) -> tuple[str, str | None]:
     """The verdict and its reason."""
     if change.ends is None:
         return INVALID, "run-to-run noise is unknown: fewer than two rounds"

@@ -15,7 +15,8 @@ from typing import Any, cast
 
 from harness import records
 from harness.analysis.columns import Repeat
-from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.figures import COMPARED
+from harness.analysis.figures import Figure as Metric
 from harness.analysis.steps import SHORTEST, Level, levels
 from harness.analysis.verdicts import USABLE, status
 from harness.base.text import SKIPPED, few, plural
@@ -124,7 +125,7 @@ def history(root: Path) -> History:
     made.campaigns = len({*of["campaign"]} - late)
     cells = _cells([row for row, campaign in enumerate(of["campaign"]) if campaign not in late], of)
     names = _names(cells, of)
-    known = [metric for metric in METRICS if any(value is not None for value in of[metric.name])]
+    known = [metric for metric in COMPARED if any(value is not None for value in of[metric.name])]
     starts = {text: datetime.fromisoformat(text) for text in {*of["began"]}}
     for key, of_cell in cells.items():
         of_campaign: dict[str, list[int]] = {}

@@ -13,13 +13,15 @@ from harness.analysis import quality
 from harness.analysis.baseline import baseline
 from harness.analysis.columns import AnyRow, Score, is_score, is_search
 from harness.analysis.differences import Difference, Differences, beyond, costs, differences, significant
-from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.figures import COMPARED
+from harness.analysis.figures import VERDICTS
+from harness.analysis.figures import Figure
 from harness.analysis.paired import Change
 from harness.base.text import plural
 
 SAME, UNCLEAR, INVALID = "SAME", "UNCLEAR", "INVALID"
-WORSE = tuple(dict.fromkeys(metric.worse for metric in METRICS))
-BETTER = tuple(dict.fromkeys(metric.improved for metric in METRICS))
+WORSE = tuple(worse for worse, _ in VERDICTS.values())
+BETTER = tuple(better for _, better in VERDICTS.values())
 LEVEL = 0.9  # of the intervals
 FEWEST_REPEATS = 2  # of a baseline: one repeat shows no run-to-run noise
 # Standard deviation assumed between campaigns where a machine's own is unknown, by family. Speed: the worst
@@ -73,7 +75,7 @@ class Runs:
 
     campaigns: Mapping[str, Sequence[AnyRow]]
 
-    def costs(self, metric: Metric) -> dict[str, list[float]]:
+    def costs(self, metric: Figure) -> dict[str, list[float]]:
         """The metric's costs by campaign, without campaigns that have none. The speed of a functional row
         does not count."""
         timed = metric.family == "slower"
@@ -85,7 +87,7 @@ class Runs:
                 found[campaign] = [metric.cost(value) for value in values]
         return found
 
-    def errors(self, metric: Metric) -> dict[str, float]:
+    def errors(self, metric: Figure) -> dict[str, float]:
         """By campaign, the standard error of a repeat by blocks of tokens (root mean square), where known."""
         found = {}
         for campaign, rows in self.campaigns.items():
@@ -132,7 +134,7 @@ class _Noisy:
     """A row whose verdict waits for all differences. `far`: a cost beyond which a change is no bad night."""
 
     row: MetricChange
-    metric: Metric
+    metric: Figure
     difference: Difference
     far: float = math.inf
 
@@ -151,7 +153,7 @@ def judged(
     rows: list[tuple[str, MetricChange]] = []
     noisy: list[_Noisy] = []
     shared: list[SharedFigures] = []
-    for metric in METRICS:
+    for metric in COMPARED:
         compared: dict[str, MetricChange] = {}
         for name, (base, new) in pairs.items():
             row = _row(metric, base, new, thresholds[metric.family])
@@ -179,7 +181,7 @@ def judged(
 
 
 def _campaigns(
-    metric: Metric,
+    metric: Figure,
     rows: Mapping[str, MetricChange],
     pairs: Mapping[str, tuple[Runs, Runs]],
     history: Mapping[str, Runs],
@@ -221,7 +223,7 @@ def _campaigns(
 
 
 def unjudged(
-    metric: Metric, base: float | None, new: float | None, repeats: tuple[int, int], threshold: float
+    metric: Figure, base: float | None, new: float | None, repeats: tuple[int, int], threshold: float
 ) -> MetricChange:
     """The figures of both sides, from one campaign each."""
     return {
@@ -251,7 +253,7 @@ def unjudged(
     }
 
 
-def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> MetricChange | None:
+def _row(metric: Figure, base: Runs, new: Runs, threshold: float) -> MetricChange | None:
     """The figures of both sides, with a verdict if they cannot be compared; None where neither has one."""
     sides = [side.costs(metric) for side in (base, new)]
     if not any(sides):
@@ -276,7 +278,7 @@ def _row(metric: Metric, base: Runs, new: Runs, threshold: float) -> MetricChang
     return row
 
 
-def _shared(metric: Metric, found: Differences) -> SharedFigures:
+def _shared(metric: Figure, found: Differences) -> SharedFigures:
     """The shift that all cells share; without one, only how campaigns differ."""
     change, ends = relative(metric, found.shared) if found.shared else (None, None)
     cells = found.cells if found.shared else None
@@ -289,7 +291,7 @@ def _shared(metric: Metric, found: Differences) -> SharedFigures:
     }
 
 
-def relative(metric: Metric, change: Change) -> tuple[float, list[float] | None]:
+def relative(metric: Figure, change: Change) -> tuple[float, list[float] | None]:
     """The change and its interval."""
     ends = sorted(metric.change(end) for end in change.ends) if change.ends else None
     return metric.change(change.cost), ends
@@ -339,7 +341,7 @@ def _same_or_unclear(row: MetricChange, ends: tuple[float, float], unclear: str 
     row["verdict"], row["reason"] = UNCLEAR, unclear or f"anywhere from {low:+.1%} to {high:+.1%}"
 
 
-def _context(row: MetricChange, metric: Metric, base: Runs, new: Runs) -> None:
+def _context(row: MetricChange, metric: Figure, base: Runs, new: Runs) -> None:
     """Compare longest contexts: verified, not sampled. The true limit is less than a granule above each."""
     before, after = (
         [value for rows in side.campaigns.values() for row in rows if (value := metric.value(row))]
@@ -361,7 +363,7 @@ def _context(row: MetricChange, metric: Metric, base: Runs, new: Runs) -> None:
         _same_or_unclear(row, (least, most), why)
 
 
-def _quality(row: MetricChange, metric: Metric, base: Score, new: Score) -> Difference | None:
+def _quality(row: MetricChange, metric: Figure, base: Score, new: Score) -> Difference | None:
     """The difference of two scores window by window: what is hard about the text is hard for both. Null where
     they are not compared."""
     row["base"], row["new"] = metric.value(base), metric.value(new)

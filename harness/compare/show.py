@@ -10,6 +10,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from harness.analysis import paired
 from harness.analysis.differences import FALSE_DISCOVERIES
+from harness.analysis.figures import BY_NAME, COMPARED
 from harness.base.text import plural, printable_lines
 from harness.compare import Change, Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
@@ -18,15 +19,6 @@ from harness.report.plots import Figure
 from harness.report.text_table import NONE, Table, formatted, in_markdown, more_columns, wrapped
 
 # A comparison for GitHub: one annotation per regression, and figures for github-action-benchmark.
-
-
-# Metrics that are better when larger, as a cost: name, unit and scale of the inverse.
-COSTS = {
-    "tokens_per_s": ("ms_per_token", "ms/token", 1e3),
-    "W_tokens_per_ms": ("us_per_token_of_context", "us/token", 1e3),
-    "pp512": ("pp512_ms_per_token", "ms/token", 1e3),
-    "tokens_per_s_16k": ("ms_per_token_16k", "ms/token", 1e3),
-}
 
 
 class BenchmarkEntry(TypedDict):
@@ -83,10 +75,10 @@ def _entries(rows: Sequence[Change]) -> Iterator[BenchmarkEntry]:
         if value is None or row["verdict"] == INVALID:
             continue
         if row["better"] == "higher":
-            if metric not in COSTS:
+            if not (inverse := BY_NAME[metric].inverse):
                 continue
-            metric, unit, multiple = COSTS[metric]
-            value = multiple / value
+            metric, unit = inverse
+            value = 1e3 / value
         # The action identifies entries by name alone, and these three are stable from night to night.
         name = f"{row['cell']} {metric} ({row['machine']}, {row['device']})"
         entry: BenchmarkEntry = {"name": name, "unit": unit, "value": value}
@@ -135,29 +127,6 @@ def _escaped(text: str) -> str:
 
 
 VERDICTS = (*WORSE, *BETTER, UNCLEAR, INVALID, SAME)  # in display order
-# metric: (label, format, unit divisor)
-FIGURES = {
-    "tokens_per_s": ("tok/s", "{:,.1f}", 1.0),
-    "B_ms": ("B ms", "{:,.2f}", 1.0),
-    "W_tokens_per_ms": ("W tok/ms", "{:,.0f}", 1.0),
-    "ttft_ms": ("TTFT ms", "{:,.1f}", 1.0),
-    "pp512": ("pp512 tok/s", "{:,.1f}", 1.0),
-    "ttft_8k_ms": ("TTFT 8k ms", "{:,.1f}", 1.0),
-    "tokens_per_s_16k": ("tok/s at 16k", "{:,.1f}", 1.0),
-    "task_s": ("task s", "{:,.2f}", 1.0),
-    "task_kept_s": ("task s, prefix kept", "{:,.2f}", 1.0),
-    "users_tokens_per_s": ("tok/s of all users", "{:,.1f}", 1.0),
-    "users_output_tokens_per_s": ("output tok/s of all users", "{:,.1f}", 1.0),
-    "user_tokens_per_s": ("tok/s of each user", "{:,.2f}", 1.0),
-    "user_ttft_ms": ("TTFT ms of users", "{:,.1f}", 1.0),
-    "user_ttft_p99_ms": ("TTFT ms of users, p99", "{:,.1f}", 1.0),
-    "user_tpot_ms": ("TPOT ms of users", "{:,.2f}", 1.0),
-    "user_tpot_p99_ms": ("TPOT ms of users, p99", "{:,.2f}", 1.0),
-    "memory_bytes": ("memory MB", "{:,.0f}", 1e6),
-    "joules_per_token": ("J/token", "{:,.3g}", 1.0),
-    "max_ctx": ("longest context", "{:,.0f}", 1.0),
-    "perplexity": ("PPL", "{:,.4f}", 1.0),
-}
 
 
 def counts(found: Comparison) -> str:
@@ -301,7 +270,7 @@ def _not_compared(found: Comparison) -> Table:
 def _shared(found: Comparison) -> Table:
     lines = [
         [
-            FIGURES[each["metric"]][0],
+            BY_NAME[each["metric"]].label,
             _signed(each["change"]),
             " to ".join(map(_signed, each["ci90"] or ())),
             f"all {each['cells']} cells: the machine, or something they share",
@@ -338,14 +307,25 @@ def text_figures(found: Comparison) -> Table:
 
 
 def _line(row: Change) -> list[str]:
-    name, form, unit = FIGURES[row["metric"]]
-    base, new = (formatted(value, form, unit) for value in (row["base"], row["new"]))
+    figure = BY_NAME[row["metric"]]
+    base, new = (formatted(value, figure.form, figure.scale) for value in (row["base"], row["new"]))
     change = NONE if row["change"] is None else _signed(row["change"])
     interval = " to ".join(map(_signed, row["change_ci90"] or ())) or NONE
     repeats = f"{row['base_repeats']}, {row['new_repeats']}"
     verdict = row["verdict"] + (" (fails)" if row["fails"] else "")
     own = " to ".join(map(_signed, row["own_ci90"] or ())) or NONE
-    return [row["name"], name, base, new, change, interval, own, repeats, verdict, row["reason"] or ""]
+    return [
+        row["name"],
+        figure.label,
+        base,
+        new,
+        change,
+        interval,
+        own,
+        repeats,
+        verdict,
+        row["reason"] or "",
+    ]
 
 
 def _signed(share: float) -> str:
@@ -378,10 +358,10 @@ def comparison_page(found: Comparison) -> str:
 
 def _page_figures(rows: Sequence[Change]) -> Iterator[Figure]:
     """A figure per metric: the change of every cell, its interval, and the threshold in both directions."""
-    for metric, (name, _, _) in FIGURES.items():
-        shown = [row for row in rows if row["metric"] == metric and row["change_ci90"]]
+    for figure in COMPARED:
+        shown = [row for row in rows if row["metric"] == figure.name and row["change_ci90"]]
         if shown:
-            yield _changes(metric, name, shown)
+            yield _changes(figure.name, figure.label, shown)
 
 
 def _changes(metric: str, name: str, rows: Sequence[Change]) -> Figure:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.columns import AnyRow
-from harness.analysis.metrics import METRICS, Metric
+from harness.analysis.figures import COMPARED
+from harness.analysis.figures import Figure
 from harness.analysis.verdicts import USABLE
 from harness.dataset.rows import Judged, rows_of
 from harness.dataset.study import Study
@@ -28,14 +29,14 @@ standard error from these, of two or more. `folders`: of the records, relative t
 def columns() -> dict[str, type]:
     """The columns of a night, with the types of their values."""
     of_metrics: dict[str, type] = {
-        name: float for metric in METRICS for name in (metric.name, error_of(metric))
+        name: float for metric in COMPARED for name in (metric.name, error_of(metric))
     }
     texts: dict[str, type] = dict.fromkeys((*NAMED, "workload", "campaign", "place", "began", "why"), str)
     numbers: dict[str, type] = dict.fromkeys(("repeats", "ok", "usable"), int)
     return texts | {"synthetic": bool} | numbers | of_metrics
 
 
-def error_of(metric: Metric) -> str:
+def error_of(metric: Figure) -> str:
     return f"{metric.name}_error"
 
 
@@ -95,7 +96,7 @@ def _latest(rows: Rows) -> Iterable[tuple[AnyRow, str]]:
 
 def _figures(rows: Sequence[AnyRow]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
-    for metric in METRICS:
+    for metric in COMPARED:
         of = [row for row in rows if row["status"] in counts(metric)]
         values = [value for row in of if (value := metric.value(row)) is not None]
         logs = [math.log(each) for each in values]
@@ -104,7 +105,7 @@ def _figures(rows: Sequence[AnyRow]) -> dict[str, float | None]:
     return found
 
 
-def counts(metric: Metric) -> Sequence[str]:
+def counts(metric: Figure) -> Sequence[str]:
     """The statuses that count: the speed of a functional stack means nothing; its memory and longest context
     do."""
     return ("ok",) if metric.family == "slower" else USABLE

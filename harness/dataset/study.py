@@ -31,7 +31,6 @@ from harness.analysis.columns import (
     Cell,
     Check,
     Counted,
-    Ends,
     Outcome,
     Repeat,
     Score,
@@ -212,20 +211,6 @@ def bounds(interval: Sequence[float | None] | None) -> tuple[float | None, float
     """The ends of an interval; an open end is null, and both are null without an interval."""
     low, high = interval or (None, None)
     return finite(low), finite(high)
-
-
-# Columns of CSV files that are intervals: each becomes two.
-ENDS: Mapping[str, Callable[[Repeat], Ends | None]] = {
-    "tokens_per_s_ci95": lambda row: row["tokens_per_s_ci95"],
-    "B_ci95_ms": lambda row: row["B_ci95_ms"],
-    "W_ci95": lambda row: row["W_ci95"],
-    "kld_mean_ci95": lambda row: row["kld_mean_ci95"],
-}
-
-
-def csv_headings(fields: Sequence[str]) -> list[str]:
-    pairs = ([f"{name}_low", f"{name}_high"] if name in ENDS else [name] for name in fields)
-    return [heading for pair in pairs for heading in pair]
 
 
 def labels(rows: Sequence[Variant], model: str) -> list[str]:

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from harness.analysis.columns import (
     Sizes,
     TimeSplit,
 )
+from harness.analysis.figures import medians, of_record
 from harness.analysis.flags import (
     Limit,
     digest,
@@ -147,45 +148,8 @@ def _speed_ratio(probes: Sequence[Probe], n_ctx: int | None) -> float | None:
 # Rows of repeats -> one row per cell, with the figures of all of its repeats. Pure.
 
 
-Median = Literal[
-    "ttft_ms",
-    "outside_stack_ms",
-    "nominal_bits",
-    "bpw",
-    "weight_bytes_per_token",
-    "tokens_per_s",
-    "start_tokens_per_s",
-    "end_tokens_per_s",
-    "bandwidth_share",
-    "B_ratio",
-    "W_ratio",
-    "B_measured_ratio",
-    "W_measured_ratio",
-    "B_as_w16_ms",
-    "W_declared_ratio",
-    "W_declared_measured_ratio",
-    "loaded_bytes",
-    "robust_B_ms",
-    "robust_W_tokens_per_ms",
-    "plain_B_ms",
-    "plain_W_tokens_per_ms",
-    "slow_from_n",
-    "drift",
-    "median_ms",
-    "watts",
-    "idle_watts",
-    "joules_per_token",
-    "joules_per_token_above_idle",
-    "hottest_c",
-    "median_clock_mhz",
-]
-"""The columns that are medians over a cell's repeats."""
-Peak = Literal["peak_rss_bytes", "peak_allocator_bytes"]
-"""Those that are maxima."""
 TimedRows = Callable[[Repeat], depth.Columns]
 """The timed rows of a repeat, by column; empty: none."""
-MEDIANS: tuple[Median, ...] = get_args(Median)
-PEAKS: tuple[Peak, ...] = get_args(Peak)
 
 
 def counted(rows: Sequence[Repeat]) -> list[Repeat]:
@@ -271,13 +235,8 @@ def _pooled(repeats: list[Repeat], disturbed_attempts: int, timed_rows: TimedRow
         "speculation": speculation.pooled([r["speculation"] for r in shown]),
         **TimeSplit(fixed_ms=None, bytes_ms=None, dominated_by=None),
     }
-    for median in MEDIANS:
-        values = [value for r in shown if (value := r[median]) is not None]
-        pooled[median] = statistics.median(values) if values else None
     pooled["bandwidth_share_range"] = _share_range(shown)
-    for peak in PEAKS:
-        pooled[peak] = max((value for r in shown if (value := r[peak])), default=None)
-    return pooled
+    return cast(Cell, {**pooled, **medians(shown)})
 
 
 def _distinct(reasons: Iterable[str]) -> list[str]:
@@ -436,7 +395,7 @@ def repeat_row(
     peak_vram_bytes, vram_source = peak_vram(record)
     share, probes = traffic.bandwidth_share(record, ceiling), traffic.probed_bytes_per_s([record])
     rates = [*probes, ceiling] if ceiling else probes
-    return {
+    row: Repeat = {
         **identity(record),
         "kind": record["kind"],
         "source": record.get("source"),
@@ -497,6 +456,7 @@ def repeat_row(
         "users_limit": users.limit(record, ceiling),
         "server": server_speed.row(record, ceiling),
     }
+    return cast(Repeat, {**row, **of_record(record)})
 
 
 def _sizes(loaded: StackFacts, reported: Reported | None) -> Sizes:

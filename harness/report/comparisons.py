@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing_extensions import TypedDict
 
 from harness.analysis.columns import Ends, ShownCell
-from harness.analysis.metrics import Metric
+from harness.analysis.figures import Figure as Metric
 from harness.analysis.stopping import DEFAULTS, FIRST_LOOK, Result, Setting, options_label
 from harness.base.text import plural
 from harness.dataset.study import Study, bounds, failure, finite, labels

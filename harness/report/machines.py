@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from harness.analysis.columns import Cell, Search, ShownCell
+from harness.analysis.figures import BY_NAME, shown_in
 from harness.base.text import list_named
 from harness.dataset.study import Study, by_size, failure, labels, ok, timed
 from harness.dataset.table import synthetic
@@ -39,10 +40,6 @@ CEILING = (
 )
 FASTEST = "Machines: a line per machine and stack, with its fastest cell among those that are ok."
 MORE = "harness report of one machine's folder also shows its latencies, memory, quality and protocol."
-CELLS = (  # columns of the table of all cells, as far as a cell has the figure
-    *("tok/s", "MBU", "TTFT ms", "peak MB", "BPW", "perplexity", "KLD", "longest context", "tokens"),
-    *("J/token", "B ms", "W tok/ms"),
-)
 
 
 class Rows(NamedTuple):
@@ -221,7 +218,7 @@ LINES: tuple[Column[Line], ...] = (  # a page begins with the first of them
     Column(
         "tokens", _of_fastest(lambda row: number(row["tokens"], "{:,.0f}")), "decoded by the fastest cell"
     ),
-    Column("J/token", _of_fastest(lambda row: number(row["joules_per_token"])), "energy of the fastest cell"),
+    Column("J/token", _of_fastest(tables.text_of(BY_NAME["joules_per_token"])), "energy of the fastest cell"),
 )
 
 
@@ -356,9 +353,11 @@ def _view(anchor: str, study: Study, model: str) -> page.View:
 
 def _all_cells(named: Sequence[tuple[str, ShownCell]]) -> ModelTable:
     names, rows = zip(*named, strict=True)
-    every = {column.heading: column for columns in tables.TABLES.values() for column in columns}
-    every |= {column.heading: column for column in (tables.PEAK, tables.RATE)}
-    used = tables.used_columns([every[heading] for heading in CELLS], rows)
+    columns = [
+        tables.RATE if figure.name == "tokens_per_s" else tables.column_of(figure)
+        for figure in shown_in("machines")
+    ]
+    used = tables.used_columns(columns, rows)
     shown = tables.of_columns("Cells", used, rows, names)
     return ModelTable(shown, used, rows, _more(used, 2), (), [quality.badges_of(row) for row in rows])
 

@@ -17,10 +17,11 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from harness.analysis.columns import CELL_FIELDS, CellField, ShownCell
+from harness.analysis import figures as registry
+from harness.analysis.columns import ShownCell
 from harness.base.bounds import PAGE_FACTS
 from harness.base.text import csv_text, list_named, sized
-from harness.dataset.study import ENDS, Study, bounds, csv_headings, labels, ok
+from harness.dataset.study import Study, labels, ok
 from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.report import (
@@ -407,9 +408,11 @@ def _sentences(study: Study) -> list[str]:
 
 def csv(rows: Sequence[ShownCell]) -> str:
     """One line per cell, figures in full precision, empty if missing; see `status` and `reasons` for why."""
-    lines: list[list[object]] = [[*csv_headings(CELL_FIELDS), *OF_BASELINE]]
+    lines: list[list[object]] = [[*registry.csv_headings("cells"), *OF_BASELINE]]
     for row in rows:
-        values = [value for field in CELL_FIELDS for value in _values(row, field)]
+        values = registry.csv_values(
+            "cells", {**row, "flags": _flags(row), "reasons": "; ".join(row["reasons"])}
+        )
         other = row["baseline"]
         lines.append([*values, *([other["B_ms"], other["W_tokens_per_ms"]] if other else [None, None])])
     return csv_text(lines)
@@ -528,12 +531,8 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:80] or "model"
 
 
-def _values(row: ShownCell, field: CellField) -> list[object]:
-    if of := ENDS.get(field):
-        return list(bounds(of(row)))
-    if field == "flags":
-        return ["; ".join(f"{flag['code']}: {flag['detail']}" for flag in row["flags"])]
-    return ["; ".join(row["reasons"]) if field == "reasons" else _finite(row[field])]
+def _flags(row: ShownCell) -> str:
+    return "; ".join(f"{flag['code']}: {flag['detail']}" for flag in row["flags"])
 
 
 def _finite(value: object) -> object:

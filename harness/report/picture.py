@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.columns import Cell
+from harness.analysis.figures import BY_NAME, shown_in
 from harness.base import text as base_text
 from harness.dataset.study import bounds
 from harness.report import summary
 from harness.report.comparisons import pareto
 from harness.report.plots import FAINT, Figure, Mark, Plotly, bits, figure_layout, key_sign, plain_figure
 from harness.report.summary import STANDARD_ERRORS, Group, SizeMeasure
-from harness.report.tables import B, longest, number
+from harness.report.tables import text_of
 from harness.report.text_table import NONE
 
 LEAST_SPAN = 0.2  # of an axis, as a share of its highest value
@@ -114,8 +115,9 @@ def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
     counters = {
         str(row["energy_source"]).split(":")[0]: None for _, row in group.named if row["energy_source"]
     }
+    spent = BY_NAME["joules_per_token"]
     energy = Measure(
-        f"J/token ({', '.join(counters)})", lambda row: (row["joules_per_token"], None, None), "{:,.3g}"
+        f"{spent.label} ({', '.join(counters)})", lambda row: (spent.number(row), None, None), spent.form
     )
     drawn = (
         _picture("speed", "Speed against size", group, marks, size, speed, key),
@@ -333,21 +335,11 @@ def _lines(label: str, row: Cell, group: Group) -> list[str]:
         speed += f" (95% CI {low:,.1f} to {high:,.1f})"
     size, measure = summary.goals_size(row, summary.size_measure(group.named))
     warnings = len(row["flags"])
-    shown = {
-        "": speed,
-        " size": "" if size is None else f"{base_text.sized(size)} {measure.name}",
-        "perplexity ": number(row["perplexity"]),
-        "KLD ": number(row["kld_mean"], "{:.5f}"),
-        "top-1 ": number(row["top1"], "{:.1%}"),
-        "bits per weight ": bits(row)[0],
-        "J/token ": number(row["joules_per_token"], "{:.3g}"),
-        "B ms ": B(row),
-        "longest context ": longest(row),
-    }
-    lines = [
-        f"{name if name != ' size' else ''}{text}" for name, text in shown.items() if text and text != NONE
-    ]
-    return [label, *lines, *([base_text.plural(warnings, "warning")] if warnings else [])]
+    lines = [speed, "" if size is None else f"{base_text.sized(size)} {measure.name}"]
+    for figure in shown_in("point"):
+        text = bits(row)[0] if figure.name == "bpw" else text_of(figure)(row)
+        lines.append(f"{figure.label} {text}" if text != NONE else "")
+    return [label, *filter(None, lines), *([base_text.plural(warnings, "warning")] if warnings else [])]
 
 
 def _whisker(axis: tuple[float, float], value: Value, rises: bool) -> tuple[float, float] | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from harness.analysis import agreement
 from harness.analysis.columns import Check, Score, ShownCell
+from harness.analysis.figures import shown_in
 from harness.analysis.quality import FEWEST_WINDOWS
 from harness.base.text import list_named, plural
 from harness.dataset.study import Curve, finite, labels, ok
@@ -127,14 +128,6 @@ def _unfused(check: Check) -> str:
 
 
 MOST = 8  # columns of a table until the reader asks for all, with the cell, its status and its sparkline
-# The columns that a table begins with.
-FIRST = {
-    "Speed": ("tok/s", "B ms", "W tok/ms", "TTFT ms", "perplexity", "BPW", "B MBU, spec"),
-    "Memory": ("file MB", "after load MB", "peak RSS MB", "peak VRAM MB", "longest context", "MB/token"),
-    "Shape and cost": ("tokens", "shape", "spikes", "fixed ms", "dominated by", "MBU"),
-}
-# Of a model that was scored on a text: speed, memory and quality in one line.
-WITH_QUALITY = ("tok/s", "TTFT ms", "peak MB", "perplexity", "KLD", "top-1", "B ms", "W tok/ms", "BPW")
 WHY = "why"  # badge of a cell that is not ok
 BLOCKS, WIDTH, HEIGHT = 30, 72, 18  # of a sparkline: medians, and its size in pixels
 
@@ -164,15 +157,13 @@ class ModelTable:
 
 def tables_of_model(model: str, rows: Sequence[ShownCell], series: Mapping[str, Curve]) -> list[ModelTable]:
     """The tables in which a model's decodes have figures."""
-    names = labels(rows, model)
+    names, first = labels(rows, model), {figure.label for figure in shown_in("first")}
     found: list[ModelTable] = []
     for title, every in tables.TABLES.items():
-        scored = title == "Speed" and any(row["quality"] for row in rows)
-        used = tables.used_columns([*every, tables.PEAK] if scored else every, rows)
+        used = tables.used_columns(every, rows)
         if not used:
             continue
-        first = WITH_QUALITY if scored else FIRST[title]
-        used.sort(key=lambda each: first.index(each.heading) if each.heading in first else len(first))
+        used.sort(key=lambda column: column.heading not in first)
         sparks = [] if found else [spark(series.get(row["name"])) for row in rows]
         sparks = sparks if any(sparks) else []
         table = tables.of_columns(title, used, rows, names)

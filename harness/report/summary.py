@@ -250,7 +250,7 @@ def fastest(named: Named) -> Ranked:
     by_tokens: dict[int | None, list[Entry]] = {}
     for label, row in named:
         value = row["tokens_per_s"]
-        if rate := speed(label, row, value, row["tokens_per_s_ci95"], f"{number(value, '{:.1f}')} tok/s"):
+        if rate := speed(label, row, value, row["tokens_per_s_ci95"], f"{number(value, '{:,.1f}')} tok/s"):
             by_tokens.setdefault(row["tokens"], []).append(rate)
     tokens, rates = max(by_tokens.items(), key=lambda each: len(each[1]), default=(None, []))
     over = f" over {tokens:,} tokens" if tokens is not None else ""

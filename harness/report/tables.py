@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from harness.analysis.columns import (
     Cell,
@@ -19,17 +19,17 @@ from harness.analysis.columns import (
     Search,
     SegmentRow,
     ShownCell,
-    SpeculationRow,
     Spikes,
 )
-from harness.analysis.speculation import acceptance_length, acceptance_rate
+from harness.analysis.figures import BY_NAME, FIGURES, Figure, at, shown_in
+from harness.analysis.figures import TABLES as PAGE_TABLES
 from harness.analysis.traffic import UNSTABLE, spread
 from harness.analysis.warnings import Warnings
 from harness.base.text import plural
 from harness.dataset.study import bounds, failure, finite, ok, provisional
 from harness.dataset.table import trained_mark
 from harness.report.text_table import NONE, Table, formatted
-from harness.report.timed_rows import PROMPT, WithPrompt, prompt_rate
+from harness.report.timed_rows import WithPrompt, prompt_rate
 from harness.theory import floors
 
 # The figures of a row as the tables write them, one function for each kind of column.
@@ -174,7 +174,7 @@ def ratio_to_baseline(here: float | None, there: float | None) -> str:
 
 
 def of_baseline(row: ShownCell, of: Callable[[Cell], float | None]) -> float | None:
-    """A figure of the baseline; null without one."""
+    """A figure of the baseline; None without one."""
     return of(row["baseline"]) if row["baseline"] else None
 
 
@@ -232,13 +232,6 @@ def flags(row: Repeat) -> str:
 # The tables of the page: their columns, with format and meaning.
 
 
-B_MEANING = "TPOT extrapolated to zero context; not identifiable: its 95% interval exceeds 10% to each side"
-W_MEANING = (
-    "tokens of context per further ms of TPOT; not identifiable: slope not distinguishable from zero, or"
-    " fewer than 2,049 tokens; not applicable: every step reads the whole of a static cache"
-)
-
-
 R = TypeVar("R", contravariant=True)
 
 
@@ -263,253 +256,81 @@ def word_column(heading: str, of: Callable[[R], str | None], meaning: str) -> Co
     return Column(heading, lambda row: of(row) or NONE, meaning, numeric=False)
 
 
-def _mb(heading: str, of: Callable[[R], float | None], meaning: str) -> Column[R]:
-    return number_column(heading, of, "{:,.0f}", meaning, 1e6)
+# What a number's format does not say: the text of a figure by its name.
+TEXTS: Mapping[str, Callable[[Cell], str]] = {
+    "ttft_ms": ttft,
+    "memory_bytes": peak_memory,
+    "kld_mean": lambda row: quality(row, row["kld_mean"], BY_NAME["kld_mean"].form),
+    "top1": lambda row: quality(row, row["top1"], BY_NAME["top1"].form),
+    "B_ms": B,
+    "W_tokens_per_ms": W,
+    "bandwidth_share": mbu,
+    "tokens": lambda row: number(row["tokens"] or None, "{:,.0f}"),
+    "W_ratio": lambda row: W_share(row, row["W_ratio"]),
+    "W_measured_ratio": lambda row: W_share(row, row["W_measured_ratio"]),
+    "W_declared_ratio": lambda row: W_declared_share(row, row["W_declared_ratio"]),
+    "W_declared_measured_ratio": lambda row: W_declared_share(row, row["W_declared_measured_ratio"]),
+    "slow_from_n": slow_from,
+    "max_ctx": longest,
+    "segments": lambda row: segments(row["segments"]),
+    "spikes": lambda row: spikes(row["spikes"]),
+    "flags": flags,
+}
+SHOWS_FAILURE = ("ttft_ms", "W_tokens_per_ms", "B_ms", "max_ctx", "tokens")
+"""The figures in whose place a failed cell has its status."""
 
 
-# Shown with speed and quality on one line.
-PEAK: Column[Repeat] = Column("peak MB", peak_memory, "peak memory: resident set on a CPU, else VRAM")
-SPEED: tuple[Column[ShownCell], ...] = (
-    number_column("Nominal", lambda row: row["nominal_bits"], "{:.0f}", "bits in the name of the type"),
-    number_column(
-        "BPW",
-        lambda row: row["bpw"],
-        "{:.2f}",
-        "bits per weight: bits of all tensors over the number of parameters",
-    ),
-    number_column(
-        "perplexity", lambda row: row["perplexity"], "{:.2f}", "as measured or reported; lower is better"
-    ),
-    Column(
-        "KLD",
-        lambda row: quality(row, row["kld_mean"], "{:.5f}"),
-        "mean KL divergence from the 16-bit weights, nats per token",
-    ),
-    Column("KLD 95%", lambda row: interval(row["kld_mean_ci95"], 5), "95% confidence interval of the KLD"),
-    Column(
-        "top-1",
-        lambda row: quality(row, row["top1"], "{:.1%}"),
-        "tokens that it and the 16-bit weights rank first",
-    ),
-    Column(
-        "TTFT ms",
-        ttft,
-        "time to first token: prefill of the prompt; too fast: the weights cannot be read in that time",
-        shows_failure=True,
-    ),
-    Column("W tok/ms", W, W_MEANING, shows_failure=True),
-    Column("W 95%", lambda row: interval(row["W_ci95"], 0), "95% confidence interval of W"),
-    Column(
-        "W MBU, spec",
-        lambda row: W_share(row, row["W_ratio"]),
-        "W over the W at the bandwidth of the data sheet",
-    ),
-    Column(
-        "W MBU, measured",
-        lambda row: W_share(row, row["W_measured_ratio"]),
-        "W over the W at the highest bandwidth measured on this machine",
-    ),
-    Column(
-        "W MBU, spec, copied",
-        lambda row: W_declared_share(row, row["W_declared_ratio"]),
-        "W MBU, spec, for a cache that each step copies: reads it twice and writes it once",
-    ),
-    Column(
-        "W MBU, measured, copied",
-        lambda row: W_declared_share(row, row["W_declared_measured_ratio"]),
-        "the same at the bandwidth measured on this machine",
-    ),
-    Column("B ms", B, B_MEANING, shows_failure=True),
-    Column("B 95%", lambda row: interval(row["B_ci95_ms"]), "95% confidence interval of B"),
-    number_column(
-        "B as 16-bit",
-        lambda row: row["B_as_w16_ms"],
-        "{:.2f}",
-        "B x 16 / BPW: the B of 16-bit weights at the same bandwidth, ms",
-    ),
-    number_column(
-        "B MBU, spec",
-        lambda row: row["B_ratio"],
-        "{:.0%}",
-        "model bandwidth utilisation at B, of the bandwidth of the data sheet",
-    ),
-    number_column(
-        "B MBU, measured",
-        lambda row: row["B_measured_ratio"],
-        "{:.0%}",
-        "the same, of the highest bandwidth measured on this machine",
-    ),
-    number_column("tok/s", lambda row: row["tokens_per_s"], "{:.1f}", "over all decoded tokens"),
-    Column(
-        "tok/s 95%", lambda row: interval(row["tokens_per_s_ci95"], 1), "95% confidence interval of tok/s"
-    ),
-    number_column(
-        "tok/s start",
-        lambda row: row["start_tokens_per_s"],
-        "{:.1f}",
-        "over the first 128 tokens, of 256 on",
-    ),
-    number_column("tok/s end", lambda row: row["end_tokens_per_s"], "{:.1f}", "over the last 128 tokens"),
-    Column("50 ms from n", slow_from, "position n from which TPOT exceeds 50 ms (20 tok/s)"),
-    number_column(
-        "B baseline",
-        lambda row: of_baseline(row, lambda other: other["B_ms"]),
-        "{:.2f}",
-        "B of the baseline, ms",
-    ),
-    Column(
-        "B / baseline",
-        lambda row: ratio_to_baseline(row["B_ms"], of_baseline(row, lambda other: other["B_ms"])),
-        "B over the B of the baseline",
-    ),
-    number_column(
-        "W baseline",
-        lambda row: of_baseline(row, lambda other: other["W_tokens_per_ms"]),
-        "{:,.0f}",
-        "W of the baseline",
-    ),
-    Column(
-        "W / baseline",
-        lambda row: ratio_to_baseline(
-            row["W_tokens_per_ms"], of_baseline(row, lambda other: other["W_tokens_per_ms"])
-        ),
-        "W over the W of the baseline",
-    ),
-)
-MEMORY: tuple[Column[ShownCell], ...] = (
-    _mb("file MB", lambda row: row["file_bytes"], "size of the file"),
-    _mb(
-        "tensors MB",
-        lambda row: row["model_bytes"],
-        "all tensors: as loaded where the stack reports that, else as stored",
-    ),
-    _mb("MB/token", lambda row: row["weight_bytes_per_token"], "weights that one decode step reads"),
-    number_column("KV KB/token", lambda row: row["kv_bytes_per_token"], "{:,.1f}", "KV cache per token", 1e3),
-    _mb("after load MB", lambda row: row["loaded_bytes"], "memory in use after the model is loaded"),
-    _mb("peak RSS MB", lambda row: row["peak_rss_bytes"], "peak resident set size of the worker"),
-    _mb("peak VRAM MB", lambda row: row["peak_vram_bytes"], "peak VRAM of the worker"),
-    word_column(
-        "VRAM by",
-        lambda row: row["peak_vram_source"],
-        "process: NVML's figure of the worker's processes; device less start: the device's, without what was "
-        "used before the worker started; device: of all processes",
-    ),
-    _mb(
-        "peak allocator MB",
-        lambda row: row["peak_allocator_bytes"],
-        "peak memory that the allocator of the stack handed out",
-    ),
-    word_column(
-        "cache read",
-        lambda row: row["kv_read"],
-        "how a decode step reads the KV cache. padded256: once, in steps of 256 tokens; copied: copies it at "
-        "each step; full: all of a static cache",
-    ),
-    _mb("KV buffer MB", lambda row: row["kv_buffer_bytes"], "KV cache as the stack allocates it"),
-    _mb("compute buffer MB", lambda row: row["compute_buffer_bytes"], "compute buffers of the stack"),
-    number_column(
-        "n_ctx",
-        lambda row: row["n_ctx"],
-        "{:,.0f}",
-        "context length allocated, as the stack rounds it; - for a cache that grows",
-    ),
-    Column(
-        "longest context",
-        longest,
-        "tokens of context reached, or that fit; +: stopped at a target; not held: more than fits in memory",
-        shows_failure=True,
-    ),
-)
+def column_of(figure: Figure) -> Column[Cell]:
+    """A figure as a column of a page. Of a text, such as the shape, it is not numeric."""
+    return Column(
+        figure.label,
+        text_of(figure),
+        figure.meaning,
+        shows_failure=figure.name in SHOWS_FAILURE,
+        numeric=figure.numeric,
+    )
 
 
-SHAPE: tuple[Column[ShownCell], ...] = (
-    Column(
-        "tokens",
-        lambda row: number(row["tokens"] or None, "{:,.0f}"),
-        "tokens decoded per repeat",
-        shows_failure=True,
-    ),
-    word_column(
-        "shape",
-        lambda row: row["shape"],
-        "shape of latency(n); short: under 2,048 tokens, too few to determine it",
-    ),
-    Column(
-        "segments",
-        lambda row: segments(row["segments"]),
-        "line of each segment of a hinge or a mode change",
-        numeric=False,
-    ),
-    Column(
-        "spikes", lambda row: spikes(row["spikes"]), "single tokens with a latency far above their neighbours"
-    ),
-    number_column(
-        "B robust",
-        lambda row: row["robust_B_ms"],
-        "{:.2f}",
-        "B of a robust fit, which ignores spikes, ms; shown where it differs",
-    ),
-    number_column("W robust", lambda row: row["robust_W_tokens_per_ms"], "{:,.0f}", "W of the robust fit"),
-    number_column(
-        "fixed ms",
-        lambda row: row["fixed_ms"],
-        "{:.2f}",
-        "fixed cost per token: the part that does not shrink with the bytes read",
-    ),
-    word_column(
-        "dominated by", lambda row: row["dominated_by"], "the larger part of B: fixed cost, or reading bytes"
-    ),
-    number_column(
-        "drift",
-        lambda row: row["drift"],
-        "{:+.1%}",
-        "by how much longer the first tokens took when decoded again after the run; B and W are without it",
-    ),
-    Column(
-        "MBU",
-        mbu,
-        "all bytes read per second over the highest bandwidth measured in the run; where probes differ by"
-        " more than a fifth, the bandwidth is not stable: over the highest to over the lowest",
-    ),
-    number_column(
-        "watts",
-        lambda row: row["watts"],
-        "{:.1f}",
-        "mean power of the whole device during decode; see J/token",
-    ),
-    number_column(
-        "J/token",
-        lambda row: row["joules_per_token"],
-        "{:.3g}",
-        "energy of the whole device during decode, idle power included; see docs/reference/sensors.md",
-    ),
-    number_column(
-        "J/token above idle",
-        lambda row: row["joules_per_token_above_idle"],
-        "{:.3g}",
-        "without the power of the idle device, measured before the first repeat",
-    ),
-    number_column(
-        "price/Mtok",
-        lambda row: row["energy_price_per_mtok"],
-        "{:.3g}",
-        "energy of a million decoded tokens at the price of --price, in its currency",
-    ),
-    number_column(
-        "hottest °C",
-        lambda row: row["hottest_c"],
-        "{:.0f}",
-        "highest temperature of the device during the timed part",
-    ),
-    number_column(
-        "clock MHz",
-        lambda row: row["median_clock_mhz"],
-        "{:,.0f}",
-        "median clock of the device during the timed part",
-    ),
-    Column("flags", flags, "warnings about the figures; details below", numeric=False),
-)
-TABLES = {"Speed": SPEED, "Memory": MEMORY, "Shape and cost": SHAPE}
+def text_of(figure: Figure) -> Callable[[Cell], str]:
+    """How tables write a figure."""
+    if not figure.numeric and figure.name not in TEXTS:
+        return lambda row: str(at(row, figure.name) or NONE)
+    return TEXTS.get(figure.name) or (lambda row: number(figure.number(row), figure.form, figure.scale))
+
+
+def _interval_of(figure: Figure) -> Column[Cell]:
+    digits = int(re.findall(r"\.(\d+)", figure.form)[0])
+    return Column(
+        f"{figure.short} 95%",
+        lambda row: interval(cast("Ends | None", at(row, figure.ends)), digits),
+        f"95% confidence interval of {figure.short}",
+    )
+
+
+def _against_baseline(figure: Figure) -> Iterator[Column[ShownCell]]:
+    yield Column(
+        f"{figure.short} baseline",
+        lambda row: number(of_baseline(row, figure.number), figure.form),
+        f"{figure.short} of the baseline",
+    )
+    yield Column(
+        f"{figure.short} / baseline",
+        lambda row: ratio_to_baseline(figure.number(row), of_baseline(row, figure.number)),
+        f"{figure.short} over the {figure.short} of the baseline",
+    )
+
+
+def _of_page(table: str) -> Iterator[Column[ShownCell]]:
+    figures = [figure for figure in FIGURES if figure.table == table]
+    for figure in figures:
+        yield column_of(figure)
+        if figure.ends:
+            yield _interval_of(figure)
+    for name in ("B_ms", "W_tokens_per_ms") if table == "Speed" else ():
+        yield from _against_baseline(BY_NAME[name])
+
+
+TABLES: Mapping[str, Sequence[Column[ShownCell]]] = {table: [*_of_page(table)] for table in PAGE_TABLES}
 
 
 RowT = TypeVar("RowT", bound=Counted)
@@ -534,12 +355,7 @@ def _slope(row: Repeat) -> str:
     """W in a terminal, where notes below the table say why there is none."""
     if row["kv_read"] == "full" and row["slope_ms"] is not None:
         return "not applicable"  # a static cache's latency does not depend on n
-    return number(row["W_tokens_per_ms"] if row["W_identifiable"] else None, "{:.0f}")
-
-
-def guessed(row: Repeat, of: Callable[[SpeculationRow], float | None]) -> float | None:
-    """A figure of the tokens that were guessed ahead; null where none may be."""
-    return of(row["speculation"]) if row["speculation"] else None
+    return number(row["W_tokens_per_ms"] if row["W_identifiable"] else None, "{:,.0f}")
 
 
 def _prompt(row: WithPrompt) -> str:
@@ -548,40 +364,30 @@ def _prompt(row: WithPrompt) -> str:
 
 
 STATUS: Column[Counted] = Column("status", state, "", numeric=False)
-# In order of importance: a narrow terminal shows the first ones.
-RATE: Column[Repeat] = Column(
-    "tok/s", lambda row: plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]), ""
-)
-FIRST: tuple[Column[WithPrompt], ...] = (
-    RATE,
-    Column(f"pp{PROMPT} tok/s", _prompt, ""),
-    number_column("TTFT ms", lambda row: row["ttft_ms"], "{:.1f}", ""),
-    STATUS,
-    number_column("peak VRAM MB", lambda row: row["peak_vram_bytes"], "{:.0f}", "", 1e6),
-    number_column("peak RSS MB", lambda row: row["peak_rss_bytes"], "{:.0f}", "", 1e6),
-    number_column("watts", lambda row: row["watts"], "{:.1f}", ""),
-    number_column("J/token", lambda row: row["joules_per_token"], "{:.3g}", ""),
-    number_column("price/Mtok", lambda row: row["energy_price_per_mtok"], "{:.3g}", ""),
-)
-FURTHER: tuple[Column[Repeat], ...] = (
-    number_column("B ms", lambda row: row["B_ms"], "{:.2f}", ""),
-    Column("W tok/ms", _slope, ""),
-    number_column("BPW", lambda row: row["bpw"], "{:.2f}", ""),
-    Column("MBU", mbu, ""),
-    number_column("MB/token", lambda row: row["weight_bytes_per_token"], "{:.0f}", "", 1e6),
-    number_column("tokens", lambda row: row["tokens"], "{:.0f}", ""),
-    number_column("J/token above idle", lambda row: row["joules_per_token_above_idle"], "{:.3g}", ""),
-    number_column("tok/s start", lambda row: row["start_tokens_per_s"], "{:.1f}", ""),
-    number_column("tok/s end", lambda row: row["end_tokens_per_s"], "{:.1f}", ""),
-    number_column("tok/pass", lambda row: guessed(row, acceptance_length), "{:.2f}", ""),
-    number_column("accepted", lambda row: guessed(row, acceptance_rate), "{:.0%}", ""),
-)
-# Of a model that was scored on a text.
-QUALITY: tuple[Column[Repeat], ...] = (
-    Column("PPL", lambda row: quality(row, row["perplexity"], "{:.3f}"), ""),
-    Column("KLD", lambda row: quality(row, row["kld_mean"], "{:.5f}"), ""),
-    Column("top-1", lambda row: quality(row, row["top1"], "{:.1%}"), ""),
-)
+
+
+def _rate(row: Repeat) -> str:
+    return plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"])
+
+
+RATE: Column[Cell] = replace(column_of(BY_NAME["tokens_per_s"]), text=_rate)
+IN_TERMINAL: Mapping[str, Callable[[WithPrompt], str]] = {
+    "tokens_per_s": _rate,
+    "pp512": _prompt,
+    "ttft_ms": lambda row: number(row["ttft_ms"], "{:,.1f}"),
+    "B_ms": lambda row: number(row["B_ms"]),
+    "W_tokens_per_ms": _slope,
+}
+"""The text of figures where notes below the table say the rest."""
+
+
+def of_terminal() -> list[Column[WithPrompt]]:
+    """In order of importance: a narrow terminal shows the first ones, and the status after three."""
+    columns: list[Column[WithPrompt]] = []
+    for figure in shown_in("terminal"):
+        column: Column[WithPrompt] = column_of(figure)
+        columns.append(replace(column, text=IN_TERMINAL.get(figure.name) or text_of(figure)))
+    return [*columns[:3], STATUS, *columns[3:]]
 
 
 def bandwidth(rows: Sequence[Repeat]) -> str:
@@ -662,7 +468,7 @@ def with_short_names(table: Table, models: Sequence[str]) -> Table:
 
 def cells(rows: Sequence[WithPrompt]) -> Table:
     """One line per decode, for a terminal."""
-    return in_terminal(FIRST + QUALITY + FURTHER, rows)
+    return in_terminal(of_terminal(), rows)
 
 
 def searches(rows: Sequence[Search]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -13,8 +13,8 @@ from html import escape
 from operator import itemgetter
 
 from harness.analysis.columns import Ended, Result, Score, Search, ShownCell
+from harness.analysis.figures import BY_NAME, shown_in
 from harness.analysis.identity import device
-from harness.analysis.metrics import METRICS
 from harness.base.text import list_named, machine_text, plural, printable
 from harness.dataset import table as dataset_table
 from harness.dataset.study import Study, load_study, ok, timed
@@ -139,7 +139,7 @@ def made(stored: Sequence[Stored], anonymizer: Anonymizer, every: Sequence[Store
         *_origin(anonymous),
     ]
     if any(mark in cell for line in table.lines for cell in line for mark in ("+", tables.NOT_HELD)):
-        notes.insert(0, f"{CONTEXT.heading}: {CONTEXT.meaning}")
+        notes.insert(0, f"{CONTEXT.label}: {CONTEXT.meaning}")
     newest = max(dataset_table.place(each.record) for each in stored)
     run = [each.record for each in every if dataset_table.place(each.record) == newest]
     return Card(_title(study, anonymous, run), table, notes)
@@ -259,7 +259,7 @@ def _of_main(text: Callable[[ShownCell], str], ok_alone: bool = True) -> Callabl
 
 
 def _prefill(line: _Line) -> str:
-    rates = [rate for row in line.cells if ok(row) and (rate := PP512.value(row))]
+    rates = [rate for row in line.cells if ok(row) and (rate := BY_NAME["pp512"].value(row))]
     return number(max(rates, default=None), "{:,.1f}")
 
 
@@ -280,23 +280,23 @@ def _perplexity(line: _Line) -> str:
     return number(next((found for row in rows if (found := row["perplexity"]) is not None), None))
 
 
-PP512 = next(metric for metric in METRICS if metric.name == "pp512")
-CONTEXT = tables.MEMORY[-1]
+CONTEXT = BY_NAME["max_ctx"]
 WORDS = ("variant", "status", "flags")
+SPECIAL: Mapping[str, Callable[[_Line], str]] = {
+    "tokens_per_s": _of_main(lambda row: tables.plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"])),
+    "B_ms": _of_main(_B),
+    "pp512": _prefill,
+    "file_bytes": _of_main(tables.text_of(BY_NAME["file_bytes"]), ok_alone=False),
+    "max_ctx": _context,
+    "perplexity": _perplexity,
+    "flags": _of_main(tables.flags, ok_alone=False),
+}
+"""The text of figures that are not the main cell's alone."""
 COLUMNS: tuple[tuple[str, Callable[[_Line], str]], ...] = (
     ("variant", lambda line: line.label),
     ("status", _status),
-    ("tok/s", _of_main(lambda row: tables.plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]))),
-    # published figures have no tok/s
-    (
-        "ms/token at zero context",
-        _of_main(lambda row: tables.B(row) if row["tokens_per_s"] is None else NONE),
+    *(
+        (figure.label, SPECIAL.get(figure.name) or _of_main(tables.text_of(figure)))
+        for figure in shown_in("card")
     ),
-    ("TTFT ms", _of_main(tables.ttft)),
-    ("prefill tok/s, 512 tokens", _prefill),
-    ("file MB", _of_main(lambda row: number(row["file_bytes"], "{:,.0f}", 1e6), ok_alone=False)),
-    ("peak MB", _of_main(tables.peak_memory)),
-    (CONTEXT.heading, _context),
-    ("perplexity", _perplexity),
-    ("flags", _of_main(tables.flags, ok_alone=False)),
 )

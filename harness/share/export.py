@@ -14,13 +14,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.analysis.columns import REPEAT_FIELDS, RepeatField
+from harness.analysis import figures
 from harness.analysis.columns import Repeat as Row
 from harness.analysis.identity import SERVER
-from harness.analysis.metrics import METRICS
 from harness.base.files import TABLE_OF
 from harness.base.text import csv_text
-from harness.dataset.study import ENDS, bounds, campaigns, csv_headings
+from harness.dataset.study import campaigns
 from harness.records import Record, ResultsError, Stored, table
 from harness.records.kinds import loaded_of
 
@@ -63,33 +62,27 @@ class Chosen:
 # CSV export: one line per repeat, all figures at full precision.
 
 
-COMPUTED = (
-    *("pp512", "ttft_8k_ms", "tokens_per_s_16k", "task_s", "task_kept_s"),
-    *("users_tokens_per_s", "users_output_tokens_per_s", "user_tokens_per_s"),
-    *("user_ttft_ms", "user_ttft_p99_ms", "user_tpot_ms", "user_tpot_p99_ms"),
-)
-OF_METRICS = {metric.name: metric.value for metric in METRICS}
-
-
 def lines_text(chosen: Iterable[Sequence[Repeat]]) -> str:
     """A heading and a line per repeat, of several users one per number of them; empty without repeats."""
-    lines: list[list[object]] = []
-    for repeat, _ in (repeat for campaign in chosen for repeat in campaign):
-        rows: list[Row] = [{**repeat, "users": [at]} for at in repeat["users"]] or [repeat]
-        for row in rows:
-            figures = [value for field in REPEAT_FIELDS for value in _values(row, field)]
-            computed = [OF_METRICS[name](row) for name in COMPUTED]
-            lines.append([*figures, *computed, row["users"][0]["users"] if row["users"] else None])
-    return csv_text([[*csv_headings(REPEAT_FIELDS), *COMPUTED, "users"], *lines]) if lines else ""
+    lines = [
+        [
+            *figures.csv_values("repeats", {**row, "flags": _codes(row)}),
+            row["users"][0]["users"] if row["users"] else None,
+        ]
+        for campaign in chosen
+        for whole, _ in campaign
+        for row in _by_users(whole)
+    ]
+    return csv_text([[*figures.csv_headings("repeats"), "users"], *lines]) if lines else ""
 
 
-def _values(row: Row, field: RepeatField) -> list[object]:
-    """An interval becomes two columns; flags become one text."""
-    if of := ENDS.get(field):
-        return list(bounds(of(row)))
-    if field == "flags":
-        return [" ".join(dict.fromkeys(flag["code"] for flag in row["flags"]))]
-    return [row[field]]
+def _by_users(row: Row) -> list[Row]:
+    """The row for each number of users; as it is without any."""
+    return [{**row, "users": [at]} for at in row["users"]] or [row]
+
+
+def _codes(row: Row) -> str:
+    return " ".join(dict.fromkeys(flag["code"] for flag in row["flags"]))
 
 
 # llama-bench's JSON with the fields of llama.cpp 0.5.0-dev: a row per campaign, cell and test.
@@ -240,7 +233,7 @@ def _test(test: Key, started_utc: str, samples_ns: Sequence[int]) -> Test:
 # Parquet export: every token of every repeat with a series; one row group per repeat.
 
 
-WHOSE: tuple[RepeatField, ...] = (
+WHOSE = (
     "campaign",
     "cell",
     "model",

@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Generic
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -16,9 +16,6 @@ from harness.analysis.columns import Cell, ShownCell
 from harness.analysis.shape import running_median, spike_places
 from harness.base import data as base_data
 from harness.dataset.study import Curve, Floats, MemoryCurve, Study, labels, timed
-from harness.report import tables
-from harness.report.tables import Column, RowT
-from harness.report.text_table import NONE, Table
 
 # Shared by all figures: colours, symbols, layout, and series thinned and packed for a page.
 #
@@ -213,8 +210,9 @@ def line(
     }
 
 
-def extent(y: Floats) -> dict[str, float]:
+def extent(values: Floats | Sequence[float]) -> dict[str, float]:
     """Lowest, usual highest and highest, for the range of the axis."""
+    y = np.asarray(values, float)
     y = y[np.isfinite(y)]
     if not len(y):
         return {}
@@ -229,71 +227,6 @@ def from_zero(data: Sequence[Plotly]) -> list[float] | None:
     """The initial range of a linear y axis. Plotlys without `top`, such as theory, do not widen it."""
     tops = [trace["meta"]["top"] for trace in data if trace.get("meta", {}).get("top")]
     return [0, max(tops) * 1.03] if tops else None
-
-
-# Chapters: tables, notes and figures on one topic, model by model, for the page and as lines of text.
-
-
-@dataclass(frozen=True)
-class Chapter(Generic[RowT]):
-    """`meaning`: explains the figures. `tables`: heading -> columns. By model, `rows`: of each table, each
-    with a unique `name`; `notes`: sentences; `figures`."""
-
-    title: str
-    meaning: str
-    tables: Mapping[str, Sequence[Column[RowT]]]
-    rows: Mapping[str, Sequence[RowT]]
-    notes: Mapping[str, Sequence[str]]
-    figures: Mapping[str, Sequence[Figure]]
-
-    @property
-    def columns(self) -> list[Column[RowT]]:
-        """The columns of all tables, each heading once."""
-        every = [row for rows in self.rows.values() for row in rows]
-        used = (column for of in self.tables.values() for column in tables.used_columns(of, every))
-        return list({column.heading: column for column in used}.values())
-
-    def tables_of(self, model: str) -> Iterable[tuple[str, Table, Sequence[RowT]]]:
-        """For each table in which the model has figures: its heading, the table, and its rows."""
-        for heading, every in self.tables.items():
-            chosen = tables.used_columns(every, self.rows[model])
-            named = zip(labels(self.rows[model], model), self.rows[model], strict=True)
-            shown = [(label, row) for label, row in named if _has_figures(row, chosen)]
-            if shown:
-                names, rows = zip(*shown, strict=True)
-                yield heading, tables.of_columns(f"{model}: {heading}", chosen, rows, names), rows
-
-    def of_all_models(self) -> Iterable[Table]:
-        """Each table that has figures, with the rows of all models."""
-        rows = [row for of_model in self.rows.values() for row in of_model]
-        for heading, every in self.tables.items():
-            if chosen := tables.used_columns(every, rows):
-                title = f"{self.title}: {heading}" if len(self.tables) > 1 else self.title
-                shown = [row for row in rows if _has_figures(row, chosen)]
-                yield tables.of_columns(title, chosen, shown)
-
-
-def chapters_of_models(
-    title: str,
-    meaning: str,
-    tables: Mapping[str, Sequence[Column[RowT]]],
-    rows: Sequence[RowT],
-    notes: Callable[[str, Sequence[RowT]], Sequence[str]],
-    figure: Callable[[str, Sequence[RowT]], Figure | None],
-) -> Chapter[RowT] | None:
-    """The chapter of these rows; null: none. `notes`, `figure`: of a model and its rows."""
-    found: dict[str, list[RowT]] = {}
-    for row in rows:
-        found.setdefault(row["model"], []).append(row)
-    drawn = {model: figure(model, of) for model, of in found.items()}
-    figures = {model: [each] for model, each in drawn.items() if each}
-    noted = {model: notes(model, of) for model, of in found.items()}
-    return Chapter(title, meaning, tables, found, noted, figures) if found else None
-
-
-def _has_figures(row: RowT, chosen: Sequence[Column[RowT]]) -> bool:
-    """Whether a table has a figure for a row."""
-    return any(column.text(row) != NONE for column in chosen)
 
 
 # Figures of curves: latency against position, memory over time.

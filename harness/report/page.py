@@ -25,6 +25,7 @@ from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.report import (
     comparisons,
+    curves,
     depth,
     head,
     longest,
@@ -74,9 +75,9 @@ def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:
     for number, (model, rows) in enumerate(study.decodes.items()):
         named = list(zip(labels(rows, model), rows, strict=True))
         drawn = (
-            plots.latency_curves(model, named, study.series, looks),
+            curves.latency_curves(model, named, study.series, looks),
             *comparisons.bars(model, named, looks),
-            plots.memory_curves(model, named, study.memory, looks),
+            curves.memory_curves(model, named, study.memory, looks),
         )
         found[f"m{number}"] = (model, [figure for figure in drawn if figure])
     return found

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from harness.analysis.columns import Ends, ShownCell, Variant
-from harness.dataset.study import Study, bounds, labels, timed
+from harness.dataset.study import Floats, Study, bounds, labels, timed
 from harness.report import tables
-from harness.report.plots import Figure, Mark, Plotly, plain_figure
+from harness.report.plots import POINTS, Figure, Mark, Plotly, extent, packed, plain_figure, thinned
 from harness.report.tables import Column, RowT, number
 from harness.report.text_table import NONE, Table
 
@@ -78,6 +78,14 @@ def lines(
     return {**series, "line": {"color": mark.colour, "width": 1.3}, "marker": marker, **more}
 
 
+def line(x: Floats, y: Floats, name: str, v: int, mark: Mark, hover: str, points: int = POINTS) -> Plotly:
+    """A thinned curve with a few symbols."""
+    extents = extent(y)
+    x, y = thinned(x, y, points)
+    curve = lines(name, packed(x), packed(y), mark, hover, v, meta=extents)
+    return {**curve, "marker": {**curve["marker"], "size": 7, "maxdisplayed": 8}}
+
+
 def scatter(
     name: str,
     x: Values,
@@ -96,10 +104,18 @@ def scatter(
 
 
 def bars(
-    name: str, x: Values, y: Values, colour: str, hover: str = "", v: int | None = None, **more: object
+    name: str,
+    x: Values,
+    y: Values,
+    colour: str | Sequence[str],
+    hover: str = "",
+    v: int | None = None,
+    marker: Mapping[str, object] | None = None,
+    **more: object,
 ) -> Plotly:
+    """Bars; `marker`: more of their look."""
     series = {**_series(name, x, y, hover, v, "", None), "type": "bar"}
-    return {**series, "marker": {"color": colour, "line": {"width": 0}}, **more}
+    return {**series, "marker": {"color": colour, "line": {"width": 0}, **(marker or {})}, **more}
 
 
 def _series(

@@ -11,8 +11,8 @@ from harness.analysis.columns import Cell, PrefillDepth, PrefillRow
 from harness.analysis.prefill import TARGETS
 from harness.dataset.study import Curve, Floats, Study, bounds
 from harness.report import parts
-from harness.report.parts import Chapter, column, lines, scatter
-from harness.report.plots import Figure, Mark, Named, Plotly, figure_layout, legend, line, marks, packed
+from harness.report.parts import Chapter, column, line, lines, scatter
+from harness.report.plots import Figure, Mark, Named, Plotly, figure_layout, legend, marks, packed
 from harness.report.tables import Column, interval, number
 from harness.report.text_table import NONE
 

@@ -70,7 +70,6 @@ def study(tokens: int = 10_000, odd_name: str | None = None) -> Study:
     return Study(
         title="Qwen1.5 on an RTX 4090",
         cells=cells,
-        repeats=cells,
         series=series,
         memory=memory,
         prefill=prefill,

@@ -32,7 +32,7 @@ def demo(folder: Path) -> Path:
         for member in bundle.getmembers():
             if member.name.startswith("records/"):
                 bundle.extract(member, folder)
-    return Path("records")
+    return Path("records")  # of the folder in which commands run: no text is as long as a path
 
 
 def _unzipped(path: Path) -> io.BytesIO:

@@ -12,8 +12,7 @@ from harness import config
 from harness.analysis.columns import Search, empty_cell
 from harness.dataset import study
 from harness.dataset.study import Study
-from harness.report import memory, summary
-from harness.report import page as report_page
+from harness.report import longest, summary
 
 THEORY = STUDY_TABLES / "max_ctx_theory_4090.csv"
 GIB = 2**30
@@ -122,7 +121,7 @@ def test_the_theory_of_the_published_rows_is_the_published_theory(published):
     with THEORY.open(encoding="utf-8", newline="") as file:
         table = {f"qwen1.5-{row['model'].lower()}": row for row in csv.DictReader(file)}
     compared, none = 0, []
-    for row in memory.context_rows(published):
+    for row in longest.context_rows(published):
         bits = {"bf16": 16, "int8": 8}.get(str(row["variant"]), 4)
         if row["stack"] == "llamacpp" or row["published"].theory_n_ctx is None:
             continue
@@ -138,7 +137,7 @@ def test_the_theory_of_the_published_rows_is_the_published_theory(published):
 
 
 def test_published_lengths_targets_and_failures_are_the_studys(published):
-    found = memory.context_rows(published)
+    found = longest.context_rows(published)
     assert len(found) == 124
     rows = [row | {"at": f"{row['model'][8:]} {row['stack']} {row['variant']}"} for row in found]
     q2_k = of(rows, at="32b llamacpp q2_k")
@@ -153,14 +152,14 @@ def test_published_lengths_targets_and_failures_are_the_studys(published):
 
 
 def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_the_longest(published):
-    rows = [row for row in memory.context_rows(published) if row["model"] == "qwen1.5-14b"]
+    rows = [row for row in longest.context_rows(published) if row["model"] == "qwen1.5-14b"]
     beyond = [row for row in rows if row["published"].beyond]
     assert {row["variant"] for row in beyond} == {"gemm-fused", "exllama-fused", "exllamav2-fused"}
-    column = next(column for column in memory.COLUMNS if column.heading == "published of theory")
+    column = next(column for column in longest.COLUMNS if column.heading == "published of theory")
     assert {column.text(row) for row in beyond} == {"429.5%, not held"}
-    column = next(column for column in memory.COLUMNS if column.heading == "published")
+    column = next(column for column in longest.COLUMNS if column.heading == "published")
     assert {column.text(row) for row in beyond} == {"100,000+, not held"}
-    (note,) = memory.longest_notes("qwen1.5-14b", rows)
+    (note,) = longest.notes([(row["name"], row) for row in rows])
     assert note.startswith("longer than the memory holds")
     assert all(variant in note for variant in ("gemm-fused", "exllama-fused", "exllamav2-fused"))
     told = dict(summary.per_model(published))
@@ -169,7 +168,7 @@ def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_th
 
 def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose_memory_it_is(published):
     study = replace(published, searches=[search()])
-    found = memory.context_rows(study)
+    found = longest.context_rows(study)
     assert len(found) == 124, "the published row stands beside the search, and not again"
     row = of(found, name="qwen1.5-0.5b llamacpp q4_0")
     assert (row["here"].n_ctx, row["how"], row["search"]) == (4096, "decoding", study.searches[0])
@@ -179,7 +178,7 @@ def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose
     assert row["published"].n_ctx == 181_744
     assert row["published"].share == pytest.approx(0.701, abs=1e-3)
     of_baseline = replace(study, cells=[], baseline={row["name"]: published.cells[0]})
-    (alone,) = memory.context_rows(of_baseline)
+    (alone,) = longest.context_rows(of_baseline)
     assert alone["published"].n_ctx == 100_000
 
 
@@ -198,45 +197,45 @@ def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose
     ],
 )
 def test_memory_is_the_budget_or_what_was_free(more, size, which):
-    (row,) = memory.context_rows(Study("t", [], searches=[search(**more)]))
+    (row,) = longest.context_rows(Study("t", [], searches=[search(**more)]))
     assert row["here"].memory_bytes == (size and size * GIB)
     assert row["here"].memory_is == which
 
 
 def test_on_a_gpu_theory_leaves_the_embedding_out_and_without_sizes_there_is_none():
-    (row,) = memory.context_rows(Study("t", [], searches=[search(device="GPU-1")]))
+    (row,) = longest.context_rows(Study("t", [], searches=[search(device="GPU-1")]))
     assert row["here"].theory_n_ctx == (GIB - 301_530_112) // 98_304
     unknown = search(kv_bytes_per_token=None)
-    assert memory.context_rows(Study("t", [], searches=[unknown]))[0]["here"].theory_n_ctx is None
+    assert longest.context_rows(Study("t", [], searches=[unknown]))[0]["here"].theory_n_ctx is None
     cell = search() | {"kind": "measured", "workload": "decode"}
-    assert memory.context_rows(Study("t", [cell], searches=[unknown]))[0]["here"].theory_n_ctx == 6965
+    assert longest.context_rows(Study("t", [cell], searches=[unknown]))[0]["here"].theory_n_ctx == 6965
 
 
 def test_a_run_that_grew_is_a_row_and_one_that_decoded_is_none():
     target = grown(name="b", variant="b", max_ctx=20_000, max_ctx_is_target=True, kv_share_of_free=0.49)
     decoded = grown(name="c", variant="c", workload="decode")
-    chapter = memory.longest_chapter(Study("t", [grown(), target, decoded]))
+    chapter = longest.chapter(Study("t", [grown(), target, decoded]))
     ended, reached = chapter.rows["qwen1.5-1.8b"]
     assert (ended["here"].n_ctx, ended["how"], ended["here"].memory_is) == (7000, "growing", "all VRAM")
     assert ended["here"].theory_n_ctx == (8 * GIB - 3_000_000_000) // 196_608
-    here = memory.COLUMNS[0]
+    here = longest.COLUMNS[0]
     assert here.text(ended) == "7,000"
     assert here.text(reached) == "20,000+"
-    assert memory.longest_chapter(Study("t", [decoded])) is None
+    assert longest.chapter(Study("t", [decoded])) is None
 
 
 def test_a_variant_searched_and_grown_has_two_rows_with_names_of_their_own():
-    both = memory.context_rows(Study("t", [grown()], searches=[search(name=grown()["name"])]))
+    both = longest.context_rows(Study("t", [grown()], searches=[search(name=grown()["name"])]))
     assert [row["name"][-10:] for row in both] == ["(decoding)", " (growing)"]
 
 
 def test_a_search_without_an_answer_tells_what_became_of_it_and_no_length():
     failed = search(status="oom", reasons=["not even 256 tokens fit: killed"], verified_n_ctx=256)
     study = Study("t", [], searches=[failed, search(name="q8", variant="q8_0", verified_by="allocation")])
-    chapter = memory.longest_chapter(study)
+    chapter = longest.chapter(study)
     row, allocated = chapter.rows["qwen1.5-0.5b"]
     assert (row["here"].n_ctx, row["how"], row["here"].share) == (None, None, None)
-    assert memory.COLUMNS[0].text(row) == "oom"
+    assert longest.COLUMNS[0].text(row) == "oom"
     assert allocated["how"] == "allocation"
     assert chapter.notes["qwen1.5-0.5b"] == [
         "q8, limit: at 4352 tokens: killed at the memory budget of 1.00 GiB (cgroup v1)"
@@ -250,7 +249,7 @@ def test_the_figure_has_a_dot_a_figure_and_opens_what_is_not_proved(published):
     left = search("q8_0", 1536, verified_by="allocation", not_filled="it would take 3 h")
     failed = search("q2_k", None, status="error", reasons=["no driver"])
     study = replace(published, searches=[search(), left, failed])
-    (drawn,) = memory.longest_chapter(study).figures["qwen1.5-0.5b"]
+    (drawn,) = longest.chapter(study).figures["qwen1.5-0.5b"]
     traces = {trace.get("name"): trace for trace in drawn.data}
     assert traces["longest here"]["x"][:3] == [4096, 1536, None]
     assert traces["longest here"]["marker"]["symbol"][:2] == ["circle", "circle-open"]
@@ -260,24 +259,4 @@ def test_the_figure_has_a_dot_a_figure_and_opens_what_is_not_proved(published):
     assert len(drawn.rows) == len(traces["published"]["y"]) == 19
     low, high = drawn.layout["xaxis"]["range"]
     assert 10**low < 1536 < 259_913 < 10**high
-    assert 2 <= len(drawn.layout["xaxis"]["tickvals"]) <= memory.MOST_TICKS
-
-
-def test_page_and_markdown_hold_the_chapter_only_where_someone_looked(published):
-    bare = Study("t", [named("hf", "bf16-dynamic", status="ok", B_ms=1.0, max_ctx=10, kind="measured")])
-    assert '-longest"' not in report_page.page(bare)
-    assert memory.LONGEST_TITLE not in report_page.markdown(bare)
-    evil = search(
-        name="m </script><img src=x>", stack="s", variant="</script><img src=x>", model="<img src=x>"
-    )
-    study = replace(bare, searches=[evil])
-    page = report_page.page(study)
-    assert page.count('<section id="m1-longest">') == 1
-    assert 'id="m1-longest"><h3>The longest context</h3>' in page
-    assert "<img src=x" not in page
-    text = report_page.markdown(study)
-    assert "## The longest context" in text
-    assert "| ok | 4,096 | decoding | 1.07 | budget (cgroup v1) | 6,965 | 58.8% |" in text
-    tables = report_page.markdown(bare).partition("\n## ")[2].partition("\n## Methods")[0]
-    assert tables in text
-    assert '-tables"' not in report_page.page(Study("t", [], searches=[evil]))
+    assert 2 <= len(drawn.layout["xaxis"]["tickvals"]) <= longest.MOST_TICKS

@@ -18,7 +18,7 @@ from jinja2 import UndefinedError
 from harness.analysis.columns import empty_cell
 from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
 from harness.records import ResultsError
-from harness.report import comparisons, plots, summary, tables
+from harness.report import comparisons, curves, plots, summary, tables
 from harness.report import page as report_page
 from harness.report.text_table import Table
 
@@ -31,12 +31,12 @@ def row(name: str = "m llamacpp q4_0", **figures: Any) -> dict[str, Any]:
     return empty_cell() | known | {"repeats_ok": 3, "cell": name, "baseline": None} | figures
 
 
-def latency(*curves: tuple[dict[str, Any], Any]) -> plots.Figure:
+def latency(*drawn: tuple[dict[str, Any], Any]) -> plots.Figure:
     """The figure of rows of one model, each with its latencies from n = 26 on."""
-    cells = [cell for cell, _ in curves]
-    series = {cell["name"]: Curve(np.arange(26.0, 26 + len(ms)), ms) for cell, ms in curves}
+    cells = [cell for cell, _ in drawn]
+    series = {cell["name"]: Curve(np.arange(26.0, 26 + len(ms)), ms) for cell, ms in drawn}
     named = [(cell["variant"], cell) for cell in cells]
-    figure = plots.latency_curves("m", named, series, plots.marks(Study("t", cells)))
+    figure = curves.latency_curves("m", named, series, plots.marks(Study("t", cells)))
     assert figure is not None
     return figure
 
@@ -227,7 +227,7 @@ def test_the_view_opens_on_the_usual_latency_and_leaves_the_first_token_out():
     assert curve["meta"] == {"v": 0, "low": 10.0, "top": 11.0, "peak": 10.0}  # the first token is not drawn
     assert ticks["customdata"] == [200.0] * 10
     assert len(np.frombuffer(base64.b64decode(ticks["x"]["bdata"]), "<u2")) == 10
-    assert {*ticks["y"]} == {round(1 - plots.EDGE, 3)}
+    assert {*ticks["y"]} == {round(1 - curves.EDGE, 3)}
     assert (name["x"], name["y"]) == ([5025.0], [10.0])
 
 

@@ -12,9 +12,9 @@ from harness.analysis.warnings import Warnings
 from harness.base.text import list_named, plural
 from harness.cli import say
 from harness.dataset.study import Study, timed
-from harness.report import prefill_depth_turns, quality, summary, tables
+from harness.report import depth, prefill, quality, summary, tables, turns, users
 from harness.report.closing import answers
-from harness.report.text_table import ANSWER, DISTURBED, FAILED, REMARK, WARNED, Block, Note, show
+from harness.report.text_table import ANSWER, DISTURBED, FAILED, REMARK, WARNED, Block, Note, Table, show
 from harness.report.timed_rows import with_prompts
 
 # The table of searches that `harness run` and `harness report --list` print.
@@ -71,12 +71,28 @@ def cells_blocks(study: Study) -> Iterator[Block]:
         yield from quality.blocks(study.scores)
     if not study.cells and (study.searches or study.scores):
         return
-    yield from prefill_depth_turns.shown_workloads(study.cells)
+    yield from tables_of_workloads(study.cells)
     yield from _failures(study.cells)
     yield from _warnings(study.cells)
     yield from _remarks(study.cells)
-    if any(prefill_depth_turns.extrapolates(row["prefill"]) for row in study.cells):
-        yield Note(prefill_depth_turns.EXTRAPOLATION)
+    if any(prefill.extrapolates(row["prefill"]) for row in study.cells):
+        yield Note(prefill.EXTRAPOLATION)
+
+
+def tables_of_workloads(rows: Sequence[Cell]) -> Iterator[Table]:
+    """One of decodes, and one for each other kind of workload, as far as they have a row; with no row at all,
+    that of decodes."""
+    decodes, others = with_prompts(rows)
+    if decodes or not rows:
+        yield tables.cells(decodes)
+    if swept := [row for row in others if timed(row) == prefill.KIND]:
+        yield tables.in_terminal((*prefill.SHORT, tables.STATUS), prefill.shown(swept))
+    if deep := [row for row in others if timed(row) == depth.KIND]:
+        yield tables.in_terminal((*depth.columns(deep), tables.STATUS), deep)
+    if talks := [row for row in others if timed(row) == turns.KIND]:
+        yield tables.in_terminal((*turns.COLUMNS, tables.STATUS), turns.shown(talks))
+    if several := [row for row in others if timed(row) == users.KIND]:
+        yield tables.in_terminal((*users.COLUMNS, tables.STATUS), users.shown(several))
 
 
 def _failures(rows: Sequence[Cell]) -> Iterator[Note]:

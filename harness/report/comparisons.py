@@ -15,6 +15,7 @@ from harness.analysis.figures import Figure as Metric
 from harness.analysis.stopping import DEFAULTS, FIRST_LOOK, Result, Setting, options_label
 from harness.base.text import plural
 from harness.dataset.study import Study, bounds, failure, finite, labels
+from harness.report import parts
 from harness.report.plots import (
     FAINT,
     INK,
@@ -37,6 +38,11 @@ from harness.stacks.header import Header, Options, Value
 
 BAR_HEIGHT = 24
 CEILINGS = ("limit by the data sheet", "limit measured here")
+SIGNS = {  # beside the bars: symbol, its size, the width of its line, and its sign in words
+    CEILINGS[0]: ("line-ns-open", 16, 2.5, "|"),
+    CEILINGS[1]: ("x-thin-open", 9, 1.5, "x"),
+    "baseline": ("diamond-open", 9, 1.5, "◇"),
+}
 
 
 def bars(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Figure]:
@@ -98,46 +104,42 @@ def _bars(
         return None
     axis = named_axis([label for label, _ in named])
     names = axis["tickvals"]  # escaped
-    low, high = zip(*(bounds(bar.interval) for bar in bars), strict=True)
-    data: list[Plotly] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "y": names,
-            "x": values,
-            "marker": {
-                "color": [marks[row["name"]].colour for _, row in named],
+    hatched = [row["status"] == "invalid" for _, row in named]
+    data = [
+        parts.bars(
+            name,
+            values,
+            names,
+            [marks[row["name"]].colour for _, row in named],
+            f"%{{y}}: {name} %{{x:,.2f}}<extra></extra>",
+            orientation="h",
+            marker={
                 "opacity": 0.6,  # overlays stay visible
-                "pattern": {"shape": ["/" if row["status"] == "invalid" else "" for _, row in named]},
+                "pattern": {"shape": ["/" * is_hatched for is_hatched in hatched]},
             },
-            "error_x": {
-                "type": "data",
-                "symmetric": False,
-                "array": [_over(v, end) for v, end in zip(values, high, strict=True)],
-                "arrayminus": [_over(end, v) for v, end in zip(values, low, strict=True)],
-                "color": INK,
-                "thickness": 1.5,
-                "width": 4,
-            },
-            "showlegend": False,
-            "hovertemplate": f"%{{y}}: {name} %{{x:,.2f}}<extra></extra>",
-        }
+            error_x=parts.error_bars(values, (bar.interval for bar in bars), INK, width=4),
+            showlegend=False,
+        )
     ]
-    sheet, measured = ([bar.limits[place] for bar in bars] for place in (0, 1))
-    overlays = {}
-    for points, word, symbol, sign in (
-        (sheet, CEILINGS[0], "line-ns-open", "|"),
-        (measured, CEILINGS[1], "x-thin-open", "x"),
-        ([bar.baseline for bar in bars], "baseline", "diamond-open", "◇"),
-    ):
-        if any(point is not None for point in points):
-            data.append(_ticks(names, points, word, symbol))
-            overlays[word] = f"{sign} {word}"
+    points = {
+        CEILINGS[0]: [bar.limits[0] for bar in bars],
+        CEILINGS[1]: [bar.limits[1] for bar in bars],
+        "baseline": [bar.baseline for bar in bars],
+    }
+    for word, (symbol, size, width, _) in SIGNS.items():
+        if any(point is not None for point in points[word]):
+            look = {"size": size, "line": {"width": width, "color": INK}}
+            hover = f"%{{y}}: {word} %{{x:,.2f}}<extra></extra>"
+            data.append(
+                parts.scatter(word, points[word], names, Mark(INK, symbol), hover, kind=word, marker=look)
+            )
+    overlays, _ = parts.overlays(data, {word: (f"{sign} {word}", "") for word, (*_, sign) in SIGNS.items()})
+    has_ends = any(end is not None for bar in bars for end in bounds(bar.interval))
     shown = [
         bar.text if bar.text != NONE else failure(row) or NONE
         for bar, (_, row) in zip(bars, named, strict=True)
     ]
-    if "invalid" in (row["status"] for _, row in named):
+    if any(hatched):
         data.append(INVALID_BAR | {"y": names[:1]})
     missing = {y: why for y, value, why in zip(names, values, shown, strict=True) if value is None}
     if missing:
@@ -147,8 +149,11 @@ def _bars(
     return Figure(
         name,
         title,
-        f"{title}, of each variant of {model}{_drawn([*low, *high], overlays)}."
-        + " Hatched: invalid." * ("invalid" in (row["status"] for _, row in named)),
+        f"{title}, of each variant of {model}"
+        + ", with 95% confidence intervals (an open end has no whisker)" * has_ends
+        + (f", compared with: {', '.join(overlays)}" if overlays else "")
+        + "."
+        + " Hatched: invalid." * any(hatched),
         data,
         figure_layout(
             "",
@@ -176,39 +181,6 @@ def _bars(
     )
 
 
-def _drawn(ends: Sequence[float | None], overlays: Mapping[str, str]) -> str:
-    """The overlays of the bars, in words; many published figures have neither interval nor limit."""
-    whiskers = (
-        ", with 95% confidence intervals (an open end has no whisker)"
-        if any(e is not None for e in ends)
-        else ""
-    )
-    return whiskers + (f", compared with: {', '.join(overlays)}" if overlays else "")
-
-
-def _over(low: float | None, high: float | None) -> float:
-    return max(0.0, high - low) if low is not None and high is not None else 0.0
-
-
-def _ticks(names: Sequence[str], points: Sequence[float | None], word: str, symbol: str) -> Plotly:
-    big = symbol.startswith("line")
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": word,
-        "y": names,
-        "x": points,
-        "marker": {
-            "symbol": symbol,
-            "size": 16 if big else 9,
-            "color": INK,
-            "line": {"width": 2.5 if big else 1.5, "color": INK},
-        },
-        "meta": {"kind": word},
-        "hovertemplate": f"%{{y}}: {word} %{{x:,.2f}}<extra></extra>",
-    }
-
-
 # MBU against model size, and the Pareto front.
 
 
@@ -223,23 +195,19 @@ def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
     if max((len(points) for points in by_label.values()), default=0) < 2:
         return None
     data: list[Plotly] = []
-    for place, (label, points) in enumerate(by_label.items()):
+    for v, (label, points) in enumerate(by_label.items()):
         points.sort(key=lambda point: point[0])
         mark = marks[points[0][2]["name"]]
         data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": plain_figure(label),
-                "x": [round(x, 6) for x, _, _ in points],
-                "y": [round(y, 5) for _, y, _ in points],
-                "text": [plain_figure(str(row["model"])) for *_, row in points],
-                "line": {"color": mark.colour, "width": 1.3},
-                "marker": {"color": mark.colour, "symbol": mark.symbol, "size": 8},
-                "hovertemplate": "%{text}: MBU %{y:.1%}, %{x:.3f} GB per token"
-                "<extra>%{fullData.name}</extra>",
-                "meta": {"v": place},
-            }
+            parts.lines(
+                label,
+                [round(x, 6) for x, _, _ in points],
+                [round(y, 5) for _, y, _ in points],
+                mark,
+                "%{text}: MBU %{y:.1%}, %{x:.3f} GB per token",
+                v,
+                text=[plain_figure(row["model"]) for *_, row in points],
+            )
         )
     return Figure(
         "share-of-limit",

@@ -15,11 +15,10 @@ from harness.analysis.figures import BY_NAME, shown_in
 from harness.base.text import list_named
 from harness.dataset.study import Study, by_size, failure, labels, ok, timed
 from harness.dataset.table import synthetic
-from harness.report import head, page, quality, summary, tables
+from harness.report import head, page, parts, quality, summary, tables
 from harness.report.plots import (
     Figure,
     Mark,
-    Plotly,
     bits,
     figure_layout,
     named_axis,
@@ -259,29 +258,23 @@ def shares(drawn: Sequence[Line]) -> Figure | None:
         return None
     machines = list(dict.fromkeys(line.machine for line, _ in reached))
     hues = stack_colours({line.stack for line, _ in reached})
-    data: list[Plotly] = []
-    for place, (stack, colour) in enumerate(hues.items()):
+    data = []
+    for v, (stack, colour) in enumerate(hues.items()):
         own = [(line.machine, *each) for line, of in reached if line.stack == stack for each in of]
         data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": stack,
-                "x": [round(share, 3) for _, share, _ in own],
-                "y": [plain_figure(machine) for machine, *_ in own],
-                "text": [
+            parts.scatter(
+                stack,
+                [round(share, 3) for _, share, _ in own],
+                [plain_figure(machine) for machine, *_ in own],
+                Mark(colour, "circle"),
+                f"{plain_figure(stack)} %{{text}}: %{{x:.1~%}}<extra>%{{y}}</extra>",
+                v,
+                marker={"symbol": [bits(row)[1] for *_, row in own], "opacity": 0.75},
+                text=[
                     plain_figure(f"{row['variant']}, {number(row['tokens_per_s'], '{:,.1f}')} tok/s")
                     for *_, row in own
                 ],
-                "marker": {
-                    "color": colour,
-                    "symbol": [bits(row)[1] for *_, row in own],
-                    "size": 8,
-                    "opacity": 0.75,
-                },
-                "hovertemplate": f"{plain_figure(stack)} %{{text}}: %{{x:.1~%}}<extra>%{{y}}</extra>",
-                "meta": {"v": place},
-            }
+            )
         )
     return Figure(
         "share-of-ceiling",

@@ -26,20 +26,25 @@ from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.report import (
     comparisons,
+    curves,
+    depth,
     head,
+    longest,
     memory,
     picture,
     plots,
-    prefill_depth_turns,
+    prefill,
     quality,
     served,
     speculation,
     summary,
     tables,
+    turns,
     users,
 )
+from harness.report.parts import Chapter
 from harness.report.picture import Picture
-from harness.report.plots import Chapter, Figure, Plotly, marks, plain_figure
+from harness.report.plots import Figure, Plotly, marks, plain_figure
 from harness.report.quality import ModelTable
 from harness.report.summary import CRITERION, Answer
 from harness.report.text_table import in_markdown
@@ -49,16 +54,16 @@ from harness.report.text_table import in_markdown
 
 def figures_chapters(study: Study) -> dict[str, Chapter[Any]]:
     """Id of a section -> chapter; without empty chapters."""
-    found = {
-        "longest": memory.longest_chapter(study),
+    chapters = {
+        "longest": longest.chapter(study),
         "memory": memory.chapter(study),
-        "prefill": prefill_depth_turns.prefill_chapter(study),
-        "depth": prefill_depth_turns.depth_chapter(study),
-        "turns": prefill_depth_turns.turns_chapter(study),
+        "prefill": prefill.chapter(study),
+        "depth": depth.chapter(study),
+        "turns": turns.chapter(study),
         "users": users.chapter(study),
         "speculation": speculation.chapter(study),
     }
-    return {name: chapter for name, chapter in found.items() if chapter}
+    return {name: chapter for name, chapter in chapters.items() if chapter}
 
 
 def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:
@@ -71,9 +76,9 @@ def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:
     for number, (model, rows) in enumerate(study.decodes.items()):
         named = list(zip(labels(rows, model), rows, strict=True))
         drawn = (
-            plots.latency_curves(model, named, study.series, looks),
+            curves.latency_curves(model, named, study.series, looks),
             *comparisons.bars(model, named, looks),
-            plots.memory_curves(model, named, study.memory, looks),
+            curves.memory_curves(model, named, study.memory, looks),
         )
         found[f"m{number}"] = (model, [figure for figure in drawn if figure])
     return found

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from harness.base.text import csv_cell, plural
-from harness.report import page
-from harness.report.plots import COLOURS, Figure, Mark, Plotly, figure_layout, named_axis, plain_figure
+from harness.report import page, parts
+from harness.report.plots import COLOURS, Figure, Mark, figure_layout, named_axis, plain_figure
 from harness.report.text_table import NONE, Table, formatted
 from harness.theory.public_speeds import COLUMNS, PublicSpeed, used
 
@@ -133,21 +133,20 @@ def shares(rows: Sequence[PublicSpeed]) -> Figure:
     of_machines = _by_machine([each for each in rows if each.tok_s])
     drawn = [each for found in of_machines.values() for each in found]
     marks = {name: Mark(colour, "circle") for name, colour in zip(_BITS, COLOURS, strict=False)}
-    data: list[Plotly] = []
-    for place, (name, mark) in enumerate(marks.items()):
+    data = []
+    for v, (name, mark) in enumerate(marks.items()):
         points = [each for each in drawn if _bits(each) == name]
         data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": name,
-                "x": [round(each.share or 0, 4) for each in points],
-                "y": [plain_figure(each.device.name) for each in points],
-                "text": [plain_figure(f"{each.name} {each.quant}, {each.stack}") for each in points],
-                "marker": {"color": mark.colour, "symbol": mark.symbol, "size": 7, "opacity": 0.75},
-                "hovertemplate": "%{text}: %{x:.0%}<extra>%{y}</extra>",
-                "meta": {"v": place},
-            }
+            parts.scatter(
+                name,
+                [round(each.share or 0, 4) for each in points],
+                [plain_figure(each.device.name) for each in points],
+                mark,
+                "%{text}: %{x:.0%}<extra>%{y}</extra>",
+                v,
+                marker={"size": 7, "opacity": 0.75},
+                text=[plain_figure(f"{each.name} {each.quant}, {each.stack}") for each in points],
+            )
         )
     return Figure(
         "share-of-ceiling",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,21 +12,12 @@ from harness.analysis import speculation, traffic
 from harness.analysis.columns import ShownCell, SpeculationRow
 from harness.analysis.identity import weights_content
 from harness.analysis.speculation import acceptance_length, acceptance_rate, guesses_per_pass
-from harness.dataset.study import Floats, Study, labels
+from harness.dataset.study import Study
 from harness.records.kinds import Record
-from harness.report.plots import (
-    FAINT,
-    Chapter,
-    Figure,
-    Mark,
-    Plotly,
-    figure_layout,
-    legend,
-    packed,
-    plain_figure,
-)
-from harness.report.plots import marks as marks_of
-from harness.report.tables import Column, number_column, word_column
+from harness.report import parts
+from harness.report.parts import Chapter, column, lines, scatter
+from harness.report.plots import FAINT, Figure, Mark, extent, figure_layout, legend, marks, packed
+from harness.report.tables import Column, word_column
 from harness.theory.floors import prefill_floor_s
 
 TITLE = "Speculation"
@@ -60,44 +52,41 @@ class Costs(NamedTuple):
 
 
 class GuessedRow(ShownCell):
-    """`counts`: of the guesses. `plain_tokens_per_s`: of the same cell without them."""
+    """`counts`: of the guesses. `plain_tokens_per_s`: of the same cell without them. `theory`: the speed-up
+    at this acceptance length."""
 
     counts: SpeculationRow
     plain_tokens_per_s: float | None
     costs: Costs | None
+    length: float | None
+    accepted_share: float | None
+    guesses_per_pass: float | None
+    speed_up: float | None
+    theory: float | None
 
 
 def chapter(study: Study) -> Chapter[GuessedRow] | None:
-    """The chapter on speculation; null without a cell in which tokens are guessed."""
+    """The chapter on speculation; None without a cell in which tokens are guessed."""
     if not any(row["speculation"] for row in study.rows):
         return None
-    marks = marks_of(study)
-    records = {row["name"]: each.record for row in study.rows if (each := study.behind(row))}
-    rows, notes, figures = {}, {}, {}
-    for model, every in study.models.items():
-        found = [
+    records = {row["name"]: stored.record for row in study.rows if (stored := study.behind(row))}
+    draw = partial(_figure, records=records, marks=marks(study))
+    return parts.chapter(
+        TITLE,
+        MEANING,
+        {TITLE: COLUMNS},
+        parts.by_model(
             _row(study, records, row, counts)
-            for row in every
+            for of_model in study.models.values()
+            for row in of_model
             if (counts := row["speculation"]) and row["name"] in records
-        ]
-        if not found:
-            continue
-        rows[model] = found
-        lines = _lines(found, records)
-        notes[model] = [f"theory, {row['variant']}: {costs.sentence()}" for row, costs in lines]
-        drawn = _figure(model, found, lines, marks)
-        figures[model] = [drawn] if drawn else []
-    return Chapter(TITLE, MEANING, {TITLE: COLUMNS}, rows, notes, figures)
-
-
-def _speed_up(row: GuessedRow) -> float | None:
-    plain, rate = row["plain_tokens_per_s"], row["tokens_per_s"]
-    return rate / plain if plain and rate else None
-
-
-def _in_theory(row: GuessedRow) -> float | None:
-    length = acceptance_length(row["counts"])
-    return row["costs"].speed_up(length) if row["costs"] and length else None
+        ),
+        list,
+        lambda model, named: [draw(model, named)],
+        lambda named: [
+            f"theory, {row['variant']}: {costs.sentence()}" for row, costs in _lines(named, records)
+        ],
+    )
 
 
 COLUMNS: Sequence[Column[GuessedRow]] = (
@@ -107,46 +96,44 @@ COLUMNS: Sequence[Column[GuessedRow]] = (
         lambda row: f"synthetic, {row['counts']['synthetic']:g}" if row["counts"]["synthetic"] else "real",
         "real: a guess is accepted if it is the model's own token; synthetic: at random, to this mean length",
     ),
-    number_column(
-        "acceptance length",
-        lambda row: acceptance_length(row["counts"]),
-        "{:.2f}",
-        "tokens per pass of the model",
-    ),
-    number_column(
-        "acceptance rate", lambda row: acceptance_rate(row["counts"]), "{:.0%}", "accepted of the guesses"
-    ),
-    number_column(
-        "guesses/pass", lambda row: guesses_per_pass(row["counts"]), "{:.1f}", "guesses per pass of the model"
-    ),
-    number_column("tok/s", lambda row: row["tokens_per_s"], "{:.1f}", "over all decoded tokens"),
-    number_column(
-        "tok/s without",
-        lambda row: row["plain_tokens_per_s"],
-        "{:.1f}",
-        "of the same cell without guesses",
-    ),
-    number_column("speed-up", _speed_up, "{:.2f}x", "tok/s over tok/s without guesses"),
-    number_column(
-        *("theory", _in_theory, "{:.2f}x"), "the speed-up at this acceptance length; below, from what"
-    ),
+    column("acceptance length", "length", "{:.2f}", "tokens per pass of the model"),
+    column("acceptance rate", "accepted_share", "{:.0%}", "accepted of the guesses"),
+    column("guesses/pass", "guesses_per_pass", "{:.1f}", "guesses per pass of the model"),
+    column("tok/s", "tokens_per_s", "{:.1f}", "over all decoded tokens"),
+    column("tok/s without", "plain_tokens_per_s", "{:.1f}", "of the same cell without guesses"),
+    column("speed-up", "speed_up", "{:.2f}x", "tok/s over tok/s without guesses"),
+    column("theory", "theory", "{:.2f}x", "the speed-up at this acceptance length; below, from what"),
 )
 
 
 def _row(study: Study, records: Mapping[str, Record], row: ShownCell, counts: SpeculationRow) -> GuessedRow:
     group = speculation.group(records[row["name"]])
-    plain = (other for other in study.rows if other["name"] in records and not other["speculation"])
-    rates = (other["tokens_per_s"] for other in plain if speculation.group(records[other["name"]]) == group)
-    found: GuessedRow = {**row, "counts": counts, "plain_tokens_per_s": next(rates, None), "costs": None}
-    return {**found, "costs": _costs(study, records, found)}
+    others = (other for other in study.rows if other["name"] in records and not other["speculation"])
+    rates = (other["tokens_per_s"] for other in others if speculation.group(records[other["name"]]) == group)
+    plain, rate, length = next(rates, None), row["tokens_per_s"], acceptance_length(counts)
+    costs = _costs(study, records, row, counts, plain)
+    return {
+        **row,
+        "counts": counts,
+        "plain_tokens_per_s": plain,
+        "costs": costs,
+        "length": length,
+        "accepted_share": acceptance_rate(counts),
+        "guesses_per_pass": guesses_per_pass(counts),
+        "speed_up": rate / plain if plain and rate else None,
+        "theory": costs.speed_up(length) if costs and length else None,
+    }
 
 
-def _costs(study: Study, records: Mapping[str, Record], row: GuessedRow) -> Costs | None:
-    guesses, rate = guesses_per_pass(row["counts"]), row["plain_tokens_per_s"]
-    if guesses is None or not rate:
+def _costs(
+    study: Study, records: Mapping[str, Record], row: ShownCell, counts: SpeculationRow, plain: float | None
+) -> Costs | None:
+    guesses = guesses_per_pass(counts)
+    if guesses is None or not plain:
         return None
-    verify = _verify(study, records, records[row["name"]], guesses + 1, 1e3 / rate)
-    return Costs(guesses, 1e3 / rate, *verify, *_draft(study, records, row, 1e3 / rate))
+    decode_ms, record = 1e3 / plain, records[row["name"]]
+    verify = _verify(study, records, record, guesses + 1, decode_ms)
+    return Costs(guesses, decode_ms, *verify, *_draft(study, records, row, counts, decode_ms))
 
 
 def _verify(
@@ -173,10 +160,10 @@ def _place(record: Record) -> tuple[object, ...]:
 
 
 def _draft(
-    study: Study, records: Mapping[str, Record], row: GuessedRow, decode_ms: float
+    study: Study, records: Mapping[str, Record], row: ShownCell, counts: SpeculationRow, decode_ms: float
 ) -> tuple[float, str]:
     """Of one guess: a decode step of the draft model where that was measured, else by its bytes."""
-    record, size, whole = records[row["name"]], row["counts"]["draft_model_bytes"], row["model_bytes"]
+    record, size, whole = records[row["name"]], counts["draft_model_bytes"], row["model_bytes"]
     wanted = record["options"].get("draft"), record["stack"], _place(record)
     for other in study.rows:
         of = records.get(other["name"])
@@ -189,49 +176,42 @@ def _draft(
     return 0.0, "no draft model"
 
 
-def _lines(rows: Sequence[GuessedRow], records: Mapping[str, Record]) -> list[tuple[GuessedRow, Costs]]:
+def _lines(
+    named: Sequence[tuple[str, GuessedRow]], records: Mapping[str, Record]
+) -> list[tuple[GuessedRow, Costs]]:
     """One line for cells that guess alike, whatever is accepted."""
-    found: dict[str, tuple[GuessedRow, Costs]] = {}
-    for row in rows:
+    alike: dict[str, tuple[GuessedRow, Costs]] = {}
+    for _, row in named:
         options = {**records[row["name"]]["options"], "accept": None}
         if row["costs"]:
-            found.setdefault(str(options), (row, row["costs"]))
-    return list(found.values())
+            alike.setdefault(str(options), (row, row["costs"]))
+    return list(alike.values())
 
 
 def _figure(
     model: str,
-    rows: Sequence[GuessedRow],
-    lines: Sequence[tuple[GuessedRow, Costs]],
+    named: Sequence[tuple[str, GuessedRow]],
+    records: Mapping[str, Record],
     marks: Mapping[str, Mark],
 ) -> Figure | None:
     """tok/s against acceptance length; theory dashed; dotted, without guesses."""
-    named = list(zip(labels(rows, model), rows, strict=True))
-    drawn = [
-        (place, label, row, length, rate)
-        for place, (label, row) in enumerate(named)
-        if (length := acceptance_length(row["counts"])) and (rate := row["tokens_per_s"])
-    ]
-    if not drawn:
+    data, table = [], []
+    hover = "%{x:.2f} tokens a pass: %{y:,.1f} tokens/s"
+    for v, (label, row) in enumerate(named):
+        x, y = parts.points([row], "length", "tokens_per_s")
+        if x and y[0]:
+            data.append(scatter(label, x, y, marks[row["name"]], hover, v, meta=extent(y)))
+            table.append([label, f"{x[0]:.2f}", f"{y[0]:.1f}"])
+    if not data:
         return None
-    data: list[Plotly] = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": plain_figure(label),
-            "x": [round(length, 4)],
-            "y": [round(rate, 4)],
-            "marker": {"color": marks[row["name"]].colour, "symbol": marks[row["name"]].symbol, "size": 9},
-            "hovertemplate": "%{x:.2f} tokens a pass: %{y:,.1f} tokens/s<extra>%{fullData.name}</extra>",
-            "meta": {"v": place, "low": round(rate, 4), "top": round(rate * 1.1, 4), "peak": rate},
-        }
-        for place, label, row, length, rate in drawn
-    ]
-    for row, costs in lines:
-        lengths = np.linspace(1, costs.guesses + 1, LINE_POINTS)
-        rates = 1e3 / costs.decode_ms * np.array([costs.speed_up(length) for length in lengths])
-        data.append(_line(lengths, rates, f"{row['variant']}, theory", "dash"))
-        data.append(_line(lengths, np.full(LINE_POINTS, 1e3 / costs.decode_ms), "without guesses", "dot"))
+    for row, costs in _lines(named, records):
+        lengths, plain = np.linspace(1, costs.guesses + 1, LINE_POINTS), 1e3 / costs.decode_ms
+        guessed = np.array([plain * costs.speed_up(length) for length in lengths])
+        for name, rates, dash in (
+            (f"{row['variant']}, theory", guessed, "dash"),
+            ("without guesses", np.full(LINE_POINTS, plain), "dot"),
+        ):
+            data.append(lines(name, packed(lengths), packed(rates), Mark(FAINT, ""), dash=dash))
     return Figure(
         "speculation",
         "Tokens per second against acceptance length",
@@ -244,18 +224,6 @@ def _figure(
             yaxis={"rangemode": "tozero"},
         ),
         ["variant", "acceptance length", "tokens/s"],
-        [[label, f"{length:.2f}", f"{rate:.1f}"] for _, label, _, length, rate in drawn],
+        table,
         legend=legend(named, marks),
     )
-
-
-def _line(x: Floats, y: Floats, name: str, dash: str) -> Plotly:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": plain_figure(name),
-        "x": packed(x),
-        "y": packed(y),
-        "line": {"color": FAINT, "width": 1, "dash": dash},
-        "hoverinfo": "skip",
-    }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from harness.analysis.columns import Cell, Percentiles, UsersRow
 from harness.base.text import plural
-from harness.dataset.study import Study, labels, timed
-from harness.report.plots import Chapter, Figure, Mark, Named, Plotly, figure_layout, legend, plain_figure
-from harness.report.plots import marks as marks_of
+from harness.dataset.study import Study
+from harness.report import parts
+from harness.report.parts import Chapter, column, lines
+from harness.report.plots import Figure, Mark, Named, extent, figure_layout, legend, marks
 from harness.report.tables import Column, number
 from harness.report.text_table import NONE
 
@@ -20,155 +22,118 @@ MEANING = (
     " Theory: the weights read once per step, the KV cache read and tokens computed for each user, at the"
     " rates of the data sheet, or the measured bandwidth where there is none."
 )
+PERCENTILES = "median, 90th and 99th percentile over users and rounds"
+OVERLAYS = {"theory": ("theory (dashed)", "dashed, theory")}
+HOVER = "users: %{x}, %{y:,.1f} tokens/s"
 
 
 class OfUsers(Cell):
-    """A cell with so many users; null for a cell that has none."""
+    """A cell with so many users; None for a cell that has none. `limit`: tokens per second that theory allows
+    those who decode at once."""
 
     at: UsersRow | None
+    limit: float | None
 
 
 def chapter(study: Study) -> Chapter[OfUsers] | None:
-    """The chapter on several users; null without any."""
-    marks = marks_of(study)
-    rows, notes, figures = {}, {}, {}
-    for model, every in study.models.items():
-        named = [
-            (label, row) for label, row in zip(labels(every, model), every, strict=True) if timed(row) == KIND
-        ]
-        if not named:
-            continue
-        rows[model] = shown([row for _, row in named])
-        notes[model] = _notes(named)
-        drawn = [(label, row) for label, row in named if row["users"]]
-        figures[model] = [
-            _figure(model, drawn, marks, name, title, of, has_limit)
-            for name, title, of, has_limit in (
-                ("users-all", "tokens per second of all users", lambda each: each["tokens_per_s"], True),
-                (
-                    "users-each",
-                    "tokens per second of each user",
-                    lambda each: each["user_tokens_per_s"],
-                    False,
-                ),
-            )
-            if drawn
-        ]
-    return Chapter(TITLE, MEANING, {TITLE: COLUMNS}, rows, notes, figures) if rows else None
+    """The chapter on several users; None without any."""
+    draw = partial(_figure, marks=marks(study))
+    return parts.chapter(
+        TITLE,
+        MEANING,
+        {TITLE: COLUMNS},
+        parts.cells_of(study, KIND),
+        shown,
+        lambda model, named: (
+            draw(model, named, "users-all", "at.tokens_per_s", "limit", "Tokens per second of all users"),
+            draw(model, named, "users-each", "at.user_tokens_per_s", "", "Tokens per second of each user"),
+        ),
+        _notes,
+    )
 
 
 def shown(rows: Sequence[Cell]) -> list[OfUsers]:
     """A row per number of users of these cells; one without for a cell that has none."""
     none: list[None] = [None]
-    return [{**row, "at": at} for row in rows for at in row["users"] or none]
+    return [{**row, "at": at, "limit": _limit(row, at)} for row in rows for at in row["users"] or none]
+
+
+def _limit(row: Cell, at: UsersRow | None) -> float | None:
+    limit = row["users_limit"]
+    return dict(limit["tokens_per_s"]).get(at["users"]) if limit and at and not at["queued"] else None
 
 
 def _notes(named: Named) -> list[str]:
     """Where theory has steps become compute-bound."""
-    bounds = [(label, of["compute_bound_from"]) for label, row in named if (of := row["users_limit"])]
+    bounds = [(label, limit["compute_bound_from"]) for label, row in named if (limit := row["users_limit"])]
     return [f"{label}: in theory compute-bound from {users:,} users on" for label, users in bounds if users]
 
 
-def _column(heading: str, of: Callable[[UsersRow], float | None], form: str, meaning: str) -> Column[OfUsers]:
-    return Column(heading, lambda row: number(of(row["at"]), form) if row["at"] else NONE, meaning)
-
-
-def _percentiles(heading: str, of: Callable[[UsersRow], Percentiles | None], what: str) -> Column[OfUsers]:
-    def text(row: OfUsers) -> str:
-        found = of(row["at"]) if row["at"] else None
-        return f"{found['median']:,.1f} / {found['p90']:,.1f} / {found['p99']:,.1f}" if found else NONE
-
-    return Column(heading, text, f"{what}: median, 90th and 99th percentile over users and rounds")
-
-
-def _limit(row: Cell, users: int) -> float | None:
-    """Of those who decode at once."""
-    of = row["users_limit"]
-    queued = any(at["queued"] for at in row["users"] if at["users"] == users)
-    return dict(of["tokens_per_s"]).get(users) if of and not queued else None
+def _percentiles(of: Percentiles | None) -> str:
+    return f"{of['median']:,.1f} / {of['p90']:,.1f} / {of['p99']:,.1f}" if of else NONE
 
 
 COLUMNS: tuple[Column[OfUsers], ...] = (
-    _column("users", lambda at: at["users"], "{:.0f}", "at once"),
-    _column("all tok/s", lambda at: at["tokens_per_s"], "{:,.1f}", "while all decode; - if some waited"),
-    Column(
-        "limit",
-        lambda row: number(_limit(row, row["at"]["users"]), "{:,.1f}") if row["at"] else NONE,
-        "all tok/s that theory allows",
-    ),
-    _column("each tok/s", lambda at: at["user_tokens_per_s"], "{:,.2f}", "of one user, the median"),
-    _column(
-        *("output tok/s", lambda at: at["output_tokens_per_s"], "{:,.1f}"),
+    column("users", "at.users", "{:.0f}", "at once"),
+    column("all tok/s", "at.tokens_per_s", "{:,.1f}", "while all decode; - if some waited"),
+    column("limit", "limit", "{:,.1f}", "all tok/s that theory allows"),
+    column("each tok/s", "at.user_tokens_per_s", "{:,.2f}", "of one user, the median"),
+    column(
+        "output tok/s",
+        "at.output_tokens_per_s",
+        "{:,.1f}",
         "all tokens over all of the time, prompts included",
     ),
-    _percentiles("TTFT ms", lambda at: at["ttft_ms"], "time to first token"),
-    _percentiles("TPOT ms", lambda at: at["tpot_ms"], "time per token after it"),
-    _column(
-        *("fairness", lambda at: at["slowest_over_fastest"], "{:.2f}"),
+    Column(
+        "TTFT ms",
+        lambda row: _percentiles(row["at"] and row["at"]["ttft_ms"]),
+        f"time to first token: {PERCENTILES}",
+    ),
+    Column(
+        "TPOT ms",
+        lambda row: _percentiles(row["at"] and row["at"]["tpot_ms"]),
+        f"time per token after it: {PERCENTILES}",
+    ),
+    column(
+        "fairness",
+        "at.slowest_over_fastest",
+        "{:.2f}",
         "tokens per second of the slowest user over those of the fastest",
     ),
 )
 
 
 def _figure(
-    model: str,
-    named: Named,
-    marks: Mapping[str, Mark],
-    name: str,
-    title: str,
-    of: Callable[[UsersRow], float | None],
-    has_limit: bool,
-) -> Figure:
-    """Tokens per second against users; theory's limit dashed."""
-    data: list[Plotly] = []
-    overlays = {}
-    for place, (label, row) in enumerate(named):
-        mark = marks[row["name"]]
-        points = [(each["users"], rate) for each in row["users"] if (rate := of(each)) is not None]
-        data.append(
-            _trace(label, points, "lines+markers", mark, {"v": place})
-            | {"marker": {"color": mark.colour, "symbol": mark.symbol, "size": 8}}
-        )
-        if has_limit and (limit := row["users_limit"]):
-            points = [(users, rate) for users, _ in limit["tokens_per_s"] if (rate := _limit(row, users))]
-            trace = _trace(f"{label}, theory", points, "lines", mark, {"v": place})
-            trace["line"]["dash"], trace["meta"]["kind"] = "dash", "theory"
-            data.append(trace)
-            overlays["theory"] = "theory (dashed)"
-    numbers = sorted({each["users"] for _, row in named for each in row["users"]})
-    rates = [{each["users"]: of(each) for each in row["users"]} for _, row in named]
+    model: str, named: Named, name: str, rate: str, limit: str, title: str, marks: Mapping[str, Mark]
+) -> Figure | None:
+    """Tokens per second against users. `rate`, `limit`: the paths of the measured figure and of theory's."""
+    named = [(label, row) for label, row in named if row["users"]]
+    if not named:
+        return None
+    data = []
+    for v, (label, row) in enumerate(named):
+        mark, rows = marks[row["name"]], shown([row])
+        for path, word, kind, dash in ((rate, "", "", ""), (limit, ", theory", "theory", "dash")):
+            x, y = parts.points(rows, "at.users", path)
+            if y or not kind:
+                data.append(lines(label + word, x, y, mark, HOVER, v, kind, dash, extent(y)))
+    overlays, words = parts.overlays(data, OVERLAYS)
+    numbers = sorted({at["users"] for _, row in named for at in row["users"]})
+    rates = [dict(zip(*parts.points(shown([row]), "at.users", rate), strict=True)) for _, row in named]
     return Figure(
         name,
-        title.capitalize(),
-        f"{title.capitalize()} of {model} against users at once"
-        + ("; dashed, theory" if overlays else "")
-        + ".",
+        title,
+        f"{title} of {model} against users at once{words}.",
         data,
         figure_layout(
             "users at once", "tokens/s", xaxis={"rangemode": "tozero"}, yaxis={"rangemode": "tozero"}
         ),
         ["variant", *(plural(users, "user") for users in numbers)],
         [
-            [label, *(number(of_row.get(users), "{:,.1f}") for users in numbers)]
-            for (label, _), of_row in zip(named, rates, strict=True)
+            [label, *(number(of_users.get(users), "{:,.1f}") for users in numbers)]
+            for (label, _), of_users in zip(named, rates, strict=True)
         ],
         across=2,
         legend=legend(named, marks),
         overlays=overlays,
     )
-
-
-def _trace(
-    label: str, points: Sequence[tuple[int, float]], mode: str, mark: Mark, meta: dict[str, object]
-) -> Plotly:
-    rates = [round(rate, 4) for _, rate in points]
-    return {
-        "type": "scatter",
-        "mode": mode,
-        "name": plain_figure(label),
-        "x": [users for users, _ in points],
-        "y": rates,
-        "line": {"color": mark.colour, "width": 1.5},
-        "hovertemplate": "users: %{x}, %{y:,.1f} tokens/s<extra>%{fullData.name}</extra>",
-        "meta": meta | ({"low": min(rates), "top": max(rates)} if rates else {}),
-    }

@@ -1,0 +1,289 @@
+"""The chapter on prefill: time and rate of a pass against its tokens, with the measured ridge and theory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from harness.analysis.columns import Cell, PrefillDepth, PrefillRow
+from harness.analysis.prefill import TARGETS
+from harness.dataset.study import Curve, Floats, Study, bounds
+from harness.report import parts
+from harness.report.parts import Chapter, column, line, lines, scatter
+from harness.report.plots import Figure, Mark, Named, Plotly, figure_layout, legend, marks, packed
+from harness.report.tables import Column, interval, number
+from harness.report.text_table import NONE
+
+TITLE = "Prefill"
+KIND = "prefill"
+MEANING = (
+    "Time of one forward pass over p tokens. A short pass is memory-bound: it reads the weights once, and its"
+    " time is a plateau. In a long one each further token adds as much time. At the ridge, computing alone"
+    " takes as long as the plateau. Theory is the roofline of the data sheet: the larger of reading weights"
+    " and cache once and of computing, with the lm_head on every token or on the last one alone. Intervals of"
+    " 95% include how repeats differ; that of a single repeat may be of its passes alone, which is a lower"
+    " bound."
+)
+EXTRAPOLATED = "*"
+EXTRAPOLATION = f"{EXTRAPOLATED}: extrapolated from shorter passes"
+LENGTHS = (1, 8, 32, 128, 512, 2048, 8192, 32768)
+MOST_LENGTHS = 7  # columns of a figure's data
+OVERLAYS = {
+    "depths": ("behind tokens in the cache (dash-dotted)", ""),
+    "ridge": (
+        "measured ridge with its interval (large open symbols)",
+        "open symbols at the measured ridges, with their intervals",
+    ),
+    "last": ("theory, lm_head on last (dashed)", "dashed and dotted, theory"),
+    "every": ("theory, lm_head on every (dotted)", ""),
+}
+DASHES = {"every": "dot", "last": "dash"}
+
+
+class SweepRow(Cell):
+    """The passes of a cell at one depth. `whole`: the figures of an empty cache; None at other depths."""
+
+    passes_at: PrefillDepth | None
+    whole: PrefillRow | None
+
+
+def chapter(study: Study) -> Chapter[SweepRow] | None:
+    """The chapter on prefill; None without a series of passes."""
+    draw = partial(_figure, curves=study.prefill, marks=marks(study))
+    return parts.chapter(
+        TITLE,
+        MEANING,
+        {TITLE: COLUMNS},
+        parts.cells_where(study, lambda row: row["name"] in study.prefill),
+        lambda rows: shown([row for row in rows if row["prefill"]]),
+        lambda model, named: (draw(model, named, kind=kind) for kind in UNITS),
+        lambda named: _notes([(label, sweep) for label, row in named if (sweep := row["prefill"])]),
+    )
+
+
+def shown(rows: Sequence[Cell]) -> list[SweepRow]:
+    """A row per depth of each cell; those of deeper passes have no TTFT."""
+    return [
+        {**row, "passes_at": passes, "whole": whole if passes is whole else None}
+        for row in rows
+        for whole in [row["prefill"]]
+        for passes in [whole, *(whole["depths"] if whole else ())]
+    ]
+
+
+def extrapolates(sweep: PrefillRow | None) -> bool:
+    """Whether a TTFT in its line of the table is extrapolated."""
+    return sweep is not None and any(ttft["how"] == "extrapolated" for ttft in sweep["ttft"])
+
+
+def _notes(named: Sequence[tuple[str, PrefillRow]]) -> list[str]:
+    """Notes where ridge and theory differ, a ridge is missing, or a TTFT is not extrapolated."""
+    notes = [
+        f"{label}: {text}" for label, sweep in named if (text := sweep["comparison"] or sweep["ridge_reason"])
+    ]
+    reasons: dict[str, dict[str, None]] = {}
+    for label, sweep in named:
+        for reason in filter(None, (ttft["reason"] for ttft in sweep["ttft"])):
+            reasons.setdefault(reason, {})[label] = None
+    notes += [f"no TTFT, {reason}: {', '.join(without)}" for reason, without in reasons.items()]
+    return notes + [EXTRAPOLATION] * any(extrapolates(sweep) for _, sweep in named)
+
+
+def _of_passes(text: Callable[[PrefillDepth], str]) -> Callable[[SweepRow], str]:
+    return lambda row: text(row["passes_at"]) if row["passes_at"] else NONE
+
+
+def _depth(row: SweepRow) -> str:
+    """A dash where all passes begin at an empty cache."""
+    passes, whole = row["passes_at"], row["whole"]
+    return f"{passes['depth']:,.0f}" if passes and (passes["depth"] or (whole and whole["depths"])) else NONE
+
+
+def _rate(passes: PrefillDepth) -> str:
+    """`2,031 at 1,024`"""
+    n, ms = passes["longest_n"], passes["longest_ms"]
+    return f"{n / ms * 1e3:,.0f} at {n:,.0f}" if ms else NONE
+
+
+def _plateau(passes: PrefillDepth) -> str:
+    """`34.5 from 33` where an earlier kernel runs shorter passes."""
+    text, start = number(passes["plateau_ms"], "{:,.1f}"), passes["kernel_from_n"]
+    return text if text == NONE or start in (None, 1) else f"{text} from {start}"
+
+
+def _ridge(passes: PrefillDepth) -> str:
+    """`225 (170 to 292)`, `225 (> 170)`, `225` without an interval; `> 500` where it was not reached."""
+    value = passes["ridge_n"]
+    if value is None:
+        is_beyond = (passes["ridge_reason"] or "").startswith("not reached")
+        return f"> {passes['longest_n']:,.0f}" if is_beyond else NONE
+    if passes["ridge_ci95"] is None:
+        return f"{value:,.0f}"
+    low, high = bounds(passes["ridge_ci95"])
+    both = low is not None and high is not None
+    return f"{value:,.0f} ({interval(passes['ridge_ci95'], 0) if both else f'> {low or 0:,.0f}'})"
+
+
+def _first_token(row: SweepRow, n: int) -> str:
+    """`71.2`, with a mark where it is extrapolated."""
+    ttft = {each["n"]: each for each in row["whole"]["ttft"]}.get(n) if row["whole"] else None
+    if ttft is None or ttft["ms"] is None:
+        return NONE
+    return f"{ttft['ms']:,.1f}" + EXTRAPOLATED * (ttft["how"] == "extrapolated")
+
+
+DEPTH = Column("depth", _depth, "tokens in the KV cache before a pass")
+PLATEAU = Column(
+    "plateau ms", _of_passes(_plateau), "time of short passes; from: the first pass of this kernel"
+)
+RATE = Column("tok/s", _of_passes(_rate), "of the longest pass, and its tokens")
+RIDGE = Column(
+    "ridge",
+    _of_passes(_ridge),
+    "tokens from which computing takes longer than the plateau, and its 95% confidence interval",
+)
+FIRST_TOKENS = tuple(
+    Column(f"TTFT {name} ms", partial(_first_token, n=n), f"of a prompt of {n:,} tokens; {EXTRAPOLATION}")
+    for n, name in zip(TARGETS, ("512", "2k", "8k", "32k"), strict=True)
+)
+SHORT = (DEPTH, RATE, PLATEAU, RIDGE, *FIRST_TOKENS)
+COLUMNS: tuple[Column[SweepRow], ...] = (
+    DEPTH,
+    PLATEAU,
+    column(
+        "ms per 1k",
+        "passes_at.slope_ms",
+        "{:,.1f}",
+        "what 1,000 further tokens add, past the plateau",
+        unit=1e-3,
+    ),
+    RATE,
+    RIDGE,
+    column(
+        "theory, last",
+        "whole.ridge_theory.last",
+        "{:,.0f}",
+        "the ridge by the data sheet, with the lm_head on the last token alone",
+    ),
+    column(
+        "theory, every",
+        "whole.ridge_theory.every",
+        "{:,.0f}",
+        "the ridge by the data sheet, with the lm_head on every token",
+    ),
+    *FIRST_TOKENS,
+    column(
+        "MFU",
+        "whole.utilisation.-1.mfu",
+        "{:.0%}",
+        "FLOP/s of the longest pass, over the data sheet's fastest rate for such weights",
+    ),
+    column(
+        "MBU",
+        "whole.utilisation.0.mbu",
+        "{:.0%}",
+        "bytes read per second by the shortest pass, over the bandwidth of the data sheet",
+    ),
+)
+
+
+# Its two figures. `kind`: time, or tokens per second.
+
+UNITS = {"time": ("ms", "%{y:.3f} ms"), "rate": ("tokens/s", "%{y:,.0f} tokens/s")}
+
+
+def _figure(
+    model: str,
+    named: Named,
+    curves: Mapping[str, Mapping[int, Curve]],
+    marks: Mapping[str, Mark],
+    kind: str,
+) -> Figure | None:
+    """Time, or tokens per second, against tokens, both on logarithmic axes."""
+    unit, hover = UNITS[kind]
+    hover = f"%{{x:,}} tokens: {hover}"
+    data, shallow = [], []
+    for v, (label, row) in enumerate(named):
+        for depth, curve in (of := curves[row["name"]]).items():
+            name = label if not depth else f"{label}, behind {depth:,} tokens"
+            trace = line(curve.n, _as(kind, curve.n, curve.ms), name, v, marks[row["name"]], hover)
+            trace["meta"] = {"v": v}  # without extents, of which page.js makes a linear range
+            if depth > min(of):
+                trace["line"]["dash"], trace["meta"]["kind"] = "dashdot", "depths"
+            else:
+                shallow.append((label, curve))
+            data.append(trace)
+    if not shallow:
+        return None
+    for v, (label, row) in enumerate(named):
+        mark, sweep = marks[row["name"]], row["prefill"]
+        for head, floor in ((sweep and sweep["floors"]) or {}).items():
+            n, ms = np.array(floor, dtype=float).T
+            name = f"{label}, theory, lm_head on {head}"
+            floors = packed(_as(kind, n, ms))
+            data.append(lines(name, packed(n), floors, mark, hover, v, head, DASHES[head]))
+        if sweep and sweep["ridge_n"] is not None:
+            data.append(
+                _ridge_mark(
+                    sweep, sweep["ridge_n"], curves[row["name"]][sweep["depth"]], label, v, mark, kind
+                )
+            )
+    longest = max(float(curve.n[-1]) for _, curve in shallow)
+    positions = [n for n in LENGTHS if n <= longest][-MOST_LENGTHS:]
+    positions += [int(longest)] * (positions[-1:] != [int(longest)])
+    overlays, words = parts.overlays(data, OVERLAYS)
+    what = "Time in ms" if kind == "time" else "Tokens per second"
+    return Figure(
+        f"prefill-{kind}",
+        f"Prefill: {kind} against tokens",
+        f"{what} of one forward pass of {model} against its tokens, on logarithmic axes{words}.",
+        data,
+        figure_layout(
+            "tokens of the pass",
+            f"{kind}, {unit}",
+            xaxis={"type": "log", "tickformat": ",d", "dtick": "D2" if longest < 1000 else 1},
+            yaxis={"type": "log", "dtick": "D2", "tickformat": ",~r"},
+        ),
+        ["variant", *(f"{n:,} tokens" for n in positions)],
+        [[label, *(_nearest(curve, n, kind) for n in positions)] for label, curve in shallow],
+        height=480,
+        legend=legend(named, marks),
+        overlays=overlays,
+    )
+
+
+def _as(kind: str, n: Floats, ms: Floats) -> Floats:
+    return ms if kind == "time" else n / ms * 1e3
+
+
+def _ridge_mark(
+    sweep: PrefillRow, n: float, curve: Curve, label: str, v: int, mark: Mark, kind: str
+) -> Plotly:
+    """The measured ridge on its curve, with its interval, whose open ends are those of the curve."""
+    low, high = bounds(sweep["ridge_ci95"] or [n, n])
+    ends: list[float | None] = [low or 0.0, float(curve.n[-1]) if high is None else high]
+    ms = np.interp([n], curve.n, curve.ms)
+    return scatter(
+        label,
+        [round(n, 2)],
+        [round(float(_as(kind, np.array([n]), ms)[0]), 4)],
+        mark,
+        "measured ridge: %{x:,.0f} tokens",
+        v,
+        "ridge",
+        marker={
+            "symbol": f"{mark.symbol}-open",
+            "size": 13,
+            "line": {"width": 2, "color": mark.colour},
+        },
+        error_x=parts.error_bars([n], [ends], mark.colour),
+    )
+
+
+def _nearest(curve: Curve, n: int, kind: str) -> str:
+    if n > curve.n[-1]:
+        return NONE
+    at = int(np.abs(curve.n - n).argmin())
+    return f"{_as(kind, curve.n, curve.ms)[at]:{',.2f' if kind == 'time' else ',.0f'}}"

@@ -31,7 +31,7 @@ def row(name: str = "m llamacpp q4_0", **figures: Any) -> dict[str, Any]:
     return empty_cell() | known | {"repeats_ok": 3, "cell": name, "baseline": None} | figures
 
 
-def latency(*drawn: tuple[dict[str, Any], Any]) -> plots.Figure:
+def latency(*drawn: tuple[dict[str, Any], Any]) -> plots.Chart:
     """The figure of rows of one model, each with its latencies from n = 26 on."""
     cells = [cell for cell, _ in drawn]
     series = {cell["name"]: Curve(np.arange(26.0, 26 + len(ms)), ms) for cell, ms in drawn}
@@ -320,7 +320,7 @@ def test_a_name_can_break_neither_the_pages_html_nor_its_json():
 def test_no_text_of_a_comparison_is_markup():
     evil = "</script><img src=x>'\""
     table = Table([evil, evil], [[evil, evil]], marked=[True], title=evil, meanings=[evil, evil])
-    drawn = plots.Figure(evil, evil, evil, [{"name": evil}], {"title": evil}, [evil, evil], [[evil, evil]])
+    drawn = plots.Chart(evil, evil, evil, [{"name": evil}], {"title": evil}, [evil, evil], [[evil, evil]])
     texts = {"title": evil, "notes": [evil], "counts": evil, "meaning": [evil]}
     page = report_page.filled("comparison.html", **texts, tables=[table], figures=[drawn])
     assert "<img" not in page.split("<script>")[0]

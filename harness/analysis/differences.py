@@ -31,7 +31,7 @@ SWEEPS = 20  # alternating least squares converges at once for a full table, wit
 
 @dataclass(frozen=True)
 class Costs:
-    """The repeats of one figure as costs (see metrics.Metric.cost), [cell, campaign], oldest campaign first.
+    """The repeats of one figure as costs (see Figure.cost), [cell, campaign], oldest campaign first.
 
     `means`, `medians`: NaN where a cell has no value in a campaign; `counts`: of values; `squares`: their sum
     of squares around the mean. `blocks`: variance of the mean by blocks of tokens within repeats, 0 where

@@ -32,11 +32,11 @@ VERDICTS: Mapping[Family, tuple[str, str]] = {
     "quality": ("WORSE", "BETTER"),
 }
 """By the threshold that applies: what a change for the worse and for the better is called."""
-FAMILIES: tuple[Family, ...] = tuple(VERDICTS)
+FAMILIES: tuple[str, ...] = tuple(VERDICTS)
 Csv = Literal["cells", "repeats"]
-Shown = Literal["terminal", "first", "machines", "point", "card"]
+Shown = Literal["terminal", "first", "machines", "point", "card", "bundle"]
 """The tables of a terminal; the columns that a page's table begins with; the cells of several machines; the
-text at a point of the page's picture; the card."""
+text at a point of the page's picture; the card; what a bundle claims of its records."""
 MB = 1e6
 
 
@@ -51,7 +51,7 @@ class Figure:
     95% interval. `pool`: how a cell's repeats become one; last: the last repeat's, or a figure that
     repeat_figures.py computes. `csv`: the CSV files that have it.
 
-    `family`: the threshold of compare that applies; None: it is not compared. `whole`: not compared for a
+    `family`: the threshold of compare that applies; empty: it is not compared. `whole`: not compared for a
     `grow` workload, which may run longer. `inverse`: name and unit of 1,000 over it, for tools that know
     smaller-is-better alone.
     """
@@ -73,7 +73,7 @@ class Figure:
     pool: Literal["last", "median", "max"] = "last"
     csv: Literal["", "repeats", "cells", "both"] = ""
     better: Literal["lower", "higher"] = "lower"
-    family: Family | None = None
+    family: Family | Literal[""] = ""
     whole: bool = False
     inverse: tuple[str, str] | None = None
 
@@ -196,7 +196,8 @@ def _guessed(row: AnyRow, read: Callable[[SpeculationRow], float | None]) -> flo
 # fmt: off
 FIGURES: tuple[Figure, ...] = (
     Figure("tokens_per_s", "tok/s", "over all decoded tokens",
-           form="{:,.1f}", unit="tok/s", table="Speed", shown=("terminal", "first", "machines", "card"),
+           form="{:,.1f}", unit="tok/s", table="Speed",
+           shown=("terminal", "first", "machines", "card", "bundle"),
            ends="tokens_per_s_ci95", pool="median", csv="both", better="higher", family="slower",
            whole=True, inverse=("ms_per_token", "ms/token")),
     Figure("pp512", "pp512 tok/s", "prefill of 512 tokens at an empty cache, in tokens per second",
@@ -204,12 +205,14 @@ FIGURES: tuple[Figure, ...] = (
            csv="repeats", family="slower", inverse=("pp512_ms_per_token", "ms/token")),
     Figure("ttft_ms", "TTFT ms",
            "time to first token: prefill of the prompt; too fast: the weights cannot be read in that time",
-           form="{:,.1f}", unit="ms", table="Speed", shown=("terminal", "first", "machines", "card"),
+           form="{:,.1f}", unit="ms", table="Speed",
+           shown=("terminal", "first", "machines", "card", "bundle"),
            pool="median", csv="both", family="slower"),
     Figure("peak_vram_bytes", "peak VRAM MB", "peak VRAM of the worker",
-           form="{:,.0f}", scale=MB, table="Memory", shown=("terminal", "first"), csv="both"),
+           form="{:,.0f}", scale=MB, table="Memory", shown=("terminal", "first", "bundle"), csv="both"),
     Figure("peak_rss_bytes", "peak RSS MB", "peak resident set size of the worker",
-           form="{:,.0f}", scale=MB, table="Memory", shown=("terminal", "first"), pool="max", csv="both"),
+           form="{:,.0f}", scale=MB, table="Memory", shown=("terminal", "first", "bundle"), pool="max",
+           csv="both"),
     Figure("memory_bytes", "peak MB", "peak memory: resident set on a CPU, else VRAM",
            form="{:,.0f}", scale=MB, unit="bytes", table="Speed", shown=("first", "machines", "card"),
            read=_peak_bytes, family="memory", whole=True),
@@ -217,7 +220,8 @@ FIGURES: tuple[Figure, ...] = (
            form="{:,.1f}", table="Shape and cost", shown=("terminal",), pool="median", csv="both"),
     Figure("joules_per_token", "J/token",
            "energy of the whole device during decode, idle power included; see docs/reference/sensors.md",
-           form="{:,.3g}", unit="J", table="Shape and cost", shown=("terminal", "machines", "point"),
+           form="{:,.3g}", unit="J", table="Shape and cost",
+           shown=("terminal", "machines", "point", "bundle"),
            pool="median", csv="both", family="energy"),
     Figure("energy_price_per_mtok", "price/Mtok",
            "energy of a million decoded tokens at the price of --price, in its currency",
@@ -234,12 +238,12 @@ FIGURES: tuple[Figure, ...] = (
            form="{:.1%}", table="Speed", shown=("terminal", "first", "point"), csv="both", better="higher"),
     Figure("B_ms", "B ms",
            "TPOT extrapolated to zero context; not identifiable: its 95% interval exceeds 10% to each side",
-           unit="ms", table="Speed", shown=("terminal", "first", "machines", "point", "card"),
+           unit="ms", table="Speed", shown=("terminal", "first", "machines", "point", "card", "bundle"),
            ends="B_ci95_ms", csv="both", family="slower"),
     Figure("W_tokens_per_ms", "W tok/ms",
            "tokens of context per further ms of TPOT; not identifiable: slope not distinguishable from "
            "zero, or fewer than 2,049 tokens; not applicable: every step reads the whole of a static cache",
-           form="{:,.0f}", unit="tok/ms", table="Speed", shown=("terminal", "first", "machines"),
+           form="{:,.0f}", unit="tok/ms", table="Speed", shown=("terminal", "first", "machines", "bundle"),
            ends="W_ci95", csv="both", better="higher", family="slower",
            inverse=("us_per_token_of_context", "us/token"), compared=_slope),
     Figure("bpw", "BPW", "bits per weight: bits of all tensors over the number of parameters",
@@ -247,12 +251,14 @@ FIGURES: tuple[Figure, ...] = (
     Figure("bandwidth_share", "MBU",
            "all bytes read per second over the highest bandwidth measured in the run; where probes differ "
            "by more than a fifth, the bandwidth is not stable: over the highest to over the lowest",
-           form="{:.0%}", table="Shape and cost", shown=("terminal", "first", "machines"), pool="median",
+           form="{:.0%}", table="Shape and cost", shown=("terminal", "first", "machines", "bundle"),
+           pool="median",
            csv="both", better="higher"),
     Figure("weight_bytes_per_token", "MB/token", "weights that one decode step reads",
            form="{:,.0f}", scale=MB, table="Memory", shown=("terminal", "first"), pool="median", csv="both"),
     Figure("tokens", "tokens", "tokens decoded per repeat",
-           form="{:,.0f}", table="Shape and cost", shown=("terminal", "first", "machines"), csv="both"),
+           form="{:,.0f}", table="Shape and cost", shown=("terminal", "first", "machines", "bundle"),
+           csv="both"),
     Figure("joules_per_token_above_idle", "J/token above idle",
            "without the power of the idle device, measured before the first repeat",
            form="{:,.3g}", table="Shape and cost", shown=("terminal",), pool="median", csv="both"),
@@ -328,7 +334,8 @@ FIGURES: tuple[Figure, ...] = (
     Figure("max_ctx", "longest context",
            "tokens of context reached, or that fit; +: stopped at a target; not held: more than fits in "
            "memory",
-           form="{:,.0f}", unit="tokens", table="Memory", shown=("first", "machines", "point", "card"),
+           form="{:,.0f}", unit="tokens", table="Memory",
+           shown=("first", "machines", "point", "card", "bundle"),
            csv="both", better="higher", family="context", compared=_longest),
     Figure("shape", "shape", "shape of latency(n); short: under 2,048 tokens, too few to determine it",
            numeric=False, table="Shape and cost", shown=("first",), csv="both"),

@@ -24,7 +24,7 @@ FEWEST_ROUNDS = 8  # a variance from fewer may come out small by chance, and wou
 
 @dataclass(frozen=True)
 class Change:
-    """A change in cost (see metrics.Metric.cost). `middle`: of the medians. `ends`: confidence interval; `p`:
+    """A change in cost (see Figure.cost). `middle`: of the medians. `ends`: confidence interval; `p`:
     p-value; None where the noise is unknown."""
 
     cost: float

@@ -105,7 +105,7 @@ Value = str | int | float | bool
 Setting = tuple[tuple[str, Value], ...]
 """The options that differ from the defaults, by name."""
 Costs = Mapping[Setting, float | None]
-"""Of one round, as metrics.Metric.cost; null: no valid figure."""
+"""Of one round, as Figure.cost; null: no valid figure."""
 
 DEFAULTS: Setting = ()
 FALSE_WINNERS = 0.01  # probability that a race of equal settings has a winner, split over settings and looks

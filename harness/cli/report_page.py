@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness import records
 from harness.analysis.memory import PARTS, Attribution, Moment
+from harness.analysis.steps import SHORTEST
 from harness.base.text import SKIPPED, few, list_named, plural
 from harness.cli import NOT_OK, OK, Mistake, results, say
 from harness.cli.pages import PUBLIC_SPEEDS, REPORTS, open_page
@@ -30,7 +31,7 @@ from harness.records.foreign.log import LogError
 from harness.report import machines
 from harness.report import page as report_page
 from harness.report import serve as report_serve
-from harness.report.plots import Figure
+from harness.report.plots import Chart
 from harness.report.text_table import NONE, Table, formatted, note, wrapped
 
 # The page, or its tables, from results folders; needs no GPU and no stack.
@@ -43,7 +44,7 @@ class Shown:
 
     name: str
     warnings: Sequence[str]
-    figures: Sequence[tuple[str, Sequence[Figure]]]
+    figures: Sequence[tuple[str, Sequence[Chart]]]
     tables: Callable[[], str]
     page: Callable[[], str]
 
@@ -233,7 +234,7 @@ def history(folder: Path, target: Path, as_json: bool) -> int:
     else:
         figures = compare_history.counted(len(made.series), "figure")
         reason = (
-            f"none at another level for {compare_history.SHORTEST} nights, as a step is"
+            f"none at another level for {SHORTEST} nights, as a step is"
             if compare_history.enough(made)
             else f"too few: detecting a step needs {compare_history.FEWEST} campaigns"
         )
@@ -261,7 +262,7 @@ def _of_latest(latest: Comparison) -> str:
     figures = plural(len(latest.rows), "figure")
     return (
         f"The latest night, {latest.new}, differs in {figures} from {latest.base}; it becomes a step"
-        f" if {compare_history.SHORTEST} nights show it."
+        f" if {SHORTEST} nights show it."
     )
 
 

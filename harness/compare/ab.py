@@ -11,8 +11,7 @@ from statistics import fmean
 from harness import compare, records
 from harness.analysis import paired
 from harness.analysis.columns import Repeat
-from harness.analysis.figures import COMPARED
-from harness.analysis.figures import Figure
+from harness.analysis.figures import COMPARED, Figure
 from harness.analysis.paired import Change, discoveries
 from harness.analysis.verdicts import USABLE, counting
 from harness.base.text import list_named, plural

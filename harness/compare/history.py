@@ -15,8 +15,7 @@ from typing import Any, cast
 
 from harness import records
 from harness.analysis.columns import Repeat
-from harness.analysis.figures import COMPARED
-from harness.analysis.figures import Figure as Metric
+from harness.analysis.figures import COMPARED, Figure
 from harness.analysis.steps import SHORTEST, Level, levels
 from harness.analysis.verdicts import USABLE, status
 from harness.base.text import SKIPPED, few, plural
@@ -26,7 +25,7 @@ from harness.dataset.rows import of_folder
 from harness.dataset.study import by_size, study_of
 from harness.records import Record, ResultsError
 from harness.report import page
-from harness.report.plots import COLOURS, Figure, Plotly, figure_layout, plain_figure, upright_figure
+from harness.report.plots import COLOURS, Chart, Plotly, figure_layout, plain_figure, upright_figure
 from harness.report.text_table import Table
 
 # Nights of all cells -> the series of each metric; a failed night has a reason instead of a value.
@@ -46,7 +45,7 @@ class Series:
 
     name: str
     identity: Mapping[str, str]
-    metric: Metric
+    metric: Figure
     began: Sequence[datetime]
     values: Sequence[float | None]
     whys: Sequence[str]
@@ -194,7 +193,7 @@ def _names(cells: Mapping[Key, Sequence[int]], of: Columns) -> dict[Key, str]:
 def _series(
     name: str,
     device: str,
-    metric: Metric,
+    metric: Figure,
     ran: Sequence[Sequence[int]],
     began: Sequence[datetime],
     of: Columns,
@@ -292,7 +291,7 @@ def step_row(step: Step) -> dict[str, object]:
     }
 
 
-def shown_steps(metric: Metric, value: float) -> str:
+def shown_steps(metric: Figure, value: float) -> str:
     """A figure in its unit; MB are 1e6 bytes."""
     if metric.unit == "bytes":
         return f"{value / 1e6:,.1f} MB"
@@ -360,7 +359,7 @@ def history_page(title: str, history: History, steps: Sequence[Step], latest: Se
         f"{counted(len(steps), 'step')} in {counted(len(cells), 'cell')}, over"
         f" {counted(history.campaigns, 'campaign')} from {first:%Y-%m-%d} to {last:%Y-%m-%d}."
     )
-    drawn: dict[str, list[Figure]] = {}
+    drawn: dict[str, list[Chart]] = {}
     for series in history.series:
         drawn.setdefault(str(series.identity["model"]), []).append(figure(series, steps))
     missing = [
@@ -384,7 +383,7 @@ def counted(number: int, what: str) -> str:
     return f"{plural(number, what) if number else f'no {what}s'}"
 
 
-def figure(series: Series, steps: Sequence[Step]) -> Figure:
+def figure(series: Series, steps: Sequence[Step]) -> Chart:
     """Nights as points, levels as lines, a dotted line at each step, failed nights at the bottom."""
     metric, levels = series.metric, series.levels
     unit, per = ("MB", 1e6) if metric.unit == "bytes" else (metric.unit, 1.0)
@@ -438,7 +437,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Figure:
     own = [step for step in steps if step.series is series]
     figure_name = metric.name.removesuffix(f"_{metric.unit}")
     summary = "; ".join(f"{step.word} ({step.change:+.1%}) {step.when}" for step in reversed(own))
-    return Figure(
+    return Chart(
         f"{series.name}-{metric.name}",
         f"{series.name}: {metric.name}",
         f"{figure_name} of {series.name} in {unit}, night by night, and its levels. "

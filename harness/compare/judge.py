@@ -13,9 +13,7 @@ from harness.analysis import quality
 from harness.analysis.baseline import baseline
 from harness.analysis.columns import AnyRow, Score, is_score, is_search
 from harness.analysis.differences import Difference, Differences, beyond, costs, differences, significant
-from harness.analysis.figures import COMPARED
-from harness.analysis.figures import VERDICTS
-from harness.analysis.figures import Figure
+from harness.analysis.figures import COMPARED, VERDICTS, Figure
 from harness.analysis.paired import Change
 from harness.base.text import plural
 

@@ -15,7 +15,7 @@ from harness.base.text import plural, printable_lines
 from harness.compare import Change, Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
 from harness.report import page, plots
-from harness.report.plots import Figure
+from harness.report.plots import Chart
 from harness.report.text_table import NONE, Table, formatted, in_markdown, more_columns, wrapped
 
 # A comparison for GitHub: one annotation per regression, and figures for github-action-benchmark.
@@ -356,7 +356,7 @@ def comparison_page(found: Comparison) -> str:
     )
 
 
-def _page_figures(rows: Sequence[Change]) -> Iterator[Figure]:
+def _page_figures(rows: Sequence[Change]) -> Iterator[Chart]:
     """A figure per metric: the change of every cell, its interval, and the threshold in both directions."""
     for figure in COMPARED:
         shown = [row for row in rows if row["metric"] == figure.name and row["change_ci90"]]
@@ -364,7 +364,7 @@ def _page_figures(rows: Sequence[Change]) -> Iterator[Figure]:
             yield _changes(figure.name, figure.label, shown)
 
 
-def _changes(metric: str, name: str, rows: Sequence[Change]) -> Figure:
+def _changes(metric: str, name: str, rows: Sequence[Change]) -> Chart:
     percents = [
         [100 * value for value in (row["change"] or 0.0, *(row["change_ci90"] or ()))] for row in rows
     ]
@@ -397,7 +397,7 @@ def _changes(metric: str, name: str, rows: Sequence[Change]) -> Figure:
         "autorange": "reversed",
     }
     shown = [[row["name"], f"{row['change']:+.2%}", *_ends(row), row["verdict"]] for row in rows]
-    return Figure(
+    return Chart(
         name=f"change-{metric}",
         title=f"Change of {name}",
         text=f"Change of {name}, new against baseline, with its 90% interval; dotted: the threshold.",

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.columns import AnyRow
-from harness.analysis.figures import COMPARED
-from harness.analysis.figures import Figure
+from harness.analysis.figures import COMPARED, Figure
 from harness.analysis.verdicts import USABLE
 from harness.dataset.rows import Judged, rows_of
 from harness.dataset.study import Study

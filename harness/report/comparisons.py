@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing_extensions import TypedDict
 
 from harness.analysis.columns import Ends, ShownCell
-from harness.analysis.figures import Figure as Metric
+from harness.analysis.figures import Figure
 from harness.analysis.stopping import DEFAULTS, FIRST_LOOK, Result, Setting, options_label
 from harness.base.text import plural
 from harness.dataset.study import Study, bounds, failure, finite, labels
@@ -20,7 +20,7 @@ from harness.report.plots import (
     FAINT,
     INK,
     NO_COLOUR,
-    Figure,
+    Chart,
     Mark,
     Named,
     Plotly,
@@ -45,7 +45,7 @@ SIGNS = {  # beside the bars: symbol, its size, the width of its line, and its s
 }
 
 
-def bars(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Figure]:
+def bars(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Chart]:
     """B and W of each variant with the confidence interval and the limits."""
     drawn = (
         _bars(model, named, marks, "B", _B_bar, "B: TPOT at zero context, ms"),
@@ -97,7 +97,7 @@ INVALID_BAR: Plotly = {  # an entry of the legend
 
 def _bars(
     model: str, named: Named, marks: Mapping[str, Mark], name: str, of: Callable[[ShownCell], Bar], title: str
-) -> Figure | None:
+) -> Chart | None:
     bars = [of(row) for _, row in named]
     values = [bar.value for bar in bars]
     if not any(value is not None for value in values):
@@ -146,7 +146,7 @@ def _bars(
         data.append(words(missing, at=0))
     digits = 3 if name == "B" else 0
     form = f"{{:,.{digits}f}}"
-    return Figure(
+    return Chart(
         name,
         title,
         f"{title}, of each variant of {model}"
@@ -184,7 +184,7 @@ def _bars(
 # MBU against model size, and the Pareto front.
 
 
-def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
+def share(study: Study, marks: Mapping[str, Mark]) -> Chart | None:
     """MBU at B against model size, one line per variant: small models use less of the bandwidth."""
     by_label: dict[str, list[tuple[float, float, ShownCell]]] = {}
     for model, rows in study.decodes.items():
@@ -209,7 +209,7 @@ def share(study: Study, marks: Mapping[str, Mark]) -> Figure | None:
                 text=[plain_figure(row["model"]) for *_, row in points],
             )
         )
-    return Figure(
+    return Chart(
         "share-of-limit",
         "MBU against model size",
         "Model bandwidth utilisation (MBU) of each variant at B, of the bandwidth of the data sheet, against"
@@ -255,7 +255,7 @@ class Found:
     results: Sequence[Result]
     winner: Setting | None
     finalist: Setting | None
-    metric: Metric
+    metric: Figure
     threshold: float
     reasons: Mapping[Setting, str]
 
@@ -377,7 +377,7 @@ def config_row(stack: str, options: Options) -> str:
     return f"{{{', '.join(pairs)}}}"
 
 
-def _gain(metric: Metric, result: Result) -> tuple[float | None, list[float] | None]:
+def _gain(metric: Figure, result: Result) -> tuple[float | None, list[float] | None]:
     if result.setting == DEFAULTS or not result.rounds or result.undecided:
         return None, None
     ends = result.change.ends

@@ -14,7 +14,7 @@ from harness.report import parts
 from harness.report.parts import line, lines, scatter
 from harness.report.plots import (
     FAINT,
-    Figure,
+    Chart,
     Mark,
     Named,
     Plotly,
@@ -69,7 +69,7 @@ def from_zero(data: Sequence[Plotly]) -> list[float] | None:
 
 def latency_curves(
     model: str, named: Named, series: Mapping[str, Curve], marks: Mapping[str, Mark]
-) -> Figure | None:
+) -> Chart | None:
     """Latency of each token against its position, without the first: spikes as ticks at the upper edge, the
     limits of the data sheet as a band, each variant's name at the end of its line where it fits."""
     drawn: list[Drawn] = []
@@ -100,7 +100,7 @@ def latency_curves(
     positions, width = _of_table([each.curve.n for each in drawn])
     data = [*([_band(floors, ends)] if floors else []), *usual, *own, *ticks, *names]
     overlays, words = parts.overlays(data, OVERLAYS)
-    return Figure(
+    return Chart(
         "latency",
         "Latency against position",
         f"Latency in ms of each token of {model} against its position, one line per variant{words}."
@@ -214,7 +214,7 @@ def _names(drawn: Sequence[Drawn], y_range: Sequence[float] | None, ends: float)
 
 def memory_curves(
     model: str, named: Named, curves: Mapping[str, MemoryCurve], marks: Mapping[str, Mark]
-) -> Figure | None:
+) -> Chart | None:
     """Memory of the worker over the time of one repeat."""
     data: list[Plotly] = []
     rows, kinds = [], set()
@@ -242,7 +242,7 @@ def memory_curves(
         return None
     words = {"RSS": "RSS (solid)", "VRAM": "VRAM (dashed)"}
     which = " and ".join(word for kind, word in words.items() if kind in kinds)
-    return Figure(
+    return Chart(
         "memory-over-time",
         "Memory over time",
         f"Memory of the workers of {model} in GB against seconds since their start: {which}.",

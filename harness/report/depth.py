@@ -11,7 +11,7 @@ from harness.analysis.columns import AtDepthRow, Cell, ShownCell
 from harness.dataset.study import Study
 from harness.report import parts, tables
 from harness.report.parts import Chapter, lines, scatter
-from harness.report.plots import Figure, Mark, Named, extent, figure_layout, legend, marks, packed
+from harness.report.plots import Chart, Mark, Named, extent, figure_layout, legend, marks, packed
 from harness.report.tables import Column
 from harness.report.text_table import NONE
 
@@ -92,7 +92,7 @@ def _rate(row: Cell, depth: int) -> str:
     return tables.plus_minus(at["tokens_per_s"], at["tokens_per_s_ci95"]) if at else NONE
 
 
-def _figure(model: str, named: Named, marks: Mapping[str, Mark]) -> Figure | None:
+def _figure(model: str, named: Named, marks: Mapping[str, Mark]) -> Chart | None:
     """Rate against depth with its intervals; theory's ceiling dashed."""
     drawn = [(v, label, row, marks[row["name"]]) for v, (label, row) in enumerate(named) if _at(row)]
     if not drawn:
@@ -117,7 +117,7 @@ def _figure(model: str, named: Named, marks: Mapping[str, Mark]) -> Figure | Non
                 data.append(lines(name, packed(n), packed(rate), mark, "", v, kind, dash, low))
     depths = _depths([row for _, _, row, _ in drawn])
     overlays, words = parts.overlays(data, OVERLAYS)
-    return Figure(
+    return Chart(
         "depth",
         "Tokens per second against depth",
         f"Tokens per second of {model} against the tokens in its KV cache, with 95% confidence"

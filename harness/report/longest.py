@@ -16,7 +16,7 @@ from harness.report.plots import (
     COLOURS,
     FAINT,
     INK,
-    Figure,
+    Chart,
     Mark,
     Plotly,
     figure_layout,
@@ -308,7 +308,7 @@ ROW_HEIGHT = 24
 MOST_TICKS = 5
 
 
-def _figure(model: str, named: Named) -> Figure | None:
+def _figure(model: str, named: Named) -> Chart | None:
     """One line per variant, one symbol per figure, on a logarithmic axis."""
     names, rows = zip(*named, strict=True)
     values = {
@@ -343,7 +343,7 @@ def _figure(model: str, named: Named) -> Figure | None:
         if not row["here"].n_ctx and row["kind"] != "reported"
     }
     shown = tables.used_columns(COLUMNS, rows)
-    return Figure(
+    return Chart(
         "longest-context",
         TITLE,
         f"Tokens of context of each variant of {model}, on a logarithmic axis: "

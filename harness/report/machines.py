@@ -17,7 +17,7 @@ from harness.dataset.study import Study, by_size, failure, labels, ok, timed
 from harness.dataset.table import synthetic
 from harness.report import head, page, parts, quality, summary, tables
 from harness.report.plots import (
-    Figure,
+    Chart,
     Mark,
     bits,
     figure_layout,
@@ -227,7 +227,7 @@ def _variant(line: Line) -> str:
     return f"{line.fastest['variant']}{' (synthetic)' * synthetic(line.fastest)}"
 
 
-def table(drawn: Sequence[Line], figures: Sequence[Figure]) -> ModelTable:
+def table(drawn: Sequence[Line], figures: Sequence[Chart]) -> ModelTable:
     """The machines of a model."""
     columns = tables.used_columns(LINES, drawn)
     shown = Table(
@@ -250,7 +250,7 @@ def _share(share: float | None) -> str:
     return number(share, "{:.0%}" if share is None or share >= FEW else "{:.1%}")
 
 
-def shares(drawn: Sequence[Line]) -> Figure | None:
+def shares(drawn: Sequence[Line]) -> Chart | None:
     """The share of the ceiling of each cell that is ok: a line per machine, a colour per stack; null without
     any."""
     reached = [(line, line.shares) for line in drawn if line.shares]
@@ -276,7 +276,7 @@ def shares(drawn: Sequence[Line]) -> Figure | None:
                 ],
             )
         )
-    return Figure(
+    return Chart(
         "share-of-ceiling",
         "Share of the ceiling",
         "Each dot is a cell that is ok: the share of its machine's ceiling that decode reached. The shape is"

@@ -13,7 +13,7 @@ from harness.report.plots import (
     COLOURS,
     FAINT,
     NO_COLOUR,
-    Figure,
+    Chart,
     Mark,
     figure_layout,
     named_axis,
@@ -221,7 +221,7 @@ TABLES: Mapping[str, Sequence[Column[MemoryRow]]] = {
 }
 
 
-def _figure(model: str, named: Named) -> Figure | None:
+def _figure(model: str, named: Named) -> Chart | None:
     """Two stacked bars per variant."""
     stacks = [
         (f"{label}, {word}", moment)
@@ -239,7 +239,7 @@ def _figure(model: str, named: Named) -> Figure | None:
         if any(x):
             hover = f"%{{y}}: {word} %{{x:,.1f}} MB<extra></extra>"
             data.append(bars(word, x, y, mark.colour, hover, v, orientation="h"))
-    return Figure(
+    return Chart(
         "memory-parts",
         TITLE,
         f"Memory of each variant of {model} in MB, once loaded and at its peak, by part: "

@@ -44,7 +44,7 @@ from harness.report import (
 )
 from harness.report.parts import Chapter
 from harness.report.picture import Picture
-from harness.report.plots import Figure, Plotly, marks, plain_figure
+from harness.report.plots import Chart, Plotly, marks, plain_figure
 from harness.report.quality import ModelTable
 from harness.report.summary import CRITERION, Answer
 from harness.report.text_table import in_markdown
@@ -66,7 +66,7 @@ def figures_chapters(study: Study) -> dict[str, Chapter[Any]]:
     return {name: chapter for name, chapter in chapters.items() if chapter}
 
 
-def sections(study: Study) -> dict[str, tuple[str, list[Figure]]]:
+def sections(study: Study) -> dict[str, tuple[str, list[Chart]]]:
     """Id of a section -> its title and its figures, of decodes."""
     looks = marks(study)
     found = {}
@@ -211,14 +211,14 @@ class View:
     counts: str
     none_ok: str | None
     panels: Sequence[Panel]
-    figures: Sequence[Figure]
+    figures: Sequence[Chart]
     tables: Sequence[ModelTable]
     chapters: Mapping[str, Chapter[Any]]
     failures: Sequence[tuple[str, Sequence[str]]]
     flagged: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
-def views(study: Study, drawn: Mapping[str, tuple[str, list[Figure]]]) -> list[View]:
+def views(study: Study, drawn: Mapping[str, tuple[str, list[Chart]]]) -> list[View]:
     """A view of each model, in order; models with only searches and memory come last. `drawn`: the sections
     of decodes."""
     chapters, figures = figures_chapters(study), dict(drawn.values())
@@ -296,7 +296,7 @@ def of_views(
     found: Sequence[View],
     origin: head.Origin | None,
     meanings: Sequence[str],
-    across: Sequence[Figure] = (),
+    across: Sequence[Chart] = (),
     version: str = "",
 ) -> str:
     """The page of these views of a study. `across`: figures of all models. `version`: as in filled()."""
@@ -428,7 +428,7 @@ def json(rows: Sequence[ShownCell]) -> str:
     return json_format.dumps([_finite(row) for row in rows], indent=1, allow_nan=False, default=str) + "\n"
 
 
-def titled(study: Study) -> list[tuple[str, Sequence[Figure]]]:
+def titled(study: Study) -> list[tuple[str, Sequence[Chart]]]:
     """Every figure and picture of the page, by the title of its section."""
     key = plots.style_key(study)
     pictured = [
@@ -439,7 +439,7 @@ def titled(study: Study) -> list[tuple[str, Sequence[Figure]]]:
     return [*pictured, *sections(study).values(), *in_chapters]
 
 
-def png(folder: Path, parts: Sequence[tuple[str, Sequence[Figure]]]) -> list[Path]:
+def png(folder: Path, parts: Sequence[tuple[str, Sequence[Chart]]]) -> list[Path]:
     """Write every figure as `<section>-<figure>.png` and return the paths. `parts`: titles of sections, and
     their figures.
 
@@ -497,7 +497,7 @@ def _draw(wanted: Sequence[Plotly]) -> None:
         raise FiguresError(f"the browser that draws the figures failed: {why}") from failed
 
 
-def _whole(figure: Figure, title: str) -> Plotly:
+def _whole(figure: Chart, title: str) -> Plotly:
     """A figure with its title, and a legend of all that it draws."""
     entries: dict[object, str] = {}
     data = []

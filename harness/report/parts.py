@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from harness.analysis.columns import Ends, ShownCell, Variant
 from harness.dataset.study import Floats, Study, bounds, labels, timed
 from harness.report import tables
-from harness.report.plots import POINTS, Figure, Mark, Plotly, extent, packed, plain_figure, thinned
+from harness.report.plots import POINTS, Chart, Mark, Plotly, extent, packed, plain_figure, thinned
 from harness.report.tables import Column, RowT, number
 from harness.report.text_table import NONE, Table
 
@@ -55,7 +55,7 @@ def points(rows: Iterable[Mapping[str, object]], x: str, y: str) -> tuple[list[f
 
 # Series as plotly.js draws them. `v`: the entry of the legend that a series belongs to. `kind`: of an
 # overlay, which the reader can hide. `hover`: the text of a point, which the series' name follows; without it
-# a point has none. `meta`: more for page.js; see Figure.
+# a point has none. `meta`: more for page.js; see Chart.
 
 
 def lines(
@@ -180,7 +180,7 @@ class Chapter(Generic[RowT]):
     tables: Mapping[str, Sequence[Column[RowT]]]
     rows: Mapping[str, Sequence[RowT]]
     notes: Mapping[str, Sequence[str]]
-    figures: Mapping[str, Sequence[Figure]]
+    figures: Mapping[str, Sequence[Chart]]
 
     @property
     def columns(self) -> list[Column[RowT]]:
@@ -220,7 +220,7 @@ def chapter(
     tables: Mapping[str, Sequence[Column[RowT]]],
     models: Mapping[str, Sequence[tuple[str, VariantT]]],
     rows: Callable[[Sequence[VariantT]], Sequence[RowT]],
-    figures: Callable[[str, Sequence[tuple[str, VariantT]]], Iterable[Figure | None]],
+    figures: Callable[[str, Sequence[tuple[str, VariantT]]], Iterable[Chart | None]],
     notes: Callable[[Sequence[tuple[str, VariantT]]], Sequence[str]] = lambda _: (),
 ) -> Chapter[RowT] | None:
     """The chapter of these models; None without any. `models`: what it is about, with labels. `rows`, `notes`

@@ -15,7 +15,7 @@ from harness.base import text as base_text
 from harness.dataset.study import bounds
 from harness.report import summary
 from harness.report.comparisons import pareto
-from harness.report.plots import FAINT, Figure, Mark, Plotly, bits, figure_layout, key_sign, plain_figure
+from harness.report.plots import FAINT, Chart, Mark, Plotly, bits, figure_layout, key_sign, plain_figure
 from harness.report.summary import STANDARD_ERRORS, Group, SizeMeasure
 from harness.report.tables import text_of
 from harness.report.text_table import NONE
@@ -216,7 +216,7 @@ WIDTH, HEIGHT = 1100, 400  # px of the frame of a PNG file, about
 Key = Sequence[tuple[str, str]]
 
 
-def figure(of: Picture, hues: Key, shapes: Key) -> Figure:
+def figure(of: Picture, hues: Key, shapes: Key) -> Chart:
     """A picture as plotly.js draws it, in percent of the frame. `hues`, `shapes`: as style_key()."""
     x, y = zip(*((point.x, point.y) for point in of.points), strict=True)
     sides = _sides(of.points)
@@ -261,7 +261,7 @@ def figure(of: Picture, hues: Key, shapes: Key) -> Figure:
     if whiskers:
         data.append(key_sign("95% confidence interval", FAINT, "line-ns-open"))
     axis = {"zeroline": False, "fixedrange": True}
-    return Figure(
+    return Chart(
         of.name,
         of.switch,
         of.text,

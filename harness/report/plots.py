@@ -61,7 +61,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Chart:
     """One figure of plotly.js with its text alternatives.
 
     `name`: of the file. `text`: the caption, one sentence. `headers`, `rows`: the data as a table. `switch`:

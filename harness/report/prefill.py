@@ -12,7 +12,7 @@ from harness.analysis.prefill import TARGETS
 from harness.dataset.study import Curve, Floats, Study, bounds
 from harness.report import parts
 from harness.report.parts import Chapter, column, line, lines, scatter
-from harness.report.plots import Figure, Mark, Named, Plotly, figure_layout, legend, marks, packed
+from harness.report.plots import Chart, Mark, Named, Plotly, figure_layout, legend, marks, packed
 from harness.report.tables import Column, interval, number
 from harness.report.text_table import NONE
 
@@ -200,7 +200,7 @@ def _figure(
     curves: Mapping[str, Mapping[int, Curve]],
     marks: Mapping[str, Mark],
     kind: str,
-) -> Figure | None:
+) -> Chart | None:
     """Time, or tokens per second, against tokens, both on logarithmic axes."""
     unit, hover = UNITS[kind]
     hover = f"%{{x:,}} tokens: {hover}"
@@ -235,7 +235,7 @@ def _figure(
     positions += [int(longest)] * (positions[-1:] != [int(longest)])
     overlays, words = parts.overlays(data, OVERLAYS)
     what = "Time in ms" if kind == "time" else "Tokens per second"
-    return Figure(
+    return Chart(
         f"prefill-{kind}",
         f"Prefill: {kind} against tokens",
         f"{what} of one forward pass of {model} against its tokens, on logarithmic axes{words}.",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.base.text import csv_cell, plural
 from harness.report import page, parts
-from harness.report.plots import COLOURS, Figure, Mark, figure_layout, named_axis, plain_figure
+from harness.report.plots import COLOURS, Chart, Mark, figure_layout, named_axis, plain_figure
 from harness.report.text_table import NONE, Table, formatted
 from harness.theory.public_speeds import COLUMNS, PublicSpeed, used
 
@@ -128,7 +128,7 @@ def _fields(row: PublicSpeed) -> dict[str, object]:
     }
 
 
-def shares(rows: Sequence[PublicSpeed]) -> Figure:
+def shares(rows: Sequence[PublicSpeed]) -> Chart:
     """The share of the ceiling that each decode reached: a line per machine, a colour per bits of weights."""
     of_machines = _by_machine([each for each in rows if each.tok_s])
     drawn = [each for found in of_machines.values() for each in found]
@@ -148,7 +148,7 @@ def shares(rows: Sequence[PublicSpeed]) -> Figure:
                 text=[plain_figure(f"{each.name} {each.quant}, {each.stack}") for each in points],
             )
         )
-    return Figure(
+    return Chart(
         "share-of-ceiling",
         "Share of the ceiling that decode reached",
         "Each dot is a published decode speed, as a share of the most that the machine's bandwidth allows at"

@@ -152,7 +152,7 @@ class ModelTable:
     more: Sequence[bool]
     sparks: Sequence[Spark | None]
     badges: Sequence[Sequence[tuple[str, str]]]
-    figures: Sequence[plots.Figure] = ()
+    figures: Sequence[plots.Chart] = ()
 
 
 def tables_of_model(model: str, rows: Sequence[ShownCell], series: Mapping[str, Curve]) -> list[ModelTable]:

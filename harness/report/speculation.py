@@ -16,7 +16,7 @@ from harness.dataset.study import Study
 from harness.records.kinds import Record
 from harness.report import parts
 from harness.report.parts import Chapter, column, lines, scatter
-from harness.report.plots import FAINT, Figure, Mark, extent, figure_layout, legend, marks, packed
+from harness.report.plots import FAINT, Chart, Mark, extent, figure_layout, legend, marks, packed
 from harness.report.tables import Column, word_column
 from harness.theory.floors import prefill_floor_s
 
@@ -193,7 +193,7 @@ def _figure(
     named: Sequence[tuple[str, GuessedRow]],
     records: Mapping[str, Record],
     marks: Mapping[str, Mark],
-) -> Figure | None:
+) -> Chart | None:
     """tok/s against acceptance length; theory dashed; dotted, without guesses."""
     data, table = [], []
     hover = "%{x:.2f} tokens a pass: %{y:,.1f} tokens/s"
@@ -212,7 +212,7 @@ def _figure(
             ("without guesses", np.full(LINE_POINTS, plain), "dot"),
         ):
             data.append(lines(name, packed(lengths), packed(rates), Mark(FAINT, ""), dash=dash))
-    return Figure(
+    return Chart(
         "speculation",
         "Tokens per second against acceptance length",
         f"Tokens per second of {model} against its tokens per pass; dashed, theory; dotted, without guesses.",

@@ -8,7 +8,7 @@ from harness.analysis.columns import Cell, ShownCell, TaskRow
 from harness.dataset.study import Study
 from harness.report import parts
 from harness.report.parts import Chapter, bars, column
-from harness.report.plots import COLOURS, NO_COLOUR, Figure, Mark, figure_layout
+from harness.report.plots import COLOURS, NO_COLOUR, Chart, Mark, figure_layout
 from harness.report.tables import Column, word_column
 
 TITLE = "Turns"
@@ -71,12 +71,12 @@ COLUMNS: tuple[Column[ConversationRow], ...] = (
 )
 
 
-def _figure(label: str, row: ShownCell) -> Figure:
+def _figure(label: str, row: ShownCell) -> Chart:
     """Two stacks per turn, without and with the prefix kept, side by side."""
     turns = [(f"prefix {_prefix(task)}", turn) for task in row["tasks"] for turn in task["turns"]]
     x = [[prefix for prefix, _ in turns], [str(turn["turn"]) for _, turn in turns]]
     seconds = [turn["prefill_ms"] / 1e3 for _, turn in turns], [turn["decode_ms"] / 1e3 for _, turn in turns]
-    return Figure(
+    return Chart(
         "turns",
         f"{label}: seconds per turn",
         f"Seconds of each turn of {row['name']}, with its prefix kept or not: prefill below (orange), decode"

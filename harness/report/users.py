@@ -10,7 +10,7 @@ from harness.base.text import plural
 from harness.dataset.study import Study
 from harness.report import parts
 from harness.report.parts import Chapter, column, lines
-from harness.report.plots import Figure, Mark, Named, extent, figure_layout, legend, marks
+from harness.report.plots import Chart, Mark, Named, extent, figure_layout, legend, marks
 from harness.report.tables import Column, number
 from harness.report.text_table import NONE
 
@@ -105,7 +105,7 @@ COLUMNS: tuple[Column[OfUsers], ...] = (
 
 def _figure(
     model: str, named: Named, name: str, rate: str, limit: str, title: str, marks: Mapping[str, Mark]
-) -> Figure | None:
+) -> Chart | None:
     """Tokens per second against users. `rate`, `limit`: the paths of the measured figure and of theory's."""
     named = [(label, row) for label, row in named if row["users"]]
     if not named:
@@ -120,7 +120,7 @@ def _figure(
     overlays, words = parts.overlays(data, OVERLAYS)
     numbers = sorted({at["users"] for _, row in named for at in row["users"]})
     rates = [dict(zip(*parts.points(shown([row]), "at.users", rate), strict=True)) for _, row in named]
-    return Figure(
+    return Chart(
         name,
         title,
         f"{title} of {model} against users at once{words}.",

@@ -284,7 +284,7 @@ CONTEXT = BY_NAME["max_ctx"]
 WORDS = ("variant", "status", "flags")
 SPECIAL: Mapping[str, Callable[[_Line], str]] = {
     "tokens_per_s": _of_main(lambda row: tables.plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"])),
-    "B_ms": _of_main(_B),
+    "B_ms": _of_main(lambda row: tables.B(row) if row["tokens_per_s"] is None else NONE),  # published
     "pp512": _prefill,
     "file_bytes": _of_main(tables.text_of(BY_NAME["file_bytes"]), ok_alone=False),
     "max_ctx": _context,

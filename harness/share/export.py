@@ -233,17 +233,7 @@ def _test(test: Key, started_utc: str, samples_ns: Sequence[int]) -> Test:
 # Parquet export: every token of every repeat with a series; one row group per repeat.
 
 
-WHOSE = (
-    "campaign",
-    "cell",
-    "model",
-    "stack",
-    "variant",
-    "kind",
-    "machine",
-    "device",
-    "started_utc",
-)
+WHOSE = ("campaign", "cell", "model", "stack", "variant", "kind", "machine", "device", "started_utc")
 COLUMNS = ("n", "latency_ns", "token_id", "device_ns")
 SCHEMA = pa.schema(
     [
@@ -275,7 +265,8 @@ def write_tokens(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
                 length = len(series["n"])
                 zeros = pa.array([0] * length, pa.int32())
                 columns = [
-                    pa.DictionaryArray.from_arrays(zeros, pa.array([str(row[name])])) for name in WHOSE
+                    pa.DictionaryArray.from_arrays(zeros, pa.array([str(figures.at(row, name))]))
+                    for name in WHOSE
                 ]
                 columns.append(pa.array([row["repeat"]] * length, pa.int64()))
                 columns += [pa.array(series.get(name, [None] * length), pa.int64()) for name in COLUMNS]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.analysis import agreement
-from harness.analysis.columns import RepeatField
+from harness.analysis.figures import shown_in
 from harness.base.files import FAULTS
 from harness.base.text import shortened
 from harness.dataset import table as dataset_table
@@ -19,10 +19,6 @@ from harness.records import Stored
 from harness.records.kinds import Record
 
 TOLERANCE = 1e-6  # relative: the same arithmetic on another CPU
-OF_REPEAT: tuple[RepeatField, ...] = (
-    *("tokens", "ttft_ms", "tokens_per_s", "B_ms", "W_tokens_per_ms", "bandwidth_share", "peak_rss_bytes"),
-    *("peak_vram_bytes", "max_ctx", "joules_per_token"),
-)
 OF_SEARCH: tuple[Literal["verified_n_ctx", "allocated_n_ctx", "limit_bytes"], ...] = (
     *("verified_n_ctx", "allocated_n_ctx", "limit_bytes"),
 )
@@ -35,7 +31,8 @@ def figures_of(stored: Sequence[Stored], study: Study) -> list[Figures]:
     """The figures of each record, in order; empty for one that cannot be analysed. `study`: of them all."""
     figures: dict[Path, Figures] = {}
     for row, fitted, each in zip(study.repeats, study.fitted, study.stored, strict=True):
-        figures[each.folder] = {"status": row["status"], **{name: row[name] for name in OF_REPEAT}, **fitted}
+        claimed = {figure.name: figure.number(row) for figure in shown_in("bundle")}
+        figures[each.folder] = {"status": row["status"], **claimed, **fitted}
     return [figures.get(each.folder) or _of_others(each.record) for each in stored]
 
 

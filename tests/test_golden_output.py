@@ -75,7 +75,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
             lines.append(f"{name}: {len(values)}, mean {math.fsum(numbers) / len(numbers):.9g}")
         else:
             texts = {json.dumps(value)[:90] for value in values if name not in ("series", "ok_series")}
-            lines.append(f"{name}: {len(values)}, {' | '.join(sorted(texts))}")
+            lines.append(f"{name}: {len(values)}, {' | '.join(sorted(texts))[:300]}")
     return "\n".join(lines) + "\n"
 
 
@@ -205,7 +205,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_users_see_is_as_it_was(name, harness, tmp_path):
-    shown = FILES[name](harness, tmp_path).replace(str(tmp_path), "(folder)")
+    shown = FILES[name](harness, tmp_path).replace(str(tmp_path), "(folder)").replace(str(ROOT), "(harness)")
     path = OUTPUT / name
     if os.environ.get("HARNESS_GOLDEN") == "write":
         path.parent.mkdir(exist_ok=True)

@@ -246,7 +246,11 @@ def test_a_study_of_ok_prefills_alone_does_not_say_that_no_cell_is_ok():
 
 
 def ran(*changed: dict[str, Any]) -> Study:
-    return Study("t", CELLS, ran=[Stored(Path(), record(**each)) for each in changed])
+    records = [record(**of) for of in changed]
+    days = sorted(each["started_utc"][:10] for each in records)
+    return Study(
+        "t", CELLS, ran=[Stored(Path(), each) for each in records], days=days, n_records=len(records)
+    )
 
 
 def test_the_page_begins_with_machine_date_and_commit_and_ends_with_how_to_cite_it():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import Ran, stored_in
 from stand_in_server import MODEL, Behaviour, serving
-from test_server_identity import run  # noqa: F401
+from test_server_identity import AWAITED_MS, run  # noqa: F401
 
 from harness.analysis import server_speed
 from harness.dataset.study import load_study
@@ -25,6 +25,7 @@ def answer(run: Callable[..., Ran]) -> Callable[..., str]:  # noqa: F811
     """What is printed of a short run against a server that behaves so, on one line."""
 
     def first(behaviour: Behaviour, *more: str) -> str:
+        behaviour.token_ms = max(behaviour.token_ms, AWAITED_MS)
         with serving(behaviour) as address:
             ran = run(address, *more)
         return " ".join(ran.out.split())

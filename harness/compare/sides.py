@@ -142,7 +142,7 @@ def copies(base: Side, new: Side) -> int:
     ResultsError if all are."""
     before, after = (
         {
-            (each.row_json, each.timed_json, each.facts["provenance"])
+            (each.row_json, each.timed_json, each.facts["provenance"], each.facts["config"])
             for judged in of.campaigns.values()
             for each in judged
         }

@@ -260,6 +260,7 @@ def word_column(heading: str, of: Callable[[R], str | None], meaning: str) -> Co
 TEXTS: Mapping[str, Callable[[Cell], str]] = {
     "ttft_ms": ttft,
     "memory_bytes": peak_memory,
+    "perplexity": lambda row: quality(row, row["perplexity"], BY_NAME["perplexity"].form),
     "kld_mean": lambda row: quality(row, row["kld_mean"], BY_NAME["kld_mean"].form),
     "top1": lambda row: quality(row, row["top1"], BY_NAME["top1"].form),
     "B_ms": B,

@@ -151,9 +151,8 @@ def _mb(value: float | None) -> str:
 def _bytes(moment: Moment | None, part: str) -> int | None:
     if moment is None:
         return None
-    return {**moment["parts"], "unattributed": moment["unattributed_bytes"], "total": moment["total_bytes"]}[
-        part
-    ]
+    whole = {"unattributed": moment["unattributed_bytes"], "total": moment["total_bytes"]}
+    return {**moment["parts"], **whole}.get(part)
 
 
 def _part(moment: Moment | None, part: str) -> str:

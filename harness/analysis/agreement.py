@@ -16,7 +16,8 @@ from harness.analysis import flags
 from harness.analysis.columns import Check, Repeat
 from harness.analysis.identity import identity
 from harness.analysis.traffic import nominal_bits
-from harness.analysis.verdicts import USABLE, other_kernels, other_options
+from harness.analysis.requested import other_kernels, other_options
+from harness.analysis.verdicts import USABLE
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.records.kinds import Depth, Record

@@ -11,12 +11,8 @@ from typing import Any
 
 from harness import records
 from harness.analysis import depth
-from harness.analysis.verdicts import (
-    CONTENTION_TOLERANCE,
-    REFAULT_FLOOR_BYTES,
-    REFAULT_TOLERANCE,
-    option_mismatches,
-)
+from harness.analysis.disturbances import CONTENTION_TOLERANCE, REFAULT_FLOOR_BYTES, REFAULT_TOLERANCE
+from harness.analysis.requested import option_mismatches
 from harness.campaign import next_context, worker
 from harness.campaign.forecast import trained_context
 from harness.campaign.memory_headroom import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on

@@ -15,6 +15,7 @@ from harness.analysis import (
     flags,
     gpu_sharing,
     prefill,
+    prefill_rows,
     requested,
     served,
     speculation,
@@ -213,7 +214,7 @@ def verdict(
     faults = [*faults_of(CONDITIONS, record), *faster_than_memory(record, ceiling)]
     faults += [*clock_of_device(record, times), *depth.surface_faults(record, table or {})]
     if table and tables.name_of(record) == "prefill":
-        faults += prefill.faster_than_possible(record, prefill.by_depth([table]), ceiling)
+        faults += prefill_rows.faster_than_possible(record, prefill.by_depth([table]), ceiling)
     if table and tables.name_of(record) == "users":
         faults += users.faults(record, table, ceiling)
     if not has_series:

@@ -22,6 +22,11 @@ LEAST_CONTROL = 0.01  # of the logits: below, they do not show whether keys and 
 FAR_LESS = 0.5  # of the first turn's time, for more tokens
 AS_LONG = 0.9  # as without the prefix
 GROWS = 1.2  # times the first turn's time: prefill is no plateau there
+TURN_FAULTS = {
+    False: ("a prefix was reused", "tokens were evaluated twice"),
+    True: ("tokens were left out", "its prefix was not reused"),
+}
+"""By whether a turn reuses its prefix: what fewer and what more evaluated tokens mean."""
 
 
 def surface_row(workload: str, found: Sequence[Columns]) -> SurfaceFigures:
@@ -47,7 +52,8 @@ def surface_faults(record: Record, table: Columns) -> list[Flag]:
     for turn in surface.get("counted", []):
         fed, evaluated = turn["fed"], turn["evaluated"]
         if evaluated < fed or (evaluated > fed and not is_served):
-            what = _word(bool(turn["reuse"]), evaluated < fed)
+            fewer, more = TURN_FAULTS[bool(turn["reuse"])]
+            what = fewer if evaluated < fed else more
             numbers = {"turn": turn["turn"], "evaluated": evaluated, "given": fed}
             found.append(Warnings.turn_not_evaluated.flag(what=what, **numbers))
             break
@@ -55,12 +61,6 @@ def surface_faults(record: Record, table: Columns) -> list[Flag]:
     if not found and not server_counts and tables.name_of(record) == "turns":
         found += _by_time(table, is_served)
     return found
-
-
-def _word(reuse: bool, fewer: bool) -> str:
-    if fewer:
-        return "a prefix was reused" if not reuse else "tokens were left out"
-    return "its prefix was not reused" if reuse else "tokens were evaluated twice"
 
 
 def _by_time(table: Columns, is_served: bool) -> list[Flag]:

@@ -165,6 +165,14 @@ def prefill_ceiling(record: Record) -> floors.Ceiling | None:
     return floors.Ceiling(machine.data_sheet_bytes_per_s, flops)
 
 
+def highest_ceiling(record: Record, measured_bytes_per_s: float | None) -> floors.Ceiling | None:
+    """The higher of the data sheet's bandwidth and the measured one, with the data sheet's FLOP/s, or without
+    a limit of them: anything faster is a measurement error. None where neither is known."""
+    ceiling = prefill_ceiling(record)
+    rate = max(ceiling.bytes_per_s if ceiling else 0.0, measured_bytes_per_s or 0.0)
+    return floors.Ceiling(rate, ceiling.flops if ceiling else math.inf) if rate else None
+
+
 def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
     """Prompt lengths between which prefill is compute-bound, as in `harness theory`; null without a
     `prefill_demand` or `prefill_ceiling`."""

@@ -131,7 +131,7 @@ def _position(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> _
 
 
 def _window(n: int, positions: Sequence[_Position]) -> Depth:
-    """One window; errors are null where either side has a position that is not comparable."""
+    """One window; errors are None where either side has a position that is not comparable."""
     many = len(positions)
     row: Depth = {
         "n": n,
@@ -215,7 +215,7 @@ def verdict(record: Record) -> tuple[str, str | None]:
 
 
 def _depths_wrong(record: Record) -> str | None:
-    """Why the logits are another model's; null if the types explain the difference."""
+    """Why the logits are another model's; None if the types explain the difference."""
     depths, bound = record["check"]["depths"], allowed(record)
     if _unpacked(record):
         return depths_wrong(depths, bound, "its own weights, unpacked")
@@ -240,7 +240,7 @@ def _unpacked(record: Record) -> bool:
 
 
 def row(record: Record) -> Check:
-    """One check as lists and reports show it. Missing values are null."""
+    """One check as lists and reports show it. Missing values are None."""
     word, reason = verdict(record)
     check = record["check"]
     reference, own = check.get("reference"), check.get("own")

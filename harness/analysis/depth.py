@@ -30,7 +30,7 @@ TURN_FAULTS = {
 
 
 def surface_row(workload: str, found: Sequence[Columns]) -> SurfaceFigures:
-    """Figures of a kind of workload, from the tables of its repeats together; null or empty for others."""
+    """Figures of a kind of workload, from the tables of its repeats together; None or empty for others."""
     return {
         "passes": passes(found) if workload == "prefill" else [],
         "depths": depths(found) if workload == "depth" else None,
@@ -134,7 +134,7 @@ def _at_depth(depth: int, repeats: Sequence[windows.AtDepth]) -> AtDepthRow:
 
 
 def surface_figures(table: Columns) -> Figures | None:
-    """B, W and tok/s of one repeat's windows; null without a line."""
+    """B, W and tok/s of one repeat's windows; None without a line."""
     found = windows.analyse_windows(table)
     if found is None:
         return None
@@ -216,13 +216,13 @@ def speed_ratios(depths: Depths) -> list[float]:
 
 
 def speed_ratio(depths: Depths) -> float | None:
-    """Latency over predicted latency at the deepest point; null: fewer than three depths."""
+    """Latency over predicted latency at the deepest point; None: fewer than three depths."""
     ratios = speed_ratios(depths)
     return ratios[-1] if ratios else None
 
 
 def too_slow(depths: Depths) -> str | None:
-    """Why decode is unreasonably slow at depth, as a sentence; null: it is not, or unknown."""
+    """Why decode is unreasonably slow at depth, as a sentence; None: it is not, or unknown."""
     for (n, ms), times in zip(depths[2:], speed_ratios(depths), strict=True):
         if times > SANE:
             slower = f"decodes {times:.1f} times slower at {n:.0f} tokens"

@@ -78,8 +78,10 @@ def paging(record: Record) -> Iterator[Flag]:
     raised = []
     if faults := done_of(record)["major_faults"]:
         raised.append(Warnings.page_faults.flag(faults=plural(faults, "major page fault")))
-    own = _conditions(record).get("worker_pressure") or {}
-    raised += [Warnings.memory_pressure.flag(pressure=text) for text in _memory_was_short(record, own)]
+    raised += [
+        Warnings.memory_pressure.flag(pressure=text)
+        for text in _memory_was_short(record, _own_pressure(record))
+    ]
     if paged_in := _weights_paged_in(record):
         raised.append(Warnings.weights_paged_in.flag(megabytes=paged_in / 1e6))
     for flag in raised:
@@ -149,6 +151,15 @@ def disturbances(record: Record) -> list[Flag]:
 
 def _conditions(record: Record) -> Conditions:
     return record.get("conditions") or Conditions()
+
+
+def _own_pressure(record: Record) -> Pressure:
+    """Pressure counters of the worker's own cgroup while timing. Before they had a place of their own, those
+    of the cgroup of a memory budget replaced the machine's."""
+    own, budget = _conditions(record).get("worker_pressure"), record.get("memory_budget")
+    if own is None and budget and budget["means"].startswith("cgroup"):
+        return _machine_pressure(record)
+    return own or {}
 
 
 def _machine_pressure(record: Record) -> Pressure:

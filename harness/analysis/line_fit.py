@@ -39,7 +39,7 @@ class Line:
 
     @property
     def W_tokens_per_ms(self) -> float | None:
-        """Tokens of context per added ms; null where the slope is not positive."""
+        """Tokens of context per added ms; None where the slope is not positive."""
         return 1 / self.slope_ms if self.slope_ms > 0 else None
 
     def at(self, x: Numbers) -> Numbers:
@@ -99,7 +99,7 @@ def interval(x: Floats, ms: Floats) -> Interval | None:
 
 
 def interval_of_points(x: Floats, ms: Floats) -> Interval | None:
-    """The interval of least squares through a few independent points, by Student's t of the residuals; null
+    """The interval of least squares through a few independent points, by Student's t of the residuals; None
     for fewer than three."""
     if len(ms) < FEWEST_POINTS:
         return None
@@ -125,7 +125,7 @@ def _reaching(x: Floats, ms: Floats, known: Interval) -> Interval:
 
 def differing_halves(x: Floats, ms: Floats) -> tuple[Line, Line] | None:
     """The lines through the two halves of a series, where they explain its block means significantly better
-    than one line does (Chow 1960, doi:10.2307/1910133); null: they do not, or there are too few blocks.
+    than one line does (Chow 1960, doi:10.2307/1910133); None: they do not, or there are too few blocks.
 
     The test takes blocks to be independent, so it also finds noise that is slower than they are long.
     """
@@ -165,13 +165,13 @@ def _recurring(count: int, places: int) -> Floats:
 
 
 def robust(x: Floats, ms: Floats) -> Line | None:
-    """Least squares through medians of 64 tokens, half of which may be spikes; null: fewer than 3 medians."""
+    """Least squares through medians of 64 tokens, half of which may be spikes; None: fewer than 3 medians."""
     centres, medians = blocks(x, ROBUST_BLOCK).mean(axis=1), np.median(blocks(ms, ROBUST_BLOCK), axis=1)
     return least_squares(centres, medians) if len(centres) >= FEWEST_BLOCKS else None
 
 
 def block_spread(half_width: float, n_tokens: int) -> Spread | None:
-    """The spread behind a half-width of `interval`; null where a series of so many tokens has none."""
+    """The spread behind a half-width of `interval`; None where a series of so many tokens has none."""
     decoded = n_tokens - 1
     size = _mean_tokens(decoded)
     if decoded // size < FEWEST_MEANS:

@@ -1,22 +1,26 @@
-"""Account for the memory of a repeat."""
+"""Split a worker's memory into parts, once loaded and at the peak: records -> parts in bytes. Pure.
+
+The total is the resident set on a CPU. On a GPU the total is the device's memory in use, less what
+is not the worker's. `unattributed` is the total minus the parts, and negative where the parts add up to
+more than the total: parts are never scaled to fit. `by_difference` names an inferred part, computed as the
+total minus the reported parts; `unattributed` is then None. docs/concepts/memory.md defines the parts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 from typing_extensions import TypedDict
 
 from harness.analysis import traffic
 from harness.analysis.columns import Cell, Ended, VramSource
-from harness.analysis.line_fit import Floats
+from harness.analysis.memory_growth import Columns, MemoryGrowth, memory_growth_row, sampled
 from harness.records.kinds import Record, done_of, loaded_of, memory_of, served_elsewhere
 from harness.records.measured import Counters, EndFacts, Mark, PeakAllocator, Reported
 from harness.records.parts import Allocator, StackFacts
 from harness.records.tables import TokenTimes
 
-# Where the memory of a cell goes.
+PARTS = ("weights", "kv", "compute", "workspace", "slack", "runtime")
 
 
 class Moment(TypedDict):
@@ -27,11 +31,6 @@ class Moment(TypedDict):
     by_difference: list[str]
     unattributed_bytes: int | None
     unattributed_share: float | None
-
-
-class MemoryGrowth(TypedDict):
-    measured_bytes_per_token: float | None
-    not_measured: str | None
 
 
 class Attribution(MemoryGrowth, Ended):
@@ -48,82 +47,6 @@ class Attribution(MemoryGrowth, Ended):
     file_bytes: int | None
     loaded: Moment | None
     peak: Moment | None
-
-
-# Measure how much memory a token of context takes: the slope of memory against tokens held. Pure.
-
-
-Columns = Mapping[str, Sequence[Any]]
-
-FEWEST_SAMPLES = 8  # for a slope
-SIGNIFICANT_GROWTH = 5.0  # times the scatter about the line: memory that grew less is noise
-HIDING = 0.1  # of that growth: a cache first fills free memory that the allocator holds, and hides there
-
-
-def memory_growth_row(record: Record, times: TokenTimes, samples: Columns) -> MemoryGrowth:
-    """Measured bytes per token of context: the least-squares slope of memory against tokens held.
-
-    None where the cache does not grow or the run is too short; `not_measured` gives the reason.
-    """
-    loaded, done = loaded_of(record), done_of(record)
-    kv = (loaded.get("memory") or {}).get("kv") or {}
-    slope, reason = None, None
-    if not done:
-        reason = "the run did not finish"
-    elif sum(kv.values()) or loaded.get("kv_read") not in ("grows", "copied"):
-        reason = "its cache is allocated when it is loaded"
-    else:
-        if steps := done.get("memory_steps"):  # tokens held, and bytes allocated by the stack's allocator
-            n, size, free = *np.asarray(steps, dtype=float)[:, :2].T, 0
-        else:
-            n, size, free = *_of_samples(record, times, samples), _free(record)
-        slope = _line(n, size, free)
-        if slope is None:
-            hidden = "growth is not distinguishable from noise or from free memory being used"
-            reason = f"the run is too short: {hidden}"
-    return {"measured_bytes_per_token": slope, "not_measured": reason}
-
-
-def _of_samples(record: Record, times: TokenTimes, samples: Columns) -> tuple[Floats, Floats]:
-    """Tokens held at each sample during generation, and bytes: anonymous memory, or the device's."""
-    key = "rss_anon_bytes" if record.get("device") == "cpu" else "vram_bytes"
-    known = [row for row in _sampled(samples, key) if row[1] is not None]
-    done = done_of(record)
-    began = done.get("start_ns")
-    if not known or not len(times) or began is None:
-        return np.empty(0), np.empty(0)
-    came_ns = times.t_ns(began, done.get("flushes") or ())
-    t_ns, size = np.asarray(known, dtype=float).T
-    within = (t_ns >= came_ns[0]) & (t_ns <= came_ns[-1])
-    n = record["workload"]["prompt_tokens"] + np.searchsorted(came_ns, t_ns[within], side="right")
-    return n.astype(float), size[within]
-
-
-def _sampled(samples: Columns, *names: str) -> Iterator[tuple[Any, ...]]:
-    """The time of each memory sample, and its values in these columns."""
-    return zip(samples.get("t_ns", ()), *(samples.get(name, ()) for name in names), strict=False)
-
-
-def _free(record: Record) -> int:
-    """Free bytes that the allocator held once the model was loaded."""
-    loaded = loaded_of(record)
-    if record.get("device") == "cpu":
-        return int(loaded.get("heap_free_bytes") or 0)
-    state = loaded.get("allocator") or Allocator()
-    return int((state.get("reserved_bytes") or 0) - (state.get("allocated_bytes") or 0))
-
-
-def _line(n: Floats, size: Floats, free: int) -> float | None:
-    """The slope, unless noise or the free memory may hide it."""
-    if len(n) < FEWEST_SAMPLES or np.ptp(n) == 0:
-        return None
-    slope, at_zero = np.polyfit(n, size, 1)
-    scatter = float(np.std(size - slope * n - at_zero))
-    growth = float(slope * np.ptp(n))
-    return float(slope) if growth > SIGNIFICANT_GROWTH * scatter and HIDING * growth >= free else None
-
-
-# The worker's part of a device's memory. Pure.
 
 
 def others_vram(record: Record) -> tuple[int | None, VramSource | None]:
@@ -148,23 +71,12 @@ def peak_vram(record: Record) -> tuple[int | None, VramSource | None]:
     return max(0, peak - others), source
 
 
-# Split a worker's memory into parts, once loaded and at the peak: records -> parts in bytes. Pure.
-#
-# The total is the resident set on a CPU. On a GPU the total is the device's memory in use, less what
-# is not the worker's. `unattributed` is the total minus the parts, and negative where the parts add up to
-# more than the total: parts are never scaled to fit. `by_difference` names an inferred part, computed as the
-# total minus the reported parts; `unattributed` is then null. docs/concepts/memory.md defines the parts.
-
-
-PARTS = ("weights", "kv", "compute", "workspace", "slack", "runtime")
-
-
 def attribution_row(cell: Cell, record: Record, times: TokenTimes, samples: Columns) -> Attribution:
     """Account for a cell's memory. `record`: the record behind the cell's row; `times`, `samples`: of its
     tokens, and its memory samples, each empty where missing.
 
-    `loaded` and `peak` have total_bytes, parts (null: not reported), by_difference (names of parts),
-    unattributed_bytes and unattributed_share. Both are null where the worker did not get that far. Published
+    `loaded` and `peak` have total_bytes, parts (None: not reported), by_difference (names of parts),
+    unattributed_bytes and unattributed_share. Both are None where the worker did not get that far. Published
     figures have sizes only.
     """
     growth = MemoryGrowth(measured_bytes_per_token=None, not_measured=None)
@@ -268,7 +180,7 @@ def _interpreter(imported: Mark, now: Mark) -> int | None:
 
 def _slack(facts: StackFacts, heap: StackFacts | EndFacts, mark: Mark) -> int | None:
     """Bytes held but unused: free memory in malloc's heap, and pages of the weights' file that hold no weight
-    in use. Null where neither is reported."""
+    in use. None where neither is reported."""
     free = heap.get("heap_free_bytes")
     pages = None if facts.get("served") else mark.get("rss_weights_bytes")
     if free is None and pages is None:
@@ -279,10 +191,10 @@ def _slack(facts: StackFacts, heap: StackFacts | EndFacts, mark: Mark) -> int | 
 
 
 def _highest_resident(record: Record, samples: Columns) -> int | None:
-    """Largest resident set since generation began, in bytes; null where it was never read."""
+    """Largest resident set since generation began, in bytes; None where it was never read."""
     finished, began = _mark(record, "finished"), done_of(record).get("start_ns") or 0
-    sampled = _sampled(samples, "rss_anon_bytes", "rss_file_bytes")
-    seen = [(anon, files) for t_ns, anon, files in sampled if t_ns >= began]
+    rows = sampled(samples, "rss_anon_bytes", "rss_file_bytes")
+    seen = [(anon, files) for t_ns, anon, files in rows if t_ns >= began]
     seen.append((finished.get("rss_anon_bytes"), finished.get("rss_file_bytes")))
     return max((anon + files for anon, files in seen if anon is not None and files is not None), default=None)
 
@@ -295,7 +207,7 @@ def _on_gpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | N
         return None, None
     others, _ = others_vram(record)
     began = done_of(record).get("start_ns") or 0
-    seen = [vram for t_ns, vram in _sampled(samples, "vram_bytes") if t_ns >= began and vram is not None]
+    seen = [vram for t_ns, vram in sampled(samples, "vram_bytes") if t_ns >= began and vram is not None]
     if (last := _mark(record, "finished")["vram_bytes"]) is not None:
         seen.append(last)
     state = before.get("allocator") or Allocator()
@@ -361,7 +273,7 @@ def _has_finished(record: Record) -> bool:
 
 
 def _sum(facts: StackFacts, part: str, on_gpu: bool = False) -> int | None:
-    """Reported bytes of a part, summed over all places or those on a GPU; null: not reported."""
+    """Reported bytes of a part, summed over all places or those on a GPU; None: not reported."""
     places = (facts.get("memory") or {}).get(part)
     if places is None:
         return None

@@ -68,7 +68,7 @@ def allowed_own_weights(record: Record) -> float:
 
 
 def file_wrong(record: Record) -> str | None:
-    """Why a variant's file is another model's, from its settings and values; null: nothing found, or not
+    """Why a variant's file is another model's, from its settings and values; None: nothing found, or not
     compared."""
     own = record["check"].get("own")
     if not own:
@@ -132,7 +132,7 @@ def _values(values: Mapping[str, Any] | None, named: str) -> str | None:
 
 
 def depths_wrong(depths: Sequence[Depth], bound: float, of: str) -> str | None:
-    """Why logits are not those of the same weights; null if arithmetic explains the difference."""
+    """Why logits are not those of the same weights; None if arithmetic explains the difference."""
     worst = max(depths, key=lambda depth: depth["relative_error"] or 0.0)
     if (error := worst["relative_error"] or 0.0) > bound:
         detail = f"logits are {error:.0%} off {of} up to n = {worst['n']}"

@@ -237,7 +237,7 @@ def _within(ridge: Estimate, longest: int) -> Estimate:
 
 
 def _no_basis(target: int, found: Prefill, fit: Fit | None, changes_after: int | None) -> str | None:
-    """Why the time of `target` tokens cannot be extrapolated; null: it can."""
+    """Why the time of `target` tokens cannot be extrapolated; None: it can."""
     longest = found.longest_n
     if target < found.shortest_n:
         return f"the shortest measured pass has {found.shortest_n:,} tokens"

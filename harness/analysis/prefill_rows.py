@@ -68,8 +68,8 @@ def row(
         "ttft": [
             {
                 "n": first.n,
-                "ms": first.ms and first.ms.value,
-                "ci95_ms": (ends := _ends(first.ms)) and repeat_figures.positive(*ends),
+                "ms": _value(first.ms),
+                "ci95_ms": _positive(first.ms),
                 "how": first.how,
                 "reason": first.reason,
             }
@@ -117,16 +117,16 @@ def _at_depth(depth: int, passes: Passes, found: Prefill) -> PrefillDepth:
         "longest_n": found.longest_n,
         "longest_ms": passes.median_ms(found.longest_n),
         "kernel_from_n": found.kernel_from_n,
-        "plateau_ms": found.plateau and found.plateau.value,
-        "slope_ms": found.slope and found.slope.value,
-        "ridge_n": found.ridge and found.ridge.value,
+        "plateau_ms": _value(found.plateau),
+        "slope_ms": _value(found.slope),
+        "ridge_n": _value(found.ridge),
         "ridge_ci95": _ends(found.ridge),
         "ridge_reason": found.ridge_reason,
     }
 
 
 def _chunk(record: Record, header: Header | None) -> int | None:
-    """Most tokens in one pass over the weights: the record's, else the stack's default; null: all."""
+    """Most tokens in one pass over the weights: the record's, else the stack's default; None: all."""
     option = header.options.get("n_ubatch") if header else None
     found = (record.get("options") or {}).get("n_ubatch") or (option and option.default)
     return found if isinstance(found, int) else None
@@ -215,6 +215,15 @@ def _comparison(
     if agrees or abs(found.ridge.value / theory - 1) < SAME:
         return f"close to theory {both}, where both roofs differ alike: {why}"
     return f"{'later' if found.ridge.value > theory else 'earlier'} than in theory {both}: {why}"
+
+
+def _value(estimate: Estimate | None) -> float | None:
+    return estimate.value if estimate else None
+
+
+def _positive(estimate: Estimate | None) -> list[float | None] | None:
+    low, high = (estimate and estimate.ends) or (None, None)
+    return None if low is None or high is None else repeat_figures.positive(low, high)
 
 
 def _ends(estimate: Estimate | None) -> list[float | None] | None:

@@ -67,7 +67,7 @@ class OtherVocabulary(Exception):
 
 
 def first_not_finite(logits: Logits) -> int | None:
-    """The first position with a logit that is NaN or infinite; null if there is none."""
+    """The first position with a logit that is NaN or infinite; None if there is none."""
     bad = ~np.isfinite(logits).all(axis=1)
     return int(bad.argmax()) if bad.any() else None
 
@@ -291,7 +291,7 @@ def verdict(record: Record) -> Verdict:
 
 
 def _wrong(record: Record) -> str | None:
-    """The first position with NaN or infinite logits, as a clause; null: none."""
+    """The first position with NaN or infinite logits, as a clause; None: none."""
     if record["outcome"] != "ok" or not (where := record["quality"].get("not_finite")):
         return None
     place = f"position {where['position']} of window {where['window']}"

@@ -35,7 +35,7 @@ class _Unknown(ValueError):
 
 
 def row(record: Record, measured_bytes_per_s: float | None) -> ServerRow | None:
-    """What is known of a server in another process; null for all else, and before it has answered.
+    """What is known of a server in another process; None for all else, and before it has answered.
     `measured_bytes_per_s`: read bandwidth of this machine's main memory."""
     served = (loaded_of(record) | done_of(record).get("facts_changed", StackFacts())).get("served")
     if not served or not served_elsewhere(record):
@@ -116,7 +116,7 @@ def _of_checkpoint(served: Served) -> str | None:
 
 
 def _named(text: str) -> tuple[Decoder, str | None] | None:
-    """The known model with a name, or with the name of a file, and the type in it; null: not known."""
+    """The known model with a name, or with the name of a file, and the type in it; None: not known."""
     path = PureWindowsPath(text) if re.match(r"[A-Za-z]:[\\/]", text) else PurePosixPath(text)
     name = path.name if path.is_absolute() or path.suffix.lower() == ".gguf" else text
     name = re.sub(r"(?i)\.gguf$", "", name)

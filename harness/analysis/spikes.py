@@ -14,7 +14,7 @@ LEAST_SPIKES = 4  # to estimate a period
 
 
 def running_median(ms: Floats) -> Floats | None:
-    """Median of the window around each token, padded at both ends; null: shorter than a window."""
+    """Median of the window around each token, padded at both ends; None: shorter than a window."""
     if len(ms) < NEIGHBOURS:
         return None
     windows = np.lib.stride_tricks.sliding_window_view(ms, NEIGHBOURS)

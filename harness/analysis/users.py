@@ -103,7 +103,7 @@ def _percentiles(values: Floats) -> Percentiles:
 
 
 def limit(record: Record, bandwidth: float | None) -> UsersLimit | None:
-    """By the data sheet; where that is unknown, by the measured bandwidth. Null for other workloads, and
+    """By the data sheet; where that is unknown, by the measured bandwidth. None for other workloads, and
     where neither or the model's bytes are known."""
     needs, ceiling = traffic.batch_demand(record), traffic.prefill_ceiling(record)
     concurrency = record["workload"].get("concurrency")

@@ -92,18 +92,18 @@ def contention(record: Record) -> Iterator[Flag]:
     """Threads that waited for a CPU: a barrier per tensor makes them lose far more than this share. Where
     they did not wait for others, work of others beside them, or that they waited for each other."""
     share, of_others = _waited(record)
-    crowded = oversubscribed(record)
-    threads = plural(record["threads"], "thread")
-    if share and crowded:
+    is_fault = False
+    if share and oversubscribed(record):
+        is_fault = True
         cpus = plural(record["machine"]["usable_cpus"] or 0, "CPU")
         yield Warnings.too_many_threads.flag(share=share, threads=record["threads"], cpus=cpus)
     elif share and of_others > CONTENTION_TOLERANCE:
+        is_fault = True
         yield Warnings.waited_for_cpu.flag(share=share)
     elif share:
-        yield Warnings.own_threads_waited.flag(share=share, threads=threads)
+        yield Warnings.own_threads_waited.flag(share=share, threads=plural(record["threads"], "thread"))
     other_work = _other_work(record)
-    explained = share and (crowded or of_others > CONTENTION_TOLERANCE)
-    if other_work and not (explained and other_work.disturbance):
+    if other_work and not (is_fault and other_work.disturbance):
         yield other_work
 
 

@@ -44,12 +44,12 @@ USABLE = ("ok", "functional")  # it ran as requested, but the speed of a functio
 
 def other_length(record: Record) -> list[Flag]:
     """More or fewer tokens than requested."""
-    requested = record["workload"]["new_tokens"]
-    if record["tokens"] == requested or growth_stopped(record) or tables.name_of(record):
+    new_tokens = record["workload"]["new_tokens"]
+    if record["tokens"] == new_tokens or growth_stopped(record) or tables.name_of(record):
         return []
     if served_elsewhere(record):
         return served.other_length(record)
-    return [Warnings.other_length.flag(tokens=plural(record["tokens"], "token"), requested=requested)]
+    return [Warnings.other_length.flag(tokens=plural(record["tokens"], "token"), requested=new_tokens)]
 
 
 def other_prefix(record: Record) -> Iterator[Flag]:

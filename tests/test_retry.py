@@ -299,7 +299,7 @@ def test_a_disturbed_repeat_is_measured_again_at_the_end_of_its_round(harness, c
     assert "skipped: 1 disturbed" in exported.err
     (of_folder,) = side(str(tmp_path / "results"), tmp_path).campaigns.values()
     assert len(of_folder) == 4
-    assert found[0]["started_utc"] not in {each.record["started_utc"] for each in of_folder}
+    assert found[0]["started_utc"] not in {each.stored.record["started_utc"] for each in of_folder}
 
 
 def test_a_machine_that_stays_busy_is_one_sentence_and_exit_1(harness, config, disturb, tmp_path):

@@ -38,6 +38,11 @@ REFAULT_TOLERANCE = 0.05  # of the model
 PAGED_IN_FLOOR_BYTES = 4 << 20
 PAGED_IN_TOLERANCE = 0.01  # of the weights that each step reads; the warm-up has read them all
 SUSPENDED_FLOOR_NS = 10_000_000  # the two clocks are read to 1 ms
+OWN_WITHIN_BUDGET: Mapping[str, tuple[str, ...]] = {
+    "cgroup v2": ("workingset_refault_file", "memory_stall_us"),
+    "cgroup v1": ("workingset_refault_file",),  # which has no PSI
+}
+"""Counters by the means of a memory budget; see _pressures."""
 NAMED_CPUS = 0.1  # a process that used fewer CPUs than this is not named
 
 T = TypeVar("T")
@@ -78,10 +83,8 @@ def paging(record: Record) -> Iterator[Flag]:
     raised = []
     if faults := done_of(record)["major_faults"]:
         raised.append(Warnings.page_faults.flag(faults=plural(faults, "major page fault")))
-    raised += [
-        Warnings.memory_pressure.flag(pressure=text)
-        for text in _memory_was_short(record, _own_pressure(record))
-    ]
+    own, _ = _pressures(record)
+    raised += [Warnings.memory_pressure.flag(pressure=text) for text in _memory_was_short(record, own)]
     if paged_in := _weights_paged_in(record):
         raised.append(Warnings.weights_paged_in.flag(megabytes=paged_in / 1e6))
     for flag in raised:
@@ -110,7 +113,8 @@ def contention(record: Record) -> Iterator[Flag]:
 def stolen(record: Record) -> Iterator[Flag]:
     """Steal, as a share of the CPU time that all processes here asked for, or of its threads' time where that
     is not known. A thread that a hypervisor stops is as late as one that waits for a CPU."""
-    stolen_s, timed_s = _machine_pressure(record).get("steal_ms", 0) / 1e3, _timed_ns(record) / 1e9
+    _, machine = _pressures(record)
+    stolen_s, timed_s = machine.get("steal_ms", 0) / 1e3, _timed_ns(record) / 1e9
     if stolen_s <= STEAL_FLOOR_S or not timed_s:
         return
     used = _conditions(record).get("cpu_time")
@@ -121,7 +125,7 @@ def stolen(record: Record) -> Iterator[Flag]:
 
 def machine_pressure(record: Record) -> Iterator[Flag]:
     """Pressure on the whole machine while timing, which need not have reached the worker."""
-    machine = _machine_pressure(record)
+    _, machine = _pressures(record)
     details = _memory_was_short(record, machine)
     if machine.get("pswpin"):
         details.append(f"{plural(round(machine['pswpin']), 'page')} swapped in")
@@ -153,18 +157,19 @@ def _conditions(record: Record) -> Conditions:
     return record.get("conditions") or Conditions()
 
 
-def _own_pressure(record: Record) -> Pressure:
-    """Pressure counters of the worker's own cgroup while timing. Before they had a place of their own, those
-    of the cgroup of a memory budget replaced the machine's."""
-    own, budget = _conditions(record).get("worker_pressure"), record.get("memory_budget")
-    if own is None and budget and budget["means"].startswith("cgroup"):
-        return _machine_pressure(record)
-    return own or {}
+def _pressures(record: Record) -> tuple[Pressure, Pressure]:
+    """Pressure counters while timing: of the worker's own cgroup, if it had one, and of the machine.
 
-
-def _machine_pressure(record: Record) -> Pressure:
-    """Pressure counters of the machine while timing."""
-    return _conditions(record).get("pressure") or {}
+    Before the worker's had a place of their own, those of the cgroup of a memory budget replaced the
+    machine's.
+    """
+    machine = _conditions(record).get("pressure") or {}
+    if (own := _conditions(record).get("worker_pressure")) is not None:
+        return own, machine
+    budget = record.get("memory_budget")
+    names = OWN_WITHIN_BUDGET.get(budget["means"], ()) if budget else ()
+    own = {name: rise for name, rise in machine.items() if name in names}
+    return own, {name: rise for name, rise in machine.items() if name not in names}
 
 
 def _memory_was_short(record: Record, pressure: Pressure) -> list[str]:
@@ -189,7 +194,7 @@ def _matters(record: Record, stalled_us: float) -> bool:
 def _throttled(record: Record) -> str | None:
     """How often and how long a CPU quota throttled its cgroups; None if too short to matter. The kernel adds
     up the time of all CPUs, so that it may exceed the time that passed."""
-    machine = _machine_pressure(record)
+    _, machine = _pressures(record)
     if not _matters(record, us := machine.get("cgroup_throttled_us", 0)):
         return None
     periods = machine.get("cgroup_throttled_periods")
@@ -232,7 +237,8 @@ def _waited(record: Record) -> tuple[float, float]:
     if waited_ns is None or not timed_ns:
         return 0.0, 0.0
     if _throttled_by_quota(record):  # its threads waited for the quota too
-        waited_ns -= round(1e3 * _machine_pressure(record)["cgroup_throttled_us"])
+        _, machine = _pressures(record)
+        waited_ns -= round(1e3 * machine["cgroup_throttled_us"])
     share = waited_ns / (timed_ns * timed_threads(record))
     if share <= CONTENTION_TOLERANCE or waited_ns <= CONTENTION_FLOOR_NS:
         return 0.0, 0.0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis import agreement
+from harness.analysis import agreement, own_weights
 from harness.report import quality as report
 from harness.theory.decoder import dense_fields
 from harness.theory.hf_config import SHAPES
@@ -132,7 +132,7 @@ def test_logits_of_the_same_weights_may_not_be_larger_than_theirs():
 def test_against_its_own_weights_arithmetic_alone_explains_an_error(options: dict, allowed: float):
     of = record([], options)
     of["model"]["weights"]["quant"] = "q8_0"
-    assert agreement.allowed_own_weights(of) == allowed
+    assert own_weights.allowed_own_weights(of) == allowed
     logits, noise = drawn(), drawn(seed=1)
     for off, word in ((allowed * 0.9, "agrees"), (allowed * 1.1, "wrong")):
         depths = compared(logits, np.float32((1 - off**2) ** 0.5) * logits + np.float32(off) * noise)
@@ -181,8 +181,8 @@ def test_the_table_shows_the_own_error_with_what_is_allowed_and_why_there_is_non
 
 def test_settings_are_compared_but_for_the_window():
     shape = dense_fields(SHAPES["tiny-llama"])
-    assert agreement.other_settings(shape | {"window": 4096, "rope_theta": 10000.0000001}, shape) == []
-    assert agreement.other_settings(shape | {"rope_theta": 1e6, "layers": 1}, shape) == [
+    assert own_weights.other_settings(shape | {"window": 4096, "rope_theta": 10000.0000001}, shape) == []
+    assert own_weights.other_settings(shape | {"rope_theta": 1e6, "layers": 1}, shape) == [
         "layers is 1, and 2 in the 16-bit weights",
         "rope_theta is 1000000.0, and 10000.0 in the 16-bit weights",
     ]

@@ -12,7 +12,7 @@ from conftest import failed, records_below, settled
 from small_checkpoints import configure, made, read, store
 from test_hf import PROMPT, request_of, said
 
-from harness.analysis.verdicts import option_mismatches
+from harness.analysis.requested import option_mismatches
 from harness.campaign import worker as campaign_worker
 from harness.models import engine_files
 from harness.theory.decoder import dense, parameters

@@ -13,7 +13,7 @@ from conftest import Ran
 from test_other_models_run import made
 from test_same_model import PROMPT, relative_error, stack
 
-from harness.analysis import agreement
+from harness.analysis import agreement, own_weights
 from harness.models import gguf as models_gguf
 from harness.models import layout
 from runners.workloads.experts import Heard, gaps
@@ -38,7 +38,7 @@ def test_choices_by_scores_with_an_error_are_explained_by_it_and_those_of_anothe
         scores = random.normal(size=(5_000, count))
         chosen = np.argsort(right * scores + error * random.normal(size=scores.shape))[:, -used:]
         gap = float(np.sqrt(np.square(gaps(scores, chosen)).mean()))
-        return agreement.experts_wrong({"experts": count, "gap": gap}, error, "its own weights")
+        return own_weights.experts_wrong({"experts": count, "gap": gap}, error, "its own weights")
 
     for experts in ((4, 1), (8, 2), (32, 4), (128, 8), (256, 8)):
         for error in (0.05, 0.2, 0.6):
@@ -92,7 +92,7 @@ def checked(error: float, **experts: Any) -> dict[str, Any]:
 )
 def test_a_mixture_is_judged_at_equal_routing_by_the_bounds_of_any_model(error, experts, word, said):
     record: Any = checked(error, **experts)
-    assert agreement.allowed_own_weights(record) == 0.1
+    assert own_weights.allowed_own_weights(record) == 0.1
     found, reason = agreement.verdict(record)
     assert found == word
     assert (said or "") in (reason or "")

@@ -12,7 +12,7 @@ from conftest import Ran, stored_in
 from test_memory_limit import with_cgroup
 
 from harness import records
-from harness.analysis import verdicts
+from harness.analysis import growth
 
 # A worker's growth until not even 10 kB are left, and a session that needs 4 MiB to count.
 UNTIL_NOTHING_IS_LEFT = """
@@ -131,19 +131,19 @@ def record(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_share_is_of_what_was_free_when_the_model_was_loaded() -> None:
-    assert verdicts.growth_row(record(), None, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 1000)
+    assert growth.growth_row(record(), None, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 1000)
     on_gpu = record(device="GPU-1", memory_budget=None)
-    assert verdicts.growth_row(on_gpu, 3000, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 2000)
+    assert growth.growth_row(on_gpu, 3000, 5.0)["kv_share_of_free"] == pytest.approx(100 * 5 / 2000)
 
 
 @pytest.mark.parametrize(
     "unknown", [{"memory": {}}, {"memory_budget": None}, {"memory_budget": {"bytes": 300, "means": "x"}}]
 )
 def test_without_knowing_what_was_free_there_is_no_share(unknown: dict[str, Any]) -> None:
-    said = verdicts.growth_row(record(**unknown), None, 5.0)
+    said = growth.growth_row(record(**unknown), None, 5.0)
     assert (said["max_ctx"], said["kv_share_of_free"]) == (100, None)
 
 
 def test_other_workloads_grow_to_nothing() -> None:
     decode = record(workload={"kind": "decode", "prompt_tokens": 25, "new_tokens": 75})
-    assert set(verdicts.growth_row(decode, None, 5.0).values()) == {None, False}
+    assert set(growth.growth_row(decode, None, 5.0).values()) == {None, False}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.shape import copies
+from harness.analysis.copied_blocks import copies
 
 NO_B = "B_not_identifiable"
 

@@ -14,7 +14,7 @@ from small_checkpoints import configure, made
 from test_hf import PROMPT, request_of, said
 from test_packed_stacks import logits
 
-from harness.analysis.verdicts import option_mismatches
+from harness.analysis.requested import option_mismatches
 from harness.campaign import worker as campaign_worker
 from harness.models import engine_files
 from harness.theory.decoder import dense, parameters

@@ -13,7 +13,8 @@ from conftest import records_below
 from golden_record import GOLDEN, record
 
 from harness import machine
-from harness.analysis.verdicts import disturbance_summary, notes, verdict
+from harness.analysis.disturbances import disturbance_summary
+from harness.analysis.verdicts import notes, verdict
 from harness.campaign import repeat
 from harness.campaign.other_processes import cpu_time
 

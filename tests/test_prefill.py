@@ -11,6 +11,7 @@ from benchmarks.validity import prefill as simulated
 from benchmarks.validity import processes
 from harness import records
 from harness.analysis import prefill as prefills
+from harness.analysis import prefill_rows
 from harness.analysis.prefill import Prefill, analyse
 from harness.records.files import write_columns
 from harness.report import page
@@ -32,16 +33,16 @@ def first(found: Prefill, n: int):
 
 def test_plateau_slope_ridge_and_attention_are_recovered_from_a_sweep():
     found = swept(SWEEP, np.maximum(20, 0.1 * SWEEP + 2e-5 * SWEEP**2))
-    assert found.plateau_ms == pytest.approx(20, rel=0.02)
-    assert found.slope_ms == pytest.approx(0.1, rel=0.1)
+    assert found.plateau.value == pytest.approx(20, rel=0.02)
+    assert found.slope.value == pytest.approx(0.1, rel=0.1)
     assert found.quadratic_ms == pytest.approx(2e-5, rel=0.1)
-    assert found.ridge_n == pytest.approx(192.6, rel=0.1)  # 0.1 n + 2e-5 n^2 = 20
-    assert found.ridge_ci95[0] < 192.6 < found.ridge_ci95[1]
+    assert found.ridge.value == pytest.approx(192.6, rel=0.1)  # 0.1 n + 2e-5 n^2 = 20
+    assert found.ridge.ends[0] < 192.6 < found.ridge.ends[1]
 
 
 def test_a_ridge_is_found_alike_where_computing_follows_reading_instead_of_overlapping_it():
     found = swept(SWEEP[SWEEP <= 2000], 20 + 0.1 * SWEEP[SWEEP <= 2000])
-    assert found.ridge_n == pytest.approx(200, rel=0.05)
+    assert found.ridge.value == pytest.approx(200, rel=0.05)
 
 
 def test_without_attention_no_quadratic_term_is_made_up():
@@ -51,7 +52,7 @@ def test_without_attention_no_quadratic_term_is_made_up():
 @pytest.mark.parametrize("n", [DENSE, 2.0 ** np.arange(11)])
 def test_without_noise_the_ridge_is_exact_also_with_three_lengths_past_it(n):
     found = swept(n, np.maximum(20, 0.1 * n), rounds=1, noise=0)
-    assert found.ridge_n == pytest.approx(200, rel=1e-4)
+    assert found.ridge.value == pytest.approx(200, rel=1e-4)
 
 
 @pytest.mark.parametrize("tile", [43, 52, 58])
@@ -59,7 +60,7 @@ def test_the_last_tile_of_a_sweep_is_no_other_kernel(tile):
     tiles = np.ceil(DENSE / tile) * tile - (tile - 1) / 2
     found = swept(DENSE, np.maximum(20, 0.1 * tiles), rounds=1, noise=0.001)
     assert found.kernel_from_n == 1
-    assert found.ridge_n == pytest.approx(200, rel=0.05)
+    assert found.ridge.value == pytest.approx(200, rel=0.05)
 
 
 @pytest.mark.parametrize("tiled", [False, True])
@@ -91,10 +92,10 @@ def test_lengths_that_one_process_lacks_do_not_bend_the_curve():
     passes = prefills.by_depth([quick, slow])[0]
     found = analyse(passes)
     assert found.steps == ()
-    assert found.plateau_ms == pytest.approx(20 * 1.05**0.5, rel=0.002)
-    assert found.processes["plateau_ms"] == pytest.approx((20, 21), rel=0.005)
+    assert found.plateau.value == pytest.approx(20 * 1.05**0.5, rel=0.002)
+    assert found.plateau.processes == pytest.approx((20, 21), rel=0.005)
     deeper = {name: column[:] for name, column in slow.items()} | {"depth": [1024] * len(slow["n"])}
-    assert analyse(prefills.by_depth([quick, deeper])[1024]).processes["plateau_ms"] == ()
+    assert analyse(prefills.by_depth([quick, deeper])[1024]).plateau.processes == ()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_lengths_that_one_process_lacks_do_not_bend_the_curve():
 )
 def test_a_ridge_that_was_not_reached_is_null_with_the_reason(n, ms, reason):
     found = swept(n, ms)
-    assert found.ridge_n is None
+    assert found.ridge is None
     assert reason in found.ridge_reason
 
 
@@ -133,29 +134,29 @@ def test_figures_are_those_of_the_last_kernel_where_a_stack_changes_to_another()
     ms = np.where(DENSE <= 32, 12 + 0.7 * DENSE, np.maximum(34, 20 + 0.1 * DENSE))
     found = swept(DENSE, ms, rounds=1)
     assert found.kernel_from_n in range(26, 34)  # where the first kernel is as slow as the second
-    assert found.plateau_ms == pytest.approx(34, rel=0.02)
-    assert found.ridge_n == pytest.approx(340, rel=0.05)
+    assert found.plateau.value == pytest.approx(34, rel=0.02)
+    assert found.ridge.value == pytest.approx(340, rel=0.05)
 
 
 def test_a_ttft_is_measured_within_the_lengths_extrapolated_near_them_and_null_far_from_them():
     found = swept(DENSE[::4], np.maximum(20, 0.1 * DENSE[::4]))
     assert (first(found, 512).how, first(found, 2048).how) == ("extrapolated", "extrapolated")
-    assert first(found, 512).ms == pytest.approx(51.2, rel=0.02)
-    low, high = first(found, 2048).ci95_ms
+    assert first(found, 512).ms.value == pytest.approx(51.2, rel=0.02)
+    low, high = first(found, 2048).ms.ends
     assert low < 204.8 < high
     assert first(found, 32768).ms is None
     assert "attention" in first(found, 32768).reason
     longer = swept(SWEEP, np.maximum(20, 0.1 * SWEEP + 2e-5 * SWEEP**2))
     assert first(longer, 2048).how == "measured"
     assert first(longer, 32768).how == "extrapolated"
-    assert first(longer, 32768).ms == pytest.approx(0.1 * 32768 + 2e-5 * 32768**2, rel=0.1)
+    assert first(longer, 32768).ms.value == pytest.approx(0.1 * 32768 + 2e-5 * 32768**2, rel=0.1)
 
 
 def test_a_prompt_of_several_chunks_takes_several_passes():
     found = swept(DENSE, np.maximum(20, 0.1 * DENSE), chunk=512)
-    assert first(found, 2048).ms == pytest.approx(4 * 51.2, rel=0.02)
+    assert first(found, 2048).ms.value == pytest.approx(4 * 51.2, rel=0.02)
     additive = swept(DENSE, 20 + 0.1 * DENSE, chunk=512)
-    assert first(additive, 2048).ms == pytest.approx(4 * 71.2, rel=0.02)
+    assert first(additive, 2048).ms.value == pytest.approx(4 * 71.2, rel=0.02)
 
 
 def test_nothing_is_extrapolated_across_a_known_change_of_kernel():
@@ -197,7 +198,7 @@ def test_a_model_in_two_memories_has_no_mbu_of_prefill():
     placed = {"tensors": {"CPU": 3}, "bytes": {"CPU": 10**6}, "misplaced": []}
     for device, has_mbu in (("cpu", True), ("GPU-1", False)):
         record |= {"device": device, "loaded": record["loaded"] | {"placement": placed}}
-        found = prefills.row(record, depths, prefills.analysed(record, depths), 1e11)
+        found = prefill_rows.row(record, depths, prefill_rows.analysed(record, depths), 1e11)
         assert all((each["mbu_measured"] is not None) == has_mbu for each in found["utilisation"])
         assert found["utilisation"]
 
@@ -266,8 +267,8 @@ def bf16(published) -> records.Stored:
 
 def test_passes_faster_than_the_machine_allows_are_flagged(bf16):
     passes = prefills.by_depth([records.prefill_series(bf16)])[0]
-    assert prefills.faster_than_possible(bf16.record, {0: passes}, None) == []
-    (flag,) = prefills.faster_than_possible(bf16.record, {0: replace(passes, ms=passes.ms / 3)}, None)
+    assert prefill_rows.faster_than_possible(bf16.record, {0: passes}, None) == []
+    (flag,) = prefill_rows.faster_than_possible(bf16.record, {0: replace(passes, ms=passes.ms / 3)}, None)
     assert flag.code == "prefill_faster_than_limit"
     assert "1 tokens in 6" in flag.detail or "1 token in 6" in flag.detail
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.analysis import depth
+from harness.analysis import depth_speed
 from harness.campaign.next_context import Space, Try, corrected, following, longest, predicted
 
 SPACE = Space(256, 256, 262144)
@@ -199,18 +199,18 @@ def test_the_prediction_is_the_last_whose_need_is_within_the_limit(granules: int
 
 def test_a_context_that_slows_down_as_shallower_depths_foretell_is_sane() -> None:
     steady = [[1000, 12.0], [2000, 13.0], [4000, 15.1], [6000, 17.0], [8000, 19.0]]
-    assert depth.too_slow(steady) is None
-    assert depth.speed_ratio(steady) == pytest.approx(1.0, abs=0.02)
+    assert depth_speed.too_slow(steady) is None
+    assert depth_speed.speed_ratio(steady) == pytest.approx(1.0, abs=0.02)
 
 
 def test_a_context_that_spilled_on_the_way_is_too_slow_from_there_on() -> None:
     spilled = [[1000, 12.0], [2000, 13.0], [4000, 150.0], [6000, 170.0], [8000, 190.0]]
-    assert "decodes 10.0 times slower at 4000 tokens" in str(depth.too_slow(spilled))
+    assert "decodes 10.0 times slower at 4000 tokens" in str(depth_speed.too_slow(spilled))
 
 
 def test_two_depths_foretell_nothing() -> None:
-    assert depth.too_slow([[8, 1.0], [16, 9.0]]) is None
-    assert depth.speed_ratio([[8, 1.0], [16, 9.0]]) is None
+    assert depth_speed.too_slow([[8, 1.0], [16, 9.0]]) is None
+    assert depth_speed.speed_ratio([[8, 1.0], [16, 9.0]]) is None
 
 
 def test_memory_that_nobody_can_tell_so_closely_is_not_crept_up_on() -> None:

@@ -17,6 +17,7 @@ from hypothesis import example, given
 
 from harness.analysis import sensors, throttling
 from harness.analysis.verdicts import notes
+from harness.analysis.warnings import Flag
 from harness.config.load import load
 from harness.dataset import table
 from harness.machine import sensors as machine_sensors
@@ -254,7 +255,11 @@ def throttled(columns: dict[str, list[int | None]], **changed: Any) -> dict[str,
 
 
 def reasons_of(record: Any) -> list[str]:
-    return [flag.detail for flag in throttling.flags(record)]
+    return [flag.detail for flag in throttling.conditions(record) if flag.invalidates]
+
+
+def notes_of(record: Any) -> list[Flag]:
+    return [flag for flag in throttling.conditions(record) if not flag.invalidates]
 
 
 def bits(*values: int | None, name: str = "pi_throttled_bits") -> dict[str, list[int | None]]:
@@ -310,7 +315,7 @@ def test_a_hot_core_spoils_from_a_hundredth_of_the_time_on(ms, invalidates):
     reasons = reasons_of(record)
     told = f"core too hot for {sum(ms) / 1e3:.2f} s of 10.00"
     assert [told in reason for reason in reasons] == [True] * invalidates
-    noted = [flag.code for flag in throttling.notes(record)]
+    noted = [flag.code for flag in notes_of(record)]
     assert noted == ([] if invalidates else ["thermal_events"])
 
 
@@ -439,7 +444,7 @@ def test_a_hot_cpu_beside_a_gpu_is_a_remark():
     assert len(reasons_of(record)) == 1
     record["device"] = "GPU-1"
     assert reasons_of(record) == []
-    (flag,) = throttling.notes(record)
+    (flag,) = notes_of(record)
     assert (flag.code, flag.invalidates) == ("thermal_events", None)
     assert "4000 ms in all" in flag.detail
     beside_a_gpu = throttled(bits(0, 0, 0x4, 0)) | {"device": "vulkan"}
@@ -458,7 +463,7 @@ def test_of_a_gpu_a_slowdown_is_a_fault_and_a_power_cap_a_condition():
     record = throttled(bits(0, 0x4, 0x44, 0x1, name="gpu_event_reasons"))
     (reason,) = reasons_of(record)
     assert "hardware thermal slowdown from n = 76" in reason
-    (flag,) = throttling.notes(record)
+    (flag,) = notes_of(record)
     assert flag.code == "power_cap"
     assert flag.invalidates is None
     only_capped = throttled(bits(0x4, 0x4, 0x4, 0x4, name="gpu_event_reasons"))

@@ -25,6 +25,7 @@ from harness import records
 from harness.analysis import depth as analysis_depth
 from harness.analysis import served as of_server
 from harness.analysis import verdicts
+from harness.analysis.clocks import clock_of_stack
 from harness.analysis.warnings import Warnings
 from harness.config import plan
 from harness.config.load import load
@@ -217,9 +218,9 @@ def test_the_step_that_ends_a_text_is_in_the_server_s_clock_alone():
     record["timing"] |= {"first_token_ns": 10**8, "last_token_ns": 10**8 + 39 * 10**7}
     record["done"]["cpu_wait_ns"] = 0
     record["done"]["counters"] = {"stack_decode_ms": 400.0, "ended_by": "stop"}
-    assert verdicts.clock_of_stack(record) == []
+    assert clock_of_stack(record) == []
     record["done"]["counters"]["ended_by"] = "length"
-    assert [flag.warning for flag in verdicts.clock_of_stack(record)] == [Warnings.first_read_late]
+    assert [flag.warning for flag in clock_of_stack(record)] == [Warnings.first_read_late]
 
 
 @pytest.mark.parametrize(

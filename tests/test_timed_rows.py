@@ -13,6 +13,7 @@ from conftest import stored_in, write_config
 
 from harness import records
 from harness.analysis import prefill as prefills
+from harness.analysis import prefill_rows
 from harness.analysis.figures import COMPARED
 from harness.analysis.verdicts import verdict
 from harness.dataset.study import Study, load_study, with_series
@@ -216,7 +217,7 @@ def test_a_sweep_behind_tokens_alone_is_shown_at_its_depth_without_a_ttft(gather
     each = next(each for each in gathered.stored if each.record["workload"]["kind"] == "prefill")
     passes = prefills.by_depth([records.table(each)])
     deeper = {1024: passes[1024]}
-    found = prefills.row(each.record, deeper, prefills.analysed(each.record, deeper), None)
+    found = prefill_rows.row(each.record, deeper, prefill_rows.analysed(each.record, deeper), None)
     assert (found["depth"], found["ttft"], found["depths"]) == (1024, [], [])
     assert found["longest_ms"] == pytest.approx(20.48, rel=0.05)
 

@@ -61,7 +61,7 @@ def coverage(name: str, tiled: bool, campaigns: int) -> tuple[float, float, floa
         tile = int(chance.integers(*TILES)) if tiled else 1
         found = analyse(by_depth([sweep(name, tile, chance)])[0])
         truths = (PLATEAU_MS, SLOPE_MS, PLATEAU_MS / SLOPE_MS)
-        ends = (found.plateau_ci95_ms, found.slope_ci95_ms, found.ridge_ci95)
+        ends = [each and each.ends for each in (found.plateau, found.slope, found.ridge)]
         held.append(
             [
                 known is not None and (known[0] or 0) <= truth <= (np.inf if known[1] is None else known[1])

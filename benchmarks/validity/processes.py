@@ -106,15 +106,15 @@ def swept(
             of = cell[0]
             ridge = prefill.PLATEAU_MS / prefill.SLOPE_MS
             figures = [
-                ("plateau", prefill.PLATEAU_MS, of.plateau_ci95_ms),
-                ("slope", prefill.SLOPE_MS, of.slope_ci95_ms),
-                ("ridge", ridge, of.ridge_ci95),
+                ("plateau", prefill.PLATEAU_MS, of.plateau),
+                ("slope", prefill.SLOPE_MS, of.slope),
+                ("ridge", ridge, of.ridge),
             ]
             figures += [
-                (f"TTFT {each.how}", prefill.SLOPE_MS * each.n, each.ci95_ms)
+                (f"TTFT {each.how}", prefill.SLOPE_MS * each.n, each.ms)
                 for each in of.first_tokens
                 if each.how
             ]
-            for name, truth, ends in figures:
-                hits.setdefault(name, []).append(covers(ends, truth))
+            for name, truth, estimate in figures:
+                hits.setdefault(name, []).append(covers(estimate and estimate.ends, truth))
     return hits

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis import agreement
+from harness.analysis import agreement, own_weights
 from harness.campaign import worker
 from harness.models import checkpoint
 from harness.stacks import build
@@ -224,7 +224,7 @@ class Bench:
         if quant != "gptq":  # made with calibration data, its values are not the rounded ones
             settings, values = [], None
             if fault:
-                settings = agreement.other_settings(settings_of(source), settings_of(sound))
+                settings = own_weights.other_settings(settings_of(source), settings_of(sound))
             files = {"source": self.own(source, quant), "original": sound}
             values = self.job("llamacpp", "differences", None, files)
             sound_depths = [depth | {"relative_error": 0.0, "scale": 1.0} for depth in own]

@@ -9,7 +9,7 @@ import pyarrow.parquet
 
 from ci.gpu.bench import Bench, CheckFailed, NotPossible, expect, expect_ok
 from ci.table import Check
-from harness.analysis.verdicts import DEVICE_CLOCK_TOLERANCE, DEVICE_CLOCK_TOLERANCE_NS
+from harness.analysis.clocks import DEVICE_CLOCK_TOLERANCE, DEVICE_CLOCK_TOLERANCE_NS
 from harness.base.nvml import visible_gpus
 from harness.theory.names import of_gpu
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from harness.analysis import prefill, repeat_figures, users, windows
 from harness.analysis.columns import AtDepthRow, DepthsRow, Figures, PassRow, SurfaceFigures, TaskRow, TurnRow
-from harness.analysis.line_fit import least_squares
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.records import tables
@@ -22,10 +21,15 @@ LEAST_CONTROL = 0.01  # of the logits: below, they do not show whether keys and 
 FAR_LESS = 0.5  # of the first turn's time, for more tokens
 AS_LONG = 0.9  # as without the prefix
 GROWS = 1.2  # times the first turn's time: prefill is no plateau there
+TURN_FAULTS = {
+    False: ("a prefix was reused", "tokens were evaluated twice"),
+    True: ("tokens were left out", "its prefix was not reused"),
+}
+"""By whether a turn reuses its prefix: what fewer and what more evaluated tokens mean."""
 
 
 def surface_row(workload: str, found: Sequence[Columns]) -> SurfaceFigures:
-    """Figures of a kind of workload, from the tables of its repeats together; null or empty for others."""
+    """Figures of a kind of workload, from the tables of its repeats together; None or empty for others."""
     return {
         "passes": passes(found) if workload == "prefill" else [],
         "depths": depths(found) if workload == "depth" else None,
@@ -47,7 +51,8 @@ def surface_faults(record: Record, table: Columns) -> list[Flag]:
     for turn in surface.get("counted", []):
         fed, evaluated = turn["fed"], turn["evaluated"]
         if evaluated < fed or (evaluated > fed and not is_served):
-            what = _word(bool(turn["reuse"]), evaluated < fed)
+            fewer, more = TURN_FAULTS[bool(turn["reuse"])]
+            what = fewer if evaluated < fed else more
             numbers = {"turn": turn["turn"], "evaluated": evaluated, "given": fed}
             found.append(Warnings.turn_not_evaluated.flag(what=what, **numbers))
             break
@@ -55,12 +60,6 @@ def surface_faults(record: Record, table: Columns) -> list[Flag]:
     if not found and not server_counts and tables.name_of(record) == "turns":
         found += _by_time(table, is_served)
     return found
-
-
-def _word(reuse: bool, fewer: bool) -> str:
-    if fewer:
-        return "a prefix was reused" if not reuse else "tokens were left out"
-    return "its prefix was not reused" if reuse else "tokens were evaluated twice"
 
 
 def _by_time(table: Columns, is_served: bool) -> list[Flag]:
@@ -134,7 +133,7 @@ def _at_depth(depth: int, repeats: Sequence[windows.AtDepth]) -> AtDepthRow:
 
 
 def surface_figures(table: Columns) -> Figures | None:
-    """B, W and tok/s of one repeat's windows; null without a line."""
+    """B, W and tok/s of one repeat's windows; None without a line."""
     found = windows.analyse_windows(table)
     if found is None:
         return None
@@ -193,38 +192,3 @@ def tasks(given: Sequence[Columns]) -> list[TaskRow]:
 
 def _by_row(columns: Columns) -> list[dict[str, int]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-# Does decode at depth take the time that shallower depths predict? Spilled memory is slower. Pure.
-
-
-SANE = 1.5  # times the predicted latency; memory across a bus is at least 10 times slower
-
-Depths = Sequence[Sequence[float]]
-"""[tokens of context, ms of a decode step], by increasing depth."""
-
-
-def speed_ratios(depths: Depths) -> list[float]:
-    """Latency over predicted latency from the third depth on, by a line through the shallower depths."""
-    ratios = []
-    for place in range(2, len(depths)):
-        n, ms = np.array(depths[:place], dtype=float).T
-        line = least_squares(n, ms)
-        predicted = line.at(float(depths[place][0])) if line.slope_ms > 0 else float(ms.mean())
-        ratios.append(float(depths[place][1]) / predicted)
-    return ratios
-
-
-def speed_ratio(depths: Depths) -> float | None:
-    """Latency over predicted latency at the deepest point; null: fewer than three depths."""
-    ratios = speed_ratios(depths)
-    return ratios[-1] if ratios else None
-
-
-def too_slow(depths: Depths) -> str | None:
-    """Why decode is unreasonably slow at depth, as a sentence; null: it is not, or unknown."""
-    for (n, ms), times in zip(depths[2:], speed_ratios(depths), strict=True):
-        if times > SANE:
-            slower = f"decodes {times:.1f} times slower at {n:.0f} tokens"
-            return f"{slower} than shallower depths predict: {ms:.1f} ms"
-    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from harness.analysis.sensors import Columns, Timed
@@ -38,29 +40,20 @@ def others_on_gpu(columns: Columns, during: Timed | None, done: EndFacts | None)
     return {"mean_percent": float(np.average(percents, weights=spans_ns)), "readings": len(readings)}
 
 
-def flags(record: Record) -> list[Flag]:
-    """Others' work that invalidates a repeat."""
-    share = _share(record)
-    return [Warnings.gpu_shared.flag(share=share)] if share > SHARED_TOLERANCE else []
-
-
-def notes(record: Record) -> list[Flag]:
-    """Little work of others; and memory that others held, where their work is not known."""
-    share, sensors = _share(record), record.get("sensors")
-    if share > SHARED_NOTED:
-        return [] if share > SHARED_TOLERANCE else [Warnings.gpu_shared_little.flag(share=share)]
-    if not sensors or sensors.get("others_on_gpu") or served_elsewhere(record):
-        return []
-    marks = memory_of(record).get("marks") or []
-    held = next((mark["vram_bytes"] for mark in marks if mark["at"] == "started"), None)
-    if not held or held < HELD_NOTED_BYTES:
-        return []
-    why = sensors["missing"].get(GPU_OTHERS, "older records do not have it")
-    return [Warnings.gpu_memory_of_others.flag(megabytes=held / 1e6, why=why)]
-
-
-def _share(record: Record) -> float:
-    """Of the device's time; 0 where unknown, and of a server elsewhere, which is itself another process."""
+def conditions(record: Record) -> Iterator[Flag]:
+    """Others' work, which invalidates a repeat unless it is little; and memory that others held, where their
+    work is not known. None of a server elsewhere, which is itself another process."""
     sensors = record.get("sensors")
-    others = sensors.get("others_on_gpu") if sensors and not served_elsewhere(record) else None
-    return others["mean_percent"] / 100 if others else 0.0
+    if not sensors or served_elsewhere(record):
+        return
+    if others := sensors.get("others_on_gpu"):
+        share = others["mean_percent"] / 100
+        if share > SHARED_NOTED:
+            warning = Warnings.gpu_shared if share > SHARED_TOLERANCE else Warnings.gpu_shared_little
+            yield warning.flag(share=share)
+        return
+    marks = memory_of(record).get("marks") or []
+    started = next((mark["vram_bytes"] for mark in marks if mark["at"] == "started"), None)
+    if started and started >= HELD_NOTED_BYTES:
+        why = sensors["missing"].get(GPU_OTHERS, "older records do not have it")
+        yield Warnings.gpu_memory_of_others.flag(megabytes=started / 1e6, why=why)

@@ -1,21 +1,26 @@
-"""Account for the memory of a repeat."""
+"""Split a worker's memory into parts, once loaded and at the peak: records -> parts in bytes. Pure.
+
+The total is the resident set on a CPU. On a GPU the total is the device's memory in use, less what
+is not the worker's. `unattributed` is the total minus the parts, and negative where the parts add up to
+more than the total: parts are never scaled to fit. `by_difference` names an inferred part, computed as the
+total minus the reported parts; `unattributed` is then None. docs/concepts/memory.md defines the parts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
 from typing_extensions import TypedDict
 
 from harness.analysis import traffic
 from harness.analysis.columns import Cell, Ended, VramSource
+from harness.analysis.memory_growth import Columns, MemoryGrowth, memory_growth_row, sampled
 from harness.records.kinds import Record, done_of, loaded_of, memory_of, served_elsewhere
 from harness.records.measured import Counters, EndFacts, Mark, PeakAllocator, Reported
 from harness.records.parts import Allocator, StackFacts
 from harness.records.tables import TokenTimes
 
-# Where the memory of a cell goes.
+PARTS = ("weights", "kv", "compute", "workspace", "slack", "runtime")
 
 
 class Moment(TypedDict):
@@ -26,11 +31,6 @@ class Moment(TypedDict):
     by_difference: list[str]
     unattributed_bytes: int | None
     unattributed_share: float | None
-
-
-class MemoryGrowth(TypedDict):
-    measured_bytes_per_token: float | None
-    not_measured: str | None
 
 
 class Attribution(MemoryGrowth, Ended):
@@ -49,93 +49,17 @@ class Attribution(MemoryGrowth, Ended):
     peak: Moment | None
 
 
-# Measure how much memory a token of context takes: the slope of memory against tokens held. Pure.
-
-
-Columns = Mapping[str, Sequence[Any]]
-
-FEWEST_SAMPLES = 8  # for a slope
-SIGNIFICANT_GROWTH = 5.0  # times the scatter about the line: memory that grew less is noise
-HIDING = 0.1  # of that growth: a cache first fills free memory that the allocator holds, and hides there
-
-
-def memory_growth_row(record: Record, times: TokenTimes, samples: Columns) -> MemoryGrowth:
-    """Measured bytes per token of context: the least-squares slope of memory against tokens held.
-
-    Null where the cache does not grow or the run is too short; `not_measured` gives the reason.
-    """
-    loaded, done = loaded_of(record), done_of(record)
-    if not done:
-        return {"measured_bytes_per_token": None, "not_measured": "the run did not finish"}
-    kv = (loaded.get("memory") or {}).get("kv") or {}
-    if sum(kv.values()) or loaded.get("kv_read") not in ("grows", "copied"):
-        return {"measured_bytes_per_token": None, "not_measured": "its cache is allocated when it is loaded"}
-    steps = done.get("memory_steps")
-    n, held = _of_steps(steps) if steps else _of_samples(record, times, samples)
-    slope = _line(n, held, 0 if steps else _free(record))
-    return {
-        "measured_bytes_per_token": slope,
-        "not_measured": None
-        if slope is not None
-        else "the run is too short: growth is not distinguishable from noise or from free memory being used",
-    }
-
-
-def _of_steps(steps: Sequence[Sequence[int]]) -> tuple[Any, Any]:
-    """Tokens held, and bytes allocated by the stack's allocator."""
-    found = np.asarray(steps, dtype=float)
-    return found[:, 0], found[:, 1]
-
-
-def _of_samples(record: Record, times: TokenTimes, samples: Columns) -> tuple[Any, Any]:
-    """Tokens held at each sample during generation, and bytes held: anonymous memory, or the device's."""
-    key = "rss_anon_bytes" if record.get("device") == "cpu" else "vram_bytes"
-    pairs = zip(samples.get("t_ns", ()), samples.get(key, ()), strict=False)
-    known = [(t_ns, held) for t_ns, held in pairs if held is not None]
-    done = done_of(record)
-    began = done.get("start_ns")
-    if not known or not len(times) or began is None:
-        return np.empty(0), np.empty(0)
-    came_ns = times.t_ns(began, done.get("flushes") or ())
-    t_ns, held = np.asarray(known, dtype=float).T
-    within = (t_ns >= came_ns[0]) & (t_ns <= came_ns[-1])
-    n = record["workload"]["prompt_tokens"] + np.searchsorted(came_ns, t_ns[within], side="right")
-    return n, held[within]
-
-
-def _free(record: Record) -> int:
-    """Free bytes held by the allocator once the model was loaded."""
-    loaded = loaded_of(record)
-    if record.get("device") == "cpu":
-        return int(loaded.get("heap_free_bytes") or 0)
-    state = loaded.get("allocator") or Allocator()
-    return int((state.get("reserved_bytes") or 0) - (state.get("allocated_bytes") or 0))
-
-
-def _line(n: Any, held: Any, free: int) -> float | None:
-    if len(n) < FEWEST_SAMPLES or np.ptp(n) == 0:
-        return None
-    slope, at_zero = np.polyfit(n, held, 1)
-    scatter = float(np.std(held - slope * n - at_zero))
-    growth = float(slope * np.ptp(n))
-    return float(slope) if growth > SIGNIFICANT_GROWTH * scatter and HIDING * growth >= free else None
-
-
-# The worker's part of a device's memory. Pure.
-
-
 def others_vram(record: Record) -> tuple[int | None, VramSource | None]:
     """Bytes of the device's memory that are not the worker's, and how they are known: by NVML's figure of the
     worker's own processes at the last moment that has one; else what was used before the worker started.
     None of a server elsewhere, which may hold some of it."""
     if served_elsewhere(record):
         return None, None
-    marks = _marks(record)
     for at in ("finished", "warmed", "loaded"):
-        used, own = marks.get(at, _unread(at))["vram_bytes"], marks.get(at, _unread(at)).get("own_vram_bytes")
+        used, own = _mark(record, at)["vram_bytes"], _mark(record, at).get("own_vram_bytes")
         if used is not None and own is not None:
             return max(0, used - own), "process"
-    started = marks.get("started", _unread("started"))["vram_bytes"]
+    started = _mark(record, "started")["vram_bytes"]
     return started, None if started is None else "device less start"
 
 
@@ -147,23 +71,12 @@ def peak_vram(record: Record) -> tuple[int | None, VramSource | None]:
     return max(0, peak - others), source
 
 
-# Split a worker's memory into parts, once loaded and at the peak: records -> parts in bytes. Pure.
-#
-# The total is the resident set on a CPU. On a GPU the total is the device's memory in use, less what
-# is not the worker's. `unattributed` is the total minus the parts, and negative where the parts add up to
-# more than the total: parts are never scaled to fit. `by_difference` names an inferred part, computed as the
-# total minus the reported parts; `unattributed` is then null. docs/concepts/memory.md defines the parts.
-
-
-PARTS = ("weights", "kv", "compute", "workspace", "slack", "runtime")
-
-
 def attribution_row(cell: Cell, record: Record, times: TokenTimes, samples: Columns) -> Attribution:
     """Account for a cell's memory. `record`: the record behind the cell's row; `times`, `samples`: of its
     tokens, and its memory samples, each empty where missing.
 
-    `loaded` and `peak` have total_bytes, parts (null: not reported), by_difference (names of parts),
-    unattributed_bytes and unattributed_share. Both are null where the worker did not get that far. Published
+    `loaded` and `peak` have total_bytes, parts (None: not reported), by_difference (names of parts),
+    unattributed_bytes and unattributed_share. Both are None where the worker did not get that far. Published
     figures have sizes only.
     """
     growth = MemoryGrowth(measured_bytes_per_token=None, not_measured=None)
@@ -221,18 +134,17 @@ def _on_cpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | N
     once loaded; at the peak at most the growth since then that is in no other part.
     """
     before, after, done = _facts(record)
-    memory, marks = memory_of(record), _marks(record)
-    total = memory.get("after_load_rss_bytes")
+    total = memory_of(record).get("after_load_rss_bytes")
     if not before or total is None:
         return None, None
-    imported, loaded, finished = (marks.get(at, _unread(at)) for at in ("imported", "loaded", "finished"))
+    imported, loaded, finished = (_mark(record, at) for at in ("imported", "loaded", "finished"))
     weights, kv = _weights(before, loaded), _sum(before, "kv")
     logits = _sum(before, "output") if "compute" in (before.get("memory") or {}) else None
     slack, runtime = _slack(before, before, loaded), _interpreter(imported, loaded)
     reported_once_loaded = {"weights": weights, "kv": kv, "slack": slack, "runtime": runtime}
     once_loaded = _moment(total, reported_once_loaded | {"compute": logits})
     highest = _highest_resident(record, samples)
-    if "finished" not in marks or highest is None:
+    if not _has_finished(record) or highest is None:
         return once_loaded, None
     reported = {
         "weights": _weights(after, finished),
@@ -268,7 +180,7 @@ def _interpreter(imported: Mark, now: Mark) -> int | None:
 
 def _slack(facts: StackFacts, heap: StackFacts | EndFacts, mark: Mark) -> int | None:
     """Bytes held but unused: free memory in malloc's heap, and pages of the weights' file that hold no weight
-    in use. Null where neither is reported."""
+    in use. None where neither is reported."""
     free = heap.get("heap_free_bytes")
     pages = None if facts.get("served") else mark.get("rss_weights_bytes")
     if free is None and pages is None:
@@ -279,16 +191,10 @@ def _slack(facts: StackFacts, heap: StackFacts | EndFacts, mark: Mark) -> int | 
 
 
 def _highest_resident(record: Record, samples: Columns) -> int | None:
-    """Largest resident set since generation began, in bytes; null where it was never read."""
-    finished = _marks(record).get("finished", _unread("finished"))
-    pairs = zip(
-        samples.get("t_ns", ()),
-        samples.get("rss_anon_bytes", ()),
-        samples.get("rss_file_bytes", ()),
-        strict=False,
-    )
-    began = done_of(record).get("start_ns") or 0
-    seen = [(anon, files) for t_ns, anon, files in pairs if t_ns >= began]
+    """Largest resident set since generation began, in bytes; None where it was never read."""
+    finished, began = _mark(record, "finished"), done_of(record).get("start_ns") or 0
+    rows = sampled(samples, "rss_anon_bytes", "rss_file_bytes")
+    seen = [(anon, files) for t_ns, anon, files in rows if t_ns >= began]
     seen.append((finished.get("rss_anon_bytes"), finished.get("rss_file_bytes")))
     return max((anon + files for anon, files in seen if anon is not None and files is not None), default=None)
 
@@ -299,12 +205,10 @@ def _on_gpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | N
     before, after, done = _facts(record)
     if not before:
         return None, None
-    marks = _marks(record)
     others, _ = others_vram(record)
     began = done_of(record).get("start_ns") or 0
-    pairs = zip(samples.get("t_ns", ()), samples.get("vram_bytes", ()), strict=False)
-    seen = [vram for t_ns, vram in pairs if t_ns >= began and vram is not None]
-    if (last := marks.get("finished", _unread("finished"))["vram_bytes"]) is not None:
+    seen = [vram for t_ns, vram in sampled(samples, "vram_bytes") if t_ns >= began and vram is not None]
+    if (last := _mark(record, "finished")["vram_bytes"]) is not None:
         seen.append(last)
     state = before.get("allocator") or Allocator()
     once_loaded = _on_device(
@@ -314,7 +218,7 @@ def _on_gpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | N
         state.get("allocated_bytes"),
         state.get("reserved_bytes"),
     )
-    if "finished" not in marks:
+    if not _has_finished(record):
         return once_loaded, None
     peak = done.get("counters", Counters()).get("allocator") or PeakAllocator()
     allocated, reserved = peak.get("peak_allocated_bytes"), peak.get("peak_reserved_bytes")
@@ -358,22 +262,25 @@ def _facts(record: Record) -> tuple[StackFacts, StackFacts, EndFacts]:
     return before, before | done.get("facts_changed", StackFacts()), done
 
 
-def _marks(record: Record) -> dict[str, Mark]:
-    return {each["at"]: each for each in memory_of(record).get("marks") or []}
+def _mark(record: Record, at: str) -> Mark:
+    """The memory read at one moment, the last one of this name; nothing if it was not reached."""
+    marks = {mark["at"]: mark for mark in memory_of(record).get("marks") or []}
+    return marks.get(at, {"at": at, "rss_anon_bytes": None, "rss_file_bytes": None, "vram_bytes": None})
 
 
-def _unread(at: str) -> Mark:
-    return {"at": at, "rss_anon_bytes": None, "rss_file_bytes": None, "vram_bytes": None}
+def _has_finished(record: Record) -> bool:
+    return any(mark["at"] == "finished" for mark in memory_of(record).get("marks") or [])
 
 
 def _sum(facts: StackFacts, part: str, on_gpu: bool = False) -> int | None:
-    """Reported bytes of a part, summed over all places or those on a GPU; null: not reported."""
+    """Reported bytes of a part, summed over all places or those on a GPU; None: not reported."""
     places = (facts.get("memory") or {}).get(part)
     if places is None:
         return None
-    return int(sum(size for place, size in places.items() if not (on_gpu and _is_host(place))))
-
-
-def _is_host(place: str) -> bool:
-    """Whether a place is host memory: `cpu`, `CPU_Mapped`, `CUDA_Host`."""
-    return place.lower().startswith("cpu") or place.endswith("_Host")
+    if on_gpu:  # not in host memory: `cpu`, `CPU_Mapped`, `CUDA_Host`
+        places = {
+            place: size
+            for place, size in places.items()
+            if not (place.lower().startswith("cpu") or place.endswith("_Host"))
+        }
+    return int(sum(places.values()))

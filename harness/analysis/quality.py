@@ -67,7 +67,7 @@ class OtherVocabulary(Exception):
 
 
 def first_not_finite(logits: Logits) -> int | None:
-    """The first position with a logit that is NaN or infinite; null if there is none."""
+    """The first position with a logit that is NaN or infinite; None if there is none."""
     bad = ~np.isfinite(logits).all(axis=1)
     return int(bad.argmax()) if bad.any() else None
 
@@ -100,6 +100,7 @@ def scores(logits: Logits, targets: Sequence[int], reference: Kept | None) -> Sc
         here = slice(at, at := at + len(rows))
         codes = reference.codes[here].astype(np.float64)
         log_p = _log_softmax(-nats_below(codes))
+        half_steps = RANGE_NATS * (codes + 0.25) / CODES**2  # the largest errors of those distances, in nats
         theirs, ours = reference.top[here], _top(rows)
         p, ratio = np.exp(log_p), log_p - log_q
         kld = (p * ratio).sum(axis=1)
@@ -110,7 +111,7 @@ def scores(logits: Logits, targets: Sequence[int], reference: Kept | None) -> Sc
                 same_top=(theirs[:, 0] == ours[:, 0]).astype(float),
                 same_top5=(theirs[:, :, None] == ours[:, None, :]).any(axis=2).mean(axis=1),
                 change=np.exp(-nll) - np.exp(-reference.nll[here]),
-                loss=(p * np.abs(ratio - kld[:, None]) * _half_steps(codes)).sum(axis=1),
+                loss=(p * np.abs(ratio - kld[:, None]) * half_steps).sum(axis=1),
             )
         )
     return Scores(
@@ -121,11 +122,6 @@ def scores(logits: Logits, targets: Sequence[int], reference: Kept | None) -> Sc
 def nats_below(codes: Floats) -> Floats:
     """Decode distances from the most likely token."""
     return RANGE_NATS * (codes / CODES) ** 2
-
-
-def _half_steps(codes: Floats) -> Floats:
-    """The largest error of those distances, in nats."""
-    return RANGE_NATS * (codes + 0.25) / CODES**2
 
 
 def _slices(logits: Logits, targets: Sequence[int]) -> Iterator[tuple[Logits, NDArray[np.int64]]]:
@@ -197,7 +193,9 @@ def figures(windows: Sequence[Scores], reference_nll: Sequence[Floats] | None) -
 def of_means(found: WindowMeans) -> dict[str, Figure]:
     """Those of the figures that follow from the mean of each window."""
     nll = np.array(found["nll"])
-    figures = {"ppl": _figure(nll, _perplexity, lambda value, error: value * error)}
+    figures = {
+        "ppl": _figure(nll, lambda mean: math.exp(min(mean, HIGHEST_NLL)), lambda value, error: value * error)
+    }
     if "reference_nll" in found:
         figures["ln_ppl_ratio"] = _figure(nll - np.array(found["reference_nll"]), lambda mean: mean)
     if "kld" in found:
@@ -227,10 +225,6 @@ def change(base: Sequence[float], new: Sequence[float], level: float) -> Change:
 def loss_nats(windows: Sequence[Scores]) -> float:
     """The possible error of the mean KLD from a reference stored in 16 bits."""
     return float(np.mean([each.loss for each in windows]))
-
-
-def _perplexity(nll: float) -> float:
-    return math.exp(min(nll, HIGHEST_NLL))
 
 
 def _share(mean: float) -> float:
@@ -297,7 +291,7 @@ def verdict(record: Record) -> Verdict:
 
 
 def _wrong(record: Record) -> str | None:
-    """The first position with NaN or infinite logits, as a clause; null: none."""
+    """The first position with NaN or infinite logits, as a clause; None: none."""
     if record["outcome"] != "ok" or not (where := record["quality"].get("not_finite")):
         return None
     place = f"position {where['position']} of window {where['window']}"

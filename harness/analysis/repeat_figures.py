@@ -22,6 +22,7 @@ from harness.analysis.columns import (
     SegmentRow,
     no_spikes,
 )
+from harness.analysis.copied_blocks import copies
 from harness.analysis.line_fit import (
     BLOCK,
     CONFIDENCE,
@@ -37,17 +38,8 @@ from harness.analysis.line_fit import (
     robust,
     students_half,
 )
-from harness.analysis.shape import (
-    FLAT,
-    Segment,
-    Shape,
-    copies,
-    is_flat,
-    running_median,
-    shape_of,
-    spike_places,
-    spikes_of,
-)
+from harness.analysis.shape import FLAT, Segment, Shape, is_flat, shape_of
+from harness.analysis.spikes import running_median, spike_places, spikes_of
 from harness.analysis.spread import Spread, moderated, pooled, within
 from harness.analysis.windows import bends
 

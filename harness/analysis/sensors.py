@@ -68,7 +68,7 @@ class Timed:
 
 
 def timed(done: EndFacts | None, times: TokenTimes) -> Timed | None:
-    """The timed part of a finished repeat with at least one token; else null."""
+    """The timed part of a finished repeat with at least one token; else None."""
     if done is None or not len(times):
         return None
     return Timed(done["start_ns"], times.t_ns(done["start_ns"], done["flushes"]), int(times.n[0]))
@@ -89,7 +89,7 @@ def gauges(columns: Columns, during: Timed | None) -> dict[str, Gauge]:
 
 
 def sensor_row(record: Record) -> SensorFigures:
-    """`hottest_c` and `median_clock_mhz` of the record's device over the timed part; null where unknown."""
+    """`hottest_c` and `median_clock_mhz` of the record's device over the timed part; None where unknown."""
     sensors = record.get("sensors")
     while_timed = sensors["timed"] if sensors else {}
     of = "cpu" if record.get("device") == "cpu" else "gpu"
@@ -138,10 +138,10 @@ UNITS = {"uj": 1e-6, "mj": 1e-3, "uw": 1e-6}
 def measured_energy(
     columns: Columns, domains: Mapping[str, EnergyCounter], during: Timed | None
 ) -> Energy | None:
-    """Energy between the first and the last sample of decode, without prefill; null without a counter.
+    """Energy between the first and the last sample of decode, without prefill; None without a counter.
 
     Returns `timed_s`, `window_s`, `tokens` generated in the window, `longest_gap_s` between samples, and
-    `domains` by column: `name`, `joules` (null: not known), `failed_reads`, `set_back` (times).
+    `domains` by column: `name`, `joules` (None: not known), `failed_reads`, `set_back` (times).
     `domains`: by energy column.
     """
     if not domains or during is None:
@@ -190,13 +190,13 @@ def _spent(
 
 
 def no_energy() -> EnergyFigures:
-    """All null."""
+    """All None."""
     return cast(EnergyFigures, dict.fromkeys(EnergyFigures.__annotations__))
 
 
 def energy_row(record: Record) -> EnergyFigures:
     """`watts` and `joules_per_token` of decode for the whole device, other processes included,
-    `energy_window_s` and `energy_source`; or null, with the reason in `energy_reason`. All null where no
+    `energy_window_s` and `energy_source`; or None, with the reason in `energy_reason`. All None where no
     counter was looked for."""
     found = no_energy()
     sensors = record.get("sensors")
@@ -227,13 +227,13 @@ def energy_row(record: Record) -> EnergyFigures:
 
 
 def idle_span_s(domains: Mapping[str, EnergyCounter], on_cpu: bool) -> float | None:
-    """How long the device's counters measure idle power; null without any."""
+    """How long the device's counters measure idle power; None without any."""
     counted = _of_device(domains, on_cpu)
     return _meter(counted).idle_s if counted else None
 
 
 def idle_power(columns: Columns, domains: Mapping[str, EnergyCounter], on_cpu: bool) -> IdlePower | None:
-    """The device's mean power over all these samples; null where a counter failed or was reset."""
+    """The device's mean power over all these samples; None where a counter failed or was reset."""
     between = list(pairwise(t for t in columns["t_ns"] if t))
     window_s = sum(later - earlier for earlier, later in between) / 1e9
     joules = 0.0
@@ -268,7 +268,7 @@ def _of_device(domains: Mapping[str, CounterT], on_cpu: bool) -> dict[str, Count
 
 
 def _no_figure(energy: Energy, domains: Sequence[Domain], interval_s: float, shortest_s: float) -> str | None:
-    """Why these counters give no figure; null when they do. `shortest_s`: of the window."""
+    """Why these counters give no figure; None when they do. `shortest_s`: of the window."""
     if energy["timed_s"] < shortest_s:
         return f"timed part of {energy['timed_s']:.0f} s: energy needs {shortest_s:.0f} s"
     if energy["window_s"] < shortest_s:

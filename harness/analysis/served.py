@@ -126,7 +126,7 @@ def _each_is_timed(record: Record) -> bool:
 
 def rate_error(record: Record) -> float | None:
     """The share by which tok/s may be off where tokens of a decode came together, so that averages hold and
-    times of single tokens do not; null where they came one by one, or too many at once.
+    times of single tokens do not; None where they came one by one, or too many at once.
 
     The first came alone. Any event may be late by less than the tokens of the largest piece take: what waits
     for longer is in the next one.
@@ -188,7 +188,7 @@ def read_late(record: Record) -> int:
 
 
 def client_ms_per_token(record: Record) -> float | None:
-    """The harness's own delay: the time in which its client did not wait for the server; null without one."""
+    """The harness's own delay: the time in which its client did not wait for the server; None without one."""
     counters = done_of(record)["counters"]
     elapsed, waited = counters.get("elapsed_ms"), counters.get("waited_ms")
     if elapsed is None or waited is None or not record["tokens"]:

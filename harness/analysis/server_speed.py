@@ -35,7 +35,7 @@ class _Unknown(ValueError):
 
 
 def row(record: Record, measured_bytes_per_s: float | None) -> ServerRow | None:
-    """What is known of a server in another process; null for all else, and before it has answered.
+    """What is known of a server in another process; None for all else, and before it has answered.
     `measured_bytes_per_s`: read bandwidth of this machine's main memory."""
     served = (loaded_of(record) | done_of(record).get("facts_changed", StackFacts())).get("served")
     if not served or not served_elsewhere(record):
@@ -76,7 +76,9 @@ def _needs(record: Record, served: Served) -> tuple[floors.Demand, float]:
         step, size = traffic.step(record), traffic.model_bytes(record)
         if step and size:
             return step, size
-    counted = loaded_of(record).get("parameters") or _in_words(served)
+    words = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([KMBT])", served.get("parameter_size") or "")
+    in_words = round(float(words[1]) * _UNITS[words[2]]) if words else None
+    counted = loaded_of(record).get("parameters") or in_words
     size = served.get("file_bytes") or loaded_of(record).get("model_bytes")
     tried = None
     for name in (record["model"]["name"], served["model"], served.get("file")):
@@ -114,7 +116,7 @@ def _of_checkpoint(served: Served) -> str | None:
 
 
 def _named(text: str) -> tuple[Decoder, str | None] | None:
-    """The known model with a name, or with the name of a file, and the type in it; null: not known."""
+    """The known model with a name, or with the name of a file, and the type in it; None: not known."""
     path = PureWindowsPath(text) if re.match(r"[A-Za-z]:[\\/]", text) else PurePosixPath(text)
     name = path.name if path.is_absolute() or path.suffix.lower() == ".gguf" else text
     name = re.sub(r"(?i)\.gguf$", "", name)
@@ -130,11 +132,6 @@ def _named(text: str) -> tuple[Decoder, str | None] | None:
 def is_known(name: str) -> bool:
     """Whether a model's name, or a file's, is that of a known model."""
     return _named(name) is not None
-
-
-def _in_words(served: Served) -> int | None:
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([KMBT])", served.get("parameter_size") or "")
-    return round(float(found[1]) * _UNITS[found[2]]) if found else None
 
 
 def _memory(record: Record, size: float, measured_bytes_per_s: float | None) -> tuple[float, str]:

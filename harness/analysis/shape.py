@@ -1,4 +1,10 @@
-"""The shape of a series: line, staircase, hinge, mode change or flat; and single slow tokens. Pure."""
+"""Classify the shape of latency(n): line, staircase, hinge, mode change, or flat. Pure.
+
+Uses medians of blocks of 256 tokens, which ignore spikes. A richer shape replaces the line when the
+Bayesian information criterion prefers it by 10 (very strong evidence: Kass and Raftery 1995) and the
+difference matters: the line's error exceeds 0.5% of the latency, and the richer shape's is under two
+thirds of that.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +12,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from harness.analysis.columns import Spikes, no_spikes
 from harness.analysis.line_fit import BLOCK, Floats, Interval, Line, blocks, least_squares
-
-# Classify the shape of latency(n): line, staircase, hinge, mode change, or flat. Pure.
-#
-# Uses medians of blocks of 256 tokens, which ignore spikes. A richer shape replaces the line when the
-# Bayesian information criterion prefers it by 10 (very strong evidence: Kass and Raftery 1995) and the
-# difference matters: the line's error exceeds 0.5% of the latency, and the richer shape's is under two
-# thirds of that.
-
 
 SHAPES_FEWEST_BLOCKS = 8  # under 2,048 tokens a bend cannot be distinguished from noise
 FEWEST_IN_SEGMENT = 3
@@ -27,6 +23,7 @@ MISSES = 0.005  # of the median latency
 LEFT = 2 / 3
 FLAT = 0.05  # a slope under this share of another's, or a rise under this share of the level, is flat
 STAIR_EXPLAINED = 0.5  # of the variance that recurs every 256 tokens
+RISES = 0.01  # of the level: a whole series that rises by less is flat
 OUTLIER = 6.0  # robust standard deviations
 
 
@@ -73,7 +70,8 @@ def shape_of(n: Floats, ms: Floats, known: Interval | None) -> Shape:
             plateau = Line(hinge.B_ms, 0.0)
             slope = Line(hinge.B_ms - hinge.slope_ms * hinge_knee, hinge.slope_ms)
             return Shape("hinge", _cut(n, hinge_knee, (plateau, slope)))
-    if _is_flat(known, straight.slope_ms * float(np.ptp(x)), level):
+    hidden = known is not None and abs(known.centre.slope_ms) <= known.slope_half_ms
+    if hidden or abs(straight.slope_ms * float(np.ptp(x))) < RISES * level:
         return Shape("flat", (whole,))
     return Shape("staircase" if _has_stairs(n, ms) else "line", (whole,))
 
@@ -81,12 +79,6 @@ def shape_of(n: Floats, ms: Floats, known: Interval | None) -> Shape:
 def is_flat(segment: Segment, level_ms: float) -> bool:
     """Whether latency rises over a segment by less than 5% of its level."""
     return abs(segment.line.slope_ms) * (segment.to_n - segment.from_n) < FLAT * level_ms
-
-
-def _is_flat(known: Interval | None, rise_ms: float, level: float) -> bool:
-    """Whether the slope is not distinguishable from zero, or too small to matter."""
-    hidden = known is not None and abs(known.centre.slope_ms) <= known.slope_half_ms
-    return hidden or abs(rise_ms) < 0.01 * level
 
 
 def _has_stairs(n: Floats, ms: Floats) -> bool:
@@ -157,71 +149,3 @@ def _bic(rss: float, count: int, terms: int) -> float:
 def _miss(rss: float, count: int, terms: int) -> float:
     """Residual standard deviation of a shape."""
     return math.sqrt(rss / (count - terms))
-
-
-# Find single tokens that took far longer than their neighbours. Pure.
-
-
-NEIGHBOURS = 65  # a spike stands out from the median of this many tokens
-SPIKE_SHARE, SPIKE_SIGMAS = 0.5, 10.0  # above that median by half of it and by ten robust standard deviations
-LEAST_SPIKES = 4  # to estimate a period
-
-
-def running_median(ms: Floats) -> Floats | None:
-    """Median of the window around each token, padded at both ends; null: shorter than a window."""
-    if len(ms) < NEIGHBOURS:
-        return None
-    windows = np.lib.stride_tricks.sliding_window_view(ms, NEIGHBOURS)
-    middle = NEIGHBOURS // 2
-    return np.pad(np.partition(windows, middle, axis=1)[:, middle], middle, mode="edge")
-
-
-def spike_places(ms: Floats, usual: Floats) -> NDArray[np.intp]:
-    """Indices of the spikes; `usual`: the running median."""
-    above = ms - usual
-    spread = 1.4826 * float(np.median(np.abs(above)))
-    return np.flatnonzero((above > SPIKE_SHARE * usual) & (above > SPIKE_SIGMAS * spread))
-
-
-def spikes_of(ms: Floats, usual: Floats | None) -> Spikes:
-    if usual is None:
-        return no_spikes()
-    at = spike_places(ms, usual)
-    at = at[at > 0]  # a slow second token is handled in flags.py
-    if len(at) == 0:
-        return no_spikes()
-    above = ms - usual
-    period = float(np.median(np.diff(at))) if len(at) >= LEAST_SPIKES else None
-    return {"count": len(at), "size_ms": float(np.median(above[at])), "period_tokens": period}
-
-
-# Find blocks of latencies that repeat earlier ones to the last digit: copies carry no information. Pure.
-
-
-# Tokens of a block, and different values among them: fewer may recur by chance where a clock is coarse.
-COPIES_BLOCK, DIFFERENT = 16, 8
-
-
-def copies(ms: NDArray[np.float64]) -> int:
-    """How many latencies lie in blocks that occurred before."""
-    if len(ms) < 2 * COPIES_BLOCK:
-        return 0
-    values = np.unique(ms, return_inverse=True)[1].ravel()
-    names, width = values, 1  # equal names: blocks of this width are equal
-    while width < COPIES_BLOCK:
-        pairs = names[:-width] * len(ms) + names[width:]
-        names, width = np.unique(pairs, return_inverse=True)[1].ravel(), 2 * width
-    again = np.ones(len(names), dtype=bool)
-    again[np.unique(names, return_index=True)[1]] = False
-    copied = again & (_different(values) >= DIFFERENT)
-    return int(np.count_nonzero(np.convolve(copied, np.ones(COPIES_BLOCK))))
-
-
-def _different(values: NDArray[np.intp]) -> NDArray[np.int64]:
-    """A lower bound on each block's different values: those that the tokens of a block before it lack."""
-    order = np.argsort(values, kind="stable")
-    apart = np.diff(order)
-    recent = order[1:][(np.diff(values[order]) == 0) & (apart < COPIES_BLOCK)]
-    new = np.ones(len(values), dtype=np.int64)
-    new[recent] = 0
-    return np.convolve(new, np.ones(COPIES_BLOCK, dtype=np.int64), "valid")

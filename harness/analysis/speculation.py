@@ -27,7 +27,7 @@ def first_burst_tokens(record: Record) -> int:
 
 
 def row(record: Record) -> SpeculationRow | None:
-    """What was guessed in a generation, and how much of it was accepted; null where nothing may be guessed.
+    """What was guessed in a generation, and how much of it was accepted; None where nothing may be guessed.
 
     Each pass of the model after the prompt's gives one token of its own and the accepted guesses before it,
     so that the counts give the number of passes.
@@ -53,7 +53,7 @@ def row(record: Record) -> SpeculationRow | None:
 
 
 def pooled(rows: Sequence[SpeculationRow | None]) -> SpeculationRow | None:
-    """Those of a cell's repeats together; null where one is missing."""
+    """Those of a cell's repeats together; None where one is missing."""
     known = [each for each in rows if each]
     if not known or len(known) < len(rows):
         return None
@@ -77,7 +77,7 @@ def acceptance_length(found: SpeculationRow) -> float | None:
 
 
 def acceptance_rate(found: SpeculationRow) -> float | None:
-    """Accepted of the guessed tokens; null where none was guessed."""
+    """Accepted of the guessed tokens; None where none was guessed."""
     drafted, accepted = found["drafted"], found["accepted"]
     return accepted / drafted if drafted and accepted is not None else None
 
@@ -114,7 +114,7 @@ def group(record: Record) -> str:
 
 
 def group_of_ids(record: Record, guessed: bool) -> str | None:
-    """The group in which greedy ids are equal. Null where it did not end, where acceptance is synthetic, and
+    """The group in which greedy ids are equal. None where it did not end, where acceptance is synthetic, and
     for a repeat without guesses of a stack that cannot guess. `guessed`: whether it has guesses."""
     given = record.get("options") or {}
     if record["outcome"] != "ok" or given.get("accept") or not (guessed or "speculate" in given):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from harness.analysis.sensors import Columns, Timed
@@ -45,7 +45,7 @@ def seen(columns: Columns, during: Timed | None) -> list[Throttled]:
         *_firmware(columns, during),
         *_kernel(columns, during),
         *_clock(columns, during),
-        *_nvml(columns, during),
+        *_active(NVML, NVML_BITS, read(columns, "gpu_event_reasons"), during),
     ]
 
 
@@ -69,53 +69,26 @@ def unseen(columns: Columns, during: Timed | None) -> dict[str, str]:
     return {f"{name} between samples": why for name in occurred}
 
 
-def flags(record: Record) -> list[Flag]:
-    """Each throttling in the timed part that invalidates a repeat. A hot CPU that is not the device
-    invalidates nothing."""
-    raised = []
-    for fact in _facts(record):
-        if fact["source"] == KERNEL:
-            if _invalidates(record, fact):
-                span = f"{(fact['ms'] or 0) / 1e3:.2f} s of {_timed_ms(record) / 1e3:.2f}, {_span(fact)}"
-                raised.append(Warnings.throttled.flag(what=f"{fact['what']} for {span} ({KERNEL})"))
-        elif fact["what"] not in CONDITIONS and not (fact["source"] == CPUFREQ and _is_idle(record)):
-            raised.append(Warnings.throttled.flag(what=_bits_text(fact)))
-    return raised
-
-
-def notes(record: Record) -> list[Flag]:
-    """Notes: conditions that held the device's clocks down, and throttling that does not invalidate (too
-    short, of unknown length, or of a CPU that is not the device)."""
-    raised = []
-    for fact in _facts(record):
-        if fact["what"] in CONDITIONS:
-            raised.append(Warnings.power_cap.flag(what=_bits_text(fact)))
-        elif fact["source"] == KERNEL and not _invalidates(record, fact):
-            lasted = "of unknown length" if fact["ms"] is None else f"{fact['ms']} ms in all"
-            event = Warnings.thermal_events
-            events, span = fact["events"] or 0, _span(fact)
-            raised.append(event.flag(what=fact["what"], events=events, span=span, lasted=lasted))
-    return raised
-
-
-def _timed_ms(record: Record) -> float:
-    return (record["timing"].get("last_token_ns") or 0) / 1e6
-
-
-def _invalidates(record: Record, fact: Throttled) -> bool:
-    """Whether a throttle counted by the kernel is of the device and lasted long enough."""
-    long = max(THROTTLED_SHARE * _timed_ms(record), THROTTLED_FLOOR_MS)
-    return record.get("device") == "cpu" and (fact["ms"] or 0) > long
-
-
-def _is_idle(record: Record) -> bool:
-    """Whether the CPU may be idle, and its clock low, as another device or a server elsewhere computes."""
-    return record.get("device") != "cpu" or served_elsewhere(record)
-
-
-def _facts(record: Record) -> list[Throttled]:
+def conditions(record: Record) -> Iterator[Flag]:
+    """Throttling in the timed part, which invalidates a repeat; notes where it does not (too short, of
+    unknown length, or of a CPU that is not the device), and on conditions that held the clocks down."""
+    on_cpu = record.get("device") == "cpu"
     sensors = record.get("sensors")
-    return sensors["throttled"] if sensors else []
+    for fact in sensors["throttled"] if sensors else []:
+        if fact["what"] in CONDITIONS:
+            yield Warnings.power_cap.flag(what=_bits_text(fact))
+        elif fact["source"] == KERNEL:
+            timed_ms, ms = (record["timing"].get("last_token_ns") or 0) / 1e6, fact["ms"]
+            if on_cpu and (ms or 0) > max(THROTTLED_SHARE * timed_ms, THROTTLED_FLOOR_MS):
+                span = f"{(ms or 0) / 1e3:.2f} s of {timed_ms / 1e3:.2f}, {_span(fact)}"
+                yield Warnings.throttled.flag(what=f"{fact['what']} for {span} ({KERNEL})")
+            else:
+                lasted = "of unknown length" if ms is None else f"{ms} ms in all"
+                numbers = {"events": fact["events"] or 0, "span": _span(fact), "lasted": lasted}
+                yield Warnings.thermal_events.flag(what=fact["what"], **numbers)
+        # The CPU may be idle, and its clock low, as another device or a server elsewhere computes.
+        elif fact["source"] != CPUFREQ or (on_cpu and not served_elsewhere(record)):
+            yield Warnings.throttled.flag(what=_bits_text(fact))
 
 
 def _bits_text(fact: Throttled) -> str:
@@ -231,7 +204,3 @@ def _clock(columns: Columns, during: Timed) -> list[Throttled]:
     reference = min(highest, sustained or highest)
     what = f"clock down to {min(slow.values()) / 1e3:,.0f} of {reference / 1e3:,.0f} MHz"
     return [_fact(CPUFREQ, what, during, [*slow], samples=len(slow), of_samples=inside)]
-
-
-def _nvml(columns: Columns, during: Timed) -> list[Throttled]:
-    return _active(NVML, NVML_BITS, read(columns, "gpu_event_reasons"), during)

@@ -37,7 +37,7 @@ def bpw(record: Record) -> float | None:
 
 
 def nominal_bits(quant: str | None) -> int | None:
-    """The bits in a type's name, without scales and without tensors kept in 16 bits; null for none.
+    """The bits in a type's name, without scales and without tensors kept in 16 bits; None for none.
 
     `q4_k_m`, `nf4` and `gptq-int4` 4; `int8` 8; f16, bf16 and fp32 16.
     """
@@ -90,7 +90,7 @@ def probed_bytes_per_s(records: Iterable[Record]) -> list[float]:
 
 
 def ceiling_bytes_per_s(records: Iterable[Record]) -> float | None:
-    """The best of them; null: not measured."""
+    """The best read bandwidth measured in these records' campaigns; None: not measured."""
     return max(probed_bytes_per_s(records), default=None)
 
 
@@ -117,7 +117,7 @@ def share_range(bytes_per_s: float | None, rates: Sequence[float]) -> Ends | Non
 
 
 def data_sheet(record: Record) -> Machine | None:
-    """The data sheet of the GPU that it ran on, or of the board with this CPU; null: unknown, and for other
+    """The data sheet of the GPU that it ran on, or of the board with this CPU; None: unknown, and for other
     CPUs, whose name does not determine their memory."""
     if record.get("device") == "cpu":
         return board(record["machine"].get("cpu"))
@@ -127,7 +127,7 @@ def data_sheet(record: Record) -> Machine | None:
 
 @lru_cache(maxsize=64)
 def board(cpu: str | None) -> Machine | None:
-    """The single-board computer with this CPU name; null for others.
+    """The single-board computer with this CPU name; None for others.
 
     `Raspberry Pi 5 Model B Rev 1.0` is a Raspberry Pi 5; a `Raspberry Pi 500` is not.
     """
@@ -136,7 +136,7 @@ def board(cpu: str | None) -> Machine | None:
 
 
 def prefill_demand(record: Record) -> floors.Demand | None:
-    """Bytes and FLOP of its model by shape and bits per weight; null where those are not known."""
+    """Bytes and FLOP of its model by shape and bits per weight; None where those are not known."""
     if known := _known_step(record):
         return known
     made, bits = _dense(record), bpw(record)
@@ -145,7 +145,7 @@ def prefill_demand(record: Record) -> floors.Demand | None:
 
 def batch_demand(record: Record) -> floors.Demand | None:
     """Bytes and FLOP of a step of several users, with weights and KV cache as loaded; without FLOP where the
-    model's shape is not known. Null where a step may give a user several tokens."""
+    model's shape is not known. None where a step may give a user several tokens."""
     needs, weights = prefill_demand(record) or _step(record), weight_bytes_per_token(record)
     if needs is None or weights is None or served_elsewhere(record) or speculation.row(record):
         return None
@@ -155,7 +155,7 @@ def batch_demand(record: Record) -> floors.Demand | None:
 
 
 def prefill_ceiling(record: Record) -> floors.Ceiling | None:
-    """The data sheet's bandwidth, and its rate for such weights; null where the rate is unknown, for a board,
+    """The data sheet's bandwidth, and its rate for such weights; None where the rate is unknown, for a board,
     whose rate depends on the kernel of each type, and for a model in two memories."""
     machine, bits = data_sheet(record), bpw(record)
     if machine is None or machine.board or bits is None or elsewhere_in_memory(record):
@@ -165,8 +165,16 @@ def prefill_ceiling(record: Record) -> floors.Ceiling | None:
     return floors.Ceiling(machine.data_sheet_bytes_per_s, flops)
 
 
+def highest_ceiling(record: Record, measured_bytes_per_s: float | None) -> floors.Ceiling | None:
+    """The higher of the data sheet's bandwidth and the measured one, with the data sheet's FLOP/s, or without
+    a limit of them: anything faster is a measurement error. None where neither is known."""
+    ceiling = prefill_ceiling(record)
+    rate = max(ceiling.bytes_per_s if ceiling else 0.0, measured_bytes_per_s or 0.0)
+    return floors.Ceiling(rate, ceiling.flops if ceiling else math.inf) if rate else None
+
+
 def prefill_knees(record: Record) -> dict[str, list[int | None] | None] | None:
-    """Prompt lengths between which prefill is compute-bound, as in `harness theory`; null without a
+    """Prompt lengths between which prefill is compute-bound, as in `harness theory`; None without a
     `prefill_demand` or `prefill_ceiling`."""
     needs, ceiling = prefill_demand(record), prefill_ceiling(record)
     return knees(needs, ceiling, SI) if needs and ceiling else None
@@ -203,7 +211,7 @@ def limits(record: Record, ceiling: float | None, past_cache: bool = False) -> d
 
 
 def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
-    """MBU: bytes per mean decode step over its time, as a share of ceiling. Null where a part of the model is
+    """MBU: bytes per mean decode step over its time, as a share of ceiling. None where a part of the model is
     on another device than the one whose bandwidth that is.
 
     A step reads the weights, and the context so far once: a static KV cache in full, a sliding one up to its
@@ -214,7 +222,7 @@ def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
 
 def past_cache_share(record: Record, ceiling: float | None) -> float | None:
     """The same without the bytes that fit the last-level cache, which need not be read from memory again: no
-    honest run exceeds 100%. Null where all weights fit, and on a GPU, whose cache is not known."""
+    honest run exceeds 100%. None where all weights fit, and on a GPU, whose cache is not known."""
     step, cached = _step(record), cache_bytes(record)
     if step is None or step.weight_bytes_per_token <= cached or record.get("device") != "cpu":
         return None
@@ -256,12 +264,12 @@ def cache_bytes(record: Record) -> int:
 
 
 def _step(record: Record) -> floors.Demand | None:
-    """The same; null for a server in another process, which may run on another device."""
+    """The bytes of a decode step; None for a server in another process, which may run on another device."""
     return None if served_elsewhere(record) else step(record)
 
 
 def step(record: Record) -> floors.Demand | None:
-    """The bytes of a decode step, without its compute; null where they are not known."""
+    """The bytes of a decode step, without its compute; None where they are not known."""
     if (weights := weight_bytes_per_token(record)) is None:
         return None
     if known := _known_step(record):
@@ -282,7 +290,7 @@ def _reading(record: Record) -> tuple[str, int]:
 def _slope_ms(record: Record, step: floors.Demand, ceiling: floors.Ceiling, kv_read: str) -> float | None:
     """The least ms that a token of context adds, with the cache read as `kv_read`.
 
-    Null where latency has no one slope: a static cache, or a run past a sliding window.
+    None where latency has no one slope: a static cache, or a run past a sliding window.
     """
     declared, length = _reading(record)
     past = declared == "window" and record["workload"]["prompt_tokens"] + record["tokens"] > length
@@ -327,7 +335,7 @@ def _weights(record: Record) -> StackFacts | Header:
 
 
 def _known_step(record: Record) -> floors.Demand | None:
-    """The demand of a step of a model that is not dense; null for others, and where bytes are unknown."""
+    """The demand of a step of a model that is not dense; None for others, and where bytes are unknown."""
     decoder, weights = _decoder(record), weight_bytes_per_token(record)
     if decoder is None or weights is None:
         return None

@@ -103,7 +103,7 @@ def _percentiles(values: Floats) -> Percentiles:
 
 
 def limit(record: Record, bandwidth: float | None) -> UsersLimit | None:
-    """By the data sheet; where that is unknown, by the measured bandwidth. Null for other workloads, and
+    """By the data sheet; where that is unknown, by the measured bandwidth. None for other workloads, and
     where neither or the model's bytes are known."""
     needs, ceiling = traffic.batch_demand(record), traffic.prefill_ceiling(record)
     concurrency = record["workload"].get("concurrency")
@@ -156,12 +156,10 @@ def _faster_than_possible(
     record: Record, rounds: Mapping[int, Sequence[Round]], bandwidth: float | None
 ) -> list[Flag]:
     """A flag where a step took less than reading all that no cache holds, at the higher ceiling."""
-    needs, ceiling = traffic.batch_demand(record), traffic.prefill_ceiling(record)
-    rate = max(ceiling.bytes_per_s if ceiling else 0.0, bandwidth or 0.0)
-    if needs is None or not rate:
+    needs, at_most = traffic.batch_demand(record), traffic.highest_ceiling(record, bandwidth)
+    if needs is None or at_most is None:
         return []
     needs = replace(needs, layer_bytes=max(0.0, needs.layer_bytes - traffic.cache_bytes(record)))
-    at_most = floors.Ceiling(rate, ceiling.flops if ceiling else math.inf)
     for users, several in rounds.items():
         measured = _row(users, several)["tokens_per_s"]
         least_s = floors.batch_floor_s(needs, at_most, users, _middle(record))

@@ -20,7 +20,7 @@ CURVED = 0.01  # p-value of the quadratic term below which a line does not hold
 
 @dataclass(frozen=True)
 class AtDepth:
-    """Latency in ms of a step that attends to `depth` tokens, with its 95% interval; null with one window."""
+    """Latency in ms of a step that attends to `depth` tokens, with its 95% interval; None with one window."""
 
     depth: int
     ms: float
@@ -30,7 +30,7 @@ class AtDepth:
 
 @dataclass(frozen=True)
 class Windows:
-    """`line`, with 95% intervals of B and of the slope; null for fewer than 3 windows, or at one depth."""
+    """`line`, with 95% intervals of B and of the slope; None for fewer than 3 windows, or at one depth."""
 
     at: tuple[AtDepth, ...]
     mean_ms: float
@@ -42,7 +42,7 @@ class Windows:
 
 
 def analyse_windows(columns: Mapping[str, Sequence[int]]) -> Windows | None:
-    """Analyse one process's columns `round`, `depth`, `n`, `latency_ns`; null without a row."""
+    """Analyse one process's columns `round`, `depth`, `n`, `latency_ns`; None without a row."""
     depths, x, y = _means(columns)
     if not len(depths):
         return None

@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import records
-from harness.analysis import depth
-from harness.analysis.verdicts import (
-    CONTENTION_TOLERANCE,
-    REFAULT_FLOOR_BYTES,
-    REFAULT_TOLERANCE,
-    option_mismatches,
-)
+from harness.analysis import depth_speed
+from harness.analysis.disturbances import CONTENTION_TOLERANCE, REFAULT_FLOOR_BYTES, REFAULT_TOLERANCE
+from harness.analysis.requested import option_mismatches
 from harness.campaign import next_context, worker
 from harness.campaign.forecast import trained_context
 from harness.campaign.memory_headroom import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on
@@ -204,7 +200,7 @@ def _outcome(seen: _ProbeState, fill: bool, threads: int) -> Found:
         "estimate_s": facts.get("estimate_s"),
         "left_out": facts.get("left_out"),
         "decode": decode,
-        "speed_ratio": depth.speed_ratio(decode),
+        "speed_ratio": depth_speed.speed_ratio(decode),
         "cpu_wait_share": facts["decode_wait_ns"] / (decode_ns * threads) if decode_ns else None,
         "memory": held.get("memory"),
         "allocator": held.get("allocator"),
@@ -216,7 +212,7 @@ def _outcome(seen: _ProbeState, fill: bool, threads: int) -> Found:
         if fill and seen.loaded is not None and not trouble:
             found["decodes"] = False
     elif fill and facts.get("left_out") is None:
-        slow = depth.too_slow(decode)
+        slow = depth_speed.too_slow(decode)
         found |= {"fits": slow is None, "decodes": slow is None, "reason": slow}
     return found
 

@@ -17,7 +17,8 @@ import psutil
 
 from harness import machine, records
 from harness.analysis import sensors
-from harness.analysis.verdicts import USABLE, BusyProcess, Verdict, attempts_left, counting, verdict
+from harness.analysis.disturbances import BusyProcess, counting
+from harness.analysis.verdicts import USABLE, Verdict, attempts_left, verdict
 from harness.base.files import NotFinished
 from harness.base.text import plural
 from harness.campaign import other_processes, prepare

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis import verdicts
+from harness.analysis import disturbances
 from harness.analysis.figures import Figure
 from harness.analysis.stopping import DEFAULTS, Search, Setting, options_label
 from harness.analysis.verdicts import USABLE
@@ -159,6 +159,6 @@ def _counts(status: str, reasons: Sequence[str], record: Record, busy: bool) -> 
     than CPUs, and no disturbance."""
     if status in USABLE:
         return True
-    if record["outcome"] != "ok" or not (busy or verdicts.oversubscribed(record)):
+    if record["outcome"] != "ok" or not (busy or disturbances.oversubscribed(record)):
         return False
-    return set(reasons) <= {each.detail for each in verdicts.disturbances(record)}
+    return set(reasons) <= {each.detail for each in disturbances.disturbances(record)}

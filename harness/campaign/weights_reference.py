@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis import agreement
+from harness.analysis import agreement, own_weights
 from harness.base.files import CacheError
 from harness.base.text import duration
 from harness.campaign import repeat, worker
@@ -503,7 +503,7 @@ def compare(
     assert given is not None  # its logits are there
     mine, theirs = dense_fields(given.decoder), dense_fields(original.decoder if original else None)
     if given.format == "gguf" and mine and theirs:
-        settings = agreement.other_settings(mine, theirs)
+        settings = own_weights.other_settings(mine, theirs)
     with preparation.dequantized(cell, given, original) as own:
         if original and not settings and own.format == "hf":
             values = preparation.differences(cell, own.path, original)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis import depth
-from harness.analysis.verdicts import USABLE, BusyProcess, Verdict, attempts_left, status
+from harness.analysis.disturbances import BusyProcess
+from harness.analysis.verdicts import USABLE, Verdict, attempts_left, status
 from harness.base.text import plural, printable, unfiltered
 from harness.campaign import rounds, run
 from harness.cli.options import chosen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.analysis.verdicts import disturbance_summary
+from harness.analysis.disturbances import disturbance_summary
 from harness.base.text import SKIPPED, few
 from harness.cli import OK, say
 from harness.cli.results import Source, of_records

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.analysis.verdicts import USABLE, disturbance_summary
+from harness.analysis.disturbances import disturbance_summary
+from harness.analysis.verdicts import USABLE
 from harness.base import bounds, data
 from harness.campaign import forecast
 from harness.campaign import run as campaign_run

@@ -11,9 +11,10 @@ from statistics import fmean
 from harness import compare, records
 from harness.analysis import paired
 from harness.analysis.columns import Repeat
+from harness.analysis.disturbances import counting
 from harness.analysis.figures import COMPARED, Figure
 from harness.analysis.paired import Change, discoveries
-from harness.analysis.verdicts import USABLE, counting
+from harness.analysis.verdicts import USABLE
 from harness.base.text import list_named, plural
 from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE, relative, unjudged
 from harness.dataset import table

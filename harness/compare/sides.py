@@ -11,8 +11,9 @@ from pathlib import Path
 from harness import records as harness_records
 from harness.analysis.columns import Repeat, Score, Search
 from harness.analysis.differences import FEWEST_CAMPAIGNS
+from harness.analysis.disturbances import counting
 from harness.analysis.identity import weights_content
-from harness.analysis.verdicts import USABLE, counting
+from harness.analysis.verdicts import USABLE
 from harness.base.text import list_named, plural
 from harness.compare.judge import Runs
 from harness.dataset import table

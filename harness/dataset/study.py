@@ -20,6 +20,7 @@ from harness.analysis import (
     agreement,
     flags,
     memory,
+    prefill_rows,
     quality,
     repeat_figures,
     speculation,
@@ -411,7 +412,7 @@ def _with_prefill(
         if not depths:
             continue
         try:
-            found = analysis_prefill.analysed(last.stored.record, depths)
+            found = prefill_rows.analysed(last.stored.record, depths)
         except ValueError as reason:
             _warn(warnings, ResultsError(f"{last.stored.folder}: prefill.parquet: {reason}"))
             continue
@@ -447,10 +448,10 @@ class _Sweep(NamedTuple):
     def cell(self, cell: Cell) -> Cell:
         """The cell with the row of its sweep."""
         record, ceiling = self.last.record, cell["bandwidth_bytes_per_s"]
-        row = analysis_prefill.row(record, self.depths, self.found, ceiling)
+        row = prefill_rows.row(record, self.depths, self.found, ceiling)
         # Of our own records it is a reason why they are invalid; see harness/analysis/verdicts.py.
         reported = record["kind"] == "reported"
-        raised = analysis_prefill.faster_than_possible(record, self.depths, ceiling) if reported else []
+        raised = prefill_rows.faster_than_possible(record, self.depths, ceiling) if reported else []
         return {**cell, "prefill": row, "flags": [*cell["flags"], *(flag.row() for flag in raised)]}
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from harness.analysis import (
     depth,
+    growth,
     repeat_figures,
     sensors,
     served,
@@ -20,7 +21,6 @@ from harness.analysis import (
     speculation,
     traffic,
     users,
-    verdicts,
 )
 from harness.analysis import flags as analysis_flags
 from harness.analysis.columns import (
@@ -36,6 +36,7 @@ from harness.analysis.columns import (
     Sizes,
     TimeSplit,
 )
+from harness.analysis.disturbances import CONTENTION_TOLERANCE, counting, timed_threads
 from harness.analysis.figures import medians, of_record
 from harness.analysis.flags import (
     Limit,
@@ -52,15 +53,7 @@ from harness.analysis.identity import SERVER, computes, device, identity, record
 from harness.analysis.line_fit import Floats
 from harness.analysis.memory import others_vram, peak_vram
 from harness.analysis.repeat_figures import Analysis, Unusable
-from harness.analysis.verdicts import (
-    CONTENTION_TOLERANCE,
-    USABLE,
-    beyond_trained,
-    counting,
-    notes,
-    status,
-    verdict,
-)
+from harness.analysis.verdicts import USABLE, beyond_trained, notes, status, verdict
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.nvml import UUIDS
 from harness.base.text import list_named, plural
@@ -341,7 +334,7 @@ def repeat_row(
     judged = verdict(record, ceiling, bool(times) or bool(table), times, table)
     state, reasons, disturbed = judged.status, judged.reasons, judged.disturbed
     # A `grow` run that ran out of memory gives a length; its latencies are not valid.
-    ended, guessed = verdicts.ended_by_memory(record), speculation.row(record)
+    ended, guessed = growth.ended_by_memory(record), speculation.row(record)
     if untimed := served.times_are_unknown(record):
         table = {}
     read = NO_TOKENS if ended or untimed else times
@@ -386,10 +379,10 @@ def repeat_row(
         figures["W_identifiable"] = reported["W_tokens_per_ms"] is not None and not any(
             flag.warning is Warnings.slope_faster_than_limit for flag in raised
         )
-    growth = (
+    grown = (
         Growth(max_ctx=reported["max_ctx"], max_ctx_is_target=reported["max_ctx_is_target"])
         if reported
-        else verdicts.growth_row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
+        else growth.growth_row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
     )
     memory_budget = record.get("memory_budget")
     peak_vram_bytes, vram_source = peak_vram(record)
@@ -435,7 +428,7 @@ def repeat_row(
         **_sizes(loaded | done_of(record).get("facts_changed", StackFacts()), reported),
         "loaded_bytes": loaded_bytes(record),
         "peak_allocator_bytes": _peak_allocator_bytes(record),
-        **growth,
+        **grown,
         "prefill_knees": traffic.prefill_knees(record),
         **sensors.energy_row(record),
         **sensors.sensor_row(record),
@@ -505,12 +498,12 @@ def _control_ms(record: Record) -> Floats | None:
     control = done_of(record).get("control")
     if not control:
         return None
-    most_ns = CONTENTION_TOLERANCE * sum(control["latency_ns"]) * verdicts.timed_threads(record)
+    most_ns = CONTENTION_TOLERANCE * sum(control["latency_ns"]) * timed_threads(record)
     return None if (control["cpu_wait_ns"] or 0) > most_ns else np.array(control["latency_ns"]) / 1e6
 
 
 def _expected(record: Record) -> int | None:
-    if record["outcome"] != "ok" or verdicts.growth_stopped(record):
+    if record["outcome"] != "ok" or growth.growth_stopped(record):
         return None
     return int(record["workload"]["new_tokens"])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis.columns import ShownCell
-from harness.analysis.shape import running_median, spike_places
+from harness.analysis.spikes import running_median, spike_places
 from harness.dataset.study import Curve, Floats, MemoryCurve
 from harness.report import parts
 from harness.report.parts import line, lines, scatter

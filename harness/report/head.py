@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from harness.analysis.verdicts import disturbance_summary
+from harness.analysis.disturbances import disturbance_summary
 from harness.base.text import list_named, machine_text, plural, shortened
 from harness.dataset.study import Study, ok, provisional
 from harness.records.kinds import Record, loaded_of

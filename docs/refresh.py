@@ -17,7 +17,6 @@ from typing import Any
 from harness.analysis.figures import FIGURES
 from harness.analysis.warnings import Warnings
 from harness.records import kinds as records_kinds
-from harness.records import parts
 from harness.theory import floors, published
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Known
@@ -33,7 +32,6 @@ ROOT = DOCS.parent
 PAGES = sorted(DOCS.rglob("*.md"))
 EFFECTS = {"all": "invalid", "W": "no W", "first token": "no TTFT", "speed": "functional", None: "note"}
 SCHEMA = DOCS / "record.schema.json"
-parts.DESCRIBED["use_attribute_docstrings"] = True
 
 
 def refreshed(page: str) -> str:

@@ -289,7 +289,7 @@ def test_every_line_of_the_picture_lies_within_it(harness: Harness, tmp_path: Pa
 # Views of a bundle
 
 
-@pytest.mark.parametrize("view", ["--list", "--memory", "--history", "--export=csv", "--export=llama-bench"])
+@pytest.mark.parametrize("view", ["--list", "--memory", "--history", "--export=csv"])
 def test_a_bundle_has_every_view_of_its_folder(harness: Harness, tmp_path: Path, view: str):
     with bundle.opened(HONEST) as opened:
         shutil.copytree(opened.folder, tmp_path / "honest")

@@ -26,7 +26,7 @@ TYPED = {
     "run x --stacks llamas": ["run", "x", "--stacks", "llamaserver"],
     "theory --machine rtx-4090-l": ["theory", "--machine", "rtx-4090-laptop"],
     "report --list res": ["report", "--list", "results"],
-    "report --export lla": ["report", "--export", "llama-bench"],
+    "report --export par": ["report", "--export", "parquet"],
     "env cre": ["env", "create"],
     "env create --json llamac": ["env", "create", "--json", "llamacpp"],
     "env synth tiny-q": ["env", "synth", "tiny-qwen2"],

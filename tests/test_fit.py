@@ -362,7 +362,7 @@ def test_a_log_becomes_a_page(harness, tmp_path):
 
 
 def test_what_cannot_be_drawn_is_one_sentence(harness, tmp_path):
-    ran = harness("fit", LOGS / "guidellm.json", "--png", tmp_path / "figure.png")
+    ran = harness("fit", LOGS / "ollama-response.json", "--png", tmp_path / "figure.png")
     assert ran.code == 1
     assert "no series has latencies of single tokens" in ran.err
     ran = harness("fit", LOGS / "vllm.json", "-o", tmp_path)

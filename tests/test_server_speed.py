@@ -14,7 +14,6 @@ from test_server_identity import AWAITED_MS, run  # noqa: F401
 from harness.analysis import server_speed
 from harness.dataset.study import load_study
 from harness.report.page import page
-from harness.share import export
 
 SMALL = ("--model", "smollm2-135m:q4_1", "--set", "measure_bandwidth=true")
 ANOTHER = {"name": "llama3.1:8b", "size": 4_700_000_000}
@@ -112,17 +111,6 @@ def test_the_model_of_a_server_is_refused_for_weights_and_configs(harness):
     ran = harness("run", "quickstart", "--model", "qwen3-8b")
     assert ran.code == 2
     assert "a config has its variants" in ran.err
-
-
-def test_an_export_for_llama_bench_does_not_give_a_server_the_clients_cpu(run, tmp_path):  # noqa: F811
-    with serving(Behaviour("ollama", on_gpu=0.45)) as address:
-        assert run(address).code in (0, 1)
-    stored = stored_in(tmp_path / "results")
-    rows = [*export.llama_bench_rows([[*zip(load_study(stored).repeats, stored, strict=True)]])]
-    assert rows
-    assert {(row["cpu_info"], row["gpu_info"], row["backends"]) for row in rows} == {
-        ("", "", "45% on the GPU")
-    }
 
 
 def test_the_devices_of_a_server_have_one_wording() -> None:

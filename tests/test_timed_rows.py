@@ -183,16 +183,6 @@ def test_compare_and_history_follow_timed_rows(harness: Callable[..., Any], fold
     assert "tiny-qwen2 fake v turns" in (folder.parent / "h.html").read_text()
 
 
-def test_llama_bench_has_a_test_per_length_and_depth(harness: Callable[..., Any], folder: Path):
-    ran = harness("report", folder, "--export", "llama-bench")
-    assert ran.code == 0
-    tests = {(row["n_prompt"], row["n_gen"], row["n_depth"]): row for row in ran.json}
-    assert len(tests[1024, 0, 1024]["samples_ns"]) == 10
-    assert tests[1024, 0, 0]["avg_ts"] == pytest.approx(1024e3 / 20.48, rel=0.05)
-    assert tests[0, 64, 16384]["avg_ts"] == pytest.approx(1e3 / (1 + 16384 / 8000), rel=0.05)
-    assert "2 workload turns" in ran.err
-
-
 def test_csv_has_the_figures_of_timed_rows_and_parquet_leaves_them_out(harness, folder):
     heading, *lines = harness("report", folder, "--export", "csv").out.splitlines()
     assert len(lines) == 8

@@ -160,7 +160,6 @@ SHOWN = {
     "csv": command("report", "results", "--format", "csv", check=cells),
     "export csv": command("report", "results", "--export", "csv", check=cells),
     "sql csv": command("sql", "from repeats", "results", "--csv", check=cells),
-    "llama-bench": command("report", "results", "--export", "llama-bench"),
 }
 
 

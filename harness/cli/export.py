@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from harness.cli import NOT_OK, OK, Mistake, say
-from harness.cli.options import measured, stored
+from harness.cli.options import stored
 from harness.records import ResultsError, no_records
 from harness.records.files import write_output
 from harness.share import export
@@ -28,18 +27,10 @@ def run(folder: Path, to: str, output: Path | None) -> int:
             raise Mistake("--export parquet is binary and cannot go to standard output; set -o FILE")
         chosen = Chosen(stored(folder), export.unfit_tokens)
         exported = export.write_tokens(target, chosen.by_campaign()) > 0
-    elif to == "csv":
+    else:
         chosen = Chosen(stored(folder))
         text = export.lines_text(chosen.by_campaign())
         exported = bool(text)
-    else:  # a test has conditions, which published figures lack
-        chosen = Chosen(measured(folder), export.unfit_llama_bench)
-        rows = list(export.llama_bench_rows(chosen.by_campaign()))
-        exported = bool(rows)
-        if rows:
-            text = json.dumps(rows, indent=2, allow_nan=False) + "\n"
-            # what compare-llama-bench.py takes for its -b and -c
-            say(f"builds: {', '.join(export.llama_bench_builds(rows))}")
     if text and target is not None:
         write_output(target, text)
     else:

@@ -105,20 +105,6 @@ def stored(folder: Path) -> Iterator[Stored]:
         say(each)
 
 
-def measured(folder: Path) -> Iterator[Stored]:
-    """The records of a results folder without published figures, whose analysis takes seconds. Raises
-    ResultsError, also if there are none."""
-    from harness.records import ResultsError
-
-    found = False
-    for each in stored(folder):
-        if each.record["kind"] != "reported":
-            found = True
-            yield each
-    if not found:
-        raise ResultsError(f"{folder}: no records of measurements")
-
-
 # Messages for unknown names, with the closest known ones.
 
 

@@ -58,7 +58,7 @@ def _port(text: str) -> int:
 
 def _format(text: str) -> str:
     """A format of --export. Raises ArgumentTypeError for one that earlier versions had."""
-    if text in ("llm-d", "localmaxxing"):
+    if text in ("llama-bench", "llm-d", "localmaxxing"):
         raise argparse.ArgumentTypeError(f"{text} is no longer written: csv has the same figures")
     return text
 
@@ -111,9 +111,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     view.add_argument(
         "--export",
         type=_format,
-        choices=["llama-bench", "csv", "parquet"],
-        help="print the ok repeats for other tools (llama-bench: its JSON, a row per test; csv: a line per "
-        "repeat; parquet: every token)",
+        choices=["csv", "parquet"],
+        help="print the ok repeats for other tools (csv: a line per repeat; parquet: every token)",
     )
     view.add_argument(
         "--serve",

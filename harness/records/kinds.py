@@ -1,9 +1,9 @@
 """Every kind of record: timed, checked, scored, searched; and the schema."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, with_config
+from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import NotRequired, TypedDict, get_original_bases
 
 from harness.records import measured
@@ -18,13 +18,11 @@ from harness.records.measured import (
     Timing,
 )
 from harness.records.parts import (
-    DESCRIBED,
     Above0,
     Begun,
     Common,
     Count,
     Ended,
-    Fields,
     From0,
     Number,
     Own,
@@ -41,7 +39,6 @@ from harness.records.parts import (
 # `kind: checked`: one variant's logits against the 16-bit reference of its model.
 
 
-@with_config(DESCRIBED)
 class ReferenceAsked(TypedDict):
     """The one available; `lock`: the hash of its versions."""
 
@@ -51,7 +48,6 @@ class ReferenceAsked(TypedDict):
     weights: NotRequired[Any]
 
 
-@with_config(DESCRIBED)
 class CheckAsked(TypedDict):
     """A check with the same `asked` and `content_key` is not repeated unless it failed: then by
     `run --check-weights`, and by a run with `--retry-failed`."""
@@ -68,7 +64,6 @@ class CheckAsked(TypedDict):
     older records"""
 
 
-@with_config(DESCRIBED)
 class Reference(TypedDict):
     """A reference that has run."""
 
@@ -87,7 +82,6 @@ class Reference(TypedDict):
     """that it was read from: name, and hash of its description"""
 
 
-@with_config(DESCRIBED)
 class Depth(TypedDict):
     """A window; errors are null where logits are not finite."""
 
@@ -110,7 +104,6 @@ class Depth(TypedDict):
     spread"""
 
 
-@with_config(DESCRIBED)
 class Experts(TypedDict):
     """For a mixture: the reference's routers chose the variant's experts."""
 
@@ -129,7 +122,6 @@ class Experts(TypedDict):
     exceeds its lowest of one chosen (0 where they are its own choice), over sqrt(2) and the scores' spread"""
 
 
-@with_config(DESCRIBED)
 class OwnWeights(TypedDict):
     """A quantized variant against its own weights, dequantized and run in float32."""
 
@@ -144,7 +136,6 @@ class OwnWeights(TypedDict):
     """of a mixture"""
 
 
-@with_config(DESCRIBED)
 class Check(TypedDict):
     asked: CheckAsked
     speaks_for: list[Text]
@@ -171,14 +162,12 @@ class Check(TypedDict):
     seconds: NotRequired[Any]
 
 
-@with_config(DESCRIBED)
 class OnlyChecked(TypedDict):
     """Keys that no other kind has."""
 
     check: Check
 
 
-@with_config(DESCRIBED)
 class Checked(Common, Own, OnlyChecked):
     """A check of weights: no series, and the keys of a measured record up to `conditions`."""
 
@@ -199,7 +188,6 @@ def checked_error(record: Checked) -> str | None:
 # `kind: scored`: the quality of one variant on a text, teacher-forced.
 
 
-@with_config(DESCRIBED)
 class Figure(TypedDict):
     value: Number
     low: Number | None
@@ -209,7 +197,6 @@ class Figure(TypedDict):
     """from the spread of the windows; missing for percentiles"""
 
 
-@with_config(DESCRIBED)
 class ScoredText(TypedDict):
     file: Text
     sha256: Text
@@ -225,7 +212,6 @@ class ScoredText(TypedDict):
     """of lines that end in CRLF; they are scored as they stand"""
 
 
-@with_config(DESCRIBED)
 class WindowMeans(TypedDict):
     """One value a window."""
 
@@ -236,7 +222,6 @@ class WindowMeans(TypedDict):
     top1: NotRequired[list[Number]]
 
 
-@with_config(DESCRIBED)
 class AtDepth(TypedDict):
     """Windows of one length, of which as many last positions are scored as of those of `n_ctx`."""
 
@@ -250,7 +235,6 @@ class AtDepth(TypedDict):
     means: WindowMeans
 
 
-@with_config(DESCRIBED)
 class NotFinite(TypedDict):
     """The first position whose logits are NaN or infinite, counted from 1."""
 
@@ -258,7 +242,6 @@ class NotFinite(TypedDict):
     position: Positive
 
 
-@with_config(DESCRIBED)
 class Quality(TypedDict):
     asked: Any
     """text, windows and reference: a score with the same `asked` and `content_key` is not repeated"""
@@ -292,14 +275,12 @@ class Quality(TypedDict):
     seconds: NotRequired[Any]
 
 
-@with_config(DESCRIBED)
 class OnlyScored(TypedDict):
     """Keys that no other kind has."""
 
     quality: Quality
 
 
-@with_config(DESCRIBED)
 class Scored(Common, Own, OnlyScored):
     """A score: no series, and the keys of a measured record up to `conditions`."""
 
@@ -315,7 +296,6 @@ def scored_error(record: Scored) -> str | None:
 # `kind: searched`: one search for the longest context.
 
 
-@with_config(DESCRIBED)
 class Probe(TypedDict):
     n_ctx: Positive
     limit_bytes: Positive
@@ -351,7 +331,6 @@ class Probe(TypedDict):
     allocator: NotRequired[Any]
 
 
-@with_config(DESCRIBED)
 class Search(TypedDict):
     probes: list[Probe]
     granule: NotRequired[Positive | None]
@@ -388,14 +367,12 @@ class Search(TypedDict):
     """why contexts were not filled although requested"""
 
 
-@with_config(DESCRIBED)
 class OnlySearched(TypedDict):
     """Keys that no other kind has."""
 
     search: Search
 
 
-@with_config(DESCRIBED)
 class Searched(Common, Own, OnlySearched):
     """A search: no series, `search` instead of `done`, and `loaded` of the last probe."""
 
@@ -488,35 +465,29 @@ def wrong_with(record: Any) -> str | None:
 # The JSON Schema of records, docs/record.schema.json.
 
 
-Properties = dict[str, Fields]
-"""The JSON Schema of each key."""
-
-
 def json_schema() -> Any:
     """One schema for the five kinds, with `kind` as discriminator; each key has its description."""
     every: Any = Annotated[
         Measured | Checked | Searched | Scored | Published, Field(title="A record of harness")
     ]
-    schema = TypeAdapter(every).json_schema()
-    parts = schema["$defs"]
+    # pydantic reads descriptions from the source, which takes 0.35 s: only here
+    described = ConfigDict(use_attribute_docstrings=True)
+    schema = TypeAdapter(every, config=described).json_schema()
     for name, kind in KINDS.items():
-        properties = parts[kind.__name__]["properties"]
+        properties = schema["$defs"][kind.__name__]["properties"]
         properties["kind"] = {"const": name}
-        for base in bases(kind):
-            for key, found in properties_of(base).items():
-                if description := found.get("description"):
+        for part in _parts_of(kind):  # of a class's own keys alone it reads them
+            alone = TypeAdapter(list[part], config=described)  # type: ignore[valid-type]
+            own = alone.json_schema()["$defs"][part.__name__]
+            for key, value in own["properties"].items():
+                if description := value.get("description"):
                     properties[key]["description"] = description
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def bases(kind: Any) -> tuple[Any, ...]:
-    """The types that a kind takes its keys from."""
-    return tuple(base for base in get_original_bases(kind) if hasattr(base, "__annotations__"))
-
-
-def properties_of(part: Any) -> Properties:
-    """The keys of one type, with their schemas and descriptions."""
-    found: Properties = TypeAdapter(part).json_schema()["properties"]
-    for base in bases(part):  # pydantic reads the docstrings of a class's own keys alone
-        found |= properties_of(base)
-    return found
+def _parts_of(kind: Any) -> Iterator[Any]:
+    """The types that a kind takes its keys from, and theirs."""
+    for base in get_original_bases(kind):
+        if hasattr(base, "__annotations__"):
+            yield base
+            yield from _parts_of(base)

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from pydantic import with_config
 from typing_extensions import NotRequired, TypedDict
 
 from harness.records.parts import (
-    DESCRIBED,
     Above0,
     Common,
     Conditions,
@@ -31,14 +29,12 @@ from harness.theory.tensors import element_bytes
 # Keys of a record for the machine's sensors and for cooling down.
 
 
-@with_config(DESCRIBED)
 class Timed(TypedDict):
     lowest: Number
     median: Number
     highest: Number
 
 
-@with_config(DESCRIBED)
 class Throttled(TypedDict):
     """A fact of the timed part: of bits `samples` of `of_samples` with it, of counters `ms` and `events`."""
 
@@ -52,7 +48,6 @@ class Throttled(TypedDict):
     events: Count | None
 
 
-@with_config(DESCRIBED)
 class OthersOnGpu(TypedDict):
     """What other processes used of the GPU's time in the timed part."""
 
@@ -60,7 +55,6 @@ class OthersOnGpu(TypedDict):
     readings: Positive
 
 
-@with_config(DESCRIBED)
 class Domain(TypedDict):
     name: Text
     joules: From0 | None
@@ -68,7 +62,6 @@ class Domain(TypedDict):
     set_back: Count
 
 
-@with_config(DESCRIBED)
 class Energy(TypedDict):
     """Counters of energy between the first and the last sample of the decode."""
 
@@ -81,7 +74,6 @@ class Energy(TypedDict):
     """by column"""
 
 
-@with_config(DESCRIBED)
 class Sensors(TypedDict):
     sources: NotRequired[Any]
     """the source of each column of `sensors.parquet`"""
@@ -100,7 +92,6 @@ class Sensors(TypedDict):
     """null without a counter"""
 
 
-@with_config(DESCRIBED)
 class IdlePower(TypedDict):
     """Of the device's counters, before the first repeat of the campaign."""
 
@@ -108,7 +99,6 @@ class IdlePower(TypedDict):
     window_s: Above0
 
 
-@with_config(DESCRIBED)
 class Cooled(TypedDict):
     missing: NotRequired[Text]
     """why there is no temperature"""
@@ -121,13 +111,11 @@ class Cooled(TypedDict):
 # `kind: measured`: one repeat of one cell, and what holds between its values.
 
 
-@with_config(DESCRIBED)
 class PeakAllocator(TypedDict):
     peak_allocated_bytes: NotRequired[Count | None]
     peak_reserved_bytes: NotRequired[Count | None]
 
 
-@with_config(DESCRIBED)
 class Counters(TypedDict):
     evaluated_tokens: NotRequired[Any]
     """of prompt and decode"""
@@ -181,12 +169,10 @@ class Counters(TypedDict):
     """of these, without the CPU time of its client"""
 
 
-@with_config(DESCRIBED)
 class Warmup(TypedDict):
     agreed: Switch
 
 
-@with_config(DESCRIBED)
 class Control(TypedDict):
     """The first tokens decoded again after the timed part: the same work as then."""
 
@@ -195,7 +181,6 @@ class Control(TypedDict):
     cpu_wait_ns: Count | None
 
 
-@with_config(DESCRIBED)
 class Routing(TypedDict):
     """The experts of a mixture that routers chose when the first tokens were decoded again, untimed."""
 
@@ -209,7 +194,6 @@ class Routing(TypedDict):
     """of each layer with a router: how often it chose each expert"""
 
 
-@with_config(DESCRIBED)
 class PassCheck(TypedDict):
     """Did a pass over `n` tokens write its keys and values? Both as shares of the right logits' length."""
 
@@ -221,7 +205,6 @@ class PassCheck(TypedDict):
     """the same without the pass"""
 
 
-@with_config(DESCRIBED)
 class TurnCount(TypedDict):
     """The prefill of a turn, with (1) or without (0) its prefix kept."""
 
@@ -233,14 +216,12 @@ class TurnCount(TypedDict):
     """by the stack's own count"""
 
 
-@with_config(DESCRIBED)
 class AlikeTokens(TypedDict):
     concurrency: Count
     tokens: Count
     """the first ones of the last user that are the same alone"""
 
 
-@with_config(DESCRIBED)
 class Surface(TypedDict):
     """Facts besides the rows, of a workload whose result is a table."""
 
@@ -260,7 +241,6 @@ class Surface(TypedDict):
     """of depths: half the 95% interval of the mean step as a share, when it stopped"""
 
 
-@with_config(DESCRIBED)
 class EndFacts(TypedDict):
     """Facts that the worker reports at the end."""
 
@@ -298,7 +278,6 @@ class EndFacts(TypedDict):
     """[index of the token that follows, ns]"""
 
 
-@with_config(DESCRIBED)
 class Timing(TypedDict):
     wall_s: NotRequired[Number | None]
     first_token_ns: NotRequired[Count]
@@ -309,7 +288,6 @@ class Timing(TypedDict):
     """when generation began, by the wall clock; missing in older records"""
 
 
-@with_config(DESCRIBED)
 class Mark(TypedDict):
     """Memory at one moment; null if it cannot be read."""
 
@@ -326,12 +304,10 @@ class Mark(TypedDict):
     """of `rss_file_bytes` the weights' own files"""
 
 
-@with_config(DESCRIBED)
 class Rusage(TypedDict):
     max_rss_bytes: NotRequired[Count | None]
 
 
-@with_config(DESCRIBED)
 class Memory(TypedDict):
     marks: NotRequired[list[Mark]]
     peak_rss_bytes: NotRequired[Count | None]
@@ -344,7 +320,6 @@ class Memory(TypedDict):
     rusage: NotRequired[Rusage | None]
 
 
-@with_config(DESCRIBED)
 class BandwidthProbe(TypedDict):
     """A read rate measured between the cells: of the best kernel, and `kernel`, `kernels`, `threads`,
     `working_set_bytes`, `stack` if one measured (a GPU)."""
@@ -352,7 +327,6 @@ class BandwidthProbe(TypedDict):
     read_bytes_per_s: Above0
 
 
-@with_config(DESCRIBED)
 class MatrixProbe(TypedDict):
     """With `measure_matrix_rate`: the best product, and `kernel`, `kernels`, `threads`, `stack` (a GPU),
     `cpus_busy` (CPU time over time in NumPy's, a CPU)."""
@@ -360,14 +334,12 @@ class MatrixProbe(TypedDict):
     flops_per_s: Above0
 
 
-@with_config(DESCRIBED)
 class WaitedForQuiet(TypedDict):
     waited_s: Number
     busy_share: Number | None
     """of the CPUs, at the end of the wait"""
 
 
-@with_config(DESCRIBED)
 class Attempt(TypedDict):
     """Keys of a timed repeat that are known before its worker runs."""
 
@@ -384,7 +356,6 @@ class Attempt(TypedDict):
     """with `cool_down`"""
 
 
-@with_config(DESCRIBED)
 class Result(TypedDict):
     """Keys of a timed repeat that its worker reports."""
 
@@ -401,17 +372,14 @@ class MeasuredEnd(Ended, OwnEnded, Result):
     """How a timed repeat ended."""
 
 
-@with_config(DESCRIBED)
 class OnlyMeasured(Attempt, Result):
     """Keys that no other kind has."""
 
 
-@with_config(DESCRIBED)
 class Measured(Common, Own, OnlyMeasured):
     """One repeat of one cell."""
 
 
-@with_config(DESCRIBED)
 class _FinishedDone(TypedDict):
     counters: Counters
     facts_changed: Fields
@@ -484,7 +452,6 @@ def _weights_error(record: Measured, loaded: StackFacts) -> str | None:
 # `kind: reported`: a published result, as in results/published/.
 
 
-@with_config(DESCRIBED)
 class Source(TypedDict):
     title: Text
     url: Text
@@ -498,7 +465,6 @@ class Source(TypedDict):
     """further facts"""
 
 
-@with_config(DESCRIBED)
 class Reported(TypedDict):
     """Figures as published; null if not published."""
 
@@ -526,7 +492,6 @@ class Reported(TypedDict):
     """the rows as printed, text by column by table"""
 
 
-@with_config(DESCRIBED)
 class OnlyReported(TypedDict):
     """Keys that no other kind has."""
 
@@ -536,6 +501,5 @@ class OnlyReported(TypedDict):
     reported: Reported
 
 
-@with_config(DESCRIBED)
 class Published(Common, OnlyReported):
     """A published result."""

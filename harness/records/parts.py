@@ -115,11 +115,8 @@ def plain(value: object) -> Any:
 
 
 # A docstring below a key is its description in docs/record.schema.json.
-# docs/refresh.py asks for them: pydantic reads them from the source, which takes 0.35 s.
-DESCRIBED = ConfigDict(use_attribute_docstrings=False)
 
 
-@with_config(DESCRIBED)
 class Fleet(TypedDict):
     """A machine's place in a fleet, and its clock against that of the machine that started the run."""
 
@@ -131,7 +128,6 @@ class Fleet(TypedDict):
     """true where its Ray cluster asked for no token; else missing"""
 
 
-@with_config(DESCRIBED)
 class Campaign(TypedDict):
     id: Text
     """the time at which it began"""
@@ -155,7 +151,6 @@ class Campaign(TypedDict):
     """of `harness run --on`: where in the fleet it ran"""
 
 
-@with_config(DESCRIBED)
 class Finding(TypedDict):
     """What `harness doctor` found on the machine before the campaign (docs/reference/doctor.md)."""
 
@@ -166,7 +161,6 @@ class Finding(TypedDict):
     fix: NotRequired[Text | None]
 
 
-@with_config(DESCRIBED)
 class Gpu(TypedDict):
     name: Text | None
     memory_bytes: Count | None
@@ -175,7 +169,6 @@ class Gpu(TypedDict):
     compute_capability: NotRequired[Text | None]
 
 
-@with_config(DESCRIBED)
 class CoreKind(TypedDict):
     name: Text
     """`performance`, or `efficiency` for the slowest kind"""
@@ -184,7 +177,6 @@ class CoreKind(TypedDict):
     """by cpufreq"""
 
 
-@with_config(DESCRIBED)
 class Machine(TypedDict):
     """Properties that do not change; never the host's name."""
 
@@ -231,7 +223,6 @@ class ShapeFields(TypedDict):
     window: NotRequired[Extent | None]
 
 
-@with_config(DESCRIBED)
 class Header(TypedDict):
     """Exact bytes by the header of the weights' files."""
 
@@ -249,7 +240,6 @@ class Header(TypedDict):
     """of GPTQ and AWQ by `qweight`, `qzeros`, `scales`, `g_idx` and the types of the rest"""
 
 
-@with_config(DESCRIBED)
 class Kept(TypedDict):
     """What layers of one kind keep of earlier tokens (harness/theory/decoder.py, Cache)."""
 
@@ -264,7 +254,6 @@ class Kept(TypedDict):
     state: Count
 
 
-@with_config(DESCRIBED)
 class DecoderFacts(TypedDict):
     """The parts of a model that a token reads, if the model is not dense."""
 
@@ -278,14 +267,12 @@ class DecoderFacts(TypedDict):
     caches: list[Kept]
 
 
-@with_config(DESCRIBED)
 class Attention(TypedDict):
     layers: Count
     kv_heads: Count
     head_dim: Count
 
 
-@with_config(DESCRIBED)
 class EngineFiles(TypedDict):
     """Files of an engine's own format that were made of the checkpoint."""
 
@@ -294,7 +281,6 @@ class EngineFiles(TypedDict):
     """of a sample of their content"""
 
 
-@with_config(DESCRIBED)
 class Weights(TypedDict):
     kind: Text
     """`synthetic`, `file`, `hub`"""
@@ -323,7 +309,6 @@ class Weights(TypedDict):
     `layout`; else null"""
 
 
-@with_config(DESCRIBED)
 class Model(TypedDict):
     name: Text
     shape: NotRequired[ShapeFields | None]
@@ -332,7 +317,6 @@ class Model(TypedDict):
     weights: Weights
 
 
-@with_config(DESCRIBED)
 class Workload(TypedDict):
     kind: Text
     """`decode`, `grow`, `max_ctx`, `prefill`, `depth`, `turns`, `batch` or `quality`"""
@@ -353,13 +337,11 @@ class Workload(TypedDict):
     """of `max_ctx`: searched past the trained context; missing: not, but for older records"""
 
 
-@with_config(DESCRIBED)
 class LoadedOptions(TypedDict):
     n_ctx: NotRequired[Count | None]
     threads: NotRequired[Count | None]
 
 
-@with_config(DESCRIBED)
 class Allocator(TypedDict):
     """CUDA's caching allocator."""
 
@@ -367,7 +349,6 @@ class Allocator(TypedDict):
     reserved_bytes: NotRequired[Count | None]
 
 
-@with_config(DESCRIBED)
 class Misplaced(TypedDict):
     tensor: Text
     asked: Text
@@ -375,7 +356,6 @@ class Misplaced(TypedDict):
     """null: the stack does not report it"""
 
 
-@with_config(DESCRIBED)
 class Placed(TypedDict):
     """Tensors that `n_cpu_moe` and `override_tensor` of llama.cpp match, by its log."""
 
@@ -385,7 +365,6 @@ class Placed(TypedDict):
     misplaced: list[Misplaced]
 
 
-@with_config(DESCRIBED)
 class LoadedModel(TypedDict):
     """A model in a server's memory."""
 
@@ -393,7 +372,6 @@ class LoadedModel(TypedDict):
     bytes: Count | None
 
 
-@with_config(DESCRIBED)
 class Served(TypedDict):
     """The server that was measured over HTTP."""
 
@@ -430,7 +408,6 @@ class Served(TypedDict):
     """of fields that the server refused: what was sent instead"""
 
 
-@with_config(DESCRIBED)
 class StackFacts(TypedDict):
     """Facts that the stack reports, after loading and again after the run."""
 
@@ -487,7 +464,6 @@ class StackFacts(TypedDict):
     """why the speed of this stack means nothing on this device; null elsewhere"""
 
 
-@with_config(DESCRIBED)
 class MemoryBudget(TypedDict):
     bytes: Positive
     means: Text
@@ -497,7 +473,6 @@ class MemoryBudget(TypedDict):
 # The keys that records of every kind have, and those of the kinds that a campaign makes.
 
 
-@with_config(DESCRIBED)
 class Begun(TypedDict):
     """Keys that are known before anything is measured."""
 
@@ -526,7 +501,6 @@ class Begun(TypedDict):
     what loaded.served reports"""
 
 
-@with_config(DESCRIBED)
 class Ended(TypedDict):
     """Keys that tell how it ended."""
 
@@ -538,26 +512,22 @@ class Ended(TypedDict):
     """generated; 0 without a series"""
 
 
-@with_config(DESCRIBED)
 class Common(Begun, Ended):
     """Keys of every kind."""
 
 
-@with_config(DESCRIBED)
 class Asked(TypedDict):
     device: Text
     options: NotRequired[Any]
     gpu: NotRequired[Any]
 
 
-@with_config(DESCRIBED)
 class Version(TypedDict):
     version: Text
     git_commit: Text | None
     """with `+` if files differ from it"""
 
 
-@with_config(DESCRIBED)
 class CpuTime(TypedDict):
     """How much CPU time was used while timing, in seconds over all CPUs."""
 
@@ -569,7 +539,6 @@ class CpuTime(TypedDict):
     """by the harness: its controller, the worker, and what these started"""
 
 
-@with_config(DESCRIBED)
 class Conditions(TypedDict):
     """Variable properties of the machine (governor, load, swap), and how much counters rose while timing."""
 
@@ -583,7 +552,6 @@ class Conditions(TypedDict):
     """missing in older records, where nothing was timed, and of simulated time"""
 
 
-@with_config(DESCRIBED)
 class Adopted(TypedDict):
     """The user's own interpreter, where it ran the stack; its path is not recorded."""
 
@@ -591,7 +559,6 @@ class Adopted(TypedDict):
     pins_not_met: NotRequired[list[Text] | None]
 
 
-@with_config(DESCRIBED)
 class Environment(TypedDict):
     """The Python environment of the stack."""
 
@@ -609,7 +576,6 @@ class Environment(TypedDict):
     adopted: NotRequired[Adopted | None]
 
 
-@with_config(DESCRIBED)
 class OwnBegun(TypedDict):
     """Keys of a campaign's records that are known before any measurement."""
 
@@ -631,7 +597,6 @@ class OwnBegun(TypedDict):
     """known reasons to fail, before the run, a sentence each; missing if none"""
 
 
-@with_config(DESCRIBED)
 class OwnEnded(TypedDict):
     """Keys of a campaign's records for how a measurement ended."""
 
@@ -647,6 +612,5 @@ class OwnEnded(TypedDict):
     probes"""
 
 
-@with_config(DESCRIBED)
 class Own(OwnBegun, OwnEnded):
     """Keys of the kinds that a campaign makes."""

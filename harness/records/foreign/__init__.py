@@ -1,1 +1,1 @@
-"""Logs of other tools -> per-token series; one reader per format."""
+"""Logs of other tools -> per-token series and totals; `formats.py` has a row for each."""

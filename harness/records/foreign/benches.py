@@ -1,73 +1,60 @@
-"""Tools that time blocks of tokens, often at chosen depths of context: llama-bench, llama-benchy,
-llama-sweep-bench and llama-batched-bench.
+"""Tools that time blocks of tokens at chosen depths of context: llama-bench, llama-benchy and
+llama-sweep-bench.
 
-Formats: `struct test` in tools/llama-bench/llama-bench.cpp, tools/batched-bench
-(github.com/ggml-org/llama.cpp), results.py (github.com/eugr/llama-benchy), examples/sweep-bench
-(github.com/ikawrakow/ik_llama.cpp).
+Formats: `struct test` in tools/llama-bench/llama-bench.cpp (github.com/ggml-org/llama.cpp), results.py
+(github.com/eugr/llama-benchy), examples/sweep-bench (github.com/ikawrakow/ik_llama.cpp).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from harness.records.foreign.form import Format, Item, Row, figures_of
-from harness.records.foreign.log import LEAST_DEPTHS, LogError, at_depths, distinct, number
+from harness.records.foreign.form import Figures, Format, Item, Row
+from harness.records.foreign.log import LEAST_DEPTHS, LogError, at_depths, distinct
 
 BOTH = "tests of prompt and generation together (pp+tg) are left out: their t/s is neither's"
 # Fields that are a test's own, its result or its model; the others are its settings.
-_OWN = {
-    "n_prompt",
-    "n_gen",
-    "n_depth",
-    "test_time",
-    "avg_ns",
-    "stddev_ns",
-    "avg_ts",
-    "stddev_ts",
-    "samples_ns",
-}
-_OWN |= {"samples_ts", "model_type", "model_size", "model_n_params"}
+_RESULTS = ("avg_ns", "stddev_ns", "avg_ts", "stddev_ts", "samples_ns", "samples_ts")
+_OWN = {"n_prompt", "n_gen", "n_depth", "test_time", "model_type", "model_size", "model_n_params", *_RESULTS}
 
 
 def llama_bench(form: Format, rows: Sequence[Row]) -> tuple[list[Item], list[str]]:
     """Tests: `pp512` evaluates a prompt of 512 tokens, `tg128` generates 128, `@ d4096` behind 4,096 others.
-    Figures are means over repetitions. A test's name has the settings that differ from those of another test
-    of that model and kind. Raises LogError."""
-    tests: list[tuple[Row, str, str]] = []
-    settings: dict[tuple[str, str], dict[str, set[str]]] = {}
+    Figures are means over repetitions. A test's name has the settings in which the model's tests differ.
+    Raises LogError."""
+    if not all("n_prompt" in row or "n_gen" in row for row in rows):
+        raise LogError(
+            f"a {form.name} without n_prompt and n_gen: whether its t/s are of prompts or of generation is "
+            "unknown"
+        )
+    values: dict[tuple[str, str], set[str]] = {}  # of each model's settings
     for row in rows:
-        if "n_prompt" not in row and "n_gen" not in row:
-            raise LogError(
-                f"a {form.name} without n_prompt and n_gen: whether its t/s are of prompts or of generation "
-                "is unknown"
-            )
+        for key in row.keys() - _OWN:
+            values.setdefault((_model(row), key), set()).add(str(row[key]))
+    items = []
+    for row in rows:
         prompt, new, depth = (int(row.get(name) or 0) for name in ("n_prompt", "n_gen", "n_depth"))
         if prompt and new:
             continue
-        model = str(row.get("model_type") or row.get("model_filename") or "")
+        model = _model(row)
+        settings = [f"{key}={row[key]}" for key in row if len(values.get((model, key), ())) > 1]
         kind = (f"tg{new}" if new else f"pp{prompt}") + (f" @ d{depth}" if depth else "")
-        tests.append((row, model, kind))
-        for key in row.keys() - _OWN:
-            settings.setdefault((model, kind), {}).setdefault(key, set()).add(str(row[key]))
-    if not tests:
-        raise LogError(f"a {form.name} without a test of a prompt or of generation alone; {BOTH}")
-    items = []
-    for row, model, kind in tests:
-        seen = settings.get((model, kind), {})
-        own = [f"{key}={row[key]}" for key in row if len(seen.get(key, ())) > 1]
-        if int(row.get("n_gen") or 0):
-            figures, depths = (
-                {**row, "rate": row["avg_ts"]},
-                " ".join(filter(None, [model, *own])) or "depths",
-            )
+        name = " ".join(filter(None, [model, kind, *settings]))
+        if new:
+            depths = " ".join(filter(None, [model, *settings])) or "depths"
+            items.append(Item({**row, "rate": row["avg_ts"]}, name, depths=depths))
         else:
-            figures, depths = {**row, "prompt_rate": row["avg_ts"], "n_gen": None}, ""
-        items.append(Item(figures, " ".join(filter(None, [model, kind, *own])), depths=depths))
-    named = [
-        Item(item.row, name, depths=item.depths)
-        for item, name in zip(items, distinct(item.name for item in items), strict=True)
-    ]
-    return named, [BOTH] if len(tests) < len(rows) else []
+            items.append(Item({**row, "prompt_rate": row["avg_ts"], "n_gen": None}, name))
+    if not items:
+        raise LogError(f"a {form.name} without a test of a prompt or of generation alone; {BOTH}")
+    names = distinct(item.name for item in items)
+    items = [replace(item, name=name) for item, name in zip(items, names, strict=True)]
+    return items, [BOTH] if len(items) < len(rows) else []
+
+
+def _model(row: Row) -> str:
+    return str(row.get("model_type") or row.get("model_filename") or "")
 
 
 def llama_benchy(form: Format, reports: Sequence[Row]) -> tuple[list[Item], list[str]]:
@@ -78,7 +65,7 @@ def llama_benchy(form: Format, reports: Sequence[Row]) -> tuple[list[Item], list
         users, loads = int(row.get("concurrency") or 1), bool(row.get("is_context_prefill_phase"))
         rate = row.get("tg_throughput" if users == 1 else "tg_req_throughput")
         sizes = {"prompt_size": prompt or None, "response_size": new or None, "depth": depth + prompt}
-        rows.append({**row, **sizes, "rate": rate})
+        rows.append({**row, **sizes, "rate": rate, "ttft": row.get("e2e_ttft") or row.get("ttfr")})
         name = f"pp{prompt} tg{new}" + (f" @ d{depth}" if depth else "") + (f" c{users}" if users > 1 else "")
         names.append(f"{name} (context)" if loads else name)
         depths.append("depths" if users == 1 and not loads and new else "")
@@ -92,8 +79,8 @@ def sweep(form: Format, rows: Sequence[Row]) -> tuple[list[Item], list[str]]:
     sweeps: list[list[tuple[float, float]]] = []
     before = float("inf")
     for row in rows:
-        figures = figures_of(row, form.figures)
-        depth, tokens, ms = (figures[name] for name in ("depth", "new", "decode"))
+        figures = Figures.of(row, form.figures)
+        depth, tokens, ms = figures.depth, figures.new or 0, figures.decode or 0
         if depth <= before:
             sweeps.append([])
         before = depth
@@ -105,15 +92,3 @@ def sweep(form: Format, rows: Sequence[Row]) -> tuple[list[Item], list[str]]:
     names = ["sweep"] if len(series) == 1 else [f"sweep {at}" for at in range(1, len(series) + 1)]
     items = [Item(name=name, series=line) for name, line in zip(names, series, strict=True)]
     return items, ["a point is the mean over the tokens of a row (T_TG / TG), at N_KV + TG / 2"]
-
-
-def batched(form: Format, rows: Sequence[Row]) -> tuple[list[Item], list[str]]:
-    """The totals of rows of one sequence (`pl`, or B in its table). Raises LogError."""
-    rows_of_one = [row for row in rows if number(row["pl"]) == 1]
-    single = [Item(row, f"row {at}") for at, row in enumerate(rows_of_one, 1)]
-    if not single:
-        raise LogError(f"a {form.name} without a row of one sequence: use -npl 1")
-    shared = (
-        f"{len(rows) - len(single)} of {len(rows)} rows are of several sequences at once and are left out"
-    )
-    return single, [shared] if len(single) < len(rows) else []

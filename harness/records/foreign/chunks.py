@@ -32,7 +32,7 @@ NO_TIMING = (
 
 
 def series(
-    prompt_tokens: int, first_ms: float | None, gaps_ms: Sequence[float], tokens: int | None
+    prompt_tokens: float, first_ms: float | None, gaps_ms: Sequence[float], tokens: float | None
 ) -> tuple[Series, list[str]]:
     """A request as a series, and its repairs. `tokens`: how many it generated, by the tool's own count.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,14 +55,12 @@ class Format:
     """A log of one tool: JSON objects, or text.
 
     `keys`: of JSON, sets of paths, separated by spaces; each object has all of one set.
-    `marks`, `pattern`: of text with one of the marks: the groups of one or more matches are an object.
-    `ends`: the group after which it is complete. `needs`: groups without which it is none.
-    `figures`: where each figure is: its name and unit (`first s`) -> paths, of which the first with a value
-    counts. They are those of totals(); `gaps`, between the chunks of a stream; `depth`; `users`; `drafted`;
-    `start` and `end`. Unit `*`: the value is an object with its unit; `duration`: text such as `1m2.653s`.
+    `marks`, `pattern`: of text with one of the marks: the groups of one or more matches are an object, which
+    is complete with the group `ends`.
+    `figures`: where each figure is: its name and unit (`first s`) -> path. They are those of Figures. Unit
+    `*`: the value is an object with its unit; `duration`: text such as `1m2.653s`.
     `items`: the requests in the objects, and notes, where an object is no request.
-    `note`: what totals do not have. `repeats`: the tool may print a
-    request twice. `refusal`: why it is not read.
+    `note`: what totals do not have. `refusal`: why it is not read.
     """
 
     name: str
@@ -70,11 +68,9 @@ class Format:
     marks: tuple[str, ...] = ()
     pattern: str = ""
     ends: str = ""
-    needs: str = ""
     figures: Mapping[str, str] = field(default_factory=dict)
     items: Callable[[Format, Sequence[Row]], tuple[list[Item], list[str]]] | None = None
     note: str = ""
-    repeats: bool = False
     refusal: str = ""
 
     def rows(self, objects: Sequence[Row], text: str) -> list[Row]:
@@ -84,27 +80,15 @@ class Format:
             return [*objects]
         if not any(mark in text for mark in self.marks):
             return []
-        matches: Iterable[dict[str, str]] = (
-            {name: value for name, value in match.groupdict().items() if value is not None}
-            for match in re.finditer(self.pattern, text, re.MULTILINE)
-        )
-        rows = _merged(matches, self.ends) if self.ends else matches
-        return [row for row in rows if {*self.needs.split()} <= row.keys()]
+        return list(self._matches(text))
 
-
-def _merged(matches: Iterable[dict[str, str]], ends: str) -> Iterator[dict[str, str]]:
-    """Objects of several matches each: one ends with the group `ends`, or before a group that it has."""
-    row: dict[str, str] = {}
-    for match in matches:
-        if row.keys() & match.keys():
-            yield row
-            row = {}
-        row = row | match
-        if ends in row:
-            yield row
-            row = {}
-    if row:
-        yield row
+    def _matches(self, text: str) -> Iterator[Row]:
+        row: dict[str, str] = {}
+        for match in re.finditer(self.pattern, text, re.MULTILINE):
+            row |= {name: value for name, value in match.groupdict().items() if value is not None}
+            if not self.ends or self.ends in row:
+                yield row
+                row = {}
 
 
 def value_at(row: Any, path: str) -> Any:
@@ -124,24 +108,61 @@ def has(row: Row, path: str) -> bool:
     return isinstance(inner, dict) and key in inner
 
 
-def figures_of(row: Row, figures: Mapping[str, str]) -> dict[str, Any]:
-    """The figures that an object has; times in ms. Raises LogError, TypeError and ValueError."""
-    values: dict[str, Any] = {}
-    for figure, paths in figures.items():
-        name, _, unit = figure.partition(" ")
-        value = next((value for path in paths.split() if (value := value_at(row, path)) is not None), None)
-        if unit == "*" and value is not None:
-            if value.get("unit") not in UNITS:
-                raise LogError(f"{paths} is in {value.get('unit')}, which is not a unit of time")
-            unit, value = UNITS[value["unit"]], value.get("value")
-        if value is None:
-            continue
-        scale = MS.get(unit, 1)
-        if unit == "duration":
-            values[name] = _duration_ms(value)
-        else:
-            values[name] = [gap * scale for gap in value] if name == "gaps" else number(value) * scale
-    return values
+@dataclass
+class Figures:
+    """What a format may give of a request; times in ms, rates per second.
+
+    `first`: TTFT. `gaps`: between the chunks of a stream. `step`: the mean time of a token. `decode`: of all
+    new tokens. `rate`, `prompt_rate`: tokens/s; `deviation`: the standard deviation of either.
+    """
+
+    new: float | None = None
+    prompt: float | None = None
+    first: float | None = None
+    gaps: list[float] | None = None
+    step: float | None = None
+    decode: float | None = None
+    rate: float | None = None
+    prompt_rate: float | None = None
+    deviation: float | None = None
+    depth: float = 0
+    users: float = 1
+    start: float | None = None
+    end: float | None = None
+
+    @classmethod
+    def of(cls, row: Row, paths: Mapping[str, str]) -> Figures:
+        """Read the figures of an object. Raises LogError, TypeError and ValueError."""
+        values: dict[str, Any] = {}
+        for figure, path in paths.items():
+            name, _, unit = figure.partition(" ")
+            value = value_at(row, path)
+            if unit == "*" and value is not None:
+                if value.get("unit") not in UNITS:
+                    raise LogError(f"{path} is in {value.get('unit')}, which is not a unit of time")
+                unit, value = UNITS[value["unit"]], value.get("value")
+            if value is None:
+                continue
+            scale = MS.get(unit, 1)
+            if name == "gaps":
+                values[name] = [gap * scale for gap in value]
+            else:
+                values[name] = _duration_ms(value) if unit == "duration" else number(value) * scale
+        return cls(**values)
+
+    def request(self) -> Request:
+        """The totals. Without an evaluated token of the prompt there is no TTFT."""
+        first, decode, rate = self.first, self.decode, self.rate
+        if first is None and self.prompt and self.prompt_rate:
+            first = 1e3 * self.prompt / self.prompt_rate
+        if self.step:
+            decode, rate = self.step, 1e3 / self.step
+        elif decode is not None and self.new is not None:
+            rate = 1e3 * self.new / decode if decode else None
+        of = rate or self.prompt_rate
+        spread = self.deviation / of if self.deviation and of else None
+        ttft = None if self.prompt == 0 else first
+        return Request(_count(self.new), ttft, rate, _count(self.prompt or None), decode, spread)
 
 
 def _duration_ms(text: str) -> float:
@@ -152,74 +173,37 @@ def _duration_ms(text: str) -> float:
     return sum(number(value) * _PARTS_MS[unit] for value, unit in parts)
 
 
-def totals(
-    new: float | None = None,
-    prompt: float | None = None,
-    first: float | None = None,
-    rate: float | None = None,
-    step: float | None = None,
-    decode: float | None = None,
-    whole: float | None = None,
-    prompt_rate: float | None = None,
-    deviation: float | None = None,
-    **others: Any,
-) -> Request:
-    """A request of the figures that are known.
-
-    tok/s is 1 / `step` (the time of a token), new tokens over `decode`, new tokens after the first over the
-    time from TTFT to the end of the `whole` request, or `rate`. Without an evaluated token of the prompt
-    there is no TTFT.
-    """
-    if first is None and prompt and prompt_rate:
-        first = 1e3 * prompt / prompt_rate
-    if prompt == 0:
-        first = None
-    if step:
-        decode, rate = step, 1e3 / step
-    elif decode is None and new is not None and whole is not None and (new > 1 or first is None):
-        decode = whole - (first or 0.0)
-        rate = 1e3 * (new - (first is not None)) / decode if decode else None
-    elif decode is not None and new is not None:
-        rate = 1e3 * new / decode if decode else None
-    of = rate or prompt_rate
-    spread = deviation / of if deviation and of else None
-    return Request(_count(new), first, rate, _count(prompt or None), decode, spread)
-
-
 def _count(tokens: float | None) -> Any:
     """Half a token stays one, for usable() to name."""
     return int(tokens) if isinstance(tokens, float) and tokens.is_integer() else tokens
 
 
 def read(form: Format, rows: Sequence[Row]) -> Log:
-    """The requests of a log, and its series. Raises LogError if it has none, and what figures_of() raises."""
-    items, notes = (
-        form.items(form, rows)
-        if form.items
-        else ([Item(row, failed=bool(row.get("error"))) for row in rows], [])
-    )
+    """The requests of a log, and its series. Raises LogError if it has none, and what Figures.of raises."""
+    if form.items:
+        items, notes = form.items(form, rows)
+    else:
+        items, notes = [Item(row, failed=bool(row.get("error"))) for row in rows], []
     series: dict[str, Series] = {}
     requests: dict[str, Request] = {}
     points: dict[str, list[tuple[float, float]]] = {}
     spans: list[tuple[float, float]] = []
     counted: Counter[str] = Counter()
-    users, drafts = 1.0, False
     for place, item in enumerate(items, 1):
         name = item.name or f"request {place}"
-        if item.note:
-            counted[item.note] += 1
+        counted.update([item.note] * bool(item.note))
         if item.series:
             series[name] = item.series
             continue
-        figures = figures_of(item.row, form.figures)
-        gaps, new = figures.get("gaps"), figures.get("new")
-        if {"start", "end"} <= figures.keys():
-            spans.append((figures["start"], figures["end"]))
-        users = max(users, figures.get("users", 1.0))
-        drafts |= item.drafts or bool(figures.get("drafted"))
-        if gaps and item.drafts:
-            figures["whole"] = figures.get("first", 0.0) + sum(gaps)
-        request = totals(**figures)
+        figures = Figures.of(item.row, form.figures)
+        gaps, new = figures.gaps, figures.new
+        if figures.start is not None and figures.end is not None:
+            spans.append((figures.start, figures.end))
+        if figures.users > 1:
+            notes.append(SHARED)
+        if gaps and new and item.drafts:
+            figures.step = sum(gaps) / (new - 1) if new > 1 else None
+        request = figures.request()
         first = request.first_token_ms
         if item.failed or (gaps is None and request.tokens_per_s is None and first is None):
             counted[FAILED] += 1
@@ -228,21 +212,23 @@ def read(form: Format, rows: Sequence[Row]) -> Log:
         elif not gaps:
             counted[chunks.NO_TIMING] += 1
         else:
-            series[name], repairs = chunks.series(figures.get("prompt", 0), first, gaps, new)
+            series[name], repairs = chunks.series(figures.prompt or 0, first, gaps, new)
             counted.update(repairs)
-        if item.depths and request.tokens_per_s and not request.fault:
-            middle = figures.get("depth", 0) + figures["new"] // 2
-            points.setdefault(item.depths, []).append((middle, 1e3 / request.tokens_per_s))
+        if item.depths and new and request.tokens_per_s and not request.fault:
+            points.setdefault(item.depths, []).append((figures.depth + new // 2, 1e3 / request.tokens_per_s))
     of = f" of {len(items)}" if len(items) > 1 else ""
     remarks = [f"{plural(times, 'request')}{of}: {note}" for note, times in counted.items()]
     if not series and not requests:
         raise LogError("; ".join([f"the {form.name} has no complete request", *remarks]))
-    if lines := {name: line for name, of_name in points.items() if (line := at_depths(of_name))}:
+    if lines := {name: line for name, at in points.items() if (line := at_depths(at))}:
         series |= lines
-        notes = [*notes, DEPTHS]
-    if form.repeats:
-        requests, again = once(requests)
-        notes = [*again, *notes]
-    notes += [DRAFTS] if drafts else [form.note] if requests and form.note else []
-    notes += [SHARED] if users > 1 or overlapping(spans) else []
+        notes.append(DEPTHS)
+    requests, again = once(requests)
+    notes = [*again, *notes]
+    if any(item.drafts for item in items):
+        notes.append(DRAFTS)
+    elif requests and form.note:
+        notes.append(form.note)
+    if overlapping(spans):
+        notes.append(SHARED)
     return Log(form.name, series, requests, [*remarks, *dict.fromkeys(notes)])

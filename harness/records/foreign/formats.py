@@ -1,34 +1,20 @@
 """Every format that is read: how it is recognised, where its figures are, their units, and what it lacks.
 
-The first row that recognises a file reads it. Sources: lmstudio.ai/docs, generate.py and benchmark.py of
-mlx_lm (github.com/ml-explore/mlx-lm), the summary of `evalscope perf` (github.com/modelscope/evalscope),
-src/guidellm/schemas/base/request_stats.py (github.com/vllm-project/guidellm); of others in their modules.
+The first row that recognises a file reads it. A tool whose file has totals alone is refused: these are its
+figures already. Sources are named in the modules of the tools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 
 from harness.records.foreign import benches, llama_cpp, streams
-from harness.records.foreign.form import NUMBER, Format, Item, Row
+from harness.records.foreign.form import NUMBER, Format
 from harness.records.foreign.log import LEAST_DEPTHS, SERVE
-
-
-def _guidellm(form: Format, reports: Sequence[Row]) -> tuple[list[Item], list[str]]:
-    """The requests of all benchmarks of all reports, by their outcome."""
-    items = []
-    benchmarks = [benchmark for report in reports for benchmark in report["benchmarks"]]
-    for number, benchmark in enumerate(benchmarks, 1):
-        prefix = f"benchmark {number} " if len(benchmarks) > 1 else ""
-        for outcome in ("successful", "incomplete", "errored"):
-            for place, row in enumerate(benchmark["requests"].get(outcome) or [], 1):
-                items.append(Item(row, f"{prefix}request {place}", failed=outcome != "successful"))
-    return items, []
-
 
 _SERVE, _SGLANG = streams.DETAILS.values()
 _WHOLE = f"and neither the tokens of one nor TTFT, so no tok/s of decode; run {_SERVE} for per-token times"
-_TOTALS = "gives totals, not per-token times: no B, W or shape"
+_TOTALS = f"has totals of requests alone, and so no B, W or shape; {SERVE}"
 _TIMINGS = (
     "llama.cpp's timings are totals of a request: no B, W or shape; "
     'request a stream with "timings_per_token": true for per-token times'
@@ -45,19 +31,11 @@ _TIMING_FIGURES = {
     "first ms": "prompt_ms",
     "rate": "rate",
 }
-_EVALSCOPE = {
-    "first": r"Average time to first token \(s\)",
-    "step": r"Average time per output token \(s\)",
-    "users": "Number of concurrency",
-    "prompt": "Average input tokens per request",
-    "new": "Average output tokens per request",
-}
 
 
-def _cells(names: str) -> str:
-    """A pattern of a row of numbers in a table in Markdown; a group for each name but `_`."""
-    groups = (f"(?P<{name}>{NUMBER})" if name != "_" else NUMBER for name in names.split())
-    return r"^\|" + "".join(rf"[ \t]*{group}[ \t]*\|" for group in groups)
+def _printed(name: str, text: str, refusal: str) -> Format:
+    """Text that is recognised by a part of it, and refused."""
+    return Format(name, marks=(text,), pattern=re.escape(text), refusal=refusal)
 
 
 REFUSED: tuple[Format, ...] = (
@@ -71,23 +49,17 @@ REFUSED: tuple[Format, ...] = (
         keys=("elapsed_time num_requests",),
         refusal=f"has one time of all requests, {_WHOLE}",
     ),
-    Format(
+    _printed(
         "printed summary of a serving benchmark (vLLM, SGLang)",
-        marks=("= Serving Benchmark Result =",),
-        pattern="= Serving Benchmark Result =",
-        refusal=f"has averages only; run {_SERVE} or {_SGLANG} for per-token times",
+        "= Serving Benchmark Result =",
+        f"has averages only; run {_SERVE} or {_SGLANG} for per-token times",
     ),
     Format(
         "AIPerf summary",
         keys=("request_latency.unit request_latency.avg",),
         refusal="has statistics over all requests; use profile_export.jsonl from the same folder",
     ),
-    Format(
-        "table of llama-benchy",
-        marks=("ttfr (ms)",),
-        pattern=r"^\|[^\n]*\bttfr \(ms\)",
-        refusal="is not read: use its JSON report",
-    ),
+    _printed("table of llama-benchy", "ttfr (ms)", "is not read: use its JSON report"),
     Format(
         "markdown of llama-bench",
         marks=("t/s",),
@@ -99,6 +71,30 @@ REFUSED: tuple[Format, ...] = (
         marks=("INSERT INTO ",),
         pattern=r"^INSERT INTO \w+ \([^)\n]*\bavg_ts\b",
         refusal="is not read: use -o json",
+    ),
+    Format(
+        "llama-batched-bench result",
+        keys=("pp tg n_kv t_pp t_tg pl",),
+        marks=("S_PP t/s",),
+        pattern=r"^\| *PP *\| *TG *\| *B *\|",
+        refusal="has means of whole runs; llama-sweep-bench gives points by depth",
+    ),
+    Format("GuideLLM report", keys=("benchmarks.0.requests",), refusal=_TOTALS),
+    Format("LM Studio result", keys=("stats.tokens_per_second", "stats.tokensPerSecond"), refusal=_TOTALS),
+    _printed("output of `lms chat --stats`", "Tokens/Second: ", _TOTALS),
+    _printed("evalscope result", "Average time per output token (s)", _TOTALS),
+    Format(
+        "mlx_lm result",
+        keys=("generation_tokens generation_tps",),
+        marks=("tokens-per-sec", "generation_tps="),
+        pattern="tokens-per-sec|generation_tps=",
+        refusal="has totals alone, and so no B, W or shape; for per-token times write the time of each "
+        "response of stream_generate() to a CSV and give it with --time-column and --unit",
+    ),
+    Format(
+        "optimum-benchmark report",
+        keys=("load_model decode", "report.load_model report.decode"),
+        refusal="is not read: write the latencies of one run in per_token to a CSV with a column latency_s",
     ),
 )
 FORMATS: tuple[Format, ...] = (
@@ -130,25 +126,11 @@ FORMATS: tuple[Format, ...] = (
         note="inter_chunk_latency is of streamed requests; others have totals only: no B, W or shape",
     ),
     Format(
-        "GuideLLM report",
-        keys=("benchmarks.0.requests",),
-        figures={
-            "new": "output_tokens",
-            "first ms": "time_to_first_token_ms",
-            "step ms": "inter_token_latency_ms",
-            "start s": "request_start_time start_time",  # the latter in reports up to 0.3
-            "end s": "request_end_time end_time",
-        },
-        note="GuideLLM stores the mean inter-token latency per request, no per-token times: no B, W or shape",
-        items=_guidellm,
-    ),
-    Format(
         "llama.cpp server log",
         keys=("timings",),
         figures=_TIMING_FIGURES,
         items=llama_cpp.timings,
         note=_TIMINGS,
-        repeats=True,
     ),
     Format(
         "llama.cpp server log",
@@ -157,14 +139,6 @@ FORMATS: tuple[Format, ...] = (
         figures=_TIMING_FIGURES,
         items=llama_cpp.log,
         note=_TIMINGS,
-        repeats=True,
-    ),
-    Format(
-        "llama-cli answer",
-        marks=("| Generation: ",),
-        pattern=rf"\[ Prompt: {NUMBER} t/s \| Generation: (?P<rate>{NUMBER}) t/s \]",
-        figures={"rate": "rate"},
-        note="llama-cli prints rates without counts: no TTFT, B, W or shape; --perf adds the prompt's time",
     ),
     Format(
         "llama-bench result",
@@ -189,29 +163,20 @@ FORMATS: tuple[Format, ...] = (
             "prompt": "prompt_size",
             "depth": "depth",
             "users": "concurrency",
-            "first ms": "e2e_ttft.mean ttfr.mean",
+            "first ms": "ttft.mean",
             "rate": "rate.mean",
             "deviation": "rate.std",
         },
-        note=f"llama-benchy {_TOTALS}; --depth with {LEAST_DEPTHS} or more depths gives points by depth; "
-        f"{SERVE}",
+        note="llama-benchy gives totals, not per-token times: no B, W or shape; --depth with "
+        f"{LEAST_DEPTHS} or more depths gives points by depth; {SERVE}",
         items=benches.llama_benchy,
-    ),
-    Format(
-        "llama-batched-bench result",
-        keys=("pp tg n_kv t_pp t_tg pl",),
-        marks=("N_KV",),
-        pattern=_cells("pp tg pl n_kv t_pp _ t_tg _"),
-        figures={"new": "tg", "prompt": "pp", "first s": "t_pp", "decode s": "t_tg"},
-        note="llama-batched-bench gives means of whole runs: no B, W or shape; llama-sweep-bench gives "
-        "points by depth",
-        items=benches.batched,
     ),
     Format(
         "llama-sweep-bench result",
         keys=("pp tg n_kv t_pp t_tg",),
         marks=("N_KV",),
-        pattern=_cells("pp tg n_kv t_pp _ t_tg _"),
+        pattern=rf"^\| *{NUMBER} *\| *(?P<tg>{NUMBER}) *\| *(?P<n_kv>{NUMBER}) *\| *{NUMBER} *\| *{NUMBER} *"
+        rf"\| *(?P<t_tg>{NUMBER}) *\| *{NUMBER} *\|",
         figures={"depth": "n_kv", "new": "tg", "decode s": "t_tg"},
         items=benches.sweep,
     ),
@@ -227,7 +192,6 @@ FORMATS: tuple[Format, ...] = (
         },
         items=streams.ollama,
         note=_OLLAMA,
-        repeats=True,
     ),
     Format(
         "Ollama result",  # what --verbose prints
@@ -235,73 +199,10 @@ FORMATS: tuple[Format, ...] = (
         pattern=r"^[ \t]*(?:prompt eval count: +(?P<prompt>\S{1,40})"
         r"|prompt eval duration: +(?P<first>\S{1,40})"
         r"|eval count: +(?P<new>\S{1,40})|eval duration: +(?P<decode>\S{1,40}))",
-        needs="new decode",
         ends="decode",
         figures={"new": "new", "decode duration": "decode", "prompt": "prompt", "first duration": "first"},
         note=_OLLAMA,
-        repeats=True,
     ),
-    Format(
-        "optimum-benchmark report",
-        keys=tuple(
-            f"{prefix}load_model {prefix}{part}"
-            for prefix in ("", "report.")
-            for part in ("prefill", "decode", "per_token")
-        ),
-        figures={"first ms": "first", "rate": "decode.throughput.value"},
-        items=streams.optimum,
-        note="a report without per_token latencies has means of whole runs: no B, W or shape; run "
-        "text-generation with the pytorch backend, which reports per_token",
-    ),
-    Format(
-        "LM Studio result",  # under the names of REST v0, REST v1 and the SDKs, and of `lms chat --stats`
-        keys=("stats.tokens_per_second", "stats.tokensPerSecond"),
-        marks=("Tokens/Second:",),
-        pattern=rf"^[ \t]*(?:Tokens/Second: +(?P<rate>{NUMBER})|Time to First Token: +(?P<first>{NUMBER})"
-        rf"|Prompt Tokens: +(?P<prompt>{NUMBER})|Predicted Tokens: +(?P<new>{NUMBER}))",
-        ends="new",
-        needs="rate new",
-        repeats=True,
-        figures={
-            "new": "new stats.total_output_tokens stats.predictedTokensCount stats.predicted_tokens_count "
-            "usage.completion_tokens",
-            "prompt": "prompt stats.input_tokens stats.promptTokensCount stats.prompt_tokens_count "
-            "usage.prompt_tokens",
-            "first s": "first stats.time_to_first_token stats.time_to_first_token_seconds "
-            "stats.timeToFirstTokenSec",
-            "rate": "rate stats.tokens_per_second stats.tokensPerSecond",
-            "drafted": "stats.acceptedDraftTokensCount stats.accepted_draft_tokens_count",
-        },
-        note=f"LM Studio {_TOTALS}; {SERVE}",
-    ),
-    Format(
-        "mlx_lm result",  # a response as JSON, or what mlx_lm.generate and mlx_lm.benchmark print
-        keys=("generation_tokens generation_tps",),
-        marks=("tokens-per-sec", "generation_tps="),
-        pattern=rf"Prompt: (?P<prompt_tokens>{NUMBER}) tokens, (?P<prompt_tps>{NUMBER}) tokens-per-sec"
-        rf"|Generation: (?P<generation_tokens>{NUMBER}) tokens, (?P<generation_tps>{NUMBER}) tokens-per-sec"
-        rf"|Trial \d+: +prompt_tps={NUMBER}, generation_tps=(?P<trial_tps>{NUMBER})",
-        ends="generation_tokens",
-        repeats=True,
-        figures={
-            "new": "generation_tokens",
-            "prompt": "prompt_tokens",
-            "prompt_rate": "prompt_tps",
-            "rate": "generation_tps trial_tps",
-        },
-        note=f"mlx_lm {_TOTALS}; for per-token times write the time of each response of stream_generate() to "
-        "a CSV and give it with --time-column and --unit",
-    ),
-    Format(
-        "evalscope result",
-        marks=("Average time per output token (s)",),
-        pattern="|".join(
-            rf'{label}"?[ \t]*[|│┃:][ \t]*(?P<{group}>{NUMBER})' for group, label in _EVALSCOPE.items()
-        ),
-        ends="last",  # one summary
-        needs="step",
-        figures={"first s": "first", "step s": "step", "users": "users", "prompt": "prompt", "new": "new"},
-        items=lambda form, rows: ([Item(row, "mean") for row in rows], []),
-        note=f"evalscope {_TOTALS}; {SERVE}",
-    ),
+    # Behind llama.cpp's own row, which reads what --perf prints too.
+    _printed("llama-cli answer", "| Generation: ", "has rates without counts; --perf prints the times"),
 )

@@ -18,7 +18,6 @@ from harness.records.foreign.log import SHARED, LogError, Series, number, overla
 
 CACHED = "no token of its prompt was evaluated (all of it was cached): TTFT is unknown"
 REUSED = "part of its prompt came from the cache: TTFT is of the rest"
-MIXED = "lines of several slots name no slot: which prompt belongs to which request is unknown"
 PROGRESS = "without its final lines: the figures are of its last progress line (n_decoded, tg)"
 
 
@@ -73,9 +72,8 @@ def _series(chunks: Sequence[Row]) -> Series:
 
 # A line of a slot at work (a task of -1 is none), of times, of progress or of a draft.
 LOG = (
-    r"(?:(?P<begins>launch_slot_|update_slots)[^|\n]{0,40})?\bid +(?P<slot>\d+) \| task (?P<task>\d+)\b"
+    r"\bid +(?P<slot>\d+) \| task (?P<task>\d+)\b"
     rf"|(?P<prompt>prompt )?eval time *= *(?P<ms>{NUMBER}) ms / *(?P<tokens>\d+) (?:tokens|runs)"
-    r"(?:[^\n]{0,400}\bid_slot=(?P<old_slot>\d+) id_task=(?P<old_task>\d+))?"
     rf"|n_decoded = *(?P<decoded>\d+), tg = *(?P<tg>{NUMBER}) t/s"
     r"|draft acceptance(?: rate)? = [\d.,]+ \( *(?P<accepted>\d+) accepted / *(?P<drafted>\d+) generated\)"
 )
@@ -83,59 +81,56 @@ LOG = (
 
 @dataclass
 class _Task:
-    """The log's lines on one task of a slot."""
+    """The log's lines on one request, from the first to the last match."""
 
-    first: int  # match
+    first: int
     last: int = 0
-    prompts: list[Row] = field(default_factory=list)  # without their eval line yet
-    mixed: bool = False  # several were waiting at once
+    prompts: list[Row] = field(default_factory=list)
+    decode: Row | None = None
     progress: Row | None = None
-    done: bool = False
+
+    def item(self) -> Item | None:
+        """Its totals, else its last progress; None where it has neither."""
+        if self.decode:
+            row = {"predicted_n": self.decode["tokens"], "predicted_ms": self.decode["ms"]}
+            if len(self.prompts) != 1:  # lines of several slots that name no slot
+                return Item(row)
+            (prompt,) = self.prompts
+            row |= {"prompt_n": prompt["tokens"], "prompt_ms": prompt["ms"]}
+            return Item(row, note=CACHED if not number(prompt["tokens"]) or not number(prompt["ms"]) else "")
+        if self.progress:
+            row = {"predicted_n": self.progress["decoded"], "rate": self.progress["tg"]}
+            return Item(row, note=PROGRESS)
+        return None
 
 
 def log(form: Format, lines: Sequence[Row]) -> tuple[list[Item], list[str]]:
     """The requests with totals in a log of llama-server or llama-cli."""
-    items: list[Item] = []
-    unnamed = task = _Task(0)
     tasks: list[_Task] = []
     current: dict[tuple[str, str], _Task] = {}
-    mixed = False
+    key = ("", "")
     for place, line in enumerate(lines):
-        if key := next(((line[s], line[t]) for s, t in _NAMED if s in line), None):
-            if key not in current or (current[key].done and "begins" in line):  # the server was restarted
-                current[key] = _Task(place)
-                tasks.append(current[key])
-            task = current[key]
-        task.last = place
+        if "slot" in line:
+            key = (line["slot"], line["task"])
+        task = current.get(key)
+        if task is None or (task.decode and not line.keys() & {"slot", "drafted"}):  # a server was restarted
+            current[key] = task = _Task(place)
+            tasks.append(task)
+        if not task.decode:
+            task.last = place
         if "prompt" in line:
             task.prompts.append(line)
-            task.mixed |= len(task.prompts) > 1
-            mixed |= task.mixed
         elif "ms" in line:
-            prompt = {}
-            if task.prompts:
-                before = task.prompts.pop(0)
-                prompt = {} if task.mixed else {"prompt_n": before["tokens"], "prompt_ms": before["ms"]}
-            note = (
-                CACHED if prompt and _is_cached({key: float(number(prompt[key])) for key in prompt}) else ""
-            )
-            items.append(
-                Item({"predicted_n": line["tokens"], "predicted_ms": line["ms"], **prompt}, note=note)
-            )
-            task.mixed &= bool(task.prompts)
-            task.done = True
+            task.decode = line
         elif "tg" in line:
             task.progress = line
-    rows = [task.progress for task in [unnamed, *tasks] if task.progress and not task.done]
-    items += [Item({"predicted_n": row["decoded"], "rate": row["tg"]}, note=PROGRESS) for row in rows]
-    notes = [MIXED] if mixed else []
+    items = [item for task in tasks if (item := task.item())]
+    notes = []
     drafts = [(int(line["accepted"]), int(line["drafted"])) for line in lines if "drafted" in line]
     if drafts:
         accepted, drafted = (sum(counts) for counts in zip(*drafts, strict=True))
         notes.append(f"{accepted} of {drafted} drafted tokens were accepted")
         items = [replace(item, drafts=True) for item in items]
-    shared = mixed or overlapping((task.first, task.last) for task in tasks)
-    return items, [*notes, *([SHARED] if shared else [])]
-
-
-_NAMED = (("slot", "task"), ("old_slot", "old_task"))
+    if any(len(task.prompts) > 1 for task in tasks) or overlapping((task.first, task.last) for task in tasks):
+        notes.append(SHARED)
+    return items, notes

@@ -41,42 +41,22 @@ class OptionError(LogError, NotStarted):
     """An option does not fit the file, or an option is needed; the message names it."""
 
 
-# --- units of time, which a format, a column's name or an option states, and which are never guessed
+# Units of time: a format, the end of a column's name or an option states them. They are never guessed.
 
 MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
-SPELLINGS = {
-    "s": "s sec secs second seconds",
-    "ms": "ms msec millis milliseconds",
-    "us": "us µs usec micros microseconds",
-    "ns": "ns nsec nanos nanoseconds",
-}
-UNITS = {word: unit for unit, words in SPELLINGS.items() for word in words.split()}
-# Nothing decodes 10,000 tokens/s for a single user, or takes a minute for a token.
-PLAUSIBLE_MS = (0.1, 60e3)
+UNITS = dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s")
+UNITS |= dict.fromkeys(("ms", "msec", "millis", "milliseconds"), "ms")
+UNITS |= dict.fromkeys(("us", "µs", "usec", "micros", "microseconds"), "us")
+UNITS |= dict.fromkeys(("ns", "nsec", "nanos", "nanoseconds"), "ns")
+_ZONE = re.compile(r"(Z|[+-]\d\d:\d\d)$")
 
 
-def words_of(column: str) -> list[str]:
-    """The words of a column's name: `latencyMs` and `latency (ms)` are `latency` and `ms`."""
-    return re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column).lower())
-
-
-def unit_of(column: str, option: str | None) -> str:
-    """The unit of `--unit`, else the one that a column's name ends with. Raises OptionError."""
-    unit = option or UNITS.get((words_of(column) or [""])[-1])
-    if unit is None:
-        raise OptionError(f"which unit is {column} in? Its name has none: give --unit s, ms, us or ns")
-    return unit
-
-
-def check_unit(column: str, unit: str, token_ms: Floats) -> None:
-    """Raises OptionError if the unit in a column's name makes the median time of a token implausible."""
-    positive = token_ms[token_ms > 0]
-    median = float(np.median(positive)) if len(positive) else None
-    if median is not None and not PLAUSIBLE_MS[0] <= median <= PLAUSIBLE_MS[1]:
-        raise OptionError(
-            f"which unit is {column} in? In {unit} its tokens take {median:.3g} ms, which is "
-            f"{1e3 / median:,.3g} tokens/s; give --unit"
-        )
+def moments_ms(texts: Iterable[str]) -> Floats:
+    """Dates in ISO 8601, all in one time zone, in ms since the first; NaN for an empty text. Raises
+    ValueError."""
+    moments = np.array([_ZONE.sub("", text.strip()) for text in texts], "datetime64[ns]")
+    since: Floats = (moments - moments[:1]) / np.timedelta64(1, "ms")
+    return since
 
 
 def number(value: Any) -> float:
@@ -87,9 +67,6 @@ def number(value: Any) -> float:
             " run the tool with LC_ALL=C"
         )
     return float(value) if isinstance(value, str) else value + 0
-
-
-# --- what a log has
 
 
 @dataclass(frozen=True)

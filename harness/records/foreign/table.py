@@ -1,4 +1,4 @@
-"""Tables of any tool: CSV, or objects of JSON, with a row for each token or for each request."""
+"""Tables of any tool: CSV, or objects of JSON, with a row for each token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from harness.base import bounds
 from harness.base.text import list_named
-from harness.records.foreign.form import totals
 from harness.records.foreign.log import (
     MS,
     SERVE,
@@ -23,19 +22,24 @@ from harness.records.foreign.log import (
     Log,
     LogError,
     OptionError,
-    Request,
     Series,
     at_depths,
-    check_unit,
     distinct,
-    unit_of,
-    usable,
-    words_of,
+    moments_ms,
 )
 
 LATENCIES = [name + unit for name in ("latency", "itl") for unit in ("_ms", "_us", "_ns", "_s", "")]
 MOST_NAMED = 12  # column names listed in a message
 SEPARATORS = (",", ";", "\t")
+# Nothing decodes 10,000 tokens/s for a single user, or takes a minute for a token.
+PLAUSIBLE_MS = (0.1, 60e3)
+LEAST_TTFT = 2.0  # decode steps that the prompt before a series takes at least
+SORTED = "a sweep: rows are sorted by n, and rows of one n are their mean"
+# Words of columns that a row for each request has, and columns that say why one ended.
+_OF_REQUESTS = re.compile(
+    r"\b(ttfts?|tpots?|first token|(prompt|input|output|completion|generated|new) (tokens?|lens?|length))\b"
+)
+_ENDED = re.compile(r"\b(finish|stop|done) ?(reason|type)\b")
 
 
 @dataclass(frozen=True)
@@ -104,20 +108,10 @@ def of_csv(text: str) -> Table:
 
 
 def of_objects(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """JSON objects, one per row; the keys of their inner objects, such as `usage`, are columns too. Raises
-    LogError."""
-    flat: list[dict[str, Any]] = []
-    for row in rows:
-        inner = {
-            name: value
-            for nested in row.values()
-            if isinstance(nested, dict)
-            for name, value in nested.items()
-        }
-        flat.append(inner | {name: value for name, value in row.items() if not isinstance(value, dict)})
-    names = dict.fromkeys(name for row in flat for name in row)
-    _check_size(len(flat), len(names))
-    return of_columns({name: [row.get(name) for row in flat] for name in names})
+    """JSON objects, one per row. Raises LogError."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    _check_size(len(rows), len(names))
+    return of_columns({name: [row.get(name) for row in rows] for name in names})
 
 
 def of_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
@@ -138,49 +132,83 @@ def _cell(value: Any) -> str:
 
 
 def read(table: Table, options: Options) -> Log:
-    """A table of requests, or else of tokens. Raises LogError."""
+    """The series of a table. Without a column `n` positions are counted from 1. Raises LogError."""
     if not table.index:
         raise LogError("it has no rows")
-    is_of_tokens = options.time or "n" in table.columns
-    return (None if is_of_tokens else _requests(table, options)) or _tokens(table, options)
-
-
-# --- a row for each token, the first one prefill
-
-SORTED = "a sweep: rows are sorted by n, and rows of one n are their mean"
-LEAST_TTFT = 2.0  # decode steps that the prompt before a series takes at least
-_ENDED = re.compile(r"(finish|stop|done)_?(reason|type)")  # columns that say why a request ended
-
-
-def _tokens(table: Table, options: Options) -> Log:
-    """The series of a table. Without a column `n` positions are counted from 1. Raises LogError."""
-    group = _column(table, options.group, "--group-column") or (
-        "variant" if "variant" in table.columns else None
-    )
-    time = _column(table, options.time, "--time-column")
-    column = time or _latency(table, options.latency)
-    dates = _dates(table.columns[column]) if time else None
-    unit = "ns" if dates is not None else unit_of(column, options.unit)
-    values = (table.numbers(column) if dates is None else dates) * MS[unit]
+    for name, option in ((options.group, "group"), (options.time, "time"), (options.latency, "latency")):
+        if name is not None and name not in table.columns:
+            columns = list_named([*table.columns], MOST_NAMED)
+            raise OptionError(f"--{option}-column {name}: no such column; it has {columns}")
+    column = options.time or options.latency or _latency(table)
+    group = options.group or ("variant" if "variant" in table.columns else None)
+    values, unit = _times_ms(table, column, options)
     parts: dict[str, list[int]] = {}
     for at in range(len(values)):
         parts.setdefault(table.columns[group][at] if group else "all", []).append(at)
-    if dates is None and not options.unit:
-        steps = [np.diff(values[rows]) if time else values[rows][1:] for rows in parts.values()]
-        check_unit(column, unit, np.concatenate(steps))
+    if unit and not options.unit:
+        steps = [np.diff(values[rows]) if options.time else values[rows][1:] for rows in parts.values()]
+        _check_unit(column, unit, np.concatenate(steps))
     notes = []
     if "n" not in table.columns:
         notes.append("no column n: positions are counted from 1, so B is the latency at the log's first row")
     if unused := [name for name in table.columns if name not in {group, column, "n"}]:
         notes.append(f"columns not used: {', '.join(unused[:MOST_NAMED])}")
-    if options.unit or dates is not None:
-        notes.append(f"{column} is in {unit}, as given" if dates is None else f"{column} has dates and times")
-    found = {}
+    if options.unit or not unit:
+        notes.append(f"{column} is in {unit}, as given" if unit else f"{column} has dates and times")
+    series = {}
     for name, rows in parts.items():
-        found[name], note = _series(table.part(rows), column, values[rows], bool(time))
+        series[name], note = _series(table.part(rows), column, values[rows], bool(options.time))
         notes += [note] if note else []
-    of_requests = any(map(_ENDED.search, map(str.lower, table.columns))) or "request" in (group or "").lower()
-    return Log("table", found, notes=[*dict.fromkeys(notes)], equal_lengths=not of_requests)
+    of_requests = any(_ENDED.search(_words(name)) for name in table.columns) or "request" in (group or "")
+    return Log("table", series, notes=[*dict.fromkeys(notes)], equal_lengths=not of_requests)
+
+
+def _words(column: str) -> str:
+    """The words of a column's name: `latencyMs` and `latency (ms)` are `latency ms`."""
+    return " ".join(re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", column).lower()))
+
+
+def _latency(table: Table) -> str:
+    """The column of latencies, by its name. Raises LogError, also where a row is a request."""
+    column = next((name for name in LATENCIES if name in table.columns), None)
+    of_requests = next((name for name in table.columns if _OF_REQUESTS.search(_words(name))), None)
+    if of_requests and not (column and "n" in table.columns):
+        raise LogError(
+            f"a row of it is a request, as its column {of_requests} shows; fit needs one for each token: "
+            f"{SERVE}. If a row is a token, name the column of its latency with --latency-column"
+        )
+    if column is None:
+        raise LogError(
+            f"it has no column latency_ms, but {list_named([*table.columns], MOST_NAMED)}; name one with "
+            "--latency-column, or timestamps with --time-column"
+        )
+    return column
+
+
+def _times_ms(table: Table, column: str, options: Options) -> tuple[Floats, str]:
+    """A column in ms, and its unit: of `--unit`, else the one that its name ends with; empty for dates.
+    Raises OptionError."""
+    values = table.numbers(column)
+    if options.time and np.isnan(values).all():
+        try:
+            return moments_ms(table.columns[column]), ""
+        except ValueError:
+            pass  # the first cell is named
+    unit = options.unit or UNITS.get(_words(column).rpartition(" ")[2])
+    if unit is None:
+        raise OptionError(f"which unit is {column} in? Its name has none: give --unit s, ms, us or ns")
+    return values * MS[unit], unit
+
+
+def _check_unit(column: str, unit: str, token_ms: Floats) -> None:
+    """Raises OptionError if the unit in a column's name makes the median time of a token implausible."""
+    positive = token_ms[token_ms > 0]
+    median = float(np.median(positive)) if len(positive) else None
+    if median is not None and not PLAUSIBLE_MS[0] <= median <= PLAUSIBLE_MS[1]:
+        raise OptionError(
+            f"which unit is {column} in? In {unit} its tokens take {median:.3g} ms, which is "
+            f"{1e3 / median:,.3g} tokens/s; give --unit"
+        )
 
 
 def _series(table: Table, column: str, values: Floats, are_times: bool) -> tuple[Series, str | None]:
@@ -203,36 +231,6 @@ def _series(table: Table, column: str, values: Floats, are_times: bool) -> tuple
     return Series(n, ms, fault), None
 
 
-def _column(table: Table, name: str | None, option: str) -> str | None:
-    if name is not None and name not in table.columns:
-        raise OptionError(
-            f"{option} {name}: no such column; it has {list_named([*table.columns], MOST_NAMED)}"
-        )
-    return name
-
-
-def _latency(table: Table, name: str | None) -> str:
-    option = _column(table, name, "--latency-column")
-    column = option or next((name for name in LATENCIES if name in table.columns), None)
-    if column is None:
-        raise LogError(
-            f"it has no column latency_ms, but {list_named([*table.columns], MOST_NAMED)}; name one with "
-            "--latency-column, or timestamps with --time-column"
-        )
-    return column
-
-
-def _dates(cells: Sequence[str]) -> Floats | None:
-    """Dates in ns since the earliest, NaN for other cells; None: the column has numbers, or no date."""
-    if any(not math.isnan(_number(cell)) for cell in cells):
-        return None
-    import pandas  # slow to import
-
-    dates = pandas.Series(pandas.to_datetime([*cells], format="ISO8601", errors="coerce", utc=True))
-    since = ((dates - dates.min()) / pandas.Timedelta(1, "ns")).to_numpy(dtype=float)
-    return None if np.isnan(since).all() else np.asarray(since, dtype=float)
-
-
 def _positions(table: Table) -> tuple[Floats, str | None]:
     if "n" not in table.columns:
         return np.arange(1, len(table.index) + 1, dtype=float), None
@@ -245,112 +243,3 @@ def _positions(table: Table) -> tuple[Floats, str | None]:
             "separates several series in one file"
         )
     return n, fault
-
-
-# --- a row for each request
-
-FORMAT = "table of requests"
-TOTALS = f"a row is a request, so the table gives totals, not per-token times: no B, W or shape; {SERVE}"
-UNKNOWN = "tok/s is not known: it needs a column of generated tokens, such as output_tokens, and one of time"
-POSITIONS = 0.9  # share of rows that count one token more than the row before, from which a row is a token
-_COUNT = r"(?=.*\b(tokens?|tok|lens?|lengths?|counts?|n|num)\b).*"
-# What a column holds, by the words of its name: the first that matches. A unit at its end is no word of it.
-_COLUMNS = {
-    "not all tokens": r"\b(max|requested|expected|target|limit|cached?|reasoning|accepted)\b",
-    "rate of the prompt": r"\b(prompt|input)\b.*\b(tps|throughput|s|sec|second)$",
-    "rate": r"\b(tps|throughput)\b|\b(tokens?|tok)\b.* (s|sec|second)$",
-    "first": r"\bttfts?\b|\bfirst token\b",
-    "step": r"\b(tpots?|itls?)\b|\b(per|inter)( output)? token\b",
-    "prompt": rf"{_COUNT}\b(prompts?|inputs?|in)\b",
-    "new": rf"{_COUNT}\b(outputs?|out|completions?|generat(ed|ion)|gen|new|decoded|predicted)\b",
-    "tokens": r"^((n|num) )?tokens?( count)?$",
-    "whole": r"^((e2e|end to end|total|request|response) )?(latency|latencies|time|duration)$"
-    r"|^(e2el?|elapsed( time)?|time taken|wall time|runtime|generation time)$",
-    "request": r"^(request|req|query)( id| index)?$",
-}
-
-
-def _requests(table: Table, options: Options) -> Log | None:
-    """The requests of a table; None where a row is not a request. Raises LogError."""
-    columns: dict[str, str] = {}
-    for column in table.columns:
-        columns.setdefault(_holds(column), column)
-    if options.latency in table.columns:
-        columns["whole"] = str(options.latency)
-    if not _are_requests(table, columns):
-        return None
-    columns = {
-        name: columns[name] for name in ("new", "prompt", "first", "rate", "step", "whole") if name in columns
-    }
-    numbers = {name: table.numbers(column) for name, column in columns.items()}
-    for name in ("step", "whole", "first"):
-        if name not in numbers:
-            continue
-        unit = unit_of(columns[name], options.unit)
-        numbers[name] *= MS[unit]
-        tokens = numbers["new"] if name == "whole" and "new" in numbers else np.ones(1)
-        if not options.unit and (name == "step" or len(tokens) > 1):
-            check_unit(columns[name], unit, numbers[name] / np.where(tokens > 0, tokens, np.nan))
-    found: dict[str, Request] = {}
-    group = options.group or "variant"
-    for at in range(len(table.index)):
-        known = {
-            name: float(numbers[name][at]) for name in numbers if table.columns[columns[name]][at].strip()
-        }
-        if (request := totals(**known)) != Request(None, None, None):
-            prefix = f"{table.columns[group][at]} " if group in table.columns else ""
-            found[f"{prefix}request {at + 1}"] = request
-    if not found:
-        raise LogError(f"its rows are requests, and {UNKNOWN}")
-    empty = len(table.index) - len(found)
-    notes = [f"{empty} of {len(table.index)} rows have no figure and are left out"] if empty else []
-    return usable(Log(FORMAT, requests=found, notes=[*notes, _of_rate(columns), TOTALS]))
-
-
-def _holds(column: str) -> str:
-    words = words_of(column)
-    name = " ".join(words)
-    kinds = iter(_COLUMNS.items())
-    for kind, pattern in kinds:
-        if re.search(pattern, name):
-            return kind
-        if kind == "rate" and len(words) > 1 and words[-1] in UNITS:
-            name = " ".join(words[:-1])
-    return "other"
-
-
-def _are_requests(table: Table, columns: dict[str, str]) -> bool:
-    """Whether a row is a request, not a token; `tokens` become `new`. Raises LogError if nothing says it."""
-    count = len(table.index)
-    is_id = "request" in columns and count > 1
-    if is_id and "new" not in columns and len({*table.columns[columns["request"]]}) < count:
-        return False
-    tokens = columns.pop("tokens", None)
-    if counted := columns.get("new") or tokens:
-        new = table.numbers(counted)
-        steps = np.diff(new[np.isfinite(new)])
-        if count > 1 and ((new == 1).all() or (len(steps) and np.mean(steps == 1) >= POSITIONS)):
-            return False  # counted on from row to row, or one each
-    is_sure = is_id or "first" in columns or "new" in columns
-    if (unsure := tokens or columns.get("prompt")) and not is_sure:
-        raise LogError(
-            f"is a row of it a request or a token? Beside {unsure} it needs a column output_tokens or"
-            " request_id, or n, which counts the tokens of context"
-        )
-    if tokens:
-        columns.setdefault("new", tokens)
-    return is_sure
-
-
-def _of_rate(columns: Mapping[str, str]) -> str:
-    """A note on what tok/s is computed from."""
-    new, first, whole = (columns.get(name) for name in ("new", "first", "whole"))
-    if "step" in columns:
-        return f"tok/s: of {columns['step']}"
-    if new and whole and first:
-        return f"tok/s: ({new} - 1) / ({whole} - {first})"
-    if new and whole:
-        return f"tok/s: {new} / {whole}: there is no TTFT, so it includes the time of the prompt"
-    if "rate" in columns:
-        return f"tok/s is {columns['rate']}, which may include the time of the prompt"
-    return UNKNOWN

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from harness import machine
 from harness.analysis.figures import BY_NAME
-from harness.analysis.stopping import DEFAULTS, FIRST_LOOK, Search, options_label
+from harness.analysis.racing import DEFAULTS, FIRST_LOOK, Search, options_label
 from harness.base.text import list_named, plural
 from harness.campaign import tune
 from harness.campaign.tune import Tuned

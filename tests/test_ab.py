@@ -94,8 +94,8 @@ def test_a_dry_run_measures_nothing(harness, config, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--threshold", "one"], "--threshold one: must be a percentage, as in 1%"),
-        (["--max-rounds", "1"], "--max-rounds 1: must be 2 or more"),
+        (["--threshold", "one"], "--threshold: one: must be a percentage, as in 1%"),
+        (["--max-rounds", "1"], "--max-rounds: 1: must be 2 or more"),
         (["--max-minutes", "0"], "must be above 0"),
         (["--fail-on", "slower:2"], "must be a percentage"),
         (["--set-b", "models.0.shape=tiny-llama"], "without a partner on the other side"),

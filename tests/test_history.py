@@ -12,22 +12,23 @@ from conftest import refused
 from made_nights import FIRST, Nights
 
 from harness.compare import history as compare_history
+from harness.compare import series as compare_series
 
 A, B = "tiny-qwen2 fake a", "tiny-qwen2 fake b"
 
 
 class Grown(Nights):
-    def history(self) -> compare_history.History:
-        return compare_history.history(self.root)
+    def history(self) -> compare_series.History:
+        return compare_series.history(self.root)
 
-    def series(self) -> compare_history.Series:
+    def series(self) -> compare_series.Series:
         """The tokens per second of cell a."""
         found = self.history().series
         (series,) = (each for each in found if (each.name, each.metric.name) == (A, "tokens_per_s"))
         return series
 
     def steps(self, metric: str = "tokens_per_s") -> list[dict[str, Any]]:
-        rows = map(compare_history.step_row, compare_history.found_in(self.history()))
+        rows = [step.row for step in compare_series.steps_of(self.history())]
         return [row for row in rows if row["metric"] == metric]
 
 

@@ -13,7 +13,7 @@ from golden_record import write_record
 
 from harness.analysis import quality
 from harness.analysis.figures import FAMILIES
-from harness.compare import history
+from harness.compare import series
 from harness.compare.judge import Runs, judged
 from harness.dataset.study import Study, campaigns, load_study
 from harness.records import Stored
@@ -253,5 +253,5 @@ def test_a_score_behind_a_bos_is_not_compared_with_one_without(harness, folder):
 
 
 def test_a_history_has_the_quality_of_each_campaign(folder):
-    found = history.history(folder("a"))
+    found = series.history(folder("a"))
     assert [(each.metric.name, len(each.values)) for each in found.series] == [("perplexity", 1)]

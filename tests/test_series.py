@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from benchmarks.validity import one_series
-from harness.analysis import stopping
 from harness.analysis.flags import Limit, digest, flags, identical, same_changes
 from harness.analysis.line_fit import interval
 from harness.analysis.repeat_figures import Unusable, analyse
+from harness.analysis.time_split import budgets, split_time
 
 B_MS, SLOPE = 20.0, 1e-3
 
@@ -264,13 +264,18 @@ def cell(**figures: object) -> dict:
 
 def test_a_fixed_cost_and_a_bandwidth_are_told_apart_across_quantizations():
     rows = [cell(weight_bytes_per_token=gb * 1e9, B_ms=4 + gb / 0.8) for gb in (1, 2, 4, 8)]  # 800 GB/s
-    (found,) = stopping.budgets(rows)
+    (found,) = budgets(rows)
     assert (found.of, found.cells) == ("B", 4)
     assert found.fixed_ms == pytest.approx(4)
     assert found.bytes_per_s == pytest.approx(800e9)
-    assert [row["dominated_by"] for row in stopping.split_time(rows)] == ["fixed", "fixed", "bytes", "bytes"]
-    assert stopping.split_time(rows[:2])[0]["dominated_by"] is None  # two always lie on a line
-    assert stopping.budgets([row | {"status": "invalid"} for row in rows]) == []
+    assert [row["dominated_by"] for row in split_time(rows)] == [
+        "fixed",
+        "fixed",
+        "bytes",
+        "bytes",
+    ]
+    assert split_time(rows[:2])[0]["dominated_by"] is None  # two always lie on a line
+    assert budgets([row | {"status": "invalid"} for row in rows]) == []
 
 
 def test_attention_has_its_own_bandwidth_across_models():
@@ -279,7 +284,7 @@ def test_attention_has_its_own_bandwidth_across_models():
         | {"kv_bytes_per_token": kv, "W_tokens_per_ms": 1e3 / ms}
         for name, kv, ms in (("a", 1e5, 0.3), ("b", 4e5, 0.6), ("c", 8e5, 1.0))
     ]
-    (found,) = stopping.budgets(rows)
+    (found,) = budgets(rows)
     assert (found.of, found.group) == ("W", ("s", "x", "cuda"))
     assert found.bytes_per_s == pytest.approx(1e12)  # 1e5 bytes in 0.1 us
     assert found.fixed_ms == pytest.approx(0.2e-3)

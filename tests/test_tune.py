@@ -10,7 +10,7 @@ import pytest
 from conftest import refused, stored_in
 
 from harness.analysis.figures import BY_NAME
-from harness.analysis.stopping import DEFAULTS, Race, Search, Setting, changed, looks, options_label
+from harness.analysis.racing import DEFAULTS, Race, Search, Setting, changed, looks, options_label
 from harness.report import comparisons
 from harness.stacks.header import stacks
 from harness.stacks.limits import candidates, without_effect

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.paired import FEWEST_ROUNDS, Change, changes, direction
-from harness.analysis.stopping import looks
+from harness.analysis.racing import looks
 
 CONFIDENCE = 0.99  # of an interval that decides: it is looked at after 8, 16, 32 and 64 rounds
 PRECISE = 0.75  # least over most of an interval: narrower than this, half of it is known well enough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,10 +41,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Limits:
-    """Where the rounds end at the latest. `seconds`: no round begins after that; null: no such limit."""
+    """Where the rounds end at the latest. `seconds`: no round begins after that."""
 
     rounds: int
-    seconds: float | None = None
+    seconds: float = math.inf
 
 
 def run(
@@ -122,7 +123,7 @@ def _rounds(
     while open_pairs:
         if number >= limits.rounds:
             return f"ended by the limit of {limits.rounds} rounds"
-        if limits.seconds is not None and time.monotonic() - began > limits.seconds:
+        if time.monotonic() - began > limits.seconds:
             return f"ended by the limit of {limits.seconds / 60:.3g} minutes, after {number} rounds"
         number += 1
         todo = []

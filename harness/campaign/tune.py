@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from harness.analysis import disturbances
 from harness.analysis.figures import Figure
-from harness.analysis.stopping import DEFAULTS, Search, Setting, options_label
+from harness.analysis.racing import DEFAULTS, Search, Setting, options_label
 from harness.analysis.verdicts import USABLE
 from harness.campaign import rounds
 from harness.campaign.prepare import Preparation

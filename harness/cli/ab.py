@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,14 +11,16 @@ from pathlib import Path
 from harness.analysis.figures import BY_NAME
 from harness.analysis.paired import FEWEST_ROUNDS
 from harness.base.text import duration, list_named, plural
-from harness.campaign import ab, forecast
+from harness.campaign import ab as campaign_ab
+from harness.campaign import forecast
 from harness.campaign.rounds import RunOptions
 from harness.cli import Mistake, compare, dry_run, model_arguments, say
-from harness.cli.options import WAIT, add_chosen, add_wide, chosen
+from harness.cli.options import WAIT, add_chosen, chosen
 from harness.cli.progress import Progress
 from harness.compare import Change
 from harness.compare.ab import Rounds
 from harness.compare.judge import SAME, UNCLEAR
+from harness.compare.show import change_text
 from harness.config import ConfigError, Experiment, plan
 from harness.config.plan import Cell
 from harness.records import Stored
@@ -33,6 +36,7 @@ examples:
   harness ab before.yaml after.yaml
   harness ab model.gguf --set-b flash_attn=true
   harness ab quickstart --package-b llama-cpp-python==0.3.35"""
+MAY_DECIDE = "more rounds, a quieter machine or a larger --threshold may decide it"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -63,13 +67,32 @@ def add(parser: argparse.ArgumentParser) -> None:
             "own; repeatable",
         )
     add_chosen(parser)
+    add_rounds(parser)
     parser.add_argument(
-        "--threshold", default="1%", metavar="1%", help="smallest change to be found (default: 1%%)"
+        "--max-minutes",
+        type=_minutes,
+        default=math.inf,
+        metavar="M",
+        help="begin no round after M minutes",
     )
     parser.add_argument(
-        "--max-rounds", type=int, default=100, metavar="N", help="limit of the rounds (default: 100)"
+        "--dry-run",
+        action="store_true",
+        help="print the pairs and a forecast of each cell, and measure nothing",
     )
-    parser.add_argument("--max-minutes", type=float, metavar="M", help="begin no round after M minutes")
+    compare.add_verdict(parser, "if B is SLOWER (LARGER) and the whole interval is beyond that")
+
+
+def add_rounds(parser: argparse.ArgumentParser) -> None:
+    """Add which change is to be found, and how rounds are measured."""
+    compare.add_threshold(parser, "smallest change to be found")
+    parser.add_argument(
+        "--max-rounds",
+        type=_count,
+        default=100,
+        metavar="N",
+        help="limit of the rounds of a pair (default: 100)",
+    )
     parser.add_argument(
         "--busy",
         action="store_true",
@@ -77,62 +100,76 @@ def add(parser: argparse.ArgumentParser) -> None:
         "intervals are wider, and the verdict is provisional",
     )
     parser.add_argument("--wait", action="store_true", help=WAIT)
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the pairs and a forecast of each cell, and measure nothing",
-    )
-    parser.add_argument(
-        "--fail-on",
-        action="append",
-        default=[],
-        metavar="slower:2%",
-        help="exit with 3 if B is SLOWER (LARGER) and the whole interval is beyond that; repeatable",
-    )
-    parser.add_argument(
-        "--format", choices=["md", "json", "html", "gha"], help="format of the verdict (default: plain text)"
-    )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the verdict to FILE")
-    add_wide(parser)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 2 <= int(text[:7]) < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: must be 2 or more")
+    return int(text)
+
+
+def _minutes(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e5:
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0")
+    return number
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure both sides, print the verdict; exit codes as those of `harness compare`."""
-    fail_on = compare.thresholds(arguments.fail_on)
+    fail_on = compare.gates(arguments)
     if fail_on and arguments.busy:
         raise Mistake(
             "--fail-on needs a verdict that counts, and that of --busy is provisional: give one of them"
         )
-    threshold, limits = compare.share("--threshold", arguments.threshold), limits_of(arguments)
-    a, b = (_loaded(arguments, side) for side in "ab")
-    wanted = planned(a[1], b[1], (arguments.package_a, arguments.package_b), arguments)
-    sides, names, pairs = wanted.sides, list(wanted.pairs), list(wanted.pairs.values())
-    model_arguments.say_what_is_random(arguments, sides)
+    settings = arguments.set_a, arguments.set_b
+    limits = campaign_ab.Limits(arguments.max_rounds, 60 * arguments.max_minutes)
+    (path_a, a), (path_b, b) = (
+        loaded(model, arguments, own, f"--set-{side} ")
+        for model, own, side in zip((arguments.a, arguments.b or arguments.a), settings, "ab", strict=True)
+    )
+    wanted = planned(a, b, (arguments.package_a, arguments.package_b), arguments)
+    model_arguments.say_what_is_random(arguments, wanted.sides)
     if not (arguments.b or arguments.set_a or arguments.set_b or arguments.package_a or arguments.package_b):
         say("both sides are the same, so this finds noise alone: name B, or what changes (--set-b)")
     root = (arguments.out or Path("results")).absolute()
     if arguments.dry_run:
-        return _forecast(sides, pairs, names, limits, root, arguments.wide)
-    options = (
-        RunOptions(root, a[0], arguments.command_line, fresh=True, wait=arguments.wait),
-        RunOptions(root, b[0], arguments.command_line, fresh=True, wait=arguments.wait),
-    )
-    rounds = Rounds(threshold, names, arguments.busy)
+        return _forecast(wanted, limits, root, arguments.wide)
+    rounds = Rounds(arguments.threshold, list(wanted.pairs), arguments.busy)
 
     def on_round(stored: Sequence[Stored]) -> Sequence[str]:
         rounds.add(stored)
         return rounds.open()
 
-    progress = Progress()
-    ended = ab.run(wanted, limits, options, progress, on_round)
-    progress.clear()
-    found = rounds.comparison(("A: " + _title(arguments, "a"), "B: " + _title(arguments, "b")), fail_on)
-    compare.show(found, arguments)
-    for name in names:
-        if of_pair := [row for row in found.rows if row["name"] == name]:
+    ended = measure(wanted, limits, (path_a, path_b), arguments, on_round)
+    verdict = rounds.comparison((f"A: {_title(arguments, 'a')}", f"B: {_title(arguments, 'b')}"), fail_on)
+    code = compare.show(verdict, arguments)
+    for name in wanted.pairs:
+        if of_pair := [row for row in verdict.rows if row["name"] == name]:
             print(_answer(of_pair[0]), file=sys.stderr if arguments.format else sys.stdout)
     say(f"{ended}; records: {root}")
-    return compare.exit_code(found)
+    return code
+
+
+def measure(
+    wanted: campaign_ab.Plan,
+    limits: campaign_ab.Limits,
+    configs: tuple[Path, Path],
+    arguments: argparse.Namespace,
+    on_round: campaign_ab.OnRound,
+    fresh: bool = True,
+) -> str:
+    """Measure rounds of both sides; returns why they ended. `configs`: the paths of their configs."""
+    root, progress = (arguments.out or Path("results")).absolute(), Progress()
+    a, b = (
+        RunOptions(root, path, arguments.command_line, fresh=fresh, wait=arguments.wait) for path in configs
+    )
+    ended = campaign_ab.run(wanted, limits, (a, b), progress, on_round)
+    progress.clear()
+    return ended
 
 
 def planned(
@@ -140,52 +177,40 @@ def planned(
     b: Experiment,
     packages: tuple[Sequence[str], Sequence[str]],
     arguments: argparse.Namespace,
-) -> ab.Plan:
+) -> campaign_ab.Plan:
     """The pairs of two sides that --only names. Raises Mistake."""
     pairs = _pairs((a, b), arguments)
     _check((a, b), pairs, packages)
-    return ab.Plan((a, b), dict(zip(_names(pairs), pairs, strict=True)), packages)
+    return campaign_ab.Plan((a, b), dict(zip(_names(pairs), pairs, strict=True)), packages)
 
 
-def _loaded(arguments: argparse.Namespace, side: str) -> tuple[Path, Experiment]:
-    """The config of a side. Raises Mistake, ConfigError."""
-    given, own = getattr(arguments, side) or arguments.a, getattr(arguments, f"set_{side}")
+def loaded(
+    model: str, arguments: argparse.Namespace, settings: Sequence[str], option: str = ""
+) -> tuple[Path, Experiment]:
+    """What a side measures: a model or config with the keys of --set and those of its own, which errors name
+    as `option` and the setting. Raises Mistake, ConfigError."""
     try:
-        return model_arguments.experiment([given], arguments, [*arguments.set, *own])
+        return model_arguments.experiment([model], arguments, [*arguments.set, *settings])
     except ConfigError as wrong:
         message = str(wrong)
-        for setting in own:
-            message = message.replace(f"--set {setting}", f"--set-{side} {setting}")
+        for setting in settings:
+            message = message.replace(f"--set {setting}", f"{option}{setting}")
         raise ConfigError(message) from wrong
 
 
 def _answer(row: Change) -> str:
     """The change of the figure that decides, in words, and what may decide it where it is open."""
-    counted = f"{plural(row['base_repeats'] or 0, 'round')} counted"
+    label, counted = BY_NAME[row["metric"]].label, f"{plural(row['base_repeats'], 'round')} counted"
     if row["change"] is None or row["change_ci90"] is None:
         return f"{row['name']}: not decided: {row['reason']}; {counted}"
-    low, high = row["change_ci90"]
-    figure = BY_NAME[row["metric"]].label
     if row["verdict"] == UNCLEAR:
-        step = "more rounds, a quieter machine or a larger --threshold may decide it"
-        answer = f"not distinguishable in {figure}, {counted}; {step}"
+        answer = f"not distinguishable in {label}, {counted}; {MAY_DECIDE}"
     elif row["verdict"] == SAME:
-        answer = f"no change of {100 * row['threshold']:.3g}% in {figure}, {counted}"
+        answer = f"no change of {100 * row['threshold']:.3g}% in {label}, {counted}"
     else:
-        interval = f"90% interval {low:+.1%} to {high:+.1%}"
-        answer = f"B is {row['verdict']}: {figure} {row['change']:+.1%}, {interval}, {counted}"
+        answer = f"B is {row['verdict']}: {change_text(label, row['change'], row['change_ci90'])}, {counted}"
     provisional = "provisional: " * (row["reason"] or "").startswith("provisional")
     return f"{row['name']}: {provisional}{answer}"
-
-
-def limits_of(arguments: argparse.Namespace) -> ab.Limits:
-    """Raises Mistake."""
-    if arguments.max_rounds < 2:
-        raise Mistake(f"--max-rounds {arguments.max_rounds}: must be 2 or more")
-    minutes = arguments.max_minutes
-    if minutes is not None and not 0 < minutes < 1e5:
-        raise Mistake(f"--max-minutes {minutes:g}: must be above 0")
-    return ab.Limits(arguments.max_rounds, None if minutes is None else 60 * minutes)
 
 
 def _pairs(sides: tuple[Experiment, Experiment], arguments: argparse.Namespace) -> list[tuple[Cell, Cell]]:
@@ -243,25 +268,19 @@ def _title(arguments: argparse.Namespace, side: str) -> str:
     return " ".join([given.name, *changes])
 
 
-def _forecast(
-    sides: tuple[Experiment, Experiment],
-    pairs: Sequence[tuple[Cell, Cell]],
-    names: Sequence[str],
-    limits: ab.Limits,
-    root: Path,
-    wide: bool,
-) -> int:
-    for name, (a, b) in zip(names, pairs, strict=True):
+def _forecast(wanted: campaign_ab.Plan, limits: campaign_ab.Limits, root: Path, wide: bool) -> int:
+    for name, (a, b) in wanted.pairs.items():
         print(f"{name}: {a.id} against {b.id}")
     fewest = min(FEWEST_ROUNDS, limits.rounds)
-    ends = "" if limits.seconds is None else f", none begins after {duration(limits.seconds)}"
+    ends = "" if math.isinf(limits.seconds) else f", none begins after {duration(limits.seconds)}"
     say(
         f"a round is one repeat of each cell; {fewest} to {limits.rounds} rounds, until the intervals are "
         f"narrow{ends}"
     )
+    cells_of_sides = zip(*wanted.pairs.values(), strict=True)
     forecasts = []
-    for number, side in enumerate(sides):
-        forecasts += forecast.forecasts(side, [pair[number] for pair in pairs])
-    protocol = sides[0].protocol.model_copy(update={"repeats": limits.rounds})
-    longest = sides[0].model_copy(update={"protocol": protocol})
+    for side, cells in zip(wanted.sides, cells_of_sides, strict=True):
+        forecasts += forecast.forecasts(side, cells)
+    protocol = wanted.sides[0].protocol.model_copy(update={"repeats": limits.rounds})
+    longest = wanted.sides[0].model_copy(update={"protocol": protocol})
     return dry_run.show(longest, forecasts, root, as_json=False, fewest=fewest, wide=wide)

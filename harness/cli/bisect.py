@@ -18,13 +18,12 @@ from harness.analysis.paired import CONFIDENCE
 from harness.base.files import NotFinished
 from harness.base.text import list_named, plural
 from harness.campaign import ab as campaign_ab
-from harness.campaign.rounds import RunOptions
 from harness.cli import NOT_OK, OK, Mistake, ab, model_arguments, say
-from harness.cli.compare import share
-from harness.cli.options import WAIT, add_chosen, add_json, add_set
-from harness.cli.progress import Progress
+from harness.cli.options import add_chosen, add_json, add_set
 from harness.compare.ab import Rounds
-from harness.config import ConfigError, Experiment
+from harness.compare.judge import relative
+from harness.compare.show import change_text
+from harness.config import Experiment
 from harness.records import Stored
 from harness.stacks import build, versions
 from harness.stacks.header import project_of
@@ -63,25 +62,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="VERSION,...",
         help="the versions between GOOD and BAD (default: those of the package index, without pre-releases)",
     )
-    parser.add_argument(
-        "--threshold", default="1%", metavar="1%", help="smallest change to be found (default: 1%%)"
-    )
-    parser.add_argument(
-        "--max-rounds",
-        type=int,
-        default=100,
-        metavar="N",
-        help="limit of the rounds of a pair (default: 100)",
-    )
-    parser.add_argument(
-        "--busy",
-        action="store_true",
-        help="use repeats that other processes disturbed, too: the answer is provisional",
-    )
-    parser.add_argument("--wait", action="store_true", help=WAIT)
+    ab.add_rounds(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what lies between, and measure nothing")
     add_json(parser, "one object per measured pair")
-    parser.set_defaults(max_minutes=None)
 
 
 @dataclass(frozen=True)
@@ -98,27 +81,25 @@ class Place:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, print each measured pair and the answer. Exits with 0 if there is one step, or no change."""
-    threshold = share("--threshold", arguments.threshold)
-    limits = ab.limits_of(arguments)
-    places = _places(arguments)
-    last = len(places) - 1
     if arguments.dry_run and arguments.json:
         raise Mistake("--json has no effect with --dry-run")
+    places = _places(arguments)
+    last = len(places) - 1
     model_arguments.say_what_is_random(arguments, [each.experiment for each in places])
     if arguments.dry_run:
         for each in places:
             print(each.title)
         pairs = 1 if last == 1 else last.bit_length() + 1
-        say(f"at most {plural(limits.rounds, 'round')} of each pair; about {plural(pairs, 'pair')}")
+        say(f"at most {plural(arguments.max_rounds, 'round')} of each pair; about {plural(pairs, 'pair')}")
         return OK
-    search = _Search(arguments, places, limits, threshold)
-    found = bisection.search(last, search.measure, threshold, limits.rounds)
+    search = _Search(arguments, places)
+    found = bisection.search(last, search.measure, arguments.threshold, arguments.max_rounds)
     if arguments.json:
         print(json.dumps([search.row(pair, pair is found.answer) for pair in found.pairs], indent=1))
         say(search.answer(found))
     else:
         print(search.answer(found))
-    say(f"records: {search.root}")
+    say(f"records: {(arguments.out or Path('results')).absolute()}")
     return OK if search.is_whole(found) else NOT_OK
 
 
@@ -136,7 +117,7 @@ def _places(arguments: argparse.Namespace) -> list[Place]:
         if arguments.versions:
             raise Mistake("--versions is for versions, and GOOD and BAD are options")
         places = [
-            Place(title, since, *_loaded(arguments, settings))
+            Place(title, since, *ab.loaded(arguments.of, arguments, settings))
             for title, since, settings in _of_options(*map(_options, given))
         ]
         for each in places[1:]:
@@ -150,7 +131,7 @@ def _places(arguments: argparse.Namespace) -> list[Place]:
     good, bad = (_version(match[2]) for match in named)
     if good == bad:
         raise Mistake(f"GOOD and BAD are the same version, {good}")
-    loaded = _loaded(arguments, ())
+    loaded = ab.loaded(arguments.of, arguments, ())
     ends = [Place(str(v), str(v), *loaded, (text,)) for v, text in zip((good, bad), given, strict=True)]
     _planned(arguments, *ends)
     between = [
@@ -158,17 +139,6 @@ def _places(arguments: argparse.Namespace) -> list[Place]:
         for each in _between(packages.pop(), good, bad, arguments.versions)
     ]
     return [ends[0], *between, ends[1]]
-
-
-def _loaded(arguments: argparse.Namespace, settings: Sequence[str]) -> tuple[Path, Experiment]:
-    """The config with these keys, which stand in GOOD or BAD. Raises Mistake, ConfigError."""
-    try:
-        return model_arguments.experiment([arguments.of], arguments, [*arguments.set, *settings])
-    except ConfigError as wrong:
-        message = str(wrong)
-        for setting in settings:
-            message = message.replace(f"--set {setting}", setting)
-        raise ConfigError(message) from wrong
 
 
 def _version(text: str) -> Version:
@@ -242,16 +212,8 @@ def _planned(arguments: argparse.Namespace, base: Place, new: Place) -> campaign
 class _Search:
     """Measures pairs of places, and says what was found in words."""
 
-    def __init__(
-        self,
-        arguments: argparse.Namespace,
-        places: Sequence[Place],
-        limits: campaign_ab.Limits,
-        threshold: float,
-    ) -> None:
-        self.root = (arguments.out or Path("results")).absolute()
+    def __init__(self, arguments: argparse.Namespace, places: Sequence[Place]) -> None:
         self._arguments, self._places = arguments, places
-        self._limits, self._threshold = limits, threshold
         self._metric: Figure | None = None
         self._provisional = False
         self._others: dict[tuple[int, int], list[str]] = {}
@@ -261,49 +223,44 @@ class _Search:
         arguments, places = self._arguments, (self._places[base], self._places[new])
         wanted = _planned(arguments, *places)
         (name,) = wanted.pairs
-        rounds, progress = Rounds(self._threshold, [name], arguments.busy), Progress()
+        rounds = Rounds(arguments.threshold, [name], arguments.busy)
 
         def on_round(stored: Sequence[Stored]) -> Sequence[str]:
-            for each in stored:
-                _check_version(each, places["AB".index(each.record["campaign"]["side"])])
+            for repeat in stored:
+                _check_version(repeat, places["AB".index(repeat.record["campaign"]["side"])])
             rounds.add(stored)
             return rounds.open(enough)
 
-        a, b = (
-            RunOptions(self.root, each.config, arguments.command_line, wait=arguments.wait) for each in places
-        )
-        campaign_ab.run(wanted, self._limits, (a, b), progress, on_round)
-        progress.clear()
+        limits, configs = campaign_ab.Limits(arguments.max_rounds), (places[0].config, places[1].config)
+        ab.measure(wanted, limits, configs, arguments, on_round, fresh=False)
         for warning in rounds.warnings:
             say(warning)
         if name not in (steering := rounds.steering()):
-            named = {side: f"with {place.title}" for side, place in zip("AB", places, strict=True)}
-            found = Pair(base, new, (), rounds.why_not(name, named))
+            sides = {side: f"with {place.title}" for side, place in zip("AB", places, strict=True)}
+            pair = Pair(base, new, (), rounds.why_not(name, sides))
         else:
-            self._metric, values = steering[name]
+            self._metric, differences = steering[name]
             self._provisional |= rounds.provisional(self._metric, name) is not None
-            found = Pair(base, new, values)
-        packages = [each for each in rounds.environment() if each["what"].startswith("package ")]
-        own = {project_of(each) for place in places for each in place.package}
+            pair = Pair(base, new, differences)
+        own = {project_of(requirement) for place in places for requirement in place.package}
         self._others[base, new] = [
-            f"{project} {each['base']} -> {each['new']}"
-            for each in packages
-            if (project := project_of(each["what"].removeprefix("package "))) not in own
+            f"{project} {differing['base']} -> {differing['new']}"
+            for differing in rounds.environment()
+            if differing["what"].startswith("package ")
+            and (project := project_of(differing["what"].removeprefix("package "))) not in own
         ]
         if not arguments.json:
-            print(f"{places[0].title} -> {places[1].title}: {self._figure(found)}", flush=True)
-        return found
+            print(f"{places[0].title} -> {places[1].title}: {self._figure(pair)}", flush=True)
+        return pair
 
     def row(self, pair: Pair, is_answer: bool) -> dict[str, object]:
         """A pair, as `--json` has it; `change`, `change_ci90`: of the figure, as `harness ab` has them."""
-        change = pair.change(CONFIDENCE) if pair.differences else None
-        metric = self._metric if change else None
-        ends = sorted(map(metric.change, change.ends)) if metric and change and change.ends else None
+        change, ends = self._change(pair)
         return {
             "base": self._places[pair.base].title,
             "new": self._places[pair.new].title,
-            "metric": metric.name if metric else None,
-            "change": metric.change(change.cost) if metric and change else None,
+            "metric": self._metric.name if self._metric and pair.differences else None,
+            "change": change,
             "change_ci90": ends,
             "rounds": len(pair.differences),
             "verdict": pair.verdict,
@@ -311,15 +268,20 @@ class _Search:
             "answer": is_answer,
         }
 
+    def _change(self, pair: Pair) -> tuple[float | None, list[float] | None]:
+        return (
+            relative(self._metric, pair.change(CONFIDENCE))
+            if self._metric and pair.differences
+            else (None, None)
+        )
+
     def _figure(self, pair: Pair) -> str:
         """`tok/s -8.3%, 90% interval -9.1% to -7.5%, 16 rounds counted`"""
-        if not pair.differences or self._metric is None:
+        change, ends = self._change(pair)
+        if self._metric is None or change is None:
             return f"not measured: {pair.failure}"
-        change, metric = pair.change(CONFIDENCE), self._metric
-        ends = " to ".join(f"{each:+.1%}" for each in sorted(map(metric.change, change.ends or ())))
-        figure = f"{metric.label} {metric.change(change.cost):+.1%}"
-        rounds = plural(len(pair.differences), "round")
-        return f"{figure}, 90% interval {ends or 'unknown'}, {rounds} counted"
+        counted = f"{plural(len(pair.differences), 'round')} counted"
+        return f"{change_text(self._metric.label, change, ends)}, {counted}"
 
     def is_whole(self, found: Found) -> bool:
         """Whether the question is answered: by one step between neighbours, or by no change."""
@@ -342,9 +304,9 @@ class _Search:
                 hint = f"; {QUIET}" if "invalid" in str(ends.failure) else ""
                 return f"GOOD and BAD are not compared: {why}{hint}"
             if ends.verdict == SAME:
-                return f"nothing to find: no change of {100 * self._threshold:.3g}%: {self._figure(ends)}"
-            more = "more rounds, a quieter machine or a larger --threshold may decide it"
-            return f"not known whether GOOD and BAD differ: {self._figure(ends)}; {more}"
+                threshold = f"{100 * self._arguments.threshold:.3g}%"
+                return f"nothing to find: no change of {threshold}: {self._figure(ends)}"
+            return f"not known whether GOOD and BAD differ: {self._figure(ends)}; {ab.MAY_DECIDE}"
         base, new = self._places[answer.base], self._places[answer.new]
         towards = "slower" if ends.change().cost > 0 else "faster"
         between = f"between {base.title} and {new.title}"

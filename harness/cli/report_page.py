@@ -17,10 +17,9 @@ from harness.base.text import SKIPPED, few, list_named, plural
 from harness.cli import NOT_OK, OK, Mistake, results, say
 from harness.cli.pages import PUBLIC_SPEEDS, REPORTS, open_page
 from harness.cli.results import Source
-from harness.compare import Comparison, compare, sides
+from harness.compare import Comparison, compare, series, sides
 from harness.compare import history as compare_history
 from harness.compare import show as compare_show
-from harness.compare.history import Step
 from harness.compare.judge import BETTER, WORSE
 from harness.dataset.energy import with_energy
 from harness.dataset.rows import of_folder
@@ -212,7 +211,7 @@ BASELINE = 14  # nights that the latest one is compared with
 def history(folder: Path, target: Path, as_json: bool) -> int:
     """Write the page and print the steps, the latest first; not ok if no night has a figure. Raises
     ResultsError: no folder, no records, or the page cannot be written."""
-    made = compare_history.history(folder)
+    made = series.history(folder)
     for warning in few(made.warnings):
         say(warning)
     if not made.campaigns:
@@ -224,13 +223,13 @@ def history(folder: Path, target: Path, as_json: bool) -> int:
         if as_json:
             print("[]")
         return NOT_OK
-    found, latest = compare_history.found_in(made), _latest_night(folder)
+    found, latest = series.steps_of(made), _latest_night(folder)
     title, sentence = f"History of {folder.resolve().name}", _of_latest(latest) if latest else ""
     write_output(target, compare_history.history_page(title, made, found, [sentence] if latest else []))
     if as_json:
-        print(json.dumps([compare_history.step_row(step) for step in found], indent=1, allow_nan=False))
+        print(json.dumps([step.row for step in found], indent=1, allow_nan=False))
     elif found:
-        _print_steps(found)
+        compare_history.steps_table(found, compare_history.CHANGES_SHOWN).show()
     else:
         figures = compare_history.counted(len(made.series), "figure")
         reason = (
@@ -264,24 +263,6 @@ def _of_latest(latest: Comparison) -> str:
         f"The latest night, {latest.new}, differs in {figures} from {latest.base}; it becomes a step"
         f" if {SHORTEST} nights show it."
     )
-
-
-def _print_steps(found: Sequence[Step]) -> None:
-    lines = [
-        [
-            *(step.when.removeprefix("on "), step.series.name, step.series.metric.name, step.word),
-            *(
-                compare_history.shown_steps(step.series.metric, side.value)
-                for side in (step.before, step.after)
-            ),
-            *(f"{step.change:+.1%}", compare_history.step_changes(step)),
-        ]
-        for step in found
-    ]
-    headings = ["since", "cell", "figure", "verdict", "from", "to", "change", "what changed"]
-    numeric = [*[False] * 4, *[True] * 3, False]
-    marked = ["red" * (step.word == step.series.metric.worse) for step in found]
-    Table(headings, lines, numeric, marked).show()
 
 
 # `harness report --memory`: memory of each cell by part, after loading and at the peak.

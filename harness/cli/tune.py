@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from harness import machine
 from harness.analysis.figures import BY_NAME
-from harness.analysis.stopping import DEFAULTS, FIRST_LOOK, Search, options_label
+from harness.analysis.racing import DEFAULTS, FIRST_LOOK, Search, options_label
 from harness.base.text import list_named, plural
 from harness.campaign import tune
 from harness.campaign.tune import Tuned
 from harness.cli import NOT_OK, OK, Mistake, model_arguments, say
-from harness.cli.compare import share
+from harness.cli.compare import add_threshold
 from harness.cli.options import WAIT, add_chosen, add_json, add_set, chosen
 from harness.cli.progress import Progress, run_options
 from harness.config import Decode, Experiment, Prefill, Workload, plan
@@ -73,9 +73,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most rounds of an option; twice that to decide at the end (default: 16)",
     )
-    parser.add_argument(
-        "--threshold", default="1%", metavar="1%", help="smallest gain that is looked for (default: 1%%)"
-    )
+    add_threshold(parser, "smallest gain that is looked for")
     parser.add_argument(
         "--busy",
         action="store_true",
@@ -92,13 +90,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise Mistake(f"--rounds {arguments.rounds}: must be {FIRST_LOOK} or more")
     if not 2 <= arguments.tokens <= 100_000:
         raise Mistake(f"--tokens {arguments.tokens}: must be between 2 and 100000")
-    threshold = share("--threshold", arguments.threshold)
     arguments.config, experiment = model_arguments.experiment(arguments.models, arguments, arguments.set)
     tuned = _tuned(experiment, arguments)
     threads = experiment.protocol.threads or machine.default_threads()
     options = _options(tuned, arguments, threads)
     base = tuned.cell(DEFAULTS).options(threads)
-    search = Search(options, base, arguments.rounds, threshold)
+    search = Search(options, base, arguments.rounds, arguments.threshold)
     if not search.due():
         raise Mistake("there is nothing to try here but the defaults; name values with --option")
     model_arguments.say_what_is_random(arguments, [experiment])
@@ -112,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     progress.clear()
     finalist = search.best if search.final else None
     found = comparisons.Found(
-        search.results(), search.winner, finalist, tuned.metric, threshold, outcome.reasons
+        search.results(), search.winner, finalist, tuned.metric, arguments.threshold, outcome.reasons
     )
     _show(found, tuned, threads, outcome.weights, arguments.json)
     say(f"records: {request.root}")

@@ -10,8 +10,9 @@ from typing_extensions import TypedDict
 from harness.analysis.figures import FAMILIES
 from harness.base.text import plural
 from harness.compare import sides
+from harness.compare.cells import NAMES_SHOWN, Cells, difference, lost, path, same_weights, statuses
 from harness.compare.judge import INVALID, WORSE, MetricChange, Runs, SharedFigures, judged
-from harness.compare.sides import NAMES_SHOWN, Cells, Key, Side
+from harness.compare.sides import Key, Side
 from harness.compare.surroundings import changed
 from harness.records import Record, ResultsError
 
@@ -53,11 +54,10 @@ class Comparison:
     """The result of a comparison.
 
     `rows`: one per cell and metric, with its verdict; `fails` marks a regression in --fail-on that is not one
-    bad night. `environment`:
-    other differences between the sides, with their cells. `not_compared`: cells with reasons. `partial`:
-    cells without some of their new repeats, with reasons. `damages`: records that cannot be read. `notes`:
-    records left out on purpose. `shared`: by metric, the shift that all cells share, and the noise between
-    campaigns. `paired`: both sides were measured in one campaign, round by round.
+    bad night. `environment`: other differences between the sides, with their cells. `not_compared`: cells
+    with reasons. `partial`: cells without some of their new repeats, with reasons. `damages`: records that
+    cannot be read. `notes`: records left out on purpose. `shared`: by metric, the shift that all cells share,
+    and the noise between campaigns. `paired`: both sides were measured in one campaign, round by round.
     """
 
     base: str
@@ -91,7 +91,7 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
     DEFAULT_THRESHOLD and never fail.
     """
     before, after = Cells(base), Cells(new)
-    moved = sides.same_weights(before.examples(), after.examples())
+    moved = same_weights(before.examples(), after.examples())
     after.rename(moved)
     names = before.names() | after.names()
     common = [key for key in before if key in after]
@@ -111,7 +111,7 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
     nothing = {key: "neither side has a figure for it" for name, key in of.items() if name not in with_rows}
     alone = _alone(before, after, "baseline has", names) | _alone(after, before, "new runs have", names)
     not_compared = why_not | nothing | alone
-    lost = {name: (before.lost(key), after.lost(key)) for name, key in of.items()}
+    in_part = {name: [lost(side.rows(key)) for side in (before, after)] for name, key in of.items()}
     return Comparison(
         base=base.name,
         new=new.name,
@@ -121,13 +121,13 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
             differing({names[key]: (before.records(key), after.records(key)) for key in common})
         ),
         not_compared=[{**_cell(names[key], key), "reason": why} for key, why in not_compared.items()],
-        partial=[{**_cell(name, of[name]), "reason": now} for name, (_, now) in lost.items() if now],
+        partial=[{**_cell(name, of[name]), "reason": now} for name, (_, now) in in_part.items() if now],
         damages=[*before.damages, *after.damages],
         notes=[
             *base.notes,
             *new.notes,
             *([f"{plural(copies, 'record')} of the baseline also on the new side"] if copies else []),
-            *(f"{name}: in the baseline {was}" for name, (was, _) in lost.items() if was),
+            *(f"{name}: in the baseline {was}" for name, (was, _) in in_part.items() if was),
             *_moved(before, after, moved.values(), names),
         ],
     )
@@ -152,8 +152,8 @@ def _cell(name: str, key: Key) -> OfCell:
 def _why_not(before: Cells, after: Cells, key: Key) -> str | None:
     """Why a common cell cannot be compared, as a clause; null: it can."""
     for cells, where in ((before, "in the baseline"), (after, "in the new runs")):
-        if lack := cells.lacks(key):
-            return f"{where} it is {lack}"
+        if not cells.runs(key).campaigns:
+            return f"{where} it is {statuses(cells.rows(key))}"
     was, now = before.weights(key), after.weights(key)
     if was != now:
         return f"its weights were {', '.join(sorted(was))} and are {', '.join(sorted(now))}"
@@ -163,7 +163,7 @@ def _why_not(before: Cells, after: Cells, key: Key) -> str | None:
 def _moved(before: Cells, after: Cells, keys: Iterable[Key], names: Mapping[Key, str]) -> Iterator[str]:
     was, now = before.examples(), after.examples()
     for key in keys:
-        paths = sides.path(was[key]), sides.path(now[key])
+        paths = path(was[key]), path(now[key])
         if paths[0] != paths[1]:
             yield f"{names[key]}: the weights have the same content in {paths[0]} and in {paths[1]}"
 
@@ -180,7 +180,7 @@ def _alone(cells: Cells, others: Cells, where: str, names: Mapping[Key, str]) ->
         elsewhere = [f"{m} ({d})" for m, d, c in others if c == cell]
         found[key] = f"only the {where} it on this machine and device"
         if other := named.get((machine, device, names[key])):
-            apart = sides.difference(mine[key], theirs[other])
+            apart = difference(mine[key], theirs[other])
             found[key] += f"; the other side's cell of this name has {apart}: harness ab compares two"
         if elsewhere:
             found[key] = (

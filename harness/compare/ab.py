@@ -12,11 +12,12 @@ from harness import compare, records
 from harness.analysis import paired
 from harness.analysis.columns import Repeat
 from harness.analysis.disturbances import counting
-from harness.analysis.figures import COMPARED, Figure
+from harness.analysis.figures import BY_NAME, COMPARED, Figure
 from harness.analysis.paired import Change, discoveries
 from harness.analysis.verdicts import USABLE
-from harness.base.text import list_named, plural
-from harness.compare.judge import INVALID, SAME, UNCLEAR, WORSE, relative, unjudged
+from harness.base.text import plural
+from harness.compare.cells import lost
+from harness.compare.judge import WORSE, settle, unjudged
 from harness.dataset import table
 from harness.dataset.study import load_study
 from harness.records import Record, ResultsError, Stored
@@ -30,6 +31,9 @@ STEERING = (
 )
 
 
+Attempt = tuple[Repeat, Stored]
+
+
 @dataclass
 class Rounds:
     """What was measured so far. `threshold`: the smallest relative change to be found; `pairs`: names;
@@ -38,108 +42,117 @@ class Rounds:
     threshold: float
     pairs: Sequence[str]
     busy: bool = False
-    _rows: dict[tuple[str, str, int], list[tuple[Repeat, Stored]]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    _attempts: dict[tuple[str, str], dict[int, list[Attempt]]] = field(default_factory=dict)
 
     def add(self, stored: Sequence[Stored]) -> None:
         """The records of one round."""
-        gathered = load_study(stored)
-        self.warnings += gathered.warnings
-        for row, each in zip(gathered.repeats, gathered.stored, strict=True):
-            of = each.record["campaign"]
-            key = (of["pair"], of["side"], of["round"])
-            self._rows.setdefault(key, []).append((row, each))
+        study = load_study(stored)
+        self.warnings += study.warnings
+        for row, repeat in zip(study.repeats, study.stored, strict=True):
+            campaign = repeat.record["campaign"]
+            rounds = self._attempts.setdefault((campaign["pair"], campaign["side"]), {})
+            rounds.setdefault(campaign["round"], []).append((row, repeat))
 
     def steering(self) -> dict[str, tuple[Figure, list[float]]]:
         """By pair, the figure that decides how many rounds there are, and its differences (see
         _differences); without the pairs that have none."""
-        found: dict[str, tuple[Figure, list[float]]] = {}
-        for metric in (metric for name in STEERING for metric in COMPARED if metric.name == name):
-            for pair, values in self._differences(metric).items():
-                found.setdefault(pair, (metric, values))
-        return found
+        steering: dict[str, tuple[Figure, list[float]]] = {}
+        for name in STEERING:
+            for pair, differences in self._differences(BY_NAME[name]).items():
+                steering.setdefault(pair, (BY_NAME[name], differences))
+        return steering
 
     def open(self, decided: Callable[[Sequence[float]], bool] | None = None) -> list[str]:
         """The pairs that need another round: too few, or differences that are not `decided` (default: the
         interval is narrow). None does of which a side failed twice, or was disturbed each time."""
-        steering = {pair: values for pair, (_, values) in self.steering().items()}
+        steering = {pair: differences for pair, (_, differences) in self.steering().items()}
         changes = paired.changes(steering)
 
-        def again(pair: str) -> bool:
-            values = steering.get(pair, [])
-            if values and decided:
-                return not decided(values)
-            if len(values) >= paired.FEWEST_ROUNDS:
+        def is_open(pair: str) -> bool:
+            differences = steering.get(pair, [])
+            if differences and decided:
+                return not decided(differences)
+            if len(differences) >= paired.FEWEST_ROUNDS:
                 return paired.wide(changes[pair], math.log1p(self.threshold))
             sides = [[row for row, _ in self._counting(pair, side).values()] for side in SIDES]
-            rounds = max((round for of, _, round in self._rows if of == pair), default=0)
-            if values or not any(row["disturbed"] for rows in sides for row in rows):
-                return bool(values) or rounds < 2
-            failed = any(len(rows) > 1 and not any(_may_count(row) for row in rows) for rows in sides)
+            rounds = max((at for side in SIDES for at in self._attempts.get((pair, side), ())), default=0)
+            if differences or not any(row["disturbed"] for rows in sides for row in rows):
+                return bool(differences) or rounds < 2
+            failed = any(
+                len(rows) > 1
+                and not any(row["status"] in USABLE or row["disturbed"] is not None for row in rows)
+                for rows in sides
+            )
             return not failed and rounds < 2 * paired.FEWEST_ROUNDS
 
-        return [pair for pair in self.pairs if again(pair)]
+        return [pair for pair in self.pairs if is_open(pair)]
 
     def comparison(self, sides: tuple[str, str], fail_on: Mapping[str, float]) -> compare.Comparison:
         """The verdict of every pair and metric. `fail_on`: by family, the relative change in cost that
         fails."""
-        changes: dict[tuple[str, Figure], tuple[Change, int]] = {}
-        for metric in COMPARED:
-            differences = self._differences(metric)
-            for pair, change in paired.changes(differences).items():
-                changes[pair, metric] = change, len(differences[pair])
-        p = {key: change.p for key, (change, _) in changes.items() if change.p is not None}
+        changes = {
+            (pair, metric): change
+            for metric in COMPARED
+            for pair, change in paired.changes(self._differences(metric)).items()
+        }
+        p = {key: change.p for key, change in changes.items() if change.p is not None}
         significant = discoveries(p, paired.FALSE_DISCOVERIES)
         rows = [
-            self._row(metric, pair, rounds, change, (pair, metric) in significant, fail_on.get(metric.family))
-            for (pair, metric), (change, rounds) in changes.items()
+            self._row(pair, metric, change, (pair, metric) in significant, fail_on.get(metric.family))
+            for (pair, metric), change in changes.items()
         ]
-        without = [pair for pair in self.pairs if not any(pair == of for of, _ in changes)]
+        with_rows = {pair for pair, _ in changes}
         return compare.Comparison(
             base=sides[0],
             new=sides[1],
             rows=sorted(rows, key=lambda row: self.pairs.index(row["name"])),
             environment=self.environment(),
-            not_compared=[{**self._cell(pair), "reason": self.why_not(pair)} for pair in without],
-            partial=[
-                {**self._cell(pair), "reason": lost}
+            not_compared=[
+                {**self._cell(pair), "reason": self.why_not(pair)}
                 for pair in self.pairs
-                if pair not in without and (lost := self._lost(pair, self.busy))
+                if pair not in with_rows
+            ],
+            partial=[
+                {**self._cell(pair), "reason": why}
+                for pair in self.pairs
+                if pair in with_rows and (why := self._lost(pair, self.busy))
             ],
             damages=self.warnings,
             notes=self.notes,
             paired=True,
         )
 
-    def _counting(self, pair: str, side: str) -> dict[int, tuple[Repeat, Stored]]:
+    def _counting(self, pair: str, side: str) -> dict[int, Attempt]:
         """The attempt that counts, by round."""
         return {
-            round: counting(
-                attempts, lambda each: each[0]["status"] in USABLE, lambda each: each[0]["disturbed"]
+            number: counting(
+                attempts,
+                lambda attempt: attempt[0]["status"] in USABLE,
+                lambda attempt: attempt[0]["disturbed"],
             )
-            for (of, on, round), attempts in self._rows.items()
-            if (of, on) == (pair, side)
+            for number, attempts in self._attempts.get((pair, side), {}).items()
         }
 
     def _costs(self, metric: Figure, pair: str, side: str) -> dict[int, tuple[float, Repeat]]:
         """The cost of a metric by round, with the row that it is from."""
-        found = {}
-        for round, (row, _) in self._counting(pair, side).items():
+        costs = {}
+        for number, (row, _) in self._counting(pair, side).items():
             valid = row["status"] == "ok" or (row["status"] in USABLE and metric.family != "slower")
             valid = valid or (self.busy and row["disturbed"] is not None)
             if valid and (value := metric.value(row)) is not None:
-                found[round] = metric.cost(value), row
-        return found
+                costs[number] = metric.cost(value), row
+        return costs
 
     def _differences(self, metric: Figure) -> dict[str, list[float]]:
         """The cost of B minus the cost of A, in each round that has both, of the pairs that have such a
         round."""
-        found = {}
+        differences = {}
         for pair in self.pairs:
             a, b = (self._costs(metric, pair, side) for side in SIDES)
-            found[pair] = [b[round][0] - a[round][0] for round in sorted(a.keys() & b.keys())]
-        return {pair: values for pair, values in found.items() if values}
+            differences[pair] = [b[number][0] - a[number][0] for number in sorted(a.keys() & b.keys())]
+        return {pair: of_pair for pair, of_pair in differences.items() if of_pair}
 
     def provisional(self, metric: Figure, pair: str) -> str | None:
         """How many repeats of a figure were disturbed; None: none."""
@@ -148,22 +161,14 @@ class Rounds:
         return f"provisional: {disturbed} of {plural(len(rows), 'repeat')} disturbed" if disturbed else None
 
     def _row(
-        self,
-        metric: Figure,
-        pair: str,
-        rounds: int,
-        change: Change,
-        significant: bool,
-        failing: float | None,
+        self, pair: str, metric: Figure, change: Change, significant: bool, failing: float | None
     ) -> compare.Change:
         a, b = (self._costs(metric, pair, side) for side in SIDES)
         both = a.keys() & b.keys()
-        base, new = (metric.figure(fmean(side[round][0] for round in both)) for side in (a, b))
-        row = unjudged(metric, base, new, (rounds, rounds), self.threshold)
-        row["change"], row["change_ci90"] = relative(metric, change)
-        row["p"] = change.p
-        row["verdict"], reason = _verdict(metric, change, significant, math.log1p(self.threshold))
-        row["reason"] = "; ".join(filter(None, (self.provisional(metric, pair), reason))) or None
+        base, new = (metric.figure(fmean(side[number][0] for number in both)) for side in (a, b))
+        row = unjudged(metric, base, new, (len(both), len(both)), self.threshold)
+        settle(row, metric, change, significant * paired.direction(change, math.log1p(self.threshold)))
+        row["reason"] = "; ".join(filter(None, (self.provisional(metric, pair), row["reason"]))) or None
         fails = bool(change.ends and failing is not None and change.ends[0] > math.log1p(failing))
         return {**self._cell(pair), **row, "fails": fails and row["verdict"] in WORSE}
 
@@ -182,8 +187,11 @@ class Rounds:
 
     def environment(self) -> list[compare.Differing]:
         """Differences between the sides, with the pairs that they apply to; None: all."""
-        records = {pair: (self._records(pair, "A"), self._records(pair, "B")) for pair in self.pairs}
-        return list(compare.differing(records))
+        return list(
+            compare.differing(
+                {pair: (self._records(pair, "A"), self._records(pair, "B")) for pair in self.pairs}
+            )
+        )
 
     def why_not(self, pair: str, named: Mapping[str, str] = ON_SIDE) -> str:
         """Why a pair has no figure. `named`: the sides, as the answer has them."""
@@ -195,18 +203,9 @@ class Rounds:
         parts = []
         for side in SIDES:
             rows = [row for row, _ in self._counting(pair, side).values()]
-            bad = [row for row in rows if row["status"] not in USABLE and (disturbed or not row["disturbed"])]
-            if bad:
-                why = list_named(
-                    list(dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in bad)), 2
-                )
-                parts.append(f"{named[side]} {len(bad)} of {plural(len(rows), 'repeat')}: {why}")
+            if why := lost(rows, lambda row: disturbed or not row["disturbed"]):
+                parts.append(f"{named[side]} {why}")
         return "; ".join(parts) or None
-
-
-def _may_count(row: Repeat) -> bool:
-    """Whether it counts, or might have on a quiet machine."""
-    return row["status"] in USABLE or row["disturbed"] is not None
 
 
 def latest(folder: Path, threshold: float, campaign: str | None = None) -> tuple[Rounds, tuple[str, str]]:
@@ -235,17 +234,3 @@ def latest(folder: Path, threshold: float, campaign: str | None = None) -> tuple
     rounds.notes += notes
     paths = {of["side"]: Path(of.get("config_path", "")).name for of in campaigns}
     return rounds, (f"A: {paths.get('A', '')}", f"B: {paths.get('B', '')}")
-
-
-def _verdict(metric: Figure, change: Change, significant: bool, bound: float) -> tuple[str, str | None]:
-    """The verdict and its reason."""
-    if change.ends is None:
-        return INVALID, "run-to-run noise is unknown: fewer than two rounds"
-    sign = paired.direction(change, bound)
-    if sign and significant:
-        return metric.worse if sign > 0 else metric.improved, None
-    least, most = change.ends
-    if -bound < least and most < bound:
-        return SAME, None
-    low, high = sorted(metric.change(end) for end in change.ends)
-    return UNCLEAR, f"anywhere from {low:+.1%} to {high:+.1%}"

@@ -295,70 +295,67 @@ def relative(metric: Figure, change: Change) -> tuple[float, list[float] | None]
     return metric.change(change.cost), ends
 
 
+def settle(row: MetricChange, metric: Figure, change: Change, sign: int, unclear: str | None = None) -> None:
+    """Fill in a change and its verdict. `sign`: of a change that counts, 1 if worse; 0: it does not count.
+    `unclear`: why it is UNCLEAR; None: its interval is too wide."""
+    row["change"], row["change_ci90"] = relative(metric, change)
+    row["p"] = change.p
+    if change.ends is None:
+        row["verdict"], row["reason"] = INVALID, "run-to-run noise is unknown: fewer than two repeats"
+        return
+    bound, (least, most) = math.log1p(row["threshold"]), change.ends
+    if sign:
+        row["verdict"] = metric.worse if sign > 0 else metric.improved
+    elif -bound < least and most < bound:
+        row["verdict"] = SAME
+    else:
+        low, high = sorted(metric.change(end) for end in change.ends)
+        row["verdict"], row["reason"] = UNCLEAR, unclear or f"anywhere from {low:+.1%} to {high:+.1%}"
+
+
 def _verdict(noisy: _Noisy, significant: Sequence[Change], count: int) -> None:
     """Fill in the change and its verdict. `count`: differences among which it is significant or not."""
     row, metric, whole, own = noisy.row, noisy.metric, noisy.difference.whole, noisy.difference.own
-    row["spread"] = noisy.difference.spread
-    row["change"], row["change_ci90"] = relative(metric, whole)
+    bound, row["spread"] = math.log1p(row["threshold"]), noisy.difference.spread
     if own:
         row["own_change"], row["own_ci90"] = relative(metric, own)
-    if whole.ends is None:
-        row["verdict"], row["reason"] = INVALID, "run-to-run noise is unknown"
-        return
-    row["p"] = whole.p
-    bound = math.log1p(row["threshold"])
-    if change := beyond(significant, bound):
-        row["verdict"] = metric.worse if change > 0 else metric.improved
-        why = [row["reason"]]
-        if not beyond([each for each in significant if each is whole], bound):
-            why = [f"{row['own_change']:+.1%} beyond what all cells share"]
-        if change > 0 and beyond(significant, noisy.far) > 0:
+    sign = beyond(significant, bound)
+    settle(row, metric, whole, sign)
+    if sign:
+        reasons = [row["reason"]]
+        if not beyond([change for change in significant if change is whole], bound):
+            reasons = [f"{row['own_change']:+.1%} beyond what all cells share"]
+        if sign > 0 and beyond(significant, noisy.far) > 0:
             row["nights_to_fail"] = 1
-        if change > 0 and row["nights"] < row["nights_to_fail"]:
-            why.append(f"night {row['nights']} in a row, fails after {row['nights_to_fail']}")
-        row["reason"] = "; ".join(filter(None, why)) or None
+        if sign > 0 and row["nights"] < row["nights_to_fail"]:
+            reasons.append(f"night {row['nights']} in a row, fails after {row['nights_to_fail']}")
+        row["reason"] = "; ".join(filter(None, reasons)) or None
         return
-    for each in filter(None, (whole, own)):
-        least, most = each.ends or (0.0, 0.0)
+    for change in filter(None, (own, whole)):
+        least, most = change.ends or (0.0, 0.0)
         if least > bound or most < -bound:
-            why_not = f"the medians differ by only {metric.change(each.middle):+.1%}"
-            if each not in significant:
-                why_not = f"not significant among {count} differences"
-            row["verdict"], row["reason"] = UNCLEAR, why_not
-            return
-    _same_or_unclear(row, whole.ends, None)
-
-
-def _same_or_unclear(row: MetricChange, ends: tuple[float, float], unclear: str | None) -> None:
-    """The verdict of an interval of costs. `unclear`: why it is UNCLEAR; None: the interval itself."""
-    bound, (least, most) = math.log1p(row["threshold"]), ends
-    if -bound < least and most < bound:
-        row["verdict"] = SAME
-        return
-    low, high = row["change_ci90"] or (0.0, 0.0)
-    row["verdict"], row["reason"] = UNCLEAR, unclear or f"anywhere from {low:+.1%} to {high:+.1%}"
+            row["verdict"], row["reason"] = UNCLEAR, f"not significant among {count} differences"
+            if change in significant:
+                row["reason"] = f"the medians differ by only {metric.change(change.middle):+.1%}"
 
 
 def _context(row: MetricChange, metric: Figure, base: Runs, new: Runs) -> None:
     """Compare longest contexts: verified, not sampled. The true limit is less than a granule above each."""
     before, after = (
-        [value for rows in side.campaigns.values() for row in rows if (value := metric.value(row))]
+        [value for rows in side.campaigns.values() for search in rows if (value := metric.value(search))]
         for side in (base, new)
     )
-    low = min(after) / (max(before) + base.granule - 1) - 1
-    high = (max(after) + new.granule - 1) / min(before) - 1
-    mean = [sum(values) / len(values) for values in (before, after)]
-    row["base"], row["new"], row["change"] = mean[0], mean[1], mean[1] / mean[0] - 1
-    row["change_ci90"] = [low, high]
-    bound, most, least = math.log1p(row["threshold"]), metric.cost(1 + low), metric.cost(1 + high)
-    if least > bound or most < -bound:
-        row["verdict"] = metric.worse if least > bound else metric.improved
-    elif {*before} == {*after}:
-        row["verdict"] = SAME
-    else:
-        alike = len({*before}) == len({*after}) == 1
-        why = f"searches resolve {base.granule} tokens" if alike else "searches on one side differ"
-        _same_or_unclear(row, (least, most), why)
+    base_mean, new_mean = fmean(before), fmean(after)
+    row["base"], row["new"] = base_mean, new_mean
+    most = metric.cost(min(after) / (max(before) + base.granule - 1))
+    least = metric.cost((max(after) + new.granule - 1) / min(before))
+    cost, bound = metric.cost(new_mean / base_mean), math.log1p(row["threshold"])
+    alike = len({*before}) == len({*after}) == 1
+    why = f"searches resolve {base.granule} tokens" if alike else "searches on one side differ"
+    sign = (least > bound) - (most < -bound)
+    settle(row, metric, Change(cost, cost, (least, most)), sign, why)
+    if not sign and {*before} == {*after}:
+        row["verdict"], row["reason"] = SAME, None
 
 
 def _quality(row: MetricChange, metric: Figure, base: Score, new: Score) -> Difference | None:

@@ -37,10 +37,10 @@ def commands(found: Comparison) -> list[str]:
     `::error`: a regression in --fail-on. `::warning`: another regression, an invalid figure, a cell not
     compared or only in part, and a record that cannot be read.
     """
-    worse = sorted((row for row in found.rows if row["verdict"] in WORSE), key=_badness, reverse=True)
+    worse = [row for row in found.rows if row["verdict"] in WORSE]
     lines = [
         _command("error" if row["fails"] else "warning", f"{row['verdict']}: {row['name']}", _gha_change(row))
-        for row in sorted(worse, key=lambda row: not row["fails"])
+        for row in sorted(worse, key=lambda row: (not row["fails"], -abs(row["change"] or 0.0)))
     ]
     invalid = [row for row in found.rows if row["verdict"] == INVALID]
     warnings = [(f"not compared: {row['name']}", row["reason"]) for row in invalid]
@@ -56,12 +56,27 @@ def commands(found: Comparison) -> list[str]:
 def benchmark(rows: Sequence[Change]) -> list[BenchmarkEntry]:
     """The new figures for github-action-benchmark's tool customSmallerIsBetter.
 
-    Each cell and metric has `name`, `unit`, `value`, `range` and `extra`. A metric that is better when larger
-    is given as its inverse (ms per token). The longest context has no useful inverse and is left out, as are
-    invalid figures. `range` is the row's `spread` (standard deviation of one repeat, moderated over all
-    cells) as a plain number in the value's unit: the action calculates with it.
+    A figure that is better when larger is given as its inverse (ms per token). The longest context has no
+    useful inverse and is left out, as are invalid figures. `range` is the row's `spread` (standard deviation
+    of one repeat, moderated over all cells) as a plain number in the value's unit: the action calculates with
+    it.
     """
-    return list(_entries(rows))
+    entries = []
+    for row in rows:
+        metric, unit, value = row["metric"], row["unit"], row["new"]
+        inverse = BY_NAME[metric].inverse
+        if value is None or row["verdict"] == INVALID or (row["better"] == "higher" and not inverse):
+            continue
+        if row["better"] == "higher" and inverse:
+            (metric, unit), value = inverse, 1e3 / value
+        # The action identifies entries by name alone, and these three are stable from night to night.
+        name = f"{row['cell']} {metric} ({row['machine']}, {row['device']})"
+        entry: BenchmarkEntry = {"name": name, "unit": unit, "value": value}
+        if row["spread"] is not None:
+            entry["range"] = f"± {row['spread'] * value:.6g}"
+        entry["extra"] = f"{row['name']}\n{row['verdict']}: {_gha_change(row)}"
+        entries.append(entry)
+    return entries
 
 
 def as_json(rows: Sequence[Change]) -> str:
@@ -69,48 +84,17 @@ def as_json(rows: Sequence[Change]) -> str:
     return json.dumps(benchmark(rows), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def _entries(rows: Sequence[Change]) -> Iterator[BenchmarkEntry]:
-    for row in rows:
-        metric, unit, value = row["metric"], row["unit"], row["new"]
-        if value is None or row["verdict"] == INVALID:
-            continue
-        if row["better"] == "higher":
-            if not (inverse := BY_NAME[metric].inverse):
-                continue
-            metric, unit = inverse
-            value = 1e3 / value
-        # The action identifies entries by name alone, and these three are stable from night to night.
-        name = f"{row['cell']} {metric} ({row['machine']}, {row['device']})"
-        entry: BenchmarkEntry = {"name": name, "unit": unit, "value": value}
-        if row["spread"] is not None:
-            entry["range"] = f"± {row['spread'] * value:.6g}"
-        entry["extra"] = f"{row['name']}\n{row['verdict']}: {_gha_change(row)}"
-        yield entry
-
-
 def _gha_change(row: Change) -> str:
-    """`tokens_per_s 20.1 -> 19.1 tok/s: -5.0% (90%: -5.6% to -4.4%), of 42 and 3 repeats, threshold 2%`"""
-    figures = f"{row['metric']} {_figure(row['base'])} -> {_figure(row['new'])} {row['unit']}"
-    parts = [figures if row["change"] is None else f"{figures}: {row['change']:+.1%}{_interval(row)}"]
+    """`tok/s 20.1 -> 19.1, change -5.0%, 90% interval -5.6% to -4.4%, of 42 and 3 repeats, threshold 2%`"""
+    figure = BY_NAME[row["metric"]]
+    base, new = (formatted(value, figure.form, figure.scale) for value in (row["base"], row["new"]))
+    parts = [f"{figure.label} {base} -> {new}"]
+    if row["change"] is not None:
+        parts.append(change_text("change", row["change"], row["change_ci90"]))
     if row["base_repeats"] and row["new_repeats"]:
         parts.append(f"of {row['base_repeats']} and {plural(row['new_repeats'], 'repeat')}")
-    parts.append(f"threshold {100 * row['threshold']:.3g}%")
+    parts.append(f"threshold {_percent(row['threshold'])}")
     return ", ".join(parts) + (f"; {row['reason']}" if row["reason"] else "")
-
-
-def _interval(row: Change) -> str:
-    if not row["change_ci90"]:
-        return ""
-    low, high = row["change_ci90"]
-    return f" (90%: {low:+.1%} to {high:+.1%})"
-
-
-def _figure(value: float | None) -> str:
-    return "none" if value is None else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
-
-
-def _badness(row: Change) -> float:
-    return abs(float(row["change"] or 0.0))
 
 
 def _command(kind: str, title: str, message: str) -> str:
@@ -156,44 +140,39 @@ def meaning_text(found: Comparison, of_own: bool = True) -> list[str]:
     """How to read the figures, in sentences; none without figures. `of_own`: of the column `own` too."""
     if not found.rows:
         return []
-    own = " own: the interval of the change beyond what all cells share." * of_own
+    if found.paired:
+        what, means, between = "rounds", "B against A in the same round", []
+        exceeds, false = "Mean and median of the change are at least half of the", paired.FALSE_DISCOVERIES
+    else:
+        what, means, between = "repeats", "new against baseline", _between(found)
+        exceeds, false = "The median and one of the two intervals exceed the", FALSE_DISCOVERIES
+    own = " own: the interval of the change beyond what all cells share." * (of_own and not found.paired)
+    later = " What is worse fails in the second campaign in a row or later, unless far beyond all before."
     thresholds = {row["family"]: row["threshold"] for row in found.rows}
     limits = ", ".join(f"{family} {_percent(value)}" for family, value in thresholds.items())
-    if found.paired:
-        return [
-            "Figures are geometric means over rounds; a change is B against A in the same round, with its "
-            "90% interval.",
-            "SLOWER, LARGER, COSTLIER, SHORTER, WORSE: worse. Mean and median of the change are at least half"
-            " of the "
-            "threshold, and it is statistically significant "
-            f"({_percent(paired.FALSE_DISCOVERIES)} false discoveries). SAME: the whole interval is "
-            "within the threshold. UNCLEAR: neither. INVALID: not compared.",
-            f"Thresholds, as relative change in cost: {limits}.",
-        ]
     return [
-        "Figures are geometric means over repeats; a change is new against baseline, with its 90% interval."
-        + own,
-        *_between(found),
-        "SLOWER, LARGER, COSTLIER, SHORTER, WORSE: worse. The median and one of the two intervals exceed the"
-        " threshold,"
-        f" and the change is statistically significant ({_percent(FALSE_DISCOVERIES)} false discoveries)."
-        " SAME: the whole interval is within the threshold. UNCLEAR: neither. INVALID: not compared.",
-        f"Thresholds, as relative change in cost: {limits}." + _several_nights(found),
+        f"Figures are geometric means over {what}; a change is {means}, with its 90% interval.{own}",
+        *between,
+        f"SLOWER, LARGER, COSTLIER, SHORTER, WORSE: worse. {exceeds} threshold, and the change is"
+        f" statistically significant ({_percent(false)} false discoveries). SAME: the whole interval is"
+        " within the threshold. UNCLEAR: neither. INVALID: not compared.",
+        f"Thresholds, as relative change in cost: {limits}."
+        + later * any(row["nights_to_fail"] > 1 for row in found.rows),
     ]
-
-
-def _several_nights(found: Comparison) -> str:
-    if all(row["nights_to_fail"] == 1 for row in found.rows):
-        return ""
-    return " What is worse fails in the second campaign in a row or later, unless far beyond all before."
 
 
 def _between(found: Comparison) -> list[str]:
     """How campaigns differ, and what to do where that is assumed."""
-    of = {each["metric"]: each["between"] for each in found.shared}
-    speed = [source for metric, source in of.items() if metric == "tokens_per_s"]
+    speed = [shared["between"] for shared in found.shared if shared["metric"] == "tokens_per_s"]
     advice = "; `harness ab` measures both sides in one campaign, without this noise"
     return [f"Noise of speed: {source}{advice if 'assumed' in source else ''}." for source in speed]
+
+
+def change_text(label: str, change: float, ends: Sequence[float] | None) -> str:
+    """`tok/s -8.3%, 90% interval -9.1% to -7.5%`"""
+    return (
+        f"{label} {change:+.1%}, 90% interval {' to '.join(map('{:+.1%}'.format, ends or ())) or 'unknown'}"
+    )
 
 
 def title_text(found: Comparison) -> str:
@@ -225,20 +204,19 @@ def array(found: Comparison) -> str:
     `lost`: new repeats that are not usable, and why. `differs`: other differences of this cell.
     """
     nothing = dict.fromkeys(found.rows[0] if found.rows else ("metric", "base", "new", "change"))
-    figures = [(row["name"], {**row}) for row in found.rows]
-    figures += [
-        (each["name"], {**nothing, "verdict": INVALID, "fails": False, **each}) for each in found.not_compared
-    ]
-    lost = {each["name"]: each["reason"] for each in found.partial}
-    rows = []
-    for name, of in figures:
+    nothing |= {"verdict": INVALID, "fails": False}
+    part = {lost["name"]: lost["reason"] for lost in found.partial}
+
+    def of_cell(name: str) -> dict[str, object]:
         differs = [
             {"what": each["what"], "base": each["base"], "new": each["new"]}
             for each in found.environment
             if name in (each["cells"] or [name])
         ]
-        sides = {"base_of": found.base, "new_of": found.new, "lost": lost.get(name)}
-        rows.append({**of, **sides, "differs": differs})
+        return {"base_of": found.base, "new_of": found.new, "lost": part.get(name), "differs": differs}
+
+    rows = [{**row, **of_cell(row["name"])} for row in found.rows]
+    rows += [{**nothing, **lost, **of_cell(lost["name"])} for lost in found.not_compared]
     return json.dumps(rows, indent=1, allow_nan=False) + "\n"
 
 
@@ -287,43 +265,25 @@ def _shared(found: Comparison) -> Table:
 
 def text_figures(found: Comparison) -> Table:
     """A line for each figure of each cell, with its verdict, the worst first."""
-    headings = [
-        "cell",
-        "figure",
-        *_side_names(found),
-        "change",
-        "90% interval",
-        "own",
-        "repeats",
-        "verdict",
-        "why",
-    ]
+    headings = ["cell", "figure", *_side_names(found), "change"]
+    headings += ["90% interval", "own", "repeats", "verdict", "why"]
     worst_first = sorted(found.rows, key=lambda row: VERDICTS.index(row["verdict"]))
-    lines = [_line(row) for row in worst_first]
     numeric = [False, False, True, True, True, True, True, True, False, False]
     marked = ["red" * (row["verdict"] in (*WORSE, INVALID)) for row in worst_first]
     needed = [name for name in headings if name not in ("90% interval", "own", "repeats")]
-    return Table(headings, lines, numeric, marked, "Figures", needed=needed)
+    return Table(headings, [_line(row) for row in worst_first], numeric, marked, "Figures", needed=needed)
 
 
 def _line(row: Change) -> list[str]:
     figure = BY_NAME[row["metric"]]
-    base, new = (formatted(value, figure.form, figure.scale) for value in (row["base"], row["new"]))
-    change = NONE if row["change"] is None else _signed(row["change"])
-    interval = " to ".join(map(_signed, row["change_ci90"] or ())) or NONE
-    repeats = f"{row['base_repeats']}, {row['new_repeats']}"
-    verdict = row["verdict"] + (" (fails)" if row["fails"] else "")
-    own = " to ".join(map(_signed, row["own_ci90"] or ())) or NONE
     return [
         row["name"],
         figure.label,
-        base,
-        new,
-        change,
-        interval,
-        own,
-        repeats,
-        verdict,
+        *(formatted(value, figure.form, figure.scale) for value in (row["base"], row["new"])),
+        NONE if row["change"] is None else _signed(row["change"]),
+        *(" to ".join(map(_signed, ends or ())) or NONE for ends in (row["change_ci90"], row["own_ci90"])),
+        f"{row['base_repeats']}, {row['new_repeats']}",
+        row["verdict"] + " (fails)" * row["fails"],
         row["reason"] or "",
     ]
 

@@ -1,32 +1,20 @@
-"""Which cell is compared with which."""
+"""The records of each side of a comparison: of a folder, a day, or the latest campaign and those before."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import records as harness_records
-from harness.analysis.columns import Repeat, Score, Search
 from harness.analysis.differences import FEWEST_CAMPAIGNS
 from harness.analysis.disturbances import counting
-from harness.analysis.identity import weights_content
-from harness.analysis.verdicts import USABLE
-from harness.base.text import list_named, plural
-from harness.compare.judge import Runs
+from harness.base.text import plural
 from harness.dataset import table
-from harness.dataset.rows import Judged, of_folder, rows_of
-from harness.dataset.study import study_of
-from harness.records import Record, ResultsError
-from harness.stacks.header import Options
+from harness.dataset.rows import Judged, of_folder
+from harness.records import ResultsError
 
-# Choose the records of each side of a comparison: a folder, a day, or the latest campaign and those before
-# it.
-
-
-KINDS = ("measured", "searched", "scored")  # published figures have no repeats, and a check times nothing
 MOST_CAMPAIGNS = 14  # of a history; older ones may be of another state of the machine
 _FOLDER = re.compile(r"/(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)\d\d\.\d+Z/")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -239,159 +227,3 @@ def _newest(every: Iterable[Judged], together: bool = False) -> dict[str, list[J
         counts = counting(judged, lambda each: each.facts["usable"], lambda each: each.facts["disturbed"])
         found.setdefault(campaign, []).append(counts)
     return found
-
-
-# The cells of one side: rows of repeats, searches and scores by campaign, and why figures are missing.
-
-
-Row = Repeat | Search | Score
-NAMES_SHOWN = 3
-
-
-class Cells:
-    """The cells of one side; each file is read once."""
-
-    def __init__(self, side: Side) -> None:
-        self._rows: dict[Key, dict[str, list[Row]]] = {}
-        self._records: dict[Key, list[Record]] = {}
-        every = [(each, name) for name, found in side.campaigns.items() for each in found]
-        measured = [each for each, _ in every if each.facts["kind"] in ("measured", "scored")]
-        gathered = study_of([*measured, *side.checks])
-        self.damages = [*side.damages, *gathered.warnings]
-        of = {each.stored.folder: (each, name) for each, name in every}
-        rows: list[tuple[Judged, str, Row]] = [
-            (*of[stored.folder], row) for stored, row in zip(gathered.stored, gathered.repeats, strict=True)
-        ]
-        for kind in ("searched", "scored"):
-            of_kind = [(each, name) for each, name in every if each.facts["kind"] == kind]
-            rows += [
-                (each, name, row)
-                for (each, name), row in zip(of_kind, rows_of([each for each, _ in of_kind]), strict=True)
-            ]
-        for each, campaign, row in rows:
-            key = cell_of(each)
-            self._rows.setdefault(key, {}).setdefault(campaign, []).append(row)
-            self._records.setdefault(key, []).append(each.stored.record)
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._rows)
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._rows
-
-    def rename(self, keys: Mapping[Key, Key]) -> None:
-        """Give cells the keys of those that they are compared with."""
-        for mine, theirs in keys.items():
-            self._rows[theirs], self._records[theirs] = self._rows.pop(mine), self._records.pop(mine)
-
-    def runs(self, key: Key) -> Runs:
-        """The usable rows by campaign, oldest first."""
-        usable = {
-            name: [row for row in rows if row["status"] in USABLE] for name, rows in self._rows[key].items()
-        }
-        return Runs({name: rows for name, rows in usable.items() if rows})
-
-    def records(self, key: Key) -> list[Record]:
-        return self._records[key]
-
-    def examples(self) -> dict[Key, Record]:
-        """A record of each cell: of those that got ready to run, if there are any."""
-        return {key: max(found, key=_got_ready) for key, found in self._records.items()}
-
-    def lacks(self, key: Key) -> str | None:
-        """Why a cell has no figure at all, as a clause; null where it has one."""
-        rows = self._every(key)
-        if any(row["status"] in USABLE for row in rows):
-            return None
-        return _statuses(rows)
-
-    def lost(self, key: Key) -> str | None:
-        """How many repeats are not usable, and why, as a clause; null: none."""
-        rows = self._every(key)
-        bad = [row for row in rows if row["status"] not in USABLE]
-        return f"{len(bad)} of {plural(len(rows), 'repeat')}: {_statuses(bad)}" if bad else None
-
-    def weights(self, key: Key) -> set[str]:
-        """Sources of its weights: synthetic, path or hub."""
-        return {row["weights"] for row in self._every(key)}
-
-    def _every(self, key: Key) -> list[Row]:
-        return [row for of_campaign in self._rows[key].values() for row in of_campaign]
-
-    def names(self) -> dict[Key, str]:
-        """A unique name for each cell."""
-        first = {key: self._every(key)[0] for key in self._rows}
-        found: dict[Key, str] = {}
-        for searched in (False, True):
-            of_kind = {key: row for key, row in first.items() if (row["kind"] == "searched") == searched}
-            named = table.with_unique_names(list(of_kind.values()))
-            words = " max_ctx" if searched else ""
-            found |= {key: row["name"] + words for key, row in zip(of_kind, named, strict=True)}
-        return found
-
-
-def _got_ready(record: Record) -> bool:
-    return "environment" in record
-
-
-def _statuses(rows: Sequence[Row]) -> str:
-    """`crash (killed by SIGSEGV), oom (...)`, without duplicates."""
-    statuses = dict.fromkeys(f"{row['status']} ({'; '.join(row['reasons'])})" for row in rows)
-    return ", ".join([*statuses][:NAMES_SHOWN])
-
-
-# Match cells of two sides that differ in the path of their weights alone, or say what else differs. Pure.
-
-
-DERIVED = ("prompt", "prompt_source")  # of a workload: they follow from the weights
-
-
-def same_weights(before: Mapping[Key, Record], after: Mapping[Key, Record]) -> dict[Key, Key]:
-    """Map a new cell's key to the key of the baseline's cell with equal weights, and all else equal. Keys on
-    both sides, and keys with several matches, are left out."""
-    theirs = _by_content({key: record for key, record in before.items() if key not in after})
-    ours = _by_content({key: record for key, record in after.items() if key not in before})
-    return {
-        keys[0]: theirs[what][0] for what, keys in ours.items() if len(keys) == len(theirs.get(what, ())) == 1
-    }
-
-
-def _by_content(records: Mapping[Key, Record]) -> dict[str, list[Key]]:
-    found: dict[str, list[Key]] = {}
-    for key, record in records.items():
-        if content := weights_content(record):
-            what = [key[:2], record["stack"], record["variant"], content, _options(record), _workload(record)]
-            found.setdefault(json.dumps(what, sort_keys=True), []).append(key)
-    return found
-
-
-def path(record: Record) -> str:
-    """The path of a record's weights."""
-    return str(record["model"]["weights"].get("file"))
-
-
-def difference(one: Record, other: Record) -> str:
-    """What two cells of one name have apart, as `other weights (a.gguf and b.gguf)`."""
-    found = []
-    contents = [weights_content(each) for each in (one, other)]
-    if None not in contents and contents[0] != contents[1]:
-        found.append(f"other weights ({path(one)} and {path(other)})")
-    for what, of in (("other options", _options), ("another workload", _workload)):
-        if values := [*_apart(of(one), of(other))]:
-            found.append(f"{what} ({list_named(values, NAMES_SHOWN)})")
-    return " and ".join(found) or "another config"
-
-
-def _apart(one: Mapping[str, object], other: Mapping[str, object]) -> Iterator[str]:
-    for name in dict.fromkeys([*one, *other]):
-        if one.get(name) != other.get(name):
-            yield f"{name}: {one.get(name, 'default')} and {other.get(name, 'default')}"
-
-
-def _options(record: Record) -> Options:
-    options: Options = record["asked"]["options"]
-    return options
-
-
-def _workload(record: Record) -> dict[str, object]:
-    return {name: value for name, value in record["workload"].items() if name not in DERIVED}

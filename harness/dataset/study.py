@@ -24,7 +24,7 @@ from harness.analysis import (
     quality,
     repeat_figures,
     speculation,
-    stopping,
+    time_split,
     traffic,
 )
 from harness.analysis import prefill as analysis_prefill
@@ -385,7 +385,7 @@ def pooled(repeats: Sequence[Repeat], judged: Sequence[Judged]) -> list[Cell]:
     def timed_rows(row: Repeat) -> dict[str, list[int]]:
         return of[id(row)].timed if row["workload"] in TABLE_OF else {}
 
-    return stopping.split_time(dataset_table.per_cell(repeats, timed_rows))
+    return time_split.split_time(dataset_table.per_cell(repeats, timed_rows))
 
 
 def _by_row(repeats: Sequence[Repeat], stored: Sequence[Stored]) -> dict[int, Stored]:
@@ -540,7 +540,7 @@ def _memory(samples: Mapping[str, Sequence[Any]]) -> MemoryCurve:
 def _attention(cells: Sequence[Cell]) -> dict[str, object]:
     """Cost of context per stack, across its models: a fixed cost, and the bandwidth of KV cache reads."""
     lines = []
-    for found in stopping.budgets(cells):
+    for found in time_split.budgets(cells):
         if found.of == "W" and found.bytes_per_s:
             fixed = (
                 f"{found.fixed_ms * 1e6:.0f} ns per token of context"

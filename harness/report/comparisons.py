@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from harness.analysis.columns import Ends, ShownCell
 from harness.analysis.figures import Figure
-from harness.analysis.stopping import DEFAULTS, FIRST_LOOK, Result, Setting, options_label
+from harness.analysis.racing import DEFAULTS, FIRST_LOOK, Result, Setting, options_label
 from harness.base.text import plural
 from harness.dataset.study import Study, bounds, failure, finite, labels
 from harness.report import parts

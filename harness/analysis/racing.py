@@ -1,111 +1,27 @@
-"""How many repeats are needed, and which variants go on."""
+"""Which settings of a stack to measure next, and whether one is faster than the defaults: successive halving.
+Pure.
+
+One option at a time: its values race against the best setting so far, at every look the worse half goes,
+and the winner becomes the best so far. The best is then measured against the defaults in rounds that took
+no part in choosing it. Only these rounds give the gain and decide, so earlier trials cannot make a false
+winner.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Literal
-
-import numpy as np
 
 from harness.analysis import paired
-from harness.analysis.columns import Cell, TimeSplit
-from harness.analysis.line_fit import least_squares
 from harness.analysis.paired import Change
-
-# Split the time of a token into a fixed cost, which quantization does not reduce, and a bandwidth. Pure.
-#
-# Across the quantizations of one model in one stack, B against the bytes that a step reads is a line. The
-# intercept is the time of kernel launches, the host and small kernels; its slope gives the achieved
-# bandwidth. Across the models of one stack, 1 / W against bytes of KV cache per token gives the same for
-# attention.
-
-
-Place = Literal["model", "stack", "machine", "device"]
-Size = Literal["weight_bytes_per_token", "kv_bytes_per_token"]
-FEWEST = 3  # different sizes; two always fit a line
-
-
-@dataclass(frozen=True)
-class Budget:
-    """`of`: B or W. `group`: the values its rows share. `fixed_ms`: per token; for W per token of context.
-    `bytes_per_s`: null where more bytes do not take longer."""
-
-    of: str
-    group: tuple[str, ...]
-    cells: int
-    fixed_ms: float
-    bytes_per_s: float | None
-
-
-def budgets(rows: Sequence[Cell]) -> list[Budget]:
-    """Budgets of B per model, stack and machine, and of W per stack and machine, where sizes differ."""
-    ok = [row for row in rows if row["status"] == "ok"]
-    place: tuple[Place, ...] = ("stack", "machine", "device")
-    found = _fitted(ok, "B", ("model", *place), "weight_bytes_per_token", lambda row: row["B_ms"])
-    sloped = [row for row in ok if row["W_identifiable"] and row["W_tokens_per_ms"]]
-    return found + _fitted(sloped, "W", place, "kv_bytes_per_token", _slope_ms)
-
-
-def _slope_ms(row: Cell) -> float | None:
-    W = row["W_tokens_per_ms"]
-    return 1 / W if W else None
-
-
-def split_time(rows: Sequence[Cell]) -> list[Cell]:
-    """The rows with `fixed_ms`, `bytes_ms` and `dominated_by` (fixed or bytes) for B; null: not known."""
-    known: dict[tuple[str | None, ...], Budget]
-    known = {budget.group: budget for budget in budgets(rows) if budget.of == "B"}
-    split: list[Cell] = []
-    for row in rows:
-        budget = known.get((row["model"], row["stack"], row["machine"], row["device"]))
-        parts = TimeSplit(fixed_ms=None, bytes_ms=None, dominated_by=None)
-        if row["status"] == "ok" and budget and budget.bytes_per_s and row["weight_bytes_per_token"]:
-            fixed, streamed = budget.fixed_ms, row["weight_bytes_per_token"] / budget.bytes_per_s * 1e3
-            parts = {
-                "fixed_ms": fixed,
-                "bytes_ms": streamed,
-                "dominated_by": "fixed" if fixed > streamed else "bytes",
-            }
-        split.append({**row, **parts})
-    return split
-
-
-def _fitted(
-    rows: Sequence[Cell], of: str, keys: Sequence[Place], size: Size, ms: Callable[[Cell], float | None]
-) -> list[Budget]:
-    grouped: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-    for row in rows:
-        latency = ms(row)
-        if (read := row[size]) and latency is not None:
-            grouped.setdefault(tuple(str(row[key]) for key in keys), []).append((read, latency))
-    found = []
-    for group, points in grouped.items():
-        if len({bytes_read for bytes_read, _ in points}) < FEWEST:
-            continue
-        sizes, latencies = np.array(points, dtype=float).T
-        line = least_squares(sizes, latencies)
-        rate = 1e3 / line.slope_ms if line.slope_ms > 0 else None
-        found.append(Budget(of, group, len(points), line.B_ms, rate))
-    return found
-
-
-# Which settings of a stack to measure next, and whether one is faster than the defaults: successive halving.
-# Pure.
-#
-# One option at a time: its values race against the best setting so far, at every look the worse half goes,
-# and the winner becomes the best so far. The best is then measured against the defaults in rounds that took
-# no part in choosing it. Only these rounds give the gain and decide, so earlier trials cannot make a false
-# winner.
-
 
 Value = str | int | float | bool
 Setting = tuple[tuple[str, Value], ...]
 """The options that differ from the defaults, by name."""
 Costs = Mapping[Setting, float | None]
-"""Of one round, as Figure.cost; null: no valid figure."""
+"""Of one round, as Figure.cost; None: no valid figure."""
 
 DEFAULTS: Setting = ()
 FALSE_WINNERS = 0.01  # probability that a race of equal settings has a winner, split over settings and looks
@@ -117,10 +33,10 @@ WIDEST = 2.0  # an interval whose ends differ by this factor, with no change ins
 
 def looks(first: int, limit: int) -> list[int]:
     """The numbers of rounds after which a race is judged: doubled from `first` up to `limit`."""
-    found = [min(first, limit)]
-    while 2 * found[-1] <= limit:
-        found.append(2 * found[-1])
-    return found
+    rounds = [min(first, limit)]
+    while 2 * rounds[-1] <= limit:
+        rounds.append(2 * rounds[-1])
+    return rounds
 
 
 def options_label(setting: Setting) -> str:
@@ -159,16 +75,16 @@ class Race:
 
     def add(self, costs: Costs, failed: Collection[Setting] = ()) -> None:
         """The costs of one round of all that was due. `failed`: those without one by their own fault."""
-        for each in self.due():
-            self._costs.setdefault(each, []).append(costs.get(each))
+        for setting in self.due():
+            self._costs.setdefault(setting, []).append(costs.get(setting))
         tried = len(self._costs[self.reference])
         if tried >= FEWEST_TRIES:
-            self.given_up |= {each for each in failed if not self.costs(each)}
+            self.given_up |= {setting for setting in failed if not self.costs(setting)}
             self.remaining = [s for s in self.remaining if not self.given_up & {s, self.reference}]
         if not self.remaining:
             self.over = True
             return
-        compared = min(len(self.differences(each, self.reference)) for each in self.remaining)
+        compared = min(len(self.differences(setting, self.reference)) for setting in self.remaining)
         look = self.looks[self._looked]
         if compared >= look or tried >= 2 * look:  # rounds without a figure are made up for, up to a limit
             self._judge()
@@ -187,27 +103,24 @@ class Race:
         least half of the threshold, and p is small for the number of settings and looks."""
         differences = self.differences(setting, self.reference)
         change = change_of(differences)
-        faster = paired.direction(change, math.log1p(self.threshold)) < 0
         if change.p is None or len(differences) < FIRST_LOOK:
             return False
-        return faster and change.p <= self.limit
-
-    @property
-    def limit(self) -> float:
-        """The p-value of a significant gain."""
-        return FALSE_WINNERS / (len(self.settings) * len(self.looks))
+        faster = paired.direction(change, math.log1p(self.threshold)) < 0
+        return faster and change.p <= FALSE_WINNERS / (len(self.settings) * len(self.looks))
 
     def _judge(self) -> None:
         """Drop settings that cannot be worth it or are behind the leader, then all but the better half."""
         self._looked += 1
         last = self._looked == len(self.looks)
-        found = {each: change_of(self.differences(each, self.reference)) for each in self.remaining}
-        alive = [each for each, change in found.items() if self._hopeful(each, change, last)]
-        alive.sort(key=lambda each: found[each].cost)
+        changes = {each: change_of(self.differences(each, self.reference)) for each in self.remaining}
+        alive = [setting for setting, change in changes.items() if self._hopeful(setting, change, last)]
+        alive.sort(key=lambda setting: changes[setting].cost)
         if alive:
             leader = alive[0]
-            level = [leader, *(each for each in alive[1:] if not self._behind(each, leader))]
-            alive = level[: math.ceil(len(self.remaining) / 2)]
+            behind = {
+                each for each in alive if (change_of(self.differences(each, leader)).ends or (0,))[0] > 0
+            }
+            alive = [each for each in alive if each not in behind][: math.ceil(len(self.remaining) / 2)]
             if self.ahead(leader) and (last or len(alive) == 1):
                 self.winner = leader
         self.remaining = alive
@@ -234,7 +147,7 @@ def change_of(differences: Sequence[float]) -> Change:
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured of a setting. `cost`: the mean; null: no round had a valid figure. `change`: against
+    """What was measured of a setting. `cost`: the mean; None: no round had a valid figure. `change`: against
     the defaults, from `rounds` rounds that have both. `failed`: it was given up, by its own fault."""
 
     setting: Setting
@@ -282,7 +195,7 @@ class Search:
 
     @property
     def winner(self) -> Setting | None:
-        """The setting that is significantly faster than the defaults; null: none is, or not known yet."""
+        """The setting that is significantly faster than the defaults; None: none is, or not known yet."""
         return self.final.winner if self.final else None
 
     def due(self) -> list[Setting]:

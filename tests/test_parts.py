@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typing_extensions import NotRequired, is_typeddict
 
 from harness.report import longest, memory, parts, prefill, speculation, turns, users
-from harness.report.plots import Mark
+from harness.report.plots import Chart, Mark
 
 COLUMNS = [
     *((longest.ContextRow, column) for column in longest.COLUMNS),
@@ -26,7 +26,8 @@ PATHS = [
         for kind, column in COLUMNS
         if (path := getattr(column.text, "keywords", {}).get("path"))
     ),
-    *((longest.ContextRow, path, word) for word, (path, _) in longest.SHOWN.items()),
+    *((longest.ContextRow, shown.path, shown.name) for shown in longest.SHOWN),
+    *((memory.Moment, part.path, part.name) for part in (*memory.PARTS, memory.TOTAL)),
 ]
 MARK = Mark("#123456", "circle")
 
@@ -46,10 +47,10 @@ def step(kind: Any, name: str) -> Any:
 @pytest.mark.parametrize(
     ("kind", "path", "heading"), PATHS, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_every_path_leads_to_a_number_of_its_row(kind, path, heading):
+def test_every_path_leads_to_a_value_of_its_row(kind, path, heading):
     for name in path.split("."):
         kind = step(kind, name)
-    assert {*get_args(kind), kind} & {int, float}, f"{heading}: {kind}"
+    assert {*get_args(kind), kind} & {int, float, str}, f"{heading}: {kind}"
 
 
 def test_what_is_missing_on_a_path_is_no_figure():
@@ -62,10 +63,9 @@ def test_a_series_has_a_place_in_the_legend_and_a_hover_text_or_none():
     theory = parts.lines("a<b", [1], [2], MARK, v=3, kind="theory", dash="dot")
     assert (theory["name"], theory["mode"], theory["hoverinfo"]) == ("a&lt;b", "lines", "skip")
     assert theory["meta"] == {"v": 3, "kind": "theory"}
-    assert parts.overlays([theory], {"theory": ("T", "dotted, T"), "ridge": ("R", "")}) == (
-        {"theory": "T"},
-        "; dotted, T",
-    )
+    known = {"theory": ("T", "dotted, T"), "ridge": ("R", "open, R")}
+    chart = Chart("n", "t", "A of B.", [theory], {}, (), (), known=known)
+    assert (chart.overlays, chart.text) == ({"theory": "T"}, "A of B; dotted, T.")
     symbols = parts.scatter("a", [1], [2], MARK, "%{x}", 0, marker={"size": 3}, cliponaxis=False)
     assert symbols["hovertemplate"] == "%{x}<extra>%{fullData.name}</extra>"
     assert symbols["marker"] == {"color": "#123456", "symbol": "circle", "size": 3}

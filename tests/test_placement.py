@@ -13,7 +13,7 @@ from golden_record import record
 from test_limits import planned
 
 from harness.analysis.verdicts import status
-from harness.report import comparisons
+from harness.report import tuned as report_tuned
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 from harness.theory import floors, memory
@@ -187,9 +187,9 @@ def test_a_cell_with_such_a_placement_is_refused_before_anything_is_made(
 def test_the_command_line_of_llama_server_has_both_as_a_shell_takes_them():
     header = stacks()["llamacpp"]
     options = {name: option.default for name, option in header.options.items()}
-    assert "moe" not in (comparisons.tuned_command(header, options, "m.gguf") or "")
+    assert "moe" not in (report_tuned.command(header, options, "m.gguf") or "")
     options |= {"n_cpu_moe": 4, "override_tensor": r"blk\.(1|2)\.=CPU"}
-    command = comparisons.tuned_command(header, options, "m") or ""
+    command = report_tuned.command(header, options, "m") or ""
     assert r"--n-cpu-moe 4 --override-tensor 'blk\.(1|2)\.=CPU'" in command
 
 

@@ -18,7 +18,7 @@ from jinja2 import UndefinedError
 from harness.analysis.columns import empty_cell
 from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
 from harness.records import ResultsError
-from harness.report import comparisons, curves, plots, summary, tables
+from harness.report import bars, curves, parts, picture, plots, summary, tables
 from harness.report import page as report_page
 from harness.report.text_table import Table
 
@@ -215,7 +215,7 @@ def test_the_hues_differ_also_for_colour_blind_readers_and_stand_out_from_the_pa
 
 
 def test_the_pareto_front_is_what_nothing_is_as_good_as_in_both():
-    assert comparisons.pareto([(1, 5), (2, 4), (3, 4), (2, 6), (4, 1), (4, 1), (1, 7)]) == {0, 1, 4, 5}
+    assert picture.pareto([(1, 5), (2, 4), (3, 4), (2, 6), (4, 1), (4, 1), (1, 7)]) == {0, 1, 4, 5}
 
 
 def test_the_view_opens_on_the_usual_latency_and_leaves_the_first_token_out():
@@ -251,7 +251,7 @@ def test_the_limits_of_all_variants_are_one_band_and_a_variants_own_waits_for_a_
 def test_limits_and_baseline_stand_beside_the_bars_and_an_unknown_W_has_none():
     cell = row(B_ms=10.0, B_ratio=0.5, B_measured_ratio=0.6, B_ci95_ms=[9.0, 12.0], baseline=row(B_ms=8))
     cell |= {"W_tokens_per_ms": 1000.0, "W_identifiable": False}
-    drawn = comparisons.bars("m", [("v", cell)], plots.marks(Study("t", [cell])))
+    drawn = parts.with_data(bars.of_model("m", [("v", cell)], plots.marks(Study("t", [cell]))))
     assert [figure.name for figure in drawn] == ["B"]
     bar, sheet, measured, baseline = drawn[0].data
     assert (bar["error_x"]["arrayminus"], bar["error_x"]["array"]) == ([1.0], [2.0])

@@ -11,7 +11,7 @@ from conftest import refused, stored_in
 
 from harness.analysis.figures import BY_NAME
 from harness.analysis.racing import DEFAULTS, Race, Search, Setting, changed, looks, options_label
-from harness.report import comparisons
+from harness.report import tuned as report_tuned
 from harness.stacks.header import stacks
 from harness.stacks.limits import candidates, without_effect
 
@@ -144,12 +144,12 @@ def test_a_gain_of_too_few_or_too_different_rounds_is_provisional_and_not_a_figu
             search.add({DEFAULTS: 0.0, due[-1]: None if gain is None else -gain})
     assert not search.due()
     metric = BY_NAME["tokens_per_s"]
-    found = comparisons.Found(search.results(), search.winner, None, metric, 0.01, {})
-    (row,) = (each for each in comparisons.tuned_rows(found) if each["name"] == "fast=true")
+    found = report_tuned.Found(search.results(), search.winner, None, metric, 0.01, {})
+    (row,) = (each for each in report_tuned.rows(found) if each["name"] == "fast=true")
     assert row["provisional"]
     assert (row["gain"], row["gain_ci95"]) == (None, None)
     assert not found.decided
-    assert comparisons.tuned_verdict(found).startswith("provisional: 1 of 1 setting could not be compared")
+    assert report_tuned.verdict(found).startswith("provisional: 1 of 1 setting could not be compared")
 
 
 def test_nothing_is_tried_where_the_defaults_do_not_run():
@@ -195,13 +195,13 @@ def test_the_command_line_of_llama_cpp_has_the_options_by_its_own_names():
     header = stacks()["llamacpp"]
     options = {name: option.default for name, option in header.options.items()}
     options |= {"threads": 2, "n_ctx": 89, "flash_attn": True, "mmap": False, "quant": "q4_0"}
-    assert comparisons.tuned_command(header, options, "/models/my model.gguf") == (
+    assert report_tuned.command(header, options, "/models/my model.gguf") == (
         "llama-server --model '/models/my model.gguf' --threads 2 --batch-size 512 --ubatch-size 512 "
         "--flash-attn on --cache-type-k f16 --cache-type-v f16 --no-mmap"
     )
-    assert "--gpu-layers 7" in comparisons.tuned_command(header, options | {"gpu_layers": 7}, "m.gguf")
-    assert comparisons.tuned_command(stacks()["hf"], {"threads": 2}, "m") is None
-    row = comparisons.config_row("hf", {"dtype": "bf16", "compile": True, "threads": 2})
+    assert "--gpu-layers 7" in report_tuned.command(header, options | {"gpu_layers": 7}, "m.gguf")
+    assert report_tuned.command(stacks()["hf"], {"threads": 2}, "m") is None
+    row = report_tuned.config_row("hf", {"dtype": "bf16", "compile": True, "threads": 2})
     assert row == "{stack: hf, dtype: bf16, compile: true, threads: 2}"
 
 

@@ -22,7 +22,7 @@ from harness.config.experiment import Scalar
 from harness.config.plan import Cell
 from harness.config.variants import given_values
 from harness.machine.host import usable_cpus
-from harness.report import comparisons
+from harness.report import tuned as report_tuned
 from harness.stacks.header import PURPOSES
 from harness.stacks.limits import candidates, without_effect
 
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise Mistake("there is nothing to try here but the defaults; name values with --option")
     model_arguments.say_what_is_random(arguments, [experiment])
     if arguments.dry_run:
-        print(f"defaults: {comparisons.config_row(tuned.variant.stack, tuned.variant.options)}")
+        print(f"defaults: {report_tuned.config_row(tuned.variant.stack, tuned.variant.options)}")
         for values in options:
             print(f"tried: {', '.join(options_label(tuple(each.items())) for each in values)}")
         return OK
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     outcome = tune.run(tuned, search, request, progress)
     progress.clear()
     finalist = search.best if search.final else None
-    found = comparisons.Found(
+    found = report_tuned.Found(
         search.results(), search.winner, finalist, tuned.metric, arguments.threshold, outcome.reasons
     )
     _show(found, tuned, threads, outcome.weights, arguments.json)
@@ -116,20 +116,20 @@ def run(arguments: argparse.Namespace) -> int:
     return OK if found.decided else NOT_OK
 
 
-def _show(found: comparisons.Found, tuned: Tuned, threads: int, weights: str | None, as_json: bool) -> None:
+def _show(found: report_tuned.Found, tuned: Tuned, threads: int, weights: str | None, as_json: bool) -> None:
     cell = tuned.cell(found.winner or DEFAULTS)
-    row = comparisons.config_row(cell.variant.stack, cell.variant.options)
-    command = comparisons.tuned_command(cell.header, cell.options(threads), weights)
+    row = report_tuned.config_row(cell.variant.stack, cell.variant.options)
+    command = report_tuned.command(cell.header, cell.options(threads), weights)
     if as_json:
         more = {"config_row": row, "command": command}
         every = [
-            each | (more if each["winner"] else dict.fromkeys(more)) for each in comparisons.tuned_rows(found)
+            each | (more if each["winner"] else dict.fromkeys(more)) for each in report_tuned.rows(found)
         ]
         print(json.dumps(every, indent=1, allow_nan=False))
-        say(comparisons.tuned_verdict(found))
+        say(report_tuned.verdict(found))
         return
-    comparisons.tuned_table(found).show()
-    print(comparisons.tuned_verdict(found))
+    report_tuned.table(found).show()
+    print(report_tuned.verdict(found))
     if found.winner is not None:
         print(f"config row: {row}")
         if command:

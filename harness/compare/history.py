@@ -13,7 +13,8 @@ from harness.analysis.steps import SHORTEST
 from harness.base.text import few, plural
 from harness.compare.series import History, Series, Step
 from harness.report import page
-from harness.report.plots import COLOURS, Chart, Plotly, figure_layout, plain_figure, upright_figure
+from harness.report.parts import lines, scatter
+from harness.report.plots import COLOURS, Chart, Mark, figure_layout, plain_figure, upright_figure
 from harness.report.text_table import Table
 
 FEWEST = 2 * SHORTEST  # nights with a figure that a step needs
@@ -40,6 +41,7 @@ MEANINGS = (
     "The changes listed at a step happened at the same time. They need not be its cause.",
 )
 LEVEL, FAILED = COLOURS[1], "#8a4b00"
+NIGHT = "%{x|%Y-%m-%d %H:%M}"
 MOST_DRAWN = 100  # points of a figure, which has room for so many; of more nights, each is the median of some
 MARGIN = 0.1  # above and below, at least this share of the figure: otherwise noise fills the plot
 
@@ -92,41 +94,33 @@ def figure(series: Series, steps: Sequence[Step]) -> Chart:
         if part[0] and began[part[0]] - began[part[0] - 1] > series.long:
             drawn.append((None, None))  # break the line across a gap
         drawn.append((_iso(began[part[len(part) // 2]]), point))
-    data: list[Plotly] = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": "nights" if together == 1 else f"medians of {together} nights",
-            "x": [date for date, _ in drawn],
-            "y": [value for _, value in drawn],
-            "line": {"color": COLOURS[5], "width": 1},
-            "marker": {"color": COLOURS[0], "size": 6},
-            "hovertemplate": f"%{{x|%Y-%m-%d %H:%M}}: %{{y:,.5~g}} {plain_figure(unit)}<extra></extra>",
-        },
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "levels",
-            "x": [at for level in levels for at in (_iso(began[level.first]), _iso(began[level.last]), None)],
-            "y": [at for level in levels for at in (level.value / per, level.value / per, None)],
-            "line": {"color": LEVEL, "width": 2.5},
-            "hovertemplate": f"level %{{y:,.5~g}} {plain_figure(unit)}<extra></extra>",
-        },
-    ]
-    failed = [(_iso(at), why) for at, why in zip(began, series.whys, strict=True) if why]
-    if failed:
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "no figure",
-                "x": [date for date, _ in failed],
-                "y": [low - headroom * 0.9] * len(failed),
-                "text": [plain_figure(why) for _, why in failed],
-                "marker": {"color": FAILED, "symbol": "x", "size": 8},
-                "hovertemplate": "%{x|%Y-%m-%d %H:%M}: %{text}<extra></extra>",
-            }
-        )
+    hover = f"%{{y:,.5~g}} {plain_figure(unit)}<extra></extra>"
+    nights = lines(
+        "nights" if together == 1 else f"medians of {together} nights",
+        [date for date, _ in drawn],
+        [value for _, value in drawn],
+        Mark(COLOURS[0], "circle"),
+        f"{NIGHT}: {hover}",
+    )
+    nights["marker"]["size"], nights["line"] = 6, {"color": COLOURS[5], "width": 1}
+    of_levels = lines(
+        "levels",
+        [at for level in levels for at in (_iso(began[level.first]), _iso(began[level.last]), None)],
+        [at for level in levels for at in (level.value / per, level.value / per, None)],
+        Mark(LEVEL, ""),
+        f"level {hover}",
+        dash="solid",
+    )
+    of_levels["line"]["width"] = 2.5
+    failed = [(_iso(at), plain_figure(why)) for at, why in zip(began, series.whys, strict=True) if why]
+    without = scatter(
+        "no figure",
+        [date for date, _ in failed],
+        [low - headroom * 0.9] * len(failed),
+        Mark(FAILED, "x"),
+        f"{NIGHT}: %{{text}}<extra></extra>",
+        text=[why for _, why in failed],
+    )
     own = [step for step in steps if step.series is series]
     figure_name = metric.name.removesuffix(f"_{metric.unit}")
     summary = "; ".join(f"{step.word} ({step.change:+.1%}) {step.when}" for step in reversed(own))
@@ -135,7 +129,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Chart:
         f"{series.name}: {metric.name}",
         f"{figure_name} of {series.name} in {unit}, night by night, and its levels. "
         + (f"{summary[:1].upper()}{summary[1:]}." if summary else "No step."),
-        data,
+        [nights, of_levels, *[without][: len(failed)]],
         figure_layout(
             "night (UTC)",
             f"{figure_name}, {unit}",

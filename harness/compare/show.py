@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from typing_extensions import NotRequired, TypedDict
 
@@ -14,7 +14,7 @@ from harness.analysis.figures import BY_NAME, COMPARED
 from harness.base.text import plural, printable_lines
 from harness.compare import Change, Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
-from harness.report import page, plots
+from harness.report import page, parts, plots
 from harness.report.plots import Chart
 from harness.report.text_table import NONE, Table, formatted, in_markdown, more_columns, wrapped
 
@@ -300,7 +300,6 @@ def _percent(share: float) -> str:
 
 
 WORSE_COLOUR, BETTER_COLOUR, OTHER_COLOUR = plots.COLOURS[1], plots.COLOURS[2], plots.FAINT
-LINE_PX = 26
 
 
 def comparison_page(found: Comparison) -> str:
@@ -325,53 +324,47 @@ def _page_figures(rows: Sequence[Change]) -> Iterator[Chart]:
 
 
 def _changes(metric: str, name: str, rows: Sequence[Change]) -> Chart:
-    percents = [
-        [100 * value for value in (row["change"] or 0.0, *(row["change_ci90"] or ()))] for row in rows
-    ]
-    places = list(range(len(rows)))
-    data = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "x": [at for at, _, _ in percents],
-            "y": places,
-            "text": [plots.plain_figure(f"{row['name']}: {row['verdict']}") for row in rows],
-            "error_x": {
-                "type": "data",
-                "symmetric": False,
-                "array": [high - at for at, _, high in percents],
-                "arrayminus": [at - low for at, low, _ in percents],
-            },
-            "marker": {"size": 9, "color": [_colour(row) for row in rows]},
-            "hovertemplate": "%{text}, %{x:+.2f}%<extra></extra>",
-        }
-    ]
+    names = [row["name"] for row in rows]
+    percents = [100 * (row["change"] or 0.0) for row in rows]
+    ends: list[list[float | None] | None] = [[100 * end for end in row["change_ci90"] or ()] for row in rows]
+    look = {"size": 9, "color": [_colour(row) for row in rows]}
     threshold = 100 * rows[0]["threshold"]
-    shapes = [
-        plots.upright_figure(0.0, "solid"),
-        *(plots.upright_figure(at, "dot") for at in (threshold, -threshold)),
-    ]
-    axis = {
-        "tickvals": places,
-        "ticktext": [plots.plain_figure(row["name"]) for row in rows],
-        "autorange": "reversed",
-    }
-    shown = [[row["name"], f"{row['change']:+.2%}", *_ends(row), row["verdict"]] for row in rows]
     return Chart(
-        name=f"change-{metric}",
-        title=f"Change of {name}",
-        text=f"Change of {name}, new against baseline, with its 90% interval; dotted: the threshold.",
-        data=data,
-        layout=plots.figure_layout(f"change of {name}, %", "", shapes=shapes, yaxis=axis),
-        headers=["cell", "change", "from", "to", "verdict"],
-        rows=shown,
-        height=120 + LINE_PX * len(rows),
+        f"change-{metric}",
+        f"Change of {name}",
+        f"Change of {name}, new against baseline, with its 90% interval; dotted: the threshold.",
+        [
+            parts.scatter(
+                name,
+                percents,
+                [plots.plain_figure(cell) for cell in names],
+                plots.Mark(plots.INK, "circle"),
+                "%{y}: %{text}, %{x:+.2f}%<extra></extra>",
+                marker=look,
+                error_x=parts.error_bars(percents, ends, plots.INK),
+                text=[row["verdict"] for row in rows],
+            )
+        ],
+        plots.named_layout(
+            names,
+            f"change of {name}, %",
+            shapes=[
+                plots.upright_figure(0.0, "solid"),
+                *(plots.upright_figure(at, "dot") for at in (threshold, -threshold)),
+            ],
+        ),
+        ["cell", "change", "from", "to", "verdict"],
+        [
+            [
+                *(row["name"], f"{row['change']:+.2%}"),
+                *(f"{end:+.2%}" for end in row["change_ci90"] or ()),
+                row["verdict"],
+            ]
+            for row in rows
+        ],
+        height=plots.names_height(names),
         across=2,
     )
-
-
-def _ends(row: Change) -> Iterable[str]:
-    return (f"{end:+.2%}" for end in row["change_ci90"] or ())
 
 
 def _colour(row: Change) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from harness.base.text import list_named
 from harness.dataset.study import Study, ok, provisional
 from harness.report import served, summary
-from harness.report.comparisons import tuned_command
 from harness.report.summary import Group, Ranked, leaders
 from harness.report.timed_rows import PROMPT, WithPrompt, in_words, prompt_rate, with_prompts
+from harness.report.tuned import command as command_of
 from harness.stacks.header import stacks
 
 NAMES_SHOWN = 4
@@ -107,4 +107,4 @@ def _command(study: Study, group: Group, ranked_cells: Rankings) -> str | None:
     if stored is None or header is None or row["weights"] == "synthetic":
         return None
     record = stored.record
-    return tuned_command(header, record["options"], record["model"]["weights"].get("file"))
+    return command_of(header, record["options"], record["model"]["weights"].get("file"))

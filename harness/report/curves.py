@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from harness.analysis.columns import ShownCell
 from harness.analysis.spikes import running_median, spike_places
 from harness.dataset.study import Curve, Floats, MemoryCurve
-from harness.report import parts
 from harness.report.parts import line, lines, scatter
 from harness.report.plots import (
     FAINT,
@@ -22,6 +21,7 @@ from harness.report.plots import (
     legend,
     packed,
     plain_figure,
+    texts,
 )
 from harness.report.text_table import NONE
 
@@ -58,6 +58,7 @@ OVERLAYS = {
 }
 HOVER = "n %{x:,}: %{y:.3f} ms"
 AROUND = 32  # tokens on each side of a position, for the median in the table
+MEMORY = {"RSS": "solid", "VRAM": "dash"}
 MEMORY_POINTS = 120
 
 
@@ -67,72 +68,61 @@ def from_zero(data: Sequence[Plotly]) -> list[float] | None:
     return [0, max(tops) * 1.03] if tops else None
 
 
-def latency_curves(
-    model: str, named: Named, series: Mapping[str, Curve], marks: Mapping[str, Mark]
-) -> Chart | None:
-    """Latency of each token against its position, without the first: spikes as ticks at the upper edge, the
-    limits of the data sheet as a band, each variant's name at the end of its line where it fits."""
-    drawn: list[Drawn] = []
-    for place, (label, row) in enumerate(named):
-        curve = series.get(row["name"])
-        if curve is not None and len(curve.n) > 1:
-            drawn.append(Drawn(place, label, row, curve.decode, marks[row["name"]]))
-    if not drawn:
-        return None
-    usual, own, ticks = [], [], []
-    stacks = list(dict.fromkeys(each.mark.stack for each in drawn))
-    for each in drawn:
-        without, spikes = _parted(each.curve)
-        usual.append(line(without.n, without.ms, each.label, each.place, each.mark, HOVER))
-        if len(spikes.n):
-            ticks.append(_ticks(each, spikes, 1 - EDGE * (1 + stacks.index(each.mark.stack))))
-        for kind, dash, line_of in (
-            ("theory", "dash", _floor(each.row)),
-            ("baseline", "dot", _baseline_line(each.row)),
-        ):
-            if line_of is not None:
-                own.append(_straight(each, line_of, kind, dash))
-    ends = float(max(each.curve.n[-1] for each in drawn))
-    floors = [floor for each in drawn if (floor := _floor(each.row))]
-    y_range = from_zero(usual)
-    names = _names(drawn, y_range, ends)
-    crossed = y_range is not None and y_range[1] > SLOW_MS
-    positions, width = _of_table([each.curve.n for each in drawn])
-    data = [*([_band(floors, ends)] if floors else []), *usual, *own, *ticks, *names]
-    overlays, words = parts.overlays(data, OVERLAYS)
-    return Chart(
-        "latency",
-        "Latency against position",
-        f"Latency in ms of each token of {model} against its position, one line per variant{words}."
-        " The first token (prefill) is not shown.",
-        data,
-        figure_layout(
-            "position n (tokens of context)",
-            "latency, ms",
-            xaxis={"range": [0, ends * 1.01], "tickformat": ",d"},
-            yaxis={"range": y_range},
-            yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
-            shapes=[SLOW] if crossed else [],
-            margin={"l": 50, "r": NAME_MARGIN if names else 16, "t": 16, "b": 44},
-        ),
-        ["variant", *(f"n {n:,}" for n in positions)],
-        [[each.label, *(_around(each.curve, n, width) for n in positions)] for each in drawn],
-        height=HEIGHT,
-        switch=True,
-        legend=legend(named, marks),
-        overlays=overlays,
-    )
-
-
 @dataclass(frozen=True)
 class Drawn:
-    """A variant with a curve. `place`: in the legend."""
+    """A variant with a curve. `v`: its place in the legend."""
 
-    place: int
+    v: int
     label: str
     row: ShownCell
     curve: Curve
     mark: Mark
+
+
+def latency_curves(model: str, named: Named, series: Mapping[str, Curve], marks: Mapping[str, Mark]) -> Chart:
+    """Latency of each token against its position, without the first: spikes as ticks at the upper edge, the
+    limits of the data sheet as a band, each variant's name at the end of its line where it fits."""
+    drawn = [
+        Drawn(v, label, row, curve.decode, marks[row["name"]])
+        for v, (label, row) in enumerate(named)
+        if (curve := series.get(row["name"])) and len(curve.n) > 1
+    ]
+    usual, ticks = [], []
+    own: list[Plotly] = []
+    stacks = list(dict.fromkeys(variant.mark.stack for variant in drawn))
+    for variant in drawn:
+        without, spikes = _parted(variant.curve)
+        usual.append(line(without.n, without.ms, variant.label, variant.v, variant.mark, HOVER))
+        if len(spikes.n):
+            ticks.append(_ticks(variant, spikes, 1 - EDGE * (1 + stacks.index(variant.mark.stack))))
+        own += _straight(variant)
+    end = max((float(variant.curve.n[-1]) for variant in drawn), default=1.0)
+    floors = [floor for variant in drawn if (floor := _floor(variant.row))]
+    y_range = from_zero(usual)
+    names = _names(drawn, y_range, end)
+    positions, width = _of_table([variant.curve.n for variant in drawn])
+    return Chart(
+        "latency",
+        "Latency against position",
+        f"Latency in ms of each token of {model} but the first (prefill) against its position, one line per"
+        " variant.",
+        [*_band(floors, end), *usual, *own, *ticks, *names],
+        figure_layout(
+            "position n (tokens of context)",
+            "latency, ms",
+            xaxis={"range": [0, end * 1.01], "tickformat": ",d"},
+            yaxis={"range": y_range},
+            yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
+            shapes=[SLOW] if y_range and y_range[1] > SLOW_MS else [],
+            margin={"l": 50, "r": NAME_MARGIN if names else 16, "t": 16, "b": 44},
+        ),
+        ["variant", *(f"n {n:,}" for n in positions)],
+        [[variant.label, *(_around(variant.curve, n, width) for n in positions)] for variant in drawn],
+        height=HEIGHT,
+        switch=True,
+        legend=legend(named, marks),
+        known=OVERLAYS,
+    )
 
 
 def _parted(curve: Curve) -> tuple[Curve, Curve]:
@@ -145,113 +135,92 @@ def _parted(curve: Curve) -> tuple[Curve, Curve]:
     return Curve(curve.n[kept], curve.ms[kept]), Curve(curve.n[highest], curve.ms[highest])
 
 
-def _ticks(each: Drawn, spikes: Curve, level: float) -> Plotly:
+def _ticks(variant: Drawn, spikes: Curve, level: float) -> Plotly:
     return scatter(
-        f"{each.label}, spikes",
+        f"{variant.label}, spikes",
         packed(spikes.n),
         [round(level, 3)] * len(spikes.n),
-        Mark(each.mark.colour, "line-ns-open"),
+        Mark(variant.mark.colour, "line-ns-open"),
         "n %{x:,}: %{customdata:,.1f} ms",
-        each.place,
+        variant.v,
         "spikes",
-        marker={"line": {"width": 1.5, "color": each.mark.colour}},
+        marker={"line": {"width": 1.5, "color": variant.mark.colour}},
         yaxis="y2",
         customdata=[round(float(ms), 1) for ms in spikes.ms],
     )
 
 
-def _band(floors: Sequence[Callable[[Floats], Floats]], ends: float) -> Plotly:
+def _band(floors: Sequence[Callable[[Floats], Floats]], end: float) -> Iterator[Plotly]:
     """The band from the lowest to the highest limit at each position."""
-    x = np.linspace(1, ends, LINE_POINTS).round()
-    every = np.array([floor(x) for floor in floors])
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "limits by the data sheet",
-        "x": [*x.tolist(), *x[::-1].tolist()],
-        "y": np.round([*every.min(axis=0), *every.max(axis=0)[::-1]], 4).tolist(),
-        "fill": "toself",
-        "fillcolor": "rgba(128,128,128,0.2)",
-        "line": {"color": FAINT, "width": 0.5},
-        "hoverinfo": "skip",
-        "meta": {"kind": "theory"},
-    }
+    if not floors:
+        return
+    n = np.linspace(1, end, LINE_POINTS).round()
+    limits = np.array([floor(n) for floor in floors])
+    x = [*n.tolist(), *n[::-1].tolist()]
+    y = np.round([*limits.min(axis=0), *limits.max(axis=0)[::-1]], 4).tolist()
+    band = lines("limits by the data sheet", x, y, Mark(FAINT, ""), kind="theory", dash="solid")
+    edge = {"color": FAINT, "width": 0.5}
+    yield {**band, "line": edge, "fill": "toself", "fillcolor": "rgba(128,128,128,0.2)"}
 
 
-def _names(drawn: Sequence[Drawn], y_range: Sequence[float] | None, ends: float) -> list[Plotly]:
+def _names(drawn: Sequence[Drawn], y_range: Sequence[float] | None, end: float) -> list[Plotly]:
     """The variants' names at the ends of their lines; one that does not fit shows once it is selected."""
     if not y_range:
         return []
     px = (HEIGHT - 60) / (y_range[1] or 1)
-    found: list[Plotly] = []
+    names: list[Plotly] = []
     placed: list[tuple[float, float]] = []
-    ends_at = [(float(each.curve.n[-1]), float(np.median(each.curve.ms[-AROUND:]))) for each in drawn]
-    for (x, y), each in sorted(zip(ends_at, drawn, strict=True), key=lambda pair: pair[0], reverse=True):
-        near = (abs(x - at) < ends * NAME_SHARE and abs(y - up) * px < NAME_PX for at, up in placed)
+    ends = [(float(variant.curve.n[-1]), float(np.median(variant.curve.ms[-AROUND:]))) for variant in drawn]
+    for (x, y), variant in sorted(zip(ends, drawn, strict=True), key=lambda pair: pair[0], reverse=True):
+        near = (abs(x - at) < end * NAME_SHARE and abs(y - up) * px < NAME_PX for at, up in placed)
         fits = y < y_range[1] and not any(near)
-        name = each.row["variant"] or each.label
+        name = variant.row["variant"] or variant.label
+        name = name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
         if fits:
             placed.append((x, y))
-        found.append(
+        names.append(
             {
-                "type": "scatter",
-                "mode": "text",
-                "name": plain_figure(f"{each.label}, name"),
-                "x": [x],
-                "y": [round(y, 4)],
-                "text": [
-                    f" {plain_figure(name if len(name) <= NAME_LENGTH else f'{name[: NAME_LENGTH - 1]}…')}"
-                ],
-                "textposition": "middle right",
-                "textfont": {"color": each.mark.colour, "size": 12},
+                **texts([x], [round(y, 4)], [name], variant.mark.colour),
+                "name": plain_figure(f"{variant.label}, name"),
                 "cliponaxis": False,
-                "hoverinfo": "skip",
-                "meta": {"v": each.place, "kind": "name", **({} if fits else {"chosen": True})},
+                "meta": {"v": variant.v, "kind": "name", **({} if fits else {"chosen": True})},
             }
         )
-    return found
+    return names
 
 
 def memory_curves(
     model: str, named: Named, curves: Mapping[str, MemoryCurve], marks: Mapping[str, Mark]
-) -> Chart | None:
+) -> Chart:
     """Memory of the worker over the time of one repeat."""
-    data: list[Plotly] = []
-    rows, kinds = [], set()
-    for place, (label, row) in enumerate(named):
-        curve = curves.get(row["name"])
+    data, table = [], []
+    for v, (label, row) in enumerate(named):
+        curve, cells = curves.get(row["name"]), [label]
         if curve is None:
             continue
-        cells = [label]
-        for kind, values, dash in (("RSS", curve.rss_bytes, "solid"), ("VRAM", curve.vram_bytes, "dash")):
+        for kind, dash in MEMORY.items():
+            values = curve.rss_bytes if kind == "RSS" else curve.vram_bytes
             if values is None or not np.isfinite(values).any():
                 cells += [NONE, NONE]
                 continue
-            values = np.asarray(values, float)
-            hover = f"%{{x:.1f}} s: {kind} %{{y:.3f}} GB"
-            mark = marks[row["name"]]
-            trace = line(curve.seconds, values / 1e9, label, place, mark, hover, MEMORY_POINTS)
+            gb, hover = np.asarray(values, float) / 1e9, f"%{{x:.1f}} s: {kind} %{{y:.3f}} GB"
+            trace = line(curve.seconds, gb, label, v, marks[row["name"]], hover, MEMORY_POINTS)
             trace["line"]["dash"] = dash
             trace["meta"]["top"] = trace["meta"]["peak"] * 1.05
             data.append(trace)
-            kinds.add(kind)
-            seen = values[np.isfinite(values)]
-            cells += [f"{seen.max() / 1e9:.3f}", f"{seen[-1] / 1e9:.3f}"]
-        rows.append(cells)
-    if not data:
-        return None
-    words = {"RSS": "RSS (solid)", "VRAM": "VRAM (dashed)"}
-    which = " and ".join(word for kind, word in words.items() if kind in kinds)
+            cells += [f"{np.nanmax(gb):.3f}", f"{gb[np.isfinite(gb)][-1]:.3f}"]
+        table.append(cells)
+    words = {"solid": "RSS (solid)", "dash": "VRAM (dashed)"}
+    dashes = {trace["line"]["dash"] for trace in data}
+    shown = " and ".join(word for dash, word in words.items() if dash in dashes)
     return Chart(
         "memory-over-time",
         "Memory over time",
-        f"Memory of the workers of {model} in GB against seconds since their start: {which}.",
+        f"Memory of the workers of {model} in GB against seconds since their start: {shown}.",
         data,
-        figure_layout(
-            "seconds", "memory, GB", yaxis={"range": from_zero(data)}, xaxis={"rangemode": "tozero"}
-        ),
+        figure_layout("seconds", "memory, GB", yaxis={"range": from_zero(data)}),
         ["variant", "RSS peak GB", "at the end", "VRAM peak GB", "at the end"],
-        rows,
+        table,
         height=380,
         legend=legend(named, marks),
     )
@@ -274,14 +243,19 @@ def _through(B_ms: float | None, W_tokens_per_ms: float | None) -> Callable[[Flo
     return lambda n: B_ms + (n - 1) * slope
 
 
-def _straight(each: Drawn, line_of: Callable[[Floats], Floats], kind: str, dash: str) -> Plotly:
-    """A line of a variant's own; its limit shows once it is selected, as all are in the band."""
-    n = each.curve.n
+def _straight(variant: Drawn) -> Iterator[Plotly]:
+    """A variant's limit, which shows once it is selected, as all are in the band; and its baseline."""
+    n = variant.curve.n
     x = np.unique(np.linspace(float(n[0]), float(n[-1]), LINE_POINTS).round())
-    y = line_of(x)
-    meta = {"low": round(float(y.min()), 4), "chosen": kind == "theory" or None}
-    name = f"{each.label}, {OVERLAYS[kind][0]}"
-    return lines(name, packed(x), packed(y), each.mark, HOVER, each.place, kind, dash, meta)
+    for kind, dash, line_of in (
+        ("theory", "dash", _floor(variant.row)),
+        ("baseline", "dot", _baseline_line(variant.row)),
+    ):
+        if line_of is not None:
+            y = line_of(x)
+            meta = {"low": round(float(y.min()), 4), "chosen": kind == "theory" or None}
+            name = f"{variant.label}, {OVERLAYS[kind][0]}"
+            yield lines(name, packed(x), packed(y), variant.mark, HOVER, variant.v, kind, dash, meta)
 
 
 def _positions(longest: float, count: int = 6) -> list[int]:
@@ -293,6 +267,8 @@ def _positions(longest: float, count: int = 6) -> list[int]:
 
 def _of_table(curves: Sequence[Floats]) -> tuple[list[int], int]:
     """The measured positions nearest to round ones, and how many tokens to each side a median covers."""
+    if not curves:
+        return [], 0
     measured = np.unique(np.concatenate(curves))
     wanted = [n for n in _positions(float(measured[-1])) if n >= measured[0]] or [int(measured[-1])]
     found = sorted({int(measured[np.abs(measured - n).argmin()]) for n in wanted})

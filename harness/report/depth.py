@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,7 +11,7 @@ from harness.analysis.columns import AtDepthRow, Cell, ShownCell
 from harness.dataset.study import Study
 from harness.report import parts, tables
 from harness.report.parts import Chapter, lines, scatter
-from harness.report.plots import Chart, Mark, Named, extent, figure_layout, legend, marks, packed
+from harness.report.plots import Chart, Mark, Named, extent, figure_layout, legend, packed
 from harness.report.tables import Column
 from harness.report.text_table import NONE
 
@@ -36,16 +36,9 @@ OVERLAYS = {
 
 def chapter(study: Study) -> Chapter[ShownCell] | None:
     """The chapter on depth; None without windows at depth."""
-    draw, models = partial(_figure, marks=marks(study)), parts.cells_of(study, KIND)
-    return parts.chapter(
-        TITLE,
-        MEANING,
-        {TITLE: columns([row for named in models.values() for _, row in named])},
-        models,
-        list,
-        lambda model, named: [draw(model, named)],
-        _notes,
-    )
+    models = parts.cells_of(study, KIND)
+    tables = {TITLE: columns([row for named in models.values() for _, row in named])}
+    return parts.chapter(study, TITLE, MEANING, tables, models, list, _figures, _notes)
 
 
 def _notes(named: Named) -> list[str]:
@@ -92,46 +85,39 @@ def _rate(row: Cell, depth: int) -> str:
     return tables.plus_minus(at["tokens_per_s"], at["tokens_per_s_ci95"]) if at else NONE
 
 
-def _figure(model: str, named: Named, marks: Mapping[str, Mark]) -> Chart | None:
+def _figures(model: str, named: Named, marks: Mapping[str, Mark]) -> Iterator[Chart]:
     """Rate against depth with its intervals; theory's ceiling dashed."""
-    drawn = [(v, label, row, marks[row["name"]]) for v, (label, row) in enumerate(named) if _at(row)]
-    if not drawn:
-        return None
-    data = []
-    for v, label, row, mark in drawn:
+    points, curves, table = [], [], []
+    depths = _depths([row for _, row in named])
+    for v, (label, row) in enumerate(named):
+        if not _at(row):
+            continue
+        mark = marks[row["name"]]
         x, y = parts.points(_at(row), "depth", "tokens_per_s")
-        whiskers = parts.error_bars(y, [each["tokens_per_s_ci95"] for each in _at(row)], mark.colour)
+        whiskers = parts.error_bars(y, [at["tokens_per_s_ci95"] for at in _at(row)], mark.colour)
         hover = "%{x:,} tokens in the cache: %{y:,.1f} tokens/s"
-        # Depth 0 is on the axis.
-        data.append(scatter(label, x, y, mark, hover, v, meta=extent(y), error_y=whiskers, cliponaxis=False))
-    for v, label, row, mark in drawn:
+        on_axis = {"error_y": whiskers, "cliponaxis": False}  # as depth 0 is
+        points.append(scatter(label, x, y, mark, hover, v, meta=extent(y)) | on_axis)
+        table.append([label, *(_rate(row, depth) for depth in depths)])
         for kind, dash, B_ms, W_tokens_per_ms in (
             ("line", "solid", row["B_ms"], row["W_tokens_per_ms"]),
             ("theory", "dash", row["B_theory_ms"], row["W_theory_tokens_per_ms"]),
         ):
             if B_ms is not None and W_tokens_per_ms is not None:
-                n = np.linspace(0, _at(row)[-1]["depth"], LINE_POINTS)
+                n = np.linspace(0, x[-1], LINE_POINTS)
                 rate = 1e3 / (B_ms + n / W_tokens_per_ms)
                 name = f"{label}, {OVERLAYS[kind][0].partition(' (')[0]}"
                 low = {"low": round(float(rate.min()), 4)}
-                data.append(lines(name, packed(n), packed(rate), mark, "", v, kind, dash, low))
-    depths = _depths([row for _, _, row, _ in drawn])
-    overlays, words = parts.overlays(data, OVERLAYS)
-    return Chart(
+                curves.append(lines(name, packed(n), packed(rate), mark, "", v, kind, dash, low))
+    yield Chart(
         "depth",
         "Tokens per second against depth",
-        f"Tokens per second of {model} against the tokens in its KV cache, with 95% confidence"
-        f" intervals{words}.",
-        data,
-        figure_layout(
-            "tokens in the KV cache",
-            "tokens/s",
-            xaxis={"rangemode": "tozero", "tickformat": ",d"},
-            yaxis={"rangemode": "tozero"},
-        ),
+        f"Tokens per second of {model} against the tokens in its KV cache, with 95% confidence intervals.",
+        points + curves,
+        figure_layout("tokens in the KV cache", "tokens/s", xaxis={"tickformat": ",d"}),
         ["variant", *(f"{depth:,} tokens" for depth in depths)],
-        [[label, *(_rate(row, depth) for depth in depths)] for _, label, row, _ in drawn],
+        table,
         switch=True,
         legend=legend(named, marks),
-        overlays=overlays,
+        known=OVERLAYS,
     )

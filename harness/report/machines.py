@@ -20,8 +20,8 @@ from harness.report.plots import (
     Chart,
     Mark,
     bits,
-    figure_layout,
-    named_axis,
+    named_layout,
+    names_height,
     plain_figure,
     stack_colours,
 )
@@ -282,12 +282,7 @@ def shares(drawn: Sequence[Line]) -> Chart | None:
         "Each dot is a cell that is ok: the share of its machine's ceiling that decode reached. The shape is"
         " the bits per weight, as on the pages of one machine. The fastest machine is at the top.",
         data,
-        figure_layout(
-            "share of the ceiling",
-            "",
-            xaxis={"tickformat": ".1~%", "rangemode": "tozero"},
-            yaxis=named_axis(machines, in_order=True),
-        ),
+        named_layout(machines, "share of the ceiling", in_order=True, xaxis={"tickformat": ".1~%"}),
         ["machine", "stack", "cells", "share: least", "median", "most"],
         [
             [
@@ -298,7 +293,7 @@ def shares(drawn: Sequence[Line]) -> Chart | None:
             ]
             for line, of in reached
         ],
-        height=80 + LINE_PX * len(machines),
+        height=names_height(machines),
         legend=[(stack, Mark(colour, "circle")) for stack, colour in hues.items()],
         legend_of="Stack",
     )

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
-from harness.analysis.columns import Cell, Counted
+from harness.analysis.columns import Cell, Counted, Ended
+from harness.analysis.figures import at
 from harness.analysis.memory import Attribution, Moment
 from harness.dataset.study import Study, matched
 from harness.report import parts, tables
-from harness.report.parts import Chapter, bars, column
+from harness.report.parts import Chapter, bars, column, figure_at
 from harness.report.plots import (
     COLOURS,
     FAINT,
     NO_COLOUR,
     Chart,
     Mark,
-    figure_layout,
-    named_axis,
+    named_layout,
+    names_height,
     plain_figure,
 )
 from harness.report.tables import Column, number
@@ -34,59 +38,53 @@ MEANING = (
 )
 BY_DIFFERENCE = "~"  # an inferred part: the total minus the reported parts
 
-PARTS = {
-    "weights": Mark(COLOURS[0], "square"),
-    "kv": Mark(COLOURS[1], "square"),
-    "compute": Mark(COLOURS[2], "square"),
-    "workspace": Mark(COLOURS[3], "square"),
-    "slack": Mark(COLOURS[5], "square"),
-    "runtime": Mark(COLOURS[4], "square"),
-    "unattributed": Mark(FAINT, "square"),
-}
-MEANINGS = {
-    "weights": "all tensors",
-    "kv": "KV cache of the allocated or reached context",
-    "compute": "the stack's buffers for one step",
-    "workspace": "handed out by the allocator, without weights and KV cache",
-    "slack": "held by the allocator but not handed out",
-    "runtime": "interpreter, libraries and GPU context",
-}
-WORDS = {"kv": "KV cache"}
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the memory, at a path of a Moment."""
+
+    name: str
+    path: str
+    meaning: str
+    colour: str = FAINT
+
+
+PARTS = (
+    Part("weights", "parts.weights", "all tensors", COLOURS[0]),
+    Part("KV cache", "parts.kv", "KV cache of the allocated or reached context", COLOURS[1]),
+    Part("compute", "parts.compute", "the stack's buffers for one step", COLOURS[2]),
+    Part(
+        "workspace",
+        "parts.workspace",
+        "handed out by the allocator, without weights and KV cache",
+        COLOURS[3],
+    ),
+    Part("slack", "parts.slack", "held by the allocator but not handed out", COLOURS[5]),
+    Part("runtime", "parts.runtime", "interpreter, libraries and GPU context", COLOURS[4]),
+    Part("unattributed", "unattributed_bytes", "total minus the parts, and its share of the total"),
+)
+TOTAL = Part("total", "total_bytes", "RSS, or memory in use on the GPU")
+SIZES = ("file_bytes", "model_buffer_bytes", "vram_bytes", "kv_buffer_bytes")  # of a published row
 TOLERATED = 0.03  # unattributed, as a share of the total
-BAR_HEIGHT = 22
 
 
 class MemoryRow(Counted):
-    """The parts of a cell's memory, with the published row of its variant. `theory_bytes_per_token`: None for
-    a cell that did not run."""
+    """The parts of a cell's memory, and the published row of its variant; None for what is not known.
+    `of_theory`: growth per token of context, measured over theory."""
 
-    file_bytes: int | None
-    measured_bytes_per_token: float | None
     theory_bytes_per_token: float | None
-    of_theory: float | None
-    loaded: Moment | None
-    peak: Moment | None
+    own: Attribution | None
     published: Cell | None
+    of_theory: float | None
 
 
 Named = Sequence[tuple[str, MemoryRow]]
-MOMENTS: Mapping[str, Callable[[MemoryRow], Moment | None]] = {
-    "Once loaded": lambda row: row["loaded"],
-    "At its peak": lambda row: row["peak"],
-}
+MOMENTS = {"Once loaded": "own.loaded", "At its peak": "own.peak"}
 
 
 def chapter(study: Study) -> Chapter[MemoryRow] | None:
     """The chapter on memory; None if no variant's memory is known."""
-    return parts.chapter(
-        TITLE,
-        MEANING,
-        TABLES,
-        parts.by_model(rows(study)),
-        list,
-        lambda model, named: [_figure(model, named)],
-        notes,
-    )
+    return parts.chapter(study, TITLE, MEANING, TABLES, parts.by_model(rows(study)), list, _figures, notes)
 
 
 def rows(study: Study) -> list[MemoryRow]:
@@ -94,52 +92,38 @@ def rows(study: Study) -> list[MemoryRow]:
     published figures of other variants."""
     known = [row for row in study.attributions if row["loaded"] or row["peak"] or row["file_bytes"]]
     ours = [row for row in known if row["kind"] != "reported"]
-    reported = [row for row in study.cells if row["kind"] == "reported" and any(_sizes(row))]
+    reported = [
+        row
+        for row in study.cells
+        if row["kind"] == "reported" and any(figure_at(row, size) for size in SIZES)
+    ]
     theirs, alone = matched(study, ours, reported)
     return [
-        *(_row(row, theirs.get(row["name"])) for row in ours),
-        *map(_published_row, alone),
+        *(_row(row, row, theirs.get(row["name"]), []) for row in ours),
+        *(_row(row, None, row, row["reasons"]) for row in alone),
     ]
 
 
-def _sizes(row: Cell) -> tuple[float | None, ...]:
-    return row["file_bytes"], row["model_buffer_bytes"], row["vram_bytes"], row["kv_buffer_bytes"]
-
-
-def _row(row: Attribution, published: Cell | None) -> MemoryRow:
-    measured, theory = row["measured_bytes_per_token"], row["kv_bytes_per_token"]
+def _row(row: Ended, own: Attribution | None, published: Cell | None, reasons: list[str]) -> MemoryRow:
+    has_run = own and own["peak"] and own["peak"]["total_bytes"] is not None
+    measured = own["measured_bytes_per_token"] if own else None
+    theory = own["kv_bytes_per_token"] if own else None
     return {
-        **tables.counted(row, []),
-        "file_bytes": row["file_bytes"],
-        "measured_bytes_per_token": measured,
-        "theory_bytes_per_token": theory if _bytes(row["peak"], "total") is not None else None,
-        "of_theory": measured / theory if measured is not None and theory else None,
-        "loaded": row["loaded"],
-        "peak": row["peak"],
+        **tables.counted(row, reasons),
+        "own": own,
         "published": published,
-    }
-
-
-def _published_row(row: Cell) -> MemoryRow:
-    return {
-        **tables.counted(row, row["reasons"]),
-        "file_bytes": None,
-        "measured_bytes_per_token": None,
-        "theory_bytes_per_token": None,
-        "of_theory": None,
-        "loaded": None,
-        "peak": None,
-        "published": row,
+        "theory_bytes_per_token": theory if has_run else None,
+        "of_theory": measured / theory if measured is not None and theory else None,
     }
 
 
 def notes(named: Named) -> list[str]:
     """Cells whose unattributed memory exceeds TOLERATED."""
     return [
-        f"{name}: {share:.1%} of the memory {word.lower()} is unattributed"
+        f"{name}: {share:.1%} of the memory {heading.lower()} is unattributed"
         for name, row in named
-        for word, of in MOMENTS.items()
-        if (moment := of(row)) and abs(share := moment["unattributed_share"] or 0.0) > TOLERATED
+        for heading, path in MOMENTS.items()
+        if abs(share := figure_at(row, f"{path}.unattributed_share") or 0.0) > TOLERATED
     ]
 
 
@@ -148,64 +132,42 @@ def _mb(value: float | None) -> str:
     return number(value, "{:,.0f}" if value is None or abs(value) >= 10e6 else "{:,.1f}", 1e6)
 
 
-def _bytes(moment: Moment | None, part: str) -> int | None:
+def _part(moment: Moment | None, part: Part) -> str:
+    """`12`; `~12` for an inferred part; `12 (1.5%)` for what is unattributed."""
     if moment is None:
-        return None
-    whole = {"unattributed": moment["unattributed_bytes"], "total": moment["total_bytes"]}
-    return {**moment["parts"], **whole}.get(part)
-
-
-def _part(moment: Moment | None, part: str) -> str:
-    """`12`, or `~12` for an inferred part."""
-    inferred = moment is not None and part in moment["by_difference"]
-    return BY_DIFFERENCE * inferred + _mb(_bytes(moment, part))
-
-
-def _rest(moment: Moment | None) -> str:
-    """`12 (1.5%)`."""
-    if moment is None or moment["unattributed_bytes"] is None:
         return NONE
-    share = number(moment["unattributed_share"], "{:.1%}")
-    return _mb(moment["unattributed_bytes"]) + (f" ({share})" if share != NONE else "")
+    inferred = part.path.removeprefix("parts.") in moment["by_difference"]
+    share = number(moment["unattributed_share"], " ({:.1%})") if part.path == "unattributed_bytes" else NONE
+    return BY_DIFFERENCE * inferred + _mb(figure_at(moment, part.path)) + share.removesuffix(NONE)
 
 
-def _columns_of(of: Callable[[MemoryRow], Moment | None]) -> tuple[Column[MemoryRow], ...]:
-    def of_part(part: str, meaning: str) -> Column[MemoryRow]:
-        return Column(f"{WORDS.get(part, part)} MB", lambda row: _part(of(row), part), meaning)
+def _parts_of(path: str) -> list[Column[MemoryRow]]:
+    def text(row: MemoryRow, part: Part) -> str:
+        return _part(cast("Moment | None", at(row, path)), part)
 
-    return (
-        *(of_part(part, meaning) for part, meaning in MEANINGS.items()),
-        Column(
-            "unattributed MB",
-            lambda row: _rest(of(row)),
-            "total minus the parts, and its share of the total",
-        ),
-        of_part("total", "RSS, or memory in use on the GPU"),
-    )
+    return [Column(f"{part.name} MB", partial(text, part=part), part.meaning) for part in (*PARTS, TOTAL)]
 
 
 def _megabytes(heading: str, path: str, meaning: str) -> Column[MemoryRow]:
-    return Column(heading, lambda row: _mb(parts.figure_at(row, path)), meaning)
+    return Column(heading, lambda row: _mb(figure_at(row, path)), meaning)
 
 
 TABLES: Mapping[str, Sequence[Column[MemoryRow]]] = {
     "Once loaded": (
-        _megabytes("file MB", "file_bytes", "size of the checkpoint's files"),
-        *_columns_of(MOMENTS["Once loaded"]),
+        _megabytes("file MB", "own.file_bytes", "size of the checkpoint's files"),
+        *_parts_of(MOMENTS["Once loaded"]),
         _megabytes("published file MB", "published.file_bytes", "size of the file, as published"),
         _megabytes(
-            "published buffer MB",
-            "published.model_buffer_bytes",
-            "model buffer on the GPU, as published",
+            "published buffer MB", "published.model_buffer_bytes", "model buffer on the GPU, as published"
         ),
         _megabytes("published KV MB", "published.kv_buffer_bytes", "KV buffer at n_ctx 1,024, as published"),
         _megabytes("published VRAM MB", "published.vram_bytes", "in use after loading, as published"),
     ),
     "At its peak": (
-        *_columns_of(MOMENTS["At its peak"]),
+        *_parts_of(MOMENTS["At its peak"]),
         column(
             "B/token",
-            "measured_bytes_per_token",
+            "own.measured_bytes_per_token",
             "{:,.0f}",
             "measured memory growth per token of context",
         ),
@@ -220,43 +182,36 @@ TABLES: Mapping[str, Sequence[Column[MemoryRow]]] = {
 }
 
 
-def _figure(model: str, named: Named) -> Chart | None:
+def _figures(model: str, named: Named, _: object) -> Iterator[Chart]:
     """Two stacked bars per variant."""
-    stacks = [
-        (f"{label}, {word}", moment)
+    moments = [
+        (f"{label}, {when}", moment)
         for label, row in named
-        for word, moment in (("loaded", row["loaded"]), ("peak", row["peak"]))
-        if _bytes(moment, "total") is not None
+        if row["own"]
+        for when, moment in (("loaded", row["own"]["loaded"]), ("peak", row["own"]["peak"]))
+        if moment and moment["total_bytes"] is not None
     ]
-    if not stacks:
-        return None
-    y = [plain_figure(name) for name, _ in stacks]
+    names = [name for name, _ in moments]
     data = []
-    for v, (part, mark) in enumerate(PARTS.items()):
-        word, values = WORDS.get(part, part), [_bytes(moment, part) for _, moment in stacks]
-        x = [None if value is None else round(value / 1e6, 3) for value in values]
-        if any(x):
-            hover = f"%{{y}}: {word} %{{x:,.1f}} MB<extra></extra>"
-            data.append(bars(word, x, y, mark.colour, hover, v, orientation="h"))
-    return Chart(
+    for v, part in enumerate(PARTS):
+        megabytes = parts.scaled((moment for _, moment in moments), part.path, 1e6, 3)
+        if any(megabytes):
+            hover = f"%{{y}}: {part.name} %{{x:,.1f}} MB<extra></extra>"
+            y = list(map(plain_figure, names))
+            data.append(bars(part.name, megabytes, y, part.colour, hover, v, orientation="h"))
+    yield Chart(
         "memory-parts",
         TITLE,
         f"Memory of each variant of {model} in MB, once loaded and at its peak, by part: "
         + ", ".join(trace["name"] for trace in data)
         + ".",
         data,
-        figure_layout(
-            "memory, MB",
-            "",
-            barmode="relative",
-            bargap=0.25,
-            xaxis={"tickformat": ",d"},
-            yaxis={**named_axis([name for name, _ in stacks], in_order=True), "gridcolor": NO_COLOUR},
-            margin={"l": 50, "r": 16, "t": 8, "b": 44},
+        named_layout(
+            names, "memory, MB", NO_COLOUR, barmode="relative", bargap=0.25, xaxis={"tickformat": ",d"}
         ),
-        ["variant", *(f"{WORDS.get(part, part)} MB" for part in PARTS), "total MB"],
-        [[name, *(_part(moment, part) for part in (*PARTS, "total"))] for name, moment in stacks],
-        height=90 + BAR_HEIGHT * len(stacks),
-        legend=[(WORDS.get(part, part), mark) for part, mark in PARTS.items()],
+        ["variant", *(f"{part.name} MB" for part in (*PARTS, TOTAL))],
+        [[name, *(_part(moment, part) for part in (*PARTS, TOTAL))] for name, moment in moments],
+        height=names_height(names),
+        legend=[(part.name, Mark(part.colour, "square")) for part in PARTS],
         legend_of="Parts",
     )

@@ -25,7 +25,7 @@ from harness.dataset.study import Study, labels, ok
 from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.report import (
-    comparisons,
+    bars,
     curves,
     depth,
     head,
@@ -42,7 +42,7 @@ from harness.report import (
     turns,
     users,
 )
-from harness.report.parts import Chapter
+from harness.report.parts import Chapter, with_data
 from harness.report.picture import Picture
 from harness.report.plots import Chart, Plotly, marks, plain_figure
 from harness.report.quality import ModelTable
@@ -70,17 +70,17 @@ def sections(study: Study) -> dict[str, tuple[str, list[Chart]]]:
     """Id of a section -> its title and its figures, of decodes."""
     looks = marks(study)
     found = {}
-    across = comparisons.share(study, looks)
+    across = bars.share(study, looks)
     if across:
         found["across"] = ("All models", [across])
     for number, (model, rows) in enumerate(study.decodes.items()):
         named = list(zip(labels(rows, model), rows, strict=True))
-        drawn = (
+        charts = (
             curves.latency_curves(model, named, study.series, looks),
-            *comparisons.bars(model, named, looks),
+            *bars.of_model(model, named, looks),
             curves.memory_curves(model, named, study.memory, looks),
         )
-        found[f"m{number}"] = (model, [figure for figure in drawn if figure])
+        found[f"m{number}"] = (model, with_data(charts))
     return found
 
 

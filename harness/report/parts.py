@@ -8,9 +8,20 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from harness.analysis.columns import Ends, ShownCell, Variant
+from harness.analysis.figures import at
 from harness.dataset.study import Floats, Study, bounds, labels, timed
 from harness.report import tables
-from harness.report.plots import POINTS, Chart, Mark, Plotly, extent, packed, plain_figure, thinned
+from harness.report.plots import (
+    POINTS,
+    Chart,
+    Mark,
+    Plotly,
+    extent,
+    marks,
+    packed,
+    plain_figure,
+    thinned,
+)
 from harness.report.tables import Column, RowT, number
 from harness.report.text_table import NONE, Table
 
@@ -24,26 +35,19 @@ VariantT = TypeVar("VariantT", bound=Variant)
 def figure_at(row: Mapping[str, object], path: str) -> float | None:
     """The figure at a path such as `at.ttft_ms.median` or `utilisation.-1.mfu`; None if a part of the path is
     None or missing."""
-    value: object = row
-    for name in path.split("."):
-        if isinstance(value, Mapping):
-            value = value.get(name)
-        elif isinstance(value, list):
-            value = value[int(name)] if value else None
-        else:
-            value = getattr(value, name, None)
+    value = at(row, path)
     return value if isinstance(value, (int, float)) else None
 
 
 def column(
     heading: str, path: str, form: str, meaning: str, unit: float = 1.0
 ) -> Column[Mapping[str, object]]:
-    """A column of the figures at a path."""
-    return Column(heading, partial(_figure_text, path=path, form=form, unit=unit), meaning)
+    """A column of the figures at a path; of texts, if `form` is empty."""
+    return Column(heading, partial(_text_at, path=path, form=form, unit=unit), meaning, numeric=bool(form))
 
 
-def _figure_text(row: Mapping[str, object], path: str, form: str, unit: float) -> str:
-    return number(figure_at(row, path), form, unit)
+def _text_at(row: Mapping[str, object], path: str, form: str, unit: float) -> str:
+    return number(figure_at(row, path), form, unit) if form else str(at(row, path) or NONE)
 
 
 def points(rows: Iterable[Mapping[str, object]], x: str, y: str) -> tuple[list[float], list[float]]:
@@ -51,6 +55,14 @@ def points(rows: Iterable[Mapping[str, object]], x: str, y: str) -> tuple[list[f
     both = [(figure_at(row, x), figure_at(row, y)) for row in rows]
     known = [(left, round(up, 4)) for left, up in both if left is not None and up is not None]
     return [left for left, _ in known], [up for _, up in known]
+
+
+def scaled(
+    rows: Iterable[Mapping[str, object]], path: str, unit: float = 1.0, digits: int = 5
+) -> list[float | None]:
+    """The figure of every row at a path, in a unit; None where a row lacks it."""
+    figures = [figure_at(row, path) for row in rows]
+    return [None if figure is None else round(figure / unit, digits) for figure in figures]
 
 
 # Series as plotly.js draws them. `v`: the entry of the legend that a series belongs to. `kind`: of an
@@ -157,16 +169,6 @@ def error_bars(
     }
 
 
-def overlays(data: Iterable[Plotly], known: Mapping[str, tuple[str, str]]) -> tuple[dict[str, str], str]:
-    """The overlays that the series have, with the labels of their switches; and what the caption says of
-    them. `known`: kind -> label and words of the caption."""
-    kinds = {trace.get("meta", {}).get("kind") for trace in data}
-    drawn = {kind: of for kind, of in known.items() if kind in kinds}
-    return {kind: label for kind, (label, _) in drawn.items()}, "".join(
-        f"; {words}" for _, words in drawn.values() if words
-    )
-
-
 # Chapters: tables, notes and figures on one topic, model by model, for the page and as lines of text.
 
 
@@ -215,26 +217,33 @@ def _has_figures(row: RowT, chosen: Sequence[Column[RowT]]) -> bool:
 
 
 def chapter(
+    study: Study,
     title: str,
     meaning: str,
     tables: Mapping[str, Sequence[Column[RowT]]],
     models: Mapping[str, Sequence[tuple[str, VariantT]]],
     rows: Callable[[Sequence[VariantT]], Sequence[RowT]],
-    figures: Callable[[str, Sequence[tuple[str, VariantT]]], Iterable[Chart | None]],
+    figures: Callable[[str, Sequence[tuple[str, VariantT]], Mapping[str, Mark]], Iterable[Chart]],
     notes: Callable[[Sequence[tuple[str, VariantT]]], Sequence[str]] = lambda _: (),
 ) -> Chapter[RowT] | None:
     """The chapter of these models; None without any. `models`: what it is about, with labels. `rows`, `notes`
-    and `figures` of a model are made of that."""
+    and `figures` of a model are made of that, and figures of its name and the study's marks too."""
     if not models:
         return None
+    looks = marks(study)
     return Chapter(
         title,
         meaning,
         tables,
         {model: rows([row for _, row in named]) for model, named in models.items()},
         {model: notes(named) for model, named in models.items()},
-        {model: [figure for figure in figures(model, named) if figure] for model, named in models.items()},
+        {model: [*with_data(figures(model, named, looks))] for model, named in models.items()},
     )
+
+
+def with_data(figures: Iterable[Chart]) -> list[Chart]:
+    """The figures that draw something."""
+    return [figure for figure in figures if figure.data]
 
 
 def by_model(rows: Iterable[VariantT]) -> dict[str, list[tuple[str, VariantT]]]:

@@ -14,7 +14,6 @@ from harness.analysis.figures import BY_NAME, shown_in
 from harness.base import text as base_text
 from harness.dataset.study import bounds
 from harness.report import summary
-from harness.report.comparisons import pareto
 from harness.report.plots import FAINT, Chart, Mark, Plotly, bits, figure_layout, key_sign, plain_figure
 from harness.report.summary import STANDARD_ERRORS, Group, SizeMeasure
 from harness.report.tables import text_of
@@ -206,6 +205,18 @@ def _picture(
             for place, (label, row, *_) in enumerate(known)
         ],
     )
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> set[int]:
+    """Indices of the points that no other point dominates; lower is better."""
+    found: set[int] = set()
+    best = float("inf")
+    last: tuple[float, float] | None = None
+    for i in sorted(range(len(points)), key=lambda i: points[i]):
+        if points[i][1] < best or points[i] == last:
+            found.add(i)
+            best, last = points[i][1], points[i]
+    return found
 
 
 # The same picture for a PNG file, in which nothing can be hovered over: every point has its name, and the key

@@ -64,17 +64,16 @@ class Mark:
 class Chart:
     """One figure of plotly.js with its text alternatives.
 
-    `name`: of the file. `text`: the caption, one sentence. `headers`, `rows`: the data as a table. `switch`:
-    the y axis can switch to logarithmic. `across`: figures per row on a wide screen. `legend_of`: title of
-    the legend. `overlays`: kind -> label, of traces that are hidden together. `signs`:
-    further entries of a PNG file's legend. `meta` of a trace, for page.js:
-    `v`, its entry of the legend; `kind`, of an overlay; `chosen`, shown only once its variant is selected;
-    `low`, `top` and `peak` of its y.
+    `name`: of the file. `headers`, `rows`: the data as a table. `switch`: the y axis can switch to
+    logarithmic. `across`: figures per row on a wide screen. `legend_of`: title of the legend. `known`: by
+    kind the label and words of the caption, of traces that a switch hides together. `signs`: further entries
+    of a PNG file's legend. `meta` of a trace, for page.js: `v`, its entry of the legend; `kind`, of an
+    overlay; `chosen`, shown only once its variant is selected; `low`, `top` and `peak` of its y.
     """
 
     name: str
     title: str
-    text: str
+    caption: str
     data: list[Plotly]
     layout: Plotly
     headers: Sequence[str]
@@ -84,8 +83,20 @@ class Chart:
     across: int = 1
     legend: Sequence[tuple[str, Mark]] = ()
     legend_of: str = "Variants"
-    overlays: Mapping[str, str] = field(default_factory=dict)
+    known: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     signs: Sequence[Plotly] = ()
+
+    @property
+    def overlays(self) -> dict[str, str]:
+        """Kind -> label, of the overlays that the figure has."""
+        kinds = {trace.get("meta", {}).get("kind") for trace in self.data}
+        return {kind: label for kind, (label, _) in self.known.items() if kind in kinds}
+
+    @property
+    def text(self) -> str:
+        """The caption, with the words on the overlays at its end."""
+        words = [words for kind in self.overlays if (words := self.known[kind][1])]
+        return "; ".join([self.caption.removesuffix("."), *words]) + "." if words else self.caption
 
     def drawing(self, group: str) -> Plotly:
         """What page.js reads. `group`: figures that share their switches."""
@@ -107,6 +118,7 @@ def legend(named: Named, marks: Mapping[str, Mark]) -> list[tuple[str, Mark]]:
 def figure_layout(x_title: str, y_title: str, **more: Any) -> Plotly:
     """Plain axes without a legend; `more` goes into the layout, `xaxis` and `yaxis` into theirs."""
     axis = {"gridcolor": GRID, "linecolor": FAINT, "zerolinecolor": GRID, "automargin": True}
+    axis["rangemode"] = "tozero"  # where the data leave the range open
     return {
         "font": {"family": "system-ui, sans-serif", "size": 13, "color": INK},
         "paper_bgcolor": PAPER,
@@ -122,34 +134,50 @@ def figure_layout(x_title: str, y_title: str, **more: Any) -> Plotly:
     }
 
 
-def named_axis(labels: Sequence[str], in_order: bool = False) -> Plotly:
-    """An axis of names, from the top. Long names keep both ends: variants differ at the end. `in_order`: also
-    the names that only a later trace has."""
+def named_layout(
+    names: Sequence[str], x_title: str = "", grid: str = GRID, in_order: bool = False, **more: Any
+) -> Plotly:
+    """The layout of a figure with a line per name, from the top. Long names keep both ends: variants differ
+    at the end. `in_order`: also the names that the first series lacks."""
     half = TICK // 2
-    short = [each if len(each) <= TICK else f"{each[: half - 1]}…{each[-half:]}" for each in labels]
-    places = {
-        "tickvals": [plain_figure(each) for each in labels],
-        "ticktext": [plain_figure(each) for each in short],
+    short = [name if len(name) <= TICK else f"{name[: half - 1]}…{name[-half:]}" for name in names]
+    ticks = [plain_figure(name) for name in names]
+    axis: Plotly = {
+        "type": "category",
+        "gridcolor": grid,
+        "tickvals": ticks,
+        "ticktext": list(map(plain_figure, short)),
+        "range": [len(names) - 0.5, -0.5],
     }
     if in_order:
-        order = {"categoryorder": "array", "categoryarray": places["tickvals"]}
-        return {"type": "category", "range": [len(labels) - 0.5, -0.5], **order, **places}
-    return {"type": "category", "autorange": "reversed", **places}
+        axis |= {"categoryorder": "array", "categoryarray": ticks}
+    margin = {"l": 50, "r": 16, "t": 8, "b": 44 if x_title else 30}
+    return figure_layout(x_title, "", yaxis=axis, margin=margin, **more)
 
 
-def words(texts: Mapping[str, str], at: float) -> Plotly:
-    """Why names have no figure, faint and up to the first colon. `texts`: by name, as on the axis."""
+def names_height(names: Sequence[object]) -> int:
+    """Pixels of a figure with a line per name."""
+    return 80 + 24 * len(names)
+
+
+def texts(x: Sequence[float], y: Sequence[float] | Sequence[str], text: Sequence[str], colour: str) -> Plotly:
+    """Text to the right of points, without a hover text."""
     return {
         "type": "scatter",
         "mode": "text",
-        "y": list(texts),
-        "x": [at] * len(texts),
-        "text": [f" {plain_figure(text.split(':')[0])}" for text in texts.values()],
+        "x": x,
+        "y": y,
+        "text": [f" {plain_figure(word)}" for word in text],
         "textposition": "middle right",
-        "textfont": {"color": FAINT, "size": 12},
+        "textfont": {"color": colour, "size": 12},
         "hoverinfo": "skip",
-        "showlegend": False,
     }
+
+
+def reasons(why: Mapping[str, str], at: float) -> list[Plotly]:
+    """Why names have no figure, faint and up to the first colon. `why`: by name, as on the axis."""
+    short = [text.split(":")[0] for text in why.values()]
+    return [{**texts([at] * len(why), list(why), short, FAINT), "showlegend": False}] if why else []
 
 
 def upright_figure(at: float | str, dash: str) -> Plotly:

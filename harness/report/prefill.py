@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,7 @@ from harness.analysis.prefill import TARGETS
 from harness.dataset.study import Curve, Floats, Study, bounds
 from harness.report import parts
 from harness.report.parts import Chapter, column, line, lines, scatter
-from harness.report.plots import Chart, Mark, Named, Plotly, figure_layout, legend, marks, packed
+from harness.report.plots import Chart, Mark, Named, Plotly, figure_layout, legend, packed
 from harness.report.tables import Column, interval, number
 from harness.report.text_table import NONE
 
@@ -51,14 +52,14 @@ class SweepRow(Cell):
 
 def chapter(study: Study) -> Chapter[SweepRow] | None:
     """The chapter on prefill; None without a series of passes."""
-    draw = partial(_figure, curves=study.prefill, marks=marks(study))
     return parts.chapter(
+        study,
         TITLE,
         MEANING,
         {TITLE: COLUMNS},
         parts.cells_where(study, lambda row: row["name"] in study.prefill),
         lambda rows: shown([row for row in rows if row["prefill"]]),
-        lambda model, named: (draw(model, named, kind=kind) for kind in UNITS),
+        partial(_figures, curves=study.prefill),
         lambda named: _notes([(label, sweep) for label, row in named if (sweep := row["prefill"])]),
     )
 
@@ -189,101 +190,97 @@ COLUMNS: tuple[Column[SweepRow], ...] = (
 )
 
 
-# Its two figures. `kind`: time, or tokens per second.
-
-UNITS = {"time": ("ms", "%{y:.3f} ms"), "rate": ("tokens/s", "%{y:,.0f} tokens/s")}
+# Its two figures.
 
 
-def _figure(
+@dataclass(frozen=True)
+class Scale:
+    """The y axis of a figure. `of`: its values, of tokens and ms."""
+
+    name: str
+    caption: str
+    unit: str
+    hover: str
+    form: str
+    of: Callable[[Floats, Floats], Floats]
+
+
+SCALES = (
+    Scale("time", "Time in ms", "ms", "%{y:.3f} ms", ",.2f", lambda _, ms: ms),
+    Scale("rate", "Tokens per second", "tokens/s", "%{y:,.0f} tokens/s", ",.0f", lambda n, ms: n / ms * 1e3),
+)
+
+
+def _figures(
     model: str,
     named: Named,
-    curves: Mapping[str, Mapping[int, Curve]],
     marks: Mapping[str, Mark],
-    kind: str,
-) -> Chart | None:
-    """Time, or tokens per second, against tokens, both on logarithmic axes."""
-    unit, hover = UNITS[kind]
-    hover = f"%{{x:,}} tokens: {hover}"
-    data, shallow = [], []
+    curves: Mapping[str, Mapping[int, Curve]],
+) -> Iterator[Chart]:
+    """Time, and tokens per second, against tokens, on logarithmic axes."""
+    shallow = [(label, of[min(of)]) for label, row in named if (of := curves[row["name"]])]
+    longest = max((float(curve.n[-1]) for _, curve in shallow), default=0.0)
+    lengths = [n for n in LENGTHS if n <= longest][-MOST_LENGTHS:]
+    lengths += [int(longest)] * (lengths[-1:] != [int(longest)])
+    for scale in SCALES:
+        yield Chart(
+            f"prefill-{scale.name}",
+            f"Prefill: {scale.name} against tokens",
+            f"{scale.caption} of one forward pass of {model} against its tokens, on logarithmic axes.",
+            [*_series(named, curves, marks, scale)],
+            figure_layout(
+                "tokens of the pass",
+                f"{scale.name}, {scale.unit}",
+                xaxis={"type": "log", "tickformat": ",d", "dtick": "D2" if longest < 1000 else 1},
+                yaxis={"type": "log", "dtick": "D2", "tickformat": ",~r"},
+            ),
+            ["variant", *(f"{n:,} tokens" for n in lengths)],
+            [[label, *(_nearest(curve, n, scale) for n in lengths)] for label, curve in shallow],
+            height=480,
+            legend=legend(named, marks),
+            known=OVERLAYS,
+        )
+
+
+def _series(
+    named: Named, curves: Mapping[str, Mapping[int, Curve]], marks: Mapping[str, Mark], scale: Scale
+) -> Iterator[Plotly]:
+    """Of each variant: its passes at each depth, theory's lines, and the measured ridge on its curve with its
+    interval, whose open ends are those of the curve."""
+    hover = f"%{{x:,}} tokens: {scale.hover}"
     for v, (label, row) in enumerate(named):
+        mark, sweep = marks[row["name"]], row["prefill"]
         for depth, curve in (of := curves[row["name"]]).items():
             name = label if not depth else f"{label}, behind {depth:,} tokens"
-            trace = line(curve.n, _as(kind, curve.n, curve.ms), name, v, marks[row["name"]], hover)
+            trace = line(curve.n, scale.of(curve.n, curve.ms), name, v, mark, hover)
             trace["meta"] = {"v": v}  # without extents, of which page.js makes a linear range
             if depth > min(of):
                 trace["line"]["dash"], trace["meta"]["kind"] = "dashdot", "depths"
-            else:
-                shallow.append((label, curve))
-            data.append(trace)
-    if not shallow:
-        return None
-    for v, (label, row) in enumerate(named):
-        mark, sweep = marks[row["name"]], row["prefill"]
-        for head, floor in ((sweep and sweep["floors"]) or {}).items():
+            yield trace
+        if sweep is None:
+            continue
+        for head, floor in (sweep["floors"] or {}).items():
             n, ms = np.array(floor, dtype=float).T
             name = f"{label}, theory, lm_head on {head}"
-            floors = packed(_as(kind, n, ms))
-            data.append(lines(name, packed(n), floors, mark, hover, v, head, DASHES[head]))
-        if sweep and sweep["ridge_n"] is not None:
-            data.append(
-                _ridge_mark(
-                    sweep, sweep["ridge_n"], curves[row["name"]][sweep["depth"]], label, v, mark, kind
-                )
+            yield lines(name, packed(n), packed(scale.of(n, ms)), mark, hover, v, head, DASHES[head])
+        if (ridge := sweep["ridge_n"]) is not None:
+            curve = of[sweep["depth"]]
+            low, high = bounds(sweep["ridge_ci95"] or [ridge, ridge])
+            ends: list[float | None] = [low or 0.0, float(curve.n[-1]) if high is None else high]
+            y = scale.of(np.array([ridge]), np.interp([ridge], curve.n, curve.ms))
+            yield scatter(
+                label,
+                [round(ridge, 2)],
+                [round(float(y[0]), 4)],
+                Mark(mark.colour, f"{mark.symbol}-open"),
+                "measured ridge: %{x:,.0f} tokens",
+                v,
+                "ridge",
+                marker={"size": 13, "line": {"width": 2, "color": mark.colour}},
+                error_x=parts.error_bars([ridge], [ends], mark.colour),
             )
-    longest = max(float(curve.n[-1]) for _, curve in shallow)
-    positions = [n for n in LENGTHS if n <= longest][-MOST_LENGTHS:]
-    positions += [int(longest)] * (positions[-1:] != [int(longest)])
-    overlays, words = parts.overlays(data, OVERLAYS)
-    what = "Time in ms" if kind == "time" else "Tokens per second"
-    return Chart(
-        f"prefill-{kind}",
-        f"Prefill: {kind} against tokens",
-        f"{what} of one forward pass of {model} against its tokens, on logarithmic axes{words}.",
-        data,
-        figure_layout(
-            "tokens of the pass",
-            f"{kind}, {unit}",
-            xaxis={"type": "log", "tickformat": ",d", "dtick": "D2" if longest < 1000 else 1},
-            yaxis={"type": "log", "dtick": "D2", "tickformat": ",~r"},
-        ),
-        ["variant", *(f"{n:,} tokens" for n in positions)],
-        [[label, *(_nearest(curve, n, kind) for n in positions)] for label, curve in shallow],
-        height=480,
-        legend=legend(named, marks),
-        overlays=overlays,
-    )
 
 
-def _as(kind: str, n: Floats, ms: Floats) -> Floats:
-    return ms if kind == "time" else n / ms * 1e3
-
-
-def _ridge_mark(
-    sweep: PrefillRow, n: float, curve: Curve, label: str, v: int, mark: Mark, kind: str
-) -> Plotly:
-    """The measured ridge on its curve, with its interval, whose open ends are those of the curve."""
-    low, high = bounds(sweep["ridge_ci95"] or [n, n])
-    ends: list[float | None] = [low or 0.0, float(curve.n[-1]) if high is None else high]
-    ms = np.interp([n], curve.n, curve.ms)
-    return scatter(
-        label,
-        [round(n, 2)],
-        [round(float(_as(kind, np.array([n]), ms)[0]), 4)],
-        mark,
-        "measured ridge: %{x:,.0f} tokens",
-        v,
-        "ridge",
-        marker={
-            "symbol": f"{mark.symbol}-open",
-            "size": 13,
-            "line": {"width": 2, "color": mark.colour},
-        },
-        error_x=parts.error_bars([n], [ends], mark.colour),
-    )
-
-
-def _nearest(curve: Curve, n: int, kind: str) -> str:
-    if n > curve.n[-1]:
-        return NONE
-    at = int(np.abs(curve.n - n).argmin())
-    return f"{_as(kind, curve.n, curve.ms)[at]:{',.2f' if kind == 'time' else ',.0f'}}"
+def _nearest(curve: Curve, n: int, scale: Scale) -> str:
+    nearest = int(np.abs(curve.n - n).argmin())
+    return NONE if n > curve.n[-1] else format(scale.of(curve.n, curve.ms)[nearest], scale.form)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.base.text import csv_cell, plural
 from harness.report import page, parts
-from harness.report.plots import COLOURS, Chart, Mark, figure_layout, named_axis, plain_figure
+from harness.report.plots import COLOURS, Chart, Mark, named_layout, names_height, plain_figure
 from harness.report.text_table import NONE, Table, formatted
 from harness.theory.public_speeds import COLUMNS, PublicSpeed, used
 
@@ -22,7 +22,6 @@ MEANING = (
     "A suspicious row is shown with its reason, and used nowhere.",
 )
 _BITS = ("16 bits", "5 to 8 bits", "4 bits", "2 and 3 bits")
-_LINE_PX = 22
 
 
 def lead(rows: Sequence[PublicSpeed]) -> str:
@@ -154,15 +153,15 @@ def shares(rows: Sequence[PublicSpeed]) -> Chart:
         "Each dot is a published decode speed, as a share of the most that the machine's bandwidth allows at"
         " that context. Machines of a maker stand together.",
         data,
-        figure_layout(
+        named_layout(
+            list(of_machines),
             "share of the ceiling",
-            "",
+            in_order=True,
             xaxis={"tickformat": ".0%", "range": [0, 1]},
-            yaxis=named_axis(list(of_machines), in_order=True),
         ),
         ["machine", "model", "weights", "share"],
         [[each.device.name, each.name, each.quant, f"{each.share:.1%}"] for each in drawn],
-        height=80 + _LINE_PX * len(of_machines),
+        height=names_height(list(of_machines)),
         legend=list(marks.items()),
         legend_of="Weights",
     )

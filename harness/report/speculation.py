@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from harness.dataset.study import Study
 from harness.records.kinds import Record
 from harness.report import parts
 from harness.report.parts import Chapter, column, lines, scatter
-from harness.report.plots import FAINT, Chart, Mark, extent, figure_layout, legend, marks, packed
+from harness.report.plots import FAINT, Chart, Mark, extent, figure_layout, legend, packed
 from harness.report.tables import Column, word_column
 from harness.theory.floors import prefill_floor_s
 
@@ -65,24 +65,28 @@ class GuessedRow(ShownCell):
     theory: float | None
 
 
+Named = Sequence[tuple[str, GuessedRow]]
+
+
 def chapter(study: Study) -> Chapter[GuessedRow] | None:
     """The chapter on speculation; None without a cell in which tokens are guessed."""
     if not any(row["speculation"] for row in study.rows):
         return None
     records = {row["name"]: stored.record for row in study.rows if (stored := study.behind(row))}
-    draw = partial(_figure, records=records, marks=marks(study))
+    models = parts.by_model(
+        _row(study, records, row, counts)
+        for of_model in study.models.values()
+        for row in of_model
+        if (counts := row["speculation"]) and row["name"] in records
+    )
     return parts.chapter(
+        study,
         TITLE,
         MEANING,
         {TITLE: COLUMNS},
-        parts.by_model(
-            _row(study, records, row, counts)
-            for of_model in study.models.values()
-            for row in of_model
-            if (counts := row["speculation"]) and row["name"] in records
-        ),
+        models,
         list,
-        lambda model, named: [draw(model, named)],
+        partial(_figures, records=records),
         lambda named: [
             f"theory, {row['variant']}: {costs.sentence()}" for row, costs in _lines(named, records)
         ],
@@ -90,7 +94,7 @@ def chapter(study: Study) -> Chapter[GuessedRow] | None:
 
 
 COLUMNS: Sequence[Column[GuessedRow]] = (
-    word_column("guesses by", lambda row: row["counts"]["by"], "what guesses, by the stack's own name"),
+    column("guesses by", "counts.by", "", "what guesses, by the stack's own name"),
     word_column(
         "acceptance",
         lambda row: f"synthetic, {row['counts']['synthetic']:g}" if row["counts"]["synthetic"] else "real",
@@ -176,9 +180,7 @@ def _draft(
     return 0.0, "no draft model"
 
 
-def _lines(
-    named: Sequence[tuple[str, GuessedRow]], records: Mapping[str, Record]
-) -> list[tuple[GuessedRow, Costs]]:
+def _lines(named: Named, records: Mapping[str, Record]) -> list[tuple[GuessedRow, Costs]]:
     """One line for cells that guess alike, whatever is accepted."""
     alike: dict[str, tuple[GuessedRow, Costs]] = {}
     for _, row in named:
@@ -188,12 +190,9 @@ def _lines(
     return list(alike.values())
 
 
-def _figure(
-    model: str,
-    named: Sequence[tuple[str, GuessedRow]],
-    records: Mapping[str, Record],
-    marks: Mapping[str, Mark],
-) -> Chart | None:
+def _figures(
+    model: str, named: Named, marks: Mapping[str, Mark], records: Mapping[str, Record]
+) -> Iterator[Chart]:
     """tok/s against acceptance length; theory dashed; dotted, without guesses."""
     data, table = [], []
     hover = "%{x:.2f} tokens a pass: %{y:,.1f} tokens/s"
@@ -202,27 +201,20 @@ def _figure(
         if x and y[0]:
             data.append(scatter(label, x, y, marks[row["name"]], hover, v, meta=extent(y)))
             table.append([label, f"{x[0]:.2f}", f"{y[0]:.1f}"])
-    if not data:
-        return None
-    for row, costs in _lines(named, records):
+    for row, costs in _lines(named, records) if data else ():
         lengths, plain = np.linspace(1, costs.guesses + 1, LINE_POINTS), 1e3 / costs.decode_ms
-        guessed = np.array([plain * costs.speed_up(length) for length in lengths])
-        for name, rates, dash in (
-            (f"{row['variant']}, theory", guessed, "dash"),
-            ("without guesses", np.full(LINE_POINTS, plain), "dot"),
+        for name, speed_up, dash in (
+            (f"{row['variant']}, theory", costs.speed_up, "dash"),
+            ("without guesses", lambda _: 1.0, "dot"),
         ):
+            rates = np.array([plain * speed_up(length) for length in lengths])
             data.append(lines(name, packed(lengths), packed(rates), Mark(FAINT, ""), dash=dash))
-    return Chart(
+    yield Chart(
         "speculation",
         "Tokens per second against acceptance length",
         f"Tokens per second of {model} against its tokens per pass; dashed, theory; dotted, without guesses.",
         data,
-        figure_layout(
-            "acceptance length, tokens per pass",
-            "tokens/s",
-            xaxis={"rangemode": "tozero"},
-            yaxis={"rangemode": "tozero"},
-        ),
+        figure_layout("acceptance length, tokens per pass", "tokens/s"),
         ["variant", "acceptance length", "tokens/s"],
         table,
         legend=legend(named, marks),

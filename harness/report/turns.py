@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from harness.analysis.columns import Cell, ShownCell, TaskRow
+from harness.analysis.columns import Cell, TaskRow
 from harness.dataset.study import Study
 from harness.report import parts
 from harness.report.parts import Chapter, bars, column
-from harness.report.plots import COLOURS, NO_COLOUR, Chart, Mark, figure_layout
+from harness.report.plots import COLOURS, NO_COLOUR, Chart, Mark, Named, figure_layout
 from harness.report.tables import Column, word_column
 
 TITLE = "Turns"
@@ -29,14 +29,8 @@ class ConversationRow(Cell):
 
 def chapter(study: Study) -> Chapter[ConversationRow] | None:
     """The chapter on turns; None without turns."""
-    return parts.chapter(
-        TITLE,
-        MEANING,
-        {TITLE: COLUMNS},
-        parts.cells_of(study, KIND),
-        shown,
-        lambda _, named: (_figure(label, row) for label, row in named if row["tasks"]),
-    )
+    models = parts.cells_of(study, KIND)
+    return parts.chapter(study, TITLE, MEANING, {TITLE: COLUMNS}, models, shown, _figures)
 
 
 def shown(rows: Sequence[Cell]) -> list[ConversationRow]:
@@ -71,46 +65,48 @@ COLUMNS: tuple[Column[ConversationRow], ...] = (
 )
 
 
-def _figure(label: str, row: ShownCell) -> Chart:
-    """Two stacks per turn, without and with the prefix kept, side by side."""
-    turns = [(f"prefix {_prefix(task)}", turn) for task in row["tasks"] for turn in task["turns"]]
-    x = [[prefix for prefix, _ in turns], [str(turn["turn"]) for _, turn in turns]]
-    seconds = [turn["prefill_ms"] / 1e3 for _, turn in turns], [turn["decode_ms"] / 1e3 for _, turn in turns]
-    return Chart(
-        "turns",
-        f"{label}: seconds per turn",
-        f"Seconds of each turn of {row['name']}, with its prefix kept or not: prefill below (orange), decode"
-        " above it (blue).",
-        [
-            bars(
-                part,
-                x,
-                [round(value, 5) for value in values],
-                mark.colour,
-                f"turn %{{x}}: {part} %{{y:.3f}} s<extra></extra>",
-                v,
-            )
-            for v, ((part, mark), values) in enumerate(zip(PARTS, seconds, strict=True))
-        ],
-        figure_layout(
-            "turn",
-            "seconds",
-            barmode="stack",
-            bargap=0.25,
-            xaxis={"type": "multicategory", "gridcolor": NO_COLOUR},
-            yaxis={"rangemode": "tozero"},
-        ),
-        ["prefix, turn", "tokens before", "evaluated", "prefill s", "decoded", "decode s"],
-        [
+def _figures(_: str, named: Named, __: object) -> Iterator[Chart]:
+    """For each cell two stacks per turn, without and with the prefix kept, side by side."""
+    for label, row in named:
+        turns = [(f"prefix {_prefix(task)}", turn) for task in row["tasks"] for turn in task["turns"]]
+        rows = [turn for _, turn in turns]
+        x = [[prefix for prefix, _ in turns], [str(turn["turn"]) for turn in rows]]
+        hover = "turn %{x}: %{fullData.name} %{y:.3f} s<extra></extra>"
+        yield Chart(
+            "turns",
+            f"{label}: seconds per turn",
+            f"Seconds of each turn of {row['name']}, with its prefix kept or not: prefill below (orange),"
+            " decode above it (blue).",
             [
-                f"{prefix}, {turn['turn']}",
-                *(f"{turn['depth']:,}", f"{turn['evaluated']:,}", f"{turn['prefill_ms'] / 1e3:,.3f}"),
-                *(f"{turn['decoded']:,}", f"{turn['decode_ms'] / 1e3:,.3f}"),
-            ]
-            for prefix, turn in turns
-        ],
-        height=380,
-        across=2,
-        legend=PARTS,
-        legend_of="Parts",
-    )
+                bars(
+                    part,
+                    x,
+                    parts.scaled(rows, f"{part}_ms", 1e3),
+                    mark.colour,
+                    hover,
+                    v,
+                )
+                for v, (part, mark) in enumerate(PARTS)
+                if turns
+            ],
+            figure_layout(
+                "turn",
+                "seconds",
+                barmode="stack",
+                bargap=0.25,
+                xaxis={"type": "multicategory", "gridcolor": NO_COLOUR},
+            ),
+            ["prefix, turn", "tokens before", "evaluated", "prefill s", "decoded", "decode s"],
+            [
+                [
+                    f"{prefix}, {turn['turn']}",
+                    *(f"{turn['depth']:,}", f"{turn['evaluated']:,}", f"{turn['prefill_ms'] / 1e3:,.3f}"),
+                    *(f"{turn['decoded']:,}", f"{turn['decode_ms'] / 1e3:,.3f}"),
+                ]
+                for prefix, turn in turns
+            ],
+            height=380,
+            across=2,
+            legend=PARTS,
+            legend_of="Parts",
+        )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 
 from harness.analysis.columns import Cell, Percentiles, UsersRow
 from harness.base.text import plural
 from harness.dataset.study import Study
 from harness.report import parts
 from harness.report.parts import Chapter, column, lines
-from harness.report.plots import Chart, Mark, Named, extent, figure_layout, legend, marks
+from harness.report.plots import Chart, Mark, Named, extent, figure_layout, legend
 from harness.report.tables import Column, number
 from harness.report.text_table import NONE
 
@@ -37,19 +36,8 @@ class OfUsers(Cell):
 
 def chapter(study: Study) -> Chapter[OfUsers] | None:
     """The chapter on several users; None without any."""
-    draw = partial(_figure, marks=marks(study))
-    return parts.chapter(
-        TITLE,
-        MEANING,
-        {TITLE: COLUMNS},
-        parts.cells_of(study, KIND),
-        shown,
-        lambda model, named: (
-            draw(model, named, "users-all", "at.tokens_per_s", "limit", "Tokens per second of all users"),
-            draw(model, named, "users-each", "at.user_tokens_per_s", "", "Tokens per second of each user"),
-        ),
-        _notes,
-    )
+    models = parts.cells_of(study, KIND)
+    return parts.chapter(study, TITLE, MEANING, {TITLE: COLUMNS}, models, shown, _figures, _notes)
 
 
 def shown(rows: Sequence[Cell]) -> list[OfUsers]:
@@ -103,37 +91,33 @@ COLUMNS: tuple[Column[OfUsers], ...] = (
 )
 
 
-def _figure(
-    model: str, named: Named, name: str, rate: str, limit: str, title: str, marks: Mapping[str, Mark]
-) -> Chart | None:
-    """Tokens per second against users. `rate`, `limit`: the paths of the measured figure and of theory's."""
-    named = [(label, row) for label, row in named if row["users"]]
-    if not named:
-        return None
-    data = []
-    for v, (label, row) in enumerate(named):
-        mark, rows = marks[row["name"]], shown([row])
-        for path, word, kind, dash in ((rate, "", "", ""), (limit, ", theory", "theory", "dash")):
-            x, y = parts.points(rows, "at.users", path)
-            if y or not kind:
-                data.append(lines(label + word, x, y, mark, HOVER, v, kind, dash, extent(y)))
-    overlays, words = parts.overlays(data, OVERLAYS)
+def _figures(model: str, named: Named, marks: Mapping[str, Mark]) -> Iterator[Chart]:
+    """Tokens per second of all users with theory's, and of each, against their number."""
     numbers = sorted({at["users"] for _, row in named for at in row["users"]})
-    rates = [dict(zip(*parts.points(shown([row]), "at.users", rate), strict=True)) for _, row in named]
-    return Chart(
-        name,
-        title,
-        f"{title} of {model} against users at once{words}.",
-        data,
-        figure_layout(
-            "users at once", "tokens/s", xaxis={"rangemode": "tozero"}, yaxis={"rangemode": "tozero"}
-        ),
-        ["variant", *(plural(users, "user") for users in numbers)],
-        [
-            [label, *(number(of_users.get(users), "{:,.1f}") for users in numbers)]
-            for (label, _), of_users in zip(named, rates, strict=True)
-        ],
-        across=2,
-        legend=legend(named, marks),
-        overlays=overlays,
-    )
+    for name, of, rate, limit in (
+        ("users-all", "all users", "at.tokens_per_s", "limit"),
+        ("users-each", "each user", "at.user_tokens_per_s", ""),
+    ):
+        data, table = [], []
+        for v, (label, row) in enumerate(named):
+            rows, mark = shown([row]), marks[row["name"]]
+            x, y = parts.points(rows, "at.users", rate)
+            if row["users"]:
+                data.append(lines(label, x, y, mark, HOVER, v, meta=extent(y)))
+                rates = dict(zip(x, y, strict=True))
+                table.append([label, *(number(rates.get(users), "{:,.1f}") for users in numbers)])
+            x, y = parts.points(rows, "at.users", limit)
+            if y:
+                data.append(lines(f"{label}, theory", x, y, mark, HOVER, v, "theory", "dash", extent(y)))
+        yield Chart(
+            name,
+            f"Tokens per second of {of}",
+            f"Tokens per second of {of} of {model} against users at once.",
+            data,
+            figure_layout("users at once", "tokens/s"),
+            ["variant", *(plural(users, "user") for users in numbers)],
+            table,
+            across=2,
+            legend=legend(named, marks),
+            known=OVERLAYS,
+        )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -78,7 +79,8 @@ def lines_text(chosen: Iterable[Sequence[Repeat]]) -> str:
 
 def _by_users(row: Row) -> list[Row]:
     """The row for each number of users; as it is without any."""
-    return [{**row, "users": [at]} for at in row["users"]] or [row]
+    whole = [{**row, "users": [at]} for at in row["users"]]
+    return [cast(Row, each | figures.again(each)) for each in whole] or [row]
 
 
 def _codes(row: Row) -> str:
